@@ -19,12 +19,19 @@ from carmad.core.ledger import ENDED_REMEMBERED
 from carmad.core.messages import Drain
 from carmad.core.types import ENDED, Environment, GpuId, GpuSample, Job, JobId, JobSpec, JobState
 from carmad.errors import CarmaError
-from carmad.store import codec, environments, statistics
+from carmad.store import codec, environments, externals, statistics
 from carmad.store.damage import Damage, as_text, expect_live, is_text, set_aside, stand_in
 from carmad.store.database import DatabaseErrors, explain
 from carmad.store.rows import Row, job_of, transition_of
 from carmad.store.tables import DECISIONS, DRAINS, JOBS, SAMPLES, TRANSITIONS
-from carmad.store.values import Remembered, Restored, Statistics, Transition
+from carmad.store.values import (
+    External,
+    ExternalTotals,
+    Remembered,
+    Restored,
+    Statistics,
+    Transition,
+)
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -217,6 +224,16 @@ class Reader:
         with self._reading() as connection:
             rows = connection.execute(statistics.query(since, user)).all()
         return statistics.summarise(rows)
+
+    def externals(
+        self, since: float, user: str | None = None
+    ) -> tuple[tuple[ExternalTotals, ...], tuple[External, ...]]:
+        """External processes seen from `since` on: totals per user, and the latest ones."""
+        with self._reading() as connection:
+            return (
+                externals.totals(connection, since, user),
+                externals.latest(connection, since, user),
+            )
 
     # -- internals
 

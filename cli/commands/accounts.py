@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from carmad.readable import clean
 from cli import client, output, parse
 from cli.columns import HISTORY
 from cli.commands.annotations import Json, Mine, States, User
@@ -136,3 +137,9 @@ def stats(user: User = None, me: Mine = False, since: Since = None, json: Json =
     from cli import render
 
     output.show(render.stats(answer))
+    for row in answer["external"]:
+        peak = "unknown" if row["peak_mib"] is None else f"{row['peak_mib']} MiB"
+        print(
+            f"outside of the queue: {clean(row['user'])}, {row['processes']} processes,"
+            f" {row['gpu_hours']:.1f} GPU-hours, peak memory {peak}"
+        )

@@ -18,12 +18,13 @@ from carmad.api.responses.server import (
     CountsOut,
     DaemonOut,
     DoctorOut,
+    ExternalSeenOut,
     HealthOut,
     StatsOut,
     StatusOut,
     UserTotalsOut,
 )
-from carmad.api.times import iso, parse_time
+from carmad.api.times import iso, parse_time, stamp
 from carmad.configfile import as_tree
 from carmad.core.decision import Reason
 from carmad.core.scene import Scene
@@ -34,7 +35,7 @@ from carmad.http.problems import Forbidden
 from carmad.http.routes.gpus import gpus_out
 from carmad.http.routes.jobs import Moment
 from carmad.http.service import Service
-from carmad.store.values import Totals
+from carmad.store.values import External, Totals
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
 
@@ -125,21 +126,46 @@ async def stats(
     since: Moment = None,
     user: Annotated[str | None, Query(max_length=256)] = None,
 ) -> Response:
-    """Totals over ended jobs: the caller's own, or for administrators everyone's."""
+    """Totals over ended jobs, and over processes outside of the queue with the latest of these: the
+    caller's own, or for administrators everyone's."""
     peer = call.peer
     if not peer.admin and user not in (None, peer.user):
         raise Forbidden("only administrators may see others' statistics", "Leave the user out.")
     since_at = parse_time(since)
-    found = await run_in_threadpool(
-        call.service.store.totals, since_at or 0.0, user if peer.admin else peer.user
-    )
+    asked = since_at or 0.0, user if peer.admin else peer.user
+    found = await run_in_threadpool(call.service.store.totals, *asked)
+    external, latest = await run_in_threadpool(call.service.store.externals, *asked)
+    scene = await call.service.scene()
     out: StatsOut = {
         "schema": SCHEMA,
         "since": iso(since_at),
         "users": [_totals(name, totals) for name, totals in found.users],
         "total": _totals("", found.overall),
+        "external": [
+            {
+                "user": one.user,
+                "processes": one.processes,
+                "gpu_hours": round(one.gpu_hours, 4),
+                "peak_mib": one.peak_mib,
+            }
+            for one in external
+        ],
+        "external_processes": [_external(one, scene) for one in latest],
     }
     return answer(out)
+
+
+def _external(one: External, scene: Scene) -> ExternalSeenOut:
+    gpu = scene.gpus.get(one.gpu)
+    return {
+        "gpu": {"id": one.gpu, "index": gpu.index if gpu else None},
+        "pid": one.pid,
+        "user": one.user,
+        "command": one.command,
+        "seen_from": stamp(one.seen_from),
+        "seen_to": stamp(one.seen_to),
+        "peak_mib": one.peak_mib,
+    }
 
 
 def _totals(user: str, totals: Totals) -> UserTotalsOut:
