@@ -124,6 +124,7 @@ class Interactive:
     """Jobs at a terminal: `carma run` and `carma shell`."""
 
     take_s: float = 30.0  # GPUs that are not taken within this time go to others
+    idle_s: float = 7200.0  # a job that has not used its GPUs for this long is ended; 0: never
 
 
 @dataclass(frozen=True, slots=True)

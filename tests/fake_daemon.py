@@ -325,6 +325,8 @@ ANSWERS: dict[tuple[str, str], Any] = {
         "users": [TOTALS],
         "months": [],
         "total": TOTALS | {"user": "all"},
+        "external": [{"user": "eve", "processes": 2, "gpu_hours": 1.5, "peak_mib": 900}],
+        "external_processes": [],
     },
     ("GET", "/v1/estimators"): {
         "schema": 1,

@@ -33,6 +33,7 @@ from carmad.core.messages import (
 )
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Estimate, GpuSample, JobId, JobState
+from carmad.daemon.externals import Externals
 from carmad.daemon.main import _flush
 from carmad.daemon.rollup import Rollup
 from carmad.engine.clock import Clock
@@ -504,13 +505,13 @@ def test_the_engine_tells_of_each_time_that_it_puts_the_core_back(tmp_path: Path
 
 def test_averages_are_kept_whatever_becomes_of_the_journal() -> None:
     kept: list[GpuSample] = []
-    store: Any = SimpleNamespace(record_samples=kept.extend)
+    store: Any = SimpleNamespace(record_samples=kept.extend, record_externals=len)
     log: Any = SimpleNamespace(flush=broken)
     rollup = Rollup()
     sample = GpuSample(a_gpu().id, 1.0, 0, 40_960)
     rollup.add([sample])
     with pytest.raises(RuntimeError):
-        _flush(log, store, rollup)()
+        _flush(log, store, rollup, Externals(500))()
     assert [each.at for each in kept] == [1.0]
     assert rollup.take() == []
 

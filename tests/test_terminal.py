@@ -284,3 +284,46 @@ def test_what_makes_no_sense_here_is_refused_with_a_hint(
     ran = run(daemon, *words)
     assert ran.returncode == 2
     assert hint in ran.stderr
+
+
+def test_a_shell_in_a_running_job_has_its_gpus_and_ends_with_it(daemon: Carmad) -> None:
+    """What runs there counts as the job's, whatever session it is in."""
+    script = "export INSIDE=1; while [ ! -e go ]; do sleep 0.05; done; exit 4"
+    id = daemon.sh(script, export={"GREETING": "hello"}, memory_mib=9000)
+    daemon.supervisor(id)
+    shell = Terminal(daemon, *CARMA, "attach", str(id), SHELL="/bin/sh", TERM="dumb")
+    shell.shows("# " if os.geteuid() == 0 else "$ ")
+    shell.types("echo [$GREETING $TERM $CUDA_VISIBLE_DEVICES]\n")
+    shell.shows(f"[hello dumb {daemon.gpus()[0]['id']}]")
+    shell.types(f"setsid {' '.join(train(memory_mib=3000, seconds=600, warmup=0))} &\n")
+    until(lambda: daemon.job(id)["memory"]["used_mib"], "its memory")
+    assert not daemon.gpus()[0]["outsiders"]
+    (daemon.work / "go").touch()
+    shell.ended()
+    ended = daemon.ended(id)
+    assert (ended["state"], ended["exit"]["code"]) == ("failed", 4)
+    assert daemon.processes() == []
+
+
+def test_a_command_in_a_running_job(daemon: Carmad) -> None:
+    id = daemon.sh("exec sleep 1000", export={"GREETING": "hello"})
+    daemon.supervisor(id)
+    said = daemon.carma("exec", str(id), "--", "sh", "-c", "echo $GREETING; pwd; exit 3", rc=3)
+    assert said.split() == ["hello", str(daemon.work)]
+    assert "command not found" in daemon.carma("exec", "last", "no-such", rc=1)
+    assert "name a running job" in daemon.carma("exec", rc=2)
+    assert "use `carma exec" in daemon.carma("attach", "1", "sh", rc=2)
+    inside = Terminal(daemon, *CARMA, "exec", "1", "sleep", "1000")
+    until(lambda: Path(f"/proc/{inside.pid}/comm").read_text() == "sleep\n", "it to join")
+    daemon.cancel(id)
+    assert inside.ended() == -signal.SIGTERM
+    assert daemon.ended(id)["state"] == "cancelled"
+    assert "is not running" in daemon.carma("exec", "1", "true", rc=1)
+
+
+def test_an_idle_job_is_ended_and_its_terminal_told(tmp_path: Path) -> None:
+    with running(tmp_path, "1xA100-40GB", CARMA_INTERACTIVE__IDLE_S="1", **NO_KERNELS) as daemon:
+        ran = run(daemon, "sleep", "1000")
+        assert ran.returncode == 143
+        assert "it had not used its GPUs for" in ran.stderr
+        assert "timed out" in ran.stderr

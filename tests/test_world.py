@@ -63,7 +63,7 @@ class Launcher:
     def begun(self, job):
         return self.has_begun
 
-    def launch(self, job, env):
+    def launch(self, job, env, follow=None):
         self.calls.append(("launch", job.id, env))
         if job.spec.cwd == "/refused":
             raise CarmaError("cannot run jobs as bob", "run carmad as root")

@@ -189,6 +189,26 @@ else:
     )
 
 
+if TYPE_CHECKING:
+
+    class AdoptIn(Request):
+        pid: int
+        name: str | None
+        memory_mib: int | None
+        time_limit_s: float | None
+
+else:
+    AdoptIn = create_model(
+        "AdoptIn",
+        __base__=Request,
+        __doc__="A process of the caller's on a GPU, and options of the job that it becomes.",
+        __module__=__name__,
+        pid=(Annotated[int, Field(ge=1, lt=1 << 31)], ...),
+        name=(Name | None, None),
+        **{name: _plain(PLAIN[name], _STORED[name]) for name in ("memory_mib", "time_limit_s")},
+    )
+
+
 class EstimateIn(SubmitIn):  # type: ignore[misc]  # it is frozen
     """`within_s`: processor time for a script's first two steps, instead of
     `estimation.patient_s`."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from carmad import units
-from carmad.attempt import folders, supervisor
+from carmad.attempt import folders, process_tree, supervisor
 from carmad.attempt.callers import Process
 from carmad.attempt.copies import Copies, of_job
 from carmad.attempt.environment import ATTEMPT_VARIABLE, REPORT_FD, command, log_paths
@@ -68,7 +68,7 @@ class Launcher:
         Raises NotNow, or another CarmaError if the attempt can never start.
         """
         directory = attempt_dir(self._state_dir, job.id, job.attempt)
-        env = {**env, ATTEMPT_VARIABLE: str(directory)}
+        env = self.marked(job, env)
         if self.begun(job) or supervisor.why_stopped(directory) == supervisor.REVOKED:
             return env
         script = self._copies.path(of_job(job.id)) if job.spec.script else None
@@ -123,6 +123,23 @@ class Launcher:
     def signal(self, job: Job, signum: int) -> bool:
         """Send a signal to the job's processes. False: it has none, yet or any more."""
         return self._tell(job, f"signal {signum}\n")
+
+    def marked(self, job: Job, env: Mapping[str, str]) -> Mapping[str, str]:
+        """With the variable that tells whose processes they are."""
+        return {**env, ATTEMPT_VARIABLE: str(attempt_dir(self._state_dir, job.id, job.attempt))}
+
+    def join(self, job: Job, process: Process) -> bool:
+        """Ask the supervisor to follow this process, too. False: there is none, yet or any more."""
+        return self._tell(job, f"follow {process.pid} {process.start_ticks}\n")
+
+    def joined(self, job: Job, process: Process) -> bool:
+        """Whether the supervisor follows this process since `join`. True only once."""
+        directory = attempt_dir(self._state_dir, job.id, job.attempt)
+        try:
+            (directory / process_tree.joined(process.pid, process.start_ticks)).unlink()
+        except OSError:
+            return False
+        return True
 
     def release(self, job: JobId) -> None:
         """Remove the directories of an ended job's attempts, and the copy of its script."""

@@ -4,7 +4,7 @@ those that the job's owner started and that are followed.
 Part of the supervisor's program, so imports are few (see there).
 """
 # pathlib and contextlib would cost more to import than the supervisor takes to start a job:
-# ruff: noqa: PTH102, PTH110, PTH116, PTH119, PTH208, SIM105
+# ruff: noqa: PTH102, PTH110, PTH116, PTH119, PTH208, PTH211, SIM105
 
 from __future__ import annotations
 
@@ -177,6 +177,11 @@ def handles(pid: int, signum: int, how: bytes = b"SigCgt:") -> bool:
     return False
 
 
+def joined(pid: int, start: int) -> str:
+    """The name of the link that tells that this process is followed."""
+    return f"joined-{pid}-{start}"
+
+
 class Tree:
     """The job's main process and every descendant, whatever session or parent it chose.
 
@@ -199,9 +204,13 @@ class Tree:
 
     def follow(self, pid: int, start: int) -> None:
         """This process and its descendants, which we did not start, belong to the job."""
+        for at, its in list(self._followed.items()):
+            if at != self.main and not running(at, its):
+                del self._followed[at]
         self._followed[pid] = start
         if self.cgroup is not None and running(pid, start):
-            tell_kernel(f"{self.cgroup}/cgroup.procs", b"%d" % pid)
+            for each in descendants({pid: start}):
+                tell_kernel(f"{self.cgroup}/cgroup.procs", b"%d" % each)
 
     def everyone(self) -> dict[int, int]:
         """All live processes of the job: pid and start time."""
@@ -214,7 +223,6 @@ class Tree:
         """The main process, which we did not start, has ended."""
         self.status = end_of(self.main, self._followed[self.main])
         self.main_ended_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        self.end(LEFTOVER_GRACE_S)
 
     def reap(self) -> bool:
         """Reap ended processes. True when none is left alive."""
@@ -222,9 +230,7 @@ class Tree:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                if not self._followed:
-                    return True
-                return self.status is not None and not self.everyone()
+                return not self._followed or self._others_ended()
             if pid == 0:
                 if self.status is not None:
                     self.end(LEFTOVER_GRACE_S)
@@ -232,6 +238,13 @@ class Tree:
             if pid == self.main:
                 self.status = status
                 self.main_ended_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def _others_ended(self) -> bool:
+        """Whether the main process and those that were not our children have all ended."""
+        if self.status is None:
+            return False
+        self.end(LEFTOVER_GRACE_S)
+        return not self.everyone()
 
     def obey(self, line: bytes) -> None:
         """Carry out one line of `control`; an incomplete or unknown one is ignored."""
@@ -244,8 +257,12 @@ class Tree:
                 self.end(float(value))
             elif verb == b"signal":
                 self.signal(int(value))
-        except ValueError:
-            pass
+            elif verb == b"follow":
+                pid, start = map(int, value.split())
+                self.follow(pid, start)
+                os.symlink("-", joined(pid, start))  # even a full disk has room for it
+        except (ValueError, OSError):
+            pass  # whoever wants it followed is told that it is not
 
     def signal(self, signum: int) -> None:
         """Signal the processes that catch it; if none does, all.
@@ -285,9 +302,9 @@ class Tree:
 
     def _hang_up(self) -> None:
         """SIGHUP to shells, once only they are left: at a terminal they ignore SIGTERM."""
-        everyone = self.everyone()
-        if all(handles(pid, SIGTERM, b"SigIgn:") for pid in everyone):
-            for pid, start in everyone.items():
+        left = {pid: start for pid, start in self.everyone().items() if running(pid, start)}
+        if all(handles(pid, SIGTERM, b"SigIgn:") for pid in left):
+            for pid, start in left.items():
                 send(pid, start, SIGHUP)
 
     def _kill(self) -> None:

@@ -178,11 +178,8 @@ class Shepherd:
         else:
             self._poller.register(attempt.pidfd, select.POLLIN)
             key, spec = (attempt.job.id, attempt.job.attempt), attempt.job.spec
-            if started.follows is None:
-                self._evidence.supervised(key, started.pid)
-            else:
-                pids, mark = (started.pid, started.follows), (spec.uid, str(attempt.directory))
-                self._evidence.supervised(key, *pids, marked=mark)
+            pids = filter(None, (started.pid, started.follows))
+            self._evidence.supervised(key, *pids, marked=(spec.uid, str(attempt.directory)))
 
     def _give_up(self, attempt: _Attempt) -> None:
         """Report that no supervisor started, unless one has started just now."""

@@ -9,7 +9,8 @@ import, so `signal` and `json` are imported after the fork. In the attempt direc
              job's owner started it. On disk before the job is forked; if it exists, no supervisor
              starts the job again
 - `control`  FIFO; lines `signal NUMBER`, `stop GRACE_S` and, before a stop, `because CAUSE`: a
-             separate line, as supervisors of 0.1.0 ignore lines that they do not know
+             separate line, as supervisors of 0.1.0 ignore lines that they do not know. `follow PID
+             START_TICKS`: another process that the owner started; answered by a link (`joined`)
 - `stop`     if it exists, the job is not started: a stop that came before we read `control`, or
              the attempt was revoked. A dangling symbolic link whose target is the cause: even a
              full disk has room for one

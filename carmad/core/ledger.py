@@ -186,7 +186,8 @@ class Ledger:
         for gpu in job.gpus:
             self._residents.setdefault(gpu, {})[job.id] = job
         self._touched.update(job.gpus)
-        watched = job.spec.time_limit_s is not None or job.profiling is not None
+        spec = job.spec
+        watched = spec.time_limit_s is not None or job.profiling is not None or spec.interactive
         if watched or len(job.kernels) < len(job.gpus):
             self.watched[job.id] = job
         else:

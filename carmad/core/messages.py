@@ -18,6 +18,7 @@ from carmad.core.types import (
     JobId,
     JobSpec,
     JobState,
+    Mode,
     StageTimes,
 )
 from carmad.models import Model
@@ -45,6 +46,17 @@ class Submitted:
     env: tuple[tuple[str, str], ...] = ()  # their complete environment, for the store only
     script: str = ""  # likewise, the text of their job script
     groups: tuple[str, ...] = ()  # that their user is in
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A process that runs on `gpus` already, as `spec.process`, becomes a job."""
+
+    at: float
+    id: JobId
+    spec: JobSpec
+    gpus: tuple[GpuId, ...]
+    mode: Mode
 
 
 UNESTIMATED = "has no memory estimate"  # how a note begins that says why
@@ -191,6 +203,7 @@ class Closing:
 Event = (
     Discovered
     | Submitted
+    | Adopted
     | Estimated
     | Sampled
     | Postponed

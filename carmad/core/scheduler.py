@@ -17,6 +17,7 @@ from carmad.core.ledger import Ledger
 from carmad.core.messages import (
     UNESTIMATED,
     Action,
+    Adopted,
     CancelRequested,
     Closing,
     Discovered,
@@ -27,6 +28,7 @@ from carmad.core.messages import (
     Event,
     Exited,
     HoldRequested,
+    Launch,
     Noticed,
     Postponed,
     Reconfigured,
@@ -217,6 +219,8 @@ class Scheduler:
                 self._on_discovered(event)
             case Submitted():
                 self._on_submitted(event)
+            case Adopted():
+                self._on_adopted(event)
             case Estimated():
                 self._on_estimated(event)
             case Sampled():
@@ -274,6 +278,22 @@ class Scheduler:
                 self._end(job, JobState.CANCELLED, why, event.at)
             else:
                 self._actions.append(EstimateMemory(job))
+
+    def _on_adopted(self, event: Adopted) -> None:
+        """No job comes of it if the process is not where a job may be."""
+        beside = [job for gpu in event.gpus for job in self._ledger.residents(gpu)]
+        free = event.gpus and self.gpus.keys() >= set(event.gpus)
+        if not free or any(
+            job.exclusive or job.spec.process == event.spec.process for job in beside
+        ):
+            return
+        spec = event.spec
+        job = Job(event.id, spec, JobState.STARTING, event.at, group=group(spec))
+        job = replace(job, estimate=spec.declared)
+        self._put(job.placed(event.gpus, event.at, mode=event.mode, shared=bool(beside)))
+        for resident in beside:
+            self._put(resident.with_attempt(shared=True))
+        self._actions.append(Launch(self.jobs[event.id]))
 
     def _on_estimated(self, event: Estimated) -> None:
         """A later answer counts, too, if it comes before the job starts: its script took long, or

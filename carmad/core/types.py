@@ -141,6 +141,7 @@ class JobSpec(JobOptions):
     array: ArrayTask | None = None
     umask: int = 0o022  # for all files that it creates, including its logs
     interactive: bool = False  # its owner's own process, at a terminal, runs it
+    process: tuple[int, int] | None = None  # that process, adopted: its pid and start time
 
     def tells(self, what: str) -> bool:
         """Whether its owner is told of it: one of `options.TOLD_OF`."""

@@ -9,6 +9,7 @@ from carmad.config import Settings
 from carmad.core import first_kernel
 from carmad.core.company import with_company
 from carmad.core.fleet import Fleet
+from carmad.core.idleness import Idleness
 from carmad.core.knowledge import Knowledge, with_report
 from carmad.core.ledger import Ledger
 from carmad.core.messages import Action, Sampled, Signal, Stepped, Stop
@@ -28,11 +29,14 @@ class Watch:
         self.ledger = ledger
         self._fleet = fleet
         self._knowledge = knowledge
+        self._idleness = Idleness()
         self._usage_saved_at = 0.0
 
     # -- readings and reports
 
     def sampled(self, event: Sampled) -> None:
+        seen = [(sample, self.ledger.residents(sample.gpu)) for sample in event.samples]
+        self._idleness.add(event.at, seen, self._settings.monitor.stale_s)
         for sample in event.samples:
             residents = self.ledger.residents(sample.gpu)
             before = self._fleet.add(sample, residents)
@@ -131,14 +135,24 @@ class Watch:
     # -- time
 
     def expire(self, now: float) -> list[Action]:
-        """Time limits and their warnings, ends of profiling runs, and GPUs that were never used."""
+        """Time limits and their warnings, ends of profiling runs, and GPUs that are not used."""
         actions: list[Action] = []
         for job in tuple(self.ledger.watched.values()):
             if job.state is not JobState.STOPPING and job.started_at is not None:
                 self._note_untouched(job, now - job.started_at)
                 actions += self._limit(self.ledger.jobs[job.id], job.attained_s(now))
                 actions += self._end_profiling(self.ledger.jobs[job.id], now)
+                actions += self._end_idle(self.ledger.jobs[job.id])
         return actions
+
+    def _end_idle(self, job: Job) -> list[Action]:
+        """Warn and then end a job at a terminal that does not use its GPUs."""
+        if not job.spec.interactive or job.state is JobState.STOPPING:
+            return []
+        over, note = self._idleness.judge(job, self._settings.interactive.idle_s)
+        if note:
+            self.ledger.note(job.id, note)
+        return [self._stop(self.ledger.jobs[job.id], Cause.TIME_LIMIT)] if over else []
 
     def _note_untouched(self, job: Job, elapsed: float) -> None:
         """TTFK timeout: the job gets a note, and its GPUs take other jobs again."""

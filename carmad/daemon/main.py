@@ -25,6 +25,7 @@ from carmad.core.messages import CancelRequested, Reconfigured, Step, Trained
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import GpuId, JobId, JobSpec, JobState, Refusal
 from carmad.daemon import doctor, systemd
+from carmad.daemon.externals import Externals
 from carmad.daemon.housekeeping import Housekeeping
 from carmad.daemon.monitor import Monitor
 from carmad.daemon.mpswatch import MpsWatch
@@ -97,7 +98,9 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         inbox = Inbox(clock, _next_id(store, launcher))
         where = options.socket or paths.daemon_socket()
         evidence, rollup = Evidence(), Rollup()
-        monitor = Monitor(source, settings.monitor, inbox, evidence, rollup.add)
+        externals = Externals(settings.monitor.external_mib)
+        recorders = rollup.add, externals.add
+        monitor = Monitor(source, settings.monitor, inbox, evidence, *recorders)
         mps = _mps(settings, state_dir, own_units, monitor)
         world = DaemonWorld(
             state_dir,
@@ -145,7 +148,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         _start(stack, monitor)
         if mps:
             _start(stack, MpsWatch(mps, inbox, evidence))
-        flush = _flush(journal, store, rollup)
+        flush = _flush(journal, store, rollup, externals)
         chores = Housekeeping(store, settings.retention, state_dir, flush, models.train_if_due)
         _start(stack, chores)
         stack.callback(models.stop)
@@ -382,14 +385,18 @@ def _reconfigure(
     return reconfigure
 
 
-def _flush(journal: Journal, store: SqlStore, rollup: Rollup) -> Callable[[], None]:
-    """A function that writes both buffers to disk, each even if the other fails."""
+def _flush(
+    journal: Journal, store: SqlStore, rollup: Rollup, externals: Externals
+) -> Callable[[], None]:
+    """A function that writes all buffers to disk, the journal's even if the others fail, and they
+    even if it does."""
 
     def flush() -> None:
         try:
             journal.flush()
         finally:
             store.record_samples(rollup.take())
+            store.record_externals(externals.take())
 
     return flush
 

@@ -24,7 +24,7 @@ PATIENCE_S = 10.0  # a hanging driver must not keep the queue from being served
 
 class Monitor:
     """Only its thread calls the telemetry source, which may hang; all others see the last readings.
-    `recorded` gets each reading.
+    `recorders` get each reading.
     """
 
     def __init__(
@@ -33,13 +33,13 @@ class Monitor:
         settings: Settings,
         inbox: Inbox,
         evidence: Evidence,
-        recorded: Callable[[tuple[GpuSample, ...]], None],
+        *recorders: Callable[[tuple[GpuSample, ...]], None],
     ) -> None:
         self._source = source
         self._settings = settings
         self._inbox = inbox
         self._evidence = evidence
-        self._recorded = recorded
+        self._recorders = recorders
         self._found: Discovered | None = None  # as the core was told last
         self._capabilities = source.capabilities()
         self._faulty: frozenset[GpuId] = frozenset()
@@ -144,7 +144,8 @@ class Monitor:
         news = self._source.health()
         self._capabilities = self._source.capabilities()
         self._faulty = frozenset(sample.gpu for sample in samples if sample.fault)
-        self._recorded(samples)
+        for record in self._recorders:
+            record(samples)
         now = self._inbox.clock()  # a reading may have taken long
         self._inbox.post(Sampled(now, samples))
         for item in news:

@@ -167,6 +167,19 @@ class DaemonWorld(Follower):
         """Whether the job's current attempt is supervised, so that it may begin."""
         return self._launcher.begun(job)
 
+    def join(self, job: Job, process: Process) -> Future[Taken]:
+        """Let a process of the owner's join the running job. Raises CarmaError in the future."""
+        return self._hands.submit(self._join, job, process)
+
+    def joined(self, job: Job, process: Process) -> bool:
+        return self._launcher.joined(job, process)
+
+    def _join(self, job: Job, process: Process) -> Taken:
+        env = self._launcher.marked(job, self._environment(self._with_all(job)))
+        if not self._launcher.join(job, process):
+            raise CarmaError(f"job {job.id} has not begun, or is ending", "Try again in a moment.")
+        return Taken(job, job.spec.argv, env)
+
     def _take(self, id: JobId, process: Process) -> Taken:
         job = self._offers.get(id)
         if job is None:
@@ -194,14 +207,15 @@ class DaemonWorld(Follower):
     # -- launches
 
     def _launch(self, job: Job) -> None:
-        if job.spec.interactive and not self._launcher.begun(job):
+        adopted = Process(*job.spec.process) if job.spec.process else None
+        if job.spec.interactive and not adopted and not self._launcher.begun(job):
             self._offer(job)
             return
         if self._outage:  # a try may take half a minute, and stops wait behind it
             self._postpone(job, self._outage)
             return
         try:
-            self._start(job)
+            self._start(job, adopted)
         except (NotNow, StoreFull) as error:
             self._begin_outage(error)
             self._postpone(job, error)
@@ -210,21 +224,32 @@ class DaemonWorld(Follower):
 
     def _start(self, job: Job, process: Process | None = None) -> Mapping[str, str]:
         """Start the attempt's supervisor; returns the attempt's environment. Raises CarmaError."""
-        pipe = logs = None
+        under_mps = True
         # Launches are repeated after a restart: what has begun keeps the daemon that it was given.
         if job.mode is Mode.MPS and self._mps and not self._launcher.begun(job):
             try:
                 self._mps.start(*job.gpus)
-                pipe, logs = self._mps.pipe(job.gpus[0]), self._mps.log(job.gpus[0])
             except CarmaError as error:
+                under_mps = False
                 self._notice(job.id, f"runs without MPS: {error}")
-        whole = replace(job, spec=self._whole(job.spec))
-        env = job_environment(whole, job.gpus, mps_pipe=pipe, mps_log=logs)
-        complete = self._launcher.launch(whole, env | self._extra_env, process)
-        if process or job.id in self._postponed or job.started_at is None:
+        whole = self._with_all(job)
+        complete = self._launcher.launch(whole, self._environment(whole, under_mps), process)
+        if job.id in self._offers or job.id in self._postponed or job.started_at is None:
             self._inbox.post(Postponed(self._inbox.clock(), job.id, job.attempt, over=True))
         self.shepherd.watch(job)
         return complete
+
+    def _with_all(self, job: Job) -> Job:
+        """With its environment and the text of its script."""
+        return replace(job, spec=self._whole(job.spec))
+
+    def _environment(self, job: Job, under_mps: bool = True) -> dict[str, str]:
+        """The complete environment of the current attempt of a job that has all of its spec."""
+        pipe = logs = None
+        if job.mode is Mode.MPS and self._mps and under_mps:
+            pipe, logs = self._mps.pipe(job.gpus[0]), self._mps.log(job.gpus[0])
+        env = job_environment(job, job.gpus, mps_pipe=pipe, mps_log=logs)
+        return env | self._extra_env
 
     def _postpone(self, job: Job, error: CarmaError) -> None:
         """Failing the job instead would fail the whole queue, one job after the other."""

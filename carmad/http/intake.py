@@ -133,7 +133,7 @@ def _mib(size: int) -> str:
 
 async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
     """The spec of the job, or of any task of the array."""
-    _may_submit(service, peer, body)
+    may_submit(service, peer, body.nice)
     _fits_the_kernel(body)
     _fits_a_terminal(body)
     _in_time(body, service.now())
@@ -171,7 +171,7 @@ async def updated(
 
     def change(spec: JobSpec) -> JobSpec:
         if "name" in names:
-            new["name"] = body.name or _name(spec.argv)
+            new["name"] = body.name or job_name(spec.argv)
         changed = replace(spec, **new)
         if not {"time_limit_s", "deadline_at"}.isdisjoint(names):
             _in_time(replace(changed, deadline_at=new.get("deadline_at")), now)
@@ -224,7 +224,8 @@ def judged(core: Scheduler, job: Job, scene: Scene) -> tuple[Placement, bool]:
     return Placement(job.id, verdicts=view.judge(job)[1]), False
 
 
-def _may_submit(service: Service, peer: Peer, body: SubmitIn) -> None:
+def may_submit(service: Service, peer: Peer, nice: int = 0) -> None:
+    """Raises Forbidden."""
     if service.uid != 0 and peer.uid != service.uid:
         raise Forbidden(
             "this carmad does not run as root, so it can run only its owner's jobs",
@@ -240,7 +241,7 @@ def _may_submit(service: Service, peer: Peer, body: SubmitIn) -> None:
             "root may not submit jobs",
             "Submit as a normal user, or set root_jobs = true in [access] of carmad's settings.",
         )
-    _may_be_nice(peer, body.nice)
+    _may_be_nice(peer, nice)
 
 
 def _may_be_nice(peer: Peer, nice: int) -> None:
@@ -370,7 +371,7 @@ def job_spec(
         uid=peer.uid,
         gid=peer.gid,
         cwd=body.cwd,
-        name=body.name or _name(body.argv),
+        name=body.name or job_name(body.argv),
         env=tuple(env.items()),
         script=Script("", 0, body.script.word, body.script.text) if body.script else None,
         stdout=body.stdout or default,
@@ -388,7 +389,7 @@ def _tasks(spec: JobSpec, array: ArrayIn, first: JobId) -> tuple[JobSpec, ...]:
     return tuple(replace(spec, array=task) for task in tasks)
 
 
-def _name(argv: Sequence[str]) -> str:
+def job_name(argv: Sequence[str]) -> str:
     """The program's, or the script's that an interpreter is given."""
     words = [os.path.basename(word) for word in argv]  # noqa: PTH119 - no path need it be
     name = words[0]

@@ -33,7 +33,17 @@ from carmad.http.answers import VERSION, refusal
 from carmad.http.peers import Credentials, Peers
 from carmad.http.problems import TooLarge, TooSlow, invalid, status_and_code
 from carmad.http.problems import headers as more_headers
-from carmad.http.routes import about, actions, estimates, events, fairness, gpus, jobs, models
+from carmad.http.routes import (
+    about,
+    actions,
+    estimates,
+    events,
+    fairness,
+    gpus,
+    jobs,
+    models,
+    terminal,
+)
 from carmad.http.service import Service
 from carmad.http.turns import LARGE, Share, Shares
 
@@ -67,7 +77,7 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.state.peers = peers = Peers(service.settings.access.admin_group)
-    for routes in (jobs, events, actions, estimates, gpus, models, fairness, about):
+    for routes in (jobs, terminal, events, actions, estimates, gpus, models, fairness, about):
         app.include_router(routes.router)
     app.add_middleware(Bounded, peers=peers)
     app.add_exception_handler(CarmaError, _carma_error)

@@ -87,11 +87,15 @@ class Moments:
 
 
 class Terminals(Protocol):
-    """Starts jobs that their owners' own processes run."""
+    """Lets owners' own processes run jobs (`take`), and join running ones (`join`)."""
 
     def take(self, job: JobId, process: Process) -> Future[Taken]: ...
 
     def begun(self, job: Job) -> bool: ...
+
+    def join(self, job: Job, process: Process) -> Future[Taken]: ...
+
+    def joined(self, job: Job, process: Process) -> bool: ...
 
 
 @dataclass(slots=True)

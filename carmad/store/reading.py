@@ -30,12 +30,19 @@ from carmad.core.types import (
     Script,
 )
 from carmad.errors import CarmaError
-from carmad.store import codec, environments, statistics
+from carmad.store import codec, environments, externals, statistics
 from carmad.store.damage import Damage, as_text, expect_live, is_text, set_aside, stand_in
 from carmad.store.database import DatabaseErrors, explain
 from carmad.store.rows import Row, job_of, transition_of
 from carmad.store.tables import ACCOUNTS, DECISIONS, DRAINS, JOBS, SAMPLES, TRANSITIONS
-from carmad.store.values import Remembered, Restored, Statistics, Transition
+from carmad.store.values import (
+    External,
+    ExternalTotals,
+    Remembered,
+    Restored,
+    Statistics,
+    Transition,
+)
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -240,6 +247,16 @@ class Reader:
         with self._reading() as connection:
             rows = connection.execute(statistics.query(since, until, user)).all()
         return statistics.summarise(rows)
+
+    def externals(
+        self, since: float, user: str | None = None
+    ) -> tuple[tuple[ExternalTotals, ...], tuple[External, ...]]:
+        """External processes seen from `since` on: totals per user, and the latest ones."""
+        with self._reading() as connection:
+            return (
+                externals.totals(connection, since, user),
+                externals.latest(connection, since, user),
+            )
 
     # -- internals
 

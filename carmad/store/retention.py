@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from sqlalchemy import BindParameter, Connection, bindparam, delete, func, select
 
 from carmad.config import Retention
-from carmad.store import environments
+from carmad.store import environments, externals
 from carmad.store.tables import ENVIRONMENTS, JOBS, SAMPLES, SCRIPTS
 from carmad.store.values import Purged
 
@@ -56,6 +56,7 @@ def purge(transaction: Transaction, now: float, retention: Retention) -> Purged:
         jobs += chunk
     with transaction() as connection:
         environments.forget_unused(connection)
+        externals.forget(connection, before["before"])
         samples = connection.execute(
             delete(SAMPLES).where(SAMPLES.c.at < now - retention.samples_hours * 3600)
         ).rowcount

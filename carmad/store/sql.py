@@ -7,7 +7,7 @@ full, and then writes nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,12 +21,12 @@ from carmad.core.messages import Step
 from carmad.core.share import Account
 from carmad.core.types import GpuSample, JobId
 from carmad.errors import CarmaError
-from carmad.store import backups, codec, environments, migrate, retention
+from carmad.store import backups, codec, environments, externals, migrate, retention
 from carmad.store.database import StoreFull, connect, damaged, expect, expect_backed_up
 from carmad.store.reading import GIVEN_IDS, LIVE_JOBS, MAX_ID, STATES, Reader
 from carmad.store.rows import decision_row, job_row, moves
 from carmad.store.tables import ACCOUNTS, CLOCK, DECISIONS, DRAINS, JOBS, SAMPLES, TRANSITIONS
-from carmad.store.values import Purged
+from carmad.store.values import External, Purged
 
 __all__ = ["MAX_ID", "SqlStore", "StoreFull"]
 
@@ -120,6 +120,11 @@ class SqlStore(Reader):
         if rows:
             with self._transaction() as connection:
                 connection.execute(_REPLACE_SAMPLE, rows)
+
+    def record_externals(self, found: Sequence[External]) -> None:
+        if found:
+            with self._transaction() as connection:
+                externals.record(connection, found)
 
     def keep_time(self, boot_id: str, ahead_s: float) -> float:
         """How far the daemon's clock should be ahead of the time since boot, in seconds.

@@ -127,6 +127,24 @@ CLOCK = Table(
     Column("ahead_s", Float, nullable=False),  # Unix seconds minus seconds since that boot
 )
 
+# Processes that used a GPU outside of the queue. Times are Unix seconds; of the process itself only
+# `started_at`, the others are when it was seen on this GPU.
+EXTERNALS = Table(
+    "externals",
+    METADATA,
+    Column("gpu", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("user", Text, nullable=False),
+    Column("command", Text, nullable=False),
+    Column("seen_from", Float, nullable=False),
+    Column("seen_to", Float, nullable=False),
+    Column("peak_mib", Integer),  # null: not known
+    PrimaryKeyConstraint("gpu", "pid", "started_at"),
+    Index(None, "user", "seen_to"),
+    sqlite_with_rowid=False,
+)
+
 SAMPLES = Table(
     "samples",
     METADATA,

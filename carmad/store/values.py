@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from carmad.core.history import Past, Submission
 from carmad.core.messages import Drain
 from carmad.core.share import Account
-from carmad.core.types import Job, JobId, JobState
+from carmad.core.types import GpuId, Job, JobId, JobState
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,30 @@ class Totals:
     energy_j: float
     wait: Spread  # from submission to the first start
     run: Spread  # of the last attempt
+
+
+@dataclass(frozen=True, slots=True)
+class External:
+    """A process outside of the queue, on one GPU. Times are Unix seconds."""
+
+    gpu: GpuId
+    pid: int
+    started_at: float
+    user: str
+    command: str
+    seen_from: float
+    seen_to: float
+    peak_mib: int | None  # None: not known
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalTotals:
+    """Of a user's external processes; one on two GPUs counts twice."""
+
+    user: str
+    processes: int
+    gpu_hours: float
+    peak_mib: int | None
 
 
 @dataclass(frozen=True, slots=True)

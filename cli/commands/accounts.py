@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from carmad.readable import clean
 from cli import client, output, parse, render
 from cli.columns import HISTORY
 from cli.commands.options import (
@@ -46,7 +47,7 @@ def _add_period(parser: Parser) -> None:
     add("-E", "--until", metavar="TIME", help="end of the period, in the same form")
 
 
-def _period(options: Namespace) -> dict[str, str | None]:
+def _period(options: Namespace) -> dict[str, Any]:
     return {name: checked(parse.since, getattr(options, name)) for name in ("since", "until")}
 
 
@@ -179,7 +180,17 @@ def stats(options: Namespace) -> int:
         _write_totals(options.by, answer[f"{options.by}s"])
     else:
         output.show(render.stats(answer))
+        _tell_external(answer["external"])
     return 0
+
+
+def _tell_external(users: list[dict[str, Any]]) -> None:
+    for row in users:
+        peak = "unknown" if row["peak_mib"] is None else f"{row['peak_mib']} MiB"
+        print(
+            f"outside of the queue: {clean(row['user'])}, {row['processes']} processes,"
+            f" {row['gpu_hours']:.1f} GPU-hours, peak memory {peak}"
+        )
 
 
 def _write_totals(by: str, rows: list[dict[str, Any]]) -> None:

@@ -62,9 +62,15 @@ def _words() -> dict[str, list[str]]:
 
     from cli.app import build
     from cli.commands import estimate, submit_options
+    from cli.commands.run import parser_of
 
     root: Any = get_command(build())
-    own = {"submit": submit_options.build_parser, "estimate": estimate.build_parser}
+    own = {
+        "submit": submit_options.build_parser,
+        "run": lambda: parser_of("run"),
+        "shell": lambda: parser_of("shell"),
+        "estimate": estimate.build_parser,
+    }
     words = {}
     for name, verb in BY_NAME.items():
         if verb.reads == TYPER:

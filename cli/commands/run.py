@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cli.parser import Parser
 
 LOOK_S = 5  # how often to tell why the job waits, if that changes
+NEWS_S = 60.0  # how often to look for notes on the running job
 ENDS_WITHIN_S = 15.0  # after the command, until its GPUs' memory is seen to be free
 LEAVING = (signal.SIGHUP, signal.SIGTERM)
 FAILED, NOT_FOUND = b"1", 127
@@ -192,11 +193,15 @@ def _run_here(label: str, say: Any) -> int:
     for signum in (signal.SIGINT, signal.SIGQUIT):  # the terminal sends them to the command, too
         signal.signal(signum, signal.SIG_IGN)
     failed = os.read(told, 1)  # nothing, once the command runs
+    notes: list[str] = []
+    signal.signal(signal.SIGALRM, lambda *_: _tell_news(label, notes, say))
+    signal.setitimer(signal.ITIMER_REAL, NEWS_S, NEWS_S)
     _await(child)
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
     if failed:
         _give_up(label)
     else:
-        _settle(label, say)
+        _settle(label, notes, say)
     _, status = os.waitpid(child, 0)  # only now: the daemon reads the exit code from the zombie
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
@@ -243,10 +248,24 @@ def _is_stopped(pid: int) -> bool:
         return file.read().rpartition(b")")[2].split()[0] == b"T"
 
 
-def _settle(label: str, say: Any) -> None:
+def _tell_news(label: str, told: list[str], say: Any) -> None:
+    """What the job's owner should know, such as that it is soon ended because it is idle."""
+    with suppress(CarmaError):
+        _tell_notes(client.get(f"/v1/jobs/{label}", 2.0), told, say)
+
+
+def _tell_notes(job: dict[str, Any], told: list[str], say: Any) -> None:
+    for note in job["notes"]:
+        if note not in told:
+            told.append(note)
+            say(f"job {job['label']} {note}")
+
+
+def _settle(label: str, told: list[str], say: Any) -> None:
     """Wait until the daemon knows the end, and tell if the job was ended by it."""
     try:
         job = _wait(label, ENDS_WITHIN_S)
+        _tell_notes(job, told, say)
         if job["state"] not in ENDED:
             _give_up(label)
         elif job["state"] not in ("succeeded", "failed"):

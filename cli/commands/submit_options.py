@@ -37,7 +37,9 @@ def build_parser() -> Parser:
     return parser
 
 
-def add_option(group: argparse._ArgumentGroup, option: Option, default: str | None = None) -> None:
+def add_option(
+    group: argparse._ActionsContainer, option: Option, default: str | None = None
+) -> None:
     """An option that is not given is None, so that the request uses the default; or `SUPPRESS`."""
     about: dict[str, Any] = {
         "dest": option.name,

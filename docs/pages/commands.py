@@ -95,6 +95,12 @@ def page() -> str:
 
 
 ITSELF_WORDS = {
+    "run": "Takes the options of [`carma submit`](#carma-submit), except those that say where"
+    " output goes or make an array; then the command. It exits with the command's exit code, or"
+    " 128+N if signal N ended it. Ctrl-C while it waits leaves the line.",
+    "shell": "Takes the same options as [`carma run`](#carma-run), and no command.",
+    "attach": "`carma attach JOB`.",
+    "exec": "`carma exec JOB [--] COMMAND [ARG…]`. It exits with the command's exit code.",
     "demo": "`--jobs N`: how many (default 20).",
 }
 VALUES = {int: "N", float: "N", Path: "PATH", str: "TEXT"}

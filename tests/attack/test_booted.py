@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack.booted import USERS, Machine, booted
-from tests.daemon import ROOT, until
+from tests.attack.booted import SOCKET, USERS, Machine, booted
+from tests.daemon import CARMA, ROOT, until
 
 TRAIN = """
     import contextlib, os, socket, sys, tempfile, torch
@@ -220,3 +220,14 @@ def test_mps_daemons_are_outside_and_are_reached_from_inside(tmp_path: Path) -> 
             assert machine.show(f"carma-mps-{gpu}.service", "ActiveState") == "active"
             assert "control" in machine.read(f"/home/ada/carma-{job['id']}.out")
         assert len((tmp_path / "starts").read_text().splitlines()) == 1
+
+
+def test_a_job_at_a_terminal_and_who_joins_it_are_in_the_jobs_unit(machine: Machine) -> None:
+    """The user's own process is moved there; a scope of its own would be a second unit."""
+    look = "grep ^0:: /proc/self/cgroup"
+    script = f"{look}; {CARMA[0]} exec $CARMA_JOB_ID {look}"
+    command = f"cd /; CARMA_SOCKET={SOCKET} {CARMA[0]} run -Q sh -c '{script}'"
+    said = machine.run("sh", "-c", command, user="ada").splitlines()
+    job = machine.call("GET", "/v1/jobs?select=last")["jobs"][0]
+    assert said == [f"0::/carma.slice/carma-job-{job['id']}-1.service/job"] * 2
+    assert (job["state"], job["exit"]["code"]) == ("succeeded", 0)

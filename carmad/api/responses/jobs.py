@@ -230,10 +230,11 @@ class SubmittedOut(TypedDict):
 
 
 class TakenOut(TypedDict):
-    """What a job at a terminal is run with."""
+    """What a process needs to run a job, or to join it."""
 
     schema: int
     argv: list[str]
+    cwd: str
     env: dict[str, str | None]  # null: to be unset
 
 

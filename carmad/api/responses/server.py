@@ -6,6 +6,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
+from carmad.api.responses.decisions import GpuRefOut
 from carmad.api.responses.gpus import GpuOut
 from carmad.api.responses.jobs import JobOut
 
@@ -73,6 +74,25 @@ class MonthTotalsOut(TotalsOut):
     month: str  # as 2026-11, in the server's time zone
 
 
+class ExternalTotalsOut(TypedDict):
+    """A user's processes outside of the queue; one on two GPUs counts twice."""
+
+    user: str
+    processes: int
+    gpu_hours: float
+    peak_mib: int | None  # null: not known
+
+
+class ExternalSeenOut(TypedDict):
+    gpu: GpuRefOut
+    pid: int
+    user: str
+    command: str
+    seen_from: str  # on that GPU
+    seen_to: str
+    peak_mib: int | None
+
+
 class StatsOut(TypedDict):
     """Of `users` and `months`, only what was asked for has rows."""
 
@@ -82,6 +102,8 @@ class StatsOut(TypedDict):
     users: list[UserTotalsOut]
     months: list[MonthTotalsOut]
     total: UserTotalsOut
+    external: list[ExternalTotalsOut]
+    external_processes: list[ExternalSeenOut]  # the latest ones
 
 
 class ConfigOut(TypedDict):

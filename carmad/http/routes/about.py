@@ -18,12 +18,13 @@ from carmad.api.responses.server import (
     CountsOut,
     DaemonOut,
     DoctorOut,
+    ExternalSeenOut,
     HealthOut,
     StatsOut,
     StatusOut,
     TotalsOut,
 )
-from carmad.api.times import iso, parse_time
+from carmad.api.times import iso, parse_time, stamp
 from carmad.configfile import as_tree
 from carmad.core.decision import Reason
 from carmad.core.scene import Scene
@@ -34,7 +35,7 @@ from carmad.http.problems import Forbidden
 from carmad.http.routes.gpus import gpus_out
 from carmad.http.routes.jobs import Moment
 from carmad.http.service import Service
-from carmad.store.values import Totals
+from carmad.store.values import External, Totals
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
 
@@ -127,15 +128,16 @@ async def stats(
     user: Annotated[str | None, Query(max_length=256)] = None,
     by: Literal["user", "month"] = "user",
 ) -> Response:
-    """Totals over jobs that ended in a period, by user or by month: the caller's own jobs, or for
-    administrators everyone's."""
+    """Totals over jobs that ended in a period, by user or by month, and over processes outside of
+    the queue with the latest of these: the caller's own, or for administrators everyone's."""
     peer = call.peer
     if not peer.admin and user not in (None, peer.user):
         raise Forbidden("only administrators may see others' statistics", "Leave the user out.")
     since_at, until_at = parse_time(since), parse_time(until)
-    found = await run_in_threadpool(
-        call.service.store.totals, since_at or 0.0, user if peer.admin else peer.user, until_at
-    )
+    asked = since_at or 0.0, user if peer.admin else peer.user
+    found = await run_in_threadpool(call.service.store.totals, *asked, until_at)
+    external, latest = await run_in_threadpool(call.service.store.externals, *asked)
+    scene = await call.service.scene()
     users, months = (found.users, ()) if by == "user" else ((), found.months)
     out: StatsOut = {
         "schema": SCHEMA,
@@ -144,8 +146,31 @@ async def stats(
         "users": [{"user": name, **_totals(totals)} for name, totals in users],
         "months": [{"month": name, **_totals(totals)} for name, totals in months],
         "total": {"user": "", **_totals(found.overall)},
+        "external": [
+            {
+                "user": one.user,
+                "processes": one.processes,
+                "gpu_hours": round(one.gpu_hours, 4),
+                "peak_mib": one.peak_mib,
+            }
+            for one in external
+        ],
+        "external_processes": [_external(one, scene) for one in latest],
     }
     return answer(out)
+
+
+def _external(one: External, scene: Scene) -> ExternalSeenOut:
+    gpu = scene.gpus.get(one.gpu)
+    return {
+        "gpu": {"id": one.gpu, "index": gpu.index if gpu else None},
+        "pid": one.pid,
+        "user": one.user,
+        "command": one.command,
+        "seen_from": stamp(one.seen_from),
+        "seen_to": stamp(one.seen_to),
+        "peak_mib": one.peak_mib,
+    }
 
 
 def _totals(totals: Totals) -> TotalsOut:

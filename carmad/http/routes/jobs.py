@@ -16,11 +16,10 @@ from carmad.api.render import CODES, attempts_out
 from carmad.api.requests import StepIn, SubmitIn
 from carmad.api.responses import SCHEMA
 from carmad.api.responses.decisions import DryRunOut, WhyOut
-from carmad.api.responses.jobs import JobOut, JobsOut, SubmittedOut, TakenOut
+from carmad.api.responses.jobs import JobOut, JobsOut, SubmittedOut
 from carmad.api.select import parse_selection
 from carmad.api.times import parse_time, stamp
 from carmad.api.why import why_out
-from carmad.attempt.callers import own_process
 from carmad.core.company import untold
 from carmad.core.messages import Stepped
 from carmad.core.scene import Scene
@@ -31,14 +30,11 @@ from carmad.http import intake, lookup
 from carmad.http.answers import PROBLEMS, Asked, Call, answer, gone, not_yours
 from carmad.http.listing import Pieces
 from carmad.http.problems import Conflict, Forbidden
-from carmad.http.service import Unavailable
 from carmad.options import MAX_TASKS
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
 
 PAST_DECISIONS = 20
-BEGINS_WITHIN_S = 12.0  # a little longer than the shepherd waits for a supervisor
-LOOK_S = 0.02
 MAX_IDS_EVER = 10**15
 STATES = {state.value: frozenset({state}) for state in JobState} | {
     code.lower(): frozenset(state for state, its in CODES.items() if its == code)
@@ -207,7 +203,7 @@ async def ended(
 @router.get("/jobs/{label}", responses={200: {"model": JobOut}})
 async def show(call: Asked, label: Label) -> Response:
     """One job, with every change of its state."""
-    job, scene = await _mine(call, label)
+    job, scene = await mine(call, label)
     return await run_in_threadpool(_shown, call, job, scene)
 
 
@@ -229,7 +225,7 @@ def _shown(call: Call, job: Job, scene: Scene) -> Response:
 @router.get("/jobs/{label}/why", responses={200: {"model": WhyOut}})
 async def why(call: Asked, label: Label) -> Response:
     """Why the job waits, or why it runs where it does."""
-    job, scene = await _mine(call, label)
+    job, scene = await mine(call, label)
     return await run_in_threadpool(_explained, call, job, scene)
 
 
@@ -244,7 +240,7 @@ def _explained(call: Call, job: Job, scene: Scene) -> Response:
 async def step(call: Asked, label: Label, body: StepIn) -> Response:
     """Report how long a running job's training step and its stages take. `unused` says why that has
     no effect, if it has none."""
-    job, scene = await _mine(call, label)
+    job, scene = await mine(call, label)
     if not job.holds_gpus:
         raise Conflict(f"job {label} is not running", "Only a running job can report its steps.")
     others = _neighbours(job, scene)
@@ -255,7 +251,7 @@ async def step(call: Asked, label: Label, body: StepIn) -> Response:
         )
     stages = StageTimes(**body.stages.model_dump()) if body.stages else None
     await call.service.request(Stepped(call.service.now(), job.id, body.seconds, stages))
-    job, scene = await _mine(call, str(job.id))
+    job, scene = await mine(call, str(job.id))
     out: JobOut = {**call.renderer(scene)(job), "unused": _unused(job, scene)}
     return answer(out)
 
@@ -285,7 +281,7 @@ async def wait(
 ) -> Response:
     """The job once it has ended, or in its current state when the timeout has passed. `start`: also
     once it has GPUs."""
-    job, scene = await _mine(call, label)
+    job, scene = await mine(call, label)
     moments = call.service.starts if start else call.service.endings
     come = moments.expect(job.id)
     try:
@@ -295,34 +291,12 @@ async def wait(
     finally:
         moments.forget(job.id, come)
     if not call.service.stopping:
-        job, scene = await _mine(call, str(job.id))
+        job, scene = await mine(call, str(job.id))
     return answer(call.renderer(scene)(job))
 
 
 def _is_to_come(job: Job | None, start: bool) -> bool:
     return job is not None and not (start and job.holds_gpus)
-
-
-@router.post("/jobs/{label}/take", responses={200: {"model": TakenOut}})
-async def take(call: Asked, label: Label) -> Response:
-    """Let the process that makes this connection run a job that was submitted as `interactive`, on
-    the GPUs that it has got. When this answers, the process is followed: it sets `env`, then
-    executes `argv`."""
-    job, _ = await _mine(call, label)
-    if job.spec.uid != call.peer.uid:  # an administrator's process cannot be another user's job
-        raise not_yours(job)
-    process = await run_in_threadpool(own_process, call.pid, call.peer.uid)
-    terminals = call.service.terminals
-    assert terminals is not None
-    taken = await asyncio.wrap_future(terminals.take(job.id, process))
-    waited_s = 0.0
-    while not terminals.begun(taken.job):
-        if waited_s > BEGINS_WITHIN_S:
-            raise Unavailable("the job's supervisor did not start in time", "Try again.")
-        await asyncio.sleep(LOOK_S)
-        waited_s += LOOK_S
-    out: TakenOut = {"schema": SCHEMA, "argv": list(taken.argv), "env": dict(taken.env)}
-    return answer(out)
 
 
 async def _first(request: Request, come: asyncio.Event, timeout_s: float) -> None:
@@ -335,7 +309,8 @@ async def _first(request: Request, come: asyncio.Event, timeout_s: float) -> Non
             waiting.cancel()
 
 
-async def _mine(call: Call, label: str) -> tuple[Job, Scene]:
+async def mine(call: Call, label: str) -> tuple[Job, Scene]:
+    """A job that the caller may touch. Raises Forbidden, NotFound."""
     scene = await call.service.scene()
     job = await lookup.find(call, label, scene)
     if not call.may_touch(job):

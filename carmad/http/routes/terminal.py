@@ -1,0 +1,145 @@
+"""Users' own processes: those that run a job, that join one, and that become one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import psutil
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from carmad.api.requests import AdoptIn
+from carmad.api.responses import SCHEMA
+from carmad.api.responses.jobs import JobOut, TakenOut
+from carmad.attempt.callers import Process, Taken, own_process
+from carmad.core.messages import Adopted
+from carmad.core.scene import Scene
+from carmad.core.types import GpuId, Job, JobSpec, JobState, Mode, ProcessUse
+from carmad.engine.threads import run_in_threadpool
+from carmad.http.answers import PROBLEMS, Asked, Call, answer, not_yours
+from carmad.http.intake import job_name, may_submit
+from carmad.http.problems import Conflict
+from carmad.http.routes.jobs import Label, mine
+from carmad.http.service import Terminals, Unavailable
+
+router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
+
+BEGINS_WITHIN_S = 12.0  # a little longer than the shepherd waits for a supervisor
+JOINS_WITHIN_S = 2.0
+LOOK_S = 0.02
+MOST_WORDS, MOST_LETTERS = 100, 4096  # of a command that is only shown
+
+
+@router.post("/jobs/{label}/take", responses={200: {"model": TakenOut}})
+async def take(call: Asked, label: Label) -> Response:
+    """Let the process that makes this connection run a job that was submitted as `interactive`, on
+    the GPUs that it has got. When this answers, the process is followed: it sets `env`, then
+    executes `argv`."""
+    job, process, terminals = await _own_process(call, label)
+    taken = await asyncio.wrap_future(terminals.take(job.id, process))
+    await _until(lambda: terminals.begun(taken.job), BEGINS_WITHIN_S)
+    return _taken(taken)
+
+
+@router.post("/jobs/{label}/join", responses={200: {"model": TakenOut}})
+async def join(call: Asked, label: Label) -> Response:
+    """Let the process that makes this connection join a running job of its user's: it is on the
+    job's GPUs, and ends with it. When this answers, the process is followed; `env` is complete."""
+    job, process, terminals = await _own_process(call, label)
+    if not job.holds_gpus or job.state is JobState.STOPPING:
+        raise Conflict(f"job {label} is not running", f"See carma why {label}.")
+    taken = await asyncio.wrap_future(terminals.join(job, process))
+    await _until(lambda: terminals.joined(job, process), JOINS_WITHIN_S)
+    return _taken(taken)
+
+
+async def _own_process(call: Call, label: str) -> tuple[Job, Process, Terminals]:
+    """The caller's job, and the process that makes this connection."""
+    job, _ = await mine(call, label)
+    if job.spec.uid != call.peer.uid:  # an administrator's process cannot be another user's job
+        raise not_yours(job)
+    assert call.service.terminals is not None
+    process = await run_in_threadpool(own_process, call.pid, call.peer.uid)
+    return job, process, call.service.terminals
+
+
+async def _until(followed: Callable[[], bool], within_s: float) -> None:
+    waited_s = 0.0
+    while not followed():
+        if waited_s > within_s:
+            raise Unavailable("the job's supervisor did not answer in time", "Try again.")
+        await asyncio.sleep(LOOK_S)
+        waited_s += LOOK_S
+
+
+def _taken(taken: Taken) -> Response:
+    out: TakenOut = {
+        "schema": SCHEMA,
+        "argv": list(taken.argv),
+        "cwd": taken.job.spec.cwd,
+        "env": dict(taken.env),
+    }
+    return answer(out)
+
+
+@router.post("/adopt", status_code=201, responses={201: {"model": JobOut}})
+async def adopt(call: Asked, body: AdoptIn) -> Response:
+    """Make a job of a process of the caller's that runs on a GPU. Its children belong to it."""
+    service, peer = call.service, call.peer
+    may_submit(service, peer)
+    process, tree, argv, cwd = await run_in_threadpool(_looked_at, body.pid, peer.uid)
+    gpus, uses = _where(tree, await service.scene())
+    spec = JobSpec(
+        argv=argv,
+        user=peer.user,
+        uid=peer.uid,
+        gid=peer.gid,
+        cwd=cwd,
+        name=body.name or job_name(argv),
+        requeue=False,
+        memory_mib=body.memory_mib,
+        time_limit_s=body.time_limit_s,
+        gpus=len(gpus),
+        interactive=True,
+        process=(process.pid, process.start_ticks),
+    )
+    mode = Mode.MPS if any(use.mps_uid is not None for use in uses) else Mode.STREAMS
+    id = service.inbox.next_ids(1)
+    await service.request(Adopted(service.now(), id, spec, gpus, mode))
+    if await service.ask(lambda core: id not in core.jobs and id not in core.ended):
+        hint = "Wait for that job to end."
+        raise Conflict(f"process {body.pid} is on a GPU that a job has to itself", hint)
+    job, scene = await mine(call, str(id))
+    return answer(call.renderer(scene)(job), 201)
+
+
+def _looked_at(pid: int, uid: int) -> tuple[Process, set[int], tuple[str, ...], str]:
+    """The process, the pids of it and all below it, its command, and its directory."""
+    process = own_process(pid, uid)
+    try:
+        found = psutil.Process(pid)
+        tree = {pid, *(child.pid for child in found.children(recursive=True))}
+        argv = [word[:MOST_LETTERS] for word in found.cmdline()[:MOST_WORDS]] or [found.name()]
+        cwd = found.cwd()[:MOST_LETTERS] or "/"
+    except psutil.Error as error:
+        raise Conflict(f"process {pid} cannot be looked at: {error}") from None
+    words = tuple(word.encode(errors="replace").decode() for word in argv)
+    return process, tree, words, cwd.encode(errors="replace").decode()
+
+
+def _where(tree: set[int], scene: Scene) -> tuple[tuple[GpuId, ...], Sequence[ProcessUse]]:
+    """The GPUs that these processes are on, by the last reading, and their use of them."""
+    seen = [
+        (view.id, use)
+        for node in scene.view.nodes
+        for view in node.gpus
+        for use in (view.sample.processes if view.sample else ())
+        if use.pid in tree
+    ]
+    if not seen:
+        hint = "`carma gpus` shows the processes on GPUs; try again in a few seconds."
+        raise Conflict("that process, and what it started, is on no GPU", hint)
+    if owner := next((use.job for _, use in seen if use.job is not None), None):
+        raise Conflict(f"that process belongs to job {owner}", f"See carma show {owner}.")
+    return tuple(dict.fromkeys(gpu for gpu, _ in seen)), [use for _, use in seen]

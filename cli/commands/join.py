@@ -1,0 +1,80 @@
+"""`carma attach` and `carma exec`: a shell or a command beside a running job, on its GPUs.
+
+This process becomes the command, after the daemon has seen it: it is one of the job's processes,
+and ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from carmad.errors import CarmaError
+from cli import client
+from cli.jobs import resolve
+from cli.problems import Problem, Usage, report
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+# Of this terminal, not of the one from which the job was submitted.
+OWN = (
+    *("TERM", "COLORTERM", "DISPLAY", "XAUTHORITY", "SSH_AUTH_SOCK", "SSH_CONNECTION", "SSH_TTY"),
+    *("TMUX", "TMUX_PANE", "STY"),
+)
+USAGE = {
+    "attach": "usage: carma attach JOB\n\nStart a shell in the environment of a running job of"
+    " yours, on its GPUs. It ends with the job.",
+    "exec": "usage: carma exec JOB [--] COMMAND [ARG…]\n\nRun a command in the environment of a"
+    " running job of yours, on its GPUs. It ends with the job.",
+}
+
+
+def attach(args: list[str]) -> int:
+    """Start a shell in the environment of a running job, on its GPUs."""
+    return _join("attach", args)
+
+
+def exec(args: list[str]) -> int:
+    """Run a command in the environment of a running job, on its GPUs."""
+    return _join("exec", args)
+
+
+def _join(verb: str, args: list[str]) -> int:
+    if args[:1] in (["-h"], ["--help"]):
+        print(USAGE[verb])
+        return 0
+    try:
+        _become(*_read(verb, args))
+    except CarmaError as error:
+        return report(error, as_json=False)
+
+
+def _read(verb: str, args: list[str]) -> tuple[str, list[str]]:
+    """The job, and the command."""
+    hint = f"see `carma {verb} --help`"
+    if not args or args[0].startswith("-"):
+        raise Usage("name a running job of yours", hint)
+    label, *command = args
+    if verb == "attach":
+        if command:
+            raise Usage("carma attach takes only a job", "use `carma exec JOB COMMAND`")
+        command = [os.environ.get("SHELL") or "/bin/sh", "-i"]
+    elif command[:1] == ["--"]:
+        command = command[1:]
+    if not command:
+        raise Usage("nothing to run: give a command after the job", hint)
+    return resolve(label), command
+
+
+def _become(label: str, command: list[str]) -> NoReturn:
+    taken = client.post(f"/v1/jobs/{label}/join", {})
+    env = taken["env"] | {name: os.environ[name] for name in OWN if name in os.environ}
+    sys.stdout.flush()
+    try:
+        os.chdir(taken["cwd"])
+        os.execvpe(command[0], command, env)
+    except OSError as error:
+        what = "command not found" if isinstance(error, FileNotFoundError) else error.strerror
+        raise Problem(f"cannot run {command[0]} in {taken['cwd']}: {what}") from None
