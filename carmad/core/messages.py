@@ -121,7 +121,8 @@ class HoldRequested:
 
 @dataclass(frozen=True, slots=True)
 class UpdateRequested:
-    """Set the options `names` of a job to what they are in `spec`. `admin`: `by` is one."""
+    """Set the options `names` of a job to what they are in `spec`, whose other fields do not count.
+    `admin`: `by` is one."""
 
     at: float
     job: JobId
