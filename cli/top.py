@@ -119,8 +119,7 @@ class Top:
         elif key in ("w", "enter", "l", "c") and (job := self._selected()):
             self._chosen = job["label"]
             if key == "c":
-                tasks = " and all its tasks" if "_[" in job["label"] else ""
-                self.asks = f"cancel job {_whole(job['label'])}{tasks}? [y/N]"
+                self.asks = f"cancel job {job['label']}? [y/N]"
             else:
                 self._show("log" if key == "l" else "why")
 
@@ -145,7 +144,7 @@ class Top:
 
     def _cancel(self) -> None:
         try:
-            body = {"select": _whole(self._chosen), "user": None}
+            body = {"select": self._chosen, "user": None}
             results = client.post("/v1/cancel", body, WITHIN_S)["results"]
         except CarmaError as error:
             self.trouble = error.message
@@ -192,11 +191,6 @@ class Top:
             return styled(clean(self.trouble), "bold red")
         state = f"sorted by {SORTS[self._sort].lstrip('-')}  " if self._sort else ""
         return (state + "yours only  " * self._mine, "cyan"), (FOOTER, "dim")
-
-
-def _whole(label: str) -> str:
-    """The array of a row that stands for several tasks; otherwise the job itself."""
-    return label.partition("_[")[0]
 
 
 def _one_of(label: str) -> str:

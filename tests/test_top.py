@@ -94,13 +94,16 @@ def test_cancelling_asks_first(fake: FakeDaemon) -> None:
     with top() as terminal:
         terminal.shows("sweep")
         terminal.press("jjc")
-        terminal.shows("cancel job 3 and all its tasks?")
+        terminal.shows("cancel job 3_[2-99%4]?")
         terminal.press("x")
         terminal.shows("? help")
         assert ("POST", "/v1/cancel") not in [asked[:2] for asked in fake.asked]
         terminal.press("cy")
+        label = "3_[2-99%4]"
         until(lambda: ("POST", "/v1/cancel") in [asked[:2] for asked in fake.asked])
-        assert next(body for method, _, _, body in fake.asked if method == "POST")["select"] == "3"
+        assert (
+            next(body for method, _, _, body in fake.asked if method == "POST")["select"] == label
+        )
 
 
 def test_a_daemon_that_is_gone_for_a_while_is_told(fake: FakeDaemon) -> None:

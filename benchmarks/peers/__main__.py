@@ -17,7 +17,7 @@ from benchmarks.harness.main import main
 from benchmarks.harness.report import Report, of_rows
 from benchmarks.harness.rows import Row, of_runs
 from benchmarks.harness.timing import milliseconds
-from benchmarks.peers.system import LONG, SHORT, System, Taken
+from benchmarks.peers.system import SHORT, System, Taken
 from benchmarks.peers.systems import SYSTEMS, Carma
 
 ROUNDS = 9
@@ -53,11 +53,11 @@ def measure(rounds: int = ROUNDS, queued: int = QUEUED, tasks: int = TASKS) -> R
         jobs = {}
         for one in systems:
             one.block()
-            jobs[one.name] = [one.submit(LONG, queued=True) for _ in range(NEAR_EMPTY)]
+            jobs[one.name] = one.fill(NEAR_EMPTY)
         rows += _verbs("near-empty", systems, jobs, rounds)
         for one in systems:
             print(f"{one.name}: {queued:,} jobs", file=sys.stderr)
-            jobs[one.name] += [one.submit(LONG, queued=True) for _ in range(queued)]
+            jobs[one.name] += one.fill(queued)
         rows += _verbs(f"{queued:,} queued", systems, jobs, rounds)
         rows += [Row("daemon: RSS, 1,000 queued", one.name, one.rss_mb(), "MB") for one in systems]
         rows += _cancelled(next(one for one in systems if isinstance(one, Carma)), tasks)

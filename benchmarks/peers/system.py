@@ -131,6 +131,10 @@ class System(ABC):
         )
         return self.number(found.stdout)
 
+    def fill(self, count: int) -> list[str]:
+        """Jobs that wait."""
+        return [self.submit(LONG, queued=True) for _ in range(count)]
+
     def run(self, words: list[str]) -> Taken:
         """Raises CalledProcessError."""
         begun = time.perf_counter()

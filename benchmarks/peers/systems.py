@@ -44,6 +44,9 @@ class Carma(System):
         for _ in range(GPUS):
             self.submit(LONG, queued=True)
 
+    def fill(self, count: int) -> list[str]:
+        return [str(self._carmad.run(LONG, exclusive=True)) for _ in range(count)]
+
     def verbs(self) -> Mapping[str, list[str]]:
         return {
             "submit": self.submission(SHORT, queued=True),
