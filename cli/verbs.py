@@ -77,6 +77,7 @@ VERBS = (
     Verb("models", "models", TYPER, WATCH),
     Verb("drain", "gpus", TYPER, SERVER),
     Verb("resume", "gpus", TYPER, SERVER),
+    Verb("limit", "fairness", ARGPARSE, SERVER),
     Verb("doctor", "diagnosis", TYPER, SERVER),
     Verb("daemon", "server", TYPER, SERVER),
     Verb("config", "diagnosis", TYPER, SERVER),

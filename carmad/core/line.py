@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TypeVar
 
 from carmad.core.decision import Reason
+from carmad.core.quota import Quotas
 from carmad.core.types import Job, JobId, JobState
 
 FEW = 8  # dependencies of a job that are named
@@ -65,7 +66,7 @@ def blocked_by(
     now: float,
     live: Mapping[JobId, Job],
     held: Held,
-    gpus_per_user: int | None,
+    quotas: Quotas,
     unread: str,
 ) -> Reason | None:
     """Why a queued job may not start yet, whatever the state of the GPUs. `unread`: why the GPUs
@@ -85,8 +86,8 @@ def blocked_by(
         active = held.tasks[spec.array.array]
         if active >= spec.array.limit:
             return _array_limit(spec.array.limit, active)
-    if gpus_per_user is not None and held.gpus[spec.user] + spec.gpus > gpus_per_user:
-        return Reason("quota", gpus_per_user, held.gpus[spec.user], "GPUs", spec.user)
+    if quotas.any and (refusal := quotas.refusal(spec.user, spec.gpus)):
+        return refusal
     return Reason("gpus_unread", detail=unread) if unread else None
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from carmad.config import Settings
 from carmad.core.decision import Decision
+from carmad.core.quota import Limit
 from carmad.core.share import Account
 from carmad.core.types import (
     Cause,
@@ -127,6 +128,15 @@ class DrainRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitRequested:
+    """Set a limit. What is None in it stays as it was; with `clear`, it goes."""
+
+    at: float
+    limit: Limit
+    clear: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Noticed:
     """Something about a running job that its owner should know."""
 
@@ -186,6 +196,7 @@ Event = (
     | HoldRequested
     | RequeueRequested
     | DrainRequested
+    | LimitRequested
     | Noticed
     | Stepped
     | Trained
@@ -281,3 +292,4 @@ class Step:
     drains: tuple[Drain, ...] | None = None  # all of them, if any changed
     failures: tuple[Failure, ...] = ()  # of plugins: the core's only input besides events
     accounts: tuple[Account, ...] = ()  # those that changed
+    limits: tuple[Limit, ...] = ()  # as set; an empty one is gone

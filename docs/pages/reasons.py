@@ -220,7 +220,11 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "quota": (
         Reason("quota", 2, 2, "GPUs", "ada"),
-        "Wait until one of your jobs ends; `limits.gpus_per_user` is the limit.",
+        "Wait until one of your jobs ends, or of your group's; `carma limit` shows the limits.",
+    ),
+    "gpu_hours": (
+        Reason("gpu_hours", 100, 100.4, "GPU-h per week", "ada"),
+        "Wait: `carma why` says until when. `carma limit` shows the limits.",
     ),
     "policy_failed": (
         Reason("policy_failed", detail="it raised KeyError('x')"),
@@ -232,7 +236,7 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
 }
 OF_THE_JOB = (
-    *("held", "begin", "dependency", "array_limit", "quota"),
+    *("held", "begin", "dependency", "array_limit", "quota", "gpu_hours"),
     *("preempted", "making_room", "not_preemptible", "policy_failed"),
     *("profiling_gpus", "sharing_off", "no_room", "few_idle", "line_held", "better_gpus"),
     *("holds_line", "promised"),
