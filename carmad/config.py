@@ -116,7 +116,9 @@ class Limits:
     queued_mib_per_user: int = 32
     kill_grace_s: float = 30.0  # between SIGTERM and SIGKILL
     preemption: bool = False  # let policies take GPUs back; jobs resume from what they saved
-    backfill: int = 0  # how often a waiting job may be overtaken by later ones; 0: never
+    # How often a waiting job may be overtaken by later ones; 0: never. Not set: by those that end
+    # before it can start; in simulations, never
+    backfill: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,14 @@ def positive(text: str) -> float:
     return number
 
 
+def gpu_hours(text: str) -> tuple[float, str]:
+    """100/week: GPU-hours, and the period."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*/\s*(day|week|month)", text.strip().lower())
+    if match is None:
+        raise ArgumentTypeError(f"{text!r} is not GPU-hours per day, week or month; try 100/week")
+    return float(match[1]), match[2]
+
+
 def filled(text: str) -> str:
     if not text:
         raise ArgumentTypeError("it must not be empty")

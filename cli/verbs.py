@@ -84,6 +84,7 @@ VERBS = (
     Verb("models", "models", TYPER, WATCH),
     Verb("drain", "gpus", ARGPARSE, SERVER),
     Verb("resume", "gpus", ARGPARSE, SERVER),
+    Verb("limit", "fairness", ARGPARSE, SERVER),
     Verb("doctor", "diagnosis", TYPER, SERVER),
     Verb("daemon", "server", TYPER, SERVER),
     Verb("config", "diagnosis", TYPER, SERVER),

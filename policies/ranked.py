@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from carmad.plugin import (
     Demand,
@@ -22,7 +23,9 @@ from carmad.plugin import (
     View,
     idle,
 )
+from policies.holding import Held, hold, keeping, remaining_s, settled
 
+P = TypeVar("P", bound=Proposal)
 Filter = Callable[[Demand, GpuView], Reason | None]
 Rank = Callable[[GpuView], float]
 Order = Callable[[Job], float]
@@ -30,6 +33,9 @@ Turn = tuple[tuple[GpuId, ...], Sequence[Proposal]]  # the GPUs that a job takes
 
 
 IDLE_FIRST = Reason("idle_first")
+SEEN = 64  # jobs behind the first that waits: a plan is made every second
+EXPLAINED = 4  # the first of them, which get a verdict on each GPU
+DOUBT = 2.0  # a job may take so many times as long as predicted
 
 
 class Fit(NamedTuple):
@@ -53,6 +59,20 @@ def by_arrival(job: Job) -> float:
     return 0.0
 
 
+def _left_s(job: Job, now: float) -> float:
+    """How long a running job will take: its time limit bounds a prediction. Infinite: unknown."""
+    left_s, limit_s = remaining_s(job, now, math.inf), job.spec.time_limit_s
+    return left_s if limit_s is None else min(left_s, max(0.0, limit_s - job.attained_s(now)))
+
+
+def _longest_s(job: Job, now: float) -> float:
+    """How long a waiting job may take: its time limit, or else what is predicted, with a margin."""
+    limit_s = job.spec.time_limit_s
+    if limit_s is not None:
+        return limit_s - job.attained_s(now)
+    return DOUBT * remaining_s(job, now, math.inf)
+
+
 def down_the_line(view: View, turn: Callable[[Job, View], Turn]) -> tuple[Proposal, ...]:
     """The proposals of `turn` for each job in order, each seeing the placements before it.
 
@@ -69,7 +89,7 @@ def down_the_line(view: View, turn: Callable[[Job, View], Turn]) -> tuple[Propos
             if job is not queue[-1]:
                 view = view.with_placement(job, gpus)
         elif steps_past_the_head is None:
-            steps_past_the_head = view.settings.limits.backfill - job.overtaken
+            steps_past_the_head = (view.settings.limits.backfill or 0) - job.overtaken
             if steps_past_the_head <= 0 and job is not queue[-1]:
                 plan = [_holding_the_line(each, job, view) for each in plan]
         if steps_past_the_head is not None:
@@ -79,7 +99,7 @@ def down_the_line(view: View, turn: Callable[[Job, View], Turn]) -> tuple[Propos
     return tuple(plan)
 
 
-def _holding_the_line(proposal: Proposal, head: Job, view: View) -> Proposal:
+def _holding_the_line(proposal: P, head: Job, view: View) -> P | Placement:
     """The head's placement, with a reason if GPUs stay idle for it that others behind could use."""
     if not isinstance(proposal, Placement) or proposal.job != head.id:
         return proposal
@@ -111,7 +131,56 @@ class Ranked:
         return self.ordered(job)
 
     def plan(self, view: View) -> tuple[Proposal, ...]:
+        if view.settings.limits.backfill is None:
+            return self._backfilling(view)
         return down_the_line(view, self._turn)
+
+    def by(self, rank: Rank) -> Ranked:
+        """The same filters, but this rank alone."""
+        return Ranked(self.name, self.filters, rank)
+
+    def _backfilling(self, view: View) -> tuple[Proposal, ...]:
+        """EASY: the first job that waits is promised the GPUs that are expected to be empty first.
+        Later ones may use others, and those if they end in time."""
+        plan: list[Proposal] = []
+        held: Held | None = None
+        kept = self
+        seen = 0  # jobs behind the one that waits
+        for job in view.queue:
+            outlasts = held is not None and view.now + _longest_s(job, view.now) > held.at
+            placement = (kept if outlasts else self).place(job, view)
+            if placement.gpus:
+                plan.append(placement)
+                view = view.with_placement(job, placement.gpus)
+            elif held is None:
+                held, why = self._promise(job, view)
+                told = placement
+                if held is None and job is not view.queue[-1]:
+                    told = _holding_the_line(placement, job, view)
+                if held or told is not placement:
+                    told = replace(told, reasons=(*told.reasons, *why))
+                plan.append(told)
+                if held is None:
+                    break
+                kept = keeping(self, held, view.now)
+            elif seen <= EXPLAINED:
+                plan.append(placement)
+            seen += held is not None
+            if seen > SEEN:
+                break
+        return tuple(plan)
+
+    def _promise(self, head: Job, view: View) -> tuple[Held | None, tuple[Reason, ...]]:
+        """None: it starts soon, nobody knows when, or never, as things are."""
+        if self.place(head, settled(view)).gpus:
+            return None, ()
+        held = hold(self, head, view, lambda job: _left_s(job, view.now))
+        if held is None or held.at < math.inf:
+            number = len(held.gpus) if held else 0
+            return held, (Reason("promised", held.at - view.now, number, "s"),) if held else ()
+        there = {each.id: each for gpu in held.gpus for each in view.gpu(gpu).residents}
+        unknown = next(id for id, each in there.items() if _left_s(each, view.now) == math.inf)
+        return None, (Reason("no_promise", detail=f"job {unknown}"),)
 
     def choose(self, fits: Sequence[Fit], gpus: int, view: View) -> tuple[GpuId, ...]:
         """The GPUs to take among those that fit, node by node; none if there are too few."""

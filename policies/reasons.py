@@ -76,6 +76,10 @@ REASONS = {
             " (limits.backfill)"
         ),
     ),
+    "no_promise": Wording(
+        "NoPromise",
+        lambda r: f"nobody knows when {r.detail} ends, so no later job may go first",
+    ),
     "no_room": Wording(
         "NoRoom",
         lambda r: f"{r.have:.0f} of {r.need:.0f} GPUs are idle, and there is no job to share with",

@@ -43,6 +43,7 @@ from carmad.core.messages import (
     Tick,
 )
 from carmad.core.scheduler import Scheduler
+from carmad.core.share import Account
 from carmad.core.states import TRANSITIONS
 from carmad.core.types import (
     After,
@@ -109,6 +110,7 @@ class Disk:
     def __init__(self) -> None:
         self.jobs: dict[JobId, Job] = {}
         self.drains: tuple[Any, ...] = ()
+        self.accounts: dict[str, Account] = {}
         self.refuses = 0  # so many changes, for want of room
         self.refused = 0
         self.killed_before = False  # the next commit
@@ -120,6 +122,7 @@ class Disk:
             self.refuses -= 1
             self.refused += 1
             raise StoreFull("the disk is full", "make room")
+        self.accounts |= {account.user: account for account in step.accounts}
         for job in step.jobs:
             before = self.jobs.get(job.id)
             if before is not None and before.state is not job.state:
@@ -135,6 +138,7 @@ class Disk:
             tuple((job.id, job.state) for job in ended[-ENDED_REMEMBERED:]),
             self.drains,
             JobId(max(self.jobs, default=0) + 1),
+            tuple(self.accounts.values()),
         )
 
 
@@ -517,7 +521,11 @@ class Model:
         assert kept == [_facts(gpu) for gpu in core.view(self.now).gpus]
         jobs, ledger = core.jobs.values(), core._ledger
         queued = [job for job in jobs if job.state is JobState.QUEUED]
-        queued.sort(key=lambda job: place_in_line(job, core.policy.order(job)))
+        queued.sort(
+            key=lambda job: place_in_line(
+                job, core.policy.order(job), core.shares.rank(job.spec.user)
+            )
+        )
         assert list(ledger.line()) == queued
         running = {job for job in jobs if job.holds_gpus}
         held = Held()
@@ -525,6 +533,12 @@ class Model:
             held.add(job)
         assert ledger.held == held
         assert set(core.view(self.now).running) == running
+        holds: Counter[str] = Counter()
+        for job in running:
+            for gpu_id in job.gpus:
+                holds[job.spec.user] += 1 / len(ledger.residents(gpu_id))  # type: ignore[assignment]
+        for user, account in core.shares.accounts.items():
+            assert abs(account.rate - holds[user]) < 1e-9, "somebody pays for others"
         for gpu in GPUS:
             assert set(ledger.residents(gpu.id)) == {job for job in running if gpu.id in job.gpus}
 

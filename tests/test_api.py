@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import getpass
 import grp
 import json
 import os
@@ -247,7 +248,7 @@ def test_a_job_that_its_users_quota_never_allows_is_refused(open_path: Path) -> 
         status, out = daemon.call("POST", "/v1/jobs", JOB | {"gpus": 3})
         assert (status, out["error"]) == (
             400,
-            "the job wants 3 GPUs, and a user may hold 2 at once",
+            f"the job wants 3 GPUs, and {getpass.getuser()} may hold 2 at once",
         )
         submit(daemon, gpus=2)
 

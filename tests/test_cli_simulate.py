@@ -199,7 +199,7 @@ def test_tuning_tries_every_combination_and_names_the_best(
     assert [one["settings"] for one in runs] == [
         settings | more
         for settings in ({}, {"monitor.window_s": "10.0"})
-        for more in ({}, {"limits.backfill": "1"})
+        for more in ({"limits.backfill": "0"}, {"limits.backfill": "1"})
     ]
     assert run(["simulate", "two.csv", *ONE_GPU, "--jobs", "1", *words]) == 0
     assert "the lowest mean JCT: magm monitor.window_s=10.0" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Fair shares, from the core's accounts to the wire, and in words."""
+"""Fair shares and limits, from the core's accounts to the wire, and in words."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from itertools import takewhile
 
 from carmad.api.render import label
 from carmad.api.responses import SCHEMA
-from carmad.api.responses.fairness import ShareOut, SharesOut
+from carmad.api.responses.fairness import LimitedOut, LimitOut, LimitsOut, ShareOut, SharesOut
+from carmad.api.times import iso
 from carmad.core.line import Place
+from carmad.core.quota import DEFAULT, Limit
 from carmad.core.scene import Scene
 from carmad.core.types import Job
 
@@ -37,6 +39,39 @@ def shares_out(scene: Scene) -> SharesOut:
         "enabled": settings.enabled is not False,
         "half_life_days": settings.half_life_days,
         "users": sorted(users, key=lambda each: (each["rank"], each["user"])),
+    }
+
+
+def limits_out(scene: Scene) -> LimitsOut:
+    """The default first, with what the settings say."""
+    named = sorted(scene.limits.keys() - {DEFAULT})
+    return {"schema": SCHEMA, "limits": [limited_out(each, scene) for each in (DEFAULT, *named)]}
+
+
+def limited_out(subject: str, scene: Scene) -> LimitedOut:
+    """The limit that applies to the subject, who set it, and what is used of it."""
+    quotas = scene.quotas
+    limit, known = quotas.of(subject), scene.limits.get(subject)
+    counted = subject != DEFAULT and limit.gpu_hours is not None
+    hours = None if not counted else quotas.hours_used(subject, limit.per)
+    return {
+        **limit_out(limit),
+        "set_by": known.by if known else None,
+        "set_at": iso(known.at) if known else None,
+        "gpus_held": quotas.gpus_held(subject),
+        "gpu_hours_used": hours if hours is None else round(hours, 4),
+    }
+
+
+def limit_out(limit: Limit) -> LimitOut:
+    return {
+        "subject": limit.subject,
+        "gpus": limit.gpus,
+        "gpu_hours": limit.gpu_hours,
+        "per": limit.per,
+        "jobs": limit.jobs,
+        "set_by": limit.by,
+        "set_at": iso(limit.at),
     }
 
 

@@ -13,7 +13,9 @@ from carmad.core.types import Job
 from carmad.readable import duration
 
 SOON_S = 1.0
-LEFT_OUT = frozenset({"quota", "array_limit"})  # who waits for these does not for GPUs alone
+LEFT_OUT = frozenset(
+    {"quota", "gpu_hours", "array_limit"}
+)  # who waits for these does not for GPUs alone
 
 
 def outlook_out(job: Job, scene: Scene) -> OutlookOut | None:

@@ -131,6 +131,9 @@ CORE: dict[str, Wording] = {
     "quota": Wording(
         "Quota", lambda r: f"{r.detail} holds {r.have:.0f} GPUs of {r.need:.0f} allowed"
     ),
+    "gpu_hours": Wording(
+        "GpuHours", lambda r: f"{r.detail} has used {r.have:.4g} of {r.need:g} {r.unit}"
+    ),
     "policy_failed": Wording("PolicyFailed", lambda r: f"the placement policy failed: {r.detail}"),
     "policy_fallback": Wording(
         "PolicyFallback", lambda r: f"decided by the fallback, as the policy {r.detail} fails"

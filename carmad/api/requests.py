@@ -18,6 +18,7 @@ from pydantic import (
 
 from carmad.api.times import moment
 from carmad.core.layout import Stage
+from carmad.core.quota import Period
 from carmad.core.types import StageTimes
 from carmad.options import (
     MAX_GPUS,
@@ -35,6 +36,8 @@ from carmad.options import (
 MAX_WORDS = 10_000  # of a command
 MAX_VARIABLES = 10_000
 SHORTEST_STEP_S = 1e-6
+MAX_GPU_HOURS = 1e9
+MAX_WAITING = 1_000_000_000
 
 
 def _unix(text: object) -> float:
@@ -244,6 +247,20 @@ class StepIn(Request):
 
     seconds: Annotated[float, Field(ge=SHORTEST_STEP_S, le=MAX_TIME_S)]
     stages: StepStagesIn | None = None
+
+
+Subject = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=256)]
+
+
+class LimitIn(Request):
+    """`subject`: a user, "@group" or "default". What is not given stays as it is."""
+
+    subject: Subject
+    gpus: Annotated[int, Field(ge=0, le=MAX_GPUS)] | None = None
+    gpu_hours: Annotated[float, Field(ge=0, le=MAX_GPU_HOURS)] | None = None
+    per: Period = "week"
+    jobs: Annotated[int, Field(ge=0, le=MAX_WAITING)] | None = None
+    clear: bool = False
 
 
 class DrainIn(Request):

@@ -22,7 +22,7 @@ from carmad.core.decision import Decision, Reason, Verdict
 from carmad.core.scene import Scene
 from carmad.core.types import Cause, Exit, Gpu, Job, JobId, JobState
 from carmad.readable import duration, gib
-from carmad.words import first_few
+from carmad.words import clock, first_few
 
 GIB = 1024
 MOST_AHEAD = 8
@@ -202,7 +202,7 @@ def _remedies(
     decision: Decision | None,
     behind: JobRefOut | None,
 ) -> list[str]:
-    found = [help for reason in reasons if (help := _job_remedy(job, reason))]
+    found = [help for reason in reasons if (help := _job_remedy(job, reason, scene))]
     if behind:
         found.append(f"see what job {behind['label']} waits for: carma why {behind['label']}")
     for verdict in decision.placement.verdicts if decision else ():
@@ -215,12 +215,17 @@ def _advice(job: JobOut) -> list[str]:
     return [advice] if advice else []
 
 
-def _job_remedy(job: Job, reason: Reason) -> str | None:
+def _job_remedy(job: Job, reason: Reason, scene: Scene) -> str | None:
     match reason.code:
         case "held":
             return f"carma release {label(job)}"
         case "quota":
-            return f"starts when another job of {job.spec.user} ends"
+            return f"starts when another job of {reason.detail} ends"
+        case "gpu_hours":
+            at = scene.quotas.frees_at(reason.detail)
+            if math.isfinite(at):
+                return f"may start from {clock(at)} on, when earlier use no longer counts"
+            return "an administrator can raise the limit: carma limit"
         case "array_limit":
             return "starts when another task of its array ends"
         case "policy_failed":

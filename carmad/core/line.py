@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TypeVar
 
 from carmad.core.decision import Reason
+from carmad.core.quota import Quotas
 from carmad.core.types import Job, JobId, JobState
 
 FEW = 8  # dependencies of a job that are named
@@ -65,7 +66,7 @@ def blockers(
     now: float,
     live: Mapping[JobId, Job],
     held: Held,
-    gpus_per_user: int | None,
+    quotas: Quotas,
     unread: str,
 ) -> Iterator[Reason]:
     """Why a queued job may not start yet, whatever the state of the GPUs: all there is. `unread`:
@@ -85,8 +86,8 @@ def blockers(
         active = held.tasks[spec.array.array]
         if active >= spec.array.limit:
             yield _array_limit(spec.array.limit, active)
-    if gpus_per_user is not None and held.gpus[spec.user] + spec.gpus > gpus_per_user:
-        yield Reason("quota", gpus_per_user, held.gpus[spec.user], "GPUs", spec.user)
+    if quotas.any and (refusal := quotas.refusal(spec.user, spec.gpus)):
+        yield refusal
     if unread:
         yield Reason("gpus_unread", detail=unread)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from carmad.config import Settings
 from carmad.core.decision import Decision
+from carmad.core.quota import Limit
 from carmad.core.share import Account
 from carmad.core.types import (
     Cause,
@@ -153,6 +154,15 @@ class DrainRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitRequested:
+    """Set a limit. What is None in it stays as it was; with `clear`, it goes."""
+
+    at: float
+    limit: Limit
+    clear: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Noticed:
     """Something about a running job that its owner should know."""
 
@@ -214,6 +224,7 @@ Event = (
     | UpdateRequested
     | RequeueRequested
     | DrainRequested
+    | LimitRequested
     | Noticed
     | Stepped
     | Trained
@@ -310,3 +321,4 @@ class Step:
     failures: tuple[Failure, ...] = ()  # of plugins: the core's only input besides events
     before: tuple[Job, ...] = ()  # the changed jobs as they were, if they were live
     accounts: tuple[Account, ...] = ()  # those that changed
+    limits: tuple[Limit, ...] = ()  # as set; an empty one is gone

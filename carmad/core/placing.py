@@ -24,6 +24,8 @@ from carmad.core.history import History
 from carmad.core.ledger import Ledger
 from carmad.core.line import blockers
 from carmad.core.messages import Action, Launch, Stop, Wake
+from carmad.core.quota import Limit, Quotas
+from carmad.core.share import Shares
 from carmad.core.states import advance, stopping
 from carmad.core.types import Cause, GpuId, Job, JobId, JobState
 from carmad.core.view import View
@@ -43,6 +45,8 @@ class Placer:
         fleet: Fleet,
         history: History,
         models: Mapping[str, Model],
+        limits: Mapping[str, Limit],
+        shares: Shares,
         last_placed: GpuId | None = None,
     ) -> None:
         self._settings = settings
@@ -51,6 +55,8 @@ class Placer:
         self._fleet = fleet
         self._history = history
         self._models = models
+        self._limits = limits
+        self._shares = shares
         self.last_placed = last_placed
         self._memory: object = None  # the policy's
         self._asks_at = inf  # when the last plan asked to be called again
@@ -78,9 +84,7 @@ class Placer:
 
     def blocked_by(self, job: Job, now: float) -> Reason | None:
         """Why a queued job is not shown to the policy; None if it is."""
-        quota = self._settings.limits.gpus_per_user
-        jobs, held = self._ledger.jobs, self._ledger.held
-        return next(blockers(job, now, jobs, held, quota, self._fleet.unread), None)
+        return self._blocked_by(job, self._quotas(now))
 
     def plan(self, now: float) -> list[Action]:
         """Ask the policy, start the jobs that it places and stop those that it preempts."""
@@ -104,12 +108,22 @@ class Placer:
         """The queue without blocked jobs."""
         if self._fleet.unread:
             return ()  # policies are not asked while the GPUs are unknown
-        doubtful = self._ledger.conditional
-        if self._settings.limits.gpus_per_user is not None:
-            return tuple(job for job in line if not self.blocked_by(job, now))  # may block any job
-        if not doubtful:
+        doubtful, quotas = self._ledger.conditional, self._quotas(now)
+        if not doubtful and not quotas.any:
             return line
-        return tuple(job for job in line if job.id not in doubtful or not self.blocked_by(job, now))
+        return tuple(
+            job
+            for job in line
+            if not (quotas.any or job.id in doubtful) or not self._blocked_by(job, quotas)
+        )
+
+    def _quotas(self, now: float) -> Quotas:
+        settings, held = self._settings.limits, self._ledger.held.gpus
+        return Quotas(self._limits, settings, held, self._shares, now)
+
+    def _blocked_by(self, job: Job, quotas: Quotas) -> Reason | None:
+        jobs, held = self._ledger.jobs, self._ledger.held
+        return next(blockers(job, quotas.now, jobs, held, quotas, self._fleet.unread), None)
 
     def _order_the_unordered(self) -> None:
         """Retry `order` for a few of the jobs for which it failed."""

@@ -11,6 +11,7 @@ from carmad.core.gpuview import GpuView
 from carmad.core.line import Held, Place, blockers
 from carmad.core.memo import Memo
 from carmad.core.messages import Drain
+from carmad.core.quota import Limit, Quotas
 from carmad.core.share import Shares
 from carmad.core.types import Gpu, GpuId, Job, JobId, JobState, Usage
 from carmad.core.view import View
@@ -32,6 +33,7 @@ class Scene:
     ended: Mapping[JobId, JobState] = field(default_factory=dict)  # how recent jobs ended
     policy: str = ""  # its name
     shares: Shares = field(default_factory=lambda: Shares(Fairness()))
+    limits: Mapping[str, Limit] = field(default_factory=dict)
     places: tuple[Place, ...] = ()  # of the jobs in `line`
     memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
@@ -45,8 +47,14 @@ class Scene:
 
     def blockers(self, job: Job) -> Iterator[Reason]:
         """All that keeps a queued job from being shown to the policy."""
-        quota = self.view.settings.limits.gpus_per_user
-        return blockers(job, self.now, self.live, self.held, quota, self.unread)
+        return blockers(job, self.now, self.live, self.held, self.quotas, self.unread)
+
+    @property
+    def quotas(self) -> Quotas:
+        settings = self.view.settings.limits
+        return self.memo.recall(
+            "quotas", Quotas, self.limits, settings, self.held.gpus, self.shares, self.now
+        )
 
     def waiting(self) -> tuple[Job, ...]:
         """The line, and those that join it once their memory is estimated."""

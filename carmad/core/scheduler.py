@@ -29,6 +29,7 @@ from carmad.core.messages import (
     Exited,
     HoldRequested,
     Launch,
+    LimitRequested,
     Noticed,
     Postponed,
     Reconfigured,
@@ -44,6 +45,7 @@ from carmad.core.messages import (
 )
 from carmad.core.placing import Placer
 from carmad.core.ports import Policy, Predictor, Recovery
+from carmad.core.quota import Limit
 from carmad.core.recurrence import group
 from carmad.core.scene import Scene
 from carmad.core.share import Account, Ranks, Shares
@@ -81,6 +83,7 @@ class Scheduler:
         self.knowledge = Knowledge(settings, self._fleet, predictor, self._asked)
         self._counted = JobId(0)  # the last submission that the history has counted
         self.shares = Shares(settings.fairness)
+        self.limits: dict[str, Limit] = {}
         ledger = Ledger(self._deciders.order, rank=self._rank)
         self._watch = Watch(settings, ledger, self._fleet, self.knowledge)
         self._take_up(ledger)
@@ -114,6 +117,7 @@ class Scheduler:
             self._asked.failures,
             self._ledger.before(),
             tuple(self.shares.changed.values()),
+            tuple(self._limited),
         )
 
     def restore(
@@ -125,6 +129,7 @@ class Scheduler:
         history: History | None = None,
         accounts: Iterable[Account] = (),
         ranks: Ranks | None = None,
+        limits: Iterable[Limit] = (),
     ) -> tuple[Action, ...]:
         """Restore the state from a store; returns actions that may not have been carried out.
 
@@ -136,6 +141,7 @@ class Scheduler:
         ledger = Ledger(self._deciders.order, sharing_profiles(jobs), ended, self._rank)
         for job in ledger.running():
             self.history.learn(job)
+        self.limits = {limit.subject: limit for limit in limits}
         self._take_up(ledger, last_placed or self._placer.last_placed)
         self._fleet.drains = {drain.gpu: drain for drain in drains}
         self._fleet.look_again()
@@ -194,6 +200,7 @@ class Scheduler:
             dict(self.ended),
             self.policy.name,
             self.shares.copy(),
+            dict(self.limits),
             self._ledger.places(),
         )
 
@@ -239,6 +246,8 @@ class Scheduler:
                 self._on_requeue_requested(event)
             case DrainRequested():
                 self._on_drain_requested(event)
+            case LimitRequested():
+                self._on_limit_requested(event)
             case Noticed():
                 self._ledger.note(event.job, event.note)
             case Stepped():
@@ -409,6 +418,14 @@ class Scheduler:
             self._fleet.drain(event.gpu, drain)
         self._drained = True
 
+    def _on_limit_requested(self, event: LimitRequested) -> None:
+        subject = event.limit.subject
+        known = self.limits.pop(subject, Limit(subject))
+        new = event.limit if event.clear else event.limit.over(known)
+        if not new.empty:
+            self.limits[subject] = new
+        self._limited.append(new)
+
     # -- endings
 
     def _stop(self, job: Job, cause: Cause) -> None:
@@ -441,6 +458,8 @@ class Scheduler:
             self._fleet,
             self.history,
             self.knowledge.models,
+            self.limits,
+            self.shares,
             last_placed,
         )
 
@@ -458,6 +477,7 @@ class Scheduler:
         self._asked.forget()
         self._actions: list[Action] = []
         self._drained = False
+        self._limited: list[Limit] = []
 
     def _rank(self, user: str) -> int:
         return self.shares.rank(user)

@@ -206,7 +206,12 @@ class Engine:
         history stays, unless another one is given."""
         saved = self._store.restore()
         owed = self._scheduler.restore(
-            saved.jobs, saved.ended, saved.drains, history=history, accounts=saved.accounts
+            saved.jobs,
+            saved.ended,
+            saved.drains,
+            history=history,
+            accounts=saved.accounts,
+            limits=saved.limits,
         )
         for follower in self._followers:
             follower.restored()

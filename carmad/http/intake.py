@@ -112,9 +112,10 @@ async def require_room(service: Service, peer: Peer, specs: Sequence[JobSpec]) -
     waiting, there_is_room = await service.room(peer.uid, specs)
     if there_is_room:
         return
-    if waiting.jobs + alone.jobs > limits.queued_per_user:
+    most = service.limit_of(peer.user).jobs
+    if most is not None and waiting.jobs + alone.jobs > most:
         raise Conflict(
-            f"you have {waiting.jobs} jobs waiting, and at most {limits.queued_per_user} are"
+            f"you have {waiting.jobs} jobs waiting, and at most {most} are"
             f" allowed: there is no room for {alone.jobs} more",
             "Try again once some have started.",
         )
@@ -146,7 +147,7 @@ async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
             f"the kinds of GPU are not known yet: {unread}",
             "Leave gpu= out of the stage times, or submit the job later.",
         )
-    _within_the_quota(body, service.settings.limits.gpus_per_user)
+    _within_the_quota(body, peer, service)
     after = await _dependencies(service, peer, body) if body.after else ()
     tasks = len(body.array.indices) if body.array else 1
     _few_waits(tasks, len(after))
@@ -315,12 +316,16 @@ def _fits_the_server(body: SubmitIn | JobSpec, gpus: tuple[Gpu, ...]) -> None:
         )
 
 
-def _within_the_quota(body: SubmitIn, quota: int | None) -> None:
-    if quota is not None and body.gpus > quota:
-        raise CarmaError(
-            f"the job wants {body.gpus} GPUs, and a user may hold {quota} at once",
-            "That is limits.gpus_per_user, set by the administrator.",
-        )
+def _within_the_quota(body: SubmitIn, peer: Peer, service: Service) -> None:
+    limits = service.tally.limits
+    groups = [limits[name] for group in peer.groups if (name := f"@{group}") in limits]
+    for limit in (service.limit_of(peer.user), *groups):
+        if limit.gpus is not None and body.gpus > limit.gpus:
+            raise CarmaError(
+                f"the job wants {body.gpus} GPUs,"
+                f" and {limit.subject} may hold {limit.gpus} at once",
+                "Administrators set that; see `carma limit`.",
+            )
 
 
 async def _dependencies(

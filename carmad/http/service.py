@@ -18,6 +18,7 @@ from carmad.attempt.callers import Process, Taken
 from carmad.config import Settings
 from carmad.core.messages import Event, Step
 from carmad.core.ports import Server
+from carmad.core.quota import Limit, limit_of
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Job, JobId, JobSpec
@@ -209,9 +210,14 @@ class Service(Follower):
 
     def _is_room(self, uid: int, specs: Sequence[JobSpec]) -> bool:
         limits, then = self.settings.limits, self.tally.waiting(uid, specs)
-        return (
-            then.jobs <= limits.queued_per_user and then.bytes <= limits.queued_mib_per_user << 20
+        most = self.limit_of(specs[0].user).jobs
+        return (most is None or then.jobs <= most) and (
+            then.bytes <= limits.queued_mib_per_user << 20
         )
+
+    def limit_of(self, user: str) -> Limit:
+        """The limit that applies to the user; call `ready` first."""
+        return limit_of(user, self.tally.limits, self.settings.limits)
 
     def _require_running(self) -> None:
         if self.stopping:

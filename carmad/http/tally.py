@@ -10,6 +10,7 @@ from itertools import chain, groupby
 from sys import getsizeof
 
 from carmad.core.messages import Discovered, Step
+from carmad.core.quota import Limit
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Environment, Gpu, Job, JobId, JobSpec, Script
 
@@ -62,6 +63,7 @@ class Tally:
         self.begun = False
         self.gpus: tuple[Gpu, ...] = ()
         self.unread = ""  # why they are not known yet
+        self.limits: dict[str, Limit] = {}
         self._specs: dict[JobId, JobSpec] = {}  # of waiting jobs
         self._by_user: defaultdict[int, _Mine] = defaultdict(_Mine)
         self._lock = threading.Lock()
@@ -75,6 +77,7 @@ class Tally:
         """Called in the core's thread, between two steps; from then on `note` keeps it current."""
         if not self.begun:
             self.gpus, self.unread = tuple(core.gpus.values()), core.unread
+            self.limits = dict(core.limits)
             self.begun = True
             self._count(core.jobs.values())
 
@@ -83,6 +86,7 @@ class Tally:
             for event in step.events:
                 if isinstance(event, Discovered):
                     self.gpus, self.unread = event.gpus, event.unread
+            self.limits |= {limit.subject: limit for limit in step.limits}
             self._count(step.jobs)
 
     def waiting(self, uid: int, more: Sequence[JobSpec] = ()) -> Waiting:

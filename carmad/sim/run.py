@@ -45,9 +45,11 @@ def simulate(experiment: Experiment, watch: Watch | None = None) -> Outcome:
     due = began + REPORTED_S
     # Modelled GPUs report every change, so a reading is valid until the next one.
     monitor = replace(experiment.settings.monitor, stale_s=math.inf)
-    fairness = experiment.settings.fairness  # published policies have none
+    # Published policies have neither, unless it is asked for.
+    fairness, limits = experiment.settings.fairness, experiment.settings.limits
     fairness = replace(fairness, enabled=bool(fairness.enabled))
-    settings = replace(experiment.settings, monitor=monitor, fairness=fairness)
+    limits = replace(limits, backfill=limits.backfill or 0)
+    settings = replace(experiment.settings, monitor=monitor, fairness=fairness, limits=limits)
     policy = registry.bare_policy(settings)
     recovery, predictor = registry.bare_recovery(settings), registry.bare_predictor(settings)
     scheduler = Scheduler(settings, policy, recovery, predictor)

@@ -101,6 +101,7 @@ def _core(begin: journal.Begin, script: Script) -> Scheduler:
         history,
         begin.accounts,
         begin.ranks,
+        begin.limits,
     )
     return core
 

@@ -12,6 +12,7 @@ from pydantic_core import to_json
 
 from carmad.core.decision import Decision
 from carmad.core.messages import Drain
+from carmad.core.quota import Limit
 from carmad.core.share import Account
 from carmad.core.types import GpuSample, Job
 from carmad.models import Model
@@ -20,6 +21,7 @@ _JOB = TypeAdapter(Job)
 _DECISION = TypeAdapter(Decision)
 _DRAIN = TypeAdapter(Drain)
 _ACCOUNT = TypeAdapter(Account)
+_LIMIT = TypeAdapter(Limit)
 _SAMPLE = TypeAdapter(GpuSample)
 _MODEL: TypeAdapter[Model] = TypeAdapter(Annotated[Model, Discriminator("kind")])
 _FORMER = (
@@ -67,6 +69,14 @@ def encode_account(account: Account) -> str:
 
 def decode_account(text: str) -> Account:
     return _ACCOUNT.validate_json(text)
+
+
+def encode_limit(limit: Limit) -> str:
+    return to_json(limit).decode()
+
+
+def decode_limit(text: str) -> Limit:
+    return _LIMIT.validate_json(text)
 
 
 def sample_of(row: dict[str, Any]) -> GpuSample:

@@ -30,6 +30,7 @@ from carmad.config import DECLARED_SINCE, Settings
 from carmad.core.decision import Decision
 from carmad.core.history import BIN_S, BINS, Past, Submission
 from carmad.core.messages import Drain, Event, Failure, RequeueRequested, Sampled, Step, Submitted
+from carmad.core.quota import Limit
 from carmad.core.scheduler import Scheduler
 from carmad.core.share import Account, Ranks
 from carmad.core.types import Gpu, GpuId, Job, JobId, JobSpec, JobState
@@ -72,6 +73,7 @@ class Begin:
     unread: str = ""  # why the GPUs are not known yet
     accounts: tuple[Account, ...] = ()
     ranks: Ranks = Ranks()  # noqa: RUF009 - it is frozen
+    limits: tuple[Limit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,7 @@ class Journal(Follower):
             scene.unread,
             tuple(scene.shares.accounts.values()),
             scene.shares.ranks,
+            tuple(scene.limits.values()),
         )
 
     # -- in the other thread

@@ -17,6 +17,7 @@ from carmad.core.decision import Decision
 from carmad.core.history import BIN_S, BINS, RUNS, Submission, past
 from carmad.core.ledger import ENDED_REMEMBERED
 from carmad.core.messages import Drain
+from carmad.core.quota import Limit
 from carmad.core.share import Account
 from carmad.core.types import (
     ENDED,
@@ -34,7 +35,7 @@ from carmad.store import codec, environments, externals, statistics
 from carmad.store.damage import Damage, as_text, expect_live, is_text, set_aside, stand_in
 from carmad.store.database import DatabaseErrors, explain
 from carmad.store.rows import Row, job_of, transition_of
-from carmad.store.tables import ACCOUNTS, DECISIONS, DRAINS, JOBS, SAMPLES, TRANSITIONS
+from carmad.store.tables import ACCOUNTS, DECISIONS, DRAINS, JOBS, LIMITS, SAMPLES, TRANSITIONS
 from carmad.store.values import (
     External,
     ExternalTotals,
@@ -59,6 +60,7 @@ _LAST_ID = text(
     "SELECT max(n) FROM (SELECT seq AS n FROM sqlite_sequence WHERE name = 'jobs'"
     " UNION ALL SELECT max(id) FROM jobs WHERE id < :below) WHERE n < :below"
 )
+_LIMIT_ROWS = select(LIMITS.c.id, LIMITS.c.subject, LIMITS.c.body)
 STATES = select(JOBS.c.id, JOBS.c.state).where(JOBS.c.id.in_(GIVEN_IDS))
 _JOB_ROWS = select(JOBS.c.id, JOBS.c.ended_at, JOBS.c.body)  # enough to make a job
 _GIVEN_JOBS = _JOB_ROWS.where(JOBS.c.id.in_(GIVEN_IDS)).order_by(JOBS.c.id)
@@ -94,6 +96,8 @@ class Reader:
             by_gpu = connection.execute(select(DRAINS).order_by(DRAINS.c.gpu)).mappings()
             drains = [dict(row) for row in by_gpu]
             accounts = connection.execute(select(ACCOUNTS).order_by(ACCOUNTS.c.user)).all()
+            last = select(func.max(LIMITS.c.id)).group_by(LIMITS.c.subject)
+            limits = connection.execute(_LIMIT_ROWS.where(LIMITS.c.id.in_(last))).all()
             last_id = connection.scalar(_LAST_ID, {"below": MAX_ID}) or 0
         return Restored(
             jobs=tuple(map(self._live, jobs)),
@@ -101,6 +105,7 @@ class Reader:
             drains=tuple(map(self._drain, drains)),
             next_id=JobId(last_id + 1),
             accounts=tuple(self._accounts(accounts)),
+            limits=tuple(limit for limit in self._limits(limits) if not limit.empty),
         )
 
     def past(self, now: float) -> Remembered:
@@ -258,6 +263,12 @@ class Reader:
                 externals.latest(connection, since, user),
             )
 
+    def limit_changes(self, subject: str, limit: int) -> list[Limit]:
+        """The limits that were set for a subject, the newest first."""
+        query = _LIMIT_ROWS.where(LIMITS.c.subject == subject).order_by(LIMITS.c.id.desc())
+        with self._reading() as connection:
+            return list(self._limits(connection.execute(query.limit(limit)).all()))
+
     # -- internals
 
     def _read_jobs(self, query: Select[Any], values: Mapping[str, str]) -> list[Job]:
@@ -292,6 +303,13 @@ class Reader:
             rows,
             lambda row: codec.decode_account(row.body),
             lambda row: f"the account of {as_text(row.user)}",
+        )
+
+    def _limits(self, rows: Iterable[Any]) -> Iterator[Limit]:
+        return self._readable(
+            rows,
+            lambda row: codec.decode_limit(row.body),
+            lambda row: f"limit {row.id} of {as_text(row.subject)}",
         )
 
     def _live(self, row: Row) -> Job:

@@ -25,7 +25,16 @@ from carmad.store import backups, codec, environments, externals, migrate, reten
 from carmad.store.database import StoreFull, connect, damaged, expect, expect_backed_up
 from carmad.store.reading import GIVEN_IDS, LIVE_JOBS, MAX_ID, STATES, Reader
 from carmad.store.rows import decision_row, job_row, moves
-from carmad.store.tables import ACCOUNTS, CLOCK, DECISIONS, DRAINS, JOBS, SAMPLES, TRANSITIONS
+from carmad.store.tables import (
+    ACCOUNTS,
+    CLOCK,
+    DECISIONS,
+    DRAINS,
+    JOBS,
+    LIMITS,
+    SAMPLES,
+    TRANSITIONS,
+)
 from carmad.store.values import External, Purged
 
 __all__ = ["MAX_ID", "SqlStore", "StoreFull"]
@@ -50,6 +59,7 @@ _INSERT_DECISION = insert(DECISIONS)
 _DELETE_DRAINS = delete(DRAINS)
 _INSERT_DRAIN = insert(DRAINS)
 _REPLACE_ACCOUNT = insert(ACCOUNTS).prefix_with("OR REPLACE")
+_INSERT_LIMIT = insert(LIMITS)
 _REPLACE_SAMPLE = insert(SAMPLES).prefix_with("OR REPLACE")
 _SAMPLE_FIELDS = tuple(column.name for column in SAMPLES.c)
 
@@ -90,7 +100,8 @@ class SqlStore(Reader):
 
     def commit(self, step: Step) -> None:
         """Write `step` in one transaction; without one if there is nothing to write."""
-        if not (step.jobs or step.decisions or step.accounts) and step.drains is None:
+        changed = step.jobs or step.decisions or step.accounts or step.limits
+        if not changed and step.drains is None:
             return
         last = {job.id: job for job in step.jobs}
         job_rows = [job_row(job) for job in last.values()]
@@ -109,6 +120,9 @@ class SqlStore(Reader):
             if decision_rows:
                 connection.execute(_INSERT_DECISION, decision_rows)
             self._keep(connection, step.accounts)
+            if step.limits:
+                rows = [{"subject": e.subject, "body": codec.encode_limit(e)} for e in step.limits]
+                connection.execute(_INSERT_LIMIT, rows)
             if step.drains is not None:
                 connection.execute(_DELETE_DRAINS)
                 if step.drains:

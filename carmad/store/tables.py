@@ -119,6 +119,16 @@ ACCOUNTS = Table(
     Column("body", Text, nullable=False),
 )
 
+# Limits as they were set, in order: a subject's last one counts, and an empty one clears it.
+LIMITS = Table(
+    "limits",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("subject", Text, nullable=False),
+    Column("body", Text, nullable=False),
+    Index(None, "subject"),
+)
+
 # One row: the clock that the times in the other tables refer to.
 CLOCK = Table(
     "clock",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from carmad.core.history import Past, Submission
 from carmad.core.messages import Drain
+from carmad.core.quota import Limit
 from carmad.core.share import Account
 from carmad.core.types import GpuId, Job, JobId, JobState
 
@@ -19,6 +20,7 @@ class Restored:
     drains: tuple[Drain, ...]
     next_id: JobId
     accounts: tuple[Account, ...] = ()
+    limits: tuple[Limit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

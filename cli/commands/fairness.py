@@ -1,16 +1,21 @@
-"""Who has used how much: `share`."""
+"""Who has used how much, and who may: `share`, `limit`."""
 
 from __future__ import annotations
 
 from cli import client, output
 from cli.commands.options import add_json
+from cli.problems import Usage
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
+    from typing import Any
 
     from cli.parser import Parser
+
+NONE = "-"
+MOST = 1_000_000_000
 
 
 def share_options(parser: Parser) -> None:
@@ -29,6 +34,75 @@ def share(options: Namespace) -> int:
     if not answer["enabled"]:
         output.note("jobs start in order of arrival: fairness.enabled is off")
     return 0
+
+
+def limit_options(parser: Parser) -> None:
+    from cli.parse import gpu_hours, whole
+
+    natural = whole(0, MOST)
+    parser.add_argument(
+        "subject", nargs="?", metavar="WHO", help="a user, @group, or default: each other user"
+    )
+    parser.add_argument("-G", "--gpus", type=natural, metavar="N", help="GPUs held at once")
+    parser.add_argument(
+        "--gpu-hours",
+        type=gpu_hours,
+        metavar="HOURS/PERIOD",
+        help="GPU-hours used per day, week or month: 100/week",
+    )
+    parser.add_argument("--jobs", type=natural, metavar="N", help="waiting jobs; not of a group")
+    parser.add_argument("--clear", action="store_true", help="remove the limit")
+    add_json(parser)
+
+
+def limit(options: Namespace) -> int:
+    """List limits, or set one: in force at once, and kept. Setting is for administrators.
+
+    The users of a group share its limit. What is not given stays as it was.
+    """
+    hours, per = options.gpu_hours or (None, None)
+    given = {"gpus": options.gpus, "gpu_hours": hours, "per": per, "jobs": options.jobs}
+    body = {name: value for name, value in given.items() if value is not None}
+    if body and options.clear:
+        raise Usage("--clear takes no other option", "it removes the whole limit")
+    if not options.subject:
+        if body or options.clear:
+            raise Usage("whose limit?", "carma limit USER, @GROUP or default")
+        answer = client.get("/v1/limits")
+    elif body or options.clear:
+        words = body | {"subject": options.subject} | ({"clear": True} if options.clear else {})
+        answer = client.post("/v1/limits", words)
+    else:
+        from urllib.parse import quote
+
+        answer = client.get(f"/v1/limits/{quote(options.subject, safe='')}")
+    if options.json:
+        output.print_json(answer)
+        return 0
+    head = ("WHO", "GPUS", "GPU-H", "JOBS", "SET BY", "SINCE")
+    _print([head, *map(_limit, answer.get("limits") or [answer["limit"]])])
+    if changes := answer.get("changes"):
+        print("\nchanges")
+        _print([head, *map(_limit, changes)])
+    return 0
+
+
+def _limit(limit: dict[str, Any]) -> tuple[str, ...]:
+    from cli.format import local_time
+
+    gpus, hours, jobs = limit["gpus"], limit["gpu_hours"], limit["jobs"]
+    used = limit.get("gpu_hours_used")
+    held = "" if limit["subject"] == "default" else limit.get("gpus_held", "")
+    return (
+        limit["subject"],
+        NONE if gpus is None else f"{held} of {gpus}" if held != "" else str(gpus),
+        NONE
+        if hours is None
+        else f"{f'{used:.4g} of ' if used is not None else ''}{hours:g} per {limit['per']}",
+        NONE if jobs is None else str(jobs),
+        limit["set_by"] or "settings",
+        local_time(limit["set_at"]),
+    )
 
 
 def _print(rows: Sequence[Sequence[str]]) -> None:

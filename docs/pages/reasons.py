@@ -183,11 +183,15 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "holds_line": (
         Reason("holds_line", 4, 3, "GPUs"),
-        "Wait; an administrator can let later jobs start first with `limits.backfill`.",
+        "Wait. Later jobs with a `--time` go first if it is known when this one can start.",
+    ),
+    "no_promise": (
+        Reason("no_promise", detail="job 7"),
+        "Give jobs a `--time` or an `--expect`: others with one can then go first.",
     ),
     "held_for": (
         Reason("held_for", 3_600, unit="s", detail="job 7"),
-        "Wait; a shorter `--expect`, if that is true, lets it start before that job.",
+        "Wait; a shorter `--time` or `--expect`, if that is true, lets it start before that job.",
     ),
     "promised": (Reason("promised", 3_600, 4, "s"), "Wait until then."),
     "affine": (
@@ -220,7 +224,11 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "quota": (
         Reason("quota", 2, 2, "GPUs", "ada"),
-        "Wait until one of your jobs ends; `limits.gpus_per_user` is the limit.",
+        "Wait until one of your jobs ends, or of your group's; `carma limit` shows the limits.",
+    ),
+    "gpu_hours": (
+        Reason("gpu_hours", 100, 100.4, "GPU-h per week", "ada"),
+        "Wait: `carma why` says until when. `carma limit` shows the limits.",
     ),
     "policy_failed": (
         Reason("policy_failed", detail="it raised KeyError('x')"),
@@ -232,10 +240,10 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
 }
 OF_THE_JOB = (
-    *("held", "begin", "dependency", "array_limit", "quota"),
+    *("held", "begin", "dependency", "array_limit", "quota", "gpu_hours"),
     *("preempted", "making_room", "not_preemptible", "policy_failed"),
     *("profiling_gpus", "sharing_off", "no_room", "few_idle", "line_held", "better_gpus"),
-    *("holds_line", "promised"),
+    *("holds_line", "no_promise", "promised"),
     *("slices_apart", "reserved", "partner", "no_partner", "planned_start", "deadline"),
 )
 POLICYS = (

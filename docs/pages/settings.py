@@ -53,6 +53,7 @@ MORE = {
     "limits.queued_per_user": "jobs that one user may have in the queue",
     "limits.queued_mib_per_user": "MiB that the commands and environments of one user's"
     " waiting jobs may take up; identical environments count once",
+    "limits.backfill": "[backfilling](../concepts/placement.md)",
     "fairness.enabled": "order jobs of equal priority by what their users have used",
     "fairness.weights": 'such as `{ada = 2.0, "@vision" = 3.0}`: who has twice the weight may use'
     " twice as much. The users of a group with a weight share it as one",

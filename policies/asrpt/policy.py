@@ -106,7 +106,7 @@ class Asrpt:
                 if placement.gpus:
                     may_pass -= first is not None
                 elif not (first or self.conserving) and turn.claims(job):
-                    first, may_pass = job, turn.view.settings.limits.backfill - job.overtaken
+                    first, may_pass = job, (turn.view.settings.limits.backfill or 0) - job.overtaken
             told += not placement.gpus
             if placement.gpus or told <= turn.explained:
                 plan.append(placement)

@@ -18,17 +18,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from carmad.plugin import (
     Demand,
-    GpuId,
     GpuView,
     Job,
-    JobId,
-    NodeView,
     Placement,
     Preemption,
     Proposal,
@@ -38,16 +35,15 @@ from carmad.plugin import (
     View,
     first_few,
 )
+from policies import holding
 from policies.builtin import magm
 from policies.filters import fits_memory, min_free, not_risky, preconditions
-from policies.memory import need_mib
+from policies.holding import Held, hold, keeping, vacated
 from policies.preemptive import fewest, yields
 from policies.ranked import Ranked
 from policies.reasons import expected
 from policies.totals import totals
 
-OVERRUN = 0.25  # of its run time is assumed to be left of a job that has outlived its prediction
-LEAST_S = 1.0  # that is left of any job
 SEEN = 64  # waiting jobs per plan
 TRIED = 16  # of them, those for which GPUs are looked for
 EXPLAINED = 4  # the first of them, which get a verdict on each GPU
@@ -72,14 +68,6 @@ class Newcomer(NamedTuple):
         return wanted.gpus, wanted.alone, wanted.mps_uid, wanted.retry, firm, self.known
 
 
-class Held(NamedTuple):
-    """GPUs promised to a job that waits, and when they are expected to be empty."""
-
-    job: JobId
-    gpus: tuple[GpuId, ...]
-    at: float
-
-
 class Rules(NamedTuple):
     """Placement rules for jobs of known duration and memory, and for all others."""
 
@@ -91,12 +79,7 @@ class Rules(NamedTuple):
 
     def keeping(self, held: Held, now: float) -> Rules:
         """The same, off the GPUs that are held."""
-        reason = Reason("held_for", held.at - now, unit="s", detail=f"job {held.job}")
-
-        def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
-            return reason if gpu.id in held.gpus else None
-
-        return Rules(*(replace(each, filters=(*each.filters, refuse)) for each in self))
+        return Rules(*(keeping(each, held, now) for each in self))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,25 +159,13 @@ class Carma:
         )
 
     def _hold(self, new: Newcomer, view: View) -> Held | None:
-        """The GPUs that will be empty first; none if no GPUs would do even then."""
-        uid = view.demand(new.job).mps_uid
+        """A running job of unknown duration is expected to run for as long again as it has."""
 
-        def in_use(gpu: GpuView) -> tuple[GpuView, ...]:
-            """What must be empty before: another user's MPS server may be the whole node's."""
-            if uid is None or gpu.mps_user is None or gpu.mps_user[0] == uid:
-                return (gpu,)
-            return view.nodes[view.node_of[gpu.id]].gpus
+        def left_s(job: Job) -> float:
+            known = job.expected_s is not None
+            return remaining_s(job, view.now) if known else job.attained_s(view.now)
 
-        def empty_s(gpu: GpuView) -> float:
-            return max(_empty_s(each, view.now) for each in in_use(view.gpu(gpu.id)))
-
-        first_empty = replace(self.rules.of(new), rank=empty_s, idle_first=False)
-        gpus = first_empty.place(new.job, vacated(view, lambda job: True)).gpus
-        if not gpus:
-            return None
-        needed = [view.gpu(gpu) for gpu in gpus]
-        held = dict.fromkeys(each.id for gpu in needed for each in in_use(gpu))
-        return Held(new.job.id, tuple(held), view.now + max(map(empty_s, needed)))
+        return hold(self.rules.of(new), new.job, view, left_s)
 
     def _victims(self, new: Newcomer, view: View, verdicts: Sequence[Verdict]) -> list[Job]:
         """The running jobs to preempt for it: the fewest of those of which much more is left."""
@@ -238,37 +209,7 @@ def carma(settings: Settings) -> Carma:
 
 
 def remaining_s(job: Job, now: float) -> float:
-    """As predicted, running alone; infinite if unknown. Its past run time counts in full, as its
-    progress beside others is not known."""
-    if job.stop is not None:
-        return LEAST_S
-    if job.expected_s is None:
-        return math.inf
-    attained_s = job.attained_s(now)
-    return max(LEAST_S, job.expected_s - attained_s, OVERRUN * attained_s)
-
-
-def vacated(view: View, leaves: Callable[[Job], bool]) -> View:
-    """As it will look without these jobs."""
-    return replace(view, nodes=tuple(_vacated(node, leaves) for node in view.nodes))
-
-
-def _vacated(node: NodeView, leaves: Callable[[Job], bool]) -> NodeView:
-    gpus = tuple(_without(gpu, leaves) for gpu in node.gpus)
-    if not any(gpu.residents for gpu in gpus):  # then a user's MPS server is gone, too
-        gpus = tuple(replace(gpu, mps_user=None, mps_leaving=None) for gpu in gpus)
-    return replace(node, gpus=gpus)
-
-
-def _without(gpu: GpuView, leaves: Callable[[Job], bool]) -> GpuView:
-    gone = [job for job in gpu.residents if leaves(job)]
-    if not gone:
-        return gpu
-    residents = tuple(job for job in gpu.residents if not leaves(job))
-    free_mib = gpu.gpu.memory_mib - gpu.external_mib
-    if residents:
-        free_mib = gpu.free_mib + sum(map(need_mib, gone))
-    return replace(gpu, residents=residents, settling=None, free_mib=free_mib)
+    return holding.remaining_s(job, now, math.inf)
 
 
 def _place(new: Newcomer, view: View, rules: Rules) -> Placement:
@@ -302,16 +243,6 @@ def _known(job: Job) -> bool:
 
 def _newcomer(job: Job, now: float) -> Newcomer:
     return Newcomer(job, remaining_s(job, now), _known(job))
-
-
-def _empty_s(gpu: GpuView, now: float) -> float:
-    """When the jobs there have ended, in seconds from now, if they run as if alone. One of unknown
-    duration is expected to run for as long again as it has."""
-    left = [
-        job.attained_s(now) if job.expected_s is None else remaining_s(job, now)
-        for job in gpu.residents
-    ]
-    return max(left, default=0.0)
 
 
 def _preemption(victim: Job, first: Job) -> Preemption:

@@ -1,4 +1,4 @@
-"""Wording of the policy's own reasons."""
+"""Wording of the policy's own reasons, which backfilling (`policies.ranked`) gives, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers about fair shares."""
+"""Answers about fair shares and limits."""
 
 from __future__ import annotations
 
@@ -20,3 +20,29 @@ class SharesOut(TypedDict):
     enabled: bool
     half_life_days: float
     users: list[ShareOut]  # by rank
+
+
+class LimitOut(TypedDict):
+    subject: str  # a user, "@group" or "default"
+    gpus: int | None
+    gpu_hours: float | None
+    per: str  # of the GPU-hours: day, week or month
+    jobs: int | None
+    set_by: str | None  # None: the settings
+    set_at: str | None
+
+
+class LimitedOut(LimitOut):
+    gpus_held: int
+    gpu_hours_used: float | None
+
+
+class LimitsOut(TypedDict):
+    schema: int
+    limits: list[LimitedOut]
+
+
+class LimitChangesOut(TypedDict):
+    schema: int
+    limit: LimitedOut
+    changes: list[LimitOut]  # the newest first; for administrators

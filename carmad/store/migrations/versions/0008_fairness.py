@@ -1,4 +1,4 @@
-"""What each user has used of the GPUs."""
+"""What each user has used of the GPUs, and limits."""
 
 from __future__ import annotations
 
@@ -16,3 +16,11 @@ def upgrade() -> None:
         sa.Column("body", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("user", name="pk_accounts"),
     )
+    op.create_table(
+        "limits",
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("subject", sa.Text(), nullable=False),
+        sa.Column("body", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_limits"),
+    )
+    op.create_index("ix_limits_subject", "limits", ["subject"])
