@@ -12,18 +12,21 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from carmad.attempt.callers import Process, Taken
 from carmad.config import Access, Settings
 from carmad.core.messages import Action, Discovered, Stop
 from carmad.core.ports import Server
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Cause, Estimate, Exit, JobId, JobSpec
+from carmad.core.types import Cause, Estimate, Exit, Job, JobId, JobSpec
 from carmad.daemon import doctor
 from carmad.engine.clock import Clock
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
+from carmad.errors import CarmaError
 from carmad.gpu.source import Capabilities
 from carmad.http.peers import Credentials
 from carmad.http.server import Server as HttpServer
@@ -54,6 +57,22 @@ class Untrained(Models):
         self.begun += 1
 
 
+class NoProcesses:
+    """Jobs are only pretended here, so nobody can run one or join it."""
+
+    def take(self, job: JobId, process: Process) -> Future[Taken]:
+        raise CarmaError("no processes run here")
+
+    def join(self, job: Job, process: Process) -> Future[Taken]:
+        raise CarmaError("no processes run here")
+
+    def begun(self, job: Job) -> bool:
+        return False
+
+    def joined(self, job: Job, process: Process) -> bool:
+        return False
+
+
 class Daemon:
     def __init__(self, folder: Path, settings: Settings = ROOT_JOBS, gpus: int = 3) -> None:
         self.settings = settings
@@ -72,6 +91,7 @@ class Daemon:
             _guesses,
             lambda scene: doctor.checks(settings, scene, CAPABILITIES, self.store, False, None),
             Untrained(folder / "models", self.store, 0.0, lambda models: None),
+            NoProcesses(),
         )
         self.app = create_app(self.service)
         self.path = str(folder / "carmad.sock")
