@@ -143,12 +143,14 @@ class Top:
                 self._text = [styled(error.message, "red"), error.hint]
 
     def _cancel(self) -> None:
+        labels, at = [job["label"] for job in self.jobs()], self._at
         try:
             body = {"select": self._chosen, "user": None}
             results = client.post("/v1/cancel", body, WITHIN_S)["results"]
         except CarmaError as error:
             self.trouble = error.message
             return
+        self._chosen = (labels[at + 1 :] or labels[at - 1 :] or [""])[0]  # its neighbour
         self.look()
         refused = [one["message"] for one in results if not one["ok"]]
         self.trouble = refused[0] if refused else ""
@@ -156,9 +158,11 @@ class Top:
     # -- the picture
 
     def lines(self, room: int, height: int) -> list[Line]:
-        shows_bars = room >= dashboard.ROOM_FOR_BARS
-        cards = dashboard.gpus(self.answer["gpus"], shows_bars, output.is_ascii())
-        top = layout([dashboard.headline(self.answer), "", *cards, ""], room)
+        head: list[Block] = [dashboard.headline(self.answer), ""]
+        if not self.pane:
+            shows_bars = room >= dashboard.ROOM_FOR_BARS
+            head += [*dashboard.gpus(self.answer["gpus"], shows_bars, output.is_ascii()), ""]
+        top = layout(head, room)
         rows = max(1, height - len(top) - 1)
         below = self._pane(room, rows) if self.pane else self._table(room, rows)
         below += [()] * (rows - len(below))

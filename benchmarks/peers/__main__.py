@@ -59,7 +59,9 @@ def measure(rounds: int = ROUNDS, queued: int = QUEUED, tasks: int = TASKS) -> R
             print(f"{one.name}: {queued:,} jobs", file=sys.stderr)
             jobs[one.name] += one.fill(queued)
         rows += _verbs(f"{queued:,} queued", systems, jobs, rounds)
-        rows += [Row("daemon: RSS, 1,000 queued", one.name, one.rss_mb(), "MB") for one in systems]
+        rows += [
+            Row(f"daemon: RSS, {queued:,} queued", one.name, one.rss_mb(), "MB") for one in systems
+        ]
         rows += _cancelled(next(one for one in systems if isinstance(one, Carma)), tasks)
     return of_rows("CARMA beside its peers", rows, notes=notes)
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
+import psutil
+
 from benchmarks.daemon.carmad import memory_mb
 
 START_S = 30.0
@@ -70,15 +72,27 @@ class System(ABC):
         finally:
             for daemon in reversed(self._daemons):
                 _end(daemon)
+            left = self.processes()
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            psutil.wait_procs(left, timeout=STOP_S)
             shutil.rmtree(self.folder, ignore_errors=True)
+
+    def processes(self) -> list[psutil.Process]:
+        """Its daemons, and whatever was started by them or by its commands."""
+        return [
+            process
+            for process in psutil.process_iter(["environ"])
+            if (process.info["environ"] or {}).get("HOME") == str(self.folder)
+        ]
 
     @abstractmethod
     def start(self) -> None:
         """Returns when it answers."""
 
-    @abstractmethod
-    def stop(self) -> None:
-        """End its jobs, as far as they outlive the daemons."""
+    def stop(self) -> None:  # noqa: B027 - most need nothing but the end of their processes
+        """End its jobs in its own way."""
 
     @abstractmethod
     def submission(self, command: list[str], queued: bool = False) -> list[str]:
@@ -127,7 +141,13 @@ class System(ABC):
     def submit(self, command: list[str], queued: bool = False) -> str:
         words = self.submission(command, queued)
         found = subprocess.run(
-            words, env=self.env, cwd=self.folder, capture_output=True, text=True, check=True
+            words,
+            env=self.env,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=START_S,
         )
         return self.number(found.stdout)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import socket
@@ -13,10 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-import psutil
-
 from benchmarks.daemon.carmad import GPUS, Daemon, memory_mb, plain_environment
-from benchmarks.peers.system import LONG, SHORT, STOP_S, System, wait_for
+from benchmarks.peers.system import LONG, SHORT, System, wait_for
 
 BIN = Path(sys.executable).parent
 CARMA = str(BIN / "carma")
@@ -185,6 +182,9 @@ class Slurm(System):
         }
 
 
+MOST_SPOOLED = 940  # it has a connection for each job, and select() takes 1,024
+
+
 class Spooler(System):
     """One job at a time: a running one makes the others wait."""
 
@@ -196,20 +196,8 @@ class Spooler(System):
         self.env["TMPDIR"] = str(self.folder)
         self.answers("tsp")
 
-    def stop(self) -> None:
-        left = self._processes()
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(left, timeout=STOP_S)
-
-    def _processes(self) -> list[psutil.Process]:
-        """Its server, the clients, one for each job in line, and what runs."""
-        return [
-            process
-            for process in psutil.process_iter(["environ"])
-            if (process.info["environ"] or {}).get("TS_SOCKET") == self.env["TS_SOCKET"]
-        ]
+    def fill(self, count: int) -> list[str]:
+        return super().fill(min(count, MOST_SPOOLED))
 
     def submission(self, command: list[str], queued: bool = False) -> list[str]:
         return ["tsp", *command]
@@ -224,7 +212,7 @@ class Spooler(System):
 
     def rss_mb(self) -> float:
         """Shared pages in parts: there is a process for each job in line."""
-        return sum(memory_mb(one.pid, "smaps_rollup", "Pss:") for one in self._processes())
+        return sum(memory_mb(one.pid, "smaps_rollup", "Pss:") for one in self.processes())
 
 
 SYSTEMS: tuple[type[System], ...] = (Carma, Gflow, Slurm, Spooler)
