@@ -8,6 +8,7 @@ import getpass
 import grp
 import json
 import os
+import pwd
 import re
 import socket
 import tempfile
@@ -725,6 +726,19 @@ def test_users_update_their_own_jobs_only(daemon: Daemon) -> None:
     assert ada("/v1/update", select=str(waits), time_limit_s=7200.0)[1]["results"][0]["ok"]
     assert ada("/v1/update", select=str(waits), nice=-1)[0] == 403
     assert as_uid(BOB, daemon.path, "POST", "/v1/update", {"select": str(id), "nice": 2})[0] == 403
+
+
+@needs_root
+def test_why_tells_of_others_jobs_only_what_everybody_sees(daemon: Daemon) -> None:
+    submit(daemon, exclusive=True)
+    secret = {"name": "secret", "gpus": 3, "begin_at": "2001-01-01T00:00:00Z"}
+    head = as_uid(BOB, daemon.path, "POST", "/v1/jobs", JOB | secret)[1]["id"]
+    mine = as_uid(ADA, daemon.path, "POST", "/v1/jobs", JOB)[1]["id"]
+    status, out = as_uid(ADA, daemon.path, "GET", f"/v1/jobs/{mine}/why")
+    assert status == 200 and "secret" not in json.dumps(out)
+    (ahead,) = out["ahead"]
+    assert (ahead["id"], ahead["user"]) == (head, pwd.getpwuid(BOB).pw_name)
+    assert ahead["text"] == "is at the head of the line: it wants 3 GPUs, and 2 can take it now"
 
 
 def test_every_rule_has_its_words() -> None:

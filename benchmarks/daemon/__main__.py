@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.daemon import command, idling, planning, starting, submitting, ticks
+from benchmarks.daemon import cancelling, command, idling, planning, starting, submitting, ticks
 from benchmarks.harness.main import main
 from benchmarks.harness.report import Report, of_rows
 
@@ -21,6 +21,7 @@ MEASUREMENTS = {
     "command": command.measure,
     "planning": planning.measure,
     "starting": starting.measure,
+    "cancelling": cancelling.measure,
     "idling": idling.measure,
     "ticks": ticks.measure,
 }

@@ -185,6 +185,14 @@ class Daemon:
         state: str = self.get(f"/v1/jobs/{job}")["state"]
         return state
 
+    def await_queued(self, job: int, within_s: float = 60.0) -> None:
+        """Raises TimeoutError if it is not estimated by then."""
+        deadline = time.monotonic() + within_s
+        while self.state(job) == "pending":
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"job {job} is not estimated after {within_s:g} s")
+            time.sleep(0.05)
+
     def await_idle(self, within_s: float = 30.0) -> None:
         """Raises TimeoutError if jobs are left."""
         deadline = time.monotonic() + within_s
