@@ -134,6 +134,18 @@ def test_a_debugger_and_what_a_shell_starts_are_the_job(daemon: Carmad) -> None:
     assert daemon.job(1)["memory"]["peak_mib"] >= 700
 
 
+def test_what_a_shell_took_last_time_is_not_kept_for_the_next(tmp_path: Path) -> None:
+    with running(tmp_path, "1xA100-40GB", CARMA_ESTIMATOR="history", **NO_KERNELS) as daemon:
+        words = " ".join(train(memory_mib=3000, seconds=0.5, warmup=0))
+        for id in (1, 2):
+            shell = Terminal(daemon, *CARMA, "shell", SHELL="/bin/sh")
+            shell.shows("ready> ")
+            shell.types(f"{words}; exit\n")
+            shell.ended()
+            assert daemon.ended(id)["memory"]["estimate_mib"] is None
+            assert daemon.job(id)["memory"]["peak_mib"] > 500
+
+
 def test_who_waits_is_told_why_and_may_leave(daemon: Carmad) -> None:
     holds = daemon.sh("exec sleep 1000", exclusive=True)
     daemon.await_state(holds, "starting")
