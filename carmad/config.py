@@ -139,6 +139,7 @@ class Fairness:
     )
     half_life_days: float = 7.0  # after which use counts half
     weights: dict[str, float] = field(default_factory=dict)  # of users and "@groups"; else 1
+    urgent_gpu_hours: float = 8.0  # of jobs with --urgent, per user and seven days; 0: none
 
 
 @dataclass(frozen=True, slots=True)

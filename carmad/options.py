@@ -304,6 +304,15 @@ class JobOptions:
         change=WAITING,
         help="yield to jobs with a lower N (default 0)",
     )
+    urgent: bool = option(
+        "--urgent",
+        default=False,
+        section=START,
+        memory=False,
+        show="urgent",
+        help="start before all jobs that are not urgent; the GPU time counts against your weekly"
+        " budget, which `carma share` shows",
+    )
     name = option(
         "-J",
         "--job-name",

@@ -522,9 +522,7 @@ class Model:
         jobs, ledger = core.jobs.values(), core._ledger
         queued = [job for job in jobs if job.state is JobState.QUEUED]
         queued.sort(
-            key=lambda job: place_in_line(
-                job, core.policy.order(job), core.shares.rank(job.spec.user)
-            )
+            key=lambda job: place_in_line(job, core.policy.order(job), core.shares.standing(job))
         )
         assert list(ledger.line()) == queued
         running = {job for job in jobs if job.holds_gpus}

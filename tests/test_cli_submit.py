@@ -206,7 +206,7 @@ def test_gpus_are_counted_slurms_way_too() -> None:
 
 def test_every_option_arrives(fake: FakeDaemon, tmp_path: Path) -> None:
     words = "-J x -G 2 --gpu-mem 12G -t 2h --expect 90m -a 0-3%2 -d afterany:3 --after 4"
-    words += " -b 2026-11-20T12:00:00Z -o o-%j -e e --conda ml --nice 5 --no-requeue"
+    words += " -b 2026-11-20T12:00:00Z -o o-%j -e e --conda ml --nice 5 --urgent --no-requeue"
     words += " --signal USR2@60 --exclusive -H --batch-size 64 --amp --cold-start 5m"
     words += " --deadline 2026-11-22T08:00:00Z --allreduce tree --watch-stages"
     told = [
@@ -236,6 +236,7 @@ def test_every_option_arrives(fake: FakeDaemon, tmp_path: Path) -> None:
         "cold_start_s": 300.0,
         "exclusive": True,
         "nice": 5,
+        "urgent": True,
         "time_limit_s": 7200.0,
         "expected_s": 5400.0,
         "deadline_at": "2026-11-22T08:00:00.000Z",

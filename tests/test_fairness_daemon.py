@@ -76,6 +76,22 @@ def test_a_limit_that_makes_no_sense_is_refused(carmad: Carmad) -> None:
         assert wrong in carmad.carma("limit", *words, rc=None), words
 
 
+def test_urgent_jobs_go_first_until_their_budget_is_spent(tmp_path: Path) -> None:
+    with running(
+        tmp_path, "1xA100-40GB", **NO_KERNELS, CARMA_FAIRNESS__URGENT_GPU_HOURS="0.0001"
+    ) as daemon:
+        first = daemon.sh("sleep 600", exclusive=True)
+        daemon.await_state(first, "starting", "running")
+        waits, urgent = daemon.sh("true"), daemon.sh("sleep 0.5", urgent=True)
+        assert "urgent" in daemon.carma("show", str(urgent))
+        assert f"job {urgent} goes first: it is urgent" in daemon.carma("why", str(waits))
+        daemon.cancel(first)
+        assert daemon.ended(urgent)["started_at"] < daemon.ended(waits)["started_at"]
+        refused = daemon.carma("submit", "--urgent", "true", rc=1)
+        assert "and 0.0001 are allowed" in refused and "without --urgent" in refused
+        assert share_of(daemon, ME)["urgent_gpu_hours"] is not None
+
+
 @needs_root
 def test_only_administrators_set_limits_and_users_are_limited_each() -> None:
     folder = Path(tempfile.mkdtemp(prefix="carma-test-"))
@@ -104,6 +120,8 @@ def _two_users(daemon: Carmad) -> None:
     status, out = call(nobody, "POST", "/v1/limits", {"subject": "bin", "gpus": 0})
     assert (status, out["code"]) == (403, "forbidden")
     assert call(nobody, "GET", "/v1/limits")[0] == call(nobody, "GET", "/v1/share")[0] == 200
+    ahead = daemon.submission("/bin/true", cwd="/", nice=-1)
+    assert call(nobody, "POST", "/v1/jobs", ahead)[0] == 403  # nobody overtakes everybody for free
     daemon.carma("limit", "bin", "--gpus", "1")
     assert call(nobody, "GET", "/v1/limits/bin")[1]["changes"] == []
     jobs = [submit(bin_), submit(bin_), submit(nobody), submit(nobody)]

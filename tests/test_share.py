@@ -175,3 +175,46 @@ def test_a_long_line_is_sorted_anew_only_when_ranks_change() -> None:
     before = server.scene.line
     server.pass_time(3 * RANKED_EVERY_S, RANKED_EVERY_S)
     assert server.scene.line is before
+
+
+# -- urgent jobs
+
+
+def test_an_urgent_job_goes_before_all_that_are_not() -> None:
+    server, _ = busy()
+    yields = server.submit(user="carl", nice=-5)
+    ada = server.submit(user="ada", urgent=True)
+    assert line(server) == [ada, yields]
+    assert overtaken(server.job(yields), server.scene) == f"job {ada} goes first: it is urgent"
+    assert overtaken(server.job(ada), server.scene) == ""
+
+
+def test_urgent_jobs_are_paid_from_a_budget_that_comes_back() -> None:
+    settings = replace(ALONE, fairness=Fairness(urgent_gpu_hours=1.0))
+    server = FakeServer(gpus=2, settings=settings)
+    paid, usual = server.submit(user="ada", urgent=True), server.submit(user="ada")
+    for id in (paid, usual):
+        server.run_kernel(id)
+    server.pass_time(HOUR_S / 2, 600)
+    shares = server.scheduler.shares
+    assert shares.urgent_s("ada", server.now) == pytest.approx(HOUR_S / 2)
+    carl, urgent = server.submit(user="carl"), server.submit(user="ada", urgent=True)
+    assert line(server) == [urgent, carl]
+    server.pass_time(HOUR_S / 2, 600)  # what it holds counts while it runs
+    assert line(server) == [carl, urgent]
+    assert shares.ranks.spent == {"ada"}
+    assert shares.urgent_again_at("ada", server.now) == 7 * DAY_S
+    server.exit(usual)
+    server.exit(paid)
+    ada = shares.accounts["ada"]
+    assert (ada.rate, ada.urgent_rate) == (1.0, 1.0)  # of the one that waited
+    server.tell(Reconfigured(server.now, ALONE))
+    assert shares.ranks.spent == frozenset()
+
+
+def test_without_a_budget_nothing_is_urgent() -> None:
+    server, _ = busy()
+    carl, ada = server.submit(user="carl"), server.submit(user="ada", urgent=True)
+    assert line(server) == [ada, carl]
+    server.tell(Reconfigured(server.now, replace(ALONE, fairness=Fairness(urgent_gpu_hours=0))))
+    assert line(server) == [carl, ada]

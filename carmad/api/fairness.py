@@ -12,10 +12,10 @@ from carmad.api.times import iso
 from carmad.core.line import Place
 from carmad.core.quota import DEFAULT, Limit
 from carmad.core.scene import Scene
+from carmad.core.share import HOUR_S
 from carmad.core.types import Job
 
-HOUR_S = 3600.0
-SHOWN_S = 36.0  # less counts as nothing, unless the user has jobs
+SHOWN_S = 36.0  # who has used less is left out, unless there is something else to show
 
 
 def shares_out(scene: Scene) -> SharesOut:
@@ -30,14 +30,19 @@ def shares_out(scene: Scene) -> SharesOut:
             "gpus": round(account.rate, 3),
             "rank": shares.rank(user),
             "waiting": waiting[user],
+            "urgent_gpu_hours": round(shares.urgent_s(user, scene.now) / HOUR_S, 3),
         }
         for user, account in shares.accounts.items()
-        if account.rate or waiting[user] or shares.used_s(user, scene.now) >= SHOWN_S
+        if account.rate
+        or account.urgent
+        or waiting[user]
+        or shares.used_s(user, scene.now) >= SHOWN_S
     ]
     return {
         "schema": SCHEMA,
         "enabled": settings.enabled is not False,
         "half_life_days": settings.half_life_days,
+        "urgent_gpu_hours": settings.urgent_gpu_hours,
         "users": sorted(users, key=lambda each: (each["rank"], each["user"])),
     }
 
@@ -76,11 +81,16 @@ def limit_out(limit: Limit) -> LimitOut:
 
 
 def overtaken(job: Job, scene: Scene) -> str:
-    """Whose job is before it in line for a fair share, though it came later; "": nobody's."""
+    """Whose job is before it in line for being urgent or for a fair share, though it came later;
+    "": nobody's."""
     line = zip(scene.line, scene.places, strict=True)
     before = list(takewhile(lambda each: each[0].id != job.id, line))
     mine = next(iter(scene.places[len(before) :]), None)
-    ahead = next((it for it, its in before if mine and _for_its_share(its, mine)), None)
+    if mine is None:
+        return ""
+    if urgent := next((it for it, its in before if _for_its_urgency(its, mine)), None):
+        return f"job {label(urgent)} goes first: it is urgent"
+    ahead = next((it for it, its in before if _for_its_share(its, mine)), None)
     if ahead is None:
         return ""
     other, user = ahead.spec.user, job.spec.user
@@ -88,6 +98,10 @@ def overtaken(job: Job, scene: Scene) -> str:
         f"job {label(ahead)} goes first: {other} has used {_hours(other, scene)} of late,"
         f" and {user} {_hours(user, scene)}"
     )
+
+
+def _for_its_urgency(first: Place, second: Place) -> bool:
+    return first[0] == second[0] and first[1] < second[1] and first[-2:] > second[-2:]
 
 
 def _for_its_share(first: Place, second: Place) -> bool:

@@ -202,7 +202,9 @@ def _remedies(
     decision: Decision | None,
     behind: JobRefOut | None,
 ) -> list[str]:
-    found = [help for reason in reasons if (help := _job_remedy(job, reason, scene))]
+    spent = job.spec.urgent and job.spec.user in scene.shares.ranks.spent
+    found = ["its owner's budget for urgent jobs is spent: carma share"] if spent else []
+    found += [help for reason in reasons if (help := _job_remedy(job, reason, scene))]
     if behind:
         found.append(f"see what job {behind['label']} waits for: carma why {behind['label']}")
     for verdict in decision.placement.verdicts if decision else ():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from carmad.core.line import Held, Place, is_conditional, place_in_line
-from carmad.core.share import Rates
+from carmad.core.share import Rates, Standing
 from carmad.core.types import GpuId, Job, JobId, JobState
 
 ENDED_REMEMBERED = 4096  # outcomes kept for jobs that are submitted to depend on them
@@ -21,10 +21,10 @@ class Ledger:
         order: Callable[[Job], float],
         jobs: Iterable[Job] = (),
         ended: Iterable[tuple[JobId, JobState]] = (),
-        rank: Callable[[str], int] = lambda user: 0,
+        standing: Callable[[Job], Standing] = lambda job: (True, 0),
     ) -> None:
         self._order = order
-        self._rank = rank  # of a user
+        self._standing = standing
         self.jobs: dict[JobId, Job] = {}
         self.holders: dict[JobId, Job] = {}  # those that hold GPUs
         self.watched: dict[JobId, Job] = {}  # holders that the passing of time may affect
@@ -84,10 +84,10 @@ class Ledger:
             self._join_line(job)
 
     def rerank(self) -> None:
-        """Sort the queue anew, by the users' present ranks."""
-        for id, (first, nice, order, _, at, _) in self._places.items():
-            rank = self._rank(self.jobs[id].spec.user)
-            self._places[id] = (first, nice, order, rank, at, id)
+        """Sort the queue anew, by the present standing of its jobs."""
+        for id, (first, _, nice, order, _, at, _) in self._places.items():
+            usual, rank = self._standing(self.jobs[id])
+            self._places[id] = (first, usual, nice, order, rank, at, id)
         self._line = sorted(self._places.values())
         self._queued = [self.jobs[place[-1]] for place in self._line]
         self._queue = None
@@ -144,7 +144,7 @@ class Ledger:
         return tuple(self.jobs[id] for id in self._groups.get(group, ()))
 
     def _place(self, job: Job) -> Place:
-        return place_in_line(job, self._order(job), self._rank(job.spec.user))
+        return place_in_line(job, self._order(job), self._standing(job))
 
     def _follow(self, job: Job) -> None:
         for after in job.spec.after:

@@ -11,19 +11,21 @@ from typing import TypeVar
 
 from carmad.core.decision import Reason
 from carmad.core.quota import Quotas
+from carmad.core.share import Standing
 from carmad.core.types import Job, JobId, JobState
 
 FEW = 8  # dependencies of a job that are named
 
 
 K = TypeVar("K")
-Place = tuple[bool, int, float, int, float, JobId]
+Place = tuple[bool, bool, int, float, int, float, JobId]
 
 
-def place_in_line(job: Job, order: float, rank: int = 0) -> Place:
-    """The recovery queue first (CARMA paper, 3.5), then by niceness, by the policy's `order`, by
-    its user's rank (`core.share`), and by arrival."""
-    return (job.retry is None, job.spec.nice, order, rank, job.submitted_at, job.id)
+def place_in_line(job: Job, order: float, standing: Standing = (True, 0)) -> Place:
+    """The recovery queue first (CARMA paper, 3.5), then urgent jobs, then by niceness, by the
+    policy's `order`, by its user's rank, and by arrival."""
+    usual, rank = standing
+    return (job.retry is None, usual, job.spec.nice, order, rank, job.submitted_at, job.id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from carmad.config import Limits
 from carmad.core.decision import Reason
-from carmad.core.share import DAY_S, Shares
+from carmad.core.share import DAY_S, HOUR_S, Shares, frees_at
 
 DEFAULT = "default"  # the limit of each user without one
-HOUR_S = 3600.0
-
 Period = Literal["day", "week", "month"]
 DAYS: dict[Period, int] = {"day": 1, "week": 7, "month": 30}  # with the current one (UTC)
 
@@ -88,11 +87,8 @@ class Quotas:
         """When the subject's GPU-hours are below the limit again, if no more are used; infinite:
         never."""
         limit = self.of(subject)
-        assert limit.gpu_hours is not None
-        for day in range(self._today + 1, self._today + DAYS[limit.per] + 1):
-            if self._used_s(subject, day - DAYS[limit.per] + 1) < limit.gpu_hours * HOUR_S:
-                return day * DAY_S
-        return math.inf
+        most_s = (limit.gpu_hours or 0.0) * HOUR_S
+        return frees_at(partial(self._used_s, subject), most_s, DAYS[limit.per], self.now)
 
     def _refusal(self, user: str, gpus: int) -> Reason | None:
         account = self.shares.accounts.get(user)

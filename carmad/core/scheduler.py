@@ -48,7 +48,7 @@ from carmad.core.ports import Policy, Predictor, Recovery
 from carmad.core.quota import Limit
 from carmad.core.recurrence import group
 from carmad.core.scene import Scene
-from carmad.core.share import Account, Ranks, Shares
+from carmad.core.share import Account, Ranks, Shares, Standing
 from carmad.core.states import advance, stopping
 from carmad.core.types import (
     FOR_GOOD,
@@ -84,7 +84,7 @@ class Scheduler:
         self._counted = JobId(0)  # the last submission that the history has counted
         self.shares = Shares(settings.fairness)
         self.limits: dict[str, Limit] = {}
-        ledger = Ledger(self._deciders.order, rank=self._rank)
+        ledger = Ledger(self._deciders.order, standing=self._standing)
         self._watch = Watch(settings, ledger, self._fleet, self.knowledge)
         self._take_up(ledger)
         self._begin()
@@ -138,7 +138,7 @@ class Scheduler:
         """
         self.knowledge.history = history or self.history
         self.shares = Shares(self.settings.fairness, accounts, ranks or self.shares.ranks)
-        ledger = Ledger(self._deciders.order, sharing_profiles(jobs), ended, self._rank)
+        ledger = Ledger(self._deciders.order, sharing_profiles(jobs), ended, self._standing)
         for job in ledger.running():
             self.history.learn(job)
         self.limits = {limit.subject: limit for limit in limits}
@@ -479,8 +479,8 @@ class Scheduler:
         self._drained = False
         self._limited: list[Limit] = []
 
-    def _rank(self, user: str) -> int:
-        return self.shares.rank(user)
+    def _standing(self, job: Job) -> Standing:
+        return self.shares.standing(job)
 
     def _put(self, job: Job) -> None:
         self._ledger.put(job)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from carmad.config import Fairness
 from carmad.core.types import Job
 
+HOUR_S = 3600.0
 DAY_S = 86_400.0
 DAYS_KEPT = 31
 SAVED_EVERY_S = 60.0
@@ -22,6 +23,9 @@ RANKED_EVERY_S = 10.0  # sorting a long line anew takes milliseconds
 
 Load = tuple[float, float]  # of a user's group and of the user, each divided by its weight
 NONE: Load = (0.0, 0.0)
+Standing = tuple[bool, int]  # of a waiting job: whether it is not urgent, and its user's rank
+Days = tuple[tuple[int, float], ...]  # seconds per day (UTC, since 1970)
+WEEK = 7  # days, with the current one
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,9 @@ class Account:
     at: float = 0.0
     used_s: float = 0.0  # halved with every half-life
     rate: float = 0.0  # GPUs held since `at`, shared ones in part
-    days: tuple[tuple[int, float], ...] = ()  # used per day (UTC, since 1970), not halved
+    days: Days = ()  # used, not halved
+    urgent_rate: float = 0.0  # the part of `rate` that is of urgent jobs
+    urgent: Days = ()  # used by those
 
     def settled(self, now: float, half_life_s: float) -> Account:
         """The same account as of `now`."""
@@ -44,19 +50,41 @@ class Account:
         decay = math.log(2) / half_life_s
         kept = math.exp(-decay * passed_s)
         gained = self.rate * -math.expm1(-decay * passed_s) / decay
-        return replace(self, at=now, used_s=self.used_s * kept + gained, days=self._days(now))
+        return replace(
+            self,
+            at=now,
+            used_s=self.used_s * kept + gained,
+            days=self._days(now, self.days, self.rate),
+            urgent=self._days(now, self.urgent, self.urgent_rate),
+        )
 
     def since(self, day: int, now: float) -> float:
         """GPU-seconds used from the beginning of this day on."""
-        return math.fsum(used for each, used in self._days(now) if each >= day)
+        return _since(day, self._days(now, self.days, self.rate))
 
-    def _days(self, now: float) -> tuple[tuple[int, float], ...]:
-        days, today = dict(self.days), int(now // DAY_S)
-        if self.rate > 0:
+    def urgent_since(self, day: int, now: float) -> float:
+        """Likewise, by urgent jobs."""
+        return _since(day, self._days(now, self.urgent, self.urgent_rate))
+
+    def _days(self, now: float, before: Days, rate: float) -> Days:
+        days, today = dict(before), int(now // DAY_S)
+        if rate > 0:
             for day in range(max(int(self.at // DAY_S), today - DAYS_KEPT), today + 1):
                 begin, end = max(self.at, day * DAY_S), min(now, (day + 1) * DAY_S)
-                days[day] = days.get(day, 0.0) + self.rate * max(0.0, end - begin)
+                days[day] = days.get(day, 0.0) + rate * max(0.0, end - begin)
         return tuple((day, used) for day, used in days.items() if day > today - DAYS_KEPT)
+
+
+def _since(day: int, days: Days) -> float:
+    return math.fsum(used for each, used in days if each >= day)
+
+
+def frees_at(used_s: Callable[[int], float], most_s: float, days: int, now: float) -> float:
+    """When less than `most_s` was used in the last `days`, if no more is used; infinite: never.
+    `used_s`: what was used from the beginning of a day on."""
+    today = int(now // DAY_S)
+    free = (day for day in range(today + 1, today + days + 1) if used_s(day - days + 1) < most_s)
+    return next((day * DAY_S for day in free), math.inf)
 
 
 class Rates:
@@ -65,26 +93,33 @@ class Rates:
 
     def __init__(self) -> None:
         self.moved: dict[str, None] = {}  # users whose rate has changed
-        self._shared: dict[str, Counter[int]] = {}
+        self._shared: dict[tuple[str, bool], Counter[int]] = {}
 
     def change(self, before: Iterable[Job], after: Iterable[Job]) -> None:
         """The jobs on one GPU."""
-        self._count([job.spec.user for job in before], -1)
-        self._count([job.spec.user for job in after], 1)
+        self._count(tuple(before), -1)
+        self._count(tuple(after), 1)
 
     def of(self, user: str) -> float:
-        shared = self._shared.get(user, Counter())
+        return self._of(user, False) + self.urgent(user)
+
+    def urgent(self, user: str) -> float:
+        return self._of(user, True)
+
+    def _of(self, user: str, urgent: bool) -> float:
+        shared = self._shared.get((user, urgent), Counter())
         return math.fsum(jobs / sharing for sharing, jobs in shared.items())
 
-    def _count(self, users: list[str], sign: int) -> None:
-        for user in users:
-            shared = self._shared.setdefault(user, Counter())
-            shared[len(users)] += sign
-            if not shared[len(users)]:
-                del shared[len(users)]
+    def _count(self, jobs: tuple[Job, ...], sign: int) -> None:
+        for job in jobs:
+            whose = job.spec.user, job.spec.urgent
+            shared = self._shared.setdefault(whose, Counter())
+            shared[len(jobs)] += sign
+            if not shared[len(jobs)]:
+                del shared[len(jobs)]
             if not shared:
-                del self._shared[user]
-            self.moved[user] = None
+                del self._shared[whose]
+            self.moved[job.spec.user] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +128,7 @@ class Ranks:
 
     at: float = 0.0
     of: Mapping[str, int] = field(default_factory=dict)
+    spent: frozenset[str] = frozenset()  # users whose budget for urgent jobs is
 
 
 class Shares:
@@ -111,7 +147,7 @@ class Shares:
         for user in self.accounts:
             self._settle(user, now)  # until now, the former half-life counts
         self._settings = settings
-        self.ranks = Ranks(of=self.ranks.of)
+        self.ranks = replace(self.ranks, at=0.0)
 
     def note_groups(self, user: str, groups: tuple[str, ...], now: float) -> None:
         known = self.accounts.get(user)
@@ -121,8 +157,9 @@ class Shares:
     def follow(self, rates: Rates, now: float) -> None:
         """Take over who holds GPUs from now on."""
         for user in rates.moved:
-            if self._of(user, now).rate != (rate := rates.of(user)):
-                self._put(replace(self._settle(user, now), rate=rate))
+            known, rate, urgent = self._of(user, now), rates.of(user), rates.urgent(user)
+            if (known.rate, known.urgent_rate) != (rate, urgent):
+                self._put(replace(self._settle(user, now), rate=rate, urgent_rate=urgent))
         rates.moved.clear()
         # After a reboot, what was used since then is lost. Simulations need not pay for that.
         if self._settings.enabled is not False and now - self._saved_at >= SAVED_EVERY_S:
@@ -137,17 +174,36 @@ class Shares:
     def rank(self, user: str) -> int:
         return self.ranks.of.get(user, 0)
 
+    def standing(self, job: Job) -> Standing:
+        urgent = job.spec.urgent and job.spec.user not in self.ranks.spent
+        return not urgent, self.rank(job.spec.user)
+
+    def urgent_s(self, user: str, now: float) -> float:
+        """GPU-seconds used by urgent jobs in the last week."""
+        return self._of(user, now).urgent_since(int(now // DAY_S) - WEEK + 1, now)
+
+    def urgent_again_at(self, user: str, now: float) -> float:
+        """When the user's budget for urgent jobs is not spent any more; infinite: never."""
+        account, most_s = self._of(user, now), self._settings.urgent_gpu_hours * HOUR_S
+        return frees_at(lambda day: account.urgent_since(day, now), most_s, WEEK, now)
+
     def rerank(self, now: float) -> bool:
         """Rank the users anew, if it is time. True: the line must be sorted anew."""
         before = self.ranks
-        if self._settings.enabled is False:
-            self.ranks = Ranks()
-        elif now - before.at >= RANKED_EVERY_S:
-            loads = self.loads(now)
-            places = {load: at for at, load in enumerate(sorted({*loads.values()} - {NONE}), 1)}
-            ranked = {user: places[load] for user, load in loads.items() if load in places}
-            self.ranks = Ranks(now, ranked)
-        return self.ranks.of != before.of
+        if now - before.at < RANKED_EVERY_S:
+            return False
+        loads = {} if self._settings.enabled is False else self.loads(now)
+        places = {load: at for at, load in enumerate(sorted({*loads.values()} - {NONE}), 1)}
+        ranked = {user: places[load] for user, load in loads.items() if load in places}
+        most_s = self._settings.urgent_gpu_hours * HOUR_S
+        spent = frozenset(
+            user
+            for user, account in self.accounts.items()
+            if (account.urgent or account.urgent_rate or not most_s)
+            and self.urgent_s(user, now) >= most_s
+        )
+        self.ranks = Ranks(now, ranked, spent)
+        return (ranked, spent) != (before.of, before.spent)
 
     def loads(self, now: float) -> Mapping[str, Load]:
         """By user; the lowest goes first: groups are compared, and then the users of a group."""

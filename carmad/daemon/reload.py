@@ -24,7 +24,7 @@ EMULATED = "emulated"  # below the state directory
 # and need a restart. Watch and Fleet keep those that they were made with.
 AT_ONCE = {
     "limits": ("gpus_per_user", "queued_per_user", "queued_mib_per_user", "preemption", "backfill"),
-    "fairness": ("enabled", "half_life_days", "weights"),
+    "fairness": ("enabled", "half_life_days", "weights", "urgent_gpu_hours"),
     "collocation": ("max_jobs_per_gpu",),
     "recovery": ("retries",),
     "retention": ("ended_days", "mib_per_user", "samples_hours"),

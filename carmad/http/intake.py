@@ -6,6 +6,7 @@ import os.path
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 from carmad.api.outlook import outlook_out
@@ -18,6 +19,7 @@ from carmad.core.messages import Submitted
 from carmad.core.recurrence import group
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
+from carmad.core.share import HOUR_S
 from carmad.core.types import (
     After,
     AfterKind,
@@ -42,6 +44,7 @@ from carmad.http.tally import Tally
 from carmad.options import MAX_SCRIPT_BYTES, OPTIONS, PLAIN
 from carmad.readable import duration, gib
 from carmad.store import environments
+from carmad.words import clock
 
 MAX_ARGV_BYTES = 1 << 17  # kept in memory while the job waits
 MAX_ENV_BYTES = 1 << 20
@@ -148,6 +151,8 @@ async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
             "Leave gpu= out of the stage times, or submit the job later.",
         )
     _within_the_quota(body, peer, service)
+    if body.urgent:
+        _within_the_budget(peer, await service.scene())
     after = await _dependencies(service, peer, body) if body.after else ()
     tasks = len(body.array.indices) if body.array else 1
     _few_waits(tasks, len(after))
@@ -326,6 +331,20 @@ def _within_the_quota(body: SubmitIn, peer: Peer, service: Service) -> None:
                 f" and {limit.subject} may hold {limit.gpus} at once",
                 "Administrators set that; see `carma limit`.",
             )
+
+
+def _within_the_budget(peer: Peer, scene: Scene) -> None:
+    most = scene.view.settings.fairness.urgent_gpu_hours
+    used_s = scene.shares.urgent_s(peer.user, scene.now)
+    if used_s < most * HOUR_S:
+        return
+    again_at = scene.shares.urgent_again_at(peer.user, scene.now)
+    again = f" from {clock(again_at)} on, or now" if isfinite(again_at) else ""
+    raise Conflict(
+        f"your urgent jobs have used {used_s / HOUR_S:.3g} GPU-h in the last seven days, and"
+        f" {most:g} are allowed",
+        f"Submit it{again} without --urgent.",
+    )
 
 
 async def _dependencies(

@@ -28,8 +28,8 @@ def share(options: Namespace) -> int:
     if options.json:
         output.print_json(answer)
         return 0
-    head = ("USER", "GROUP", "WEIGHT", "GPU-H", "GPUS NOW", "WAITING", "RANK")
-    keys = ("user", "group", "weight", "gpu_hours", "gpus", "waiting", "rank")
+    head = ("USER", "GROUP", "WEIGHT", "GPU-H", "GPUS NOW", "WAITING", "RANK", "URGENT GPU-H")
+    keys = ("user", "group", "weight", "gpu_hours", "gpus", "waiting", "rank", "urgent_gpu_hours")
     _print([head, *(tuple(_word(user[key]) for key in keys) for user in answer["users"])])
     if not answer["enabled"]:
         output.note("jobs start in order of arrival: fairness.enabled is off")

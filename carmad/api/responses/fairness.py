@@ -13,12 +13,14 @@ class ShareOut(TypedDict):
     gpus: float  # held now, shared ones in part
     rank: int  # in line, among users; the lowest goes first, 0: has used nothing
     waiting: int  # jobs
+    urgent_gpu_hours: float  # used by urgent jobs in the last seven days
 
 
 class SharesOut(TypedDict):
     schema: int
     enabled: bool
     half_life_days: float
+    urgent_gpu_hours: float  # that each user may use for urgent jobs in seven days
     users: list[ShareOut]  # by rank
 
 
