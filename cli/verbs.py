@@ -65,6 +65,7 @@ VERBS = (
     Verb("hold", "steer", ARGPARSE, JOBS),
     Verb("release", "steer", ARGPARSE, JOBS),
     Verb("requeue", "steer", ARGPARSE, JOBS),
+    Verb("notify", "notify", ARGPARSE, JOBS),
     Verb("report-step", "report", ARGPARSE, JOBS, ("report",)),
     Verb("estimate", "estimate", ITSELF, JOBS),
     Verb("status", "watch", TYPER, WATCH),

@@ -33,6 +33,10 @@ def submit(args: list[str]) -> int:
     """Submit a command or a job script; see `carma submit --help`."""
     try:
         options, body = read(args)
+        if options.notify or options.mail_type or options.mail_user:
+            from cli.commands.notify import settle
+
+            settle(options, body)
         if options.dry_run:
             return _dry_run(body, options)
         return _submit(body, options)

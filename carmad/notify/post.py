@@ -1,0 +1,308 @@
+"""The thread that sends messages: notices from the store to the owners of jobs, and what
+administrators should know.
+
+A notice is committed with what it is about, and deleted once a message with it was taken by an
+address, or cannot be: so it is told at least once, and again if carmad dies in between. Every
+message is sent by a process of its own, as the user whom it is for (`sender`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import pwd
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event, Thread
+
+from carmad import units
+from carmad.config import Notify
+from carmad.core.happenings import Happening, Kind, words
+from carmad.core.messages import Step
+from carmad.core.types import JobId
+from carmad.errors import CarmaError
+from carmad.loop import Follower
+from carmad.notify import addresses
+from carmad.notify.letters import Letter, ToldOnce, letter, lines
+from carmad.notify.sender import SENT, UNUSABLE
+from carmad.store.sql import SqlStore
+
+log = logging.getLogger(__name__)
+
+WITHIN_S = 60.0  # for a sender: then it is killed
+GATHER_S = 1.0  # so that what happens at the same time is one message
+LOOK_S = 0.1  # while a sender is at work
+AT_ONCE = 4  # senders, of different users
+AN_HOUR_S = 3600.0
+PER_HOUR = 20  # messages for a user: what comes after that waits, and is one message
+FIRST_PAUSE_S = 60.0  # before another try, and twice as long before each after that
+TRIES = 6
+MOST = 1000  # notices in a message
+STUCK_LOOK_S = 60.0
+ADMINS = -1  # in place of a uid
+PASSED_ON = (
+    *("HOME", "LANG", "PATH", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS"),
+    *("DISPLAY", "WAYLAND_DISPLAY", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY"),
+    *("HTTPS_PROXY", "NO_PROXY", "all_proxy", "ALL_PROXY", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
+)
+BOUNDS = {
+    "RuntimeMaxSec": f"{WITHIN_S:.0f}",
+    "MemoryMax": "1G",
+    "TasksMax": "64",
+    "NoNewPrivileges": "yes",
+}
+FOR_ADMINS = frozenset({Kind.GPU_LOST, Kind.GPU_BACK, Kind.DRAINED, Kind.RESUMED})
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message, as `sender` wants it, and the notices in it."""
+
+    request: bytes
+    notices: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Recipient:
+    """A user, and what is under way for them. Times are monotonic."""
+
+    waits: bool = False  # to be told something
+    due: float = 0.0
+    outgoing: Outgoing | None = None  # kept until an address takes it
+    tries: int = 0
+    sender: subprocess.Popen[bytes] | None = None
+    deadline: float = 0.0
+    sent: deque[float] = field(default_factory=deque)  # in the last hour
+
+    def told_at(self, now: float) -> float:
+        """When the next message may be sent."""
+        while self.sent and self.sent[0] <= now - AN_HOUR_S:
+            self.sent.popleft()
+        return self.sent[0] + AN_HOUR_S if len(self.sent) >= PER_HOUR else now + GATHER_S
+
+
+class Post(Follower):
+    """`own_units`: systemd runs the senders, outside this daemon's sandbox, which has no network.
+    `stuck`: the job that does not start although it could, if any, and that in words."""
+
+    def __init__(
+        self,
+        store: SqlStore,
+        settings: Notify,
+        *,
+        own_units: bool = False,
+        stuck: Callable[[], tuple[JobId, str] | None] = lambda: None,
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._in_units = own_units and os.geteuid() == 0
+        self._stuck = stuck
+        self._where = socket.gethostname()
+        self._once = ToldOnce()
+        self._users: dict[int, Recipient] = {}
+        self._for_admins: dict[str, None] = {}  # lines, each once
+        self._stuck_job: JobId | None = None
+        self._tell_stuck_at = 0.0
+        self._look_at = 0.0
+        self._news = Event()
+        self._news.set()  # an earlier daemon may have left notices
+        self._closed = False
+        self._thread = Thread(target=self._run, name="post", daemon=True)
+
+    # -- in the core's thread
+
+    def committed(self, step: Step) -> None:
+        if any(job.spec.notify for job in step.jobs):
+            self._news.set()
+
+    def heard(self, happenings: Sequence[Happening]) -> None:
+        """What `http.events` has told."""
+        for each in happenings:
+            if each.kind in FOR_ADMINS and self._settings.administrators:
+                self._tell_admins(f"GPU {each.gpu}: {words(each, {})}")
+
+    def unrecorded(self, error: CarmaError) -> None:
+        if self._settings.administrators:
+            self._tell_admins(f"carmad cannot record events: {error}")
+
+    def _tell_admins(self, line: str) -> None:
+        if len(self._for_admins) < MOST:
+            self._for_admins[line] = None
+        self._news.set()
+
+    # -- its own thread
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Messages that are being sent are sent again by the next daemon."""
+        self._closed = True
+        self._news.set()
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._news.wait(self._pause_s())
+            self._news.clear()
+            try:
+                self._go_on()
+            except CarmaError as error:
+                log.error("messages wait: %s", error)
+                time.sleep(GATHER_S)
+            except Exception:
+                log.exception("messages wait")
+                time.sleep(GATHER_S)
+        for each in self._users.values():
+            if each.sender:
+                _kill(each.sender)
+
+    def _pause_s(self) -> float | None:
+        if any(each.sender for each in self._users.values()):
+            return LOOK_S
+        times = [each.due for each in self._users.values() if each.waits]
+        times += [self._look_at] if self._settings.administrators else []
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _go_on(self) -> None:
+        now = time.monotonic()
+        for uid, each in self._users.items():
+            if each.sender:
+                self._look(uid, each, each.sender, now)
+        if self._settings.administrators and now >= self._look_at:
+            self._look_at = now + STUCK_LOOK_S
+            self._look_at_queue()
+        for uid in self._waiting():
+            each = self._users.setdefault(uid, Recipient())
+            if not each.waits:
+                each.waits, each.due = True, each.told_at(now)
+        for uid, each in list(self._users.items()):
+            busy = sum(1 for one in self._users.values() if one.sender)
+            if each.waits and not each.sender and each.due <= now and busy < AT_ONCE:
+                self._send(uid, each, now)
+            elif not each.waits and each.told_at(now) and not each.sent:
+                del self._users[uid]
+
+    def _waiting(self) -> list[int]:
+        return [*self._store.to_tell(), *([ADMINS] if self._for_admins else [])]
+
+    def _look_at_queue(self) -> None:
+        now, found = time.monotonic(), self._stuck()
+        if found is None or found[0] != self._stuck_job:
+            self._stuck_job, self._tell_stuck_at = found and found[0], now + self._settings.stuck_s
+        elif now >= self._tell_stuck_at:
+            self._for_admins[found[1]] = None
+            self._tell_stuck_at = math.inf
+
+    def _send(self, uid: int, each: Recipient, now: float) -> None:
+        if each.outgoing is None:
+            each.outgoing = self._to_admins() if uid == ADMINS else self._to_user(uid)
+        if each.outgoing is None:
+            each.waits = False
+            return
+        each.sender = self._process(each.outgoing)
+        each.deadline = now + WITHIN_S
+        each.sent.append(now)
+
+    def _to_user(self, uid: int) -> Outgoing | None:
+        notices = self._store.notices(uid, MOST)
+        jobs = {job.id: job for job in self._store.jobs({notice.job for notice in notices})}
+        said = lines(notices, jobs, self._store.tasks, self._once)
+        ids = tuple(notice.id for notice in notices)
+        if not said:
+            self._store.forget_notices(ids)
+            return None
+        spec = self._store.whole(jobs[max(jobs)].spec)
+        identity = spec.uid, spec.gid, os.getgrouplist(spec.user, spec.gid)
+        return _outgoing(letter(said, self._where), identity, dict(spec.env), notices=ids)
+
+    def _to_admins(self) -> Outgoing | None:
+        said = list(self._for_admins)
+        for line in said:  # the core's thread may be adding some
+            del self._for_admins[line]
+        try:
+            urls = addresses.read(self._settings.administrators)
+        except CarmaError as error:
+            log.error("administrators are not told: %s; %s", error, error.hint)
+            return None
+        its = pwd.getpwnam("nobody") if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
+        identity = its.pw_uid, its.pw_gid, [its.pw_gid]
+        return _outgoing(letter(said, self._where), identity, {}, urls)
+
+    def _process(self, outgoing: Outgoing) -> subprocess.Popen[bytes]:
+        argv = _program()
+        if self._in_units:
+            argv = units.waiting("CARMA sends a message", BOUNDS, argv)
+        with os.fdopen(os.memfd_create("carma-letter"), "w+b") as request:
+            request.write(outgoing.request)
+            request.seek(0)
+            return subprocess.Popen(
+                argv,
+                stdin=request,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={"PATH": os.defpath},
+                start_new_session=True,
+            )
+
+    def _look(self, uid: int, each: Recipient, sender: subprocess.Popen[bytes], now: float) -> None:
+        code = sender.poll()
+        if code is None and now < each.deadline:
+            return
+        if code is None:
+            _kill(sender)
+        each.sender = None
+        outgoing = each.outgoing
+        if code not in (SENT, UNUSABLE) and each.tries + 1 < TRIES:
+            each.due = now + FIRST_PAUSE_S * 2**each.tries
+            each.tries += 1
+            return
+        if code != SENT:
+            log.warning("uid %d could not be told; `carma notify --test` shows why", uid)
+        each.outgoing, each.tries, each.waits = None, 0, False
+        if outgoing and outgoing.notices:
+            self._store.forget_notices(outgoing.notices)
+
+
+def _outgoing(
+    what: Letter,
+    identity: tuple[int, int, list[int]],
+    env: dict[str, str],
+    urls: list[str] | None = None,
+    notices: tuple[int, ...] = (),
+) -> Outgoing:
+    uid, gid, groups = identity
+    order = {
+        "uid": uid,
+        "gid": gid,
+        "groups": groups,
+        "title": what.title,
+        "body": what.body,
+        "env": {name: env[name] for name in PASSED_ON if name in env},
+        "urls": urls,
+    }
+    return Outgoing(json.dumps(order).encode(), notices)
+
+
+def _program() -> list[str]:
+    root = str(Path(__file__).parents[2])
+    code = f"import sys; sys.path.append({root!r}); from carmad.notify.sender import main; main()"
+    return [sys.executable, "-I", "-c", code]
+
+
+def _kill(sender: subprocess.Popen[bytes]) -> None:
+    with suppress(OSError):  # as root also what has become the user
+        os.killpg(sender.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        sender.wait(1.0)
