@@ -151,11 +151,17 @@ def sent(urls: list[str] | None, **env: str) -> int:
     return ran.returncode
 
 
-def test_a_target_that_fails_twice_is_tried_again(tmp_path: Path) -> None:
+def test_the_process_reads_its_users_own_file(target: Target, tmp_path: Path) -> None:
+    configured(tmp_path, target.url)
+    assert sent(None, XDG_CONFIG_HOME=str(tmp_path)) == sender.SENT
+    assert [each["title"] for each in target.got] == ["t"]
+
+
+def test_a_target_that_fails_twice_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "PAUSES_S", (0.0, 0.0))
     with Target(failing=2) as target:
-        configured(tmp_path, target.url)
-        assert sent(None, XDG_CONFIG_HOME=str(tmp_path)) == sender.SENT
-        assert [each["title"] for each in target.got] == ["t"]
+        assert sender.send([target.url], "t", "b") == []
+        assert len(target.got) == 1
         target.shutdown()
 
 
@@ -344,8 +350,8 @@ def test_administrators_are_told_of_the_server(
     file.chmod(0o600)
     stuck = [(JobId(7), "job 7 does not start")]
     thread = Post(store, Notify(str(file), stuck_s=0.0), stuck=lambda: stuck[0])
-    thread.heard([Happening(1.0, Kind.GPU_LOST, gpu="GPU-1", detail="Xid 79")])
-    thread.heard([Happening(1.0, Kind.HELD, a_job())])
+    thread.heard([Happening(1.0, Kind.GPU_LOST, gpu="GPU-1", detail="Xid 79")], {})
+    thread.heard([Happening(1.0, Kind.HELD, a_job())], {})
     thread.unrecorded(StoreFull("the disk is full"))
     thread.start()
     until(lambda: target.got)
@@ -364,7 +370,7 @@ def test_a_file_of_administrators_that_others_may_read_is_not_used(
     file.write_text("json://secret")
     file.chmod(0o644)
     thread = Post(store, Notify(str(file)))
-    thread.heard([Happening(1.0, Kind.GPU_LOST, gpu="GPU-1", detail="Xid 79")])
+    thread.heard([Happening(1.0, Kind.GPU_LOST, gpu="GPU-1", detail="Xid 79")], {})
     thread.start()
     until(lambda: "administrators are not told" in caplog.text)
     thread.stop()

@@ -36,6 +36,7 @@ class Kind(StrEnum):
     ENDED = "ended"
     GPU_LOST = "gpu_lost"
     GPU_BACK = "gpu_back"
+    EXTERNAL = "external"  # a process of no job holds memory of a GPU
     DRAINED = "drained"
     RESUMED = "resumed"
 
@@ -47,7 +48,7 @@ class Happening:
     job: Job | None = None  # as it was then
     gpu: GpuId | None = None
     cause: Cause | None = None  # of an end, or of what led to it
-    detail: str = ""  # of a GPU: what is wrong with it, or who drained it and why
+    detail: str = ""  # of a GPU: what is wrong with it, who drained it and why, which process
     count: int = 1
 
 
@@ -129,8 +130,10 @@ def words(happening: Happening, gpus: Mapping[GpuId, Gpu], sees: bool = True) ->
     """For people, after the name of the job or the GPU."""
     kind, job = happening.kind, happening.job
     if job is None:
-        what = kind.value.removeprefix("gpu_")
-        return f"{what} {happening.detail}" if kind is Kind.RESUMED else _with(what, happening)
+        what, detail = kind.value.removeprefix("gpu_"), happening.detail
+        if kind in (Kind.RESUMED, Kind.EXTERNAL):
+            return f"{what} {detail}"
+        return f"{what}: {detail}" if detail else what
     because = CAUSES.get(happening.cause) if sees and happening.cause else None
     match kind:
         case Kind.SUBMITTED if happening.count > 1:
@@ -145,10 +148,6 @@ def words(happening: Happening, gpus: Mapping[GpuId, Gpu], sees: bool = True) ->
             return f"{kind}: {because}"
         case _:
             return kind.value
-
-
-def _with(what: str, happening: Happening) -> str:
-    return f"{what}: {happening.detail}" if happening.detail else what
 
 
 def where(job: Job, gpus: Mapping[GpuId, Gpu]) -> str:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +27,9 @@ from threading import Event, Thread
 
 from carmad import units
 from carmad.config import Notify
-from carmad.core.happenings import Happening, Kind, words
+from carmad.core.happenings import Happening, words
 from carmad.core.messages import Step
-from carmad.core.types import JobId
+from carmad.core.types import Gpu, GpuId, JobId
 from carmad.errors import CarmaError
 from carmad.loop import Follower
 from carmad.notify import addresses
@@ -61,7 +61,6 @@ BOUNDS = {
     "TasksMax": "64",
     "NoNewPrivileges": "yes",
 }
-FOR_ADMINS = frozenset({Kind.GPU_LOST, Kind.GPU_BACK, Kind.DRAINED, Kind.RESUMED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +124,12 @@ class Post(Follower):
         if any(job.spec.notify for job in step.jobs):
             self._news.set()
 
-    def heard(self, happenings: Sequence[Happening]) -> None:
-        """What `http.events` has told."""
+    def heard(self, happenings: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
+        """What happened to the GPUs."""
         for each in happenings:
-            if each.kind in FOR_ADMINS and self._settings.administrators:
-                self._tell_admins(f"GPU {each.gpu}: {words(each, {})}")
+            if each.gpu is not None and self._settings.administrators:
+                its = gpus[each.gpu].index if each.gpu in gpus else each.gpu
+                self._tell_admins(f"GPU {its}: {words(each, {})}")
 
     def unrecorded(self, error: CarmaError) -> None:
         if self._settings.administrators:
