@@ -59,19 +59,3 @@ def start(
     )
     said = asked.stderr.strip()
     return "" if asked.returncode == 0 else said or f"it exited with {asked.returncode}"
-
-
-def waiting(description: str, properties: Mapping[str, str], argv: Sequence[str]) -> list[str]:
-    """The argv that runs `argv` in a unit with the same standard input, and exits as it does."""
-    return [
-        "systemd-run",
-        *manager(),
-        "--quiet",
-        "--collect",
-        "--wait",
-        "--pipe",
-        "--slice=carma.slice",
-        f"--description={description}",
-        *(f"--property={key}={value}" for key, value in properties.items()),
-        *argv,
-    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import pwd
@@ -10,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,38 +30,7 @@ from carmad.testing import a_job, a_spec
 from tests.api_server import as_uid
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import NO_KERNELS, running, until
-
-
-class Target(http.server.ThreadingHTTPServer):
-    """What Apprise's json:// sends to; fails the first `failing` times, or `hangs`."""
-
-    daemon_threads = True
-
-    def __init__(self, failing: int = 0) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
-        self.failing = failing
-        self.got: list[dict[str, Any]] = []
-        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"json://127.0.0.1:{self.server_port}/secret"
-
-
-class Answer(http.server.BaseHTTPRequestHandler):
-    server: Target
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.failing -= 1
-        failed = self.server.failing >= 0
-        if not failed:
-            self.server.got.append(body)
-        self.send_response(500 if failed else 200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
+from tests.messages import Target
 
 
 @pytest.fixture
@@ -143,12 +110,13 @@ def test_a_link_to_a_file_of_somebody_else_is_refused(folder: Path) -> None:
 
 def sent(urls: list[str] | None, **env: str) -> int:
     who = {"uid": os.getuid(), "gid": os.getgid(), "groups": []}
-    request = {**who, "title": "t", "body": "b", "env": env, "urls": urls}
-    ran = subprocess.run(
-        post._program(), input=json.dumps(request).encode(), capture_output=True, env={}, timeout=60
-    )
+    shared = os.memfd_create("test")
+    order = {**who, "title": "t", "body": "b", "env": env, "urls": urls}
+    os.write(shared, json.dumps(order).encode())
+    argv = [*post.program(), f"/proc/{os.getpid()}/fd/{shared}"]
+    ran = subprocess.run(argv, capture_output=True, env={}, timeout=60)
     assert ran.stdout == ran.stderr == b"", "it says nothing: an address may be in it"
-    return ran.returncode
+    return int(os.pread(shared, 9, 0))
 
 
 def test_the_process_reads_its_users_own_file(target: Target, tmp_path: Path) -> None:
@@ -294,7 +262,7 @@ def test_a_target_that_does_not_take_it_is_tried_later_and_given_up(
         monkeypatch.setattr(post, "TRIES", 2)
         script = f"import sys; sys.path.append({str(Path.cwd())!r})"
         quickly = f"{script}; from carmad.notify import sender as s; s.PAUSES_S = (); s.main()"
-        monkeypatch.setattr(post, "_program", lambda: [sys.executable, "-c", quickly])
+        monkeypatch.setattr(post, "program", lambda: [sys.executable, "-c", quickly])
         configured(tmp_path, target.url)
         thread = Post(store, Notify())
         store.commit(an_end(tmp_path))
@@ -310,7 +278,7 @@ def test_a_sender_that_hangs_is_killed_and_delays_nobody_else(
     monkeypatch.setattr(post, "WITHIN_S", 0.3)
     monkeypatch.setattr(post, "TRIES", 1)
     hanging = [sys.executable, "-c", "import time; time.sleep(1000)"]
-    monkeypatch.setattr(post, "_program", lambda: hanging)
+    monkeypatch.setattr(post, "program", lambda: hanging)
     thread = Post(store, Notify())
     store.commit(an_end(tmp_path))
     thread.start()

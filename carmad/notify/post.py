@@ -8,6 +8,7 @@ message is sent by a process of its own, as the user whom it is for (`sender`).
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
@@ -26,6 +27,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 from carmad import units
+from carmad.attempt.starting import write_all
 from carmad.config import Notify
 from carmad.core.happenings import Happening, words
 from carmad.core.messages import Step
@@ -34,7 +36,7 @@ from carmad.errors import CarmaError
 from carmad.loop import Follower
 from carmad.notify import addresses
 from carmad.notify.letters import Letter, ToldOnce, letter, lines
-from carmad.notify.sender import SENT, UNUSABLE
+from carmad.notify.sender import FAILED, SENT, UNUSABLE
 from carmad.store.sql import SqlStore
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ log = logging.getLogger(__name__)
 WITHIN_S = 60.0  # for a sender: then it is killed
 GATHER_S = 1.0  # so that what happens at the same time is one message
 LOOK_S = 0.1  # while a sender is at work
+MOST_OUTCOME = 3  # digits; an order is longer
 AT_ONCE = 4  # senders, of different users
 AN_HOUR_S = 3600.0
 PER_HOUR = 20  # messages for a user: what comes after that waits, and is one message
@@ -71,6 +74,65 @@ class Outgoing:
     notices: tuple[int, ...] = ()
 
 
+class Sender:
+    """A process that sends a message. It shares a file in memory with us: there it finds the
+    message, and leaves the outcome."""
+
+    _count = itertools.count(1)
+
+    def __init__(self, request: bytes, in_unit: bool) -> None:
+        self.deadline = time.monotonic() + WITHIN_S
+        self._shared = os.memfd_create("carma-message")
+        write_all(self._shared, request)
+        argv = [*program(), f"/proc/{os.getpid()}/fd/{self._shared}"]
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            if in_unit:
+                unit = f"carma-message-{os.getpid()}-{next(self._count)}"
+                if said := units.start(unit, "CARMA sends a message", BOUNDS, argv):
+                    raise CarmaError(f"systemd did not start the unit: {said:.300}")
+            else:
+                self._process = _started(argv)
+        except BaseException:
+            os.close(self._shared)
+            raise
+
+    def outcome(self) -> int | None:
+        """As the exit codes of `sender`; None: there is none yet."""
+        ended = self._process is not None and self._process.poll() is not None
+        said = os.pread(self._shared, MOST_OUTCOME + 1, 0)
+        if len(said) <= MOST_OUTCOME and said.isdigit():
+            return int(said)
+        return FAILED if ended else None
+
+    def close(self) -> None:
+        """End it, if it has not ended; its unit ends it by itself."""
+        os.close(self._shared)
+        if self._process is not None:
+            with suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+
+
+def program() -> list[str]:
+    root = str(Path(__file__).parents[2])
+    code = f"import sys; sys.path.append({root!r}); from carmad.notify.sender import main; main()"
+    return [sys.executable, "-I", "-c", code]
+
+
+def _started(argv: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env={"PATH": os.defpath},
+        start_new_session=True,
+    )
+
+
 @dataclass(slots=True)
 class Recipient:
     """A user, and what is under way for them. Times are monotonic."""
@@ -79,8 +141,7 @@ class Recipient:
     due: float = 0.0
     outgoing: Outgoing | None = None  # kept until an address takes it
     tries: int = 0
-    sender: subprocess.Popen[bytes] | None = None
-    deadline: float = 0.0
+    sender: Sender | None = None
     sent: deque[float] = field(default_factory=deque)  # in the last hour
 
     def told_at(self, now: float) -> float:
@@ -165,7 +226,7 @@ class Post(Follower):
                 time.sleep(GATHER_S)
         for each in self._users.values():
             if each.sender:
-                _kill(each.sender)
+                each.sender.close()
 
     def _pause_s(self) -> float | None:
         if any(each.sender for each in self._users.values()):
@@ -189,7 +250,11 @@ class Post(Follower):
         for uid, each in list(self._users.items()):
             busy = sum(1 for one in self._users.values() if one.sender)
             if each.waits and not each.sender and each.due <= now and busy < AT_ONCE:
-                self._send(uid, each, now)
+                try:
+                    self._send(uid, each, now)
+                except Exception:  # whatever it is, others are to be told
+                    log.exception("cannot tell uid %d", uid)
+                    self._over(uid, each, FAILED, now)
             elif not each.waits and each.told_at(now) and not each.sent:
                 del self._users[uid]
 
@@ -210,9 +275,8 @@ class Post(Follower):
         if each.outgoing is None:
             each.waits = False
             return
-        each.sender = self._process(each.outgoing)
-        each.deadline = now + WITHIN_S
         each.sent.append(now)
+        each.sender = Sender(each.outgoing.request, self._in_units)
 
     def _to_user(self, uid: int) -> Outgoing | None:
         notices = self._store.notices(uid, MOST)
@@ -239,30 +303,16 @@ class Post(Follower):
         identity = its.pw_uid, its.pw_gid, [its.pw_gid]
         return _outgoing(letter(said, self._where), identity, {}, urls)
 
-    def _process(self, outgoing: Outgoing) -> subprocess.Popen[bytes]:
-        argv = _program()
-        if self._in_units:
-            argv = units.waiting("CARMA sends a message", BOUNDS, argv)
-        with os.fdopen(os.memfd_create("carma-letter"), "w+b") as request:
-            request.write(outgoing.request)
-            request.seek(0)
-            return subprocess.Popen(
-                argv,
-                stdin=request,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                env={"PATH": os.defpath},
-                start_new_session=True,
-            )
-
-    def _look(self, uid: int, each: Recipient, sender: subprocess.Popen[bytes], now: float) -> None:
-        code = sender.poll()
-        if code is None and now < each.deadline:
+    def _look(self, uid: int, each: Recipient, sender: Sender, now: float) -> None:
+        code = sender.outcome()
+        if code is None and now < sender.deadline:
             return
-        if code is None:
-            _kill(sender)
+        sender.close()
         each.sender = None
+        self._over(uid, each, code, now)
+
+    def _over(self, uid: int, each: Recipient, code: int | None, now: float) -> None:
+        """What follows from an outcome; None: it took too long."""
         outgoing = each.outgoing
         if code not in (SENT, UNUSABLE) and each.tries + 1 < TRIES:
             each.due = now + FIRST_PAUSE_S * 2**each.tries
@@ -293,16 +343,3 @@ def _outgoing(
         "urls": urls,
     }
     return Outgoing(json.dumps(order).encode(), notices)
-
-
-def _program() -> list[str]:
-    root = str(Path(__file__).parents[2])
-    code = f"import sys; sys.path.append({root!r}); from carmad.notify.sender import main; main()"
-    return [sys.executable, "-I", "-c", code]
-
-
-def _kill(sender: subprocess.Popen[bytes]) -> None:
-    with suppress(OSError):  # as root also what has become the user
-        os.killpg(sender.pid, signal.SIGKILL)
-    with suppress(subprocess.TimeoutExpired):
-        sender.wait(1.0)

@@ -1,9 +1,10 @@
 """The process that sends one message, as the user whom it is for, and ends.
 
-It reads JSON from its standard input: `uid`, `gid` and `groups` of the user, whom it becomes before
-it looks at anything of theirs; `title`, `body`, `env` (some of the user's variables) and `urls`:
-the addresses, or null for those in the user's own file. Its exit code is the outcome.
-It prints nothing: what Apprise says may have an address, and so a password, in it.
+It shares a file in memory with carmad. There it finds, as JSON: `uid`, `gid` and `groups` of the
+user, whom it becomes before it looks at anything of theirs; `title`, `body`, `env` (some of the
+user's variables) and `urls`: the addresses, or null for those in the user's own file. It replaces
+that by the outcome, a number. It prints nothing: what Apprise says may have an address, and so a
+password, in it.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import contextlib
 import json
 import logging
 import os
+import pwd
 import resource
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from carmad.errors import CarmaError
 from carmad.notify import addresses
@@ -28,20 +31,28 @@ PAUSES_S = (1.0, 3.0)  # before an address is tried again
 
 
 def main() -> None:
+    """Called with the path of the order."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_S, PROCESSOR_S))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     logging.disable()  # Apprise logs addresses
-    order = json.loads(sys.stdin.buffer.read(MOST_BYTES))
+    shared = os.open(sys.argv[1], os.O_RDWR)
+    order = json.loads(os.pread(shared, MOST_BYTES, 0))
+    outcome = _carried_out(order)
+    os.ftruncate(shared, 0)
+    os.pwrite(shared, b"%d" % outcome, 0)
+
+
+def _carried_out(order: dict[str, Any]) -> int:
     try:
         _load()  # now: the user may not be allowed to read Python's files
         _become(order["uid"], order["gid"], order["groups"])
         os.environ.update(order["env"])
         urls = order["urls"] or addresses.read(addresses.path(order["env"]))
         failed = send(urls, order["title"], order["body"])
-    except (CarmaError, ImportError):
-        sys.exit(UNUSABLE)
-    sys.exit(SENT if len(failed) < len(urls) else FAILED)
+    except (CarmaError, ImportError, KeyError):
+        return UNUSABLE
+    return SENT if len(failed) < len(urls) else FAILED
 
 
 def _load() -> None:
@@ -53,6 +64,7 @@ def _load() -> None:
 
 def _become(uid: int, gid: int, groups: list[int]) -> None:
     """The user, for good."""
+    os.environ["HOME"] = pwd.getpwuid(uid).pw_dir
     if os.geteuid() == 0:
         os.setgroups(groups)
         os.setresgid(gid, gid, gid)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.attack.booted import USERS, Machine, booted
 from tests.daemon import ROOT, until
+from tests.messages import Target
 
 TRAIN = """
     import contextlib, os, socket, sys, tempfile, torch
@@ -220,3 +221,17 @@ def test_mps_daemons_are_outside_and_are_reached_from_inside(tmp_path: Path) -> 
             assert machine.show(f"carma-mps-{gpu}.service", "ActiveState") == "active"
             assert "control" in machine.read(f"/home/ada/carma-{job['id']}.out")
         assert len((tmp_path / "starts").read_text().splitlines()) == 1
+
+
+def test_messages_are_sent_by_units_of_their_own_as_their_users(machine: Machine) -> None:
+    """carmad's own sandbox has no network but this machine."""
+    start(machine)
+    with Target() as target:
+        write = "umask 077; mkdir -p ~/.config/carma; cat > ~/.config/carma/notify.conf"
+        environment = ["env", "HOME=/home/ada", "sh", "-c", write]
+        machine.run(*environment, user="ada", stdin=target.url)
+        job = machine.sh("exit 3", "ada", notify="fail")
+        until(lambda: target.got, "a message")
+        assert f"job {job} " in target.got[0]["title"]
+        assert "exit code 3" in target.got[0]["title"]
+        target.shutdown()
