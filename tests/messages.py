@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import email
 import http.server
 import json
+import socketserver
 import threading
+from email.message import EmailMessage
+from email.policy import default
 from typing import Any
 
 
@@ -38,3 +42,39 @@ class Answer(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+class Mail(socketserver.ThreadingTCPServer):
+    """An SMTP server that takes everything, or hangs once it is connected to."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, hangs: bool = False) -> None:
+        super().__init__(("127.0.0.1", 0), Hanging if hangs else Taking)
+        self.got: list[EmailMessage] = []
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        port = self.server_address[1]
+        return f"mailto://127.0.0.1:{port}?from=carma@example.org&to=ada@example.org"
+
+
+class Taking(socketserver.StreamRequestHandler):
+    server: Mail
+
+    def handle(self) -> None:
+        self.wfile.write(b"220 here\r\n")
+        while line := self.rfile.readline():
+            if line.strip().upper() == b"DATA":
+                self.wfile.write(b"354 go on\r\n")
+                lines = list(iter(self.rfile.readline, b".\r\n"))
+                self.server.got.append(email.message_from_bytes(b"".join(lines), policy=default))
+            self.wfile.write(b"250 fine\r\n")
+
+
+class Hanging(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        while self.rfile.readline():
+            pass

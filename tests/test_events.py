@@ -228,7 +228,8 @@ def real(tmp_path: Path) -> Iterator[Carmad]:
         yield carmad
 
 
-def test_watch_goes_on_after_a_restart(real: Carmad, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_watch_goes_on_after_a_restart(real: Carmad, tmp_path: Path, how: str) -> None:
     blocker = real.sh("sleep 60", exclusive=True, gpus=3)
     real.await_state(blocker, "starting")
     id = real.sh("true", held=True)
@@ -242,7 +243,7 @@ def test_watch_goes_on_after_a_restart(real: Carmad, tmp_path: Path) -> None:
         )
     try:
         until(lambda: _toggled(real, id) and out.read_text(), "it to watch")
-        real.kill()
+        getattr(real, how)()
         until(lambda: "waiting for it to come back" in err.read_text(), "it to notice")
         real.start()
         real.cancel(blocker)

@@ -204,6 +204,8 @@ class Post(Follower):
     # -- its own thread
 
     def start(self) -> None:
+        if self._settings.administrators:
+            self._addresses()  # a fault in it is logged now, not when a GPU is lost
         self._thread.start()
 
     def stop(self) -> None:
@@ -294,14 +296,20 @@ class Post(Follower):
         said = list(self._for_admins)
         for line in said:  # the core's thread may be adding some
             del self._for_admins[line]
-        try:
-            urls = addresses.read(self._settings.administrators)
-        except CarmaError as error:
-            log.error("administrators are not told: %s; %s", error, error.hint)
+        urls = self._addresses()
+        if not urls:
             return None
         its = pwd.getpwnam("nobody") if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
         identity = its.pw_uid, its.pw_gid, [its.pw_gid]
         return _outgoing(letter(said, self._where), identity, {}, urls)
+
+    def _addresses(self) -> list[str]:
+        """The administrators'; none if there is something wrong with them."""
+        try:
+            return addresses.read(self._settings.administrators)
+        except CarmaError as error:
+            log.error("administrators are not told: %s; %s", error, error.hint)
+            return []
 
     def _look(self, uid: int, each: Recipient, sender: Sender, now: float) -> None:
         code = sender.outcome()
