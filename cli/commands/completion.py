@@ -25,6 +25,7 @@ TAKES_JOBS = (
     "requeue",
     "show",
     "wait",
+    "watch",
     "why",
 )
 
