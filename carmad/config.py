@@ -158,6 +158,14 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
+class Notify:
+    """Messages to administrators; needs `carma[notify]`. Users have files of their own."""
+
+    administrators: str = ""  # a file with their addresses, readable by carmad only; "": nobody
+    stuck_s: float = 1800.0  # they are told if the first in line waits so long beside an idle GPU
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     policy: str = "magm"
     policy_fallback: str = ""  # decides while the policy fails; "": jobs wait until it answers
@@ -180,6 +188,7 @@ class Settings:
     fairness: Fairness = field(default_factory=Fairness)
     retention: Retention = field(default_factory=Retention)
     access: Access = field(default_factory=Access)
+    notify: Notify = field(default_factory=Notify)
 
     def preconditions_for(self, policy: str) -> Preconditions:
         """Those set for the policy, or else for all policies. By default, `rr` has none (CARMA

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from carmad.core.messages import Event, Step
 from carmad.core.ports import Store, World
 from carmad.core.scheduler import Scheduler
+from carmad.errors import CarmaError
 
 
 class Follower:
@@ -19,6 +20,9 @@ class Follower:
 
     def committed(self, step: Step) -> None:
         """This step is on disk. If this raises, `restored` is called."""
+
+    def unrecorded(self, error: CarmaError) -> None:
+        """Events could not be committed, and will be retried: the disk is full."""
 
     def restored(self) -> None:
         """Steps may be missing: the core was reset to what is on disk."""

@@ -321,7 +321,10 @@ MAIL_TYPES: Mapping[str, tuple[str, ...]] = {
     "REQUEUE": (),
     "INVALID_DEPEND": ("fail",),
     "TIME_LIMIT": ("fail",),
+    "TIME_LIMIT_50": ("limit80",),
     "TIME_LIMIT_80": ("limit80",),
+    "TIME_LIMIT_90": ("limit80",),
+    "STAGE_OUT": (),
     "ARRAY_TASKS": (),
 }
 

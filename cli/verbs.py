@@ -71,6 +71,7 @@ VERBS = (
     Verb("release", "steer", ARGPARSE, JOBS),
     Verb("requeue", "steer", ARGPARSE, JOBS),
     Verb("update", "steer", ARGPARSE, JOBS),
+    Verb("notify", "notify", ARGPARSE, JOBS),
     Verb("report-step", "report", ARGPARSE, JOBS, ("report",)),
     Verb("estimate", "estimate", ITSELF, JOBS),
     Verb("status", "watch", ARGPARSE, WATCH),

@@ -141,6 +141,8 @@ PARSERS: list[Callable[[str], object]] = [
     parse.stage,
     parse.stage_times,
     parse.export,
+    parse.told_of,
+    parse.mail_type,
 ]
 
 
@@ -175,6 +177,18 @@ def test_signals() -> None:
             parse.signal_before(wrong)
 
 
+def test_what_a_job_tells() -> None:
+    assert parse.told_of("end, fail,end") == "end,fail"
+    assert parse.mail_type("begin,END,FAIL,TIME_LIMIT_80") == "start,end,fail,limit80"
+    assert parse.mail_type("ALL") == "start,end"
+    assert parse.mail_type("NONE") is None
+    for wrong in ("", "end,", "END"):
+        with pytest.raises(ArgumentTypeError):
+            parse.told_of(wrong)
+    with pytest.raises(ArgumentTypeError):
+        parse.mail_type("SOMETIMES")
+
+
 def test_points_in_time() -> None:
     now = datetime.now(UTC)
     for text, ahead_s in (("now", 0), ("now+90", 90), ("now+2h", 7200), ("now + 30minutes", 1800)):
@@ -204,11 +218,18 @@ def test_gpus_are_counted_slurms_way_too() -> None:
 # What is sent
 
 
-def test_every_option_arrives(fake: FakeDaemon, tmp_path: Path) -> None:
+def test_every_option_arrives(
+    fake: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = "-J x -G 2 --gpu-mem 12G -t 2h --expect 90m -a 0-3%2 -d afterany:3 --after 4"
     words += " -b 2026-11-20T12:00:00Z -o o-%j -e e --conda ml --nice 5 --urgent --no-requeue"
     words += " --signal USR2@60 --exclusive -H --batch-size 64 --amp --cold-start 5m"
-    words += " --deadline 2026-11-22T08:00:00Z --allreduce tree --watch-stages"
+    words += " --deadline 2026-11-22T08:00:00Z --allreduce tree --watch-stages --notify end,oom"
+    file = tmp_path / "carma/notify.conf"
+    file.parent.mkdir()
+    file.write_text("json://localhost")
+    file.chmod(0o600)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     told = [
         "--layout",
         "2x forward=20ms weights=4M",
@@ -229,6 +250,7 @@ def test_every_option_arrives(fake: FakeDaemon, tmp_path: Path) -> None:
         "name": "x",
         "export": {"A": "b c"},
         "conda_env": "ml",
+        "notify": "end,oom",
         "gpus": 2,
         "memory_mib": 12288,
         "batch_size": 64,

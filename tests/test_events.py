@@ -16,7 +16,7 @@ import pytest
 
 from carmad.core.happenings import Happening, Kind
 from carmad.core.messages import DrainRequested, Sampled
-from carmad.core.types import Cause, Exit, JobState
+from carmad.core.types import Cause, Exit, JobState, ProcessUse
 from carmad.http import events as kept
 from carmad.testing import a_job
 from cli.commands.events import line
@@ -100,6 +100,23 @@ def test_a_lost_gpu_is_told_once_and_when_it_is_back(daemon: api_server.Daemon) 
         daemon.inbox.request(event).result(5)
     lost, back = told(stream, "gpu_back")
     assert (lost["event"], lost["text"], back["event"]) == ("gpu_lost", "lost: Xid 79", "gpu_back")
+
+
+def test_a_process_of_no_job_is_told_once_it_has_been_there_for_a_while(
+    daemon: api_server.Daemon,
+) -> None:
+    stream = events()
+    next(stream)
+    sample = daemon.world.sampled().samples[0]
+    now = daemon.inbox.clock()
+    theirs = (ProcessUse(7, 5120, user="bob"), ProcessUse(8, 10, user="bob"))
+    for after in (0.0, 10.0, 31.0, 32.0):
+        at = now + after
+        event = Sampled(at, (replace(sample, at=at, processes=theirs),))
+        daemon.inbox.request(event).result(5)
+    assert next(stream)["text"] == "external process 7 of bob holds 5.0G"
+    submitted(daemon, held=True)
+    assert next(stream)["event"] == "submitted"
 
 
 def test_an_array_is_submitted_as_one(daemon: api_server.Daemon) -> None:
@@ -211,7 +228,8 @@ def real(tmp_path: Path) -> Iterator[Carmad]:
         yield carmad
 
 
-def test_watch_goes_on_after_a_restart(real: Carmad, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_watch_goes_on_after_a_restart(real: Carmad, tmp_path: Path, how: str) -> None:
     blocker = real.sh("sleep 60", exclusive=True, gpus=3)
     real.await_state(blocker, "starting")
     id = real.sh("true", held=True)
@@ -225,7 +243,7 @@ def test_watch_goes_on_after_a_restart(real: Carmad, tmp_path: Path) -> None:
         )
     try:
         until(lambda: _toggled(real, id) and out.read_text(), "it to watch")
-        real.kill()
+        getattr(real, how)()
         until(lambda: "waiting for it to come back" in err.read_text(), "it to notice")
         real.start()
         real.cancel(blocker)

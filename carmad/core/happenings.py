@@ -3,12 +3,24 @@ were retried, GPUs that were drained."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from carmad.core.messages import DrainRequested, RequeueRequested, Step
-from carmad.core.types import SENT_BACK, Cause, GpuId, Job, JobState
+from carmad.core.types import SENT_BACK, Cause, Gpu, GpuId, Job, JobState
+
+CAUSES = {
+    Cause.GPU_OOM: "out of GPU memory",
+    Cause.HOST_OOM: "out of host memory",
+    Cause.LAUNCH_FAILED: "it could not be started",
+    Cause.LOST: "its processes were lost",
+    Cause.DEPENDENCY: "a dependency was not met",
+    Cause.TIME_LIMIT: "its time limit",
+    Cause.PREEMPTED: "preempted",
+    Cause.PROFILED: "its profile is known",
+    Cause.CANCELLED: "cancelled",
+}
 
 
 class Kind(StrEnum):
@@ -24,6 +36,7 @@ class Kind(StrEnum):
     ENDED = "ended"
     GPU_LOST = "gpu_lost"
     GPU_BACK = "gpu_back"
+    EXTERNAL = "external"  # a process of no job holds memory of a GPU
     DRAINED = "drained"
     RESUMED = "resumed"
 
@@ -35,7 +48,7 @@ class Happening:
     job: Job | None = None  # as it was then
     gpu: GpuId | None = None
     cause: Cause | None = None  # of an end, or of what led to it
-    detail: str = ""  # of a GPU: what is wrong with it, or who drained it and why
+    detail: str = ""  # of a GPU: what is wrong with it, who drained it and why, which process
     count: int = 1
 
 
@@ -90,3 +103,67 @@ def _changes(old: Job, job: Job, at: float) -> Iterator[Happening]:
             yield Happening(at, Kind.REQUEUED, job)
         case _ if job.ended:
             yield Happening(at, Kind.ENDED, job, cause=job.exit.cause if job.exit else None)
+
+
+def told(happening: Happening) -> tuple[str, ...]:
+    """What the owner of its job has asked to be told of (`--notify`), and this is."""
+    job = happening.job
+    if job is None or job.spec.notify is None:
+        return ()
+    match happening.kind:
+        case Kind.STARTED:
+            found: tuple[str, ...] = ("start",)
+        case Kind.LIMIT80:
+            found = ("limit80",)
+        case Kind.ENDED if job.state is JobState.OUT_OF_MEMORY:
+            found = ("end", "fail", "oom")
+        case Kind.ENDED if job.state is JobState.SUCCEEDED or happening.cause is Cause.CANCELLED:
+            found = ("end",)
+        case Kind.ENDED:
+            found = ("end", "fail")
+        case _:
+            found = ()
+    return tuple(what for what in found if job.spec.tells(what))
+
+
+def words(happening: Happening, gpus: Mapping[GpuId, Gpu], sees: bool = True) -> str:
+    """For people, after the name of the job or the GPU."""
+    kind, job = happening.kind, happening.job
+    if job is None:
+        what, detail = kind.value.removeprefix("gpu_"), happening.detail
+        if kind in (Kind.RESUMED, Kind.EXTERNAL):
+            return f"{what} {detail}"
+        return f"{what}: {detail}" if detail else what
+    because = CAUSES.get(happening.cause) if sees and happening.cause else None
+    match kind:
+        case Kind.SUBMITTED if happening.count > 1:
+            return f"submitted, {happening.count} tasks"
+        case Kind.STARTED:
+            return f"started on {where(job, gpus)}"
+        case Kind.LIMIT80:
+            return "80 % of its time limit have passed"
+        case Kind.ENDED:
+            return how_ended(job) if sees else job.state.value.replace("_", " ")
+        case Kind.RETRIED | Kind.REQUEUED | Kind.STOPPING if because:
+            return f"{kind}: {because}"
+        case _:
+            return kind.value
+
+
+def where(job: Job, gpus: Mapping[GpuId, Gpu]) -> str:
+    named = [str(gpus[id].index) if id in gpus else id for id in job.gpus]
+    return f"GPU {', '.join(named)}"
+
+
+def how_ended(job: Job) -> str:
+    """An ended job's state, its exit code and what proves the cause."""
+    said, exit = [job.state.value.replace("_", " ")], job.exit
+    if exit is None or job.state is JobState.SUCCEEDED:
+        return said[0]
+    if exit.signal:
+        said.append(f"signal {exit.signal}")
+    elif exit.code:
+        said.append(f"exit code {exit.code}")
+    elif job.state is JobState.FAILED and exit.cause in CAUSES:
+        said.append(CAUSES[exit.cause])
+    return ", ".join(said) + (f": {exit.evidence}" if exit.evidence else "")

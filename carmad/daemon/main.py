@@ -49,6 +49,8 @@ from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.learned.models import Models
 from carmad.loop import Follower
 from carmad.models import Model
+from carmad.notify.post import Post
+from carmad.notify.stuck import stuck
 from carmad.store.damage import stands_in
 from carmad.store.journal import Journal
 from carmad.store.sql import SqlStore
@@ -56,6 +58,7 @@ from carmad.store.sql import SqlStore
 log = logging.getLogger("carmad")
 
 PROBE_S = 5.0
+ANSWER_S = 30.0  # of the core
 EX_CONFIG = 78  # RestartPreventExitStatus of carmad.service
 
 
@@ -137,7 +140,9 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         past = store.past(clock())
         cap_bytes = settings.retention.journal_mib << 20
         journal = Journal(state_dir / "journal", scheduler, VERSION, cap_bytes, past.submissions)
-        followers = (InvalidChoices(), service, world, journal)
+        post = Post(store, settings.notify, own_units=own_units, stuck=_stuck(inbox))
+        service.events.hears = post.heard
+        followers = (InvalidChoices(), service, world, journal, post)
         engine = Engine(inbox, scheduler, store, world, followers, _watchdog())
 
         engine.restore(History(past.runs, past.submissions))
@@ -152,6 +157,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         chores = Housekeeping(store, settings.retention, state_dir, flush, models.train_if_due)
         _start(stack, chores)
         stack.callback(models.stop)
+        _start(stack, post)
         _start(stack, server)
         stack.callback(experience.close)  # first: the others wait for the trials under way
 
@@ -167,7 +173,9 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         log.info("stopping; running jobs continue")
 
 
-def _start(stack: contextlib.ExitStack, part: Monitor | MpsWatch | Housekeeping | Server) -> None:
+def _start(
+    stack: contextlib.ExitStack, part: Monitor | MpsWatch | Housekeeping | Post | Server
+) -> None:
     """Start `part`, and stop it when the stack closes."""
     part.start()
     stack.callback(part.stop)
@@ -374,6 +382,10 @@ def _on_trained(inbox: Inbox) -> Callable[[Mapping[str, Model]], None]:
             inbox.post(Trained(inbox.clock(), tuple(models.items())))
 
     return trained
+
+
+def _stuck(inbox: Inbox) -> Callable[[], tuple[JobId, str] | None]:
+    return lambda: inbox.ask(lambda core: stuck(core.snapshot(inbox.clock()))).result(ANSWER_S)
 
 
 def _reconfigure(

@@ -200,6 +200,8 @@ class Engine:
         if time.monotonic() >= self._complain_at:
             self._complain_at = time.monotonic() + COMPLAIN_EVERY_S
             log.error("cannot record events: %s; %s", error, error.hint)
+            for follower in self._followers:
+                follower.unrecorded(error)
 
     def _reload(self, history: History | None = None) -> tuple[Action, ...]:
         """Reset the core to what is on disk: after a failed commit, it may be ahead of it. Its

@@ -7,49 +7,55 @@ misses some, and is told so. The server drops who does not read at all.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 
 from carmad.core.happenings import Happening, Kind, happenings
 from carmad.core.messages import Discovered, Sampled, Step
-from carmad.core.types import Gpu, GpuId
+from carmad.core.types import Gpu, GpuId, GpuSample
 from carmad.loop import Follower
+from carmad.readable import gib
 
 KEPT = 4096
-STREAMS_PER_USER = 32
+STREAMS_PER_USER = 16
+EXTERNAL_S = 30.0  # a process that ends sooner is no event
 
 
 class Events(Follower):
     """`epoch` tells the happenings of this daemon from those of an earlier one."""
 
-    def __init__(self, epoch: str) -> None:
+    def __init__(self, epoch: str, external_mib: int) -> None:
         self._epoch = epoch
+        self._external_mib = external_mib
         self._latest: deque[Happening] = deque(maxlen=KEPT)
         self._count = 0  # of all so far
         self._lock = threading.Lock()
         self.gpus: dict[GpuId, Gpu] = {}
         self._faults: dict[GpuId, str] = {}
+        self._external: dict[GpuId, dict[int, float]] = {}
         self._news: set[asyncio.Event] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: Counter[int] = Counter()
-        self.hears: Callable[[Sequence[Happening]], None] | None = None  # in the core's thread
+        # Called in the core's thread.
+        self.hears: Callable[[Sequence[Happening], Mapping[GpuId, Gpu]], None] | None = None
 
     def committed(self, step: Step) -> None:
         """In the core's thread."""
         new = [*(happenings(step) if step.jobs or step.drains is not None else ())]
         for event in step.events:
             if isinstance(event, Sampled | Discovered):
-                new += self._faulty(event)
+                new += self._of_gpus(event)
         if not new:
             return
         with self._lock:
             self._latest.extend(new)
             self._count += len(new)
         if self.hears:
-            self.hears(new)
+            self.hears(new, self.gpus)
         self.wake()
 
     def wake(self) -> None:
@@ -61,21 +67,41 @@ class Events(Follower):
         for news in self._news:
             news.set()
 
-    def _faulty(self, event: Sampled | Discovered) -> Iterator[Happening]:
-        """GPUs that have become faulty, or are no longer."""
+    def _of_gpus(self, event: Sampled | Discovered) -> Iterator[Happening]:
         if isinstance(event, Discovered):
             self.gpus = {gpu.id: gpu for gpu in event.gpus}
             return
         for sample in event.samples:
-            if sample.fault == self._faults.get(sample.gpu):
-                continue
-            if sample.fault is None:
-                self._faults.pop(sample.gpu)
-                yield Happening(sample.at, Kind.GPU_BACK, gpu=sample.gpu)
-                continue
-            if sample.gpu not in self._faults:
-                yield Happening(sample.at, Kind.GPU_LOST, gpu=sample.gpu, detail=sample.fault)
+            yield from self._fault(sample)
+            yield from self._externals(sample)
+
+    def _fault(self, sample: GpuSample) -> Iterator[Happening]:
+        """Whether the GPU has become faulty, or is no longer."""
+        known = self._faults.get(sample.gpu)
+        if sample.fault is not None:
             self._faults[sample.gpu] = sample.fault
+            if known is None:
+                yield Happening(sample.at, Kind.GPU_LOST, gpu=sample.gpu, detail=sample.fault)
+        elif known is not None:
+            del self._faults[sample.gpu]
+            yield Happening(sample.at, Kind.GPU_BACK, gpu=sample.gpu)
+
+    def _externals(self, sample: GpuSample) -> Iterator[Happening]:
+        """Processes of no job that have held memory for a while."""
+        known = self._external.pop(sample.gpu, {})
+        found: dict[int, float] = {}  # since when, by pid; infinite: it has been told
+        for process in sample.processes:
+            held = process.memory_mib or 0
+            if process.job is not None or held < self._external_mib:
+                continue
+            since = known.get(process.pid, sample.at)
+            if sample.at - since >= EXTERNAL_S:
+                since = math.inf
+                who = f"process {process.pid} of {process.user or '?'} holds {gib(held)}"
+                yield Happening(sample.at, Kind.EXTERNAL, gpu=sample.gpu, detail=who)
+            found[process.pid] = since
+        if found:
+            self._external[sample.gpu] = found
 
     # -- for streams, in the loop's thread
 

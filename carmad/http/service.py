@@ -136,7 +136,7 @@ class Service(Follower):
     stopping: bool = False
 
     def __post_init__(self) -> None:
-        self.events = Events(str(int(self.started_at * 1000)))
+        self.events = Events(str(int(self.started_at * 1000)), self.settings.monitor.external_mib)
 
     def committed(self, step: Step) -> None:
         self._scene = None

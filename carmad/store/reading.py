@@ -35,10 +35,20 @@ from carmad.store import codec, environments, externals, statistics
 from carmad.store.damage import Damage, as_text, expect_live, is_text, set_aside, stand_in
 from carmad.store.database import DatabaseErrors, explain
 from carmad.store.rows import Row, job_of, transition_of
-from carmad.store.tables import ACCOUNTS, DECISIONS, DRAINS, JOBS, LIMITS, SAMPLES, TRANSITIONS
+from carmad.store.tables import (
+    ACCOUNTS,
+    DECISIONS,
+    DRAINS,
+    JOBS,
+    LIMITS,
+    NOTICES,
+    SAMPLES,
+    TRANSITIONS,
+)
 from carmad.store.values import (
     External,
     ExternalTotals,
+    Notice,
     Remembered,
     Restored,
     Statistics,
@@ -160,6 +170,27 @@ class Reader:
     def jobs(self, ids: Collection[JobId]) -> list[Job]:
         """Those that exist, in id order."""
         return self._read_jobs(_GIVEN_JOBS, {"ids": json.dumps(list(ids))})
+
+    def to_tell(self) -> list[int]:
+        """The uids of users for whom there are notices, the one who waits longest first."""
+        query = select(NOTICES.c.uid).group_by(NOTICES.c.uid).order_by(func.min(NOTICES.c.id))
+        with self._reading() as connection:
+            return list(connection.scalars(query).all())
+
+    def notices(self, uid: int, limit: int) -> list[Notice]:
+        """A user's, in order."""
+        its = (NOTICES.c.id, NOTICES.c.job, NOTICES.c.at, NOTICES.c.what, NOTICES.c.words)
+        query = select(*its).where(NOTICES.c.uid == uid).order_by(NOTICES.c.id).limit(limit)
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        return [Notice(*row) for row in rows]
+
+    def tasks(self, array: JobId) -> dict[JobState, int]:
+        """How many tasks of an array are in each state."""
+        count = func.count()
+        query = select(JOBS.c.state, count).where(JOBS.c.array == array).group_by(JOBS.c.state)
+        with self._reading() as connection:
+            return {JobState(state): number for state, number in connection.execute(query).all()}
 
     def existing(self, ids: Collection[JobId]) -> set[JobId]:
         """Those that have a row."""

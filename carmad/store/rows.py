@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from carmad.core.decision import Decision
+from carmad.core.happenings import happenings, told, words
 from carmad.core.messages import Step
 from carmad.core.types import Job, JobId, JobState
 from carmad.store import codec
@@ -63,3 +64,21 @@ def moves(step: Step, states: dict[JobId, str]) -> Iterator[Row]:
         if before != after:
             yield {"job": job.id, "before": before, "after": after, "attempt": job.attempt}
         states[job.id] = after
+
+
+def notice_rows(step: Step) -> Iterator[Row]:
+    """What the owners of the step's jobs have asked to be told of."""
+    if not any(job.spec.notify for job in step.jobs):
+        return
+    for each in happenings(step):
+        if each.job and (asked := told(each)):
+            job = each.job
+            # Of a single job, one message says all; of an array, its end and failures are apart.
+            for what in asked if job.spec.array else asked[-1:]:
+                yield {
+                    "job": job.id,
+                    "uid": job.spec.uid,
+                    "at": each.at,
+                    "what": what,
+                    "words": words(each, {}),
+                }

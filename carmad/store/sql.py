@@ -24,7 +24,7 @@ from carmad.errors import CarmaError
 from carmad.store import backups, codec, environments, externals, migrate, retention
 from carmad.store.database import StoreFull, connect, damaged, expect, expect_backed_up
 from carmad.store.reading import GIVEN_IDS, LIVE_JOBS, MAX_ID, STATES, Reader
-from carmad.store.rows import decision_row, job_row, moves
+from carmad.store.rows import decision_row, job_row, moves, notice_rows
 from carmad.store.tables import (
     ACCOUNTS,
     CLOCK,
@@ -32,6 +32,7 @@ from carmad.store.tables import (
     DRAINS,
     JOBS,
     LIMITS,
+    NOTICES,
     SAMPLES,
     TRANSITIONS,
 )
@@ -55,6 +56,8 @@ _SHIFT_TRANSITIONS = (
     .where(TRANSITIONS.c.job.in_(GIVEN_IDS))
     .values(at=TRANSITIONS.c.at + bindparam("by_s"))
 )
+_INSERT_NOTICE = insert(NOTICES)
+_DELETE_NOTICES = delete(NOTICES).where(NOTICES.c.id.in_(GIVEN_IDS))
 _INSERT_DECISION = insert(DECISIONS)
 _DELETE_DRAINS = delete(DRAINS)
 _INSERT_DRAIN = insert(DRAINS)
@@ -115,6 +118,8 @@ class SqlStore(Reader):
                 before = {row.id: row.state for row in states}
                 connection.execute(_UPSERT_JOB, job_rows)
                 when = {"at": step.events[-1].at, "step": self._step}
+                if notices := [*notice_rows(step)]:
+                    connection.execute(_INSERT_NOTICE, notices)
                 if moved := [row | when for row in moves(step, before)]:
                     connection.execute(_INSERT_TRANSITION, moved)
             if decision_rows:
@@ -127,6 +132,11 @@ class SqlStore(Reader):
                 connection.execute(_DELETE_DRAINS)
                 if step.drains:
                     connection.execute(_INSERT_DRAIN, [asdict(drain) for drain in step.drains])
+
+    def forget_notices(self, ids: Iterable[int]) -> None:
+        """Their owners have been told, or cannot be."""
+        with self._transaction() as connection:
+            connection.execute(_DELETE_NOTICES, {"ids": json.dumps(list(ids))})
 
     def record_samples(self, samples: Iterable[GpuSample]) -> None:
         """Write averages over some time, one per GPU; processes and faults are not stored."""

@@ -129,6 +129,20 @@ LIMITS = Table(
     Index(None, "subject"),
 )
 
+# What owners of jobs are yet to be told (`--notify`). No addresses: those are in their own files.
+NOTICES = Table(
+    "notices",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("job", ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("uid", Integer, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("what", Text, nullable=False),  # one of `options.TOLD_OF`
+    Column("words", Text, nullable=False),
+    Index(None, "uid"),
+    Index(None, "job"),
+)
+
 # One row: the clock that the times in the other tables refer to.
 CLOCK = Table(
     "clock",

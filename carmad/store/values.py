@@ -41,6 +41,17 @@ class Transition:
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that the owner of a job asked to be told of."""
+
+    id: int
+    job: JobId
+    at: float
+    what: str  # one of `options.TOLD_OF`
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class Spread:
     """A duration over many jobs, in seconds; zeros when there are none."""
 

@@ -26,6 +26,7 @@ TAKES_JOBS = (
     "requeue",
     "show",
     "wait",
+    "watch",
     "why",
 )
 

@@ -36,6 +36,10 @@ def submit(args: list[str]) -> int:
         options, body = read(args)
         if not options.quiet:
             _warn_of_copy(body)
+        if options.notify or options.mail_type or options.mail_user:
+            from cli.commands.notify import settle
+
+            settle(options, body)
         if options.dry_run:
             return _dry_run(body, options)
         return _submit(body, options)

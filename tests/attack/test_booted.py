@@ -12,6 +12,7 @@ import pytest
 
 from tests.attack.booted import SOCKET, USERS, Machine, booted
 from tests.daemon import CARMA, ROOT, until
+from tests.messages import Target
 
 TRAIN = """
     import contextlib, os, socket, sys, tempfile, torch
@@ -231,3 +232,17 @@ def test_a_job_at_a_terminal_and_who_joins_it_are_in_the_jobs_unit(machine: Mach
     job = machine.call("GET", "/v1/jobs?select=last")["jobs"][0]
     assert said == [f"0::/carma.slice/carma-job-{job['id']}-1.service/job"] * 2
     assert (job["state"], job["exit"]["code"]) == ("succeeded", 0)
+
+
+def test_messages_are_sent_by_units_of_their_own_as_their_users(machine: Machine) -> None:
+    """carmad's own sandbox has no network but this machine."""
+    start(machine)
+    with Target() as target:
+        write = "umask 077; mkdir -p ~/.config/carma; cat > ~/.config/carma/notify.conf"
+        environment = ["env", "HOME=/home/ada", "sh", "-c", write]
+        machine.run(*environment, user="ada", stdin=target.url)
+        job = machine.sh("exit 3", "ada", notify="fail")
+        until(lambda: target.got, "a message")
+        assert f"job {job} " in target.got[0]["title"]
+        assert "exit code 3" in target.got[0]["title"]
+        target.shutdown()

@@ -101,6 +101,7 @@ async def _stream(
                 if piece := b"".join(_rendered(call, known, begin, found, user, wanted)):
                     yield piece
                 if found:
+                    await asyncio.sleep(0)  # there may be thousands, and others wait
                     continue
                 if wanted is not None and not wanted.going_on:
                     yield _written(_mark(known, place, call, "over"))

@@ -1,0 +1,1 @@
+"""Tells owners of jobs and administrators what happened, through Apprise."""

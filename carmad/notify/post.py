@@ -1,0 +1,353 @@
+"""The thread that sends messages: notices from the store to the owners of jobs, and what
+administrators should know.
+
+A notice is committed with what it is about, and deleted once a message with it was taken by an
+address, or cannot be: so it is told at least once, and again if carmad dies in between. Every
+message is sent by a process of its own, as the user whom it is for (`sender`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import math
+import os
+import pwd
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event, Thread
+
+from carmad import units
+from carmad.attempt.starting import write_all
+from carmad.config import Notify
+from carmad.core.happenings import Happening, words
+from carmad.core.messages import Step
+from carmad.core.types import Gpu, GpuId, JobId
+from carmad.errors import CarmaError
+from carmad.loop import Follower
+from carmad.notify import addresses
+from carmad.notify.letters import Letter, ToldOnce, letter, lines
+from carmad.notify.sender import FAILED, SENT, UNUSABLE
+from carmad.store.sql import SqlStore
+
+log = logging.getLogger(__name__)
+
+WITHIN_S = 60.0  # for a sender: then it is killed
+GATHER_S = 1.0  # so that what happens at the same time is one message
+LOOK_S = 0.1  # while a sender is at work
+MOST_OUTCOME = 3  # digits; an order is longer
+AT_ONCE = 4  # senders, of different users
+AN_HOUR_S = 3600.0
+PER_HOUR = 20  # messages for a user: what comes after that waits, and is one message
+FIRST_PAUSE_S = 60.0  # before another try, and twice as long before each after that
+TRIES = 6
+MOST = 1000  # notices in a message
+STUCK_LOOK_S = 60.0
+ADMINS = -1  # in place of a uid
+PASSED_ON = (
+    *("HOME", "LANG", "PATH", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS"),
+    *("DISPLAY", "WAYLAND_DISPLAY", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY"),
+    *("HTTPS_PROXY", "NO_PROXY", "all_proxy", "ALL_PROXY", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
+)
+BOUNDS = {
+    "RuntimeMaxSec": f"{WITHIN_S:.0f}",
+    "MemoryMax": "1G",
+    "TasksMax": "64",
+    "NoNewPrivileges": "yes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message, as `sender` wants it, and the notices in it."""
+
+    request: bytes
+    notices: tuple[int, ...] = ()
+
+
+class Sender:
+    """A process that sends a message. It shares a file in memory with us: there it finds the
+    message, and leaves the outcome."""
+
+    _count = itertools.count(1)
+
+    def __init__(self, request: bytes, in_unit: bool) -> None:
+        self.deadline = time.monotonic() + WITHIN_S
+        self._shared = os.memfd_create("carma-message")
+        write_all(self._shared, request)
+        argv = [*program(), f"/proc/{os.getpid()}/fd/{self._shared}"]
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            if in_unit:
+                unit = f"carma-message-{os.getpid()}-{next(self._count)}"
+                if said := units.start(unit, "CARMA sends a message", BOUNDS, argv):
+                    raise CarmaError(f"systemd did not start the unit: {said:.300}")
+            else:
+                self._process = _started(argv)
+        except BaseException:
+            os.close(self._shared)
+            raise
+
+    def outcome(self) -> int | None:
+        """As the exit codes of `sender`; None: there is none yet."""
+        ended = self._process is not None and self._process.poll() is not None
+        said = os.pread(self._shared, MOST_OUTCOME + 1, 0)
+        if len(said) <= MOST_OUTCOME and said.isdigit():
+            return int(said)
+        return FAILED if ended else None
+
+    def close(self) -> None:
+        """End it, if it has not ended; its unit ends it by itself."""
+        os.close(self._shared)
+        if self._process is not None:
+            with suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+
+
+def program() -> list[str]:
+    root = str(Path(__file__).parents[2])
+    code = f"import sys; sys.path.append({root!r}); from carmad.notify.sender import main; main()"
+    return [sys.executable, "-I", "-c", code]
+
+
+def _started(argv: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env={"PATH": os.defpath},
+        start_new_session=True,
+    )
+
+
+@dataclass(slots=True)
+class Recipient:
+    """A user, and what is under way for them. Times are monotonic."""
+
+    waits: bool = False  # to be told something
+    due: float = 0.0
+    outgoing: Outgoing | None = None  # kept until an address takes it
+    tries: int = 0
+    sender: Sender | None = None
+    sent: deque[float] = field(default_factory=deque)  # in the last hour
+
+    def told_at(self, now: float) -> float:
+        """When the next message may be sent."""
+        while self.sent and self.sent[0] <= now - AN_HOUR_S:
+            self.sent.popleft()
+        return self.sent[0] + AN_HOUR_S if len(self.sent) >= PER_HOUR else now + GATHER_S
+
+
+class Post(Follower):
+    """`own_units`: systemd runs the senders, outside this daemon's sandbox, which has no network.
+    `stuck`: the job that does not start although it could, if any, and that in words."""
+
+    def __init__(
+        self,
+        store: SqlStore,
+        settings: Notify,
+        *,
+        own_units: bool = False,
+        stuck: Callable[[], tuple[JobId, str] | None] = lambda: None,
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._in_units = own_units and os.geteuid() == 0
+        self._stuck = stuck
+        self._where = socket.gethostname()
+        self._once = ToldOnce()
+        self._users: dict[int, Recipient] = {}
+        self._for_admins: dict[str, None] = {}  # lines, each once
+        self._stuck_job: JobId | None = None
+        self._tell_stuck_at = 0.0
+        self._look_at = 0.0
+        self._news = Event()
+        self._news.set()  # an earlier daemon may have left notices
+        self._closed = False
+        self._thread = Thread(target=self._run, name="post", daemon=True)
+
+    # -- in the core's thread
+
+    def committed(self, step: Step) -> None:
+        if any(job.spec.notify for job in step.jobs):
+            self._news.set()
+
+    def heard(self, happenings: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
+        """What happened to the GPUs."""
+        for each in happenings:
+            if each.gpu is not None and self._settings.administrators:
+                its = gpus[each.gpu].index if each.gpu in gpus else each.gpu
+                self._tell_admins(f"GPU {its}: {words(each, {})}")
+
+    def unrecorded(self, error: CarmaError) -> None:
+        if self._settings.administrators:
+            self._tell_admins(f"carmad cannot record events: {error}")
+
+    def _tell_admins(self, line: str) -> None:
+        if len(self._for_admins) < MOST:
+            self._for_admins[line] = None
+        self._news.set()
+
+    # -- its own thread
+
+    def start(self) -> None:
+        if self._settings.administrators:
+            self._addresses()  # a fault in it is logged now, not when a GPU is lost
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Messages that are being sent are sent again by the next daemon."""
+        self._closed = True
+        self._news.set()
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._news.wait(self._pause_s())
+            self._news.clear()
+            try:
+                self._go_on()
+            except CarmaError as error:
+                log.error("messages wait: %s", error)
+                time.sleep(GATHER_S)
+            except Exception:
+                log.exception("messages wait")
+                time.sleep(GATHER_S)
+        for each in self._users.values():
+            if each.sender:
+                each.sender.close()
+
+    def _pause_s(self) -> float | None:
+        if any(each.sender for each in self._users.values()):
+            return LOOK_S
+        times = [each.due for each in self._users.values() if each.waits]
+        times += [self._look_at] if self._settings.administrators else []
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _go_on(self) -> None:
+        now = time.monotonic()
+        for uid, each in self._users.items():
+            if each.sender:
+                self._look(uid, each, each.sender, now)
+        if self._settings.administrators and now >= self._look_at:
+            self._look_at = now + STUCK_LOOK_S
+            self._look_at_queue()
+        for uid in self._waiting():
+            each = self._users.setdefault(uid, Recipient())
+            if not each.waits:
+                each.waits, each.due = True, each.told_at(now)
+        for uid, each in list(self._users.items()):
+            busy = sum(1 for one in self._users.values() if one.sender)
+            if each.waits and not each.sender and each.due <= now and busy < AT_ONCE:
+                try:
+                    self._send(uid, each, now)
+                except Exception:  # whatever it is, others are to be told
+                    log.exception("cannot tell uid %d", uid)
+                    self._over(uid, each, FAILED, now)
+            elif not each.waits and each.told_at(now) and not each.sent:
+                del self._users[uid]
+
+    def _waiting(self) -> list[int]:
+        return [*self._store.to_tell(), *([ADMINS] if self._for_admins else [])]
+
+    def _look_at_queue(self) -> None:
+        now, found = time.monotonic(), self._stuck()
+        if found is None or found[0] != self._stuck_job:
+            self._stuck_job, self._tell_stuck_at = found and found[0], now + self._settings.stuck_s
+        elif now >= self._tell_stuck_at:
+            self._for_admins[found[1]] = None
+            self._tell_stuck_at = math.inf
+
+    def _send(self, uid: int, each: Recipient, now: float) -> None:
+        if each.outgoing is None:
+            each.outgoing = self._to_admins() if uid == ADMINS else self._to_user(uid)
+        if each.outgoing is None:
+            each.waits = False
+            return
+        each.sent.append(now)
+        each.sender = Sender(each.outgoing.request, self._in_units)
+
+    def _to_user(self, uid: int) -> Outgoing | None:
+        notices = self._store.notices(uid, MOST)
+        jobs = {job.id: job for job in self._store.jobs({notice.job for notice in notices})}
+        said = lines(notices, jobs, self._store.tasks, self._once)
+        ids = tuple(notice.id for notice in notices)
+        if not said:
+            self._store.forget_notices(ids)
+            return None
+        spec = self._store.whole(jobs[max(jobs)].spec)
+        identity = spec.uid, spec.gid, os.getgrouplist(spec.user, spec.gid)
+        return _outgoing(letter(said, self._where), identity, dict(spec.env), notices=ids)
+
+    def _to_admins(self) -> Outgoing | None:
+        said = list(self._for_admins)
+        for line in said:  # the core's thread may be adding some
+            del self._for_admins[line]
+        urls = self._addresses()
+        if not urls:
+            return None
+        its = pwd.getpwnam("nobody") if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
+        identity = its.pw_uid, its.pw_gid, [its.pw_gid]
+        return _outgoing(letter(said, self._where), identity, {}, urls)
+
+    def _addresses(self) -> list[str]:
+        """The administrators'; none if there is something wrong with them."""
+        try:
+            return addresses.read(self._settings.administrators)
+        except CarmaError as error:
+            log.error("administrators are not told: %s; %s", error, error.hint)
+            return []
+
+    def _look(self, uid: int, each: Recipient, sender: Sender, now: float) -> None:
+        code = sender.outcome()
+        if code is None and now < sender.deadline:
+            return
+        sender.close()
+        each.sender = None
+        self._over(uid, each, code, now)
+
+    def _over(self, uid: int, each: Recipient, code: int | None, now: float) -> None:
+        """What follows from an outcome; None: it took too long."""
+        outgoing = each.outgoing
+        if code not in (SENT, UNUSABLE) and each.tries + 1 < TRIES:
+            each.due = now + FIRST_PAUSE_S * 2**each.tries
+            each.tries += 1
+            return
+        if code != SENT:
+            log.warning("uid %d could not be told; `carma notify --test` shows why", uid)
+        each.outgoing, each.tries, each.waits = None, 0, False
+        if outgoing and outgoing.notices:
+            self._store.forget_notices(outgoing.notices)
+
+
+def _outgoing(
+    what: Letter,
+    identity: tuple[int, int, list[int]],
+    env: dict[str, str],
+    urls: list[str] | None = None,
+    notices: tuple[int, ...] = (),
+) -> Outgoing:
+    uid, gid, groups = identity
+    order = {
+        "uid": uid,
+        "gid": gid,
+        "groups": groups,
+        "title": what.title,
+        "body": what.body,
+        "env": {name: env[name] for name in PASSED_ON if name in env},
+        "urls": urls,
+    }
+    return Outgoing(json.dumps(order).encode(), notices)

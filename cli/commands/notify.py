@@ -1,0 +1,80 @@
+"""Messages about one's own jobs: `notify`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from carmad.errors import CarmaError
+from carmad.notify import addresses
+from cli.problems import Problem
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+    from cli.parser import Parser
+
+MISSING = "messages need Apprise, which is not installed beside carma"
+INSTALL = "an administrator installs it with: pip install 'carma[notify]'"
+
+
+def notify_options(parser: Parser) -> None:
+    parser.add_argument("--test", action="store_true", help="send a message to all addresses now")
+
+
+def notify(options: Namespace) -> int:
+    """Check where messages about your jobs go (--notify), and send one as a test.
+
+    The addresses are in ~/.config/carma/notify.conf, which only you may read: one of Apprise's on
+    each line, such as mailtos://USER:PASSWORD@HOST or slack://TOKEN.
+    """
+    name = addresses.path(os.environ)
+    found = addresses.read(name)
+    _require_apprise()
+    print(f"{name}: {len(found)} address{'es' if len(found) > 1 else ''}")
+    if not options.test:
+        return 0
+    import logging
+    from socket import gethostname
+
+    from carmad.notify.sender import send
+
+    logging.disable()  # Apprise logs addresses
+    failed = send(found, f"[carma {gethostname()}] test", "Messages about your jobs arrive here.")
+    for at, url in enumerate(found):
+        kind = url.partition("://")[0]  # the rest may be secret
+        print(f"{kind}: {'it did not take the message' if at in failed else 'sent'}")
+    return 1 if failed else 0
+
+
+def settle(options: Namespace, body: dict[str, Any]) -> None:
+    """Make sure that a job's messages have somewhere to go. Raises CarmaError; but a script for
+    Slurm runs without them."""
+    body["notify"] = options.notify or options.mail_type
+    name = addresses.path(os.environ)
+    try:
+        found = addresses.read(name) if body["notify"] else []
+        if body["notify"]:
+            _require_apprise()
+    except CarmaError as error:
+        if options.notify:
+            raise Problem(f"no message can be sent: {error.message}", error.hint) from None
+        body["notify"] = None
+        _note(options, f"--mail-type is ignored: {error.message}; {error.hint}")
+        return
+    if options.mail_user and not any(options.mail_user in each for each in found):
+        _note(options, f"--mail-user is ignored: messages go where {name} says")
+
+
+def _note(options: Namespace, text: str) -> None:
+    if not options.quiet:
+        print(f"carma: {text}", file=sys.stderr)
+
+
+def _require_apprise() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("apprise") is None:
+        raise Problem(MISSING, INSTALL)

@@ -1,0 +1,80 @@
+"""Where messages of tests go: what Apprise's json:// sends to."""
+
+from __future__ import annotations
+
+import email
+import http.server
+import json
+import socketserver
+import threading
+from email.message import EmailMessage
+from email.policy import default
+from typing import Any
+
+
+class Target(http.server.ThreadingHTTPServer):
+    """Fails the first `failing` times."""
+
+    daemon_threads = True
+
+    def __init__(self, failing: int = 0) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.failing = failing
+        self.got: list[dict[str, Any]] = []
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"json://127.0.0.1:{self.server_port}/secret"
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    server: Target
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.failing -= 1
+        failed = self.server.failing >= 0
+        if not failed:
+            self.server.got.append(body)
+        self.send_response(500 if failed else 200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Mail(socketserver.ThreadingTCPServer):
+    """An SMTP server that takes everything, or hangs once it is connected to."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, hangs: bool = False) -> None:
+        super().__init__(("127.0.0.1", 0), Hanging if hangs else Taking)
+        self.got: list[EmailMessage] = []
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        port = self.server_address[1]
+        return f"mailto://127.0.0.1:{port}?from=carma@example.org&to=ada@example.org"
+
+
+class Taking(socketserver.StreamRequestHandler):
+    server: Mail
+
+    def handle(self) -> None:
+        self.wfile.write(b"220 here\r\n")
+        while line := self.rfile.readline():
+            if line.strip().upper() == b"DATA":
+                self.wfile.write(b"354 go on\r\n")
+                lines = list(iter(self.rfile.readline, b".\r\n"))
+                self.server.got.append(email.message_from_bytes(b"".join(lines), policy=default))
+            self.wfile.write(b"250 fine\r\n")
+
+
+class Hanging(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        while self.rfile.readline():
+            pass

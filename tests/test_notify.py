@@ -1,0 +1,419 @@
+"""Messages about jobs: who is told what, by which process, and what a bad address or file does."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carmad.config import Notify
+from carmad.core.happenings import Happening, Kind
+from carmad.core.messages import Step, Tick
+from carmad.core.types import ArrayTask, Attempt, Cause, Exit, Job, JobId, JobState
+from carmad.errors import CarmaError
+from carmad.notify import addresses, post, sender
+from carmad.notify.letters import ToldOnce, letter, lines
+from carmad.notify.post import Post
+from carmad.store.sql import SqlStore, StoreFull
+from carmad.store.values import Notice
+from carmad.testing import a_job, a_spec
+from tests.api_server import as_uid
+from tests.attack.users import HOSTILE, needs_root
+from tests.daemon import NO_KERNELS, running, until
+from tests.messages import Mail, Target
+
+
+@pytest.fixture
+def target() -> Iterator[Target]:
+    with Target() as served:
+        yield served
+        served.shutdown()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """One that every user may look into."""
+    made = Path(tempfile.mkdtemp(prefix="carma-test-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+def configured(base: Path, *urls: str, uid: int | None = None, mode: int = 0o600) -> Path:
+    """The file below a user's XDG_CONFIG_HOME `base`."""
+    (base / "carma").mkdir(parents=True, exist_ok=True)
+    file = base / "carma/notify.conf"
+    file.write_text("# mine\n\n" + "\n".join(urls))
+    file.chmod(mode)
+    if uid is not None:
+        for each in (base, base / "carma", file):
+            os.chown(each, uid, -1)
+    return file
+
+
+# -- the file
+
+
+def test_a_file_has_an_address_on_each_line(tmp_path: Path) -> None:
+    configured(tmp_path, "json://a", " mailto://b ")
+    name = addresses.path({"XDG_CONFIG_HOME": str(tmp_path)})
+    assert addresses.read(name) == ["json://a", "mailto://b"]
+    assert addresses.path({"HOME": "/h"}) == "/h/.config/carma/notify.conf"
+
+
+@pytest.mark.parametrize("what", ["missing", "open", "huge", "fifo", "folder", "empty", "many"])
+def test_a_file_that_is_not_as_it_should_be_is_refused(tmp_path: Path, what: str) -> None:
+    file = configured(tmp_path, "json://secret")
+    match what:
+        case "missing":
+            file.unlink()
+        case "open":
+            file.chmod(0o666)
+        case "huge":
+            file.write_text("json://secret\n" * 10_000)
+        case "fifo":
+            file.unlink()
+            os.mkfifo(file, 0o600)
+        case "folder":
+            file.unlink()
+            file.mkdir(0o700)
+        case "empty":
+            file.write_text("# nothing\n")
+        case "many":
+            file.write_text("json://secret\n" * 21)
+    with pytest.raises(CarmaError) as refused:
+        addresses.read(str(file))
+    assert refused.value.hint and "secret" not in str(refused.value)
+
+
+@needs_root
+def test_a_link_to_a_file_of_somebody_else_is_refused(folder: Path) -> None:
+    file = configured(folder / "theirs", "json://secret", uid=HOSTILE[1])
+    link = folder / "link"
+    link.symlink_to(file)
+    with pytest.raises(CarmaError, match="belongs to someone else"):
+        addresses.read(str(link))
+
+
+# -- the process that sends
+
+
+def sent(urls: list[str] | None, **env: str) -> int:
+    who = {"uid": os.getuid(), "gid": os.getgid(), "groups": []}
+    shared = os.memfd_create("test")
+    order = {**who, "title": "t", "body": "b", "env": env, "urls": urls}
+    os.write(shared, json.dumps(order).encode())
+    argv = [*post.program(), f"/proc/{os.getpid()}/fd/{shared}"]
+    ran = subprocess.run(argv, capture_output=True, env={}, timeout=60)
+    assert ran.stdout == ran.stderr == b"", "it says nothing: an address may be in it"
+    return int(os.pread(shared, 9, 0))
+
+
+def test_the_process_reads_its_users_own_file(target: Target, tmp_path: Path) -> None:
+    configured(tmp_path, target.url)
+    assert sent(None, XDG_CONFIG_HOME=str(tmp_path)) == sender.SENT
+    assert [each["title"] for each in target.got] == ["t"]
+
+
+def test_a_target_that_fails_twice_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "PAUSES_S", (0.0, 0.0))
+    with Target(failing=2) as target:
+        assert sender.send([target.url], "t", "b") == []
+        assert len(target.got) == 1
+        target.shutdown()
+
+
+def test_one_address_that_takes_it_is_enough(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "PAUSES_S", (0.0,))
+    assert sender.send(["json://127.0.0.1:1", target.url, "nonsense://"], "t", "b") == [0, 2]
+    assert len(target.got) == 1
+
+
+def test_without_a_file_nothing_is_tried_again(tmp_path: Path) -> None:
+    assert sent(None, XDG_CONFIG_HOME=str(tmp_path)) == sender.UNUSABLE
+
+
+def test_a_name_can_add_neither_headers_nor_markup_to_a_mail() -> None:
+    name = "x\r\nBcc: all@example.org\u2028\u00e9<b>&amp;"
+    written = letter([f"job 1 {name}: failed"], "gpu1")
+    with Mail() as mail:
+        assert sender.send([mail.url], written.title, written.body) == []
+        (got,) = mail.got
+        mail.shutdown()
+    assert got["Subject"] == "[carma gpu1] job 1 x??Bcc: all@example.org?\u00e9<b>&amp;: failed"
+    assert got["Bcc"] is None and got["To"].addresses[0].addr_spec == "ada@example.org"
+    for part in got.walk():
+        if part.get_content_type() == "text/html":
+            assert "<b>" not in part.get_content()
+
+
+# -- what it says
+
+
+def notice(id: int, job: int, what: str = "end", words: str = "failed") -> Notice:
+    return Notice(id, JobId(job), 1.0, what, words)
+
+
+def test_names_and_output_are_one_short_line() -> None:
+    hostile = "x\nBcc: all@example.org\x1b[2J\u2028<b>" + "y" * 1000
+    jobs = {JobId(1): a_job(1, spec=a_spec(name=hostile))}
+    said = lines([notice(1, 1, words=f"failed: {hostile}")], jobs, lambda array: {}, ToldOnce())
+    written = letter(said, "gpu1")
+    assert written.title.startswith("[carma gpu1] job 1 x?Bcc: all@example.org?[2J?<b>yyy")
+    assert len(written.title) <= 300 and len(written.body.splitlines()) == 1
+
+
+def test_of_an_array_its_end_is_told_once_and_its_first_failure() -> None:
+    def task(id: int) -> Job:
+        return a_job(id, spec=a_spec(name="sweep", array=ArrayTask(JobId(7), id - 7)))
+
+    jobs = {JobId(id): task(id) for id in (7, 8, 9)}
+    once, ends = ToldOnce(), {JobState.SUCCEEDED: 1, JobState.FAILED: 2}
+    seen = [notice(1, 7, "fail"), notice(2, 7), notice(3, 8, "fail"), notice(4, 8), notice(5, 9)]
+    assert lines(seen, jobs, lambda array: {**ends, JobState.QUEUED: 1}, once) == [
+        "job 7_0 sweep: failed (its array's first)"
+    ]
+    assert lines(seen, jobs, lambda array: ends, once) == [
+        "array 7 sweep: all 3 tasks have ended: 2 failed, 1 succeeded"
+    ]
+
+
+def test_many_events_are_one_message() -> None:
+    written = letter([f"job {n}: failed" for n in range(5000)], "gpu1")
+    assert written.title == "[carma gpu1] 5000 events"
+    assert written.body.splitlines()[-1] == "… and 4950 more"
+
+
+# -- the thread
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    opened = SqlStore.open(tmp_path / "state/carma.db")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GATHER_S", "LOOK_S", "FIRST_PAUSE_S"):
+        monkeypatch.setattr(post, name, 0.01)
+
+
+def an_end(base: Path, id: int = 1, state: JobState = JobState.FAILED, **spec: Any) -> Step:
+    """A step in which a job of this process's user ends."""
+    me = pwd.getpwuid(os.getuid())
+    env = (("XDG_CONFIG_HOME", str(base)), ("SECRET", "x"))
+    its = {"notify": "end,fail", "uid": me.pw_uid, "gid": me.pw_gid, "user": me.pw_name, "env": env}
+    exit = Exit(Cause.FAILURE, 1, evidence="ValueError: x")
+    if state is JobState.SUCCEEDED:
+        exit = Exit(Cause.SUCCESS, 0)
+    running = a_job(
+        id,
+        spec=a_spec(name="train", **(its | spec)),
+        state=JobState.RUNNING,
+        attempts=(Attempt(1, (), started_at=1.0),),
+    )
+    ended = replace(
+        running.with_attempt(exit=exit, ended_at=2.0), state=state, exit=exit, ended_at=2.0
+    )
+    return Step((Tick(2.0),), (ended,), (), (), before=(running,))
+
+
+@pytest.fixture
+def told(store: SqlStore) -> Iterator[Post]:
+    thread = Post(store, Notify())
+    thread.start()
+    yield thread
+    thread.stop()
+
+
+def commit(store: SqlStore, thread: Post, step: Step) -> None:
+    store.commit(step)
+    thread.committed(step)
+
+
+def test_a_failure_is_told_and_forgotten(
+    store: SqlStore, told: Post, target: Target, tmp_path: Path
+) -> None:
+    configured(tmp_path, target.url)
+    commit(store, told, an_end(tmp_path))
+    until(lambda: target.got, "a message")
+    assert "job 1 train: failed, exit code 1: ValueError: x" in target.got[0]["title"]
+    until(lambda: not store.to_tell(), "the notice to be forgotten")
+    commit(store, told, an_end(tmp_path, 2, notify=None))
+    commit(store, told, an_end(tmp_path, 3, JobState.SUCCEEDED, notify="fail,oom"))
+    assert not store.to_tell()
+
+
+def test_what_was_not_told_when_carmad_died_is_told_by_the_next(
+    store: SqlStore, target: Target, tmp_path: Path
+) -> None:
+    configured(tmp_path, target.url)
+    store.commit(an_end(tmp_path))
+    thread = Post(store, Notify())
+    thread.start()
+    until(lambda: target.got, "a message")
+    thread.stop()
+
+
+def test_a_target_that_does_not_take_it_is_tried_later_and_given_up(
+    store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Target(failing=10**6) as target:
+        monkeypatch.setattr(post, "TRIES", 2)
+        script = f"import sys; sys.path.append({str(Path.cwd())!r})"
+        quickly = f"{script}; from carmad.notify import sender as s; s.PAUSES_S = (); s.main()"
+        monkeypatch.setattr(post, "program", lambda: [sys.executable, "-c", quickly])
+        configured(tmp_path, target.url)
+        thread = Post(store, Notify())
+        store.commit(an_end(tmp_path))
+        thread.start()
+        until(lambda: not store.to_tell(), "it to be given up")
+        thread.stop()
+        assert target.failing == 10**6 - 2
+
+
+def test_a_target_that_hangs_is_given_up_and_its_sender_killed(
+    store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(post, "WITHIN_S", 2.0)
+    monkeypatch.setattr(post, "TRIES", 1)
+    with Mail(hangs=True) as mail:
+        configured(tmp_path, mail.url)
+        thread = Post(store, Notify())
+        store.commit(an_end(tmp_path))
+        thread.start()
+        senders = until(lambda: [one.sender for one in thread._users.values() if one.sender])
+        pid = senders[0]._process.pid
+        until(lambda: not store.to_tell(), "it to be given up")
+        assert not Path(f"/proc/{pid}").exists()
+        thread.stop()
+        mail.shutdown()
+
+
+def test_a_user_gets_so_many_messages_an_hour_and_then_one_with_all(
+    store: SqlStore, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(post, "PER_HOUR", 2)
+    configured(tmp_path, target.url)
+    thread = Post(store, Notify())
+    thread.start()
+    for n in (1, 2):
+        commit(store, thread, an_end(tmp_path, n))
+        until(lambda n=n: len(target.got) == n)
+    until(lambda: not store.to_tell())
+    for n in (3, 4, 5):
+        commit(store, thread, an_end(tmp_path, n))
+    until(lambda: any(each.waits for each in thread._users.values()))
+    assert len(store.notices(os.getuid(), 10)) == 3
+    monkeypatch.setattr(post, "PER_HOUR", 3)
+    until(lambda: not thread._users[os.getuid()].sender)
+    thread._users[os.getuid()].due = 0.0  # the hour is over
+    thread._news.set()
+    until(lambda: len(target.got) == 3)
+    assert "3 events" in target.got[2]["title"]
+    thread.stop()
+
+
+def test_administrators_are_told_of_the_server(
+    store: SqlStore, target: Target, tmp_path: Path
+) -> None:
+    file = tmp_path / "admins.conf"
+    file.write_text(target.url)
+    file.chmod(0o600)
+    stuck = [(JobId(7), "job 7 does not start")]
+    thread = Post(store, Notify(str(file), stuck_s=0.0), stuck=lambda: stuck[0])
+    thread.heard([Happening(1.0, Kind.GPU_LOST, gpu="GPU-1", detail="Xid 79")], {})
+    thread.heard([Happening(1.0, Kind.HELD, a_job())], {})
+    thread.unrecorded(StoreFull("the disk is full"))
+    thread.start()
+    until(lambda: target.got)
+    said = target.got[0]["message"].splitlines()
+    assert said[:2] == ["GPU GPU-1: lost: Xid 79", "carmad cannot record events: the disk is full"]
+    thread._look_at = 0.0
+    thread._news.set()
+    until(lambda: any("job 7 does not start" in each["message"] for each in target.got))
+    thread.stop()
+
+
+def test_a_file_of_administrators_that_others_may_read_is_not_used(
+    store: SqlStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "admins.conf"
+    file.write_text("json://secret")
+    file.chmod(0o644)
+    thread = Post(store, Notify(str(file)))
+    thread.heard([Happening(1.0, Kind.GPU_LOST, gpu="GPU-1", detail="Xid 79")], {})
+    thread.start()
+    until(lambda: "administrators are not told" in caplog.text)
+    thread.stop()
+    assert "secret" not in caplog.text
+
+
+# -- all of it
+
+
+def test_a_job_tells_its_owner(folder: Path, target: Target) -> None:
+    base = folder / "config"
+    with running(folder, **NO_KERNELS) as daemon:
+        daemon.env |= {"XDG_CONFIG_HOME": str(base)}
+        refused = daemon.carma("submit", "--notify", "end", "true", rc=1)
+        assert "no message can be sent: cannot read" in refused and "notify.conf" in refused
+        daemon.carma("submit", "--mail-type", "END", "--hold", "true")
+        assert daemon.job(1)["notify"] is None
+        configured(base, target.url)
+        assert "1 address" in daemon.carma("notify")
+        assert "json: sent" in daemon.carma("notify", "--test")
+        assert target.got.pop()["title"].endswith("test")
+        daemon.carma("submit", "--mail-type=END,FAIL", "--name", "mine", "/bin/sh", "-c", "exit 3")
+        until(lambda: target.got, "a message")
+        assert "job 2 mine: failed, exit code 3" in target.got[0]["title"]
+        daemon.carma("submit", "--notify", "limit80", "--time", "0:02", "sleep", "30")
+        until(lambda: len(target.got) == 2, "another")
+        assert "80 % of its time limit have passed" in target.got[1]["title"]
+        daemon.stop()
+    for file in (daemon.state / "carma.db", daemon.log):
+        assert target.url.encode() not in file.read_bytes()
+
+
+@needs_root
+def test_users_are_told_by_processes_of_their_own(folder: Path, target: Target) -> None:
+    """Each has a file that only they may read; one has somebody else's, and is told nothing."""
+    ann, ben, eve = HOSTILE
+    urls = {uid: f"{target.url}/{uid}" for uid in (ann, ben)}
+    with running(folder, **NO_KERNELS) as daemon:
+        for uid in (ann, ben, eve):
+            home = folder / f"home{uid}"
+            work = home / "work"
+            work.mkdir(parents=True)
+            os.chown(work, uid, -1)
+            if uid == eve:
+                (home / "carma").mkdir()
+                (home / "carma/notify.conf").symlink_to(folder / f"home{ann}/carma/notify.conf")
+            else:
+                configured(home, urls[uid], uid=uid)
+            body = daemon.submission("/bin/sh", "-c", f"exit {uid % 7}", notify="end,start")
+            body |= {"cwd": str(work), "name": f"of-{uid}"}
+            body["env"] |= {"XDG_CONFIG_HOME": str(home)}
+            status, out = as_uid(uid, daemon.socket, "POST", "/v1/jobs", body)
+            assert status == 201, out
+        until(lambda: "could not be told" in daemon.log.read_text(), "eve to be refused")
+        until(lambda: _told(target) >= {ann, ben}, "the others to be told")
+        assert eve not in _told(target)
+
+
+def _told(target: Target) -> set[int]:
+    return {uid for uid in HOSTILE for each in target.got if f"of-{uid}" in each["message"]}
