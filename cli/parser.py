@@ -10,18 +10,6 @@ TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from typing import NoReturn
 
-# Options of sbatch that CARMA does not have, and what to do instead.
-OF_SLURM = {
-    **dict.fromkeys(
-        ("--mem", "--mem-per-cpu", "--mem-per-gpu"),
-        "CARMA does not allocate host memory: leave this out; for GPU memory, use --gpu-mem 8G",
-    ),
-    **dict.fromkeys(
-        ("-c", "--cpus-per-task", "-n", "--ntasks", "-N", "--nodes", "-p", "--partition"),
-        "CARMA allocates only the GPUs of this server: leave this out",
-    ),
-}
-
 
 class Parser(argparse.ArgumentParser):
     """Knows which of its options take a value, and raises instead of exiting."""
@@ -31,8 +19,6 @@ class Parser(argparse.ArgumentParser):
 
     def _hint(self, unknown: str) -> str:
         option = unknown.partition(" ")[0].partition("=")[0]
-        if option in OF_SLURM:
-            return OF_SLURM[option]
         if option.startswith("--"):
             from difflib import get_close_matches
 

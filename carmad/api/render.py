@@ -53,6 +53,7 @@ CODES = {
     JobState.OUT_OF_MEMORY: "OOM",
 }
 
+_NO_MODULE = re.compile(r"\bmodule: (command )?not found")  # as bash and dash say it
 _ANSWERED = attrgetter(*ANSWERED)
 _TIMES = tuple(name for name in ANSWERED if name.endswith("_at"))
 
@@ -281,7 +282,13 @@ def _untested(job: Job) -> bool:
 
 
 def _advice(job: Job) -> str | None:
-    """What may help a job that no retry could: it ran out of memory with nobody beside it."""
+    """What may help a job that no retry could: it ran out of memory with nobody beside it, or lacks
+    what a login shell has."""
+    if job.exit and _NO_MODULE.search(job.exit.evidence):
+        return (
+            "module is a function of login shells: start the script with #!/bin/bash -l, submit"
+            " from a shell that has it, or leave it out"
+        )
     if job.state is not JobState.OUT_OF_MEMORY or job.shared or (job.exit and job.exit.neighbours):
         return None
     its = "its GPU" if len(job.gpus) == 1 else "its GPUs"

@@ -81,6 +81,9 @@ class ArrayTask:
     array: JobId
     index: int
     limit: int | None = None  # how many tasks of the array may hold GPUs at once
+    tasks: int = 0  # in the array; 0: it was submitted before they were counted
+    least: int = 0  # index in the array
+    most: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -333,8 +333,9 @@ def job_spec(
 
 
 def _tasks(spec: JobSpec, array: ArrayIn, first: JobId) -> tuple[JobSpec, ...]:
-    tasks = (ArrayTask(first, index, array.limit) for index in array.indices)
-    return tuple(replace(spec, array=task) for task in tasks)
+    indices = array.indices
+    first_task = ArrayTask(first, 0, array.limit, len(indices), indices[0], indices[-1])
+    return tuple(replace(spec, array=replace(first_task, index=index)) for index in indices)
 
 
 def _name(argv: list[str]) -> str:
