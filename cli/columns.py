@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,11 @@ def vram(job: JobOut) -> str:
     return f"{memory(used['used_mib'])}/{memory(need)}{spread(used)}"
 
 
+def params(job: JobOut) -> str:
+    """Of a task of a sweep."""
+    return clean(" ".join(f"{name}={value}" for name, value in job.get("params", {}).items()))
+
+
 def label_key(job: JobOut) -> float:
     return job["id"]
 
@@ -44,6 +49,7 @@ def label_key(job: JobOut) -> float:
 COLUMNS = {
     "jobid": Column("JOBID", lambda j: j["label"], True, label_key),
     "name": Column("NAME", lambda j: clean(j["name"])),
+    "params": Column("PARAMS", lambda j: params(j) or NOTHING),
     "user": Column("USER", lambda j: clean(j["user"])),
     "st": Column("ST", lambda j: j["code"]),
     "state": Column("STATE", lambda j: j["state"].upper()),
@@ -94,6 +100,14 @@ HISTORY = [
     "energy",
     "wait",
 ]
+
+
+def with_params(fields: Sequence[str], jobs: Iterable[JobOut]) -> Sequence[str]:
+    """The columns, and behind the name the parameters if there is a sweep among the jobs."""
+    if not any(job.get("params") for job in jobs):
+        return fields
+    at = fields.index("name") + 1
+    return (*fields[:at], "params", *fields[at:])
 
 
 def _energy(joules: float | None) -> str:

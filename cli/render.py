@@ -16,7 +16,7 @@ from rich.text import Text
 from carmad.core.layout_text import OF_STAGE, OF_TIMES, written
 from carmad.options import OPTIONS
 from carmad.readable import clean
-from cli.columns import COLUMNS, QUEUE, Column, where
+from cli.columns import COLUMNS, QUEUE, Column, params, where
 from cli.format import (
     NOTHING,
     clock,
@@ -183,6 +183,8 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
         ("user", clean(job["user"])),
         ("state", f"{job['state']}  {reason}".rstrip()),
         ("command", command(job.get("argv", [])) or NOTHING),
+        ("parameters", params(job) or NOTHING),
+        ("metrics", " ".join(f"{k}={v:g}" for k, v in job.get("metrics", {}).items()) or NOTHING),
         ("script", _script(job)),
         ("directory", clean(job.get("cwd", NOTHING))),
         ("output", clean(job.get("stdout", NOTHING))),

@@ -66,6 +66,8 @@ VERBS = (
     Verb("release", "steer", ARGPARSE, JOBS),
     Verb("requeue", "steer", ARGPARSE, JOBS),
     Verb("report-step", "report", ARGPARSE, JOBS, ("report",)),
+    Verb("report-metric", "report", ARGPARSE, JOBS),
+    Verb("results", "results", ARGPARSE, JOBS),
     Verb("estimate", "estimate", ITSELF, JOBS),
     Verb("status", "watch", TYPER, WATCH),
     Verb("top", "watch", TYPER, WATCH),

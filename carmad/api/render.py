@@ -23,6 +23,7 @@ from carmad.api.responses.jobs import (
     ProfileOut,
 )
 from carmad.api.times import iso, stamp
+from carmad.core import sweep
 from carmad.core.decision import Placement, Reason
 from carmad.core.layout import Layout
 from carmad.core.scene import Scene
@@ -156,7 +157,9 @@ class Jobs:
         out["profiled_until"] = iso(job.profiling.until if job.profiling else None)
         out["prediction"] = _prediction(job.prediction) if job.prediction else None
         out["accumulation"] = job.accumulation
-        out["argv"] = list(spec.argv)
+        out["argv"] = list(sweep.command(spec))
+        out["params"] = dict(sweep.params(spec))
+        out["metrics"] = dict(job.metrics)
         out["script_bytes"] = spec.script.bytes if spec.script else None
         out["cwd"] = spec.cwd
         out["stdout"], out["stderr"] = self._log_paths(job)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from carmad import hooks
+from carmad.core import sweep
 from carmad.core.types import GpuId, Job, JobSpec, Mode
 
 # Where the conda wrapper reports why it could not start the program, for the supervisor.
@@ -122,6 +123,7 @@ def job_environment(
     """
     spec = job.spec
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", **_user(spec.uid), **dict(spec.env)}
+    env |= sweep.variables(sweep.params(spec))
     for name, value in _ids(job).items():
         env[f"CARMA_{name}"] = env[f"SLURM_{name}"] = value
     host = socket.gethostname()

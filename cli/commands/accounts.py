@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from cli import client, output, parse
-from cli.columns import HISTORY
+from cli.columns import HISTORY, params, with_params
 from cli.commands.annotations import Json, Mine, States, User
 from cli.commands.options import checked, states_of, user_of
 from cli.problems import Usage
@@ -88,19 +88,20 @@ def history(
     else:
         from cli import render
 
-        output.show(render.JobTable(answer["jobs"], HISTORY))
+        output.show(render.JobTable(answer["jobs"], with_params(HISTORY, answer["jobs"])))
 
 
-def _write_csv(jobs: list[dict[str, Any]]) -> None:
+def _write_csv(jobs: list[Any]) -> None:
     """Flat CSV for programs: numbers without units, times as in the API."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([*OWN, *MEMORY, *EXIT])
+    writer.writerow([*OWN, *MEMORY, *EXIT, "params"])
     for job in jobs:
         how = job.get("exit") or {}
         writer.writerow(
             [job.get(key) for key in OWN]
             + [job["memory"][key] for key in MEMORY]
             + [how.get(key) for key in EXIT]
+            + [params(job)]
         )
 
 

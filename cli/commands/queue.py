@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cli import client, output
-from cli.columns import COLUMNS, QUEUE, QUEUE_LONG, sorted_by
+from cli.columns import COLUMNS, QUEUE, QUEUE_LONG, sorted_by, with_params
 from cli.commands.annotations import Json, Label, Mine, States, User
 from cli.commands.options import states_of, user_of
 from cli.jobs import resolve
@@ -40,7 +40,7 @@ def queue(
     json: Json = False,
 ) -> None:
     """List running and waiting jobs. Tasks that wait for the same reason share a row."""
-    shown = _fields(fields) if fields else QUEUE_LONG if long else QUEUE
+    chosen = _fields(fields) if fields else None
     if sort:
         _fields(sort.removeprefix("-"))
     names, codes = states_of(states)
@@ -55,6 +55,7 @@ def queue(
         return
     from cli import render
 
+    shown = chosen or with_params(QUEUE_LONG if long else QUEUE, answer["jobs"])
     output.show(render.JobTable(answer["jobs"], shown, noheader))
     if more := answer.get("more"):
         output.note(f"and {more} more: select a user with -u, or jobs with -j")

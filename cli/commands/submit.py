@@ -173,7 +173,8 @@ def read(
     script = None if options.wrap is not None or not command else find_script(command[0])
     if script is not None:  # directives first: the command line overrides them
         options = parser.parse_args(words, _directives(parser, script, options.quiet))
-        for name in (option.name for option in OPTIONS.values() if option.repeated):
+        repeated = (option.name for option in OPTIONS.values() if option.repeated)
+        for name in (*repeated, "param"):
             setattr(options, name, getattr(given, name) or getattr(options, name))
     if not marked and command[:1] and command[0] in BY_NAME and not os.path.exists(command[0]):  # noqa: PTH110 - pathlib is slow to import
         raise Usage(
@@ -183,7 +184,14 @@ def read(
     if command and not _may_be_there(command[0], options):
         hint = "give the path of a program or job script relative to this directory, or --chdir"
         raise Usage(f"there is no {command[0]}", hint)
-    return options, _request(options, _argv(options, command, script), script)
+    request = _request(options, _argv(options, command, script), script)
+    if options.param or options.params:
+        from cli.sweep import swept
+
+        request = swept(request, options, plain=script is None and options.wrap is None)
+    elif request["array"] and not request["array"]["indices"]:
+        raise Usage("which indices? %N alone is for --param", "give a list, such as --array 0-15%4")
+    return options, request
 
 
 def _may_be_there(word: str, options: argparse.Namespace) -> bool:

@@ -93,6 +93,23 @@ def _add_other_forms(sections: dict[str, argparse._ArgumentGroup]) -> None:
         choices=("ring", "tree"),
         help="all-reduce algorithm of the replicas of a --layout (default ring)",
     )
+    add = sections[START].add_argument
+    add(
+        "--param",
+        type=parse.param,
+        action="append",
+        metavar="NAME=LIST",
+        help="a sweep: an array with a task for each value, such as lr=1e-3,1e-4 or seed=0-4, and"
+        " for each combination if given several times. The value takes the place of {NAME} in the"
+        " command, or follows it as --NAME VALUE, and is in CARMA_PARAM_NAME. --array %%N: at most"
+        " N tasks at a time",
+    )
+    add(
+        "--params",
+        metavar="FILE",
+        help="a sweep with a task for each row of a CSV file, whose first row has the names",
+    )
+    add("--zip", action="store_true", help="take the values of all --param together, not combined")
     sections[START].add_argument(
         "--after",
         type=parse.after,
