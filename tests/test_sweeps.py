@@ -16,6 +16,7 @@ from carmad.core.types import ArrayTask, JobId, JobSpec
 from carmad.learned.estimates import _alike
 from carmad.testing import a_spec
 from cli.commands.submit import submit
+from cli.main import run
 from tests.daemon import CARMA, NO_KERNELS, Carmad, running
 from tests.fake_daemon import FakeDaemon
 
@@ -93,6 +94,13 @@ def test_what_is_no_sweep(
     assert submit([*words, "prog"]) == 2
     assert why in capsys.readouterr().err
     assert not fake.asked
+
+
+def test_a_sweep_is_not_estimated_as_one(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["estimate", "--param", "lr=1,2", "prog"]) == 2
+    assert "a sweep has no single estimate" in capsys.readouterr().err
 
 
 def task(*argv: str, **params: str) -> JobSpec:
