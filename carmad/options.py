@@ -27,6 +27,8 @@ MAX_GPUS = 1024
 MAX_BATCH = 1_000_000_000
 MAX_NICE = 10_000
 TOLD_OF = ("start", "end", "fail", "oom", "limit80")
+MAX_PARAMS = 32  # of a sweep
+MAX_METRICS = 32  # of a job
 MAX_SCRIPT_BYTES = 1 << 20
 
 # Sections of the help text.

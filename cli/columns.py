@@ -8,7 +8,7 @@ from cli.format import NOTHING, clock, energy, exit_code, local_time, memory, sp
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from carmad.api.responses.jobs import JobOut
 
@@ -52,6 +52,11 @@ def vram(job: JobOut) -> str:
     return f"{memory(used['used_mib'])}/{memory(need)}{spread(used)}"
 
 
+def params(job: JobOut) -> str:
+    """Of a task of a sweep."""
+    return clean(" ".join(f"{name}={value}" for name, value in job.get("params", {}).items()))
+
+
 def label_key(job: JobOut) -> float:
     return job["id"]
 
@@ -59,6 +64,7 @@ def label_key(job: JobOut) -> float:
 COLUMNS = {
     "jobid": Column("JOBID", lambda j: j["label"], True, label_key),
     "name": Column("NAME", lambda j: clean(j["name"])),
+    "params": Column("PARAMS", lambda j: params(j) or NOTHING),
     "user": Column("USER", lambda j: clean(j["user"])),
     "st": Column("ST", lambda j: j["code"]),
     "state": Column("STATE", lambda j: j["state"].upper()),
@@ -98,7 +104,7 @@ COLUMNS = {
 }
 QUEUE = ("jobid", "name", "user", "st", "time", "limit", "gpus", "vram", "where")
 QUEUE_LONG = (*QUEUE, "mode", "peak", "submitted", "place", "attempt", "nice", "command")
-HISTORY = [
+HISTORY = (
     "jobid",
     "name",
     "user",
@@ -110,7 +116,15 @@ HISTORY = [
     "peak",
     "energy",
     "wait",
-]
+)
+
+
+def with_params(fields: Sequence[str], jobs: Iterable[JobOut]) -> Sequence[str]:
+    """The columns, and behind the name the parameters if there is a sweep among the jobs."""
+    if not any(job.get("params") for job in jobs):
+        return fields
+    at = fields.index("name") + 1
+    return (*fields[:at], "params", *fields[at:])
 
 
 def sorted_by(jobs: list[JobOut], order: str) -> list[JobOut]:

@@ -5,6 +5,7 @@ The formats are Slurm's where Slurm has one. Imports stay light: `carma submit` 
 
 from __future__ import annotations
 
+import math
 import re
 from argparse import ArgumentTypeError
 
@@ -26,6 +27,7 @@ SHORTEST_S = 0.2
 _CLOCK = r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?"
 _SPAN = r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]+)\s*"
 _SIZE = r"(\d{1,9}(?:\.\d{1,9})?)\s*([mgt])?(?:i?b)?"
+_PARAM = r"[A-Za-z_][\w.-]{0,63}"
 _COUNT = r"\d{1,9}"
 _RANGE = r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?"
 _JOB = r"\d{1,15}(?:_\d{1,7})?|last"
@@ -154,13 +156,40 @@ def gres(text: str) -> int:
     return gpu_count(count if colon else "1")
 
 
+def param(text: str) -> tuple[str, list[str]]:
+    """NAME=VALUE,VALUE…; a value like 0-4 or 0-8:2 stands for the numbers in between."""
+    name, given, body = text.partition("=")
+    if not given or not re.fullmatch(_PARAM, name, re.ASCII):
+        raise ArgumentTypeError(f"{text!r}: write NAME=LIST, such as lr=1e-3,1e-4 or seed=0-4")
+    values: list[str] = []
+    for part in body.split(","):
+        if "-" in part and re.fullmatch(_RANGE, part):
+            values += map(str, array(part)["indices"])
+        else:
+            values.append(part)
+    return name, values
+
+
+def metric(text: str) -> tuple[str, float]:
+    """NAME=NUMBER."""
+    name, _, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not re.fullmatch(_PARAM, name, re.ASCII) or not math.isfinite(number):
+        raise ArgumentTypeError(f"{text!r} is not NAME=NUMBER, such as acc=0.91")
+    return name, number
+
+
 def array(text: str) -> dict[str, Any]:
-    """0-15, 0-15:4, 1,3,7, and any of these with %N, the limit of tasks running at once."""
+    """0-15, 0-15:4, 1,3,7, and any of these with %N, the limit of tasks running at once; %N alone
+    for an array that is made otherwise."""
     body, _, limit = text.partition("%")
     if "%" in text and not (re.fullmatch(_COUNT, limit) and int(limit)):
         raise ArgumentTypeError(f"{text!r}: % takes the number of tasks that may run at once")
     indices: set[int] = set()
-    for part in body.split(","):
+    for part in body.split(",") if body or not limit else ():
         match = re.fullmatch(_RANGE, part)
         first, last, step = (int(n or 0) for n in match.groups()) if match else (1, 0, 0)
         if match and match[2] is None:

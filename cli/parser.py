@@ -11,18 +11,8 @@ TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-# Options of sbatch that CARMA does not have, and what to do instead.
-OF_SLURM = {
-    **dict.fromkeys(
-        ("--mem", "--mem-per-cpu", "--mem-per-gpu"),
-        "CARMA does not allocate host memory: leave this out; for GPU memory, use --gpu-mem 8G",
-    ),
-    **dict.fromkeys(
-        ("-c", "--cpus", "--cpus-per-task", "-n", "--ntasks", "-N", "--nodes", "-p", "--partition"),
-        "CARMA allocates only the GPUs of this server: leave this out",
-    ),
-    "--priority": "use --nice: the higher, the later",
-}
+# Options that CARMA does not have, and what to do instead.
+INSTEAD = {"--priority": "use --nice: the higher, the later"}
 
 
 NEAR = 0.7  # how alike a misspelt option and the right one are
@@ -48,8 +38,8 @@ class Parser(argparse.ArgumentParser):
 
     def _hint(self, unknown: str) -> str:
         option = unknown.partition(" ")[0].partition("=")[0]
-        if option in OF_SLURM:
-            return OF_SLURM[option]
+        if option in INSTEAD:
+            return INSTEAD[option]
         if not option.startswith("-"):
             return f"see `{self.prog} --help`"
         from difflib import get_close_matches

@@ -5,7 +5,7 @@ from __future__ import annotations
 from carmad.core.layout_text import OF_STAGE, OF_TIMES, written
 from carmad.options import OPTIONS
 from carmad.readable import clean
-from cli.columns import COLUMNS, QUEUE, where
+from cli.columns import COLUMNS, QUEUE, params, where, with_params
 from cli.format import (
     NOTHING,
     clock,
@@ -52,7 +52,7 @@ def jobs(
     listed: Sequence[JobOut], fields: Sequence[str] = (), noheader: bool = False
 ) -> list[Block]:
     """Jobs, one per line. `fields`: all of these; otherwise, the usual ones that fit."""
-    shown = [COLUMNS[field] for field in fields or QUEUE]
+    shown = [COLUMNS[field] for field in fields or with_params(QUEUE, listed)]
     made = Table(shown, header=not noheader, drops=not fields)
     state = next((at for at, column in enumerate(shown) if column.header in STATES), None)
     for job in listed:
@@ -109,6 +109,8 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
         ("user", clean(job["user"])),
         ("state", f"{job['state']}  {reason}".rstrip()),
         ("command", command(job.get("argv", [])) or NOTHING),
+        ("parameters", params(job) or NOTHING),
+        ("metrics", " ".join(f"{k}={v:g}" for k, v in job.get("metrics", {}).items()) or NOTHING),
         ("script", _script(job)),
         ("directory", clean(job.get("cwd", NOTHING))),
         ("output", clean(job.get("stdout", NOTHING))),

@@ -73,6 +73,8 @@ VERBS = (
     Verb("update", "steer", ARGPARSE, JOBS),
     Verb("notify", "notify", ARGPARSE, JOBS),
     Verb("report-step", "report", ARGPARSE, JOBS, ("report",)),
+    Verb("report-metric", "report", ARGPARSE, JOBS),
+    Verb("results", "results", ARGPARSE, JOBS),
     Verb("estimate", "estimate", ITSELF, JOBS),
     Verb("status", "watch", ARGPARSE, WATCH),
     Verb("top", "watch", ARGPARSE, WATCH),

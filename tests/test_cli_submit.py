@@ -248,7 +248,7 @@ def test_every_option_arrives(
         "argv": ["prog"],
         "cwd": str(tmp_path),
         "name": "x",
-        "export": {"A": "b c"},
+        "export": {"SLURM_SUBMIT_DIR": str(tmp_path), "A": "b c"},
         "conda_env": "ml",
         "notify": "end,oom",
         "gpus": 2,
@@ -534,9 +534,60 @@ def test_directives_of_slurm_are_taken_as_far_as_they_go(
     assert submit([path]) == 0
     assert fake.body["gpus"] == 2
     assert fake.body["name"] == "slurm"
-    assert "job.sh:4: ignored: #SBATCH --partition=gpu" in capsys.readouterr().err
+    assert "job.sh:4: #SBATCH ignored: --partition=gpu" in capsys.readouterr().err
     assert submit(["-Q", path]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_options_of_slurm_without_a_meaning_are_ignored_with_a_word(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert submit(["-p", "gpu", "--nodes=1", "-c4", "--mem", "8G", "prog", "-p", "1"]) == 0
+    assert fake.body["argv"] == ["prog", "-p", "1"]
+    said = "carma: ignored: -p gpu --nodes=1 -c 4 --mem=8G (for GPU memory, use --gpu-mem)\n"
+    assert capsys.readouterr().err == said
+    path = script(tmp_path / "job.sh", "#!/bin/bash\n#SBATCH -A me\n#CARMA -N 1\n")
+    assert submit(["-x", "h", path]) == 0
+    assert capsys.readouterr().err == (
+        f"carma: {path}:2: #SBATCH ignored: -A me\n"
+        f"carma: {path}:3: #CARMA ignored: -N 1\n"
+        "carma: ignored: -x h\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("#!/bin/bash\n\nmodule load cuda\n", 3),
+        ("#!/bin/bash -l\nmodule load cuda\n", 0),
+        ("#!/bin/bash\nsource /etc/profile\nmodule load cuda\n", 0),
+        ("#!/bin/bash\npython -m module\n", 0),
+    ],
+)
+def test_a_script_that_lacks_module_is_told_so(
+    fake: FakeDaemon,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    line: int,
+) -> None:
+    monkeypatch.delenv("BASH_FUNC_module%%", raising=False)
+    path = script(tmp_path / "job.sh", text)
+    assert submit([path]) == 0
+    said = f"carma: {path}:{line} calls module, which this shell does not have"
+    assert (said in capsys.readouterr().err) == bool(line)
+    monkeypatch.setenv("BASH_FUNC_module%%", "() {  :\n}")
+    assert submit([path]) == 0
+    assert not capsys.readouterr().err
+
+
+def test_the_directory_of_submission_is_told(fake: FakeDaemon, tmp_path: Path) -> None:
+    assert submit(["-D", "/", "prog"]) == 0
+    assert fake.body["cwd"] == "/"
+    assert fake.body["export"] == {"SLURM_SUBMIT_DIR": str(tmp_path)}
+    assert submit(["-D", "/", "--export", "SLURM_SUBMIT_DIR=/own", "prog"]) == 0
+    assert fake.body["export"] == {"SLURM_SUBMIT_DIR": "/own"}
 
 
 def test_a_wrong_directive_is_shown_with_its_line(
@@ -686,8 +737,6 @@ def test_usage_errors(
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["--mem", "8G", "prog"], "--gpu-mem 8G"),
-        (["-p", "gpu", "prog"], "leave this out"),
         (["--gpu-men", "8G", "prog"], "did you mean --gpu-mem?"),
         (["--lr", "1", "prog"], "carma submit has no option --lr"),
         (["--lr", "1", "prog"], "go after it: carma submit -- python train.py --lr …"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,14 @@ import pytest
 
 from carmad.attempt.environment import (
     NO_MPS,
+    SHIMS,
     command,
     expand,
     job_environment,
     log_paths,
     scrub,
 )
-from carmad.core.types import ArrayTask, Estimate, GpuId, Job, JobId, Mode, Retry
+from carmad.core.types import ArrayTask, Estimate, GpuId, Job, JobId, Mode, Retry, Script
 from carmad.testing import changed
 from tests.attempts import ME, Bench, make_job
 
@@ -64,6 +67,77 @@ def test_the_job_learns_its_ids() -> None:
         assert env[f"{prefix}_RESTART_COUNT"] == "1"
     assert env["CARMA_JOB_NAME"] == "test"
     assert "CARMA_ARRAY_JOB_ID" not in job_environment(job(), GPUS)
+
+
+def test_the_job_gets_slurms_variables_that_promise_no_tasks() -> None:
+    array = ArrayTask(JobId(5), 2, tasks=3, least=1, most=9)
+    env = job_environment(job(array=array), GPUS)
+    given = {name[6:]: value for name, value in env.items() if name.startswith("SLURM_")}
+    assert given == {
+        "JOB_ID": "7",
+        "JOB_NAME": "test",
+        "RESTART_COUNT": "1",
+        "ARRAY_JOB_ID": "5",
+        "ARRAY_TASK_ID": "2",
+        "ARRAY_TASK_COUNT": "3",
+        "ARRAY_TASK_MIN": "1",
+        "ARRAY_TASK_MAX": "9",
+        "GPUS_ON_NODE": "2",
+        "SUBMIT_DIR": "/work",
+        "NNODES": "1",
+        "JOB_NUM_NODES": "1",
+        "JOB_NODELIST": socket.gethostname(),
+    }
+    own = job(env=(("SLURM_SUBMIT_DIR", "/home/me"),))
+    assert job_environment(own, GPUS)["SLURM_SUBMIT_DIR"] == "/home/me"
+
+
+def test_only_jobs_that_call_srun_get_ours_and_last() -> None:
+    path = "/usr/bin:/bin"
+    env = (("PATH", path),)
+    assert job_environment(job(env=env), GPUS)["PATH"] == path
+    script = Script("", 0, 1, "#!/bin/sh\nsrun python train.py\n")
+    for calls in (
+        job(env=env, script=script),
+        make_job(Path("/work"), "sh", "-c", "srun x", env=env),
+    ):
+        assert job_environment(calls, GPUS)["PATH"] == f"{path}:{SHIMS}"
+
+
+def srun(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": f"/usr/bin:/bin:{SHIMS}", "KEPT": "1"}
+    return subprocess.run(
+        ["srun", *words],
+        executable=f"{SHIMS}/srun",
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *("", "-n 1", "-n1", "--ntasks=1", "--ntasks 1 --cpus-per-task 4", "-c4 -u -l", "--"),
+        *("--mpi=pmix --export=ALL", "--kill-on-bad-exit", "-p gpu --gres=gpu:1 --pty"),
+        *("-G 1 -N 1 -t 10 -J name", "--cpu-bind none --gpus-per-task 1", "-o log -e log"),
+    ],
+)
+def test_srun_runs_the_command_whatever_its_options(options: str) -> None:
+    ran = srun(*options.split(), "sh", "-c", "echo $1:$PATH; exit 7", "x", "--a b")
+    assert (ran.returncode, ran.stdout) == (7, "--a b:/usr/bin:/bin\n"), ran
+    assert ran.stderr == ""
+
+
+def test_srun_heeds_what_changes_the_command() -> None:
+    options = ("--chdir=/tmp", "--export=ALL,A=b c", "-n", "4")
+    ran = srun(*options, "sh", "-c", "echo $PWD $A $KEPT")
+    assert ran.stdout == "/tmp b c 1\n", ran
+    assert "of 4 tasks, CARMA runs one" in ran.stderr
+    for words in ((), ("-n",), ("--ntasks",), ("--multi-prog", "x")):
+        assert srun(*words).returncode == 2
 
 
 def test_the_user_is_itself() -> None:

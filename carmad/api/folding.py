@@ -51,6 +51,7 @@ def row_out(row: Row, one: Jobs) -> JobOut:
     if len(row) > 1:
         out["count"] = len(row)
         out["tasks"] = _tasks(row)
+        out["params"] = dict.fromkeys(out.get("params", ()), "*")  # they have different ones
         out["label"] = f"{label(first).partition('_')[0]}_[{out['tasks']}]"
     return out
 

@@ -23,6 +23,7 @@ from carmad.api.responses.jobs import (
     ProfileOut,
 )
 from carmad.api.times import iso, stamp
+from carmad.core import sweep
 from carmad.core.decision import Placement, Reason
 from carmad.core.layout import Layout
 from carmad.core.scene import Scene
@@ -53,6 +54,7 @@ CODES = {
     JobState.OUT_OF_MEMORY: "OOM",
 }
 
+_NO_MODULE = re.compile(r"\bmodule: (command )?not found")  # as bash and dash say it
 _ANSWERED = attrgetter(*ANSWERED)
 _TIMES = tuple(name for name in ANSWERED if name.endswith("_at"))
 
@@ -156,7 +158,9 @@ class Jobs:
         out["profiled_until"] = iso(job.profiling.until if job.profiling else None)
         out["prediction"] = _prediction(job.prediction) if job.prediction else None
         out["accumulation"] = job.accumulation
-        out["argv"] = list(spec.argv)
+        out["argv"] = list(sweep.command(spec))
+        out["params"] = dict(sweep.params(spec))
+        out["metrics"] = dict(job.metrics)
         out["script_bytes"] = spec.script.bytes if spec.script else None
         out["cwd"] = spec.cwd
         out["stdout"], out["stderr"] = self._log_paths(job)
@@ -282,7 +286,13 @@ def _untested(job: Job) -> bool:
 
 
 def _advice(job: Job) -> str | None:
-    """What may help a job that no retry could: it ran out of memory with nobody beside it."""
+    """What may help a job that no retry could: it ran out of memory with nobody beside it, or lacks
+    what a login shell has."""
+    if job.exit and _NO_MODULE.search(job.exit.evidence):
+        return (
+            "module is a function of login shells: start the script with #!/bin/bash -l, submit"
+            " from a shell that has it, or leave it out"
+        )
     if job.state is not JobState.OUT_OF_MEMORY or job.shared or (job.exit and job.exit.neighbours):
         return None
     its = "its GPU" if len(job.gpus) == 1 else "its GPUs"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -14,6 +14,7 @@ from pydantic import (
     StringConstraints,
     WithJsonSchema,
     create_model,
+    model_validator,
 )
 
 from carmad.api.times import moment
@@ -22,7 +23,9 @@ from carmad.core.quota import Period
 from carmad.core.types import StageTimes
 from carmad.options import (
     MAX_GPUS,
+    MAX_METRICS,
     MAX_MIB,
+    MAX_PARAMS,
     MAX_SCRIPT_BYTES,
     MAX_TASKS,
     MAX_TIME_S,
@@ -64,6 +67,8 @@ Path = Annotated[str, StringConstraints(pattern=r"^[^\x00]+$", max_length=4096)]
 Folder = Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_length=4096)]
 Name = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$", max_length=256)]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[^=\x00]+$")]
+ParamName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.-]{0,63}$")]
+ParamValue = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=1024)]
 Label = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15}(_[0-9]{1,7})?$")]
 Time = Annotated[
     float, BeforeValidator(_unix), WithJsonSchema({"type": "string", "format": "date-time"})
@@ -87,12 +92,25 @@ class WarnIn(Request):
 
 
 class ArrayIn(Request):
+    """`params`: of a sweep, the value of each parameter for each index, in the order of the
+    indices."""
+
     indices: Annotated[
         list[Annotated[int, Field(ge=0, le=9_999_999)]],
         Field(min_length=1, max_length=MAX_TASKS, json_schema_extra={"uniqueItems": True}),
         AfterValidator(_unique),
     ]
     limit: Annotated[int, Field(ge=1, le=MAX_TASKS)] | None = None
+    params: Annotated[
+        dict[ParamName, Annotated[list[ParamValue], Field(max_length=MAX_TASKS)]],
+        Field(max_length=MAX_PARAMS),
+    ] = {}
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if any(len(values) != len(self.indices) for values in self.params.values()):
+            raise ValueError("each parameter has as many values as there are indices")
+        return self
 
 
 Seconds = Annotated[float, Field(ge=0, le=MAX_TIME_S)]
@@ -261,6 +279,12 @@ class LimitIn(Request):
     per: Period = "week"
     jobs: Annotated[int, Field(ge=0, le=MAX_WAITING)] | None = None
     clear: bool = False
+
+
+class MetricsIn(Request):
+    """`metrics`: values by name."""
+
+    metrics: Annotated[dict[ParamName, float], Field(min_length=1, max_length=MAX_METRICS)]
 
 
 class DrainIn(Request):

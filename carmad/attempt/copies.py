@@ -3,6 +3,7 @@ of the original since."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from pathlib import Path
@@ -48,12 +49,13 @@ class Copies:
     def remove(self, name: str) -> None:
         """Does nothing if it is not there."""
         for each in (name, f"{name}.part"):
-            (self._directory / each).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (self._directory / each).unlink(missing_ok=True)
 
     def clear_trials(self) -> None:
         """Remove what the trials of a daemon that was killed have left."""
         for path in self._directory.glob("trial*"):
-            path.unlink(missing_ok=True)
+            self.remove(path.name)
 
 
 def of_job(job: JobId) -> str:

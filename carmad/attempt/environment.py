@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from carmad import hooks
-from carmad.core.types import GpuId, Job, Mode
+from carmad.core import sweep
+from carmad.core.types import GpuId, Job, JobSpec, Mode
 
 ATTEMPT_VARIABLE = "CARMA_ATTEMPT_DIR"  # in the job's environment: identifies its processes
 
@@ -20,6 +22,8 @@ ATTEMPT_VARIABLE = "CARMA_ATTEMPT_DIR"  # in the job's environment: identifies i
 REPORT_FD = 9
 
 HOOKS = str(Path(hooks.__file__).parent)  # with a `sitecustomize` for the job's Python
+SHIMS = f"{HOOKS}/bin"  # with an `srun` for job scripts
+_SRUN = re.compile(r"\bsrun\b")
 
 BATCH_SIZE = "{batch_size}"  # in the command of a job that declared its batch size
 
@@ -124,30 +128,34 @@ def job_environment(
 
     `mps_pipe`: the pipe directory of the MPS daemon that serves these GPUs; None: without MPS.
     HOME and SHELL are the user's own unless the job sets others; USER, LOGNAME and everything
-    about GPUs and ids are set by CARMA. Without `gpus`, the job sees no GPU. SLURM_JOBID,
-    SLURM_NTASKS and the like are left out on purpose: MPI and Lightning would take them for a real
-    allocation.
+    about GPUs and ids are set by CARMA. Without `gpus`, the job sees no GPU.
+
+    Of Slurm's variables, those that programs take as a sign that srun has started a process for
+    each task are left out: SLURM_NTASKS, SLURM_PROCID, SLURM_LOCALID, SLURM_NODEID (Lightning would
+    refuse several GPUs, timm and others would start distributed training), and SLURM_JOBID and
+    SLURM_NODELIST (MPI would ask Slurm to start its processes).
     """
     spec = job.spec
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", **_user(spec.uid), **dict(spec.env)}
-    task = spec.array
-    ids = {
-        "JOB_ID": str(job.id),
-        "RESTART_COUNT": str(job.attempt - 1),
-        "ARRAY_JOB_ID": str(task.array) if task else None,
-        "ARRAY_TASK_ID": str(task.index) if task else None,
-    }
-    for name, value in ids.items():
-        if value is not None:
-            env[f"CARMA_{name}"] = env[f"SLURM_{name}"] = value
+    env |= sweep.variables(sweep.params(spec))
+    for name, value in _ids(job).items():
+        env[f"CARMA_{name}"] = env[f"SLURM_{name}"] = value
+    host = socket.gethostname()
     env |= {
         "USER": spec.user,
         "LOGNAME": spec.user,
         "PWD": spec.cwd,
-        "CARMA_JOB_NAME": spec.name,
+        "SLURM_GPUS_ON_NODE": str(len(gpus)),
+        "SLURM_JOB_NODELIST": host,
+        "SLURMD_NODENAME": host,
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_NNODES": "1",
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
+    env.setdefault("SLURM_SUBMIT_DIR", spec.cwd)
+    if _calls_srun(spec):
+        env["PATH"] += os.pathsep + SHIMS
     if job.need is not None:
         env["CARMA_GPU_MEM_MB"] = str(job.need.mib)
     if (part := _sub_batch(job)) is not None:
@@ -172,6 +180,30 @@ def at_a_terminal(env: Mapping[str, str]) -> dict[str, str | None]:
     shell's own, which may have what the job's stored copy lacks."""
     ours = {name: value for name, value in env.items() if _CHOSEN.fullmatch(name)}
     return dict.fromkeys(_PER_JOB) | ours
+
+
+def _ids(job: Job) -> dict[str, str]:
+    """What CARMA_ and SLURM_ variables alike say of the job."""
+    ids = {
+        "JOB_ID": str(job.id),
+        "JOB_NAME": job.spec.name,
+        "RESTART_COUNT": str(job.attempt - 1),
+    }
+    if task := job.spec.array:
+        ids |= {"ARRAY_JOB_ID": str(task.array), "ARRAY_TASK_ID": str(task.index)}
+        if task.tasks:
+            ids |= {
+                "ARRAY_TASK_COUNT": str(task.tasks),
+                "ARRAY_TASK_MIN": str(task.least),
+                "ARRAY_TASK_MAX": str(task.most),
+            }
+    return ids
+
+
+def _calls_srun(spec: JobSpec) -> bool:
+    """Only such jobs get our srun: Lightning warns others about it."""
+    words = (spec.script.text if spec.script else "", *spec.argv)
+    return any(_SRUN.search(word) for word in words)
 
 
 def _user(uid: int) -> dict[str, str]:

@@ -182,6 +182,15 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """A running job's report of metrics, such as its accuracy."""
+
+    at: float
+    job: JobId
+    metrics: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Trained:
     """Newly trained models, by name; the others are kept."""
 
@@ -227,6 +236,7 @@ Event = (
     | LimitRequested
     | Noticed
     | Stepped
+    | Measured
     | Trained
     | Reconfigured
     | Tick

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 
+from carmad.core import sweep
 from carmad.core.template import ordinary, template
 from carmad.core.types import JobSpec
 
@@ -22,11 +23,13 @@ def telling(env: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
 
 def group(spec: JobSpec) -> str:
     """A short id shared by all runs of the job, stable across restarts."""
-    env = dict(spec.env)
+    env, params = dict(spec.env), sweep.telling(spec)
+    argv = sweep.filled(spec.argv, params)
+    silent = tuple(one for one in params if f"{{{one[0]}}}" not in " ".join(spec.argv))
     python = tuple(env.get(name, "") for name in PYTHON)
     where = (spec.user, spec.cwd, spec.conda_env, *python)
-    grouped = _group if ordinary(spec.argv) else _group.__wrapped__
-    return grouped(where, spec.argv, spec.gpus, spec.batch_size)
+    grouped = _group if ordinary(argv) else _group.__wrapped__
+    return grouped((*where, *map("=".join, silent)), argv, spec.gpus, spec.batch_size)
 
 
 @lru_cache(maxsize=1)  # for the tasks of an array, which come one after the other

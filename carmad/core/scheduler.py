@@ -30,6 +30,7 @@ from carmad.core.messages import (
     HoldRequested,
     Launch,
     LimitRequested,
+    Measured,
     Noticed,
     Postponed,
     Reconfigured,
@@ -62,7 +63,7 @@ from carmad.core.types import (
 )
 from carmad.core.view import View
 from carmad.core.watching import Watch
-from carmad.options import OPTIONS
+from carmad.options import MAX_METRICS, OPTIONS
 
 
 class Scheduler:
@@ -252,6 +253,8 @@ class Scheduler:
                 self._ledger.note(event.job, event.note)
             case Stepped():
                 self._watch.stepped(event)
+            case Measured():
+                self._on_measured(event)
             case Trained():
                 self.knowledge.models.update(event.models)
             case Closing():
@@ -272,6 +275,12 @@ class Scheduler:
                 retry = placeable(job.retry, job.spec.gpus, self._fleet.usable())
                 if retry is not job.retry:
                     self._put(replace(job, retry=retry))
+
+    def _on_measured(self, event: Measured) -> None:
+        """Of a name that it reported before, the new value counts."""
+        job = self.jobs.get(event.job)
+        if job and (metrics := tuple((dict(job.metrics) | dict(event.metrics)).items())):
+            self._put(replace(job, metrics=metrics[:MAX_METRICS]))
 
     def _on_submitted(self, event: Submitted) -> None:
         self.shares.note_groups(event.specs[0].user, event.groups, event.at)

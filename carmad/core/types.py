@@ -81,6 +81,10 @@ class ArrayTask:
     array: JobId
     index: int
     limit: int | None = None  # how many tasks of the array may hold GPUs at once
+    tasks: int = 0  # in the array; 0: it was submitted before they were counted
+    least: int = 0  # index in the array
+    most: int = 0
+    params: tuple[tuple[str, str], ...] = ()  # of a sweep, this task's: see `core.sweep`
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +189,7 @@ class Job:
     exit: Exit | None = None  # how it ended: as its last attempt did, or while it waited
     ended_at: float | None = None
     notes: tuple[str, ...] = ()  # what its owner should know: outside MPS, never used its GPU
+    metrics: tuple[tuple[str, float], ...] = ()  # that it reported, by name: the last values
     crash: str = ""  # how its script failed when it was tried: see `Refusal`
     usage: Usage = Usage()  # noqa: RUF009 - it is frozen
 

@@ -6,6 +6,7 @@ import os.path
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import repeat
 from math import isfinite
 from typing import Any
 
@@ -20,6 +21,7 @@ from carmad.core.recurrence import group
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.share import HOUR_S
+from carmad.core.sweep import filled
 from carmad.core.types import (
     After,
     AfterKind,
@@ -60,7 +62,8 @@ async def submit(service: Service, peer: Peer, body: SubmitIn) -> tuple[JobId, i
     """
     spec = await checked(service, peer, body)
     bare, count = environments.without(spec), len(body.array.indices) if body.array else 1
-    await require_room(service, peer, [bare] * count)
+    sweep = body.array and body.array.params and _tasks(bare, body.array, JobId(0))
+    await require_room(service, peer, sweep or [bare] * count)
     first = service.inbox.next_ids(count)  # no `await` from here on: the core needs them in order
     specs = _tasks(bare, body.array, first) if body.array else (bare,)
     service.tally.expect(first, specs)
@@ -200,7 +203,8 @@ def warnings(body: SubmitIn, now: float) -> list[str]:
         found.append("the array's limit has no effect: there are no more tasks than that")
     if body.warn and body.time_limit_s and body.warn.before_s >= body.time_limit_s:
         found.append("the time limit is so short that the warning comes as soon as the job starts")
-    if body.batch_size is None and any(BATCH_SIZE in word for word in body.argv):
+    sizes = body.batch_size, body.array and body.array.params.get("batch_size")
+    if not any(sizes) and any(BATCH_SIZE in word for word in body.argv):
         found.append(f"{BATCH_SIZE} in the command is not replaced without --batch-size")
     return found
 
@@ -265,8 +269,10 @@ def _few_waits(tasks: int, after: int) -> None:
 
 def _fits_the_kernel(body: SubmitIn) -> None:
     env = [f"{name}={value}" for name, value in (body.env | body.export).items()]
+    params = body.array.params.items() if body.array else ()
+    longest = tuple((name, max(values, key=len)) for name, values in params)
     for what, words, most in (
-        ("arguments", body.argv, MAX_ARGV_BYTES),
+        ("arguments", filled(tuple(body.argv), longest), MAX_ARGV_BYTES),
         ("environment", env, MAX_ENV_BYTES),
     ):
         sizes = [len(word.encode()) + 1 for word in words]
@@ -409,8 +415,13 @@ def job_spec(
 
 
 def _tasks(spec: JobSpec, array: ArrayIn, first: JobId) -> tuple[JobSpec, ...]:
-    tasks = (ArrayTask(first, index, array.limit) for index in array.indices)
-    return tuple(replace(spec, array=task) for task in tasks)
+    indices, names = array.indices, tuple(array.params)
+    same = (array.limit, len(indices), indices[0], indices[-1])
+    rows = zip(*array.params.values(), strict=True) if names else repeat(())
+    return tuple(
+        replace(spec, array=ArrayTask(first, index, *same, tuple(zip(names, row, strict=True))))
+        for index, row in zip(indices, rows, strict=False)
+    )
 
 
 def job_name(argv: Sequence[str]) -> str:

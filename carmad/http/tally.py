@@ -132,6 +132,8 @@ def _stored(spec: JobSpec) -> list[Environment | Script]:
 
 def weight(spec: JobSpec) -> int:
     """The approximate memory used by this job alone, in bytes."""
-    words = chain(spec.argv, (spec.cwd, spec.name, spec.stdout), chain.from_iterable(spec.env))
+    params = spec.array.params if spec.array else ()
+    pairs = chain.from_iterable((*spec.env, *params))
+    words = chain(spec.argv, (spec.cwd, spec.name, spec.stdout), pairs)
     parts = len(spec.after) + (len(spec.layout.stages) if spec.layout else 0)
     return sum(map(getsizeof, words)) + PART_BYTES * parts

@@ -16,6 +16,7 @@ from typing import Any
 from carmad import registry
 from carmad.config import Settings
 from carmad.core.ports import Server
+from carmad.core.sweep import telling
 from carmad.core.types import Estimate, Job, JobId, JobSpec, JobState, Refusal
 from carmad.engine.threads import Threads
 from carmad.errors import CarmaError
@@ -266,5 +267,5 @@ class Estimates:
 
 def _alike(spec: JobSpec, patient: bool) -> bytes:
     """A key that is equal for jobs that need the same memory. A digest, as it outlives the jobs."""
-    what = replace(spec, **NEUTRAL), patient
+    what = replace(spec, **NEUTRAL), telling(spec), patient
     return blake2b(repr(what).encode(errors="surrogatepass"), digest_size=20).digest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Lock
 
@@ -12,6 +13,7 @@ from carmad.attempt.copies import Copies
 from carmad.config import Settings
 from carmad.core.messages import Discovered, Step
 from carmad.core.ports import Run, Server, Trial
+from carmad.core.sweep import command
 from carmad.core.types import Gpu, GpuId, Job, JobSpec, JobState
 from carmad.learned.trial import tried
 
@@ -112,7 +114,7 @@ class Experience:
         gpu = self._gpus.get(job.gpus[0]) if job.gpus else None
         assert job.started_at is not None and job.ended_at is not None
         return Run(
-            job.spec,
+            replace(job.spec, argv=command(job.spec)),
             job.usage.peak_mib,
             job.estimate,
             gpu.name if gpu else "",

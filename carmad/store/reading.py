@@ -19,6 +19,7 @@ from carmad.core.ledger import ENDED_REMEMBERED
 from carmad.core.messages import Drain
 from carmad.core.quota import Limit
 from carmad.core.share import Account
+from carmad.core.sweep import command
 from carmad.core.types import (
     ENDED,
     Environment,
@@ -147,8 +148,9 @@ class Reader:
         return [(at, gpus) for at, gpus in rows if isinstance(at, float) and isinstance(gpus, int)]
 
     def whole(self, spec: JobSpec) -> JobSpec:
-        """The spec with its complete environment and script. Raises CarmaError if they are no
-        longer stored."""
+        """The spec as it runs: with its complete environment and script, and the command of its
+        task of a sweep. Raises CarmaError if they are no longer stored."""
+        spec = replace(spec, argv=command(spec))
         key = spec.environment, spec.script
         if key == (None, None):
             return spec

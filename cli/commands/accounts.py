@@ -6,7 +6,7 @@ import sys
 
 from carmad.readable import clean
 from cli import client, output, parse, render
-from cli.columns import HISTORY
+from cli.columns import HISTORY, params, with_params
 from cli.commands.options import (
     add_json,
     add_states,
@@ -90,7 +90,7 @@ def history(options: Namespace) -> int:
     if options.json:
         output.print_json(answer)
     else:
-        output.show(render.jobs(answer["jobs"], HISTORY))
+        output.show(render.jobs(answer["jobs"], with_params(HISTORY, answer["jobs"])))
         if answer["more"]:
             output.note("there are older jobs: give --limit N, or --csv for all of them")
     return 0
@@ -120,18 +120,19 @@ def _check_whole(options: Namespace) -> None:
         )
 
 
-def _write_csv(jobs: Iterable[dict[str, Any]]) -> None:
+def _write_csv(jobs: Iterable[Any]) -> None:
     """Flat CSV for programs: numbers without units, times as in the API."""
     import csv
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([*OWN, *MEMORY, *EXIT])
+    writer.writerow([*OWN, *MEMORY, *EXIT, "params"])
     for job in jobs:
         how = job.get("exit") or {}
         writer.writerow(
             [job.get(key) for key in OWN]
             + [job["memory"][key] for key in MEMORY]
             + [how.get(key) for key in EXIT]
+            + [params(job)]
         )
 
 

@@ -33,6 +33,8 @@ def estimate(args: list[str]) -> int:
 
     parser = build_parser()
     options, body = submit.read(_in_front(args, parser), parser)
+    if body["array"] and body["array"].get("params"):
+        raise Usage("a sweep has no single estimate", "leave --param out, and give its values")
     _check(options)
     body.pop("script", None)  # nothing waits: it is traced where it is
     if options.within is not None:

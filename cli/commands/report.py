@@ -1,4 +1,4 @@
-"""What a job tells about itself: `report-step`."""
+"""What a job tells about itself: `report-step`, `report-metric`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from cli.parser import Parser
 
 PARTS = ("load", "forward", "backward", "communication")
+
+
+def _job(given: str | None) -> str:
+    """The job that this runs in, unless another one is given."""
+    job = given or os.environ.get("CARMA_JOB_ID")
+    if job is None:
+        raise Usage("which job?", "Give its id; inside a job, CARMA_JOB_ID is used.")
+    return job
 
 
 def report_step_options(parser: Parser) -> None:
@@ -46,9 +54,7 @@ def report_step(options: Namespace) -> int:
     Castor uses it to decide how far to split batches, Cuckoo to choose which jobs share a GPU.
     Reports alone and beside another job together show how much the two slow each other.
     """
-    job = options.job or os.environ.get("CARMA_JOB_ID")
-    if job is None:
-        raise Usage("which job?", "Give its id; inside a job, CARMA_JOB_ID is used.")
+    job = _job(options.job)
     seconds = options.seconds
     body: dict[str, object] = {"seconds": seconds}
     parts = {name: getattr(options, name) for name in (*PARTS, "sync")}
@@ -63,4 +69,26 @@ def report_step(options: Namespace) -> int:
         unused = answer.get("unused")
         effect = f", but that has no effect: {unused}" if unused else ""
         print(f"job {label}: {seconds:g} s a step{effect}")
+    return 0
+
+
+def report_metric_options(parser: Parser) -> None:
+    parser.add_argument(
+        "metrics", nargs="+", type=parse.metric, metavar="NAME=VALUE", help="such as acc=0.91"
+    )
+    parser.add_argument(
+        "--job", metavar="JOB", help="a job id, or last; by default, the job that this runs in"
+    )
+    add_json(parser)
+
+
+def report_metric(options: Namespace) -> int:
+    """Report metrics of a running job, such as its accuracy, for `carma results`.
+
+    Of each name, the last value is kept.
+    """
+    label = resolve(_job(options.job))
+    answer = client.post(f"/v1/jobs/{label}/metrics", {"metrics": dict(options.metrics)})
+    if options.json:
+        output.print_json(answer)
     return 0

@@ -35,7 +35,9 @@ def submit(args: list[str]) -> int:
     try:
         options, body = read(args)
         if not options.quiet:
+            _tell_ignored(options.ignored)
             _warn_of_copy(body)
+            _warn_of_module(body)
         if options.notify or options.mail_type or options.mail_user:
             from cli.commands.notify import settle
 
@@ -96,6 +98,14 @@ def _warn(answer: dict[str, Any]) -> None:
         print(f"carma: {text}", file=sys.stderr)
 
 
+def _tell_ignored(options: list[str] | None, where: str = "") -> None:
+    if options:
+        text = f"{where}ignored: {' '.join(options)}"
+        if any(option.startswith("--mem") for option in options):
+            text += " (for GPU memory, use --gpu-mem)"
+        print(f"carma: {text}", file=sys.stderr)
+
+
 def _warn_of_copy(body: dict[str, Any]) -> None:
     """A copy is elsewhere: a script that looks for its own path finds that."""
     script = body.get("script")
@@ -104,6 +114,23 @@ def _warn_of_copy(body: dict[str, Any]) -> None:
         name = body["argv"][script["word"]]
         text = f"{name} uses {found}, which will be the path of a copy; --no-copy runs it in place"
         print(f"carma: {text}", file=sys.stderr)
+
+
+def _warn_of_module(body: dict[str, Any]) -> None:
+    """Of a script that calls `module`, a function of login shells that may not be there."""
+    script = body.get("script")
+    login = script and any(word in ("-l", "--login") for word in body["argv"][: script["word"]])
+    if not script or login or any(name.startswith("BASH_FUNC_module") for name in body["env"]):
+        return
+    for number, line in enumerate(script["text"].splitlines(), 1):
+        first = line.split(None, 1)[:1]
+        if first in (["source"], ["."]):  # it may define it
+            return
+        if first == ["module"]:
+            where = f"{body['argv'][script['word']]}:{number}"
+            text = f"{where} calls module, which this shell does not have: leave it out, or start"
+            print(f"carma: {text} the script with #!/bin/bash -l", file=sys.stderr)
+            return
 
 
 def _wait(jobs: list[str], label: str, tells: bool) -> int:
@@ -150,7 +177,8 @@ def read(
     script = None if options.wrap is not None or not command else find_script(command[0])
     if script is not None:  # directives first: the command line overrides them
         options = parser.parse_args(words, _directives(parser, script, options.quiet))
-        for name in (option.name for option in OPTIONS.values() if option.repeated):
+        repeated = (option.name for option in OPTIONS.values() if option.repeated)
+        for name in (*repeated, "param"):
             setattr(options, name, getattr(given, name) or getattr(options, name))
     if not marked and command[:1] and command[0] in BY_NAME and not os.path.exists(command[0]):  # noqa: PTH110 - pathlib is slow to import
         raise Usage(
@@ -160,7 +188,14 @@ def read(
     if command and not _may_be_there(command[0], options):
         hint = "give the path of a program or job script relative to this directory, or --chdir"
         raise Usage(f"there is no {command[0]}", hint)
-    return options, _request(options, _argv(options, command, script), script)
+    request = _request(options, _argv(options, command, script), script)
+    if options.param or options.params:
+        from cli.sweep import swept
+
+        request = swept(request, options, plain=script is None and options.wrap is None)
+    elif request["array"] and not request["array"]["indices"]:
+        raise Usage("which indices? %N alone is for --param", "give a list, such as --array 0-15%4")
+    return options, request
 
 
 def _may_be_there(word: str, options: argparse.Namespace) -> bool:
@@ -180,9 +215,9 @@ def _directives(parser: Parser, script: Script, quiet: bool) -> argparse.Namespa
                 options = parser.parse_args(words, options)
         except Usage as error:
             raise Usage(f"{script.path}:{number}: {error.message}", error.hint) from None
-        if ignored and not quiet:
-            text = f"{script.path}:{number}: ignored: #SBATCH {' '.join(ignored)}"
-            print(f"carma: {text}", file=sys.stderr)
+        ignored += options.__dict__.pop("ignored", None) or ()
+        if not quiet:
+            _tell_ignored(ignored, f"{script.path}:{number}: {prefix} ")
     return options
 
 
@@ -205,12 +240,13 @@ def _request(options: argparse.Namespace, argv: list[str], script: Script | None
     if not os.path.isdir(cwd):  # noqa: PTH112
         raise Usage(f"{cwd} is not a directory", "give the directory to run in with -D")
     exports = [word for words in options.export or () for word in words]
+    submitted_from = {"SLURM_SUBMIT_DIR": os.getcwd()} if options.chdir else {}  # noqa: PTH109
     own_name = "wrap" if options.wrap is not None else script.name if script else None
     body = {
         "argv": argv,
         "cwd": cwd,
         "env": _captured(exports),
-        "export": _exported(exports),
+        "export": submitted_from | _exported(exports),
         "umask": _umask(),
         "dry_run": False,
     }

@@ -14,6 +14,23 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+# Options of sbatch that mean nothing here, each with a value.
+IGNORED = (
+    *(("-A", "--account"), ("-C", "--constraint"), ("-c", "--cpus-per-task"), ("-n", "--ntasks")),
+    *(("-N", "--nodes"), ("-p", "--partition"), ("-q", "--qos"), ("-w", "--nodelist")),
+    *(("-x", "--exclude"), ("--cpus-per-gpu",), ("--mem",), ("--mem-per-cpu",), ("--mem-per-gpu",)),
+    *(("--ntasks-per-node",), ("--reservation",)),
+)
+
+
+class Ignored(argparse.Action):
+    """Collects what is ignored, as it was written."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        text = f"{option}={values}" if (option or "").startswith("--") else f"{option} {values}"
+        namespace.ignored = [*(getattr(namespace, "ignored", None) or ()), text]
+
+
 def build_parser() -> Parser:
     parser = Parser(
         prog="carma submit",
@@ -22,6 +39,7 @@ def build_parser() -> Parser:
         description="Queue a command, or a job script with #CARMA lines, to run on GPUs.",
         epilog="#CARMA lines take the options above; the command line overrides them. "
         "A job script is copied now: later changes to it do not reach the job. "
+        "Options of sbatch that mean nothing on one server, such as --partition, are ignored. "
         "With --wait, the exit code is the job's, or 128+N if signal N killed it. "
         "The job inherits the environment of this shell, except variables that look like secrets "
         "(names with TOKEN, PASSWORD, API_KEY, ...): pass those on with --export.",
@@ -33,6 +51,9 @@ def build_parser() -> Parser:
     for option in OPTIONS.values():
         add_option(sections[option.section], option)
     _add_other_forms(sections)
+    for flags in IGNORED:
+        about = argparse.SUPPRESS  # not parser.add_argument, which imports more
+        sections[RESOURCES].add_argument(*flags, action=Ignored, dest="ignored", help=about)
     _add_output(parser.add_argument_group("output"))
     return parser
 
@@ -76,6 +97,23 @@ def _add_other_forms(sections: dict[str, argparse._ArgumentGroup]) -> None:
         choices=("ring", "tree"),
         help="all-reduce algorithm of the replicas of a --layout (default ring)",
     )
+    add = sections[START].add_argument
+    add(
+        "--param",
+        type=parse.param,
+        action="append",
+        metavar="NAME=LIST",
+        help="a sweep: an array with a task for each value, such as lr=1e-3,1e-4 or seed=0-4, and"
+        " for each combination if given several times. The value takes the place of {NAME} in the"
+        " command, or follows it as --NAME VALUE, and is in CARMA_PARAM_NAME. --array %%N: at most"
+        " N tasks at a time",
+    )
+    add(
+        "--params",
+        metavar="FILE",
+        help="a sweep with a task for each row of a CSV file, whose first row has the names",
+    )
+    add("--zip", action="store_true", help="take the values of all --param together, not combined")
     sections[START].add_argument(
         "--after",
         type=parse.after,

@@ -199,6 +199,8 @@ class JobOut(OptionsOut):
     prediction: NotRequired[PredictionOut | None]
     accumulation: NotRequired[int]  # parts that each batch is split into
     argv: NotRequired[list[str]]
+    params: NotRequired[dict[str, str]]  # of a task of a sweep
+    metrics: NotRequired[dict[str, float]]  # the last values that it reported
     script_bytes: NotRequired[int | None]  # of the copy of its job script that it runs
     cwd: NotRequired[str]
     stdout: NotRequired[str]

@@ -13,7 +13,7 @@ from carmad.api.decisions import reason_out, verdicts_out
 from carmad.api.folding import folded
 from carmad.api.outlook import outlook_out
 from carmad.api.render import CODES, attempts_out
-from carmad.api.requests import StepIn, SubmitIn
+from carmad.api.requests import MetricsIn, StepIn, SubmitIn
 from carmad.api.responses import SCHEMA
 from carmad.api.responses.decisions import DryRunOut, WhyOut
 from carmad.api.responses.jobs import JobOut, JobsOut, SubmittedOut
@@ -21,7 +21,7 @@ from carmad.api.select import parse_selection
 from carmad.api.times import parse_time, stamp
 from carmad.api.why import why_out
 from carmad.core.company import untold
-from carmad.core.messages import Stepped
+from carmad.core.messages import Measured, Stepped
 from carmad.core.scene import Scene
 from carmad.core.types import ENDED, Job, JobId, JobState, StageTimes
 from carmad.engine.threads import run_in_threadpool
@@ -30,7 +30,7 @@ from carmad.http import intake, lookup
 from carmad.http.answers import PROBLEMS, Asked, Call, answer, gone, not_yours
 from carmad.http.listing import Pieces
 from carmad.http.problems import Conflict, Forbidden
-from carmad.options import MAX_TASKS
+from carmad.options import MAX_METRICS, MAX_TASKS
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
 
@@ -254,6 +254,23 @@ async def step(call: Asked, label: Label, body: StepIn) -> Response:
     job, scene = await mine(call, str(job.id))
     out: JobOut = {**call.renderer(scene)(job), "unused": _unused(job, scene)}
     return answer(out)
+
+
+@router.post("/jobs/{label}/metrics", responses={200: {"model": JobOut}})
+async def metrics(call: Asked, label: Label, body: MetricsIn) -> Response:
+    """Report metrics of a running job. Of each name, the last value is kept."""
+    job, _ = await mine(call, label)
+    if not job.holds_gpus:
+        raise Conflict(f"job {label} is not running", "Only a running job can report its metrics.")
+    if len(dict(job.metrics) | body.metrics) > MAX_METRICS:
+        raise Conflict(
+            f"job {label} would have more than {MAX_METRICS} metrics",
+            "Report the same names each time.",
+        )
+    reported = tuple(body.metrics.items())
+    await call.service.request(Measured(call.service.now(), job.id, reported))
+    job, scene = await mine(call, str(job.id))
+    return answer(call.renderer(scene)(job))
 
 
 def _neighbours(job: Job, scene: Scene) -> Sequence[Job]:

@@ -1,0 +1,107 @@
+"""`carma results`: the parameters of the tasks of a sweep, and the metrics that they reported."""
+
+from __future__ import annotations
+
+import sys
+
+from cli import client, output
+from cli.commands.options import add_json
+from cli.jobs import resolve
+from cli.problems import Usage
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+    from cli.parser import Parser
+
+    Job = dict[str, Any]
+
+NOTHING = "-"
+
+
+def results_options(parser: Parser) -> None:
+    parser.add_argument(
+        "jobs", nargs="?", default="last", metavar="ARRAY", help="jobs: 42, 42_3, 1,5-8 or last"
+    )
+    parser.add_argument("-S", "--sort", metavar="NAME", help="sort by this parameter or metric")
+    parser.add_argument("-r", "--reverse", action="store_true", help="the largest first")
+    parser.add_argument("--csv", action="store_true", help="print CSV")
+    add_json(parser)
+
+
+def results(options: Namespace) -> int:
+    """Show the parameters of a sweep's tasks, and the metrics that they reported."""
+    # Of the last job, all tasks of its array.
+    select = resolve("last").partition("_")[0] if options.jobs == "last" else options.jobs
+    jobs = client.get("/v1/jobs", select=select)["jobs"]
+    params, metrics = _names(jobs, "params"), _names(jobs, "metrics")
+    if options.sort:
+        jobs = _sorted(jobs, options.sort, options.reverse, [*params, *metrics])
+    if options.json:
+        names = ("id", "label", "state", "params", "metrics")
+        output.print_json({"schema": 1, "jobs": [_only(job, names) for job in jobs]})
+        return 0
+    head = ["job", "state", *params, *metrics]
+    rows = [
+        [job["label"], job["state"], *_of(job, "params", params), *_of(job, "metrics", metrics)]
+        for job in jobs
+    ]
+    if options.csv:
+        import csv
+
+        csv.writer(sys.stdout, lineterminator="\n").writerows([head, *rows])
+        return 0
+    _print([["JOBID", "STATE", *head[2:]], *([_cell(each) for each in row] for row in rows)])
+    if not metrics:
+        print("no metrics yet: jobs report them with `carma report-metric`", file=sys.stderr)
+    return 0
+
+
+def _names(jobs: list[Job], kind: str) -> list[str]:
+    return list(dict.fromkeys(name for job in jobs for name in job.get(kind, ())))
+
+
+def _only(job: Job, names: tuple[str, ...]) -> Job:
+    return {name: job.get(name) for name in names}
+
+
+def _of(job: Job, kind: str, names: list[str]) -> list[str | float | None]:
+    return [job.get(kind, {}).get(name) for name in names]
+
+
+def _sorted(jobs: list[Job], name: str, reverse: bool, names: list[str]) -> list[Job]:
+    """Those without a value come last, whatever the order."""
+    if name not in names:
+        raise Usage(f"there is no {name}", f"sort by one of: {', '.join(names) or 'nothing yet'}")
+
+    def value(job: Job) -> str | float | None:
+        metric: float | None = job.get("metrics", {}).get(name)
+        param: str | None = job.get("params", {}).get(name)
+        return param if metric is None else metric
+
+    with_one = [job for job in jobs if value(job) is not None]
+    with_one.sort(key=lambda job: _key(value(job)), reverse=reverse)
+    return with_one + [job for job in jobs if value(job) is None]
+
+
+def _key(value: str | float | None) -> tuple[bool, float, str]:
+    """Numbers by size, before all other words."""
+    try:
+        return False, float("" if value is None else value), ""
+    except ValueError:
+        return True, 0.0, str(value)
+
+
+def _cell(value: str | float | None) -> str:
+    if value is None:
+        return NOTHING
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _print(rows: list[list[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        print("  ".join(text.ljust(width) for text, width in cells).rstrip())
