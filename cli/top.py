@@ -140,7 +140,7 @@ class Top:
             try:
                 self._text = self._told()
             except CarmaError as error:
-                self._text = [styled(error.message, "red"), error.hint]
+                self._text = [styled(clean(error.message), "red"), clean(error.hint)]
 
     def _cancel(self) -> None:
         labels, at = [job["label"] for job in self.jobs()], self._at

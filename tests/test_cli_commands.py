@@ -711,6 +711,16 @@ def test_colour_goes_to_terminals_only(
         assert ("\x1b" in capsys.readouterr().out) is color, words
 
 
+def test_what_cannot_be_drawn_is_a_usage_error(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--color", "mauve", "queue"]) == 2
+    assert "choose one of auto, always, never" in capsys.readouterr().err
+    assert run(["queue", "-w"]) == 2
+    assert "needs a terminal" in capsys.readouterr().err
+    assert not fake.asked
+
+
 def test_nothing_is_cut_off_in_a_pipe(fake: FakeDaemon) -> None:
     fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": [job(name="n" * 300)]}
     assert "n" * 300 in carma("queue", COLUMNS="40").stdout
