@@ -449,6 +449,9 @@ def test_attempts_of_older_releases_are_told_as_far_as_is_known(tmp_path: Path) 
         connection.execute("CREATE TABLE events (at FLOAT)")  # which 0005 removes
         connection.execute("CREATE INDEX ix_events_at ON events (at)")
         connection.execute("DROP TABLE notices")  # which 0011 adds
+        connection.execute("DROP TABLE scripts")  # which 0010 adds, with a column
+        connection.execute("DROP INDEX ix_jobs_script")
+        connection.execute("ALTER TABLE jobs DROP COLUMN script")
         for job in jobs:
             old = {name: getattr(job, name) for name in FLAT}
             body = from_json(to_json(job)) | old
