@@ -119,6 +119,7 @@ class Limits:
     # How often a waiting job may be overtaken by later ones; 0: never. Not set: by those that end
     # before it can start; in simulations, never
     backfill: int | None = None
+    reservation_notice_s: float = 86_400.0  # before one, no job starts there whose end is unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ def is_prediction(answer: object) -> TypeGuard[Prediction]:
         and _are_words((answer.source,))
         and _are_parts(answer.parts, float | int)
         and _are_notes(answer.notes)
+        and (answer.at_most_s is None or _is_time(answer.at_most_s))
     )
 
 

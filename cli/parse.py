@@ -33,6 +33,8 @@ _RANGE = r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?"
 _JOB = r"\d{1,15}(?:_\d{1,7})?|last"
 _SIGNAL = r"(?:[RB]:)?(\w+)(?:@(\d{1,8}))?"
 _NAME = r"[A-Za-z_]\w*"
+_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_HOUR = rf"(?:({'|'.join(_DAYS)})[a-z]* +)?(\d{{1,2}}):(\d\d)(?::(\d\d))?"
 _NEXT_EXPORT = r",(?=[A-Za-z_]\w*=)"
 
 
@@ -252,8 +254,8 @@ def signal_before(text: str) -> dict[str, int]:
 
 
 def moment(text: str) -> str:
-    """now+2h, HH:MM[:SS] (the next one) or ISO 8601, in local time; returns UTC."""
-    return _utc(text, _moment, "now+2h, 22:30 or 2026-11-20T22:30")
+    """now+2h, HH:MM[:SS] or mon HH:MM (the next one), or ISO 8601, in local time; returns UTC."""
+    return _utc(text, _moment, "now+2h, 22:30, 'mon 9:00' or 2026-11-20T22:30")
 
 
 def deadline(text: str) -> str:
@@ -282,11 +284,12 @@ def _moment(word: str, now: datetime) -> datetime:
 
     if word.lower().startswith("now"):
         return now + timedelta(seconds=_offset(word[3:].lower().replace(" ", "")))
-    if re.fullmatch(r"\d{1,2}:\d\d(:\d\d)?", word):
-        hour, minute, second = ([int(n) for n in word.split(":")] + [0])[:3]
-        today = datetime(now.year, now.month, now.day, hour, minute, second)
-        past = today.astimezone() <= now
-        return today + timedelta(days=1) if past else today
+    if match := re.fullmatch(_HOUR, word.lower()):
+        day, hour, minute, second = match.groups()
+        today = datetime(now.year, now.month, now.day, int(hour), int(minute), int(second or 0))
+        ahead = (_DAYS.index(day) - now.weekday()) % 7 if day else 0
+        then = today + timedelta(days=ahead)
+        return then if then.astimezone() > now else then + timedelta(days=7 if day else 1)
     return datetime.fromisoformat(word)
 
 

@@ -88,6 +88,7 @@ VERBS = (
     Verb("drain", "gpus", ARGPARSE, SERVER),
     Verb("resume", "gpus", ARGPARSE, SERVER),
     Verb("limit", "fairness", ARGPARSE, SERVER),
+    Verb("reserve", "reserve", ARGPARSE, SERVER),
     Verb("doctor", "diagnosis", TYPER, SERVER),
     Verb("daemon", "server", TYPER, SERVER),
     Verb("config", "diagnosis", TYPER, SERVER),

@@ -318,6 +318,43 @@ ANSWERS: dict[tuple[str, str], Any] = {
         "jobs": [ended(), ended(code=None, signal=9)],
         "more": 0,
     },
+    ("GET", "/v1/reservations"): {
+        "schema": 1,
+        "reservations": [
+            {
+                "id": 1,
+                "gpus": ["GPU-a"],
+                "indices": [0],
+                "users": ["ada"],
+                "starts_at": NOW,
+                "ends_at": NOW,
+                "times_left": 1,
+                "active": False,
+                "by": "root",
+                "text": "GPU 0 for ada, from Monday",
+                "in_the_way": ["job 42 of eve may still be there then"],
+            }
+        ],
+    },
+    ("POST", "/v1/reservations"): {
+        "schema": 1,
+        "reservations": [
+            {
+                "id": 1,
+                "gpus": ["GPU-a"],
+                "indices": [0],
+                "users": ["ada"],
+                "starts_at": NOW,
+                "ends_at": NOW,
+                "times_left": 1,
+                "active": False,
+                "by": "root",
+                "text": "GPU 0 for ada, from Monday",
+                "in_the_way": ["job 42 of eve may still be there then"],
+            }
+        ],
+    },
+    ("POST", "/v1/reservations/1/cancel"): {"schema": 1, "reservations": []},
     ("GET", "/v1/stats"): {
         "schema": 1,
         "since": None,

@@ -34,6 +34,7 @@ from carmad.core.messages import (
     Noticed,
     Postponed,
     RequeueRequested,
+    Reserved,
     Sampled,
     Signal,
     Step,
@@ -41,7 +42,9 @@ from carmad.core.messages import (
     Stop,
     Submitted,
     Tick,
+    Unreserved,
 )
+from carmad.core.reservations import Reservation
 from carmad.core.scheduler import Scheduler
 from carmad.core.share import Account
 from carmad.core.states import TRANSITIONS
@@ -111,6 +114,7 @@ class Disk:
         self.jobs: dict[JobId, Job] = {}
         self.drains: tuple[Any, ...] = ()
         self.accounts: dict[str, Account] = {}
+        self.reservations: tuple[Reservation, ...] = ()
         self.refuses = 0  # so many changes, for want of room
         self.refused = 0
         self.killed_before = False  # the next commit
@@ -118,7 +122,8 @@ class Disk:
     def commit(self, step: Step) -> None:
         if self.killed_before:
             raise Killed
-        if self.refuses and (step.jobs or step.drains is not None):
+        others = step.drains is not None or step.reservations is not None
+        if self.refuses and (step.jobs or others):
             self.refuses -= 1
             self.refused += 1
             raise StoreFull("the disk is full", "make room")
@@ -130,6 +135,8 @@ class Disk:
             self.jobs[job.id] = job
         if step.drains is not None:
             self.drains = step.drains
+        if step.reservations is not None:
+            self.reservations = step.reservations
 
     def restore(self) -> Restored:
         ended = sorted((j for j in self.jobs.values() if j.ended), key=lambda job: job.ended_at)
@@ -139,6 +146,7 @@ class Disk:
             self.drains,
             JobId(max(self.jobs, default=0) + 1),
             tuple(self.accounts.values()),
+            self.reservations,
         )
 
 
@@ -425,6 +433,16 @@ class Model:
         why = dice.choice((None, None, None, "fan"))
         self.ask(DrainRequested(self.now, dice.choice(GPUS).id, why, "root"))
 
+    def reserve(self, dice: Dice) -> None:
+        if dice.random() < 0.3:
+            self.ask(Unreserved(self.now, dice.randint(1, 3), "root"))
+            return
+        gpus = tuple(gpu.id for gpu in GPUS if dice.random() < 0.5) or (GPUS[0].id,)
+        users = ("ada",) if dice.random() < 0.5 else ()
+        first, lasts_s = self.now + dice.uniform(0.0, 50.0), dice.uniform(1.0, 20.0)
+        wish = Reservation(dice.randint(1, 3), gpus, users, (first, first + 30.0), lasts_s, "root")
+        self.ask(Reserved(self.now, wish))
+
     def notice(self, dice: Dice) -> None:
         self.tell(Noticed(self.now, self._anyone(dice), "a note"))
 
@@ -582,8 +600,8 @@ def _facts(gpu: GpuView) -> tuple[list[Any], object]:
 # With how often each happens, beside the others.
 WORK = {"submit": 6, "submit_an_array": 1, "estimate": 12, "carry_out": 14, "report": 8}
 WORK |= {"sample": 14, "processes_end": 5, "time_passes": 3}
-WISHES = {"cancel": 2, "hold": 1, "run_again": 1, "drain": 1, "notice": 1, "step_told": 1}
-WISHES |= {"postponed": 1}
+WISHES = {"cancel": 2, "hold": 1, "run_again": 1, "drain": 1, "reserve": 1, "notice": 1}
+WISHES |= {"step_told": 1, "postponed": 1}
 FAULTS = {"report_again": 2, "restart": 1, "kill": 2, "reboot": 1, "disk_full": 2}
 FAULTS |= {"plugin_hangs": 1, "gpu_lost": 1, "gpu_goes": 1}
 STEPS = WORK | WISHES | FAULTS

@@ -196,6 +196,9 @@ def test_points_in_time() -> None:
         assert -1 < ahead.total_seconds() - ahead_s < 60
     clock = datetime.fromisoformat(parse.moment("00:00"))
     assert timedelta(0) < clock - now <= timedelta(days=1, hours=1)
+    monday = datetime.fromisoformat(parse.moment("monday 9:00")).astimezone()
+    assert monday.strftime("%a %H:%M") == "Mon 09:00"
+    assert timedelta(0) < monday - now <= timedelta(days=7, hours=1)
     for text in ("8h", "now+8h"):
         ahead = datetime.fromisoformat(parse.deadline(text)) - now
         assert timedelta(hours=8) <= ahead + timedelta(seconds=1) < timedelta(hours=8, minutes=1)

@@ -446,6 +446,7 @@ def test_attempts_of_older_releases_are_told_as_far_as_is_known(tmp_path: Path) 
         connection.execute("UPDATE alembic_version SET version_num = '0003'")
         connection.execute("DROP TABLE accounts")  # which 0008 makes
         connection.execute("DROP TABLE limits")
+        connection.execute("DROP TABLE reservations")
         connection.execute("CREATE TABLE events (at FLOAT)")  # which 0005 removes
         connection.execute("CREATE INDEX ix_events_at ON events (at)")
         connection.execute("DROP TABLE notices")  # which 0011 adds

@@ -7,6 +7,7 @@ from carmad.api.render import label, labelled
 from carmad.api.responses.gpus import GpuOut, RiskOut
 from carmad.core.gpuview import GpuView
 from carmad.core.scene import Scene, memory_by_job
+from carmad.words import clock
 
 
 def gpu_out(view: GpuView, scene: Scene, uid: int, see_all: bool) -> GpuOut:
@@ -76,9 +77,12 @@ def gpu_state(gpu: GpuView, scene: Scene) -> tuple[str, str]:
         return "drained", gpu.drained
     if gpu.stale:
         return "stale", phrase(gpu.stale)
+    first = next(iter(gpu.reserved), None)
+    if first and not first.in_s:
+        return "reserved", f"for {first.of.whose} until {clock(first.ends_at)}"
     if gpu.settling:
         return "settling", phrase(labelled(gpu.settling, scene.live))
-    return "ok", ""
+    return "ok", f"reserved for {first.of.whose} from {clock(first.starts_at)}" if first else ""
 
 
 def _fraction(value: float | None) -> float | None:

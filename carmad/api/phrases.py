@@ -9,7 +9,7 @@ from functools import cache
 
 from carmad import registry
 from carmad.core.decision import Reason
-from carmad.readable import gib
+from carmad.readable import duration, gib
 from carmad.words import Wording, clock, detail, first_few
 
 log = logging.getLogger(__name__)
@@ -89,6 +89,27 @@ CORE: dict[str, Wording] = {
         "NotPreemptible", lambda r: "keeps its GPUs: it may not be preempted"
     ),
     "drained": Wording("Drained", lambda r: f"is drained: {r.detail}", detail),
+    "reservation": Wording(
+        "Reserved",
+        lambda r: f"is reserved until {clock(r.need)} ({r.detail})",
+        lambda r: f"until {clock(r.need)}",
+    ),
+    "reservation_ahead": Wording(
+        "Reserved",
+        lambda r: (
+            f"is reserved from {clock(r.need)} ({r.detail}),"
+            f" and the job may take {duration(r.have)}"
+        ),
+        lambda r: f"from {clock(r.need)}",
+    ),
+    "reservation_notice": Wording(
+        "Reserved",
+        lambda r: (
+            f"is reserved from {clock(r.need)} ({r.detail}); a job of unknown length"
+            f" does not start there in the {duration(r.have)} before"
+        ),
+        lambda r: f"from {clock(r.need)}",
+    ),
     "stale": Wording("NoReading", lambda r: r.detail or f"its last reading is {r.have:.0f} s old"),
     "mig_single": Wording(
         "MigSingle", lambda r: "is a MIG instance, and a job can use only one of those"

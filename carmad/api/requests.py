@@ -75,6 +75,7 @@ Time = Annotated[
 ]
 Umask = Annotated[str, StringConstraints(pattern=r"^0{0,3}[0-7]{1,3}$")]  # octal, as umask prints
 User = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]+$", max_length=256)]
+GpuRef = Annotated[str, StringConstraints(max_length=128)]
 
 
 class Request(BaseModel):
@@ -285,6 +286,18 @@ class MetricsIn(Request):
     """`metrics`: values by name."""
 
     metrics: Annotated[dict[ParamName, float], Field(min_length=1, max_length=MAX_METRICS)]
+
+
+class ReserveIn(Request):
+    """`gpus` of the GPUs, or those named in `on`: by index, by UUID, or all. No users: for
+    maintenance."""
+
+    gpus: Annotated[int, Field(ge=1, le=MAX_GPUS)] | None = None
+    on: Annotated[list[GpuRef], Field(min_length=1, max_length=128)] | None = None
+    users: Annotated[list[User], Field(max_length=64)] = []
+    starts_at: Time
+    lasts_s: Annotated[float, Field(ge=60, le=MAX_TIME_S)]
+    weekly: bool = False
 
 
 class DrainIn(Request):

@@ -258,6 +258,8 @@ def _gpu_remedies(job: Job, verdict: Verdict, scene: Scene) -> list[str]:
         )
     if "drained" in codes:
         found.append(f"{name} takes jobs again after: carma resume {gpu.index} (administrators)")
+    if "reservation_notice" in codes:
+        found.append(f"may start on {name} before it is reserved with a time limit: --time")
     if codes <= FREED_BY_AN_END:
         found += _ends(verdict, scene, name)
     return found

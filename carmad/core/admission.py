@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 
 from carmad.config import Settings
 from carmad.core.decision import Reason
@@ -25,12 +26,19 @@ class Demand:
     mps_uid: int | None  # whose MPS server it needs, if a server serves only one user
     estimate: Estimate | None
     retry: Retry | None
+    user: str = ""  # "" where nothing is reserved: then it does not matter …
+    at_most_s: float = inf  # … nor does this
 
 
-def demand(job: Job, settings: Settings, alone_for_now: bool = False) -> Demand:
+def demand(
+    job: Job, settings: Settings, alone_for_now: bool = False, reserved_at: float | None = None
+) -> Demand:
+    """`reserved_at`: the present time, if any GPU is reserved."""
     one_user = under_mps(job, settings) and not settings.collocation.mps_multiuser
     uid = job.spec.uid if one_user else None
-    return _demand(job.spec.gpus, alone_for_now or job.exclusive, uid, job.estimate, job.retry)
+    alone = alone_for_now or job.exclusive
+    its = () if reserved_at is None else (job.spec.user, job.at_most_s(reserved_at))
+    return _demand(job.spec.gpus, alone, uid, job.estimate, job.retry, *its)
 
 
 _demand = lru_cache(maxsize=1024)(Demand)  # an estimate takes some KiB with all its notes
@@ -81,6 +89,23 @@ def _fault(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
 
 def _drained(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
     return Reason("drained", detail=gpu.drained) if gpu.drained else None
+
+
+def _reserved(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
+    """Whoever else's job runs there must have ended by the start; of one that nobody knows that of,
+    it is assumed within the notice."""
+    for slot in gpu.reserved:
+        if wanted.user in slot.of.users:
+            continue
+        whose = slot.of.whose
+        if not slot.in_s:
+            return Reason("reservation", slot.ends_at, slot.starts_at, detail=whose)
+        if wanted.at_most_s == inf:
+            if slot.in_s < (notice_s := settings.limits.reservation_notice_s):
+                return Reason("reservation_notice", slot.starts_at, notice_s, "s", whose)
+        elif wanted.at_most_s > slot.in_s:
+            return Reason("reservation_ahead", slot.starts_at, wanted.at_most_s, "s", whose)
+    return None
 
 
 def _stale(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
@@ -136,6 +161,7 @@ def _avoid(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
 RULES: tuple[Rule, ...] = (
     _fault,
     _drained,
+    _reserved,
     _stale,
     _mig,
     _exclusive,

@@ -135,3 +135,4 @@ class Prediction:
     source: str
     parts: tuple[tuple[str, float], ...] = ()  # each feature's contribution, in the source's units
     notes: tuple[str, ...] = ()  # for people: what it is based on
+    at_most_s: float | None = None  # nine of ten such jobs took no longer; None: nobody knows

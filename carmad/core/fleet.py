@@ -1,4 +1,4 @@
-"""The GPUs: their readings, the usage of jobs, and drains."""
+"""The GPUs: their readings, the usage of jobs, drains and reservations."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from carmad.core.gpuview import GpuView, free_memory, settling, stale, with_serv
 from carmad.core.ledger import Ledger
 from carmad.core.messages import Drain
 from carmad.core.meter import metered
+from carmad.core.reservations import Reservation, slots
 from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, Usage
 from carmad.core.view import NodeView, by_node
 from carmad.core.window import Window
@@ -25,6 +26,7 @@ class Fleet:
         self.gpus: dict[GpuId, Gpu] = {}
         self.unread = ""  # why the GPUs are not known yet
         self.drains: dict[GpuId, Drain] = {}
+        self.reservations: dict[int, Reservation] = {}
         self.usage: dict[JobId, Usage] = {}  # newer than `Job.usage`
         self.node_of: dict[GpuId, int] = {}
         self._nodes: tuple[NodeView, ...] = ()
@@ -59,6 +61,23 @@ class Fleet:
         else:
             self.drains[gpu] = drain
         self._outdated.add(gpu)
+
+    def reserve(self, new: Reservation) -> bool:
+        """False: it cannot be made."""
+        if new.id in self.reservations or any(map(new.meets, self.reservations.values())):
+            return False
+        self.reservations[new.id] = new
+        return True
+
+    def unreserve(self, id: int) -> bool:
+        """False: there is none."""
+        gone = self.reservations.pop(id, None)
+        self._outdated.update(gone.gpus if gone else ())
+        return gone is not None
+
+    def over(self, now: float) -> list[int]:
+        """The reservations that have had their last time."""
+        return [id for id, each in self.reservations.items() if each.next_start(now) is None]
 
     def add(self, sample: GpuSample, residents: tuple[Job, ...]) -> GpuSample | None:
         """Add a reading of a GPU with these `residents`; returns the previous one.
@@ -126,6 +145,8 @@ class Fleet:
         """Every node's current view. A node without changes is the same object as before."""
         outdated = self._outdated | ledger.touched()
         outdated.update(gpu for gpu, until in self._stands_until.items() if now > until)
+        for each in self.reservations.values():  # how soon it is matters to each job differently
+            outdated.update(each.gpus)
         self._outdated = set()
         outdated &= self.gpus.keys()
         if outdated:
@@ -169,6 +190,7 @@ class Fleet:
             fresh,
             stale(window.last, now, monitor),
             drain.reason if drain else None,
+            reserved=slots(self.reservations.values(), gpu, now),
         )
 
 

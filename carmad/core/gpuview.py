@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from carmad.config import Monitor, Settings
 from carmad.core.decision import Reason
 from carmad.core.memo import Memo
+from carmad.core.reservations import Slot
 from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, JobState, Mode
 from carmad.core.window import Recent, Score
 
@@ -27,6 +28,7 @@ class GpuView:
     mps_stray: tuple[int, str] | None = None  # uid and name of a client of the server, of no job
     mps_leaving: tuple[int, str] | None = None  # likewise, but of a job in `left`
     left: frozenset[JobId] = frozenset()  # jobs that have ended here since the last reading
+    reserved: tuple[Slot, ...] = ()  # the present or next time of each of its reservations
     memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from statistics import fmean, median
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ RUNS = 4096  # ended runs kept, the latest
 PER_KIND = 64  # durations kept per group, per user, and per user and number of GPUs
 VOTERS = 64  # users kept per number of GPUs
 ENOUGH_VOTERS = 3  # the median of three survives one outlier
+ENOUGH_RUNS = 3  # to tell how long nine of ten take
 KINDS = 4096  # groups, users or numbers of GPUs kept
 BIN_S = 600.0
 BINS = 8 * 144  # eight days, so that the same day last week is covered
@@ -92,6 +94,11 @@ class Durations:
     def median(self, kind: Hashable) -> float | None:
         found = self._kinds.get(kind)
         return median(found) if found else None
+
+    def at_most(self, kind: Hashable) -> float | None:
+        """What nine of ten did not exceed; None if too few are known."""
+        found = sorted(self._kinds.get(kind, ()))
+        return found[ceil(0.9 * len(found)) - 1] if len(found) >= ENOUGH_RUNS else None
 
 
 class Votes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from carmad.config import Settings
 from carmad.core.decision import Decision
 from carmad.core.quota import Limit
+from carmad.core.reservations import Reservation
 from carmad.core.share import Account
 from carmad.core.types import (
     Cause,
@@ -163,6 +164,23 @@ class LimitRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class Reserved:
+    """Make this reservation. Without effect if its id is taken or it meets another one."""
+
+    at: float
+    reservation: Reservation
+
+
+@dataclass(frozen=True, slots=True)
+class Unreserved:
+    """Cancel this reservation."""
+
+    at: float
+    id: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class Noticed:
     """Something about a running job that its owner should know."""
 
@@ -234,6 +252,8 @@ Event = (
     | RequeueRequested
     | DrainRequested
     | LimitRequested
+    | Reserved
+    | Unreserved
     | Noticed
     | Stepped
     | Measured
@@ -332,3 +352,4 @@ class Step:
     before: tuple[Job, ...] = ()  # the changed jobs as they were, if they were live
     accounts: tuple[Account, ...] = ()  # those that changed
     limits: tuple[Limit, ...] = ()  # as set; an empty one is gone
+    reservations: tuple[Reservation, ...] | None = None  # all of them, if any changed

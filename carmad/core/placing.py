@@ -80,6 +80,7 @@ class Placer:
             self._models,
             self.last_placed,
             self._memory,
+            bool(self._fleet.reservations),
         )
 
     def blocked_by(self, job: Job, now: float) -> Reason | None:

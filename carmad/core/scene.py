@@ -12,6 +12,7 @@ from carmad.core.line import Held, Place, blockers
 from carmad.core.memo import Memo
 from carmad.core.messages import Drain
 from carmad.core.quota import Limit, Quotas
+from carmad.core.reservations import Reservation
 from carmad.core.share import Shares
 from carmad.core.types import Gpu, GpuId, Job, JobId, JobState, Usage
 from carmad.core.view import View
@@ -35,6 +36,7 @@ class Scene:
     shares: Shares = field(default_factory=lambda: Shares(Fairness()))
     limits: Mapping[str, Limit] = field(default_factory=dict)
     places: tuple[Place, ...] = ()  # of the jobs in `line`
+    reservations: tuple[Reservation, ...] = ()
     memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     @property

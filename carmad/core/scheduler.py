@@ -35,12 +35,14 @@ from carmad.core.messages import (
     Postponed,
     Reconfigured,
     RequeueRequested,
+    Reserved,
     Sampled,
     Step,
     Stepped,
     Stop,
     Submitted,
     Trained,
+    Unreserved,
     UpdateRequested,
     owed,
 )
@@ -48,6 +50,7 @@ from carmad.core.placing import Placer
 from carmad.core.ports import Policy, Predictor, Recovery
 from carmad.core.quota import Limit
 from carmad.core.recurrence import group
+from carmad.core.reservations import Reservation
 from carmad.core.scene import Scene
 from carmad.core.share import Account, Ranks, Shares, Standing
 from carmad.core.states import advance, stopping
@@ -102,6 +105,8 @@ class Scheduler:
         for event in events:
             self._take(event)
         now = events[-1].at
+        for id in self._fleet.over(now):
+            self._unreserve(id)
         self._actions += self._watch.expire(now)
         if self.shares.rerank(now):
             self._ledger.rerank()
@@ -119,6 +124,7 @@ class Scheduler:
             self._ledger.before(),
             tuple(self.shares.changed.values()),
             tuple(self._limited),
+            tuple(self._fleet.reservations.values()) if self._reserved else None,
         )
 
     def restore(
@@ -131,6 +137,7 @@ class Scheduler:
         accounts: Iterable[Account] = (),
         ranks: Ranks | None = None,
         limits: Iterable[Limit] = (),
+        reservations: Iterable[Reservation] = (),
     ) -> tuple[Action, ...]:
         """Restore the state from a store; returns actions that may not have been carried out.
 
@@ -145,6 +152,7 @@ class Scheduler:
         self.limits = {limit.subject: limit for limit in limits}
         self._take_up(ledger, last_placed or self._placer.last_placed)
         self._fleet.drains = {drain.gpu: drain for drain in drains}
+        self._fleet.reservations = {each.id: each for each in reservations}
         self._fleet.look_again()
         return tuple(action for job in self.jobs.values() if (action := owed(job)))
 
@@ -203,6 +211,7 @@ class Scheduler:
             self.shares.copy(),
             dict(self.limits),
             self._ledger.places(),
+            tuple(self._fleet.reservations.values()),
         )
 
     def check(self) -> None:
@@ -249,6 +258,10 @@ class Scheduler:
                 self._on_drain_requested(event)
             case LimitRequested():
                 self._on_limit_requested(event)
+            case Reserved():
+                self._reserved |= self._fleet.reserve(event.reservation)
+            case Unreserved():
+                self._unreserve(event.id)
             case Noticed():
                 self._ledger.note(event.job, event.note)
             case Stepped():
@@ -435,6 +448,9 @@ class Scheduler:
             self.limits[subject] = new
         self._limited.append(new)
 
+    def _unreserve(self, id: int) -> None:
+        self._reserved |= self._fleet.unreserve(id)
+
     # -- endings
 
     def _stop(self, job: Job, cause: Cause) -> None:
@@ -485,7 +501,7 @@ class Scheduler:
         self._placer.news()
         self._asked.forget()
         self._actions: list[Action] = []
-        self._drained = False
+        self._drained = self._reserved = False
         self._limited: list[Limit] = []
 
     def _standing(self, job: Job) -> Standing:

@@ -325,6 +325,16 @@ class Job:
             return self.spec.expected_s
         return self.prediction.seconds or None
 
+    def at_most_s(self, now: float) -> float:
+        """How much longer it runs at most: until its time limit, or as long as nine of ten earlier
+        runs of it, or as declared. Infinite: nobody knows, or it has outlived that already."""
+        done_s = self.attained_s(now)
+        predicted = self.prediction.at_most_s if self.prediction else None
+        longest_s = self.spec.expected_s if predicted is None else predicted
+        left_s = math.inf if longest_s is None or longest_s <= done_s else longest_s - done_s
+        limit_s = self.spec.time_limit_s
+        return left_s if limit_s is None else min(left_s, max(0.0, limit_s - done_s))
+
     @property
     def need(self) -> Estimate | None:
         """The estimate, at the present number of micro-batches."""

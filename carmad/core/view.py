@@ -55,6 +55,7 @@ class View:
     models: Mapping[str, Model]  # trained models, by name
     last_placed: GpuId | None = None  # the GPU used last (round-robin's position)
     memory: object = None  # the policy's last `Remember`; None after a restart
+    reserved: bool = False  # whether any GPU is
 
     @property
     def gpus(self) -> tuple[GpuView, ...]:
@@ -63,7 +64,8 @@ class View:
 
     def demand(self, job: Job, profiling: bool = False) -> Demand:
         """What determines which GPUs the job may use; with `profiling`, for a profiling run."""
-        return demand(job, self.settings, alone_for_now=profiling)
+        reserved_at = self.now if self.reserved else None
+        return demand(job, self.settings, profiling, reserved_at)
 
     def refusals(self, wanted: Demand, gpu: GpuView) -> tuple[Reason, ...]:
         """Every hard rule that keeps `wanted` off `gpu`."""
@@ -108,6 +110,7 @@ class View:
             self.models,
             last_placed=gpus[-1],
             memory=self.memory,
+            reserved=self.reserved,
         )
 
     def gpu(self, gpu: GpuId) -> GpuView:

@@ -13,6 +13,7 @@ from carmad.core.idleness import Idleness
 from carmad.core.knowledge import Knowledge, with_report
 from carmad.core.ledger import Ledger
 from carmad.core.messages import Action, Sampled, Signal, Stepped, Stop
+from carmad.core.reservations import Reservation
 from carmad.core.states import advance, stopping
 from carmad.core.types import Cause, GpuId, Job, JobState
 
@@ -135,8 +136,13 @@ class Watch:
     # -- time
 
     def expire(self, now: float) -> list[Action]:
-        """Time limits and their warnings, ends of profiling runs, and GPUs that are not used."""
+        """Time limits and their warnings, ends of profiling runs, GPUs that are not used, and jobs
+        that outstay the start of a reservation."""
         actions: list[Action] = []
+        for reservation in self._fleet.reservations.values():
+            start = reservation.next_start(now)
+            if start is not None and start <= now:
+                self._note_reserved(reservation)
         for job in tuple(self.ledger.watched.values()):
             if job.state is not JobState.STOPPING and job.started_at is not None:
                 self._note_untouched(job, now - job.started_at)
@@ -153,6 +159,17 @@ class Watch:
         if note:
             self.ledger.note(job.id, note)
         return [self._stop(self.ledger.jobs[job.id], Cause.TIME_LIMIT)] if over else []
+
+    def _note_reserved(self, reservation: Reservation) -> None:
+        for gpu in reservation.gpus:
+            for job in self.ledger.residents(gpu):
+                if job.spec.user not in reservation.users and gpu in self._fleet.gpus:
+                    where = f"GPU {self._fleet.gpus[gpu].index}"
+                    self.ledger.note(
+                        job.id,
+                        f"is still on {where}, which is now reserved ({reservation.whose});"
+                        " it is not stopped for that",
+                    )
 
     def _note_untouched(self, job: Job, elapsed: float) -> None:
         """TTFK timeout: the job gets a note, and its GPUs take other jobs again."""

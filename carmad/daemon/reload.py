@@ -23,7 +23,14 @@ EMULATED = "emulated"  # below the state directory
 # Settings that are read at each use. All others are used only at startup, especially by plugins,
 # and need a restart. Watch and Fleet keep those that they were made with.
 AT_ONCE = {
-    "limits": ("gpus_per_user", "queued_per_user", "queued_mib_per_user", "preemption", "backfill"),
+    "limits": (
+        "gpus_per_user",
+        "queued_per_user",
+        "queued_mib_per_user",
+        "preemption",
+        "backfill",
+        "reservation_notice_s",
+    ),
     "fairness": ("enabled", "half_life_days", "weights", "urgent_gpu_hours"),
     "collocation": ("max_jobs_per_gpu",),
     "recovery": ("retries",),

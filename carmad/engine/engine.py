@@ -214,6 +214,7 @@ class Engine:
             history=history,
             accounts=saved.accounts,
             limits=saved.limits,
+            reservations=saved.reservations,
         )
         for follower in self._followers:
             follower.restored()

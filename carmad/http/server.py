@@ -42,6 +42,7 @@ from carmad.http.routes import (
     gpus,
     jobs,
     models,
+    reservations,
     terminal,
 )
 from carmad.http.service import Service
@@ -77,7 +78,8 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.state.peers = peers = Peers(service.settings.access.admin_group)
-    for routes in (jobs, terminal, events, actions, estimates, gpus, models, fairness, about):
+    parts = jobs, terminal, events, actions, estimates, gpus, reservations, models, fairness, about
+    for routes in parts:
         app.include_router(routes.router)
     app.add_middleware(Bounded, peers=peers)
     app.add_exception_handler(CarmaError, _carma_error)

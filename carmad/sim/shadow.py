@@ -102,6 +102,7 @@ def _core(begin: journal.Begin, script: Script) -> Scheduler:
         begin.accounts,
         begin.ranks,
         begin.limits,
+        begin.reservations,
     )
     return core
 

@@ -13,6 +13,7 @@ from pydantic_core import to_json
 from carmad.core.decision import Decision
 from carmad.core.messages import Drain
 from carmad.core.quota import Limit
+from carmad.core.reservations import Reservation
 from carmad.core.share import Account
 from carmad.core.types import GpuSample, Job
 from carmad.models import Model
@@ -22,6 +23,7 @@ _DECISION = TypeAdapter(Decision)
 _DRAIN = TypeAdapter(Drain)
 _ACCOUNT = TypeAdapter(Account)
 _LIMIT = TypeAdapter(Limit)
+_RESERVATION = TypeAdapter(Reservation)
 _SAMPLE = TypeAdapter(GpuSample)
 _MODEL: TypeAdapter[Model] = TypeAdapter(Annotated[Model, Discriminator("kind")])
 _FORMER = (
@@ -77,6 +79,14 @@ def encode_limit(limit: Limit) -> str:
 
 def decode_limit(text: str) -> Limit:
     return _LIMIT.validate_json(text)
+
+
+def encode_reservation(reservation: Reservation) -> str:
+    return to_json(reservation).decode()
+
+
+def decode_reservation(text: str) -> Reservation:
+    return _RESERVATION.validate_json(text)
 
 
 def sample_of(row: dict[str, Any]) -> GpuSample:

@@ -31,6 +31,7 @@ from carmad.core.decision import Decision
 from carmad.core.history import BIN_S, BINS, Past, Submission
 from carmad.core.messages import Drain, Event, Failure, RequeueRequested, Sampled, Step, Submitted
 from carmad.core.quota import Limit
+from carmad.core.reservations import Reservation
 from carmad.core.scheduler import Scheduler
 from carmad.core.share import Account, Ranks
 from carmad.core.types import Gpu, GpuId, Job, JobId, JobSpec, JobState
@@ -74,6 +75,7 @@ class Begin:
     accounts: tuple[Account, ...] = ()
     ranks: Ranks = Ranks()  # noqa: RUF009 - it is frozen
     limits: tuple[Limit, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +230,7 @@ class Journal(Follower):
             tuple(scene.shares.accounts.values()),
             scene.shares.ranks,
             tuple(scene.limits.values()),
+            scene.reservations,
         )
 
     # -- in the other thread

@@ -35,7 +35,7 @@ from carmad.errors import CarmaError
 from carmad.store import codec, environments, externals, statistics
 from carmad.store.damage import Damage, as_text, expect_live, is_text, set_aside, stand_in
 from carmad.store.database import DatabaseErrors, explain
-from carmad.store.rows import Row, job_of, transition_of
+from carmad.store.rows import Row, job_of, reservation_of, transition_of
 from carmad.store.tables import (
     ACCOUNTS,
     DECISIONS,
@@ -43,6 +43,7 @@ from carmad.store.tables import (
     JOBS,
     LIMITS,
     NOTICES,
+    RESERVATIONS,
     SAMPLES,
     TRANSITIONS,
 )
@@ -109,6 +110,7 @@ class Reader:
             accounts = connection.execute(select(ACCOUNTS).order_by(ACCOUNTS.c.user)).all()
             last = select(func.max(LIMITS.c.id)).group_by(LIMITS.c.subject)
             limits = connection.execute(_LIMIT_ROWS.where(LIMITS.c.id.in_(last))).all()
+            kept = connection.execute(select(RESERVATIONS).order_by(RESERVATIONS.c.id)).all()
             last_id = connection.scalar(_LAST_ID, {"below": MAX_ID}) or 0
         return Restored(
             jobs=tuple(map(self._live, jobs)),
@@ -117,6 +119,9 @@ class Reader:
             next_id=JobId(last_id + 1),
             accounts=tuple(self._accounts(accounts)),
             limits=tuple(limit for limit in self._limits(limits) if not limit.empty),
+            reservations=tuple(
+                self._readable(kept, reservation_of, lambda row: f"reservation {row.id}")
+            ),
         )
 
     def past(self, now: float) -> Remembered:

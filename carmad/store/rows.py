@@ -8,6 +8,7 @@ from typing import Any
 from carmad.core.decision import Decision
 from carmad.core.happenings import happenings, told, words
 from carmad.core.messages import Step
+from carmad.core.reservations import Reservation
 from carmad.core.types import Job, JobId, JobState
 from carmad.store import codec
 from carmad.store.damage import expect
@@ -23,6 +24,14 @@ def job_of(row: Any) -> Job:
 def transition_of(row: Any) -> Transition:
     before = None if row.before is None else JobState(row.before)
     return Transition(row.at, JobId(row.job), before, JobState(row.after), row.attempt)
+
+
+def reservation_of(row: Any) -> Reservation:
+    return codec.decode_reservation(row.body)
+
+
+def reservation_row(reservation: Reservation) -> Row:
+    return {"id": reservation.id, "body": codec.encode_reservation(reservation)}
 
 
 def job_row(job: Job) -> Row:

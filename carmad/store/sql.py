@@ -24,7 +24,7 @@ from carmad.errors import CarmaError
 from carmad.store import backups, codec, environments, externals, migrate, retention
 from carmad.store.database import StoreFull, connect, damaged, expect, expect_backed_up
 from carmad.store.reading import GIVEN_IDS, LIVE_JOBS, MAX_ID, STATES, Reader
-from carmad.store.rows import decision_row, job_row, moves, notice_rows
+from carmad.store.rows import decision_row, job_row, moves, notice_rows, reservation_row
 from carmad.store.tables import (
     ACCOUNTS,
     CLOCK,
@@ -33,6 +33,7 @@ from carmad.store.tables import (
     JOBS,
     LIMITS,
     NOTICES,
+    RESERVATIONS,
     SAMPLES,
     TRANSITIONS,
 )
@@ -63,6 +64,8 @@ _DELETE_DRAINS = delete(DRAINS)
 _INSERT_DRAIN = insert(DRAINS)
 _REPLACE_ACCOUNT = insert(ACCOUNTS).prefix_with("OR REPLACE")
 _INSERT_LIMIT = insert(LIMITS)
+_DELETE_RESERVATIONS = delete(RESERVATIONS)
+_INSERT_RESERVATION = insert(RESERVATIONS)
 _REPLACE_SAMPLE = insert(SAMPLES).prefix_with("OR REPLACE")
 _SAMPLE_FIELDS = tuple(column.name for column in SAMPLES.c)
 
@@ -104,7 +107,7 @@ class SqlStore(Reader):
     def commit(self, step: Step) -> None:
         """Write `step` in one transaction; without one if there is nothing to write."""
         changed = step.jobs or step.decisions or step.accounts or step.limits
-        if not changed and step.drains is None:
+        if not changed and step.drains is None and step.reservations is None:
             return
         last = {job.id: job for job in step.jobs}
         job_rows = [job_row(job) for job in last.values()]
@@ -132,6 +135,11 @@ class SqlStore(Reader):
                 connection.execute(_DELETE_DRAINS)
                 if step.drains:
                     connection.execute(_INSERT_DRAIN, [asdict(drain) for drain in step.drains])
+            if step.reservations is not None:
+                connection.execute(_DELETE_RESERVATIONS)
+                if step.reservations:
+                    rows = list(map(reservation_row, step.reservations))
+                    connection.execute(_INSERT_RESERVATION, rows)
 
     def forget_notices(self, ids: Iterable[int]) -> None:
         """Their owners have been told, or cannot be."""

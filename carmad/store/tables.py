@@ -143,6 +143,13 @@ NOTICES = Table(
     Index(None, "job"),
 )
 
+RESERVATIONS = Table(
+    "reservations",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("body", Text, nullable=False),
+)
+
 # One row: the clock that the times in the other tables refer to.
 CLOCK = Table(
     "clock",

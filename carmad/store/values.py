@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from carmad.core.history import Past, Submission
 from carmad.core.messages import Drain
 from carmad.core.quota import Limit
+from carmad.core.reservations import Reservation
 from carmad.core.share import Account
 from carmad.core.types import GpuId, Job, JobId, JobState
 
@@ -21,6 +22,7 @@ class Restored:
     next_id: JobId
     accounts: tuple[Account, ...] = ()
     limits: tuple[Limit, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,18 @@ HELP: dict[str, tuple[Reason, str]] = {
         "It starts by itself once the driver works; `carma doctor` and `nvidia-smi` say more.",
     ),
     "drained": (Reason("drained", detail="fan swap"), "`carma resume GPU` (administrators)."),
+    "reservation": (
+        Reason("reservation", 1_793_000_000, detail="ada"),
+        "Wait until then, or use other GPUs; `carma reserve` lists all reservations.",
+    ),
+    "reservation_ahead": (
+        Reason("reservation_ahead", 1_793_000_000, 21_600, "s", "ada"),
+        "Give a shorter `--time`, if that is enough, or wait until the reservation is over.",
+    ),
+    "reservation_notice": (
+        Reason("reservation_notice", 1_793_000_000, 86_400, "s", "ada"),
+        "Give a time limit that ends before (`--time`); see `limits.reservation_notice_s`.",
+    ),
     "stale": (
         Reason("stale", 5, 12, "s"),
         "See `carma doctor`: the driver may hang.",

@@ -72,6 +72,7 @@ def page() -> str:
         "| `settling` | a job on it started too recently to judge the load |",
         "| `stale` | its last reading is older than `monitor.stale_s` |",
         "| `drained` | an administrator, or carmad after an Xid, keeps new jobs off it |",
+        "| `reserved` | only jobs of the users that it is reserved for start there |",
         "| `faulty` | the driver reports a fault |",
     ]
     return "\n".join(out)

@@ -27,7 +27,8 @@ def recurring(job: Job, history: History) -> Prediction | None:
         return None
     runs = len(history.by_group.of(job.group))
     of = "one earlier run" if runs == 1 else f"the median of {runs} earlier runs"
-    return Prediction(median, "history", notes=(f"{of} of this job",))
+    at_most_s = history.by_group.at_most(job.group)
+    return Prediction(median, "history", notes=(f"{of} of this job",), at_most_s=at_most_s)
 
 
 def unheard_of(job: Job, history: History) -> Prediction | None:

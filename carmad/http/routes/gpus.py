@@ -62,7 +62,7 @@ async def _drain(call: Call, ref: str, reason: str | None) -> Response:
     call.require_admin("drain and resume GPUs")
     now, by = call.service.now(), call.peer.user
     known = await call.service.ask(lambda core: tuple(core.gpus.values()))
-    chosen = [gpu for gpu in known if _named(gpu, ref)]
+    chosen = [gpu for gpu in known if named(gpu, ref)]
     if not chosen:
         raise NotFound(f"there is no GPU {ref!r:.80}", "See `carma gpus`.")
     await call.service.request(*(DrainRequested(now, gpu.id, reason, by) for gpu in chosen))
@@ -75,7 +75,7 @@ async def _drain(call: Call, ref: str, reason: str | None) -> Response:
     return answer(out)
 
 
-def _named(gpu: Gpu, ref: str) -> bool:
+def named(gpu: Gpu, ref: str) -> bool:
     return ref == "all" or ref in (str(gpu.index), gpu.id)
 
 

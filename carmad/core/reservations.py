@@ -1,0 +1,91 @@
+"""Reservations: GPUs kept for some users for a time, or for nobody, which is maintenance.
+
+The GPUs are chosen when the reservation is made. So the rule for a job is about one GPU at a time,
+and `carma gpus` can say today what happens on Monday; a number of GPUs, bound as late as possible,
+could do neither.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from carmad.core.types import GpuId, Job
+
+if TYPE_CHECKING:
+    from carmad.core.gpuview import GpuView
+
+MOST = 100  # at a time
+TIMES = 52  # that a weekly one recurs
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """`starts` has each of its times, in order: of a weekly one, so that the core needs no time
+    zone, although its hour on the wall stays the same."""
+
+    id: int
+    gpus: tuple[GpuId, ...]
+    users: tuple[str, ...]  # whose jobs may start there; none: it is maintenance
+    starts: tuple[float, ...]
+    lasts_s: float
+    by: str
+
+    @property
+    def whose(self) -> str:
+        return ", ".join(self.users) or "maintenance"
+
+    def next_start(self, now: float) -> float | None:
+        """Of the present time or the next one; None: it is over."""
+        at = bisect_right(self.starts, now - self.lasts_s)
+        return self.starts[at] if at < len(self.starts) else None
+
+    def meets(self, other: Reservation) -> bool:
+        """Whether both have a GPU at the same time."""
+        return not set(self.gpus).isdisjoint(other.gpus) and any(
+            mine < its + other.lasts_s and its < mine + self.lasts_s
+            for mine in self.starts
+            for its in other.starts
+        )
+
+
+class Slot(NamedTuple):
+    """The present or next time of a reservation, in the view of a GPU."""
+
+    of: Reservation
+    starts_at: float
+    ends_at: float
+    in_s: float  # until it starts; 0: it has
+
+
+def slots(reservations: Iterable[Reservation], gpu: GpuId, now: float) -> tuple[Slot, ...]:
+    """Those of one GPU, the earliest first."""
+    starts = ((each, each.next_start(now)) for each in reservations if gpu in each.gpus)
+    found = [
+        Slot(each, at, at + each.lasts_s, max(0.0, at - now))
+        for each, at in starts
+        if at is not None
+    ]
+    return tuple(sorted(found, key=lambda slot: slot.starts_at))
+
+
+def in_the_way(job: Job, slot: Slot, now: float) -> bool:
+    """Whether a running job may still be there when this begins, or is now."""
+    return job.spec.user not in slot.of.users and job.at_most_s(now) > slot.in_s
+
+
+def suited(gpus: Iterable[GpuView], wish: Reservation, now: float) -> list[GpuId]:
+    """All of them, the best for a reservation first: usable ones, then those that are free by its
+    start, then the last in order, as policies take the first."""
+    in_s = wish.starts[0] - now
+
+    def rank(gpu: GpuView) -> tuple[bool, bool, int]:
+        broken = gpu.drained is not None or bool(gpu.sample and gpu.sample.fault)
+        others = [job for job in gpu.residents if job.spec.user not in wish.users]
+        latest_s = max((job.at_most_s(now) for job in others), default=-inf)
+        return broken, latest_s > in_s, -gpu.gpu.index
+
+    return [gpu.id for gpu in sorted(gpus, key=rank)]
