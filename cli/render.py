@@ -260,6 +260,8 @@ def why(answer: WhyOut) -> list[Block]:
         behind = answer["behind"]
         after = f", behind job {behind['label']}" if behind else ""
         parts.append(f"place in line: {answer['position']}{after}")
+    if start := answer.get("start"):
+        parts.append(f"expected start: {clean(start['text'])}")
     parts += [f"  · {clean(fact)}" for fact in answer["facts"]]
     if tail := answer["tail"]:
         parts += ["its last lines:", *(f"  {clean(line)}" for line in tail)]

@@ -355,6 +355,21 @@ ANSWERS: dict[tuple[str, str], Any] = {
         ],
     },
     ("POST", "/v1/reservations/1/cancel"): {"schema": 1, "reservations": []},
+    ("GET", "/v1/starts"): {
+        "schema": 1,
+        "starts": [
+            {
+                "id": 43,
+                "label": "43",
+                "user": "eve",
+                "expected_at": NOW,
+                "latest_at": None,
+                "text": "at noon",
+            }
+        ],
+        "more": 0,
+    },
+    ("GET", "/v1/history"): {"schema": 1, "jobs": [ended(), ended(code=None, signal=9)]},
     ("GET", "/v1/stats"): {
         "schema": 1,
         "since": None,

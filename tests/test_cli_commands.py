@@ -33,6 +33,7 @@ VERBS: list[tuple[str, tuple[str, str], str]] = [
     ("status", ("GET", "/v1/status"), "policy magm"),
     ("queue", ("GET", "/v1/jobs"), "JOBID"),
     ("ps", ("GET", "/v1/jobs"), "JOBID"),
+    ("queue --start", ("GET", "/v1/starts"), "job 43 of eve: at noon"),
     ("show 42", ("GET", "/v1/jobs/42"), "python train.py --name 'two words'"),
     ("why 43", ("GET", "/v1/jobs/43/why"), "what would help"),
     ("explain 43", ("GET", "/v1/jobs/43/why"), "what would help"),

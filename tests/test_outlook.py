@@ -7,12 +7,15 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from carmad.api.outlook import outlook_out
+from carmad.api.outlook import outlook_out, start_out
 from carmad.api.times import iso
 from carmad.config import Limits, Settings
 from carmad.core.line import Held
-from carmad.core.outlook import Outlook, outlook
+from carmad.core.outlook import FORESEEN, Outlook, expected, outlook
+from carmad.core.reservations import Reservation, slots
 from carmad.core.scene import Scene
 from carmad.core.types import After, ArrayTask, Job, JobId, JobState, Prediction
 from carmad.testing import a_gpu_view, a_job, a_spec, a_view
@@ -199,3 +202,82 @@ def test_who_waits_for_more_than_gpus_is_told_no_start(held: Held) -> None:
 )
 def test_what_its_owner_is_told(job: Job, residents: tuple[Job, ...], text: str | None) -> None:
     assert told(job, *residents) == text
+
+
+# -- an expected start, with its error
+
+
+def foreseen(line: list[Job], *residents: Job) -> list[str]:
+    """What each of these is told, on a server with one GPU."""
+    gpu = a_gpu_view(0, residents=residents)
+    view = a_view([gpu], line, now=NOW)
+    live = {job.id: job for job in (*line, *residents)}
+    scene = Scene(view, {}, live, {}, tuple(line))
+    said = [start_out(job, scene) for job in line]
+    return [each["text"].replace("1970-01-01 00:", "") for each in said if each]
+
+
+def test_a_start_is_expected_when_those_before_have_run_as_long_as_predicted() -> None:
+    predicted = replace(running(1), prediction=Prediction(100.0, "history", at_most_s=280.0))
+    limited = a_job(5, spec=a_spec(expected_s=60.0, time_limit_s=3000.0))
+    line = [limited, waiting(6), waiting(7)]
+    assert foreseen(line, predicted) == [
+        "17 UTC; at the latest 20 UTC",  # 1060 s, 1240 s
+        "18 UTC; at the latest 21 UTC",
+        "20 UTC; at the latest 23 UTC",
+    ]
+
+
+def test_a_start_that_nobody_can_tell_is_not_told() -> None:
+    endless = running(1, None)
+    assert foreseen([waiting(5), waiting(6)], endless) == ["unknown: job 1 has no known end"] * 2
+    line = [waiting(5, None), waiting(6), a_job(7, held=True), waiting(8, gpus=2)]
+    assert foreseen(line) == [
+        "as soon as a GPU suits it",
+        "unknown: job 5 has no known end",
+        "unknown: it is held",
+        "unknown: fewer than 2 GPUs take jobs",
+    ]
+    outlived = running(1, 30.0, ran_s=40.0)
+    assert foreseen([waiting(5)], outlived) == ["unknown: job 1 has no known end"]
+    only_likely = replace(running(1, None), prediction=Prediction(100.0, "forest"))
+    (said,) = foreseen([waiting(5)], only_likely)
+    assert said == "17 UTC; at the latest: unknown, job 1 has no known end"
+
+
+def test_who_has_used_up_a_quota_is_told_so() -> None:
+    mine = running(1)
+    view = a_view([a_gpu_view(0, residents=(mine,))], (), now=NOW)
+    view = replace(view, settings=Settings(limits=Limits(gpus_per_user=1)))
+    job = waiting(5)
+    scene = Scene(view, {}, {1: mine, 5: job}, {}, (job,), held=Held(Counter(ada=1)))
+    found = start_out(job, scene)
+    assert found and found["text"] == "unknown: ada holds 1 GPUs of 1 allowed"
+    assert start_out(mine, scene) is None
+
+
+def test_a_reserved_gpu_is_free_when_that_is_over() -> None:
+    kept = Reservation(1, (a_gpu_view(0).id,), ("eve",), (NOW - 10.0,), 310.0, "root")
+    gpu = a_gpu_view(0, reserved=slots((kept,), a_gpu_view(0).id, NOW))
+    (found,) = expected([waiting(5)], [gpu], NOW).values()
+    assert found.likely.at == found.latest.at == NOW + 300
+
+
+def test_what_a_forecast_costs_is_bounded() -> None:
+    line = [waiting(id) for id in range(1, FORESEEN + 2)]
+    assert len(expected(line, [a_gpu_view(0)], NOW)) == FORESEEN
+
+
+@given(
+    st.integers(1, 4),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 90), st.integers(0, 90)), max_size=8),
+)
+def test_the_latest_start_is_not_before_the_likely_one(
+    gpus: int, jobs: list[tuple[int, int, int]]
+) -> None:
+    line = [
+        a_job(id, spec=a_spec(gpus=n, time_limit_s=float(s + more), expected_s=float(s)))
+        for id, (n, s, more) in enumerate(jobs, 1)
+    ]
+    found = expected(line, [a_gpu_view(n) for n in range(gpus)], NOW)
+    assert all(NOW <= each.likely.at <= each.latest.at for each in found.values())

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 from math import inf, isfinite
 
-from carmad.api.responses.jobs import OutlookOut
+from carmad.api.phrases import phrase
+from carmad.api.render import label
+from carmad.api.responses.jobs import OutlookOut, StartOut
 from carmad.api.times import iso
-from carmad.core.outlook import Outlook, outlook
+from carmad.core.outlook import FORESEEN, NOBODY, Expected, Outlook, Start, expected, outlook
 from carmad.core.scene import Scene
-from carmad.core.types import Job
+from carmad.core.types import Job, JobState
 from carmad.readable import duration
+from carmad.words import clock
 
 SOON_S = 1.0
-LEFT_OUT = frozenset(
-    {"quota", "gpu_hours", "array_limit"}
-)  # who waits for these does not for GPUs alone
+# Who waits for these does not for GPUs alone.
+LEFT_OUT = frozenset({"quota", "gpu_hours", "array_limit"})
+PREVENTED = LEFT_OUT | {"held", "gpus_unread"}  # not by time alone
 
 
 def outlook_out(job: Job, scene: Scene) -> OutlookOut | None:
@@ -57,3 +60,52 @@ def _text(job: Job, found: Outlook, deadline_at: float, scene: Scene) -> str:
 def _start(found: Outlook, now: float) -> str:
     left_s = found.starts_at - now
     return "could start now" if left_s < SOON_S else f"would start in about {duration(left_s)}"
+
+
+def start_out(job: Job, scene: Scene) -> StartOut | None:
+    """When a waiting job is expected to start; None for any other."""
+    if job.state is not JobState.QUEUED:
+        return None
+    foreseen = scene.memo.recall("starts", expected, scene.line, scene.view.gpus, scene.now)
+    found = foreseen.get(job.id)
+    blocked_by = scene.blocked_by(job)
+    if blocked_by and blocked_by.code in PREVENTED:
+        return _unknown(job, phrase(blocked_by))
+    if found is None:
+        return _unknown(job, f"more than {FORESEEN} jobs are before it")
+    if found.likely.at == inf:
+        return _unknown(job, _endless(found.likely, job, scene))
+    return {
+        "id": job.id,
+        "label": label(job),
+        "user": job.spec.user,
+        "expected_at": iso(found.likely.at),
+        "latest_at": iso(found.latest.at) if isfinite(found.latest.at) else None,
+        "text": _when(found, job, scene),
+    }
+
+
+def _unknown(job: Job, why: str) -> StartOut:
+    return {
+        "id": job.id,
+        "label": label(job),
+        "user": job.spec.user,
+        "expected_at": None,
+        "latest_at": None,
+        "text": f"unknown: {why}",
+    }
+
+
+def _endless(start: Start, job: Job, scene: Scene) -> str:
+    if start.after == NOBODY:
+        return f"fewer than {job.spec.gpus} GPUs take jobs"
+    other = scene.live.get(start.after)
+    return f"job {label(other) if other else start.after} has no known end"
+
+
+def _when(found: Expected, job: Job, scene: Scene) -> str:
+    likely, latest = found.likely.at, found.latest.at
+    first = "as soon as a GPU suits it" if likely - scene.now < SOON_S else clock(likely)
+    if latest == inf:
+        return f"{first}; at the latest: unknown, {_endless(found.latest, job, scene)}"
+    return first if latest - likely < SOON_S else f"{first}; at the latest {clock(latest)}"

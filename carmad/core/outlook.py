@@ -1,19 +1,22 @@
-"""Predicts for its owner when a job would start and end without sharing; policies do not use it.
+"""Foresees when jobs would start and end without sharing, for their owners; policies do not use it.
 
 List scheduling: waiting jobs take, in queue order, the GPUs that are free first, and running jobs
 release theirs when they are expected to end. A policy may do better by sharing, or worse for this
-job by another order. Quotas, array limits and the small memory of MIG instances are ignored.
+job by another order. GPUs that are reserved now are free when that is over. Quotas, array limits,
+later reservations and the small memory of MIG instances are ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from math import inf
 
 from carmad.core.gpuview import GpuView
 from carmad.core.types import Job, JobId
+
+FORESEEN = 1000  # jobs of the line
+NOBODY = JobId(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,44 +27,88 @@ class Outlook:
     ends_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """When a waiting job would start: infinite if unknown. `after`: whose end it waits for last;
+    `NOBODY`: no job's, or too few GPUs take jobs."""
+
+    at: float
+    after: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """`likely`: if all take as long as predicted, or their limits; `latest`: if all take as long as
+    they may."""
+
+    likely: Start
+    latest: Start
+
+
 def outlook(job: Job, line: Iterable[Job], gpus: Iterable[GpuView], now: float) -> Outlook:
     """`line` has the waiting jobs in order; a job that is not in it comes last."""
     if job.holds_gpus:
         return Outlook(job.started_at or now, now + _left_s(job, now))
-    waiting, there = tuple(line), tuple(gpus)
-    ends_at = dict.fromkeys((each.id for each in waiting), inf)
-    ends_at |= {each.id: now + _at_most_s(each, now) for gpu in there for each in gpu.residents}
-    free_at = sorted(
-        max((ends_at[each.id] for each in gpu.residents), default=now)
-        for gpu in there
-        if _takes_jobs(gpu)
-    )
-    for before in takewhile(lambda each: each.id != job.id, waiting):
-        ready_at, at = _ready_at(before, ends_at), _free_at(before, free_at)
-        ends_at[before.id] = max(ready_at, at) + _at_most_s(before, now)
-        if ready_at <= at and ready_at < inf:  # otherwise the jobs behind it go first
-            _occupy(free_at, before.spec.gpus, ends_at[before.id])
-    starts_at = max(_ready_at(job, ends_at), _free_at(job, free_at))
+    waiting = tuple(line)
+    if all(each.id != job.id for each in waiting):
+        waiting = (*waiting, job)
+    starts_at = _starts(waiting, gpus, now, _at_most_s, until=job.id)[job.id].at
     return Outlook(starts_at, starts_at + _left_s(job, now))
 
 
-def _ready_at(job: Job, ends_at: Mapping[JobId, float]) -> float:
-    """When it waits for nothing but GPUs. A dependency that neither waits nor runs has ended; the
-    end of one that is behind it in line is unknown."""
+def expected(line: Iterable[Job], gpus: Iterable[GpuView], now: float) -> dict[JobId, Expected]:
+    """Of the first `FORESEEN` waiting jobs."""
+    waiting, there = tuple(line)[:FORESEEN], tuple(gpus)
+    likely = _starts(waiting, there, now, _likely_s)
+    latest = _starts(waiting, there, now, Job.at_most_s)
+    return {
+        id: Expected(one, max(one, latest[id], key=lambda start: start.at))
+        for id, one in likely.items()
+    }
+
+
+def _starts(
+    waiting: tuple[Job, ...],
+    gpus: Iterable[GpuView],
+    now: float,
+    left_s: Callable[[Job, float], float],
+    until: JobId | None = None,
+) -> dict[JobId, Start]:
+    """Of these jobs in order, up to and with `until`."""
+    there = tuple(gpus)
+    ends_at = dict.fromkeys((each.id for each in waiting), inf)
+    ends_at |= {each.id: now + left_s(each, now) for gpu in there for each in gpu.residents}
+    free = sorted(_free(gpu, ends_at, now) for gpu in there if _takes_jobs(gpu))
+    found: dict[JobId, Start] = {}
+    for job in waiting:
+        needed = job.spec.gpus
+        ready_at, last = _ready(job, ends_at)
+        at, after = free[needed - 1] if needed <= len(free) else (inf, NOBODY)
+        starts_at = max(ready_at, at)
+        found[job.id] = Start(starts_at, after if at >= ready_at else last)
+        if job.id == until:
+            break
+        ends_at[job.id] = starts_at + left_s(job, now)
+        if ready_at <= at and ready_at < inf:  # otherwise the jobs behind it go first
+            its_end = starts_at + left_s(job, now)
+            free[:needed] = [(its_end, after if at == inf else job.id)] * len(free[:needed])
+            free.sort()
+    return found
+
+
+def _free(gpu: GpuView, ends_at: Mapping[JobId, float], now: float) -> tuple[float, JobId]:
+    """When it is free, and whose end that is."""
+    over_at = max((slot.ends_at for slot in gpu.reserved if not slot.in_s), default=now)
+    return max([(over_at, NOBODY), *((ends_at[each.id], each.id) for each in gpu.residents)])
+
+
+def _ready(job: Job, ends_at: Mapping[JobId, float]) -> tuple[float, JobId]:
+    """When it waits for nothing but GPUs, and whose end that is. A dependency that neither waits
+    nor runs has ended; the end of one that is behind it in line is unknown."""
     if job.held:
-        return inf
-    waits_for = (ends_at.get(after.job, 0.0) for after in job.spec.after)
-    return max(job.spec.begin_at or 0.0, *waits_for, 0.0)
-
-
-def _free_at(job: Job, free_at: list[float]) -> float:
-    return free_at[job.spec.gpus - 1] if job.spec.gpus <= len(free_at) else inf
-
-
-def _occupy(free_at: list[float], gpus: int, until: float) -> None:
-    """Occupy the GPUs that become free first."""
-    free_at[:gpus] = [until] * len(free_at[:gpus])
-    free_at.sort()
+        return inf, NOBODY
+    waits_for = ((ends_at.get(after.job, 0.0), after.job) for after in job.spec.after)
+    return max((job.spec.begin_at or 0.0, NOBODY), *waits_for, (0.0, NOBODY))
 
 
 def _takes_jobs(gpu: GpuView) -> bool:
@@ -78,3 +125,9 @@ def _at_most_s(job: Job, now: float) -> float:
     limit_s = job.spec.time_limit_s
     left_s = _left_s(job, now)
     return left_s if limit_s is None else min(left_s, max(0.0, limit_s - job.attained_s(now)))
+
+
+def _likely_s(job: Job, now: float) -> float:
+    """The same, but one that has run for longer than predicted is not about to end for that."""
+    left_s, at_most_s = _left_s(job, now), job.at_most_s(now)
+    return min(left_s, at_most_s) if left_s else at_most_s

@@ -47,11 +47,19 @@ def queue_options(parser: Parser) -> None:
         metavar="SECONDS",
         help=f"keep it up to date, by default every {WATCH_S:g} seconds; q quits",
     )
+    add(
+        "--start",
+        action="store_true",
+        help="when waiting jobs are expected to start, and when at the latest; with -u",
+    )
     add_json(parser)
 
 
 def queue(options: Namespace) -> int:
     """List running and waiting jobs. Tasks that wait for the same reason share a row."""
+    if options.start:
+        _starts(user_of(options.user, options.me), options.json)
+        return 0
     shown = _fields(options.format) if options.format else QUEUE_LONG if options.long else ()
     if options.sort:
         _fields(options.sort.removeprefix("-"))
@@ -99,6 +107,19 @@ def _listed(options: Namespace) -> Any:
     if options.sort:
         answer["jobs"] = sorted_by(answer["jobs"], options.sort)
     return answer
+
+
+def _starts(user: str | None, json: bool) -> None:
+    answer = client.get("/v1/starts", user=user)
+    if json:
+        output.print_json(answer)
+        return
+    for job in answer["starts"]:
+        print(f"job {job['label']} of {job['user']}: {job['text']}")
+    if not answer["starts"]:
+        print("no job waits for GPUs")
+    if more := answer["more"]:
+        output.note(f"and {more} more: select a user with -u")
 
 
 def _fields(text: str) -> tuple[str, ...]:

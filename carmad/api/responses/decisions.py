@@ -6,7 +6,7 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
-from carmad.api.responses.jobs import JobOut, OutlookOut
+from carmad.api.responses.jobs import JobOut, OutlookOut, StartOut
 
 
 class JobRefOut(TypedDict):
@@ -67,6 +67,7 @@ class WhyOut(TypedDict):
     reasons: list[ReasonOut]
     grounds: list[ReasonOut]  # what spoke for the chosen GPUs
     remedies: list[str]
+    start: NotRequired[StartOut | None]  # of a job that waits
     chosen: list[str]
     past: list[DecisionOut]
 

@@ -216,6 +216,24 @@ class JobOut(OptionsOut):
     unused: NotRequired[str]  # why a report of its steps has no effect; "": it has one
 
 
+class StartOut(TypedDict):
+    """When a waiting job is expected to start if it shares no GPU. None: unknown; `text` says
+    why."""
+
+    id: int
+    label: str
+    user: str
+    expected_at: str | None
+    latest_at: str | None
+    text: str
+
+
+class StartsOut(TypedDict):
+    schema: int
+    starts: list[StartOut]  # in line
+    more: int  # jobs that wait behind those
+
+
 class JobsOut(TypedDict):
     schema: int
     jobs: list[JobOut]

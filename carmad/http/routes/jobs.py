@@ -11,17 +11,18 @@ from starlette.responses import Response
 
 from carmad.api.decisions import reason_out, verdicts_out
 from carmad.api.folding import folded
-from carmad.api.outlook import outlook_out
+from carmad.api.outlook import outlook_out, start_out
 from carmad.api.render import CODES, attempts_out
 from carmad.api.requests import MetricsIn, StepIn, SubmitIn
 from carmad.api.responses import SCHEMA
 from carmad.api.responses.decisions import DryRunOut, WhyOut
-from carmad.api.responses.jobs import JobOut, JobsOut, SubmittedOut
+from carmad.api.responses.jobs import JobOut, JobsOut, StartsOut, SubmittedOut
 from carmad.api.select import parse_selection
 from carmad.api.times import parse_time, stamp
 from carmad.api.why import why_out
 from carmad.core.company import untold
 from carmad.core.messages import Measured, Stepped
+from carmad.core.outlook import FORESEEN
 from carmad.core.scene import Scene
 from carmad.core.types import ENDED, Job, JobId, JobState, StageTimes
 from carmad.engine.threads import run_in_threadpool
@@ -233,6 +234,23 @@ def _explained(call: Call, job: Job, scene: Scene) -> Response:
     past = call.service.store.decisions(job.id, PAST_DECISIONS)
     out = why_out(job, scene, past, call.renderer(scene))
     out["job"]["outlook"] = outlook_out(job, scene)
+    out["start"] = start_out(job, scene)
+    return answer(out)
+
+
+@router.get("/starts", responses={200: {"model": StartsOut}})
+async def starts(
+    call: Asked, user: Annotated[str | None, Query(max_length=256)] = None
+) -> Response:
+    """When waiting jobs are expected to start, in order of the line."""
+    scene = await call.service.scene()
+    return await call.service.listed(lambda: _foreseen(scene, user))
+
+
+def _foreseen(scene: Scene, user: str | None) -> Response:
+    line = [job for job in scene.line if user in (None, job.spec.user)]
+    shown = [start for job in line[:FORESEEN] if (start := start_out(job, scene))]
+    out: StartsOut = {"schema": SCHEMA, "starts": shown, "more": len(line) - len(shown)}
     return answer(out)
 
 
