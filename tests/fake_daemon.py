@@ -369,7 +369,6 @@ ANSWERS: dict[tuple[str, str], Any] = {
         ],
         "more": 0,
     },
-    ("GET", "/v1/history"): {"schema": 1, "jobs": [ended(), ended(code=None, signal=9)]},
     ("GET", "/v1/stats"): {
         "schema": 1,
         "since": None,
