@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from carmad.config import Limits, Monitor, Settings
 from carmad.core.messages import Event, Step
@@ -17,12 +19,15 @@ PLENTY = 1 << 30
 class Recorded(Busy):
     """A server whose every step is in a journal."""
 
-    def __init__(self, directory: Path, cap_bytes: int = PLENTY, policy: str = "magm") -> None:
+    def __init__(
+        self, directory: Path, cap_bytes: int = PLENTY, policy: str = "magm", **changes: Any
+    ) -> None:
         settings = Settings(
             policy=policy,
             monitor=Monitor(window_s=5, stale_s=3),
             limits=Limits(backfill=2),
         )
+        settings = replace(settings, **changes)
         make = getattr(builtin, policy)
         self._where = directory, cap_bytes
         self.decided: list[int] = []  # for each step, how many decisions it recorded

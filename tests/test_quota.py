@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from carmad.config import Limits, Settings
+from carmad.config import Fairness, Limits, Settings
 from carmad.core.decision import Reason
 from carmad.core.messages import LimitRequested, Submitted
 from carmad.core.quota import DEFAULT, Limit, Quotas, limit_of
 from carmad.core.share import DAY_S, Account, Shares
 from carmad.core.types import JobId, JobState
+from carmad.sim.shadow import reproduce
+from carmad.store import journal
 from carmad.store.sql import SqlStore
 from carmad.testing import FakeServer, a_spec
+from tests.recorded import PLENTY, Recorded
 
 ALONE = Settings(policy="exclusive")
 HOUR_S = 3600.0
@@ -129,3 +132,26 @@ def test_a_long_line_is_checked_once_per_user_and_size(jobs: int) -> None:
     found = quotas(Limit("ada", gpus=0))
     reasons = {id(found.refusal("ada", 1)) for _ in range(jobs)}
     assert len(reasons) == 1
+
+
+def test_every_segment_of_a_journal_has_shares_and_limits_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever a segment begins, the same decisions follow."""
+    monkeypatch.setattr(journal, "SEGMENTS", PLENTY)  # each flush fills one
+    fairness = Fairness(urgent_gpu_hours=0.01)
+    server = Recorded(tmp_path, limits=Limits(), fairness=fairness, predictor="declared")
+    users = ("ada", "bob", "carl")
+    for second in server.busy_day(200):
+        user = users[second % 3]
+        server.submit(user=user, urgent=second % 7 == 0, time_limit_s=30.0 if second % 2 else None)
+        if second % 40 == 20:
+            limit(server, user, gpus=second // 40)
+        if second % 25 == 24:
+            server.journal.flush()
+    server.journal.flush()
+    assert server.scheduler.shares.ranks.spent
+    assert len({server.scheduler.shares.rank(user) for user in users}) == 3
+    found = [reproduce(path) for path in journal.segments(tmp_path)]
+    assert len(found) >= 8
+    assert [each.first for each in found] == [None] * len(found)

@@ -53,8 +53,11 @@ MORE = {
     "limits.queued_per_user": "jobs that one user may have in the queue",
     "limits.queued_mib_per_user": "MiB that the commands and environments of one user's"
     " waiting jobs may take up; identical environments count once",
-    "limits.backfill": "[backfilling](../concepts/placement.md)",
-    "fairness.enabled": "order jobs of equal priority by what their users have used",
+    "limits.backfill": "how often a waiting job may be overtaken by later ones, whenever they end;"
+    " 0: never; not set: by those that [end before it can start](../concepts/placement.md), in"
+    " simulations by none",
+    "fairness.enabled": "order jobs of equal priority by what their users have used; not set: yes,"
+    " but not in simulations",
     "fairness.weights": 'such as `{ada = 2.0, "@vision" = 3.0}`: who has twice the weight may use'
     " twice as much. The users of a group with a weight share it as one",
     "retention.ended_days": "how long ended jobs are kept",
