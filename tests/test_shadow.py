@@ -445,6 +445,7 @@ def test_attempts_of_older_releases_are_told_as_far_as_is_known(tmp_path: Path) 
     with contextlib.closing(sqlite3.connect(tmp_path / "carma.db")) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = '0003'")
         connection.execute("CREATE TABLE events (at FLOAT)")  # which 0005 removes
+        connection.execute("DROP TABLE externals")  # which 0007 adds
         connection.execute("CREATE INDEX ix_events_at ON events (at)")
         for job in jobs:
             old = {name: getattr(job, name) for name in FLAT}
