@@ -448,6 +448,7 @@ def test_attempts_of_older_releases_are_told_as_far_as_is_known(tmp_path: Path) 
         connection.execute("DROP TABLE limits")
         connection.execute("DROP TABLE reservations")
         connection.execute("CREATE TABLE events (at FLOAT)")  # which 0005 removes
+        connection.execute("DROP TABLE externals")  # which 0007 adds
         connection.execute("CREATE INDEX ix_events_at ON events (at)")
         connection.execute("DROP TABLE notices")  # which 0011 adds
         connection.execute("DROP TABLE scripts")  # which 0010 adds, with a column
