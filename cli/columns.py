@@ -52,6 +52,15 @@ COLUMNS = {
         "LIMIT", lambda j: clock(j.get("time_limit_s")), True, lambda j: j.get("time_limit_s") or 0
     ),
     "gpus": Column("GPUS", lambda j: str(j["gpus_wanted"]), True, lambda j: j["gpus_wanted"]),
+    "cpus": Column(
+        "CPUS", lambda j: str(j.get("cpus") or NOTHING), True, lambda j: j.get("cpus") or 0
+    ),
+    "mem": Column(
+        "MEM",
+        lambda j: memory(j.get("host_memory_mib")),
+        True,
+        lambda j: j.get("host_memory_mib") or 0,
+    ),
     "vram": Column("VRAM(USED/EST)", vram, True, lambda j: j["memory"]["used_mib"] or 0),
     "peak": Column(
         "PEAK",

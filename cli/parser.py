@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 # Options of sbatch that CARMA does not have, and what to do instead.
 OF_SLURM = {
     **dict.fromkeys(
-        ("--mem", "--mem-per-cpu", "--mem-per-gpu"),
-        "CARMA does not allocate host memory: leave this out; for GPU memory, use --gpu-mem 8G",
+        ("--mem-per-cpu", "--mem-per-gpu"),
+        "give the host memory of the whole job: --mem 32G; for GPU memory, use --gpu-mem 8G",
     ),
     **dict.fromkeys(
-        ("-c", "--cpus-per-task", "-n", "--ntasks", "-N", "--nodes", "-p", "--partition"),
-        "CARMA allocates only the GPUs of this server: leave this out",
+        ("-n", "--ntasks", "-N", "--nodes", "-p", "--partition"),
+        "CARMA runs jobs on this server only: leave this out; for CPUs, use --cpus",
     ),
 }
 

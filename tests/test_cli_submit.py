@@ -196,7 +196,8 @@ def test_gpus_are_counted_slurms_way_too() -> None:
     assert parse.gres("gpu:2") == 2
     assert parse.gres("gpu:a100:4") == 4
     assert parse.gpu_count("a100:2") == 2
-    for wrong in ("gpu:", "gpu:a100", "shard:2", "gpu:1,shard:2", "gpu:0", "gpu:1025"):
+    assert parse.gres("gpu:0") == 0
+    for wrong in ("gpu:", "gpu:a100", "shard:2", "gpu:1,shard:2", "gpu:-1", "gpu:1025"):
         with pytest.raises(ArgumentTypeError):
             parse.gres(wrong)
 
@@ -209,6 +210,7 @@ def test_every_option_arrives(fake: FakeDaemon, tmp_path: Path) -> None:
     words += " -b 2026-11-20T12:00:00Z -o o-%j -e e --conda ml --nice 5 --no-requeue"
     words += " --signal USR2@60 --exclusive -H --batch-size 64 --amp --cold-start 5m"
     words += " --deadline 2026-11-22T08:00:00Z --allreduce tree --watch-stages"
+    words += " -c 8 --mem 32G"
     told = [
         "--layout",
         "2x forward=20ms weights=4M",
@@ -231,6 +233,8 @@ def test_every_option_arrives(fake: FakeDaemon, tmp_path: Path) -> None:
         "conda_env": "ml",
         "gpus": 2,
         "memory_mib": 12288,
+        "cpus": 8,
+        "host_memory_mib": 32768,
         "batch_size": 64,
         "amp": True,
         "cold_start_s": 300.0,
@@ -584,7 +588,9 @@ def test_a_dry_run_submits_nothing(fake: FakeDaemon, capsys: pytest.CaptureFixtu
         ["--gpu-mem", "much", "prog"],
         ["--no-such-option", "prog"],
         ["-G"],
-        ["-G", "0", "prog"],
+        ["-G", "-1", "prog"],
+        ["-c", "0", "prog"],
+        ["--mem", "1M", "prog"],
         ["--nice", "99999", "prog"],
         ["-J", "", "prog"],
         ["--wrap", "x", "prog"],
@@ -605,7 +611,7 @@ def test_usage_errors(
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["--mem", "8G", "prog"], "--gpu-mem 8G"),
+        (["--mem-per-gpu", "8G", "prog"], "--gpu-mem 8G"),
         (["-p", "gpu", "prog"], "leave this out"),
         (["--gpu-men", "8G", "prog"], "did you mean --gpu-mem?"),
         (["--gpu-mem", "8", "prog"], "write 8G"),

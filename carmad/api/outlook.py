@@ -13,7 +13,8 @@ from carmad.core.types import Job
 from carmad.readable import duration
 
 SOON_S = 1.0
-LEFT_OUT = frozenset({"quota", "array_limit"})  # who waits for these does not for GPUs alone
+# Who waits for these does not for GPUs alone.
+LEFT_OUT = frozenset({"quota", "array_limit", "cpus", "host_memory_mib"})
 
 
 def outlook_out(job: Job, scene: Scene) -> OutlookOut | None:

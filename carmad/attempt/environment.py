@@ -134,6 +134,10 @@ def job_environment(
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
+    if spec.cpus is not None:
+        env["CARMA_CPUS"] = str(spec.cpus)
+        # Most numerical libraries would start a thread for each of the host's CPUs.
+        env.setdefault("OMP_NUM_THREADS", str(spec.cpus))
     if job.need is not None:
         env["CARMA_GPU_MEM_MB"] = str(job.need.mib)
     if (part := _sub_batch(job)) is not None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from typing import TypeVar
 
 from carmad.core.decision import Reason
-from carmad.core.types import Job, JobId, JobState
+from carmad.core.host import Room, asks, counted
+from carmad.core.types import Job, JobId, JobSpec, JobState
 
 FEW = 8  # dependencies of a job that are named
 
@@ -27,22 +28,28 @@ def place_in_line(job: Job, order: float) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What running jobs hold: GPUs per user, tasks per array."""
+    """What running jobs hold: GPUs per user, tasks per array, CPUs and memory of the host."""
 
     gpus: Counter[str] = field(default_factory=Counter)
     tasks: Counter[JobId] = field(default_factory=Counter)
+    host: Counter[str] = field(default_factory=Counter)  # by field of `JobSpec`
+    of_host: dict[JobId, JobSpec] = field(default_factory=dict)  # the jobs that have a part of it
 
     def add(self, job: Job) -> None:
         self._count(job, 1)
+        if asks(job.spec):
+            self.of_host[job.id] = job.spec
 
     def remove(self, job: Job) -> None:
         self._count(job, -1)
+        self.of_host.pop(job.id, None)
 
     def copy(self) -> Held:
-        return Held(self.gpus.copy(), self.tasks.copy())
+        return Held(self.gpus.copy(), self.tasks.copy(), self.host.copy(), self.of_host.copy())
 
     def _count(self, job: Job, sign: int) -> None:
         _add(self.gpus, job.spec.user, sign * len(job.gpus))
+        counted(self.host, job.spec, sign)
         if job.spec.array:
             _add(self.tasks, job.spec.array.array, sign)
 
@@ -54,10 +61,11 @@ def _add(counts: Counter[K], key: K, number: int) -> None:
 
 
 def is_conditional(job: Job) -> bool:
-    """Whether anything besides GPUs and quotas may keep it waiting, which is rare."""
+    """Whether anything besides GPUs and quotas may keep it waiting, or it wants no GPU: rare."""
     spec = job.spec
     limited = spec.array is not None and spec.array.limit is not None
-    return job.held or spec.begin_at is not None or bool(spec.after) or limited
+    waits = job.held or spec.begin_at is not None or bool(spec.after) or limited
+    return waits or not spec.gpus or asks(spec)
 
 
 def blocked_by(
@@ -67,9 +75,10 @@ def blocked_by(
     held: Held,
     gpus_per_user: int | None,
     unread: str,
+    room: Room | None = None,
 ) -> Reason | None:
     """Why a queued job may not start yet, whatever the state of the GPUs. `unread`: why the GPUs
-    cannot be read.
+    cannot be read; `room`: what the host has left, None to leave that out.
 
     A dependency that is not live has been met: otherwise the step in which it ended would have
     cancelled this job.
@@ -85,9 +94,16 @@ def blocked_by(
         active = held.tasks[spec.array.array]
         if active >= spec.array.limit:
             return _array_limit(spec.array.limit, active)
-    if gpus_per_user is not None and held.gpus[spec.user] + spec.gpus > gpus_per_user:
+    if spec.gpus and gpus_per_user is not None and held.gpus[spec.user] + spec.gpus > gpus_per_user:
         return Reason("quota", gpus_per_user, held.gpus[spec.user], "GPUs", spec.user)
-    return Reason("gpus_unread", detail=unread) if unread else None
+    if room and (lack := room.lack(job)):
+        return lack
+    return Reason("gpus_unread", detail=unread) if unread and spec.gpus else None
+
+
+def first(line: Iterable[Job], may_start: Callable[[Job], bool]) -> list[Job]:
+    """The first job of a line that waits for nothing but GPUs and the host, if there is one."""
+    return list(islice(filter(may_start, line), 1))
 
 
 @lru_cache

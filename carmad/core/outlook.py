@@ -2,7 +2,8 @@
 
 List scheduling: waiting jobs take, in queue order, the GPUs that are free first, and running jobs
 release theirs when they are expected to end. A policy may do better by sharing, or worse for this
-job by another order. Quotas, array limits and the small memory of MIG instances are ignored.
+job by another order. Quotas, array limits, the host's CPUs and memory, and the small memory of MIG
+instances are ignored.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ def outlook(job: Job, line: Iterable[Job], gpus: Iterable[GpuView], now: float) 
         if _takes_jobs(gpu)
     )
     for before in takewhile(lambda each: each.id != job.id, waiting):
-        ready_at, at = _ready_at(before, ends_at), _free_at(before, free_at)
+        ready_at, at = _ready_at(before, ends_at), _free_at(before, free_at, now)
         ends_at[before.id] = max(ready_at, at) + _at_most_s(before, now)
         if ready_at <= at and ready_at < inf:  # otherwise the jobs behind it go first
             _occupy(free_at, before.spec.gpus, ends_at[before.id])
-    starts_at = max(_ready_at(job, ends_at), _free_at(job, free_at))
+    starts_at = max(_ready_at(job, ends_at), _free_at(job, free_at, now))
     return Outlook(starts_at, starts_at + _left_s(job, now))
 
 
@@ -54,7 +55,9 @@ def _ready_at(job: Job, ends_at: Mapping[JobId, float]) -> float:
     return max(job.spec.begin_at or 0.0, *waits_for, 0.0)
 
 
-def _free_at(job: Job, free_at: list[float]) -> float:
+def _free_at(job: Job, free_at: list[float], now: float) -> float:
+    if not job.spec.gpus:
+        return now
     return free_at[job.spec.gpus - 1] if job.spec.gpus <= len(free_at) else inf
 
 

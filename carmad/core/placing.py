@@ -21,8 +21,9 @@ from carmad.core.decision import (
 )
 from carmad.core.fleet import Fleet
 from carmad.core.history import History
+from carmad.core.host import Room, asks
 from carmad.core.ledger import Ledger
-from carmad.core.line import blocked_by
+from carmad.core.line import blocked_by, first
 from carmad.core.messages import Action, Launch, Stop, Wake
 from carmad.core.states import advance, stopping
 from carmad.core.types import Cause, GpuId, Job, JobId, JobState
@@ -55,6 +56,7 @@ class Placer:
         self._memory: object = None  # the policy's
         self._asks_at = inf  # when the last plan asked to be called again
         self._news: list[Decision] = []
+        self._room: Room | None = None  # what the host has left; None: outdated
         self.decisions: dict[JobId, Decision] = {}
 
     def reconfigure(self, settings: Settings) -> None:
@@ -62,13 +64,14 @@ class Placer:
 
     def view(self, now: float, joining: Job | None = None) -> View:
         """The policy's view; with `joining`, as if that job were queued."""
+        self._room = None
         line = self._ledger.line_with(joining) if joining else self._ledger.line()
         return View(
             now,
             self._fleet.nodes(now, self._ledger),
             self._fleet.node_of,
             self._ready(line, now),
-            self._ledger.running(),
+            self._ledger.on_gpus(),
             self._settings,
             self._history,
             self._models,
@@ -77,20 +80,36 @@ class Placer:
         )
 
     def blocked_by(self, job: Job, now: float) -> Reason | None:
-        """Why a queued job is not shown to the policy; None if it is."""
+        """Why a queued job is not shown to the policy, or does not start without GPUs; None if it
+        is, or does."""
+        if self._room is None and asks(job.spec):
+            self._room = self._room_now(now)
         quota = self._settings.limits.gpus_per_user
         jobs, held = self._ledger.jobs, self._ledger.held
-        return blocked_by(job, now, jobs, held, quota, self._fleet.unread)
+        return blocked_by(job, now, jobs, held, quota, self._fleet.unread, self._room)
+
+    def _room_now(self, now: float) -> Room:
+        ledger, quota = self._ledger, self._settings.limits.gpus_per_user
+
+        def ready(job: Job) -> bool:
+            unread = self._fleet.unread
+            return not blocked_by(job, now, ledger.jobs, ledger.held, quota, unread)
+
+        firsts = first((job for job in ledger.line() if job.spec.gpus), ready)
+        firsts += first(ledger.line_of_cpus(), ready)
+        return Room(self._settings.host, ledger.held.host, ledger.held.of_host, firsts)
 
     def plan(self, now: float) -> list[Action]:
         """Ask the policy, start the jobs that it places and stop those that it preempts."""
         actions: list[Action] = []
+        self._room = None
         if not self._ledger.line():
             return actions
         self._order_the_unordered()
         before = self._asks_at
         while self._plan_once(now, actions):
             pass
+        actions += self._start_without_gpus(now)
         if min(before, self._asks_at) < inf:
             actions.append(Wake(self._asks_at))
         return actions
@@ -106,10 +125,15 @@ class Placer:
             return ()  # policies are not asked while the GPUs are unknown
         doubtful = self._ledger.conditional
         if self._settings.limits.gpus_per_user is not None:
-            return tuple(job for job in line if not self.blocked_by(job, now))  # may block any job
+            # It may block any job.
+            return tuple(job for job in line if job.spec.gpus and not self.blocked_by(job, now))
         if not doubtful:
             return line
-        return tuple(job for job in line if job.id not in doubtful or not self.blocked_by(job, now))
+        return tuple(
+            job
+            for job in line
+            if job.id not in doubtful or (job.spec.gpus and not self.blocked_by(job, now))
+        )
 
     def _order_the_unordered(self) -> None:
         """Retry `order` for a few of the jobs for which it failed."""
@@ -168,6 +192,23 @@ class Placer:
                     job, checked.gpus, checked.profiling, checked.accumulation
                 )
         return False
+
+    def _start_without_gpus(self, now: float) -> list[Action]:
+        """Start the jobs that want no GPUs, in order, as far as the host has room. Policies, which
+        place jobs on GPUs, are not asked."""
+        actions: list[Action] = []
+        self._room = None
+        for job in tuple(self._ledger.line_of_cpus()):
+            if self.blocked_by(job, now):
+                if self._room and self._room.no_cpu:
+                    break
+                continue
+            notes = () if job.attempt else job.notes
+            started = advance(job.placed((), now), JobState.STARTING, notes=notes)
+            self._ledger.put(started)
+            self._room = None
+            actions.append(Launch(started))
+        return actions
 
     def _preempt(self, wish: Preemption, now: float, by: str) -> list[Action]:
         """Take a running job's GPUs back, where the settings and the job allow it."""
@@ -230,6 +271,7 @@ class Placer:
                     self._ledger.put(resident.with_attempt(shared=True))
         self.last_placed = gpus[-1]
         self._ledger.put(started)
+        self._room = None
         return started
 
     def _decide(self, new: Decision) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from carmad.core.decision import Decision, Reason
 from carmad.core.gpuview import GpuView
-from carmad.core.line import Held, blocked_by
+from carmad.core.host import Room
+from carmad.core.line import Held, blocked_by, first
 from carmad.core.memo import Memo
 from carmad.core.messages import Drain
 from carmad.core.types import Gpu, GpuId, Job, JobId, JobState, Usage
@@ -23,6 +24,7 @@ class Scene:
     live: Mapping[JobId, Job]
     usage: Mapping[JobId, Usage]
     line: tuple[Job, ...]  # all queued jobs, in order
+    running: tuple[Job, ...] = ()  # with those that hold no GPUs
     decisions: Mapping[JobId, Decision] = field(default_factory=dict)
     held: Held = field(default_factory=Held)
     unread: str = ""  # why the GPUs are not known yet
@@ -36,9 +38,22 @@ class Scene:
         return self.view.now
 
     def blocked_by(self, job: Job) -> Reason | None:
-        """Why a queued job is not shown to the policy; None if it is."""
-        quota = self.view.settings.limits.gpus_per_user
-        return blocked_by(job, self.now, self.live, self.held, quota, self.unread)
+        """Why a queued job is not shown to the policy, or does not start without GPUs; None if it
+        is, or does."""
+        room = self.memo.recall("room", self._room)
+        return blocked_by(job, self.now, self.live, self.held, self._quota, self.unread, room)
+
+    @property
+    def _quota(self) -> int | None:
+        return self.view.settings.limits.gpus_per_user
+
+    def _room(self) -> Room:
+        def ready(job: Job) -> bool:
+            return not blocked_by(job, self.now, self.live, self.held, self._quota, self.unread)
+
+        firsts = first((job for job in self.line if job.spec.gpus), ready)
+        firsts += first((job for job in self.line if not job.spec.gpus), ready)
+        return Room(self.view.settings.host, self.held.host, self.held.of_host, firsts)
 
     def waiting(self) -> tuple[Job, ...]:
         """The line, and those that join it once their memory is estimated."""
@@ -72,7 +87,13 @@ class Scene:
 
 
 def _places(line: Iterable[Job]) -> dict[JobId, int]:
-    return {job.id: place for place, job in enumerate(line, 1)}
+    """Jobs without GPUs have a line of their own."""
+    places: dict[JobId, int] = {}
+    last = {True: 0, False: 0}
+    for job in line:
+        of_gpus = job.spec.gpus > 0
+        places[job.id] = last[of_gpus] = last[of_gpus] + 1
+    return places
 
 
 def _arrays(live: Mapping[JobId, Job]) -> dict[JobId, list[Job]]:

@@ -17,6 +17,7 @@ from carmad.attempt.shepherd import Ended, Shepherd
 from carmad.core.messages import (
     UNESTIMATED,
     Action,
+    Began,
     Estimated,
     EstimateMemory,
     Exited,
@@ -96,7 +97,10 @@ class DaemonWorld(Follower):
     def perform(self, action: Action) -> None:
         """Never raises: failures come back as events."""
         if isinstance(action, EstimateMemory):
-            self._estimates.put(action.job)
+            if action.job.spec.gpus:
+                self._estimates.put(action.job)
+            else:  # it needs none
+                self._inbox.post(Estimated(self._inbox.clock(), action.job.id, None))
         elif not isinstance(action, Wake):  # the engine handles an event every second or two anyway
             if isinstance(action, Launch):
                 self._estimates.drop(action.job.id)
@@ -172,6 +176,8 @@ class DaemonWorld(Follower):
         else:
             if job.id in self._postponed or job.started_at is None:
                 self._inbox.post(Postponed(self._inbox.clock(), job.id, job.attempt, over=True))
+            if not job.gpus:
+                self._inbox.post(Began(self._inbox.clock(), job.id, job.attempt))
             self.shepherd.watch(job)
 
     def _postpone(self, job: Job, error: CarmaError) -> None:

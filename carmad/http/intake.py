@@ -12,6 +12,7 @@ from carmad.api.requests import ArrayIn, SubmitIn
 from carmad.api.responses.jobs import OutlookOut
 from carmad.api.select import parse_selection
 from carmad.attempt.environment import BATCH_SIZE, scrub
+from carmad.config import Host
 from carmad.core.decision import Placement, Reason
 from carmad.core.messages import Submitted
 from carmad.core.recurrence import group
@@ -37,7 +38,7 @@ from carmad.http.peers import Peer
 from carmad.http.problems import Conflict, Forbidden, TooLarge
 from carmad.http.service import Service
 from carmad.http.tally import Tally
-from carmad.options import PLAIN
+from carmad.options import OPTIONS, PLAIN
 from carmad.readable import duration, gib
 from carmad.store import environments
 
@@ -45,6 +46,7 @@ MAX_ARGV_BYTES = 1 << 17  # kept in memory while the job waits
 MAX_ENV_BYTES = 1 << 20
 MAX_WAITS = 100_000  # tasks × dependencies of each
 MAX_WORD_BYTES = (1 << 17) - 1  # the kernel's limit for one (MAX_ARG_STRLEN)
+OF_GPUS = ("memory_mib", "exclusive", "watch_stages")  # no meaning without GPUs
 INTERPRETERS = re.compile(r"(python[0-9.]*|bash|sh|zsh|torchrun|accelerate)")
 
 
@@ -134,6 +136,7 @@ async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
     _in_time(body, service.now())
     await service.ready()
     gpus, unread = service.tally.gpus, service.tally.unread
+    _fits_the_host(body, service.settings.host)
     if not unread:
         _fits_the_server(body, gpus)
     elif any(one.gpu for one in body.stage_times):
@@ -182,6 +185,8 @@ def judged(core: Scheduler, job: Job, scene: Scene) -> tuple[Placement, bool]:
     """
     if reason := scene.blocked_by(job):
         return Placement(job.id, reasons=(reason,)), False
+    if not job.spec.gpus:
+        return Placement(job.id), True
     view = core.view(scene.now, joining=job)
     try:
         for queue, starts in ((view.queue, True), ((job,), False)):
@@ -241,6 +246,8 @@ def _in_time(body: SubmitIn, now: float) -> None:
 
 def _fits_the_server(body: SubmitIn, gpus: tuple[Gpu, ...]) -> None:
     """Refuse a job that could never start, instead of letting it wait for ever."""
+    if not body.gpus:
+        return
     whole = [gpu for gpu in gpus if not gpu.is_mig]
     usable = len(gpus) if body.gpus == 1 else len(whole)
     if body.gpus > usable:
@@ -256,6 +263,27 @@ def _fits_the_server(body: SubmitIn, gpus: tuple[Gpu, ...]) -> None:
             f"the job wants {gib(body.memory_mib)} of memory per GPU, and this server has"
             f" {'no GPU' if body.gpus == 1 else f'not {body.gpus} GPUs'} of that size",
             f"Ask for {gib(sizes[body.gpus - 1])} or less.",
+        )
+
+
+def _fits_the_host(body: SubmitIn, host: Host) -> None:
+    """Likewise. The quantities are what jobs may have of the host."""
+    if not body.gpus and (given := [name for name in OF_GPUS if getattr(body, name)]):
+        raise CarmaError(
+            f"the job wants no GPU, so {OPTIONS[given[0]].flags[0]} has no meaning",
+            "Leave it out, or ask for GPUs with --gpus.",
+        )
+    if body.cpus is not None and host.cpus is not None and body.cpus > host.cpus:
+        raise CarmaError(
+            f"the job wants {body.cpus} CPUs, and this server has {host.cpus} for jobs",
+            f"Ask for {host.cpus} or fewer with --cpus.",
+        )
+    wanted, most = body.host_memory_mib, host.memory_mib
+    if wanted is not None and most is not None and wanted > most:
+        raise CarmaError(
+            f"the job wants {gib(wanted)} of the host's memory, and this server has {gib(most)}"
+            " for jobs",
+            f"Ask for {gib(most)} or less with --mem.",
         )
 
 
@@ -303,9 +331,12 @@ def job_spec(
     body: SubmitIn, peer: Peer, after: tuple[After, ...], gpus: tuple[Gpu, ...]
 ) -> JobSpec:
     env = scrub(body.env) | body.export
+    plain = {name: getattr(body, name) for name in PLAIN}
+    if not body.gpus:  # uncounted, an array of them would start as a whole
+        plain["cpus"] = body.cpus or 1
     default = "carma-%A_%a.out" if body.array else "carma-%j.out"
     return JobSpec(
-        **{name: getattr(body, name) for name in PLAIN},
+        **plain,
         argv=tuple(body.argv),
         user=peer.user,
         uid=peer.uid,
