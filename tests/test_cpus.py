@@ -11,12 +11,15 @@ import pytest
 
 from carmad import registry
 from carmad.api.phrases import phrase
+from carmad.attempt import limits
+from carmad.attempt.launcher import Launcher
 from carmad.config import Host, Limits, Settings
 from carmad.core.decision import Proposal
 from carmad.core.messages import CancelRequested, Discovered, Reconfigured
 from carmad.core.types import Cause, Exit, Job, JobId, JobState
 from carmad.core.view import View
-from carmad.testing import FakeServer
+from carmad.testing import FakeServer, a_spec
+from tests.attempts import Bench
 from tests.daemon import Carmad, running, until
 
 S = JobState
@@ -275,3 +278,58 @@ def test_it_outlives_its_daemon(tmp_path: Path) -> None:
         (daemon.work / "go").touch()
         assert daemon.ended(job)["state"] == "succeeded"
         assert daemon.ended(waiting)["state"] == "succeeded"
+
+
+# -- enforced
+
+
+def test_limits_are_a_units_properties_or_a_cgroups_files() -> None:
+    spec = a_spec(cpus=3, host_memory_mib=1024)
+    assert limits.properties(spec) == {
+        "CPUQuota": "300%",
+        "MemoryMax": "1024M",
+        "MemorySwapMax": "0",
+    }
+    assert limits.files(spec) == {
+        "cpu.max": "300000 100000",
+        "memory.max": str(1 << 30),
+        "memory.swap.max": "0",
+    }
+    assert limits.properties(a_spec()) == limits.files(a_spec()) == {}
+
+
+def test_without_systemd_a_job_has_a_cgroup_below_the_delegated_one(tmp_path: Path) -> None:
+    """Here it is a directory, with files where the kernel's would be."""
+    bench, group = Bench(tmp_path), tmp_path / "group"
+    own = group / "carma-job-1-1"
+    own.mkdir(parents=True)
+    for name in ("cgroup.procs", "cpu.max", "memory.max", "memory.swap.max"):
+        (own / name).touch()
+    (own / "memory.events").write_text("low 0\nmax 0\noom 0\noom_kill 0\n")
+    bench.launcher = Launcher(bench.state, systemd=False, kill_grace_s=0.3, group=str(group))
+    struck = f"printf 'low 0\\nmax 5\\noom 2\\noom_kill 1\\n' >{own}/memory.events; kill -9 $$"
+    end = bench.run("sh", "-c", struck, cpus=2, host_memory_mib=64)
+    assert (end["signal"], end["host_oom_kills"], end["over_limit"]) == (9, 1, 2)
+    assert (own / "cpu.max").read_text() == "200000 100000"
+    assert (own / "memory.max").read_text() == str(64 << 20)
+    assert (own / "cgroup.procs").read_text() == "0"
+
+
+def test_a_job_runs_where_no_cgroup_can_be_made(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    group = str(tmp_path / "none")
+    bench.launcher = Launcher(bench.state, systemd=False, kill_grace_s=0.3, group=group)
+    end = bench.run("true", cpus=2)
+    assert (end["code"], end["host_oom_kills"], end["over_limit"]) == (0, None, None)
+    assert bench.launcher.limited_by == frozenset()
+
+
+def test_it_is_told_that_limits_are_only_counted(daemon: Carmad) -> None:
+    submission = daemon.submission("true", cpus=1, host_memory_mib=64, held=True)
+    answer = daemon.post("/v1/jobs", submission)
+    daemon.cancel(answer["id"])
+    assert answer["warnings"] == [
+        "its CPUs are counted, but this server cannot hold it to that",
+        "its host memory is counted, but this server cannot hold it to that",
+    ]
+    assert daemon.post("/v1/jobs", daemon.submission("true"))["warnings"] == []

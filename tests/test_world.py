@@ -324,6 +324,20 @@ def test_every_end_has_its_cause(tmp_path, ended, cause):
     assert inbox.events[0].exit.cause is cause
 
 
+@pytest.mark.parametrize(
+    ("over_limit", "evidence"),
+    [
+        (True, "its processes used more than --mem 8G"),
+        (False, "the kernel's OOM killer struck in its cgroup"),
+    ],
+)
+def test_who_uses_more_memory_than_asked_for_is_told_so(tmp_path, over_limit, evidence):
+    world, inbox, _ = a_world(tmp_path)
+    job = running(host_memory_mib=8192)
+    world._ended(job, Ended(signal=9, ended_at=1.0, host_oom=True, over_limit=over_limit))
+    assert inbox.events[0].exit.evidence == evidence
+
+
 @pytest.mark.parametrize(("stopped", "cause"), [(False, Cause.SUCCESS), (True, Cause.CANCELLED)])
 def test_a_job_that_ends_well_because_it_was_told_to_is_not_done(tmp_path, stopped, cause):
     """It saved its work; a preempted job continues from there."""

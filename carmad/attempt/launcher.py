@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from carmad import units
-from carmad.attempt import folders, supervisor
+from carmad.attempt import folders, limits, supervisor
 from carmad.attempt.environment import REPORT_FD, command, log_paths
 from carmad.core.types import FOR_GOOD, Job, JobId
 from carmad.errors import CarmaError
@@ -35,13 +35,18 @@ def attempt_dir(state_dir: Path, job: JobId, attempt: int) -> Path:
 class Launcher:
     """`systemd`: run each attempt in a transient unit, so that it outlives the daemon's own unit.
 
-    Otherwise supervisors are plain children in their own sessions.
+    Otherwise supervisors are plain children in their own sessions, and jobs have cgroups below
+    `group`, a delegated one; "": they have none.
     """
 
-    def __init__(self, state_dir: Path, *, systemd: bool, kill_grace_s: float) -> None:
+    def __init__(
+        self, state_dir: Path, *, systemd: bool, kill_grace_s: float, group: str = ""
+    ) -> None:
         self._state_dir = state_dir.absolute()
         self._systemd = systemd
         self._kill_grace_s = kill_grace_s
+        self._group = "" if systemd else group
+        self.limited_by = limits.controllers(systemd, group)
         self._children: list[subprocess.Popen[bytes]] = []
         jobs = self._state_dir / "jobs"
         try:
@@ -59,6 +64,8 @@ class Launcher:
         if self.begun(job) or supervisor.why_stopped(directory) == supervisor.REVOKED:
             return
         fields = launch_fields(job, {**env, ATTEMPT_VARIABLE: str(directory)}, self._kill_grace_s)
+        if self._group:
+            fields += _cgroup(job, self._group)
         self.reap()
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -156,6 +163,7 @@ class Launcher:
             "Delegate": "yes",  # the supervisor puts the job into a cgroup below its own
             "TimeoutStopSec": f"{self._kill_grace_s + 30:.0f}",
             "LimitNOFILE": "65536",
+            **limits.properties(job.spec),
         }
         name = f"carma-job-{job.id}-{job.attempt}"
         about = f"CARMA job {job.id} of {job.spec.user}, attempt {job.attempt}"
@@ -201,6 +209,13 @@ def launch_fields(job: Job, env: Mapping[str, str], grace_s: float) -> bytes:
         return b"".join(os.fsencode(f"{key}={value}\0") for key, value in fields)
     except UnicodeEncodeError as error:
         raise CarmaError(f"the job's command or environment is not valid text: {error}") from error
+
+
+def _cgroup(job: Job, group: str) -> bytes:
+    """The fields by which a supervisor makes the job's cgroup below `group`."""
+    fields = [f"cgroup={group}/carma-job-{job.id}-{job.attempt}"]
+    fields += [f"limit={name}={value}" for name, value in limits.files(job.spec).items()]
+    return b"".join(os.fsencode(field) + b"\0" for field in fields)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -39,6 +39,7 @@ class Launch:
     def __init__(self, raw: bytes) -> None:
         self.argv: list[bytes] = []
         self.env: dict[str, str] = {}
+        self.limits: dict[str, bytes] = {}  # of its cgroup, by file
         fields: dict[bytes, bytes] = {}
         for field in raw.split(b"\0")[:-1]:
             key, _, value = field.partition(b"=")
@@ -47,6 +48,9 @@ class Launch:
             elif key == b"env":
                 name, _, content = os.fsdecode(value).partition("=")
                 self.env[name] = content
+            elif key == b"limit":
+                file, _, limit = value.partition(b"=")
+                self.limits[os.fsdecode(file)] = limit
             else:
                 fields[key] = value
         self.uid = int(fields[b"uid"])
@@ -57,6 +61,8 @@ class Launch:
         self.stdout = fields[b"stdout"]
         self.stderr = fields[b"stderr"]
         self.grace_s = float(fields[b"grace_s"])
+        # A cgroup to make for the job, where it has no unit.
+        self.cgroup = os.fsdecode(fields[b"cgroup"]) if b"cgroup" in fields else None
         # Where a wrapper (conda's) can report that the program could not be started.
         self.report_fd = int(fields[b"report_fd"]) if b"report_fd" in fields else None
 

@@ -15,12 +15,13 @@ import, so `signal` and `json` are imported after the fork. In the attempt direc
 - `tail`     the last 64 KiB that this attempt added to its logs
 - `exit`     JSON: code, signal, error, hint, started_at, ended_at, ended_boot_s and
              main_ended_boot_s (seconds since boot; the latter of the main process),
-             host_oom_kills, stopped (by the daemon), cause (why, if given),
+             host_oom_kills, over_limit (how often the job met its own limit of memory, while
+             the server may have had more), stopped (by the daemon), cause (why, if given),
              interrupted (by a SIGTERM to us: the machine is shutting down).
              Written once no descendant of the job is left
 """
 # pathlib and contextlib would take longer to import than this program takes to start a job:
-# ruff: noqa: PTH104, PTH109, PTH110, PTH115, PTH118, PTH119, PTH120, SIM105
+# ruff: noqa: PTH104, PTH106, PTH109, PTH110, PTH115, PTH118, PTH119, PTH120, SIM105
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ from carmad.attempt.process_tree import (
     SIGTERM,
     Tree,
     job_cgroup,
-    oom_kills,
+    limited_cgroup,
+    memory_events,
     own_cgroup,
     process_stat,
     read_file,
@@ -273,11 +275,13 @@ def supervise() -> None:
     sync_directory("..")  # the launcher made our directory without syncing it
 
     unit = own_cgroup()
-    kills_before = oom_kills(unit)
     said = b""
     code: int | None = None
     killed_by: int | None = None
-    tree = Tree(0, job_cgroup(unit))
+    group = limited_cgroup(launch.cgroup, launch.limits) if launch.cgroup else job_cgroup(unit)
+    counted = group if launch.cgroup else unit
+    before = memory_events(counted)
+    tree = Tree(0, group)
     # `control` is open, so a stop has either left `stop` by now or will come through the FIFO.
     if os.path.lexists(STOP):
         tree.stopped, killed_by = True, SIGTERM
@@ -291,7 +295,12 @@ def supervise() -> None:
             killed_by = os.WTERMSIG(tree.status)
         else:
             code = os.WEXITSTATUS(tree.status)
-    kills_after = oom_kills(unit)
+    after = memory_events(counted)
+    if launch.cgroup:
+        try:
+            os.rmdir(launch.cgroup)
+        except OSError:
+            pass  # it never was, or what the job made in it is still there
 
     import json
 
@@ -310,14 +319,19 @@ def supervise() -> None:
         "ended_at": time.time(),
         "ended_boot_s": time.clock_gettime(time.CLOCK_BOOTTIME),
         "main_ended_boot_s": tree.main_ended_boot_s,
-        "host_oom_kills": (
-            None if kills_before is None or kills_after is None else kills_after - kills_before
-        ),
+        "host_oom_kills": _more(b"oom_kill", before, after),
+        "over_limit": _more(b"oom", before, after),
         "stopped": tree.stopped,
         "cause": tree.cause,
         "interrupted": tree.interrupted,
     }
     keep(EXIT, json.dumps(record).encode() + b"\n")
+
+
+def _more(name: bytes, *counts: dict[bytes, int] | None) -> int | None:
+    """By how much this count has grown from the first to the second."""
+    before, after = counts
+    return None if before is None or after is None else after.get(name, 0) - before.get(name, 0)
 
 
 def main() -> None:

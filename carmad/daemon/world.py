@@ -272,13 +272,18 @@ class DaemonWorld(Follower):
         if ended.lost:
             return Exit(Cause.LOST, evidence="its supervisor is gone: a reboot, or it was killed")
         until = ended.main_ended_at or ended.ended_at
-        return classify(
+        exit = classify(
             ended.code,
             ended.signal,
             ended.log_tail,
             host_oom=ended.host_oom,
             gpu_full=self._evidence.was_full((job.id, job.attempt), until),
         )
+        limit_mib = job.spec.host_memory_mib
+        if exit.cause is Cause.HOST_OOM and ended.over_limit and limit_mib:
+            size = f"{limit_mib}M" if limit_mib % 1024 else f"{limit_mib // 1024}G"
+            exit = replace(exit, evidence=f"its processes used more than --mem {size}")
+        return exit
 
     def _report(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from carmad.api.outlook import outlook_out
@@ -12,6 +12,7 @@ from carmad.api.requests import ArrayIn, SubmitIn
 from carmad.api.responses.jobs import OutlookOut
 from carmad.api.select import parse_selection
 from carmad.attempt.environment import BATCH_SIZE, scrub
+from carmad.attempt.limits import CPU, MEMORY
 from carmad.config import Host
 from carmad.core.decision import Placement, Reason
 from carmad.core.messages import Submitted
@@ -155,8 +156,8 @@ async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
     return job_spec(body, peer, after, gpus)
 
 
-def warnings(body: SubmitIn, now: float) -> list[str]:
-    """Warnings about what is odd but allowed."""
+def warnings(body: SubmitIn, now: float, limited_by: Collection[str] = (CPU, MEMORY)) -> list[str]:
+    """Warnings about what is odd but allowed. `limited_by`: controllers of this server."""
     found = []
     begin_at, deadline_at = body.begin_at, body.deadline_at
     if begin_at is not None and begin_at <= now:
@@ -169,6 +170,10 @@ def warnings(body: SubmitIn, now: float) -> list[str]:
         found.append("the time limit is so short that the warning comes as soon as the job starts")
     if body.batch_size is None and any(BATCH_SIZE in word for word in body.argv):
         found.append(f"{BATCH_SIZE} in the command is not replaced without --batch-size")
+    for asked, controller in ((body.cpus, CPU), (body.host_memory_mib, MEMORY)):
+        if asked is not None and controller not in limited_by:
+            what = "CPUs are" if controller == CPU else "host memory is"
+            found.append(f"its {what} counted, but this server cannot hold it to that")
     return found
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from carmad.api.responses.server import CheckOut
+from carmad.attempt.limits import CPU, MEMORY
 from carmad.config import Settings
 from carmad.core.messages import Event, Step
 from carmad.core.ports import Server
@@ -100,6 +101,7 @@ class Service(Follower):
     config_path: str | None = None
     config_toml: str | None = None
     troubles: Callable[[], Sequence[Trouble]] = tuple  # with plugins, including past ones
+    limited_by: Collection[str] = (CPU, MEMORY)  # controllers: see `carmad.attempt.limits`
     uid: int = field(default_factory=os.geteuid)
     tally: Tally = field(default_factory=Tally)
     endings: Endings = field(default_factory=Endings)
