@@ -220,7 +220,9 @@ def test_a_job_on_cpus_alone_runs_and_is_shown(daemon: Carmad) -> None:
     assert "CPUs" in shown and "host memory" in shown
     row = daemon.carma("queue", "-o", "jobid,gpus,cpus,mem,where", "--noheader")
     assert row.split() == [str(job), "0", "3", "1.0G", "-"]
-    assert str(job) in daemon.carma("status")
+    status = daemon.carma("status")
+    assert "1 of 4 CPUs free" in status and "CPUs" not in status.replace("CPUs free", "")
+    assert str(job) in status
 
     assert "start now" in daemon.carma("submit", "--dry-run", "--gpus", "0", "true")
     second = submitted(daemon, "--gpus", "0", "-c", "2", "true")
@@ -235,6 +237,8 @@ def test_a_job_on_cpus_alone_runs_and_is_shown(daemon: Carmad) -> None:
     ended = daemon.ended(job)
     assert (ended["state"], ended["gpu_seconds"]) == ("cancelled", 0.0)
     assert daemon.get("/v1/stats")["total"]["gpu_hours"] == 0.0
+    assert "cpus" not in daemon.get("/v1/status")["server"]
+    assert "no past job" in daemon.carma("simulate", "--history", rc=None)
 
 
 def test_an_array_of_them_counts_one_cpu_each_unless_it_says_otherwise(daemon: Carmad) -> None:

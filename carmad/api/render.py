@@ -27,6 +27,7 @@ from carmad.core.decision import Placement, Reason
 from carmad.core.layout import Layout
 from carmad.core.scene import Scene
 from carmad.core.types import (
+    Cause,
     Estimate,
     Exit,
     Job,
@@ -280,7 +281,10 @@ def _untested(job: Job) -> bool:
 
 
 def _advice(job: Job) -> str | None:
-    """What may help a job that no retry could: it ran out of memory with nobody beside it."""
+    """What may help a job that no retry could: it ran out of memory with nobody beside it, or
+    met its own limit."""
+    if job.exit and job.exit.cause is Cause.HOST_OOM and job.spec.host_memory_mib:
+        return "ask for more with --mem, or let it use less, as with fewer data-loading processes"
     if job.state is not JobState.OUT_OF_MEMORY or job.shared or (job.exit and job.exit.neighbours):
         return None
     its = "its GPU" if len(job.gpus) == 1 else "its GPUs"

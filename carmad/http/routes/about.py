@@ -16,6 +16,7 @@ from carmad.api.responses.server import (
     CheckOut,
     ConfigOut,
     CountsOut,
+    CpusOut,
     DaemonOut,
     DoctorOut,
     HealthOut,
@@ -79,6 +80,7 @@ def _status(call: Call, scene: Scene) -> StatusOut:
             **_daemon(service, scene),
             "source": service.capabilities().source,
             "mps": service.settings.collocation.mps,
+            **_cpus(scene),
         },
         "gpus": gpus_out(call, scene),
         "jobs": [row_out(row, one) for row in rows],
@@ -86,6 +88,12 @@ def _status(call: Call, scene: Scene) -> StatusOut:
         "counts": _counts(scene.live.values()),
         "me": {"user": peer.user, "uid": peer.uid, "admin": peer.admin},
     }
+
+
+def _cpus(scene: Scene) -> CpusOut:
+    """Nothing where nobody counts them."""
+    total, used = scene.view.settings.host.cpus, scene.held.host["cpus"]
+    return {"cpus": total, "cpus_free": max(0, total - used)} if total and used else {}
 
 
 def _daemon(service: Service, scene: Scene) -> DaemonOut:
