@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,8 @@ from carmad.core.decision import Proposal
 from carmad.core.messages import CancelRequested, Discovered, Reconfigured
 from carmad.core.types import Cause, Exit, Job, JobId, JobState
 from carmad.core.view import View
-from carmad.testing import FakeServer, a_spec
+from carmad.gpu.topology import cpus_near
+from carmad.testing import FakeServer, a_gpu, a_spec
 from tests.attempts import Bench
 from tests.daemon import Carmad, running, until
 
@@ -337,3 +340,39 @@ def test_it_is_told_that_limits_are_only_counted(daemon: Carmad) -> None:
         "its host memory is counted, but this server cannot hold it to that",
     ]
     assert daemon.post("/v1/jobs", daemon.submission("true"))["warnings"] == []
+
+
+# -- near
+
+
+def test_the_cpus_near_a_gpu_are_those_of_its_numa_node(tmp_path: Path) -> None:
+    folder = tmp_path / "bus/pci/devices/0000:81:00.0"
+    cpus = tmp_path / "devices/system/cpu"
+    folder.mkdir(parents=True)
+    cpus.mkdir(parents=True)
+    (folder / "local_cpulist").write_text("2-3,6\n")
+    (cpus / "online").write_text("0-7\n")
+    assert cpus_near(0, 0x81, 0, tmp_path) == (2, 3, 6)
+    (cpus / "online").write_text("2-3,6\n")
+    assert cpus_near(0, 0x81, 0, tmp_path) == (), "there is one node"
+    (folder / "local_cpulist").write_text("\n")
+    assert cpus_near(0, 0x81, 0, tmp_path) == cpus_near(0, 0x82, 0, tmp_path) == ()
+
+
+def test_only_a_job_that_asks_for_cpus_stays_near_and_only_if_they_are_enough() -> None:
+    one, other, unknown = a_gpu(0, cpus=(0, 1)), a_gpu(1, cpus=(2, 3)), a_gpu(2)
+    assert limits.near(a_spec(cpus=2), [one]) == (0, 1)
+    assert limits.near(a_spec(cpus=3), [one, other]) == (0, 1, 2, 3)
+    assert limits.near(a_spec(cpus=3), [one]) == ()
+    assert limits.near(a_spec(), [one]) == limits.near(a_spec(cpus=1), [one, unknown]) == ()
+    assert limits.near(a_spec(cpus=1), []) == ()
+
+
+def test_a_job_starts_on_those_that_there_are(tmp_path: Path) -> None:
+    bench, mine = Bench(tmp_path), os.sched_getaffinity(0)
+    for number, (near, stays) in enumerate([((min(mine),), {min(mine)}), ((8000,), mine)], 1):
+        says = "import os; print(*os.sched_getaffinity(0))"
+        job = bench.job(sys.executable, "-c", says, attempt=number)
+        bench.launcher.launch(job, {}, near)
+        assert bench.ended(job)["code"] == 0
+        assert set(map(int, bench.lines()[-1].split())) == stays

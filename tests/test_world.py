@@ -54,7 +54,7 @@ class Launcher:
     def begun(self, job):
         return self.has_begun
 
-    def launch(self, job, env):
+    def launch(self, job, env, cpus=()):
         self.calls.append(("launch", job.id, env))
         if job.spec.cwd == "/refused":
             raise CarmaError("cannot run jobs as bob", "run carmad as root")

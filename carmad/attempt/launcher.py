@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from carmad import units
@@ -54,9 +54,9 @@ class Launcher:
         except OSError as error:
             raise CarmaError(f"cannot make the directory {jobs}: {error.strerror}") from error
 
-    def launch(self, job: Job, env: Mapping[str, str]) -> None:
+    def launch(self, job: Job, env: Mapping[str, str], cpus: Iterable[int] = ()) -> None:
         """Start a supervisor for the job's current attempt, unless one has started it or it was
-        revoked.
+        revoked. `cpus`: those on which it starts; none: any.
 
         Raises NotNow, or another CarmaError if the attempt can never start.
         """
@@ -64,6 +64,8 @@ class Launcher:
         if self.begun(job) or supervisor.why_stopped(directory) == supervisor.REVOKED:
             return
         fields = launch_fields(job, {**env, ATTEMPT_VARIABLE: str(directory)}, self._kill_grace_s)
+        if listed := ",".join(map(str, cpus)):
+            fields += f"cpus={listed}\0".encode()
         if self._group:
             fields += _cgroup(job, self._group)
         self.reap()

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
-from carmad.core.types import JobSpec
+from carmad.core.types import Gpu, JobSpec
 
 PERIOD_US = 100_000  # the kernel's usual one
 CPU, MEMORY = "cpu", "memory"  # cgroup controllers
@@ -47,6 +48,14 @@ def properties(spec: JobSpec) -> dict[str, str]:
     if spec.host_memory_mib is not None:
         found |= {"MemoryMax": f"{spec.host_memory_mib}M", "MemorySwapMax": "0"}
     return found
+
+
+def near(spec: JobSpec, gpus: Iterable[Gpu]) -> tuple[int, ...]:
+    """The CPUs on which a job with these GPUs starts: those near one of them, if it asks for CPUs
+    and they are enough. None: on any, as with a GPU of which that is not known."""
+    each = [gpu.cpus for gpu in gpus]
+    found = set().union(*each) if all(each) else set()
+    return tuple(sorted(found)) if spec.cpus is not None and len(found) >= spec.cpus else ()
 
 
 def files(spec: JobSpec) -> dict[str, str]:

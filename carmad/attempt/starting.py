@@ -3,7 +3,7 @@
 Part of both programs, so imports are few (see `supervisor`).
 """
 # pathlib would take longer to import than the supervisor takes to start a job:
-# ruff: noqa: PTH118
+# ruff: noqa: PTH118, SIM105
 
 from __future__ import annotations
 
@@ -61,6 +61,8 @@ class Launch:
         self.stdout = fields[b"stdout"]
         self.stderr = fields[b"stderr"]
         self.grace_s = float(fields[b"grace_s"])
+        # On which it starts; none: any.
+        self.cpus = {int(cpu) for cpu in fields.get(b"cpus", b"").split(b",") if cpu}
         # A cgroup to make for the job, where it has no unit.
         self.cgroup = os.fsdecode(fields[b"cgroup"]) if b"cgroup" in fields else None
         # Where a wrapper (conda's) can report that the program could not be started.
@@ -120,6 +122,11 @@ def become_job(launch: Launch) -> None:
     """Become its user, in its directory, with an empty standard input."""
     become_user(launch)
     os.umask(launch.umask)
+    if launch.cpus:
+        try:
+            os.sched_setaffinity(0, launch.cpus)
+        except OSError:
+            pass  # the daemon has none of these: any will do
     try:
         os.chdir(launch.cwd)
     except OSError as error:

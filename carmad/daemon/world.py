@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event, Timer
 
+from carmad.attempt import limits
 from carmad.attempt.environment import job_environment
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, NotNow
@@ -18,6 +19,7 @@ from carmad.core.messages import (
     UNESTIMATED,
     Action,
     Began,
+    Discovered,
     Estimated,
     EstimateMemory,
     Exited,
@@ -34,6 +36,8 @@ from carmad.core.types import (
     Cause,
     Estimate,
     Exit,
+    Gpu,
+    GpuId,
     Job,
     JobId,
     JobSpec,
@@ -84,6 +88,7 @@ class DaemonWorld(Follower):
         self._mps = mps
         self._kill_grace_s = kill_grace_s
         self._extra_env = extra_env
+        self._gpus: dict[GpuId, Gpu] = {}  # replaced as a whole, as "hands" reads it
         self._hands = Threads(1, "hands")
         self._estimates = Estimates(estimate, self._estimated)
         # Launches to retry, and what prevents them. Used only by the thread "hands".
@@ -107,6 +112,9 @@ class DaemonWorld(Follower):
             self._hands.submit(self._do, action)
 
     def committed(self, step: Step) -> None:
+        for event in step.events:
+            if isinstance(event, Discovered):
+                self._gpus = {gpu.id: gpu for gpu in event.gpus}
         for job in step.jobs:
             if job.ended:
                 self.release(job.id)
@@ -167,7 +175,8 @@ class DaemonWorld(Follower):
         try:
             whole = replace(job, spec=self._whole(job.spec))
             env = job_environment(whole, job.gpus, mps_pipe=pipe, mps_log=logs)
-            self._launcher.launch(job, env | self._extra_env)
+            on = [self._gpus[gpu] for gpu in job.gpus if gpu in self._gpus]
+            self._launcher.launch(job, env | self._extra_env, limits.near(job.spec, on))
         except (NotNow, StoreFull) as error:
             self._begin_outage(error)
             self._postpone(job, error)
