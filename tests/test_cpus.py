@@ -17,7 +17,7 @@ from carmad.attempt import limits
 from carmad.attempt.launcher import Launcher
 from carmad.config import Host, Limits, Settings
 from carmad.core.decision import Proposal
-from carmad.core.messages import CancelRequested, Discovered, Reconfigured
+from carmad.core.messages import CancelRequested, Discovered, Reconfigured, Stepped
 from carmad.core.types import Cause, Exit, Job, JobId, JobState
 from carmad.core.view import View
 from carmad.gpu.topology import cpus_near
@@ -65,6 +65,7 @@ def test_a_job_without_gpus_starts_though_every_gpu_is_taken_and_policies_never_
     job = server.submit(gpus=0, cpus=1, time_limit_s=60.0)
     assert states(server, first, second, job) == [S.STARTING, S.QUEUED, S.RUNNING]
     assert (server.job(job).gpus, server.job(job).mode) == ((), None)
+    server.tell(Stepped(server.now, job, 0.1))
     server.submit()
     server.pass_time(30)
     assert not server.job(job).notes, "nobody waits for its first kernel"
@@ -170,6 +171,12 @@ def test_a_job_that_may_not_start_yet_keeps_nothing() -> None:
     server = FakeServer(gpus=1, settings=HOST)
     server.submit(cpus=8, begin_at=1e9)
     assert server.job(server.submit(gpus=0, cpus=8)).state is S.RUNNING
+
+
+def test_one_that_may_not_start_yet_hides_nobody_behind_it() -> None:
+    server = FakeServer(settings=HOST)
+    server.submit(gpus=0, cpus=8, begin_at=1e9)
+    assert server.job(server.submit(gpus=0, cpus=8, nice=5)).state is S.RUNNING
 
 
 def test_one_far_from_the_head_holds_nobody_up() -> None:

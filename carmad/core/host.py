@@ -61,9 +61,9 @@ class Room:
 
     @property
     def no_cpu(self) -> bool:
-        """Whether no CPU at all is left for a job that is no first."""
+        """Whether jobs have them all."""
         total = self._total[CPUS]
-        return total is not None and total - self._used.get(CPUS, 0) - _sum(self._firsts, CPUS) <= 0
+        return total is not None and total <= self._used.get(CPUS, 0)
 
     def _lack(self, spec: JobSpec, ahead: list[Job]) -> Reason | None:
         for kind in (CPUS, MEMORY):
