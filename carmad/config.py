@@ -110,6 +110,16 @@ class Learning:
 
 
 @dataclass(frozen=True, slots=True)
+class Host:
+    """What jobs may have of the host, together. Only jobs that ask for a part (`--cpus`, `--mem`)
+    are counted."""
+
+    cpus: int | None = None  # default: all that the daemon may use
+    memory_mib: int | None = None  # default: all but a twentieth, which is for the system
+    cgroup: str = ""  # without systemd: a delegated cgroup (v2), in which limits can be set
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     gpus_per_user: int | None = None
     queued_per_user: int = 10_000
@@ -184,6 +194,7 @@ class Settings:
     models: Learning = field(default_factory=Learning)
     recovery: Recovery = field(default_factory=Recovery)
     collocation: Collocation = field(default_factory=Collocation)
+    host: Host = field(default_factory=Host)
     limits: Limits = field(default_factory=Limits)
     interactive: Interactive = field(default_factory=Interactive)
     fairness: Fairness = field(default_factory=Fairness)

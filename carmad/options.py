@@ -24,6 +24,8 @@ MAX_TIME_S = 10 * 365 * 86_400.0
 MAX_WITHIN_S = 600.0  # of a processor, for a trace
 MAX_MIB = 100_000_000
 MAX_GPUS = 1024
+MAX_CPUS = 8192
+LEAST_HOST_MIB = 64  # some of it is for the process that supervises the job
 MAX_BATCH = 1_000_000_000
 MAX_NICE = 10_000
 TOLD_OF = ("start", "end", "fail", "oom", "limit80")
@@ -121,9 +123,9 @@ class JobOptions:
         section=RESOURCES,
         read="gpu_count",
         metavar="N",
-        ge=1,
+        ge=0,
         le=MAX_GPUS,
-        help="number of GPUs (default 1)",
+        help="number of GPUs (default 1); 0: the job runs on CPUs alone",
     )
     memory_mib: int | None = option(
         "--gpu-mem",
@@ -147,6 +149,34 @@ class JobOptions:
         help="batch size per GPU of a job that can accumulate gradients: CARMA may start it with"
         " a fraction of N, passed as CARMA_BATCH_SIZE, CARMA_ACCUMULATION_STEPS and in place of"
         " {batch_size} in the command",
+    )
+    cpus: int | None = option(
+        "-c",
+        "--cpus",
+        "--cpus-per-task",
+        default=None,
+        section=RESOURCES,
+        read="whole",
+        metavar="N",
+        ge=1,
+        le=MAX_CPUS,
+        memory=False,
+        show="CPUs",
+        help="number of CPUs that the job may use; it starts once so many are free (default: not"
+        " counted and not limited, or 1 with --gpus 0)",
+    )
+    host_memory_mib: int | None = option(
+        "--mem",
+        default=None,
+        section=RESOURCES,
+        read="host_memory",
+        metavar="SIZE",
+        ge=LEAST_HOST_MIB,
+        le=MAX_MIB,
+        memory=False,
+        show="host memory",
+        help="memory of the host that the job may use, such as 32G; it starts once so much is free"
+        " (default: not counted and not limited)",
     )
     exclusive: bool = option(
         "--exclusive",

@@ -77,6 +77,15 @@ COLUMNS = {
         fit="drop",
     ),
     "gpus": Column("GPUS", lambda j: str(j["gpus_wanted"]), True, lambda j: j["gpus_wanted"]),
+    "cpus": Column(
+        "CPUS", lambda j: str(j.get("cpus") or NOTHING), True, lambda j: j.get("cpus") or 0
+    ),
+    "mem": Column(
+        "MEM",
+        lambda j: memory(j.get("host_memory_mib")),
+        True,
+        lambda j: j.get("host_memory_mib") or 0,
+    ),
     "vram": Column("VRAM(USED/EST)", vram, True, lambda j: j["memory"]["used_mib"] or 0),
     "peak": Column(
         "PEAK",

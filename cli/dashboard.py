@@ -70,6 +70,7 @@ def headline(answer: StatusOut) -> Line:
     facts = [
         f"policy {server['policy']}",
         f"{len(answer['gpus'])} GPUs ({server['source']})",
+        f"{server['cpus_free']} of {server['cpus']} CPUs free" if "cpus_free" in server else "",
         "MPS" if server["mps"] else "",
         f"up {span(server['uptime_s'])}",
         f"{counts['running']} running, {counts['queued']} waiting",

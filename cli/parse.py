@@ -9,7 +9,15 @@ import math
 import re
 from argparse import ArgumentTypeError
 
-from carmad.options import MAX_GPUS, MAX_MIB, MAX_TASKS, MAX_TIME_S, MAX_WITHIN_S, TOLD_OF
+from carmad.options import (
+    LEAST_HOST_MIB,
+    MAX_GPUS,
+    MAX_MIB,
+    MAX_TASKS,
+    MAX_TIME_S,
+    MAX_WITHIN_S,
+    TOLD_OF,
+)
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -102,15 +110,23 @@ def mebibytes(text: str) -> int:
     if not unit and mib < SMALLEST_BARE_MIB:
         raise ArgumentTypeError(f"{text!r} is in MiB; write {number}G, or {number}M")
     if not 1 <= mib <= MAX_MIB:
-        raise ArgumentTypeError(f"{text!r} is out of range for the memory of a GPU")
+        raise ArgumentTypeError(f"{text!r} is out of range for a memory size")
     return int(-(-mib // 1))  # rounded up: never promise less than requested
+
+
+def host_memory(text: str) -> int:
+    """As `mebibytes`, and enough for a process."""
+    mib = mebibytes(text)
+    if mib < LEAST_HOST_MIB:
+        raise ArgumentTypeError(f"{text!r} is too little for any process; try 4G")
+    return mib
 
 
 def gpu_count(text: str) -> int:
     """N, or Slurm's TYPE:N; the type is ignored, as a server's GPUs are of one type."""
     number = text.rpartition(":")[2]
-    if not re.fullmatch(_COUNT, number) or not 1 <= int(number) <= MAX_GPUS:
-        raise ArgumentTypeError(f"{text!r} is not a number of GPUs from 1 to {MAX_GPUS}")
+    if not re.fullmatch(_COUNT, number) or int(number) > MAX_GPUS:
+        raise ArgumentTypeError(f"{text!r} is not a number of GPUs from 0 to {MAX_GPUS}")
     return int(number)
 
 

@@ -16,12 +16,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from carmad import registry
-from carmad.config import Collocation, Limits, Monitor, Settings
+from carmad.config import Collocation, Host, Limits, Monitor, Settings
 from carmad.core.gpuview import GpuView
 from carmad.core.ledger import ENDED_REMEMBERED
-from carmad.core.line import Held, place_in_line
+from carmad.core.line import Held, Place, place_in_line
 from carmad.core.messages import (
     Action,
+    Began,
     CancelRequested,
     Discovered,
     DrainRequested,
@@ -81,8 +82,11 @@ EXITS = (
 PERIOD_S = 1.0
 ROUNDS = 100  # of a world that is well again, until the last job must have ended
 PATIENT = Monitor(window_s=3, stale_s=60, first_kernel_timeout_s=20)
-SHARED = Settings(monitor=PATIENT, limits=Limits(backfill=1, gpus_per_user=5))
-UNDER_MPS = Settings(monitor=PATIENT, collocation=Collocation(mps=True, max_jobs_per_gpu=2))
+HOST = Host(cpus=4)
+SHARED = Settings(monitor=PATIENT, host=HOST, limits=Limits(backfill=1, gpus_per_user=5))
+UNDER_MPS = Settings(
+    monitor=PATIENT, host=HOST, collocation=Collocation(mps=True, max_jobs_per_gpu=2)
+)
 UNDER_ONE_SERVER = replace(UNDER_MPS, collocation=replace(UNDER_MPS.collocation, mps_scope="node"))
 PREEMPTING = replace(SHARED, limits=Limits(preemption=True))
 SERVERS: tuple[tuple[str, Settings], ...] = (
@@ -287,12 +291,16 @@ class Model:
         key = job.id, job.attempt
         match action:
             case Launch() if key in self.attempts or key in self.revoked:
+                if not job.gpus:
+                    self.tell(Began(self.now, *key))
                 self._look_after(key, Exit(Cause.LOST))
             case Launch() if fails:
                 self.revoked.add(key)
                 self.tell(Exited(self.now, *key, Exit(Cause.LAUNCH_FAILED)))
             case Launch():
                 self._start(job)
+                if not job.gpus:
+                    self.tell(Began(self.now, *key))
             case Stop():
                 if key not in self.attempts:
                     self.revoked.add(key)
@@ -315,6 +323,7 @@ class Model:
             if set(other.gpus) & set(job.gpus):
                 assert not (other.exclusive or job.exclusive), (job, other)
         self.attempts[key] = Attempt(job)
+        assert sum(each.spec.cpus or 0 for each in self.alive().values()) <= (HOST.cpus or 0)
 
     def alive(self) -> dict[Key, Job]:
         return {key: it.job for key, it in self.attempts.items() if it.exit is None}
@@ -385,12 +394,14 @@ class Model:
         if self.disk.jobs and dice.random() < 0.3:
             after = (After(dice.choice(list(self.disk.jobs)), dice.choice(list(AfterKind))),)
         limit = dice.choice((None, 5.0, 30.0))
+        gpus = dice.choice((0, 1, 1, 1, 2, 3))
         user, uid = dice.choice((("ada", 1000), ("bob", 1001)))
         spec = a_spec(
             user=user,
             uid=uid,
-            gpus=dice.choice((1, 1, 1, 2, 3)),
-            exclusive=dice.random() < 0.2,
+            gpus=gpus,
+            cpus=dice.choice((None, 1, 3) if gpus else (1, 4)),
+            exclusive=gpus > 0 and dice.random() < 0.2,
             time_limit_s=limit,
             warn=WarnSignal(12, 4) if limit else None,
             begin_at=dice.choice((None, None, self.now + 10)),
@@ -539,16 +550,21 @@ class Model:
         assert kept == [_facts(gpu) for gpu in core.view(self.now).gpus]
         jobs, ledger = core.jobs.values(), core._ledger
         queued = [job for job in jobs if job.state is JobState.QUEUED]
-        queued.sort(
-            key=lambda job: place_in_line(job, core.policy.order(job), core.shares.standing(job))
-        )
+
+        def place(job: Job) -> Place:
+            order = core.policy.order(job) if job.spec.gpus else 0.0
+            return place_in_line(job, order, core.shares.standing(job))
+
+        queued.sort(key=place)
         assert list(ledger.line()) == queued
         running = {job for job in jobs if job.holds_gpus}
         held = Held()
         for job in running:
             held.add(job)
         assert ledger.held == held
-        assert set(core.view(self.now).running) == running
+        assert set(ledger.running()) == running
+        assert set(core.view(self.now).running) == {job for job in running if job.gpus}
+        assert all(job.spec.gpus for job in core.view(self.now).queue)
         holds: Counter[str] = Counter()
         for job in running:
             for gpu_id in job.gpus:

@@ -184,7 +184,7 @@ def test_the_environment_is_scrubbed_but_for_what_is_exported(daemon: Daemon) ->
         {"env": {"": "x"}},
         {"name": "\x1b[2J"},
         {"gpus": -1},
-        {"gpus": 0},
+        {"gpus": -1},
         {"gpus": "1"},
         {"gpus": 1.5},
         {"memory_mib": 0},

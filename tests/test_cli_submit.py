@@ -213,7 +213,8 @@ def test_gpus_are_counted_slurms_way_too() -> None:
     assert parse.gres("gpu:2") == 2
     assert parse.gres("gpu:a100:4") == 4
     assert parse.gpu_count("a100:2") == 2
-    for wrong in ("gpu:", "gpu:a100", "shard:2", "gpu:1,shard:2", "gpu:0", "gpu:1025"):
+    assert parse.gres("gpu:0") == 0
+    for wrong in ("gpu:", "gpu:a100", "shard:2", "gpu:1,shard:2", "gpu:-1", "gpu:1025"):
         with pytest.raises(ArgumentTypeError):
             parse.gres(wrong)
 
@@ -233,6 +234,7 @@ def test_every_option_arrives(
     file.write_text("json://localhost")
     file.chmod(0o600)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    words += " -c 8 --mem 32G"
     told = [
         "--layout",
         "2x forward=20ms weights=4M",
@@ -256,6 +258,8 @@ def test_every_option_arrives(
         "notify": "end,oom",
         "gpus": 2,
         "memory_mib": 12288,
+        "cpus": 8,
+        "host_memory_mib": 32768,
         "batch_size": 64,
         "amp": True,
         "cold_start_s": 300.0,
@@ -719,7 +723,9 @@ def test_a_dry_run_submits_nothing(fake: FakeDaemon, capsys: pytest.CaptureFixtu
         ["--gpu-mem", "much", "prog"],
         ["--no-such-option", "prog"],
         ["-G"],
-        ["-G", "0", "prog"],
+        ["-G", "-1", "prog"],
+        ["-c", "0", "prog"],
+        ["--mem", "1M", "prog"],
         ["--nice", "99999", "prog"],
         ["-J", "", "prog"],
         ["--wrap", "x", "prog"],
@@ -740,6 +746,7 @@ def test_usage_errors(
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
+        (["--mem-per-gpu", "8G", "prog"], "--gpu-mem 8G"),
         (["--gpu-men", "8G", "prog"], "did you mean --gpu-mem?"),
         (["--lr", "1", "prog"], "carma submit has no option --lr"),
         (["--lr", "1", "prog"], "go after it: carma submit -- python train.py --lr …"),

@@ -444,14 +444,14 @@ def test_attempts_of_older_releases_are_told_as_far_as_is_known(tmp_path: Path) 
         before = store.totals(0.0)
     with contextlib.closing(sqlite3.connect(tmp_path / "carma.db")) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = '0003'")
-        connection.execute("DROP TABLE accounts")  # which 0008 makes
+        connection.execute("DROP TABLE accounts")  # which 0007 adds
         connection.execute("DROP TABLE limits")
-        connection.execute("DROP TABLE reservations")
+        connection.execute("DROP TABLE reservations")  # which 0008 adds
         connection.execute("CREATE TABLE events (at FLOAT)")  # which 0005 removes
-        connection.execute("DROP TABLE externals")  # which 0007 adds
+        connection.execute("DROP TABLE externals")  # which 0006 adds
         connection.execute("CREATE INDEX ix_events_at ON events (at)")
-        connection.execute("DROP TABLE notices")  # which 0011 adds
-        connection.execute("DROP TABLE scripts")  # which 0010 adds, with a column
+        connection.execute("DROP TABLE notices")  # which 0010 adds
+        connection.execute("DROP TABLE scripts")  # which 0009 adds, with a column
         connection.execute("DROP INDEX ix_jobs_script")
         connection.execute("ALTER TABLE jobs DROP COLUMN script")
         for job in jobs:

@@ -63,7 +63,7 @@ class Launcher:
     def begun(self, job):
         return self.has_begun
 
-    def launch(self, job, env, follow=None):
+    def launch(self, job, env, follow=None, cpus=()):
         self.calls.append(("launch", job.id, env))
         if job.spec.cwd == "/refused":
             raise CarmaError("cannot run jobs as bob", "run carmad as root")
@@ -332,6 +332,20 @@ def test_every_end_has_its_cause(tmp_path, ended, cause):
     world, inbox, _ = a_world(tmp_path)
     world._ended(running(), ended)
     assert inbox.events[0].exit.cause is cause
+
+
+@pytest.mark.parametrize(
+    ("over_limit", "evidence"),
+    [
+        (True, "its processes used more than --mem 8G"),
+        (False, "the kernel's OOM killer struck in its cgroup"),
+    ],
+)
+def test_who_uses_more_memory_than_asked_for_is_told_so(tmp_path, over_limit, evidence):
+    world, inbox, _ = a_world(tmp_path)
+    job = running(host_memory_mib=8192)
+    world._ended(job, Ended(signal=9, ended_at=1.0, host_oom=True, over_limit=over_limit))
+    assert inbox.events[0].exit.evidence == evidence
 
 
 @pytest.mark.parametrize(("stopped", "cause"), [(False, Cause.SUCCESS), (True, Cause.CANCELLED)])

@@ -17,7 +17,7 @@ from carmad.words import clock
 
 SOON_S = 1.0
 # Who waits for these does not for GPUs alone.
-LEFT_OUT = frozenset({"quota", "gpu_hours", "array_limit"})
+LEFT_OUT = frozenset({"quota", "gpu_hours", "array_limit", "cpus", "host_memory_mib"})
 PREVENTED = LEFT_OUT | {"held", "gpus_unread"}  # not by time alone
 
 

@@ -155,6 +155,16 @@ CORE: dict[str, Wording] = {
     "gpu_hours": Wording(
         "GpuHours", lambda r: f"{r.detail} has used {r.have:.4g} of {r.need:g} {r.unit}"
     ),
+    "cpus": Wording(
+        "CPUs",
+        lambda r: f"it wants {r.need:.0f} CPU{'' if r.need == 1 else 's'}; {r.detail}",
+        lambda r: f"{r.have:.0f} free, need {r.need:.0f}",
+    ),
+    "host_memory_mib": Wording(
+        "HostMemory",
+        lambda r: f"it wants {gib(r.need)} of the host's memory; {r.detail}",
+        lambda r: f"{gib(r.have)} free, need {gib(r.need)}",
+    ),
     "policy_failed": Wording("PolicyFailed", lambda r: f"the placement policy failed: {r.detail}"),
     "policy_fallback": Wording(
         "PolicyFallback", lambda r: f"decided by the fallback, as the policy {r.detail} fails"

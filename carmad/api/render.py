@@ -28,6 +28,7 @@ from carmad.core.decision import Placement, Reason
 from carmad.core.layout import Layout
 from carmad.core.scene import Scene
 from carmad.core.types import (
+    Cause,
     Estimate,
     Exit,
     Job,
@@ -286,13 +287,15 @@ def _untested(job: Job) -> bool:
 
 
 def _advice(job: Job) -> str | None:
-    """What may help a job that no retry could: it ran out of memory with nobody beside it, or lacks
-    what a login shell has."""
+    """What may help a job that no retry could: it ran out of memory with nobody beside it, met its
+    own limit, or lacks what a login shell has."""
     if job.exit and _NO_MODULE.search(job.exit.evidence):
         return (
             "module is a function of login shells: start the script with #!/bin/bash -l, submit"
             " from a shell that has it, or leave it out"
         )
+    if job.exit and job.exit.cause is Cause.HOST_OOM and job.spec.host_memory_mib:
+        return "ask for more with --mem, or let it use less, as with fewer data-loading processes"
     if job.state is not JobState.OUT_OF_MEMORY or job.shared or (job.exit and job.exit.neighbours):
         return None
     its = "its GPU" if len(job.gpus) == 1 else "its GPUs"

@@ -38,7 +38,8 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
     if blockers:
         now = None
     reasons = blockers or (list(now.placement.reasons) if now else [])
-    behind = _behind(job, scene) if waits and now is None and not blockers else None
+    looked_at = now is not None or blockers
+    behind = _behind(job, scene) if waits and job.spec.gpus and not looked_at else None
     out = jobs(job)
     return {
         "schema": SCHEMA,
@@ -100,7 +101,7 @@ def _headline(
         case JobState.PENDING:
             return "waits: its memory need is being estimated"
         case JobState.STARTING:
-            return "starting: no kernel of it has been seen yet"
+            return "starting: no kernel of it has been seen yet" if job.gpus else "starting"
         case JobState.RUNNING:
             return "running"
         case JobState.STOPPING:

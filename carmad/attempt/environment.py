@@ -156,6 +156,10 @@ def job_environment(
     env.setdefault("SLURM_SUBMIT_DIR", spec.cwd)
     if _calls_srun(spec):
         env["PATH"] += os.pathsep + SHIMS
+    if spec.cpus is not None:
+        env["CARMA_CPUS"] = env["SLURM_CPUS_PER_TASK"] = str(spec.cpus)
+        # Most numerical libraries would start a thread for each of the host's CPUs.
+        env.setdefault("OMP_NUM_THREADS", str(spec.cpus))
     if job.need is not None:
         env["CARMA_GPU_MEM_MB"] = str(job.need.mib)
     if (part := _sub_batch(job)) is not None:

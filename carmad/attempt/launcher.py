@@ -10,11 +10,11 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from carmad import units
-from carmad.attempt import folders, process_tree, supervisor
+from carmad.attempt import folders, limits, process_tree, supervisor
 from carmad.attempt.callers import Process
 from carmad.attempt.copies import Copies, of_job
 from carmad.attempt.environment import ATTEMPT_VARIABLE, REPORT_FD, command, log_paths
@@ -36,7 +36,8 @@ def attempt_dir(state_dir: Path, job: JobId, attempt: int) -> Path:
 class Launcher:
     """`systemd`: run each attempt in a transient unit, so that it outlives the daemon's own unit.
 
-    Otherwise supervisors are plain children in their own sessions.
+    Otherwise supervisors are plain children in their own sessions, and jobs have cgroups below
+    `group`, a delegated one; "": they have none.
     """
 
     def __init__(
@@ -46,11 +47,14 @@ class Launcher:
         *,
         systemd: bool,
         kill_grace_s: float,
+        group: str = "",
     ) -> None:
         self._state_dir = state_dir.absolute()
         self._copies = copies or Copies(self._state_dir / "scripts")
         self._systemd = systemd
         self._kill_grace_s = kill_grace_s
+        self._group = "" if systemd else group
+        self.limited_by = limits.controllers(systemd, group)
         self._children: list[subprocess.Popen[bytes]] = []
         jobs = self._state_dir / "jobs"
         try:
@@ -59,10 +63,15 @@ class Launcher:
             raise CarmaError(f"cannot make the directory {jobs}: {error.strerror}") from error
 
     def launch(
-        self, job: Job, env: Mapping[str, str], follow: Process | None = None
+        self,
+        job: Job,
+        env: Mapping[str, str],
+        follow: Process | None = None,
+        cpus: Iterable[int] = (),
     ) -> Mapping[str, str]:
         """Start a supervisor for the job's current attempt, unless one has started it or it was
-        revoked. Returns the attempt's complete environment.
+        revoked. Returns the attempt's complete environment. `cpus`: those on which it starts; none:
+        any.
 
         `follow`: the job's command is run by this process, so the supervisor does not.
         Raises NotNow, or another CarmaError if the attempt can never start.
@@ -75,6 +84,10 @@ class Launcher:
         fields = launch_fields(job, {} if follow else env, self._kill_grace_s, script)
         if follow:
             fields += f"follow={follow.pid} {follow.start_ticks}\0".encode()
+        if listed := ",".join(map(str, cpus)):
+            fields += f"cpus={listed}\0".encode()
+        if self._group:
+            fields += _cgroup(job, self._group)
         self.reap()
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -193,6 +206,7 @@ class Launcher:
             "Delegate": "yes",  # the supervisor puts the job into a cgroup below its own
             "TimeoutStopSec": f"{self._kill_grace_s + 30:.0f}",
             "LimitNOFILE": "65536",
+            **limits.properties(job.spec),
         }
         name = f"carma-job-{job.id}-{job.attempt}"
         about = f"CARMA job {job.id} of {job.spec.user}, attempt {job.attempt}"
@@ -240,6 +254,13 @@ def launch_fields(
         return b"".join(os.fsencode(f"{key}={value}\0") for key, value in fields)
     except UnicodeEncodeError as error:
         raise CarmaError(f"the job's command or environment is not valid text: {error}") from error
+
+
+def _cgroup(job: Job, group: str) -> bytes:
+    """The fields by which a supervisor makes the job's cgroup below `group`."""
+    fields = [f"cgroup={group}/carma-job-{job.id}-{job.attempt}"]
+    fields += [f"limit={name}={value}" for name, value in limits.files(job.spec).items()]
+    return b"".join(os.fsencode(field) + b"\0" for field in fields)
 
 
 def _write(path: Path, data: bytes) -> None:

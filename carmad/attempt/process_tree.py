@@ -81,18 +81,36 @@ def job_cgroup(unit: str | None) -> str | None:
     return f"{unit}/job"
 
 
-def oom_kills(cgroup: str | None) -> int | None:
-    """How often the kernel's OOM killer has struck in this cgroup and those below it."""
+def limited_cgroup(path: str, limits: dict[str, bytes]) -> str | None:
+    """A new cgroup for the job alone; `limits`: contents of its files. None if there can be none:
+    then the job runs without."""
+    try:
+        os.mkdir(path, 0o755)
+    except FileExistsError:
+        pass
+    except OSError:
+        return None
+    for name, value in limits.items():
+        tell_kernel(f"{path}/{name}", value)
+    return path
+
+
+def memory_events(cgroup: str | None) -> dict[bytes, int] | None:
+    """What has happened in this cgroup and those below it, by the kernel's name for it. None:
+    nobody counts."""
     if cgroup is None:
         return None
     try:
-        for line in read_file(f"{cgroup}/memory.events").splitlines():
-            key, _, count = line.partition(b" ")
-            if key == b"oom_kill":
-                return int(count)
+        words = read_file(f"{cgroup}/memory.events").split()
     except OSError:
-        pass
-    return None
+        return None
+    return {name: int(count) for name, count in zip(words[::2], words[1::2], strict=False)}
+
+
+def oom_kills(cgroup: str | None) -> int | None:
+    """How often the kernel's OOM killer has struck in this cgroup and those below it."""
+    events = memory_events(cgroup)
+    return events.get(b"oom_kill") if events else None
 
 
 def descendants(others: dict[int, int] | None = None) -> dict[int, int]:

@@ -41,7 +41,7 @@ class Started:
 @with_config(_SOUND)
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """How an attempt ended. Records of release 0.1.0 lack the last three fields."""
+    """How an attempt ended. Records of earlier releases lack some of the last fields."""
 
     code: Annotated[int, Field(ge=0, le=255)] | None
     signal: Annotated[int, Field(ge=1, le=64)] | None
@@ -55,6 +55,7 @@ class Exited:
     ended_boot_s: _Seconds | None = None
     cause: _Text = ""
     main_ended_boot_s: _Seconds | None = None
+    over_limit: Annotated[int, Field(lt=1 << 63)] | None = None
 
 
 _STARTED = TypeAdapter(Started)

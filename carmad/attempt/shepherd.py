@@ -52,6 +52,7 @@ class Ended:
     stopped: bool = False  # the daemon stopped it before it ended by itself
     cause: Cause | None = None  # why it was stopped, if for good
     host_oom: bool | None = None  # the kernel's OOM killer struck; None: unknown
+    over_limit: bool = False  # it did because the job met its own limit
     log_tail: str = ""  # the end of stdout, then of stderr
     memory_held: bool = False  # its GPU memory was not seen to be freed in time
 
@@ -246,6 +247,7 @@ class Shepherd:
             stopped=record.stopped,
             cause=_for_good(record.cause),
             host_oom=None if kills is None else kills > 0,
+            over_limit=bool(record.over_limit),
             log_tail=records.tail(attempt.directory),
         )
 

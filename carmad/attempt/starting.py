@@ -3,7 +3,7 @@
 Part of both programs, so imports are few (see `supervisor`).
 """
 # pathlib would take longer to import than the supervisor takes to start a job:
-# ruff: noqa: PTH118
+# ruff: noqa: PTH118, SIM105
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class Launch:
     def __init__(self, raw: bytes) -> None:
         self.argv: list[bytes] = []
         self.env: dict[str, str] = {}
+        self.limits: dict[str, bytes] = {}  # of its cgroup, by file
         fields: dict[bytes, bytes] = {}
         for field in raw.split(b"\0")[:-1]:
             key, _, value = field.partition(b"=")
@@ -47,6 +48,9 @@ class Launch:
             elif key == b"env":
                 name, _, content = os.fsdecode(value).partition("=")
                 self.env[name] = content
+            elif key == b"limit":
+                file, _, limit = value.partition(b"=")
+                self.limits[os.fsdecode(file)] = limit
             else:
                 fields[key] = value
         self.uid = int(fields[b"uid"])
@@ -59,6 +63,10 @@ class Launch:
         self.grace_s = float(fields[b"grace_s"])
         # A process that the job's owner started: pid and start time. Then nothing else is run.
         self.follow = tuple(map(int, fields[b"follow"].split())) if b"follow" in fields else None
+        # On which it starts; none: any.
+        self.cpus = {int(cpu) for cpu in fields.get(b"cpus", b"").split(b",") if cpu}
+        # A cgroup to make for the job, where it has no unit.
+        self.cgroup = os.fsdecode(fields[b"cgroup"]) if b"cgroup" in fields else None
         # Where a wrapper (conda's) can report that the program could not be started.
         self.report_fd = int(fields[b"report_fd"]) if b"report_fd" in fields else None
 
@@ -116,6 +124,11 @@ def become_job(launch: Launch) -> None:
     """Become its user, in its directory, with an empty standard input."""
     become_user(launch)
     os.umask(launch.umask)
+    if launch.cpus:
+        try:
+            os.sched_setaffinity(0, launch.cpus)
+        except OSError:
+            pass  # the daemon has none of these: any will do
     try:
         os.chdir(launch.cwd)
     except OSError as error:

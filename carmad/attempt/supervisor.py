@@ -17,12 +17,13 @@ import, so `signal` and `json` are imported after the fork. In the attempt direc
 - `tail`     the last 64 KiB that this attempt added to its logs
 - `exit`     JSON: code, signal, error, hint, started_at, ended_at, ended_boot_s and
              main_ended_boot_s (seconds since boot; the latter of the main process),
-             host_oom_kills, stopped (by the daemon), cause (why, if given),
+             host_oom_kills, over_limit (how often the job met its own limit of memory, while
+             the server may have had more), stopped (by the daemon), cause (why, if given),
              interrupted (by a SIGTERM to us: the machine is shutting down).
              Written once no descendant of the job is left
 """
 # pathlib and contextlib would take longer to import than this program takes to start a job:
-# ruff: noqa: PTH104, PTH109, PTH110, PTH115, PTH118, PTH119, PTH120, SIM105
+# ruff: noqa: PTH104, PTH106, PTH109, PTH110, PTH115, PTH118, PTH119, PTH120, SIM105
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ from carmad.attempt.process_tree import (
     UNKNOWN,
     Tree,
     job_cgroup,
-    oom_kills,
+    limited_cgroup,
+    memory_events,
     own_cgroup,
     process_stat,
     read_file,
@@ -298,8 +300,10 @@ def supervise(directory: str) -> None:
     assert own is not None
     boot_id = read_file("/proc/sys/kernel/random/boot_id").decode().strip()
     unit = own_cgroup()
-    kills_before = oom_kills(unit)
-    tree = Tree(0, job_cgroup(unit), launch.uid, b"CARMA_ATTEMPT_DIR=" + os.fsencode(directory))
+    group = limited_cgroup(launch.cgroup, launch.limits) if launch.cgroup else job_cgroup(unit)
+    counted = group if launch.cgroup else unit
+    before = memory_events(counted)
+    tree = Tree(0, group, launch.uid, b"CARMA_ATTEMPT_DIR=" + os.fsencode(directory))
     report, follows = -1, "null"
     if launch.follow:
         tree.main, start = launch.follow
@@ -333,7 +337,12 @@ def supervise(directory: str) -> None:
         said = watch(tree, control, report, launch.grace_s)
     assert tree.status is not None
     code, killed_by = how_it_ended(tree.status)
-    kills_after = oom_kills(unit)
+    after = memory_events(counted)
+    if launch.cgroup:
+        try:
+            os.rmdir(launch.cgroup)
+        except OSError:
+            pass  # it never was, or what the job made in it is still there
 
     import json
 
@@ -353,14 +362,19 @@ def supervise(directory: str) -> None:
         "ended_at": time.time(),
         "ended_boot_s": time.clock_gettime(time.CLOCK_BOOTTIME),
         "main_ended_boot_s": tree.main_ended_boot_s,
-        "host_oom_kills": (
-            None if kills_before is None or kills_after is None else kills_after - kills_before
-        ),
+        "host_oom_kills": _more(b"oom_kill", before, after),
+        "over_limit": _more(b"oom", before, after),
         "stopped": tree.stopped,
         "cause": tree.cause,
         "interrupted": tree.interrupted,
     }
     keep(EXIT, json.dumps(record).encode() + b"\n")
+
+
+def _more(name: bytes, *counts: dict[bytes, int] | None) -> int | None:
+    """By how much this count has grown from the first to the second."""
+    before, after = counts
+    return None if before is None or after is None else after.get(name, 0) - before.get(name, 0)
 
 
 def main() -> None:

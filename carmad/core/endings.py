@@ -57,7 +57,7 @@ def ending(job: Job, event: Exited, beside: Sequence[GpuSample], trying: Trying)
     match exit.cause:
         case Cause.SUCCESS:
             return Ending(JobState.SUCCEEDED, exit, at)
-        case Cause.GPU_OOM:
+        case Cause.GPU_OOM if job.gpus:
             external = max((_external_mib(reading) for reading in beside), default=0)
             if external > trying.external_mib:
                 job = job.with_attempt(shared=True)

@@ -52,9 +52,9 @@ class Knowledge:
 
     def predicted(self, job: Job, now: float) -> Job:
         """The job with a prediction; without one, the declared duration applies. If the predictor
-        fails, a note says so."""
+        fails, a note says so. Of jobs without GPUs it is not asked."""
         predictor = self.predictor
-        if predictor is None:
+        if predictor is None or not job.spec.gpus:
             return replace(job, prediction=None)
         notes = tuple(note for note in job.notes if not note.startswith(UNPREDICTED))
         try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from carmad.core.line import Held, Place, is_conditional, place_in_line
@@ -26,7 +26,7 @@ class Ledger:
         self._order = order
         self._standing = standing
         self.jobs: dict[JobId, Job] = {}
-        self.holders: dict[JobId, Job] = {}  # those that hold GPUs
+        self.holders: dict[JobId, Job] = {}  # those that hold GPUs, or run without any
         self.watched: dict[JobId, Job] = {}  # holders that the passing of time may affect
         self.conditional: dict[JobId, Job] = {}  # queued ones that may be blocked
         self.ended: dict[JobId, JobState] = dict(ended)  # the most recent ones
@@ -35,8 +35,10 @@ class Ledger:
         self._places: dict[JobId, Place] = {}  # of the queued jobs
         self._line: list[Place] = []  # the same, sorted
         self._queued: list[Job] = []  # the jobs, in that order
+        self._of_cpus: list[Place] = []  # of these, the jobs without GPUs
         self._queue: tuple[Job, ...] | None = None  # `_queued` as a tuple; None: outdated
         self._running: tuple[Job, ...] | None = None
+        self._on_gpus: tuple[Job, ...] = ()  # of `_running`
         self._residents: dict[GpuId, dict[JobId, Job]] = {}
         self._followers: dict[JobId, dict[JobId, None]] = {}  # a job's dependents, in id order
         self._groups: dict[str, dict[JobId, None]] = {}  # queued jobs by group
@@ -90,6 +92,7 @@ class Ledger:
             self._places[id] = (first, usual, nice, order, rank, at, id)
         self._line = sorted(self._places.values())
         self._queued = [self.jobs[place[-1]] for place in self._line]
+        self._of_cpus = [place for place in self._line if not self.jobs[place[-1]].spec.gpus]
         self._queue = None
 
     def changed(self) -> tuple[Job, ...]:
@@ -119,16 +122,26 @@ class Ledger:
         """Of the jobs in `line`."""
         return tuple(self._line)
 
+    def line_of_cpus(self) -> Iterator[Job]:
+        """The queued jobs without GPUs, in order."""
+        return (self.jobs[place[-1]] for place in self._of_cpus)
+
     def line_with(self, job: Job) -> tuple[Job, ...]:
         """The queue as if `job` were in it."""
         at = bisect_left(self._line, self._place(job))
         return (*self._queued[:at], job, *self._queued[at:])
 
     def running(self) -> tuple[Job, ...]:
-        """The jobs that hold GPUs, by id."""
+        """The jobs that are running, starting or stopping, by id."""
         if self._running is None:
             self._running = tuple([self.holders[id] for id in sorted(self.holders)])
+            self._on_gpus = tuple([job for job in self._running if job.gpus])
         return self._running
+
+    def on_gpus(self) -> tuple[Job, ...]:
+        """Those of them that hold GPUs."""
+        self.running()
+        return self._on_gpus
 
     def residents(self, gpu: GpuId) -> tuple[Job, ...]:
         """The jobs that hold this GPU, by id, so that the order survives a restart."""
@@ -144,7 +157,9 @@ class Ledger:
         return tuple(self.jobs[id] for id in self._groups.get(group, ()))
 
     def _place(self, job: Job) -> Place:
-        return place_in_line(job, self._order(job), self._standing(job))
+        """Policies have no say about jobs without GPUs."""
+        order = self._order(job) if job.spec.gpus else 0.0
+        return place_in_line(job, order, self._standing(job))
 
     def _follow(self, job: Job) -> None:
         for after in job.spec.after:
@@ -158,6 +173,8 @@ class Ledger:
 
     def _join_line(self, job: Job) -> None:
         place = self._places[job.id] = self._place(job)
+        if not job.spec.gpus:
+            insort(self._of_cpus, place)
         at = bisect_left(self._line, place)
         self._line.insert(at, place)
         self._queued.insert(at, job)
@@ -167,8 +184,11 @@ class Ledger:
         self._groups.setdefault(job.group, {})[job.id] = None
 
     def _leave_line(self, job: Job) -> None:
-        at = bisect_left(self._line, self._places.pop(job.id))
+        place = self._places.pop(job.id)
+        at = bisect_left(self._line, place)
         del self._line[at], self._queued[at]
+        if not job.spec.gpus:
+            del self._of_cpus[bisect_left(self._of_cpus, place)]
         self._queue = None
         self.conditional.pop(job.id, None)
         del self._groups[job.group][job.id]

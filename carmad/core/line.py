@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from typing import TypeVar
 
 from carmad.core.decision import Reason
+from carmad.core.host import Room, asks, counted
 from carmad.core.quota import Quotas
 from carmad.core.share import Standing
-from carmad.core.types import Job, JobId, JobState
+from carmad.core.types import Job, JobId, JobSpec, JobState
 
 FEW = 8  # dependencies of a job that are named
 
@@ -30,22 +31,28 @@ def place_in_line(job: Job, order: float, standing: Standing = (True, 0)) -> Pla
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What running jobs hold: GPUs per user, tasks per array."""
+    """What running jobs hold: GPUs per user, tasks per array, CPUs and memory of the host."""
 
     gpus: Counter[str] = field(default_factory=Counter)
     tasks: Counter[JobId] = field(default_factory=Counter)
+    host: Counter[str] = field(default_factory=Counter)  # by field of `JobSpec`
+    of_host: dict[JobId, JobSpec] = field(default_factory=dict)  # the jobs that have a part of it
 
     def add(self, job: Job) -> None:
         self._count(job, 1)
+        if asks(job.spec):
+            self.of_host[job.id] = job.spec
 
     def remove(self, job: Job) -> None:
         self._count(job, -1)
+        self.of_host.pop(job.id, None)
 
     def copy(self) -> Held:
-        return Held(self.gpus.copy(), self.tasks.copy())
+        return Held(self.gpus.copy(), self.tasks.copy(), self.host.copy(), self.of_host.copy())
 
     def _count(self, job: Job, sign: int) -> None:
         _add(self.gpus, job.spec.user, sign * len(job.gpus))
+        counted(self.host, job.spec, sign)
         if job.spec.array:
             _add(self.tasks, job.spec.array.array, sign)
 
@@ -57,10 +64,11 @@ def _add(counts: Counter[K], key: K, number: int) -> None:
 
 
 def is_conditional(job: Job) -> bool:
-    """Whether anything besides GPUs and quotas may keep it waiting, which is rare."""
+    """Whether anything besides GPUs and quotas may keep it waiting, or it wants no GPU: rare."""
     spec = job.spec
     limited = spec.array is not None and spec.array.limit is not None
-    return job.held or spec.begin_at is not None or bool(spec.after) or limited
+    waits = job.held or spec.begin_at is not None or bool(spec.after) or limited
+    return waits or not spec.gpus or asks(spec)
 
 
 def blockers(
@@ -70,9 +78,10 @@ def blockers(
     held: Held,
     quotas: Quotas,
     unread: str,
+    room: Room | None = None,
 ) -> Iterator[Reason]:
     """Why a queued job may not start yet, whatever the state of the GPUs: all there is. `unread`:
-    why the GPUs cannot be read.
+    why the GPUs cannot be read; `room`: what the host has left, None to leave that out.
 
     A dependency that is not live has been met: otherwise the step in which it ended would have
     cancelled this job.
@@ -88,10 +97,17 @@ def blockers(
         active = held.tasks[spec.array.array]
         if active >= spec.array.limit:
             yield _array_limit(spec.array.limit, active)
-    if quotas.any and (refusal := quotas.refusal(spec.user, spec.gpus)):
+    if spec.gpus and quotas.any and (refusal := quotas.refusal(spec.user, spec.gpus)):
         yield refusal
-    if unread:
+    if room and (lack := room.lack(job)):
+        yield lack
+    if unread and spec.gpus:
         yield Reason("gpus_unread", detail=unread)
+
+
+def first(line: Iterable[Job], may_start: Callable[[Job], bool]) -> list[Job]:
+    """The first job of a line that waits for nothing but GPUs and the host, if there is one."""
+    return list(islice(filter(may_start, line), 1))
 
 
 @lru_cache

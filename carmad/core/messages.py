@@ -93,6 +93,15 @@ class Postponed:
 
 
 @dataclass(frozen=True, slots=True)
+class Began:
+    """An attempt without GPUs has been launched: no first kernel will tell that it runs."""
+
+    at: float
+    job: JobId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class Exited:
     """An attempt is over and its processes and GPU memory are gone. Repeats are harmless."""
 
@@ -245,6 +254,7 @@ Event = (
     | Estimated
     | Sampled
     | Postponed
+    | Began
     | Exited
     | CancelRequested
     | HoldRequested

@@ -3,12 +3,12 @@
 List scheduling: waiting jobs take, in queue order, the GPUs that are free first, and running jobs
 release theirs when they are expected to end. A policy may do better by sharing, or worse for this
 job by another order. GPUs that are reserved now are free when that is over. Quotas, array limits,
-later reservations and the small memory of MIG instances are ignored.
+the host's CPUs and memory, later reservations and the small memory of MIG instances are ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -83,7 +83,7 @@ def _starts(
     for job in waiting:
         needed = job.spec.gpus
         ready_at, last = _ready(job, ends_at)
-        at, after = free[needed - 1] if needed <= len(free) else (inf, NOBODY)
+        at, after = _nth(free, needed, now)
         starts_at = max(ready_at, at)
         found[job.id] = Start(starts_at, after if at >= ready_at else last)
         if job.id == until:
@@ -94,6 +94,13 @@ def _starts(
             free[:needed] = [(its_end, after if at == inf else job.id)] * len(free[:needed])
             free.sort()
     return found
+
+
+def _nth(free: Sequence[tuple[float, JobId]], needed: int, now: float) -> tuple[float, JobId]:
+    """When so many GPUs are free, and after whose end."""
+    if not needed:
+        return now, NOBODY
+    return free[needed - 1] if needed <= len(free) else (inf, NOBODY)
 
 
 def _free(gpu: GpuView, ends_at: Mapping[JobId, float], now: float) -> tuple[float, JobId]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from itertools import islice
 from math import inf
@@ -21,8 +21,9 @@ from carmad.core.decision import (
 )
 from carmad.core.fleet import Fleet
 from carmad.core.history import History
+from carmad.core.host import Room, asks
 from carmad.core.ledger import Ledger
-from carmad.core.line import blockers
+from carmad.core.line import blockers, first
 from carmad.core.messages import Action, Launch, Stop, Wake
 from carmad.core.quota import Limit, Quotas
 from carmad.core.share import Shares
@@ -61,6 +62,7 @@ class Placer:
         self._memory: object = None  # the policy's
         self._asks_at = inf  # when the last plan asked to be called again
         self._news: list[Decision] = []
+        self._room: Room | None = None  # what the host has left; None: outdated
         self.decisions: dict[JobId, Decision] = {}
 
     def reconfigure(self, settings: Settings) -> None:
@@ -68,13 +70,14 @@ class Placer:
 
     def view(self, now: float, joining: Job | None = None) -> View:
         """The policy's view; with `joining`, as if that job were queued."""
+        self._room = None
         line = self._ledger.line_with(joining) if joining else self._ledger.line()
         return View(
             now,
             self._fleet.nodes(now, self._ledger),
             self._fleet.node_of,
             self._ready(line, now),
-            self._ledger.running(),
+            self._ledger.on_gpus(),
             self._settings,
             self._history,
             self._models,
@@ -84,18 +87,21 @@ class Placer:
         )
 
     def blocked_by(self, job: Job, now: float) -> Reason | None:
-        """Why a queued job is not shown to the policy; None if it is."""
+        """Why a queued job is not shown to the policy, or does not start without GPUs; None if it
+        is, or does."""
         return self._blocked_by(job, self._quotas(now))
 
     def plan(self, now: float) -> list[Action]:
         """Ask the policy, start the jobs that it places and stop those that it preempts."""
         actions: list[Action] = []
+        self._room = None
         if not self._ledger.line():
             return actions
         self._order_the_unordered()
         before = self._asks_at
         while self._plan_once(now, actions):
             pass
+        actions += self._start_without_gpus(now)
         if min(before, self._asks_at) < inf:
             actions.append(Wake(self._asks_at))
         return actions
@@ -115,7 +121,8 @@ class Placer:
         return tuple(
             job
             for job in line
-            if not (quotas.any or job.id in doubtful) or not self._blocked_by(job, quotas)
+            if not (quotas.any or job.id in doubtful)
+            or (job.spec.gpus and not self._blocked_by(job, quotas))
         )
 
     def _quotas(self, now: float) -> Quotas:
@@ -123,8 +130,23 @@ class Placer:
         return Quotas(self._limits, settings, held, self._shares, now)
 
     def _blocked_by(self, job: Job, quotas: Quotas) -> Reason | None:
+        if self._room is None and asks(job.spec):
+            self._room = self._room_now(quotas)
+        return next(self._blockers(job, quotas, self._room), None)
+
+    def _blockers(self, job: Job, quotas: Quotas, room: Room | None = None) -> Iterator[Reason]:
         jobs, held = self._ledger.jobs, self._ledger.held
-        return next(blockers(job, quotas.now, jobs, held, quotas, self._fleet.unread), None)
+        return blockers(job, quotas.now, jobs, held, quotas, self._fleet.unread, room)
+
+    def _room_now(self, quotas: Quotas) -> Room:
+        ledger = self._ledger
+
+        def ready(job: Job) -> bool:
+            return next(self._blockers(job, quotas), None) is None
+
+        firsts = first((job for job in ledger.line() if job.spec.gpus), ready)
+        firsts += first(ledger.line_of_cpus(), ready)
+        return Room(self._settings.host, ledger.held.host, ledger.held.of_host, firsts)
 
     def _order_the_unordered(self) -> None:
         """Retry `order` for a few of the jobs for which it failed."""
@@ -183,6 +205,23 @@ class Placer:
                     job, checked.gpus, checked.profiling, checked.accumulation
                 )
         return False
+
+    def _start_without_gpus(self, now: float) -> list[Action]:
+        """Start the jobs that want no GPUs, in order, as far as the host has room. Policies, which
+        place jobs on GPUs, are not asked."""
+        actions: list[Action] = []
+        self._room = None
+        for job in tuple(self._ledger.line_of_cpus()):
+            if self.blocked_by(job, now):
+                if self._room and self._room.no_cpu:
+                    break
+                continue
+            notes = () if job.attempt else job.notes
+            started = advance(job.placed((), now), JobState.STARTING, notes=notes)
+            self._ledger.put(started)
+            self._room = None
+            actions.append(Launch(started))
+        return actions
 
     def _preempt(self, wish: Preemption, now: float, by: str) -> list[Action]:
         """Take a running job's GPUs back, where the settings and the job allow it."""
@@ -245,6 +284,7 @@ class Placer:
                     self._ledger.put(resident.with_attempt(shared=True))
         self.last_placed = gpus[-1]
         self._ledger.put(started)
+        self._room = None
         return started
 
     def _decide(self, new: Decision) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from carmad.config import Fairness
 from carmad.core.decision import Decision, Reason
 from carmad.core.gpuview import GpuView
-from carmad.core.line import Held, Place, blockers
+from carmad.core.host import Room
+from carmad.core.line import Held, Place, blockers, first
 from carmad.core.memo import Memo
 from carmad.core.messages import Drain
 from carmad.core.quota import Limit, Quotas
@@ -27,6 +28,7 @@ class Scene:
     live: Mapping[JobId, Job]
     usage: Mapping[JobId, Usage]
     line: tuple[Job, ...]  # all queued jobs, in order
+    running: tuple[Job, ...] = ()  # with those that hold no GPUs
     decisions: Mapping[JobId, Decision] = field(default_factory=dict)
     held: Held = field(default_factory=Held)
     unread: str = ""  # why the GPUs are not known yet
@@ -44,12 +46,13 @@ class Scene:
         return self.view.now
 
     def blocked_by(self, job: Job) -> Reason | None:
-        """Why a queued job is not shown to the policy; None if it is."""
+        """Why a queued job is not shown to the policy, or does not start without GPUs; None if it
+        is, or does."""
         return next(self.blockers(job), None)
 
     def blockers(self, job: Job) -> Iterator[Reason]:
-        """All that keeps a queued job from being shown to the policy."""
-        return blockers(job, self.now, self.live, self.held, self.quotas, self.unread)
+        """All of that."""
+        return self._blockers(job, self.memo.recall("room", self._room))
 
     @property
     def quotas(self) -> Quotas:
@@ -57,6 +60,17 @@ class Scene:
         return self.memo.recall(
             "quotas", Quotas, self.limits, settings, self.held.gpus, self.shares, self.now
         )
+
+    def _blockers(self, job: Job, room: Room | None = None) -> Iterator[Reason]:
+        return blockers(job, self.now, self.live, self.held, self.quotas, self.unread, room)
+
+    def _room(self) -> Room:
+        def ready(job: Job) -> bool:
+            return next(self._blockers(job), None) is None
+
+        firsts = first((job for job in self.line if job.spec.gpus), ready)
+        firsts += first((job for job in self.line if not job.spec.gpus), ready)
+        return Room(self.view.settings.host, self.held.host, self.held.of_host, firsts)
 
     def waiting(self) -> tuple[Job, ...]:
         """The line, and those that join it once their memory is estimated."""
@@ -90,7 +104,13 @@ class Scene:
 
 
 def _places(line: Iterable[Job]) -> dict[JobId, int]:
-    return {job.id: place for place, job in enumerate(line, 1)}
+    """Jobs without GPUs have a line of their own."""
+    places: dict[JobId, int] = {}
+    last = {True: 0, False: 0}
+    for job in line:
+        of_gpus = job.spec.gpus > 0
+        places[job.id] = last[of_gpus] = last[of_gpus] + 1
+    return places
 
 
 def _arrays(live: Mapping[JobId, Job]) -> dict[JobId, list[Job]]:

@@ -18,6 +18,7 @@ from carmad.core.messages import (
     UNESTIMATED,
     Action,
     Adopted,
+    Began,
     CancelRequested,
     Closing,
     Discovered,
@@ -202,6 +203,7 @@ class Scheduler:
             dict(self.jobs),
             dict(self._fleet.usage),
             self._ledger.line(),
+            self._ledger.running(),
             dict(self._placer.decisions),
             self._ledger.held.copy(),
             self.unread,
@@ -242,6 +244,8 @@ class Scheduler:
                 self._on_estimated(event)
             case Sampled():
                 self._watch.sampled(event)
+            case Began():
+                self._on_began(event)
             case Postponed():
                 self._on_postponed(event)
             case Exited():
@@ -303,7 +307,8 @@ class Scheduler:
             )
             if id > self._counted:  # after a failed commit, the same event comes again
                 self._counted = JobId(id)
-                self.history.note_submission(event.at, spec.gpus)
+                if spec.gpus:
+                    self.history.note_submission(event.at, spec.gpus)
             self._put(job)
             if why := in_vain(job, self.ended):
                 self._end(job, JobState.CANCELLED, why, event.at)
@@ -344,6 +349,11 @@ class Scheduler:
         self._put(self.knowledge.with_history(job, event.at))
         if event.note:
             self._ledger.note(event.job, event.note)
+
+    def _on_began(self, event: Began) -> None:
+        job = self._ledger.holders.get(event.job)
+        if job and job.attempt == event.attempt and job.state is JobState.STARTING:
+            self._put(advance(job, JobState.RUNNING))
 
     def _on_postponed(self, event: Postponed) -> None:
         """Neither its time limit nor the wait for its first kernel begins before the attempt."""

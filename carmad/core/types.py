@@ -367,6 +367,7 @@ class Gpu:
     parent: GpuId | None = None
     node: str = "local"
     island: str = ""  # a node's GPUs with the same value are close: by NVLink, or on one socket
+    cpus: tuple[int, ...] = ()  # on its NUMA node; none: all are, or it is not known
 
     @property
     def is_mig(self) -> bool:

@@ -61,7 +61,7 @@ class Watch:
         """From a job that shares all its GPUs with one other, a report tells how much that slows
         it. Ignores reports in other company, and changes of less than 1 %."""
         job = self.ledger.holders.get(event.job)
-        gpu = self._fleet.gpus.get(job.gpus[0]) if job else None
+        gpu = self._fleet.gpus.get(job.gpus[0]) if job and job.gpus else None
         if job is None or gpu is None:
             return
         if any(len(self.ledger.residents(id)) > 1 for id in job.gpus):

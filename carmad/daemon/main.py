@@ -97,7 +97,9 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         experience = _experience(settings, store, copies)
         scheduler, troubles = _core(settings, experience)
         own_units, grace_s = units.available(), settings.limits.kill_grace_s
-        launcher = Launcher(state_dir, copies, systemd=own_units, kill_grace_s=grace_s)
+        launcher = Launcher(
+            state_dir, copies, systemd=own_units, kill_grace_s=grace_s, group=settings.host.cgroup
+        )
         inbox = Inbox(clock, _next_id(store, launcher))
         where = options.socket or paths.daemon_socket()
         evidence, rollup = Evidence(), Rollup()
@@ -135,6 +137,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
             config_path=str(config) if config else None,
             config_toml=configfile.dump(settings),
             troubles=troubles,
+            limited_by=launcher.limited_by,
         )
         server = Server(listener or _socket(where), create_app(service))
         past = store.past(clock())

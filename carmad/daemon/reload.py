@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from carmad import configfile, paths
-from carmad.config import Settings
+from carmad.config import Host, Settings
 from carmad.errors import CarmaError
 
 log = logging.getLogger(__name__)
@@ -23,6 +23,7 @@ EMULATED = "emulated"  # below the state directory
 # Settings that are read at each use. All others are used only at startup, especially by plugins,
 # and need a restart. Watch and Fleet keep those that they were made with.
 AT_ONCE = {
+    "host": ("cpus", "memory_mib"),
     "limits": (
         "gpus_per_user",
         "queued_per_user",
@@ -44,6 +45,7 @@ def read(options: argparse.Namespace, state_dir: Path) -> tuple[Settings, Path |
     default = Path(paths.config_path())
     file = Path(given) if given else default if default.exists() else None
     settings = configfile.load(file, os.environ)
+    settings = replace(settings, host=known(settings.host))
     if options.emulated:
         settings = replace(
             settings,
@@ -51,6 +53,15 @@ def read(options: argparse.Namespace, state_dir: Path) -> tuple[Settings, Path |
             access=replace(settings.access, root_jobs=True),  # nothing there to protect from root
         )
     return settings, file
+
+
+def known(host: Host) -> Host:
+    """With what this machine has, where nothing is set."""
+    cpus = len(os.sched_getaffinity(0)) if host.cpus is None else host.cpus
+    memory_mib = host.memory_mib
+    if memory_mib is None:
+        memory_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 19 // 20 >> 20
+    return replace(host, cpus=cpus, memory_mib=memory_mib)
 
 
 class Reloader:

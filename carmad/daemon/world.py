@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event, Timer
 
+from carmad.attempt import limits
 from carmad.attempt.callers import Process, Taken
 from carmad.attempt.environment import at_a_terminal, command, job_environment
 from carmad.attempt.evidence import Evidence
@@ -19,6 +20,8 @@ from carmad.attempt.shepherd import Ended, Shepherd
 from carmad.core.messages import (
     UNESTIMATED,
     Action,
+    Began,
+    Discovered,
     Estimated,
     EstimateMemory,
     Exited,
@@ -35,6 +38,8 @@ from carmad.core.types import (
     Cause,
     Estimate,
     Exit,
+    Gpu,
+    GpuId,
     Job,
     JobId,
     JobSpec,
@@ -88,6 +93,7 @@ class DaemonWorld(Follower):
         self._mps = mps
         self._kill_grace_s = kill_grace_s
         self._extra_env = extra_env
+        self._gpus: dict[GpuId, Gpu] = {}  # replaced as a whole, as "hands" reads it
         self._hands = Threads(1, "hands")
         self._estimates = Estimates(estimate, self._estimated)
         # Launches to retry, and what prevents them. Used only by the thread "hands".
@@ -102,13 +108,19 @@ class DaemonWorld(Follower):
     def perform(self, action: Action) -> None:
         """Never raises: failures come back as events."""
         if isinstance(action, EstimateMemory):
-            self._estimates.put(action.job)
+            if action.job.spec.gpus:
+                self._estimates.put(action.job)
+            else:  # it needs none
+                self._inbox.post(Estimated(self._inbox.clock(), action.job.id, None))
         elif not isinstance(action, Wake):  # the engine handles an event every second or two anyway
             if isinstance(action, Launch):
                 self._estimates.drop(action.job.id)
             self._hands.submit(self._do, action)
 
     def committed(self, step: Step) -> None:
+        for event in step.events:
+            if isinstance(event, Discovered):
+                self._gpus = {gpu.id: gpu for gpu in event.gpus}
         for job in step.jobs:
             if job.ended:
                 self._estimates.ended(job.id)
@@ -233,9 +245,13 @@ class DaemonWorld(Follower):
                 under_mps = False
                 self._notice(job.id, f"runs without MPS: {error}")
         whole = self._with_all(job)
-        complete = self._launcher.launch(whole, self._environment(whole, under_mps), process)
+        near = limits.near(job.spec, [self._gpus[gpu] for gpu in job.gpus if gpu in self._gpus])
+        env = self._environment(whole, under_mps)
+        complete = self._launcher.launch(whole, env, process, near)
         if job.id in self._offers or job.id in self._postponed or job.started_at is None:
             self._inbox.post(Postponed(self._inbox.clock(), job.id, job.attempt, over=True))
+        if not job.gpus:
+            self._inbox.post(Began(self._inbox.clock(), job.id, job.attempt))
         self.shepherd.watch(job)
         return complete
 
@@ -348,13 +364,18 @@ class DaemonWorld(Follower):
             evidence = "how it ended is not known: whoever had started it was gone by then"
             return Exit(Cause.FAILURE, evidence=evidence)
         until = ended.main_ended_at or ended.ended_at
-        return classify(
+        exit = classify(
             ended.code,
             ended.signal,
             ended.log_tail,
             host_oom=ended.host_oom,
             gpu_full=self._evidence.was_full((job.id, job.attempt), until),
         )
+        limit_mib = job.spec.host_memory_mib
+        if exit.cause is Cause.HOST_OOM and ended.over_limit and limit_mib:
+            size = f"{limit_mib}M" if limit_mib % 1024 else f"{limit_mib // 1024}G"
+            exit = replace(exit, evidence=f"its processes used more than --mem {size}")
+        return exit
 
     def _report(
         self,

@@ -12,6 +12,7 @@ import pynvml
 from carmad.core.types import Gpu, GpuId
 from carmad.errors import CarmaError
 from carmad.gpu.profiler import Unit
+from carmad.gpu.topology import cpus_near
 
 MIB = 1024 * 1024
 
@@ -99,11 +100,10 @@ def units_of(boards: Iterable[Board]) -> tuple[Unit, ...]:
 
 def _board(handle: Any) -> Board:
     pci = pynvml.nvmlDeviceGetPciInfo(handle)
-    return Board(
-        GpuId(pynvml.nvmlDeviceGetUUID(handle)),
-        (pci.domain, pci.bus, pci.device),
-        tuple(_units_on(handle)),
-    )
+    where = pci.domain, pci.bus, pci.device
+    cpus = cpus_near(*where)
+    units = (replace(unit, gpu=replace(unit.gpu, cpus=cpus)) for unit in _units_on(handle))
+    return Board(GpuId(pynvml.nvmlDeviceGetUUID(handle)), where, tuple(units))
 
 
 def _units_on(handle: Any) -> list[Unit]:

@@ -1,4 +1,4 @@
-"""Which GPUs of a server are close to each other: its islands.
+"""Which GPUs of a server are close to each other: its islands. And which CPUs are close to a GPU.
 
 GPUs connected by NVLink, directly or through others, form an island; with NVSwitch that is all of
 them. GPUs without NVLink form an island with those below the same NUMA node: the driver's
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
+from pathlib import Path
 
 import pynvml
 
@@ -32,6 +33,23 @@ def islands(gpus: Sequence[GpuId]) -> dict[GpuId, str]:
         return dict.fromkeys(gpus, "")
     found.sort(key=lambda part: min(gpus.index(gpu) for gpu in part))
     return {gpu: str(next(n for n, part in enumerate(found) if gpu in part)) for gpu in gpus}
+
+
+def cpus_near(domain: int, bus: int, device: int, sysfs: Path = Path("/sys")) -> tuple[int, ...]:
+    """The CPUs on the NUMA node of a PCI device; none if all are, or the kernel does not tell."""
+    folder = sysfs / "bus/pci/devices" / f"{domain:04x}:{bus:02x}:{device:02x}.0"
+    try:
+        near = _listed(folder / "local_cpulist")
+        there = _listed(sysfs / "devices/system/cpu/online")
+    except (OSError, ValueError):
+        return ()
+    return near if set(near) < set(there) else ()
+
+
+def _listed(path: Path) -> tuple[int, ...]:
+    """A kernel's list: 0-15,32-47."""
+    spans = [span.partition("-") for span in path.read_text().strip().split(",")]
+    return tuple(n for low, _, high in spans for n in range(int(low), int(high or low) + 1))
 
 
 def _connected(gpus: Sequence[GpuId], near: Near) -> list[set[GpuId]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import repeat
 from math import isfinite
@@ -15,6 +15,8 @@ from carmad.api.requests import ArrayIn, SubmitIn, UpdateIn
 from carmad.api.responses.jobs import OutlookOut
 from carmad.api.select import parse_selection
 from carmad.attempt.environment import BATCH_SIZE, scrub
+from carmad.attempt.limits import CPU, MEMORY
+from carmad.config import Host
 from carmad.core.decision import Placement, Reason
 from carmad.core.messages import Submitted
 from carmad.core.recurrence import group
@@ -52,6 +54,7 @@ MAX_ARGV_BYTES = 1 << 17  # kept in memory while the job waits
 MAX_ENV_BYTES = 1 << 20
 MAX_WAITS = 100_000  # tasks × dependencies of each
 MAX_WORD_BYTES = (1 << 17) - 1  # the kernel's limit for one (MAX_ARG_STRLEN)
+OF_GPUS = ("memory_mib", "exclusive", "watch_stages")  # no meaning without GPUs
 INTERPRETERS = re.compile(r"(python[0-9.]*|bash|sh|zsh|torchrun|accelerate)")
 
 
@@ -146,6 +149,7 @@ async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
     _in_time(body, service.now())
     await service.ready()
     gpus, unread = service.tally.gpus, service.tally.unread
+    _fits_the_host(body, service.settings.host)
     if not unread:
         _fits_the_server(body, gpus)
     elif any(one.gpu for one in body.stage_times):
@@ -191,8 +195,8 @@ async def updated(
     return names, change
 
 
-def warnings(body: SubmitIn, now: float) -> list[str]:
-    """Warnings about what is odd but allowed."""
+def warnings(body: SubmitIn, now: float, limited_by: Collection[str] = (CPU, MEMORY)) -> list[str]:
+    """Warnings about what is odd but allowed. `limited_by`: controllers of this server."""
     found = []
     begin_at, deadline_at = body.begin_at, body.deadline_at
     if begin_at is not None and begin_at <= now:
@@ -206,6 +210,10 @@ def warnings(body: SubmitIn, now: float) -> list[str]:
     sizes = body.batch_size, body.array and body.array.params.get("batch_size")
     if not any(sizes) and any(BATCH_SIZE in word for word in body.argv):
         found.append(f"{BATCH_SIZE} in the command is not replaced without --batch-size")
+    for asked, controller in ((body.cpus, CPU), (body.host_memory_mib, MEMORY)):
+        if asked is not None and controller not in limited_by:
+            what = "CPUs are" if controller == CPU else "host memory is"
+            found.append(f"its {what} counted, but this server cannot hold it to that")
     return found
 
 
@@ -222,6 +230,8 @@ def judged(core: Scheduler, job: Job, scene: Scene) -> tuple[Placement, bool]:
     """
     if reason := scene.blocked_by(job):
         return Placement(job.id, reasons=(reason,)), False
+    if not job.spec.gpus:
+        return Placement(job.id), True
     view = core.view(scene.now, joining=job)
     try:
         for queue, starts in ((view.queue, True), ((job,), False)):
@@ -309,6 +319,8 @@ def _in_time(body: SubmitIn | JobSpec, now: float) -> None:
 
 def _fits_the_server(body: SubmitIn | JobSpec, gpus: tuple[Gpu, ...]) -> None:
     """Refuse a job that could never start, instead of letting it wait for ever."""
+    if not body.gpus:
+        return
     whole = [gpu for gpu in gpus if not gpu.is_mig]
     usable = len(gpus) if body.gpus == 1 else len(whole)
     if body.gpus > usable:
@@ -337,6 +349,27 @@ def _within_the_quota(body: SubmitIn, peer: Peer, service: Service) -> None:
                 f" and {limit.subject} may hold {limit.gpus} at once",
                 "Administrators set that; see `carma limit`.",
             )
+
+
+def _fits_the_host(body: SubmitIn, host: Host) -> None:
+    """Likewise. The quantities are what jobs may have of the host."""
+    if not body.gpus and (given := [name for name in OF_GPUS if getattr(body, name)]):
+        raise CarmaError(
+            f"the job wants no GPU, so {OPTIONS[given[0]].flags[0]} has no meaning",
+            "Leave it out, or ask for GPUs with --gpus.",
+        )
+    if body.cpus is not None and host.cpus is not None and body.cpus > host.cpus:
+        raise CarmaError(
+            f"the job wants {body.cpus} CPUs, and this server has {host.cpus} for jobs",
+            f"Ask for {host.cpus} or fewer with --cpus.",
+        )
+    wanted, most = body.host_memory_mib, host.memory_mib
+    if wanted is not None and most is not None and wanted > most:
+        raise CarmaError(
+            f"the job wants {gib(wanted)} of the host's memory, and this server has {gib(most)}"
+            " for jobs",
+            f"Ask for {gib(most)} or less with --mem.",
+        )
 
 
 def _within_the_budget(peer: Peer, scene: Scene) -> None:
@@ -391,8 +424,10 @@ def job_spec(
     body: SubmitIn, peer: Peer, after: tuple[After, ...], gpus: tuple[Gpu, ...]
 ) -> JobSpec:
     env = scrub(body.env) | body.export
-    default = "carma-%A_%a.out" if body.array else "carma-%j.out"
     plain = {name: getattr(body, name) for name in PLAIN}
+    if not body.gpus:  # uncounted, an array of them would start as a whole
+        plain["cpus"] = body.cpus or 1
+    default = "carma-%A_%a.out" if body.array else "carma-%j.out"
     return JobSpec(
         # Nobody but its owner can start it again.
         **plain | {"requeue": body.requeue and not body.interactive},

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from carmad.api.responses.server import CheckOut
 from carmad.attempt.callers import Process, Taken
+from carmad.attempt.limits import CPU, MEMORY
 from carmad.config import Settings
 from carmad.core.messages import Event, Step
 from carmad.core.ports import Server
@@ -117,6 +118,7 @@ class Service(Follower):
     config_path: str | None = None
     config_toml: str | None = None
     troubles: Callable[[], Sequence[Trouble]] = tuple  # with plugins, including past ones
+    limited_by: Collection[str] = (CPU, MEMORY)  # controllers: see `carmad.attempt.limits`
     uid: int = field(default_factory=os.geteuid)
     tally: Tally = field(default_factory=Tally)
     endings: Moments = field(default_factory=lambda: Moments(lambda job: job.ended))

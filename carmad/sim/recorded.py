@@ -60,8 +60,9 @@ class History:
 def history(
     ended: Sequence[JobOut], live: Sequence[JobOut], gpus: Sequence[GpuOut], settings: Settings
 ) -> History:
-    """`ended` jobs with their attempts; `live` ones only as neighbours. Raises CarmaError if no job
-    in `ended` ever held a GPU."""
+    """`ended` jobs with their attempts; `live` ones only as neighbours. Jobs without GPUs are left
+    out. Raises CarmaError if no job in `ended` ever held a GPU."""
+    ended, live = ([job for job in jobs if job["gpus_wanted"]] for jobs in (ended, live))
     kinds = {GpuId(gpu["id"]): kind_of(gpu["name"], gpu["memory_mib"]) for gpu in gpus}
     submitted = _submitted(ended)
     jobs, brief, physics = _told_apart([job for job in ended if job["attempts"]])

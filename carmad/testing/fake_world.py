@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from carmad.core.messages import (
     Action,
+    Began,
     Estimated,
     EstimateMemory,
     Exited,
@@ -62,6 +63,8 @@ class FakeWorld:
             case Launch(job):
                 assert (job.id, job.attempt) not in self.alive, "started twice"
                 self.alive[job.id, job.attempt] = FakeProcess(job.gpus)
+                if not job.gpus:
+                    self._post(Began(self._clock(), job.id, job.attempt))
             case Stop(job):
                 self.stops.append((job.id, job.attempt, job.stop))
             case Signal(job, signum):

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 # Options of sbatch that mean nothing here, each with a value.
 IGNORED = (
-    *(("-A", "--account"), ("-C", "--constraint"), ("-c", "--cpus-per-task"), ("-n", "--ntasks")),
+    *(("-A", "--account"), ("-C", "--constraint"), ("-n", "--ntasks")),
     *(("-N", "--nodes"), ("-p", "--partition"), ("-q", "--qos"), ("-w", "--nodelist")),
-    *(("-x", "--exclude"), ("--cpus-per-gpu",), ("--mem",), ("--mem-per-cpu",), ("--mem-per-gpu",)),
+    *(("-x", "--exclude"), ("--cpus-per-gpu",), ("--mem-per-cpu",), ("--mem-per-gpu",)),
     *(("--ntasks-per-node",), ("--reservation",)),
 )
 

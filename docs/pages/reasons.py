@@ -242,6 +242,14 @@ HELP: dict[str, tuple[Reason, str]] = {
         Reason("gpu_hours", 100, 100.4, "GPU-h per week", "ada"),
         "Wait: `carma why` says until when. `carma limit` shows the limits.",
     ),
+    "cpus": (
+        Reason("cpus", 16, 8, "CPUs", "8 of 32 are free: job 12 has 24"),
+        "Wait, or ask for fewer with `--cpus`; `host.cpus` is how many jobs may have.",
+    ),
+    "host_memory_mib": (
+        Reason("host_memory_mib", 65536, 32768, "MiB", "32.0G of 128.0G is free: job 12 has 96.0G"),
+        "Wait, or ask for less with `--mem`; `host.memory_mib` is how much jobs may have.",
+    ),
     "policy_failed": (
         Reason("policy_failed", detail="it raised KeyError('x')"),
         "An administrator fixes the policy, chooses another, or sets `policy_fallback`.",
@@ -253,6 +261,7 @@ HELP: dict[str, tuple[Reason, str]] = {
 }
 OF_THE_JOB = (
     *("held", "begin", "dependency", "array_limit", "quota", "gpu_hours"),
+    *("cpus", "host_memory_mib"),
     *("preempted", "making_room", "not_preemptible", "policy_failed"),
     *("profiling_gpus", "sharing_off", "no_room", "few_idle", "line_held", "better_gpus"),
     *("holds_line", "no_promise", "promised"),

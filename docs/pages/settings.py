@@ -49,6 +49,12 @@ MORE = {
     "risk.dram_active": "DRAMA risk from which a GPU counts as memory-bound",
     "preconditions.min_free_mib": "memory that must be free, whatever a job needs; 0: none",
     "collocation.max_jobs_per_gpu": "no GPU gets more jobs than this",
+    "host.cpus": "CPUs that jobs may have together; by default all that the daemon may use."
+    " Only jobs that ask for CPUs are counted",
+    "host.memory_mib": "MiB of the host's memory that jobs may have together; by default all but"
+    " a twentieth, which is for the system. Only jobs that ask for memory are counted",
+    "host.cgroup": "a delegated cgroup (v2) in which the limits of jobs are set on a machine"
+    " without systemd, such as `/sys/fs/cgroup/carma`; empty: they are counted, not enforced",
     "limits.gpus_per_user": "GPUs that one user's jobs may hold at once",
     "limits.queued_per_user": "jobs that one user may have in the queue",
     "limits.queued_mib_per_user": "MiB that the commands and environments of one user's"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -83,6 +84,25 @@ def test_each_users_job_has_a_unit_of_its_own_outside_of_the_sandbox(machine: Ma
         assert {"NoNewPrivs:\t0", "Seccomp:\t0", f"CapBnd:\t{bounding}"} <= set(said)
         assert set(USERS) <= set(said)
         assert machine.run("stat", "--format=%u", f"/home/{user}/mine") == str(uid)
+
+
+def test_what_a_job_asks_of_the_host_is_a_limit_of_its_unit(machine: Machine) -> None:
+    """Two users share its CPUs: the second waits, and is told for how many and for whom."""
+    cpus = len(os.sched_getaffinity(0))
+    first = machine.sh(WAITS, "ada", gpus=0, cpus=cpus, host_memory_mib=512)
+    machine.await_line(f"/home/ada/carma-{first}.out", "up")
+    unit = f"carma-job-{first}-1.service"
+    assert machine.show(unit, "CPUQuotaPerSecUSec") == f"{cpus}s"
+    assert machine.show(unit, "MemoryMax") == str(512 << 20)
+    assert machine.show(unit, "MemorySwapMax") == "0"
+    second = machine.sh("echo $CARMA_CPUS", "bob", gpus=0)
+    why = machine.call("GET", f"/v1/jobs/{second}/why", user="bob")["headline"]
+    assert why.endswith(f"0 of {cpus} are free: job {first} has {cpus}"), why
+    machine.run("touch", "/home/ada/go", user="ada")
+    assert machine.ended(first, "ada")["exit"]["code"] == 42
+    machine.run("rm", "/home/ada/go")
+    assert machine.ended(second, "bob")["exit"]["code"] == 0
+    assert machine.read(f"/home/bob/carma-{second}.out") == "1"
 
 
 def test_a_look_at_a_script_works_in_the_sandbox_and_is_confined(machine: Machine) -> None:

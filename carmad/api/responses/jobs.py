@@ -137,9 +137,11 @@ if TYPE_CHECKING:
         batch_size: int | None
         begin_at: str | None
         conda_env: str | None
+        cpus: int | None
         deadline_at: str | None
         exclusive: bool
         expected_s: float | None
+        host_memory_mib: int | None
         nice: int
         time_limit_s: float | None
 

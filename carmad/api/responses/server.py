@@ -24,7 +24,14 @@ class HealthOut(DaemonOut):
     schema: int
 
 
-class ServerOut(DaemonOut):
+class CpusOut(TypedDict, total=False):
+    """There while a job that has asked for CPUs runs."""
+
+    cpus: int  # that jobs may have
+    cpus_free: int
+
+
+class ServerOut(DaemonOut, CpusOut):
     source: str
     mps: bool
 

@@ -16,6 +16,7 @@ from carmad.api.responses.server import (
     CheckOut,
     ConfigOut,
     CountsOut,
+    CpusOut,
     DaemonOut,
     DoctorOut,
     ExternalSeenOut,
@@ -72,7 +73,7 @@ def _status(call: Call, scene: Scene) -> StatusOut:
     ended = [job for job in recent if job.id not in scene.live and call.may_touch(job)]
     one = call.renderer(scene)
     waits, more = seen_by(peer.uid, waiting(scene, one))
-    rows: list[Row] = [[job] for job in scene.view.running]
+    rows: list[Row] = [[job] for job in scene.running]
     rows += [*waits, *([job] for job in reversed(ended))]
     return {
         "schema": SCHEMA,
@@ -80,6 +81,7 @@ def _status(call: Call, scene: Scene) -> StatusOut:
             **_daemon(service, scene),
             "source": service.capabilities().source,
             "mps": service.settings.collocation.mps,
+            **_cpus(scene),
         },
         "gpus": gpus_out(call, scene),
         "jobs": [row_out(row, one) for row in rows],
@@ -87,6 +89,12 @@ def _status(call: Call, scene: Scene) -> StatusOut:
         "counts": _counts(scene.live.values()),
         "me": {"user": peer.user, "uid": peer.uid, "admin": peer.admin},
     }
+
+
+def _cpus(scene: Scene) -> CpusOut:
+    """Nothing where nobody counts them."""
+    total, used = scene.view.settings.host.cpus, scene.held.host["cpus"]
+    return {"cpus": total, "cpus_free": max(0, total - used)} if total and used else {}
 
 
 def _daemon(service: Service, scene: Scene) -> DaemonOut:

@@ -57,7 +57,7 @@ Moment = Annotated[str | None, Query(json_schema_extra={"format": "date-time"})]
 )
 async def submit(call: Asked, body: SubmitIn) -> Response:
     """Submit a job. It is on disk when this answers."""
-    notes = intake.warnings(body, call.service.now())
+    notes = intake.warnings(body, call.service.now(), call.service.limited_by)
     if body.dry_run:
         return await _dry_run(call, body, notes)
     first, count = await intake.submit(call.service, call.peer, body)
