@@ -1,12 +1,14 @@
-"""GPUs that are held for a waiting job, and what may use them until then (EASY backfilling)."""
+"""GPUs that are held for a waiting job, and what may use them until then (EASY backfilling); and
+those that a reservation holds for its users."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from carmad.plugin import Demand, GpuId, GpuView, Job, JobId, NodeView, Reason, View
+from carmad.plugin import Demand, GpuId, GpuView, Job, JobId, NodeView, Placement, Reason, View
 from policies.memory import need_mib
 
 if TYPE_CHECKING:
@@ -27,7 +29,8 @@ class Held(NamedTuple):
 def hold(rules: Ranked, job: Job, view: View, left_s: Callable[[Job], float]) -> Held | None:
     """The GPUs that will be empty first, of those that would do then; None if there are too few.
 
-    `left_s`: how long a running job will take, in seconds.
+    `left_s`: how long a running job will take, in seconds. GPUs that are reserved for others are
+    empty when the reservation is over, if the job does not end before it begins.
     """
     uid = view.demand(job).mps_uid
 
@@ -38,15 +41,60 @@ def hold(rules: Ranked, job: Job, view: View, left_s: Callable[[Job], float]) ->
         return view.nodes[view.node_of[gpu.id]].gpus
 
     def empty_s(gpu: GpuView) -> float:
-        there = (each for used in in_use(view.gpu(gpu.id)) for each in used.residents)
-        return max(map(left_s, there), default=0.0)
+        used = in_use(view.gpu(gpu.id))
+        empty = max((left_s(each) for one in used for each in one.residents), default=0.0)
+        return _unreserved_s(view.gpu(gpu.id), job, view, empty)
 
-    gpus = rules.by(empty_s).place(job, vacated(view, lambda _: True)).gpus
+    gpus = rules.by(empty_s).place(job, _unreserved(vacated(view, lambda _: True))).gpus
     if not gpus:
         return None
     needed = [view.gpu(gpu) for gpu in gpus]
     held = dict.fromkeys(each.id for gpu in needed for each in in_use(gpu))
     return Held(job.id, tuple(held), view.now + max(map(empty_s, needed)))
+
+
+def _unreserved_s(gpu: GpuView, job: Job, view: View, from_s: float) -> float:
+    """When the job can have the GPU, if it is empty in `from_s` seconds."""
+    at_most_s = job.at_most_s(view.now)
+    lasts_s = view.settings.limits.reservation_notice_s if at_most_s == inf else at_most_s
+    for slot in gpu.reserved:
+        if job.spec.user not in slot.of.users and from_s + lasts_s > slot.in_s:
+            from_s = max(from_s, slot.ends_at - view.now)
+    return from_s
+
+
+def _unreserved(view: View) -> View:
+    """As if nothing were reserved."""
+    return _changed(view, lambda gpu: replace(gpu, reserved=()) if gpu.reserved else gpu)
+
+
+def on_reserved(rules: Ranked, view: View) -> tuple[tuple[Placement, ...], View]:
+    """The jobs of users for whom GPUs are reserved now start there before the line is looked at:
+    whoever is first in it cannot use these GPUs. Also the view after that."""
+    plan: list[Placement] = []
+    owners = {
+        user
+        for gpu in view.gpus
+        for slot in gpu.reserved
+        if not slot.in_s
+        for user in slot.of.users
+    }
+    if not owners:
+        return (), view
+    its_own = replace(rules, filters=(*rules.filters, _not_reserved_for_it))
+    for job in view.queue:
+        if job.spec.user in owners:
+            placement = its_own.place(job, view)
+            if placement.gpus:
+                plan.append(placement)
+                view = view.with_placement(job, placement.gpus)
+    return tuple(plan), view
+
+
+def _not_reserved_for_it(wanted: Demand, gpu: GpuView) -> Reason | None:
+    if any(not slot.in_s and wanted.user in slot.of.users for slot in gpu.reserved):
+        return None
+    return Reason("not_reserved")
 
 
 def keeping(rules: Ranked, held: Held, now: float) -> Ranked:
@@ -72,10 +120,11 @@ def remaining_s(job: Job, now: float, unknown_s: float) -> float:
 
 def settled(view: View) -> View:
     """As it will look when every GPU has settled: in a minute, mostly."""
-    nodes = (
-        replace(node, gpus=tuple(replace(gpu, settling=None) for gpu in node.gpus))
-        for node in view.nodes
-    )
+    return _changed(view, lambda gpu: replace(gpu, settling=None))
+
+
+def _changed(view: View, change: Callable[[GpuView], GpuView]) -> View:
+    nodes = (replace(node, gpus=tuple(map(change, node.gpus))) for node in view.nodes)
     return replace(view, nodes=tuple(nodes))
 
 

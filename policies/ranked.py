@@ -23,7 +23,7 @@ from carmad.plugin import (
     View,
     idle,
 )
-from policies.holding import Held, hold, keeping, remaining_s, settled
+from policies.holding import Held, hold, keeping, on_reserved, remaining_s, settled
 
 P = TypeVar("P", bound=Proposal)
 Filter = Callable[[Demand, GpuView], Reason | None]
@@ -131,9 +131,10 @@ class Ranked:
         return self.ordered(job)
 
     def plan(self, view: View) -> tuple[Proposal, ...]:
+        first, view = on_reserved(self, view)
         if view.settings.limits.backfill is None:
-            return self._backfilling(view)
-        return down_the_line(view, self._turn)
+            return (*first, *self._backfilling(view))
+        return (*first, *down_the_line(view, self._turn))
 
     def by(self, rank: Rank) -> Ranked:
         """The same filters, but this rank alone."""

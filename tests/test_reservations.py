@@ -16,10 +16,11 @@ import pytest
 from carmad.api import reservations as api
 from carmad.api.requests import ReserveIn
 from carmad.api.times import stamp
+from carmad.config import Limits, Settings
 from carmad.core.history import Durations
 from carmad.core.messages import CancelRequested, Reserved, Unreserved
 from carmad.core.reservations import TIMES, Reservation
-from carmad.core.types import JobState, Prediction
+from carmad.core.types import JobId, JobState, Prediction
 from carmad.errors import CarmaError
 from carmad.http.routes.gpus import named
 from carmad.store.sql import SqlStore
@@ -322,3 +323,48 @@ def test_a_weekly_maintenance_is_listed_with_who_may_still_be_there(daemon: Carm
     short = daemon.sh("true", time_limit_s=60)
     assert daemon.ended(short)["state"] == "succeeded"
     daemon.cancel(stays)
+
+
+# -- and the line
+
+
+def on(server: FakeServer, id: JobId) -> list[int]:
+    return [gpu.index for gpu in server.gpus if gpu.id in server.job(id).gpus]
+
+
+@pytest.mark.parametrize("policy", ["exclusive", "magm", "carma"])
+@pytest.mark.parametrize("backfill", [None, 0])
+def test_a_reservation_is_of_use_to_its_users_whoever_is_first_in_line(
+    policy: str, backfill: int | None
+) -> None:
+    server = FakeServer(2, Settings(policy=policy, limits=Limits(backfill=backfill)))
+    reserving(server, 1, starts=(0.0,))
+    head = server.submit(user="bo", gpus=2)
+    assert on(server, server.submit(user="ada")) == [1]
+    assert on(server, server.submit(user="ada", gpus=2)) == []
+    assert on(server, head) == []
+
+
+def test_the_head_is_promised_what_is_free_when_a_reservation_is_over() -> None:
+    server = FakeServer(2, Settings(policy="exclusive"))
+    reserving(server, 1, starts=(0.0,))
+    head = server.submit(user="bo", gpus=2)
+    (promised,) = server.scene.decisions[head].placement.reasons
+    assert (promised.code, promised.need) == ("promised", HOUR_S)
+    assert on(server, server.submit(user="bo")) == []
+    assert on(server, server.submit(user="bo", time_limit_s=HOUR_S / 2)) == [0]
+
+
+def test_a_reservation_ahead_delays_only_a_head_that_does_not_end_before() -> None:
+    server = FakeServer(1, Settings(policy="exclusive"))
+    reserving(server, 0)
+    server.sample(NOON - 2 * HOUR_S)
+    running = server.submit(user="bo", time_limit_s=HOUR_S)
+    ends_before = server.submit(user="bo", time_limit_s=HOUR_S / 2)
+    (promised,) = server.scene.decisions[ends_before].placement.reasons
+    assert promised.need == pytest.approx(HOUR_S, abs=1)
+    server.tell(CancelRequested(server.now, ends_before, "root"))
+    does_not = server.submit(user="bo", time_limit_s=2 * HOUR_S)
+    (promised,) = server.scene.decisions[does_not].placement.reasons
+    assert promised.need == pytest.approx(3 * HOUR_S, abs=1)
+    assert server.job(running).holds_gpus

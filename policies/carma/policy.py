@@ -38,7 +38,7 @@ from carmad.plugin import (
 from policies import holding
 from policies.builtin import magm
 from policies.filters import fits_memory, min_free, not_risky, preconditions
-from policies.holding import Held, hold, keeping, vacated
+from policies.holding import Held, hold, keeping, on_reserved, vacated
 from policies.preemptive import fewest, yields
 from policies.ranked import Ranked
 from policies.reasons import expected
@@ -95,9 +95,10 @@ class Carma:
         return self._number(job, job.submitted_at)
 
     def plan(self, view: View) -> tuple[Proposal, ...]:
-        plan: list[Proposal] = []
         if not view.queue:
             return ()
+        first, view = on_reserved(self.rules.unknown, view)
+        plan: list[Proposal] = list(first)
         refused: dict[Hashable, list[tuple[int, float]]] = defaultdict(list)  # their needs
         held: Held | None = None
         kept = self.rules
