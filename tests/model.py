@@ -149,8 +149,8 @@ class Disk:
             tuple((job.id, job.state) for job in ended[-ENDED_REMEMBERED:]),
             self.drains,
             JobId(max(self.jobs, default=0) + 1),
-            tuple(self.accounts.values()),
-            self.reservations,
+            accounts=tuple(self.accounts.values()),
+            reservations=self.reservations,
         )
 
 

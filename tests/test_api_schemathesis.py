@@ -54,7 +54,13 @@ def test_every_answer_is_as_documented(daemon: Daemon, who: str, mode: Generatio
         @given(case=operation.as_strategy(generation_mode=mode))
         def keeps_its_promises(case: schemathesis.Case) -> None:
             if mode is GenerationMode.POSITIVE:  # lead it to what there is
-                there = {"label": "1", "ref": "0", "name": "packing", "id": "1"}
+                there = {
+                    "label": "1",
+                    "ref": "0",
+                    "name": "packing",
+                    "id": "1",
+                    "subject": "default",
+                }
                 case.path_parameters = {name: there[name] for name in case.path_parameters or {}}
                 if case.path.endswith("/wait"):
                     case.query = {"timeout_s": 0}

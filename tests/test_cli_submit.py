@@ -549,9 +549,9 @@ def test_directives_of_slurm_are_taken_as_far_as_they_go(
 def test_options_of_slurm_without_a_meaning_are_ignored_with_a_word(
     fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert submit(["-p", "gpu", "--nodes=1", "-c4", "--mem", "8G", "prog", "-p", "1"]) == 0
+    assert submit(["-p", "gpu", "--nodes=1", "--mem-per-gpu", "8G", "prog", "-p", "1"]) == 0
     assert fake.body["argv"] == ["prog", "-p", "1"]
-    said = "carma: ignored: -p gpu --nodes=1 -c 4 --mem=8G (for GPU memory, use --gpu-mem)\n"
+    said = "carma: ignored: -p gpu --nodes=1 --mem-per-gpu=8G (for GPU memory, use --gpu-mem)\n"
     assert capsys.readouterr().err == said
     path = script(tmp_path / "job.sh", "#!/bin/bash\n#SBATCH -A me\n#CARMA -N 1\n")
     assert submit(["-x", "h", path]) == 0
@@ -746,11 +746,9 @@ def test_usage_errors(
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["--mem-per-gpu", "8G", "prog"], "--gpu-mem 8G"),
         (["--gpu-men", "8G", "prog"], "did you mean --gpu-mem?"),
         (["--lr", "1", "prog"], "carma submit has no option --lr"),
         (["--lr", "1", "prog"], "go after it: carma submit -- python train.py --lr …"),
-        (["--cpus", "4", "prog"], "leave this out"),
         (["--priority", "4", "prog"], "use --nice"),
         (["--gpu-mem", "8", "prog"], "write 8G"),
     ],

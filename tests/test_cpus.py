@@ -380,6 +380,6 @@ def test_a_job_starts_on_those_that_there_are(tmp_path: Path) -> None:
     for number, (near, stays) in enumerate([((min(mine),), {min(mine)}), ((8000,), mine)], 1):
         says = "import os; print(*os.sched_getaffinity(0))"
         job = bench.job(sys.executable, "-c", says, attempt=number)
-        bench.launcher.launch(job, {}, near)
+        bench.launcher.launch(job, {}, cpus=near)
         assert bench.ended(job)["code"] == 0
         assert set(map(int, bench.lines()[-1].split())) == stays
