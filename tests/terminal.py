@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -38,6 +39,12 @@ def plain_rich(renderable: RenderableType, width: int = 200) -> str:
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
+def heed_signals() -> None:
+    """As a login shell does: whoever runs the tests in the background may have ignored some."""
+    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(signum, signal.SIG_DFL)
+
+
 class Terminal:
     """A command on a terminal of a given size, its controlling one. A context, which kills it."""
 
@@ -55,7 +62,7 @@ class Terminal:
             stdout=self._theirs,
             stderr=self._theirs,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=lambda: (heed_signals(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
         )
 
     def __enter__(self) -> Terminal:

@@ -18,6 +18,7 @@ import pytest
 from tests.api_server import as_uid
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import CARMA, NO_KERNELS, Carmad, running, train, until
+from tests.terminal import heed_signals
 from tests.waiting import PATIENCE_S
 
 
@@ -34,6 +35,7 @@ class Terminal:
         self.said = ""
         self.pid, self._end = pty.fork()
         if self.pid == 0:
+            heed_signals()
             os.chdir(daemon.work)
             own = {"CARMA_SOCKET": daemon.socket, "PS1": "ready> ", "HOME": str(daemon.work)}
             os.execvpe(words[0], words, daemon.env | own | env)
