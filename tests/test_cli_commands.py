@@ -274,6 +274,15 @@ def test_wait_exits_as_the_first_failure(
     ]
 
 
+def test_waiting_for_a_job_that_is_not_there_is_an_error(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": []}
+    assert run(["wait", "999"]) == 1
+    assert "there is no job 999" in capsys.readouterr().err
+    assert run(["wait", "all"]) == 0, "none is left to wait for"
+
+
 def test_last_is_resolved(fake: FakeDaemon) -> None:
     assert run(["show", "last"]) == 0
     assert [asked[1] for asked in fake.asked] == ["/v1/jobs", "/v1/jobs/42"]

@@ -7,7 +7,7 @@ import sys
 from cli import client, output
 from cli.commands.options import add_json, add_select, add_user, selected
 from cli.jobs import ENDED, exit_code, wait_for
-from cli.problems import Usage
+from cli.problems import Problem, Usage
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -95,7 +95,10 @@ def wait(options: Namespace) -> int:
     """Wait for jobs to end. Exits with the exit code of the first that failed, or 0."""
     if options.any:
         return _wait_any(selected(options.jobs), options.json)
-    found = client.get("/v1/jobs", select=selected(options.jobs))["jobs"]
+    select = selected(options.jobs)
+    found = client.get("/v1/jobs", select=select)["jobs"]
+    if not found and select != "all":
+        raise Problem(f"there is no job {select}", "see `carma queue` and `carma history`")
     ended = []
     for job in found:
         ended.append(wait_for(job["label"]))
