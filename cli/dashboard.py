@@ -133,7 +133,7 @@ def _who(gpu: GpuOut) -> Line:
 def gpu_report(answer: GpusOut) -> list[Block]:
     """Every GPU with its risk, and the limits below. UUIDs: --json."""
     made = Table(
-        columns("GPU> NAME~ USED> TOTAL> PROMISABLE> SMACT> SMOCC>? DRAMA>? RISK JOBS>? STATE*")
+        columns("GPU> NAME~ USED> TOTAL> PROMISABLE> SMACT> SMOCC>? DRAMA>? RISK JOBS>? STATE")
     )
     for gpu in answer["gpus"]:
         risk = gpu["risk"]
@@ -146,21 +146,22 @@ def gpu_report(answer: GpusOut) -> list[Block]:
             *(fraction(risk[key]) for key in ("sm_active", "sm_occupancy", "dram_active")),
             _risk(risk),
             str(len(gpu["jobs"])),
-            styled(_state(gpu), GPU_STYLE.get(gpu["state"], "yellow")),
+            styled(gpu["state"], GPU_STYLE.get(gpu["state"], "yellow")),
         )
+    details = [
+        f"GPU {gpu['index']} {gpu['state']}: {clean(gpu['state_detail'])}"
+        for gpu in answer["gpus"]
+        if gpu["state_detail"]
+    ]
     words = ", ".join(f"{name} {value}" for name, value in _flat(answer["thresholds"]))
     notes = [f"note: {clean(line)}" for line in answer["source"].get("notes", ())]
-    return [made, "", f"limits: {words}", *notes]
+    return [made, "", *details, f"limits: {words}", *notes]
 
 
 def _risk(risk: RiskOut) -> Line:
     if not risk["samples"]:
         return styled(NOTHING, "")
     return styled("high", "red") if risk["risky"] else styled("low", "green")
-
-
-def _state(gpu: GpuOut) -> str:
-    return gpu["state"] + (f": {clean(gpu['state_detail'])}" if gpu["state_detail"] else "")
 
 
 def _flat(tree: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
