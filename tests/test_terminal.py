@@ -87,6 +87,13 @@ def run(daemon: Carmad, *words: str, **options: object) -> subprocess.CompletedP
     )
 
 
+def test_a_command_that_wants_no_gpu_runs_at_once(daemon: Carmad) -> None:
+    done = run(daemon, "--gpus", "0", "sh", "-c", "echo gpus: $CUDA_VISIBLE_DEVICES; exit 3")
+    assert (done.returncode, done.stdout) == (3, "gpus:\n")
+    assert "runs on CPUs" in done.stderr
+    assert daemon.ended(1)["exit"]["code"] == 3
+
+
 def test_a_command_runs_here_and_its_end_is_the_jobs(daemon: Carmad) -> None:
     """Its streams and its environment are this process's, its GPU is CARMA's choice."""
     script = "read line; echo $line $SECRET_TOKEN $CUDA_VISIBLE_DEVICES $CARMA_JOB_ID; exit 7"
