@@ -273,10 +273,30 @@ def test_a_set_number_of_threads_is_kept(daemon: Carmad) -> None:
         (["--mem", "9G"], "wants 9.0G of the host's memory, and this server has 8.0G for jobs"),
         (["--gpus", "0", "--gpu-mem", "4G"], "wants no GPU, so --gpu-mem has no meaning"),
         (["--gpus", "0", "--exclusive"], "wants no GPU, so --exclusive has no meaning"),
+        (["--gpus", "0", "--urgent"], "wants no GPU, so --urgent has no meaning"),
     ],
 )
 def test_what_can_never_start_is_refused(daemon: Carmad, words: list[str], told: str) -> None:
     assert told in daemon.carma("submit", *words, "true", rc=None)
+
+
+def test_an_update_cannot_say_what_a_submission_may_not(daemon: Carmad) -> None:
+    job = submitted(daemon, "--gpus", "0", "--hold", "true")
+    told = daemon.carma("update", str(job), "--gpu-mem", "4G", rc=1)
+    assert "wants no GPU, so --gpu-mem has no meaning" in told
+
+
+def test_the_host_keeps_room_for_urgent_jobs_first() -> None:
+    """Also before a job without GPUs that came earlier."""
+    server = FakeServer(gpus=1, settings=HOST)
+    running = server.submit(gpus=0, cpus=6)
+    without = server.submit(gpus=0, cpus=5)
+    server.pass_time(1)
+    urgent = server.submit(cpus=5, urgent=True)
+    server.pass_time(1)
+    assert f"job {urgent} is before it" in why(server, without)
+    assert f"job {without}" not in why(server, urgent)
+    assert f"job {running} has 6" in why(server, urgent)
 
 
 def test_it_outlives_its_daemon(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from carmad.config import Interactive, Settings
-from carmad.core.messages import RequeueRequested, Sampled
+from carmad.core.messages import RequeueRequested, Sampled, UpdateRequested
 from carmad.core.types import Cause, Exit, JobState
 from carmad.testing import FakeServer
 
@@ -92,3 +92,12 @@ def test_only_its_owner_can_run_it_again():
         assert server.last(id).state is state
         server.pass_time(32)
         server.exit(other)
+
+
+def test_nothing_can_start_it_again_in_its_terminal():
+    """Not even an update: it would be requeued when it is preempted."""
+    server = FakeServer(gpus=1)
+    id = server.submit(interactive=True, requeue=False)
+    spec = replace(server.job(id).spec, requeue=True)
+    server.tell(UpdateRequested(server.now, id, spec, ("requeue",), "ada"))
+    assert not server.job(id).spec.requeue

@@ -75,6 +75,16 @@ def test_a_job_on_a_drained_gpu_has_not_ended() -> None:
     assert found == Outlook(NOW + 200, NOW + 300)
 
 
+def test_a_job_that_runs_without_gpus_has_not_ended() -> None:
+    spec = a_spec(expected_s=300.0, gpus=0)
+    first = a_job(1, spec=spec, state=JobState.RUNNING, gpus=(), started_at=NOW - 100)
+    follows = waiting(5, after=(After(first.id),))
+    gpus = [a_gpu_view(0)]
+    assert outlook(follows, [follows], gpus, NOW, [first]) == Outlook(NOW + 200, NOW + 300)
+    (found,) = expected([follows], gpus, NOW, [first]).values()
+    assert (found.likely.at, found.likely.after) == (NOW + 200, first.id)
+
+
 def test_what_nobody_can_say_is_infinite() -> None:
     unknown = running(1, None), running(2, None)
     assert of(waiting(5), on=(unknown[:1], unknown[1:])) == Outlook(inf, inf)

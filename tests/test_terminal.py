@@ -289,6 +289,21 @@ def test_ctrl_z_and_fg_work_as_ever(daemon: Carmad) -> None:
     assert daemon.ended(1)["state"] == "succeeded"
 
 
+def test_a_command_on_cpus_alone_runs_here(daemon: Carmad) -> None:
+    script = "echo [$CUDA_VISIBLE_DEVICES] $OMP_NUM_THREADS"
+    ran = run(daemon, "--gpus", "0", "-c", "2", "sh", "-c", script)
+    assert (ran.returncode, ran.stdout) == (0, "[] 2\n"), ran.stderr
+    assert "job 1 runs on CPUs alone" in ran.stderr
+    assert daemon.ended(1)["state"] == "succeeded"
+
+
+def test_what_is_ignored_is_named_as_by_submit(daemon: Carmad) -> None:
+    ran = run(daemon, "--partition", "gpu", "--mail-type", "END", "true")
+    assert ran.returncode == 0
+    assert "ignored: --partition=gpu" in ran.stderr
+    assert "--mail-type is ignored" in ran.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
@@ -296,6 +311,7 @@ def test_ctrl_z_and_fg_work_as_ever(daemon: Carmad) -> None:
         (["-o", "log", "true"], "redirect the output"),
         (["--no-requeue", "true"], "start it again"),
         (["-H", "true"], "use carma submit"),
+        (["--param", "lr=1,2", "true"], "use carma submit"),
         ([], "see `carma run --help`"),
     ],
 )

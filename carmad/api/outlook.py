@@ -26,7 +26,7 @@ def outlook_out(job: Job, scene: Scene) -> OutlookOut | None:
     deadline_at = job.spec.deadline_at
     if deadline_at is None or job.ended:
         return None
-    found = outlook(job, scene.waiting(), scene.view.gpus, scene.now)
+    found = outlook(job, scene.waiting(), scene.view.gpus, scene.now, scene.running)
     late_s = found.ends_at - deadline_at
     return {
         "starts_at": iso(found.starts_at) if isfinite(found.starts_at) else None,
@@ -66,7 +66,9 @@ def start_out(job: Job, scene: Scene) -> StartOut | None:
     """When a waiting job is expected to start; None for any other."""
     if job.state is not JobState.QUEUED:
         return None
-    foreseen = scene.memo.recall("starts", expected, scene.line, scene.view.gpus, scene.now)
+    foreseen = scene.memo.recall(
+        "starts", expected, scene.line, scene.view.gpus, scene.now, scene.running
+    )
     found = foreseen.get(job.id)
     blocked_by = scene.blocked_by(job)
     if blocked_by and blocked_by.code in PREVENTED:

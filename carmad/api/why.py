@@ -119,7 +119,7 @@ def _headline(
         return f"{before} and {phrase(kept)}" if kept else before
     if decision is None:
         return "waits: it has not been looked at yet"
-    wanted = "a GPU" if job.spec.gpus == 1 else f"{job.spec.gpus} GPUs"
+    wanted = _wanted(job)
     willing = sum(1 for verdict in decision.placement.verdicts if not verdict.refused)
     if willing:
         return f"waits: it wants {wanted}, and {willing} could take it now"
@@ -184,7 +184,7 @@ def _does(job: Job, scene: Scene) -> str:
         limit, ran = job.spec.time_limit_s, job.attained_s(scene.now)
         left = "" if limit is None else f", for {duration(limit - ran)} more at most"
         return f"has run for {duration(ran)}{left}"
-    wants = "a GPU" if job.spec.gpus == 1 else f"{job.spec.gpus} GPUs"
+    wants = _wanted(job)
     if job.id == scene.head:
         found = scene.current(job.id)
         verdicts = found.placement.verdicts if found else ()
@@ -194,6 +194,12 @@ def _does(job: Job, scene: Scene) -> str:
     if (place := scene.place(job.id)) is not None:
         return f"waits for {wants}, as number {place} in line"
     return f"waits for {wants}"
+
+
+def _wanted(job: Job) -> str:
+    if not job.spec.gpus:
+        return "CPUs"
+    return "a GPU" if job.spec.gpus == 1 else f"{job.spec.gpus} GPUs"
 
 
 def _remedies(

@@ -60,6 +60,8 @@ def update(
             return _refused(words), job.spec
         if why := _wrong_limit(job, spec, asked.admin, now):
             return _refused(f"is {_words(job.state)}: {why}"), job.spec
+    if spec.interactive and "requeue" in changed:
+        return _refused("runs at a terminal: only its owner can start it again"), job.spec
     if "after" in changed and _waits_for(job.id, spec.after, live):
         return _refused("would wait for itself"), job.spec
     return Verdict(f"updated: {flags}"), spec

@@ -33,7 +33,7 @@ def asks(spec: JobSpec) -> bool:
 
 class Room:
     """What the host has left, as of one moment. `used`: the sums over `holders`, by field of
-    `JobSpec`; `firsts`: the first job of each line."""
+    `JobSpec`; `firsts`: the first job of each line, in order."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Room:
         self._total = {CPUS: total.cpus, MEMORY: total.memory_mib}
         self._used = used
         self._holders = holders
-        self._firsts = sorted(firsts, key=lambda job: (job.spec.nice, job.submitted_at, job.id))
+        self._firsts = list(firsts)
         self._known: dict[Key, Reason | None] = {}  # of jobs that are no first: they are alike
 
     def lack(self, job: Job) -> Reason | None:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import TypeVar
 
+from carmad.config import Host
 from carmad.core.decision import Reason
 from carmad.core.host import Room, asks, counted
 from carmad.core.quota import Quotas
@@ -105,9 +106,19 @@ def blockers(
         yield Reason("gpus_unread", detail=unread)
 
 
-def first(line: Iterable[Job], may_start: Callable[[Job], bool]) -> list[Job]:
-    """The first job of a line that waits for nothing but GPUs and the host, if there is one."""
-    return list(islice(filter(may_start, line), 1))
+def host_room(
+    total: Host,
+    held: Held,
+    lines: Iterable[Iterable[Job]],
+    ready: Callable[[Job], bool],
+    standing: Callable[[Job], Standing],
+) -> Room:
+    """What the host has left. `lines`: of the jobs for GPUs, and of those for CPUs alone; `ready`:
+    whether a job waits for nothing but GPUs and the host."""
+    firsts = [job for line in lines for job in islice(filter(ready, line), 1)]
+    # Policies have no say here: they do not know the jobs without GPUs.
+    firsts.sort(key=lambda job: place_in_line(job, 0.0, standing(job)))
+    return Room(total, held.host, held.of_host, firsts)
 
 
 @lru_cache

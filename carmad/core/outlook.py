@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 
 from carmad.core.gpuview import GpuView
@@ -45,22 +46,27 @@ class Expected:
     latest: Start
 
 
-def outlook(job: Job, line: Iterable[Job], gpus: Iterable[GpuView], now: float) -> Outlook:
-    """`line` has the waiting jobs in order; a job that is not in it comes last."""
+def outlook(
+    job: Job, line: Iterable[Job], gpus: Iterable[GpuView], now: float, running: Iterable[Job] = ()
+) -> Outlook:
+    """`line` has the waiting jobs in order; a job that is not in it comes last. `running` adds the
+    jobs that run without GPUs, as others may wait for their end."""
     if job.holds_gpus:
         return Outlook(job.started_at or now, now + _left_s(job, now))
     waiting = tuple(line)
     if all(each.id != job.id for each in waiting):
         waiting = (*waiting, job)
-    starts_at = _starts(waiting, gpus, now, _at_most_s, until=job.id)[job.id].at
+    starts_at = _starts(waiting, gpus, now, running, _at_most_s, until=job.id)[job.id].at
     return Outlook(starts_at, starts_at + _left_s(job, now))
 
 
-def expected(line: Iterable[Job], gpus: Iterable[GpuView], now: float) -> dict[JobId, Expected]:
-    """Of the first `FORESEEN` waiting jobs."""
-    waiting, there = tuple(line)[:FORESEEN], tuple(gpus)
-    likely = _starts(waiting, there, now, _likely_s)
-    latest = _starts(waiting, there, now, Job.at_most_s)
+def expected(
+    line: Iterable[Job], gpus: Iterable[GpuView], now: float, running: Iterable[Job] = ()
+) -> dict[JobId, Expected]:
+    """Of the first `FORESEEN` waiting jobs. `running`: see `outlook`."""
+    waiting, there, run = tuple(line)[:FORESEEN], tuple(gpus), tuple(running)
+    likely = _starts(waiting, there, now, run, _likely_s)
+    latest = _starts(waiting, there, now, run, Job.at_most_s)
     return {
         id: Expected(one, max(one, latest[id], key=lambda start: start.at))
         for id, one in likely.items()
@@ -71,13 +77,15 @@ def _starts(
     waiting: tuple[Job, ...],
     gpus: Iterable[GpuView],
     now: float,
+    running: Iterable[Job],
     left_s: Callable[[Job, float], float],
     until: JobId | None = None,
 ) -> dict[JobId, Start]:
     """Of these jobs in order, up to and with `until`."""
     there = tuple(gpus)
     ends_at = dict.fromkeys((each.id for each in waiting), inf)
-    ends_at |= {each.id: now + left_s(each, now) for gpu in there for each in gpu.residents}
+    residents = (each for gpu in there for each in gpu.residents)
+    ends_at |= {each.id: now + left_s(each, now) for each in chain(running, residents)}
     free = sorted(_free(gpu, ends_at, now) for gpu in there if _takes_jobs(gpu))
     found: dict[JobId, Start] = {}
     for job in waiting:

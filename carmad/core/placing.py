@@ -23,7 +23,7 @@ from carmad.core.fleet import Fleet
 from carmad.core.history import History
 from carmad.core.host import Room, asks
 from carmad.core.ledger import Ledger
-from carmad.core.line import blockers, first
+from carmad.core.line import blockers, host_room
 from carmad.core.messages import Action, Launch, Stop, Wake
 from carmad.core.quota import Limit, Quotas
 from carmad.core.share import Shares
@@ -144,9 +144,8 @@ class Placer:
         def ready(job: Job) -> bool:
             return next(self._blockers(job, quotas), None) is None
 
-        firsts = first((job for job in ledger.line() if job.spec.gpus), ready)
-        firsts += first(ledger.line_of_cpus(), ready)
-        return Room(self._settings.host, ledger.held.host, ledger.held.of_host, firsts)
+        lines = (job for job in ledger.line() if job.spec.gpus), ledger.line_of_cpus()
+        return host_room(self._settings.host, ledger.held, lines, ready, self._shares.standing)
 
     def _order_the_unordered(self) -> None:
         """Retry `order` for a few of the jobs for which it failed."""

@@ -9,7 +9,7 @@ from carmad.config import Fairness
 from carmad.core.decision import Decision, Reason
 from carmad.core.gpuview import GpuView
 from carmad.core.host import Room
-from carmad.core.line import Held, Place, blockers, first
+from carmad.core.line import Held, Place, blockers, host_room
 from carmad.core.memo import Memo
 from carmad.core.messages import Drain
 from carmad.core.quota import Limit, Quotas
@@ -68,9 +68,10 @@ class Scene:
         def ready(job: Job) -> bool:
             return next(self._blockers(job), None) is None
 
-        firsts = first((job for job in self.line if job.spec.gpus), ready)
-        firsts += first((job for job in self.line if not job.spec.gpus), ready)
-        return Room(self.view.settings.host, self.held.host, self.held.of_host, firsts)
+        of_gpus = (job for job in self.line if job.spec.gpus)
+        of_cpus = (job for job in self.line if not job.spec.gpus)
+        host, standing = self.view.settings.host, self.shares.standing
+        return host_room(host, self.held, (of_gpus, of_cpus), ready, standing)
 
     def waiting(self) -> tuple[Job, ...]:
         """The line, and those that join it once their memory is estimated."""

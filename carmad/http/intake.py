@@ -54,7 +54,7 @@ MAX_ARGV_BYTES = 1 << 17  # kept in memory while the job waits
 MAX_ENV_BYTES = 1 << 20
 MAX_WAITS = 100_000  # tasks × dependencies of each
 MAX_WORD_BYTES = (1 << 17) - 1  # the kernel's limit for one (MAX_ARG_STRLEN)
-OF_GPUS = ("memory_mib", "exclusive", "watch_stages")  # no meaning without GPUs
+OF_GPUS = ("memory_mib", "exclusive", "watch_stages", "urgent")  # no meaning without GPUs
 INTERPRETERS = re.compile(r"(python[0-9.]*|bash|sh|zsh|torchrun|accelerate)")
 
 
@@ -149,6 +149,7 @@ async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
     _in_time(body, service.now())
     await service.ready()
     gpus, unread = service.tally.gpus, service.tally.unread
+    _needs_gpus(body)
     _fits_the_host(body, service.settings.host)
     if not unread:
         _fits_the_server(body, gpus)
@@ -186,6 +187,7 @@ async def updated(
         if "name" in names:
             new["name"] = body.name or job_name(spec.argv)
         changed = replace(spec, **new)
+        _needs_gpus(changed)
         if not {"time_limit_s", "deadline_at"}.isdisjoint(names):
             _in_time(replace(changed, deadline_at=new.get("deadline_at")), now)
         if "memory_mib" in names and not service.tally.unread:
@@ -351,13 +353,17 @@ def _within_the_quota(body: SubmitIn, peer: Peer, service: Service) -> None:
             )
 
 
-def _fits_the_host(body: SubmitIn, host: Host) -> None:
-    """Likewise. The quantities are what jobs may have of the host."""
+def _needs_gpus(body: SubmitIn | JobSpec) -> None:
+    """Refuse what has no meaning without GPUs."""
     if not body.gpus and (given := [name for name in OF_GPUS if getattr(body, name)]):
         raise CarmaError(
-            f"the job wants no GPU, so {OPTIONS[given[0]].flags[0]} has no meaning",
+            f"the job wants no GPU, so {OPTIONS[given[0]].flag} has no meaning",
             "Leave it out, or ask for GPUs with --gpus.",
         )
+
+
+def _fits_the_host(body: SubmitIn, host: Host) -> None:
+    """Likewise. The quantities are what jobs may have of the host."""
     if body.cpus is not None and host.cpus is not None and body.cpus > host.cpus:
         raise CarmaError(
             f"the job wants {body.cpus} CPUs, and this server has {host.cpus} for jobs",

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from carmad.errors import CarmaError
 from cli import client
-from cli.commands.submit import HELP_HINT, read
+from cli.commands.submit import HELP_HINT, read, settle_messages, tell_ignored
 from cli.commands.submit_options import build_parser
 from cli.jobs import ENDED
 from cli.problems import INTERRUPTED, Problem, Refused, Unreachable, Usage, report
@@ -31,13 +31,14 @@ LOOK_S = 5  # how often to tell why the job waits, if that changes
 NEWS_S = 60.0  # how often to look for notes on the running job
 ENDS_WITHIN_S = 15.0  # after the command, until its GPUs' memory is seen to be free
 LEAVING = (signal.SIGHUP, signal.SIGTERM)
+WAITING = ("pending", "queued")
 FAILED, NOT_FOUND = b"1", 127
 
 # Options of `carma submit` that make no sense here, and why.
 ELSEWHERE = {
     **dict.fromkeys(("stdout", "stderr"), "redirect the output with > in this shell"),
     **dict.fromkeys(("wait", "parsable", "json", "anyway"), "it always waits, here"),
-    "array": "use carma submit",
+    **dict.fromkeys(("array", "param", "params", "zip"), "use carma submit"),
     "held": "use carma submit",
     "dry_run": "use carma submit --dry-run",
     "wrap": "give the command, or run `carma shell`",
@@ -62,6 +63,8 @@ def shell(args: list[str]) -> int:
 def _run(verb: str, args: list[str]) -> int:
     try:
         options, body = _read(verb, args)
+        tell_ignored(options)
+        settle_messages(options, body)
         return _as_job(body, quiet=options.quiet)
     except CarmaError as error:
         return report(error, as_json=False)
@@ -101,7 +104,7 @@ def _read(verb: str, args: list[str]) -> tuple[Any, dict[str, Any]]:
     options, body = read(args, parser)
     body.pop("script", None)  # nothing waits in between that could change it
     if body["array"]:
-        raise Usage("the script has an array", "use carma submit")
+        raise Usage("the script asks for an array or a sweep", "use carma submit")
     if options.name is None and verb == "shell":
         body["name"] = "shell"
     return options, body | {"stdout": None, "stderr": None, "requeue": True, "interactive": True}
@@ -134,7 +137,7 @@ def _as_job(body: dict[str, Any], quiet: bool) -> int:
     if job["state"] in ENDED:
         raise Problem(_why_ended(job), f"see carma why {label}")
     gpus = ", ".join(str(gpu["index"]) for gpu in job["gpus"])
-    say(f"job {label} runs on {f'GPU {gpus}' if gpus else 'CPUs'}")
+    say(f"job {label} runs on GPU {gpus}" if gpus else f"job {label} runs on CPUs alone")
     for signum, handler in kept.items():
         signal.signal(signum, handler)
     return _run_here(label, say)

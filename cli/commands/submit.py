@@ -1,7 +1,7 @@
 """`carma submit`: the one verb that a script may call a thousand times.
 
-It is parsed by argparse and not by typer, as the other verbs are, because importing typer alone
-takes longer than this whole command may (tests/test_cli_submit.py keeps the imports light).
+It imports next to nothing: typer alone takes longer than this whole command may
+(tests/test_cli_submit.py keeps the imports light).
 """
 
 from __future__ import annotations
@@ -34,14 +34,11 @@ def submit(args: list[str]) -> int:
     """Submit a command or a job script; see `carma submit --help`."""
     try:
         options, body = read(args)
+        tell_ignored(options)
         if not options.quiet:
-            _tell_ignored(options.ignored)
             _warn_of_copy(body)
             _warn_of_module(body)
-        if options.notify or options.mail_type or options.mail_user:
-            from cli.commands.notify import settle
-
-            settle(options, body)
+        settle_messages(options, body)
         if options.dry_run:
             return _dry_run(body, options)
         return _submit(body, options)
@@ -96,6 +93,20 @@ def _warn(answer: dict[str, Any]) -> None:
     outlook = answer.get("outlook")
     for text in (*answer.get("warnings", ()), *([outlook["text"]] if outlook else [])):
         print(f"carma: {text}", file=sys.stderr)
+
+
+def tell_ignored(options: argparse.Namespace) -> None:
+    """Name the options of sbatch that were ignored, unless `--quiet`."""
+    if not options.quiet:
+        _tell_ignored(options.ignored)
+
+
+def settle_messages(options: argparse.Namespace, body: dict[str, Any]) -> None:
+    """Make sure that messages about the job can be sent, if any are wanted. Raises CarmaError."""
+    if options.notify or options.mail_type or options.mail_user:
+        from cli.commands.notify import settle
+
+        settle(options, body)
 
 
 def _tell_ignored(options: list[str] | None, where: str = "") -> None:
