@@ -106,6 +106,12 @@ def test_a_command_runs_here_and_its_end_is_the_jobs(daemon: Carmad) -> None:
     assert "terminal" in daemon.carma("requeue", "1", rc=1)
 
 
+def test_a_command_without_gpus_runs_here(daemon: Carmad) -> None:
+    ran = run(daemon, "--gpus", "0", "sh", "-c", "echo here; exit 7")
+    assert (ran.returncode, ran.stdout) == (7, "here\n"), ran
+    assert "job 1 runs on CPUs alone" in ran.stderr
+
+
 def test_a_debugger_and_what_a_shell_starts_are_the_job(daemon: Carmad) -> None:
     """pdb prompts here; the GPU processes of a shell's children are known as the job's, also those
     that leave its session; all of it ends with the shell."""

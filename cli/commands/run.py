@@ -30,6 +30,7 @@ LOOK_S = 5  # how often to tell why the job waits, if that changes
 NEWS_S = 60.0  # how often to look for notes on the running job
 ENDS_WITHIN_S = 15.0  # after the command, until its GPUs' memory is seen to be free
 LEAVING = (signal.SIGHUP, signal.SIGTERM)
+WAITING = frozenset({"pending", "queued"})
 FAILED, NOT_FOUND = b"1", 127
 
 # Options of `carma submit` that make no sense here, and why.
@@ -133,20 +134,20 @@ def _as_job(body: dict[str, Any], quiet: bool) -> int:
     if job["state"] in ENDED:
         raise Problem(_why_ended(job), f"see carma why {label}")
     gpus = ", ".join(str(gpu["index"]) for gpu in job["gpus"])
-    say(f"job {label} runs on GPU {gpus}")
+    say(f"job {label} runs on {f'GPU {gpus}' if gpus else 'CPUs alone'}")
     for signum, handler in kept.items():
         signal.signal(signum, handler)
     return _run_here(label, say)
 
 
 def _placed(label: str, say: Any) -> dict[str, Any]:
-    """The job once it has GPUs or has ended. Meanwhile, say why it waits when that changes."""
+    """The job once it may start or has ended. Meanwhile, say why it waits when that changes."""
     said: Any = None
     look_s = 0.5  # most jobs start at once
     while True:
         try:
             job = _wait(label, look_s, start=True)
-            if job["gpus"] or job["state"] in ENDED:
+            if job["state"] not in WAITING:
                 return job
             news = job["reason"], job["position"]
             if news != said:
