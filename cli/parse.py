@@ -181,7 +181,7 @@ def param(text: str) -> tuple[str, list[str]]:
         raise ArgumentTypeError(f"{text!r}: write NAME=LIST, such as lr=1e-3,1e-4 or seed=0-4")
     values: list[str] = []
     for part in body.split(","):
-        if "-" in part and re.fullmatch(_RANGE, part):
+        if re.fullmatch(r"\d+-\d+(?::\d+)?", part):
             values += map(str, array(part)["indices"])
         else:
             values.append(part)

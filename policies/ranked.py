@@ -155,6 +155,7 @@ class Ranked:
                 view = view.with_placement(job, placement.gpus)
             elif held is None:
                 held, why = self._promise(job, view)
+                barred = held is not None and not held.gpus
                 told = placement
                 if held is None and job is not view.queue[-1]:
                     told = _holding_the_line(placement, job, view)
@@ -163,7 +164,11 @@ class Ranked:
                 plan.append(told)
                 if held is None:
                     break
-                kept = keeping(self, held, view.now)
+                if barred:  # nothing to keep for it: the next one that waits may have a promise
+                    held = None
+                    seen += 1
+                else:
+                    kept = keeping(self, held, view.now)
             elif seen <= EXPLAINED:
                 plan.append(placement)
             seen += held is not None
@@ -172,13 +177,15 @@ class Ranked:
         return tuple(plan)
 
     def _promise(self, head: Job, view: View) -> tuple[Held | None, tuple[Reason, ...]]:
-        """None: it starts soon, nobody knows when, or never, as things are."""
+        """None: it starts soon, or nobody knows when. No GPUs: not even empty ones would do now,
+        because of reservations or drains."""
         if self.place(head, settled(view)).gpus:
             return None, ()
         held = hold(self, head, view, lambda job: _left_s(job, view.now))
-        if held is None or held.at < math.inf:
-            number = len(held.gpus) if held else 0
-            return held, (Reason("promised", held.at - view.now, number, "s"),) if held else ()
+        if held is None:
+            return Held(head.id, (), math.inf), ()
+        if held.at < math.inf:
+            return held, (Reason("promised", held.at - view.now, len(held.gpus), "s"),)
         there = {each.id: each for gpu in held.gpus for each in view.gpu(gpu).residents}
         unknown = next(id for id, each in there.items() if _left_s(each, view.now) == math.inf)
         return None, (Reason("no_promise", detail=f"job {unknown}"),)

@@ -95,6 +95,18 @@ def test_only_its_users_start_while_it_lasts_and_then_everybody() -> None:
     assert server.steps[-2].reservations == () or server.steps[-1].reservations == ()
 
 
+def test_whom_a_reservation_keeps_at_the_head_of_the_line_blocks_nobody() -> None:
+    server = FakeServer(3)
+    reserving(server, 2)
+    server.sample(NOON - HOUR_S)
+    wide = server.submit(user="eve", gpus=3)
+    assert not server.job(wide).holds_gpus
+    assert starts(server, user="eve", time_limit_s=60.0)
+    assert starts(server, user="ada"), "those it is for, above all"
+    server.sample(2 * HOUR_S)
+    assert server.job(wide).holds_gpus
+
+
 def test_maintenance_is_for_nobody() -> None:
     server = FakeServer(2)
     reserving(server, 0, 1, users=())

@@ -67,6 +67,7 @@ def test_what_the_command_does_not_mention_follows_it(fake: FakeDaemon, tmp_path
     [
         (["--param", "lr"], "such as lr=1e-3,1e-4"),
         (["--param", "1r=1"], "such as lr=1e-3,1e-4"),
+        (["--param", "a=1-9999999999"], "is not an array"),
         (["--param", "a=1", "--param", "a=2"], "a is given twice"),
         (["--zip", "--param", "a=1", "--param", "a=2"], "given twice"),
         (["--zip", "--param", "a=1,2", "--param", "b=2"], "a has 2, b has 1"),

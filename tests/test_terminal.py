@@ -90,7 +90,7 @@ def run(daemon: Carmad, *words: str, **options: object) -> subprocess.CompletedP
 def test_a_command_that_wants_no_gpu_runs_at_once(daemon: Carmad) -> None:
     done = run(daemon, "--gpus", "0", "sh", "-c", "echo gpus: $CUDA_VISIBLE_DEVICES; exit 3")
     assert (done.returncode, done.stdout) == (3, "gpus:\n")
-    assert "runs on CPUs" in done.stderr
+    assert "runs on CPUs alone" in done.stderr
     assert daemon.ended(1)["exit"]["code"] == 3
 
 
@@ -286,14 +286,6 @@ def test_ctrl_z_and_fg_work_as_ever(daemon: Carmad) -> None:
     shell.shows("got word")
     shell.types("exit\n")
     shell.ended()
-    assert daemon.ended(1)["state"] == "succeeded"
-
-
-def test_a_command_on_cpus_alone_runs_here(daemon: Carmad) -> None:
-    script = "echo [$CUDA_VISIBLE_DEVICES] $OMP_NUM_THREADS"
-    ran = run(daemon, "--gpus", "0", "-c", "2", "sh", "-c", script)
-    assert (ran.returncode, ran.stdout) == (0, "[] 2\n"), ran.stderr
-    assert "job 1 runs on CPUs alone" in ran.stderr
     assert daemon.ended(1)["state"] == "succeeded"
 
 
