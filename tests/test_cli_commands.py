@@ -260,6 +260,22 @@ def test_what_could_not_be_done_is_an_error(
     assert json.loads(capsys.readouterr().out)["results"] == results
 
 
+def test_tasks_of_an_array_share_a_line(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def of(task: str, message: str = "cancelled") -> dict[str, object]:
+        return {"id": 1, "label": task, "ok": message == "cancelled", "message": message}
+
+    tasks = [of(f"7_{index}") for index in (0, 1, 2, 5, 6, 9)]
+    results = [of("3"), *tasks, of("7_3", "has ended"), of("8_1"), of("9", "has ended")]
+    fake.answers["POST", "/v1/cancel"] = {"schema": 1, "results": results}
+    assert run(["cancel", "3,7-9"]) == 1
+    assert capsys.readouterr() == (
+        "job 3: cancelled\njob 7_[0-2,5-6,9]: cancelled\njob 8_1: cancelled\n",
+        "job 7_3: has ended\njob 9: has ended\n",
+    )
+
+
 def test_wait_exits_as_the_first_failure(
     fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:

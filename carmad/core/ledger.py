@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -29,7 +30,7 @@ class Ledger:
         self.holders: dict[JobId, Job] = {}  # those that hold GPUs, or run without any
         self.watched: dict[JobId, Job] = {}  # holders that the passing of time may affect
         self.conditional: dict[JobId, Job] = {}  # queued ones that may be blocked
-        self.ended: dict[JobId, JobState] = dict(ended)  # the most recent ones
+        self.ended = OrderedDict(ended)  # the most recent ones; a dict is slow to drop its first
         self.held = Held()
         self.rates = Rates()
         self._places: dict[JobId, Place] = {}  # of the queued jobs
@@ -229,4 +230,4 @@ class Ledger:
         self._follow_no_more(job)
         self.ended[job.id] = job.state
         while len(self.ended) > ENDED_REMEMBERED:
-            del self.ended[next(iter(self.ended))]
+            self.ended.popitem(last=False)

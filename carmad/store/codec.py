@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, TypeAdapter
+from pydantic import ConfigDict, Discriminator, TypeAdapter
 from pydantic_core import to_json
 
 from carmad.core.decision import Decision
@@ -19,6 +19,8 @@ from carmad.core.types import GpuSample, Job
 from carmad.models import Model
 
 _JOB = TypeAdapter(Job)
+# As a union, since pydantic takes no configuration for a bare dataclass.
+_JOB_AS_IS = TypeAdapter(Job | None, config=ConfigDict(ser_json_inf_nan="constants"))
 _DECISION = TypeAdapter(Decision)
 _DRAIN = TypeAdapter(Drain)
 _ACCOUNT = TypeAdapter(Account)
@@ -33,11 +35,12 @@ _FORMER = (
 )
 
 
-# pydantic_core.to_json and not TypeAdapter.dump_json, which turns an infinite rank into null.
+# pydantic_core.to_json and not TypeAdapter.dump_json, which turns an infinite rank into null unless
+# it is configured. For jobs it is: that takes less than half the time, and they are written most.
 
 
 def encode_job(job: Job) -> str:
-    return to_json(job).decode()
+    return _JOB_AS_IS.dump_json(job).decode()
 
 
 def decode_job(text: str) -> Job:

@@ -13,8 +13,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Self
 
-from sqlalchemy import Connection, Engine, bindparam, delete, func, select, text, update
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy import (
+    Connection,
+    Engine,
+    bindparam,
+    delete,
+    func,
+    literal_column,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects.sqlite import Insert, dialect, insert
 
 from carmad.config import Retention
 from carmad.core.messages import Step
@@ -44,14 +54,26 @@ __all__ = ["MAX_ID", "SqlStore", "StoreFull"]
 _VERSION_BYTES = 256  # disk space for the rows that record a change of a job
 SET_S = 1.0  # a smaller difference of the wall clock does not count as a change
 
+
+def _for_driver(statement: Insert, columns: Iterable[str]) -> str:
+    """SQL that takes many rows as they are: SQLAlchemy would process each of them."""
+    return str(statement.compile(dialect=dialect(paramstyle="named"), column_keys=list(columns)))
+
+
 _INSERT_JOB = insert(JOBS)
 _NEW = _INSERT_JOB.excluded
-_UPSERT_JOB = _INSERT_JOB.on_conflict_do_update(
-    index_elements=[JOBS.c.id],
-    set_={column.name: column for column in _NEW if column.name != "id"}
-    | {"bytes": func.max(JOBS.c.bytes, _NEW.bytes) + _VERSION_BYTES},
+_FIXED = ("id", "user", "array", "environment", "script")  # to set them is to rewrite their indexes
+_UPSERT_JOBS = _for_driver(
+    _INSERT_JOB.on_conflict_do_update(
+        index_elements=[JOBS.c.id],
+        set_={column.name: column for column in _NEW if column.name not in _FIXED}
+        | {"bytes": func.max(JOBS.c.bytes, _NEW.bytes) + literal_column(str(_VERSION_BYTES))},
+    ),
+    JOBS.c.keys(),
 )
-_INSERT_TRANSITION = insert(TRANSITIONS)
+_INSERT_TRANSITIONS = _for_driver(
+    insert(TRANSITIONS), (column.name for column in TRANSITIONS.c if not column.primary_key)
+)
 _SHIFT_TRANSITIONS = (
     update(TRANSITIONS)
     .where(TRANSITIONS.c.job.in_(GIVEN_IDS))
@@ -118,13 +140,13 @@ class SqlStore(Reader):
             environments.keep(connection, step.events)
             if job_rows:
                 states = connection.execute(STATES, {"ids": json.dumps(list(last))})
-                before = {row.id: row.state for row in states}
-                connection.execute(_UPSERT_JOB, job_rows)
+                before = {JobId(id): state for id, state in states.all()}
+                connection.exec_driver_sql(_UPSERT_JOBS, job_rows)
                 when = {"at": step.events[-1].at, "step": self._step}
                 if notices := [*notice_rows(step)]:
                     connection.execute(_INSERT_NOTICE, notices)
                 if moved := [row | when for row in moves(step, before)]:
-                    connection.execute(_INSERT_TRANSITION, moved)
+                    connection.exec_driver_sql(_INSERT_TRANSITIONS, moved)
             if decision_rows:
                 connection.execute(_INSERT_DECISION, decision_rows)
             self._keep(connection, step.accounts)
@@ -223,7 +245,7 @@ class SqlStore(Reader):
     def _shift(self, connection: Connection, by_s: float) -> None:
         live = self._decoded(connection.execute(LIVE_JOBS).all())
         if rows := [job_row(job.shifted(by_s)) for job in live]:
-            connection.execute(_UPSERT_JOB, rows)
+            connection.exec_driver_sql(_UPSERT_JOBS, rows)
             connection.execute(
                 _SHIFT_TRANSITIONS, {"by_s": by_s, "ids": json.dumps([row["id"] for row in rows])}
             )

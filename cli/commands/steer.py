@@ -12,6 +12,7 @@ from cli.problems import Problem, Usage
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Iterator
     from typing import Any
 
     from cli.parser import Parser
@@ -77,10 +78,33 @@ def _ask(verb: str, options: Namespace, more: dict[str, Any] | None = None) -> i
     answer = client.post(f"/v1/{verb}", body)
     if options.json:
         output.print_json(answer)
-    for result in answer["results"] if not options.json else ():
-        line = f"job {result['label']}: {result['message']}"
-        print(line, file=sys.stdout if result["ok"] else sys.stderr)
+    for name, ok, message in _told(answer["results"]) if not options.json else ():
+        print(f"job {name}: {message}", file=sys.stdout if ok else sys.stderr)
     return 0 if all(result["ok"] for result in answer["results"]) else 1
+
+
+def _told(results: list[dict[str, Any]]) -> Iterator[tuple[str, bool, str]]:
+    """One line for all tasks of an array to which the same happened."""
+    alike: dict[tuple[str, bool, str], list[str]] = {}
+    for each in results:
+        job, _, task = each["label"].partition("_")
+        alike.setdefault((job, each["ok"], each["message"]), []).append(task)
+    for (job, ok, message), tasks in alike.items():
+        if len(tasks) > 1:
+            yield f"{job}_[{_spans([*map(int, tasks)])}]", ok, message
+        else:
+            yield "_".join(filter(None, (job, *tasks))), ok, message
+
+
+def _spans(indices: list[int]) -> str:
+    """`[2, 3, 4, 9]` as `2-4,9`."""
+    spans: list[list[int]] = []
+    for index in indices:
+        if spans and index == spans[-1][-1] + 1:
+            spans[-1][1:] = [index]
+        else:
+            spans.append([index])
+    return ",".join("-".join(map(str, span)) for span in spans)
 
 
 def wait_options(parser: Parser) -> None:

@@ -37,7 +37,7 @@ router = APIRouter(
     default_response_class=Response,
 )
 
-PER_STEP = 400  # jobs; a step takes some 20 ms then
+PER_STEP = 250  # jobs; a step takes some 10 ms then
 
 # Returns the verdict, and the event for the core if the verdict acts.
 Act = Callable[[Job, float, str], tuple[Verdict, Event]]
