@@ -58,12 +58,17 @@ class AbsentToo(Queue):
     needs = ("no-such-program",)
 
 
-def test_each_task_is_tried_on_each_system_that_is_there() -> None:
-    def refuses(system: System) -> str:
-        return system.says(["sh", "-c", "echo; echo 'Caused by:\n  0: too | many'; exit 1"])
+def works(system: System) -> str:
+    return "yes" if system.out.is_dir() else "no"
 
+
+def refuses(system: System) -> str:
+    return system.says(["sh", "-c", "echo; echo 'Caused by:\n  0: too | many'; exit 1"])
+
+
+def test_each_task_is_tried_on_each_system_that_is_there() -> None:
     tried = [
-        tasks.Task("works", lambda system: "yes" if system.out.is_dir() else "no"),
+        tasks.Task("works", works),
         tasks.Task("refuses", refuses),
         tasks.Task("inside", tasks.quota),
     ]

@@ -43,7 +43,7 @@ class Carma(System):
         "reserve": f"{CARMA} reserve --gpus 4 --users nobody --for 1h",
         "why": f"{CARMA} why {{job}}",
     }
-    EXIT: ClassVar[str] = r"exit code (\d+)"
+    EXIT: ClassVar[str] = r"(?m)^exit +(\d+):"
 
     def start(self) -> None:
         self._carmad = Daemon(gpus=f"{self.gpus or GPUS}xA100-40GB")
@@ -115,8 +115,8 @@ class Gflow(System):
         "inside": "gjob attach {job}",  # to its terminal: it takes no command
         "limit": "gctl quota set --user root --max-running-gpus 1",
         "reserve": "sh -c 'gctl reserve create --user nobody --gpus 4 --duration 1h"
-        ' --start "$(date +%FT%T%:z -d @$(($(date +%s) / 1800 * 1800)))"\'',  # no other is taken
-        "why": "gqueue -a -f ST,NODELIST(REASON) -j {job}",
+        ' --start "$(date +%FT%T%:z)"\'',
+        "why": "sh -c 'gqueue -a -f \"NODELIST(REASON)\" -j {job} | tail -n 1'",
     }
     EXIT: ClassVar[str] = r"(?i)exit ?code[=: ]+(\d+)"
 

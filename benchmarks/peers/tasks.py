@@ -16,9 +16,10 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 
 from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
@@ -56,7 +57,7 @@ def side_by_side(
 ) -> tuple[str, dict[str, dict[str, str]]]:
     """The table, and its cells by task and system."""
     tasks = TASKS if tasks is None else tasks
-    with ThreadPoolExecutor(len(kinds)) as pool:
+    with ProcessPoolExecutor(len(kinds), get_context("fork")) as pool:
         columns = list(pool.map(partial(_column, tasks), kinds))
     cells = {
         task.what: {kind.name: column[n] for kind, column in zip(kinds, columns, strict=True)}
@@ -100,7 +101,7 @@ def said(error: Exception) -> str:
 
 
 def _short(text: str) -> str:
-    text = " ".join(text.split())
+    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())
     return text if len(text) <= WORDS else text[: WORDS - 1] + "…"
 
 
@@ -257,7 +258,7 @@ TASKS = (
         behind,
     ),
     Task("also: why that head of the line waits", why),
-    Task("also: GPUs reserved for another user, without a database server", reserved),
+    Task("also: GPUs reserved at once for another user, without a database server", reserved),
 )
 
 
