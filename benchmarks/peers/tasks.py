@@ -32,11 +32,12 @@ GPUS = 4
 OTHER = "nobody"  # on every machine
 SOON_S = 10.0  # a job that may start has started by then
 KILLED_JOBS = 20
-KILLED_S = 35.0
+KILLED_S = 30.0
+SETTLED_S = 6.0  # Slurm writes its state every five seconds: what came later is lost
 ARRAY = 9_000
 BEHIND = 6
 BEHIND_S = 35.0
-WORDS = 100  # characters of an answer that are shown
+WORDS = 140  # characters of an answer that are shown
 
 Do = Callable[[System], str]
 
@@ -101,7 +102,8 @@ def said(error: Exception) -> str:
 
 
 def _short(text: str) -> str:
-    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+    text = "; ".join(" ".join(line.split()) for line in lines if line.strip())
     return text if len(text) <= WORDS else text[: WORDS - 1] + "…"
 
 
@@ -116,10 +118,10 @@ def environment(system: System) -> str:
 def killed(system: System) -> str:
     jobs = []
     for n in range(KILLED_JOBS):
-        script = f"echo {n} >> {system.out}/ran; sleep 1; exit {n % 4}"
+        script = f"echo {n} >> {system.out}/ran; sleep 3; exit {n % 4}"
         jobs.append(system.submit(["/bin/sh", "-c", script], options=system.options(gpus=1)))
     wait_for(lambda: _read("ran", system) != "", "the first job", SOON_S)
-    time.sleep(2.0)
+    time.sleep(SETTLED_S)
     system.crash()
     codes: list[int | None] = []
 
