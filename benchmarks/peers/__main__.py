@@ -1,6 +1,7 @@
-"""How long each daily verb takes, of CARMA and of the peers that are installed; and what their
-daemons take. Slurm (Debian: slurmctld slurmd munge), task-spooler (Debian: task-spooler), gflow
-(pip install runqd); as root, or Slurm is left out. Takes three minutes; nothing is left behind.
+"""How long each daily verb takes, of CARMA and of the peers that are installed, and what their
+daemons take; then ten everyday tasks (`python -m benchmarks.peers.tasks` for these alone). Slurm
+(Debian: slurmctld slurmd munge), task-spooler (Debian: task-spooler), gflow (pip install runqd); as
+root, or Slurm is left out. Takes six minutes; nothing is left behind.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from benchmarks.harness.rows import Row, of_runs
 from benchmarks.harness.timing import milliseconds
 from benchmarks.peers.system import SHORT, System, Taken
 from benchmarks.peers.systems import SYSTEMS, Carma
+from benchmarks.peers.tasks import TITLE, side_by_side
 
 ROUNDS = 9
 STARTS = 5
@@ -63,7 +65,15 @@ def measure(rounds: int = ROUNDS, queued: int = QUEUED, tasks: int = TASKS) -> R
             Row(f"daemon: RSS, {queued:,} queued", one.name, one.rss_mb(), "MB") for one in systems
         ]
         rows += _cancelled(next(one for one in systems if isinstance(one, Carma)), tasks)
-    return of_rows("CARMA beside its peers", rows, notes=notes)
+    table, cells = side_by_side(kinds=SYSTEMS)
+    return of_rows(
+        "CARMA beside its peers",
+        rows,
+        f"## {TITLE}",
+        table,
+        data={"tasks": cells},
+        notes=notes,
+    )
 
 
 def _of_carma(system: System, bound: float | None) -> float | None:

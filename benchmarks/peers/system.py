@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
+import re
+import shlex
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import psutil
 
-from benchmarks.daemon.carmad import memory_mb
+from benchmarks.daemon.carmad import memory_mb, plain_environment
 
 START_S = 30.0
 STOP_S = 10.0
@@ -34,15 +37,30 @@ class Taken:
     cpu_ms: float
 
 
+class Lacking(Exception):
+    """The program has nothing for that."""
+
+
 class System(ABC):
     """A context: its daemons run in it, in a folder of their own, and nothing is left of them."""
 
     name: ClassVar[str]
     needs: ClassVar[tuple[str, ...]]  # programs
+    OPTIONS: ClassVar[Mapping[str, str]]  # of a submission: gpus, time, array, sweep
+    # Commands: here (at the terminal), inside (a {job}; the command follows), limit (root to one
+    # GPU), reserve (all GPUs for nobody), why (a {job} waits). One that it lacks is left out.
+    COMMANDS: ClassVar[Mapping[str, str]]
+    EXIT: ClassVar[str]  # a pattern of the exit code in what `show` prints
 
-    def __init__(self) -> None:
+    def __init__(self, gpus: int = 0) -> None:
+        """`gpus`: that are there, but compute nothing; 0: what the timings want."""
+        self.gpus = gpus
         self.folder = Path(tempfile.mkdtemp(prefix="carma-peers-"))
-        self.env = dict(os.environ) | {"HOME": str(self.folder)}
+        self.folder.chmod(0o755)
+        self.out = self.folder / "out"  # of the jobs of all users
+        self.out.mkdir()
+        self.out.chmod(0o1777)
+        self.env = plain_environment() | self._user(pwd.getpwuid(os.getuid()).pw_name)
         self.start_s = 0.0  # until the daemon answered
         self._daemons: list[subprocess.Popen[bytes]] = []
 
@@ -95,8 +113,15 @@ class System(ABC):
         """End its jobs in its own way."""
 
     @abstractmethod
-    def submission(self, command: list[str], queued: bool = False) -> list[str]:
+    def submission(
+        self, command: list[str], queued: bool = False, options: Sequence[str] = ()
+    ) -> list[str]:
         """`queued`: it must wait for something that does not come."""
+
+    def options(self, **wishes: object) -> list[str]:
+        """Of a submission. An option that the program does not know is its to refuse."""
+        forms = ((self.OPTIONS[name], value) for name, value in wishes.items())
+        return [word for form, value in forms for word in form.format(value).split()]
 
     def block(self) -> None:
         """Let what is submitted as `queued` wait."""
@@ -116,7 +141,7 @@ class System(ABC):
     # -- for all of them
 
     def daemon(self, *words: str) -> None:
-        log = (self.folder / f"{Path(words[0]).name}.log").open("wb")
+        log = (self.folder / f"{Path(words[0]).name}.log").open("ab")
         self._daemons.append(
             subprocess.Popen(
                 words,
@@ -129,6 +154,14 @@ class System(ABC):
             )
         )
 
+    def restart(self, *words: str) -> None:
+        """That daemon, after SIGKILL."""
+        killed = next(one for one in self._daemons if one.args == words)
+        killed.kill()
+        killed.wait()
+        self._daemons.remove(killed)
+        self.daemon(*words)
+
     def answers(self, *words: str, within_s: float = START_S) -> None:
         """Wait until the command succeeds."""
 
@@ -138,18 +171,51 @@ class System(ABC):
 
         wait_for(tried, f"{self.name}: {words[0]}", within_s)
 
-    def submit(self, command: list[str], queued: bool = False) -> str:
-        words = self.submission(command, queued)
+    def submit(self, command: list[str], queued: bool = False, options: Sequence[str] = ()) -> str:
+        return self.number(self.says(self.submission(command, queued, options)))
+
+    def says(self, words: Sequence[str], **more: Any) -> str:
+        """What a command prints. Raises CalledProcessError."""
         found = subprocess.run(
             words,
-            env=self.env,
+            env=self.env | more.pop("env", {}),
             cwd=self.folder,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=True,
             timeout=START_S,
+            **more,
         )
-        return self.number(found.stdout)
+        return found.stdout
+
+    def command(self, name: str, **blanks: str) -> list[str]:
+        """Raises Lacking."""
+        if name not in self.COMMANDS:
+            raise Lacking("no such command")
+        return [word.format(**blanks) for word in shlex.split(self.COMMANDS[name])]
+
+    def exit_code(self, job: str) -> int | None:
+        """None: it does not tell."""
+        try:
+            shown = self.says([word.replace("{job}", job) for word in self.verbs()["show"]])
+        except subprocess.CalledProcessError:
+            return None
+        found = re.search(self.EXIT, shown)
+        return int(found[1]) if found else None
+
+    def says_to(self, user: str, words: list[str]) -> str:
+        """The same, of a command of another user's; only root can."""
+        entry = pwd.getpwnam(user)
+        its = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+        return self.says(words, env=self._user(user), **its)
+
+    def _user(self, name: str) -> dict[str, str]:
+        return {"HOME": str(self.folder), "USER": name, "LOGNAME": name}
+
+    @abstractmethod
+    def crash(self) -> None:
+        """Kill the daemon that keeps the queue, and start it again."""
 
     def fill(self, count: int) -> list[str]:
         """Jobs that wait."""

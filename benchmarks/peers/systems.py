@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import pwd
 import shlex
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from benchmarks.daemon.carmad import GPUS, Daemon, memory_mb, plain_environment
+from benchmarks.daemon.hostile import as_user
 from benchmarks.peers.system import LONG, SHORT, System, wait_for
+from cli.main import run
+from cli.verbs import VERBS
 
 BIN = Path(sys.executable).parent
 CARMA = str(BIN / "carma")
@@ -24,18 +30,49 @@ class Carma(System):
 
     name: ClassVar[str] = "CARMA"
     needs: ClassVar[tuple[str, ...]] = ()
+    OPTIONS: ClassVar[Mapping[str, str]] = {
+        "gpus": "--exclusive --gpus {}",
+        "time": "--time {}",
+        "array": "--array {}",
+        "sweep": "--param {}",
+    }
+    COMMANDS: ClassVar[Mapping[str, str]] = {
+        "here": f"{CARMA} run --",
+        "inside": f"{CARMA} exec {{job}} --",
+        "limit": f"{CARMA} limit root --gpus 1",
+        "reserve": f"{CARMA} reserve --gpus 4 --users nobody --for 1h",
+        "why": f"{CARMA} why {{job}}",
+    }
+    EXIT: ClassVar[str] = r"(?m)^exit +(\d+):"
 
     def start(self) -> None:
-        self._carmad = Daemon()
+        self._carmad = Daemon(gpus=f"{self.gpus or GPUS}xA100-40GB")
         self._carmad.__enter__()
+        self._carmad.directory.chmod(0o711)
         self.env = plain_environment() | {"CARMA_SOCKET": self._carmad.socket}
 
     def stop(self) -> None:
         self._carmad.__exit__(None, None, None)
 
-    def submission(self, command: list[str], queued: bool = False) -> list[str]:
-        options = ["--parsable", "-o", "/dev/null", *(["--exclusive"] if queued else [])]
-        return [CARMA, "submit", *options, "--", *command]
+    def submission(
+        self, command: list[str], queued: bool = False, options: Sequence[str] = ()
+    ) -> list[str]:
+        held = ["--exclusive"] if queued else []
+        return [CARMA, "submit", "--parsable", "-o", "/dev/null", *held, *options, "--", *command]
+
+    def says_to(self, user: str, words: list[str]) -> str:
+        """Without an interpreter of the user's: this one may be where only root can read."""
+        entry = pwd.getpwnam(user)
+        for verb in VERBS:
+            verb.function()  # imported while this may be read
+        code, printed = as_user(entry.pw_uid, lambda: _printed(words[1:], self.env))
+        if code:
+            raise subprocess.CalledProcessError(code, words, printed, printed)
+        return str(printed)
+
+    def crash(self) -> None:
+        self._carmad.kill()
+        self._carmad.start()
 
     def block(self) -> None:
         for _ in range(GPUS):
@@ -68,8 +105,27 @@ class Gflow(System):
 
     name: ClassVar[str] = "gflow"
     needs: ClassVar[tuple[str, ...]] = ("gflowd", "gbatch", "tmux")
+    OPTIONS: ClassVar[Mapping[str, str]] = {
+        "gpus": "--gpus {}",
+        "time": "--time {}",
+        "array": "--array {}",
+        "sweep": "--param {}",
+    }
+    COMMANDS: ClassVar[Mapping[str, str]] = {
+        "inside": "gjob attach {job}",  # to its terminal: it takes no command
+        "limit": "gctl quota set --user root --max-running-gpus 1",
+        "reserve": "sh -c 'gctl reserve create --user nobody --gpus 4 --duration 1h"
+        ' --start "$(date +%FT%T%:z)"\'',
+        "why": "sh -c 'gqueue -a -f \"NODELIST(REASON)\" -j {job} | tail -n 1'",
+    }
+    EXIT: ClassVar[str] = r"(?i)exit ?code[=: ]+(\d+)"
 
     def start(self) -> None:
+        if self.gpus:  # it asks NVML
+            from tests import fake_gpu
+
+            fake = fake_gpu.environment(self.folder / "gpus", self.gpus)
+            self.env |= {name: fake[name] for name in fake if name.startswith(("FAKE_", "LD_"))}
         self.env["TMUX_TMPDIR"] = str(self.folder)
         for file in (".bashrc", ".bash_profile"):  # its jobs run in login shells, and report by it
             (self.folder / file).write_text(f"export PATH={shlex.quote(self.env['PATH'])}\n")
@@ -79,8 +135,13 @@ class Gflow(System):
     def stop(self) -> None:
         subprocess.run(["tmux", "kill-server"], env=self.env, capture_output=True, check=False)
 
-    def submission(self, command: list[str], queued: bool = False) -> list[str]:
-        return ["gbatch", *(["--gpus", "1"] if queued else []), "--", *command]
+    def crash(self) -> None:
+        self.restart("gflowd")
+
+    def submission(
+        self, command: list[str], queued: bool = False, options: Sequence[str] = ()
+    ) -> list[str]:
+        return ["gbatch", *(["--gpus", "1"] if queued else []), *options, "--", *command]
 
     def number(self, printed: str) -> str:
         return printed.split()[3]
@@ -114,8 +175,11 @@ SlurmdPidFile={folder}/slurmd.pid
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
 MaxArraySize=10001
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
+GresTypes=gpu
+SlurmdParameters=config_overrides
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus}{gres} State=UNKNOWN
 PartitionName=p Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -125,11 +189,24 @@ class Slurm(System):
 
     name: ClassVar[str] = "Slurm"
     needs: ClassVar[tuple[str, ...]] = ("slurmctld", "slurmd", "munged", "sbatch")
+    OPTIONS: ClassVar[Mapping[str, str]] = {
+        "gpus": "--gres=gpu:{}",
+        "time": "--time={}",
+        "array": "--array={}",
+        "sweep": "--param={}",
+    }
+    COMMANDS: ClassVar[Mapping[str, str]] = {
+        "here": "srun --pty",
+        "inside": "srun --overlap --jobid {job}",
+        "limit": "sacctmgr -i modify user root set GrpTRES=gres/gpu=1",
+        "reserve": "scontrol create reservation user=nobody starttime=now duration=60 nodes=ALL",
+        "why": "squeue -h -o %r -j {job}",
+    }
+    EXIT: ClassVar[str] = r"ExitCode=(\d+):"
 
     def start(self) -> None:
         if os.getuid() != 0:
             raise PermissionError("its daemons need root")
-        self.folder.chmod(0o755)
         conf = self.folder / "slurm.conf"
         port, slurmd_port = _free_ports(2)
         conf.write_text(
@@ -139,9 +216,14 @@ class Slurm(System):
                 folder=self.folder,
                 port=port,
                 slurmd_port=slurmd_port,
-                cpus=os.cpu_count(),
+                cpus=max(os.cpu_count() or 1, 2 * self.gpus),
+                gres=f" Gres=gpu:{self.gpus}" if self.gpus else "",
             )
         )
+        cards = [self.folder / f"gpu{n}" for n in range(self.gpus)]
+        for card in cards:
+            card.touch()
+        (self.folder / "gres.conf").write_text("".join(f"Name=gpu File={card}\n" for card in cards))
         self.env["SLURM_CONF"] = str(conf)
         (self.folder / "spool").mkdir()
         (self.folder / "state").mkdir()
@@ -166,9 +248,15 @@ class Slurm(System):
         subprocess.run(["scancel", "-f", "-u", "root"], env=self.env, check=False)
         time.sleep(0.5)  # slurmd kills them
 
-    def submission(self, command: list[str], queued: bool = False) -> list[str]:
-        options = ["-o", "/dev/null", *(["--hold"] if queued else [])]
-        return ["sbatch", "--parsable", *options, "--wrap", shlex.join(command)]
+    def crash(self) -> None:
+        self.restart("slurmctld", "-D")
+
+    def submission(
+        self, command: list[str], queued: bool = False, options: Sequence[str] = ()
+    ) -> list[str]:
+        held = ["--hold"] if queued else []
+        words = ["sbatch", "--parsable", "-o", "/dev/null", *held, *options]
+        return [*words, "--wrap", shlex.join(command)]
 
     def verbs(self) -> Mapping[str, list[str]]:
         return {
@@ -190,8 +278,18 @@ class Spooler(System):
 
     name: ClassVar[str] = "task-spooler"
     needs: ClassVar[tuple[str, ...]] = ("tsp",)
+    OPTIONS: ClassVar[Mapping[str, str]] = {
+        "gpus": "-N {}",  # it counts slots, and knows no GPUs
+        "time": "",
+        "array": "--array={}",
+        "sweep": "--param={}",
+    }
+    COMMANDS: ClassVar[Mapping[str, str]] = {"here": "tsp -nf", "why": "tsp -s {job}"}
+    EXIT: ClassVar[str] = r"exit code (\d+)"
 
     def start(self) -> None:
+        if self.gpus:
+            self.env["TS_SLOTS"] = str(self.gpus)
         self.env |= {"TS_SOCKET": str(self.folder / "socket"), "TS_MAXFINISHED": "100"}
         self.env["TMPDIR"] = str(self.folder)
         self.answers("tsp")
@@ -199,8 +297,15 @@ class Spooler(System):
     def fill(self, count: int) -> list[str]:
         return super().fill(min(count, MOST_SPOOLED))
 
-    def submission(self, command: list[str], queued: bool = False) -> list[str]:
-        return ["tsp", *command]
+    def submission(
+        self, command: list[str], queued: bool = False, options: Sequence[str] = ()
+    ) -> list[str]:
+        return ["tsp", *options, *command]
+
+    def crash(self) -> None:
+        server = min(self.processes(), key=lambda process: process.create_time())
+        server.kill()
+        self.answers("tsp")
 
     def verbs(self) -> Mapping[str, list[str]]:
         return {
@@ -213,6 +318,17 @@ class Spooler(System):
     def rss_mb(self) -> float:
         """Shared pages in parts: there is a process for each job in line."""
         return sum(memory_mb(one.pid, "smaps_rollup", "Pss:") for one in self.processes())
+
+
+def _printed(words: list[str], env: Mapping[str, str]) -> tuple[int, str]:
+    """The exit code of `carma WORDS` in this process, and both its streams."""
+    os.environ.update(env)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            return run(words), printed.getvalue()
+        except BaseException as error:  # noqa: BLE001 - this process goes no further
+            return 1, repr(error)
 
 
 SYSTEMS: tuple[type[System], ...] = (Carma, Gflow, Slurm, Spooler)
