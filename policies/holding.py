@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 OVERRUN = 0.25  # of its run time is assumed to be left of a job that has outlived its prediction
 LEAST_S = 1.0  # that is left of any job
+NOT_RESERVED = Reason("reservation")  # told to nobody: the job has its turn in the line
 
 
 class Held(NamedTuple):
@@ -94,7 +95,7 @@ def on_reserved(rules: Ranked, view: View) -> tuple[tuple[Placement, ...], View]
 def _not_reserved_for_it(wanted: Demand, gpu: GpuView) -> Reason | None:
     if any(not slot.in_s and wanted.user in slot.of.users for slot in gpu.reserved):
         return None
-    return Reason("not_reserved")
+    return NOT_RESERVED
 
 
 def keeping(rules: Ranked, held: Held, now: float) -> Ranked:

@@ -35,7 +35,6 @@ Turn = tuple[tuple[GpuId, ...], Sequence[Proposal]]  # the GPUs that a job takes
 IDLE_FIRST = Reason("idle_first")
 SEEN = 64  # jobs behind the first that waits: a plan is made every second
 EXPLAINED = 4  # the first of them, which get a verdict on each GPU
-DOUBT = 2.0  # a job may take so many times as long as predicted
 
 
 class Fit(NamedTuple):
@@ -66,11 +65,10 @@ def _left_s(job: Job, now: float) -> float:
 
 
 def _longest_s(job: Job, now: float) -> float:
-    """How long a waiting job may take: its time limit, or else what is predicted, with a margin."""
+    """How long a waiting job may take: its time limit, which is certain, or else what earlier runs
+    of it took at most. What its owner's other jobs took says nothing of it."""
     limit_s = job.spec.time_limit_s
-    if limit_s is not None:
-        return limit_s - job.attained_s(now)
-    return DOUBT * remaining_s(job, now, math.inf)
+    return job.at_most_s(now) if limit_s is None else limit_s - job.attained_s(now)
 
 
 def down_the_line(view: View, turn: Callable[[Job, View], Turn]) -> tuple[Proposal, ...]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from carmad.config import Limits, Settings
-from carmad.core.types import JobId, JobState
+from carmad.core.history import History
+from carmad.core.types import Job, JobId, JobState, Prediction
+from carmad.models import Model
 from carmad.testing import FakeServer
 from policies import builtin
-from policies.ranked import DOUBT, SEEN
+from policies.ranked import SEEN
 from tests.daemon import NO_KERNELS, running, until
 
 HOUR_S = 3600.0
@@ -37,8 +40,8 @@ def started(server: FakeServer, **spec: object) -> bool:
         ({"time_limit_s": HOUR_S / 2}, True),
         ({"time_limit_s": HOUR_S}, False),  # 40 s have passed
         ({"time_limit_s": HOUR_S, "expected_s": 60.0}, False),  # the limit is what is certain
-        ({"expected_s": HOUR_S / DOUBT - 60}, True),
-        ({"expected_s": HOUR_S / 1.5}, False),
+        ({"expected_s": HOUR_S - 60}, True),
+        ({"expected_s": HOUR_S}, False),
         ({}, False),
     ],
 )
@@ -49,6 +52,24 @@ def test_only_who_ends_in_time_goes_before_the_head(spec: dict[str, float], star
     (promised,) = placement.reasons
     assert (promised.code, promised.have) == ("promised", 2)
     assert promised.need == pytest.approx(HOUR_S - 40)
+
+
+def test_what_its_owners_other_jobs_took_lets_nobody_pass() -> None:
+    class Guess:
+        name = "guess"
+
+        def predict(
+            self, job: Job, history: History, models: Mapping[str, Model], now: float
+        ) -> Prediction:
+            return Prediction(1.0, "history", notes=("the mean of ada's latest jobs",))
+
+    server = FakeServer(gpus=2, settings=ALONE, predictor=Guess())
+    first = server.submit(time_limit_s=HOUR_S)
+    server.run_kernel(first)
+    server.pass_time(40, 10)
+    server.submit(gpus=2)
+    assert not started(server)
+    assert started(server, time_limit_s=5.0)
 
 
 def test_the_head_starts_when_it_was_promised_however_many_go_first() -> None:
