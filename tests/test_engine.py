@@ -9,6 +9,7 @@ import pytest
 
 from carmad.config import Settings
 from carmad.core import endings
+from carmad.core.finishing import Finisher
 from carmad.core.messages import (
     CancelRequested,
     Discovered,
@@ -225,15 +226,16 @@ def test_on_a_full_disk_a_time_limit_ends_its_job_and_is_not_tried_at_every_samp
 def test_on_a_full_disk_nobody_is_preempted(daemon):
     id = daemon.start()
     daemon.fill()
-    daemon.scheduler._take = lambda event: daemon.scheduler._stop(
-        daemon.scheduler.jobs[id], Cause.PREEMPTED
+    core = daemon.scheduler
+    core._take = lambda event: core._actions.append(
+        core._finisher.stop(core.jobs[id], Cause.PREEMPTED)
     )
     daemon.inbox.post(Tick(2.0))
     settle(daemon)
     assert daemon.store.restores == 1
     assert daemon.world.stops == []
     assert daemon.state(id) is JobState.STARTING
-    del daemon.scheduler._take
+    del core._take
     daemon.fill(False)
 
 
@@ -288,7 +290,7 @@ def test_an_end_that_cannot_be_handled_is_tried_until_it_can(daemon, monkeypatch
     id = daemon.start()
     monkeypatch.setattr(engine, "RETRY_END_S", math.inf)
     with monkeypatch.context() as broken:
-        broken.setattr(daemon.scheduler, "_on_exited", lambda event: 1 / 0)
+        broken.setattr(Finisher, "exited", lambda *_: 1 / 0)
         daemon.inbox.post(Exited(2.0, id, 1, Exit(Cause.GPU_OOM, 3)))
         settle(daemon)
         settle(daemon)

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from carmad.config import Settings
-from carmad.core import control
-from carmad.core.asking import DECIDE, Asked
+from carmad.core.asking import Asked
 from carmad.core.deciders import Deciders
-from carmad.core.endings import Trying, ending, in_vain, placeable
+from carmad.core.endings import in_vain, placeable
+from carmad.core.finishing import Finisher
 from carmad.core.fleet import Fleet
-from carmad.core.history import History, past
+from carmad.core.history import History
 from carmad.core.knowledge import Knowledge, sharing_profiles
 from carmad.core.ledger import Ledger
 from carmad.core.messages import (
@@ -29,7 +29,6 @@ from carmad.core.messages import (
     Event,
     Exited,
     HoldRequested,
-    Launch,
     LimitRequested,
     Measured,
     Noticed,
@@ -40,7 +39,6 @@ from carmad.core.messages import (
     Sampled,
     Step,
     Stepped,
-    Stop,
     Submitted,
     Trained,
     Unreserved,
@@ -51,14 +49,12 @@ from carmad.core.placing import Placer
 from carmad.core.ports import Policy, Predictor, Recovery
 from carmad.core.quota import Limit
 from carmad.core.recurrence import group
+from carmad.core.requests import Requests
 from carmad.core.reservations import Reservation
 from carmad.core.scene import Scene
 from carmad.core.share import Account, Ranks, Shares, Standing
-from carmad.core.states import advance, stopping
+from carmad.core.states import advance
 from carmad.core.types import (
-    FOR_GOOD,
-    Cause,
-    Exit,
     Gpu,
     GpuId,
     Job,
@@ -67,7 +63,7 @@ from carmad.core.types import (
 )
 from carmad.core.view import View
 from carmad.core.watching import Watch
-from carmad.options import MAX_METRICS, OPTIONS
+from carmad.options import MAX_METRICS
 
 
 class Scheduler:
@@ -105,6 +101,9 @@ class Scheduler:
         self._begin()
         for event in events:
             self._take(event)
+        for job in self._ledger.changed():
+            if job.ended:
+                self._placer.decisions.pop(job.id, None)
         now = events[-1].at
         for id in self._fleet.over(now):
             self._unreserve(id)
@@ -239,25 +238,25 @@ class Scheduler:
             case Submitted():
                 self._on_submitted(event)
             case Adopted():
-                self._on_adopted(event)
+                self._actions += self._requests.adopt(event)
             case Estimated():
                 self._on_estimated(event)
             case Sampled():
                 self._watch.sampled(event)
             case Began():
-                self._on_began(event)
+                self._watch.began(event)
             case Postponed():
-                self._on_postponed(event)
+                self._watch.postponed(event)
             case Exited():
-                self._on_exited(event)
+                self._finisher.exited(event, self.settings)
             case CancelRequested():
-                self._on_cancel_requested(event)
+                self._actions += self._requests.cancel(event)
             case HoldRequested():
-                self._on_hold_requested(event)
+                self._requests.hold(event)
             case UpdateRequested():
-                self._on_update_requested(event)
+                self._actions += self._requests.update(event)
             case RequeueRequested():
-                self._on_requeue_requested(event)
+                self._actions += self._requests.requeue(event)
             case DrainRequested():
                 self._on_drain_requested(event)
             case LimitRequested():
@@ -291,13 +290,13 @@ class Scheduler:
             if job.retry and job.retry.avoid:
                 retry = placeable(job.retry, job.spec.gpus, self._fleet.usable())
                 if retry is not job.retry:
-                    self._put(replace(job, retry=retry))
+                    self._ledger.put(replace(job, retry=retry))
 
     def _on_measured(self, event: Measured) -> None:
         """Of a name that it reported before, the new value counts."""
         job = self.jobs.get(event.job)
         if job and (metrics := tuple((dict(job.metrics) | dict(event.metrics)).items())):
-            self._put(replace(job, metrics=metrics[:MAX_METRICS]))
+            self._ledger.put(replace(job, metrics=metrics[:MAX_METRICS]))
 
     def _on_submitted(self, event: Submitted) -> None:
         self.shares.note_groups(event.specs[0].user, event.groups, event.at)
@@ -309,27 +308,11 @@ class Scheduler:
                 self._counted = JobId(id)
                 if spec.gpus:
                     self.history.note_submission(event.at, spec.gpus)
-            self._put(job)
+            self._ledger.put(job)
             if why := in_vain(job, self.ended):
-                self._end(job, JobState.CANCELLED, why, event.at)
+                self._finisher.end(job, JobState.CANCELLED, why, event.at)
             else:
                 self._actions.append(EstimateMemory(job))
-
-    def _on_adopted(self, event: Adopted) -> None:
-        """No job comes of it if the process is not where a job may be."""
-        beside = [job for gpu in event.gpus for job in self._ledger.residents(gpu)]
-        free = event.gpus and self.gpus.keys() >= set(event.gpus)
-        if not free or any(
-            job.exclusive or job.spec.process == event.spec.process for job in beside
-        ):
-            return
-        spec = event.spec
-        job = Job(event.id, spec, JobState.STARTING, event.at, group=group(spec))
-        job = replace(job, estimate=spec.declared)
-        self._put(job.placed(event.gpus, event.at, mode=event.mode, shared=bool(beside)))
-        for resident in beside:
-            self._put(resident.with_attempt(shared=True))
-        self._actions.append(Launch(self.jobs[event.id]))
 
     def _on_estimated(self, event: Estimated) -> None:
         """A later answer counts, too, if it comes before the job starts: its script took long, or
@@ -346,101 +329,9 @@ class Scheduler:
             crash=event.crash,
             notes=tuple(note for note in job.notes if not note.startswith(UNESTIMATED)),
         )
-        self._put(self.knowledge.with_history(job, event.at))
+        self._ledger.put(self.knowledge.with_history(job, event.at))
         if event.note:
             self._ledger.note(event.job, event.note)
-
-    def _on_began(self, event: Began) -> None:
-        job = self._ledger.holders.get(event.job)
-        if job and job.attempt == event.attempt and job.state is JobState.STARTING:
-            self._put(advance(job, JobState.RUNNING))
-
-    def _on_postponed(self, event: Postponed) -> None:
-        """Neither its time limit nor the wait for its first kernel begins before the attempt."""
-        job = self._ledger.holders.get(event.job)
-        if job and job.attempt == event.attempt and job.state is not JobState.STOPPING:
-            self._put(job.with_attempt(started_at=event.at if event.over else None))
-
-    def _on_exited(self, event: Exited) -> None:
-        job = self.jobs.get(event.job)
-        if job is None or not job.holds_gpus or job.attempt != event.attempt:
-            return  # a stale or repeated report
-        if event.stop and job.stop not in FOR_GOOD:  # the disk was full when it was stopped
-            job = stopping(job, event.stop)
-            self._put(job)
-        monitor, recovery = self.settings.monitor, self.settings.recovery
-        trying = Trying(
-            lambda job, exit: self._asked.ask(DECIDE, lambda: self.recovery.decide(job, exit)),
-            recovery.retries,
-            monitor.external_mib,
-            self._fleet.usable(),
-        )
-        end = ending(job, event, self._fleet.beside(job), trying)
-        if end.state is JobState.QUEUED:
-            self._put(
-                advance(
-                    _closed(self._fleet.with_usage(job), replace(end.exit, tail=()), end.at),
-                    JobState.QUEUED,
-                    retry=end.retry,
-                    overtaken=0,
-                )
-            )
-        else:
-            self._end(job, end.state, end.exit, end.at)
-
-    def _on_cancel_requested(self, event: CancelRequested) -> None:
-        job = self.jobs.get(event.job)
-        if job is None or not control.cancel(job).acts:
-            return
-        if job.holds_gpus:
-            self._stop(job, Cause.CANCELLED)
-        else:
-            exit = Exit(Cause.CANCELLED, evidence=f"cancelled by {event.by}")
-            self._end(job, JobState.CANCELLED, exit, event.at)
-
-    def _on_hold_requested(self, event: HoldRequested) -> None:
-        job = self.jobs.get(event.job)
-        if job and control.hold(job, event.held).acts:
-            self._put(replace(job, held=event.held))
-
-    def _on_update_requested(self, event: UpdateRequested) -> None:
-        job = self.jobs.get(event.job)
-        if job is None:
-            return
-        verdict, spec = control.update(job, event, self.jobs, event.at)
-        if not verdict.acts:
-            return
-        anew = any(OPTIONS[name].memory for name in event.names) and not job.holds_gpus
-        job = replace(job, spec=spec, group=group(spec))
-        if anew and job.state is JobState.QUEUED:
-            job = advance(job, JobState.PENDING)
-        if anew:
-            job = replace(job, estimate=None, estimate_late=False, crash="")
-            self._actions.append(EstimateMemory(job))
-        self._put(job)
-        if event.by != spec.user:
-            self._ledger.note(job.id, f"{event.by} {verdict.words}")
-        if why := in_vain(job, self.ended):
-            self._end(self.jobs[job.id], JobState.CANCELLED, why, event.at)
-
-    def _on_requeue_requested(self, event: RequeueRequested) -> None:
-        job = event.job
-        ended = {id: state for id, state in event.ended if id not in self.jobs} | dict(self.ended)
-        if job.id in self.jobs or not control.requeue(job, ended).acts:
-            return
-        again = replace(
-            advance(job, JobState.QUEUED if job.estimate else JobState.PENDING),
-            exit=None,
-            ended_at=None,
-            retry=None,
-            overtaken=0,
-            requeued_after=job.attempt,
-        )
-        if again.state is JobState.PENDING:
-            self._put(again)
-            self._actions.append(EstimateMemory(again))
-        else:
-            self._put(self.knowledge.with_history(again, event.at))
 
     def _on_drain_requested(self, event: DrainRequested) -> None:
         if event.reason is None:
@@ -461,31 +352,15 @@ class Scheduler:
     def _unreserve(self, id: int) -> None:
         self._reserved |= self._fleet.unreserve(id)
 
-    # -- endings
-
-    def _stop(self, job: Job, cause: Cause) -> None:
-        stopped = stopping(job, cause)
-        self._put(stopped)
-        self._actions.append(Stop(stopped))
-
-    def _end(self, job: Job, state: JobState, exit: Exit, now: float) -> None:
-        """End the job; cancel jobs whose dependency on it can no longer be met, transitively."""
-        job = self.knowledge.seen_to_end(self._fleet.with_usage(job), state)
-        closed = _closed(job, exit, now) if job.holds_gpus else job
-        self._put(advance(closed, state, exit=exit, ended_at=now))
-        self._watch.inform_others(job, now)
-        ends = [(job.id, state)]
-        for id, how in ends:  # it grows while iterating: recursion could exhaust the stack
-            for waiting in self._ledger.waiting_for(id):
-                if why := in_vain(waiting, {id: how}):
-                    self._put(advance(waiting, JobState.CANCELLED, exit=why, ended_at=now))
-                    ends.append((waiting.id, JobState.CANCELLED))
-
     # -- bookkeeping
 
     def _take_up(self, ledger: Ledger, last_placed: GpuId | None = None) -> None:
-        """Replace the ledger, and the placer that is built on it."""
+        """Replace the ledger, and what is built on it."""
         self._ledger = self._watch.ledger = ledger
+        self._finisher = Finisher(
+            ledger, self._fleet, self.knowledge, self._watch, self.recovery, self._asked
+        )
+        self._requests = Requests(ledger, self._fleet, self.knowledge, self._finisher)
         self._placer = Placer(
             self.settings,
             self._deciders,
@@ -516,15 +391,3 @@ class Scheduler:
 
     def _standing(self, job: Job) -> Standing:
         return self.shares.standing(job)
-
-    def _put(self, job: Job) -> None:
-        self._ledger.put(job)
-        if job.ended:
-            self._placer.decisions.pop(job.id, None)
-            if run := past(job):
-                self.history.remember(run)
-
-
-def _closed(job: Job, exit: Exit, at: float) -> Job:
-    """The job with its current attempt over."""
-    return job.with_attempt(exit=exit, ended_at=at, profiling=None)

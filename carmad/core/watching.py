@@ -12,7 +12,7 @@ from carmad.core.fleet import Fleet
 from carmad.core.idleness import Idleness
 from carmad.core.knowledge import Knowledge, with_report
 from carmad.core.ledger import Ledger
-from carmad.core.messages import Action, Sampled, Signal, Stepped, Stop
+from carmad.core.messages import Action, Began, Postponed, Sampled, Signal, Stepped, Stop
 from carmad.core.reservations import Reservation
 from carmad.core.states import advance, stopping
 from carmad.core.types import Cause, GpuId, Job, JobState
@@ -56,6 +56,17 @@ class Watch:
         for id in self._fleet.newly_metered():
             if holder := self.ledger.holders.get(id):
                 self.ledger.put(self._fleet.with_usage(holder))
+
+    def began(self, event: Began) -> None:
+        job = self.ledger.holders.get(event.job)
+        if job and job.attempt == event.attempt and job.state is JobState.STARTING:
+            self.ledger.put(advance(job, JobState.RUNNING))
+
+    def postponed(self, event: Postponed) -> None:
+        """Neither its time limit nor the wait for its first kernel begins before the attempt."""
+        job = self.ledger.holders.get(event.job)
+        if job and job.attempt == event.attempt and job.state is not JobState.STOPPING:
+            self.ledger.put(job.with_attempt(started_at=event.at if event.over else None))
 
     def stepped(self, event: Stepped) -> None:
         """From a job that shares all its GPUs with one other, a report tells how much that slows

@@ -1,0 +1,112 @@
+"""What owners ask of their jobs and processes: adopt, cancel, hold, release, update, requeue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from carmad.core import control
+from carmad.core.endings import in_vain
+from carmad.core.finishing import Finisher
+from carmad.core.fleet import Fleet
+from carmad.core.knowledge import Knowledge
+from carmad.core.ledger import Ledger
+from carmad.core.messages import (
+    Action,
+    Adopted,
+    CancelRequested,
+    EstimateMemory,
+    HoldRequested,
+    Launch,
+    RequeueRequested,
+    UpdateRequested,
+)
+from carmad.core.recurrence import group
+from carmad.core.states import advance
+from carmad.core.types import Cause, Exit, Job, JobState
+from carmad.options import OPTIONS
+
+
+class Requests:
+    """Each method returns the actions that the request needs."""
+
+    def __init__(
+        self, ledger: Ledger, fleet: Fleet, knowledge: Knowledge, finisher: Finisher
+    ) -> None:
+        self._ledger = ledger
+        self._fleet = fleet
+        self._knowledge = knowledge
+        self._finisher = finisher
+
+    def adopt(self, event: Adopted) -> list[Action]:
+        """No job comes of it if the process is not where a job may be."""
+        beside = [job for gpu in event.gpus for job in self._ledger.residents(gpu)]
+        free = event.gpus and self._fleet.gpus.keys() >= set(event.gpus)
+        if not free or any(
+            job.exclusive or job.spec.process == event.spec.process for job in beside
+        ):
+            return []
+        spec = event.spec
+        job = Job(event.id, spec, JobState.STARTING, event.at, group=group(spec))
+        job = replace(job, estimate=spec.declared)
+        self._ledger.put(job.placed(event.gpus, event.at, mode=event.mode, shared=bool(beside)))
+        for resident in beside:
+            self._ledger.put(resident.with_attempt(shared=True))
+        return [Launch(self._ledger.jobs[event.id])]
+
+    def cancel(self, event: CancelRequested) -> list[Action]:
+        job = self._ledger.jobs.get(event.job)
+        if job is None or not control.cancel(job).acts:
+            return []
+        if job.holds_gpus:
+            return [self._finisher.stop(job, Cause.CANCELLED)]
+        exit = Exit(Cause.CANCELLED, evidence=f"cancelled by {event.by}")
+        self._finisher.end(job, JobState.CANCELLED, exit, event.at)
+        return []
+
+    def hold(self, event: HoldRequested) -> None:
+        job = self._ledger.jobs.get(event.job)
+        if job and control.hold(job, event.held).acts:
+            self._ledger.put(replace(job, held=event.held))
+
+    def update(self, event: UpdateRequested) -> list[Action]:
+        job = self._ledger.jobs.get(event.job)
+        if job is None:
+            return []
+        verdict, spec = control.update(job, event, self._ledger.jobs, event.at)
+        if not verdict.acts:
+            return []
+        actions: list[Action] = []
+        anew = any(OPTIONS[name].memory for name in event.names) and not job.holds_gpus
+        job = replace(job, spec=spec, group=group(spec))
+        if anew and job.state is JobState.QUEUED:
+            job = advance(job, JobState.PENDING)
+        if anew:
+            job = replace(job, estimate=None, estimate_late=False, crash="")
+            actions.append(EstimateMemory(job))
+        self._ledger.put(job)
+        if event.by != spec.user:
+            self._ledger.note(job.id, f"{event.by} {verdict.words}")
+        if why := in_vain(job, self._ledger.ended):
+            self._finisher.end(self._ledger.jobs[job.id], JobState.CANCELLED, why, event.at)
+        return actions
+
+    def requeue(self, event: RequeueRequested) -> list[Action]:
+        job = event.job
+        jobs = self._ledger.jobs
+        ended = {id: state for id, state in event.ended if id not in jobs}
+        ended |= self._ledger.ended
+        if job.id in jobs or not control.requeue(job, ended).acts:
+            return []
+        again = replace(
+            advance(job, JobState.QUEUED if job.estimate else JobState.PENDING),
+            exit=None,
+            ended_at=None,
+            retry=None,
+            overtaken=0,
+            requeued_after=job.attempt,
+        )
+        if again.state is JobState.PENDING:
+            self._ledger.put(again)
+            return [EstimateMemory(again)]
+        self._ledger.put(self._knowledge.with_history(again, event.at))
+        return []
