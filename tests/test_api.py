@@ -524,26 +524,28 @@ def test_what_helps_a_job_that_no_gpu_can_hold(daemon: Daemon) -> None:
     assert "had its GPU to itself" in out["remedies"][0]
 
 
-def test_why_names_each_gpus_reasons_and_what_would_help(daemon: Daemon) -> None:
-    daemon.world.used_mib = dict.fromkeys(daemon.world.used_mib, 30_000)
-    daemon.sample()
-    id = submit(daemon, memory_mib=20_000)
-    behind = submit(daemon)
-    out = daemon.call("GET", f"/v1/jobs/{id}/why")[1]
-    assert [v["refused"][0]["code"] for v in out["verdicts"]] == ["memory"] * 3
-    assert (
-        out["verdicts"][0]["refused"][0] | {"need": 20_000, "have": 10_960}
-        == (out["verdicts"][0]["refused"][0])
-    )
-    assert "fits GPU 1 now with --gpu-mem 10G" in out["remedies"]
-    assert (out["position"], out["policy"]) == (1, "magm")
-    assert out["job"]["reason"] == "(GpuMemory: GPU0 10.7G free, need 19.5G)"
-    out = daemon.call("GET", f"/v1/jobs/{behind}/why")[1]
-    assert out["behind"] == {"id": id, "label": str(id)}
-    assert (out["position"], out["job"]["reason"]) == (2, "(Priority)")
-    daemon.world.used_mib = dict.fromkeys(daemon.world.used_mib, 0)
-    daemon.sample()
-    assert daemon.call("GET", f"/v1/jobs/{id}/why")[1]["chosen"] != []
+def test_why_names_each_gpus_reasons_and_what_would_help(open_path: Path) -> None:
+    strict = replace(ROOT_JOBS, limits=Limits(backfill=0))
+    with running(open_path, strict) as daemon:
+        daemon.world.used_mib = dict.fromkeys(daemon.world.used_mib, 30_000)
+        daemon.sample()
+        id = submit(daemon, memory_mib=20_000)
+        behind = submit(daemon)
+        out = daemon.call("GET", f"/v1/jobs/{id}/why")[1]
+        assert [v["refused"][0]["code"] for v in out["verdicts"]] == ["memory"] * 3
+        assert (
+            out["verdicts"][0]["refused"][0] | {"need": 20_000, "have": 10_960}
+            == (out["verdicts"][0]["refused"][0])
+        )
+        assert "fits GPU 1 now with --gpu-mem 10G" in out["remedies"]
+        assert (out["position"], out["policy"]) == (1, "magm")
+        assert out["job"]["reason"] == "(GpuMemory: GPU0 10.7G free, need 19.5G)"
+        out = daemon.call("GET", f"/v1/jobs/{behind}/why")[1]
+        assert out["behind"] == {"id": id, "label": str(id)}
+        assert (out["position"], out["job"]["reason"]) == (2, "(Priority)")
+        daemon.world.used_mib = dict.fromkeys(daemon.world.used_mib, 0)
+        daemon.sample()
+        assert daemon.call("GET", f"/v1/jobs/{id}/why")[1]["chosen"] != []
 
 
 def test_why_says_which_gpus_stay_idle_for_the_head_of_the_line(daemon: Daemon) -> None:

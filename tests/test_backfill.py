@@ -10,6 +10,7 @@ import pytest
 
 from carmad.config import Limits, Settings
 from carmad.core.history import History
+from carmad.core.messages import DrainRequested
 from carmad.core.types import Job, JobId, JobState, Prediction
 from carmad.models import Model
 from carmad.testing import FakeServer
@@ -113,6 +114,16 @@ def test_nobody_goes_first_if_nobody_knows_when_the_head_can_start() -> None:
         "no_promise",
         f"job {first}",
     )
+
+
+def test_a_head_that_not_even_empty_gpus_would_suit_is_passed() -> None:
+    server = FakeServer(gpus=2, settings=ALONE)
+    server.tell(DrainRequested(server.now, server.gpus[0].id, "repair", "root"))
+    head = server.submit(gpus=2)
+    assert started(server)
+    server.tell(DrainRequested(server.now, server.gpus[0].id, None, "root"))
+    assert not started(server, gpus=2)
+    assert server.scene.decisions[head].placement.reasons[0].code == "no_promise"
 
 
 def test_a_head_that_only_waits_for_a_gpu_to_settle_is_not_overtaken() -> None:
