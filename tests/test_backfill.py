@@ -123,7 +123,8 @@ def test_a_head_that_not_even_empty_gpus_would_suit_is_passed() -> None:
     assert started(server)
     server.tell(DrainRequested(server.now, server.gpus[0].id, None, "root"))
     assert not started(server, gpus=2)
-    assert server.scene.decisions[head].placement.reasons[0].code == "no_promise"
+    codes = [reason.code for reason in server.scene.decisions[head].placement.reasons]
+    assert "no_promise" in codes
 
 
 def test_a_head_that_only_waits_for_a_gpu_to_settle_is_not_overtaken() -> None:
