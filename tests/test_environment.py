@@ -14,6 +14,7 @@ import pytest
 from carmad.attempt.environment import (
     NO_MPS,
     SHIMS,
+    at_a_terminal,
     command,
     expand,
     job_environment,
@@ -101,7 +102,9 @@ def test_only_jobs_that_call_srun_get_ours_and_last() -> None:
         job(env=env, script=script),
         make_job(Path("/work"), "sh", "-c", "srun x", env=env),
     ):
-        assert job_environment(calls, GPUS)["PATH"] == f"{path}:{SHIMS}"
+        made = job_environment(calls, GPUS)
+        assert made["PATH"] == at_a_terminal(made)["PATH"] == f"{path}:{SHIMS}"
+    assert "PATH" not in at_a_terminal(job_environment(job(env=env), GPUS)), "the shell's own stays"
 
 
 def srun(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -185,6 +185,8 @@ def at_a_terminal(env: Mapping[str, str]) -> dict[str, str | None]:
     """The part of an attempt's environment that CARMA chose; None: to be unset. The rest is the
     shell's own, which may have what the job's stored copy lacks."""
     ours = {name: value for name, value in env.items() if _CHOSEN.fullmatch(name)}
+    if env.get("PATH", "").endswith(SHIMS):
+        ours["PATH"] = env["PATH"]
     return dict.fromkeys(_PER_JOB) | ours
 
 
