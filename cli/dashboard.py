@@ -35,8 +35,7 @@ def status(
     `plain`: in ASCII."""
     shows_bars = bars and room >= ROOM_FOR_BARS
     top: list[Block] = [headline(answer), "", *gpus(answer["gpus"], shows_bars, plain)]
-    live = [job for job in answer["jobs"] if job["code"] not in SETTLED]
-    ended = [job for job in answer["jobs"] if job["code"] in SETTLED]
+    live, ended = live_and_ended(answer["jobs"])
     if not answer["jobs"]:
         return [*top, "", "no jobs: submit one with `carma submit -- COMMAND`"]
     left = None if height is None else max(LEAST_ROWS, height - len(layout(top, room)))
@@ -49,6 +48,11 @@ def status(
             left -= len(layout(below, room))
     shown = None if left is None else max(LEAST_ROWS, left)
     return [*top, *_section("jobs", live, shown, answer.get("more", 0), "carma queue"), *below]
+
+
+def live_and_ended(jobs: Sequence[JobOut]) -> tuple[list[JobOut], list[JobOut]]:
+    ended = [job for job in jobs if job["code"] in SETTLED]
+    return [job for job in jobs if job["code"] not in SETTLED], ended
 
 
 def _section(

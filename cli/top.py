@@ -75,10 +75,11 @@ class Top:
             self.trouble = f"{error.message}; asking again every {self.every_s:g} s"
 
     def jobs(self) -> list[Any]:
-        jobs = self.answer["jobs"]
+        live, ended = dashboard.live_and_ended(self.answer["jobs"])
+        jobs = live + ended[: dashboard.MOST_ENDED]  # of a cancelled array, there may be thousands
         if self._mine:
             jobs = [job for job in jobs if job["user"] == self.answer["me"]["user"]]
-        return sorted_by(jobs, SORTS[self._sort]) if self._sort else list(jobs)
+        return sorted_by(jobs, SORTS[self._sort]) if self._sort else jobs
 
     @property
     def _at(self) -> int:

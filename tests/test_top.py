@@ -70,6 +70,14 @@ def test_jobs_are_selected_sorted_and_left_out(fake: FakeDaemon) -> None:
         terminal.shows("sweep")
 
 
+def test_live_jobs_come_before_a_few_that_have_ended(fake: FakeDaemon) -> None:
+    tasks = [fakes.ended(id=n, label=f"9_{n}") for n in range(40)]
+    status(fake, jobs=[*tasks, *JOBS])
+    with top() as terminal:
+        terminal.shows("sweep")
+        assert rows(terminal) == ["1", "2", "3_[2-99%4]", *(f"9_{n}" for n in range(5))]
+
+
 def test_a_job_s_why_and_log(fake: FakeDaemon, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("".join(f"epoch {n}\n" for n in range(200)) + "10%\r99%\n\x1b[2Jevil\n")
