@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from cli import client, output
+from carmad.readable import clean
+from cli import client, output, render
 from cli.commands.options import add_json
+from cli.format import NOTHING
 from cli.problems import Usage
+from cli.table import Table, columns
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -14,7 +17,6 @@ if TYPE_CHECKING:
 
     from cli.parser import Parser
 
-NONE = "-"
 MOST = 1_000_000_000
 
 
@@ -28,9 +30,11 @@ def share(options: Namespace) -> int:
     if options.json:
         output.print_json(answer)
         return 0
-    head = ("USER", "GROUP", "WEIGHT", "GPU-H", "GPUS NOW", "WAITING", "RANK", "URGENT GPU-H")
+    made = Table(columns("USER~ GROUP~ WEIGHT> GPU-H> GPUS> WAITING> RANK> URGENT-GPU-H>"))
     keys = ("user", "group", "weight", "gpu_hours", "gpus", "waiting", "rank", "urgent_gpu_hours")
-    _print([head, *(tuple(_word(user[key]) for key in keys) for user in answer["users"])])
+    for user in answer["users"]:
+        made.add(*(_word(user[key]) for key in keys))
+    output.show([made])
     if not answer["enabled"]:
         output.note("jobs start in order of arrival: fairness.enabled is off")
     return 0
@@ -79,12 +83,17 @@ def limit(options: Namespace) -> int:
     if options.json:
         output.print_json(answer)
         return 0
-    head = ("WHO", "GPUS", "GPU-H", "JOBS", "SET BY", "SINCE")
-    _print([head, *map(_limit, answer.get("limits") or [answer["limit"]])])
+    output.show([_table(answer.get("limits") or [answer["limit"]])])
     if changes := answer.get("changes"):
-        print("\nchanges")
-        _print([head, *map(_limit, changes)])
+        output.show([*render.heading("changes"), _table(changes)])
     return 0
+
+
+def _table(limits: Sequence[dict[str, Any]]) -> Table:
+    made = Table(columns("WHO~ GPUS> GPU-H> JOBS> SET-BY~ SINCE"))
+    for one in limits:
+        made.add(*_limit(one))
+    return made
 
 
 def _limit(limit: dict[str, Any]) -> tuple[str, ...]:
@@ -94,23 +103,16 @@ def _limit(limit: dict[str, Any]) -> tuple[str, ...]:
     used = limit.get("gpu_hours_used")
     held = "" if limit["subject"] == "default" else limit.get("gpus_held", "")
     return (
-        limit["subject"],
-        NONE if gpus is None else f"{held} of {gpus}" if held != "" else str(gpus),
-        NONE
+        clean(limit["subject"]),
+        NOTHING if gpus is None else f"{held} of {gpus}" if held != "" else str(gpus),
+        NOTHING
         if hours is None
         else f"{f'{used:.4g} of ' if used is not None else ''}{hours:g} per {limit['per']}",
-        NONE if jobs is None else str(jobs),
-        limit["set_by"] or "settings",
+        NOTHING if jobs is None else str(jobs),
+        clean(limit["set_by"]) or "settings",
         local_time(limit["set_at"]),
     )
 
 
-def _print(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
-
-
 def _word(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value) or "-"
+    return f"{value:.4g}" if isinstance(value, float) else clean(value) or NOTHING

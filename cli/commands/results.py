@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 
+from carmad.readable import clean
 from cli import client, output
 from cli.commands.options import add_json
+from cli.format import NOTHING
 from cli.jobs import resolve
 from cli.problems import Usage
+from cli.table import Column, Table
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -17,8 +20,6 @@ if TYPE_CHECKING:
     from cli.parser import Parser
 
     Job = dict[str, Any]
-
-NOTHING = "-"
 
 
 def results_options(parser: Parser) -> None:
@@ -53,7 +54,12 @@ def results(options: Namespace) -> int:
 
         csv.writer(sys.stdout, lineterminator="\n").writerows([head, *rows])
         return 0
-    _print([["JOBID", "STATE", *head[2:]], *([_cell(each) for each in row] for row in rows)])
+    made = Table(
+        [Column("JOBID", right=True), Column("STATE"), *map(Column, head[2:])], drops=False
+    )
+    for row in rows:
+        made.add(*map(_cell, row))
+    output.show([made])
     if not metrics:
         print("no metrics yet: jobs report them with `carma report-metric`", file=sys.stderr)
     return 0
@@ -97,11 +103,4 @@ def _key(value: str | float | None) -> tuple[bool, float, str]:
 def _cell(value: str | float | None) -> str:
     if value is None:
         return NOTHING
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _print(rows: list[list[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = zip(row, widths, strict=True)
-        print("  ".join(text.ljust(width) for text, width in cells).rstrip())
+    return f"{value:.6g}" if isinstance(value, float) else clean(value)
