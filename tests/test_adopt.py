@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from carmad.attempt.callers import own_process
@@ -36,8 +37,14 @@ def outsider(daemon: Carmad, *, gpu: int = 0, below: str = "") -> Iterator[subpr
     process = subprocess.Popen(
         words, env=os.environ | cards, cwd=daemon.work, stdout=subprocess.DEVNULL
     )
+
+    def is_seen() -> bool:
+        there = psutil.Process(process.pid)
+        its = {process.pid, *(child.pid for child in there.children(recursive=True))}
+        return any(one["pid"] in its for one in daemon.gpus()[gpu]["outsiders"])
+
     try:
-        until(lambda: daemon.gpus()[gpu]["outsiders"], "it to be seen")
+        until(is_seen, "it to be seen")
         yield process
     finally:
         process.kill()

@@ -20,8 +20,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from carmad.core.messages import CancelRequested
-from carmad.core.scheduler import Scheduler
+from carmad.core.messages import Action, CancelRequested
+from carmad.core.requests import Requests
 from carmad.core.types import Cause, Exit, JobState
 from carmad.engine import engine
 from carmad.engine.engine import Engine
@@ -96,16 +96,17 @@ def act_first(scheduler, store, world, *events, committed=lambda step: None, ref
     committed(step)
 
 
-def cancelled_at_once(self: Scheduler, event: CancelRequested) -> None:
+def cancelled_at_once(self: Requests, event: CancelRequested) -> list[Action]:
     """Its GPUs are free before its processes are gone."""
-    job = self.jobs.get(event.job)
+    job = self._ledger.jobs.get(event.job)
     if job and job.state is not JobState.STOPPING:
         self._ledger.put(job)
         stopping = job
         if job.holds_gpus:
-            self._stop(job, Cause.CANCELLED)
-            stopping = self.jobs[job.id]
-        self._end(stopping, JobState.CANCELLED, Exit(Cause.CANCELLED), event.at)
+            self._finisher.stop(job, Cause.CANCELLED)
+            stopping = self._ledger.jobs[job.id]
+        self._finisher.end(stopping, JobState.CANCELLED, Exit(Cause.CANCELLED), event.at)
+    return []
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def cancelled_at_once(self: Scheduler, event: CancelRequested) -> None:
         (Engine, "restore", never_again, "never ended"),
         (Engine, "_reload", lambda self, history=None: (), "tell two stories"),
         (engine, "turn", act_first, "runs unseen"),
-        (Scheduler, "_on_cancel_requested", cancelled_at_once, "runs unseen"),
+        (Requests, "cancel", cancelled_at_once, "runs unseen"),
     ],
 )
 def test_a_fault_of_ours_would_be_seen(

@@ -414,7 +414,7 @@ def test_attempts_are_told_as_they_were(tmp_path: Path) -> None:
     """Of every job of a busy day, by what its versions said at the time."""
     server = Busy()
     with contextlib.closing(SqlStore.open(tmp_path / "carma.db")) as store:
-        for _ in server.busy_day(300):
+        for _ in server.busy_day(600):
             pass
         happened = attempts_of(server.steps)
         for step in server.steps:
@@ -436,7 +436,7 @@ def test_attempts_of_older_releases_are_told_as_far_as_is_known(tmp_path: Path) 
     """Rows as they were before migration 0004: the job has its last attempt's fields."""
     server = Busy()
     with contextlib.closing(SqlStore.open(tmp_path / "carma.db")) as store:
-        for _ in server.busy_day(300):
+        for _ in server.busy_day(600):
             pass
         for step in server.steps:
             store.commit(step)
