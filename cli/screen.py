@@ -81,7 +81,7 @@ class Screen:
         self._take()
 
     def draw(self, lines: Sequence[Line]) -> None:
-        """The first lines that there is room for."""
+        """Draw as many of the lines as fit."""
         room, height = output.size()
         shown = [painted(cut(line, room), self._color) for line in lines[:height]]
         _write(HOME + f"{LINE_END}\n".join(shown) + LINE_END + BELOW)

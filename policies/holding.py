@@ -72,16 +72,11 @@ def _unreserved(view: View) -> View:
 def on_reserved(rules: Ranked, view: View) -> tuple[tuple[Placement, ...], View]:
     """The jobs of users for whom GPUs are reserved now start there before the line is looked at:
     whoever is first in it cannot use these GPUs. Also the view after that."""
-    plan: list[Placement] = []
-    owners = {
-        user
-        for gpu in view.gpus
-        for slot in gpu.reserved
-        if not slot.in_s
-        for user in slot.of.users
-    }
-    if not owners:
+    if not view.reserved:
         return (), view
+    plan: list[Placement] = []
+    now = (slot for gpu in view.gpus for slot in gpu.reserved if not slot.in_s)
+    owners = {user for slot in now for user in slot.of.users}
     its_own = replace(rules, filters=(*rules.filters, _not_reserved_for_it))
     for job in view.queue:
         if job.spec.user in owners:

@@ -288,6 +288,25 @@ TOTALS = {
     "wait_p95_s": None,
     "run_mean_s": 5400.0,
 }
+RESERVATIONS = {
+    "schema": 1,
+    "reservations": [
+        {
+            "id": 1,
+            "gpus": ["GPU-a"],
+            "indices": [0],
+            "users": ["ada"],
+            "starts_at": NOW,
+            "ends_at": NOW,
+            "times_left": 1,
+            "active": False,
+            "by": "root",
+            "text": "GPU 0 for ada, from Monday",
+            "in_the_way": ["job 42 of eve may still be there then"],
+        }
+    ],
+}
+
 ANSWERS: dict[tuple[str, str], Any] = {
     ("GET", "/v1/health"): HEALTH,
     ("GET", "/v1/status"): STATUS,
@@ -318,42 +337,8 @@ ANSWERS: dict[tuple[str, str], Any] = {
         "jobs": [ended(), ended(code=None, signal=9)],
         "more": 0,
     },
-    ("GET", "/v1/reservations"): {
-        "schema": 1,
-        "reservations": [
-            {
-                "id": 1,
-                "gpus": ["GPU-a"],
-                "indices": [0],
-                "users": ["ada"],
-                "starts_at": NOW,
-                "ends_at": NOW,
-                "times_left": 1,
-                "active": False,
-                "by": "root",
-                "text": "GPU 0 for ada, from Monday",
-                "in_the_way": ["job 42 of eve may still be there then"],
-            }
-        ],
-    },
-    ("POST", "/v1/reservations"): {
-        "schema": 1,
-        "reservations": [
-            {
-                "id": 1,
-                "gpus": ["GPU-a"],
-                "indices": [0],
-                "users": ["ada"],
-                "starts_at": NOW,
-                "ends_at": NOW,
-                "times_left": 1,
-                "active": False,
-                "by": "root",
-                "text": "GPU 0 for ada, from Monday",
-                "in_the_way": ["job 42 of eve may still be there then"],
-            }
-        ],
-    },
+    ("GET", "/v1/reservations"): RESERVATIONS,
+    ("POST", "/v1/reservations"): RESERVATIONS,
     ("POST", "/v1/reservations/1/cancel"): {"schema": 1, "reservations": []},
     ("GET", "/v1/starts"): {
         "schema": 1,

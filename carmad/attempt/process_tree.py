@@ -196,7 +196,7 @@ def handles(pid: int, signum: int, how: bytes = b"SigCgt:") -> bool:
 
 
 def joined(pid: int, start: int) -> str:
-    """The name of the link that tells that this process is followed."""
+    """The name of the link that marks this process as followed."""
     return f"joined-{pid}-{start}"
 
 

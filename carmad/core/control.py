@@ -78,7 +78,7 @@ def _wrong_limit(job: Job, spec: JobSpec, admin: bool, now: float) -> str:
 
 
 def _waits_for(id: JobId, after: Iterable[After], live: Mapping[JobId, Job]) -> bool:
-    """Whether what depends on `after` waits for job `id`, directly or through other jobs."""
+    """Whether a job that depends on `after` would wait for job `id`, directly or through others."""
     left, seen = [each.job for each in after], set[JobId]()
     while left:
         one = left.pop()

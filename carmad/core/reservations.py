@@ -73,7 +73,7 @@ def slots(reservations: Iterable[Reservation], gpu: GpuId, now: float) -> tuple[
 
 
 def in_the_way(job: Job, slot: Slot, now: float) -> bool:
-    """Whether a running job may still be there when this begins, or is now."""
+    """Whether a running job may still be on the GPU when this begins, or is there meanwhile."""
     return job.spec.user not in slot.of.users and job.at_most_s(now) > slot.in_s
 
 

@@ -47,7 +47,7 @@ def forget(connection: Connection, before: float) -> None:
 
 
 def latest(connection: Connection, since: float, user: str | None) -> tuple[External, ...]:
-    """Those seen from `since` on, the last seen first."""
+    """Those seen since `since`, the most recently seen first."""
     query = select(EXTERNALS).where(_OLD.seen_to >= since).order_by(_OLD.seen_to.desc())
     if user is not None:
         query = query.where(_OLD.user == user)

@@ -93,7 +93,7 @@ def _sorted(jobs: list[Job], name: str, reverse: bool, names: list[str]) -> list
 
 
 def _key(value: str | float | None) -> tuple[bool, float, str]:
-    """Numbers by size, before all other words."""
+    """Numbers first, by value; then text."""
     try:
         return False, float("" if value is None else value), ""
     except ValueError:

@@ -1,4 +1,4 @@
-"""A record of processes that used GPUs outside of the queue."""
+"""A record of processes that used GPUs outside the queue."""
 
 from __future__ import annotations
 
