@@ -42,6 +42,13 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Listening:
     return Listening(monkeypatch)
 
 
+def test_a_job_without_gpus_starts_on_cpus(listening: Listening) -> None:
+    listening.server.submit(gpus=0, cpus=1)
+    found = [each for step in listening.steps for each in happenings(step)]
+    (started,) = [each for each in found if each.kind is Kind.STARTED]
+    assert words(started, {}) == "started on CPUs alone"
+
+
 def test_a_retry_is_not_an_end(listening: Listening) -> None:
     server = listening.server
     id = server.submit(notify="start,end,fail")

@@ -151,6 +151,8 @@ def words(happening: Happening, gpus: Mapping[GpuId, Gpu], sees: bool = True) ->
 
 
 def where(job: Job, gpus: Mapping[GpuId, Gpu]) -> str:
+    if not job.gpus:
+        return "CPUs alone"
     named = [str(gpus[id].index) if id in gpus else id for id in job.gpus]
     return f"GPU {', '.join(named)}"
 

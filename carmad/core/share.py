@@ -206,7 +206,7 @@ class Shares:
         return (ranked, spent) != (before.of, before.spent)
 
     def loads(self, now: float) -> Mapping[str, Load]:
-        """Ranks by user, the lowest first: groups are compared, then the users of a group."""
+        """Each user's load. The lowest goes first: groups are compared, then users within one."""
         weights, used = self._settings.weights, {u: self.used_s(u, now) for u in self.accounts}
         groups = {user: self.group(user) for user in used}
         totals: dict[str, float] = {}
