@@ -220,7 +220,7 @@ def test_what_jobs_used_corrects_the_next_estimate(tmp_path: Path) -> None:
 def test_a_gpu_takes_no_second_job_before_the_first_has_warmed_up(one_gpu: Carmad) -> None:
     warmup_s = 6  # longer than a submission takes on a busy machine
     first = one_gpu.submit(*train(sm=0.2, seconds=1000, warmup=warmup_s))
-    second = one_gpu.submit(*train(sm=0.2, seconds=0.2, warmup=0))
+    second = one_gpu.submit("--gpu-mem", "4G", *train(sm=0.2, seconds=0.2, warmup=0))
     until(lambda: "first_kernel" in refusals(one_gpu, second), "the second to wait for a kernel")
     one_gpu.ended(second)
     assert one_gpu.job(first)["state"] == "running", "they did share the GPU"
@@ -466,6 +466,7 @@ def test_jobs_are_held_released_cancelled_and_run_again(daemon: Carmad) -> None:
     id = daemon.carma(
         "submit", "--parsable", "--hold", "--wrap", "echo up; exec sleep 1000"
     ).strip()
+    daemon.await_state(int(id), "queued")  # its memory has been estimated
     assert f"carma release {id}" in daemon.carma("why", id)
     daemon.carma("release", id)
     daemon.await_output(int(id), "up")
