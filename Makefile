@@ -7,7 +7,7 @@ INSTALL = $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 # It is compiled when first imported instead, once for all of the tests' processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test pytest bench lint clean
+.PHONY: demo test pytest bench lint docs clean
 
 demo: .venv/installed
 	$(BIN)/carma demo
@@ -28,15 +28,23 @@ lint: .venv/installed-test
 bench: .venv/installed-test
 	$(BIN)/python -m benchmarks.daemon
 
+docs: .venv/installed-docs
+	$(BIN)/python docs/publish.py
+
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(INSTALL) --editable .
 	touch $@
 
+.venv/installed-docs: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(INSTALL) --editable '.[docs]'
+	touch .venv/installed $@
+
 .venv/installed-test: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(INSTALL) --editable '.[test]'
-	touch .venv/installed $@
+	touch .venv/installed .venv/installed-docs $@
 
 clean:
-	rm -rf .venv
+	rm -rf .venv site

@@ -104,7 +104,7 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """Training of models from this server's own past jobs; needs `carma[policies]`."""
+    """Training of models from this server's own past jobs; needs `carma-gpu[policies]`."""
 
     retrain_days: float = 7.0  # how often they are trained (0.04: hourly); 0: only on request
 
@@ -157,7 +157,6 @@ class Fairness:
 class Retention:
     ended_days: float = 90.0
     mib_per_user: int = 256  # disk for one user's jobs; beyond it, the oldest ended are deleted
-    samples_hours: float = 48.0
     backups: int = 7  # daily copies kept; 0: none
     journal_mib: int = 64  # disk for the journal, for `carma daemon replay`; 0: none is kept
 
@@ -170,10 +169,20 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Messages to administrators; needs `carma[notify]`. Users have files of their own."""
+    """Messages to administrators, and reports; needs `carma-gpu[notify]`. Users have files of their
+    own."""
 
     administrators: str = ""  # a file with their addresses, readable by carmad only; "": nobody
     stuck_s: float = 1800.0  # they are told if the first in line waits so long beside an idle GPU
+    report: str = ""  # a file like that: who gets the week's report on Mondays at 7; "": nobody
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Figures for Prometheus; on the daemon's own socket, they are always at /v1/metrics."""
+
+    listen: str = ""  # where a process answers Prometheus, such as "127.0.0.1:9430"; "": nowhere
+    users: bool = False  # also tell how many jobs each user has
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +210,7 @@ class Settings:
     retention: Retention = field(default_factory=Retention)
     access: Access = field(default_factory=Access)
     notify: Notify = field(default_factory=Notify)
+    metrics: Metrics = field(default_factory=Metrics)
 
     def preconditions_for(self, policy: str) -> Preconditions:
         """Those set for the policy, or else for all policies. By default, `rr` has none (CARMA

@@ -17,6 +17,7 @@ from dataclasses import asdict, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -46,6 +47,7 @@ _WEIGHTS = [("risk", name) for name in ("mean", "median", "p95", "ema")]
 _FORMER: dict[_Key, _Key | None] = {
     ("monitor", "outsider_mib"): ("monitor", "external_mib"),
     ("retention", "events_days"): None,
+    ("retention", "samples_hours"): None,
     **{(name,): ("policies", name) for name in DECLARED_SINCE},
 }
 _WEIGHTS_OF_USERS = ("fairness", "weights")
@@ -118,6 +120,17 @@ def changed(settings: Settings, words: Iterable[str]) -> Settings:
             raise sources.error(key, "is a group of settings, not a setting")
         _put(tree, key, value)
     return _checked(tree, sources)
+
+
+def address(text: str) -> tuple[str, int] | None:
+    """The host and the port in "127.0.0.1:9430" or "[::1]:9430"; None: it is no such thing."""
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    whole = parts.netloc == text and parts.username is None
+    return (host, port) if whole and host and port else None
 
 
 def by_name(settings: Settings) -> dict[str, Any]:
@@ -311,6 +324,8 @@ def _faults(settings: Settings) -> Iterator[tuple[_Key, str]]:
             yield key, f"is {value}, but should be {least}"
         if key[0] == "risk" and value > 1:
             yield key, f"is {value}, but should be between 0 and 1"
+    if settings.metrics.listen and address(settings.metrics.listen) is None:
+        yield ("metrics", "listen"), "should be an address and a port, such as 127.0.0.1:9430"
     weights = sum(values[key] for key in _WEIGHTS)
     if not math.isclose(weights, 1.0, abs_tol=1e-6):
         names = ", ".join(name for _, name in _WEIGHTS)

@@ -18,6 +18,9 @@ class Follower:
     def hear(self, events: Sequence[Event]) -> None:
         """The core is about to handle these."""
 
+    def took(self, step: Step, core_s: float, commit_s: float) -> None:
+        """How long it took the core to make this step, and the store to write it."""
+
     def committed(self, step: Step) -> None:
         """This step is on disk. If this raises, `restored` is called."""
 
@@ -33,12 +36,14 @@ def turn(
     store: Store,
     world: World,
     *events: Event,
+    handled: Callable[[], None] = lambda: None,
     committed: Callable[[Step], None] = lambda step: None,
     refused: Callable[[Step], None] = lambda step: None,
 ) -> None:
-    """Handle a batch of events: commit, then notify, then act. If the commit fails, `refused` gets
-    the step, and nothing else is done."""
+    """Handle a batch of events (then call `handled`): commit, then notify, then act. If the commit
+    fails, `refused` gets the step, and nothing else is done."""
     step = scheduler.handle(*events)
+    handled()
     try:
         store.commit(step)
     except Exception:

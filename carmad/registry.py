@@ -10,6 +10,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
+from carmad import DISTRIBUTION
 from carmad.config import Preconditions, Settings
 from carmad.core.ports import Estimator, Policy, Predictor, Recovery, Server
 from carmad.errors import CarmaError
@@ -115,7 +116,7 @@ def wordings() -> Mapping[str, Wording]:
 
 def _points(group: str) -> list[EntryPoint]:
     def others(point: EntryPoint) -> bool:
-        return point.dist is None or point.dist.name != "carma"
+        return point.dist is None or point.dist.name != DISTRIBUTION
 
     points = entry_points(group=f"carma.{group}")
     return sorted(points, key=lambda point: (others(point), point.name))
@@ -131,8 +132,8 @@ def _load(kind: str, name: str, settings: Settings, *given: object) -> object:
     except Exception as error:  # foreign code
         raise CarmaError(
             f"{name!r} of {kind} cannot be loaded: {error}",
-            "are its dependencies installed? For CARMA's own, these are carma[policies] or "
-            "carma[estimators]",
+            "are its dependencies installed? For CARMA's own, these are carma-gpu[policies] or "
+            "carma-gpu[estimators]",
         ) from error
     if not isinstance(getattr(plugin, "name", None), str):
         raise CarmaError(f"{name!r} of {kind} has no name", "see the protocols in carmad.plugin")

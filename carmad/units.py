@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,6 +24,13 @@ def available() -> bool:
 def manager() -> list[str]:
     """The option that names the user's own systemd, unless this is root."""
     return ["--user"] if os.geteuid() != 0 else []
+
+
+def program(module: str) -> list[str]:
+    """The command that runs `main` of one of CARMA's modules, in an isolated Python."""
+    root = str(Path(__file__).parents[1])
+    code = f"import sys; sys.path.append({root!r}); from {module} import main; main()"
+    return [sys.executable, "-I", "-c", code]
 
 
 def start(

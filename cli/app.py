@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from carmad import DISTRIBUTION
 from cli import output
 from cli.problems import Usage
 from cli.verbs import TYPER, VERBS, Verb
@@ -69,7 +70,7 @@ def _version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
 
-        print(f"carma {version('carma')}")
+        print(f"carma {version(DISTRIBUTION)}")
         raise typer.Exit
 
 

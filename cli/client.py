@@ -14,7 +14,7 @@ import socket
 import time
 
 from carmad import paths
-from cli.problems import Refused, Unreachable
+from cli.problems import Refused, Unknown, Unreachable
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ def _answered(path: str, request: bytes, within_s: float, again: bool) -> Answer
             died = True
             if not again or broken.busy or waited >= BACK_WITHIN_S:
                 broken.hint = _what_became(path, broken, again)
+                if broken.whole and not again:
+                    broken.code = Unknown.code
                 raise
         except Unreachable:
             if not died or waited >= BACK_WITHIN_S:

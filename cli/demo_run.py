@@ -16,6 +16,7 @@ from carmad.sim import shadow
 from carmad.sim.outcome import Outcome
 from carmad.sim.task import Task
 from cli import client
+from cli.demo_pane import SETTLED
 from cli.demo_trace import argv
 from cli.problems import Problem, Unreachable
 
@@ -23,25 +24,22 @@ GPUS = "3xDGX-Station-A100-40GB"  # the CARMA paper's
 SETTINGS = {  # the paper's times, compressed like the trace as far as real processes allow
     "CARMA_ESTIMATOR": "declared",  # and nothing is declared, as in the paper's runs (4.3)
     "CARMA_MONITOR__PERIOD_S": "0.1",
-    "CARMA_MONITOR__WINDOW_S": "1",
+    "CARMA_MONITOR__WINDOW_S": "0.7",
     "CARMA_LIMITS__KILL_GRACE_S": "2",
     "CARMA_RETENTION__BACKUPS": "0",
 }
 START_S = 30.0
-SETTLED = frozenset({"CD", "F", "CA", "TO", "OOM"})
 
 
 @dataclass(slots=True)
 class Replay:
-    """A daemon under one policy. `readings` are (seconds, GPUs)."""
+    """A daemon under one policy, and what it said last."""
 
     policy: str
     directory: Path
-    begun_at: float = 0.0  # monotonic, when the first job was submitted
-    energy_before_j: float = 0.0
-    submitted: int = 0  # the newest job's id
-    readings: list[tuple[float, list[dict[str, Any]]]] = field(default_factory=list)
+    gpus: list[dict[str, Any]] = field(default_factory=list)
     jobs: list[dict[str, Any]] = field(default_factory=list)
+    _submitted: int = 0  # the newest job's id
     _daemon: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -68,7 +66,6 @@ class Replay:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self._daemon and self._daemon.poll() is None:
             if self._answers():
-                self.energy_before_j = sum(gpu["energy_j"] for gpu in self._gpus())
                 return
             time.sleep(0.05)
         raise Problem("the demo's carmad did not start", self.log.read_text()[-2000:])
@@ -94,13 +91,13 @@ class Replay:
             "cwd": str(self.directory),
             "env": dict(os.environ),
         }
-        self.submitted = client.post("/v1/jobs", body)["id"]
+        self._submitted = client.post("/v1/jobs", body)["id"]
 
     def look(self) -> None:
         """Read the GPUs and the jobs once."""
-        self.readings.append((time.monotonic() - self.begun_at, self._gpus()))
-        if self.submitted:
-            self.jobs = self.get("/v1/jobs", select=f"1-{self.submitted}")["jobs"]
+        self.gpus = self.get("/v1/gpus")["gpus"]
+        if self._submitted:
+            self.jobs = self.get("/v1/jobs", select=f"1-{self._submitted}")["jobs"]
 
     def outcome(self) -> Outcome:
         """The jobs' outcome; raises CarmaError if none has run."""
@@ -110,14 +107,8 @@ class Replay:
     def done(self) -> int:
         return sum(job["code"] in SETTLED for job in self.jobs)
 
-    def energy_j(self, until_s: float) -> float:
-        """What the GPUs used until the first reading from `until_s` on. A replay that is done goes
-        on idling until the other one is, too."""
-        after = next((gpus for at, gpus in self.readings if at >= until_s), self.readings[-1][1])
-        total: float = sum(gpu["energy_j"] for gpu in after)
-        return total - self.energy_before_j
-
     def stop(self) -> None:
+        """Begin to stop, jobs first."""
         if self._daemon is None:
             return
         try:
@@ -126,7 +117,10 @@ class Replay:
         except (Problem, Unreachable):
             pass  # no jobs left, or no daemon
         self._daemon.send_signal(signal.SIGTERM)
-        self._daemon.wait(timeout=30)
+
+    def await_end(self) -> None:
+        if self._daemon is not None:
+            self._daemon.wait(timeout=START_S)
 
     def _answers(self) -> bool:
         try:
@@ -134,7 +128,3 @@ class Replay:
         except Unreachable:
             return False
         return True
-
-    def _gpus(self) -> list[dict[str, Any]]:
-        gpus: list[dict[str, Any]] = self.get("/v1/gpus")["gpus"]
-        return gpus

@@ -59,20 +59,22 @@ def explainable(answer: EstimatesOut) -> EstimateOut | None:
 
 
 def estimates(answer: EstimatesOut) -> RenderableType:
-    one = chosen(answer)
-    if one is None and answer["crash"]:
+    if chosen(answer) is None and answer["crash"]:
         return crashed(answer)[0]
-    if one is None:
-        head = "Its need is unknown: only the free memory of each GPU counts."
-    else:
-        head = f"* decides: {memory(safe_mib(one))} must be free on each of its GPUs."
     return Group(
         *crashed(answer),
         said(answer["estimates"]),
-        Text(f"\n{head}"),
+        Text(f"\n{'* decides: ' if chosen(answer) else ''}{needed(answer)}"),
         *(Text(f"  · {refusal(reason)}") for reason in answer["reasons"]),
         fits(answer["verdicts"], answer["fits"]),
     )
+
+
+def needed(answer: EstimatesOut) -> str:
+    one = chosen(answer)
+    if one is None:
+        return "Its need is unknown: only the free memory of each GPU counts."
+    return f"{memory(safe_mib(one))} must be free on each of its GPUs."
 
 
 def crashed(answer: EstimatesOut) -> list[RenderableType]:
@@ -84,20 +86,26 @@ def crashed(answer: EstimatesOut) -> list[RenderableType]:
 def said(all_of_them: Sequence[EstimateOut]) -> Table:
     """The chosen estimate, then the others with a number, then those without."""
     made = _table("SOURCE MEMORY> LOW> HIGH> TOOK> NOTE")
+    for one, note in noted(all_of_them):
+        made.add_row(
+            clean(one["source"]) + (" *" if one["chosen"] else ""),
+            *(memory(one[key]) for key in ("mib", "low", "high")),
+            number(one["seconds"], " s", 1),
+            Text(clean(note)),
+            style="bold" if one["chosen"] else "dim" if one["mib"] is None else "",
+        )
+    return made
+
+
+def noted(all_of_them: Sequence[EstimateOut]) -> Iterator[tuple[EstimateOut, str]]:
+    """In that order, each with a note on it, or with why it is none."""
     first: dict[str, str] = {}  # by reason, the first source: several may share one trial
     for one in sorted(all_of_them, key=lambda one: (not one["chosen"], one["mib"] is None)):
         why = one["why"] or ""
         as_for = first.setdefault(why, one["source"])
         if why and as_for != one["source"]:
             why = f"as for {as_for}"
-        made.add_row(
-            clean(one["source"]) + (" *" if one["chosen"] else ""),
-            *(memory(one[key]) for key in ("mib", "low", "high")),
-            number(one["seconds"], " s", 1),
-            Text(clean(why or "; ".join(one["notes"]))),
-            style="bold" if one["chosen"] else "dim" if one["mib"] is None else "",
-        )
-    return made
+        yield one, why or "; ".join(one["notes"])
 
 
 def _table(headers: str) -> Table:

@@ -61,7 +61,7 @@ def _training(training: TrainingOut) -> Iterator[str]:
     days = training["every_days"]
     yield ""
     if training["lacking"]:
-        yield f"no models are trained here: {training['lacking']} is missing (carma[policies])"
+        yield f"no models are trained here: {training['lacking']} is missing (carma-gpu[policies])"
         return
     often = "only on request"
     if days:

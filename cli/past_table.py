@@ -59,7 +59,7 @@ def _write_parquet(
     try:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError:
-        hint = "pip install 'carma[sim]', or write .csv"
+        hint = "pip install 'carma-gpu[sim]', or write .csv"
         raise Problem("Parquet needs pyarrow, which CARMA's Python does not have", hint) from None
     rows = _rows(user, since, until)
     columns = {name: [row.get(name) for row in rows] for name in _columns(rows)}

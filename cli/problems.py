@@ -27,6 +27,12 @@ class Unreachable(Problem):
     code = "unreachable"
 
 
+class Unknown(Unreachable):
+    """It may have been done or not: nothing said so."""
+
+    code = "unknown"
+
+
 class Refused(Problem):
     """The daemon refused. `code` is the daemon's."""
 

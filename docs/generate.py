@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from docs.pages import commands, hardware, http_api, reasons, settings, states
+from docs.pages import commands, hardware, http_api, metrics, reasons, settings, states
 
 DOCS = Path(__file__).parent
 NOTICE = "<!-- Written by docs/generate.py from the code. Do not edit. -->\n\n"
@@ -27,6 +27,7 @@ def pages() -> dict[str, str]:
         "reference/settings.md": settings.page,
         "reference/commands.md": commands.page,
         "reference/http-api.md": http_api.page,
+        "reference/metrics.md": metrics.page,
         "reference/reasons.md": reasons.page,
         "reference/states.md": states.page,
         "hardware.md": hardware.page,

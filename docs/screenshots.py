@@ -1,15 +1,16 @@
-"""Makes docs/images/*.svg: `python docs/screenshots.py`. Takes about two minutes.
+"""Makes docs/images/*.svg: `python docs/screenshots.py`. Takes about three minutes.
 
 A carmad of its own runs training jobs on three emulated GPUs with the default settings; what its
 API answers is drawn by the command line's own code and saved by rich. As root, `--as ada,grace`
-submits in the names of these users, who must exist and be able to run this Python. `--only
-estimate` makes that one alone: a recording, which needs PyTorch and no daemon.
+submits in the names of these users, who must exist and be able to run this Python. `--only` makes
+some alone: `estimate` is a recording that needs PyTorch and no daemon, `demo` one of `carma demo`.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import json
 import os
 import pwd
@@ -20,18 +21,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich._export_format import CONSOLE_SVG_FORMAT
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from cli import client, dashboard, output, render
+from cli.commands import demo
+from cli.demo_trace import demo_trace
 
 IMAGES = Path(__file__).parent / "images"
 WIDTH = 124
+LINE = 24.4  # height of a line that rich draws
+FILM_WIDTH = 106  # of a film, in columns
+FRAME_S, FASTER, HELD_S = 1.2, 3.0, 6.0  # between frames as it was; the last one stays
 TYPED_S, READ_S, WAIT_S = 0.8, 3.0, 2.0  # a command; what it printed; for more of it at most
 # rich's own, but with the reader's fonts instead of one from the Internet
 LOOK = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
@@ -57,27 +63,37 @@ LATER = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--as", dest="users", default=pwd.getpwuid(os.getuid()).pw_name)
-    parser.add_argument("--only", choices=("jobs", "estimate"))
+    parser.add_argument("--only", choices=("demo", "jobs", "estimate"))
     options = parser.parse_args()
     users = (options.users.split(",") * 2)[:2]
     home = Path(tempfile.mkdtemp(prefix="carma-"))
     home.chmod(0o711)  # the jobs of others look for the emulated cards in it
-    os.environ["CARMA_SOCKET"] = str(home / "sock")
     IMAGES.mkdir(exist_ok=True)
-    if options.only != "jobs":
+    if options.only in (None, "demo"):
+        of_the_demo(home)
+    if options.only in (None, "estimate"):
         of_an_estimate(home)
-    if options.only == "estimate":
-        shutil.rmtree(home)
-        return
-    carma("daemon", "start", "--emulated", "3xA100-40GB", "--state-dir", str(home / "state"))
-    (home / "state").chmod(0o711)
-    try:
-        of_jobs(users)
-    finally:
-        carma("cancel", "all", *(("--user", users[0]) if os.getuid() == 0 else ()))
-        carma("cancel", "1-99")
-        carma("daemon", "stop")
-        shutil.rmtree(home)
+    if options.only in (None, "jobs"):
+        of_jobs(home, users)
+    shutil.rmtree(home)
+
+
+def of_the_demo(home: Path) -> None:
+    """A film of `carma demo`, faster than it was."""
+    trace = demo_trace()
+    frames: list[RenderableType] = []
+    last: RenderableType = ""
+    with demo.replays(home / "demo") as both:
+
+        def keep(now: float) -> None:
+            nonlocal last
+            last = demo.drawn(now, both, len(trace), FILM_WIDTH)
+            if now >= len(frames) * FRAME_S:
+                frames.append(last)
+
+        demo.play(trace, both, keep)
+        frames.append(Group(last, Text(f"\n{demo.said(both)}", "bold")))
+    film("demo", "carma demo", frames)
 
 
 def of_an_estimate(home: Path) -> None:
@@ -92,7 +108,19 @@ def of_an_estimate(home: Path) -> None:
     )
 
 
-def of_jobs(users: list[str]) -> None:
+def of_jobs(home: Path, users: list[str]) -> None:
+    os.environ["CARMA_SOCKET"] = str(home / "sock")
+    carma("daemon", "start", "--emulated", "3xA100-40GB", "--state-dir", str(home / "state"))
+    (home / "state").chmod(0o711)
+    try:
+        of_running_jobs(users)
+    finally:
+        carma("cancel", "all", *(("--user", users[0]) if os.getuid() == 0 else ()))
+        carma("cancel", "1-99")
+        carma("daemon", "stop")
+
+
+def of_running_jobs(users: list[str]) -> None:
     for job in EARLY:
         submit(*job, users=users)
     wait_until(lambda: all(j["state"] == "running" for j in jobs()), 20)
@@ -167,7 +195,7 @@ def recording(name: str, folder: Path, *commands: str) -> None:
 def picture(
     name: str, title: str, drawn: RenderableType, width: int = WIDTH, at: Sequence[float] = ()
 ) -> None:
-    console = Console(record=True, width=width, force_terminal=True, file=io.StringIO())
+    console = _recorder(width)
     console.print(drawn)
     file = IMAGES / f"{name}.svg"
     console.save_svg(str(file), title=title, code_format=LOOK, unique_id=name)
@@ -185,6 +213,74 @@ def played(svg: str, name: str, at: Sequence[float]) -> str:
     style = f"@keyframes {name} {{from {{visibility:hidden}}}}\n{rules}"
     motion = f"@media (prefers-reduced-motion: no-preference) {{\n{style}}}\n"
     return svg.replace("</style>", f"{motion}</style>", 1)
+
+
+def film(name: str, title: str, frames: Sequence[RenderableType]) -> None:
+    """The frames one after the other, again and again; where pictures do not move, and for readers
+    who prefer reduced motion, the last one. What a line shows for several frames is there once."""
+    console = _recorder(FILM_WIDTH)
+    heights = [len(console.render_lines(frame)) for frame in frames]
+    height = max(heights)
+    for frame, used in zip(frames, heights, strict=True):
+        console.print(frame)
+        console.line(height - used)
+    styles, matrix = console.export_svg(code_format="{styles}@{matrix}", unique_id=name).split("@")
+    lines = _lines(matrix, name, height, len(frames))
+    ticks = len(frames) + round(HELD_S * FASTER / FRAME_S)
+    drawn, lengths = "", set[int]()
+    for line in lines:
+        for at, many in _runs(line):
+            last = at + many == len(frames)
+            many += last * (ticks - len(frames))
+            lengths.add(many)
+            kind = f"f{' z' * last} s{at} l{many}"
+            drawn += f'<g class="{kind}">{line[at]}</g>\n' if line[at] else ""
+    tick_s = FRAME_S / FASTER
+    moves = "".join(
+        f"@keyframes l{many} {{{100 * many / ticks:.3f}%,to{{visibility:hidden}}}}\n"
+        f".l{many}{{animation-name:l{many}}}\n"
+        for many in sorted(lengths)
+    ) + "".join(f".s{at}{{animation-delay:{(at - ticks) * tick_s:.2f}s}}\n" for at in range(ticks))
+    motion = (
+        ".f{visibility:hidden}.z{visibility:visible}\n"
+        "@media (prefers-reduced-motion: no-preference){\n"
+        f".f{{visibility:visible;animation:{ticks * tick_s:.2f}s step-end infinite}}\n{moves}}}\n"
+    )
+    frame = _recorder(FILM_WIDTH)
+    frame.print("\n" * (height - 1))
+    look = LOOK.replace("{styles}", "@styles").replace("{matrix}", "@matrix")
+    made = frame.export_svg(title=title, code_format=look, unique_id=name)
+    made = re.sub(rf'<clipPath id="{name}-line-.*?</clipPath>', "", made, flags=re.DOTALL)
+    file = IMAGES / f"{name}.svg"
+    file.write_text(made.replace("@styles", styles + "\n" + motion).replace("@matrix", drawn))
+    print(file)
+
+
+def _lines(matrix: str, name: str, height: int, frames: int) -> list[list[str]]:
+    """What each line shows in each frame, of a console that shows the frames below each other."""
+    lines = [[""] * frames for _ in range(height)]
+    at = re.compile(rf' y="([\d.]+)"(.*?) clip-path="url\(#{name}-line-(\d+)\)"')
+    for text in re.findall(r"<text .*?</text>", matrix):
+        found = at.search(text)
+        assert found
+        frame, line = divmod(int(found[3]), height)
+        y = float(found[1]) - frame * height * LINE
+        text = text.replace(found[0], f' y="{y:.1f}"{found[2]}').replace("&#160;", "\u00a0")
+        lines[line][frame] += text
+    return lines
+
+
+def _runs(line: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Where something begins in it, and how often it is repeated there."""
+    at = 0
+    for _, same in itertools.groupby(line):
+        many = len(list(same))
+        yield at, many
+        at += many
+
+
+def _recorder(width: int) -> Console:
+    return Console(record=True, width=width, force_terminal=True, file=io.StringIO())
 
 
 if __name__ == "__main__":

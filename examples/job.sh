@@ -7,4 +7,4 @@
 #CARMA --output %x-%j.out
 
 echo "job $CARMA_JOB_ID on $CUDA_VISIBLE_DEVICES, attempt $((CARMA_RESTART_COUNT + 1))"
-exec python examples/emulated_train.py --model resnet50 --memory-mib 7110 --seconds 20
+exec python3 examples/emulated_train.py --model resnet50 --memory-mib 7110 --seconds 20

@@ -38,6 +38,7 @@ from carmad.learned.models import Models
 from carmad.store.sql import SqlStore
 from carmad.testing import a_gpu
 from carmad.testing.fake_world import FakeWorld
+from carmad.timeline.recorder import Timeline
 from estimators.declared import Declared
 from estimators.tracer.report import Explanation, Held, Moment, Remedy
 from policies import builtin
@@ -81,6 +82,7 @@ class Daemon:
         self.gpus = tuple(a_gpu(n) for n in range(gpus))
         self.world = FakeWorld(self.gpus, self.inbox.clock, self.inbox.post)
         scheduler = Scheduler(settings, builtin.magm(settings), ladder.exclusive(settings))
+        timeline = Timeline(scheduler)
         self.service = Service(
             self.inbox,
             self.store,
@@ -91,6 +93,7 @@ class Daemon:
             _guesses,
             lambda scene: doctor.checks(settings, scene, CAPABILITIES, self.store, False, None),
             Untrained(folder / "models", self.store, 0.0, lambda models: None),
+            timeline,
             NoProcesses(),
         )
         self.app = create_app(self.service)
@@ -99,7 +102,8 @@ class Daemon:
         sock.bind(self.path)
         Path(self.path).chmod(0o666)
         self.server = HttpServer(sock, self.app)
-        engine = Engine(self.inbox, scheduler, self.store, self, (self.service,))
+        followers = (timeline, self.service, self.service.counts)
+        engine = Engine(self.inbox, scheduler, self.store, self, followers)
         engine.restore()
         self._core = threading.Thread(target=engine.run, daemon=True)
 

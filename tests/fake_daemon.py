@@ -307,7 +307,44 @@ RESERVATIONS = {
     ],
 }
 
+REPORT = {
+    "schema": 1,
+    "since": "2026-11-15T23:00:00.000Z",
+    "until": "2026-11-22T23:00:00.000Z",
+    "hours": 168.0,
+    "jobs": 3,
+    "gpus": [
+        {
+            "id": "GPU-0",
+            "index": 0,
+            "name": "A100",
+            "busy_hours": 84.0,
+            "shared_hours": 42.0,
+            "idle_hours": 84.0,
+            "jobs": 3,
+        }
+    ],
+    "users": [
+        {"user": "alice", "jobs": 2, "gpu_hours": 80.0, "share": 0.95, "energy_kwh": 2.0},
+        {"user": "", "jobs": 1, "gpu_hours": 4.0, "share": 0.05, "energy_kwh": 0.0},
+    ],
+    "sharing": {
+        "shared": 0.5,
+        "jobs": 2,
+        "saved_gpu_hours": 40.0,
+        "slowdown": 1.04,
+        "known": 1.0,
+        "sources": {"steps": 2},
+        "unknown_at_most_gpu_hours": 0.0,
+    },
+    "estimates": [{"source": "trace", "jobs": 3, "ratio_median": 1.1, "under": 0.0}],
+    "ooms": {"crashes": 0, "jobs": 0, "saved": 0, "waiting": 0},
+    "waits": [],
+    "idle": [],
+    "external": [],
+}
 ANSWERS: dict[tuple[str, str], Any] = {
+    ("GET", "/v1/report"): REPORT,
     ("GET", "/v1/health"): HEALTH,
     ("GET", "/v1/status"): STATUS,
     ("POST", "/v1/jobs"): {"schema": 1, "id": 42, "ids": [42], "label": "42", "warnings": []},

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("sklearn", reason="carma[policies] is not installed")
+pytest.importorskip("sklearn", reason="carma-gpu[policies] is not installed")
 
 from benchmarks.asrpt import claims, layouts, runs, testbed, workload
 from benchmarks.asrpt.page import report

@@ -42,8 +42,8 @@ VERBS: list[tuple[str, tuple[str, str], str]] = [
     ("hold 42", ("POST", "/v1/hold"), "job 42: done"),
     ("release 42", ("POST", "/v1/release"), "job 42: done"),
     ("requeue 42", ("POST", "/v1/requeue"), "job 42: done"),
-    ("report 0.25 42", ("POST", "/v1/jobs/42/step"), "job 42: 0.25 s a step"),
-    ("report 0.25 42 --forward 9ms --backward 1s", ("POST", "/v1/jobs/42/step"), "0.25 s a step"),
+    ("report-step 0.25 42", ("POST", "/v1/jobs/42/step"), "job 42: 0.25 s a step"),
+    ("report-step 1 42 --forward 9ms --backward 1s", ("POST", "/v1/jobs/42/step"), "1 s a step"),
     ("gpus", ("GET", "/v1/gpus"), "PROMISABLE"),
     ("drain 0", ("POST", "/v1/gpus/0/drain"), "GPU 0: drained"),
     ("resume 0", ("POST", "/v1/gpus/0/resume"), "GPU 0: takes jobs"),
@@ -52,6 +52,12 @@ VERBS: list[tuple[str, tuple[str, str], str]] = [
     ("reserve --cancel 1", ("POST", "/v1/reservations/1/cancel"), "is cancelled"),
     ("history", ("GET", "/v1/history"), "FAILED"),
     ("stats", ("GET", "/v1/stats"), "GPU-HOURS"),
+    (
+        "report",
+        ("GET", "/v1/report"),
+        "by 2 jobs. That saved 40.0 GPU-hours, and slowed them by 4.0%",
+    ),
+    ("report month", ("GET", "/v1/report"), "| alice "),
     ("estimators", ("GET", "/v1/estimators"), "P95"),
     ("config show", ("GET", "/v1/config"), 'policy = "magm"'),
     ("daemon status", ("GET", "/v1/health"), "process 4242"),
@@ -79,16 +85,55 @@ def test_a_job_reports_what_its_steps_go_to(
     assert fake.body == {"seconds": 0.25, "stages": times | {"sync": "backward"}}
     assert run(["report-step", "0.25", "42", "--forward", "37"]) == 2
     assert "'37' is not a valid stage time" in capsys.readouterr().err
-    assert run(["report", "0.25", "42"]) == 0, "its first name, which --help does not list"
-    assert fake.body == {"seconds": 0.25}
-    capsys.readouterr()
+    assert run(["report", "0.25", "42"]) == 2, "its first name"
+    assert "jobs report their steps by carma report-step" in capsys.readouterr().err
     why = "job 41 has no profile"
     fake.answers["POST", "/v1/jobs/42/step"] = job(unused=why)
     assert run(["report-step", "0.25", "42"]) == 0
     assert capsys.readouterr().out == f"job 42: 0.25 s a step, but that has no effect: {why}\n"
     assert run(["--help"]) == 0
     listed = capsys.readouterr().out.split()
-    assert "report-step" in listed and "report" not in listed
+    assert "report-step" in listed and "report" in listed
+
+
+def test_a_report_is_of_a_period_and_for_people_or_a_file(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["report", "month"]) == 0
+    since, until = (fake.asked[-1][2][name] for name in ("since", "until"))
+    assert since[8:].startswith("01T00:00:00") and until[8:].startswith("01T00:00:00")
+    assert since < until
+    assert run(["report", "--since", "7d"]) == 0
+    assert "until" not in fake.asked[-1][2]
+    assert run(["report", "--until", "7d"]) == 2
+    capsys.readouterr()
+    assert run(["report", "--html", str(tmp_path / "week.html")]) == 0
+    assert capsys.readouterr().out == ""
+    assert "<td>alice</td>" in (tmp_path / "week.html").read_text()
+    assert run(["report", "--html", str(tmp_path / "nowhere" / "week.html")]) == 1
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_the_receipt_of_a_job_that_has_ended(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    how = {"ratio": 1.125, "low": 1.0, "high": 1.25, "source": "steps", "known_from": 2}
+    its = {"gpu_hours": 4.0, "shared": 0.5, "share_gpu_hours": 3.0, "neighbours": 2}
+    known = its | {"slowdown": how, "alone_gpu_hours": 3.78, "saved_gpu_hours": 0.78}
+
+    def shown(**receipt: Any) -> str:
+        fake.answers["GET", "/v1/jobs/42"] = ended() | {"receipt": receipt}
+        assert run(["show", "42"]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    out = shown(**known)
+    assert "held 4.00 GPU-hours shared 50% of that, with 2 jobs" in out
+    assert "1.12 times as long as alone (1.00 to 1.25; step times beside 2 jobs)" in out
+    assert "saved 46.8 GPU-minutes" in out
+    out = shown(**known | {"slowdown": None, "saved_gpu_hours": None, "neighbours": 1})
+    assert "with 1 job slowed not known" in out
+    assert "saved at most 1.00 GPU-hours" in out
+    assert "shared never" in shown(**its | {"neighbours": 0, "slowdown": None})
 
 
 @pytest.mark.parametrize(("words", "asked", "piece"), VERBS)

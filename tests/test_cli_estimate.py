@@ -519,7 +519,7 @@ def test_an_image_that_cannot_be_drawn_is_told_as_early(
 ) -> None:
     monkeypatch.setattr("cli.commands.estimate.find_spec", lambda name: None)
     assert run(["estimate", "--plot", "x.png", "prog"]) == 1
-    assert "pip install 'carma[sim]'" in capsys.readouterr().err
+    assert "pip install 'carma-gpu[sim]'" in capsys.readouterr().err
     assert not fake.asked
 
 

@@ -192,7 +192,8 @@ MISTAKES = {
 
 
 def test_settings_of_earlier_releases_are_read(path: Path) -> None:
-    path.write_text("[retention]\nevents_days = 3\nended_days = 9\n[monitor]\noutsider_mib = 9\n")
+    gone = "events_days = 3\nsamples_hours = 9"
+    path.write_text(f"[retention]\n{gone}\nended_days = 9\n[monitor]\noutsider_mib = 9\n")
     environ = {"CARMA_RETENTION__EVENTS_DAYS": "4"}
     expected = Settings(retention=Retention(ended_days=9), monitor=Monitor(external_mib=9))
     assert load(path, environ) == expected

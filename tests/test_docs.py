@@ -5,10 +5,14 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+from rich.text import Text
 
 from carmad.api.render import CODES
 from carmad.config import Preconditions, Settings
@@ -17,8 +21,9 @@ from cli.commands import diagnosis, gpumemnet, server
 from cli.commands.submit import read
 from cli.commands.submit_options import build_parser
 from cli.verbs import VERBS
-from docs import generate
+from docs import generate, screenshots
 from docs.pages import http_api, reasons, settings
+from docs.publish import FENCE, links
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs/reference"
@@ -32,8 +37,6 @@ GROUPS = {
     "config": diagnosis.config,
     "gpumemnet": gpumemnet.gpumemnet,
 }
-LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def _ids(path: Path) -> str:
@@ -113,16 +116,10 @@ def _anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def _links(text: str) -> Iterator[str]:
-    yield from LINK.findall(FENCE.sub("", text))
-
-
 @pytest.mark.parametrize("page", PAGES, ids=_ids)
-def test_links_lead_somewhere(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    for link in _links(text):
-        if link.startswith(("https://", "http://")):
-            continue
+def test_links_lead_somewhere_on_github(page: Path) -> None:
+    """On the site, `tests/test_docs_site` checks them."""
+    for link in links(page):
         where, _, anchor = link.partition("#")
         target = (page.parent / where).resolve() if where else page
         assert target.exists(), f"{link}: there is no such file"
@@ -131,19 +128,21 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in _anchors(target.read_text(encoding="utf-8")), f"{link}: no such part"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_ids)
-def test_every_page_of_docs_can_be_found(page: Path) -> None:
-    if page.name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"):
-        return
-    others = "".join(other.read_text(encoding="utf-8") for other in PAGES if other != page)
-    assert f"{page.name})" in others or f"{page.name}#" in others, "no page links here"
+def test_every_page_can_be_reached_from_the_index() -> None:
+    found, waiting = {ROOT / "README.md"}, [ROOT / "docs/index.md"]
+    while waiting:
+        page = waiting.pop()
+        if page.suffix == ".md" and page not in found:
+            found.add(page)
+            waiting += [(page.parent / link.partition("#")[0]).resolve() for link in links(page)]
+    assert not {_ids(page) for page in set(PAGES) - found}
 
 
 # -- shell lines
 
 
 def _shell_lines(page: Path) -> Iterator[list[str]]:
-    for kind, body in FENCE.findall(page.read_text(encoding="utf-8")):
+    for _, kind, body in FENCE.findall(page.read_text(encoding="utf-8")):
         if kind not in ("sh", "bash"):
             continue
         for line in body.splitlines():
@@ -165,6 +164,7 @@ def _make_targets() -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=_ids)
 def test_shell_lines_name_what_there_is(page: Path) -> None:
     verbs = {verb.name for verb in VERBS}
+    text = page.read_text(encoding="utf-8")
     for words in _shell_lines(page):
         program = Path(words[0]).name
         if program == "make":
@@ -180,7 +180,8 @@ def test_shell_lines_name_what_there_is(page: Path) -> None:
                 assert words[2] in names, words
         elif program == "python" and words[1:] and words[1].endswith(".py"):
             given = words[1]
-            assert given == "train.py" or (ROOT / given).exists(), words
+            there = given == "train.py" or (ROOT / given).exists() or f"cat > {given}" in text
+            assert there, words
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_ids)
@@ -194,17 +195,33 @@ def test_submissions_shown_can_be_read(page: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("page", PAGES, ids=_ids)
 def test_settings_shown_are_settings(page: Path, tmp_path: Path) -> None:
-    for kind, body in FENCE.findall(page.read_text(encoding="utf-8")):
+    for _, kind, body in FENCE.findall(page.read_text(encoding="utf-8")):
         if kind == "toml":
             file = tmp_path / "carma.toml"
             file.write_text(body, encoding="utf-8")
             load(file, {})
 
 
-def test_the_readmes_quick_start_is_two_commands() -> None:
-    first = FENCE.search((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert first is not None
-    assert first[2] == "make demo\nmake test\n"
+def test_the_readme_begins_with_three_commands_on_the_readers_script() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    own, without_gpu = (each[3].splitlines() for each in FENCE.finditer(text))
+    verbs = [shlex.split(line, comments=True)[:2] for line in own]
+    assert verbs == [["carma", verb] for verb in ("estimate", "submit", "why")]
+    assert without_gpu[0] == "make demo"
+    assert len(text.splitlines()) <= 130
+
+
+@pytest.mark.skipif(shutil.which("logrotate") is None, reason="needs logrotate")
+def test_the_logrotate_snippet_is_one(tmp_path: Path) -> None:
+    page = (ROOT / "docs/guides/logs.md").read_text(encoding="utf-8")
+    (snippet,) = (body for _, kind, body in FENCE.findall(page) if "copytruncate" in body)
+    log, file = tmp_path / "carmad.log", tmp_path / "logrotate.conf"
+    log.write_text("a line\n", encoding="utf-8")
+    file.write_text(snippet.replace("/var/lib/carma/carmad.log", str(log)), encoding="utf-8")
+    argv = ["logrotate", "--debug", "--force", "--state", str(tmp_path / "state"), str(file)]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.returncode == 0 and "error" not in done.stderr, done.stderr
+    assert "truncating" in done.stderr, done.stderr
 
 
 def test_the_example_script_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,3 +235,26 @@ def test_pictures_ask_nothing_of_the_internet() -> None:
     for picture in (ROOT / "docs/images").glob("*.svg"):
         text = picture.read_text(encoding="utf-8")
         assert "@font-face" not in text and "url(http" not in text
+
+
+def test_a_film_shows_each_frame_in_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(screenshots, "IMAGES", tmp_path)
+    frames = ["one\nstays", "two & <3\nstays", "two & <3\nstays\nlast"]
+    screenshots.film("short", "a film", [Text(frame) for frame in frames])
+    drawn = ElementTree.parse(tmp_path / "short.svg")
+    ticks = len(frames) + round(screenshots.HELD_S * screenshots.FASTER / screenshots.FRAME_S)
+    shown: dict[int, list[str]] = {tick: [] for tick in range(ticks)}
+    still = []
+    for group in drawn.iter("{http://www.w3.org/2000/svg}g"):
+        if found := re.fullmatch(r"f( z)? s(\d+) l(\d+)", group.get("class", "")):
+            words = "".join(group.itertext()).replace("\N{NO-BREAK SPACE}", " ")
+            still += [words] if found[1] else []
+            for tick in range(int(found[2]), int(found[2]) + int(found[3])):
+                shown[tick].append(words)
+    asked = [frame.split("\n") for frame in frames]
+    assert [sorted(shown[tick]) for tick in range(ticks)] == [
+        sorted(asked[min(tick, len(frames) - 1)]) for tick in range(ticks)
+    ]
+    assert sorted(still) == sorted(asked[-1])  # where pictures do not move

@@ -321,7 +321,7 @@ def test_a_job_runs_to_its_end_and_reports(tmp_path: Path, source: EmulatedSourc
     stdout, stderr = job.communicate(timeout=20)
     assert (job.returncode, stderr) == (0, "")
     assert "1 GPU(s)" in stdout
-    assert re.search(r"^epoch 5/5  100 %  loss \d\.\d{3}$", stdout, re.MULTILINE)
+    assert re.search(r"^step +5/5  loss \d\.\d{3}  \d+ ms a step$", stdout, re.MULTILINE)
 
 
 def test_a_job_without_gpus_or_sense_fails(tmp_path: Path) -> None:
@@ -376,3 +376,26 @@ def test_a_traced_job_runs(tmp_path: Path) -> None:
     stdout, _ = process.communicate(timeout=20)
     assert process.returncode == 0
     assert task.name in stdout
+
+
+@pytest.mark.parametrize("python", ["/usr/bin/python3", sys.executable])
+def test_the_example_needs_no_packages(source: EmulatedSource, tmp_path: Path, python: str) -> None:
+    if not Path(python).exists():
+        pytest.skip("no Python of the system's")
+    env = os.environ | {"CARMA_EMULATED_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"}
+    words = ["--memory-mib", "8000", "--load", "0.9", "--steps", "5", "--grow", "9000"]
+    ran = subprocess.run(
+        [python, "-I", "-S", ROOT / "examples/emulated_train.py", *words],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert re.findall(r"step +(\d)/5  loss [\d.]+  \d+ ms a step", ran.stdout) == [
+        "1",
+        "2",
+        "3",
+        "4",
+    ]
+    assert ran.returncode == 1
+    assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 8.79 GiB." in ran.stderr

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pwd
+import shlex
 import shutil
 import sys
 import tempfile
@@ -218,11 +219,14 @@ def test_what_jobs_used_corrects_the_next_estimate(tmp_path: Path) -> None:
 
 
 def test_a_gpu_takes_no_second_job_before_the_first_has_warmed_up(one_gpu: Carmad) -> None:
-    warmup_s = 6  # longer than a submission takes on a busy machine
-    first = one_gpu.submit(*train(sm=0.2, seconds=1000, warmup=warmup_s))
-    second = one_gpu.submit("--gpu-mem", "4G", *train(sm=0.2, seconds=0.2, warmup=0))
+    kernel = shlex.join(train(sm=0.2, seconds=1000, warmup=0))
+    loads_data = "while [ ! -e loaded ]; do sleep 0.05; done"
+    first = one_gpu.sh(f"{loads_data}; exec {kernel}", memory_mib=4000)
+    one_gpu.await_state(first, "starting")
+    second = one_gpu.submit(*train(sm=0.2, seconds=0.2, warmup=0), memory_mib=4000)
     until(lambda: "first_kernel" in refusals(one_gpu, second), "the second to wait for a kernel")
-    one_gpu.ended(second)
+    (one_gpu.work / "loaded").touch()
+    assert one_gpu.ended(second)["state"] == "succeeded"
     assert one_gpu.job(first)["state"] == "running", "they did share the GPU"
     kernel_at = moment(one_gpu, first, "running")
     assert moment(one_gpu, second, "starting") > kernel_at + WINDOW_S - 0.002

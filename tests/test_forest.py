@@ -29,7 +29,7 @@ from estimators.duration import forest as predicting
 from estimators.duration import recurrence
 from tests.test_models_shown import plain
 
-pytest.importorskip("sklearn", reason="training needs carma[policies]")
+pytest.importorskip("sklearn", reason="training needs carma-gpu[policies]")
 
 from benchmarks.asrpt import layouts as asrpt_layouts
 from benchmarks.asrpt import prediction as asrpt_prediction

@@ -312,7 +312,7 @@ def test_without_torch_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr("cli.commands.gpumemnet.find_spec", lambda name: None)
     assert run(["gpumemnet", "generate", str(tmp_path / "x"), "--family", "mlp"]) == 1
-    assert "pip install 'carma[estimators]'" in capsys.readouterr().err
+    assert "pip install 'carma-gpu[estimators]'" in capsys.readouterr().err
 
 
 def test_every_type_of_layer_has_a_place_in_a_token() -> None:

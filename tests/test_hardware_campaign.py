@@ -37,6 +37,7 @@ from benchmarks.hardware.visit import VISITS, Portion, Stage, Visit
 from benchmarks.hardware.workloads import WORKLOADS
 from benchmarks.harness import report
 from benchmarks.harness.data import ROOT
+from carmad import DISTRIBUTION
 from carmad.core.types import GpuId, GpuSample, Mode
 from carmad.errors import CarmaError
 from carmad.sim import catalogue
@@ -640,10 +641,10 @@ def test_a_missing_package_is_told_with_the_wheels_to_carry(
 
 
 def test_a_checkout_without_metadata_is_told_to_bring_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    _versions(monkeypatch, carma=None)
+    _versions(monkeypatch, **{DISTRIBUTION: None})
     with pytest.raises(Lacking) as lacking:
         stages.load("loads")
-    assert "site-packages/carma-*.dist-info wheels/" in str(lacking.value)
+    assert "site-packages/carma_gpu-*.dist-info wheels/" in str(lacking.value)
     assert "pip install" not in str(lacking.value)
 
 
@@ -691,7 +692,7 @@ def test_the_plan_names_commit_results_and_what_to_bring(monkeypatch: pytest.Mon
         assert lines[n + 1].endswith("cp -r $OUT/. benchmarks/results/hardware/")
     assert "Left for the next visit: 20.0 minutes" in told
     assert "`python -m benchmarks.hardware loads,pairs,trace,faults --results $OUT`" in told
-    assert "carma-*.dist-info wheels/" in told
+    assert "carma_gpu-*.dist-info wheels/" in told
 
 
 def test_a_bare_python_is_told_what_to_bring(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,20 @@ def test_training_is_a_chore_where_there_is_something_to_train(
     names = {job.name for job in keeper._scheduler.get_jobs()}
     keeper.stop()
     assert names == {"flush", "trim", "purge", "train"}
+
+
+def test_a_report_is_considered_every_hour(store: SqlStore, tmp_path: Path) -> None:
+    made: list[int] = []
+    keeper = Housekeeping(
+        store, Retention(backups=0), tmp_path, lambda: None, report=lambda: made.append(1)
+    )
+    keeper.start()
+    (chore,) = (job for job in keeper._scheduler.get_jobs() if job.name == "report")
+    assert chore.next_run_time - datetime.now(UTC) <= timedelta(minutes=2), "one may be due"
+    assert {str(each) for each in chore.trigger.fields if each.name == "minute"} == {"0"}
+    chore.func()
+    keeper.stop()
+    assert made == [1]
 
 
 def test_backups_are_pruned(store: SqlStore, tmp_path: Path) -> None:

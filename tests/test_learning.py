@@ -10,8 +10,8 @@ from random import Random
 import numpy as np
 import pytest
 
-pytest.importorskip("interpret", reason="the extra carma[policies] is not installed")
-pytest.importorskip("sklearn", reason="the extra carma[policies] is not installed")
+pytest.importorskip("interpret", reason="the extra carma-gpu[policies] is not installed")
+pytest.importorskip("sklearn", reason="the extra carma-gpu[policies] is not installed")
 
 from interpret.glassbox import ExplainableBoostingRegressor
 from sklearn.tree import DecisionTreeClassifier

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("interpret", reason="needs carma[policies]")
+pytest.importorskip("interpret", reason="needs carma-gpu[policies]")
 
 from benchmarks.harness.data import DATA
 from benchmarks.lucid import packing, page, runs, sensitivity_page, timing, workload

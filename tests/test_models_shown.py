@@ -149,7 +149,7 @@ def test_an_administrator_has_them_trained(
     monkeypatch.setattr(Untrained, "under_way", False)
     monkeypatch.setattr(daemon_models, "NEEDED", {"interpret_of_nobody": "interpret-core"})
     status, out = daemon.call("POST", "/v1/models/train")
-    assert (status, out["hint"]) == (400, "pip install 'carma[policies]'")
+    assert (status, out["hint"]) == (400, "pip install 'carma-gpu[policies]'")
     assert keeper.begun == 1
 
 

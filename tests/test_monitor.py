@@ -26,7 +26,6 @@ from carmad.core.scheduler import Scheduler
 from carmad.core.types import Cause, Estimate, Exit, GpuSample, JobId, ProcessUse
 from carmad.daemon import monitor as monitor_module
 from carmad.daemon.monitor import Monitor
-from carmad.daemon.rollup import Rollup, averaged
 from carmad.engine import engine as engine_module
 from carmad.engine.clock import Clock
 from carmad.engine.engine import Engine
@@ -279,18 +278,3 @@ def test_bad_news_drains_a_gpu(parts):
     monitor.start()
     (drained,) = inbox.of(DrainRequested)
     assert (drained.gpu, drained.reason) == (gpu, "Xid 79: fallen off the bus")
-
-
-def test_readings_are_averaged_and_what_is_unknown_stays_unknown():
-    samples = [
-        GpuSample("g", 1.0, 100, 900, sm_active=0.2, energy_mj=5),
-        GpuSample("g", 2.0, 300, 700, sm_active=0.4, energy_mj=9),
-        GpuSample("g", 3.0, 200, 800, energy_mj=12),
-    ]
-    mean = averaged(samples)
-    assert mean.sm_active == pytest.approx(0.3)
-    assert (mean.dram_active, mean.memory_used_mib, mean.energy_mj, mean.at) == (None, 200, 12, 3.0)
-    rollup = Rollup()
-    rollup.add(samples)
-    assert rollup.take() == [mean]
-    assert rollup.take() == []

@@ -11,15 +11,19 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from carmad.config import Notify
+from carmad import units
+from carmad.config import Notify, Settings
 from carmad.core.happenings import Happening, Kind
 from carmad.core.messages import Step, Tick
+from carmad.core.scheduler import Scheduler
 from carmad.core.types import ArrayTask, Attempt, Cause, Exit, Job, JobId, JobState
+from carmad.daemon.weekly import weekly
 from carmad.errors import CarmaError
 from carmad.notify import addresses, post, sender
 from carmad.notify.letters import ToldOnce, letter, lines
@@ -27,9 +31,13 @@ from carmad.notify.post import Post
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.store.values import Notice
 from carmad.testing import a_job, a_spec
+from cli.main import run
+from policies import builtin
+from recovery import ladder
 from tests.api_server import as_uid
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import NO_KERNELS, running, until
+from tests.fake_daemon import FakeDaemon
 from tests.messages import Mail, Target
 
 
@@ -113,7 +121,7 @@ def sent(urls: list[str] | None, **env: str) -> int:
     shared = os.memfd_create("test")
     order = {**who, "title": "t", "body": "b", "env": env, "urls": urls}
     os.write(shared, json.dumps(order).encode())
-    argv = [*post.program(), f"/proc/{os.getpid()}/fd/{shared}"]
+    argv = [*units.program("carmad.notify.sender"), f"/proc/{os.getpid()}/fd/{shared}"]
     ran = subprocess.run(argv, capture_output=True, env={}, timeout=60)
     assert ran.stdout == ran.stderr == b"", "it says nothing: an address may be in it"
     return int(os.pread(shared, 9, 0))
@@ -276,7 +284,7 @@ def test_a_target_that_does_not_take_it_is_tried_later_and_given_up(
         monkeypatch.setattr(post, "TRIES", 2)
         script = f"import sys; sys.path.append({str(Path.cwd())!r})"
         quickly = f"{script}; from carmad.notify import sender as s; s.PAUSES_S = (); s.main()"
-        monkeypatch.setattr(post, "program", lambda: [sys.executable, "-c", quickly])
+        monkeypatch.setattr(units, "program", lambda module: [sys.executable, "-c", quickly])
         configured(tmp_path, target.url)
         thread = Post(store, Notify())
         store.commit(an_end(tmp_path))
@@ -358,9 +366,53 @@ def test_a_file_of_administrators_that_others_may_read_is_not_used(
     thread = Post(store, Notify(str(file)))
     thread.heard([Happening(1.0, Kind.GPU_LOST, gpu="GPU-1", detail="Xid 79")], {})
     thread.start()
-    until(lambda: "administrators are not told" in caplog.text)
+    until(lambda: "nobody is told by" in caplog.text)
     thread.stop()
     assert "secret" not in caplog.text
+
+
+def test_the_week_s_report_goes_to_its_readers(
+    store: SqlStore, target: Target, tmp_path: Path
+) -> None:
+    file = tmp_path / "readers.conf"
+    file.write_text(target.url)
+    file.chmod(0o600)
+    scene = Scheduler(Settings(), builtin.magm(Settings()), ladder.exclusive(Settings())).snapshot
+    thread = Post(store, Notify(report=str(file)))
+    now, told = [datetime(2026, 11, 23, 6, 59)], tmp_path / "told"
+    look = weekly(store, lambda: scene(now[0].timestamp()), thread, told, lambda: now[0])
+    told.write_text("2026-11-09")  # the week before that was sent
+    look()
+    assert not thread._waiting(), "it is Monday, but not seven"
+    now[0] = datetime(2026, 11, 25, 16)  # carmad did not run until Wednesday
+    look()
+    thread.start()
+    until(lambda: told.read_text() == "2026-11-16")
+    assert "] CARMA, Mon 16 Nov 2026 to Sun 22 Nov 2026" in target.got[0]["title"]
+    assert "No job held a GPU." in target.got[0]["message"]
+    look()
+    assert not thread._waiting(), "it was sent"
+    now[0] = datetime(2026, 11, 30, 7)
+    look()
+    until(lambda: told.read_text() == "2026-11-23")
+    thread.stop()
+    assert len(target.got) == 2
+
+
+def test_a_report_is_mailed_on_request(
+    fake: FakeDaemon,
+    target: Target,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr("logging.disable", lambda: None)  # of this process, it would stay
+    assert run(["report", "--mail"]) == 1, "there is no file of addresses"
+    configured(tmp_path, target.url)
+    assert run(["report", "--mail"]) == 0
+    assert "json: sent" in capsys.readouterr().out
+    assert "| alice" in target.got[0]["message"] and "Nov 2026" in target.got[0]["title"]
 
 
 # -- all of it

@@ -614,7 +614,7 @@ def test_a_step_beside_another_is_kept_as_a_ratio_with_both_profiles():
     world.tell(Stepped(world.now, one, 0.3))
     (met,) = world.job(one).company
     assert (met.neighbour, met.ratio, met.mps) == (two, pytest.approx(1.5), False)
-    assert met.other == loaded(world.job(two), 40_960)
+    assert met.other == loaded(world.job(two).profile, 40_960)
     assert met.own.memory_share == 4096 / 40_960
     assert world.job(one).steps == (StepTime(1, 0.2, KIND),), "that is still the time alone"
     before = world.job(one)

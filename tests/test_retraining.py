@@ -31,7 +31,7 @@ from carmad.store.sql import SqlStore
 from carmad.testing import a_job, a_spec, changed
 from estimators.duration.additive import additive
 
-pytest.importorskip("interpret", reason="training needs carma[policies]")
+pytest.importorskip("interpret", reason="training needs carma-gpu[policies]")
 
 from carmad.learning import duration, forest, interference, retraining, table, throughput
 from carmad.learning.retraining import retrain
@@ -393,7 +393,8 @@ def test_without_the_packages_one_line_says_so(
     with caplog.at_level(logging.INFO):
         keeper.train_if_due()
         keeper.train_if_due()
-    assert caplog.messages == ["no models are trained: that needs interpret-core (carma[policies])"]
+    needs = "interpret-core (carma-gpu[policies])"
+    assert caplog.messages == [f"no models are trained: that needs {needs}"]
 
 
 def test_a_daemon_that_stops_waits_for_no_training(store: SqlStore, tmp_path: Path) -> None:

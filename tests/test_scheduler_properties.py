@@ -88,7 +88,7 @@ def never_again(self: Engine, history: object = None) -> None:
     self._reload(history)
 
 
-def act_first(scheduler, store, world, *events, committed=lambda step: None, refused=None) -> None:
+def act_first(scheduler, store, world, *events, committed, **unused) -> None:
     step = scheduler.handle(*events)
     for action in step.actions:
         world.perform(action)

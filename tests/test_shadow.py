@@ -451,6 +451,8 @@ def test_attempts_of_older_releases_are_told_as_far_as_is_known(tmp_path: Path) 
         connection.execute("DROP TABLE externals")  # which 0006 adds
         connection.execute("CREATE INDEX ix_events_at ON events (at)")
         connection.execute("DROP TABLE notices")  # which 0010 adds
+        connection.execute("DROP TABLE timeline")  # which 0011 adds
+        connection.execute("CREATE TABLE samples (at FLOAT)")  # which it removes
         connection.execute("DROP TABLE scripts")  # which 0009 adds, with a column
         connection.execute("DROP INDEX ix_jobs_script")
         connection.execute("ALTER TABLE jobs DROP COLUMN script")
@@ -470,7 +472,7 @@ def test_attempts_of_older_releases_are_told_as_far_as_is_known(tmp_path: Path) 
             assert getattr(new, name) == (pytest.approx(its) if name == "served_s" else its)
         last = job.current and job.current.number
         told = [
-            each | {"mode": each["mode"] if n == last else None}
+            each if n == last else each | {"mode": None, "evidence": "", "neighbours": []}
             for n, each in enumerate(attempts_out(job), 1)
         ]
         assert attempts_out(new) == told
@@ -498,6 +500,8 @@ def as_told(was: Job, now: Job, at: float) -> AttemptOut:
         "first_kernel_at": iso(was.kernels[0][1] if was.kernels else None),
         "ended_at": stamp(at),
         "cause": exit.cause.value,
+        "evidence": exit.evidence,
+        "neighbours": list(exit.neighbours),
     }
 
 

@@ -497,7 +497,7 @@ def test_runs_in_which_nothing_happened_have_a_page() -> None:
     page = html.page(of(stuck))
     assert "unfinished" in page and "<img" not in page
     assert "<p>No job finished in any run: there are no times to draw.</p>" in page
-    assert '<td class="value">job 3</td><td>&lt;i&gt;</td><td>16 GPUs</td>' in page
+    assert '<td class="number">job 3</td><td>&lt;i&gt;</td><td>16 GPUs</td>' in page
     assert "there is no makespan, nor anything derived from it" in page
 
 
@@ -511,7 +511,7 @@ def test_runs_in_which_all_jobs_crashed_are_drawn_all_the_same() -> None:
 def test_the_page_has_a_thousand_of_the_rows_that_were_left_out(no_charts: None) -> None:
     found = tuple(Rejected(line, "no\x1b duration") for line in range(1, 1102))
     page = html.page(of(SLOW, rejected=found))
-    assert '<td class="value">line 1000</td><td>no? duration</td>' in page
+    assert '<td class="number">line 1000</td><td>no? duration</td>' in page
     assert "1101, of which the first 1000" in page and "line 1001" not in page
 
 
@@ -521,7 +521,7 @@ def test_without_matplotlib_the_page_says_what_to_install(monkeypatch: pytest.Mo
     with pytest.raises(CarmaError) as failed:
         html.page(of(SLOW))
     assert "matplotlib" in failed.value.message
-    assert failed.value.hint == "pip install 'carma[sim]'"
+    assert failed.value.hint == "pip install 'carma-gpu[sim]'"
 
 
 def test_only_the_page_loads_what_draws() -> None:

@@ -248,7 +248,7 @@ def test_parquet_says_what_it_needs(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(CarmaError) as raised:
         native.read(tmp_path / "t.parquet")
-    assert raised.value.hint == "pip install 'carma[sim]'"
+    assert raised.value.hint == "pip install 'carma-gpu[sim]'"
 
 
 def test_what_is_no_parquet_is_an_error(tmp_path):

@@ -53,7 +53,6 @@ from carmad.core.types import (
     JobSpec,
     JobState,
     Prediction,
-    ProcessUse,
     Script,
     Usage,
 )
@@ -316,17 +315,6 @@ def test_totals(store: SqlStore) -> None:
     assert store.totals(115.0, "ada").overall.jobs == ((JobState.SUCCEEDED, 6),)
 
 
-def test_samples_are_kept_without_their_processes(store: SqlStore) -> None:
-    gpu = GpuId("GPU-1")
-    full = GpuSample(gpu, 5.0, 100, 200, 0.5, 0.4, 0.3, 1.0, 250.0, 7, 60)
-    store.record_samples([replace(full, processes=(ProcessUse(1, 100),)), GpuSample(gpu, 9.0)])
-    store.record_samples([])
-    assert store.samples(0.0) == [full, GpuSample(gpu, 9.0)]
-    assert store.samples(6.0) == [GpuSample(gpu, 9.0)]
-    store.record_samples([replace(full, power_w=1.0)])  # the same moment again
-    assert store.samples(0.0)[0].power_w == 1.0
-
-
 def test_purge_and_ids_never_given_twice(store: SqlStore) -> None:
     now = 100 * DAY
     old = [job(n, JobState.SUCCEEDED, ended_at=n * 1.0) for n in range(2, 1203)]
@@ -336,9 +324,7 @@ def test_purge_and_ids_never_given_twice(store: SqlStore) -> None:
     store.commit(step(*old, recent, event=event, decisions=(decision,)))
     store.commit(step(job(1300), at=now, event=CancelRequested(now, JobId(1), "ada")))
     store.commit(step(job(1300, JobState.CANCELLED, ended_at=2.0), at=now))
-    store.record_samples([GpuSample(GpuId("GPU-1"), at) for at in (1.0, now)])
-    purged = store.purge(now, Retention(ended_days=1, samples_hours=1))
-    assert (purged.jobs, purged.samples) == (1202, 1)
+    assert store.purge(now, Retention(ended_days=1)) == 1202
     assert store.history() == [recent]
     assert store.transitions(JobId(2)) == [] and store.decisions(JobId(2), 9) == []
     assert reopened(store).restore().next_id == 1301
@@ -348,7 +334,7 @@ def test_a_job_that_runs_again_is_not_purged(store: SqlStore) -> None:
     ended = job(1, JobState.FAILED, ended_at=1.0)
     store.commit(step(ended))
     store.commit(step(replace(ended, state=JobState.QUEUED)))  # even with its old end in it
-    assert store.purge(100 * DAY, Retention(ended_days=1)).jobs == 0
+    assert store.purge(100 * DAY, Retention(ended_days=1)) == 0
     assert len(store.restore().jobs) == 1
 
 

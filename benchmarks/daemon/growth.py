@@ -45,7 +45,6 @@ from carmad.core.messages import (
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Estimate, Gpu, GpuId, GpuSample, JobId
 from carmad.daemon.monitor import Monitor as MonitorThread
-from carmad.daemon.rollup import Rollup
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
 from carmad.gpu.source import Capabilities, Health
@@ -58,6 +57,7 @@ from carmad.loop import Follower
 from carmad.store.journal import Journal
 from carmad.store.sql import SqlStore
 from carmad.testing.fake_world import FIRST_PID, FakeWorld
+from carmad.timeline.recorder import Timeline
 
 JOBS = 20_000
 SECONDS = 21_600  # pretended ones
@@ -135,10 +135,10 @@ class Pretended(Follower):
         self.inbox = Inbox(self.clock, 1)  # type: ignore[arg-type]
         self.world = FakeWorld(server.CARDS, self.clock, self.inbox.post)
         core = Scheduler(settings, registry.policy(settings), registry.recovery(settings))
+        self.timeline = Timeline(core)
         experience = Experience(settings)
-        self.rollup = Rollup()
         self.monitor = MonitorThread(
-            Cards(self.world), settings.monitor, self.inbox, Owners(self.world), self.rollup.add
+            Cards(self.world), settings.monitor, self.inbox, Owners(self.world)
         )
 
         def asked(spec: object, *_: object) -> Answer:
@@ -155,6 +155,7 @@ class Pretended(Follower):
             lambda spec, within_s, server: ([], None),
             lambda scene: [],
             Models(folder / "models", self.store, 0.0, lambda models: None),
+            self.timeline,
         )
         self.journal = Journal(folder / "journal", core, "0", 64 << 20)
         engine = Engine(
@@ -162,7 +163,7 @@ class Pretended(Follower):
             core,
             self.store,
             self,
-            (self.service, self, self.journal),
+            (self.timeline, self.service, self, self.journal),
         )
         engine.restore(History())
         self._ending: deque[tuple[float, JobId]] = deque()
@@ -220,7 +221,6 @@ class Pretended(Follower):
 
     def flush(self) -> None:
         self.journal.flush()
-        self.store.record_samples(self.rollup.take())
 
     def close(self) -> None:
         self.server.stop()

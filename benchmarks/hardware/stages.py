@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.hardware.visit import Stage
+from carmad import DISTRIBUTION
 
 ORDER = ("facts", "cost", "memory", "loads", "pairs", "trace", "faults")
 ROOT = Path(__file__).parents[2]
@@ -22,7 +23,7 @@ WHEELS = ROOT / "wheels"  # packages that were carried here, unpacked
 MODULES = {"nvidia-ml-py": "pynvml", "scikit-learn": "sklearn"}  # where it is not the name
 METADATA = """\
 CARMA's own metadata, by which it finds its policies and estimators, goes into wheels/ as well:
-  mkdir -p wheels && cp -r .venv/lib/python3.*/site-packages/carma-*.dist-info wheels/"""
+  mkdir -p wheels && cp -r .venv/lib/python3.*/site-packages/carma_gpu-*.dist-info wheels/"""
 
 
 class Lacking(Exception):
@@ -74,7 +75,7 @@ def loaded(names: Iterable[str]) -> tuple[list[Stage], list[str]]:
 
 def _own() -> list[str]:
     """The distributions that CARMA itself needs, and its own, by which it finds its plugins."""
-    return ["carma", *map(_name, _project()["dependencies"])]
+    return [DISTRIBUTION, *map(_name, _project()["dependencies"])]
 
 
 @cache
@@ -96,7 +97,7 @@ def _minimums() -> dict[str, str]:
 
 
 def _here(package: str) -> bool:
-    if package == "carma":
+    if package == DISTRIBUTION:
         return _version(package) is not None
     module = MODULES.get(package, package.replace("-", "_").lower())
     return find_spec(module) is not None and not _too_old(package)
@@ -125,9 +126,10 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def _advice(stage: str, missing: Sequence[str]) -> str:
-    """Of `missing`, "carma" is no wheel: it comes with the checkout."""
-    names = ["carma's metadata" if package == "carma" else _pinned(package) for package in missing]
-    wheels = " ".join(_pinned(package) for package in missing if package != "carma")
+    """Of `missing`, CARMA itself is no wheel: it comes with the checkout."""
+    own_name = "carma's metadata"
+    names = [own_name if package == DISTRIBUTION else _pinned(package) for package in missing]
+    wheels = " ".join(_pinned(package) for package in missing if package != DISTRIBUTION)
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     install = [
         f"  pip install --target wheels --python-version {python} --only-binary=:all: "
@@ -145,7 +147,7 @@ def _advice(stage: str, missing: Sequence[str]) -> str:
     lines = [
         f"stage {stage} needs packages that this Python lacks, or has too old: {' '.join(names)}",
         *(["On a machine with a network, in the project's folder:", *install] if wheels else []),
-        *([METADATA] if "carma" in missing else []),
+        *([METADATA] if DISTRIBUTION in missing else []),
         f"and bring the folder here as {WHEELS}; PYTHONPATH is searched, too.",
     ]
     return "\n".join(lines)

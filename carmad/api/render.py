@@ -26,6 +26,7 @@ from carmad.api.times import iso, stamp
 from carmad.core import sweep
 from carmad.core.decision import Placement, Reason
 from carmad.core.layout import Layout
+from carmad.core.ran import Ran
 from carmad.core.scene import Scene
 from carmad.core.types import (
     Cause,
@@ -60,7 +61,7 @@ _ANSWERED = attrgetter(*ANSWERED)
 _TIMES = tuple(name for name in ANSWERED if name.endswith("_at"))
 
 
-def label(job: Job) -> str:
+def label(job: Job | Ran) -> str:
     array = job.spec.array
     return f"{array.array}_{array.index}" if array else str(job.id)
 
@@ -315,6 +316,8 @@ def attempts_out(job: Job) -> list[AttemptOut]:
             "first_kernel_at": iso(min((at for _, at in each.kernels), default=None)),
             "ended_at": stamp(each.ended_at),
             "cause": each.exit.cause.value,
+            "evidence": each.exit.evidence,
+            "neighbours": list(each.exit.neighbours),
         }
         for each in job.attempts
         if each.started_at is not None and each.ended_at is not None and each.exit

@@ -6,14 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from carmad.core.types import Company, Gpu, Job, JobState, Loaded, Mode
+from carmad.core.types import Company, Gpu, Job, JobState, Loaded, Mode, Profile
 
 KEPT = 4  # of one job, the latest: each takes a KiB of its row, which is written at every change
 
 
-def loaded(job: Job, memory_mib: int) -> Loaded | None:
-    """What the job does to its GPUs, by its profile; None without one."""
-    profile = job.profile
+def loaded(profile: Profile | None, memory_mib: int) -> Loaded | None:
+    """What a job with this profile does to its GPUs; None without one."""
     if profile is None or not profile.seconds or not profile.peak_mib:
         return None
     return Loaded(profile.indicators, profile.peak_mib / memory_mib)
@@ -35,7 +34,7 @@ def untold(job: Job, neighbour: Job, gpu: Gpu) -> str:
     if job.accumulation > 1 or neighbour.accumulation > 1:  # profiles are of whole batches
         return f"its batches, or those of job {neighbour.id}, are split"
     for each in (job, neighbour):
-        if loaded(each, gpu.memory_mib) is None:
+        if loaded(each.profile, gpu.memory_mib) is None:
             return f"job {each.id} has no profile"
     if not _alone_s(job, gpu):
         return f"no step time of it alone on {gpu.name} is known, to compare with"
@@ -48,7 +47,8 @@ def with_company(job: Job, seconds: float, neighbour: Job, gpu: Gpu) -> Job:
 
     A job that reports again beside the same one replaces its earlier ratio.
     """
-    own, other = loaded(job, gpu.memory_mib), loaded(neighbour, gpu.memory_mib)
+    own = loaded(job.profile, gpu.memory_mib)
+    other = loaded(neighbour.profile, gpu.memory_mib)
     if untold(job, neighbour, gpu) or own is None or other is None:
         return job
     mps = job.mode is neighbour.mode is Mode.MPS

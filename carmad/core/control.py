@@ -54,7 +54,7 @@ def update(
     if not changed:
         return Verdict("is as it should be", acts=False), job.spec
     if job.holds_gpus:
-        fixed = [OPTIONS[name].flag for name in changed if OPTIONS[name].change != RUNNING]
+        fixed = [OPTIONS[name].flag for name in changed if name not in changeable(job)]
         if fixed:
             words = f"is {_words(job.state)}: it is too late to change {', '.join(fixed)}"
             return _refused(words), job.spec
@@ -65,6 +65,28 @@ def update(
     if "after" in changed and _waits_for(job.id, spec.after, live):
         return _refused("would wait for itself"), job.spec
     return Verdict(f"updated: {flags}"), spec
+
+
+def actions(job: Job) -> tuple[str, ...]:
+    """What its owner can do to it now, and would change something."""
+    verdicts = {
+        "cancel": cancel(job),
+        "hold": hold(job, True),
+        "release": hold(job, False),
+        "requeue": requeue(job, {}),
+    }
+    return tuple(name for name, verdict in verdicts.items() if verdict.acts)
+
+
+def changeable(job: Job) -> tuple[str, ...]:
+    """The options that its owner can change now."""
+    if job.ended:
+        return ()
+    return tuple(
+        name
+        for name, option in OPTIONS.items()
+        if option.change == RUNNING or (option.change and not job.holds_gpus)
+    )
 
 
 def _wrong_limit(job: Job, spec: JobSpec, admin: bool, now: float) -> str:

@@ -363,3 +363,9 @@ class Step:
     accounts: tuple[Account, ...] = ()  # those that changed
     limits: tuple[Limit, ...] = ()  # as set; an empty one is gone
     reservations: tuple[Reservation, ...] | None = None  # all of them, if any changed
+
+    @property
+    def to_write(self) -> bool:
+        """Whether there is anything to store."""
+        changed = self.jobs or self.decisions or self.accounts or self.limits
+        return bool(changed) or self.drains is not None or self.reservations is not None

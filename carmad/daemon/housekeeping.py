@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 
 _FLUSH_S = 30
 _TRIM_MIN = 1
+_SAVE_MIN = 5  # what a daemon that is killed may lose of the timeline
 _PURGE_H = 1
 _TRAIN_H = 1  # how often to check whether training is due
 _BACKUP_HOUR = 3  # local time
@@ -41,12 +42,16 @@ class Housekeeping:
         state_dir: Path,
         flush: Callable[[], None],
         train: Callable[[], None] | None = None,
+        report: Callable[[], None] | None = None,
+        save: Callable[[], None] | None = None,
     ) -> None:
         self._store = store
         self.retention = retention
         self._state_dir = state_dir
         self._flush = flush
         self._train = train
+        self._report = report
+        self._save = save
         # No misfire limit, as the default of one second skips runs when the machine is busy;
         # coalesce, as a laptop that slept for a week needs no week of purges.
         self._scheduler = BackgroundScheduler(
@@ -61,22 +66,28 @@ class Housekeeping:
         add("flush", self._flush, "interval", seconds=_FLUSH_S)
         add("trim", self.trim, "interval", minutes=_TRIM_MIN)
         add("purge", self.purge, "interval", hours=_PURGE_H, next_run_time=soon)
+        if self._save is not None:
+            add("save", self._save, "interval", minutes=_SAVE_MIN)
         if self._train is not None:
             add("train", self._train, "interval", hours=_TRAIN_H)
         if self.retention.backups:
             add("backup", self.backup, "cron", hour=_BACKUP_HOUR)
+        if self._report is not None:
+            add("report", self._report, "cron", minute=0, next_run_time=soon)
         self._scheduler.start()
 
     def stop(self) -> None:
-        """Wait for the current chore, and flush once more. The store may be closed after that."""
+        """Wait for the current chore, flush and save once more. Then the store may be closed."""
         self._scheduler.shutdown(wait=True)
         _guarded("flush", self._flush)()
+        if self._save is not None:
+            _guarded("save", self._save)()
 
     def purge(self) -> None:
         purged = self._store.purge(time.time(), self.retention)
         attempts = remove_attempts(self._state_dir / "jobs", self._store)
         shorten_logs(self._state_dir)
-        _log.info("forgot %s and %d attempt directories", purged, attempts)
+        _log.info("forgot %d jobs and %d attempt directories", purged, attempts)
 
     def trim(self) -> None:
         if forgotten := self._store.trim(self.retention):

@@ -15,22 +15,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Event
 
-from carmad import configfile, paths, registry, units
+from carmad import configfile, installed, paths, registry, units
 from carmad.attempt.copies import Copies
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher
 from carmad.config import Settings
 from carmad.core.history import History
 from carmad.core.messages import CancelRequested, Reconfigured, Step, Trained
+from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import GpuId, JobId, JobSpec, JobState, Refusal
 from carmad.daemon import doctor, systemd
 from carmad.daemon.externals import Externals
 from carmad.daemon.housekeeping import Housekeeping
+from carmad.daemon.listening import listen
 from carmad.daemon.monitor import Monitor
 from carmad.daemon.mpswatch import MpsWatch
 from carmad.daemon.reload import EMULATED, Reloader, read
-from carmad.daemon.rollup import Rollup
+from carmad.daemon.weekly import weekly
 from carmad.daemon.world import DaemonWorld
 from carmad.engine.clock import Clock, boot_id, wall_ahead
 from carmad.engine.engine import Engine
@@ -48,16 +50,17 @@ from carmad.learned.estimates import Answer, ask, explained, patient
 from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.learned.models import Models
 from carmad.loop import Follower
+from carmad.metrics.keeper import Keeper
 from carmad.models import Model
 from carmad.notify.post import Post
 from carmad.notify.stuck import stuck
 from carmad.store.damage import stands_in
 from carmad.store.journal import Journal
 from carmad.store.sql import SqlStore
+from carmad.timeline.recorder import Timeline
 
 log = logging.getLogger("carmad")
 
-PROBE_S = 5.0
 ANSWER_S = 30.0  # of the core
 EX_CONFIG = 78  # RestartPreventExitStatus of carmad.service
 
@@ -69,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     listener = socket.socket(fileno=fds[0]) if fds else None
     try:
         _log_to(options.log_file)
+        if error := installed.conflict():
+            log.warning("%s; %s", error.message, error.hint)
         run(options, listener)
     except CarmaError as error:
         print(f"carmad: {error.message}", file=sys.stderr)
@@ -102,10 +107,8 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         )
         inbox = Inbox(clock, _next_id(store, launcher))
         where = options.socket or paths.daemon_socket()
-        evidence, rollup = Evidence(), Rollup()
-        externals = Externals(settings.monitor.external_mib)
-        recorders = rollup.add, externals.add
-        monitor = Monitor(source, settings.monitor, inbox, evidence, *recorders)
+        evidence, externals = Evidence(), Externals(settings.monitor.external_mib)
+        monitor = Monitor(source, settings.monitor, inbox, evidence, externals.add)
         mps = _mps(settings, state_dir, own_units, monitor)
         world = DaemonWorld(
             state_dir,
@@ -121,6 +124,8 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         )
         trained = _on_trained(inbox)
         models = Models(state_dir / "models", store, settings.models.retrain_days, trained)
+        timeline = Timeline(scheduler)
+        timeline.load(store.timeline(), clock())
         service = Service(
             inbox,
             store,
@@ -133,20 +138,22 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
                 settings, scene, monitor.capabilities(), store, own_units, mps, troubles()
             ),
             models,
+            timeline,
             terminals=world,
             config_path=str(config) if config else None,
             config_toml=configfile.dump(settings),
             troubles=troubles,
             limited_by=launcher.limited_by,
         )
-        server = Server(listener or _socket(where), create_app(service))
+        server = Server(listener or listen(where), create_app(service))
         past = store.past(clock())
         cap_bytes = settings.retention.journal_mib << 20
         journal = Journal(state_dir / "journal", scheduler, VERSION, cap_bytes, past.submissions)
-        post = Post(store, settings.notify, own_units=own_units, stuck=_stuck(inbox))
-        service.events.hears = post.heard
-        followers = (InvalidChoices(), service, world, journal, post)
-        engine = Engine(inbox, scheduler, store, world, followers, _watchdog())
+        scene = _scene(inbox)
+        post = Post(store, settings.notify, own_units=own_units, stuck=lambda: stuck(scene()))
+        service.events.listeners.append(post.heard)
+        followers = (InvalidChoices(), timeline, service, service.counts, world, journal, post)
+        engine = Engine(inbox, scheduler, store, world, followers, systemd.watchdog())
 
         engine.restore(History(past.runs, past.submissions))
         trained(models.load())
@@ -156,12 +163,17 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         _start(stack, monitor)
         if mps:
             _start(stack, MpsWatch(mps, inbox, evidence))
-        flush = _flush(journal, store, rollup, externals)
-        chores = Housekeeping(store, settings.retention, state_dir, flush, models.train_if_due)
+        flush = _flush(journal, store, externals)
+        train, save = models.train_if_due, lambda: timeline.save(store.record_timeline, clock())
+        sent = state_dir / "report.sent"
+        report = weekly(store, scene, post, sent) if settings.notify.report else None
+        chores = Housekeeping(store, settings.retention, state_dir, flush, train, report, save)
         _start(stack, chores)
         stack.callback(models.stop)
         _start(stack, post)
         _start(stack, server)
+        if settings.metrics.listen:
+            _start(stack, Keeper(settings.metrics.listen, where, own_units))
         stack.callback(experience.close)  # first: the others wait for the trials under way
 
         reconfigure = _reconfigure(inbox, service, chores)
@@ -177,7 +189,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
 
 
 def _start(
-    stack: contextlib.ExitStack, part: Monitor | MpsWatch | Housekeeping | Post | Server
+    stack: contextlib.ExitStack, part: Monitor | MpsWatch | Housekeeping | Post | Server | Keeper
 ) -> None:
     """Start `part`, and stop it when the stack closes."""
     part.start()
@@ -336,38 +348,6 @@ def _mps(settings: Settings, state_dir: Path, own_units: bool, monitor: Monitor)
     )
 
 
-def _socket(path: str) -> socket.socket:
-    """A new socket at `path`. Raises CarmaError if another daemon answers there."""
-    if _answers(path):
-        raise CarmaError(f"another carmad answers at {path}", "stop it first: carma daemon stop")
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    mode = 0o755 if os.geteuid() == 0 else 0o700
-    try:
-        Path(path).parent.mkdir(mode=mode, parents=True, exist_ok=True)
-        if Path(path).is_socket():  # a dead daemon's; never remove anything else
-            Path(path).unlink()
-        listener.bind(path)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise CarmaError(f"cannot listen at {path}: {why}", "choose --socket") from error
-    # Anybody may connect to root's: the kernel identifies them.
-    Path(path).chmod(0o666 if os.geteuid() == 0 else 0o600)
-    return listener
-
-
-def _answers(path: str) -> bool:
-    """Whether somebody listens there, even if too busy or not permitting us."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(PROBE_S)
-        try:
-            probe.connect(path)
-        except (TimeoutError, BlockingIOError, PermissionError):
-            return True
-        except OSError:
-            return False
-        return True
-
-
 class InvalidChoices(Follower):
     """Logs a policy's invalid choices; its guard logs what it raises."""
 
@@ -387,8 +367,8 @@ def _on_trained(inbox: Inbox) -> Callable[[Mapping[str, Model]], None]:
     return trained
 
 
-def _stuck(inbox: Inbox) -> Callable[[], tuple[JobId, str] | None]:
-    return lambda: inbox.ask(lambda core: stuck(core.snapshot(inbox.clock()))).result(ANSWER_S)
+def _scene(inbox: Inbox) -> Callable[[], Scene]:
+    return lambda: inbox.ask(lambda core: core.snapshot(inbox.clock())).result(ANSWER_S)
 
 
 def _reconfigure(
@@ -402,34 +382,16 @@ def _reconfigure(
     return reconfigure
 
 
-def _flush(
-    journal: Journal, store: SqlStore, rollup: Rollup, externals: Externals
-) -> Callable[[], None]:
-    """A function that writes all buffers to disk, the journal's even if the others fail, and they
-    even if it does."""
+def _flush(journal: Journal, store: SqlStore, externals: Externals) -> Callable[[], None]:
+    """A function that writes both buffers to disk, each even if the other fails."""
 
     def flush() -> None:
         try:
             journal.flush()
         finally:
-            store.record_samples(rollup.take())
             store.record_externals(externals.take())
 
     return flush
-
-
-def _watchdog() -> Callable[[], None]:
-    """A function for the monitored thread to call about once a second."""
-    interval_s = systemd.watchdog_interval_s()
-    last = 0.0
-
-    def alive() -> None:
-        nonlocal last
-        if interval_s is not None and time.monotonic() - last >= interval_s / 2:
-            last = time.monotonic()
-            systemd.notify("WATCHDOG=1")
-
-    return alive
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ AT_ONCE = {
     "fairness": ("enabled", "half_life_days", "weights", "urgent_gpu_hours"),
     "collocation": ("max_jobs_per_gpu",),
     "recovery": ("retries",),
-    "retention": ("ended_days", "mib_per_user", "samples_hours"),
+    "retention": ("ended_days", "mib_per_user"),
+    "metrics": ("users",),
 }
 
 

@@ -7,6 +7,8 @@ import shutil
 import socket
 import sys
 import sysconfig
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from carmad.errors import CarmaError
@@ -17,6 +19,7 @@ FIRST_FD = 3  # systemd passes its sockets from here on
 INSTALLED = {
     "carmad.service": Path("etc/systemd/system/carmad.service"),
     "carmad.socket": Path("etc/systemd/system/carmad.socket"),
+    "carma-web.service": Path("etc/systemd/system/carma-web.service"),
     "carma.sysusers": Path("etc/sysusers.d/carma.conf"),
 }
 
@@ -45,6 +48,20 @@ def watchdog_interval_s() -> float | None:
     ):
         return None
     return int(allowed_us) / 2e6
+
+
+def watchdog() -> Callable[[], None]:
+    """A function for the monitored thread to call about once a second."""
+    interval_s = watchdog_interval_s()
+    last = 0.0
+
+    def alive() -> None:
+        nonlocal last
+        if interval_s is not None and time.monotonic() - last >= interval_s / 2:
+            last = time.monotonic()
+            notify("WATCHDOG=1")
+
+    return alive
 
 
 def listen_fds() -> list[int]:
@@ -77,7 +94,7 @@ def render() -> dict[Path, str]:
     if carmad is None:
         raise CarmaError(
             f"there is no carmad command beside {sys.executable}",
-            "install CARMA into this environment: pip install carma",
+            "install CARMA into this environment: pip install carma-gpu",
         )
     if any(character.isspace() for character in carmad):
         raise CarmaError(

@@ -120,11 +120,16 @@ class Engine:
 
     def _turn(self, batch: list[Delivery], stops: list[Stop]) -> None:
         """If the step is not committed, `stops` gets its final stops."""
+        began = made = 0.0
+
+        def handled() -> None:
+            nonlocal made
+            made = time.perf_counter()
 
         def committed(step: Step) -> None:
             self._stopped.clear()
             self._keep_until = 0.0
-            self._notify(step)
+            self._notify(step, made - began, time.perf_counter() - made)
             for delivery in batch:
                 if delivery.done:
                     delivery.done.set_result(None)
@@ -139,13 +144,22 @@ class Engine:
             self._tick_at = time.monotonic() + TICK_S
         for follower in self._followers:
             follower.hear(events)
-        world, store = self._world, self._store
-        turn(self._scheduler, store, world, *events, committed=committed, refused=refused)
+        began = time.perf_counter()
+        turn(
+            self._scheduler,
+            self._store,
+            self._world,
+            *events,
+            handled=handled,
+            committed=committed,
+            refused=refused,
+        )
 
-    def _notify(self, step: Step) -> None:
+    def _notify(self, step: Step, core_s: float, commit_s: float) -> None:
         """Errors here are only logged: the step is committed."""
         for follower in self._followers:
             try:
+                follower.took(step, core_s, commit_s)
                 follower.committed(step)
             except Exception:
                 log.exception("%s missed a committed step", type(follower).__name__)

@@ -18,6 +18,7 @@ Fragmentation. While several processes are resident, a fixed share of the free m
 allocated, although it is reported as free. The share is set when the card is made; 0 turns it off.
 
 Every emulated job imports this module, so it avoids all slow imports: no dataclasses, no pathlib.
+Jobs may use the system's Python: this runs on 3.8.
 One `Card` serves one thread of one process: open it after a fork, not before.
 """
 
@@ -168,7 +169,7 @@ class Card:
     """An open card. Raises OSError if `path` does not exist, ValueError if it is not a card."""
 
     def __init__(self, path: str) -> None:
-        self.uuid = path.rpartition("/")[2].removesuffix(SUFFIX)
+        self.uuid = path.rpartition("/")[2][: -len(SUFFIX)]
         self._fd = os.open(path, os.O_RDWR)
         try:
             self._map = mmap.mmap(self._fd, WORDS * 8)

@@ -3,11 +3,12 @@
     python -m carmad.gpu.emulated_job --model resnet50 --memory-mib 7110 --sm 0.6 --seconds 20
 
 It loads its weights and "data", grows its memory over the first iterations, works at the speed the
-card gives it, prints its epochs, and fails as PyTorch does when memory runs out. With several GPUs
+card gives it, prints its steps, and fails as PyTorch does when memory runs out. With several GPUs
 it holds memory on each and runs at the pace of the slowest. The cards are in $CARMA_EMULATED_DIR,
 and CUDA_VISIBLE_DEVICES selects among them as for CUDA. SIGUSR2 makes it print "checkpoint".
 
 Twenty of these start at once on two cores, so slow imports (argparse, dataclasses) are avoided.
+`examples/emulated_train.py` runs it in any environment: it and `card` need Python 3.8, no packages.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from carmad.gpu.card import Card, CardLost, OutOfMemory, paths
 DEFAULTS: dict[str, str] = {
     "model": "resnet50",
     "memory-mib": "4000",  # per GPU, at the peak
+    "grow": "0",  # MiB per GPU added to that every fifth of the work, as by a leak
     "sm": "0.6",  # demand when alone, 0–1: SM activity,
     "occupancy": "0.3",  # SM occupancy,
     "dram": "0.2",  # DRAM activity
@@ -30,6 +32,8 @@ DEFAULTS: dict[str, str] = {
     "seed": "0",
 }
 EPOCHS = 5
+STEP_S = 0.1  # of work when alone
+TELL_S = 1.0  # of work between two lines of the log
 TICK_S = 0.05
 CONTEXT_MIB = 416  # memory that CUDA itself takes, outside PyTorch's allocator
 LOADED = 0.25  # share of the peak allocated before the first kernel: context and weights
@@ -47,13 +51,15 @@ class Options:
 
     def __init__(self, argv: list[str]) -> None:
         values = dict(DEFAULTS)
-        for flag, value in zip(argv[::2], [*argv[1::2], None], strict=False):
-            if value is None or not flag.startswith("--") or flag[2:] not in values:
+        for at in range(0, len(argv), 2):
+            flag, value = argv[at], argv[at + 1 : at + 2]
+            if not value or not flag.startswith("--") or flag[2:] not in values:
                 known = " ".join(f"--{name} {default}" for name, default in DEFAULTS.items())
                 sys.exit(f"emulated_job: cannot read {flag!r}\nusage, with defaults: {known}")
-            values[flag[2:]] = value
+            values[flag[2:]] = value[0]
         self.model = values["model"]
         self.memory_mib = int(values["memory-mib"])
+        self.grow_mib = int(values["grow"])
         self.sm = float(values["sm"])
         self.occupancy = float(values["occupancy"])
         self.dram = float(values["dram"])
@@ -66,12 +72,15 @@ def visible_cards() -> list[Card]:
     """The cards CUDA_VISIBLE_DEVICES names, by UUID or index; like CUDA, all when it is not set."""
     directory = os.environ.get("CARMA_EMULATED_DIR")
     if directory is None:
-        sys.exit("emulated_job: CARMA_EMULATED_DIR, the directory of the cards, is not set")
+        sys.exit(
+            "no emulated GPUs here (CARMA_EMULATED_DIR is not set): run this with `carma submit`, "
+            "after `carma daemon start --emulated 3xA100-40GB`"
+        )
     found = sorted((Card(path) for path in paths(directory)), key=lambda card: card.index)
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return found
-    names = {card.uuid: card for card in found} | {str(card.index): card for card in found}
+    names = {name: card for card in found for name in (card.uuid, str(card.index))}
     cards = []
     for name in wanted.split(","):
         if name not in names:
@@ -132,13 +141,14 @@ def load(options: Options, cards: list[Card]) -> int:
 
 def train(options: Options, cards: list[Card], held: int) -> None:
     growth = list(GROWTH)
-    done = 0.0
+    done = told = 0.0  # seconds of work
+    before = told_at = monotonic()
     for epoch in range(1, EPOCHS + 1):
         demand = 0.95 + 0.1 * noise(options.seed, epoch)
         for card in cards:
             card.launch(*(min(1.0, demand * alone) for alone in demands(options)))
-        before = monotonic()
-        while done < options.seconds * epoch / EPOCHS:
+        end = options.seconds * epoch / EPOCHS
+        while done < end:
             if growth:
                 step = int(options.memory_mib * growth.pop(0)) - held
                 allocate(cards, step)
@@ -147,8 +157,18 @@ def train(options: Options, cards: list[Card], held: int) -> None:
             now = monotonic()
             done += (now - before) * min(card.rate() for card in cards)
             before = now
-        loss = 2.5 / epoch + 0.2 * noise(options.seed, -epoch)
-        say(f"epoch {epoch}/{EPOCHS}  {100 * epoch // EPOCHS:3d} %  loss {loss:.3f}")
+            if done - told >= TELL_S or done >= end:
+                tell(options, done, (now - told_at) / (done - told))
+                told, told_at = done, now
+        allocate(cards, options.grow_mib)
+
+
+def tell(options: Options, done: float, slowdown: float) -> None:
+    share = min(1.0, done / options.seconds)
+    steps = max(EPOCHS, round(options.seconds / STEP_S))
+    loss = 2.5 / (1 + 4 * share) + 0.1 * noise(options.seed, -int(steps * share))
+    step_ms = 1000 * slowdown * options.seconds / steps
+    say(f"step {int(steps * share):4d}/{steps}  loss {loss:.3f}  {step_ms:.0f} ms a step")
 
 
 def demands(options: Options) -> tuple[float, float, float]:
@@ -159,10 +179,10 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def main() -> None:
+def main(argv: list[str]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGUSR2, lambda *_: say("checkpoint"))
-    options = Options(sys.argv[1:])
+    options = Options(argv)
     cards = visible_cards()
     if not cards:
         raise RuntimeError("No CUDA GPUs are available")
@@ -176,4 +196,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

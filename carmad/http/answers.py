@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 from pydantic_core import to_json
 from starlette.responses import Response
 
+from carmad import DISTRIBUTION
 from carmad.api.render import Jobs
 from carmad.api.responses import ErrorOut
 from carmad.attempt.environment import log_paths
@@ -23,7 +24,7 @@ from carmad.http.service import Service
 from carmad.http.turns import Turn
 
 try:
-    VERSION = version("carma")
+    VERSION = version(DISTRIBUTION)
 except PackageNotFoundError:
     VERSION = "source"
 

@@ -41,7 +41,7 @@ class Events(Follower):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: Counter[int] = Counter()
         # Called in the core's thread.
-        self.hears: Callable[[Sequence[Happening], Mapping[GpuId, Gpu]], None] | None = None
+        self.listeners: list[Callable[[Sequence[Happening], Mapping[GpuId, Gpu]], None]] = []
 
     def committed(self, step: Step) -> None:
         """In the core's thread."""
@@ -54,8 +54,8 @@ class Events(Follower):
         with self._lock:
             self._latest.extend(new)
             self._count += len(new)
-        if self.hears:
-            self.hears(new, self.gpus)
+        for hears in self.listeners:
+            hears(new, self.gpus)
         self.wake()
 
     def wake(self) -> None:

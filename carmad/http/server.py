@@ -41,9 +41,11 @@ from carmad.http.routes import (
     fairness,
     gpus,
     jobs,
+    metrics,
     models,
     reservations,
     terminal,
+    timeline,
 )
 from carmad.http.service import Service
 from carmad.http.turns import LARGE, Share, Shares
@@ -78,7 +80,10 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.state.peers = peers = Peers(service.settings.access.admin_group)
-    parts = jobs, terminal, events, actions, estimates, gpus, reservations, models, fairness, about
+    parts = (
+        *(jobs, terminal, events, actions, estimates, gpus, reservations, models, fairness),
+        *(timeline, about, metrics),
+    )
     for routes in parts:
         app.include_router(routes.router)
     app.add_middleware(Bounded, peers=peers)

@@ -35,7 +35,9 @@ from carmad.learned.estimates import Guess
 from carmad.learned.experience import Experience
 from carmad.learned.models import Models
 from carmad.loop import Follower
+from carmad.metrics.counting import Counts
 from carmad.store.sql import SqlStore
+from carmad.timeline.recorder import Timeline
 from estimators.tracer.report import Explanation
 
 T = TypeVar("T")
@@ -114,6 +116,7 @@ class Service(Follower):
     estimate: Callable[[JobSpec, float | None, Server], tuple[Sequence[Guess], Explanation | None]]
     doctor: Callable[[Scene], Sequence[CheckOut]]  # slow, too
     models: Models
+    timeline: Timeline
     terminals: Terminals | None = None  # None: jobs are only pretended
     config_path: str | None = None
     config_toml: str | None = None
@@ -121,6 +124,7 @@ class Service(Follower):
     limited_by: Collection[str] = (CPU, MEMORY)  # controllers: see `carmad.attempt.limits`
     uid: int = field(default_factory=os.geteuid)
     tally: Tally = field(default_factory=Tally)
+    counts: Counts = field(default_factory=Counts)  # a follower of its own
     endings: Moments = field(default_factory=lambda: Moments(lambda job: job.ended))
     starts: Moments = field(
         default_factory=lambda: Moments(lambda job: job.ended or job.holds_gpus)
@@ -139,6 +143,7 @@ class Service(Follower):
 
     def __post_init__(self) -> None:
         self.events = Events(str(int(self.started_at * 1000)), self.settings.monitor.external_mib)
+        self.events.listeners += [self.timeline.heard, self.counts.heard]
 
     def committed(self, step: Step) -> None:
         self._scene = None

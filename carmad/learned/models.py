@@ -24,7 +24,7 @@ from carmad.store.sql import SqlStore
 
 log = logging.getLogger(__name__)
 
-NEEDED = {"interpret": "interpret-core", "sklearn": "scikit-learn"}  # of `carma[policies]`
+NEEDED = {"interpret": "interpret-core", "sklearn": "scikit-learn"}  # of `carma-gpu[policies]`
 TRAINED = "trained"  # a file whose modification time is that of the last training
 APART = "training"  # the directory of the database's copy during training
 DAY_S = 86_400.0
@@ -100,7 +100,7 @@ class Models:
     def begin(self) -> None:
         """Train in a new thread. Raises CarmaError if packages are missing."""
         if packages := lacking():
-            raise CarmaError(f"{packages} is not installed", "pip install 'carma[policies]'")
+            raise CarmaError(f"{packages} is not installed", "pip install 'carma-gpu[policies]'")
         threading.Thread(target=self.train, name="training", daemon=True).start()
 
     def train(self) -> None:
@@ -111,7 +111,7 @@ class Models:
             self._failed_at = time.monotonic()
             self._directory.mkdir(mode=0o700, exist_ok=True)
             if packages := lacking():
-                log.info("no models are trained: that needs %s (carma[policies])", packages)
+                log.info("no models are trained: that needs %s (carma-gpu[policies])", packages)
                 return
             if self._trained():
                 (self._directory / TRAINED).touch()

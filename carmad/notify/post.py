@@ -17,13 +17,12 @@ import pwd
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from threading import Event, Thread
 
 from carmad import units
@@ -53,6 +52,7 @@ TRIES = 6
 MOST = 1000  # notices in a message
 STUCK_LOOK_S = 60.0
 ADMINS = -1  # in place of a uid
+READERS = -2  # likewise: those who get the week's report
 PASSED_ON = (
     *("HOME", "LANG", "PATH", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS"),
     *("DISPLAY", "WAYLAND_DISPLAY", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY"),
@@ -68,10 +68,11 @@ BOUNDS = {
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message, as `sender` wants it, and the notices in it."""
+    """A message, as `sender` wants it. `over` is called once an address has taken it, or none
+    will."""
 
     request: bytes
-    notices: tuple[int, ...] = ()
+    over: Callable[[], object]
 
 
 class Sender:
@@ -84,7 +85,7 @@ class Sender:
         self.deadline = time.monotonic() + WITHIN_S
         self._shared = os.memfd_create("carma-message")
         write_all(self._shared, request)
-        argv = [*program(), f"/proc/{os.getpid()}/fd/{self._shared}"]
+        argv = [*units.program("carmad.notify.sender"), f"/proc/{os.getpid()}/fd/{self._shared}"]
         self._process: subprocess.Popen[bytes] | None = None
         try:
             if in_unit:
@@ -113,12 +114,6 @@ class Sender:
                 os.killpg(self._process.pid, signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)
-
-
-def program() -> list[str]:
-    root = str(Path(__file__).parents[2])
-    code = f"import sys; sys.path.append({root!r}); from carmad.notify.sender import main; main()"
-    return [sys.executable, "-I", "-c", code]
 
 
 def _started(argv: list[str]) -> subprocess.Popen[bytes]:
@@ -171,6 +166,7 @@ class Post(Follower):
         self._once = ToldOnce()
         self._users: dict[int, Recipient] = {}
         self._for_admins: dict[str, None] = {}  # lines, each once
+        self._report: tuple[Letter, Callable[[], object]] | None = None  # to be sent
         self._stuck_job: JobId | None = None
         self._tell_stuck_at = 0.0
         self._look_at = 0.0
@@ -201,11 +197,18 @@ class Post(Follower):
             self._for_admins[line] = None
         self._news.set()
 
+    # -- in housekeeping's thread
+
+    def send_report(self, report: Letter, over: Callable[[], object]) -> None:
+        """To those whom `notify.report` names. `over`: as of `Outgoing`. Not kept on disk."""
+        self._report = Letter(f"[carma {self._where}] {report.title}", report.body), over
+        self._news.set()
+
     # -- its own thread
 
     def start(self) -> None:
-        if self._settings.administrators:
-            self._addresses()  # a fault in it is logged now, not when a GPU is lost
+        for file in filter(None, (self._settings.administrators, self._settings.report)):
+            _addresses(file)  # a fault in it is logged now, not when a GPU is lost
         self._thread.start()
 
     def stop(self) -> None:
@@ -261,7 +264,8 @@ class Post(Follower):
                 del self._users[uid]
 
     def _waiting(self) -> list[int]:
-        return [*self._store.to_tell(), *([ADMINS] if self._for_admins else [])]
+        others = {ADMINS: self._for_admins, READERS: self._report}
+        return [*self._store.to_tell(), *(who for who, what in others.items() if what)]
 
     def _look_at_queue(self) -> None:
         now, found = time.monotonic(), self._stuck()
@@ -273,7 +277,8 @@ class Post(Follower):
 
     def _send(self, uid: int, each: Recipient, now: float) -> None:
         if each.outgoing is None:
-            each.outgoing = self._to_admins() if uid == ADMINS else self._to_user(uid)
+            known = {ADMINS: self._to_admins, READERS: self._to_readers}
+            each.outgoing = known[uid]() if uid in known else self._to_user(uid)
         if each.outgoing is None:
             each.waits = False
             return
@@ -290,26 +295,18 @@ class Post(Follower):
             return None
         spec = self._store.whole(jobs[max(jobs)].spec)
         identity = spec.uid, spec.gid, os.getgrouplist(spec.user, spec.gid)
-        return _outgoing(letter(said, self._where), identity, dict(spec.env), notices=ids)
+        over = partial(self._store.forget_notices, ids)
+        return _outgoing(letter(said, self._where), over, identity, dict(spec.env))
 
     def _to_admins(self) -> Outgoing | None:
         said = list(self._for_admins)
         for line in said:  # the core's thread may be adding some
             del self._for_admins[line]
-        urls = self._addresses()
-        if not urls:
-            return None
-        its = pwd.getpwnam("nobody") if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
-        identity = its.pw_uid, its.pw_gid, [its.pw_gid]
-        return _outgoing(letter(said, self._where), identity, {}, urls)
+        return _to(self._settings.administrators, letter(said, self._where), lambda: None)
 
-    def _addresses(self) -> list[str]:
-        """The administrators'; none if there is something wrong with them."""
-        try:
-            return addresses.read(self._settings.administrators)
-        except CarmaError as error:
-            log.error("administrators are not told: %s; %s", error, error.hint)
-            return []
+    def _to_readers(self) -> Outgoing | None:
+        report, self._report = self._report, None
+        return _to(self._settings.report, *report) if report else None
 
     def _look(self, uid: int, each: Recipient, sender: Sender, now: float) -> None:
         code = sender.outcome()
@@ -329,16 +326,34 @@ class Post(Follower):
         if code != SENT:
             log.warning("uid %d could not be told; `carma notify --test` shows why", uid)
         each.outgoing, each.tries, each.waits = None, 0, False
-        if outgoing and outgoing.notices:
-            self._store.forget_notices(outgoing.notices)
+        if outgoing:
+            outgoing.over()
+
+
+def _to(file: str, what: Letter, over: Callable[[], object]) -> Outgoing | None:
+    """To the addresses in a file, by nobody: they are not a user's."""
+    urls = _addresses(file)
+    if not urls:
+        return None
+    its = pwd.getpwnam("nobody") if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
+    return _outgoing(what, over, (its.pw_uid, its.pw_gid, [its.pw_gid]), {}, urls)
+
+
+def _addresses(file: str) -> list[str]:
+    """None if there is something wrong with them."""
+    try:
+        return addresses.read(file)
+    except CarmaError as error:
+        log.error("nobody is told by %s: %s; %s", file, error, error.hint)
+        return []
 
 
 def _outgoing(
     what: Letter,
+    over: Callable[[], object],
     identity: tuple[int, int, list[int]],
     env: dict[str, str],
     urls: list[str] | None = None,
-    notices: tuple[int, ...] = (),
 ) -> Outgoing:
     uid, gid, groups = identity
     order = {
@@ -350,4 +365,4 @@ def _outgoing(
         "env": {name: env[name] for name in PASSED_ON if name in env},
         "urls": urls,
     }
-    return Outgoing(json.dumps(order).encode(), notices)
+    return Outgoing(json.dumps(order).encode(), over)

@@ -46,7 +46,7 @@ def main() -> None:
 def _carried_out(order: dict[str, Any]) -> int:
     try:
         _load()  # now: the user may not be allowed to read Python's files
-        _become(order["uid"], order["gid"], order["groups"])
+        become(order["uid"], order["gid"], order["groups"])
         os.environ.update(order["env"])
         urls = order["urls"] or addresses.read(addresses.path(order["env"]))
         failed = send(urls, order["title"], order["body"])
@@ -62,7 +62,7 @@ def _load() -> None:
     "localhost".encode("idna")
 
 
-def _become(uid: int, gid: int, groups: list[int]) -> None:
+def become(uid: int, gid: int, groups: list[int]) -> None:
     """The user, for good."""
     os.environ["HOME"] = pwd.getpwuid(uid).pw_dir
     if os.geteuid() == 0:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pynvml
 
+from carmad import DISTRIBUTION
 from carmad.config import Settings
 from carmad.configfile import by_name
 from carmad.core.types import GpuId, GpuSample
@@ -149,7 +150,7 @@ def _blank(unit: Unit) -> Report:
 
 def _version() -> str:
     try:
-        return importlib.metadata.version("carma")
+        return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         return "source"
 

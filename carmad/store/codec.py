@@ -5,6 +5,7 @@ Old rows stay readable as long as new fields have defaults; fields that were rem
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Discriminator, TypeAdapter
@@ -13,9 +14,10 @@ from pydantic_core import to_json
 from carmad.core.decision import Decision
 from carmad.core.messages import Drain
 from carmad.core.quota import Limit
+from carmad.core.ran import Ran
 from carmad.core.reservations import Reservation
 from carmad.core.share import Account
-from carmad.core.types import GpuSample, Job
+from carmad.core.types import Job, Profile
 from carmad.models import Model
 
 _JOB = TypeAdapter(Job)
@@ -26,7 +28,6 @@ _DRAIN = TypeAdapter(Drain)
 _ACCOUNT = TypeAdapter(Account)
 _LIMIT = TypeAdapter(Limit)
 _RESERVATION = TypeAdapter(Reservation)
-_SAMPLE = TypeAdapter(GpuSample)
 _MODEL: TypeAdapter[Model] = TypeAdapter(Annotated[Model, Discriminator("kind")])
 _FORMER = (
     (b'"grounds":', b'"explanation":'),
@@ -45,6 +46,25 @@ def encode_job(job: Job) -> str:
 
 def decode_job(text: str) -> Job:
     return _JOB.validate_json(text)
+
+
+@cache  # made when first needed: a daemon may never be
+def _ran() -> TypeAdapter[Ran]:
+    return TypeAdapter(Ran)
+
+
+def decode_ran(text: str) -> Ran:
+    """Of a job's JSON only what reports need, in a third of the time."""
+    return _ran().validate_json(text)
+
+
+def decode_profile(text: str) -> Profile:
+    return _profile().validate_json(text)
+
+
+@cache
+def _profile() -> TypeAdapter[Profile]:
+    return TypeAdapter(Profile)
 
 
 def encode_decision(decision: Decision) -> str:
@@ -90,10 +110,6 @@ def encode_reservation(reservation: Reservation) -> str:
 
 def decode_reservation(text: str) -> Reservation:
     return _RESERVATION.validate_json(text)
-
-
-def sample_of(row: dict[str, Any]) -> GpuSample:
-    return _SAMPLE.validate_python(row)
 
 
 def encode_model(model: Model) -> str:

@@ -54,19 +54,20 @@ def latest(connection: Connection, since: float, user: str | None) -> tuple[Exte
     return tuple(External(**row) for row in connection.execute(query.limit(SHOWN)).mappings())
 
 
-def totals(connection: Connection, since: float, user: str | None) -> tuple[ExternalTotals, ...]:
-    """Per user, over the same."""
+def totals(
+    connection: Connection, since: float, user: str | None, until: float | None = None
+) -> tuple[ExternalTotals, ...]:
+    """Per user, of what was there in `since` ≤ t < `until`; only the time in between counts."""
+    begin = func.max(_OLD.seen_from, since)
+    end = _OLD.seen_to if until is None else func.min(_OLD.seen_to, until)
     query = (
-        select(
-            _OLD.user,
-            func.count(),
-            func.sum(_OLD.seen_to - _OLD.seen_from) / 3600,
-            func.max(_OLD.peak_mib),
-        )
+        select(_OLD.user, func.count(), func.sum(end - begin) / 3600, func.max(_OLD.peak_mib))
         .where(_OLD.seen_to >= since)
         .group_by(_OLD.user)
         .order_by(_OLD.user)
     )
     if user is not None:
         query = query.where(_OLD.user == user)
+    if until is not None:
+        query = query.where(_OLD.seen_from < until)
     return tuple(ExternalTotals(*row) for row in connection.execute(query))

@@ -18,21 +18,22 @@ from carmad.core.history import BIN_S, BINS, RUNS, Submission, past
 from carmad.core.ledger import ENDED_REMEMBERED
 from carmad.core.messages import Drain
 from carmad.core.quota import Limit
+from carmad.core.ran import Ran
 from carmad.core.share import Account
 from carmad.core.sweep import command
 from carmad.core.types import (
     ENDED,
     Environment,
     GpuId,
-    GpuSample,
     Job,
     JobId,
     JobSpec,
     JobState,
+    Profile,
     Script,
 )
 from carmad.errors import CarmaError
-from carmad.store import codec, environments, externals, statistics
+from carmad.store import codec, environments, externals, names, runs, statistics
 from carmad.store.damage import Damage, as_text, expect_live, is_text, set_aside, stand_in
 from carmad.store.database import DatabaseErrors, explain
 from carmad.store.rows import Row, job_of, reservation_of, transition_of
@@ -44,12 +45,12 @@ from carmad.store.tables import (
     LIMITS,
     NOTICES,
     RESERVATIONS,
-    SAMPLES,
     TRANSITIONS,
 )
 from carmad.store.values import (
     External,
     ExternalTotals,
+    Named,
     Notice,
     Remembered,
     Restored,
@@ -192,6 +193,11 @@ class Reader:
             rows = connection.execute(query).all()
         return [Notice(*row) for row in rows]
 
+    def named(self, ids: Collection[JobId]) -> dict[JobId, Named]:
+        """Those that exist."""
+        with self._reading() as connection:
+            return names.read(connection, ids)
+
     def tasks(self, array: JobId) -> dict[JobState, int]:
         """How many tasks of an array are in each state."""
         count = func.count()
@@ -245,6 +251,27 @@ class Reader:
             query = query.where(JOBS.c.id < before)
         return self._read_jobs(query, {})
 
+    def ran(self, since: float, until: float) -> Iterator[Ran]:
+        """Jobs that ended at `since` or later and were submitted before `until`, in order of their
+        ends."""
+        for rows in runs.there(self._reading, since, until):
+            yield from self._ran(rows)
+
+    def alike(self, user: str, group: str) -> list[Ran]:
+        """The latest runs of a user's job that succeeded."""
+        return list(self._ran(runs.alike(self._reading, user, group)))
+
+    def profiles(self, ids: Collection[JobId]) -> dict[JobId, Profile]:
+        """Of those of these jobs that have one; equal ones are the same object."""
+        found: dict[JobId, Profile] = {}
+        known: dict[str, Profile] = {}
+        for rows in runs.profiles(self._reading, ids):
+            for id, profile in ((row.id, row.profile) for row in rows if row.profile):
+                if profile not in known:
+                    known[profile] = codec.decode_profile(profile)
+                found[id] = known[profile]
+        return found
+
     def decisions(self, job_id: JobId, limit: int) -> list[Decision]:
         """The decisions on a job, newest first."""
         query = (
@@ -272,17 +299,6 @@ class Reader:
             self._readable(rows, transition_of, lambda row: f"transition {row.id} of job {job_id}")
         )
 
-    def samples(self, since: float) -> list[GpuSample]:
-        """Samples from `since` on, in order of time."""
-        query = select(SAMPLES).where(SAMPLES.c.at >= since).order_by(SAMPLES.c.at)
-        with self._reading() as connection:
-            rows = [dict(row) for row in connection.execute(query).mappings()]
-        return list(
-            self._readable(
-                rows, codec.sample_of, lambda row: f"a sample of GPU {row['gpu']} at {row['at']}"
-            )
-        )
-
     def totals(
         self, since: float, user: str | None = None, until: float | None = None
     ) -> Statistics:
@@ -292,12 +308,13 @@ class Reader:
         return statistics.summarise(rows)
 
     def externals(
-        self, since: float, user: str | None = None
+        self, since: float, user: str | None = None, until: float | None = None
     ) -> tuple[tuple[ExternalTotals, ...], tuple[External, ...]]:
-        """External processes seen from `since` on: totals per user, and the latest ones."""
+        """External processes seen from `since` on: totals per user, of the time up to `until`, and
+        the latest ones."""
         with self._reading() as connection:
             return (
-                externals.totals(connection, since, user),
+                externals.totals(connection, since, user, until),
                 externals.latest(connection, since, user),
             )
 
@@ -325,6 +342,11 @@ class Reader:
     def _decoded(self, rows: Iterable[Any]) -> Iterator[Job]:
         """The jobs in rows of `_JOB_ROWS`."""
         return self._readable(rows, job_of, lambda row: f"job {row.id}")
+
+    def _ran(self, rows: Iterable[Any]) -> Iterator[Ran]:
+        return self._readable(
+            rows, lambda row: codec.decode_ran(row.body), lambda row: f"job {row.id}"
+        )
 
     def _readable(
         self, rows: Iterable[R], decode: Callable[[R], T], name: Callable[[R], str]

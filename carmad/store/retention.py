@@ -10,8 +10,7 @@ from sqlalchemy import BindParameter, Connection, bindparam, delete, func, selec
 
 from carmad.config import Retention
 from carmad.store import environments, externals
-from carmad.store.tables import ENVIRONMENTS, JOBS, SAMPLES, SCRIPTS
-from carmad.store.values import Purged
+from carmad.store.tables import ENVIRONMENTS, JOBS, SCRIPTS
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
 
@@ -45,8 +44,8 @@ _TAKEN = [
 ]
 
 
-def purge(transaction: Transaction, now: float, retention: Retention) -> Purged:
-    """Delete jobs, with their history, and samples that have been kept for long enough."""
+def purge(transaction: Transaction, now: float, retention: Retention) -> int:
+    """Delete jobs, with their history, that have been kept for long enough; how many."""
     before = {"before": now - retention.ended_days * DAY}
     jobs, chunk = 0, CHUNK
     while chunk == CHUNK:
@@ -57,10 +56,7 @@ def purge(transaction: Transaction, now: float, retention: Retention) -> Purged:
     with transaction() as connection:
         environments.forget_unused(connection)
         externals.forget(connection, before["before"])
-        samples = connection.execute(
-            delete(SAMPLES).where(SAMPLES.c.at < now - retention.samples_hours * 3600)
-        ).rowcount
-    return Purged(jobs, samples)
+    return jobs
 
 
 def trim(transaction: Transaction, user: str, most_bytes: int) -> int:

@@ -29,7 +29,7 @@ from sqlalchemy.dialects.sqlite import Insert, dialect, insert
 from carmad.config import Retention
 from carmad.core.messages import Step
 from carmad.core.share import Account
-from carmad.core.types import GpuSample, JobId
+from carmad.core.types import GpuId, JobId
 from carmad.errors import CarmaError
 from carmad.store import backups, codec, environments, externals, migrate, retention
 from carmad.store.database import StoreFull, connect, damaged, expect, expect_backed_up
@@ -44,10 +44,11 @@ from carmad.store.tables import (
     LIMITS,
     NOTICES,
     RESERVATIONS,
-    SAMPLES,
+    TIMELINE,
     TRANSITIONS,
 )
-from carmad.store.values import External, Purged
+from carmad.store.values import External
+from carmad.timeline.hours import Saved
 
 __all__ = ["MAX_ID", "SqlStore", "StoreFull"]
 
@@ -88,8 +89,7 @@ _REPLACE_ACCOUNT = insert(ACCOUNTS).prefix_with("OR REPLACE")
 _INSERT_LIMIT = insert(LIMITS)
 _DELETE_RESERVATIONS = delete(RESERVATIONS)
 _INSERT_RESERVATION = insert(RESERVATIONS)
-_REPLACE_SAMPLE = insert(SAMPLES).prefix_with("OR REPLACE")
-_SAMPLE_FIELDS = tuple(column.name for column in SAMPLES.c)
+_REPLACE_HOUR = insert(TIMELINE).prefix_with("OR REPLACE")
 
 
 class SqlStore(Reader):
@@ -128,8 +128,7 @@ class SqlStore(Reader):
 
     def commit(self, step: Step) -> None:
         """Write `step` in one transaction; without one if there is nothing to write."""
-        changed = step.jobs or step.decisions or step.accounts or step.limits
-        if not changed and step.drains is None and step.reservations is None:
+        if not step.to_write:
             return
         last = {job.id: job for job in step.jobs}
         job_rows = [job_row(job) for job in last.values()]
@@ -168,12 +167,21 @@ class SqlStore(Reader):
         with self._transaction() as connection:
             connection.execute(_DELETE_NOTICES, {"ids": json.dumps(list(ids))})
 
-    def record_samples(self, samples: Iterable[GpuSample]) -> None:
-        """Write averages over some time, one per GPU; processes and faults are not stored."""
-        rows = [{name: getattr(sample, name) for name in _SAMPLE_FIELDS} for sample in samples]
-        if rows:
-            with self._transaction() as connection:
-                connection.execute(_REPLACE_SAMPLE, rows)
+    def timeline(self) -> list[Saved]:
+        """All that is recorded, in order of time."""
+        query = select(TIMELINE.c.gpu, TIMELINE.c.start, TIMELINE.c.body)
+        with self._transaction() as connection:
+            rows = connection.execute(query.order_by(TIMELINE.c.start)).all()
+        return [Saved(GpuId(row.gpu), row.start, row.body) for row in rows]
+
+    def record_timeline(self, hours: Iterable[Saved], keep_from: float) -> None:
+        """Write these hours, in place of what is known of them, and delete those that began
+        earlier than `keep_from`."""
+        rows = [asdict(hour) for hour in hours]
+        with self._transaction() as connection:
+            connection.execute(delete(TIMELINE).where(TIMELINE.c.start < keep_from))
+            if rows:
+                connection.execute(_REPLACE_HOUR, rows)
 
     def record_externals(self, found: Sequence[External]) -> None:
         if found:
@@ -208,8 +216,8 @@ class SqlStore(Reader):
             return ahead_s if known is None else known
         return ahead_s
 
-    def purge(self, now: float, keep: Retention) -> Purged:
-        """Delete jobs, with their history, and samples that have been kept for long enough."""
+    def purge(self, now: float, keep: Retention) -> int:
+        """Delete jobs, with their history, once kept for long enough; returns how many."""
         return retention.purge(self._transaction, now, keep)
 
     def trim(self, keep: Retention) -> int:

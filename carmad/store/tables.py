@@ -11,6 +11,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     Table,
@@ -176,20 +177,12 @@ EXTERNALS = Table(
     sqlite_with_rowid=False,
 )
 
-SAMPLES = Table(
-    "samples",
+# What timelines show: an hour of a GPU per row.
+TIMELINE = Table(
+    "timeline",
     METADATA,
-    Column("at", Float, nullable=False),
     Column("gpu", Text, nullable=False),
-    Column("memory_used_mib", Integer),
-    Column("memory_free_mib", Integer),
-    Column("sm_active", Float),
-    Column("sm_occupancy", Float),
-    Column("dram_active", Float),
-    Column("utilization", Float),
-    Column("power_w", Float),
-    Column("energy_mj", Integer),
-    Column("temperature_c", Integer),
-    PrimaryKeyConstraint("at", "gpu"),
-    sqlite_with_rowid=False,
+    Column("start", Integer, nullable=False),  # Unix seconds
+    Column("body", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("gpu", "start"),
 )

@@ -43,6 +43,16 @@ class Transition:
 
 
 @dataclass(frozen=True, slots=True)
+class Named:
+    """A job as people know it."""
+
+    label: str
+    user: str
+    uid: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """Something that the owner of a job asked to be told of."""
 
@@ -101,11 +111,3 @@ class Statistics:
     overall: Totals
     users: tuple[tuple[str, Totals], ...]  # by name
     months: tuple[tuple[str, Totals], ...] = ()  # in which jobs ended, as 2026-11, in local time
-
-
-@dataclass(frozen=True, slots=True)
-class Purged:
-    """How many rows a purge removed."""
-
-    jobs: int
-    samples: int

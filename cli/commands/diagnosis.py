@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from carmad import paths
+from carmad import installed, paths
 from carmad.errors import CarmaError
 from cli import client, output
 from cli.commands.annotations import Json
@@ -76,6 +76,8 @@ def doctor(
 
 def _local() -> Iterator[CheckOut]:
     yield _python()
+    if error := installed.conflict():
+        yield _check("installation", False, error.message, error.hint)
     yield _driver()
 
 

@@ -167,7 +167,7 @@ def _check(options: Namespace) -> None:
         )
     if find_spec("matplotlib") is None:
         message = "a drawing needs matplotlib, which is not installed"
-        raise Problem(message, "pip install 'carma[sim]', or --plot - to see it here")
+        raise Problem(message, "pip install 'carma-gpu[sim]', or --plot - to see it here")
     output.check_writable(file)
 
 

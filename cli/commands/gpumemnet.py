@@ -129,7 +129,7 @@ def _is_there(family: Family, folder: Path) -> bool:
 def _check_installed() -> None:
     missing = [package for module, package in NEEDED.items() if find_spec(module) is None]
     if missing:
-        hint = "pip install 'carma[estimators]'"
+        hint = "pip install 'carma-gpu[estimators]'"
         raise Problem(f"this needs {', '.join(missing)}, which CARMA's Python does not have", hint)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cli.parser import Parser
 
 MISSING = "messages need Apprise, which is not installed beside carma"
-INSTALL = "an administrator installs it with: pip install 'carma[notify]'"
+INSTALL = "an administrator installs it with: pip install 'carma-gpu[notify]'"
 
 
 def notify_options(parser: Parser) -> None:
@@ -30,23 +30,34 @@ def notify(options: Namespace) -> int:
     The addresses are in ~/.config/carma/notify.conf, which only you may read: one of Apprise's on
     each line, such as mailtos://USER:PASSWORD@HOST or slack://TOKEN.
     """
-    name = addresses.path(os.environ)
-    found = addresses.read(name)
-    _require_apprise()
-    print(f"{name}: {len(found)} address{'es' if len(found) > 1 else ''}")
-    if not options.test:
-        return 0
+    if options.test:
+        return send("test", "Messages about your jobs arrive here.")
+    _addresses()
+    return 0
+
+
+def send(title: str, body: str) -> int:
+    """Send it to one's own addresses now, and say what became of it."""
     import logging
     from socket import gethostname
 
-    from carmad.notify.sender import send
+    from carmad.notify import sender
 
+    found = _addresses()
     logging.disable()  # Apprise logs addresses
-    failed = send(found, f"[carma {gethostname()}] test", "Messages about your jobs arrive here.")
+    failed = sender.send(found, f"[carma {gethostname()}] {title}", body)
     for at, url in enumerate(found):
         kind = url.partition("://")[0]  # the rest may be secret
         print(f"{kind}: {'it did not take the message' if at in failed else 'sent'}")
     return 1 if failed else 0
+
+
+def _addresses() -> list[str]:
+    name = addresses.path(os.environ)
+    found = addresses.read(name)
+    _require_apprise()
+    print(f"{name}: {len(found)} address{'es' if len(found) > 1 else ''}")
+    return found
 
 
 def settle(options: Namespace, body: dict[str, Any]) -> None:

@@ -111,6 +111,10 @@ def simulate(
     json: Annotated[
         bool, typer.Option("--json", help="Print metrics, jobs and attempts as JSON.")
     ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Of a single run: write what `carma report` says, .md or .html."),
+    ] = None,
     jobs: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Parallel processes (default: one per CPU)."),
@@ -120,7 +124,7 @@ def simulate(
     ] = False,
 ) -> None:
     """Simulate a trace of jobs under one or more policies, and compare the results."""
-    _check_files(json, html, csv, csv_jobs)
+    _check_files(json, html, csv, csv_jobs, report)
     base, results = _source(source, history, since)
     if history:
         policies = [base.settings.policy, *(policies or ())]
@@ -130,12 +134,14 @@ def simulate(
     with _as_usage():
         base = _changed(base, config, words, gpus, interference)
         experiments = list(_variants(base, policies, estimators, seeds, tuned or ()))
+    if report is not None and len(results) + len(experiments) > 1:
+        raise Usage("--report is of a single run", "choose one policy, estimator and seed")
     cautions.note_idle_seeds(seeds or (), experiments)
     cautions.note_missing_pairs(base)
     cautions.note_mixed_names(base)
     cautions.note_oversized(base)
     results += _swept(experiments, jobs, cached=not no_cache)
-    _report(results, json, html, csv, csv_jobs, tuned=bool(tuned))
+    _report(results, json, html, csv, csv_jobs, report, tuned=bool(tuned))
 
 
 # -- experiments
@@ -311,6 +317,7 @@ def _report(
     html: Path | None,
     csv: Path | None,
     csv_jobs: Path | None,
+    report: Path | None,
     tuned: bool,
 ) -> None:
     """Files come first, so that they exist even if `| less` is left early."""
@@ -326,13 +333,15 @@ def _report(
     if html is not None:
         text = page(found)
         _write(html, lambda file: file.write(text))
+    if report is not None:
+        _tell(results[0][1], report)
     for run in found:
         if stuck := [job.task for job in run.outcome.jobs if not job.attempts]:
             first = f"the first is {clean(stuck[0].name)}, for {stuck[0].gpus} GPUs"
             output.note(f"{run.name}: jobs that never start: {len(stuck):,}; {first}")
     if json:
         export.write_json(found, sys.stdout)
-    elif STDOUT not in (html, csv, csv_jobs):
+    elif STDOUT not in (html, csv, csv_jobs, report):
         output.show_rich(table.comparison(found))
     rated = [(run.figures.jct.mean, run.name) for run in found if run.figures.jct]
     if tuned and rated:
@@ -340,6 +349,15 @@ def _report(
     if not any(run.figures.finished for run in found):
         output.note("no job finished in any run")
         raise typer.Exit(Problem.exit_code)
+
+
+def _tell(outcome: Outcome, path: Path) -> None:
+    from carmad.report import html, markdown
+    from carmad.sim.report import period
+
+    page = html.page if path.suffix == ".html" else markdown.page
+    text = page(period.report(outcome))
+    _write(path, lambda file: file.write(text))
 
 
 def _write(path: Path, content: Callable[[TextIO], object]) -> None:

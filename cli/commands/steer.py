@@ -78,12 +78,12 @@ def _ask(verb: str, options: Namespace, more: dict[str, Any] | None = None) -> i
     answer = client.post(f"/v1/{verb}", body)
     if options.json:
         output.print_json(answer)
-    for name, ok, message in _told(answer["results"]) if not options.json else ():
+    for name, ok, message in told(answer["results"]) if not options.json else ():
         print(f"job {name}: {message}", file=sys.stdout if ok else sys.stderr)
     return 0 if all(result["ok"] for result in answer["results"]) else 1
 
 
-def _told(results: list[dict[str, Any]]) -> Iterator[tuple[str, bool, str]]:
+def told(results: list[dict[str, Any]]) -> Iterator[tuple[str, bool, str]]:
     """One line for all tasks of an array to which the same happened."""
     alike: dict[tuple[str, bool, str], list[str]] = {}
     for each in results:

@@ -37,7 +37,8 @@ def build_parser() -> Parser:
         usage="carma submit [OPTION…] [--] COMMAND [ARG…]\n       carma submit [OPTION…] SCRIPT"
         " [ARG…]",
         description="Queue a command, or a job script with #CARMA lines, to run on GPUs.",
-        epilog="#CARMA lines take the options above; the command line overrides them. "
+        epilog="In a job script, #CARMA lines take the options above; the command line overrides "
+        "them. "
         "A job script is copied now: later changes to it do not reach the job. "
         "Options of sbatch that mean nothing on one server, such as --partition, are ignored. "
         "With --wait, the exit code is the job's, or 128+N if signal N killed it. "

@@ -83,8 +83,9 @@ def _query(parameters: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def _body(part: dict[str, Any]) -> dict[str, Any]:
-    content = part.get("content", {}).get("application/json", {})
-    shape: dict[str, Any] = content.get("schema", {})
+    content = part.get("content", {})
+    told = content.get("application/json") or content.get("text/plain", {})
+    shape: dict[str, Any] = told.get("schema", {})
     return shape
 
 

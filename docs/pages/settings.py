@@ -67,7 +67,6 @@ MORE = {
     "fairness.weights": 'such as `{ada = 2.0, "@vision" = 3.0}`: who has twice the weight may use'
     " twice as much. The users of a group with a weight share it as one",
     "retention.ended_days": "how long ended jobs are kept",
-    "retention.samples_hours": "how long the GPUs' half-minute averages are kept",
     "access.admin_group": "its members, and root, may manage every job and drain GPUs",
 }
 

@@ -94,8 +94,7 @@ class Machine:
 
     def run(self, *words: str, user: str = "", check: bool = True, stdin: str = "") -> str:
         """The output of a command inside."""
-        enter = ["nsenter", f"--target={self.pid1}", "--mount", "--pid", "--cgroup"]
-        enter += ["--uts", "--ipc", "--wd=/"]
+        enter = self.enter()
         if user:
             enter += [f"--setuid={USERS[user]}", f"--setgid={USERS[user]}"]
         ran = subprocess.run(
@@ -103,6 +102,11 @@ class Machine:
         )
         assert not check or ran.returncode == 0, (words, ran)
         return ran.stdout.strip()
+
+    def enter(self, wd: str = "/") -> list[str]:
+        """How to start a command inside."""
+        enter = ["nsenter", f"--target={self.pid1}", "--mount", "--pid", "--cgroup"]
+        return [*enter, "--uts", "--ipc", f"--wd={wd}"]
 
     def systemctl(self, *words: str, check: bool = True) -> str:
         return self.run("systemctl", *words, check=check)

@@ -190,7 +190,7 @@ def test_a_bad_row_of_an_ended_job_is_left_out_and_named(daemon: Carmad, harm: s
         "UPDATE decisions SET body = '{'",
         "UPDATE transitions SET after = 'nowhere' WHERE after = 'queued'",
         "INSERT INTO drains VALUES ('GPU-x', 'dust', 'root', 'yesterday')",
-        "INSERT INTO samples (at, gpu, sm_active) VALUES (1.5, 'GPU-x', 'much')",
+        "INSERT INTO timeline VALUES ('GPU-x', 3600, 'no hour')",
     )
     daemon.start()
     assert [job["id"] for job in daemon.get("/v1/history")["jobs"]] == [good]

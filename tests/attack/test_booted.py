@@ -14,6 +14,7 @@ import pytest
 from tests.attack.booted import SOCKET, USERS, Machine, booted
 from tests.daemon import CARMA, ROOT, until
 from tests.messages import Target
+from tests.test_metrics_served import free_port, got
 
 TRAIN = """
     import contextlib, os, socket, sys, tempfile, torch
@@ -266,3 +267,23 @@ def test_messages_are_sent_by_units_of_their_own_as_their_users(machine: Machine
         assert f"job {job} " in target.got[0]["title"]
         assert "exit code 3" in target.got[0]["title"]
         target.shutdown()
+
+
+def test_the_metrics_are_served_from_a_unit_of_their_own_that_ends_with_carmad(
+    machine: Machine,
+) -> None:
+    """Its own, as carmad's sandbox answers nobody but this machine."""
+    port = free_port()
+    machine.run("mkdir", "-p", "/etc/carma")
+    toml = f'[metrics]\nlisten = "127.0.0.1:{port}"\n'
+    machine.run("tee", "/etc/carma/carma.toml", stdin=toml)
+    machine.systemctl("restart", "carmad.service")
+    page = until(lambda: got(f"http://127.0.0.1:{port}/metrics"), f"the metrics: {machine.log()}")
+    assert b"\ncarma_up 1.0\n" in page
+    unit = f"carma-metrics-{main_pid(machine)}-1.service"
+    assert machine.show(unit, "ActiveState") == "active"
+    pid = machine.show(unit, "MainPID")
+    assert machine.run("stat", "--format=%U", f"/proc/{pid}") == "nobody"
+    machine.run("rm", "-r", "/etc/carma")
+    machine.run("kill", "-KILL", main_pid(machine))
+    until(lambda: machine.show(unit, "ActiveState") != "active", "the unit to end")

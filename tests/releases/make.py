@@ -24,7 +24,6 @@ from carmad.core.types import (
     ArrayTask,
     Cause,
     Exit,
-    GpuSample,
     Job,
     JobId,
     JobSpec,
@@ -123,7 +122,6 @@ def dump(folder: Path) -> str:
     )
     drain = Drain(GPUS[3], "fan swap", "root", AT)
     store.commit(Step((event,), tuple(jobs()), decisions, (), (drain,)))
-    store.record_samples([GpuSample(gpu, AT + 99, 100, 40_000, 0.5) for gpu in GPUS])
     store.close()
     with sqlite3.connect(folder / "carma.db") as connection:
         return "\n".join(connection.iterdump())

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, get_type_hints
 
 from typing_extensions import TypedDict
 
+from carmad.api.responses.report import ReceiptOut
 from carmad.core.layout import Stage
 from carmad.core.types import StageTimes, WarnSignal
 from carmad.options import PLAIN, JobOptions
@@ -122,6 +123,8 @@ class AttemptOut(TypedDict):
     first_kernel_at: str | None
     ended_at: str
     cause: str
+    evidence: NotRequired[str]
+    neighbours: NotRequired[list[str]]  # on its GPUs when it ran out of memory
 
 
 class MovingOut(TypedDict):
@@ -213,8 +216,11 @@ class JobOut(OptionsOut):
     energy_j: NotRequired[float | None]  # None: not measured
     gpu_seconds: NotRequired[float]
     sm_active_mean: NotRequired[float | None]
+    receipt: NotRequired[ReceiptOut | None]  # null: it has not held GPUs
     history: NotRequired[list[MoveOut]]
     attempts: NotRequired[list[AttemptOut]]
+    actions: NotRequired[list[str]]  # that its owner can take now: cancel, hold, release, requeue
+    changeable: NotRequired[list[str]]  # options that its owner can change now
     unused: NotRequired[str]  # why a report of its steps has no effect; "": it has one
 
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from carmad.api.folding import Row, row_out, seen_by, waiting
 from carmad.api.phrases import phrase
 from carmad.api.responses import SCHEMA
+from carmad.api.responses.report import ReportOut
 from carmad.api.responses.server import (
     CheckOut,
     ConfigOut,
@@ -29,8 +30,10 @@ from carmad.api.times import iso, parse_time, stamp
 from carmad.configfile import as_tree
 from carmad.core.decision import Reason
 from carmad.core.scene import Scene
+from carmad.core.share import DAY_S
 from carmad.core.types import ENDED, Job, JobState
 from carmad.engine.threads import run_in_threadpool
+from carmad.http import reporting
 from carmad.http.answers import PROBLEMS, VERSION, Asked, Call, answer
 from carmad.http.problems import Forbidden
 from carmad.http.routes.gpus import gpus_out
@@ -98,7 +101,7 @@ def _cpus(scene: Scene) -> CpusOut:
 
 
 def _daemon(service: Service, scene: Scene) -> DaemonOut:
-    troubles = _troubles(service, scene.unread)
+    troubles = troubles_of(service, scene.unread)
     return {
         "status": "degraded" if troubles else "ok",
         "version": VERSION,
@@ -109,7 +112,7 @@ def _daemon(service: Service, scene: Scene) -> DaemonOut:
     }
 
 
-def _troubles(service: Service, unread: str) -> list[str]:
+def troubles_of(service: Service, unread: str) -> list[str]:
     """Problems of the whole server: unreadable GPUs, failing plugins."""
     gpus = [phrase(Reason("gpus_unread", detail=unread))] if unread else []
     failing = (each for each in service.troubles() if not each.over)
@@ -194,6 +197,22 @@ def _totals(totals: Totals) -> TotalsOut:
         "wait_p95_s": totals.wait.p95_s,
         "run_mean_s": totals.run.mean_s,
     }
+
+
+@router.get("/report", responses={200: {"model": ReportOut}})
+async def report(call: Asked, since: Moment = None, until: Moment = None) -> Response:
+    """What a period was used for; by default the last seven days. Everyone may see totals. Users
+    other than administrators see only themselves by name, and only their own jobs."""
+    service, peer = call.service, call.peer
+    scene = await service.scene()
+    until_at = parse_time(until) or scene.now
+    since_at = parse_time(since) or until_at - 7 * DAY_S
+    user = None if peer.admin else peer.user
+    async with service.slow:
+        out = await run_in_threadpool(
+            reporting.report, service.store, scene, since_at, until_at, user
+        )
+    return answer(out)
 
 
 @router.get("/config", responses={200: {"model": ConfigOut}})

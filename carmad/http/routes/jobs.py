@@ -20,6 +20,7 @@ from carmad.api.responses.jobs import JobOut, JobsOut, StartsOut, SubmittedOut
 from carmad.api.select import parse_selection
 from carmad.api.times import parse_time, stamp
 from carmad.api.why import why_out
+from carmad.core import control
 from carmad.core.company import untold
 from carmad.core.messages import Measured, Stepped
 from carmad.core.outlook import FORESEEN
@@ -31,6 +32,7 @@ from carmad.http import intake, lookup
 from carmad.http.answers import PROBLEMS, Asked, Call, answer, gone, not_yours
 from carmad.http.listing import Pieces
 from carmad.http.problems import Conflict, Forbidden
+from carmad.http.reporting import receipt_of
 from carmad.options import MAX_METRICS, MAX_TASKS
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
@@ -203,7 +205,8 @@ async def ended(
 
 @router.get("/jobs/{label}", responses={200: {"model": JobOut}})
 async def show(call: Asked, label: Label) -> Response:
-    """One job, with every change of its state."""
+    """One job, with every change of its state, its past attempts, what can be done to it, and what
+    sharing cost it and gave."""
     job, scene = await mine(call, label)
     return await run_in_threadpool(_shown, call, job, scene)
 
@@ -211,6 +214,9 @@ async def show(call: Asked, label: Label) -> Response:
 def _shown(call: Call, job: Job, scene: Scene) -> Response:
     out = call.renderer(scene)(job)
     out["outlook"] = outlook_out(job, scene)
+    out["receipt"] = receipt_of(job, call.service.store, scene)
+    out["attempts"] = attempts_out(job)
+    out["actions"], out["changeable"] = list(control.actions(job)), list(control.changeable(job))
     out["history"] = [
         {
             "at": stamp(move.at),

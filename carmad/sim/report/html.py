@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from importlib.resources import files
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
 from carmad.errors import CarmaError
+from carmad.html import environment, style
 from carmad.readable import clean
 from carmad.sim.report.measures import SIMULATOR
 from carmad.sim.report.rows import notes, rows
@@ -28,20 +28,15 @@ def page(runs: Sequence[Run], made_at: str = "") -> str:
     Raises CarmaError if a library that it needs is not installed.
     """
     try:
-        from jinja2 import Environment, StrictUndefined
-
         from carmad.sim.report.charts import charts
         from carmad.sim.report.style import colour
     except ModuleNotFoundError as error:
         message = f"an HTML report needs {error.name}, which is not installed"
-        raise CarmaError(message, "pip install 'carma[sim]'") from None
+        raise CarmaError(message, "pip install 'carma-gpu[sim]'") from None
     found = [row for row in rows(runs) if row.measure.group != SIMULATOR]
-    template = files(__package__).joinpath("page.html.j2").read_text(encoding="utf-8")
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["clean"] = clean
-    return environment.from_string(template).render(
+    template = environment("carmad.sim.report").get_template("page.html.j2")
+    return template.render(
+        style=style(),
         title=f"CARMA: {_told(runs, _trace)}, simulated",
         about=_about(runs, made_at),
         runs=runs,

@@ -211,4 +211,4 @@ def _arrow() -> tuple[Any, Any]:
     try:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
-        raise CarmaError("Parquet files need pyarrow", "pip install 'carma[sim]'") from error
+        raise CarmaError("Parquet files need pyarrow", "pip install 'carma-gpu[sim]'") from error

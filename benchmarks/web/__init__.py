@@ -1,0 +1,1 @@
+"""How fast the page of `carma web` is."""

@@ -1,0 +1,312 @@
+"""The numbers of a report, from the jobs that held GPUs in a period. Pure; `now` is given."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from carmad.api.render import label
+from carmad.api.responses import SCHEMA
+from carmad.api.responses.report import (
+    EstimateReportOut,
+    GpuReportOut,
+    IdleReportOut,
+    JobNameOut,
+    OomReportOut,
+    ReceiptOut,
+    ReportOut,
+    SharingReportOut,
+    SlowdownOut,
+    UserReportOut,
+    WaitReportOut,
+)
+from carmad.api.times import stamp
+from carmad.core.ran import Ran
+from carmad.core.receipt import HOUR_S, Receipt, receipt
+from carmad.core.sharing import Met, Stayed, met
+from carmad.core.slowdown import Known, Slowdown, taken_s
+from carmad.core.types import ENDED, Cause, Gpu, GpuId, JobId, JobState, Profile
+from carmad.models import Boosted
+
+JOULES_PER_KWH = 3.6e6
+LONGEST = 5  # waits, and idle jobs, that are listed
+LEAST_WAIT_S = 60.0  # to be listed
+IDLE = 0.05  # SM activity below which a GPU is hardly used
+IDLE_HOURS = 1.0  # GPU-hours that a job must have held to be listed as idle
+MEASURED = 0.5  # of a job's GPU time, for its activity to count
+
+Why = Callable[[Ran], str]  # the main reason why a job waited
+Profiles = Callable[[Collection[JobId]], Mapping[JobId, Profile]]
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    since: float
+    until: float  # no later than `now`
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    gpus: Mapping[GpuId, Gpu]
+    model: Boosted | None = None  # of interference, trained here
+    profiles: Profiles = lambda ids: {}
+
+    def memory_mib(self, job: Ran) -> int | None:
+        here = self._first(job)
+        return here.memory_mib if here else None
+
+    def kind(self, job: Ran) -> str:
+        here = self._first(job)
+        return here.name if here else ""
+
+    def _first(self, job: Ran) -> Gpu | None:
+        gpus = (gpu for each in job.attempts for gpu in each.gpus[:1] if gpu in self.gpus)
+        return next((self.gpus[gpu] for gpu in gpus), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A job that held GPUs in the period."""
+
+    job: Ran
+    stays: Sequence[Stayed]
+    receipt: Receipt
+
+
+def report_out(
+    jobs: Iterable[Ran], period: Period, server: Server, why: Why, user: str | None = None
+) -> ReportOut:
+    """`jobs`: all that were there in the period, and any others. `user`: to whom it is told, if not
+    an administrator. Everything but the external processes."""
+    known = list(jobs)
+    seen = met(known, period.since, period.until, period.now)
+    entries = list(_entries(known, seen, server, period))
+    hours = (period.until - period.since) / HOUR_S
+    mine = [job for job in known if user in (None, job.spec.user)]
+    own = [each for each in entries if user in (None, each.job.spec.user)]
+    return {
+        "schema": SCHEMA,
+        "since": stamp(period.since),
+        "until": stamp(period.until),
+        "hours": round(hours, 3),
+        "jobs": len(entries),
+        "gpus": list(_gpus(seen, server, hours)),
+        "users": _users(entries, user),
+        "sharing": _sharing(entries, seen),
+        "estimates": list(_estimates(known, period)),
+        "ooms": _ooms(known, period),
+        "waits": _waits(mine, period, why),
+        "idle": _idle(own),
+        "external": [],
+    }
+
+
+def _entries(jobs: Sequence[Ran], seen: Met, server: Server, period: Period) -> Iterator[Entry]:
+    known = known_from(jobs, seen, server, period.since)
+    for job in jobs:
+        stays = seen.stays.get(job.id, ())
+        if any(each.held_s > 0 for each in stays):
+            yield Entry(job, stays, receipt(job, stays, known))
+
+
+def known_from(
+    jobs: Iterable[Ran], seen: Met, server: Server, since: float, runs: Iterable[Ran] = ()
+) -> Known:
+    """`since`: from when on all jobs are known. `runs`: further ones, which never shared."""
+    listed = {job.id: job for job in jobs}
+    shared = [id for id, stays in seen.stays.items() if any(each.shared_s for each in stays)]
+    alone: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for job in listed.values():
+        stays, began_at = seen.stays.get(job.id, ()), job.first_started_at
+        whole = began_at is not None and began_at >= since
+        if job.state is JobState.SUCCEEDED and whole and not any(s.shared_s for s in stays):
+            alone[job.group, server.kind(job)].append(taken_s(stays))
+    for job in runs:
+        stays = met([job], since, since, since).stays.get(job.id, ())
+        if stays and job.id not in listed:
+            alone[job.group, server.kind(job)].append(taken_s(stays))
+    return Known(
+        listed,
+        since,
+        lambda job: alone.get((job.group, server.kind(job)), ()) if job.group else (),
+        server.memory_mib,
+        server.model,
+        server.profiles(shared) if server.model else {},
+    )
+
+
+def _gpus(seen: Met, server: Server, hours: float) -> Iterator[GpuReportOut]:
+    known = {gpu: (its.index, its.name) for gpu, its in server.gpus.items()}
+    for id in [*sorted(known, key=lambda gpu: known[gpu]), *sorted(seen.gpus.keys() - known)]:
+        index, name = known.get(id, (None, ""))
+        time = seen.gpus.get(id)
+        busy = time.busy_s / HOUR_S if time else 0.0
+        if index is None and not busy:
+            continue
+        yield {
+            "id": id,
+            "index": index,
+            "name": name,
+            "busy_hours": round(busy, 4),
+            "shared_hours": round(time.shared_s / HOUR_S, 4) if time else 0.0,
+            "idle_hours": round(max(0.0, hours - busy), 4),
+            "jobs": len(time.jobs) if time else 0,
+        }
+
+
+def _users(entries: Iterable[Entry], user: str | None) -> list[UserReportOut]:
+    """By use; to anyone but administrators, all others are one."""
+    found: dict[str, list[Entry]] = defaultdict(list)
+    for each in entries:
+        name = each.job.spec.user
+        found[name if user in (None, name) else ""].append(each)
+    whole = math.fsum(each.receipt.share for its in found.values() for each in its)
+    out: list[UserReportOut] = [
+        {
+            "user": name,
+            "jobs": len(its),
+            "gpu_hours": round(used := math.fsum(each.receipt.share for each in its), 4),
+            "share": used / whole if whole else None,
+            "energy_kwh": round(math.fsum(map(_energy_j, its)) / JOULES_PER_KWH, 6),
+        }
+        for name, its in found.items()
+    ]
+    return sorted(out, key=lambda row: (row["user"] == "", -row["gpu_hours"], row["user"]))
+
+
+def _energy_j(entry: Entry) -> float:
+    """Of a job that was there before or after the period, in proportion to its time."""
+    run_s = sum(each.run_s for each in entry.stays)
+    held_s = sum(each.held_s for each in entry.stays)
+    return entry.job.usage.energy_j * (held_s / run_s if run_s > 0 else 0.0)
+
+
+def _sharing(entries: Iterable[Entry], seen: Met) -> SharingReportOut:
+    busy_s = math.fsum(gpu.busy_s for gpu in seen.gpus.values())
+    sharers = [each.receipt for each in entries if each.receipt.shared > 0]
+    known = [one for one in sharers if one.alone is not None]
+    in_company = math.fsum(one.shared for one in sharers)
+    measured = [(one.shared, one.slowdown) for one in known if one.slowdown]
+    slowed = math.fsum(shared for shared, _ in measured)
+    work = math.fsum(shared / how.ratio for shared, how in measured)
+    return {
+        "shared": math.fsum(gpu.shared_s for gpu in seen.gpus.values()) / busy_s
+        if busy_s
+        else None,
+        "jobs": len(sharers),
+        "saved_gpu_hours": round(math.fsum(one.saved or 0.0 for one in known), 4),
+        "slowdown": slowed / work if work else None,
+        "known": math.fsum(one.shared for one in known) / in_company if in_company else None,
+        "sources": dict(Counter(how.source for _, how in measured)),
+        "unknown_at_most_gpu_hours": round(
+            math.fsum(one.saved_at_most for one in sharers if one.alone is None), 4
+        ),
+    }
+
+
+def _estimates(jobs: Iterable[Ran], period: Period) -> Iterator[EstimateReportOut]:
+    """Of jobs that ended well in the period, by whose estimate it was."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for job in jobs:
+        said, peak = job.estimate, job.usage.peak_mib
+        if job.state is JobState.SUCCEEDED and said and peak and _ended_in(job, period):
+            found[said.source].append(said.mib / peak)
+    for source, ratios in sorted(found.items(), key=lambda its: (-len(its[1]), its[0])):
+        under = sum(ratio < 1 for ratio in ratios) / len(ratios)
+        yield {
+            "source": source,
+            "jobs": len(ratios),
+            "ratio_median": round(median(ratios), 4),
+            "under": round(under, 4),
+        }
+
+
+def _ended_in(job: Ran, period: Period) -> bool:
+    ended_at = job.attempts[-1].ended_at if job.attempts else None
+    return ended_at is not None and period.since <= ended_at < period.until
+
+
+def _ooms(jobs: Iterable[Ran], period: Period) -> OomReportOut:
+    found: OomReportOut = {"crashes": 0, "jobs": 0, "saved": 0, "waiting": 0}
+    for job in jobs:
+        crashes = sum(
+            each.exit is not None
+            and each.exit.cause is Cause.GPU_OOM
+            and each.ended_at is not None
+            and period.since <= each.ended_at < period.until
+            for each in job.attempts
+        )
+        if crashes:
+            found["crashes"] += crashes
+            found["jobs"] += 1
+            found["saved"] += job.state is JobState.SUCCEEDED
+            found["waiting"] += job.state not in ENDED
+    return found
+
+
+def _waits(jobs: Iterable[Ran], period: Period, why: Why) -> list[WaitReportOut]:
+    """The longest that ended in the period, or had not ended at its end; of an array, one."""
+    found: dict[tuple[bool, int], tuple[float, Ran, bool]] = {}
+    for job in jobs:
+        start, array = job.first_started_at, job.spec.array
+        if start is None and job.state in ENDED:
+            continue
+        end = period.until if start is None or start >= period.until else start
+        wait_s = end - max(job.submitted_at, job.spec.begin_at or 0.0)
+        key = (True, array.array) if array else (False, job.id)
+        if (
+            wait_s >= LEAST_WAIT_S
+            and end >= period.since
+            and (key not in found or wait_s > found[key][0])
+        ):
+            found[key] = wait_s, job, end == start
+    longest = sorted(found.values(), key=lambda each: (-each[0], each[1].id))[:LONGEST]
+    return [
+        {**_who(job), "wait_s": round(wait_s, 3), "started": started, "why": why(job)}
+        for wait_s, job, started in longest
+    ]
+
+
+def _idle(entries: Iterable[Entry]) -> list[IdleReportOut]:
+    """A GPU's activity is of all its jobs: where it is near zero, none of them used it."""
+    found: list[IdleReportOut] = []
+    for each in entries:
+        usage = each.job.usage
+        run_s = sum(one.run_s * len(one.stay.gpus) for one in each.stays)
+        if usage.gpu_seconds <= 0 or usage.gpu_seconds < MEASURED * run_s:
+            continue
+        active = usage.sm_seconds / usage.gpu_seconds
+        if active < IDLE and each.receipt.held >= IDLE_HOURS:
+            held, sm_active = round(each.receipt.held, 4), round(active, 4)
+            found.append({**_who(each.job), "gpu_hours": held, "sm_active": sm_active})
+    return sorted(found, key=lambda row: (-row["gpu_hours"], row["id"]))[:LONGEST]
+
+
+def _who(job: Ran) -> JobNameOut:
+    return {"id": job.id, "label": label(job), "user": job.spec.user, "name": job.spec.name}
+
+
+def receipt_out(its: Receipt) -> ReceiptOut:
+    return {
+        "gpu_hours": round(its.held, 4),
+        "shared": round(its.shared / its.held, 4) if its.held else 0.0,
+        "share_gpu_hours": round(its.share, 4),
+        "neighbours": its.neighbours,
+        "slowdown": _slowdown(its.slowdown) if its.slowdown else None,
+        "alone_gpu_hours": None if its.alone is None else round(its.alone, 4),
+        "saved_gpu_hours": None if its.saved is None else round(its.saved, 4),
+    }
+
+
+def _slowdown(how: Slowdown) -> SlowdownOut:
+    return {
+        "ratio": round(how.ratio, 4),
+        "low": round(how.low, 4),
+        "high": round(how.high, 4),
+        "source": how.source,
+        "known_from": how.known_from,
+    }

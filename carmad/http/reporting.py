@@ -1,0 +1,108 @@
+"""Reports and receipts, from the store and what is there now."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from carmad.api.phrases import short
+from carmad.api.report import Period, Server, known_from, receipt_out, report_out
+from carmad.api.responses.report import ExternalReportOut, ReceiptOut, ReportOut
+from carmad.core.decision import Decision, Reason
+from carmad.core.ran import Ran, ran
+from carmad.core.receipt import receipt
+from carmad.core.scene import Scene
+from carmad.core.sharing import met
+from carmad.core.slowdown import MODEL
+from carmad.core.types import Job, JobId, Profile
+from carmad.errors import CarmaError
+from carmad.models import Boosted
+from carmad.store.reading import Reader
+from carmad.store.values import ExternalTotals
+
+MOST = 200_000  # jobs in a report: each takes a kilobyte while it is made
+DECISIONS = 200  # of a job, the latest
+
+
+def report(
+    store: Reader, scene: Scene, since: float, until: float, user: str | None = None
+) -> ReportOut:
+    """`user`: to whom it is told, if not an administrator."""
+    until = min(until, scene.now)
+    if until <= since:
+        raise CarmaError("the period is empty", "It begins before it ends, and in the past.")
+
+    def why(job: Ran) -> str:
+        return waited_for(store.decisions(job.id, DECISIONS), scene.now)
+
+    period = Period(since, until, scene.now)
+    out = report_out(_there(store, scene, since, until), period, _server(store, scene), why, user)
+    totals, _ = store.externals(since, until=until)
+    out["external"] = list(_external(totals, user))
+    return out
+
+
+def receipt_of(job: Job, store: Reader, scene: Scene) -> ReceiptOut | None:
+    """Over the job's whole run so far. None: it has not begun."""
+    own = ran(job, scene.usage.get(job.id))
+    since = own.first_started_at
+    if since is None:
+        return None
+    until = scene.now if job.ended_at is None else job.ended_at
+    shares = any(each.shared for each in own.attempts)
+    jobs = list(_there(store, scene, since, until)) if shares else [own]
+    alike = store.alike(job.spec.user, job.group) if shares else []
+    alone = (each for each in alike if not any(stay.shared for stay in each.attempts))
+    seen = met(jobs, since, until, scene.now)
+    known = known_from(jobs, seen, _server(store, scene), since, alone)
+    return receipt_out(receipt(own, seen.stays.get(job.id, ()), known))
+
+
+def waited_for(decisions: Iterable[Decision], now: float) -> str:
+    """The reason that held a job up longest before it first started; "": none is on record.
+    `decisions`: the newest first."""
+    lasted: dict[tuple[str, str], tuple[float, Reason]] = {}
+    end = now
+    for decision in decisions:
+        placement = decision.placement
+        refused = [each.refused[0] for each in placement.verdicts if each.refused]
+        if placement.gpus:
+            lasted.clear()  # what came after it was of a later attempt
+        elif reason := next(iter((*placement.reasons, *refused)), None):
+            key = reason.code, reason.detail
+            before_s, _ = lasted.get(key, (0.0, reason))
+            lasted[key] = before_s + end - decision.at, reason
+        end = decision.at
+    return short(max(lasted.values(), key=lambda each: each[0])[1]) if lasted else ""
+
+
+def _there(store: Reader, scene: Scene, since: float, until: float) -> Iterator[Ran]:
+    """Those that have ended, and those that have not. Raises CarmaError if they are too many."""
+    live = [ran(job, scene.usage.get(id)) for id, job in scene.live.items() if job.spec.gpus]
+    yield from (job for job in live if job.submitted_at < until)
+    for count, job in enumerate(store.ran(since, until)):
+        if count >= MOST:
+            raise CarmaError(f"more than {MOST:,} jobs ran then", "Choose a shorter period.")
+        held = any(each.gpus for each in job.attempts)
+        if held and job.id not in scene.live:  # it is in both if it has ended since
+            yield job
+
+
+def _server(store: Reader, scene: Scene) -> Server:
+    model = scene.view.models.get(MODEL)
+
+    def profiles(ids: Collection[JobId]) -> dict[JobId, Profile]:
+        live = {id: job.profile for id, job in scene.live.items() if job.profile}
+        return live | store.profiles([id for id in ids if id not in scene.live])
+
+    return Server(scene.gpus, model if isinstance(model, Boosted) else None, profiles)
+
+
+def _external(totals: Iterable[ExternalTotals], user: str | None) -> Iterator[ExternalReportOut]:
+    """To anyone but administrators, all others are one."""
+    found: dict[str, tuple[int, float]] = {}
+    for each in totals:
+        name = each.user if user in (None, each.user) else ""
+        processes, hours = found.get(name, (0, 0.0))
+        found[name] = processes + each.processes, hours + each.gpu_hours
+    for name, (processes, hours) in found.items():
+        yield {"user": name, "processes": processes, "gpu_hours": round(hours, 4)}

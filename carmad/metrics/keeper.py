@@ -1,0 +1,139 @@
+"""The thread that keeps the process running which answers Prometheus (`exporter`).
+
+The daemon itself, which may be root, opens no port. Under systemd the process has a unit of its
+own, as carmad's sandbox reaches no other machine. It ends when its standard input does: that is
+when this daemon stops, or dies.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+from collections import deque
+from io import FileIO
+from threading import Event, Thread
+from time import monotonic
+
+from carmad import configfile, units
+from carmad.errors import CarmaError
+from carmad.metrics import LISTENING
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 1.0  # before it is started again, and twice as long each time after that
+LONGEST_PAUSE_S = 60.0
+STEADY_S = 60.0  # one that has lived so long is started again at once
+END_WITHIN_S = 5.0
+MOST_LINE = 500  # characters
+MOST_COMPLAINTS = 64
+BOUNDS = {
+    "Type": "exec",  # once it is started, it has its standard streams
+    "MemoryMax": "256M",
+    "TasksMax": "64",
+    "NoNewPrivileges": "yes",
+    "CapabilityBoundingSet": "CAP_SETUID CAP_SETGID",  # to become nobody
+    "ProtectSystem": "strict",
+    "ProtectHome": "read-only",
+    "PrivateTmp": "yes",
+    "PrivateDevices": "yes",
+    "RestrictAddressFamilies": "AF_UNIX AF_INET AF_INET6",
+}
+
+
+class Keeper:
+    """`listen`: as in the settings. `where`: the daemon's socket. `own_units`: systemd is there.
+    Raises CarmaError."""
+
+    def __init__(self, listen: str, where: str, own_units: bool) -> None:
+        address = configfile.address(listen)
+        if address is None:
+            raise CarmaError(f"metrics.listen = {listen!r} is not an address and a port")
+        host, port = address
+        self._argv = [
+            *units.program("carmad.metrics.exporter"),
+            *(host, str(port), os.path.abspath(where)),  # noqa: PTH100 - a link stays one
+        ]
+        self._in_unit = own_units and os.geteuid() == 0
+        self._started = 0
+        self._complaints: deque[str] = deque(maxlen=MOST_COMPLAINTS)
+        self._stopped = Event()
+        self._life: FileIO | None = None  # once it is closed, the process ends
+        self._thread = Thread(target=self._run, name="metrics", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._hang_up()
+        self._thread.join(END_WITHIN_S)
+
+    def _run(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._stopped.is_set():
+            began = monotonic()
+            try:
+                self._watch()
+            except CarmaError as error:
+                self._log(error.message)
+            except Exception:
+                log.exception("the metrics are not served")
+            if monotonic() - began >= STEADY_S:
+                pause_s = FIRST_PAUSE_S
+            self._stopped.wait(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _watch(self) -> None:
+        """Start it, log what it says, and return once it has ended."""
+        stdin, life = os.pipe()
+        said, stderr = os.pipe()
+        self._life = FileIO(life, "wb")
+        with os.fdopen(said, errors="replace") as lines:
+            try:
+                process = self._begin(stdin, stderr)
+            finally:
+                os.close(stdin)
+                os.close(stderr)
+            if self._stopped.is_set():
+                self._hang_up()
+            for line in lines:
+                self._log(line.rstrip()[:MOST_LINE])
+        self._hang_up()
+        if process:
+            process.wait()
+        if not self._stopped.is_set():
+            self._log("the process has ended, and is started again")
+
+    def _begin(self, stdin: int, stderr: int) -> subprocess.Popen[bytes] | None:
+        """The process, if it is a child of this one."""
+        if not self._in_unit:
+            return subprocess.Popen(
+                self._argv,
+                stdin=stdin,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                cwd="/",
+                env={"PATH": os.defpath},
+                start_new_session=True,
+            )
+        self._started += 1
+        unit = f"carma-metrics-{os.getpid()}-{self._started}"
+        ours = f"file:/proc/{os.getpid()}/fd"
+        pipes = {"StandardInput": f"{ours}/{stdin}", "StandardError": f"{ours}/{stderr}"}
+        if said := units.start(unit, "CARMA answers Prometheus", BOUNDS | pipes, self._argv):
+            raise CarmaError(f"systemd did not start the unit: {said:.300}")
+        return None
+
+    def _log(self, line: str) -> None:
+        """What goes wrong again and again is logged once."""
+        if line.startswith(LISTENING):
+            self._complaints.clear()
+            log.info("metrics: %s", line)
+        elif line not in self._complaints:
+            self._complaints.append(line)
+            log.warning("metrics: %s", line)
+
+    def _hang_up(self) -> None:
+        if self._life is not None:
+            self._life.close()

@@ -1,0 +1,1 @@
+"""How a report reads, as Markdown or as a page. Imports stay light: `carma report` is quick."""

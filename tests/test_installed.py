@@ -1,0 +1,116 @@
+"""What pip installs: the wheel, and what is said of an earlier release that is there, too."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+import typer
+
+from carmad import installed
+from cli.commands import diagnosis
+from tests.daemon import Carmad
+from tests.shared import made_once
+
+ROOT = Path(__file__).parents[1]
+PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+OFFLINE = ["--no-index", "--no-deps"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    (made,) = made_once(tmp_path_factory, "wheel", _build).iterdir()
+    return made
+
+
+def _build(folder: Path) -> None:
+    build = ["wheel", *OFFLINE, "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run([*PIP, *build], check=True, timeout=120)
+
+
+def test_the_wheel_has_all_that_the_packages_have(wheel: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    info = wheel.name.partition("-py3")[0]
+    assert info.startswith("carma_gpu-")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        metadata = Parser().parsestr(archive.read(f"{info}.dist-info/METADATA").decode())
+        points = configparser.ConfigParser(delimiters=("=",))
+        points.read_string(archive.read(f"{info}.dist-info/entry_points.txt").decode())
+    assert metadata["Name"] == "carma-gpu"
+    assert dict(points["console_scripts"]) == project["project"]["scripts"]
+    for group, declared in project["project"]["entry-points"].items():
+        assert dict(points[group]) == declared
+    for package in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
+        for file in (ROOT / package).rglob("*.*"):  # templates, static files, models, tables, …
+            if file.is_file() and "__pycache__" not in file.parts:
+                assert str(file.relative_to(ROOT)) in names
+    for unit in (ROOT / "systemd").iterdir():
+        assert f"{info}.data/data/share/carma/systemd/{unit.name}" in names
+
+
+def test_the_wheel_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
+    env, root = tmp_path / "env", tmp_path / "root"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(env)], check=True)
+    install = ["--python", str(env / "bin/python"), "install", "--no-compile", *OFFLINE, str(wheel)]
+    subprocess.run([*PIP, *install], check=True, timeout=120)
+    (packages,) = env.glob("lib/python*/site-packages")
+    (packages / "needs.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
+
+    def run(*argv: str) -> str:
+        done = subprocess.run(argv, cwd=tmp_path, check=True, capture_output=True, text=True)
+        return done.stdout
+
+    where = run(str(env / "bin/python"), "-c", "import carmad; print(carmad.__file__)")
+    assert where.startswith(str(packages))
+    assert run(str(env / "bin/carma"), "--version").startswith("carma ")
+    run(str(env / "bin/carma"), "daemon", "install", "--root", str(root))
+    assert "ExecStart=" in (root / "etc/systemd/system/carmad.service").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the path in which pip seems to have installed `carma`, as CARMA was once."""
+    info = tmp_path / "earlier/carma-0.1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Name: carma\nVersion: 0.1.0\n", encoding="utf-8")
+    programs = "[console_scripts]\ncarma = cli.main:main\ncarmad = carmad.daemon.main:main\n"
+    (info / "entry_points.txt").write_text(programs, encoding="utf-8")
+    monkeypatch.syspath_prepend(info.parent)
+    return info
+
+
+def test_doctor_says_that_an_earlier_release_is_installed_too(
+    earlier: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosis, "_refused_to_others", lambda: "")
+    monkeypatch.setenv("CARMA_SOCKET", str(earlier / "nobody"))
+    with pytest.raises(typer.Exit):
+        diagnosis.doctor()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "carma 0.1.0, an earlier release of CARMA, is installed" in said
+    assert "pip uninstall carma, then install carma-gpu again" in said
+
+
+def test_another_projects_carma_is_no_conflict(earlier: Path) -> None:
+    (earlier / "entry_points.txt").write_text("[console_scripts]\ncarma = x:y\n", encoding="utf-8")
+    assert installed.conflict() is None
+
+
+def test_carmad_logs_that_an_earlier_release_is_installed_too(
+    earlier: Path, tmp_path: Path
+) -> None:
+    carmad = Carmad(tmp_path, PYTHONPATH=f"{earlier.parent}{os.pathsep}{ROOT}")
+    try:
+        carmad.start_cold()
+    finally:
+        carmad.clear_away()
+    assert "carma 0.1.0, an earlier release of CARMA" in carmad.log.read_text(encoding="utf-8")
