@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
 from cli.commands import accounts
@@ -555,6 +556,17 @@ def test_doctor_tries_python_as_an_ordinary_user(
     assert "No module named cli" in str(python_check(capsys)["detail"])
 
 
+@pytest.fixture
+def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever NVML an earlier test has loaded into this process."""
+
+    def absent() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", absent)
+
+
+@pytest.mark.usefixtures("no_driver")
 def test_doctor_fails_if_a_check_does(
     fake: FakeDaemon, open_python: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
