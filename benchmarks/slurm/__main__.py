@@ -1,0 +1,94 @@
+"""200 jobs on four nodes with two GPUs each: Slurm with exclusive GPUs, with shards, and with CARMA
+on its nodes; then with CARMA while each daemon is killed in turn and a node is lost.
+
+A real Slurm (Debian: slurmctld slurmd slurm-client munge) is all on this machine, the GPUs are
+emulated. As root. Everybody says how much memory a job needs, and knows it. Takes half an hour;
+nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.harness.main import main
+from benchmarks.harness.report import Report
+from benchmarks.harness.rows import columns
+from benchmarks.slurm import faults
+from benchmarks.slurm.runs import Ran, ratio, run
+from benchmarks.slurm.ways import WAYS, Way, WithCarma
+from tests import slurm
+
+SEEDS = 5
+JOBS = 200
+COUNTS = {"run again": "reruns", "failed": "failed", "lost": "lost", "doubled": "doubled"}
+
+
+def measure(seeds: int = SEEDS, jobs: int = JOBS) -> Report:
+    if missing := slurm.missing():
+        sys.exit(
+            f"this needs {', '.join(missing)}: apt install slurmctld slurmd slurm-client munge"
+        )
+    found = [_ran(way, seed, jobs) for seed in range(1, seeds + 1) for way in WAYS]
+    faulty = [_ran(WithCarma, seed, jobs, faults.all_of_them) for seed in range(1, seeds + 1)]
+    blocks = (_table(found), "## Faults", faults.__doc__ or "", _faults(faulty))
+    data = {"runs": [asdict(each) for each in found], "faults": [asdict(each) for each in faulty]}
+    title = f"Slurm alone and with CARMA: {jobs} jobs, {seeds} seeds"
+    return Report(title, blocks, data, kept=(seeds, jobs) == (SEEDS, JOBS))
+
+
+def _ran(
+    kind: type[Way], seed: int, jobs: int, meanwhile: Callable[[Any], None] | None = None
+) -> Ran:
+    with tempfile.TemporaryDirectory(prefix="carma-slurm-", ignore_cleanup_errors=True) as folder:
+        ran = run(kind(Path(folder)), seed, jobs, meanwhile)
+    print(ran, file=sys.stderr, flush=True)
+    return ran
+
+
+def _table(found: list[Ran]) -> str:
+    first = [each for each in found if each.way == WAYS[0].name]
+    rows = []
+    for way in WAYS:
+        runs = [each for each in found if each.way == way.name]
+        spans, waits = [each.makespan_s for each in runs], [each.jct_s for each in runs]
+        rows.append(
+            (
+                way.name,
+                _spread(spans, "s"),
+                f"{ratio(spans, [each.makespan_s for each in first]):.2f}",
+                _spread(waits, "s"),
+                f"{ratio(waits, [each.jct_s for each in first]):.2f}",
+                *(sum(getattr(each, field) for each in runs) for field in COUNTS.values()),
+            )
+        )
+    heads = (
+        "",
+        "makespan",
+        "ratio",
+        "mean JCT",
+        "ratio",
+        "runs again",
+        "failed",
+        "lost",
+        "doubled",
+    )
+    return columns(rows, *((head, f"{{0[{n}]}}") for n, head in enumerate(heads)))
+
+
+def _faults(found: list[Ran]) -> str:
+    counts = ((name, f"{{0.{field}}}") for name, field in COUNTS.items())
+    return columns(found, ("seed", "{0.seed}"), ("jobs", "{0.jobs}"), *counts)
+
+
+def _spread(values: list[float], unit: str) -> str:
+    return f"{median(values):.1f} {unit} ({min(values):.1f}–{max(values):.1f})"
+
+
+if __name__ == "__main__":
+    main("slurm", measure)

@@ -1,0 +1,68 @@
+"""`kill -9` of each daemon in turn, and the loss of a node, while jobs run and wait."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import psutil
+
+from benchmarks.slurm.ways import WithCarma
+from tests.waiting import until
+
+SETTLED_S = 6.0  # slurmctld writes its state every five seconds: a kill loses what came later
+NODE_DOWN_S = 60.0  # until slurmctld misses a node; the test's SlurmdTimeout is ten seconds
+
+
+def all_of_them(way: WithCarma) -> None:
+    """Returns when everything is up again."""
+    cluster = way.cluster
+    time.sleep(SETTLED_S)
+    cluster.kill("slurmctld")
+    cluster.start_controller()
+    _answers(way)
+    for name in cluster.nodes:
+        cluster.kill(name)
+        cluster.start_node(name)
+    for daemon in way.carmads.values():
+        daemon.kill()
+        daemon.start()
+    _answers(way)
+    lose(way, cluster.nodes[-1])
+
+
+def lose(way: WithCarma, node: str) -> None:
+    """As if its power went and came back once Slurm had missed it."""
+    cluster, carmad = way.cluster, way.carmads[node]
+    cluster.kill(node)
+    carmad.clear_away()
+    for process in _jobs_of(node):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    until(lambda: cluster.states().get(node, "").startswith("down"), f"{node} down", NODE_DOWN_S)
+    carmad.start()
+    cluster.start_node(node)
+    _answers(way)
+
+
+def _answers(way: WithCarma) -> None:
+    until(
+        lambda: (
+            len(states := way.cluster.states()) == len(way.cluster.nodes)
+            and not any(word in state for state in states.values() for word in ("down", "*", "unk"))
+        ),
+        "all nodes",
+        NODE_DOWN_S,
+    )
+
+
+def _jobs_of(node: str) -> list[psutil.Process]:
+    """What Slurm runs there, and the slurmstepds that run it."""
+    found = []
+    for process in psutil.process_iter(["environ"]):
+        if (process.info["environ"] or {}).get("SLURMD_NODENAME") == node:
+            found.append(process)
+            with contextlib.suppress(psutil.Error):
+                if (parent := process.parent()) and "slurmstepd" in parent.name():
+                    found.append(parent)
+    return found
