@@ -353,10 +353,13 @@ def refusal(reason: ReasonOut) -> str:
 
 
 def dry_run(answer: DryRunOut) -> list[Block]:
-    head = "It would start now." if answer["would_start"] else "It would wait."
+    chosen = answer.get("chosen", ())
+    head = "It would start now."
+    if not answer["would_start"]:
+        head = "It would wait for jobs before it in line." if chosen else "It would wait."
     parts: list[Block] = [styled(head, "bold")]
     parts += [f"  · {refusal(reason)}" for reason in answer.get("reasons", ())]
-    parts.append(verdicts(answer["verdicts"], answer.get("chosen", ())))
+    parts.append(verdicts(answer["verdicts"], chosen))
     return parts
 
 

@@ -338,6 +338,8 @@ def test_a_dry_run_judges_and_queues_nothing(daemon: Daemon) -> None:
     dry = JOB | {"dry_run": True, "memory_mib": 30_000}
     status, out = daemon.call("POST", "/v1/jobs", dry)
     assert (status, out["would_start"], len(out["chosen"])) == (200, True, 1)
+    held = daemon.call("POST", "/v1/jobs", dry | {"held": True})[1]
+    assert (held["would_start"], held["chosen"]) == (False, [])
     assert daemon.call("GET", "/v1/jobs")[1]["jobs"] == []
     for _ in range(3):
         submit(daemon, memory_mib=30_000)

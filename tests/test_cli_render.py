@@ -238,6 +238,8 @@ def test_the_rest() -> None:
     dry = {"schema": 1, "would_start": True, "verdicts": fake.REFUSALS, "chosen": ["GPU-b"]}
     assert "It would start now." in plain(render.dry_run(dry))
     assert "GPU 1  chosen" in plain(render.dry_run(dry))
+    behind = plain(render.dry_run(dry | {"would_start": False}))
+    assert "It would wait for jobs before it in line." in behind
 
 
 NASTY = "evil\x1b[2Jname\r\n\x07[bold]"

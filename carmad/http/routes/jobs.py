@@ -83,7 +83,7 @@ async def _dry_run(call: Call, body: SubmitIn, notes: list[str]) -> Response:
         "would_start": starts and not body.held,
         "verdicts": verdicts_out(placement, scene),
         "reasons": [reason_out(reason, scene) for reason in placement.reasons],
-        "chosen": list(placement.gpus),
+        "chosen": [] if body.held else list(placement.gpus),
         "warnings": notes,
     }
     if outlook is not None:
