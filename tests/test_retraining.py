@@ -260,7 +260,10 @@ def test_runs_of_the_same_two_jobs_are_one_pair(store: SqlStore) -> None:
     assert len({row.pair for _, row in table.companies(store)}) == 1
 
 
-def test_a_ratio_that_nothing_explains_is_not_modelled(store: SqlStore, tmp_path: Path) -> None:
+def test_a_ratio_that_nothing_explains_is_not_modelled(
+    store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duration, "train", lambda rows, source, at: always(100.0, at))
     dice = Random(0)
     jobs = [
         changed(job, company=(met(dice, lambda own, other: 1 + dice.random()),))

@@ -29,7 +29,6 @@ SETTINGS = {  # the paper's times, compressed as the trace is; memory is as each
     "CARMA_MONITOR__WINDOW_S": "0.7",
     "CARMA_LIMITS__KILL_GRACE_S": "2",
     "CARMA_RETENTION__BACKUPS": "0",
-    "CARMA_CLUSTER__ENGINE": "slurm",
 }
 RECORDED = """\
 #!/bin/sh
