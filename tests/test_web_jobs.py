@@ -52,7 +52,8 @@ def state(page: Page, word: str) -> None:
 
 def await_narrow(page: Page) -> None:
     """Nothing is wider than the screen once the charts have been fitted to it."""
-    page.wait_for_function("document.documentElement.scrollWidth <= innerWidth")
+    fits = "document.documentElement.scrollWidth <= innerWidth"
+    until(lambda: page.evaluate(fits), "a page as narrow as the screen")
 
 
 def test_a_job_from_the_form_to_its_end(carmad: Carmad, web: Web) -> None:
