@@ -147,6 +147,7 @@ ITSELF_WORDS = {
     "exec": "`carma exec JOB [--] COMMAND [ARG…]`. It exits with the command's exit code.",
     "demo": "`--jobs N`: how many (default 20).",
 }
+IGNORED = "ignored: it is for scripts that were written for Slurm"
 VALUES = {int: "N", float: "N", Path: "PATH", str: "TEXT"}
 
 
@@ -203,7 +204,8 @@ def of_parser(actions: Iterable[argparse.Action]) -> tuple[Word, ...]:
     for action in actions:
         value = f" {_metavar(action)}" if _metavar(action) and action.nargs != 0 else ""
         names = tuple(f"{option}{value}" for option in action.option_strings) or (value.strip(),)
-        found.append(Word(names, (action.help or "").replace("%%", "%")))
+        said = IGNORED if action.help == argparse.SUPPRESS else action.help or ""
+        found.append(Word(names, said.replace("%%", "%")))
     return tuple(found)
 
 
