@@ -8,11 +8,11 @@ $CARMA_CLEAN_SYSTEM, which has nothing but a minimal Debian.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
-import time
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -20,13 +20,15 @@ from pathlib import Path
 
 import pytest
 
+from carmad.options import OPTIONS
+from cli.verbs import VERBS
 from docs import man
 from tests.attack.booted import Machine, systemd_in
 from tests.daemon import NO_KERNELS, ROOT, until
 from tests.shared import made_once
+from tests.test_docs import GROUPS
 
 CLEAN = os.environ.get("CARMA_CLEAN_SYSTEM", "")
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 WAITS = "echo up; while [ ! -e ~/go ]; do sleep 0.1; done; rm ~/go; exit 42"
 ADA = "/home/ada"
 
@@ -55,15 +57,46 @@ exec env -i container=carma PATH=/usr/sbin:/usr/bin:/sbin:/bin \
 """
 
 
-def differently(folder: Path, *command: str, umask: int, zone: str, dated: bool) -> None:
-    """Run it where what must not matter is so."""
-    env = {**os.environ, "TZ": zone}
-    if dated:
-        env["SOURCE_DATE_EPOCH"] = str(int(time.time()) - 86_400)
-    done = subprocess.run(
-        command, cwd=folder, env=env, umask=umask, capture_output=True, text=True, timeout=280
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+# What must make no difference: the folder, the umask and the time zone.
+DIFFERENTLY = (("one", 0o022, "UTC"), ("two/deeper", 0o077, "Asia/Tokyo"))
+KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Known limits"}
+
+
+def test_the_changelog_has_its_form_and_names_this_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    releases = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    named = [
+        re.fullmatch(r"\[(\d+\.\d+\.\d+)\](?: - \d{4}-\d\d-\d\d)?", one) for one in releases[1:]
+    ]
+    assert releases[0] == "[Unreleased]"
+    versions = [[int(n) for n in one[1].split(".")] for one in named if one]
+    assert len(versions) == len(named), releases
+    assert versions == sorted(versions, reverse=True)
+    assert named[0] and named[0][1] == VERSION
+    assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= KINDS
+    debian = (ROOT / "debian/changelog").read_text(encoding="utf-8")
+    assert debian.startswith(f"carma-gpu ({VERSION}) ")
+
+
+def test_there_is_a_manual_page_for_every_command_and_man_can_read_it(tmp_path: Path) -> None:
+    pages = man.pages()
+    assert {f"carma-{verb.name}.1" for verb in VERBS if verb.name not in GROUPS} <= set(pages)
+    assert {"carma.1", "carmad.8", "carma.toml.5", "carma-daemon-start.1"} <= set(pages)
+    for option in OPTIONS.values():
+        for flag in option.flags:
+            assert flag.replace("-", "\\-") in pages["carma-submit.1"]
+    if shutil.which("groff") is None:
+        pytest.skip("groff is not here")
+    for name, page in pages.items():
+        (tmp_path / name).write_text(page, encoding="utf-8")
+    formatted = subprocess.run(
+        ["groff", "-man", "-K", "utf8", "-T", "utf8", "-ww", *pages],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert (formatted.returncode, formatted.stderr) == (0, "")
 
 
 # -- the wheel
@@ -82,22 +115,28 @@ def checkout(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def dists(tmp_path_factory: pytest.TempPathFactory) -> list[list[Path]]:
-    """The source distribution and the wheel, built twice."""
+    """The wheel and the source distribution, built twice."""
     base = tmp_path_factory.mktemp("dists")
     made = []
-    for name, umask, zone in (("one", 0o022, "UTC"), ("two/deeper", 0o077, "Asia/Tokyo")):
+    for name, umask, zone in DIFFERENTLY:
         folder = checkout(base / name)
-        build = [sys.executable, "-m", "hatchling", "build"]
-        differently(folder, *build, umask=umask, zone=zone, dated=False)
+        built = subprocess.run(
+            [sys.executable, "-m", "hatchling", "build"],
+            cwd=folder,
+            env={**os.environ, "TZ": zone},
+            umask=umask,
+            capture_output=True,
+            text=True,
+        )
+        assert built.returncode == 0, built.stderr
         made.append(sorted((folder / "dist").iterdir()))
     return made
 
 
 def test_two_builds_of_the_wheel_and_the_source_are_equal(dists: list[list[Path]]) -> None:
     names = [[path.name for path in built] for built in dists]
-    version = PROJECT["version"]
     assert names[0] == names[1]
-    assert names[0] == [f"carma_gpu-{version}-py3-none-any.whl", f"carma_gpu-{version}.tar.gz"]
+    assert names[0] == [f"carma_gpu-{VERSION}-py3-none-any.whl", f"carma_gpu-{VERSION}.tar.gz"]
     for one, other in zip(*dists, strict=True):
         assert one.read_bytes() == other.read_bytes(), one.name
 
@@ -108,7 +147,7 @@ def test_the_wheel_has_what_runs_and_whose_it_is_and_nothing_else(
     with zipfile.ZipFile(dists[0][0]) as wheel:
         names = wheel.namelist()
     packages = {"carmad", "cli", "estimators", "policies", "recovery"}
-    own = f"carma_gpu-{PROJECT['version']}"
+    own = f"carma_gpu-{VERSION}"
     assert {name.split("/")[0] for name in names} == packages | {
         f"{own}.dist-info",
         f"{own}.data",
@@ -134,23 +173,22 @@ def debs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     if subprocess.run(usable, capture_output=True).returncode:
         pytest.skip("the distribution's python3-venv is not here")
     folder = made_once(tmp_path_factory, "debs", _build_debs)
-    return sorted(folder.glob("*/*.deb"))
+    return sorted(folder.rglob("*.deb"))
 
 
 def _build_debs(folder: Path) -> None:
     builds = []
-    for name, umask, zone in (("one", "022", "UTC"), ("two/deeper", "077", "Asia/Tokyo")):
+    for name, umask, zone in DIFFERENTLY:
         temporary = folder / name / "tmp"
         temporary.mkdir(parents=True)
-        command = ["sh", "-c", f"umask {umask}; exec debian/build {folder / name}"]
         env = {**os.environ, "TZ": zone, "TMPDIR": str(temporary)}
         with (folder / name / "log").open("wb") as log:
-            builds.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log))
+            command = ["debian/build", str(folder / name)]
+            builds.append(
+                subprocess.Popen(command, cwd=ROOT, env=env, umask=umask, stdout=log, stderr=log)
+            )
     for build in builds:
         assert build.wait(280) == 0, [log.read_text()[-2000:] for log in folder.rglob("log")]
-    other = folder / "two/deeper"
-    for deb in other.glob("*.deb"):
-        deb.rename(folder / "two" / deb.name)
 
 
 def field(deb: Path, name: str) -> str:
@@ -161,7 +199,7 @@ def field(deb: Path, name: str) -> str:
 def test_two_builds_of_the_package_are_equal(debs: list[Path]) -> None:
     one, other = debs
     assert one.name == other.name
-    assert one.name.startswith(f"carma-gpu_{PROJECT['version']}~")
+    assert one.name.startswith(f"carma-gpu_{VERSION}~")
     assert one.read_bytes() == other.read_bytes()
 
 
@@ -187,7 +225,7 @@ def later(deb: Path, folder: Path, version: str) -> Path:
     tree = folder / "later"
     subprocess.run(["dpkg-deb", "--raw-extract", str(deb), str(tree)], check=True)
     control = tree / "DEBIAN/control"
-    was = f"\nVersion: {PROJECT['version']}"
+    was = f"\nVersion: {VERSION}"
     control.write_text(control.read_text().replace(was, f"\nVersion: {version}", 1))
     (info,) = tree.glob("usr/lib/carma-gpu/lib/*/site-packages/carma_gpu-*.dist-info")
     metadata = (info / "METADATA").read_text()
@@ -241,7 +279,7 @@ def test_the_life_of_the_package(debs: list[Path], machine: Machine) -> None:
     assert (state("carmad.service"), state("carmad.socket")) == ("active", "active")
     assert machine.systemctl("is-enabled", "carmad.service", "carmad.socket") == "enabled\nenabled"
     assert machine.systemctl("is-enabled", "carma-web.service", check=False) == "disabled"
-    assert machine.run("carma", "--version", user="ada") == f"carma {PROJECT['version']}"
+    assert machine.run("carma", "--version", user="ada") == f"carma {VERSION}"
     assert machine.run("getent", "group", "carma-admin")
     compiled = "find /usr/lib/carma-gpu -name '*.pyc' | wc -l"
     assert int(machine.run("sh", "-c", compiled)) > 1000
