@@ -288,6 +288,8 @@ def test_the_life_of_the_package(debs: list[Path], machine: Machine) -> None:
     settings = "[limits]\ngpus_per_user = 3\n"
     machine.run("tee", "/etc/carma/carma.toml", stdin=settings)
     job, unit = waiting()
+    machine.systemctl("start", "carma-web.service")
+    page = machine.show("carma-web.service", "MainPID")
     daemon, supervisor = machine.show("carmad.service", "MainPID"), machine.show(unit, "MainPID")
     code, said = dpkg(machine, "--force-confold", "--install", str(second))
     assert code == 0, said
@@ -295,6 +297,7 @@ def test_the_life_of_the_package(debs: list[Path], machine: Machine) -> None:
     assert machine.show("carmad.service", "MainPID") not in (daemon, "0")
     assert machine.call("GET", "/v1/health")["version"] == "99.0"
     assert machine.call("GET", "/v1/config")["settings"]["limits"]["gpus_per_user"] == 3
+    assert machine.show("carma-web.service", "MainPID") not in (page, "0")
     assert machine.show(unit, "MainPID") == supervisor
     go()
     ended = machine.ended(job)
@@ -305,7 +308,8 @@ def test_the_life_of_the_package(debs: list[Path], machine: Machine) -> None:
     code, said = dpkg(machine, "--remove", "carma-gpu")
     assert code == 0, said
     assert "jobs that still run: 1" in said
-    assert (state("carmad.service"), state("carmad.socket")) == ("inactive", "inactive")
+    units = ("carmad.service", "carmad.socket", "carma-web.service")
+    assert {state(each) for each in units} == {"inactive"}
     assert state(unit) == "active"
     assert not machine.run("find", "/usr/lib/carma-gpu", "/usr/bin/carma", check=False)
     assert machine.read("/etc/carma/carma.toml") == settings.strip()
