@@ -7,7 +7,7 @@ INSTALL = $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 # It is compiled when first imported instead, once for all of the tests' processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test pytest bench lint docs clean
+.PHONY: demo test pytest bench lint docs deb deb-life clean
 
 demo: .venv/installed
 	$(BIN)/carma demo
@@ -30,6 +30,17 @@ bench: .venv/installed-test
 
 docs: .venv/installed-docs
 	$(BIN)/python docs/publish.py
+
+# For the distribution that it is built on. Needs debhelper and python3-venv.
+deb:
+	debian/build dist
+	! command -v lintian >/dev/null || lintian dist/carma-gpu_*.deb
+
+# Installed, upgraded, removed and purged on a minimal Debian, with jobs running. Needs root.
+CLEAN := /var/tmp/carma-clean-system
+deb-life: .venv/installed-test
+	test -d $(CLEAN) || mmdebstrap --variant=minbase --include=systemd,python3 bookworm $(CLEAN)
+	CARMA_CLEAN_SYSTEM=$(CLEAN) $(BIN)/pytest tests/test_packages.py -k life
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

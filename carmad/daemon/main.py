@@ -66,7 +66,7 @@ EX_CONFIG = 78  # RestartPreventExitStatus of carmad.service
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
+    options = build_parser().parse_args(argv)
     os.umask(0o022)  # sockets, pipes and cards are for others to reach
     fds = systemd.listen_fds()
     listener = socket.socket(fileno=fds[0]) if fds else None
@@ -284,7 +284,7 @@ def _end_unreadable(scheduler: Scheduler, inbox: Inbox) -> None:
             inbox.post(CancelRequested(inbox.clock(), job.id, by))
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("carmad", description="The CARMA daemon.")
     parser.add_argument("--config", help="the settings file")
     parser.add_argument("--state-dir", help="where the database and the jobs' records live")

@@ -130,9 +130,15 @@ complete -o default -F _carma carma
 
 
 def _zsh(words: dict[str, list[str]]) -> str:
-    return "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n" + (
-        _bash(words)
-    )
+    """For `eval`, or as a file `_carma` in $fpath, which zsh runs when `carma` is first completed:
+    then what it defines completes that, too."""
+    return f"""#compdef carma
+(( $+functions[compdef] )) || {{ autoload -U +X compinit && compinit }}
+autoload -U +X bashcompinit && bashcompinit
+{_bash(words)}if [ "$funcstack[1]" = _carma ]; then
+  _bash_complete -o default -F _carma
+fi
+"""
 
 
 def _fish(words: dict[str, list[str]]) -> str:

@@ -131,9 +131,8 @@ def page() -> str:
         out += ["| Setting | Default | Meaning | Variable |", "|---|---|---|---|"]
         for setting in every:
             if setting.section == section:
-                meaning = "; ".join(filter(None, (MORE.get(setting.key), setting.comment)))
                 out.append(
-                    f"| `{setting.name}` | {_default(setting)} | {cell(meaning)}"
+                    f"| `{setting.name}` | {default(setting)} | {cell(meaning(setting))}"
                     f" | `{setting.variable}` |"
                 )
     names = ", ".join(f"`{field.name}`" for field in fields(config.Preconditions))
@@ -157,7 +156,11 @@ def page() -> str:
     return "\n".join(out)
 
 
-def _default(setting: Setting) -> str:
+def meaning(setting: Setting) -> str:
+    return "; ".join(filter(None, (MORE.get(setting.key), setting.comment)))
+
+
+def default(setting: Setting) -> str:
     match setting.default:
         case None:
             return "not set"

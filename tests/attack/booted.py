@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,6 +91,7 @@ print(json.dumps([answer.status, json.loads(answer.read())]))
 class Machine:
     pid1: int
     folder: Path  # on both sides
+    python: str = sys.executable
 
     def run(self, *words: str, user: str = "", check: bool = True, stdin: str = "") -> str:
         """The output of a command inside."""
@@ -116,7 +117,7 @@ class Machine:
 
     def call(self, method: str, path: str, body: object = None, user: str = "ada") -> Json:
         asked = json.dumps([SOCKET, method, path, body])
-        said = self.run(sys.executable, "-I", "-S", "-c", REQUEST, user=user, stdin=asked)
+        said = self.run(self.python, "-I", "-S", "-c", REQUEST, user=user, stdin=asked)
         status, out = json.loads(said)
         assert status < 300, out
         answer: Json = out
@@ -149,19 +150,40 @@ class Machine:
     def install(self, **settings: str) -> None:
         """Like an administrator, with emulated GPUs and settings in a drop-in."""
         self.run(*CARMA, "daemon", "install")
-        carmad = Path(sys.executable).with_name("carmad")
+        self.emulate(str(Path(sys.executable).with_name("carmad")), **settings)
+        self.systemctl("daemon-reload")
+
+    def emulate(self, carmad: str, **settings: str) -> None:
+        """Write the drop-in."""
         lines = [f"Environment={name}={value}" for name, value in (QUICK | settings).items()]
         lines += ["ExecStart=", f"ExecStart={carmad} --emulated 4xA100-40GB"]
         lines += [f"StandardError=append:{self.folder}/carmad.log"]
         drop_in = "\n".join(["[Service]", *lines, ""])
         self.run("mkdir", "/etc/systemd/system/carmad.service.d")
         self.run("tee", "/etc/systemd/system/carmad.service.d/test.conf", stdin=drop_in)
-        self.systemctl("daemon-reload")
+
+    def welcome(self, users: Mapping[str, int] = USERS) -> None:
+        """Give them accounts."""
+        for name, uid in users.items():
+            passwd = f"{name}:x:{uid}:{uid}::/home/{name}:/bin/sh\n"
+            self.run("tee", "--append", "/etc/passwd", stdin=passwd)
+            self.run("tee", "--append", "/etc/group", stdin=f"{name}:x:{uid}:\n")
+            self.run("install", "-d", "-m700", f"-o{uid}", f"-g{uid}", f"/home/{name}")
 
 
 @contextlib.contextmanager
 def booted(folder: Path, **settings: str) -> Iterator[Machine]:
     """A machine with CARMA installed and its socket open; carmad has not been started."""
+    with systemd_in(folder, INSIDE, _mounts()) as machine:
+        machine.welcome()
+        machine.install(**NO_KERNELS | settings)
+        machine.systemctl("start", "carmad.socket")
+        yield machine
+
+
+@contextlib.contextmanager
+def systemd_in(folder: Path, inside: str, variables: Mapping[str, str]) -> Iterator[Machine]:
+    """A machine that the script `inside` makes, with these variables, and boots."""
     if os.geteuid() != 0:
         pytest.skip("only root can boot a machine in namespaces")
     if not SYSTEMD.exists() or shutil.which("unshare") is None or shutil.which("nsenter") is None:
@@ -170,23 +192,15 @@ def booted(folder: Path, **settings: str) -> Iterator[Machine]:
     where.mkdir()
     with (folder / "boot.log").open("wb") as log:
         around = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-ec", AROUND, "sh", str(where), INSIDE],
-            env={**os.environ, **_mounts()},
+            ["unshare", "--mount", "sh", "-ec", AROUND, "sh", str(where), inside],
+            env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
     try:
-        machine = Machine(_pid1(around, folder / "boot.log"), folder)
-        for name, uid in USERS.items():
-            passwd = f"{name}:x:{uid}:{uid}::/home/{name}:/bin/sh\n"
-            machine.run("tee", "--append", "/etc/passwd", stdin=passwd)
-            machine.run("tee", "--append", "/etc/group", stdin=f"{name}:x:{uid}:\n")
-            machine.run("install", "-d", "-m700", f"-o{uid}", f"-g{uid}", f"/home/{name}")
-        machine.install(**NO_KERNELS | settings)
-        machine.systemctl("start", "carmad.socket")
-        yield machine
+        yield Machine(_pid1(around, folder / "boot.log"), folder)
     finally:
         for pid in _children(around.pid):
             os.kill(pid, signal.SIGKILL)  # `unshare`, which takes PID 1 and all its own along

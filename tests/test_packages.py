@@ -1,0 +1,336 @@
+"""What is built to be installed: the wheel and the Debian package, twice the same; and the life of
+the latter, from its installation to its purge, on a machine of namespaces.
+
+That machine is this one with an overlay on it or, as with `make deb-life`, the system below
+$CARMA_CLEAN_SYSTEM, which has nothing but a minimal Debian.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from carmad.options import OPTIONS
+from cli.verbs import VERBS
+from docs import man
+from tests.attack.booted import Machine, systemd_in
+from tests.daemon import NO_KERNELS, ROOT, until
+from tests.shared import made_once
+from tests.test_docs import GROUPS
+
+CLEAN = os.environ.get("CARMA_CLEAN_SYSTEM", "")
+WAITS = "echo up; while [ ! -e ~/go ]; do sleep 0.1; done; rm ~/go; exit 42"
+ADA = "/home/ada"
+
+# As in tests.attack.booted, but with a root of its own: an overlay on $LOWER. What is written is
+# in /upper, and $FOLDER on both sides.
+INSIDE = """
+mkdir "$0/upper" "$0/work" "$0/root"
+mount -t overlay none -o "lowerdir=$LOWER,upperdir=$0/upper,workdir=$0/work" "$0/root"
+cd "$0/root"
+mkdir -p "./$FOLDER" upper before
+mount --bind "$FOLDER" "./$FOLDER"
+mount --bind "$0/upper" upper
+mount -t proc proc proc
+mount --rbind /dev dev
+mount --bind /sys sys
+mount -t cgroup2 none sys/fs/cgroup
+mount -t tmpfs -o mode=755 none run
+mount -t tmpfs -o mode=755 none home
+rm -rf etc/systemd/system/* etc/fstab usr/sbin/policy-rc.d
+rm -rf lib/systemd/system/*.wants lib/systemd/system-generators
+pivot_root . before
+umount -l /before
+rmdir /before
+exec env -i container=carma PATH=/usr/sbin:/usr/bin:/sbin:/bin \
+    /lib/systemd/systemd --system --unit=basic.target --show-status=no
+"""
+
+
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+# What must make no difference: the folder, the umask and the time zone.
+DIFFERENTLY = (("one", 0o022, "UTC"), ("two/deeper", 0o077, "Asia/Tokyo"))
+KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Known limits"}
+
+
+def test_the_changelog_has_its_form_and_names_this_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    releases = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    named = [
+        re.fullmatch(r"\[(\d+\.\d+\.\d+)\](?: - \d{4}-\d\d-\d\d)?", one) for one in releases[1:]
+    ]
+    assert releases[0] == "[Unreleased]"
+    versions = [[int(n) for n in one[1].split(".")] for one in named if one]
+    assert len(versions) == len(named), releases
+    assert versions == sorted(versions, reverse=True)
+    assert named[0] and named[0][1] == VERSION
+    assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= KINDS
+    debian = (ROOT / "debian/changelog").read_text(encoding="utf-8")
+    assert debian.startswith(f"carma-gpu ({VERSION}) ")
+
+
+def test_there_is_a_manual_page_for_every_command_and_man_can_read_it(tmp_path: Path) -> None:
+    pages = man.pages()
+    assert {f"carma-{verb.name}.1" for verb in VERBS if verb.name not in GROUPS} <= set(pages)
+    assert {"carma.1", "carmad.8", "carma.toml.5", "carma-daemon-start.1"} <= set(pages)
+    for option in OPTIONS.values():
+        for flag in option.flags:
+            assert flag.replace("-", "\\-") in pages["carma-submit.1"]
+    if shutil.which("groff") is None:
+        pytest.skip("groff is not here")
+    for name, page in pages.items():
+        (tmp_path / name).write_text(page, encoding="utf-8")
+    formatted = subprocess.run(
+        ["groff", "-man", "-K", "utf8", "-T", "utf8", "-ww", *pages],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (formatted.returncode, formatted.stderr) == (0, "")
+
+
+# -- the wheel
+
+
+def checkout(folder: Path) -> Path:
+    """A copy of what git tracks, as it is here."""
+    folder.mkdir(parents=True)
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True)
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dists(tmp_path_factory: pytest.TempPathFactory) -> list[list[Path]]:
+    """The wheel and the source distribution, built twice."""
+    base = tmp_path_factory.mktemp("dists")
+    made = []
+    for name, umask, zone in DIFFERENTLY:
+        folder = checkout(base / name)
+        built = subprocess.run(
+            [sys.executable, "-m", "hatchling", "build"],
+            cwd=folder,
+            env={**os.environ, "TZ": zone},
+            umask=umask,
+            capture_output=True,
+            text=True,
+        )
+        assert built.returncode == 0, built.stderr
+        made.append(sorted((folder / "dist").iterdir()))
+    return made
+
+
+def test_two_builds_of_the_wheel_and_the_source_are_equal(dists: list[list[Path]]) -> None:
+    names = [[path.name for path in built] for built in dists]
+    assert names[0] == names[1]
+    assert names[0] == [f"carma_gpu-{VERSION}-py3-none-any.whl", f"carma_gpu-{VERSION}.tar.gz"]
+    for one, other in zip(*dists, strict=True):
+        assert one.read_bytes() == other.read_bytes(), one.name
+
+
+def test_the_wheel_has_what_runs_and_whose_it_is_and_nothing_else(
+    dists: list[list[Path]],
+) -> None:
+    with zipfile.ZipFile(dists[0][0]) as wheel:
+        names = wheel.namelist()
+    packages = {"carmad", "cli", "estimators", "policies", "recovery"}
+    own = f"carma_gpu-{VERSION}"
+    assert {name.split("/")[0] for name in names} == packages | {
+        f"{own}.dist-info",
+        f"{own}.data",
+    }
+    assert f"{own}.dist-info/licenses/LICENSE" in names
+    vendored = {name.rpartition("/")[0] for name in names if ".min." in name or "vendor" in name}
+    for folder in vendored:
+        assert any(name.startswith(f"{folder}/") and "LICENSE" in name for name in names), folder
+    with tarfile.open(dists[0][1]) as source:
+        files = {name.partition("/")[2] for name in source.getnames()}
+    assert {"pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md"} <= files
+
+
+# -- the Debian package
+
+
+@pytest.fixture(scope="module")
+def debs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The package, built twice, in different folders and at different times of different zones."""
+    if shutil.which("dh") is None or shutil.which("git") is None:
+        pytest.skip("debhelper or git is not here")
+    usable = ["/usr/bin/python3", "-c", "import venv, ensurepip"]
+    if subprocess.run(usable, capture_output=True).returncode:
+        pytest.skip("the distribution's python3-venv is not here")
+    folder = made_once(tmp_path_factory, "debs", _build_debs)
+    return sorted(folder.rglob("*.deb"))
+
+
+def _build_debs(folder: Path) -> None:
+    builds = []
+    for name, umask, zone in DIFFERENTLY:
+        temporary = folder / name / "tmp"
+        temporary.mkdir(parents=True)
+        env = {**os.environ, "TZ": zone, "TMPDIR": str(temporary)}
+        with (folder / name / "log").open("wb") as log:
+            command = ["debian/build", str(folder / name)]
+            builds.append(
+                subprocess.Popen(command, cwd=ROOT, env=env, umask=umask, stdout=log, stderr=log)
+            )
+    for build in builds:
+        assert build.wait(280) == 0, [log.read_text()[-2000:] for log in folder.rglob("log")]
+
+
+def field(deb: Path, name: str) -> str:
+    asked = ["dpkg-deb", "--field", str(deb), name]
+    return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_two_builds_of_the_package_are_equal(debs: list[Path]) -> None:
+    one, other = debs
+    assert one.name == other.name
+    assert one.name.startswith(f"carma-gpu_{VERSION}~")
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_the_package_has_all_that_a_server_needs(debs: list[Path]) -> None:
+    listed = subprocess.run(
+        ["dpkg-deb", "--contents", str(debs[0])], check=True, capture_output=True, text=True
+    )
+    files = {line.split()[5].removeprefix(".") for line in listed.stdout.splitlines()}
+    for name in man.pages():
+        assert f"/usr/share/man/man{name[-1]}/{name}.gz" in files
+    assert {"/usr/bin/carma", "/usr/bin/carmad", "/etc/carma/carma.toml"} <= files
+    assert "/usr/share/zsh/vendor-completions/_carma" in files
+    assert not {name for name in files if name.endswith(".pyc") or "site-packages/torch/" in name}
+    about = {name for name in files if name.endswith(".dist-info/")}
+    assert len(about) > 20
+    depends = field(debs[0], "Depends")
+    assert "python3 (<< 3." in depends
+    assert "libc6 (>=" in depends
+
+
+def later(deb: Path, folder: Path, version: str) -> Path:
+    """The same package as if of a later release: its data's version is that, too."""
+    tree = folder / "later"
+    subprocess.run(["dpkg-deb", "--raw-extract", str(deb), str(tree)], check=True)
+    control = tree / "DEBIAN/control"
+    was = f"\nVersion: {VERSION}"
+    control.write_text(control.read_text().replace(was, f"\nVersion: {version}", 1))
+    (info,) = tree.glob("usr/lib/carma-gpu/lib/*/site-packages/carma_gpu-*.dist-info")
+    metadata = (info / "METADATA").read_text()
+    (info / "METADATA").write_text(metadata.replace(was, f"\nVersion: {version}", 1))
+    info.rename(info.with_name(f"carma_gpu-{version}.dist-info"))
+    made = folder / "later.deb"
+    subprocess.run(["dpkg-deb", "--build", "-Znone", str(tree), str(made)], check=True)
+    shutil.rmtree(tree)
+    return made
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    tmp_path.chmod(0o755)
+    variables = {"LOWER": CLEAN or "/", "FOLDER": str(tmp_path)}
+    with systemd_in(tmp_path, INSIDE, variables) as machine:
+        machine.python = "/usr/bin/python3"
+        machine.welcome()
+        machine.emulate("/usr/bin/carmad", **NO_KERNELS)
+        yield machine
+
+
+def dpkg(machine: Machine, *words: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [*machine.enter(), "env", "DEBIAN_FRONTEND=noninteractive", "dpkg", *words],
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_life_of_the_package(debs: list[Path], machine: Machine) -> None:
+    first = Path(shutil.copy(debs[0], machine.folder / "first.deb"))
+    second = later(first, machine.folder, "99.0")
+
+    def state(unit: str) -> str:
+        return machine.show(unit, "ActiveState")
+
+    def go() -> None:
+        machine.run("touch", f"{ADA}/go", user="ada")
+
+    def waiting() -> tuple[int, str]:
+        job = machine.sh(WAITS)
+        machine.await_line(f"{ADA}/carma-{job}.out", "up")
+        return job, f"carma-job-{job}-1.service"
+
+    # Installed: it runs, and starts after the next boot, too.
+    code, said = dpkg(machine, "--install", str(first))
+    assert code == 0, said
+    assert (state("carmad.service"), state("carmad.socket")) == ("active", "active")
+    assert machine.systemctl("is-enabled", "carmad.service", "carmad.socket") == "enabled\nenabled"
+    assert machine.systemctl("is-enabled", "carma-web.service", check=False) == "disabled"
+    assert machine.run("carma", "--version", user="ada") == f"carma {VERSION}"
+    assert machine.run("getent", "group", "carma-admin")
+    compiled = "find /usr/lib/carma-gpu -name '*.pyc' | wc -l"
+    assert int(machine.run("sh", "-c", compiled)) > 1000
+
+    # Upgraded: what the administrator wrote stays, and the job has not noticed.
+    settings = "[limits]\ngpus_per_user = 3\n"
+    machine.run("tee", "/etc/carma/carma.toml", stdin=settings)
+    job, unit = waiting()
+    machine.systemctl("start", "carma-web.service")
+    page = machine.show("carma-web.service", "MainPID")
+    daemon, supervisor = machine.show("carmad.service", "MainPID"), machine.show(unit, "MainPID")
+    code, said = dpkg(machine, "--force-confold", "--install", str(second))
+    assert code == 0, said
+    assert machine.run("carma", "--version") == "carma 99.0"
+    assert machine.show("carmad.service", "MainPID") not in (daemon, "0")
+    assert machine.call("GET", "/v1/health")["version"] == "99.0"
+    assert machine.call("GET", "/v1/config")["settings"]["limits"]["gpus_per_user"] == 3
+    assert machine.show("carma-web.service", "MainPID") not in (page, "0")
+    assert machine.show(unit, "MainPID") == supervisor
+    go()
+    ended = machine.ended(job)
+    assert (ended["exit"]["code"], ended["attempt"]) == (42, 1)
+
+    # Removed with a job running: it goes on, and its records stay.
+    job, unit = waiting()
+    code, said = dpkg(machine, "--remove", "carma-gpu")
+    assert code == 0, said
+    assert "jobs that still run: 1" in said
+    units = ("carmad.service", "carmad.socket", "carma-web.service")
+    assert {state(each) for each in units} == {"inactive"}
+    assert state(unit) == "active"
+    assert not machine.run("find", "/usr/lib/carma-gpu", "/usr/bin/carma", check=False)
+    assert machine.read("/etc/carma/carma.toml") == settings.strip()
+    code, said = dpkg(machine, "--purge", "carma-gpu")
+    assert code != 0
+    assert "nothing is deleted" in " ".join(said.split())
+    assert machine.run("ls", "/var/lib/carma/carma.db")
+    go()
+    until(lambda: state(unit) != "active", "the job to end while nobody watches")
+
+    # Installed again: it finds how the job ended.
+    code, said = dpkg(machine, "--install", str(second))
+    assert code == 0, said
+    ended = machine.ended(job)
+    assert (ended["exit"]["code"], ended["attempt"]) == (42, 1)
+
+    # Purged.
+    code, said = dpkg(machine, "--purge", "carma-gpu")
+    assert code == 0, said
+    assert "deleting /var/lib/carma\n" in said
+    left = machine.run("find", "/upper", "-xdev", "-name", "*carma*").split("\n")
+    assert left == ["/upper/etc/systemd/system/carmad.service.d"]  # the test's own
+    assert machine.run("find", "/etc/systemd/system", "-type", "l") == ""
+    assert machine.run("ls", f"{ADA}").split() == [f"carma-{n}.out" for n in (1, 2)]
