@@ -186,6 +186,14 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
+class Cluster:
+    """On a login node, where no daemon runs: who starts the jobs that `carma submit` is given."""
+
+    engine: Literal["", "slurm"] = ""  # "": nobody; there is a daemon, or there are no jobs
+    gpu_gib: int = 0  # asked for per GPU if a job's memory is not known; 0: such jobs are refused
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     policy: str = "magm"
     policy_fallback: str = ""  # decides while the policy fails; "": jobs wait until it answers
@@ -211,6 +219,7 @@ class Settings:
     access: Access = field(default_factory=Access)
     notify: Notify = field(default_factory=Notify)
     metrics: Metrics = field(default_factory=Metrics)
+    cluster: Cluster = field(default_factory=Cluster)
 
     def preconditions_for(self, policy: str) -> Preconditions:
         """Those set for the policy, or else for all policies. By default, `rr` has none (CARMA

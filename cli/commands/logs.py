@@ -80,7 +80,7 @@ def _show(file: BinaryIO, job: dict[str, Any], lines: int | None, follow: bool) 
 
     end = file.tell()
     own = [(at, size) for owner, at, size in parts if is_own(owner)]
-    for text in _texts(file, own) if lines is None else [_last(file, own, lines)]:
+    for text in _texts(file, own) if lines is None else [last_lines(file, own, lines)]:
         sys.stdout.buffer.write(text)
     sys.stdout.buffer.flush()
     if follow:
@@ -135,7 +135,7 @@ def _texts(file: BinaryIO, parts: list[tuple[int, int]]) -> Iterator[bytes]:
         yield file.read(size)
 
 
-def _last(file: BinaryIO, parts: list[tuple[int, int]], lines: int) -> bytes:
+def last_lines(file: BinaryIO, parts: list[tuple[int, int]], lines: int) -> bytes:
     """The last lines of these parts, reading from the end: logs can be large."""
     tail = b""
     for text in _texts(file, parts[::-1]):
