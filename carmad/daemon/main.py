@@ -32,6 +32,7 @@ from carmad.daemon.listening import listen
 from carmad.daemon.monitor import Monitor
 from carmad.daemon.mpswatch import MpsWatch
 from carmad.daemon.reload import EMULATED, Reloader, read
+from carmad.daemon.runners import Runners
 from carmad.daemon.weekly import weekly
 from carmad.daemon.world import DaemonWorld
 from carmad.engine.clock import Clock, boot_id, wall_ahead
@@ -152,13 +153,16 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         scene = _scene(inbox)
         post = Post(store, settings.notify, own_units=own_units, stuck=lambda: stuck(scene()))
         service.events.listeners.append(post.heard)
-        followers = (InvalidChoices(), timeline, service, service.counts, world, journal, post)
+        runners = Runners(inbox)
+        told = (timeline, service, service.counts, world, journal, post, runners)
+        followers = (InvalidChoices(), *told)
         engine = Engine(inbox, scheduler, store, world, followers, systemd.watchdog())
 
         engine.restore(History(past.runs, past.submissions))
         trained(models.load())
         _take_over(scheduler, launcher, world)
         _end_unreadable(scheduler, inbox)
+        runners.watch(scheduler.jobs.values())
         stack.callback(world.close)
         _start(stack, monitor)
         if mps:

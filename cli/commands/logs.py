@@ -39,12 +39,18 @@ def logs_options(parser: Parser) -> None:
     add("--stderr", action="store_true", help="standard error, if it has a file of its own")
 
 
+def _elsewhere(label: str, slurm_job: int | None) -> str:
+    if slurm_job:
+        return f"the output of job {label} is that of Slurm job {slurm_job}"
+    return f"job {label} runs at a terminal, and its output is there"
+
+
 def logs(options: Namespace) -> int:
     """Print the output of all attempts of a job; -f follows it."""
     label = resolve(options.job)
     answer = client.get(f"/v1/jobs/{label}")
     if answer.get("interactive"):
-        raise Problem(f"job {label} runs at a terminal, and its output is there")
+        raise Problem(_elsewhere(label, answer.get("slurm_job")))
     path: str = answer["stderr" if options.stderr else "stdout"]
     if options.follow:
         _await_start(answer, path)
