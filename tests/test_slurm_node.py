@@ -3,20 +3,17 @@ carmad."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests import slurm
-from tests.daemon import CARMA, NO_KERNELS, OVER, Carmad, Json, train, until
+from tests.daemon import CARMA, NO_KERNELS, Carmad, Json, train, until
 
 pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason=f"needs {slurm.missing()}")
 
@@ -48,7 +45,9 @@ class Site:
         return found[0]
 
     def output(self, slurm_job: int) -> str:
-        return (self.slurm.folder / f"{slurm_job}.out").read_text()
+        with suppress(FileNotFoundError):  # not begun
+            return (self.slurm.folder / f"{slurm_job}.out").read_text()
+        return ""
 
     def state(self, slurm_job: int) -> str:
         return self.slurm.jobs()[slurm_job]
@@ -104,12 +103,95 @@ def test_what_ran_out_of_memory_is_run_again_in_the_same_slurm_job(
     flag = tmp_path / "tried"
     oom = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20 MiB"
     script = f'if [ -e {flag} ]; then echo fits; else touch {flag}; echo "{oom}" >&2; exit 1; fi'
-    beside = site.node.submit(*train(memory_mib=3000, seconds=600, warmup=0), memory_mib=3000, gpus=2)
+    beside = site.node.submit(
+        *train(memory_mib=3000, seconds=600, warmup=0), memory_mib=3000, gpus=2
+    )
     number = site.run("--gpu-mem", "3G", "--", "sh", "-c", script)
+    until(flag.exists, "the first attempt")
+    site.node.cancel(beside)
     site.await_state(number, "COMPLETED")
     said = site.output(number)
     assert "is run again" in said and "fits" in said and oom in said, said
-    (job,) = site.node.get(f"/v1/history?states=succeeded&limit=1")["jobs"]
+    (job,) = site.node.get("/v1/history?states=succeeded&limit=1")["jobs"]
     assert job["slurm_job"] == number and job["attempt"] == 2
     assert job["failures"][0]["cause"] == "gpu_oom"
-    site.node.cancel(beside)
+
+
+HELD = ("starting", "running")
+HOLDS = ("--exclusive", "--", "sleep", "1000")
+
+
+def test_what_slurm_ends_is_gone_whether_it_waits_or_runs(site: Site) -> None:
+    for end in ("scancel", "kill", "requeue"):
+        holds = [site.run(*HOLDS) for _ in range(2)]
+        for number in holds:
+            site.job(number, *HELD)
+        waits = site.run(*HOLDS)
+        site.job(waits, "queued")
+        for number in (waits, *holds):
+            _end(site, number, end)
+        until(lambda: not site.node.get("/v1/jobs")["jobs"] or end == "requeue", f"end by {end}")
+        if end == "requeue":  # Slurm runs them anew: two of three get GPUs, none twice
+            until(lambda: all(map(_is_anew, map(site.jobs, (waits, *holds)))), "another attempt")
+            site.slurm.run("scancel", "-f", *map(str, (waits, *holds)))
+        site.no_gpu_is_held()
+
+
+def _is_anew(jobs: list[Json]) -> bool:
+    return len(jobs) == 1 and jobs[0]["state"] in ("queued", *HELD)
+
+
+def _end(site: Site, number: int, how: str) -> None:
+    if how == "scancel":
+        site.slurm.run("scancel", str(number))
+    elif how == "requeue":
+        site.slurm.run("scontrol", "requeue", str(number))
+    else:
+        _kill_run(site, number)
+
+
+def _kill_run(site: Site, number: int) -> None:
+    """`kill -9` of `carma run` alone."""
+    (job,) = site.jobs(number)
+    os.kill(int(job["stdout"].split("/")[2]), signal.SIGKILL)
+
+
+def test_a_job_that_is_cancelled_in_carma_ends_its_slurm_job(site: Site) -> None:
+    holds = [site.run(*HOLDS) for _ in range(2)]
+    ids = [site.job(number, *HELD)["id"] for number in holds]
+    waits = site.run(*HOLDS)
+    ids.append(site.job(waits, "queued")["id"])
+    for id in reversed(ids):
+        site.node.cancel(id)
+    for number in (*holds, waits):
+        site.await_state(number, "FAILED")
+        assert "cancelled" in site.output(number)
+    assert "ExitCode=143:0" in site.slurm.run("scontrol", "show", "job", str(holds[0]))
+
+
+def test_nothing_is_lost_or_doubled_while_the_daemon_is_gone(site: Site, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    script = f"echo began; while [ ! -e {go} ]; do sleep 0.1; done; echo over"
+    runs = [site.run("--exclusive", "--", "sh", "-c", script) for _ in range(2)]
+    for number in runs:
+        site.job(number, *HELD)
+    waits = site.run("--exclusive", "--", "sh", "-c", script)
+    site.job(waits, "queued")
+    gone = site.run(*HOLDS)
+    site.job(gone, "queued")
+    before = len(site.node.get("/v1/jobs")["jobs"])
+    site.node.kill()
+    late = site.run("--exclusive", "--", "sh", "-c", script)
+    until(lambda: "still trying to submit" in site.output(late), "a submission without carmad")
+    site.slurm.run("scancel", "-f", str(gone))
+    site.node.start()
+    until(lambda: not site.jobs(gone), "the end of what was cancelled meanwhile")
+    site.job(late, "queued")
+    assert len(site.node.get("/v1/jobs")["jobs"]) == before
+    site.node.kill()
+    go.touch()
+    until(lambda: all("over" in site.output(number) for number in runs), "the ends of two")
+    site.node.start()
+    for number in (*runs, waits, late):
+        site.await_state(number, "COMPLETED")
+        assert site.output(number).count("began") == 1, site.output(number)
