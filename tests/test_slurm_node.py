@@ -67,7 +67,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         made = stack.enter_context(
             slurm.cluster(folder, nodes=1, node=node, extra="GresTypes=gpumem\n")
         )
-        daemon = Carmad(folder / "n1", "2xA100-40GB", **NO_KERNELS)
+        cluster = {"CARMA_CLUSTER__ENGINE": "slurm", "CARMA_CLUSTER__NODE": "n1"}
+        daemon = Carmad(folder / "n1", "2xA100-40GB", **NO_KERNELS, **cluster)
+        daemon.env["SLURM_CONF"] = made.env["SLURM_CONF"]
         stack.callback(daemon.clear_away)
         daemon.start()
         yield Site(made, daemon)
@@ -121,20 +123,20 @@ HELD = ("starting", "running")
 HOLDS = ("--exclusive", "--", "sleep", "1000")
 
 
-def test_what_slurm_ends_is_gone_whether_it_waits_or_runs(site: Site) -> None:
-    for end in ("scancel", "kill", "requeue"):
-        holds = [site.run(*HOLDS) for _ in range(2)]
-        for number in holds:
-            site.job(number, *HELD)
-        waits = site.run(*HOLDS)
-        site.job(waits, "queued")
-        for number in (waits, *holds):
-            _end(site, number, end)
-        until(lambda: not site.node.get("/v1/jobs")["jobs"] or end == "requeue", f"end by {end}")
-        if end == "requeue":  # Slurm runs them anew: two of three get GPUs, none twice
-            until(lambda: all(map(_is_anew, map(site.jobs, (waits, *holds)))), "another attempt")
-            site.slurm.run("scancel", "-f", *map(str, (waits, *holds)))
-        site.no_gpu_is_held()
+@pytest.mark.parametrize("end", ["scancel", "kill", "requeue"])
+def test_what_slurm_ends_is_gone_whether_it_waits_or_runs(site: Site, end: str) -> None:
+    holds = [site.run(*HOLDS) for _ in range(2)]
+    for number in holds:
+        site.job(number, *HELD)
+    waits = site.run(*HOLDS)
+    site.job(waits, "queued")
+    for number in (waits, *holds):
+        _end(site, number, end)
+    if end == "requeue":  # Slurm runs them anew: two of three get GPUs, none twice
+        until(lambda: all(map(_is_anew, map(site.jobs, (waits, *holds)))), "another attempt")
+        site.slurm.run("scancel", "-f", *map(str, (waits, *holds)))
+    until(lambda: not site.node.get("/v1/jobs")["jobs"], f"the end by {end}")
+    site.no_gpu_is_held()
 
 
 def _is_anew(jobs: list[Json]) -> bool:
@@ -195,3 +197,28 @@ def test_nothing_is_lost_or_doubled_while_the_daemon_is_gone(site: Site, tmp_pat
     for number in (*runs, waits, late):
         site.await_state(number, "COMPLETED")
         assert site.output(number).count("began") == 1, site.output(number)
+
+
+def test_slurm_has_no_more_gpu_memory_than_the_gpus_that_take_jobs(site: Site) -> None:
+    def says(text: str) -> None:
+        until(lambda: text in site.slurm.run("scontrol", "show", "node", "n1"), text)
+
+    says("Gres=gpumem:80")
+    site.node.carma("drain", "1", "--reason", "a fan is loud")
+    says("Gres=gpumem:40")
+    says("Comment=carma: GPU 1 drained by root: a fan is loud")
+    site.node.carma("drain", "0", "--reason", "and this one")
+    says("Reason=carma: GPU 0 drained by root: and this one; GPU 1")
+    assert "drain" in site.slurm.states()["n1"]
+    site.node.kill()  # nothing that only it would know
+    site.node.start()
+    site.node.carma("resume", "all")
+    says("Gres=gpumem:80")
+    until(lambda: site.slurm.states() == {"n1": "idle"}, "a node that takes jobs again")
+    site.slurm.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=the roof leaks")
+    site.node.carma("drain", "1", "--reason", "once more")
+    says("Gres=gpumem:40")
+    site.node.carma("resume", "1")
+    says("Gres=gpumem:80")
+    assert "drain" in site.slurm.states()["n1"], "what people drained, people resume"
+    site.slurm.run("scontrol", "update", "NodeName=n1", "State=RESUME")
