@@ -3,6 +3,7 @@ carmad."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -222,3 +223,21 @@ def test_slurm_has_no_more_gpu_memory_than_the_gpus_that_take_jobs(site: Site) -
     says("Gres=gpumem:80")
     assert "drain" in site.slurm.states()["n1"], "what people drained, people resume"
     site.slurm.run("scontrol", "update", "NodeName=n1", "State=RESUME")
+
+
+def test_the_doctor_says_what_is_missing(site: Site) -> None:
+    site.node.env["CARMA_CLUSTER__NODE"] = "n1"
+    said = json.loads(site.node.carma("doctor", "--slurm", "--json"))
+    checks = {check["name"]: check["ok"] for check in said["checks"]}
+    assert checks == {
+        "slurmctld": True,
+        "GresTypes": True,
+        "devices": True,
+        "KillWait": None,  # five seconds, in tests
+        "socket": True,
+        "engine": True,
+        "node": True,
+    }, said
+    site.slurm.run("scontrol", "update", "NodeName=n1", "Gres=gpumem:800")
+    assert "gpumem:80 in slurm.conf" in site.node.carma("doctor", "--slurm", rc=1)
+    site.slurm.run("scontrol", "update", "NodeName=n1", "Gres=gpumem:80")
