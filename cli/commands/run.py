@@ -20,13 +20,13 @@ from cli import client
 from cli.commands.submit import HELP_HINT, read, settle_messages, tell_ignored
 from cli.commands.submit_options import build_parser
 from cli.jobs import ENDED
-from cli.kept import Kept
 from cli.problems import INTERRUPTED, Problem, Refused, Unreachable, Usage, report
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
+    from cli.kept import Kept
     from cli.parser import Parser
 
 WAITING = ("pending", "queued")
@@ -50,7 +50,7 @@ ELSEWHERE = {
     "export": "it has this shell's environment: export the variable first",
     "no_copy": "a script runs where it is",
     "conda_env": "activate the environment in this shell first",
-    "requeue": "at a terminal it is never run again",
+    "requeue": "at a terminal, only you can start it again",
 }
 
 
@@ -126,6 +126,12 @@ def _repeatable() -> bool:
     return "SLURM_JOB_ID" in os.environ or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode))
 
 
+def _kept() -> Kept:
+    from cli.kept import Kept  # it loads threading
+
+    return Kept()
+
+
 class Left(Exception):
     """The terminal has gone, or somebody wants this process to end."""
 
@@ -136,7 +142,7 @@ class Left(Exception):
 
 def _as_job(body: dict[str, Any], quiet: bool) -> int:
     say = _unsaid if quiet else _say
-    errors = Kept() if _repeatable() else None
+    errors = _kept() if _repeatable() else None
     answer = _submitted(body | {"stdout": errors.path}, say) if errors else _submit(body)
     label = answer["label"]
     for text in answer["warnings"]:
