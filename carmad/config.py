@@ -186,6 +186,16 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
+class Cluster:
+    """Who decides on which node a job runs. A login node, where no daemon runs, submits to it; the
+    carmad of a node tells it how much memory its GPUs have."""
+
+    engine: Literal["", "slurm"] = ""  # "": nobody; there is a daemon, or there are no jobs
+    node: str = ""  # this node's name there; "": the host's
+    gpu_gib: int = 0  # asked for per GPU if a job's memory is not known; 0: such jobs are refused
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     policy: str = "magm"
     policy_fallback: str = ""  # decides while the policy fails; "": jobs wait until it answers
@@ -211,6 +221,7 @@ class Settings:
     access: Access = field(default_factory=Access)
     notify: Notify = field(default_factory=Notify)
     metrics: Metrics = field(default_factory=Metrics)
+    cluster: Cluster = field(default_factory=Cluster)
 
     def preconditions_for(self, policy: str) -> Preconditions:
         """Those set for the policy, or else for all policies. By default, `rr` has none (CARMA

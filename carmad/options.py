@@ -65,6 +65,7 @@ class Option:
         memory: bool = True,
         repeated: bool = False,
         change: str = "",
+        slurm: str = "",
     ) -> None:
         self.flags = flags
         self.default = default  # a bool makes the option a switch
@@ -77,6 +78,7 @@ class Option:
         self.memory = memory  # False: it does not affect how much GPU memory the job needs
         self.repeated = repeated  # each use of the flag adds a value to a list
         self.change = change  # `WAITING`, `RUNNING`; "": it cannot be changed
+        self.slurm = slurm  # what sbatch calls it; "": in a cluster, it is for the node's carmad
 
     @property
     def flag(self) -> str:
@@ -156,6 +158,7 @@ class JobOptions:
         "--cpus-per-task",
         default=None,
         section=RESOURCES,
+        slurm="--cpus-per-task",
         read="whole",
         metavar="N",
         ge=1,
@@ -169,6 +172,7 @@ class JobOptions:
         "--mem",
         default=None,
         section=RESOURCES,
+        slurm="--mem",
         read="host_memory",
         metavar="SIZE",
         ge=LEAST_HOST_MIB,
@@ -191,6 +195,7 @@ class JobOptions:
         "--time",
         default=None,
         section=RESOURCES,
+        slurm="--time",
         read="seconds",
         metavar="TIME",
         gt=0,
@@ -287,6 +292,7 @@ class JobOptions:
         "--array",
         default=None,
         section=START,
+        slurm="--array",
         read="array",
         metavar="LIST",
         memory=False,
@@ -297,6 +303,7 @@ class JobOptions:
         "--dependency",
         default=(),
         section=START,
+        slurm="--dependency",
         read="dependency",
         metavar="LIST",
         memory=False,
@@ -308,6 +315,7 @@ class JobOptions:
         "--begin",
         default=None,
         section=START,
+        slurm="--begin",
         read="moment",
         metavar="TIME",
         memory=False,
@@ -320,6 +328,7 @@ class JobOptions:
         "--hold",
         default=False,
         section=START,
+        slurm="--hold",
         memory=False,
         help="do not start before `carma release`",
     )
@@ -327,6 +336,7 @@ class JobOptions:
         "--nice",
         default=0,
         section=START,
+        slurm="--nice",
         read="whole",
         metavar="N",
         ge=-MAX_NICE,
@@ -351,6 +361,7 @@ class JobOptions:
         "--name",
         default=None,
         section=RUN,
+        slurm="--job-name",
         read="filled",
         metavar="NAME",
         memory=False,
@@ -362,6 +373,7 @@ class JobOptions:
         "--output",
         default=None,
         section=RUN,
+        slurm="--output",
         read="filled",
         metavar="FILE",
         memory=False,
@@ -373,6 +385,7 @@ class JobOptions:
         "--error",
         default=None,
         section=RUN,
+        slurm="--error",
         read="filled",
         metavar="FILE",
         memory=False,
@@ -391,6 +404,7 @@ class JobOptions:
         "--requeue",
         default=True,
         section=RUN,
+        slurm="--requeue",
         memory=False,
         show="requeue",
         change=RUNNING,
@@ -400,6 +414,7 @@ class JobOptions:
         "--notify",
         default=None,
         section=RUN,
+        slurm="--mail-type",
         read="told_of",
         metavar="LIST",
         pattern=f"^({'|'.join(TOLD_OF)})(,({'|'.join(TOLD_OF)}))*$",

@@ -17,6 +17,12 @@ def socket_path() -> str:
     return own if _is_ours(own) else SYSTEM_SOCKET
 
 
+def is_served() -> bool:
+    """Whether `carma` has a daemon to ask here, which may be down: else it may be a cluster's login
+    node."""
+    return bool(os.environ.get("CARMA_SOCKET")) or os.path.exists(socket_path())  # noqa: PTH110
+
+
 def _is_ours(path: str) -> bool:
     """Whether both the socket and its directory belong to the user: in /tmp, anybody could create a
     socket to receive other people's environments, or replace it at any moment."""

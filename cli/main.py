@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from carmad import paths
 from carmad.errors import CarmaError
 from cli.problems import INTERRUPTED, report
 from cli.verbs import ARGPARSE, BY_NAME, ITSELF
@@ -37,6 +38,10 @@ def run(args: list[str]) -> int:
 def dispatch(args: list[str]) -> int:
     color, words = _color(args)
     verb = BY_NAME.get(words[0]) if words else None
+    if verb is not None and not paths.is_served():
+        from cli import cluster
+
+        verb = cluster.verb(verb)
     if verb is not None and verb.reads in (ARGPARSE, ITSELF):
         if color:
             from cli import output

@@ -133,6 +133,7 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
         ("deadline", deadline(job)),
         ("waited", clock(job.get("wait_s"))),
         ("GPUs", f"{job['gpus_wanted']}" + (f"  on {where(job)}" if job["gpus"] else "")),
+        ("Slurm job", str(job.get("slurm_job") or NOTHING)),
         ("mode", job.get("mode") or ("exclusive" if job.get("exclusive") else NOTHING)),
         ("batch", _batch(job)),
         ("layout", _layout(job)),

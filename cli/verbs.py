@@ -24,10 +24,16 @@ TYPER = "typer"  # from the annotations of `NAME`, or a group with commands of i
 
 class Verb:
     def __init__(
-        self, name: str, module: str, reads: str, section: str, aliases: tuple[str, ...] = ()
+        self,
+        name: str,
+        module: str,
+        reads: str,
+        section: str,
+        aliases: tuple[str, ...] = (),
+        package: str = "cli.commands",
     ) -> None:
         self.name = name
-        self.module = f"cli.commands.{module}"
+        self.module = f"{package}.{module}"
         self.reads = reads
         self.section = section
         self.aliases = aliases

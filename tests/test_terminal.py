@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pty
 import select
@@ -12,9 +13,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from cli.commands import run as cli_run
 from tests.api_server import as_uid
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import CARMA, NO_KERNELS, Carmad, running, train, until
@@ -356,3 +359,47 @@ def test_an_idle_job_is_ended_and_its_terminal_told(tmp_path: Path) -> None:
         assert ran.returncode == 143
         assert "it had not used its GPUs for" in ran.stderr
         assert "timed out" in ran.stderr
+
+
+@needs_root
+def test_away_from_a_terminal_it_is_run_again_for_any_user() -> None:
+    """The supervisor reads why it failed as the user, from the memory of the user's process."""
+    folder = Path(tempfile.mkdtemp(prefix="carma-test-"))
+    folder.chmod(0o755)
+    try:
+        with running(folder, "1xA100-40GB", **NO_KERNELS) as daemon:
+            daemon.work.chmod(0o777)
+            beside = daemon.submit(*train(memory_mib=3000, seconds=600), memory_mib=3000)
+            daemon.await_state(beside, "starting", "running")
+            oom = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20 MiB"
+            script = f"[ -e tried ] && exit 0; touch tried; echo '{oom}' >&2; exit 1"
+            pid = os.fork()
+            if pid == 0:
+                _run_as(HOSTILE[0], daemon, "--gpu-mem", "3G", "--", "sh", "-c", script)
+            until((daemon.work / "tried").exists, "the first attempt")
+            daemon.cancel(beside)
+            status = os.waitpid(pid, 0)[1]
+            said = (daemon.work / "err").read_text()
+            assert status == 0 and f"is run again: {oom}" in said, said
+            job = daemon.ended(beside + 1)
+            assert (job["attempt"], job["failures"][0]["cause"]) == (2, "gpu_oom")
+    finally:
+        shutil.rmtree(folder)
+
+
+def _run_as(uid: int, daemon: Carmad, *words: str) -> NoReturn:
+    """`carma run` in this process: the tests' Python may not be executable for that user."""
+    code = 99
+    try:
+        os.chdir(daemon.work)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(os.open("err", os.O_WRONLY | os.O_CREAT), 2)
+        sys.stdin, sys.stderr = os.fdopen(0), os.fdopen(2, "w")
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, as after an exec
+        os.environ["CARMA_SOCKET"] = daemon.socket
+        code = cli_run.run(list(words))
+    finally:
+        os._exit(code)

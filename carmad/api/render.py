@@ -146,6 +146,7 @@ class Jobs:
         out["recovering"] = job.retry is not None and not job.ended
         out["held"] = job.held
         out["interactive"] = spec.interactive
+        out["slurm_job"] = spec.slurm_job
         out["exclusive"] = job.exclusive
         out["shared"] = job.shared
         out["exit"] = exit_out(job.exit) if job.exit else None

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from carmad.attempt.process_tree import process_stat
+from carmad.attempt.process_tree import process_stat, read_file
 from carmad.core.types import Job
 from carmad.errors import CarmaError
+
+# Only root can make cgroups of these names: below /slurm (v1), or in a scope of its own (v2).
+_SLURM_CGROUP = re.compile(
+    rb"^\d+:[^:]*:/(?:slurm(?:_[^/]*)?|system\.slice/[^/]*slurmstepd\.scope)/(?:uid_\d+/)?job_(\d+)\b",
+    re.MULTILINE,
+)
+_SLURMSTEPD = re.compile(rb"slurmstepd: \[(\d+)\.")  # its title; it starts a step's processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +53,22 @@ def own_process(pid: int, uid: int) -> Process:
     if set(uids) != {str(uid)}:
         raise CarmaError(f"process {pid} is not yours", "Name a process of your own.")
     return Process(pid, before[1])
+
+
+def slurm_job_of(pid: int) -> int | None:
+    """The Slurm job that this process is part of; None: of none.
+
+    By its cgroup, or, on nodes where Slurm uses none, by a slurmstepd of root's among its
+    ancestors: not by its environment, as whoever is left to Slurm is not moved into CARMA's unit.
+    """
+    try:
+        if found := _SLURM_CGROUP.search(read_file(f"/proc/{pid}/cgroup")):
+            return int(found[1])
+        while pid > 1 and (stat := process_stat(pid)):
+            pid = stat[0]
+            found = _SLURMSTEPD.match(read_file(f"/proc/{pid}/cmdline"))
+            if found and os.stat(f"/proc/{pid}").st_uid in (0, os.geteuid()):  # noqa: PTH116
+                return int(found[1])
+    except OSError:
+        pass  # it has ended
+    return None

@@ -190,6 +190,13 @@ def at_a_terminal(env: Mapping[str, str]) -> dict[str, str | None]:
     return dict.fromkeys(_PER_JOB) | ours
 
 
+def in_a_slurm_job(env: Mapping[str, str]) -> dict[str, str | None]:
+    """Likewise; but Slurm's variables, and its srun, are real there."""
+    ours = at_a_terminal(env)
+    ours.pop("PATH", None)
+    return {name: value for name, value in ours.items() if not name.startswith("SLURM_")}
+
+
 def _ids(job: Job) -> dict[str, str]:
     """What CARMA_ and SLURM_ variables alike say of the job."""
     ids = {
@@ -277,6 +284,11 @@ def expand(pattern: str, job: Job) -> str:
         "%%": "%",
     }
     return re.sub("%[jxuAa%]", lambda found: values[found[0]], pattern)
+
+
+def has_log(spec: JobSpec) -> bool:
+    """At a terminal a job has none. A `carma run` that can repeat its command keeps one."""
+    return spec.requeue or not spec.interactive
 
 
 def log_paths(job: Job) -> tuple[str, str]:

@@ -14,10 +14,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from carmad import units
-from carmad.attempt import folders, limits, process_tree, supervisor
+from carmad.attempt import callers, folders, limits, process_tree, records, supervisor
 from carmad.attempt.callers import Process
 from carmad.attempt.copies import Copies, of_job
-from carmad.attempt.environment import ATTEMPT_VARIABLE, REPORT_FD, command, log_paths
+from carmad.attempt.environment import (
+    ATTEMPT_VARIABLE,
+    REPORT_FD,
+    command,
+    has_log,
+    log_paths,
+)
 from carmad.core.types import FOR_GOOD, Job, JobId
 from carmad.errors import CarmaError
 
@@ -84,6 +90,7 @@ class Launcher:
         fields = launch_fields(job, {} if follow else env, self._kill_grace_s, script)
         if follow:
             fields += f"follow={follow.pid} {follow.start_ticks}\0".encode()
+            fields += b"stays=\0" if callers.slurm_job_of(follow.pid) else b""
         if listed := ",".join(map(str, cpus)):
             fields += f"cpus={listed}\0".encode()
         if self._group:
@@ -132,6 +139,13 @@ class Launcher:
         """Whether a supervisor has ever started the job's current attempt."""
         directory = attempt_dir(self._state_dir, job.id, job.attempt)
         return (directory / supervisor.STARTED).exists()
+
+    def followed(self, job: Job) -> int | None:
+        """The pid of the owner's process that runs the job's current attempt, if one does."""
+        with contextlib.suppress(ValueError):  # it has not begun, or its record is damaged
+            if found := records.started(attempt_dir(self._state_dir, job.id, job.attempt)):
+                return found.follows
+        return None
 
     def signal(self, job: Job, signum: int) -> bool:
         """Send a signal to the job's processes. False: it has none, yet or any more."""
@@ -232,7 +246,7 @@ def launch_fields(
         )
     if not spec.argv:
         raise CarmaError("the job has no command", "give one after --")
-    stdout, stderr = log_paths(job)
+    stdout, stderr = log_paths(job) if has_log(spec) else (os.devnull, os.devnull)
     fields = [
         ("uid", str(spec.uid)),
         ("gid", str(spec.gid)),

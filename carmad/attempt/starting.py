@@ -63,6 +63,8 @@ class Launch:
         self.grace_s = float(fields[b"grace_s"])
         # A process that the job's owner started: pid and start time. Then nothing else is run.
         self.follow = tuple(map(int, fields[b"follow"].split())) if b"follow" in fields else None
+        # Slurm's limits hold for it, so it stays in its cgroup.
+        self.stays = b"stays" in fields
         # On which it starts; none: any.
         self.cpus = {int(cpu) for cpu in fields.get(b"cpus", b"").split(b",") if cpu}
         # A cgroup to make for the job, where it has no unit.

@@ -74,6 +74,8 @@ LOCK, LAUNCH, STARTED, CONTROL, STOP, TAIL, EXIT = (
 )
 TAIL_BYTES = 64 * 1024
 TAIL_WITHIN_S = 5.0
+SEALED_WITHIN_S = 2.0
+F_GET_SEALS, F_SEAL_WRITE = 1034, 8  # `fcntl` has them from Python 3.13 on
 LOGS = b"logs"  # the first word of the child's first line
 SIGHUP, SIGINT = 1, 2
 REVOKED = "revoked"  # the cause of a stop: the daemon has given the attempt up
@@ -197,18 +199,32 @@ def split_report(said: bytes) -> tuple[list[int], bytes]:
     return [], said
 
 
-def read_tail(path: bytes, begin: int) -> bytes:
-    """The end of a log's part that begins there; of all of it, if the log was truncated since."""
+def read_tail(path: bytes, begin: int, sealed: bool = False) -> bytes:
+    """The end of a log's part that begins there; of all of it, if the log was truncated since.
+    `sealed`: once its writer has sealed it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
         return b""
+    if sealed:
+        await_seal(fd)
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         return b""
     if begin > status.st_size:
         begin = 0
     return os.pread(fd, TAIL_BYTES, max(begin, status.st_size - TAIL_BYTES))
+
+
+def await_seal(fd: int) -> None:
+    """Wait, for a while, until this memfd is sealed against writing: then it is complete."""
+    for _ in range(int(SEALED_WITHIN_S / 0.01)):
+        try:
+            if fcntl.fcntl(fd, F_GET_SEALS) & F_SEAL_WRITE:
+                return
+        except OSError:  # any other kind of file
+            return
+        time.sleep(0.01)
 
 
 def read_tails(launch: Launch, begins: list[int]) -> bytes:
@@ -224,7 +240,7 @@ def read_tails(launch: Launch, begins: list[int]) -> bytes:
             become_user(launch)
             paths = dict.fromkeys((launch.stdout, launch.stderr))
             for path, begin in zip(paths, begins, strict=False):
-                write_all(tail_out, read_tail(path, begin))
+                write_all(tail_out, read_tail(path, begin, bool(launch.follow)))
         finally:
             os._exit(0)
     os.close(tail_out)
@@ -302,6 +318,8 @@ def supervise(directory: str) -> None:
     unit = own_cgroup()
     group = limited_cgroup(launch.cgroup, launch.limits) if launch.cgroup else job_cgroup(unit)
     counted = group if launch.cgroup else unit
+    if launch.stays:
+        group = counted = None
     before = memory_events(counted)
     tree = Tree(0, group, launch.uid, b"CARMA_ATTEMPT_DIR=" + os.fsencode(directory))
     report, follows = -1, "null"
@@ -349,8 +367,7 @@ def supervise(directory: str) -> None:
     begins, error = split_report(said)
     message, _, hint = error.decode("utf-8", "replace").strip().partition("\n")
     try:
-        if not launch.follow:
-            write_durably(TAIL, read_tails(launch, begins))
+        write_durably(TAIL, read_tails(launch, begins or [0]))
     except OSError:
         pass  # the tail is optional, `exit` is not
     record = {

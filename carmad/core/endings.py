@@ -61,7 +61,8 @@ def ending(job: Job, event: Exited, beside: Sequence[GpuSample], trying: Trying)
             external = max((_external_mib(reading) for reading in beside), default=0)
             if external > trying.external_mib:
                 job = job.with_attempt(shared=True)
-            if not job.spec.interactive and (retry := _retried(job, exit, trying)):
+            again = job.spec.requeue or not job.spec.interactive  # who would run it again?
+            if again and (retry := _retried(job, exit, trying)):
                 return Ending(JobState.QUEUED, exit, at, retry)
             return Ending(JobState.OUT_OF_MEMORY, exit, at)
         case Cause.LOST if job.spec.requeue and not _lost_before(job):

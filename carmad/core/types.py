@@ -146,6 +146,8 @@ class JobSpec(JobOptions):
     umask: int = 0o022  # for all files that it creates, including its logs
     interactive: bool = False  # its owner's own process, at a terminal, runs it
     process: tuple[int, int] | None = None  # that process, adopted: its pid and start time
+    runner: tuple[int, int] | None = None  # `carma run`, whose end is the job's; likewise
+    slurm_job: int | None = None  # that its owner's process is part of
 
     def tells(self, what: str) -> bool:
         """Whether its owner is told of it: one of `options.TOLD_OF`."""

@@ -32,6 +32,8 @@ from carmad.daemon.listening import listen
 from carmad.daemon.monitor import Monitor
 from carmad.daemon.mpswatch import MpsWatch
 from carmad.daemon.reload import EMULATED, Reloader, read
+from carmad.daemon.runners import Runners
+from carmad.daemon.slurmnode import SlurmNode
 from carmad.daemon.weekly import weekly
 from carmad.daemon.world import DaemonWorld
 from carmad.engine.clock import Clock, boot_id, wall_ahead
@@ -152,13 +154,16 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         scene = _scene(inbox)
         post = Post(store, settings.notify, own_units=own_units, stuck=lambda: stuck(scene()))
         service.events.listeners.append(post.heard)
-        followers = (InvalidChoices(), timeline, service, service.counts, world, journal, post)
+        runners = Runners(inbox)
+        told = (timeline, service, service.counts, world, journal, post, runners)
+        followers = (InvalidChoices(), *told)
         engine = Engine(inbox, scheduler, store, world, followers, systemd.watchdog())
 
         engine.restore(History(past.runs, past.submissions))
         trained(models.load())
         _take_over(scheduler, launcher, world)
         _end_unreadable(scheduler, inbox)
+        runners.watch(scheduler.jobs.values())
         stack.callback(world.close)
         _start(stack, monitor)
         if mps:
@@ -172,6 +177,8 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         stack.callback(models.stop)
         _start(stack, post)
         _start(stack, server)
+        if settings.cluster.engine:
+            _start(stack, SlurmNode(scene, settings.cluster.node))
         if settings.metrics.listen:
             _start(stack, Keeper(settings.metrics.listen, where, own_units))
         stack.callback(experience.close)  # first: the others wait for the trials under way
@@ -189,7 +196,8 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
 
 
 def _start(
-    stack: contextlib.ExitStack, part: Monitor | MpsWatch | Housekeeping | Post | Server | Keeper
+    stack: contextlib.ExitStack,
+    part: Monitor | MpsWatch | Housekeeping | Post | Server | Keeper | SlurmNode,
 ) -> None:
     """Start `part`, and stop it when the stack closes."""
     part.start()

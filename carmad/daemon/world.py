@@ -13,7 +13,12 @@ from threading import Event, Timer
 
 from carmad.attempt import limits
 from carmad.attempt.callers import Process, Taken
-from carmad.attempt.environment import at_a_terminal, command, job_environment
+from carmad.attempt.environment import (
+    at_a_terminal,
+    command,
+    in_a_slurm_job,
+    job_environment,
+)
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, NotNow
 from carmad.attempt.shepherd import Ended, Shepherd
@@ -169,7 +174,7 @@ class DaemonWorld(Follower):
 
     # -- jobs at a terminal
 
-    def take(self, job: JobId, process: Process) -> Future[Taken]:
+    def take(self, job: Job, process: Process) -> Future[Taken]:
         """Let a process of the owner's run the job, which has been offered its GPUs.
 
         Raises CarmaError in the future."""
@@ -192,13 +197,17 @@ class DaemonWorld(Follower):
             raise CarmaError(f"job {job.id} has not begun, or is ending", "Try again in a moment.")
         return Taken(job, job.spec.argv, env)
 
-    def _take(self, id: JobId, process: Process) -> Taken:
-        job = self._offers.get(id)
+    def _take(self, asked: Job, process: Process) -> Taken:
+        job = self._offers.get(asked.id)
+        if job is None and self._launcher.followed(asked) == process.pid:
+            job = asked  # it asks again: a daemon died before it answered
         if job is None:
-            raise CarmaError(f"job {id} has no GPUs to take", "They were taken, or go to others.")
+            hint = "They were taken, or go to others."
+            raise CarmaError(f"job {asked.id} has no GPUs to take", hint)
         env = self._start(job, process)
-        del self._offers[id]
-        return Taken(job, command(job), at_a_terminal(env))
+        self._offers.pop(job.id, None)
+        chosen = in_a_slurm_job(env) if job.spec.slurm_job else at_a_terminal(env)
+        return Taken(job, command(job), chosen)
 
     def _offer(self, job: Job) -> None:
         """Hold the GPUs for its owner's process, for a while."""

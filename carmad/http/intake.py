@@ -14,6 +14,7 @@ from carmad.api.outlook import outlook_out
 from carmad.api.requests import ArrayIn, SubmitIn, UpdateIn
 from carmad.api.responses.jobs import OutlookOut
 from carmad.api.select import parse_selection
+from carmad.attempt.callers import own_process, slurm_job_of
 from carmad.attempt.environment import BATCH_SIZE, scrub
 from carmad.attempt.limits import CPU, MEMORY
 from carmad.config import Host
@@ -58,12 +59,17 @@ OF_GPUS = ("memory_mib", "exclusive", "watch_stages", "urgent")  # no meaning wi
 INTERPRETERS = re.compile(r"(python[0-9.]*|bash|sh|zsh|torchrun|accelerate)")
 
 
-async def submit(service: Service, peer: Peer, body: SubmitIn) -> tuple[JobId, int]:
-    """Queue the job or the tasks of the array; returns the first id and the number of jobs.
+async def submit(service: Service, peer: Peer, pid: int, body: SubmitIn) -> tuple[JobId, int]:
+    """Queue the job or the tasks of the array; returns the first id and the number of jobs. `pid`:
+    of the process that asks for it; 0: not known.
 
     Everything is checked before ids are reserved; when this returns, the jobs are on disk.
     """
     spec = await checked(service, peer, body)
+    if body.interactive and pid:
+        spec = await run_in_threadpool(_by_process, spec, pid)
+        if spec.runner and (known := await service.ask(lambda core: _same(core, spec))):
+            return known, 1
     bare, count = environments.without(spec), len(body.array.indices) if body.array else 1
     sweep = body.array and body.array.params and _tasks(bare, body.array, JobId(0))
     await require_room(service, peer, sweep or [bare] * count)
@@ -78,6 +84,23 @@ async def submit(service: Service, peer: Peer, body: SubmitIn) -> tuple[JobId, i
         service.tally.give_up(first, specs)
         raise
     return first, count
+
+
+def _by_process(spec: JobSpec, pid: int) -> JobSpec:
+    """With what is known of the process that is to run the job."""
+    process, slurm_job = own_process(pid, spec.uid), slurm_job_of(pid)
+    watched = spec.requeue or slurm_job
+    runner = (process.pid, process.start_ticks) if watched else None
+    return replace(spec, runner=runner, slurm_job=slurm_job)
+
+
+def _same(core: Scheduler, spec: JobSpec) -> JobId | None:
+    """The job that this `carma run` has: it asks again if the answer was lost."""
+    its = spec.runner, spec.stdout, spec.argv
+    jobs = core.jobs.items()
+    return next(
+        (id for id, job in jobs if its == (job.spec.runner, job.spec.stdout, job.spec.argv)), None
+    )
 
 
 async def foreseen(service: Service, id: JobId) -> OutlookOut | None:
@@ -435,8 +458,9 @@ def job_spec(
         plain["cpus"] = body.cpus or 1
     default = "carma-%A_%a.out" if body.array else "carma-%j.out"
     return JobSpec(
-        # Nobody but its owner can start it again.
-        **plain | {"requeue": body.requeue and not body.interactive},
+        # A `carma run` that says where the output is kept can run the command again; or else
+        # nobody but its owner can.
+        **plain | {"requeue": body.requeue and (not body.interactive or bool(body.stdout))},
         argv=tuple(body.argv),
         user=peer.user,
         uid=peer.uid,

@@ -39,12 +39,18 @@ def logs_options(parser: Parser) -> None:
     add("--stderr", action="store_true", help="standard error, if it has a file of its own")
 
 
+def _elsewhere(label: str, slurm_job: int | None) -> str:
+    if slurm_job:
+        return f"the output of job {label} is that of Slurm job {slurm_job}"
+    return f"job {label} runs at a terminal, and its output is there"
+
+
 def logs(options: Namespace) -> int:
     """Print the output of all attempts of a job; -f follows it."""
     label = resolve(options.job)
     answer = client.get(f"/v1/jobs/{label}")
     if answer.get("interactive"):
-        raise Problem(f"job {label} runs at a terminal, and its output is there")
+        raise Problem(_elsewhere(label, answer.get("slurm_job")))
     path: str = answer["stderr" if options.stderr else "stdout"]
     if options.follow:
         _await_start(answer, path)
@@ -80,7 +86,7 @@ def _show(file: BinaryIO, job: dict[str, Any], lines: int | None, follow: bool) 
 
     end = file.tell()
     own = [(at, size) for owner, at, size in parts if is_own(owner)]
-    for text in _texts(file, own) if lines is None else [_last(file, own, lines)]:
+    for text in _texts(file, own) if lines is None else [last_lines(file, own, lines)]:
         sys.stdout.buffer.write(text)
     sys.stdout.buffer.flush()
     if follow:
@@ -135,7 +141,7 @@ def _texts(file: BinaryIO, parts: list[tuple[int, int]]) -> Iterator[bytes]:
         yield file.read(size)
 
 
-def _last(file: BinaryIO, parts: list[tuple[int, int]], lines: int) -> bytes:
+def last_lines(file: BinaryIO, parts: list[tuple[int, int]], lines: int) -> bytes:
     """The last lines of these parts, reading from the end: logs can be large."""
     tail = b""
     for text in _texts(file, parts[::-1]):

@@ -2,13 +2,15 @@
 
 The command is a child of this process, with this shell's environment, terminal and working
 directory. The daemon is told of it by its own connection, so by the kernel, and follows it from
-there; nothing is relayed.
+there. Away from a terminal, as in a job of Slurm's, the command can be run again: after it ran out
+of memory, it waits for other GPUs. Only its standard error is relayed then (`cli.kept`).
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import stat
 import sys
 import time
 from contextlib import suppress
@@ -24,14 +26,16 @@ TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
+    from cli.kept import Kept
     from cli.parser import Parser
 
 WAITING = ("pending", "queued")
 LOOK_S = 5  # how often to tell why the job waits, if that changes
 NEWS_S = 60.0  # how often to look for notes on the running job
 ENDS_WITHIN_S = 15.0  # after the command, until its GPUs' memory is seen to be free
+LOOK_OVER_S = 0.3  # how often to look whether it is to be run again
 LEAVING = (signal.SIGHUP, signal.SIGTERM)
-WAITING = ("pending", "queued")
+PASSED = (*LEAVING, signal.SIGINT, signal.SIGQUIT)
 FAILED, NOT_FOUND = b"1", 127
 
 # Options of `carma submit` that make no sense here, and why.
@@ -46,7 +50,7 @@ ELSEWHERE = {
     "export": "it has this shell's environment: export the variable first",
     "no_copy": "a script runs where it is",
     "conda_env": "activate the environment in this shell first",
-    "requeue": "only you can start it again",
+    "requeue": "at a terminal, only you can start it again",
 }
 
 
@@ -110,6 +114,24 @@ def _read(verb: str, args: list[str]) -> tuple[Any, dict[str, Any]]:
     return options, body | {"stdout": None, "stderr": None, "requeue": True, "interactive": True}
 
 
+def _repeatable() -> bool:
+    """Whether nobody types to the command or watches it, and what it reads is there again."""
+    if sys.stdin is None or sys.stderr is None or sys.stderr.isatty() or sys.stdin.isatty():
+        return False
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return False
+    # Of a pipe, the rest only. But srun gives every task one, and hardly any reads it.
+    return "SLURM_JOB_ID" in os.environ or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode))
+
+
+def _kept() -> Kept:
+    from cli.kept import Kept  # it loads threading
+
+    return Kept()
+
+
 class Left(Exception):
     """The terminal has gone, or somebody wants this process to end."""
 
@@ -120,27 +142,48 @@ class Left(Exception):
 
 def _as_job(body: dict[str, Any], quiet: bool) -> int:
     say = _unsaid if quiet else _say
-    answer = client.post("/v1/jobs", body)
+    errors = _kept() if _repeatable() else None
+    answer = _submitted(body | {"stdout": errors.path}, say) if errors else _submit(body)
     label = answer["label"]
     for text in answer["warnings"]:
         say(text)
-    kept = {signum: signal.signal(signum, _leave) for signum in LEAVING if _is_heeded(signum)}
-    try:
-        job = _placed(label, say)
-    except (KeyboardInterrupt, Left) as left:
-        _give_up(label)
-        say(f"job {label} has left the line")
-        return 128 + left.signum if isinstance(left, Left) else INTERRUPTED
-    except BaseException:
-        _give_up(label)
-        raise
-    if job["state"] in ENDED:
-        raise Problem(_why_ended(job), f"see carma why {label}")
-    gpus = ", ".join(str(gpu["index"]) for gpu in job["gpus"])
-    say(f"job {label} runs on GPU {gpus}" if gpus else f"job {label} runs on CPUs alone")
-    for signum, handler in kept.items():
-        signal.signal(signum, handler)
-    return _run_here(label, say)
+    code = None
+    while code is None:
+        handled = {one: signal.signal(one, _leave) for one in LEAVING if _is_heeded(one)}
+        try:
+            job = _placed(label, say)
+        except (KeyboardInterrupt, Left) as left:
+            _give_up(label)
+            say(f"job {label} has left the line")
+            return 128 + left.signum if isinstance(left, Left) else INTERRUPTED
+        except BaseException:
+            _give_up(label)
+            raise
+        if job["state"] in ENDED:
+            raise Problem(_why_ended(job), f"see carma why {label}")
+        gpus = ", ".join(str(gpu["index"]) for gpu in job["gpus"])
+        say(f"job {label} runs on GPU {gpus}" if gpus else f"job {label} runs on CPUs alone")
+        for signum, handler in handled.items():
+            signal.signal(signum, handler)
+        code = _run_here(label, job["attempt"], errors, say)
+    return code
+
+
+def _submit(body: dict[str, Any]) -> Any:
+    return client.post("/v1/jobs", body)
+
+
+def _submitted(body: dict[str, Any], say: Any) -> Any:
+    """Submit, however long the daemon is away: it knows this process's job if it has one."""
+    said = ""
+    while True:
+        try:
+            return _submit(body)
+        except Unreachable as error:
+            if said != error.message:
+                said = error.message
+                say(f"{said}; still trying to submit")
+            time.sleep(1.0)
 
 
 def _placed(label: str, say: Any) -> dict[str, Any]:
@@ -182,15 +225,23 @@ def _wait(label: str, within_s: float, start: bool = False) -> dict[str, Any]:
     return job
 
 
-def _run_here(label: str, say: Any) -> int:
-    """Run the command, and return its exit code once the job has ended."""
+def _run_here(label: str, attempt: int, errors: Kept | None, say: Any) -> int | None:
+    """Run the command, and return its exit code once the job has ended; None: it is to be run
+    again."""
     told, tell = os.pipe()
     sys.stdout.flush()
+    relayed = errors.begin() if errors else None
     child = os.fork()
     if child == 0:
         os.close(told)
-        _become(label, tell)
+        if relayed is not None:
+            os.dup2(relayed, 2)
+        _become(label, tell, patient=relayed is not None)
     os.close(tell)
+    if errors and relayed is not None:
+        os.close(relayed)
+        errors.relay()
+    handled = {signum: signal.getsignal(signum) for signum in PASSED}
     for signum in LEAVING:
         if _is_heeded(signum):
             signal.signal(signum, lambda signum, _: os.kill(child, signum))
@@ -202,23 +253,31 @@ def _run_here(label: str, say: Any) -> int:
     signal.setitimer(signal.ITIMER_REAL, NEWS_S, NEWS_S)
     _await(child)
     signal.setitimer(signal.ITIMER_REAL, 0.0)
+    again = False
     if failed:
         _give_up(label)
     else:
-        _settle(label, notes, say)
+        again = _settle(label, attempt, errors is not None, notes, say)
     _, status = os.waitpid(child, 0)  # only now: the daemon reads the exit code from the zombie
+    if errors:
+        errors.end()
+    for signum, handler in handled.items():
+        signal.signal(signum, handler)
+    if again:
+        return None
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
-def _become(label: str, tell: int) -> NoReturn:
-    """In the child: be known to the daemon by an own connection, then run the command."""
+def _become(label: str, tell: int, patient: bool) -> NoReturn:
+    """In the child: be known to the daemon by an own connection, then run the command. `patient`:
+    however long the daemon is away."""
     code = NOT_FOUND
     try:
         for signum in (*LEAVING, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ):
             if _is_heeded(signum) or signum in (signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(signum, signal.SIG_DFL)  # Python ignores the last two
-        taken = client.post(f"/v1/jobs/{label}/take", {})
+        taken = _take(label, patient)
         env = dict(os.environ) | taken["env"]
         argv = taken["argv"]
         try:
@@ -232,6 +291,16 @@ def _become(label: str, tell: int) -> NoReturn:
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def _take(label: str, patient: bool) -> Any:
+    while True:
+        try:
+            return client.post(f"/v1/jobs/{label}/take", {})
+        except Unreachable:
+            if not patient:
+                raise
+            time.sleep(1.0)
 
 
 def _await(child: int) -> None:
@@ -265,11 +334,17 @@ def _tell_notes(job: dict[str, Any], told: list[str], say: Any) -> None:
             say(f"job {job['label']} {note}")
 
 
-def _settle(label: str, told: list[str], say: Any) -> None:
-    """Wait until the daemon knows the end, and tell if the job was ended by it."""
+def _settle(label: str, attempt: int, repeatable: bool, told: list[str], say: Any) -> bool:
+    """Wait until the daemon knows the end, and tell if the job was ended by it. Returns whether it
+    is to be run again."""
     try:
-        job = _wait(label, ENDS_WITHIN_S)
+        job = _over(label, attempt) if repeatable else _wait(label, ENDS_WITHIN_S)
         _tell_notes(job, told, say)
+        if repeatable and (job["state"] in WAITING or job["attempt"] != attempt):
+            failures = job["failures"]
+            why = failures[-1]["evidence"] if failures else "its GPUs were taken back"
+            say(f"job {label} is run again: {why}")
+            return True
         if job["state"] not in ENDED:
             _give_up(label)
         elif job["state"] not in ("succeeded", "failed"):
@@ -278,6 +353,22 @@ def _settle(label: str, told: list[str], say: Any) -> None:
         time.sleep(0.5)  # for the job's supervisor, which needs no daemon
     except CarmaError as error:
         say(error.message)
+    return False
+
+
+def _over(label: str, attempt: int) -> dict[str, Any]:
+    """The job once this attempt of it is over, or was for long enough while a daemon was there."""
+    waited_s = 0.0
+    while True:
+        try:
+            job = _wait(label, LOOK_OVER_S)
+        except Unreachable:
+            time.sleep(1.0)
+            continue
+        over = job["state"] in (*ENDED, *WAITING) or job["attempt"] != attempt
+        if over or waited_s > ENDS_WITHIN_S:
+            return job
+        waited_s += LOOK_OVER_S
 
 
 def _why_ended(job: dict[str, Any]) -> str:

@@ -91,12 +91,12 @@ def told(results: list[dict[str, Any]]) -> Iterator[tuple[str, bool, str]]:
         alike.setdefault((job, each["ok"], each["message"]), []).append(task)
     for (job, ok, message), tasks in alike.items():
         if len(tasks) > 1:
-            yield f"{job}_[{_spans([*map(int, tasks)])}]", ok, message
+            yield f"{job}_[{spans([*map(int, tasks)])}]", ok, message
         else:
             yield "_".join(filter(None, (job, *tasks))), ok, message
 
 
-def _spans(indices: list[int]) -> str:
+def spans(indices: list[int]) -> str:
     """`[2, 3, 4, 9]` as `2-4,9`."""
     spans: list[list[int]] = []
     for index in indices:

@@ -36,8 +36,7 @@ def submit(args: list[str]) -> int:
         options, body = read(args)
         tell_ignored(options)
         if not options.quiet:
-            _warn_of_copy(body)
-            _warn_of_module(body)
+            warn_of_script(body)
         settle_messages(options, body)
         if options.dry_run:
             return _dry_run(body, options)
@@ -58,7 +57,7 @@ def _submit(body: dict[str, Any], options: argparse.Namespace) -> int:
     elif not options.quiet:
         print(f"Submitted batch job {label}")
     print(end="", flush=True)  # before anything waits; stdout may be closed
-    silent, typed = _is_silent(options), _is_typed()
+    silent, typed = is_silent(options), _is_typed()
     if typed and not silent:
         from cli import preflight
 
@@ -84,7 +83,8 @@ def _is_terminal(end: Any) -> bool:
     return end is not None and bool(end.isatty())  # None if it is closed
 
 
-def _is_silent(options: argparse.Namespace) -> bool:
+def is_silent(options: argparse.Namespace) -> bool:
+    """Whether nobody waits for advice."""
     return bool(options.anyway or options.json or options.parsable or options.quiet)
 
 
@@ -115,6 +115,12 @@ def _tell_ignored(options: list[str] | None, where: str = "") -> None:
         if any(option.startswith("--mem") for option in options):
             text += " (for GPU memory, use --gpu-mem)"
         print(f"carma: {text}", file=sys.stderr)
+
+
+def warn_of_script(body: dict[str, Any]) -> None:
+    """Of what a job script does that may not work in a copy, or as a job."""
+    _warn_of_copy(body)
+    _warn_of_module(body)
 
 
 def _warn_of_copy(body: dict[str, Any]) -> None:
@@ -178,16 +184,17 @@ def wants_json(args: list[str]) -> bool:
 
 
 def read(
-    args: list[str], parser: Parser | None = None
+    args: list[str], parser: Parser | None = None, foreign: list[str] | None = None
 ) -> tuple[argparse.Namespace, dict[str, Any]]:
     """The options, and the resulting request. `parser`: that of a verb that takes the same options
-    and more."""
+    and more. `foreign`: where a script's lines have options of sbatch that mean nothing on one
+    server, they are added here instead of being reported."""
     parser = parser or build_parser()
     words, command, marked = parser.split(args)
     options = given = parser.parse_args(words)
     script = None if options.wrap is not None or not command else find_script(command[0])
     if script is not None:  # directives first: the command line overrides them
-        options = parser.parse_args(words, _directives(parser, script, options.quiet))
+        options = parser.parse_args(words, _directives(parser, script, options.quiet, foreign))
         repeated = (option.name for option in OPTIONS.values() if option.repeated)
         for name in (*repeated, "param"):
             setattr(options, name, getattr(given, name) or getattr(options, name))
@@ -215,7 +222,9 @@ def _may_be_there(word: str, options: argparse.Namespace) -> bool:
     return "/" not in word or bool(later) or os.path.exists(word)  # noqa: PTH110
 
 
-def _directives(parser: Parser, script: Script, quiet: bool) -> argparse.Namespace:
+def _directives(
+    parser: Parser, script: Script, quiet: bool, foreign: list[str] | None
+) -> argparse.Namespace:
     options = argparse.Namespace()
     for number, prefix, words in script.directives:
         ignored: list[str] = []
@@ -227,7 +236,9 @@ def _directives(parser: Parser, script: Script, quiet: bool) -> argparse.Namespa
         except Usage as error:
             raise Usage(f"{script.path}:{number}: {error.message}", error.hint) from None
         ignored += options.__dict__.pop("ignored", None) or ()
-        if not quiet:
+        if foreign is not None:
+            foreign += ignored
+        elif not quiet:
             _tell_ignored(ignored, f"{script.path}:{number}: {prefix} ")
     return options
 

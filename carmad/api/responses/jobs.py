@@ -187,7 +187,8 @@ class JobOut(OptionsOut):
     attempt: NotRequired[int]
     recovering: NotRequired[bool]
     held: NotRequired[bool]
-    interactive: NotRequired[bool]  # at a terminal: it has no log
+    interactive: NotRequired[bool]  # run by its owner's `carma run`: it has no log here
+    slurm_job: NotRequired[int | None]  # that it runs in
     position: NotRequired[int | None]
     shared: NotRequired[bool]
     exit: NotRequired[ExitOut | None]

@@ -62,7 +62,7 @@ async def submit(call: Asked, body: SubmitIn) -> Response:
     notes = intake.warnings(body, call.service.now(), call.service.limited_by)
     if body.dry_run:
         return await _dry_run(call, body, notes)
-    first, count = await intake.submit(call.service, call.peer, body)
+    first, count = await intake.submit(call.service, call.peer, call.pid, body)
     out: SubmittedOut = {
         "schema": SCHEMA,
         "id": first,
@@ -100,10 +100,12 @@ async def jobs(
     since: Moment = None,
     limit: Limit = MAX_TASKS,
     fold: bool = False,
+    slurm_job: Annotated[int | None, Query(ge=1, lt=1 << 32)] = None,
 ) -> Response:
     """The live jobs, unless others are selected. Other users' jobs are shown in outline.
 
-    `fold`: one row for all tasks of an array that wait for the same reason."""
+    `fold`: one row for all tasks of an array that wait for the same reason. `slurm_job`: only those
+    of the caller's that run in this Slurm job; administrators see everybody's."""
     wanted = parse_states(states)
     since_at = parse_time(since)
     service = call.service
@@ -125,13 +127,15 @@ async def jobs(
         chosen = (
             job
             for job in found
-            if (user is None or job.spec.user == user) and (wanted is None or job.state in wanted)
+            if (user is None or job.spec.user == user)
+            and (wanted is None or job.state in wanted)
+            and (slurm_job is None or (job.spec.slurm_job == slurm_job and call.may_touch(job)))
         )
         return _written(call, scene, chosen, limit, fold)
 
     if select is not None or past:
         return Pieces(await service.listed(write))
-    asked = "jobs", call.peer, user, states, limit, fold
+    asked = "jobs", call.peer, user, states, limit, fold, slurm_job
     return Pieces(await service.once(scene, asked, write))
 
 

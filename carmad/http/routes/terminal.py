@@ -37,7 +37,7 @@ async def take(call: Asked, label: Label) -> Response:
     the GPUs that it has got. When this answers, the process is followed: it sets `env`, then
     executes `argv`."""
     job, process, terminals = await _own_process(call, label)
-    taken = await asyncio.wrap_future(terminals.take(job.id, process))
+    taken = await asyncio.wrap_future(terminals.take(job, process))
     await _until(lambda: terminals.begun(taken.job), BEGINS_WITHIN_S)
     return _taken(taken)
 

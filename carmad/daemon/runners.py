@@ -1,0 +1,81 @@
+"""Watches those `carma run` without which a job is over: that can repeat it, or are Slurm's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from carmad.attempt.process_tree import running
+from carmad.attempt.supervisor import open_followed
+from carmad.core.messages import CancelRequested, Step
+from carmad.core.types import Job, JobId
+from carmad.engine.inbox import Inbox
+from carmad.loop import Follower
+
+BY = "carmad: its `carma run` is gone"
+
+
+@dataclass(frozen=True, slots=True)
+class _Runner:
+    job: Job
+    pidfd: int
+
+
+class Runners(Follower):
+    """The thread begins with the first such job."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._lock = threading.Lock()
+        self._watched: dict[JobId, _Runner] = {}
+        self._poller = select.epoll()
+        self._thread: threading.Thread | None = None
+
+    def committed(self, step: Step) -> None:
+        self.watch(step.jobs)
+
+    def watch(self, jobs: Iterable[Job]) -> None:
+        """Also those of an earlier daemon: what has ended meanwhile is found at once."""
+        for job in jobs:
+            if job.spec.runner:
+                with self._lock:
+                    self._update(job, *job.spec.runner)
+
+    def _update(self, job: Job, pid: int, start: int) -> None:
+        known = self._watched.get(job.id)
+        if job.ended:
+            self._forget(job.id)
+        elif known:
+            self._watched[job.id] = _Runner(job, known.pidfd)
+        elif (pidfd := open_followed(pid, start)) < 0:
+            if not running(pid, start):  # else there are too many open files
+                self._gone(job)
+        else:
+            self._watched[job.id] = _Runner(job, pidfd)
+            self._poller.register(pidfd, select.EPOLLIN)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="runners", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            ended = {fd for fd, _ in self._poller.poll()}
+            with self._lock:
+                gone = [each.job for each in self._watched.values() if each.pidfd in ended]
+                for job in gone:
+                    self._forget(job.id)
+            for job in gone:
+                self._gone(job)
+
+    def _gone(self, job: Job) -> None:
+        self._inbox.post(CancelRequested(self._inbox.clock(), job.id, BY))
+
+    def _forget(self, id: JobId) -> None:
+        if known := self._watched.pop(id, None):
+            with contextlib.suppress(OSError):
+                self._poller.unregister(known.pidfd)
+            os.close(known.pidfd)

@@ -1,0 +1,51 @@
+"""`carma` on a cluster's login node, where no daemon runs: its verbs ask Slurm, as the user.
+
+`cli.main` comes here with every verb that finds no daemon's socket. Imports stay light: on a server
+whose daemon was never started, this only learns that there is no cluster.
+"""
+
+from __future__ import annotations
+
+import os
+
+from cli.problems import Usage
+from cli.verbs import Verb
+
+SETTINGS = "/etc/carma/carma.toml"  # the cluster's, not the user's
+ENGINES = ("slurm",)
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def setting(name: str) -> Any:
+    """`cluster.NAME`, from the environment or the settings file; "" if it is in neither."""
+    if given := os.environ.get(f"CARMA_CLUSTER__{name.upper()}"):
+        return given
+    path = os.environ.get("CARMA_CONFIG") or SETTINGS
+    if not os.path.isfile(path):  # noqa: PTH113 - pathlib is slow to import
+        return ""
+    import tomllib
+
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            return tomllib.load(file).get("cluster", {}).get(name, "")
+    except (OSError, ValueError, AttributeError) as error:
+        raise Usage(f"cannot read {path}: {error}", "ask your administrator") from None
+
+
+def verb(asked: Verb) -> Verb:
+    """What it is on a login node; itself, if this is none or it needs neither daemon nor Slurm."""
+    engine = setting("engine")
+    if not engine:
+        return asked
+    if engine not in ENGINES:
+        raise Usage(f"cluster.engine is {engine!r}", f"it can be: {', '.join(ENGINES)}")
+    from cli.cluster.verbs import BY_NAME, LOCAL, instead
+
+    if asked.name in LOCAL:
+        return asked
+    if asked.name not in BY_NAME:
+        raise Usage(f"carma {asked.name} is for a node, where a carmad runs", instead(asked.name))
+    return BY_NAME[asked.name]

@@ -1,0 +1,237 @@
+"""Looking at jobs from a login node: `queue`, `show`, `why`, `status`. Slurm is asked first, then,
+about a running job, the carmad of its node."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from carmad.readable import clean
+from cli import output
+from cli.cluster import jobs, node, slurm
+from cli.commands.options import states_of, user_of
+from cli.commands.queue import queue_options, show_options, why_options
+from cli.commands.watch import status_options
+from cli.format import NOTHING
+from cli.problems import Problem, Usage
+from cli.render import STATE_STYLE, heading
+from cli.table import Table, columns, pairs, styled
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Sequence
+
+    from cli.table import Block
+
+__all__ = [
+    "queue",
+    "queue_options",
+    "show",
+    "show_options",
+    "status",
+    "status_options",
+    "why",
+    "why_options",
+]
+
+UNKNOWN = ("N/A", "Unknown", "(null)", "")
+NOT_HERE = {
+    "format": "squeue -o shows other columns",
+    "sort": "squeue -S sorts",
+    "start": "squeue --start says when Slurm expects jobs to start",
+}
+
+
+def queue(options: Namespace) -> int:
+    """List the cluster's running and waiting jobs."""
+    for name, instead in NOT_HERE.items():
+        if getattr(options, name):
+            raise Usage(f"--{name} is not for a cluster", instead)
+    while True:
+        listed = _listed(options)
+        if options.json:
+            output.print_json({"schema": 1, "jobs": [_as_json(row) for row in listed]})
+        else:
+            output.show(_table(listed, not options.noheader))
+        if not options.watch:
+            return 0
+        if options.json or not sys.stdout.isatty():
+            raise Usage("--watch needs a terminal, and no --json", "programs: carma wait, or poll")
+        time.sleep(options.watch)
+        print("\033[H\033[2J", end="")
+
+
+def _listed(options: Namespace) -> list[slurm.Row]:
+    names, codes = states_of(options.states)
+    words = ["--states=all"] if names else []
+    if options.array or options.json:
+        words.append("--array")
+    if user := user_of(options.user, options.me):
+        words.append(f"--user={user}")
+    if options.jobs:
+        words.append(f"--jobs={','.join(jobs.selected([options.jobs]))}")
+    wanted = names.split(",") if names else ()
+    return [
+        row
+        for row in slurm.rows(*words)
+        if not names or (row.state.name in wanted and (not codes or row.state.code in codes))
+    ]
+
+
+def _as_json(row: slurm.Row) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "label": row.label,
+        "name": row.name,
+        "user": row.user,
+        "state": row.state.name,
+        "code": row.state.code,
+        "reason": None if row.state.code not in ("PD", "H") else row.why.slurm,
+        "nodes": row.nodes or None,
+        "gpumem_gib": row.gpumem_gib,
+        "elapsed": row.elapsed,
+        "time_limit": row.limit,
+        "submitted_at": row.submitted,
+        "started_at": None if row.starts in UNKNOWN else row.starts,
+    }
+
+
+def _table(listed: Sequence[slurm.Row], header: bool = True) -> list[Block]:
+    made = Table(columns(">JOBID NAME USER ST >TIME >LIMIT >GPUMEM NODE(REASON)"), header=header)
+    for row in listed:
+        made.add(
+            row.label,
+            clean(row.name),
+            row.user,
+            styled(row.state.code, STATE_STYLE.get(row.state.code, "")),
+            row.elapsed,
+            row.limit,
+            NOTHING if row.gpumem_gib is None else f"{row.gpumem_gib}G",
+            _where(row),
+        )
+    return [made]
+
+
+def _where(row: slurm.Row) -> str:
+    waits = row.state.code in ("PD", "H")
+    return f"({clean(row.why.slurm)})" if waits else row.nodes or NOTHING
+
+
+def show(options: Namespace) -> int:
+    """Show what Slurm knows about a job and, while it runs, its node's carmad."""
+    row = slurm.row(jobs.resolve(options.job))
+    more = slurm.details(str(row.id))
+    there, missing = _on_node(row, "show", options.json)
+    if options.json:
+        print(json.dumps({**_as_json(row), "slurm": more, "carma": there, "why_not": missing}))
+        return 0
+    facts = [
+        ("job", clean(f"{row.label}  {row.name}")),
+        ("user", row.user),
+        ("state", row.state.name.replace("_", " ")),
+        ("node", row.nodes or NOTHING),
+        (
+            "GPU memory",
+            NOTHING if row.gpumem_gib is None else f"{row.gpumem_gib} GiB over its GPUs",
+        ),
+        ("time", f"{row.elapsed} of {row.limit}"),
+        ("submitted", row.submitted),
+        ("exit", more.get("ExitCode", NOTHING) if row.state.ended else NOTHING),
+        ("directory", clean(more.get("WorkDir", NOTHING))),
+        ("output", clean(more.get("StdOut", NOTHING))),
+    ]
+    if row.state.code in ("PD", "H"):
+        facts.insert(3, ("waits", row.why.text))
+    output.show([pairs([(name, value) for name, value in facts if value != NOTHING])])
+    _show_node(row, there, missing)
+    return 0
+
+
+def why(options: Namespace) -> int:
+    """Explain why a job waits: for a node, as Slurm says, or on it, as the node's carmad says."""
+    row = slurm.row(jobs.resolve(options.job))
+    there, missing = _on_node(row, "why", options.json)
+    if options.json:
+        print(json.dumps({**_as_json(row), "text": _why(row), "carma": there, "why_not": missing}))
+        return 0
+    output.show([f"job {row.label} {_why(row)}"])
+    _show_node(row, there, missing)
+    return 0
+
+
+def _why(row: slurm.Row) -> str:
+    """Completes "job 42 "."""
+    if row.state.code in ("PD", "H"):
+        expected = "" if row.starts in UNKNOWN else f"; Slurm expects it to start at {row.starts}"
+        return f"waits: {row.why.text}{expected}"
+    if row.state.ended:
+        code = slurm.details(str(row.id)).get("ExitCode", "")
+        word = row.why.slurm if row.why.slurm != "None" else ""
+        how = ", ".join(filter(None, (word, f"exit code {code}" if code else "")))
+        ending = row.state.name.replace("_", " ")
+        see = "" if row.state.name == "succeeded" else f"; its output: carma logs {row.label}"
+        return f"has ended: {ending}{f' ({how})' if how else ''}{see}"
+    return f"runs on {row.nodes}, for {row.elapsed}"
+
+
+def _on_node(row: slurm.Row, verb: str, as_json: bool) -> tuple[Any, str]:
+    """What the node's carmad says of a running job, and why it does not."""
+    if row.state.name != "running":
+        return None, ""
+    try:
+        label = node.label_of(row)
+        said = node.ask(row, verb, label, *(["--json"] if as_json else []))
+        return (json.loads(said) if as_json else said), ""
+    except Problem as error:
+        return None, f"{error.message}{f'; {error.hint}' if error.hint else ''}"
+
+
+def _show_node(row: slurm.Row, there: Any, missing: str) -> None:
+    if there:
+        output.show(heading(f"on {row.nodes}"))
+        output.show(there.splitlines())
+    elif missing:
+        output.note(f"nothing from {row.nodes}: {missing}")
+
+
+def status(options: Namespace) -> int:
+    """Show the cluster's nodes, and its jobs."""
+    found, listed = _nodes(), slurm.rows()
+    if options.json:
+        rows = [_as_json(row) for row in listed]
+        output.print_json({"schema": 1, "nodes": found, "jobs": rows})
+        return 0
+    made = Table(columns("NODE STATE >GPUMEM(USED/ALL) >CPUS(USED/ALL) REASON"))
+    for one in found:
+        made.add(
+            *(one["name"], one["state"]),
+            f"{one['gpumem_used_gib']}G/{one['gpumem_gib']}G",
+            f"{one['cpus_used']}/{one['cpus']}",
+            clean(one["reason"] or NOTHING),
+        )
+    output.show([made, "", *_table(listed)])
+    return 0
+
+
+def _nodes() -> list[dict[str, Any]]:
+    names = ("NodeList", "StateLong", "Gres", "GresUsed", "CPUsState", "Reason")
+    mark = "\x1f"
+    shape = ",".join(f"{name}:{mark}" for name in names)
+    found = {}  # a node has a line for each of its partitions
+    for line in slurm.ask("sinfo", "--noheader", "--Node", "-O", shape).splitlines():
+        if line.count(mark) != len(names):
+            continue
+        name, state, gres, used, cpus, reason, _ = line.split(mark)
+        busy, _, _, total = cpus.split("/")
+        found[name] = {
+            "name": name,
+            "state": state,
+            "gpumem_used_gib": slurm.counted(used) or 0,
+            "gpumem_gib": slurm.counted(gres) or 0,
+            "cpus_used": int(busy),
+            "cpus": int(total),
+            "reason": None if reason == "none" else reason,
+        }
+    return list(found.values())

@@ -1,0 +1,192 @@
+"""A request as `carma submit` makes it, as sbatch's options and the script that sbatch is given.
+
+Pure. Which option is whose is stated once, by `Option.slurm` in the table of options: Slurm's go
+to sbatch, all others to the `carma run` that the script calls on the node. The time limit goes to
+both: Slurm enforces it, and policies on the node plan with it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from carmad.core.layout_text import OF_STAGE, OF_TIMES, written
+from carmad.core.sweep import filled, variables
+from carmad.http.intake import job_name
+from carmad.options import OPTIONS, Option
+from cli.commands.steer import spans
+from cli.problems import Usage
+
+BOTH = ("time_limit_s",)
+COUNTED = ("gpus", "memory_mib")  # what the gres is made of, and `carma run` is always told
+MAILS = {"start": "BEGIN", "end": "END", "fail": "FAIL", "oom": "FAIL", "limit80": "TIME_LIMIT_80"}
+ONE_NODE = ("-N", "--nodes", "-n", "--ntasks", "--ntasks-per-node")
+
+Request = Mapping[str, Any]
+
+
+def gres(gpus: int, mib: int) -> str:
+    """The GPU memory of a job with so many GPUs, each with `mib`, in whole GiB over all of them."""
+    return f"gpumem:{gpus * math.ceil(mib / 1024)}"
+
+
+def sbatch_words(body: Request, mib: int | None, foreign: Iterable[str] = ()) -> list[str]:
+    """The command line. `mib`: of each GPU; None: the job has no GPU. `foreign`: sbatch's own
+    options, which follow CARMA's."""
+    words = ["sbatch", "--parsable", "--export=ALL", f"--chdir={body['cwd']}"]
+    if mib is not None and body["gpus"]:
+        words.append(f"--gres={gres(body['gpus'], mib)}")
+    for option in OPTIONS.values():
+        if option.slurm:
+            words += _for_slurm(option, body)
+    words.append(f"--job-name={body['name'] or job_name(body['argv'])}")
+    if body["stdout"] is None:
+        words.append(f"--output=carma-{'%A_%a' if body['array'] else '%j'}.out")
+    return [*words, *_own(foreign)]
+
+
+def _for_slurm(option: Option, body: Request) -> list[str]:
+    value = body[option.name]
+    if option.name == "requeue":
+        return ["--requeue" if value else "--no-requeue"]
+    if not value or option.name == "name":
+        return []
+    if value is True:
+        return [option.slurm]
+    return [f"{option.slurm}={_slurm_forms().get(option.name, _slurm_form(option.name))(value)}"]
+
+
+def _slurm_forms() -> dict[str, Callable[[Any], str]]:
+    """Of values with several parts."""
+    return {
+        "array": lambda value: (
+            spans(value["indices"]) + (f"%{value['limit']}" if value["limit"] else "")
+        ),
+        "after": lambda value: ",".join(f"{one['kind']}:{one['job']}" for one in value),
+        "notify": lambda value: ",".join(dict.fromkeys(MAILS[word] for word in value.split(","))),
+    }
+
+
+def _slurm_form(name: str) -> Callable[[Any], str]:
+    """By the unit that the option's name ends with."""
+    if name.endswith("_s"):
+        return clock
+    if name.endswith("_at"):
+        return lambda at: datetime.fromisoformat(at).astimezone().strftime("%Y-%m-%dT%H:%M:%S")
+    return (lambda mib: f"{mib}M") if name.endswith("_mib") else str
+
+
+def clock(seconds: float) -> str:
+    """D-HH:MM:SS, rounded up."""
+    minutes, second = divmod(math.ceil(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours // 24}-{hours % 24:02}:{minute:02}:{second:02}"
+
+
+def _own(foreign: Iterable[str]) -> Iterator[str]:
+    """As separate words. Raises Usage for what a job of CARMA's cannot be."""
+    for text in foreign:
+        name, given, value = (
+            text.partition("=") if text.startswith("--") else (text[:2], " ", text[2:].strip(" ="))
+        )
+        if name in ONE_NODE and value != "1":
+            raise Usage(
+                f"{text}: a job of CARMA's runs on one node, as one task",
+                "for a program that starts itself on several nodes, use sbatch and srun",
+            )
+        yield from [text] if name.startswith("--") or not given else [name, value]
+
+
+def step_words(body: Request) -> list[str]:
+    """The options of `carma run` on the node."""
+    words = [f"--gpus={body['gpus']}"]
+    if body["memory_mib"]:
+        words.append(f"--gpu-mem={body['memory_mib']}M")
+    for option in OPTIONS.values():
+        if option.name in COUNTED or option.name == "conda_env":
+            continue
+        if not option.slurm or option.name in BOTH:
+            words += _for_carma(option, body[option.name])
+    return words
+
+
+def _for_carma(option: Option, value: Any) -> Iterator[str]:
+    if value == option.default or not value:
+        return
+    if option.name == "layout":
+        yield from (f"{option.flag}={written(stage, OF_STAGE)}" for stage in value["stages"])
+        yield f"--allreduce={value['allreduce']}"
+    elif option.repeated:
+        yield from (f"{option.flag}={written({'gpu': '', **one}, OF_TIMES)}" for one in value)
+    elif option.name == "warn":
+        yield f"{option.flag}={value['signum']}@{value['before_s']}"
+    elif value is True:
+        yield option.flag
+    else:
+        unit = "s" if option.name.endswith("_s") else "M" if option.name.endswith("_mib") else ""
+        yield f"{option.flag}={value}{unit}"
+
+
+def script(body: Request, carma: str) -> str:
+    """What sbatch runs on the node: no word in it, whatever it contains, is more than a word there.
+
+    `carma`: the path of the command here; on a node that lacks it, it is looked up.
+    """
+    lines = [
+        "#!/bin/sh",
+        "# Written by `carma submit`: runs the command as a job of this node's carmad.",
+        "cr=$(printf '\\r')",  # sbatch refuses scripts that contain it
+        f"carma={quoted(carma)}",
+        '[ -x "$carma" ] || carma=carma',
+    ]
+    if body.get("conda_env"):
+        lines += [
+            'eval "$("${CONDA_EXE:-conda}" shell.posix hook)" &&'
+            f" conda activate {quoted(body['conda_env'])} || exit 127"
+        ]
+    words = [quoted(word) for word in body["argv"]]
+    copied = body.get("script")
+    if copied:
+        at = copied["word"]
+        name = re.sub(r"^.*/", "", body["argv"][at]) or "script"
+        lines += [
+            'copy=$(mktemp -d "${TMPDIR:-/tmp}/carma-XXXXXX") || exit 1',
+            """trap 'rm -rf "$copy"' EXIT; trap : TERM INT""",
+            f'printf %s {quoted(copied["text"])} >"$copy"/{quoted(name)} || exit 1',
+        ]
+        words[at] = f'"$copy"/{quoted(name)}'
+    run = ['"$carma"', "run", *map(quoted, step_words(body)), "--"]
+    tasks = [*_tasks(body)]
+    if tasks:
+        lines += ['case "$SLURM_ARRAY_TASK_ID" in']
+        for index, argv, env in tasks:
+            mine = [quoted(word) for word in argv]
+            if copied:
+                mine[copied["word"]] = words[copied["word"]]
+            sets = " ".join(f"{name}={quoted(value)}" for name, value in env.items())
+            lines.append(f"{index}) export {sets}; set -- {' '.join(mine)} ;;")
+        lines += ["esac"]
+        words = ['"$@"']
+    # A copy has to be removed afterwards; else the shell has nothing more to do.
+    return "\n".join([*lines, " ".join([*([] if copied else ["exec"]), *run, *words]), ""])
+
+
+def _tasks(body: Request) -> Iterator[tuple[int, Sequence[str], dict[str, str]]]:
+    """Of a sweep: index, command, environment."""
+    columns = (body["array"] or {}).get("params")
+    if not columns:
+        return
+    for index, row in zip(
+        body["array"]["indices"], zip(*columns.values(), strict=True), strict=True
+    ):
+        params = tuple(zip(columns, row, strict=True))
+        yield index, filled(tuple(body["argv"]), params), variables(params)
+
+
+def quoted(word: str) -> str:
+    """For a shell in which `cr` is a carriage return."""
+    return shlex.quote(word).replace("\r", "'\"$cr\"'")

@@ -1,0 +1,100 @@
+"""Changing jobs from a login node: `cancel`, `hold`, `release`, `requeue`; and `wait`.
+
+Whose jobs may be changed is for Slurm to say: everything is asked of it as the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from carmad.errors import CarmaError
+from cli import output
+from cli.cluster import jobs, slurm
+from cli.commands.steer import (
+    cancel_options,
+    hold_options,
+    release_options,
+    requeue_options,
+    told,
+    wait_options,
+)
+from cli.problems import Problem, Unreachable, Usage
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+__all__ = [
+    "cancel",
+    "cancel_options",
+    "hold",
+    "hold_options",
+    "release",
+    "release_options",
+    "requeue",
+    "requeue_options",
+    "wait",
+    "wait_options",
+]
+
+
+def cancel(options: Namespace) -> int:
+    """Cancel jobs. Running ones get SIGTERM, then SIGKILL."""
+    return _each(options, ("scancel", "--quiet"), "cancelled")
+
+
+def hold(options: Namespace) -> int:
+    """Keep waiting jobs from starting."""
+    return _each(options, ("scontrol", "hold"), "held")
+
+
+def release(options: Namespace) -> int:
+    """Release held jobs."""
+    return _each(options, ("scontrol", "release"), "released")
+
+
+def requeue(options: Namespace) -> int:
+    """Run jobs again, under their old numbers."""
+    return _each(options, ("scontrol", "requeue"), "queued again")
+
+
+def _each(options: Namespace, words: Sequence[str], done: str) -> int:
+    if options.user:
+        raise Usage(f"{options.user}'s jobs are for Slurm to choose", f"{words[0]} -u does that")
+    results = []
+    for label in jobs.selected(options.jobs):
+        try:
+            if done == "cancelled" and slurm.row(label).state.ended:
+                raise Problem("has ended already")  # scancel says nothing
+            slurm.ask(*words, label)
+            results.append({"label": label, "ok": True, "message": done})
+        except Unreachable:
+            raise
+        except CarmaError as error:
+            results.append({"label": label, "ok": False, "message": error.message})
+    if not results:
+        raise Problem("no job is selected", "see `carma queue --me`")
+    if options.json:
+        output.print_json({"schema": 1, "results": results})
+        return 0 if all(result["ok"] for result in results) else 1
+    import sys
+
+    for name, ok, message in told(results):
+        print(f"job {name}: {message}", file=sys.stdout if ok else sys.stderr)
+    return 0 if all(result["ok"] for result in results) else 1
+
+
+def wait(options: Namespace) -> int:
+    """Wait for jobs to end. Exits with the exit code of the first that failed, or 0."""
+    if options.any:
+        raise Usage("--any is not for a cluster", "name one job")
+    codes, ended = [], []
+    for label in jobs.selected(options.jobs):
+        codes.append(jobs.exit_code_of(label))
+        row = slurm.row(label)
+        ended.append({"label": label, "state": row.state.name, "exit_code": codes[-1]})
+        if not options.json:
+            print(f"job {label}: {row.state.name.replace('_', ' ')}", flush=True)
+    if options.json:
+        output.print_json({"schema": 1, "jobs": ended})
+    return next((code for code in codes if code), 0)

@@ -1,0 +1,151 @@
+"""`carma submit` on a login node: estimate the memory, then sbatch, as the user."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+from carmad.errors import CarmaError
+from carmad.readable import clean, gib
+from cli import cluster, output
+from cli.cluster import jobs, request, slurm
+from cli.commands import submit as here
+from cli.problems import INTERRUPTED, Problem, Usage, report
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+# Options of `carma submit` that a cluster has no use for, and what to do.
+REFUSED = {
+    "urgent": "Slurm decides whose jobs go first: ask for a QOS with --qos NAME",
+    "no_copy": "give the command itself: carma submit -- bash SCRIPT",
+}
+MEMORY_HINT = "give --gpu-mem, such as --gpu-mem 12G; carma estimate says more"
+KEPT = "SLURM_CONF"
+
+
+def submit(args: list[str]) -> int:
+    """Submit a command or a job script to Slurm; see `carma submit --help`."""
+    try:
+        return _submit(args)
+    except CarmaError as error:
+        return report(error, as_json=here.wants_json(args))
+
+
+def _submit(args: list[str]) -> int:
+    foreign: list[str] = []
+    options, body = here.read(args, foreign=foreign)
+    _refuse(options)
+    foreign += options.ignored or ()
+    if mails := [*filter(None, (options.notify, options.mail_type))]:
+        body["notify"] = ",".join(mails)
+    if options.mail_user:
+        foreign.append(f"--mail-user={options.mail_user}")
+    body["after"] = [{**one, "job": jobs.resolve(one["job"])} for one in body["after"]]
+    if not options.quiet:
+        here.warn_of_script(body)
+    mib, source = _memory(body, options) if body["gpus"] else (None, "")
+    words = request.sbatch_words(body, mib, foreign)
+    script = request.script(body, os.path.abspath(sys.argv[0]))  # noqa: PTH100
+    answer = {
+        "schema": 1,
+        "engine": cluster.setting("engine"),
+        "gres": request.gres(body["gpus"], mib) if mib else None,
+        "memory_mib": mib,
+        "memory_source": source,
+    }
+    if options.dry_run:
+        return _dry_run(answer | {"argv": words, "script": script}, options.json)
+    said = slurm.ask(*words, text=script, env=environment(body))
+    label = said.partition(";")[0].strip()  # with several clusters, the cluster's name follows
+    if not label.isdecimal():
+        raise Problem(f"sbatch says {clean(said)!r} instead of a number", "see `carma queue --me`")
+    _tell(label, answer, options)
+    if not options.wait:
+        return 0
+    try:
+        return jobs.exit_code_of(label)
+    except KeyboardInterrupt:
+        hint = f"job {label} continues; `carma wait {label}` waits, `carma cancel {label}` ends it"
+        print(f"\ncarma: {hint}", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _refuse(options: Namespace) -> None:
+    for name, instead in REFUSED.items():
+        if getattr(options, name):
+            raise Usage(f"--{name.replace('_', '-')} is not for a cluster", instead)
+
+
+def _memory(body: dict[str, Any], options: Namespace) -> tuple[int, str]:
+    """MiB of each GPU that are asked for, and who says so. Raises Problem if nobody knows."""
+    if body["memory_mib"]:
+        return body["memory_mib"], "declared"
+    known = {name: value for name, value in body.items() if name != "script"}
+    try:
+        from carmad.http.alone import estimated
+
+        answer = estimated(known, explain=False)
+        crash, found = answer["crash"], [one for one in answer["estimates"] if one["chosen"]]
+        why = next((one["why"] for one in answer["estimates"] if one["why"]), None)
+    except CarmaError as error:
+        crash, found, why = None, [], error.message
+    if crash and not here.is_silent(options):
+        raise Problem(
+            f"your script stops {clean(crash)}",
+            "nothing was submitted: correct it; or, if it only stops here, submit it --anyway with"
+            " --gpu-mem",
+        )
+    if found and (mib := found[0]["high"] or found[0]["mib"]):
+        if not options.quiet:
+            output.note(f"{gib(mib)} per GPU, estimated by {found[0]['source']}")
+        return mib, found[0]["source"]
+    whole = _whole_gpu_gib()
+    if not whole:
+        because = f": {clean(why)}" if why else ""
+        raise Problem(f"the job's GPU memory cannot be estimated{because}", MEMORY_HINT)
+    if not options.quiet:
+        output.note(f"no estimate of its GPU memory: asks for {whole} GiB per GPU; {MEMORY_HINT}")
+    return whole * 1024, "whole GPU"
+
+
+def _whole_gpu_gib() -> int:
+    given = cluster.setting("gpu_gib") or 0
+    if not str(given).isdecimal():
+        raise Usage(f"cluster.gpu_gib is {given!r}, but should be a whole number of GiB")
+    return int(given)
+
+
+def environment(body: dict[str, Any]) -> dict[str, str]:
+    """What the job inherits: as from a daemon, no secrets but those that --export names. sbatch's
+    own settings stay, too."""
+    from carmad.attempt.environment import scrub
+
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if name == KEPT or name.startswith("SBATCH_")
+    }
+    env: dict[str, str] = scrub(body["env"]) | own | body["export"]
+    return env
+
+
+def _dry_run(answer: dict[str, Any], as_json: bool) -> int:
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        print(f"{shlex.join(answer['argv'])} <<'SCRIPT'\n{answer['script']}SCRIPT")
+    return 0
+
+
+def _tell(label: str, answer: dict[str, Any], options: Namespace) -> None:
+    if options.json:
+        print(json.dumps(answer | {"id": int(label), "label": label}))
+    elif options.parsable:
+        print(label)
+    elif not options.quiet:
+        print(f"Submitted batch job {label}")
+    print(end="", flush=True)  # before anything waits

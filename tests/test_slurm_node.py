@@ -1,0 +1,243 @@
+"""Slurm decides where, CARMA decides with whom: jobs of a real Slurm, placed by their node's
+carmad."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests import slurm
+from tests.daemon import CARMA, NO_KERNELS, Carmad, Json, train, until
+
+pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason=f"needs {slurm.missing()}")
+
+
+@dataclass
+class Site:
+    slurm: slurm.Cluster
+    node: Carmad
+
+    def run(self, *words: str, **env: str) -> int:
+        """Submit to Slurm a script that runs these words by `carma run`."""
+        command = " ".join(f"'{word}'" for word in (*CARMA, "run", *words))
+        quick = {name: value for name, value in self.node.env.items() if name[:6] != "CARMA_"}
+        return self.slurm.sbatch("--requeue", f"--wrap={command}", env=quick | env)
+
+    def jobs(self, slurm_job: int) -> list[Json]:
+        found = self.node.get(f"/v1/jobs?slurm_job={slurm_job}")["jobs"]
+        return list(found)
+
+    def job(self, slurm_job: int, *states: str) -> Json:
+        """The CARMA job of a Slurm job, once it is in one of these states."""
+        found: list[Json] = []
+
+        def there() -> bool:
+            found[:] = self.jobs(slurm_job)
+            return bool(found) and found[0]["state"] in (states or (found[0]["state"],))
+
+        until(there, f"a job of Slurm job {slurm_job} to be {states}, not {found}")
+        return found[0]
+
+    def output(self, slurm_job: int) -> str:
+        with suppress(FileNotFoundError):  # not begun
+            return (self.slurm.folder / f"{slurm_job}.out").read_text()
+        return ""
+
+    def state(self, slurm_job: int) -> str:
+        return self.slurm.jobs()[slurm_job]
+
+    def await_state(self, slurm_job: int, state: str) -> None:
+        until(lambda: self.state(slurm_job) == state, f"{slurm_job} to be {state}")
+
+    def no_gpu_is_held(self) -> None:
+        until(lambda: not any(gpu["jobs"] for gpu in self.node.gpus()), "free GPUs")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("slurm")
+    with ExitStack() as stack:
+        node = "Gres=gpumem:80"
+        made = stack.enter_context(
+            slurm.cluster(folder, nodes=1, node=node, extra="GresTypes=gpumem\n")
+        )
+        cluster = {"CARMA_CLUSTER__ENGINE": "slurm", "CARMA_CLUSTER__NODE": "n1"}
+        daemon = Carmad(folder / "n1", "2xA100-40GB", **NO_KERNELS, **cluster)
+        daemon.env["SLURM_CONF"] = made.env["SLURM_CONF"]
+        stack.callback(daemon.clear_away)
+        daemon.start()
+        yield Site(made, daemon)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(site: Site) -> Iterator[None]:
+    yield
+    site.slurm.run("scancel", "-f", "-u", "root")
+    if not site.node.alive:
+        site.node.start()
+    until(lambda: not site.slurm.run("squeue", "-h"), "the end of Slurm's jobs")
+    until(lambda: not site.node.get("/v1/jobs")["jobs"], "the end of CARMA's jobs")
+
+
+def test_a_slurm_job_runs_where_carma_says_and_stays_slurms(site: Site) -> None:
+    script = "echo $CUDA_VISIBLE_DEVICES $SLURM_JOB_ID; echo oops >&2; exit 3"
+    number = site.run("--gpu-mem", "9G", "--", "sh", "-c", script)
+    site.await_state(number, "FAILED")
+    said = site.output(number)
+    (gpu, known), *_ = (line.split() for line in said.splitlines() if line.startswith("GPU-"))
+    assert gpu in {each["id"] for each in site.node.gpus()} and int(known) == number, said
+    assert "oops" in said
+    job = site.node.job(1)
+    assert (job["slurm_job"], job["state"], job["exit"]["code"]) == (number, "failed", 3)
+    assert str(number) in site.node.carma("show", "1")
+    assert f"Slurm job {number}" in site.node.carma("logs", "1", rc=1)
+
+
+def test_what_ran_out_of_memory_is_run_again_in_the_same_slurm_job(
+    site: Site, tmp_path: Path
+) -> None:
+    flag = tmp_path / "tried"
+    oom = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20 MiB"
+    script = f'if [ -e {flag} ]; then echo fits; else touch {flag}; echo "{oom}" >&2; exit 1; fi'
+    beside = site.node.submit(
+        *train(memory_mib=3000, seconds=600, warmup=0), memory_mib=3000, gpus=2
+    )
+    number = site.run("--gpu-mem", "3G", "--", "sh", "-c", script)
+    until(flag.exists, "the first attempt")
+    site.node.cancel(beside)
+    site.await_state(number, "COMPLETED")
+    said = site.output(number)
+    assert "is run again" in said and "fits" in said and oom in said, said
+    (job,) = site.node.get("/v1/history?states=succeeded&limit=1")["jobs"]
+    assert job["slurm_job"] == number and job["attempt"] == 2
+    assert job["failures"][0]["cause"] == "gpu_oom"
+
+
+HELD = ("starting", "running")
+HOLDS = ("--exclusive", "--", "sleep", "1000")
+
+
+@pytest.mark.parametrize("end", ["scancel", "kill", "requeue"])
+def test_what_slurm_ends_is_gone_whether_it_waits_or_runs(site: Site, end: str) -> None:
+    holds = [site.run(*HOLDS) for _ in range(2)]
+    for number in holds:
+        site.job(number, *HELD)
+    waits = site.run(*HOLDS)
+    site.job(waits, "queued")
+    for number in (waits, *holds):
+        _end(site, number, end)
+    if end == "requeue":  # Slurm runs them anew: two of three get GPUs, none twice
+        until(lambda: all(map(_is_anew, map(site.jobs, (waits, *holds)))), "another attempt")
+        site.slurm.run("scancel", "-f", *map(str, (waits, *holds)))
+    until(lambda: not site.node.get("/v1/jobs")["jobs"], f"the end by {end}")
+    site.no_gpu_is_held()
+
+
+def _is_anew(jobs: list[Json]) -> bool:
+    return len(jobs) == 1 and jobs[0]["state"] in ("queued", *HELD)
+
+
+def _end(site: Site, number: int, how: str) -> None:
+    if how == "scancel":
+        site.slurm.run("scancel", str(number))
+    elif how == "requeue":
+        site.slurm.run("scontrol", "requeue", str(number))
+    else:
+        _kill_run(site, number)
+
+
+def _kill_run(site: Site, number: int) -> None:
+    """`kill -9` of `carma run` alone."""
+    (job,) = site.jobs(number)
+    os.kill(int(job["stdout"].split("/")[2]), signal.SIGKILL)
+
+
+def test_a_job_that_is_cancelled_in_carma_ends_its_slurm_job(site: Site) -> None:
+    holds = [site.run(*HOLDS) for _ in range(2)]
+    ids = [site.job(number, *HELD)["id"] for number in holds]
+    waits = site.run(*HOLDS)
+    ids.append(site.job(waits, "queued")["id"])
+    for id in reversed(ids):
+        site.node.cancel(id)
+    for number in (*holds, waits):
+        site.await_state(number, "FAILED")
+        assert "cancelled" in site.output(number)
+    assert "ExitCode=143:0" in site.slurm.run("scontrol", "show", "job", str(holds[0]))
+
+
+def test_nothing_is_lost_or_doubled_while_the_daemon_is_gone(site: Site, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    script = f"echo began; while [ ! -e {go} ]; do sleep 0.1; done; echo over"
+    runs = [site.run("--exclusive", "--", "sh", "-c", script) for _ in range(2)]
+    for number in runs:
+        site.job(number, *HELD)
+    waits = site.run("--exclusive", "--", "sh", "-c", script)
+    site.job(waits, "queued")
+    gone = site.run(*HOLDS)
+    site.job(gone, "queued")
+    before = len(site.node.get("/v1/jobs")["jobs"])
+    site.node.kill()
+    late = site.run("--exclusive", "--", "sh", "-c", script)
+    until(lambda: "still trying to submit" in site.output(late), "a submission without carmad")
+    site.slurm.run("scancel", "-f", str(gone))
+    site.node.start()
+    until(lambda: not site.jobs(gone), "the end of what was cancelled meanwhile")
+    site.job(late, "queued")
+    assert len(site.node.get("/v1/jobs")["jobs"]) == before
+    site.node.kill()
+    go.touch()
+    until(lambda: all("over" in site.output(number) for number in runs), "the ends of two")
+    site.node.start()
+    for number in (*runs, waits, late):
+        site.await_state(number, "COMPLETED")
+        assert site.output(number).count("began") == 1, site.output(number)
+
+
+def test_slurm_has_no_more_gpu_memory_than_the_gpus_that_take_jobs(site: Site) -> None:
+    def says(text: str) -> None:
+        until(lambda: text in site.slurm.run("scontrol", "show", "node", "n1"), text)
+
+    says("Gres=gpumem:80")
+    site.node.carma("drain", "1", "--reason", "a fan is loud")
+    says("Gres=gpumem:40")
+    says("Comment=carma: GPU 1 drained by root: a fan is loud")
+    site.node.carma("drain", "0", "--reason", "and this one")
+    says("Reason=carma: GPU 0 drained by root: and this one; GPU 1")
+    assert "drain" in site.slurm.states()["n1"]
+    site.node.kill()  # nothing that only it would know
+    site.node.start()
+    site.node.carma("resume", "all")
+    says("Gres=gpumem:80")
+    until(lambda: site.slurm.states() == {"n1": "idle"}, "a node that takes jobs again")
+    site.slurm.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=the roof leaks")
+    site.node.carma("drain", "1", "--reason", "once more")
+    says("Gres=gpumem:40")
+    site.node.carma("resume", "1")
+    says("Gres=gpumem:80")
+    assert "drain" in site.slurm.states()["n1"], "what people drained, people resume"
+    site.slurm.run("scontrol", "update", "NodeName=n1", "State=RESUME")
+
+
+def test_the_doctor_says_what_is_missing(site: Site) -> None:
+    site.node.env["CARMA_CLUSTER__NODE"] = "n1"
+    said = json.loads(site.node.carma("doctor", "--slurm", "--json"))
+    checks = {check["name"]: check["ok"] for check in said["checks"]}
+    assert checks == {
+        "slurmctld": True,
+        "GresTypes": True,
+        "devices": True,
+        "KillWait": None,  # five seconds, in tests
+        "socket": True,
+        "engine": True,
+        "node": True,
+    }, said
+    site.slurm.run("scontrol", "update", "NodeName=n1", "Gres=gpumem:800")
+    assert "gpumem:80 in slurm.conf" in site.node.carma("doctor", "--slurm", rc=1)
+    site.slurm.run("scontrol", "update", "NodeName=n1", "Gres=gpumem:80")
