@@ -3,20 +3,15 @@ carmad."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests import slurm
-from tests.daemon import CARMA, NO_KERNELS, OVER, Carmad, Json, train, until
+from tests.daemon import CARMA, NO_KERNELS, Carmad, Json, train, until
 
 pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason=f"needs {slurm.missing()}")
 
@@ -104,12 +99,14 @@ def test_what_ran_out_of_memory_is_run_again_in_the_same_slurm_job(
     flag = tmp_path / "tried"
     oom = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20 MiB"
     script = f'if [ -e {flag} ]; then echo fits; else touch {flag}; echo "{oom}" >&2; exit 1; fi'
-    beside = site.node.submit(*train(memory_mib=3000, seconds=600, warmup=0), memory_mib=3000, gpus=2)
+    beside = site.node.submit(
+        *train(memory_mib=3000, seconds=600, warmup=0), memory_mib=3000, gpus=2
+    )
     number = site.run("--gpu-mem", "3G", "--", "sh", "-c", script)
     site.await_state(number, "COMPLETED")
     said = site.output(number)
     assert "is run again" in said and "fits" in said and oom in said, said
-    (job,) = site.node.get(f"/v1/history?states=succeeded&limit=1")["jobs"]
+    (job,) = site.node.get("/v1/history?states=succeeded&limit=1")["jobs"]
     assert job["slurm_job"] == number and job["attempt"] == 2
     assert job["failures"][0]["cause"] == "gpu_oom"
     site.node.cancel(beside)
