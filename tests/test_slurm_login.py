@@ -187,6 +187,9 @@ class Site:
     def submit(self, *words: str) -> str:
         return self.carma("submit", "--parsable", *words).strip()
 
+    def on_node(self, job: str) -> list[Any]:
+        return list(self.node.get(f"/v1/jobs?slurm_job={job}&states=starting,running")["jobs"])
+
     def until_it(self, job: str, *states: str) -> None:
         until(lambda: self.slurm.jobs()[int(job)] in states, f"{job} to be {states}")
 
@@ -223,11 +226,12 @@ def test_a_command_runs_on_a_node_under_slurms_number(site: Site) -> None:
 
 def test_a_running_job_is_asked_about_on_its_node(site: Site) -> None:
     job = site.submit("--gpu-mem", "30G", "--", "sh", "-c", "echo begun; sleep 600")
-    until(lambda: site.node.get(f"/v1/jobs?slurm_job={job}&states=running")["jobs"], "the job")
+    until(lambda: site.on_node(job), "the job")
+    site.carma("logs", job)
     assert "Slurm job" in site.carma("show", job) and "on n1" in site.carma("show", job)
     shown = json.loads(site.carma("why", job, "--json"))
-    assert shown["state"] == "running" and shown["carma"]["state"] == "running"
-    assert "30G/80G" in site.carma("status") and "gpumem" not in site.carma("queue", "--me")
+    assert shown["state"] == "running" and shown["carma"]["job"]["slurm_job"] == int(job)
+    assert "30G/80G" in site.carma("status")
 
     waiting = site.submit("--gpu-mem", "70G", "--hold", "true")
     assert "you hold it" in site.carma("why", waiting)
