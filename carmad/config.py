@@ -187,9 +187,11 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """On a login node, where no daemon runs: who starts the jobs that `carma submit` is given."""
+    """Who decides on which node a job runs. A login node, where no daemon runs, submits to it; the
+    carmad of a node tells it how much memory its GPUs have."""
 
     engine: Literal["", "slurm"] = ""  # "": nobody; there is a daemon, or there are no jobs
+    node: str = ""  # this node's name there; "": the host's
     gpu_gib: int = 0  # asked for per GPU if a job's memory is not known; 0: such jobs are refused
 
 

@@ -3,8 +3,11 @@ carmad."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +46,9 @@ class Site:
         return found[0]
 
     def output(self, slurm_job: int) -> str:
-        return (self.slurm.folder / f"{slurm_job}.out").read_text()
+        with suppress(FileNotFoundError):  # not begun
+            return (self.slurm.folder / f"{slurm_job}.out").read_text()
+        return ""
 
     def state(self, slurm_job: int) -> str:
         return self.slurm.jobs()[slurm_job]
@@ -63,7 +68,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         made = stack.enter_context(
             slurm.cluster(folder, nodes=1, node=node, extra="GresTypes=gpumem\n")
         )
-        daemon = Carmad(folder / "n1", "2xA100-40GB", **NO_KERNELS)
+        cluster = {"CARMA_CLUSTER__ENGINE": "slurm", "CARMA_CLUSTER__NODE": "n1"}
+        daemon = Carmad(folder / "n1", "2xA100-40GB", **NO_KERNELS, **cluster)
+        daemon.env["SLURM_CONF"] = made.env["SLURM_CONF"]
         stack.callback(daemon.clear_away)
         daemon.start()
         yield Site(made, daemon)
@@ -103,10 +110,134 @@ def test_what_ran_out_of_memory_is_run_again_in_the_same_slurm_job(
         *train(memory_mib=3000, seconds=600, warmup=0), memory_mib=3000, gpus=2
     )
     number = site.run("--gpu-mem", "3G", "--", "sh", "-c", script)
+    until(flag.exists, "the first attempt")
+    site.node.cancel(beside)
     site.await_state(number, "COMPLETED")
     said = site.output(number)
     assert "is run again" in said and "fits" in said and oom in said, said
     (job,) = site.node.get("/v1/history?states=succeeded&limit=1")["jobs"]
     assert job["slurm_job"] == number and job["attempt"] == 2
     assert job["failures"][0]["cause"] == "gpu_oom"
-    site.node.cancel(beside)
+
+
+HELD = ("starting", "running")
+HOLDS = ("--exclusive", "--", "sleep", "1000")
+
+
+@pytest.mark.parametrize("end", ["scancel", "kill", "requeue"])
+def test_what_slurm_ends_is_gone_whether_it_waits_or_runs(site: Site, end: str) -> None:
+    holds = [site.run(*HOLDS) for _ in range(2)]
+    for number in holds:
+        site.job(number, *HELD)
+    waits = site.run(*HOLDS)
+    site.job(waits, "queued")
+    for number in (waits, *holds):
+        _end(site, number, end)
+    if end == "requeue":  # Slurm runs them anew: two of three get GPUs, none twice
+        until(lambda: all(map(_is_anew, map(site.jobs, (waits, *holds)))), "another attempt")
+        site.slurm.run("scancel", "-f", *map(str, (waits, *holds)))
+    until(lambda: not site.node.get("/v1/jobs")["jobs"], f"the end by {end}")
+    site.no_gpu_is_held()
+
+
+def _is_anew(jobs: list[Json]) -> bool:
+    return len(jobs) == 1 and jobs[0]["state"] in ("queued", *HELD)
+
+
+def _end(site: Site, number: int, how: str) -> None:
+    if how == "scancel":
+        site.slurm.run("scancel", str(number))
+    elif how == "requeue":
+        site.slurm.run("scontrol", "requeue", str(number))
+    else:
+        _kill_run(site, number)
+
+
+def _kill_run(site: Site, number: int) -> None:
+    """`kill -9` of `carma run` alone."""
+    (job,) = site.jobs(number)
+    os.kill(int(job["stdout"].split("/")[2]), signal.SIGKILL)
+
+
+def test_a_job_that_is_cancelled_in_carma_ends_its_slurm_job(site: Site) -> None:
+    holds = [site.run(*HOLDS) for _ in range(2)]
+    ids = [site.job(number, *HELD)["id"] for number in holds]
+    waits = site.run(*HOLDS)
+    ids.append(site.job(waits, "queued")["id"])
+    for id in reversed(ids):
+        site.node.cancel(id)
+    for number in (*holds, waits):
+        site.await_state(number, "FAILED")
+        assert "cancelled" in site.output(number)
+    assert "ExitCode=143:0" in site.slurm.run("scontrol", "show", "job", str(holds[0]))
+
+
+def test_nothing_is_lost_or_doubled_while_the_daemon_is_gone(site: Site, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    script = f"echo began; while [ ! -e {go} ]; do sleep 0.1; done; echo over"
+    runs = [site.run("--exclusive", "--", "sh", "-c", script) for _ in range(2)]
+    for number in runs:
+        site.job(number, *HELD)
+    waits = site.run("--exclusive", "--", "sh", "-c", script)
+    site.job(waits, "queued")
+    gone = site.run(*HOLDS)
+    site.job(gone, "queued")
+    before = len(site.node.get("/v1/jobs")["jobs"])
+    site.node.kill()
+    late = site.run("--exclusive", "--", "sh", "-c", script)
+    until(lambda: "still trying to submit" in site.output(late), "a submission without carmad")
+    site.slurm.run("scancel", "-f", str(gone))
+    site.node.start()
+    until(lambda: not site.jobs(gone), "the end of what was cancelled meanwhile")
+    site.job(late, "queued")
+    assert len(site.node.get("/v1/jobs")["jobs"]) == before
+    site.node.kill()
+    go.touch()
+    until(lambda: all("over" in site.output(number) for number in runs), "the ends of two")
+    site.node.start()
+    for number in (*runs, waits, late):
+        site.await_state(number, "COMPLETED")
+        assert site.output(number).count("began") == 1, site.output(number)
+
+
+def test_slurm_has_no_more_gpu_memory_than_the_gpus_that_take_jobs(site: Site) -> None:
+    def says(text: str) -> None:
+        until(lambda: text in site.slurm.run("scontrol", "show", "node", "n1"), text)
+
+    says("Gres=gpumem:80")
+    site.node.carma("drain", "1", "--reason", "a fan is loud")
+    says("Gres=gpumem:40")
+    says("Comment=carma: GPU 1 drained by root: a fan is loud")
+    site.node.carma("drain", "0", "--reason", "and this one")
+    says("Reason=carma: GPU 0 drained by root: and this one; GPU 1")
+    assert "drain" in site.slurm.states()["n1"]
+    site.node.kill()  # nothing that only it would know
+    site.node.start()
+    site.node.carma("resume", "all")
+    says("Gres=gpumem:80")
+    until(lambda: site.slurm.states() == {"n1": "idle"}, "a node that takes jobs again")
+    site.slurm.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=the roof leaks")
+    site.node.carma("drain", "1", "--reason", "once more")
+    says("Gres=gpumem:40")
+    site.node.carma("resume", "1")
+    says("Gres=gpumem:80")
+    assert "drain" in site.slurm.states()["n1"], "what people drained, people resume"
+    site.slurm.run("scontrol", "update", "NodeName=n1", "State=RESUME")
+
+
+def test_the_doctor_says_what_is_missing(site: Site) -> None:
+    site.node.env["CARMA_CLUSTER__NODE"] = "n1"
+    said = json.loads(site.node.carma("doctor", "--slurm", "--json"))
+    checks = {check["name"]: check["ok"] for check in said["checks"]}
+    assert checks == {
+        "slurmctld": True,
+        "GresTypes": True,
+        "devices": True,
+        "KillWait": None,  # five seconds, in tests
+        "socket": True,
+        "engine": True,
+        "node": True,
+    }, said
+    site.slurm.run("scontrol", "update", "NodeName=n1", "Gres=gpumem:800")
+    assert "gpumem:80 in slurm.conf" in site.node.carma("doctor", "--slurm", rc=1)
+    site.slurm.run("scontrol", "update", "NodeName=n1", "Gres=gpumem:80")

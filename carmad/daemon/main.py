@@ -33,6 +33,7 @@ from carmad.daemon.monitor import Monitor
 from carmad.daemon.mpswatch import MpsWatch
 from carmad.daemon.reload import EMULATED, Reloader, read
 from carmad.daemon.runners import Runners
+from carmad.daemon.slurmnode import SlurmNode
 from carmad.daemon.weekly import weekly
 from carmad.daemon.world import DaemonWorld
 from carmad.engine.clock import Clock, boot_id, wall_ahead
@@ -176,6 +177,8 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         stack.callback(models.stop)
         _start(stack, post)
         _start(stack, server)
+        if settings.cluster.engine:
+            _start(stack, SlurmNode(scene, settings.cluster.node))
         if settings.metrics.listen:
             _start(stack, Keeper(settings.metrics.listen, where, own_units))
         stack.callback(experience.close)  # first: the others wait for the trials under way
@@ -193,7 +196,8 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
 
 
 def _start(
-    stack: contextlib.ExitStack, part: Monitor | MpsWatch | Housekeeping | Post | Server | Keeper
+    stack: contextlib.ExitStack,
+    part: Monitor | MpsWatch | Housekeeping | Post | Server | Keeper | SlurmNode,
 ) -> None:
     """Start `part`, and stop it when the stack closes."""
     part.start()

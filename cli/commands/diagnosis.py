@@ -48,6 +48,9 @@ def doctor(
             "--write", help="With --gpu: write the proposed settings to the settings file."
         ),
     ] = False,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Check instead that Slurm and CARMA fit each other.")
+    ] = False,
 ) -> None:
     """Check this machine and, if one is running, the daemon. Exits with 1 if a check fails."""
     if gpu:
@@ -57,12 +60,12 @@ def doctor(
         return
     if device or write:
         raise Usage("--device and --write need --gpu")
-    checks = list(_local())
-    try:
-        checks += client.get("/v1/doctor")["checks"]
-    except CarmaError as error:
-        checks += _without_daemon()
-        checks.append(_check("daemon", False, error.message, error.hint))
+    if slurm:
+        from cli import slurm_checks
+
+        checks = list(slurm_checks.checks())
+    else:
+        checks = list(_all())
     answer = {"schema": 1, "checks": checks}
     if json:
         output.print_json(answer)
@@ -72,6 +75,15 @@ def doctor(
         output.show(render.doctor({"schema": 1, "checks": checks}))
     if any(check["ok"] is False for check in checks):
         raise typer.Exit(1)
+
+
+def _all() -> Iterator[CheckOut]:
+    yield from _local()
+    try:
+        yield from client.get("/v1/doctor")["checks"]
+    except CarmaError as error:
+        yield from _without_daemon()
+        yield _check("daemon", False, error.message, error.hint)
 
 
 def _local() -> Iterator[CheckOut]:

@@ -1,0 +1,151 @@
+"""Tells Slurm how much GPU memory this node has to give: its counted resource `gpumem`, in GiB.
+
+What is wanted follows from the GPUs as they are now, and what Slurm has is asked before it is
+changed. So nothing needs to be remembered, whichever of the two was restarted.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from carmad.core.scene import Scene
+
+LOOK_S = 1.0
+ASK_S = 60.0  # `scontrol reconfigure` restores what slurm.conf says, for instance
+WITHIN_S = 20.0  # that scontrol may take
+OURS = "carma: "  # how the reasons begin with which we drain the node
+MOST_SAID = 200
+MIB_PER_GIB = 1024
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    gib: int  # of all GPUs that take jobs
+    why: str  # there are not more; "": all take jobs
+
+
+GPUMEM = re.compile(r"(?<![^,])gpumem:(?:no_consume:)?(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What Slurm has on record."""
+
+    gres: str  # "gpu:a100:2,gpumem:80"
+    drained: bool
+    reason: str
+
+
+class ScontrolFailed(Exception):
+    pass
+
+
+def wanted(scene: Scene) -> Wanted | None:
+    """None: nobody knows the GPUs yet."""
+    gib, why = 0, []
+    for view in scene.view.gpus:
+        fault = view.sample.fault if view.sample else None
+        if drain := scene.drains.get(view.id):
+            why.append(f"GPU {view.gpu.index} drained by {drain.by}: {drain.reason}")
+        elif fault:
+            why.append(f"GPU {view.gpu.index}: {fault}")
+        else:
+            gib += view.gpu.memory_mib // MIB_PER_GIB
+    return Wanted(gib, "; ".join(why)[:MOST_SAID]) if scene.view.gpus else None
+
+
+def name_of(setting: str) -> str:
+    """The node's name in Slurm."""
+    return setting or socket.gethostname().partition(".")[0]
+
+
+def look(name: str) -> Node:
+    """Raises ScontrolFailed."""
+    said = scontrol("--oneliner", "show", "node", name)
+    gres = re.search(r" Gres=(\S+)", said)
+    state = re.search(r" State=(\S+)", said)
+    reason = re.search(r" Reason=(.*?)(?: \[[^\]]*\])?\s*$", said)
+    return Node(
+        re.sub(r"\([^)]*\)", "", gres[1]) if gres else "",  # without the sockets
+        "DRAIN" in state[1] if state else False,
+        reason[1] if reason else "",
+    )
+
+
+def changes(node: Node, want: Wanted) -> Iterator[dict[str, str]]:
+    """What to tell Slurm of the node, one after the other. A node without any GPU is drained, so
+    that its jobs are not refused but wait; and resumed if it was drained by us."""
+    reason, ours = OURS + want.why, node.reason.startswith(OURS)
+    if want.gib == 0:
+        if not node.drained or (ours and node.reason != reason):
+            yield {"State": "DRAIN", "Reason": reason}
+        return
+    gres = GPUMEM.sub(f"gpumem:{want.gib}", node.gres)
+    if gres != node.gres:
+        yield {"Gres": gres, "Comment": reason if want.why else ""}
+    if node.drained and ours:
+        yield {"State": "RESUME"}
+
+
+def scontrol(*words: str) -> str:
+    try:
+        ran = subprocess.run(
+            ("scontrol", *words),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=WITHIN_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ScontrolFailed(str(error)) from error
+    if ran.returncode != 0:
+        raise ScontrolFailed((ran.stderr or ran.stdout).strip()[:MOST_SAID])
+    return ran.stdout
+
+
+class SlurmNode:
+    def __init__(self, scene: Callable[[], Scene], name: str) -> None:
+        self._scene = scene
+        self._name = name_of(name)
+        self._told: Wanted | None = None
+        self._failing = ""
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="slurm-node", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()  # it may be waiting for scontrol
+
+    def _run(self) -> None:
+        looks = 0
+        while not self._stopped.wait(LOOK_S):
+            looks += 1
+            try:
+                want = wanted(self._scene())
+                if want and (want != self._told or looks * LOOK_S >= ASK_S):
+                    looks = 0
+                    self._told = want  # if it fails, the next try is with the next ASK_S
+                    self._tell(want)
+                    self._failing = ""
+            except ScontrolFailed as error:
+                if self._failing != str(error):
+                    self._failing = str(error)
+                    log.error("cannot tell Slurm about the GPUs of %s: %s", self._name, error)
+            except Exception:
+                log.exception("Slurm was not told about the GPUs")
+
+    def _tell(self, want: Wanted) -> None:
+        for each in changes(look(self._name), want):
+            scontrol("update", f"NodeName={self._name}", *(f"{k}={v}" for k, v in each.items()))
+            log.info("told Slurm of %s: %s", self._name, each)
