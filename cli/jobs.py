@@ -21,8 +21,19 @@ def wait_for(label: str) -> Any:
             return job
 
 
+SLURM = "slurm:"
+
+
 def resolve(word: str) -> str:
-    """The label of `last`; any other word is already a label."""
+    """The label of `last`, or of your job in a Slurm job; any other word is already a label."""
+    if word.startswith(SLURM) and word.removeprefix(SLURM).isdecimal():
+        found = client.get("/v1/jobs", slurm_job=word.removeprefix(SLURM))["jobs"]
+        if not found:
+            raise Usage(
+                f"no job of yours runs here in Slurm job {word.removeprefix(SLURM)}",
+                "it has one from its `carma run` on",
+            )
+        return str(found[-1]["label"])
     if word != "last":
         return word
     jobs = client.get("/v1/jobs", select="last")["jobs"]

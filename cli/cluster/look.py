@@ -99,7 +99,7 @@ def _as_json(row: slurm.Row) -> dict[str, Any]:
 
 
 def _table(listed: Sequence[slurm.Row], header: bool = True) -> list[Block]:
-    made = Table(columns(">JOBID NAME USER ST >TIME >LIMIT >GPUMEM NODE(REASON)"), header=header)
+    made = Table(columns("JOBID> NAME~ USER ST TIME> LIMIT>? GPUMEM> NODE(REASON)~"), header=header)
     for row in listed:
         made.add(
             row.label,
@@ -181,11 +181,12 @@ def _on_node(row: slurm.Row, verb: str, as_json: bool) -> tuple[Any, str]:
     if row.state.name != "running":
         return None, ""
     try:
-        label = node.label_of(row)
-        said = node.ask(row, verb, label, *(["--json"] if as_json else []))
+        said = node.ask(row, verb, *(["--json"] if as_json else []))
         return (json.loads(said) if as_json else said), ""
     except Problem as error:
-        return None, f"{error.message}{f'; {error.hint}' if error.hint else ''}"
+        return None, error.message
+    except ValueError:
+        return None, "its carma gives no answer that can be read"
 
 
 def _show_node(row: slurm.Row, there: Any, missing: str) -> None:
@@ -203,7 +204,7 @@ def status(options: Namespace) -> int:
         rows = [_as_json(row) for row in listed]
         output.print_json({"schema": 1, "nodes": found, "jobs": rows})
         return 0
-    made = Table(columns("NODE STATE >GPUMEM(USED/ALL) >CPUS(USED/ALL) REASON"))
+    made = Table(columns("NODE STATE GPUMEM(USED/ALL)> CPUS(USED/ALL)> REASON~"))
     for one in found:
         made.add(
             *(one["name"], one["state"]),

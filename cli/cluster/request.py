@@ -11,9 +11,12 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from carmad.core.findings import StageTimes
+from carmad.core.layout import Stage
 from carmad.core.layout_text import OF_STAGE, OF_TIMES, written
 from carmad.core.sweep import filled, variables
 from carmad.http.intake import job_name
@@ -118,10 +121,15 @@ def _for_carma(option: Option, value: Any) -> Iterator[str]:
     if value == option.default or not value:
         return
     if option.name == "layout":
-        yield from (f"{option.flag}={written(stage, OF_STAGE)}" for stage in value["stages"])
+        yield from (
+            f"{option.flag}={written(asdict(Stage(**stage)), OF_STAGE)}"
+            for stage in value["stages"]
+        )
         yield f"--allreduce={value['allreduce']}"
     elif option.repeated:
-        yield from (f"{option.flag}={written({'gpu': '', **one}, OF_TIMES)}" for one in value)
+        yield from (
+            f"{option.flag}={written(asdict(StageTimes(**one)), OF_TIMES)}" for one in value
+        )
     elif option.name == "warn":
         yield f"{option.flag}={value['signum']}@{value['before_s']}"
     elif value is True:

@@ -62,9 +62,9 @@ SEPARATOR = "\x1f"
 def counted(gres: str) -> int | None:
     """N of gpumem in "gpu:2,gpumem:a100:80(S:0)"; None: there is none."""
     for one in gres.replace("gres:", "").replace("gres/", "").split(","):
-        name, *_, count = one.partition("(")[0].replace("=", ":").split(":")
-        if name == "gpumem" and count.isdigit():
-            return int(count)
+        parts = one.partition("(")[0].replace("=", ":").split(":")
+        if parts[0] == "gpumem" and parts[-1].isdigit():
+            return int(parts[-1])
     return None
 
 
@@ -114,8 +114,10 @@ def _accounted(label: str) -> str:
 def details(label: str) -> dict[str, str]:
     """What `scontrol show job` says of one job: NAME=VALUE, a line's first. Raises Gone."""
     text = ask("scontrol", "show", "job", label)
+    all_tasks = ("\n\n" + text).split("\n\nJobId=")  # if it is an array that has tasks
+    own = next((one for one in all_tasks if one.startswith(f"{label} ")), all_tasks[-1])
     found = {}
-    for line in text.split("\n\n")[0].splitlines():
+    for line in own.splitlines():
         name, given, value = line.strip().partition("=")
         if given:  # those that a job's name could make up come first, so the real ones win
             found[name] = value

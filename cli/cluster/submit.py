@@ -37,14 +37,13 @@ def submit(args: list[str]) -> int:
 
 def _submit(args: list[str]) -> int:
     foreign: list[str] = []
-    options, body = here.read(args, foreign=foreign)
+    options, body = here.read(args, foreign=foreign, known=jobs.resolve)
     _refuse(options)
     foreign += options.ignored or ()
     if mails := [*filter(None, (options.notify, options.mail_type))]:
         body["notify"] = ",".join(mails)
     if options.mail_user:
         foreign.append(f"--mail-user={options.mail_user}")
-    body["after"] = [{**one, "job": jobs.resolve(one["job"])} for one in body["after"]]
     if not options.quiet:
         here.warn_of_script(body)
     mib, source = _memory(body, options) if body["gpus"] else (None, "")

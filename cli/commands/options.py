@@ -32,7 +32,8 @@ def add_states(parser: Parser) -> None:
 
 
 def add_job(parser: Parser) -> None:
-    parser.add_argument("job", metavar="JOB", help="a job id, such as 42 or 42_3, or last")
+    about = "a job id, such as 42 or 42_3, or last; slurm:42 for what runs in this job of Slurm's"
+    parser.add_argument("job", metavar="JOB", help=about)
 
 
 def add_select(parser: Parser) -> None:

@@ -23,6 +23,7 @@ from cli.verbs import BY_NAME
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 PLACE = ("$0", "${0", "BASH_SOURCE", "__file__")  # in a script: where it is
@@ -184,11 +185,15 @@ def wants_json(args: list[str]) -> bool:
 
 
 def read(
-    args: list[str], parser: Parser | None = None, foreign: list[str] | None = None
+    args: list[str],
+    parser: Parser | None = None,
+    foreign: list[str] | None = None,
+    known: Callable[[str], str] | None = None,
 ) -> tuple[argparse.Namespace, dict[str, Any]]:
     """The options, and the resulting request. `parser`: that of a verb that takes the same options
     and more. `foreign`: where a script's lines have options of sbatch that mean nothing on one
-    server, they are added here instead of being reported."""
+    server, they are added here instead of being reported. `known`: which job a word such as `last`
+    names, if a daemon is not to be asked."""
     parser = parser or build_parser()
     words, command, marked = parser.split(args)
     options = given = parser.parse_args(words)
@@ -206,7 +211,7 @@ def read(
     if command and not _may_be_there(command[0], options):
         hint = "give the path of a program or job script relative to this directory, or --chdir"
         raise Usage(f"there is no {command[0]}", hint)
-    request = _request(options, _argv(options, command, script), script)
+    request = _request(options, _argv(options, command, script), script, known or whole)
     if options.param or options.params:
         from cli.sweep import swept
 
@@ -255,7 +260,12 @@ def _argv(options: argparse.Namespace, command: list[str], script: Script | None
     return [runnable(command[0]), *command[1:]]
 
 
-def _request(options: argparse.Namespace, argv: list[str], script: Script | None) -> dict[str, Any]:
+def _request(
+    options: argparse.Namespace,
+    argv: list[str],
+    script: Script | None,
+    known: Callable[[str], str],
+) -> dict[str, Any]:
     if not all(map(_is_text, argv)):
         raise Usage("the command is not valid UTF-8", "rename the file")
     cwd = os.path.abspath(options.chdir or ".")  # noqa: PTH100 - pathlib is slow to import
@@ -281,7 +291,7 @@ def _request(options: argparse.Namespace, argv: list[str], script: Script | None
         "name": options.name or own_name,
         "gpus": _gpus(options),
         "layout": _layout(options),
-        "after": _after(options),
+        "after": _after(options, known),
     }
 
 
@@ -312,9 +322,9 @@ def _layout(options: argparse.Namespace) -> dict[str, Any] | None:
     return None
 
 
-def _after(options: argparse.Namespace) -> list[dict[str, str]]:
+def _after(options: argparse.Namespace, known: Callable[[str], str]) -> list[dict[str, str]]:
     named = [*(options.after or ()), *(options.after_ok or ())]
-    return [{**one, "job": whole(one["job"])} for one in named]
+    return [{**one, "job": known(one["job"])} for one in named]
 
 
 def whole(word: str) -> str:
