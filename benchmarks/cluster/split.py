@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from random import Random
 from statistics import fmean
 
@@ -27,8 +28,10 @@ from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import parse
 from carmad.sim.outcome import Outcome
 from carmad.sim.run import simulate
-from carmad.sim.task import Task
-from carmad.sim.traces.sources import load
+from carmad.sim.task import Task, Trace
+from carmad.sim.traces import philly
+from carmad.sim.traces.assign import assign
+from carmad.sim.traces.rows import ordered
 
 POLICIES = ("exclusive", "magm", "lug", "rr", "first_fit")
 NODE_GPUS, KIND = 8, "A100-40GB"
@@ -133,18 +136,28 @@ def run(case: Case) -> Run:
 
 def experiment_of(case: Case) -> Experiment:
     gpus = case.nodes * NODE_GPUS
-    most = 1 if case.single else NODE_GPUS
-    # More than are used: those of too many GPUs are left out.
-    wanted = round(gpus * case.jobs_per_gpu)
-    trace = load(f"philly:{DATA}/philly/philly.csv?seed={case.seed}&tasks={round(wanted * 1.25)}")
-    tasks = [task for task in trace.tasks if task.gpus <= most][:wanted]
+    trace = _drawn(case.seed, round(gpus * case.jobs_per_gpu), 1 if case.single else NODE_GPUS)
     return Experiment(
-        replace(trace, tasks=loaded(tasks, gpus, case)),
+        replace(trace, tasks=loaded(trace.tasks, gpus, case)),
         parse(f"{case.nodes}x{NODE_GPUS}x{KIND}"),
         Settings(policy=case.policy),
         estimator="known",
         seed=case.seed,
     )
+
+
+@cache
+def _philly() -> Trace:
+    return philly.read(DATA / "philly" / "philly.csv")
+
+
+@lru_cache(maxsize=8)
+def _drawn(seed: int, count: int, gpus: int) -> Trace:
+    """So many consecutive jobs, of those for at most `gpus` GPUs each."""
+    small = [task for task in _philly().tasks if task.gpus <= gpus]
+    begin = Random(f"cluster/{seed}").randrange(len(small) - count + 1)
+    run = small[begin : begin + count]
+    return assign(ordered(f"philly[{begin}:{begin + count}]", run), seed)
 
 
 def loaded(tasks: Sequence[Task], gpus: int, case: Case) -> tuple[Task, ...]:
