@@ -48,7 +48,7 @@ def test_a_job_waits_at_its_node_while_another_is_idle():
     assert blind.first_wait_s == 0
     assert blind.node_wait_s == (1010 - 2) / 3
     assert blind.wait_beside_idle == (1010 - 111) / (1010 - 2)
-    late = simulate_staged(asked, First(recalls=True))
+    late = simulate_staged(asked, First(late=True))
     assert ends(late.outcome) == [1010, 111, 1120]  # sent at once: nobody waits there yet
 
 

@@ -48,8 +48,8 @@ WAYS: dict[str, First | None] = {
     "packed": First("packed"),
     "exact sums": First(unit_mib=1),
     "measured": First("measured"),
-    "measured, late": First("measured", recalls=True),
-    "late": First(recalls=True),
+    "measured, late": First("measured", late=True),
+    "late": First(late=True),
     "GPUs counted": First(unit_mib=0),
 }
 CAUSES = tuple(way for way in WAYS if way not in (ONE, SLURM))

@@ -42,7 +42,7 @@ class First:
 
     choice: Choice = "least"
     unit_mib: int = 1024  # memory is counted in whole units; 0: GPUs are counted instead
-    recalls: bool = False  # a node where a job waits is sent no other: jobs wait in the first stage
+    late: bool = False  # a node where a job waits is sent no other: jobs wait in the first stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +191,13 @@ class _Cluster:
 
     def _choice(self, gpus: int, need: int) -> _Site | None:
         """An estimate above all of a node's memory asks for all of it."""
-        recalls = self.first.recalls
+        late = self.first.late
         fit = (
             site
             for site in self.sites
             if site.free >= min(need, site.whole)
             and site.gpus >= gpus
-            and not (recalls and site.record.waiting)
+            and not (late and site.record.waiting)
         )
         match self.first.choice:
             case "packed":
