@@ -27,7 +27,7 @@ from carmad.sim.experiment import Experiment, Physics
 from carmad.sim.hardware import KINDS, Cluster, GpuKind, Node, parse
 from carmad.sim.run import simulate
 from carmad.sim.task import Load, Task, Trace
-from carmad.sim.workload import Workload
+from carmad.sim.workload import Workload, submit_in_time
 from carmad.sim.world import World
 
 FAST = GpuKind("fast", 40_960, 50.0, 400.0, 1.0)
@@ -477,8 +477,10 @@ class Diary(Clock):
 
 def a_world(cluster, *tasks, clock=None):
     experiment = Experiment(Trace("by hand", tasks), cluster)
-    workload = Workload(experiment)
-    return World(experiment, Settings(), workload, interference.make("none"), clock or Clock())
+    workload, clock = Workload(experiment), clock or Clock()
+    world = World(experiment, Settings(), workload, interference.make("none"), clock)
+    submit_in_time(workload.tasks, clock, world.submit)
+    return world
 
 
 def test_to_be_woken_at_one_instant_is_to_be_woken_once():

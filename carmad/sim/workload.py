@@ -9,7 +9,7 @@ Each task has its own random stream, so that a policy's decisions do not change 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -17,6 +17,7 @@ from carmad.core.layout import Layout, iteration_s
 from carmad.core.types import Estimate, JobId, JobSpec
 from carmad.errors import CarmaError
 from carmad.sim.catalogue import key
+from carmad.sim.clock import Clock, Order
 from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import KINDS, GpuKind
 from carmad.sim.task import Load, Task
@@ -146,6 +147,24 @@ class Workload:
         if sigma == 0:
             return 1.0
         return Random(f"{self._seed}/{job}/{what}").lognormvariate(0.0, sigma)
+
+
+def submit_in_time(
+    tasks: Sequence[Task], clock: Clock, submit: Callable[[JobId, JobId], None]
+) -> None:
+    """Have `submit` called at each instant at which the trace has jobs, with the first of them and
+    the one after the last."""
+
+    def arrive(first: JobId) -> None:
+        after = first + 1
+        while after <= len(tasks) and tasks[after - 1].submit_s == clock.now:
+            after += 1
+        submit(first, JobId(after))
+        if after <= len(tasks):
+            clock.call_at(tasks[after - 1].submit_s, Order.REST, arrive, JobId(after))
+
+    if tasks:
+        clock.call_at(tasks[0].submit_s, Order.REST, arrive, JobId(1))
 
 
 def _pace(load: Load, kind: GpuKind) -> float:

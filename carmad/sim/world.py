@@ -71,10 +71,14 @@ class World:
         self._limit = False  # a time limit has been reached
         self._wakes = 0  # asked for since something last ran or arrived
         self._wakes_at = math.inf  # when the last of them is; the others are not heeded any more
-        if workload.tasks:
-            clock.call_at(workload.tasks[0].submit_s, Order.REST, self._submit, JobId(1))
 
     # -- what the core is told
+
+    def submit(self, first: JobId, after: JobId) -> None:
+        """Tell the core at this instant of the jobs from `first` to the one before `after`."""
+        self._wakes = 0
+        specs = tuple(self._workload.spec(JobId(id)) for id in range(first, after))
+        self._submissions.append(Submitted(self._clock.now, first, specs))
 
     def opening(self) -> tuple[Event, ...]:
         """The GPUs, idle for as long as the core wants to have watched them."""
@@ -202,19 +206,6 @@ class World:
         self._clock.call_at(gone_at, Order.ENDS, self._end, run, run.version, exit)
 
     # -- what happens by itself
-
-    def _submit(self, first: JobId) -> None:
-        """All that is submitted at this instant, and come back for the rest."""
-        tasks, now = self._workload.tasks, self._clock.now
-        self._wakes = 0
-        after = first + 1
-        while after <= len(tasks) and tasks[after - 1].submit_s == now:
-            after += 1
-        specs = tuple(self._workload.spec(JobId(id)) for id in range(first, after))
-        self._submissions.append(Submitted(now, first, specs))
-        if after <= len(tasks):
-            at = tasks[after - 1].submit_s
-            self._clock.call_at(at, Order.REST, self._submit, JobId(after))
 
     def _first_kernel(self, run: Execution, version: int) -> None:
         """It asks for all of its memory; with that it trains, and without it crashes."""
