@@ -109,7 +109,7 @@ def _node(name: str, gpus: list[dict[str, object]]) -> CheckOut:
     if int(found[1]) > gib:
         return _check("node", False, f"{name} has gpumem:{found[1]}, its GPUs {gib} GiB", asked)
     if int(found[1]) < gib:
-        hint = f"Unless GPUs are drained (carma gpus): {asked}"
+        hint = f"Unless GPUs are drained (carma gpus) or it is to be so: {asked}"
         return _check("node", None, f"{name} has gpumem:{found[1]}, its GPUs {gib} GiB", hint)
     return _check("node", True, f"{name} has gpumem:{gib}, as its GPUs have")
 

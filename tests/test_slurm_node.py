@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from carmad.daemon.slurmnode import Node, Wanted, changes
 from tests import slurm
-from tests.daemon import CARMA, NO_KERNELS, Carmad, Json, train, until
+from tests.daemon import CARMA, NO_KERNELS, OVER, Carmad, Json, train, until
 
 pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason=f"needs {slurm.missing()}")
 
@@ -127,21 +128,16 @@ HOLDS = ("--exclusive", "--", "sleep", "1000")
 @pytest.mark.parametrize("end", ["scancel", "kill", "requeue"])
 def test_what_slurm_ends_is_gone_whether_it_waits_or_runs(site: Site, end: str) -> None:
     holds = [site.run(*HOLDS) for _ in range(2)]
-    for number in holds:
-        site.job(number, *HELD)
+    ids = [site.job(number, *HELD)["id"] for number in holds]
     waits = site.run(*HOLDS)
-    site.job(waits, "queued")
+    ids.append(site.job(waits, "queued")["id"])
     for number in (waits, *holds):
         _end(site, number, end)
-    if end == "requeue":  # Slurm runs them anew: two of three get GPUs, none twice
-        until(lambda: all(map(_is_anew, map(site.jobs, (waits, *holds)))), "another attempt")
+    if end == "requeue":  # Slurm runs them anew, often after two minutes only
+        until(lambda: all(site.node.job(id)["state"] in OVER for id in ids), "the end of the old")
         site.slurm.run("scancel", "-f", *map(str, (waits, *holds)))
     until(lambda: not site.node.get("/v1/jobs")["jobs"], f"the end by {end}")
     site.no_gpu_is_held()
-
-
-def _is_anew(jobs: list[Json]) -> bool:
-    return len(jobs) == 1 and jobs[0]["state"] in ("queued", *HELD)
 
 
 def _end(site: Site, number: int, how: str) -> None:
@@ -198,6 +194,13 @@ def test_nothing_is_lost_or_doubled_while_the_daemon_is_gone(site: Site, tmp_pat
     for number in (*runs, waits, late):
         site.await_state(number, "COMPLETED")
         assert site.output(number).count("began") == 1, site.output(number)
+
+
+def test_a_node_never_has_more_than_slurm_conf_gives_it() -> None:
+    node = Node("gpu:2,gpumem:78", 78, False, "")
+    assert [*changes(node, Wanted(81_920, 81_920, ""))] == []
+    half = {"Gres": "gpu:2,gpumem:39", "Comment": "carma: GPU 1 is lost"}
+    assert [*changes(node, Wanted(40_960, 81_920, "GPU 1 is lost"))] == [half]
 
 
 def test_slurm_has_no_more_gpu_memory_than_the_gpus_that_take_jobs(site: Site) -> None:

@@ -43,6 +43,9 @@ def lose(way: WithCarma, node: str) -> None:
     carmad.start()
     cluster.start_node(node)
     _answers(way)
+    for number, state in cluster.jobs().items():
+        if state == "PENDING":
+            cluster.hurry(number)
 
 
 def _answers(way: WithCarma) -> None:

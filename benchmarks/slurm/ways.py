@@ -29,6 +29,7 @@ SETTINGS = {  # the paper's times, compressed as the trace is; memory is as each
     "CARMA_MONITOR__WINDOW_S": "0.7",
     "CARMA_LIMITS__KILL_GRACE_S": "2",
     "CARMA_RETENTION__BACKUPS": "0",
+    "CARMA_CLUSTER__ENGINE": "slurm",
 }
 RECORDED = """\
 #!/bin/sh
@@ -148,8 +149,12 @@ class WithCarma(Way):
 
     def __init__(self, folder: Path, settings: Mapping[str, str] = SETTINGS) -> None:
         super().__init__(folder)
+        conf = self.cluster.env["SLURM_CONF"]
         self.carmads = {
-            name: Carmad(folder / name, CARDS, **settings) for name in self.cluster.nodes
+            name: Carmad(
+                folder / name, CARDS, **settings, SLURM_CONF=conf, CARMA_CLUSTER__NODE=name
+            )
+            for name in self.cluster.nodes
         }
 
     def start_nodes(self) -> None:

@@ -1,7 +1,8 @@
 """Tells Slurm how much GPU memory this node has to give: its counted resource `gpumem`, in GiB.
 
-What is wanted follows from the GPUs as they are now, and what Slurm has is asked before it is
-changed. So nothing needs to be remembered, whichever of the two was restarted.
+What is wanted follows from the GPUs as they are now and from slurm.conf, and what Slurm has is
+asked before it is changed. So nothing needs to be remembered, whichever of the two was restarted.
+Slurm takes a node out of service if it is said to have more than slurm.conf gives it.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    gib: int  # of all GPUs that take jobs
-    why: str  # there are not more; "": all take jobs
+    usable_mib: int  # of the GPUs that take jobs
+    all_mib: int
+    why: str  # the former is less; "": all take jobs
 
 
 GPUMEM = re.compile(r"(?<![^,])gpumem:(?:no_consume:)?(\d+)")
@@ -40,6 +42,7 @@ class Node:
     """What Slurm has on record."""
 
     gres: str  # "gpu:a100:2,gpumem:80"
+    configured_gib: int  # its gpumem by slurm.conf
     drained: bool
     reason: str
 
@@ -50,16 +53,17 @@ class ScontrolFailed(Exception):
 
 def wanted(scene: Scene) -> Wanted | None:
     """None: nobody knows the GPUs yet."""
-    gib, why = 0, []
+    usable_mib, all_mib, why = 0, 0, []
     for view in scene.view.gpus:
+        all_mib += view.gpu.memory_mib
         fault = view.sample.fault if view.sample else None
         if drain := scene.drains.get(view.id):
             why.append(f"GPU {view.gpu.index} drained by {drain.by}: {drain.reason}")
         elif fault:
             why.append(f"GPU {view.gpu.index}: {fault}")
         else:
-            gib += view.gpu.memory_mib // MIB_PER_GIB
-    return Wanted(gib, "; ".join(why)[:MOST_SAID]) if scene.view.gpus else None
+            usable_mib += view.gpu.memory_mib
+    return Wanted(usable_mib, all_mib, "; ".join(why)[:MOST_SAID]) if all_mib else None
 
 
 def name_of(setting: str) -> str:
@@ -75,20 +79,28 @@ def look(name: str) -> Node:
     reason = re.search(r" Reason=(.*?)(?: \[[^\]]*\])?\s*$", said)
     return Node(
         re.sub(r"\([^)]*\)", "", gres[1]) if gres else "",  # without the sockets
+        configured_gib(name),
         "DRAIN" in state[1] if state else False,
         reason[1] if reason else "",
     )
+
+
+def configured_gib(name: str) -> int:
+    """The node's gpumem by slurm.conf, as its slurmd reads that; 0: none. Raises ScontrolFailed."""
+    found = re.search(r"Name=gpumem .*?Count=(\d+)", asked("slurmd", "-G", "-N", name))
+    return int(found[1]) if found else 0
 
 
 def changes(node: Node, want: Wanted) -> Iterator[dict[str, str]]:
     """What to tell Slurm of the node, one after the other. A node without any GPU is drained, so
     that its jobs are not refused but wait; and resumed if it was drained by us."""
     reason, ours = OURS + want.why, node.reason.startswith(OURS)
-    if want.gib == 0:
+    if want.usable_mib == 0:
         if not node.drained or (ours and node.reason != reason):
             yield {"State": "DRAIN", "Reason": reason}
         return
-    gres = GPUMEM.sub(f"gpumem:{want.gib}", node.gres)
+    gib = node.configured_gib * want.usable_mib // want.all_mib
+    gres = GPUMEM.sub(f"gpumem:{gib}", node.gres)
     if gres != node.gres:
         yield {"Gres": gres, "Comment": reason if want.why else ""}
     if node.drained and ours:
@@ -96,9 +108,14 @@ def changes(node: Node, want: Wanted) -> Iterator[dict[str, str]]:
 
 
 def scontrol(*words: str) -> str:
+    return asked("scontrol", *words)
+
+
+def asked(*words: str) -> str:
+    """What a command of Slurm's prints. Raises ScontrolFailed."""
     try:
         ran = subprocess.run(
-            ("scontrol", *words),
+            words,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -109,7 +126,7 @@ def scontrol(*words: str) -> str:
         raise ScontrolFailed(str(error)) from error
     if ran.returncode != 0:
         raise ScontrolFailed((ran.stderr or ran.stdout).strip()[:MOST_SAID])
-    return ran.stdout
+    return ran.stdout + ran.stderr  # slurmd writes to the latter
 
 
 class SlurmNode:
