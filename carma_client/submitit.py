@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, TypeVar
@@ -23,10 +23,12 @@ from submitit.core import core, job_environment, logger
 from submitit.core.submission import process_job
 from submitit.core.utils import DelayedSubmission, FailedSubmissionError, JobPaths
 
-from carma_client import Client
+from carma_client import calls
+from carmad.options import PLAIN
 from carmad.paths import socket_path
 
-OWN = frozenset({'memory_mib', 'time_limit_s'})
+# Options of a job that submitit has no word for: `carma_memory_mib` and so on.
+OWN = frozenset(PLAIN) - {"gpus", "cpus", "host_memory_mib", "stderr"}
 
 R = TypeVar("R", covariant=True)
 
@@ -39,7 +41,6 @@ STATES = {  # in submitit's words, which are Slurm's; those left out are the sam
     "timed_out": "TIMEOUT",
 }
 SAME = {"name": "name", "cpus_per_task": "cpus", "gpus_per_node": "gpus"}
-AT_ONCE = 500  # jobs in a request
 SIGNAL_DELAY_S = 90  # as with Slurm
 ONE_TASK = "a CARMA job is one task on one server; start several processes with torchrun or mpirun"
 
@@ -53,21 +54,13 @@ class CarmaInfoWatcher(core.InfoWatcher):
     def update(self) -> None:
         self._last_status_check = time.time()
         wanted = sorted(self._registered)
-        # The youngest first: see `CarmaJob._state`.
-        jobs = sorted({int(id.partition("_")[0]) for id in wanted}, reverse=True)
         self._num_calls += 1
         try:
-            told = [job for some in _parts(jobs) for job in Client().jobs(some)]
+            told = calls.jobs(wanted)
         except Exception as error:  # noqa: BLE001 - carmad may be restarting: ask again later
             logger.get_logger().warning(f"CARMA does not answer, states may be old: {error}")
             return
-        found = {job["label"]: job for job in told}
-        self._info_dict |= {id: _info(found.get(id)) for id in wanted}
-
-
-def _parts(jobs: Sequence[int]) -> Iterator[str]:
-    for start in range(0, len(jobs), AT_ONCE):
-        yield ",".join(map(str, jobs[start : start + AT_ONCE]))
+        self._info_dict |= {id: _info(told.get(id)) for id in wanted}
 
 
 def _info(job: Mapping[str, Any] | None) -> dict[str, str]:
@@ -98,13 +91,13 @@ class CarmaJob(core.Job[R]):
             helper = _requeuer(self.paths).read_text()
         except OSError:
             return state
-        # The helper's is not the later one: if it has done its work, the job's state shows it.
+        # The helper's state is not the later one: if its work is done, the job's state shows it.
         again = self.watcher.get_state(helper, mode)
         return "REQUEUED" if state not in _RUNS and again in _RUNS else state
 
     def cancel(self, check: bool = True) -> None:
         try:
-            Client().cancel(self.job_id)
+            calls.act("cancel", [self.job_id])
         except Exception:
             if check:
                 raise
@@ -143,15 +136,15 @@ class CarmaJobEnvironment(job_environment.JobEnvironment):
     def _requeue(self, countdown: int) -> None:
         """CARMA requeues only a job that has ended, so another job does it then."""
         id = self.job_id
-        helper = Client().submit(
-            [sys.executable, "-c", f"import carma_client as c; c.Client().requeue({id!r})"],
+        helper = calls.submit(
+            [sys.executable, "-m", "cli.main", "requeue", id],
             gpus=0,
             name=f"requeue-{id}",
             after=[{"job": id, "kind": "afterany"}],
             stdout=os.devnull,
             export=_socket(),
         )
-        _requeuer(self.paths).write_text(helper["label"])
+        _requeuer(self.paths).write_text(helper)
         logger.get_logger().info(f"Job {id} will run again; {countdown} more time-outs allowed")
 
 
@@ -209,7 +202,7 @@ class CarmaExecutor(core.Executor):
         """The jobs are held until their pickles and folders are there."""
         pickles = [self._pickled(each) for each in delayed_submissions]
         try:
-            answer = Client().submit(
+            label = calls.submit(
                 [*self.python, "-u", "-m", __name__, str(self.folder), _digest(pickles)],
                 held=True,
                 export={"SUBMITIT_EXECUTOR": "carma", **_socket()},
@@ -219,12 +212,11 @@ class CarmaExecutor(core.Executor):
             for pickle in pickles:
                 pickle.unlink(missing_ok=True)
             raise FailedSubmissionError(str(error)) from error
-        label = answer["label"]
         labels = [f"{label}_{index}" for index in range(len(pickles))] if pickles[1:] else [label]
         jobs: list[core.Job[Any]] = [self.job_class(self.folder, each) for each in labels]
         for job, pickle in zip(jobs, pickles, strict=True):
             job.paths.move_temporary_file(pickle, "submitted_pickle")
-        Client().release(label)
+        calls.act("release", [label])
         return jobs
 
     def _pickled(self, delayed: DelayedSubmission) -> Path:

@@ -4,9 +4,6 @@ Hydra imports every module of this namespace when it starts, and accepts launche
 else. Without hydra-submitit-launcher there is nothing to offer.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from importlib.util import find_spec
 
 if find_spec("hydra_plugins.hydra_submitit_launcher"):
@@ -17,19 +14,15 @@ if find_spec("hydra_plugins.hydra_submitit_launcher"):
     class CarmaLauncher(BaseSubmititLauncher):
         _EXECUTOR = "carma"
 
-    @dataclass
-    class CarmaQueueConf(BaseQueueConf):
-        """What `carma submit` calls --gpu-mem, --exclusive, … has its name here, too."""
-
-        _target_: str = f"{__name__}.CarmaLauncher"
-        timeout_min: int | None = None  # type: ignore[assignment]  # no limit
-        max_num_timeout: int = 0
-        array_parallelism: int | None = None
-        signal_delay_s: int = 90
-
     ConfigStore.instance().store(
         group="hydra/launcher",
         name="submitit_carma",
-        node=CarmaQueueConf(),
+        # Not a dataclass, so that all of CARMA's options can be added to it.
+        node={
+            **vars(BaseQueueConf()),
+            "_target_": f"{__name__}.{CarmaLauncher.__name__}",
+            "timeout_min": None,
+            "max_num_timeout": 0,
+        },
         provider="carma_launcher",
     )

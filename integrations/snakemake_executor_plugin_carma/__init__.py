@@ -16,9 +16,8 @@ from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 from snakemake_interface_executor_plugins.settings import CommonSettings
 
-from carma_client import Client
+from carma_client import calls
 
-AT_ONCE = 500  # jobs in a request
 BAD = frozenset({"failed", "cancelled", "timed_out", "out_of_memory", "gone"})
 
 common_settings = CommonSettings(
@@ -38,7 +37,7 @@ class Executor(RemoteExecutor):  # type: ignore[misc]  # Snakemake is not typed
         log = Path(".snakemake", "carma_logs").absolute() / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         try:
-            answer = Client().submit(
+            label = calls.submit(
                 ["/bin/sh", "-c", self.format_job_exec(job)],
                 name=name,
                 stdout=str(log).replace("%", "%%"),
@@ -47,8 +46,8 @@ class Executor(RemoteExecutor):  # type: ignore[misc]  # Snakemake is not typed
             )
         except Exception as error:
             raise WorkflowError(f"CARMA did not take job {name}: {error}") from error
-        self.logger.info(f"Job {job.jobid} is CARMA's job {answer['label']} (log: {log}).")
-        info = SubmittedJobInfo(job, external_jobid=answer["label"], aux={"log": str(log)})
+        self.logger.info(f"Job {job.jobid} is CARMA's job {label} (log: {log}).")
+        info = SubmittedJobInfo(job, external_jobid=label, aux={"log": str(log)})
         self.report_job_submission(info)
 
     async def check_active_jobs(
@@ -68,16 +67,14 @@ class Executor(RemoteExecutor):  # type: ignore[misc]  # Snakemake is not typed
 
     def _states(self, ids: list[str]) -> dict[str, str] | None:
         """None: CARMA does not answer, and may be restarting."""
-        parts = (",".join(ids[at : at + AT_ONCE]) for at in range(0, len(ids), AT_ONCE))
         try:
-            return {job["label"]: job["state"] for part in parts for job in Client().jobs(part)}
+            return {label: job["state"] for label, job in calls.jobs(ids).items()}
         except Exception as error:  # noqa: BLE001 - a job goes on, whatever kept the answer away
             self.logger.warning(f"CARMA does not answer: {error}")
             return None
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
-        if active_jobs:
-            Client().cancel(",".join(info.external_jobid for info in active_jobs))
+        calls.act("cancel", [info.external_jobid for info in active_jobs])
 
 
 def options(job: JobExecutorInterface) -> dict[str, Any]:
