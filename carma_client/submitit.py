@@ -137,7 +137,11 @@ class CarmaJobEnvironment(job_environment.JobEnvironment):
         """CARMA requeues only a job that has ended, so another job does it then."""
         id = self.job_id
         helper = calls.submit(
-            [sys.executable, "-m", "cli.main", "requeue", id],
+            [
+                sys.executable,
+                "-c",
+                f"from carma_client import calls; calls.act('requeue', [{id!r}])",
+            ],
             gpus=0,
             name=f"requeue-{id}",
             after=[{"job": id, "kind": "afterany"}],

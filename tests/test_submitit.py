@@ -126,19 +126,15 @@ def test_without_a_checkpoint_a_time_limit_ends_it(executor: Any) -> None:
         executor.submit(time.sleep, 600).result()
 
 
-def test_an_out_of_memory_error_is_no_result_while_carma_retries(
+def test_an_error_is_no_result_while_carma_runs_the_job_again(
     carmad: Carmad, executor: Any, tmp_path: Path
 ) -> None:
-    job = executor.submit(_short_of_memory_once, tmp_path / "tried")
-    assert job.result() == "fits"
-    assert carmad.job(int(job.job_id))["attempt"] == 2
-
-
-def _short_of_memory_once(tried: Path) -> str:
-    if tried.exists():
-        return "fits"
-    tried.touch()
-    raise RuntimeError("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
+    job = executor.submit(Counting(tmp_path / "started"))
+    until((tmp_path / "started").exists)
+    job.paths.result_pickle.write_bytes(pickle.dumps(("error", "of an earlier attempt")))
+    assert not job.done()
+    job.cancel()
+    carmad.await_state(int(job.job_id), "cancelled")
 
 
 @pytest.mark.parametrize("more", [{"nodes": 2}, {"tasks_per_node": 4}])

@@ -80,11 +80,11 @@ class Executor(RemoteExecutor):  # type: ignore[misc]  # Snakemake is not typed
 def options(job: JobExecutorInterface) -> dict[str, Any]:
     """A job's options, by CARMA's names, from its threads and resources."""
     asked = job.resources
-    wanted: dict[str, Any] = {"gpus": int(asked.get("gpu", 0)), "cpus": job.threads}
-    if "gpu_mem" in asked:
-        wanted["memory_mib"] = int(asked["gpu_mem"])
-    if "mem_mb" in asked:
-        wanted["host_memory_mib"] = int(asked["mem_mb"])
-    if "runtime" in asked:
-        wanted["time_limit_s"] = 60.0 * asked["runtime"]
-    return wanted
+    runtime = asked.get("runtime")
+    return {
+        "gpus": asked.get("gpu") or 0,
+        "cpus": job.threads,
+        "memory_mib": asked.get("gpu_mem"),
+        "host_memory_mib": asked.get("mem_mb"),
+        "time_limit_s": 60.0 * runtime if runtime else None,
+    }
