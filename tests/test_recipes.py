@@ -50,7 +50,9 @@ def test_tags_from_the_environment_and_afterwards(carmad: Carmad) -> None:
 
     program = block("carma show 42").partition("python -c '")[2].rpartition("'")[0]
     shown = carmad.carma("show", label, "--json")
-    told = subprocess.run([sys.executable, "-c", program], input=shown, capture_output=True)
+    told = subprocess.run(
+        [sys.executable, "-c", program], input=shown, capture_output=True, text=True
+    )
     tags = json.loads(told.stdout)
     assert tags["carma_job"] == label and tags["carma_neighbours"] == 0, told
 
