@@ -1,0 +1,1 @@
+"""CARMA from Python: what other tools submit with."""

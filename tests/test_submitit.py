@@ -1,0 +1,150 @@
+"""submitit, as it is, on CARMA."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon import NO_KERNELS, Carmad, running
+from tests.waiting import until
+
+submitit = pytest.importorskip("submitit")
+
+
+@pytest.fixture(scope="module")
+def carmad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Carmad]:
+    with running(tmp_path_factory.mktemp("carmad"), **NO_KERNELS) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def executor(carmad: Carmad, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("CARMA_SOCKET", carmad.socket)
+    executor = submitit.AutoExecutor(tmp_path / "100% logs" / "%j", cluster="carma")
+    executor.update_parameters(name="unit")
+    return executor
+
+
+def add(a: int, b: int) -> int:
+    print("adding")
+    return a + b
+
+
+def fail() -> None:
+    raise ValueError("no such luck")
+
+
+def environment(each: int) -> tuple[int, str, int, int]:
+    env = submitit.JobEnvironment()
+    return each, env.job_id, env.num_tasks, env.global_rank
+
+
+class Counting:
+    """Counts the attempts; the first one waits to be stopped."""
+
+    def __init__(self, started: Path, first: bool = True) -> None:
+        self.started = started
+        self.first = first
+
+    def __call__(self) -> str:
+        if not self.first:
+            return "went on"
+        self.started.write_text(str(os.getpid()))
+        time.sleep(600)
+        return "was not stopped"
+
+    def checkpoint(self) -> Any:
+        return submitit.helpers.DelayedSubmission(Counting(self.started, first=False))
+
+
+def test_a_function_runs_as_a_job_of_carma_with_its_options(carmad: Carmad, executor: Any) -> None:
+    executor.update_parameters(timeout_min=7, cpus_per_task=1, mem_gb=0.5, gpus_per_node=2)
+    job = executor.submit(add, 1, b=2)
+    assert job.result() == 3
+    assert (job.done(), job.state) == (True, "COMPLETED")
+    assert "adding" in job.stdout() and "Job completed successfully" in job.stderr() + job.stdout()
+    told = carmad.job(int(job.job_id))
+    assert (told["name"], told["gpus_wanted"], told["cpus"]) == ("unit", 2, 1)
+    assert (told["time_limit_s"], told["host_memory_mib"]) == (420, 512)
+    assert told["warn"]["before_s"] == 90
+
+
+def test_map_array_is_one_array_whose_tasks_know_themselves(executor: Any) -> None:
+    executor.update_parameters(carma_array_parallelism=2, gpus_per_node=0)
+    jobs = executor.map_array(environment, range(2))
+    first = jobs[0].job_id.partition("_")[0]
+    assert [job.result() for job in jobs] == [(at, f"{first}_{at}", 1, 0) for at in range(2)]
+    assert all(job.paths.stdout.exists() and job.paths.folder.name == job.job_id for job in jobs)
+
+
+def test_errors_come_back(executor: Any) -> None:
+    executor.update_parameters(gpus_per_node=0)
+    failed, killed = executor.submit(fail), executor.submit(os._exit, 3)
+    with pytest.raises(submitit.core.utils.FailedJobError, match="no such luck"):
+        failed.result()
+    assert failed.state == "FAILED"
+    with pytest.raises(submitit.core.utils.UncompletedJobError, match="not produced any output"):
+        killed.result()
+
+
+def test_cancelled_by_a_copy_of_the_job(executor: Any, tmp_path: Path) -> None:
+    job = executor.submit(Counting(tmp_path / "started"))
+    until((tmp_path / "started").exists)
+    pickle.loads(pickle.dumps(job)).cancel()
+    until(lambda: job.done(force_check=True))
+    assert job.state == "CANCELLED"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGUSR2, signal.SIGTERM])
+def test_it_goes_on_from_its_checkpoint(
+    carmad: Carmad, executor: Any, tmp_path: Path, signum: signal.Signals
+) -> None:
+    """After the signal before a time limit it asks for another attempt itself; after SIGTERM it is
+    for CARMA to know whether there is one."""
+    executor.update_parameters(timeout_min=5, gpus_per_node=0)
+    job = executor.submit(Counting(tmp_path / "started"))
+    until(lambda: (tmp_path / "started").exists() and (tmp_path / "started").read_text())
+    os.kill(int((tmp_path / "started").read_text()), signum)
+    if signum == signal.SIGTERM:
+        carmad.await_state(int(job.job_id), "failed")
+        carmad.carma("requeue", job.job_id)
+    assert job.result() == "went on"
+    told = carmad.job(int(job.job_id))
+    assert (told["state"], told["attempt"]) == ("succeeded", 2)
+
+
+def test_without_a_checkpoint_a_time_limit_ends_it(executor: Any) -> None:
+    executor.update_parameters(carma_time_limit_s=0.5, gpus_per_node=0)
+    with pytest.raises(submitit.core.utils.UncompletedJobError):
+        executor.submit(time.sleep, 600).result()
+
+
+def test_an_error_is_no_result_while_carma_runs_the_job_again(
+    carmad: Carmad, executor: Any, tmp_path: Path
+) -> None:
+    job = executor.submit(Counting(tmp_path / "started"))
+    until((tmp_path / "started").exists)
+    job.paths.result_pickle.write_bytes(pickle.dumps(("error", "of an earlier attempt")))
+    assert not job.done()
+    job.cancel()
+    carmad.await_state(int(job.job_id), "cancelled")
+
+
+@pytest.mark.parametrize("more", [{"nodes": 2}, {"tasks_per_node": 4}])
+def test_one_task_on_one_server(executor: Any, more: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="one task on one server"):
+        executor.update_parameters(**more)
+
+
+def test_a_refusal_says_why_and_leaves_nothing(executor: Any, tmp_path: Path) -> None:
+    executor.update_parameters(gpus_per_node=99)
+    with pytest.raises(submitit.core.utils.FailedSubmissionError, match="GPU"):
+        executor.submit(add, 1, 2)
+    assert not list(tmp_path.rglob("*.pkl"))
