@@ -187,8 +187,8 @@ class CarmaExecutor(core.Executor):
 
     @classmethod
     def affinity(cls) -> int:
-        """Where CARMA manages the GPUs, a function that is run "locally" would be in its way."""
-        return 2 if Path(socket_path()).exists() else -1
+        """Only who asks for CARMA gets it: scripts that name no cluster run where they did."""
+        return 0 if Path(socket_path()).exists() else -1
 
     @classmethod
     def _valid_parameters(cls) -> set[str]:
