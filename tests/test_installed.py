@@ -52,7 +52,7 @@ def test_the_wheel_has_all_that_the_packages_have(wheel: Path) -> None:
     for package in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
         for file in (ROOT / package).rglob("*.*"):  # templates, static files, models, tables, …
             if file.is_file() and "__pycache__" not in file.parts:
-                assert str(file.relative_to(ROOT)) in names
+                assert str(file.relative_to((ROOT / package).parent)) in names
     for unit in (ROOT / "systemd").iterdir():
         assert f"{info}.data/data/share/carma/systemd/{unit.name}" in names
 

@@ -123,7 +123,12 @@ def _repeatable() -> bool:
     except OSError:
         return False
     # Of a pipe, the rest only. But srun gives every task one, and hardly any reads it.
-    return "SLURM_JOB_ID" in os.environ or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode))
+    return _in_slurm() or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode))
+
+
+def _in_slurm() -> bool:
+    """CARMA's own jobs have the variable, too."""
+    return "SLURM_JOB_ID" in os.environ and "CARMA_JOB_ID" not in os.environ
 
 
 def _kept() -> Kept:
@@ -143,7 +148,10 @@ class Left(Exception):
 def _as_job(body: dict[str, Any], quiet: bool) -> int:
     say = _unsaid if quiet else _say
     errors = _kept() if _repeatable() else None
-    answer = _submitted(body | {"stdout": errors.path}, say) if errors else _submit(body)
+    if errors:
+        body |= {"stdout": errors.path}
+    # Slurm's job would fail because a daemon is restarted; elsewhere, somebody forgot to start one.
+    answer = _submitted(body, say) if _in_slurm() else client.post("/v1/jobs", body)
     label = answer["label"]
     for text in answer["warnings"]:
         say(text)
@@ -169,16 +177,12 @@ def _as_job(body: dict[str, Any], quiet: bool) -> int:
     return code
 
 
-def _submit(body: dict[str, Any]) -> Any:
-    return client.post("/v1/jobs", body)
-
-
 def _submitted(body: dict[str, Any], say: Any) -> Any:
     """Submit, however long the daemon is away: it knows this process's job if it has one."""
     said = ""
     while True:
         try:
-            return _submit(body)
+            return client.post("/v1/jobs", body)
         except Unreachable as error:
             if said != error.message:
                 said = error.message
