@@ -96,7 +96,7 @@ def _node(name: str, gpus: list[dict[str, object]]) -> CheckOut:
     try:
         node = look(name)
     except ScontrolFailed as error:
-        hint = "Set node under [cluster] in carmad's settings to the NodeName in slurm.conf."
+        hint = "In carmad's settings, set node under [cluster] to the NodeName in slurm.conf."
         return _check("node", False, f"Slurm knows no node {name}: {error}", hint)
     gib = sum(int(str(gpu["memory_mib"])) // MIB_PER_GIB for gpu in gpus)
     found = GPUMEM.search(node.gres)

@@ -75,7 +75,7 @@ class Cluster:
         prolog = self.folder / "task_prolog"
         prolog.write_text(PROLOG.format(folder=self.folder))
         prolog.chmod(0o755)
-        port, *ports = _free_ports(1 + len(self.nodes))
+        port, *ports = free_ports(1 + len(self.nodes))
         host = socket.gethostname().partition(".")[0]
         conf = CONF.format(host=host, folder=self.folder, port=port) + extra
         for name, its_port in zip(self.nodes, ports, strict=True):
@@ -173,7 +173,8 @@ def cluster(folder: Path, nodes: int = 4, **options: str) -> Iterator[Cluster]:
         made.stop()
 
 
-def _free_ports(count: int) -> Sequence[int]:
+def free_ports(count: int) -> Sequence[int]:
+    """Ports that nobody listens on at this moment."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("127.0.0.1", 0))

@@ -20,6 +20,7 @@ from benchmarks.daemon.hostile import as_user
 from benchmarks.peers.system import LONG, SHORT, System, wait_for
 from cli.main import run
 from cli.verbs import VERBS
+from tests.slurm import free_ports
 
 BIN = Path(sys.executable).parent
 CARMA = str(BIN / "carma")
@@ -208,7 +209,7 @@ class Slurm(System):
         if os.getuid() != 0:
             raise PermissionError("its daemons need root")
         conf = self.folder / "slurm.conf"
-        port, slurmd_port = _free_ports(2)
+        port, slurmd_port = free_ports(2)
         conf.write_text(
             SLURM_CONF.format(
                 host=socket.gethostname().partition(".")[0],
@@ -332,13 +333,3 @@ def _printed(words: list[str], env: Mapping[str, str]) -> tuple[int, str]:
 
 
 SYSTEMS: tuple[type[System], ...] = (Carma, Gflow, Slurm, Spooler)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports

@@ -29,7 +29,9 @@ def report(
     """`user`: to whom it is told, if not an administrator."""
     until = min(until, scene.now)
     if until <= since:
-        raise CarmaError("the period is empty", "It begins before it ends, and in the past.")
+        raise CarmaError(
+            "the period is empty", "Give a start that is in the past and before the end."
+        )
 
     def why(job: Ran) -> str:
         return waited_for(store.decisions(job.id, DECISIONS), scene.now)

@@ -33,7 +33,7 @@ Request = Mapping[str, Any]
 
 
 def gres(gpus: int, mib: int) -> str:
-    """The GPU memory of a job with so many GPUs, each with `mib`, in whole GiB over all of them."""
+    """The request for `mib` on each GPU: whole GiB, summed over the GPUs, as Slurm counts them."""
     return f"gpumem:{gpus * math.ceil(mib / 1024)}"
 
 

@@ -335,7 +335,7 @@ def update(request: Request, given: Given) -> Response:
     label = label_in(request)
     words = fields.words(given, fields.changes(client.get(f"/v1/jobs/{label}")))
     if not words:
-        return told(request, f"/jobs/{label}", "nothing was filled in: nothing is changed")
+        return told(request, f"/jobs/{label}", "nothing was filled in, so nothing has changed")
     answer, _ = carma(["update", "--json", *words, label], Path("/"))
     return _back(request, label, answer["results"])
 
