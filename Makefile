@@ -4,8 +4,10 @@ BIN := .venv/bin
 # Compiling what nobody imports, most of torch, would take longer than the rest.
 INSTALL = $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 
-# It is compiled when first imported instead, once for all of the tests' processes.
+# It is compiled when first imported instead, once for all of the tests' processes. Traced scripts
+# may not write, so what they import is compiled when it is installed.
 unexport PYTHONDONTWRITEBYTECODE
+CONFINED := accelerate bitsandbytes lightning peft timm torchmetrics torchvision transformers
 
 .PHONY: demo test pytest bench lint docs deb deb-life clean
 
@@ -55,6 +57,8 @@ deb-life: .venv/installed-test
 .venv/installed-test: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(INSTALL) --editable '.[test]'
+	$(BIN)/python -m compileall -q -x transformers/models/ \
+		$(foreach package,$(CONFINED),.venv/lib/python3*/site-packages/$(package))
 	touch .venv/installed .venv/installed-docs $@
 
 clean:
