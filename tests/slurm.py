@@ -143,6 +143,19 @@ class Cluster:
         with contextlib.suppress(AssertionError):  # it has begun, or ended
             self.run("scontrol", "update", f"JobId={number}", "StartTime=now")
 
+    def tend(self) -> int:
+        """As an administrator: release what Slurm holds after a failed launch, and start what it
+        keeps back after a node was lost. How many were held."""
+        held = 0
+        for line in self.run("squeue", "-h", "-t", "pending", "-o", "%A %r").splitlines():
+            number, _, reason = line.partition(" ")
+            if "held" in reason.lower():
+                self.run("scontrol", "release", number)
+                held += 1
+            elif reason == "BeginTime":
+                self.hurry(int(number))
+        return held
+
     def states(self) -> dict[str, str]:
         """The state of each node, as `sinfo` writes it: "idle", "mixed", "down*"."""
         try:

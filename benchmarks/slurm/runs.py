@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
+import psutil
+
 from benchmarks.slurm.ways import GPUS, NODES, Way
 from carmad.sim.task import Task
 from carmad.sim.traces import generators
-from tests.waiting import until
 
 PAPERS_GPUS = 3  # the trace is for as many
 COMPRESSED = 900.0
-WITHIN_S = 900.0
 
 
 def trace(seed: int, jobs: int) -> tuple[Task, ...]:
@@ -43,6 +43,8 @@ class Ran:
     failed: int  # ended, but never well
     lost: int  # never ended
     doubled: int  # ended well more than once
+    held: int = 0  # by Slurm, after a failed launch, until they were released
+    busy: float = 0.0  # this machine's cores; near 1, jobs wait for them and not for GPUs
 
 
 def run(way: Way, seed: int, jobs: int, meanwhile: Callable[[Way], None] | None = None) -> Ran:
@@ -51,6 +53,7 @@ def run(way: Way, seed: int, jobs: int, meanwhile: Callable[[Way], None] | None 
     submitted: dict[int, float] = {}
     with way.runs():
         begun = time.time()
+        psutil.cpu_percent()
         for number, task in enumerate(tasks):
             if meanwhile is not None and number == jobs // 2:
                 meanwhile(way)
@@ -58,8 +61,12 @@ def run(way: Way, seed: int, jobs: int, meanwhile: Callable[[Way], None] | None 
             time.sleep(max(0.0, begun + task.submit_s - time.time()))
             submitted[number] = time.time()
             way.submit(task, number)
-        until(lambda: not way.cluster.run("squeue", "-h", "-o", "%A"), "the last job", WITHIN_S)
-    return judged(way.name, seed, way.record, submitted)
+        held = 0
+        while way.cluster.run("squeue", "-h", "-o", "%A"):
+            held += way.cluster.tend()
+            time.sleep(0.5)
+        busy = psutil.cpu_percent() / 100
+    return replace(judged(way.name, seed, way.record, submitted), held=held, busy=busy)
 
 
 def judged(way: str, seed: int, record: Path, submitted: dict[int, float]) -> Ran:

@@ -58,6 +58,7 @@ class Way(ABC):
 
     def __init__(self, folder: Path, number_of_nodes: int = NODES) -> None:
         self.folder = folder
+        self.carmads: dict[str, Carmad] = {}  # by node
         self.record = folder / "record"
         self.record.touch()
         recorded = folder / "recorded"
