@@ -102,6 +102,7 @@ VERBS = (
     Verb("config", "diagnosis", TYPER, SERVER),
     Verb("simulate", "simulate", TYPER, MORE),
     Verb("demo", "demo", ITSELF, MORE),
+    Verb("mcp", "mcp", ARGPARSE, MORE),
     Verb("completion", "completion", ARGPARSE, MORE),
     Verb("gpumemnet", "gpumemnet", TYPER, MORE),
 )

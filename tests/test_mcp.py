@@ -1,0 +1,180 @@
+"""An agent's session with `carma mcp`, by the SDK's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import StdioServerParameters
+from mcp.client import Client
+
+from cli.agents import CHANGE, MOST, READ, server
+from cli.commands.mcp import CHANGES
+from tests.api_server import as_user
+from tests.attack.users import HOSTILE, needs_root
+from tests.daemon import CARMA, NO_KERNELS, Carmad, running
+
+Ask = Callable[..., Coroutine[None, None, Any]]
+
+
+@pytest.fixture(scope="module")
+def carmad() -> Iterator[Carmad]:
+    """All users may ask it."""
+    with tempfile.TemporaryDirectory(prefix="carma-mcp-") as folder:
+        Path(folder).chmod(0o755)
+        with running(Path(folder), "1xA100-40GB", **NO_KERNELS) as carmad:
+            Path(carmad.socket).chmod(0o666)
+            yield carmad
+
+
+def session(carmad: Carmad, talk: Callable[[Client, Ask], Any], *options: str) -> Any:
+    """`ask(TOOL, **ARGUMENTS)` is its answer, read; or its error, as text."""
+    command, *words = CARMA
+    env = {"CARMA_SOCKET": carmad.socket}
+    started = StdioServerParameters(
+        command=command, args=[*words, "mcp", *options], env=env, cwd=carmad.work
+    )
+
+    async def hold() -> Any:
+        async with Client(started) as client:
+            return await talk(client, asking(client))
+
+    return asyncio.run(hold())
+
+
+def asking(client: Client) -> Ask:
+    async def ask(tool: str, **arguments: object) -> Any:
+        result = await client.call_tool(tool, arguments)
+        (content,) = result.content
+        return content.text if result.is_error else json.loads(content.text)
+
+    return ask
+
+
+def test_only_what_reads_is_there_unless_more_is_allowed(carmad: Carmad) -> None:
+    async def talk(client: Client, ask: Ask) -> None:
+        tools = (await client.list_tools()).tools
+        assert [tool.name for tool in tools] == [tool.__name__ for tool in READ]
+        assert all(tool.annotations and tool.annotations.read_only_hint for tool in tools)
+        assert all(tool.description for tool in tools)
+        assert "Unknown tool" in await ask("submit", words=["true"])
+
+    session(carmad, talk)
+
+
+def test_who_may_submit_may_not_cancel(carmad: Carmad) -> None:
+    async def talk(client: Client, ask: Ask) -> None:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        assert tools.keys() & CHANGE.keys() == {"submit"}
+        assert tools["submit"].annotations.read_only_hint is False
+
+    session(carmad, talk, "--allow", "submit")
+    assert set(CHANGES) == CHANGE.keys()
+
+
+def test_a_session(carmad: Carmad) -> None:
+    """A job fills the GPU, another waits, and is cancelled."""
+
+    async def talk(client: Client, ask: Ask) -> None:
+        first = ["--exclusive", "--gpu-mem", "8G", "--name", "first", "--"]
+        assert (await ask("what_if", words=[*first, "sleep", "1000"]))["would_start"]
+        running = (await ask("submit", words=[*first, "sh", "-c", "echo seen; sleep 1000"]))[
+            "label"
+        ]
+        await asyncio.to_thread(carmad.await_output, int(running), "seen")
+        waiting = (await ask("submit", words=["--gpu-mem", "8G", "sleep", "1000"]))["label"]
+        states = {job["label"]: job["state"] for job in (await ask("queue"))["jobs"]}
+        assert states.keys() == {running, waiting}
+        assert states[waiting] == "queued"
+        assert (await ask("job", job=running))["name"] == "first"
+        assert (await ask("why", job=waiting))["headline"]
+        assert "seen" in (await ask("logs", job=running))["lines"]
+        assert (await ask("status"))["gpus"][0]["jobs"]
+        assert [job["label"] for job in (await ask("starts"))["starts"]] == [waiting]
+        for job in (waiting, running):
+            await ask("cancel", job=job)
+            while (await ask("wait", job=job))["state"] != "cancelled":
+                pass
+        assert [job["label"] for job in (await ask("history", limit=1))["jobs"]] == [waiting]
+        assert (await ask("stats"))["total"]
+
+    session(carmad, talk, "--allow", "submit", "--allow", "cancel")
+
+
+def test_errors_are_those_of_the_command_line(carmad: Carmad) -> None:
+    async def talk(client: Client, ask: Ask) -> None:
+        assert "there is no job 999" in await ask("job", job="999")
+        assert "no option --gpu-men" in await ask("what_if", words=["--gpu-men", "8G", "true"])
+        assert "--gpu-mem" in await ask("what_if", words=["--help"])
+        assert "queue" in await ask("submit", words=["queue"]), "it would run a job named queue"
+        assert "jobs" not in await ask("queue"), "nothing was submitted, and the session goes on"
+
+    session(carmad, talk, "--allow", "submit")
+
+
+def test_the_session_outlives_the_daemon(tmp_path: Path) -> None:
+    with running(tmp_path, "1xA100-40GB") as carmad:
+
+        async def talk(client: Client, ask: Ask) -> None:
+            assert (await ask("queue"))["more"] == 0
+            carmad.kill()
+            assert "no answer at" in await ask("submit", words=["true"])
+            carmad.start()
+            assert (await ask("queue"))["more"] == 0
+
+        session(carmad, talk, "--allow", "submit")
+
+
+@needs_root
+def test_others_see_no_more_than_on_the_command_line(
+    carmad: Carmad, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARMA_SOCKET", carmad.socket)
+    label = str(carmad.sh("echo secret; sleep 1000", name="mine"))
+    carmad.await_output(int(label), "secret")
+
+    async def look() -> list[str]:
+        async with Client(server(tuple(CHANGE))) as client:
+            ask = asking(client)
+            seen = [
+                json.dumps(await ask("queue")),
+                *[await ask(t, job=label) for t in ("job", "why")],
+            ]
+            return [
+                str(each)
+                for each in [*seen, await ask("logs", job=label), await ask("cancel", job=label)]
+            ]
+
+    queue, *refused = as_user(HOSTILE[0], lambda: asyncio.run(look()))
+    assert f'"label": "{label}"' in queue
+    assert "secret" not in queue
+    assert all(f"job {label} is root's" in answer for answer in refused), refused
+    carmad.cancel(int(label))
+
+
+def test_a_long_answer_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch, carmad: Carmad) -> None:
+    from cli import agents
+
+    monkeypatch.setattr(agents, "MOST", 20)
+    assert agents._told(["x" * MOST]).endswith("ask for fewer jobs or lines")
+    assert len(agents._told(["x" * MOST])) < 120
+
+
+def test_without_the_package_it_says_how_to_get_it(tmp_path: Path) -> None:
+    (tmp_path / "mcp.py").write_text("raise ModuleNotFoundError('gone', name='mcp')")
+    ran = subprocess.run(
+        [*CARMA, "mcp"],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode != 0
+    assert "pip install 'carma-gpu[mcp]'" in ran.stderr
+    assert ran.stdout == ""
