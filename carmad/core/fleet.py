@@ -31,6 +31,7 @@ class Fleet:
         self.node_of: dict[GpuId, int] = {}
         self._nodes: tuple[NodeView, ...] = ()
         self._outdated: set[GpuId] = set()  # changed since their view was made
+        self._faulty: set[GpuId] = set()  # by their last reading
         self._stands_until: dict[GpuId, float] = {}  # when a view expires by time alone
         self._metered: dict[JobId, None] = {}  # jobs whose usage changed since it was saved
         self._left: dict[GpuId, dict[JobId, float]] = {}  # since the last reading, and when
@@ -45,6 +46,7 @@ class Fleet:
         self._windows = {
             gpu: self._windows.get(gpu) or Window(monitor, weights) for gpu in self.gpus
         }
+        self._faulty &= self.gpus.keys()
         self._stands_until.clear()
         views = (self._view(gpu, (), 0.0) for gpu in self.gpus)
         self._nodes, self.node_of = by_node(views)
@@ -93,6 +95,10 @@ class Fleet:
         self.usage.update(usage)
         self._metered.update(dict.fromkeys(usage))
         window.add(sample)
+        if sample.fault:
+            self._faulty.add(sample.gpu)
+        else:
+            self._faulty.discard(sample.gpu)
         seen = {(process.job, process.attempt) for process in sample.processes}
         for job in residents:
             readings = self._beside.setdefault(job.id, {})
@@ -138,8 +144,7 @@ class Fleet:
 
     def usable(self) -> set[GpuId]:
         """The GPUs that are neither drained nor faulty."""
-        faulty = {gpu for gpu, window in self._windows.items() if window.last and window.last.fault}
-        return self.gpus.keys() - self.drains.keys() - faulty
+        return self.gpus.keys() - self.drains.keys() - self._faulty
 
     def nodes(self, now: float, ledger: Ledger) -> tuple[NodeView, ...]:
         """Every node's current view. A node without changes is the same object as before."""

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-REMEMBERED = 64  # results per value
+REMEMBERED = 256  # results per value
 
 
 class Memo:
