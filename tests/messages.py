@@ -12,7 +12,18 @@ from email.policy import default
 from typing import Any
 
 
-class Target(http.server.ThreadingHTTPServer):
+class _Served(socketserver.BaseServer):
+    """From when it is made until it is closed."""
+
+    def serve(self) -> None:
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+
+    def server_close(self) -> None:
+        self.shutdown()  # or its thread would spin on the closed socket
+        super().server_close()
+
+
+class Target(_Served, http.server.ThreadingHTTPServer):
     """Fails the first `failing` times."""
 
     daemon_threads = True
@@ -21,7 +32,7 @@ class Target(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answer)
         self.failing = failing
         self.got: list[dict[str, Any]] = []
-        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+        self.serve()
 
     @property
     def url(self) -> str:
@@ -44,7 +55,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         pass
 
 
-class Mail(socketserver.ThreadingTCPServer):
+class Mail(_Served, socketserver.ThreadingTCPServer):
     """An SMTP server that takes everything, or hangs once it is connected to."""
 
     daemon_threads = True
@@ -53,7 +64,7 @@ class Mail(socketserver.ThreadingTCPServer):
     def __init__(self, hangs: bool = False) -> None:
         super().__init__(("127.0.0.1", 0), Hanging if hangs else Taking)
         self.got: list[EmailMessage] = []
-        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+        self.serve()
 
     @property
     def url(self) -> str:

@@ -45,7 +45,6 @@ from tests.messages import Mail, Target
 def target() -> Iterator[Target]:
     with Target() as served:
         yield served
-        served.shutdown()
 
 
 @pytest.fixture
@@ -138,7 +137,6 @@ def test_a_target_that_fails_twice_is_tried_again(monkeypatch: pytest.MonkeyPatc
     with Target(failing=2) as target:
         assert sender.send([target.url], "t", "b") == []
         assert len(target.got) == 1
-        target.shutdown()
 
 
 def test_one_address_that_takes_it_is_enough(
@@ -159,7 +157,6 @@ def test_a_name_can_add_neither_headers_nor_markup_to_a_mail() -> None:
     with Mail() as mail:
         assert sender.send([mail.url], written.title, written.body) == []
         (got,) = mail.got
-        mail.shutdown()
     assert got["Subject"] == "[carma gpu1] job 1 x??Bcc: all@example.org?\u00e9<b>&amp;: failed"
     assert got["Bcc"] is None and got["To"].addresses[0].addr_spec == "ada@example.org"
     for part in got.walk():
@@ -309,7 +306,6 @@ def test_a_target_that_hangs_is_given_up_and_its_sender_killed(
         until(lambda: not store.to_tell(), "it to be given up")
         assert not Path(f"/proc/{pid}").exists()
         thread.stop()
-        mail.shutdown()
 
 
 def test_a_user_gets_so_many_messages_an_hour_and_then_one_with_all(
