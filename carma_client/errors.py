@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from carmad.errors import CarmaError
 
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from carmad.api.responses.jobs import JobOut
+
 
 class Problem(CarmaError):
     """`code`: a stable word for programs. `exit_code`: of a command that ends with it."""
@@ -35,3 +39,13 @@ class Refused(Problem):
 
 
 FORBIDDEN = frozenset({"forbidden", "not_yours"})
+
+
+class JobFailed(Problem):
+    """A job ended without the result that was asked for. `job`: as the daemon describes it."""
+
+    code = "job_failed"
+
+    def __init__(self, message: str, hint: str, job: JobOut) -> None:
+        super().__init__(message, hint)
+        self.job = job

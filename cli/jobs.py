@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from carma_client.asking import ENDED, POLL_S
 from cli import client
 from cli.problems import Usage
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from typing import Any
-
-ENDED = frozenset({"succeeded", "failed", "cancelled", "timed_out", "out_of_memory"})
-POLL_S = 30
 
 
 def wait_for(label: str) -> Any:
