@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from carma_client import asking, logs, stream
-from carma_client.function import called, outcome
-from carma_client.steps import BLOCK, Found, Receive, Send, Sleep, Step, Steps
+from carma_client.steps import BLOCK, Found, Receive, Send, Sleep, Step, resumed
 from carma_client.transport import TIMEOUT_S, Daemon
 
 if TYPE_CHECKING:
     from carma_client.options import Options
+    from carma_client.steps import Steps
     from carmad.api.responses.jobs import EventOut, JobOut, ResultOut
 
 R = TypeVar("R")
@@ -27,7 +27,7 @@ async def run(steps: Steps[T]) -> T:
     try:
         step = next(steps)
         while True:
-            step = await _on(steps, step)
+            step = resumed(steps, await _tried(step))
     except StopIteration as end:
         result: T = end.value
         return result
@@ -48,7 +48,7 @@ class Iterated(AsyncIterator[T]):
             if self._step is None:
                 self._step = next(self._steps)
             while not isinstance(self._step, Found):
-                self._step = await _on(self._steps, self._step)
+                self._step = resumed(self._steps, await _tried(self._step))
         except StopIteration:
             raise StopAsyncIteration from None
         found: T = self._step.value
@@ -59,15 +59,11 @@ class Iterated(AsyncIterator[T]):
         self._steps.close()
 
 
-async def _on(steps: Steps[Any], step: Step) -> Step:
-    """Carry out a step. Returns the next one."""
+async def _tried(step: Step) -> bytes | OSError | None:
     try:
-        result = await _done(step)
+        return await _done(step)
     except OSError as error:
-        failed = error
-    else:
-        return steps.send(result)
-    return steps.throw(failed)
+        return error
 
 
 async def _done(step: Step) -> bytes | None:
@@ -125,6 +121,8 @@ class AsyncClient(Daemon):
     async def call(
         self, function: Callable[..., R], *args: Any, **options: Unpack[Options]
     ) -> AsyncCall[R]:
+        from carma_client.function import called
+
         return AsyncCall(self, *await run(called(self, function, args, dict(options))))
 
     async def job(self, label: str) -> JobOut:
@@ -180,6 +178,8 @@ class AsyncCall(Generic[R]):
         self._value: list[R] = []
 
     async def result(self) -> R:
+        from carma_client.function import outcome
+
         if not self._value:
             self._value.append(await run(outcome(self._client, self.job, self._path)))
         return self._value[0]

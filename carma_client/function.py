@@ -18,13 +18,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import FunctionType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from carma_client import asking
 from carma_client.errors import JobFailed, Problem, Refused, Unknown
-from carma_client.steps import Steps, run
+from carma_client.steps import run
 from carma_client.transport import Daemon
 from carmad.paths import user_cache_dir
+
+if TYPE_CHECKING:
+    from carma_client.steps import Steps
 
 try:
     import cloudpickle

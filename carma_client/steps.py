@@ -94,13 +94,17 @@ def iterate(steps: Steps[None]) -> Iterator[Any]:
 
 def _on(steps: Steps[Any], step: Step) -> Step:
     """Carry out a step. Returns the next one."""
+    result: bytes | OSError | None
     try:
         result = _done(step)
     except OSError as error:
-        failed = error
-    else:
-        return steps.send(result)
-    return steps.throw(failed)
+        result = error
+    return resumed(steps, result)
+
+
+def resumed(steps: Steps[Any], result: bytes | OSError | None) -> Step:
+    """The step after one with this result."""
+    return steps.throw(result) if isinstance(result, OSError) else steps.send(result)
 
 
 def _done(step: Step) -> bytes | None:

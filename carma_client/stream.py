@@ -7,7 +7,7 @@ import socket
 import time
 
 from carma_client import transport
-from carma_client.errors import Unreachable
+from carma_client.errors import Problem, Unreachable
 from carma_client.steps import Found, Receive, Send, Sleep
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -40,10 +40,12 @@ def events(
                         return
                     yield Found(event)
             raise ConnectionError("carmad is stopping")
-        except (OSError, ValueError, Unreachable) as error:
+        except (OSError, ValueError, Problem) as error:
             now = time.monotonic()
+            if isinstance(error, Problem) and not transport.is_away(error):
+                raise
             if not last or (lost_at and now - lost_at > transport.RESTARTED_WITHIN_S):
-                if isinstance(error, Unreachable):
+                if isinstance(error, Problem):
                     raise
                 raise Unreachable("the connection to carmad broke") from None
             if not lost_at:

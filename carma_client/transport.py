@@ -13,7 +13,7 @@ import os
 import socket
 import time
 
-from carma_client.errors import Refused, Unknown, Unreachable
+from carma_client.errors import Problem, Refused, Unknown, Unreachable
 from carma_client.steps import Receive, Send, Sleep, run
 from carmad import paths
 
@@ -97,10 +97,15 @@ def patiently(ask: Callable[[], Steps[T]]) -> Steps[T]:
     while True:
         try:
             return (yield from ask())
-        except Unreachable:
-            if time.monotonic() > until:
+        except Problem as error:
+            if not is_away(error) or time.monotonic() > until:
                 raise
         yield Sleep(LOOK_S)
+
+
+def is_away(error: Problem) -> bool:
+    """Whether the daemon may be restarting. It refuses all requests while it stops."""
+    return isinstance(error, Unreachable) or error.code == "unavailable"
 
 
 def with_query(path: str, query: dict[str, object]) -> str:
