@@ -245,6 +245,26 @@ def test_a_function_of_the_script_itself_needs_cloudpickle(client: Client, witho
     assert (said if without else "42") in ran.stdout, ran
 
 
+# the guide
+
+
+def test_the_guides_scripts_run(client: Client) -> None:
+    guide = (ROOT / "docs/guides/python.md").read_text()
+    for code in re.findall(r"```python\n(.*?)```", guide, re.DOTALL):
+        Path(code.split()[1]).write_text(code)
+    Path("train.py").write_text("print('trained')")
+    said = {}
+    for script in ("command.py", "sweep.py", "both.py"):
+        env = os.environ | {"CARMA_SOCKET": client.socket}
+        env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+        ran = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
+        assert ran.returncode == 0, ran
+        said[script] = ran.stdout
+    assert said["command.py"] == "trained\nsucceeded\n"
+    assert said["sweep.py"] == "[0.9, 0.99]\n"
+    assert re.fullmatch(r"(\d+ succeeded\n){2}", said["both.py"])
+
+
 # restarts
 
 
