@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from carma_client.errors import Refused
-from carma_client.transport import TIMEOUT_S, patiently
+from carma_client.transport import ENDED, POLL_S, TIMEOUT_S, patiently
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from carma_client.steps import Steps
     from carma_client.transport import Daemon
 
-ENDED = frozenset({"succeeded", "failed", "cancelled", "timed_out", "out_of_memory"})
-POLL_S = 30
 AT_ONCE = 500  # jobs named in a request
 
 

@@ -10,10 +10,9 @@ import os
 import re
 import time
 
-from carma_client.asking import ENDED
 from carma_client.errors import Refused
 from carma_client.steps import Found, Sleep
-from carma_client.transport import patiently
+from carma_client.transport import ENDED, patiently
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:

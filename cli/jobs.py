@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carma_client.asking import ENDED, POLL_S
+from carma_client.transport import ENDED, POLL_S
 from cli import client
 from cli.problems import Usage
 

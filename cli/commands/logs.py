@@ -6,8 +6,8 @@ import os
 import sys
 import time
 
-from carma_client.asking import ENDED
 from carma_client.logs import ASK_S, LOOK_S, Log, elsewhere
+from carma_client.transport import ENDED
 from cli import client, output, parse
 from cli.commands.options import add_job
 from cli.jobs import resolve

@@ -15,7 +15,7 @@ import sys
 import time
 from contextlib import suppress
 
-from carma_client.asking import ENDED
+from carma_client.transport import ENDED
 from carmad.errors import CarmaError
 from cli import client
 from cli.commands.submit import HELP_HINT, read, settle_messages, tell_ignored

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from carma_client.asking import ENDED
+from carma_client.transport import ENDED
 from cli import client, output
 from cli.commands.options import add_json, add_select, add_user, selected
 from cli.jobs import exit_code, wait_for

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from carma_client.asking import ENDED
+from carma_client.transport import ENDED
 from carmad.errors import CarmaError
 from carmad.readable import duration
 from cli import client, render
