@@ -69,11 +69,12 @@ def called(
     folder = Path(user_cache_dir(), "calls")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     call = folder / f"{uuid.uuid4().hex}.call"
-    _write(call, pickle.dumps((sys.path, data)))
+    path = [str(Path(each).absolute()) for each in sys.path]  # "" is this directory
+    _write(call, pickle.dumps((path, data)))
     digest = hashlib.sha256(data).hexdigest()[:16]
     argv = [sys.executable, "-u", "-m", __name__, name, digest]
     own = {"name": name.rpartition(":")[2], **options}
-    same_daemon = {"CARMA_SOCKET": daemon.socket}
+    same_daemon = {"CARMA_SOCKET": str(Path(daemon.socket).absolute())}
     own["export"] = {**same_daemon, **options.get("export", {}), CALL: str(call)}
     try:
         label = yield from asking.submitted(daemon, argv, own)
