@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from carma_client.errors import Refused
-from carma_client.transport import ENDED, POLL_S, TIMEOUT_S, patiently
+from carma_client.transport import ENDED, TIMEOUT_S, patiently
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from carma_client.steps import Steps
     from carma_client.transport import Daemon
 
+POLL_S = 30
 AT_ONCE = 500  # jobs named in a request
 
 
@@ -77,9 +78,10 @@ def _parts(select: str | Iterable[str]) -> Iterator[str]:
 
 
 def ended(daemon: Daemon, label: str) -> Steps[Any]:
-    """The job once it has ended. A daemon that restarts meanwhile is waited for."""
-    job = yield from daemon.asked(f"/v1/jobs/{label}")
+    """The job once it has ended. A daemon that restarts meanwhile is waited for, but not one that
+    has never answered."""
     path, within_s = f"/v1/jobs/{label}/wait", POLL_S + TIMEOUT_S
+    job = yield from daemon.asked(path, timeout_s=0)
     while job["state"] not in ENDED:
         job = yield from patiently(lambda: daemon.asked(path, within_s, timeout_s=POLL_S))
     return job

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 ENDED = frozenset({"succeeded", "failed", "cancelled", "timed_out", "out_of_memory"})
 TIMEOUT_S = 30.0
-POLL_S = 30  # a question that waits for a job's end is answered by then
 BACK_WITHIN_S = 8.0  # systemd starts a carmad that died after five seconds
 RESTARTED_WITHIN_S = 120.0  # a daemon that is upgraded may have to copy its database
 LOOK_S = 0.2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carma_client.transport import ENDED, POLL_S
+from carma_client.transport import Daemon
 from cli import client
 from cli.problems import Usage
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def wait_for(label: str) -> Any:
-    """The ended job. The daemon answers within POLL_S, so this asks repeatedly."""
-    while True:
-        job = client.get(f"/v1/jobs/{label}/wait", POLL_S + client.TIMEOUT_S, timeout_s=POLL_S)
-        if job["state"] in ENDED:
-            return job
+    """The ended job. A daemon that restarts meanwhile is waited for."""
+    from carma_client.asking import ended
+    from carma_client.steps import run
+
+    return run(ended(Daemon(), label))
 
 
 SLURM = "slurm:"

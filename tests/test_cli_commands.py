@@ -740,6 +740,7 @@ def test_what_people_type_all_day_imports_nothing_heavy(
     loaded = set(found.stdout.splitlines()[-1].split())
     assert "cli.client" in loaded
     assert not HEAVY & loaded
+    assert not {"carma_client.client", "carma_client.aio", "carma_client.function"} & loaded
     assert not [name for name in loaded if name.startswith(("carmad.daemon", "carmad.api"))]
 
 

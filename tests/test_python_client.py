@@ -305,7 +305,7 @@ def test_it_waits_follows_and_listens_over_a_restart(own: Carmad, how: str) -> N
     ]
     for thread in threads:
         thread.start()
-    waiting = f"/v1/jobs/{label}/wait".encode()
+    waiting = f"/v1/jobs/{label}/wait?timeout_s=30".encode()
     until(lambda: sum(waiting in each for each in SENT[earlier:]) == 2, "both to wait")
     getattr(own, how)()
     until(lambda: broke, "the stream to notice")
