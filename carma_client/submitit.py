@@ -23,7 +23,7 @@ from submitit.core import core, job_environment, logger
 from submitit.core.submission import process_job
 from submitit.core.utils import DelayedSubmission, FailedSubmissionError, JobPaths
 
-from carma_client import calls
+from carma_client import Client
 from carmad.options import PLAIN
 from carmad.paths import socket_path
 
@@ -56,7 +56,9 @@ class CarmaInfoWatcher(core.InfoWatcher):
         wanted = sorted(self._registered)
         self._num_calls += 1
         try:
-            told = calls.jobs(wanted)
+            # The youngest first; of an array, its tasks.
+            ids = sorted({int(id.partition("_")[0]) for id in wanted}, reverse=True)
+            told = {job["label"]: job for job in Client().jobs(map(str, ids))}
         except Exception as error:  # noqa: BLE001 - carmad may be restarting: ask again later
             logger.get_logger().warning(f"CARMA does not answer, states may be old: {error}")
             return
@@ -97,7 +99,8 @@ class CarmaJob(core.Job[R]):
 
     def cancel(self, check: bool = True) -> None:
         try:
-            calls.act("cancel", [self.job_id])
+            if not self.done(force_check=True):
+                Client().cancel(self.job_id)
         except Exception:
             if check:
                 raise
@@ -136,11 +139,11 @@ class CarmaJobEnvironment(job_environment.JobEnvironment):
     def _requeue(self, countdown: int) -> None:
         """CARMA requeues only a job that has ended, so another job does it then."""
         id = self.job_id
-        helper = calls.submit(
+        helper = Client().submit(
             [
                 sys.executable,
                 "-c",
-                f"from carma_client import calls; calls.act('requeue', [{id!r}])",
+                f"from carma_client import Client; Client().requeue({id!r})",
             ],
             gpus=0,
             name=f"requeue-{id}",
@@ -206,7 +209,7 @@ class CarmaExecutor(core.Executor):
         """The jobs are held until their pickles and folders are there."""
         pickles = [self._pickled(each) for each in delayed_submissions]
         try:
-            label = calls.submit(
+            label = Client().submit(
                 [*self.python, "-u", "-m", __name__, str(self.folder), _digest(pickles)],
                 held=True,
                 export={"SUBMITIT_EXECUTOR": "carma", **_socket()},
@@ -220,7 +223,7 @@ class CarmaExecutor(core.Executor):
         jobs: list[core.Job[Any]] = [self.job_class(self.folder, each) for each in labels]
         for job, pickle in zip(jobs, pickles, strict=True):
             job.paths.move_temporary_file(pickle, "submitted_pickle")
-        calls.act("release", [label])
+        Client().release(label)
         return jobs
 
     def _pickled(self, delayed: DelayedSubmission) -> Path:

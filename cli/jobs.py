@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from carma_client.transport import Daemon
 from cli import client
 from cli.problems import Usage
 
@@ -9,16 +10,13 @@ TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from typing import Any
 
-ENDED = frozenset({"succeeded", "failed", "cancelled", "timed_out", "out_of_memory"})
-POLL_S = 30
-
 
 def wait_for(label: str) -> Any:
-    """The ended job. The daemon answers within POLL_S, so this asks repeatedly."""
-    while True:
-        job = client.get(f"/v1/jobs/{label}/wait", POLL_S + client.TIMEOUT_S, timeout_s=POLL_S)
-        if job["state"] in ENDED:
-            return job
+    """The ended job. A daemon that restarts meanwhile is waited for."""
+    from carma_client.asking import ended
+    from carma_client.steps import run
+
+    return run(ended(Daemon(), label))
 
 
 SLURM = "slurm:"

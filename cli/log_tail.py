@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from carma_client.logs import HEADER
 from carmad.readable import clean
-from cli.commands.logs import HEADER
 
 READ_BYTES = 1 << 18
 LONGEST = 2_000  # characters of a line

@@ -1,48 +1,30 @@
-"""Errors of `carma`, their exit codes, and how they are reported. Imports stay light."""
+"""Errors of `carma`, and how they are reported. Imports stay light."""
 
 from __future__ import annotations
 
 import json
 import sys
 
+from carma_client.errors import FORBIDDEN, Problem, Refused, Unknown, Unreachable
 from carmad.errors import CarmaError
 
+__all__ = [
+    "FORBIDDEN",
+    "INTERRUPTED",
+    "Problem",
+    "Refused",
+    "Unknown",
+    "Unreachable",
+    "Usage",
+    "report",
+]
+
 INTERRUPTED = 130
-
-
-class Problem(CarmaError):
-    """An error of the command line: also `code`, a stable word for programs."""
-
-    exit_code = 1
-    code = "error"
 
 
 class Usage(Problem):
     exit_code = 2
     code = "usage"
-
-
-class Unreachable(Problem):
-    exit_code = 3
-    code = "unreachable"
-
-
-class Unknown(Unreachable):
-    """It may have been done or not: nothing said so."""
-
-    code = "unknown"
-
-
-class Refused(Problem):
-    """The daemon refused. `code` is the daemon's."""
-
-    def __init__(self, message: str, hint: str, code: str) -> None:
-        super().__init__(message, hint)
-        self.code = code
-        self.exit_code = 4 if code in FORBIDDEN else 1
-
-
-FORBIDDEN = frozenset({"forbidden", "not_yours"})
 
 
 def report(error: CarmaError, as_json: bool) -> int:

@@ -406,7 +406,7 @@ def test_logs_of_one_job_where_several_write_to_the_file(
     block: int,
 ) -> None:
     """Each attempt that finds text has a header; the first job has none, nor does a shell."""
-    monkeypatch.setattr("cli.commands.logs.BLOCK", block)
+    monkeypatch.setattr("carma_client.logs.BLOCK", block)
     log = tmp_path / "log"
     parts = [b"1\n2\n", title(43, 1) + b"oops\n", title(42, 2) + b"3\n", title(44, 1) + b"4"]
     log.write_bytes(b"".join(parts))
@@ -740,6 +740,7 @@ def test_what_people_type_all_day_imports_nothing_heavy(
     loaded = set(found.stdout.splitlines()[-1].split())
     assert "cli.client" in loaded
     assert not HEAVY & loaded
+    assert not {"carma_client.client", "carma_client.aio", "carma_client.function"} & loaded
     assert not [name for name in loaded if name.startswith(("carmad.daemon", "carmad.api"))]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from carma_client import transport
 from carmad import paths
 from cli import client
 from cli.problems import Unreachable
@@ -62,8 +63,8 @@ class Dying:
 @pytest.fixture
 def carmad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dying]:
     monkeypatch.setenv("CARMA_SOCKET", str(tmp_path / "sock"))
-    monkeypatch.setattr(client, "LOOK_S", 0.01)
-    monkeypatch.setattr(client, "BACK_WITHIN_S", 0.05)
+    monkeypatch.setattr(transport, "LOOK_S", 0.01)
+    monkeypatch.setattr(transport, "BACK_WITHIN_S", 0.05)
     dying = Dying(tmp_path / "sock")
     yield dying
     dying.close()
@@ -119,7 +120,7 @@ def test_a_socket_that_is_gone_is_systemds_to_make_where_it_made_it(
     monkeypatch.setattr(paths, "user_runtime_dir", lambda: str(tmp_path / "none"))
     monkeypatch.setattr(paths, "SYSTEM_SOCKET", str(tmp_path / "carmad.sock"))
     unit = tmp_path / "carmad.socket"
-    monkeypatch.setattr(client, "UNIT", str(unit))
+    monkeypatch.setattr(transport, "UNIT", str(unit))
     with pytest.raises(Unreachable) as raised:
         client.get("/v1/health")
     assert "carma daemon start" in raised.value.hint

@@ -15,11 +15,11 @@ import sys
 import time
 from contextlib import suppress
 
+from carma_client.transport import ENDED
 from carmad.errors import CarmaError
 from cli import client
 from cli.commands.submit import HELP_HINT, read, settle_messages, tell_ignored
 from cli.commands.submit_options import build_parser
-from cli.jobs import ENDED
 from cli.problems import INTERRUPTED, Problem, Refused, Unreachable, Usage, report
 
 TYPE_CHECKING = False  # importing typing takes 2 ms

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 
+from carma_client.transport import ENDED
 from cli import client, output
 from cli.commands.options import add_json, add_select, add_user, selected
-from cli.jobs import ENDED, exit_code, wait_for
+from cli.jobs import exit_code, wait_for
 from cli.problems import Problem, Usage
 
 TYPE_CHECKING = False  # importing typing takes 2 ms

@@ -16,12 +16,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from carma_client.transport import ENDED
 from carmad.errors import CarmaError
 from carmad.readable import duration
 from cli import client, render
 from cli.commands.steer import told as outcomes
 from cli.format import clock, energy, fraction, local_time, memory
-from cli.jobs import ENDED
 from cli.log_tail import Tail, tail
 from cli.problems import FORBIDDEN, Refused
 from cli.web import fields, job_chart

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-import time
 from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
-from carmad.errors import CarmaError
-from cli.stream import events
+from carma_client import AsyncClient, Problem
 
 READINGS_S = 2.0
 REST_S = 1.0  # a busy server has many events a second
@@ -32,7 +29,7 @@ class Live:
 
     def __init__(self) -> None:
         self._pages: dict[Watch, None] = {}  # the oldest first
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listening: asyncio.Task[None] | None = None
         self._ended = False
 
     async def stream(self, request: Request) -> StreamingResponse:
@@ -42,13 +39,14 @@ class Live:
     def end(self) -> None:
         """All streams."""
         self._ended = True
+        if self._listening is not None:
+            self._listening.cancel()
         for page in self._pages:
             page.send_away()
 
     async def _told(self, browser: str) -> AsyncIterator[bytes]:
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-            threading.Thread(target=self._listen, name="events", daemon=True).start()
+        if self._listening is None:
+            self._listening = asyncio.create_task(self._listen())
         page = Watch(browser)
         self._pages[page] = None
         its = [each for each in self._pages if each.browser == browser]
@@ -64,21 +62,15 @@ class Live:
         finally:
             del self._pages[page]
 
-    def _listen(self) -> None:
+    async def _listen(self) -> None:
         while True:
-            try:
-                for _ in events(broken=lambda why: self._tell(AWAY)):
+            with contextlib.suppress(Problem):
+                async for _ in AsyncClient().events(broken=lambda why: self._tell(AWAY)):
                     self._tell(NEWS)
-            except CarmaError:
-                self._tell(AWAY)
-            time.sleep(AGAIN_S)
+            self._tell(AWAY)
+            await asyncio.sleep(AGAIN_S)
 
     def _tell(self, what: str) -> None:
-        assert self._loop is not None
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._note, what)
-
-    def _note(self, what: str) -> None:
         for page in self._pages:
             page.note(what)
 

@@ -1,0 +1,185 @@
+"""The client for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
+
+from carma_client import asking, logs, stream
+from carma_client.steps import BLOCK, Found, Receive, Send, Sleep, Step, resumed
+from carma_client.transport import TIMEOUT_S, Daemon
+
+if TYPE_CHECKING:
+    from carma_client.options import Options
+    from carma_client.steps import Steps
+    from carmad.api.responses.jobs import EventOut, JobOut, ResultOut
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+async def run(steps: Steps[T]) -> T:
+    """The result of the steps."""
+    try:
+        step = next(steps)
+        while True:
+            step = resumed(steps, await _tried(step))
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        steps.close()
+
+
+class Iterated(AsyncIterator[T]):
+    """What the steps find. Whoever is cancelled while waiting for the next has missed nothing: the
+    step that was interrupted is repeated."""
+
+    def __init__(self, steps: Steps[None]) -> None:
+        self._steps = steps
+        self._step: Step | None = None
+
+    async def __anext__(self) -> T:
+        try:
+            if self._step is None:
+                self._step = next(self._steps)
+            while not isinstance(self._step, Found):
+                self._step = resumed(self._steps, await _tried(self._step))
+        except StopIteration:
+            raise StopAsyncIteration from None
+        found: T = self._step.value
+        self._step = None
+        return found
+
+    async def aclose(self) -> None:
+        self._steps.close()
+
+
+async def _tried(step: Step) -> bytes | OSError | None:
+    try:
+        return await _done(step)
+    except OSError as error:
+        return error
+
+
+async def _done(step: Step) -> bytes | None:
+    """If cancelled, it can be done again: nothing is received before it is returned, and what has
+    been sent is not sent again."""
+    loop = asyncio.get_running_loop()
+    if isinstance(step, Sleep):
+        await asyncio.sleep(step.seconds)
+    elif isinstance(step, Send):
+        step.socket.setblocking(False)
+        while step.data:
+            try:
+                step.data = step.data[step.socket.send(step.data) :]
+            except BlockingIOError:
+                await _ready(step.socket, step.within_s, loop.add_writer, loop.remove_writer)
+    elif isinstance(step, Receive):
+        step.socket.setblocking(False)
+        while True:
+            try:
+                return step.socket.recv(BLOCK)
+            except BlockingIOError:
+                await _ready(step.socket, step.within_s, loop.add_reader, loop.remove_reader)
+    return None
+
+
+async def _ready(
+    socket: socket.socket, within_s: float, add: Callable[..., Any], remove: Callable[..., Any]
+) -> None:
+    ready = asyncio.Event()
+    add(socket, ready.set)
+    try:
+        async with asyncio.timeout(within_s):
+            await ready.wait()
+    finally:
+        remove(socket)
+
+
+class AsyncClient(Daemon):
+    """As `carma_client.Client`, for asyncio. Whatever is awaited can be cancelled at any time: a
+    submission may then have been received or not."""
+
+    async def get(self, path: str, within_s: float = TIMEOUT_S, **query: object) -> Any:
+        return await run(self.asked(path, within_s, **query))
+
+    async def post(
+        self, path: str, body: object, within_s: float = TIMEOUT_S, *, again: bool = False
+    ) -> Any:
+        return await run(self.told(path, body, within_s, again=again))
+
+    async def submit(
+        self, argv: Sequence[str | os.PathLike[str]], **options: Unpack[Options]
+    ) -> str:
+        return await run(asking.submitted(self, argv, options))
+
+    async def call(
+        self, function: Callable[..., R], *args: Any, **options: Unpack[Options]
+    ) -> AsyncCall[R]:
+        from carma_client.function import called
+
+        return AsyncCall(self, *await run(called(self, function, args, dict(options))))
+
+    async def job(self, label: str) -> JobOut:
+        job: JobOut = await self.get(f"/v1/jobs/{label}")
+        return job
+
+    async def jobs(
+        self,
+        select: str | Iterable[str] | None = None,
+        *,
+        user: str | None = None,
+        states: str | None = None,
+    ) -> list[JobOut]:
+        return await run(asking.listed(self, select, user, states))
+
+    async def wait(self, label: str) -> JobOut:
+        ended: JobOut = await run(asking.ended(self, label))
+        return ended
+
+    async def cancel(self, *labels: str) -> list[ResultOut]:
+        return await run(asking.done(self, "cancel", labels))
+
+    async def hold(self, *labels: str) -> list[ResultOut]:
+        return await run(asking.done(self, "hold", labels))
+
+    async def release(self, *labels: str) -> list[ResultOut]:
+        return await run(asking.done(self, "release", labels))
+
+    async def requeue(self, *labels: str) -> list[ResultOut]:
+        return await run(asking.done(self, "requeue", labels))
+
+    def logs(self, label: str, *, follow: bool = False, stderr: bool = False) -> AsyncIterator[str]:
+        return Iterated(logs.lines(self, label, follow, stderr))
+
+    def events(
+        self,
+        select: str | None = None,
+        *,
+        user: str | None = None,
+        since: str | None = None,
+        broken: Callable[[str], None] = lambda why: None,
+    ) -> AsyncIterator[EventOut]:
+        return Iterated(stream.events(self, broken, select=select, user=user, since=since))
+
+
+class AsyncCall(Generic[R]):
+    """A function that runs as the job with this label."""
+
+    def __init__(self, client: AsyncClient, job: str, path: Path) -> None:
+        self.job = job
+        self._client = client
+        self._path = path
+        self._value: list[R] = []
+
+    async def result(self) -> R:
+        from carma_client.function import outcome
+
+        if not self._value:
+            self._value.append(await run(outcome(self._client, self.job, self._path)))
+        return self._value[0]

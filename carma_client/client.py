@@ -1,0 +1,94 @@
+"""The client for programs that may block. Imports stay light."""
+
+from __future__ import annotations
+
+from carma_client import asking
+from carma_client.steps import iterate, run
+from carma_client.transport import Blocking
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import Any, TypeVar, Unpack
+
+    from carma_client.function import Call
+    from carma_client.options import Options
+    from carmad.api.responses.jobs import EventOut, JobOut, ResultOut
+
+    R = TypeVar("R")
+
+
+class Client(Blocking):
+    """Asks the daemon at this socket; None: the one that `carma` would ask.
+
+    Jobs are named by their labels: "42", of a task "42_3". Raises Refused with the daemon's
+    message and hint, and Unreachable if it does not answer: Unknown if it may have done what was
+    asked.
+    """
+
+    def submit(self, argv: Sequence[str | os.PathLike[str]], **options: Unpack[Options]) -> str:
+        """Submit a command. Returns the new job's label; it is on disk by then."""
+        return run(asking.submitted(self, argv, options))
+
+    def call(self, function: Callable[..., R], *args: Any, **options: Unpack[Options]) -> Call[R]:
+        """Submit a function, with its arguments; for named ones use functools.partial."""
+        from carma_client.function import Call, called
+
+        return Call(self, *run(called(self, function, args, dict(options))))
+
+    def job(self, label: str) -> JobOut:
+        job: JobOut = self.get(f"/v1/jobs/{label}")
+        return job
+
+    def jobs(
+        self,
+        select: str | Iterable[str] | None = None,
+        *,
+        user: str | None = None,
+        states: str | None = None,
+    ) -> list[JobOut]:
+        """The selected jobs, such as "3,5-8,42_3", or all that have not ended; of others' jobs,
+        what all may see. The label of an array selects its tasks. `states`: such as
+        "running,queued"."""
+        return run(asking.listed(self, select, user, states))
+
+    def wait(self, label: str) -> JobOut:
+        """The job once it has ended. A daemon that restarts meanwhile is waited for."""
+        ended: JobOut = run(asking.ended(self, label))
+        return ended
+
+    def cancel(self, *labels: str) -> list[ResultOut]:
+        """This and the following raise Refused if any job is refused, after the others are done."""
+        return run(asking.done(self, "cancel", labels))
+
+    def hold(self, *labels: str) -> list[ResultOut]:
+        return run(asking.done(self, "hold", labels))
+
+    def release(self, *labels: str) -> list[ResultOut]:
+        return run(asking.done(self, "release", labels))
+
+    def requeue(self, *labels: str) -> list[ResultOut]:
+        return run(asking.done(self, "requeue", labels))
+
+    def logs(self, label: str, *, follow: bool = False, stderr: bool = False) -> Iterator[str]:
+        """The lines that all attempts of the job have printed; `follow`: until it ends. Raises
+        OSError if the file cannot be read, which this process does itself."""
+        from carma_client.logs import lines
+
+        return iterate(lines(self, label, follow, stderr))
+
+    def events(
+        self,
+        select: str | None = None,
+        *,
+        user: str | None = None,
+        since: str | None = None,
+        broken: Callable[[str], None] = lambda why: None,
+    ) -> Iterator[EventOut]:
+        """What happens, from a first event called "watching", until all selected jobs have ended.
+        `since`: begin with what happened since this time, ISO 8601. If the daemon stops, `broken`
+        is called, and the stream goes on after the last event once it is back."""
+        from carma_client.stream import events
+
+        return iterate(events(self, broken, select=select, user=user, since=since))

@@ -1,0 +1,122 @@
+"""What a job has printed, from its log, which is read with the caller's rights.
+
+An attempt that finds text in its log writes a header line (`carmad.attempt.supervisor`). What
+follows, up to the next header, is that job's output. Imports stay light.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+
+from carma_client.errors import Refused
+from carma_client.steps import Found, Sleep
+from carma_client.transport import ENDED, patiently
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, BinaryIO
+
+    from carma_client.steps import Steps
+    from carma_client.transport import Daemon
+
+BLOCK = 65536
+LOOK_S = 0.2  # between checks for new output
+ASK_S = 2.0  # between checks whether the job has ended
+HEADER = re.compile(rb"=== carma job (\d+), attempt (\d+), \S+ ===\n")
+MOST_HEADER = 100  # bytes
+
+
+def lines(daemon: Daemon, label: str, follow: bool, stderr: bool) -> Steps[None]:
+    """Finds the lines that all attempts of a job have printed; `follow`: until it ends. Raises
+    OSError if the file cannot be read."""
+
+    def asked() -> Steps[Any]:
+        return daemon.asked(f"/v1/jobs/{label}")
+
+    job = yield from asked()
+    if job.get("interactive"):
+        raise Refused(elsewhere(job))
+    path: str = job["stderr" if stderr else "stdout"]
+    while follow and not os.path.exists(path) and job["state"] not in ENDED:  # noqa: PTH110
+        yield Sleep(ASK_S)
+        job = yield from patiently(asked)
+    with open(path, "rb") as file:  # noqa: PTH123 - light
+        log, rest = Log(file), b""
+        own = log.parts(job)
+        end = file.tell()
+        for at, size in own:
+            file.seek(at)
+            rest = yield from _whole(rest + file.read(size))
+        file.seek(end)
+        asked_at = 0.0
+        while follow:
+            now = time.monotonic()
+            if now - asked_at >= ASK_S:
+                job, asked_at = (yield from patiently(asked)), now
+            for text in log.news():
+                rest = yield from _whole(rest + text)
+            if job["state"] in ENDED:
+                break
+            yield Sleep(LOOK_S)
+        if rest:
+            yield Found(rest.decode(errors="replace"))
+
+
+def _whole(text: bytes) -> Steps[bytes]:
+    """Finds its whole lines. Returns the rest."""
+    *whole, rest = text.split(b"\n")
+    for line in whole:
+        yield Found(line.decode(errors="replace"))
+    return rest
+
+
+def elsewhere(job: Any) -> str:
+    """Why there is no log of a job at a terminal."""
+    if job.get("slurm_job"):
+        return f"the output of job {job['label']} is that of Slurm job {job['slurm_job']}"
+    return f"job {job['label']} runs at a terminal, and its output is there"
+
+
+class Log:
+    """A log file, read from its beginning to its end, and further as it grows."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.begun: set[int] = set()  # jobs whose first attempt has a header
+        self._owner: int | None = None  # the job whose part is being read; None: before any header
+        self._job = 0
+        self._is_first = False
+
+    def parts(self, job: Any) -> list[tuple[int, int]]:
+        """Offset and size of what the job has written so far."""
+        parts = [(owner, at, len(text)) for owner, at, text in self._read()]
+        self._job = job["id"]
+        # Text before any header was written by the first job that used the file.
+        self._is_first = self._job not in self.begun and (job["attempt"] > 0 or not parts)
+        return [(at, size) for owner, at, size in parts if self._is_own(owner)]
+
+    def news(self) -> Iterator[bytes]:
+        """What the job has written since."""
+        return (text for owner, _, text in self._read() if self._is_own(owner))
+
+    def _is_own(self, owner: int | None) -> bool:
+        return self._is_first if owner is None else owner == self._job
+
+    def _read(self) -> Iterator[tuple[int | None, int, bytes]]:
+        """What was added since the last call: the job, the offset, the text."""
+        if os.fstat(self.file.fileno()).st_size < self.file.tell():  # it was truncated
+            self.file.seek(0)
+            self._owner = None
+        while block := self.file.read(BLOCK):
+            at = self.file.tell() - len(block)
+            block += self.file.readline(MOST_HEADER)  # so that no header is cut in two
+            begin = 0
+            for header in HEADER.finditer(block):
+                yield self._owner, at + begin, block[begin : header.start()]
+                self._owner, begin = int(header[1]), header.start()
+                if header[2] == b"1":
+                    self.begun.add(self._owner)
+            yield self._owner, at + begin, block[begin:]

@@ -1,0 +1,258 @@
+"""The daemon's API over its unix socket: one request, one connection.
+
+Importing `http.client` alone takes longer than the rest of `carma submit`, so the little HTTP
+that is needed is implemented here: an HTTP/1.0 request makes the server close the connection
+after its answer, without chunking.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+
+from carma_client.errors import Problem, Refused, Unknown, Unreachable
+from carma_client.steps import Receive, Send, Sleep, run
+from carmad import paths
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from carma_client.steps import Steps, T
+
+    Answer = tuple[int, Any, float | None]  # status, body, and in how many seconds to retry
+
+ENDED = frozenset({"succeeded", "failed", "cancelled", "timed_out", "out_of_memory"})
+TIMEOUT_S = 30.0
+BACK_WITHIN_S = 8.0  # systemd starts a carmad that died after five seconds
+RESTARTED_WITHIN_S = 120.0  # a daemon that is upgraded may have to copy its database
+LOOK_S = 0.2
+UNIT = "/etc/systemd/system/carmad.socket"  # as `carma daemon install` leaves it
+START_HINT = (
+    "is carmad running? start one with `carma daemon start`,"
+    " or `sudo systemctl start carmad` for the whole server"
+)
+
+
+class Daemon:
+    """`socket`: its path; None: the one that the environment names, at each request."""
+
+    def __init__(self, socket: str | None = None) -> None:
+        self._socket = socket
+
+    @property
+    def socket(self) -> str:
+        return self._socket or paths.socket_path()
+
+    def asked(self, path: str, within_s: float = TIMEOUT_S, **query: object) -> Steps[Any]:
+        """`query`: parameters that are None are left out."""
+        return self._called("GET", with_query(path, query), b"", within_s, again=True)
+
+    def told(
+        self, path: str, body: object, within_s: float = TIMEOUT_S, *, again: bool = False
+    ) -> Steps[Any]:
+        """`again`: it changes nothing, so it may be repeated."""
+        return self._called("POST", path, json.dumps(body).encode(), within_s, again)
+
+    def _called(
+        self, method: str, path: str, body: bytes, within_s: float, again: bool
+    ) -> Steps[Any]:
+        head = (
+            f"{method} {path} HTTP/1.0\r\nHost: carma\r\nAccept: application/json\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        until = time.monotonic() + within_s
+        while True:
+            status, answer, again_s = yield from _answered(
+                self.socket, path, head.encode() + body, within_s, again
+            )
+            if status < 400:
+                return answer
+            if again_s is None or time.monotonic() + again_s > until:
+                break
+            yield Sleep(again_s)  # nothing was done: it is safe to retry
+        raise refused(status, answer)
+
+
+class Blocking(Daemon):
+    """Any request of the API."""
+
+    def get(self, path: str, within_s: float = TIMEOUT_S, **query: object) -> Any:
+        """`query`: parameters that are None are left out."""
+        return run(self.asked(path, within_s, **query))
+
+    def post(
+        self, path: str, body: object, within_s: float = TIMEOUT_S, *, again: bool = False
+    ) -> Any:
+        """`again`: it changes nothing, so it may be repeated."""
+        return run(self.told(path, body, within_s, again=again))
+
+
+def patiently(ask: Callable[[], Steps[T]]) -> Steps[T]:
+    """For who has been answered before: the daemon may be restarting."""
+    until = time.monotonic() + RESTARTED_WITHIN_S
+    while True:
+        try:
+            return (yield from ask())
+        except Problem as error:
+            if not is_away(error) or time.monotonic() > until:
+                raise
+        yield Sleep(LOOK_S)
+
+
+def is_away(error: Problem) -> bool:
+    """Whether the daemon may be restarting. It refuses all requests while it stops."""
+    return isinstance(error, Unreachable) or error.code == "unavailable"
+
+
+def with_query(path: str, query: dict[str, object]) -> str:
+    given = {key: value for key, value in query.items() if value is not None}
+    if not given:
+        return path
+    from urllib.parse import urlencode
+
+    return f"{path}?{urlencode(given)}"
+
+
+def refused(status: int, answer: dict[str, Any]) -> Refused:
+    return Refused(
+        str(answer.get("error") or f"carmad answered with status {status}"),
+        str(answer.get("hint") or ""),
+        str(answer.get("code") or ("forbidden" if status == 403 else "error")),
+    )
+
+
+def _answered(where: str, path: str, request: bytes, within_s: float, again: bool) -> Steps[Answer]:
+    """`again`: repeat the request if carmad dies over it, as it may be back in a moment. Others are
+    not repeated, since they may have been carried out."""
+    waited = 0.0
+    died = False
+    while True:
+        try:
+            return _read((yield from _exchanged(where, request, within_s)))
+        except Broken as broken:
+            died = True
+            if not again or broken.busy or waited >= BACK_WITHIN_S:
+                broken.hint = _what_became(path, broken, again)
+                if broken.whole and not again:
+                    broken.code = Unknown.code
+                raise
+        except Unreachable:
+            if not died or waited >= BACK_WITHIN_S:
+                raise
+        yield Sleep(LOOK_S)
+        waited += LOOK_S
+
+
+class Broken(Unreachable):
+    """No answer. `whole`: carmad had received the whole request. `busy`: it is alive, and a
+    retry would add to its load."""
+
+    def __init__(self, message: str, whole: bool, busy: bool = False) -> None:
+        super().__init__(message)
+        self.whole = whole
+        self.busy = busy
+
+
+def _what_became(path: str, broken: Broken, again: bool) -> str:
+    if not broken.whole:
+        return "nothing was done: carmad did not receive the whole request; try again"
+    if again:
+        return "it may be stopping, busy, or dead: see its log"
+    if path == "/v1/jobs":
+        return (
+            "it is not known whether the job was submitted: check with `carma queue` and"
+            " `carma history` before you submit it again"
+        )
+    return "it is not known whether that was done: repeat it; doing it twice does no harm"
+
+
+def connected(connection: socket.socket, where: str, within_s: float) -> Steps[None]:
+    """Connect to the daemon. Raises Unreachable."""
+    connection.setblocking(False)
+    try:
+        yield from _connected(connection, where, time.monotonic() + within_s)
+    except PermissionError:
+        raise Refused(f"you may not connect to {where}", "ask its owner", "forbidden") from None
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise Unreachable(f"no answer at {where}: {why}", _where_hint(where)) from None
+
+
+def _exchanged(where: str, request: bytes, within_s: float) -> Steps[bytes]:
+    """Raises Unreachable if the request was not sent, Broken if it may have been received."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        yield from connected(connection, where, within_s)
+        whole = False
+        chunks: list[bytes] = []
+        try:
+            with contextlib.suppress(BrokenPipeError):  # refused unread: the answer says why
+                yield Send(connection, request, within_s)
+                whole = True
+            while chunk := (yield Receive(connection, within_s)):
+                chunks.append(chunk)
+        except TimeoutError:
+            raise Broken(f"carmad has not answered in {within_s:g} s", whole, busy=True) from None
+        except OSError as error:
+            if not _is_whole(b"".join(chunks)):  # else: refused without being read, as above
+                why = error.strerror or str(error)
+                raise Broken(f"the connection to carmad broke: {why}", whole) from None
+        response = b"".join(chunks)
+        if not _is_whole(response):
+            raise Broken("carmad closed the connection without an answer", whole)
+        return response
+
+
+def _connected(connection: socket.socket, where: str, until: float) -> Steps[None]:
+    while True:
+        try:
+            return connection.connect(where)
+        except BlockingIOError:  # the listen queue is full
+            if time.monotonic() > until:
+                raise
+            yield Sleep(0.02)
+
+
+def _where_hint(where: str) -> str:
+    """What to do if nothing listens at `where`."""
+    if where == paths.SYSTEM_SOCKET and os.path.exists(UNIT):  # noqa: PTH110 - light
+        return (
+            "an administrator restores it with `sudo systemctl restart carmad.socket carmad`;"
+            " running jobs continue"
+        )
+    if os.environ.get("CARMA_SOCKET"):
+        return f"CARMA_SOCKET names that socket; {START_HINT}"
+    return START_HINT
+
+
+def _is_whole(response: bytes) -> bool:
+    """Whether the answer is as long as its headers say."""
+    head, end, body = response.partition(b"\r\n\r\n")
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length" and value.strip().isdigit():
+            return len(body) >= int(value)
+    return bool(end)
+
+
+def _read(response: bytes) -> Answer:
+    head, _, body = response.partition(b"\r\n\r\n")
+    try:
+        status = int(head.split(None, 2)[1])
+    except (IndexError, ValueError):
+        raise Refused("the answer is not from carmad", "", "error") from None
+    later = head.lower().partition(b"\r\nretry-after: ")[2].split(b"\r\n", 1)[0]
+    again_s = float(later) if later.isdigit() else None
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        answer = None
+    if isinstance(answer, dict):
+        return status, answer, again_s
+    if status < 400:
+        raise Refused("carmad's answer is not JSON", "", "error")
+    return status, {}, again_s
