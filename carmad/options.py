@@ -400,6 +400,16 @@ class JobOptions:
         show="environment",
         help="activate this conda environment",
     )
+    container: str | None = option(
+        "--container",
+        default=None,
+        section=RUN,
+        read="filled",
+        metavar="IMAGE",
+        pattern=r"^[^\s-]\S*$",
+        show="container",
+        help="run the command in a container of this image, with podman or apptainer",
+    )
     requeue: bool = option(
         "--requeue",
         default=True,

@@ -19,6 +19,7 @@ from carmad.attempt.callers import Process
 from carmad.attempt.copies import Copies, of_job
 from carmad.attempt.environment import (
     ATTEMPT_VARIABLE,
+    NO_MPS,
     REPORT_FD,
     command,
     has_log,
@@ -257,9 +258,9 @@ def launch_fields(
         ("stderr", stderr),
         ("grace_s", str(grace_s)),
         *(("env", f"{name}={value}") for name, value in env.items()),
-        *(("arg", word) for word in command(job, script)),
+        *(("arg", word) for word in _argv(job, env, script)),
     ]
-    if spec.conda_env is not None:
+    if spec.conda_env is not None or spec.container is not None:
         fields.append(("report_fd", str(REPORT_FD)))
     for key, value in fields:
         if "\0" in value:
@@ -268,6 +269,32 @@ def launch_fields(
         return b"".join(os.fsencode(f"{key}={value}\0") for key, value in fields)
     except UnicodeEncodeError as error:
         raise CarmaError(f"the job's command or environment is not valid text: {error}") from error
+
+
+def _argv(job: Job, env: Mapping[str, str], script: str | None) -> tuple[str, ...]:
+    """The argv to execute: the job's command, in a container if it names an image."""
+    words, image = command(job, script), job.spec.container
+    if image is None:
+        return words
+    from carmad.attempt import containers  # few jobs need it
+
+    engine = next(filter(shutil.which, containers.ENGINES), None)
+    if engine is None:
+        raise CarmaError(
+            "this server cannot run containers: it has neither podman nor apptainer",
+            "ask an administrator to install one of them",
+        )
+    return containers.argv(
+        engine,
+        image,
+        words,
+        env,
+        cwd=job.spec.cwd,
+        uid=job.spec.uid,
+        gpus=job.gpus,
+        mps=env.get(containers.PIPE, NO_MPS) != NO_MPS,
+        script=script,
+    )
 
 
 def _cgroup(job: Job, group: str) -> bytes:
