@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from carmad.attempt import containers
-from tests.daemon import NO_KERNELS, ROOT, Carmad, train
+from tests.daemon import NO_KERNELS, OVER, ROOT, Carmad, train
 from tests.waiting import until
 
 IMAGE = "localhost/carma-test"
@@ -150,10 +150,20 @@ def test_a_podman_job_beside_a_native_one(daemon: Contained) -> None:
     native = daemon.submit(*train(memory_mib=2000, seconds=60), memory_mib=2000)
     inside = daemon.contained(*daemon.train(memory_mib=3000, seconds=60), memory_mib=3000)
 
-    def of_jobs() -> set[int]:
-        return {p["job"] for gpu in daemon.gpus() for p in gpu["processes"]}
+    def on_cards() -> list[tuple[int, int]]:
+        """Memory and host pid of each process on the cards."""
+        tenants = [one for card in daemon.cards() for one in card.read().tenants]
+        return sorted((one.memory_mib, one.pid) for one in tenants)
 
-    until(lambda: of_jobs() == {native, inside}, f"both jobs on the GPUs: {daemon.output(inside)}")
+    def grown() -> bool:
+        assert daemon.job(inside)["state"] not in OVER, daemon.output(inside)
+        return [mib for mib, _ in on_cards()] == [2000, 3000]
+
+    until(grown, "both jobs to be on the cards")
+    of_container = on_cards()[1][1]
+    assert of_container in daemon.processes()
+    # The daemon has attributed the container's memory to the job.
+    until(lambda: (daemon.job(inside)["peak_mib"] or 0) >= 3000, "the job's peak to be seen")
     daemon.cancel(native)
     daemon.cancel(inside)
     assert {daemon.ended(native)["state"], daemon.ended(inside)["state"]} == {"cancelled"}

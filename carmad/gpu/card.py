@@ -348,7 +348,7 @@ class Card:
 
 
 def _own_pid() -> int:
-    return int(os.readlink(f"{PROC}/self"))
+    return int(os.readlink(f"{PROC}/self"))  # noqa: PTH115 - jobs start quickly
 
 
 def _start_of(pid: int) -> int | None:
