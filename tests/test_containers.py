@@ -163,7 +163,9 @@ def test_a_podman_job_beside_a_native_one(daemon: Contained) -> None:
     of_container = on_cards()[1][1]
     assert of_container in daemon.processes()
     # The daemon has attributed the container's memory to the job.
-    until(lambda: (daemon.job(inside)["peak_mib"] or 0) >= 3000, "the job's peak to be seen")
+    until(
+        lambda: (daemon.job(inside)["memory"]["peak_mib"] or 0) >= 3000, "the job's peak to be seen"
+    )
     daemon.cancel(native)
     daemon.cancel(inside)
     assert {daemon.ended(native)["state"], daemon.ended(inside)["state"]} == {"cancelled"}
@@ -176,7 +178,7 @@ def test_a_container_has_the_jobs_directory_environment_output_and_exit_code(
     (daemon.work / "here").write_text("mine")
     job = daemon.contained("/bin/sh", "-c", "cat here; id; echo $CARMA_JOB_ID=; exit 7")
     ended = daemon.ended(job)
-    assert (ended["state"], ended["exit_code"]) == ("failed", 7), daemon.output(job)
+    assert (ended["state"], ended["exit"]["code"]) == ("failed", 7), daemon.output(job)
     out = daemon.output(job)
     assert "mine" in out and "uid=0" in out and f"{job}=" in out
 
@@ -221,7 +223,7 @@ def test_a_container_outlives_the_daemon(daemon: Contained) -> None:
     daemon.kill()
     (daemon.work / "go").touch()
     daemon.start_cold(*NAMESPACE)
-    assert daemon.ended(job)["exit_code"] == 3
+    assert daemon.ended(job)["exit"]["code"] == 3
 
 
 def test_nobody_joins_a_container_from_outside(daemon: Contained) -> None:
