@@ -1,12 +1,14 @@
-"""Jobs in containers: the command lines of the engines, and real podman on emulated cards."""
+"""Jobs in containers: what their supervisors are told, and a user's podman on emulated cards."""
 
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import signal
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,63 +16,104 @@ from typing import Any
 import pytest
 
 from carmad.attempt import containers
+from carmad.attempt.environment import ATTEMPT_VARIABLE, HOOKS, MPS_PIPE
+from carmad.core.types import Job
+from carmad.errors import CarmaError
+from carmad.testing.builders import a_job, a_spec
+from tests.api_server import as_uid
 from tests.daemon import NO_KERNELS, OVER, ROOT, Carmad, train
 from tests.waiting import until
 
 IMAGE = "localhost/carma-test"
-ENV = {"HOME": "/home/ada", "PATH": "/opt/bin", "API": "secret", "CUDA_VISIBLE_DEVICES": "GPU-1"}
-USUAL: dict[str, Any] = {"cwd": "/home/ada/x", "uid": 1000, "gpus": ("GPU-1",), "mps": False}
+ENV = {
+    "HOME": "/home/ada",
+    "PATH": "/opt/bin",
+    "API": "secret",
+    "CUDA_VISIBLE_DEVICES": "GPU-1",
+    ATTEMPT_VARIABLE: "/state/jobs/7.1",
+}
 
 
-def argv(engine: str, image: str = "torch", env: dict[str, str] = ENV, **change: Any) -> list[str]:
-    return list(containers.argv(engine, image, ("python", "a b"), env, **USUAL | change))
+def contained(gpus: tuple[str, ...] = ("GPU-1",), **change: Any) -> Job:
+    fields: dict[str, Any] = {"uid": 1000, "cwd": "/home/ada/x", "container": "torch", **change}
+    return a_job(7, spec=a_spec(**fields), gpus=gpus, attempt=1)
+
+
+def words(
+    engine: str = "podman", env: dict[str, str] = ENV, cards: str = "", **change: Any
+) -> list[str]:
+    command = ("python", "a b")
+    found = containers.fields(f"/usr/bin/{engine}", contained(**change), command, env, cards, None)
+    return [value for key, value in found if key == "arg"]
+
+
+def mounts(found: list[str]) -> list[str]:
+    return [word.partition("=")[2] for word in found if word.startswith(("--volume", "--bind"))]
 
 
 def test_podman_gets_the_users_rights_folders_and_gpus() -> None:
-    words = argv("podman")
-    assert words[-3:] == ["torch", "python", "a b"]
-    assert {"--userns=keep-id", "--cgroups=disabled", "--ipc=host", "--rm"} <= set(words)
-    assert "--device=nvidia.com/gpu=GPU-1" in words
-    assert [word for word in words if "volume" in word] == ["--volume=/home/ada:/home/ada"]
-    assert {"--env=API", "--env=CUDA_VISIBLE_DEVICES"} <= set(words)
-    assert not any("secret" in word or word == "--env=PATH" for word in words)
-    assert not any("privileged" in word for word in words)
+    found = words(umask=0o077)
+    assert found[-3:] == ["torch", "python", "a b"]
+    keeps = {"--userns=keep-id", "--group-add=keep-groups", "--umask=0077", "--cgroups=disabled"}
+    assert keeps <= set(found)
+    assert "--device=nvidia.com/gpu=GPU-1" in found
+    assert mounts(found) == ["/home/ada:/home/ada"]
+    assert {"--env=API", "--env=CUDA_VISIBLE_DEVICES"} <= set(found)
+    assert not any("secret" in word or word == "--env=PATH" for word in found)
+    assert not any("privileged" in word for word in found)
+    assert not {"--userns=keep-id", "--group-add=keep-groups"} & set(words(uid=0))
 
 
-def test_root_has_no_user_namespace_of_its_own() -> None:
-    assert "--userns=keep-id" not in argv("podman", uid=0)
-
-
-@pytest.mark.parametrize(("engine", "flag"), (("podman", "--volume"), ("apptainer", "--bind")))
-def test_what_a_job_needs_of_the_host_is_mounted(engine: str, flag: str) -> None:
-    env = ENV | {containers.PIPE: "/run/pipe"}
-    words = argv(engine, env=env, cwd="/data", mps=True, script="/var/job7")
-    mounted = [
+@pytest.mark.parametrize("engine", containers.ENGINES)
+def test_what_a_job_needs_of_the_host_is_mounted(engine: str) -> None:
+    env = ENV | {MPS_PIPE: "/run/pipe", "PYTHONPATH": f"{HOOKS}:/x"}
+    found = containers.fields(engine, contained(cwd="/data"), ("x",), env, script="/var/job7")
+    assert mounts([value for _, value in found]) == [
         "/home/ada:/home/ada",
         "/data:/data",
         "/run/pipe:/run/pipe",
+        f"{HOOKS}:{HOOKS}:ro",
         "/var/job7:/var/job7:ro",
     ]
-    assert [word for word in words if word.startswith(flag)] == [f"{flag}={m}" for m in mounted]
-    assert not any(w.startswith(flag) for w in argv(engine, env=ENV | {"HOME": "/"}, cwd="/"))
+    assert not mounts(words(engine, env=ENV | {"HOME": "/"}, cwd="/"))
+    with pytest.raises(CarmaError, match="cannot be mounted"):
+        words(engine, cwd="/a:/etc")
+
+
+def test_only_the_daemon_says_that_gpus_are_emulated() -> None:
+    hostile = ENV | {"CARMA_EMULATED_DIR": "/etc", "*": "", "CONTAINER_HOST": "ssh://elsewhere"}
+    found = words(env=hostile)
+    assert mounts(found) == ["/home/ada:/home/ada"]
+    assert "--device=nvidia.com/gpu=GPU-1" in found
+    assert not {"--env=*", "--env=CONTAINER_HOST"} & set(found)
+    emulated = words(env=hostile, cards="/cards")
+    assert mounts(emulated)[1:] == ["/cards:/cards", "/proc:/carma/proc"]
+    assert not any(word.startswith("--device=") for word in emulated)
 
 
 def test_apptainer() -> None:
-    assert argv("apptainer", gpus=())[:2] == ["apptainer", "exec"]
-    assert argv("apptainer")[-3:] == ["docker://torch", "python", "a b"]
-    assert argv("apptainer", "/images/a.sif")[-3] == "/images/a.sif"
-    assert ("--nv" in argv("apptainer"), "--nv" in argv("apptainer", gpus=())) == (True, False)
+    assert words("apptainer")[:3] == ["/usr/bin/apptainer", "exec", "--nv"]
+    assert words("apptainer")[-3:] == ["docker://torch", "python", "a b"]
+    assert words("apptainer", container="/images/a.sif")[-3] == "/images/a.sif"
 
 
-# with podman
+# with podman, of a user who is not root
+
+USER = "games"  # every Debian has it, and it runs nothing
 
 # On a machine with both versions of cgroups, crun refuses to start anything: show it only the new.
 _SETUP = """
 [ -f /sys/fs/cgroup/cgroup.controllers ] || mount -t cgroup2 none /sys/fs/cgroup
 mkdir -p /dev/mqueue
+for ids in subuid subgid; do
+  [ -e /etc/$ids ] || touch /etc/$ids
+  mount --bind "$1/ids" /etc/$ids
+done
+mkdir -p /etc/cdi
+mount --bind "$1/cdi" /etc/cdi
+shift
 exec "$@"
 """
-NAMESPACE = ("unshare", "-m", "sh", "-c", _SETUP, "sh")
 
 
 def an_image(path: Path) -> None:
@@ -89,6 +132,9 @@ def an_image(path: Path) -> None:
             link = tarfile.TarInfo(f"bin/{name}")
             link.type, link.linkname = tarfile.SYMTYPE, "busybox"
             tar.addfile(link)
+        anyone = tarfile.TarInfo("tmp")
+        anyone.type, anyone.mode = tarfile.DIRTYPE, 0o777
+        tar.addfile(anyone)
         tar.add(python, "usr/bin/python3")
         for library in libraries:
             tar.add(Path(library).resolve(), library)
@@ -101,134 +147,205 @@ def an_image(path: Path) -> None:
 
 
 class Contained(Carmad):
-    """A carmad whose user's podman keeps its images in the test's folder."""
+    """A carmad of root's, and a user whose podman keeps its images in the test's folder."""
 
-    def podman_env(self) -> dict[str, str]:
-        return {
-            "CONTAINERS_STORAGE_CONF": str(self.folder / "storage.conf"),
-            "CONTAINERS_CONF": str(self.folder / "containers.conf"),
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "1xA100-40GB", **NO_KERNELS)
+        entry = pwd.getpwnam(USER)
+        self.uid, self.gid = entry.pw_uid, entry.pw_gid
+        folder.chmod(0o755)
+        os.chown(self.work, self.uid, self.gid)
+        (folder / "ids").write_text(f"{USER}:300000:65536\n")
+        (folder / "storage.conf").write_text(
+            f'[storage]\ndriver = "vfs"\nrunroot = "{self.work}/run"\n'
+            f'graphroot = "{self.work}/graph"\n'
+        )
+        (folder / "cdi").mkdir()
+        (folder / "cdi" / "nvidia.yaml").write_text(
+            "{cdiVersion: 0.5.0, kind: nvidia.com/gpu, devices: "
+            "[{name: GPU-1, containerEdits: {env: [DEVICE_OF=GPU-1]}}]}"
+        )
+        self.namespace = ("unshare", "-m", "sh", "-ec", _SETUP, "sh", str(folder))
+        self.user_env = {
+            "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
             "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
             "HOME": str(self.work),
+            "XDG_RUNTIME_DIR": str(self.work),
         }
+
+    def as_user(self, *argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Where the daemon is, too."""
+        ids = ("setpriv", f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups")
+        return subprocess.run(
+            [*self.namespace, *ids, *argv],
+            env=self.user_env,
+            cwd=self.work,
+            capture_output=True,
+            text=True,
+            **options,
+        )
 
     def contained(self, *argv: str, image: str = IMAGE, **fields: Any) -> int:
         fields = {"memory_mib": 1000, "container": image, **fields}
-        return self.submit(*argv, export=self.podman_env(), **fields)
+        body = self.submission(*argv, **fields) | {"env": self.user_env}
+        status, out = as_uid(self.uid, self.socket, "POST", "/v1/jobs", body)
+        assert status < 300, out
+        return int(out["id"])
+
+    def sh_contained(self, script: str, **fields: Any) -> int:
+        return self.contained("/bin/sh", "-c", script, **fields)
 
     def train(self, **options: object) -> tuple[str, ...]:
         """The emulated job, of the image's own Python."""
         return ("env", "PYTHONPATH=/carma", "/usr/bin/python3", *train(**options)[1:])
 
+    def left(self) -> tuple[list[int], str]:
+        """The processes and containers of its jobs."""
+        return self.processes(), self.as_user("podman", "ps", "--all", "--quiet").stdout
+
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contained]:
-    tools = ("podman", "crun", "unshare", "ldd")
+def daemon() -> Iterator[Contained]:
+    tools = ("podman", "crun", "newuidmap", "setpriv", "unshare", "ldd")
     missing = [tool for tool in tools if shutil.which(tool) is None]
     files = ("/bin/busybox", "/usr/libexec/podman/catatonit")
     missing += [file for file in files if not Path(file).exists()]
     if missing or os.geteuid() != 0:
         pytest.skip(f"needs root and {', '.join(missing or tools)}")
-    folder = tmp_path_factory.mktemp("containers")
-    made = Contained(folder, "2xA100-40GB", **NO_KERNELS)
-    (folder / "storage.conf").write_text(
-        f'[storage]\ndriver = "vfs"\nrunroot = "{folder}/run"\ngraphroot = "{folder}/graph"\n'
-    )
-    (folder / "containers.conf").write_text(
-        '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n'
-    )
-    an_image(folder / "image.tar")
-    env = os.environ | made.podman_env()
-    subprocess.run(["podman", "import", "-q", folder / "image.tar", IMAGE], env=env, check=True)
-    try:
-        made.start_cold(*NAMESPACE)
-        yield made
-    finally:
-        made.clear_away()
+    with tempfile.TemporaryDirectory(prefix="carma-containers-") as folder:  # the user gets there
+        made = Contained(Path(folder))
+        an_image(made.folder / "image.tar")
+        try:
+            ran = made.as_user("podman", "import", "--quiet", str(made.folder / "image.tar"), IMAGE)
+            if ran.returncode:
+                pytest.skip(f"users cannot run podman here: {ran.stderr}")
+            made.start_cold(*made.namespace)
+            yield made
+        finally:
+            made.clear_away()
+            made.as_user("podman", "system", "migrate")  # ends its process that keeps a namespace
+
+
+def on_cards(daemon: Contained) -> list[tuple[int, int]]:
+    """Memory and host pid of each process on the cards."""
+    tenants = [one for card in daemon.cards() for one in card.read().tenants]
+    return sorted((one.memory_mib, one.pid) for one in tenants)
 
 
 def test_a_podman_job_beside_a_native_one(daemon: Contained) -> None:
     native = daemon.submit(*train(memory_mib=2000, seconds=60), memory_mib=2000)
     inside = daemon.contained(*daemon.train(memory_mib=3000, seconds=60), memory_mib=3000)
 
-    def on_cards() -> list[tuple[int, int]]:
-        """Memory and host pid of each process on the cards."""
-        tenants = [one for card in daemon.cards() for one in card.read().tenants]
-        return sorted((one.memory_mib, one.pid) for one in tenants)
-
     def grown() -> bool:
         assert daemon.job(inside)["state"] not in OVER, daemon.output(inside)
-        return [mib for mib, _ in on_cards()] == [2000, 3000]
+        return [mib for mib, _ in on_cards(daemon)] == [2000, 3000]
 
-    until(grown, "both jobs to be on the cards")
-    of_container = on_cards()[1][1]
+    until(grown, "both jobs to be on the card")
+    of_container = on_cards(daemon)[1][1]
     assert of_container in daemon.processes()
-    # The daemon has attributed the container's memory to the job.
-    until(
-        lambda: (daemon.job(inside)["memory"]["peak_mib"] or 0) >= 3000, "the job's peak to be seen"
-    )
+    status = Path(f"/proc/{of_container}/status").read_text()
+    assert f"Uid:\t{daemon.uid}\t{daemon.uid}\t{daemon.uid}" in status
+    assert "CapEff:\t0000000000000000" in status
+
+    def peaks() -> list[int]:
+        return [daemon.job(each)["memory"]["peak_mib"] or 0 for each in (native, inside)]
+
+    until(lambda: peaks() == [2000, 3000], "each job's memory to be seen")
     daemon.cancel(native)
     daemon.cancel(inside)
     assert {daemon.ended(native)["state"], daemon.ended(inside)["state"]} == {"cancelled"}
-    until(lambda: not daemon.processes(), "all processes to be gone")
+    assert daemon.left() == ([], "")
 
 
 def test_a_container_has_the_jobs_directory_environment_output_and_exit_code(
     daemon: Contained,
 ) -> None:
     (daemon.work / "here").write_text("mine")
-    job = daemon.contained("/bin/sh", "-c", "cat here; id; echo $CARMA_JOB_ID=; exit 7")
-    ended = daemon.ended(job)
-    assert (ended["state"], ended["exit"]["code"]) == ("failed", 7), daemon.output(job)
-    out = daemon.output(job)
-    assert "mine" in out and "uid=0" in out and f"{job}=" in out
+    script = "cat here; id -un; umask; env; echo made > made; exit 125"
+    id = daemon.sh_contained(script, umask="027")
+    ended = daemon.ended(id)
+    assert (ended["state"], ended["exit"]["code"]) == ("failed", 125), daemon.output(id)
+    lines = daemon.output(id).splitlines()
+    assert lines[:2] == [f"mine{USER}", "0027"]
+    assert {f"CARMA_JOB_ID={id}", f"HOME={daemon.work}", f"PWD={daemon.work}"} <= set(lines)
+    made = (daemon.work / "made").stat()
+    assert (made.st_uid, made.st_gid, made.st_mode & 0o777) == (daemon.uid, daemon.gid, 0o640)
 
 
-def test_a_job_that_ignores_sigterm_is_killed_with_its_container(daemon: Contained) -> None:
-    job = daemon.contained("/bin/sh", "-c", "trap '' TERM; echo up; while :; do sleep 1; done")
-    daemon.await_output(job, "up")
-    daemon.cancel(job)
-    assert daemon.ended(job)["state"] == "cancelled"
-    assert not daemon.processes()
+def test_a_stopped_program_gets_one_sigterm_and_then_sigkill(daemon: Contained) -> None:
+    script = "trap 'echo asked' TERM; echo up; while :; do sleep 0.1; done"
+    id = daemon.sh_contained(script)
+    daemon.await_output(id, "up")
+    daemon.cancel(id)
+    assert daemon.ended(id)["state"] == "cancelled"
+    assert daemon.output(id).count("asked") == 1
+    assert daemon.left() == ([], "")
 
 
-def test_an_image_that_cannot_be_pulled_is_the_reason(daemon: Contained) -> None:
-    job = daemon.contained("true", image="localhost:1/none")
-    ended = daemon.ended(job)
-    assert ended["state"] == "failed"
-    assert "cannot pull the image localhost:1/none" in str(daemon.why(job))
+def test_a_program_may_save_its_work_at_the_end_of_its_time(daemon: Contained) -> None:
+    script = "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done"
+    id = daemon.sh_contained(script, time_limit_s=2)
+    assert daemon.ended(id)["state"] == "timed_out"
+    assert "saved" in daemon.output(id)
+    assert daemon.left() == ([], "")
 
 
-def test_out_of_memory_restarts_in_a_fresh_container(daemon: Contained) -> None:
-    script = "[ -e /made ] && echo again; touch /made; "
-    words = " ".join(daemon.train(memory_mib=45_000, seconds=1))
-    job = daemon.contained("/bin/sh", "-c", script + words)
-    until(lambda: daemon.job(job)["attempt"] > 1 or daemon.job(job)["state"] == "failed", "an end")
-    assert "CUDA out of memory" in daemon.output(job)
-    daemon.call("POST", "/v1/cancel", {"select": str(job)})
-    daemon.ended(job)
-    assert "again" not in daemon.output(job)
+def test_an_image_that_is_not_there_is_the_reason(daemon: Contained) -> None:
+    id = daemon.contained("true", image="localhost/none")
+    assert daemon.ended(id)["state"] == "failed"
+    assert f"{USER} has no image localhost/none on this server" in str(daemon.why(id))
+
+
+def test_out_of_memory_is_tried_again_in_a_fresh_container(daemon: Contained) -> None:
+    native = daemon.submit(*train(memory_mib=30_000, seconds=60), memory_mib=30_000)
+    until(lambda: [mib for mib, _ in on_cards(daemon)] == [30_000], "the native job's memory")
+    train_ = " ".join(daemon.train(memory_mib=20_000, seconds=0.1))
+    again = "[ -e /tmp/made ] && echo again; touch /tmp/made; "
+    id = daemon.sh_contained(again + train_)
+    until(lambda: "out of memory" in daemon.output(id), "it to crash")
+    until(lambda: daemon.job(id)["state"] in ("queued", *OVER), "its end to be noticed")
+    daemon.cancel(native)
+    ended = daemon.ended(id)
+    assert (ended["state"], ended["attempt"]) == ("succeeded", 2), daemon.output(id)
+    assert "again" not in daemon.output(id)
 
 
 def test_no_container_survives_its_supervisor(daemon: Contained) -> None:
-    job = daemon.contained("/bin/sh", "-c", "echo up; sleep 1000", requeue=False)
-    daemon.await_output(job, "up")
-    os.kill(daemon.supervisor(job), signal.SIGKILL)
-    daemon.ended(job)
+    id = daemon.sh_contained("echo up; sleep 1000", requeue=False)
+    daemon.await_output(id, "up")
+    os.kill(daemon.supervisor(id), signal.SIGKILL)
+    daemon.ended(id)
     until(lambda: not daemon.processes(), "the container to be gone")
+    daemon.as_user("podman", "container", "prune", "--force")
 
 
 def test_a_container_outlives_the_daemon(daemon: Contained) -> None:
-    job = daemon.contained("/bin/sh", "-c", "echo up; until [ -e go ]; do sleep 0.1; done; exit 3")
-    daemon.await_output(job, "up")
+    id = daemon.sh_contained("echo up; until [ -e go ]; do sleep 0.1; done; exit 3")
+    daemon.await_output(id, "up")
     daemon.kill()
     (daemon.work / "go").touch()
-    daemon.start_cold(*NAMESPACE)
-    assert daemon.ended(job)["exit"]["code"] == 3
+    daemon.start_cold(*daemon.namespace)
+    assert daemon.ended(id)["exit"]["code"] == 3
+    assert daemon.left() == ([], "")
 
 
 def test_nobody_joins_a_container_from_outside(daemon: Contained) -> None:
-    job = daemon.contained("/bin/sh", "-c", "echo up; sleep 1000")
-    daemon.await_output(job, "up")
-    assert "in a container" in daemon.carma("exec", str(job), "true", rc=None)
-    daemon.cancel(job)
-    daemon.ended(job)
+    id = daemon.sh_contained("echo up; sleep 1000")
+    daemon.await_output(id, "up")
+    status, out = as_uid(daemon.uid, daemon.socket, "POST", f"/v1/jobs/{id}/join")
+    assert status == 409 and "runs in a container" in out["error"]
+    daemon.cancel(id)
+    daemon.ended(id)
+
+
+def test_a_container_has_the_devices_of_its_gpus(daemon: Contained) -> None:
+    env = daemon.user_env | {"USER": USER, ATTEMPT_VARIABLE: "/state/jobs/7.1"}
+
+    def run(*gpus: str) -> str:
+        of_gpus = contained(container=IMAGE, cwd="/tmp", gpus=gpus, uid=daemon.uid)
+        found = containers.fields(shutil.which("podman") or "", of_gpus, ("env",), env)
+        argv = [value for key, value in found if key == "arg"]
+        return daemon.as_user("sh", "-c", 'exec "$@" 9>&1', "sh", *argv).stdout
+
+    assert "DEVICE_OF=GPU-1\n" in run("GPU-1")
+    assert "cannot use GPU-2: no CDI specification" in run("GPU-1", "GPU-2")

@@ -1,4 +1,4 @@
-"""The command line that runs a job's command in a container of its user's.
+"""What runs a job's command in a container of its user's: fields for its supervisor.
 
 Pure: nothing here starts or looks for a program. Podman and Apptainer start containers as children
 of the job's own processes, so that the supervisor finds, limits and ends them. Docker's are started
@@ -10,100 +10,130 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
+from zlib import crc32
+
+from carmad.attempt.environment import ATTEMPT_VARIABLE, HOOKS, MPS_PIPE, NO_MPS
+from carmad.core.types import Job
+from carmad.errors import CarmaError
 
 ENGINES = ("podman", "apptainer")  # the first that is installed is used
 
-# What describes the host's programs, or configures the engine itself.
-_OF_THE_HOST = re.compile(r"PATH|LD_.*|PYTHONHOME|SHELL|TMPDIR|HOSTNAME|(CONDA|CONTAINERS|XDG)_.*")
+# What describes the host's programs, or configures the engine itself. Podman takes a name that
+# ends in an asterisk as a pattern.
+_OF_THE_HOST = re.compile(
+    r"PATH|LD_.*|PYTHONHOME|VIRTUAL_ENV|SHELL|TMPDIR|HOSTNAME"
+    r"|(CONDA|CONTAINERS?|XDG|APPTAINER|SINGULARITY)_.*|.*\*"
+)
 
-EMULATED_DIR, EMULATED_PROC = "CARMA_EMULATED_DIR", "CARMA_EMULATED_PROC"
+EMULATED_PROC = "CARMA_EMULATED_PROC"
 HOST_PROC = "/carma/proc"  # emulated cards know processes by the host's pids
 
-PIPE = "CUDA_MPS_PIPE_DIRECTORY"
+# Whatever the user's environment says: as the job's own processes, and left in its cgroup.
+_GLOBAL = ("--remote=false", "--cgroup-manager=cgroupfs")
 
+# `create` first, so that what it says tells why there is no container.
 _PODMAN = """\
 fail() { printf '%s\\n' "$@" >&9; exit 127; }
-image=$1; needs_cdi=$2; shift 2
-if [ -n "$needs_cdi" ] && ! compgen -G '/etc/cdi/*' >/dev/null && \\
-  ! compgen -G '/var/run/cdi/*' >/dev/null; then
-  fail "containers cannot use GPUs on this server: it has no CDI specification" \\
-    "ask an administrator to run: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
-fi
-podman image exists -- "$image" || podman pull --quiet -- "$image" >/dev/null || \\
-  fail "cannot pull the image $image" "podman's own message is in the job's log"
+podman=("$1" GLOBAL) image=$2 name=$3 gpus=$4; shift 4
+for gpu in $gpus; do
+  grep -qsrF -e "$gpu" /etc/cdi /var/run/cdi || fail \\
+    "containers cannot use $gpu: no CDI specification of this server names it" \\
+    "ask an administrator to run: \
+nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml"
+done
+said=$("${podman[@]}" create --name="$name" "$@" 2>&1 >/dev/null 9>&-) || {
+  printf '%s\\n' "$said" >&2
+  [[ $said != */etc/subuid* ]] || fail "podman has no user ids for containers of $USER" \\
+    "ask an administrator to give $USER a range in /etc/subuid and /etc/subgid (usermod)"
+  "${podman[@]}" image exists "$image" 2>/dev/null 9>&- || fail \\
+    "$USER has no image $image on this server" \\
+    "podman pull $image, then carma requeue $CARMA_JOB_ID"
+  fail "podman cannot make the container: ${said##*$'\\n'}" \\
+    "all that it said is in the job's log"
+}
 exec 9>&-
-exec podman "$@"
-"""
+exec "${podman[@]}" start --attach "$name"
+""".replace("GLOBAL", " ".join(_GLOBAL))
 
 
-def argv(
+def fields(
     engine: str,
-    image: str,
+    job: Job,
     command: Sequence[str],
     env: Mapping[str, str],
-    *,
-    cwd: str,
-    uid: int,
-    gpus: Sequence[str],
-    mps: bool,
+    cards: str = "",
     script: str | None = None,
-) -> tuple[str, ...]:
-    """What runs `command` in a container of `image`, when started with `env`.
+) -> list[tuple[str, str]]:
+    """What a supervisor reads (`starting.Launch`) to run `command`, with `env`, in a container of
+    the job's image.
 
-    `gpus`: their UUIDs; `mps`: whether `env` names the pipe of an MPS daemon; `script`: the copy of
-    the job script that `command` names.
+    `engine`: a path whose last part is one of ENGINES; `cards`: the directory of the emulated GPUs,
+    "" for real ones; `script`: the copy of the job script that `command` names. Raises CarmaError.
     """
-    mounts = [f"{path}:{path}" for path in _folders(env.get("HOME", "/"), cwd)]
-    if mps:
-        mounts.append(f"{env[PIPE]}:{env[PIPE]}")
+    spec, image = job.spec, job.spec.container
+    assert image is not None
+    mounts = [f"{path}:{path}" for path in _folders(env.get("HOME", "/"), spec.cwd)]
+    if (pipe := env.get(MPS_PIPE, NO_MPS)) != NO_MPS:
+        mounts.append(f"{pipe}:{pipe}")
+    if HOOKS in env.get("PYTHONPATH", ""):
+        mounts.append(f"{HOOKS}:{HOOKS}:ro")
     if script:
         mounts.append(f"{script}:{script}:ro")
-    if engine == "apptainer":
-        return _apptainer(image, command, cwd, gpus, mounts)
-    emulated = env.get(EMULATED_DIR)
-    if emulated:
-        mounts += [f"{emulated}:{emulated}", f"/proc:{HOST_PROC}"]
-    passed = [f"--env={name}" for name in env if not _OF_THE_HOST.fullmatch(name)]
-    if emulated:
-        passed.append(f"--env={EMULATED_PROC}={HOST_PROC}")
-    words = [
-        "run",
+    if cards:
+        mounts += [f"{cards}:{cards}", f"/proc:{HOST_PROC}"]
+    if PurePath(engine).name == "apptainer":
+        words = _apptainer(engine, job, image, mounts)
+        return [("arg", word) for word in (*words, *command)]
+    name = f"carma-{job.id}-{job.attempt}-{crc32(env[ATTEMPT_VARIABLE].encode()) & 0xFFFF:04x}"
+    wrapper = ("/bin/bash", "-c", _PODMAN, "carma-container", engine, image, name)
+    gpus = () if cards else job.gpus
+    words = (*wrapper, " ".join(gpus), *_podman(job, env, mounts, gpus, emulated=bool(cards)))
+    after = (engine, *_GLOBAL, "rm", "--force", "--time=0", "--ignore", name)
+    return [
+        *(("arg", word) for word in (*words, image, *command)),
+        *(("after", word) for word in after),
+        ("contained", ""),
+    ]
+
+
+def _podman(
+    job: Job, env: Mapping[str, str], mounts: Sequence[str], gpus: Sequence[str], *, emulated: bool
+) -> list[str]:
+    """The options of `podman create`."""
+    passed = [name for name in env if not _OF_THE_HOST.fullmatch(name)]
+    return [
         "--rm",
-        "--pull=never",
+        "--pull=never",  # the GPUs would wait for it
         "--init",  # the kernel spares a pid 1 that handles no signals from SIGTERM
         "--cgroups=disabled",  # its processes stay in the job's cgroup, with its limits
         "--network=host",
         "--ipc=host",  # MPS clients share memory with their server, and data loaders need much
-        "--log-driver=none",  # the output is in the job's log
+        "--log-driver=passthrough",  # its output is the job's
         "--security-opt=label=disable",  # SELinux would forbid the user's own files
-        *(["--userns=keep-id"] if uid else []),  # root is root without it; podman refuses it there
-        f"--workdir={cwd}",
+        "--ulimit=host",
+        f"--umask={job.spec.umask:04o}",
+        # Root is root without both; podman refuses them there.
+        *(["--userns=keep-id", "--group-add=keep-groups"] if job.spec.uid else []),
+        f"--workdir={job.spec.cwd}",
         *(f"--volume={mount}" for mount in mounts),
-        *passed,
-        *(f"--device=nvidia.com/gpu={gpu}" for gpu in gpus if not emulated),
-        # Without the image's own entry point: the command is what the user wrote.
-        "--entrypoint=",
-        image,
-        *command,
+        *(f"--env={name}" for name in passed),
+        *([f"--env={EMULATED_PROC}={HOST_PROC}"] if emulated else []),
+        *(f"--device=nvidia.com/gpu={gpu}" for gpu in gpus),
+        "--entrypoint=",  # the command is what the user wrote
     ]
-    needs_cdi = "yes" if gpus and not emulated else ""
-    return ("/bin/bash", "-c", _PODMAN, "carma-container", image, needs_cdi, *words)
 
 
-def _apptainer(
-    image: str, command: Sequence[str], cwd: str, gpus: Sequence[str], mounts: Sequence[str]
-) -> tuple[str, ...]:
+def _apptainer(engine: str, job: Job, image: str, mounts: Sequence[str]) -> tuple[str, ...]:
     """It passes the environment on, and its processes share the host's pids. It does not know CDI:
     CUDA_VISIBLE_DEVICES selects the GPUs."""
     named = "://" in image or image.startswith(("/", "./", "../"))
     return (
-        "apptainer",
+        engine,
         "exec",
-        *(["--nv"] if gpus else []),
+        *(["--nv"] if job.gpus else []),
         *(f"--bind={mount}" for mount in mounts),
-        f"--pwd={cwd}",
+        f"--pwd={job.spec.cwd}",
         image if named else f"docker://{image}",
-        *command,
     )
 
 
@@ -112,4 +142,10 @@ def _folders(home: str, cwd: str) -> list[str]:
     found = [home] if home != "/" else []
     if cwd != "/" and not (found and PurePath(cwd).is_relative_to(home)):
         found.append(cwd)
+    for path in found:
+        if ":" in path or "," in path:
+            raise CarmaError(
+                f"the directory {path} cannot be mounted in a container",
+                "name it without colons and commas",
+            )
     return found

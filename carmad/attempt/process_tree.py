@@ -195,6 +195,18 @@ def handles(pid: int, signum: int, how: bytes = b"SigCgt:") -> bool:
     return False
 
 
+def inside(pid: int) -> bool:
+    """Whether it is in a pid namespace below ours, other than as its init, which would pass every
+    signal on to processes that have had it."""
+    try:
+        for line in read_file(f"/proc/{pid}/status").splitlines():
+            if line.startswith(b"NSpid:"):
+                return len(line.split()) > 2 and line.split()[-1] != b"1"
+    except OSError:
+        pass
+    return False
+
+
 def joined(pid: int, start: int) -> str:
     """The name of the link that marks this process as followed."""
     return f"joined-{pid}-{start}"
@@ -204,15 +216,25 @@ class Tree:
     """The job's main process and every descendant, whatever session or parent it chose.
 
     `uid`, `mark`: also the user's processes with this variable, once any process is followed.
+    `contained`: signals are for the program in the container, while it runs.
     """
 
-    def __init__(self, main: int, cgroup: str | None, uid: int = -1, mark: bytes = b"") -> None:
+    def __init__(
+        self,
+        main: int,
+        cgroup: str | None,
+        uid: int = -1,
+        mark: bytes = b"",
+        contained: bool = False,
+    ) -> None:
         self.main = main
         self.status: int | None = None  # of the main process, as wait() gives it, or UNKNOWN
         self.main_ended_boot_s: float | None = None
         self.stopped = False
         self.cause = ""  # why it was stopped, as given by the daemon
         self.interrupted = False
+        self.killed = False  # whether any process was, by us
+        self._contained = contained
         self.cgroup = cgroup
         self._uid = uid
         self._mark = mark
@@ -236,6 +258,13 @@ class Tree:
             return descendants()
         known = {pid: start for pid, start in self._followed.items() if running(pid, start)}
         return descendants(known | marked(self._uid, self._mark))
+
+    def _addressed(self) -> dict[int, int]:
+        """Those of all its processes that its signals are for."""
+        everyone = self.everyone()
+        return {
+            pid: start for pid, start in everyone.items() if self._contained and inside(pid)
+        } or everyone
 
     def main_ended(self) -> None:
         """The main process, which we did not start, has ended."""
@@ -290,7 +319,7 @@ class Tree:
         """
         if not 0 < signum <= 64:
             return
-        everyone = self.everyone()
+        everyone = self._addressed()
         chosen = [pid for pid in everyone if handles(pid, signum)] or list(everyone)
         for pid in chosen:
             send(pid, everyone[pid], signum)
@@ -298,11 +327,15 @@ class Tree:
     def end(self, grace_s: float) -> None:
         """SIGTERM all, SIGKILL them after `grace_s`. A repeated call can only shorten the grace."""
         if self._deadline is None:
-            for pid, start in self.everyone().items():
+            for pid, start in self._addressed().items():
                 send(pid, start, SIGTERM)
                 send(pid, start, SIGCONT)  # a stopped process would never see its SIGTERM
             self._deadline = time.monotonic() + grace_s
         self._deadline = min(self._deadline, time.monotonic() + grace_s)
+
+    def kill_after(self, seconds: float) -> None:
+        """SIGKILL all that then is left."""
+        self._deadline = time.monotonic() + seconds
 
     def press(self) -> float | None:
         """Kill what has outlived its grace. Returns after how many seconds to call this again."""
@@ -326,6 +359,7 @@ class Tree:
                 send(pid, start, SIGHUP)
 
     def _kill(self) -> None:
+        self.killed = True
         if self.cgroup is not None:
             tell_kernel(f"{self.cgroup}/cgroup.kill", b"1")
         # Freeze before killing: a process that forks faster than we read /proc would escape.
