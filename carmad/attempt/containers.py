@@ -28,19 +28,19 @@ _OF_THE_HOST = re.compile(
 EMULATED_PROC = "CARMA_EMULATED_PROC"
 HOST_PROC = "/carma/proc"  # emulated cards know processes by the host's pids
 
-# Whatever the user's environment says: as the job's own processes, and left in its cgroup.
-_GLOBAL = ("--remote=false", "--cgroup-manager=cgroupfs")
-
-# `create` first, so that what it says tells why there is no container.
+# Whatever the user's environment says, podman's processes are the job's own, in the job's cgroup.
+# `create` first, so that what it says tells why there is no container. The shell gets the
+# job's SIGTERM until there is a program to get it. `set -m`: or the program would ignore SIGINT.
 _PODMAN = """\
 fail() { printf '%s\\n' "$@" >&9; exit 127; }
-podman=("$1" GLOBAL) image=$2 name=$3 gpus=$4; shift 4
+podman=("$1" --remote=false --cgroup-manager=cgroupfs) image=$2 name=$3 gpus=$4; shift 4
 for gpu in $gpus; do
   grep -qsrF -e "$gpu" /etc/cdi /var/run/cdi || fail \\
     "containers cannot use $gpu: no CDI specification of this server names it" \\
     "ask an administrator to run: \
 nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml"
 done
+trap '"${podman[@]}" rm --force --time=0 --ignore "$name" >/dev/null 9>&-; exit 143' TERM
 said=$("${podman[@]}" create --name="$name" "$@" 2>&1 >/dev/null 9>&-) || {
   printf '%s\\n' "$said" >&2
   [[ $said != */etc/subuid* ]] || fail "podman has no user ids for containers of $USER" \\
@@ -52,8 +52,11 @@ said=$("${podman[@]}" create --name="$name" "$@" 2>&1 >/dev/null 9>&-) || {
     "all that it said is in the job's log"
 }
 exec 9>&-
-exec "${podman[@]}" start --attach "$name"
-""".replace("GLOBAL", " ".join(_GLOBAL))
+set -m
+"${podman[@]}" start --attach "$name" &
+exec 2>/dev/null
+wait $!
+"""
 
 
 def fields(
@@ -88,10 +91,8 @@ def fields(
     wrapper = ("/bin/bash", "-c", _PODMAN, "carma-container", engine, image, name)
     gpus = () if cards else job.gpus
     words = (*wrapper, " ".join(gpus), *_podman(job, env, mounts, gpus, emulated=bool(cards)))
-    after = (engine, *_GLOBAL, "rm", "--force", "--time=0", "--ignore", name)
     return [
         *(("arg", word) for word in (*words, image, *command)),
-        *(("after", word) for word in after),
         ("contained", ""),
     ]
 

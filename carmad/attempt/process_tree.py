@@ -12,6 +12,7 @@ import os
 import time
 
 LEFTOVER_GRACE_S = 5.0  # for processes that outlive the job's main process
+CLEARED_WITHIN_S = 10.0  # what a container's engine has to remove, once all in it is killed
 SIGHUP, SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 1, 9, 15, 18, 19  # `signal` is imported only later
 UNKNOWN = -1  # the status of a process that ended unseen
 LOOK_S = 0.1  # how often to look for processes that are not our children
@@ -195,16 +196,16 @@ def handles(pid: int, signum: int, how: bytes = b"SigCgt:") -> bool:
     return False
 
 
-def inside(pid: int) -> bool:
-    """Whether it is in a pid namespace below ours, other than as its init, which would pass every
-    signal on to processes that have had it."""
+def contained_pid(pid: int) -> int | None:
+    """Its pid in the pid namespace below ours that it is in; None if that is our own."""
     try:
         for line in read_file(f"/proc/{pid}/status").splitlines():
             if line.startswith(b"NSpid:"):
-                return len(line.split()) > 2 and line.split()[-1] != b"1"
+                pids = line.split()[1:]
+                return int(pids[-1]) if len(pids) > 1 else None
     except OSError:
         pass
-    return False
+    return None
 
 
 def joined(pid: int, start: int) -> str:
@@ -216,7 +217,7 @@ class Tree:
     """The job's main process and every descendant, whatever session or parent it chose.
 
     `uid`, `mark`: also the user's processes with this variable, once any process is followed.
-    `contained`: signals are for the program in the container, while it runs.
+    `contained`: the program is in a container, whose engine must clear it away after a SIGKILL.
     """
 
     def __init__(
@@ -233,8 +234,8 @@ class Tree:
         self.stopped = False
         self.cause = ""  # why it was stopped, as given by the daemon
         self.interrupted = False
-        self.killed = False  # whether any process was, by us
         self._contained = contained
+        self._emptied = False  # the container, by us
         self.cgroup = cgroup
         self._uid = uid
         self._mark = mark
@@ -260,11 +261,18 @@ class Tree:
         return descendants(known | marked(self._uid, self._mark))
 
     def _addressed(self) -> dict[int, int]:
-        """Those of all its processes that its signals are for."""
+        """Those of all its processes that its signals are for: all, but in a container only the
+        program's. Its init would pass them on, so that the program had them twice; and the engine's
+        would leave the container half made or half removed. Without a program, its main ones."""
         everyone = self.everyone()
-        return {
-            pid: start for pid, start in everyone.items() if self._contained and inside(pid)
-        } or everyone
+        if not self._contained:
+            return everyone
+        program = {pid: start for pid, start in everyone.items() if (contained_pid(pid) or 1) > 1}
+        return program or {
+            pid: start
+            for pid, start in everyone.items()
+            if (process_stat(pid) or (0, 0))[0] == os.getpid()
+        }
 
     def main_ended(self) -> None:
         """The main process, which we did not start, has ended."""
@@ -333,10 +341,6 @@ class Tree:
             self._deadline = time.monotonic() + grace_s
         self._deadline = min(self._deadline, time.monotonic() + grace_s)
 
-    def kill_after(self, seconds: float) -> None:
-        """SIGKILL all that then is left."""
-        self._deadline = time.monotonic() + seconds
-
     def press(self) -> float | None:
         """Kill what has outlived its grace. Returns after how many seconds to call this again."""
         if self._deadline is None:
@@ -345,8 +349,16 @@ class Tree:
         if left > 0 and self._followed:
             self._hang_up()
             return min(left, LOOK_S)
+        if left > 0 and self._contained and self.status is not None:
+            self._dismiss()
+            return min(left, LOOK_S)
         if left > 0:
             return min(left, 3600.0)
+        if self._contained and not self._emptied:
+            self._emptied = True
+            self._deadline = time.monotonic() + CLEARED_WITHIN_S
+            self._kill_container()
+            return self._pause_s
         self._kill()
         self._pause_s = min(1.0, 2 * self._pause_s)
         return self._pause_s
@@ -358,8 +370,19 @@ class Tree:
             for pid, start in left.items():
                 send(pid, start, SIGHUP)
 
+    def _kill_container(self) -> None:
+        """SIGKILL what is in the container, and nothing of its engine."""
+        for pid, start in self.everyone().items():
+            if contained_pid(pid) is not None:
+                send(pid, start, SIGKILL)
+
+    def _dismiss(self) -> None:
+        """SIGTERM what a container's engine would keep for the user's next one."""
+        for pid, start in self._addressed().items():
+            if contained_pid(pid) is None:
+                send(pid, start, SIGTERM)
+
     def _kill(self) -> None:
-        self.killed = True
         if self.cgroup is not None:
             tell_kernel(f"{self.cgroup}/cgroup.kill", b"1")
         # Freeze before killing: a process that forks faster than we read /proc would escape.

@@ -39,16 +39,12 @@ class Launch:
     def __init__(self, raw: bytes) -> None:
         self.argv: list[bytes] = []
         self.env: dict[str, str] = {}
-        # Clears away what an ended attempt has left other than processes; []: it leaves none.
-        self.after: list[bytes] = []
         self.limits: dict[str, bytes] = {}  # of its cgroup, by file
         fields: dict[bytes, bytes] = {}
         for field in raw.split(b"\0")[:-1]:
             key, _, value = field.partition(b"=")
             if key == b"arg":
                 self.argv.append(value)
-            elif key == b"after":
-                self.after.append(value)
             elif key == b"env":
                 name, _, content = os.fsdecode(value).partition("=")
                 self.env[name] = content
@@ -71,7 +67,7 @@ class Launch:
         self.stays = b"stays" in fields
         # On which it starts; none: any.
         self.cpus = {int(cpu) for cpu in fields.get(b"cpus", b"").split(b",") if cpu}
-        # Its program is in a container, whose engine's own processes are not to be signalled.
+        # Its program is in a container, with the processes of an engine around it.
         self.contained = b"contained" in fields
         # A cgroup to make for the job, where it has no unit.
         self.cgroup = os.fsdecode(fields[b"cgroup"]) if b"cgroup" in fields else None

@@ -56,7 +56,6 @@ from carmad.attempt.starting import (
     become_job,
     become_user,
     block,
-    execute,
     fork,
     libc,
     shown,
@@ -76,7 +75,6 @@ LOCK, LAUNCH, STARTED, CONTROL, STOP, TAIL, EXIT = (
 TAIL_BYTES = 64 * 1024
 TAIL_WITHIN_S = 5.0
 SEALED_WITHIN_S = 2.0
-AFTER_WITHIN_S = 10.0
 F_GET_SEALS, F_SEAL_WRITE = 1034, 8  # `fcntl` has them from Python 3.13 on
 LOGS = b"logs"  # the first word of the child's first line
 SIGHUP, SIGINT = 1, 2
@@ -146,25 +144,6 @@ def run_job(launch: Launch, cgroup: str | None, header: bytes, report: int) -> N
         begins = [begin, open_log(launch.stderr, 2, header)]
     write_all(report, b"%s %s\n" % (LOGS, b" ".join(b"%d" % each for each in begins)))
     start_program(launch, report)
-
-
-def clear_away(launch: Launch, cgroup: str | None, control: int) -> None:
-    """Run the user's `after`, and wait for its end; no longer than AFTER_WITHIN_S."""
-
-    def run(_: int) -> None:
-        os.setsid()
-        if cgroup is not None:
-            tell_kernel(f"{cgroup}/cgroup.procs", b"0")
-        become_job(launch)
-        os.dup2(0, 1)
-        os.dup2(0, 2)
-        block()
-        execute(launch.after, launch.env)
-
-    pid, report = fork(run)
-    tree = Tree(pid, cgroup)
-    tree.kill_after(AFTER_WITHIN_S)
-    watch(tree, control, report, 0.0)
 
 
 def watch(tree: Tree, control: int, report: int, grace_s: float, followed: bool = False) -> bytes:
@@ -375,8 +354,6 @@ def supervise(directory: str) -> None:
         header = attempt_header()
         tree.main, report = fork(lambda report: run_job(launch, tree.cgroup, header, report))
         said = watch(tree, control, report, launch.grace_s)
-        if launch.after and (tree.stopped or tree.interrupted or tree.killed):
-            clear_away(launch, tree.cgroup, control)
     assert tree.status is not None
     code, killed_by = how_it_ended(tree.status)
     after = memory_events(counted)
