@@ -408,7 +408,7 @@ class JobOptions:
         metavar="IMAGE",
         pattern=r"^[^\s-]\S*$",
         show="container",
-        help="run the command in a container of this image, with podman or apptainer",
+        help="run the command in a container of this image, which your podman (or apptainer) has",
     )
     requeue: bool = option(
         "--requeue",

@@ -10,6 +10,7 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from carmad.attempt.environment import ATTEMPT_VARIABLE, HOOKS, MPS_PIPE
 from carmad.core.types import Job
 from carmad.errors import CarmaError
 from carmad.testing.builders import a_job, a_spec
+from cli.images import refuse_missing
+from cli.problems import Usage
 from tests.api_server import as_uid
 from tests.daemon import NO_KERNELS, OVER, ROOT, Carmad, train
 from tests.waiting import until
@@ -96,6 +99,19 @@ def test_apptainer() -> None:
     assert words("apptainer")[:3] == ["/usr/bin/apptainer", "exec", "--nv"]
     assert words("apptainer")[-3:] == ["docker://torch", "python", "a b"]
     assert words("apptainer", container="/images/a.sif")[-3] == "/images/a.sif"
+
+
+def test_an_image_that_is_not_there_is_refused_at_submission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    refuse_missing("torch")  # without podman, nobody knows
+    podman = tmp_path / "podman"
+    for code, refused in ((0, False), (1, True), (125, False)):
+        podman.write_text(f"#!/bin/sh\nexit {code}\n")
+        podman.chmod(0o755)
+        with pytest.raises(Usage, match="no image torch") if refused else nullcontext():
+            refuse_missing("torch")
 
 
 # with podman, of a user who is not root

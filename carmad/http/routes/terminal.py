@@ -52,7 +52,7 @@ async def join(call: Asked, label: Label) -> Response:
     if job.spec.container is not None:
         raise Conflict(
             f"job {label} runs in a container, which CARMA cannot enter",
-            "On its server, `podman ps` and `podman exec` can.",
+            "`podman exec` can; `podman ps` names the container.",
         )
     taken = await asyncio.wrap_future(terminals.join(job, process))
     await _until(lambda: terminals.joined(job, process), JOINS_WITHIN_S)
