@@ -182,6 +182,15 @@ class Contained(Carmad):
             "{cdiVersion: 0.5.0, kind: nvidia.com/gpu, devices: "
             "[{name: GPU-1, containerEdits: {env: [DEVICE_OF=GPU-1]}}]}"
         )
+        (folder / "data").mkdir()
+        (folder / "data" / "there").write_text("data\n")
+        own = self.work / ".config" / "containers"
+        own.mkdir(parents=True)
+        for each in (own, own.parent):
+            os.chown(each, self.uid, self.gid)
+        (own / "containers.conf").write_text(
+            f'[containers]\nvolumes = ["{folder}/data:/data:ro"]\n'
+        )
         self.namespace = ("unshare", "-m", "sh", "-ec", _SETUP, "sh", str(folder))
         self.user_env = {
             "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
@@ -281,12 +290,14 @@ def test_a_container_has_the_jobs_directory_environment_output_and_exit_code(
     daemon: Contained,
 ) -> None:
     (daemon.work / "here").write_text("mine")
-    script = "cat here; id -un; umask; env; echo made > made; exit 125"
+    script = (
+        "cat here; id -un; cat /data/there; touch /data/x || umask; env; echo made > made; exit 125"
+    )
     id = daemon.sh_contained(script, umask="027")
     ended = daemon.ended(id)
     assert (ended["state"], ended["exit"]["code"]) == ("failed", 125), daemon.output(id)
     lines = daemon.output(id).splitlines()
-    assert lines[:2] == [f"mine{USER}", "0027"]
+    assert lines[:2] == [f"mine{USER}", "data"] and lines[3] == "0027"
     assert not any("podman" in line for line in lines if "=" not in line)
     assert {f"CARMA_JOB_ID={id}", f"HOME={daemon.work}", f"PWD={daemon.work}"} <= set(lines)
     made = (daemon.work / "made").stat()
