@@ -22,6 +22,7 @@ from carmad.attempt.environment import ATTEMPT_VARIABLE, HOOKS, MPS_PIPE
 from carmad.core.types import Job
 from carmad.errors import CarmaError
 from carmad.testing.builders import a_job, a_spec
+from cli.cluster.request import step_words
 from cli.images import refuse_missing
 from cli.problems import Usage
 from tests.api_server import as_uid
@@ -112,6 +113,11 @@ def test_an_image_that_is_not_there_is_refused_at_submission(
         podman.chmod(0o755)
         with pytest.raises(Usage, match="no image torch") if refused else nullcontext():
             refuse_missing("torch")
+
+
+def test_a_login_node_refuses_containers() -> None:
+    with pytest.raises(Usage, match="not for a cluster"):
+        step_words({"container": "torch"})
 
 
 # with podman, of a user who is not root
@@ -391,13 +397,26 @@ def test_nobody_joins_a_container_from_outside(daemon: Contained) -> None:
 
 
 def test_a_container_has_the_devices_of_its_gpus(daemon: Contained) -> None:
+    assert "DEVICE_OF=GPU-1\n" in run(daemon, "GPU-1")
+    assert "cannot use GPU-2: no CDI specification" in run(daemon, "GPU-1", "GPU-2")
+
+
+def test_a_user_without_a_range_of_ids_is_told(daemon: Contained) -> None:
+    ids = daemon.folder / "ids"
+    kept = ids.read_text()
+    assert daemon.left() == ([], "")  # so that podman has to make a namespace
+    ids.write_text("")
+    try:
+        assert f"podman has no user ids for containers of {USER}" in run(daemon)
+    finally:
+        ids.write_text(kept)
+        daemon.left()
+
+
+def run(daemon: Contained, *gpus: str) -> str:
+    """What a container on real GPUs prints, or why there is none."""
     env = daemon.user_env | {"USER": USER, ATTEMPT_VARIABLE: "/state/jobs/7.1"}
-
-    def run(*gpus: str) -> str:
-        of_gpus = contained(container=IMAGE, cwd="/tmp", gpus=gpus, uid=daemon.uid)
-        found = containers.fields(shutil.which("podman") or "", of_gpus, ("env",), env)
-        argv = [value for key, value in found if key == "arg"]
-        return daemon.as_user("sh", "-c", 'exec "$@" 9>&1', "sh", *argv).stdout
-
-    assert "DEVICE_OF=GPU-1\n" in run("GPU-1")
-    assert "cannot use GPU-2: no CDI specification" in run("GPU-1", "GPU-2")
+    of_gpus = contained(container=IMAGE, cwd="/tmp", gpus=gpus, uid=daemon.uid)
+    found = containers.fields(shutil.which("podman") or "", of_gpus, ("env",), env)
+    argv = [value for key, value in found if key == "arg"]
+    return daemon.as_user("env", f"USER={USER}", "sh", "-c", 'exec "$@" 9>&1', "sh", *argv).stdout
