@@ -1,5 +1,6 @@
 """A job's processes: signals, ends and reaps them. They are all descendants of this one, except
-those that the job's owner started and that are followed.
+those that the job's owner started and that are followed, and those that another daemon (Docker's)
+started for the job with the job's mark.
 
 Part of the supervisor's program, so imports are few (see there).
 """
@@ -216,7 +217,8 @@ def joined(pid: int, start: int) -> str:
 class Tree:
     """The job's main process and every descendant, whatever session or parent it chose.
 
-    `uid`, `mark`: also the user's processes with this variable, once any process is followed.
+    `uid`, `mark`: also the user's processes with this variable, once any process is followed, and
+    at the end.
     `contained`: the program is in a container, whose engine must clear it away after a SIGKILL.
     """
 
@@ -285,6 +287,8 @@ class Tree:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
+                if not self._followed and self._mark:
+                    self._followed = marked(self._uid, self._mark)
                 return not self._followed or self._others_ended()
             if pid == 0:
                 if self.status is not None:
