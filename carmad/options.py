@@ -400,6 +400,16 @@ class JobOptions:
         show="environment",
         help="activate this conda environment",
     )
+    container: str | None = option(
+        "--container",
+        default=None,
+        section=RUN,
+        read="filled",
+        metavar="IMAGE",
+        pattern=r"^[^\s-]\S*$",
+        show="container",
+        help="run the command in a container of this image, which your podman (or apptainer) has",
+    )
     requeue: bool = option(
         "--requeue",
         default=True,

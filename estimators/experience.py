@@ -109,7 +109,7 @@ def judged(runs: Iterable[Run], source: str, stack: str) -> list[Judged]:
 def script(spec: JobSpec) -> tuple[object, ...]:
     """Equal for jobs whose Python commands differ in the script's options alone. Other commands are
     not taken apart here: equal ones are alike, as `template` compares them."""
-    return spec.cwd, spec.conda_env, spec.gpus, _script(spec)
+    return spec.cwd, spec.conda_env, spec.container, spec.gpus, _script(spec)
 
 
 def _script(spec: JobSpec) -> object:

@@ -80,7 +80,7 @@ class History:
         if not names:
             return 0.0, ""
         argv = (sys.executable, "-I", "-S", "-c", WRITTEN, *names)
-        trial = self.server.trial(replace(spec, conda_env=None), argv, ASK_WITHIN_S)
+        trial = self.server.trial(replace(spec, conda_env=None, container=None), argv, ASK_WITHIN_S)
         times = trial.answer.split(maxsplit=len(names))[: len(names)]
         try:
             return max(zip((float(time[:32]) for time in times), names, strict=True))
@@ -99,6 +99,7 @@ def _alike(run: Run, spec: JobSpec) -> bool:
         and past.gpus == spec.gpus
         and past.batch_size == spec.batch_size
         and past.conda_env == spec.conda_env
+        and past.container == spec.container
         and _python(past) == _python(spec)
     )
 

@@ -234,7 +234,8 @@ def test_every_option_arrives(
     file.write_text("json://localhost")
     file.chmod(0o600)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    words += " -c 8 --mem 32G"
+    monkeypatch.setattr("cli.images.refuse_missing", lambda image: None)
+    words += " -c 8 --mem 32G --container torch"
     told = [
         "--layout",
         "2x forward=20ms weights=4M",
@@ -255,6 +256,7 @@ def test_every_option_arrives(
         "name": "x",
         "export": {"SLURM_SUBMIT_DIR": str(tmp_path), "A": "b c"},
         "conda_env": "ml",
+        "container": "torch",
         "notify": "end,oom",
         "gpus": 2,
         "memory_mib": 12288,

@@ -86,8 +86,9 @@ def test_the_node_is_told_what_slurm_does_not_know() -> None:
 
 
 def test_every_option_is_slurms_or_the_nodes() -> None:
-    """Whichever `carma run` refuses must have a form for sbatch, or the script does it."""
-    at_a_terminal_only = {"conda_env"}
+    """Whichever `carma run` refuses must have a form for sbatch, or the script does it. A
+    container is refused."""
+    at_a_terminal_only = {"conda_env", "container"}
     left = {name for name in OPTIONS if name in ELSEWHERE and not OPTIONS[name].slurm}
     assert left == at_a_terminal_only
 

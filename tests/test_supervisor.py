@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from carmad.attempt import supervisor
+from carmad.attempt.environment import ATTEMPT_VARIABLE
+from carmad.attempt.process_tree import handles
 from tests.attempts import Bench, is_gone, until
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -202,6 +204,30 @@ def test_a_job_that_ignores_sigterm_is_killed_after_the_grace(bench: Bench) -> N
     bench.launcher.stop(job, 60.0)  # a repeat cannot prolong it
     end = bench.ended(job)
     assert (end["signal"], end["stopped"]) == (signal.SIGKILL, True)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_what_another_daemon_started_for_the_job_ends_with_it(bench: Bench, stopped: bool) -> None:
+    """As Docker's does, if the job's mark is passed on."""
+    job = bench.launch(bench.job("sh", "-c", "echo up; until [ -e go ]; do sleep 0.05; done"))
+    until(bench.lines, "the job to speak")
+    theirs = {**os.environ, ATTEMPT_VARIABLE: str(bench.directory(job))}
+    stranger = subprocess.Popen(["sh", "-c", STUBBORN], env=theirs, stdout=subprocess.DEVNULL)
+    others = {**os.environ, ATTEMPT_VARIABLE: str(bench.directory(job)) + "1"}
+    neighbour = subprocess.Popen(["sleep", "600"], env=others)
+    try:
+        until(lambda: handles(stranger.pid, signal.SIGTERM, b"SigIgn:"), "it to ignore SIGTERM")
+        if stopped:
+            bench.launcher.stop(job, 0.2)
+        else:
+            (bench.cwd / "go").touch()
+        bench.ended(job)
+        assert stranger.wait(0.5) == -signal.SIGKILL
+        assert neighbour.poll() is None
+    finally:
+        for process in (stranger, neighbour):
+            process.kill()
+            process.wait()
 
 
 def test_a_job_may_use_its_grace(bench: Bench) -> None:

@@ -49,7 +49,7 @@ _NOT_OURS = re.compile(
     r"|MAINPID|MANAGERPID|SYSTEMD_EXEC_PID|(RUNTIME|STATE|CACHE|LOGS|CONFIGURATION)_DIRECTORY"
 )
 # The user's own thread percentage or priority can only lower a client's share, and is kept.
-_MPS = _PIPE, _LOG, _LIMIT = (
+_MPS = MPS_PIPE, _LOG, _LIMIT = (
     "CUDA_MPS_PIPE_DIRECTORY",
     "CUDA_MPS_LOG_DIRECTORY",
     "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
@@ -234,8 +234,8 @@ def mps_environment(
 ) -> dict[str, str]:
     """What makes a process a client of the MPS daemon at `pipe`; None: of none."""
     if pipe is None:
-        return {_PIPE: NO_MPS}
-    env = {_PIPE: str(pipe)}
+        return {MPS_PIPE: NO_MPS}
+    env = {MPS_PIPE: str(pipe)}
     if log is not None:
         env[_LOG] = str(log)
     if limit_mib is not None:

@@ -43,7 +43,8 @@ class Launcher:
     """`systemd`: run each attempt in a transient unit, so that it outlives the daemon's own unit.
 
     Otherwise supervisors are plain children in their own sessions, and jobs have cgroups below
-    `group`, a delegated one; "": they have none.
+    `group`, a delegated one; "": they have none. `cards`: the directory of the emulated GPUs; "":
+    they are real.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class Launcher:
         systemd: bool,
         kill_grace_s: float,
         group: str = "",
+        cards: str = "",
     ) -> None:
         self._state_dir = state_dir.absolute()
         self._copies = copies or Copies(self._state_dir / "scripts")
         self._systemd = systemd
         self._kill_grace_s = kill_grace_s
         self._group = "" if systemd else group
+        self._cards = cards
         self.limited_by = limits.controllers(systemd, group)
         self._children: list[subprocess.Popen[bytes]] = []
         jobs = self._state_dir / "jobs"
@@ -87,7 +90,7 @@ class Launcher:
         if self.begun(job) or supervisor.why_stopped(directory) == supervisor.REVOKED:
             return env
         script = self._copies.path(of_job(job.id)) if job.spec.script else None
-        fields = launch_fields(job, {} if follow else env, self._kill_grace_s, script)
+        fields = launch_fields(job, {} if follow else env, self._kill_grace_s, script, self._cards)
         if follow:
             fields += f"follow={follow.pid} {follow.start_ticks}\0".encode()
             fields += b"stays=\0" if callers.slurm_job_of(follow.pid) else b""
@@ -234,10 +237,10 @@ class Launcher:
 
 
 def launch_fields(
-    job: Job, env: Mapping[str, str], grace_s: float, script: str | None = None
+    job: Job, env: Mapping[str, str], grace_s: float, script: str | None = None, cards: str = ""
 ) -> bytes:
-    """What a process that has to start `job` reads (`starting.Launch`); `script`: see `command`.
-    Raises CarmaError when the job can never start."""
+    """What a process that has to start `job` reads (`starting.Launch`); `script`: see `command`;
+    `cards`: see `Launcher`. Raises CarmaError when the job can never start."""
     spec = job.spec
     if os.geteuid() not in (0, spec.uid):
         raise CarmaError(
@@ -257,9 +260,9 @@ def launch_fields(
         ("stderr", stderr),
         ("grace_s", str(grace_s)),
         *(("env", f"{name}={value}") for name, value in env.items()),
-        *(("arg", word) for word in command(job, script)),
+        *_program(job, env, script, cards),
     ]
-    if spec.conda_env is not None:
+    if spec.conda_env is not None or spec.container is not None:
         fields.append(("report_fd", str(REPORT_FD)))
     for key, value in fields:
         if "\0" in value:
@@ -268,6 +271,24 @@ def launch_fields(
         return b"".join(os.fsencode(f"{key}={value}\0") for key, value in fields)
     except UnicodeEncodeError as error:
         raise CarmaError(f"the job's command or environment is not valid text: {error}") from error
+
+
+def _program(
+    job: Job, env: Mapping[str, str], script: str | None, cards: str
+) -> list[tuple[str, str]]:
+    """What to execute: the job's command, in a container if it names an image."""
+    words = command(job, script)
+    if job.spec.container is None:
+        return [("arg", word) for word in words]
+    from carmad.attempt import containers  # few jobs need it
+
+    engine = next(filter(None, map(shutil.which, containers.ENGINES)), None)
+    if engine is None:
+        raise CarmaError(
+            "this server cannot run containers: it has neither podman nor apptainer",
+            "ask an administrator to install one of them",
+        )
+    return containers.fields(engine, job, words, env, cards, script)
 
 
 def _cgroup(job: Job, group: str) -> bytes:

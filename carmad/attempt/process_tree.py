@@ -1,5 +1,6 @@
 """A job's processes: signals, ends and reaps them. They are all descendants of this one, except
-those that the job's owner started and that are followed.
+those that the job's owner started and that are followed, and those that another daemon (Docker's)
+started for the job with the job's mark.
 
 Part of the supervisor's program, so imports are few (see there).
 """
@@ -12,6 +13,7 @@ import os
 import time
 
 LEFTOVER_GRACE_S = 5.0  # for processes that outlive the job's main process
+CLEARED_WITHIN_S = 10.0  # what a container's engine has to remove, once all in it is killed
 SIGHUP, SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 1, 9, 15, 18, 19  # `signal` is imported only later
 UNKNOWN = -1  # the status of a process that ended unseen
 LOOK_S = 0.1  # how often to look for processes that are not our children
@@ -195,6 +197,18 @@ def handles(pid: int, signum: int, how: bytes = b"SigCgt:") -> bool:
     return False
 
 
+def contained_pid(pid: int) -> int | None:
+    """Its pid in the pid namespace below ours that it is in; None if that is our own."""
+    try:
+        for line in read_file(f"/proc/{pid}/status").splitlines():
+            if line.startswith(b"NSpid:"):
+                pids = line.split()[1:]
+                return int(pids[-1]) if len(pids) > 1 else None
+    except OSError:
+        pass
+    return None
+
+
 def joined(pid: int, start: int) -> str:
     """The name of the link that marks this process as followed."""
     return f"joined-{pid}-{start}"
@@ -203,16 +217,27 @@ def joined(pid: int, start: int) -> str:
 class Tree:
     """The job's main process and every descendant, whatever session or parent it chose.
 
-    `uid`, `mark`: also the user's processes with this variable, once any process is followed.
+    `uid`, `mark`: also the user's processes with this variable, once any process is followed, and
+    at the end.
+    `contained`: the program is in a container, whose engine must clear it away after a SIGKILL.
     """
 
-    def __init__(self, main: int, cgroup: str | None, uid: int = -1, mark: bytes = b"") -> None:
+    def __init__(
+        self,
+        main: int,
+        cgroup: str | None,
+        uid: int = -1,
+        mark: bytes = b"",
+        contained: bool = False,
+    ) -> None:
         self.main = main
         self.status: int | None = None  # of the main process, as wait() gives it, or UNKNOWN
         self.main_ended_boot_s: float | None = None
         self.stopped = False
         self.cause = ""  # why it was stopped, as given by the daemon
         self.interrupted = False
+        self._contained = contained
+        self._emptied = False  # the container, by us
         self.cgroup = cgroup
         self._uid = uid
         self._mark = mark
@@ -237,6 +262,20 @@ class Tree:
         known = {pid: start for pid, start in self._followed.items() if running(pid, start)}
         return descendants(known | marked(self._uid, self._mark))
 
+    def _addressed(self) -> dict[int, int]:
+        """Those of all its processes that its signals are for: all, but in a container only the
+        program's. Its init would pass them on, so that the program had them twice; and the engine's
+        would leave the container half made or half removed. Without a program, its main ones."""
+        everyone = self.everyone()
+        if not self._contained:
+            return everyone
+        program = {pid: start for pid, start in everyone.items() if (contained_pid(pid) or 1) > 1}
+        return program or {
+            pid: start
+            for pid, start in everyone.items()
+            if (process_stat(pid) or (0, 0))[0] == os.getpid()
+        }
+
     def main_ended(self) -> None:
         """The main process, which we did not start, has ended."""
         self.status = end_of(self.main, self._followed[self.main])
@@ -248,6 +287,8 @@ class Tree:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
+                if not self._followed and self._mark:
+                    self._followed = marked(self._uid, self._mark)
                 return not self._followed or self._others_ended()
             if pid == 0:
                 if self.status is not None:
@@ -290,7 +331,7 @@ class Tree:
         """
         if not 0 < signum <= 64:
             return
-        everyone = self.everyone()
+        everyone = self._addressed()
         chosen = [pid for pid in everyone if handles(pid, signum)] or list(everyone)
         for pid in chosen:
             send(pid, everyone[pid], signum)
@@ -298,7 +339,7 @@ class Tree:
     def end(self, grace_s: float) -> None:
         """SIGTERM all, SIGKILL them after `grace_s`. A repeated call can only shorten the grace."""
         if self._deadline is None:
-            for pid, start in self.everyone().items():
+            for pid, start in self._addressed().items():
                 send(pid, start, SIGTERM)
                 send(pid, start, SIGCONT)  # a stopped process would never see its SIGTERM
             self._deadline = time.monotonic() + grace_s
@@ -312,8 +353,16 @@ class Tree:
         if left > 0 and self._followed:
             self._hang_up()
             return min(left, LOOK_S)
+        if left > 0 and self._contained and self.status is not None:
+            self._dismiss()
+            return min(left, LOOK_S)
         if left > 0:
             return min(left, 3600.0)
+        if self._contained and not self._emptied:
+            self._emptied = True
+            self._deadline = time.monotonic() + CLEARED_WITHIN_S
+            self._kill_container()
+            return self._pause_s
         self._kill()
         self._pause_s = min(1.0, 2 * self._pause_s)
         return self._pause_s
@@ -324,6 +373,18 @@ class Tree:
         if all(handles(pid, SIGTERM, b"SigIgn:") for pid in left):
             for pid, start in left.items():
                 send(pid, start, SIGHUP)
+
+    def _kill_container(self) -> None:
+        """SIGKILL what is in the container, and nothing of its engine."""
+        for pid, start in self.everyone().items():
+            if contained_pid(pid) is not None:
+                send(pid, start, SIGKILL)
+
+    def _dismiss(self) -> None:
+        """SIGTERM what a container's engine would keep for the user's next one."""
+        for pid, start in self._addressed().items():
+            if contained_pid(pid) is None:
+                send(pid, start, SIGTERM)
 
     def _kill(self) -> None:
         if self.cgroup is not None:

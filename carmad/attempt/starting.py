@@ -67,6 +67,8 @@ class Launch:
         self.stays = b"stays" in fields
         # On which it starts; none: any.
         self.cpus = {int(cpu) for cpu in fields.get(b"cpus", b"").split(b",") if cpu}
+        # Its program is in a container, with the processes of an engine around it.
+        self.contained = b"contained" in fields
         # A cgroup to make for the job, where it has no unit.
         self.cgroup = os.fsdecode(fields[b"cgroup"]) if b"cgroup" in fields else None
         # Where a wrapper (conda's) can report that the program could not be started.

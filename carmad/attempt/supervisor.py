@@ -321,7 +321,8 @@ def supervise(directory: str) -> None:
     if launch.stays:
         group = counted = None
     before = memory_events(counted)
-    tree = Tree(0, group, launch.uid, b"CARMA_ATTEMPT_DIR=" + os.fsencode(directory))
+    mark = b"CARMA_ATTEMPT_DIR=" + os.fsencode(directory)
+    tree = Tree(0, group, launch.uid, mark, launch.contained)
     report, follows = -1, "null"
     if launch.follow:
         tree.main, start = launch.follow

@@ -28,6 +28,8 @@ def group(spec: JobSpec) -> str:
     silent = tuple(one for one in params if f"{{{one[0]}}}" not in " ".join(spec.argv))
     python = tuple(env.get(name, "") for name in PYTHON)
     where = (spec.user, spec.cwd, spec.conda_env, *python)
+    if spec.container is not None:
+        where += (spec.container,)
     grouped = _group if ordinary(argv) else _group.__wrapped__
     return grouped((*where, *map("=".join, silent)), argv, spec.gpus, spec.batch_size)
 

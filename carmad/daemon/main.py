@@ -105,7 +105,12 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         scheduler, troubles = _core(settings, experience)
         own_units, grace_s = units.available(), settings.limits.kill_grace_s
         launcher = Launcher(
-            state_dir, copies, systemd=own_units, kill_grace_s=grace_s, group=settings.host.cgroup
+            state_dir,
+            copies,
+            systemd=own_units,
+            kill_grace_s=grace_s,
+            group=settings.host.cgroup,
+            cards=_cards(settings),
         )
         inbox = Inbox(clock, _next_id(store, launcher))
         where = options.socket or paths.daemon_socket()

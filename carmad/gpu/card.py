@@ -31,6 +31,8 @@ import os
 from time import monotonic
 
 SUFFIX = ".card"
+# In a container: where the host's /proc is, which knows every process by the host's pid.
+PROC = os.environ.get("CARMA_EMULATED_PROC", "/proc")
 DRAM_CONTENTION = 0.2  # a neighbour that saturates DRAM costs a job a sixth of its speed
 POWER_EXPONENT = 0.6  # as measured (`carmad.gpu.kinds`): 43 % of the range at 25 % activity
 REAP_S = 0.25  # how long the demand of a dead job may still slow down its neighbours
@@ -201,7 +203,7 @@ class Card:
 
     def attach(self) -> None:
         """Register this process: it is visible on the card from now on."""
-        ints, pid = self._ints, os.getpid()
+        ints, pid = self._ints, _own_pid()
         with self._lock:
             self._reap(monotonic())
             self._refuse_if_lost()
@@ -223,7 +225,7 @@ class Card:
             free = self.memory_mib - sum(tenant.memory_mib for tenant in tenants)
             lost = self._floats[_FRAGMENTATION] if len(tenants) > 1 else 0.0
             if mib > free * (1 - lost):
-                others = tuple((t.pid, t.memory_mib) for t in tenants if t.pid != os.getpid())
+                others = tuple((t.pid, t.memory_mib) for t in tenants if t.pid != _own_pid())
                 own = ints[self._slot + _MEMORY]
                 raise OutOfMemory(mib, free, self.memory_mib, own, others)
             ints[self._slot + _MEMORY] += mib
@@ -345,10 +347,14 @@ class Card:
             raise CardLost(self.uuid)
 
 
+def _own_pid() -> int:
+    return int(os.readlink(f"{PROC}/self"))  # noqa: PTH115 - jobs start quickly
+
+
 def _start_of(pid: int) -> int | None:
     """When `pid` started, in clock ticks since boot; 0 if it is dead, None if it is hidden."""
     try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+        fd = os.open(f"{PROC}/{pid}/stat", os.O_RDONLY)
         try:
             stat = os.read(fd, 1024)
         finally:

@@ -327,8 +327,14 @@ def _fits_the_kernel(body: SubmitIn) -> None:
 
 
 def _fits_a_terminal(body: SubmitIn) -> None:
-    if body.interactive and (body.array or body.conda_env):
-        what = "an array" if body.array else "a conda environment to activate"
+    if body.container and body.conda_env:
+        raise CarmaError(
+            "--container and --conda cannot be used together",
+            "Name an image that has the environment.",
+        )
+    if body.interactive and (body.array or body.conda_env or body.container):
+        array_or_env = "an array" if body.array else "a conda environment to activate"
+        what = "a container" if body.container else array_or_env
         raise CarmaError(f"a job at a terminal cannot have {what}", "Submit it as a batch job.")
 
 

@@ -36,6 +36,7 @@ KILLED_WITHIN_S = 0.5  # on top of the grace: then the attendant is given up
 MOST_LEFT_BYTES = 1 << 20  # in a pipe, when the program has ended
 LOOK_S = 0.2  # between two checks whether anybody still waits for it
 STOPPED = "nobody waits for it any more"
+IN_CONTAINER = "the job runs in a container, where it cannot be tried: declare --gpu-mem"
 BREATH_S = 0.001  # between two reads: a program that floods its output must not keep us busy
 
 
@@ -51,6 +52,8 @@ def tried(
     """Run `argv`, and return the outcome. Never raises; returns at most 1 s after `within_s`, and
     soon after `stop` is true. `home`: the cgroup below which to create the trial's. `copies`: where
     to put the job script that `argv` contains; None: the original is run."""
+    if spec.container is not None:
+        return _failed(IN_CONTAINER)
     if copies and spec.script:
         return _of_copy(spec, argv, within_s, stop, memory_mib, home, copies)
     spec = replace(spec, argv=tuple(argv), script=None)

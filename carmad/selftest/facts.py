@@ -368,6 +368,15 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             jobs.host_oom,
         ),
         Fact(
+            "containers",
+            "podman's `--device nvidia.com/gpu=UUID` gives a container that GPU, and its processes"
+            " find their MPS server by the mounted pipe",
+            "documentation of NVIDIA's container toolkit and of MPS",
+            "`--container` jobs see no GPU, or share none by MPS",
+            by_hand="`carma submit --container IMAGE nvidia-smi -L`; a training job with"
+            " `mps = true`, whose memory `carma show` has",
+        ),
+        Fact(
             "oom_text",
             "the wording of out-of-memory errors",
             "wheels of torch 1.13 to 2.15, CUDA headers",

@@ -105,7 +105,9 @@ def _own(foreign: Iterable[str]) -> Iterator[str]:
 
 
 def step_words(body: Request) -> list[str]:
-    """The options of `carma run` on the node."""
+    """The options of `carma run` on the node. Raises Usage for one that it does not have."""
+    if body.get("container"):
+        raise Usage("--container is not for a cluster", "give `podman run …` as the command")
     words = [f"--gpus={body['gpus']}"]
     if body["memory_mib"]:
         words.append(f"--gpu-mem={body['memory_mib']}M")

@@ -50,6 +50,7 @@ ELSEWHERE = {
     "export": "it has this shell's environment: export the variable first",
     "no_copy": "a script runs where it is",
     "conda_env": "activate the environment in this shell first",
+    "container": "use carma submit, or give `podman run …` as the command",
     "requeue": "at a terminal, only you can start it again",
 }
 

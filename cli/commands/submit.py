@@ -39,6 +39,10 @@ def submit(args: list[str]) -> int:
         if not options.quiet:
             warn_of_script(body)
         settle_messages(options, body)
+        if body["container"]:
+            from cli.images import refuse_missing
+
+            refuse_missing(body["container"])
         if options.dry_run:
             return _dry_run(body, options)
         return _submit(body, options)

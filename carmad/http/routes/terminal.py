@@ -49,6 +49,11 @@ async def join(call: Asked, label: Label) -> Response:
     job, process, terminals = await _own_process(call, label)
     if not job.holds_gpus or job.state is JobState.STOPPING:
         raise Conflict(f"job {label} is not running", f"See carma why {label}.")
+    if job.spec.container is not None:
+        raise Conflict(
+            f"job {label} runs in a container, which CARMA cannot enter",
+            "`podman exec` can; `podman ps` names the container.",
+        )
     taken = await asyncio.wrap_future(terminals.join(job, process))
     await _until(lambda: terminals.joined(job, process), JOINS_WITHIN_S)
     return _taken(taken)
