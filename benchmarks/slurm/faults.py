@@ -1,8 +1,4 @@
-"""`kill -9` of each daemon in turn, and the loss of a node, while jobs run and wait.
-
-slurmctld writes its state every five seconds. What ended since then, it runs again after a
-`kill -9`, with CARMA or without; in this compressed trace, five seconds are an hour.
-"""
+"""What goes wrong while jobs run and wait."""
 
 from __future__ import annotations
 
@@ -19,7 +15,11 @@ NODE_DOWN_S = 60.0  # until slurmctld misses a node; the test's SlurmdTimeout is
 
 
 def all_of_them(way: Way) -> None:
-    """Returns when everything is up again."""
+    """`kill -9` of each daemon in turn, then the loss of a node.
+
+    slurmctld writes its state every five seconds. What ended since then, it runs again after a
+    `kill -9`, with CARMA or without; in this compressed trace, five seconds are an hour.
+    """
     cluster = way.cluster
     time.sleep(SETTLED_S)
     cluster.kill("slurmctld")
