@@ -14,6 +14,7 @@ import stat
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 
 from carma_client.transport import ENDED
 from carmad.errors import CarmaError
@@ -24,10 +25,13 @@ from cli.problems import INTERRUPTED, Problem, Refused, Unreachable, Usage, repo
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from collections.abc import Callable
+    from typing import Any, NoReturn, TypeVar
 
     from cli.kept import Kept
     from cli.parser import Parser
+
+    T = TypeVar("T")
 
 WAITING = ("pending", "queued")
 LOOK_S = 5  # how often to tell why the job waits, if that changes
@@ -152,7 +156,12 @@ def _as_job(body: dict[str, Any], quiet: bool) -> int:
     if errors:
         body |= {"stdout": errors.path}
     # Slurm's job would fail because a daemon is restarted; elsewhere, somebody forgot to start one.
-    answer = _submitted(body, say) if _in_slurm() else client.post("/v1/jobs", body)
+    answer = (
+        # It knows this process's job if it has one.
+        _despite(lambda: client.post("/v1/jobs", body), lambda why: say(f"{why}; still trying"))
+        if _in_slurm()
+        else client.post("/v1/jobs", body)
+    )
     label = answer["label"]
     for text in answer["warnings"]:
         say(text)
@@ -178,37 +187,36 @@ def _as_job(body: dict[str, Any], quiet: bool) -> int:
     return code
 
 
-def _submitted(body: dict[str, Any], say: Any) -> Any:
-    """Submit, however long the daemon is away: it knows this process's job if it has one."""
+def _despite(ask: Callable[[], T], say: Callable[[str], None] = lambda _: None) -> T:
+    """The answer, however long the daemon is away. `say` is told why there is none yet."""
     said = ""
     while True:
         try:
-            return client.post("/v1/jobs", body)
+            return ask()
         except Unreachable as error:
             if said != error.message:
                 said = error.message
-                say(f"{said}; still trying to submit")
+                say(said)
             time.sleep(1.0)
 
 
 def _placed(label: str, say: Any) -> dict[str, Any]:
     """The job once it may start or has ended. Meanwhile, say why it waits when that changes."""
+
+    def absent(why: str) -> None:
+        say(f"{why}; still waiting for job {label}")
+
     said: Any = None
     look_s = 0.5  # most jobs start at once
     while True:
-        try:
-            job = _wait(label, look_s, start=True)
-            if job["state"] not in WAITING:
-                return job
-            news = job["reason"], job["position"]
-            if news != said:
-                said = news
-                say(f"job {label} {_why(client.get(f'/v1/jobs/{label}/why'))}")
-        except Unreachable as error:
-            if said != error.message:
-                said = error.message
-                say(f"{error.message}; still waiting for job {label}")
-            time.sleep(1.0)
+        job = _despite(partial(_wait, label, look_s, start=True), absent)
+        if job["state"] not in WAITING:
+            return job
+        news = job["reason"], job["position"]
+        if news != said:
+            said = news
+            why = _despite(lambda: client.get(f"/v1/jobs/{label}/why"), absent)
+            say(f"job {label} {_why(why)}")
         look_s = LOOK_S
 
 
@@ -282,7 +290,8 @@ def _become(label: str, tell: int, patient: bool) -> NoReturn:
         for signum in (*LEAVING, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ):
             if _is_heeded(signum) or signum in (signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(signum, signal.SIG_DFL)  # Python ignores the last two
-        taken = _take(label, patient)
+        path = f"/v1/jobs/{label}/take"
+        taken = _despite(lambda: client.post(path, {})) if patient else client.post(path, {})
         env = dict(os.environ) | taken["env"]
         argv = taken["argv"]
         try:
@@ -296,16 +305,6 @@ def _become(label: str, tell: int, patient: bool) -> NoReturn:
     finally:
         sys.stderr.flush()
         os._exit(code)
-
-
-def _take(label: str, patient: bool) -> Any:
-    while True:
-        try:
-            return client.post(f"/v1/jobs/{label}/take", {})
-        except Unreachable:
-            if not patient:
-                raise
-            time.sleep(1.0)
 
 
 def _await(child: int) -> None:
@@ -365,11 +364,7 @@ def _over(label: str, attempt: int) -> dict[str, Any]:
     """The job once this attempt of it is over, or was for long enough while a daemon was there."""
     waited_s = 0.0
     while True:
-        try:
-            job = _wait(label, LOOK_OVER_S)
-        except Unreachable:
-            time.sleep(1.0)
-            continue
+        job = _despite(lambda: _wait(label, LOOK_OVER_S))
         over = job["state"] in (*ENDED, *WAITING) or job["attempt"] != attempt
         if over or waited_s > ENDS_WITHIN_S:
             return job
