@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.daemon import NO_KERNELS, Carmad, running
+from carmad.gpu import emulated_job
+from tests.daemon import NO_KERNELS, Carmad, running, train
 from tests.waiting import until
 
 submitit = pytest.importorskip("submitit")
@@ -39,6 +40,15 @@ def add(a: int, b: int) -> int:
 
 def fail() -> None:
     raise ValueError("no such luck")
+
+
+def train_with(mib: int) -> int:
+    """The attempt that had room for it on its GPU."""
+    cards = emulated_job.visible_cards()
+    for card in cards:
+        card.attach()
+    emulated_job.allocate(cards, mib)
+    return int(os.environ["CARMA_RESTART_COUNT"]) + 1
 
 
 def environment(each: int) -> tuple[int, str, int, int]:
@@ -92,6 +102,24 @@ def test_errors_come_back(executor: Any) -> None:
     assert failed.state == "FAILED"
     with pytest.raises(submitit.core.utils.UncompletedJobError, match="not produced any output"):
         killed.result()
+
+
+def test_a_function_that_ran_out_of_memory_beside_another_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path, "1xA100-40GB", **NO_KERNELS) as carmad:
+        monkeypatch.setenv("CARMA_SOCKET", carmad.socket)
+        neighbour = carmad.submit(*train(memory_mib=20_000, seconds=600), memory_mib=20_000)
+        until(lambda: carmad.gpus()[0]["memory_used_mib"] >= 20_000, "the neighbour")
+        executor = submitit.AutoExecutor(tmp_path / "logs", cluster="carma")
+        executor.update_parameters(carma_memory_mib=5_000)
+        job = executor.submit(train_with, 25_000)
+        until(lambda: carmad.job(int(job.job_id))["failures"], "the first attempt to fail")
+        assert not job.done(force_check=True)
+        carmad.cancel(neighbour)
+        assert job.result() == 2
+        (failure,) = carmad.ended(int(job.job_id))["failures"]
+        assert failure["cause"] == "gpu_oom"
 
 
 def test_cancelled_by_a_copy_of_the_job(executor: Any, tmp_path: Path) -> None:
