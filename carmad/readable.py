@@ -50,3 +50,9 @@ def clean(text: object) -> str:
     if words.isprintable():
         return words
     return "".join(c if c.isprintable() else "?" for c in words)
+
+
+def count(text: str) -> int:
+    """Of a resource as Slurm writes it: 80, or 2K for 2048."""
+    digits = text.rstrip("KMGTP")
+    return int(digits) * 1024 ** " KMGTP".index(text[len(digits) :] or " ")

@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from carmad.daemon.slurmnode import Node, Wanted, changes
+from carmad.core.messages import Drain
+from carmad.core.scene import Scene
+from carmad.daemon.slurmnode import Node, Wanted, changes, node_in, wanted
+from carmad.testing import a_gpu_view, a_view
 from tests import slurm
 from tests.daemon import CARMA, NO_KERNELS, OVER, Carmad, Json, train, until
 
@@ -201,6 +204,23 @@ def test_a_node_never_has_more_than_slurm_conf_gives_it() -> None:
     assert [*changes(node, Wanted(81_920, 81_920, ""))] == []
     half = {"Gres": "gpu:2,gpumem:39", "Comment": "carma: GPU 1 is lost"}
     assert [*changes(node, Wanted(40_960, 81_920, "GPU 1 is lost"))] == [half]
+
+
+def test_what_scontrol_prints_of_a_node() -> None:
+    said = "NodeName=n1 Gres=gpu:2(S:0-1),gpumem:no_consume:1K State=IDLE+DRAIN Comment=x "
+    node = node_in(f"{said} Reason=carma: GPU 0: lost [root@2026-11-23T09:00:00]\n", 1024)
+    assert node == Node("gpu:2,gpumem:no_consume:1K", 1024, True, "carma: GPU 0: lost")
+    assert [*changes(node, Wanted(81_920, 81_920, ""))] == [
+        {"Gres": "gpu:2,gpumem:1024", "Comment": ""},
+        {"State": "RESUME"},
+    ]
+
+
+def test_a_reason_is_one_line_whatever_was_typed() -> None:
+    gpu = a_gpu_view()
+    drains = {gpu.id: Drain(gpu.id, "a fan\nis loud", "root", 0.0)}
+    want = wanted(Scene(a_view([gpu], []), {gpu.id: gpu.gpu}, {}, {}, (), drains=drains))
+    assert want and want.why == "GPU 0 drained by root: a fan?is loud"
 
 
 def test_slurm_has_no_more_gpu_memory_than_the_gpus_that_take_jobs(site: Site) -> None:

@@ -97,6 +97,28 @@ def test_a_command_that_wants_no_gpu_runs_at_once(daemon: Carmad) -> None:
     assert daemon.ended(1)["exit"]["code"] == 3
 
 
+def test_a_warning_is_for_the_command_and_ends_no_wait(daemon: Carmad) -> None:
+    """As Slurm's --signal=USR1@60, which goes to `carma run` as well."""
+    alone = daemon.sh("exec sleep 1000", exclusive=True)
+    daemon.supervisor(alone)
+    script = "trap 'echo saved; exit 7' USR1; echo up; while :; do sleep 0.05; done"
+    runs = subprocess.Popen(
+        [*CARMA, "run", "sh", "-c", script],
+        env=daemon.env | {"CARMA_SOCKET": daemon.socket},
+        cwd=daemon.work,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    until(lambda: daemon.call("GET", f"/v1/jobs/{alone + 1}")[0] == 200, "it to be in line")
+    runs.send_signal(signal.SIGUSR1)
+    daemon.cancel(alone)
+    assert runs.stdout
+    assert runs.stdout.readline() == "up\n"
+    runs.send_signal(signal.SIGUSR1)
+    assert runs.stdout.readline() == "saved\n"
+    assert runs.wait(PATIENCE_S) == 7
+
+
 def test_a_command_runs_here_and_its_end_is_the_jobs(daemon: Carmad) -> None:
     """Its streams and its environment are this process's, its GPU is CARMA's choice."""
     script = "read line; echo $line $SECRET_TOKEN $CUDA_VISIBLE_DEVICES $CARMA_JOB_ID; exit 7"

@@ -24,6 +24,11 @@ class _Runner:
     job: Job
     pidfd: int
 
+    def is_gone(self, ended: set[int]) -> bool:
+        """`ended`: descriptors, of which one may have been closed since, and have become ours."""
+        assert self.job.spec.runner
+        return self.pidfd in ended and not running(*self.job.spec.runner)
+
 
 class Runners(Follower):
     """The thread begins with the first such job."""
@@ -65,7 +70,7 @@ class Runners(Follower):
         while True:
             ended = {fd for fd, _ in self._poller.poll()}
             with self._lock:
-                gone = [each.job for each in self._watched.values() if each.pidfd in ended]
+                gone = [each.job for each in self._watched.values() if each.is_gone(ended)]
                 for job in gone:
                     self._forget(job.id)
             for job in gone:

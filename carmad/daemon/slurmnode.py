@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from carmad.core.scene import Scene
+from carmad.readable import clean, count
 
 LOOK_S = 1.0
 ASK_S = 60.0  # `scontrol reconfigure` restores what slurm.conf says, for instance
@@ -34,7 +35,7 @@ class Wanted:
     why: str  # the former is less; "": all take jobs
 
 
-GPUMEM = re.compile(r"(?<![^,])gpumem:(?:no_consume:)?(\d+)")
+GPUMEM = re.compile(r"(?<![^,])gpumem:(?:no_consume:)?(\d+[KMGTP]?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ def wanted(scene: Scene) -> Wanted | None:
             why.append(f"GPU {view.gpu.index}: {fault}")
         else:
             usable_mib += view.gpu.memory_mib
-    return Wanted(usable_mib, all_mib, "; ".join(why)[:MOST_SAID]) if all_mib else None
+    told = clean("; ".join(why))[:MOST_SAID]  # Slurm's own answers are read by the line
+    return Wanted(usable_mib, all_mib, told) if all_mib else None
 
 
 def name_of(setting: str) -> str:
@@ -73,13 +75,17 @@ def name_of(setting: str) -> str:
 
 def look(name: str) -> Node:
     """Raises ScontrolFailed."""
-    said = scontrol("--oneliner", "show", "node", name)
+    return node_in(scontrol("--oneliner", "show", "node", name), configured_gib(name))
+
+
+def node_in(said: str, configured: int) -> Node:
+    """As `scontrol --oneliner` prints it."""
     gres = re.search(r" Gres=(\S+)", said)
     state = re.search(r" State=(\S+)", said)
     reason = re.search(r" Reason=(.*?)(?: \[[^\]]*\])?\s*$", said)
     return Node(
         re.sub(r"\([^)]*\)", "", gres[1]) if gres else "",  # without the sockets
-        configured_gib(name),
+        configured,
         "DRAIN" in state[1] if state else False,
         reason[1] if reason else "",
     )
@@ -87,8 +93,9 @@ def look(name: str) -> Node:
 
 def configured_gib(name: str) -> int:
     """The node's gpumem by slurm.conf, as its slurmd reads that; 0: none. Raises ScontrolFailed."""
-    found = re.search(r"Name=gpumem .*?Count=(\d+)", asked("slurmd", "-G", "-N", name))
-    return int(found[1]) if found else 0
+    _, said = asked("slurmd", "-G", "-N", name)
+    found = re.search(r"Name=gpumem .*?Count=(\d+[KMGTP]?)", said)
+    return count(found[1]) if found else 0
 
 
 def changes(node: Node, want: Wanted) -> Iterator[dict[str, str]]:
@@ -108,17 +115,19 @@ def changes(node: Node, want: Wanted) -> Iterator[dict[str, str]]:
 
 
 def scontrol(*words: str) -> str:
-    return asked("scontrol", *words)
+    return asked("scontrol", *words)[0]
 
 
-def asked(*words: str) -> str:
-    """What a command of Slurm's prints. Raises ScontrolFailed."""
+def asked(*words: str) -> tuple[str, str]:
+    """What a command of Slurm's prints, and what it writes to standard error, as slurmd does.
+    Raises ScontrolFailed."""
     try:
         ran = subprocess.run(
             words,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=WITHIN_S,
             check=False,
         )
@@ -126,7 +135,7 @@ def asked(*words: str) -> str:
         raise ScontrolFailed(str(error)) from error
     if ran.returncode != 0:
         raise ScontrolFailed((ran.stderr or ran.stdout).strip()[:MOST_SAID])
-    return ran.stdout + ran.stderr  # slurmd writes to the latter
+    return ran.stdout, ran.stderr
 
 
 class SlurmNode:

@@ -39,7 +39,8 @@ NEWS_S = 60.0  # how often to look for notes on the running job
 ENDS_WITHIN_S = 15.0  # after the command, until its GPUs' memory is seen to be free
 LOOK_OVER_S = 0.3  # how often to look whether it is to be run again
 LEAVING = (signal.SIGHUP, signal.SIGTERM)
-PASSED = (*LEAVING, signal.SIGINT, signal.SIGQUIT)
+TOLD = (signal.SIGUSR1, signal.SIGUSR2)  # as by Slurm before a time limit: for the command
+PASSED = (*LEAVING, *TOLD, signal.SIGINT, signal.SIGQUIT)
 FAILED, NOT_FOUND = b"1", 127
 
 # Options of `carma submit` that make no sense here, and why.
@@ -166,6 +167,8 @@ def _as_job(body: dict[str, Any], quiet: bool) -> int:
     for text in answer["warnings"]:
         say(text)
     code = None
+    for signum in filter(_is_heeded, TOLD):
+        signal.signal(signum, _ignore)
     while code is None:
         handled = {one: signal.signal(one, _leave) for one in LEAVING if _is_heeded(one)}
         try:
@@ -255,7 +258,7 @@ def _run_here(label: str, attempt: int, errors: Kept | None, say: Any) -> int | 
         os.close(relayed)
         errors.relay()
     handled = {signum: signal.getsignal(signum) for signum in PASSED}
-    for signum in LEAVING:
+    for signum in (*LEAVING, *TOLD):
         if _is_heeded(signum):
             signal.signal(signum, lambda signum, _: os.kill(child, signum))
     for signum in (signal.SIGINT, signal.SIGQUIT):  # the terminal sends them to the command, too
@@ -287,7 +290,7 @@ def _become(label: str, tell: int, patient: bool) -> NoReturn:
     however long the daemon is away."""
     code = NOT_FOUND
     try:
-        for signum in (*LEAVING, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ):
+        for signum in (*PASSED, signal.SIGPIPE, signal.SIGXFSZ):
             if _is_heeded(signum) or signum in (signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(signum, signal.SIG_DFL)  # Python ignores the last two
         path = f"/v1/jobs/{label}/take"
@@ -385,6 +388,10 @@ def _give_up(label: str) -> None:
 
 def _leave(signum: int, _: object) -> NoReturn:
     raise Left(signum)
+
+
+def _ignore(*_: object) -> None:
+    """There is no command yet to tell. Unlike SIG_IGN, it is not passed on to that."""
 
 
 def _is_heeded(signum: int) -> bool:
