@@ -55,4 +55,4 @@ def clean(text: object) -> str:
 def count(text: str) -> int:
     """Of a resource as Slurm writes it: 80, or 2K for 2048."""
     digits = text.rstrip("KMGTP")
-    return int(digits) * 1024 ** " KMGTP".index(text[len(digits) :] or " ")
+    return int(digits) << 10 * " KMGTP".index(text[len(digits) :] or " ")
