@@ -176,10 +176,12 @@ class AsyncCall(Generic[R]):
         self._client = client
         self._path = path
         self._value: list[R] = []
+        self._lock = asyncio.Lock()
 
     async def result(self) -> R:
         from carma_client.function import outcome
 
-        if not self._value:
-            self._value.append(await run(outcome(self._client, self.job, self._path)))
+        async with self._lock:  # the first to have the result removes its file
+            if not self._value:
+                self._value.append(await run(outcome(self._client, self.job, self._path)))
         return self._value[0]

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -49,12 +50,14 @@ class Call(Generic[R]):
         self._daemon = daemon
         self._path = path
         self._value: list[R] = []
+        self._lock = Lock()
 
     def result(self) -> R:
         """Waits for the job's end. Returns what the function returned, or raises what it raised;
         JobFailed if the job ended otherwise."""
-        if not self._value:
-            self._value.append(run(outcome(self._daemon, self.job, self._path)))
+        with self._lock:  # the first to have the result removes its file
+            if not self._value:
+                self._value.append(run(outcome(self._daemon, self.job, self._path)))
         return self._value[0]
 
 
@@ -72,7 +75,7 @@ def called(
     path = [str(Path(each).absolute()) for each in sys.path]  # "" is this directory
     _write(call, pickle.dumps((path, data)))
     digest = hashlib.sha256(data).hexdigest()[:16]
-    argv = [sys.executable, "-u", "-m", __name__, name, digest]
+    argv = [sys.executable, "-P", "-u", "-m", __name__, name, digest]
     own = {"name": name.rpartition(":")[2], **options}
     same_daemon = {"CARMA_SOCKET": str(Path(daemon.socket).absolute())}
     own["export"] = {**same_daemon, **options.get("export", {}), CALL: str(call)}
@@ -97,7 +100,7 @@ def outcome(daemon: Daemon, label: str, result: Path) -> Steps[Any]:
     last attempt counts."""
     job = yield from asking.ended(daemon, label)
     try:
-        attempt, returned, value = pickle.loads(result.read_bytes())
+        attempt, returned, value = pickle.loads(_own(result))
     except FileNotFoundError:
         attempt, returned, value = 0, False, None
     if attempt == job["attempt"] and returned:
@@ -144,6 +147,14 @@ def _write(path: Path, data: bytes) -> None:
     part.replace(path)
 
 
+def _own(path: Path) -> bytes:
+    """The file's contents: unpickling runs what they say, so nobody else may have written them."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_uid != os.geteuid():
+            raise Refused(f"{path} is not yours", "who may write to that directory?", "forbidden")
+        return file.read()
+
+
 # in the job
 
 
@@ -151,7 +162,7 @@ def main() -> None:
     call = Path(os.environ[CALL])
     attempt = int(os.environ["CARMA_RESTART_COUNT"]) + 1
     try:
-        path, data = pickle.loads(call.read_bytes())
+        path, data = pickle.loads(_own(call))
     except FileNotFoundError:
         sys.exit(FETCHED)
     sys.path += [folder for folder in path if folder not in sys.path]

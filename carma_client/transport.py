@@ -61,6 +61,8 @@ class Daemon:
     def _called(
         self, method: str, path: str, body: bytes, within_s: float, again: bool
     ) -> Steps[Any]:
+        if not path.isascii() or not path.isprintable() or " " in path:
+            raise Refused(f"{path!r} names nothing that carmad has", code="not_found")
         head = (
             f"{method} {path} HTTP/1.0\r\nHost: carma\r\nAccept: application/json\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -6,6 +6,7 @@ Nothing is decided here: the daemon knows whose process asks, and logs are read 
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Annotated, Any
@@ -15,9 +16,10 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 from pydantic import Field
 
+from carma_client.logs import elsewhere
 from carmad.errors import CarmaError
 from cli import client
-from cli.commands.submit import read
+from cli.commands.submit import read, settle_messages
 from cli.commands.submit_options import build_parser
 from cli.jobs import resolve
 from cli.log_tail import tail
@@ -79,10 +81,16 @@ def logs(
 ) -> str:
     """The last lines that a job printed."""
     told = client.get(f"/v1/jobs/{resolve(job)}")
+    if told["interactive"]:
+        raise ToolError(elsewhere(told))
     found = tail(told["stderr" if stderr else "stdout"], told["id"], lines)
-    return _told(
-        {"lines": list(found.lines), "has_earlier_lines": found.more, "problem": found.why}
-    )
+    left, at = MOST // 2, len(found.lines)  # in JSON, a line may be twice as long
+    while at and left >= len(found.lines[at - 1]):
+        at -= 1
+        left -= len(found.lines[at])
+    earlier = found.more or at > 0
+    shown = list(found.lines[at:])
+    return _told({"has_earlier_lines": earlier, "problem": found.why, "lines": shown})
 
 
 def wait(job: Job) -> str:
@@ -99,12 +107,16 @@ def stats(since: str | None = None) -> str:
 def what_if(words: Words) -> str:
     """Where a job would be placed if it were submitted now, and its estimated memory. Nothing is
     submitted."""
-    return _told(client.post("/v1/jobs", _request(words) | {"dry_run": True}, again=True))
+    return _told(client.post("/v1/jobs", _request(words)[1] | {"dry_run": True}, again=True))
 
 
 def submit(words: Words) -> str:
-    """Submit a job; its id."""
-    return _told(client.post("/v1/jobs", _request(words)))
+    """Submit a job; its id. With --dry-run, as `what_if`."""
+    options, body = _request(words)
+    if options.dry_run:
+        return what_if(words)
+    settle_messages(options, body)
+    return _told(client.post("/v1/jobs", body))
 
 
 def cancel(job: Job) -> str:
@@ -158,11 +170,11 @@ def _spoken(tool: Callable[..., str]) -> Callable[..., str]:
     return call
 
 
-def _request(words: list[str]) -> dict[str, Any]:
+def _request(words: list[str]) -> tuple[Namespace, dict[str, Any]]:
     parser = build_parser()
     if {"-h", "--help"} & set(parser.split(words)[0]):
         raise ToolError(parser.format_help())
-    return read(words, parser)[1]
+    return read(words, parser)
 
 
 def _act(verb: str, job: str) -> str:

@@ -118,6 +118,40 @@ def test_errors_are_those_of_the_command_line(carmad: Carmad) -> None:
     session(carmad, talk, "--allow", "submit")
 
 
+def test_a_label_cannot_hide_another_request(carmad: Carmad) -> None:
+    kept = carmad.sh("exec sleep 1000")
+    hidden = json.dumps({"select": str(kept)})
+    head = f"1 HTTP/1.0\r\n\r\nPOST /v1/cancel HTTP/1.0\r\nContent-Length: {len(hidden)}\r\n\r\n"
+
+    async def talk(client: Client, ask: Ask) -> None:
+        assert "names nothing" in await ask("job", job=f"{head}{hidden}")
+
+    session(carmad, talk)
+    assert carmad.job(kept)["state"] != "cancelled"
+    carmad.cancel(kept)
+
+
+def test_a_dry_run_submits_nothing(carmad: Carmad) -> None:
+    async def talk(client: Client, ask: Ask) -> None:
+        assert "would_start" in await ask("submit", words=["--dry-run", "--gpu-mem", "1G", "true"])
+        assert (await ask("queue")).get("jobs", []) == []
+
+    session(carmad, talk, "--allow", "submit")
+
+
+def test_of_a_long_log_the_end_is_told(carmad: Carmad) -> None:
+    label = carmad.sh("yes 123456789 | head -n 1900; yes '' | head -n 90; echo the end", gpus=0)
+    carmad.ended(label)
+
+    async def talk(client: Client, ask: Ask) -> None:
+        told = await ask("logs", job=str(label), lines=2000)
+        assert told["lines"][-1] == "the end"
+        assert told["has_earlier_lines"]
+        assert len(told["lines"]) > 1000
+
+    session(carmad, talk)
+
+
 def test_the_session_outlives_the_daemon(tmp_path: Path) -> None:
     with running(tmp_path, "1xA100-40GB") as carmad:
 

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NotRequired, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qs, urlsplit
@@ -182,6 +183,22 @@ def test_a_function_returns_its_result(client: Client) -> None:
     client.requeue(call.job)
     assert client.wait(call.job)["state"] == "failed"
     assert list(client.logs(call.job))[-1].startswith("the result of this call has been fetched")
+
+
+def test_two_may_wait_for_one_result(client: Client) -> None:
+    call = client.call(add, 20, 22, gpus=0)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda _: call.result(), range(2))) == [42, 42]
+
+
+@needs_root
+def test_a_result_of_another_user_is_not_unpickled(client: Client, tmp_path: Path) -> None:
+    call = client.call(add, 1, 2, gpus=0)
+    client.wait(call.job)
+    (result,) = [path for path in calls(client) if path.suffix == ".result"]
+    os.chown(result, HOSTILE[0], -1)
+    with pytest.raises(Refused, match="is not yours"):
+        call.result()
 
 
 def test_what_it_raises_is_raised_here(client: Client) -> None:
