@@ -55,5 +55,6 @@ class Options(TypedDict, total=False):
     stdout: str | None
     stderr: str | None
     conda_env: str | None
+    container: str | None
     requeue: bool
     notify: str | None
