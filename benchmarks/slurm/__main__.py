@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
+from inspect import getdoc
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -47,7 +48,7 @@ def measure(seeds: int = SEEDS, jobs: int = JOBS, faults: bool = False) -> Repor
     title = f"Slurm alone and with CARMA: {jobs} jobs, {seeds} seeds"
     kept = (seeds, jobs) == (SEEDS, JOBS)
     if faults:
-        blocks = (all_of_them.__doc__ or "", _faults(found))
+        blocks = (getdoc(all_of_them) or "", _faults(found))
         return Report(f"{title}, with faults", blocks, data, name="slurm_faults", kept=kept)
     return Report(title, (_table(found),), data, kept=kept)
 
