@@ -107,9 +107,8 @@ def _node(name: str, gpus: list[dict[str, object]]) -> CheckOut:
     if node.drained and not node.reason.startswith(OURS):
         hint = f"scontrol update NodeName={name} State=RESUME, when that is over."
         return _check("node", None, f"{name} is drained: {node.reason}", hint)
-    if node.configured_gib > gib:
-        detail = f"{name} has gpumem:{node.configured_gib}, its GPUs {gib} GiB"
-        return _check("node", False, detail, asked)
+    if count(found[1]) > gib:
+        return _check("node", False, f"{name} has gpumem:{found[1]}, its GPUs {gib} GiB", asked)
     if count(found[1]) < gib:
         hint = f"Unless GPUs are drained (carma gpus) or it is to be so: {asked}"
         return _check("node", None, f"{name} has gpumem:{found[1]}, its GPUs {gib} GiB", hint)

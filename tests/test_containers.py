@@ -231,11 +231,16 @@ class Contained(Carmad):
         """The emulated job, of the image's own Python."""
         return ("env", "PYTHONPATH=/carma", "/usr/bin/python3", *train(**options)[1:])
 
-    def left(self) -> tuple[list[int], str]:
+    def there(self) -> tuple[list[int], str]:
         """The processes and containers of its jobs."""
-        # Without podman's process that keeps a namespace: for a job, there is none of earlier ones.
-        listed = self.as_user("sh", "-c", "podman ps --all --quiet && podman system migrate")
-        return self.processes(), listed.stdout if listed.returncode == 0 else listed.stderr
+        processes, listed = self.processes(), self.as_user("podman", "ps", "--all", "--quiet")
+        return processes, listed.stdout if listed.returncode == 0 else listed.stderr
+
+    def left(self) -> tuple[list[int], str]:
+        """As `there`; then all is removed, so that the next job finds no namespace of podman's."""
+        found = self.there()
+        self.as_user("podman", "system", "migrate")
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -376,7 +381,7 @@ def test_no_container_survives_its_supervisor(daemon: Contained) -> None:
     daemon.await_output(id, "up")
     os.kill(daemon.supervisor(id), signal.SIGKILL)
     daemon.ended(id)
-    until(lambda: daemon.left() == ([], ""), "the container to be gone")
+    until(lambda: daemon.there() == ([], ""), "the container to be gone")
 
 
 def test_a_container_outlives_the_daemon(daemon: Contained) -> None:

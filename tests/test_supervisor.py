@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from carmad.attempt import supervisor
@@ -206,26 +207,32 @@ def test_a_job_that_ignores_sigterm_is_killed_after_the_grace(bench: Bench) -> N
     assert (end["signal"], end["stopped"]) == (signal.SIGKILL, True)
 
 
+@as_root
 @pytest.mark.parametrize("stopped", [False, True])
 def test_what_another_daemon_started_for_the_job_ends_with_it(bench: Bench, stopped: bool) -> None:
     """As Docker's does, if the job's mark is passed on."""
     job = bench.launch(bench.job("sh", "-c", "echo up; until [ -e go ]; do sleep 0.05; done"))
     until(bench.lines, "the job to speak")
     theirs = {**os.environ, ATTEMPT_VARIABLE: str(bench.directory(job))}
-    stranger = subprocess.Popen(["sh", "-c", STUBBORN], env=theirs, stdout=subprocess.DEVNULL)
+    contained = ["unshare", "--pid", "--fork", "--kill-child"]
+    stranger = subprocess.Popen(
+        [*contained, "sh", "-c", STUBBORN], env=theirs, stdout=subprocess.DEVNULL
+    )
     others = {**os.environ, ATTEMPT_VARIABLE: str(bench.directory(job)) + "1"}
     neighbour = subprocess.Popen(["sleep", "600"], env=others)
+    submitted = subprocess.Popen(["sleep", "600"], env=theirs)  # as by sbatch or at
     try:
-        until(lambda: handles(stranger.pid, signal.SIGTERM, b"SigIgn:"), "it to ignore SIGTERM")
+        (shell,) = until(lambda: psutil.Process(stranger.pid).children(), "its container")
+        until(lambda: handles(shell.pid, signal.SIGTERM, b"SigIgn:"), "it to ignore SIGTERM")
         if stopped:
             bench.launcher.stop(job, 0.2)
         else:
             (bench.cwd / "go").touch()
         bench.ended(job)
-        assert stranger.wait(0.5) == -signal.SIGKILL
-        assert neighbour.poll() is None
+        stranger.wait(5)  # it would not end of itself
+        assert (neighbour.poll(), submitted.poll()) == (None, None)
     finally:
-        for process in (stranger, neighbour):
+        for process in (stranger, neighbour, submitted):
             process.kill()
             process.wait()
 

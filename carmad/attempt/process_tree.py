@@ -200,13 +200,17 @@ def handles(pid: int, signum: int, how: bytes = b"SigCgt:") -> bool:
 def contained_pid(pid: int) -> int | None:
     """Its pid in the pid namespace below ours that it is in; None if that is our own."""
     try:
-        for line in read_file(f"/proc/{pid}/status").splitlines():
-            if line.startswith(b"NSpid:"):
-                pids = line.split()[1:]
-                return int(pids[-1]) if len(pids) > 1 else None
+        status = read_file(f"/proc/{pid}/status")
     except OSError:
-        pass
-    return None
+        return None
+    pids = status.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
+    return int(pids[-1]) if len(pids) > 1 else None
+
+
+def contained(processes: dict[int, int]) -> dict[int, int]:
+    """Those in a container. What the job has handed to another scheduler (`sbatch`, `at`) has the
+    job's variables, too, but is not the job's."""
+    return {pid: start for pid, start in processes.items() if contained_pid(pid) is not None}
 
 
 def joined(pid: int, start: int) -> str:
@@ -217,8 +221,8 @@ def joined(pid: int, start: int) -> str:
 class Tree:
     """The job's main process and every descendant, whatever session or parent it chose.
 
-    `uid`, `mark`: also the user's processes with this variable, once any process is followed, and
-    at the end.
+    `uid`, `mark`: also the user's processes with this variable, once any process is followed; at
+    the end, at least those in containers.
     `contained`: the program is in a container, whose engine must clear it away after a SIGKILL.
     """
 
@@ -242,6 +246,7 @@ class Tree:
         self._uid = uid
         self._mark = mark
         self._followed: dict[int, int] = {}  # processes that we did not start: pid and start time
+        self._strangers = False  # another daemon runs a container for the job
         self._deadline: float | None = None  # monotonic; SIGKILL from then on
         self._pause_s = 0.02
 
@@ -257,10 +262,10 @@ class Tree:
 
     def everyone(self) -> dict[int, int]:
         """All live processes of the job: pid and start time."""
-        if not self._followed:
-            return descendants()
-        known = {pid: start for pid, start in self._followed.items() if running(pid, start)}
-        return descendants(known | marked(self._uid, self._mark))
+        if self._followed:
+            known = {pid: start for pid, start in self._followed.items() if running(pid, start)}
+            return descendants(known | marked(self._uid, self._mark))
+        return descendants(contained(marked(self._uid, self._mark)) if self._strangers else {})
 
     def _addressed(self) -> dict[int, int]:
         """Those of all its processes that its signals are for: all, but in a container only the
@@ -287,9 +292,9 @@ class Tree:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                if not self._followed and self._mark:
-                    self._followed = marked(self._uid, self._mark)
-                return not self._followed or self._others_ended()
+                if not self._followed and self._mark and not self._strangers:
+                    self._strangers = bool(contained(marked(self._uid, self._mark)))
+                return not (self._followed or self._strangers) or self._others_ended()
             if pid == 0:
                 if self.status is not None:
                     self.end(LEFTOVER_GRACE_S)
@@ -350,7 +355,7 @@ class Tree:
         if self._deadline is None:
             return None
         left = self._deadline - time.monotonic()
-        if left > 0 and self._followed:
+        if left > 0 and (self._followed or self._strangers):
             self._hang_up()
             return min(left, LOOK_S)
         if left > 0 and self._contained and self.status is not None:

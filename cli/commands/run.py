@@ -159,7 +159,9 @@ def _as_job(body: dict[str, Any], quiet: bool) -> int:
     # Slurm's job would fail because a daemon is restarted; elsewhere, somebody forgot to start one.
     answer = (
         # It knows this process's job if it has one.
-        _despite(lambda: client.post("/v1/jobs", body), lambda why: say(f"{why}; still trying"))
+        _despite(
+            lambda: client.post("/v1/jobs", body), lambda why: say(f"{why}; still trying to submit")
+        )
         if _in_slurm()
         else client.post("/v1/jobs", body)
     )
