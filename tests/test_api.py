@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import getpass
 import grp
@@ -59,6 +58,7 @@ from carmad.http.routes import jobs as jobs_routes
 from carmad.learned.estimates import Guess
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.testing import a_gpu, a_job
+from tests.aio import run_async
 from tests.api_server import ROOT_JOBS, Connection, Daemon, as_uid, request, running, user_name
 from tests.waiting import PATIENCE_S, until
 
@@ -1319,8 +1319,8 @@ def test_members_of_the_admin_group_are_admins() -> None:
     async def peer(group: str) -> bool:
         return (await Peers(group).peer(Credentials(1, 1))).admin
 
-    assert asyncio.run(peer(grp.getgrgid(1).gr_name)) is True
-    assert asyncio.run(peer("no-such-group")) is False
+    assert run_async(peer(grp.getgrgid(1).gr_name)) is True
+    assert run_async(peer("no-such-group")) is False
 
 
 def test_without_a_socket_nobody_is_trusted(daemon: Daemon) -> None:
@@ -1329,7 +1329,7 @@ def test_without_a_socket_nobody_is_trusted(daemon: Daemon) -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://carma") as client:
             return (await client.get("/v1/health", headers={"x-uid": "0"})).status_code
 
-    assert asyncio.run(ask()) == 403
+    assert run_async(ask()) == 403
 
 
 # -- connections ------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import tempfile
@@ -32,6 +31,7 @@ from carmad.http.listing import PIECES, Rows
 from carmad.http.routes import actions
 from carmad.store.sql import StoreFull
 from carmad.testing import a_gpu_view, a_job, a_spec, a_view
+from tests.aio import run_async
 from tests.api_server import ROOT_JOBS, Daemon, as_uid, request, running
 from tests.test_api import ADA, JOB, needs_root, submit
 
@@ -436,5 +436,5 @@ def test_rows_may_be_written_while_others_are_forgotten() -> None:
 
 
 def test_listings_are_made_in_threads_that_are_there_already(daemon: Daemon) -> None:
-    name = asyncio.run(daemon.service.listed(lambda: threading.current_thread().name))
+    name = run_async(daemon.service.listed(lambda: threading.current_thread().name))
     assert name.startswith("api-worker")

@@ -16,6 +16,7 @@ from mcp.client import Client
 
 from cli.agents import CHANGE, MOST, READ, server
 from cli.commands.mcp import CHANGES
+from tests.aio import run_async
 from tests.api_server import as_user
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import CARMA, NO_KERNELS, Carmad, running
@@ -45,7 +46,7 @@ def session(carmad: Carmad, talk: Callable[[Client, Ask], Any], *options: str) -
         async with Client(started) as client:
             return await talk(client, asking(client))
 
-    return asyncio.run(hold())
+    return run_async(hold())
 
 
 def asking(client: Client) -> Ask:
@@ -185,7 +186,7 @@ def test_others_see_no_more_than_on_the_command_line(
                 for each in [*seen, await ask("logs", job=label), await ask("cancel", job=label)]
             ]
 
-    queue, *refused = as_user(HOSTILE[0], lambda: asyncio.run(look()))
+    queue, *refused = as_user(HOSTILE[0], lambda: run_async(look()))
     assert f'"label": "{label}"' in queue
     assert "secret" not in queue
     assert all(f"job {label} is root's" in answer for answer in refused), refused

@@ -24,6 +24,7 @@ from carma_client import AsyncClient, Client, JobFailed, Refused, Unreachable, s
 from carma_client.options import Options
 from docs.pages.http_api import schema
 from tests import api_server
+from tests.aio import run_async
 from tests.api_server import as_user
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import NO_KERNELS, ROOT, Carmad, running
@@ -362,7 +363,7 @@ def test_all_of_it_with_asyncio(carmad: Carmad, client: Client) -> None:
         with pytest.raises(Refused, match="already ended"):
             await theirs.cancel(label)
 
-    asyncio.run(main())
+    run_async(main())
 
 
 def test_who_is_cancelled_while_listening_misses_nothing(client: Client, carmad: Carmad) -> None:
@@ -388,7 +389,7 @@ def test_who_is_cancelled_while_listening_misses_nothing(client: Client, carmad:
         await theirs.cancel(label)
         return found
 
-    assert asyncio.run(main()) == ["released", "held"] * 20
+    assert run_async(main()) == ["released", "held"] * 20
 
 
 def test_what_is_cancelled_leaves_no_connection(carmad: Carmad, client: Client) -> None:
@@ -402,7 +403,7 @@ def test_what_is_cancelled_leaves_no_connection(carmad: Carmad, client: Client) 
         assert len(list(Path("/proc/self/fd").iterdir())) == before
         await theirs.cancel(label)
 
-    asyncio.run(main())
+    run_async(main())
 
 
 # the API, and what is imported

@@ -13,6 +13,7 @@ from carmad.http.peers import Credentials, Peer, Peers
 from carmad.http.problems import TooMany, headers
 from carmad.http.server import Bounded
 from carmad.http.turns import Share, Shares
+from tests.aio import run_async
 
 ROOT = 0
 
@@ -46,7 +47,7 @@ def of_a_burst(share: Share, count: int, size: int = 0) -> int:
                 assert int(headers(refused)["retry-after"]) >= turns.PATIENCE_S
         return let_in
 
-    return asyncio.run(ask())
+    return run_async(ask())
 
 
 def test_a_loop_of_hundreds_is_let_in_at_once(clock: Clock) -> None:
@@ -76,7 +77,7 @@ def test_the_daemons_own_user_is_not_held_back(clock: Clock) -> None:
         for each in held:
             await each.__aenter__()
 
-    asyncio.run(many())
+    run_async(many())
 
 
 def test_a_users_requests_take_turns_and_others_do_not_wait() -> None:
@@ -101,7 +102,7 @@ def test_a_users_requests_take_turns_and_others_do_not_wait() -> None:
         until.set()
         await asyncio.gather(honest, *hostile)
 
-    asyncio.run(play())
+    run_async(play())
     assert len(order) == 51
 
 
@@ -126,7 +127,7 @@ def test_who_only_waits_for_an_answer_leaves_the_turn_to_others() -> None:
         await asyncio.gather(*waiters)
         assert share._turns._value == turns.AT_ONCE  # as many as there were
 
-    asyncio.run(play())
+    run_async(play())
 
 
 def test_one_large_body_of_a_user_is_read_at_a_time_and_few_of_all() -> None:
@@ -147,7 +148,7 @@ def test_one_large_body_of_a_user_is_read_at_a_time_and_few_of_all() -> None:
         for task in tasks:
             task.cancel()
 
-    asyncio.run(play())
+    run_async(play())
 
 
 def test_only_so_many_of_a_user_are_there() -> None:
@@ -206,4 +207,4 @@ def test_who_waits_without_a_large_body_keeps_nobody_s_out() -> None:
             task.cancel()
         assert in_the_app == [*hostile, 7]
 
-    asyncio.run(main())
+    run_async(main())
