@@ -13,7 +13,7 @@ from carmad.daemon.slurmnode import (
     GPUMEM,
     MIB_PER_GIB,
     OURS,
-    ScontrolFailed,
+    SlurmFailed,
     look,
     name_of,
     scontrol,
@@ -35,7 +35,7 @@ def checks() -> Iterator[CheckOut]:
         return
     try:
         slurm = parsed(scontrol("show", "config"))
-    except ScontrolFailed as error:
+    except SlurmFailed as error:
         hint = "Is slurmctld up, and munge? See scontrol ping."
         yield _check("slurmctld", False, f"it does not answer: {error}", hint)
         return
@@ -96,7 +96,7 @@ def _engine(engine: str) -> CheckOut:
 def _node(name: str, gpus: list[dict[str, object]]) -> CheckOut:
     try:
         node = look(name)
-    except ScontrolFailed as error:
+    except SlurmFailed as error:
         hint = "In carmad's settings, set node under [cluster] to the NodeName in slurm.conf."
         return _check("node", False, f"Slurm knows no node {name}: {error}", hint)
     gib = sum(int(str(gpu["memory_mib"])) // MIB_PER_GIB for gpu in gpus)

@@ -90,6 +90,7 @@ def test_a_session(carmad: Carmad) -> None:
         ]
         await asyncio.to_thread(carmad.await_output, int(running), "seen")
         waiting = (await ask("submit", words=["--gpu-mem", "8G", "sleep", "1000"]))["label"]
+        await asyncio.to_thread(carmad.await_state, int(waiting), "queued")
         states = {job["label"]: job["state"] for job in (await ask("queue"))["jobs"]}
         assert states.keys() == {running, waiting}
         assert states[waiting] == "queued"

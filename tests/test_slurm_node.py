@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -13,14 +15,26 @@ from pathlib import Path
 
 import pytest
 
+from carmad.attempt.callers import slurm_job_in
+from carmad.config import Cluster
 from carmad.core.messages import Drain
 from carmad.core.scene import Scene
-from carmad.daemon.slurmnode import Node, Wanted, changes, node_in, wanted
+from carmad.daemon.slurmnode import Node, Wanted, changes, granted_gib, node_in, wanted
 from carmad.testing import a_gpu_view, a_view
 from tests import slurm
 from tests.daemon import CARMA, NO_KERNELS, OVER, Carmad, Json, train, until
 
+URGENT = """\
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=9 State=UP
+"""
+
 pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason=f"needs {slurm.missing()}")
+
+
+def carma_run(*words: str) -> str:
+    return shlex.join([*CARMA, "run", *words])
 
 
 @dataclass
@@ -28,11 +42,14 @@ class Site:
     slurm: slurm.Cluster
     node: Carmad
 
-    def run(self, *words: str, **env: str) -> int:
-        """Submit to Slurm a script that runs these words by `carma run`."""
-        command = " ".join(f"'{word}'" for word in (*CARMA, "run", *words))
+    def run(self, *words: str, by: str = "", gib: int = 10, **env: str) -> int:
+        """Submit to Slurm a script that runs these words by `carma run`; `by` "exec", for one."""
+        return self.sbatch(f"{by} {carma_run(*words)}", gib, **env)
+
+    def sbatch(self, script: str, gib: int, **env: str) -> int:
         quick = {name: value for name, value in self.node.env.items() if name[:6] != "CARMA_"}
-        return self.slurm.sbatch("--requeue", f"--wrap={command}", env=quick | env)
+        gres = [f"--gres=gpumem:{gib}"] if gib else []
+        return self.slurm.sbatch("--requeue", *gres, f"--wrap={script}", env=quick | env)
 
     def jobs(self, slurm_job: int) -> list[Json]:
         found = self.node.get(f"/v1/jobs?slurm_job={slurm_job}")["jobs"]
@@ -70,7 +87,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with ExitStack() as stack:
         node = "Gres=gpumem:80"
         made = stack.enter_context(
-            slurm.cluster(folder, nodes=1, node=node, extra="GresTypes=gpumem\n")
+            slurm.cluster(folder, nodes=1, node=node, extra=f"GresTypes=gpumem\n{URGENT}")
         )
         cluster = {"CARMA_CLUSTER__ENGINE": "slurm", "CARMA_CLUSTER__NODE": "n1"}
         daemon = Carmad(folder / "n1", "2xA100-40GB", **NO_KERNELS, **cluster)
@@ -128,15 +145,18 @@ HELD = ("starting", "running")
 HOLDS = ("--exclusive", "--", "sleep", "1000")
 
 
-@pytest.mark.parametrize("end", ["scancel", "kill", "requeue"])
+@pytest.mark.parametrize("end", ["scancel", "kill", "requeue", "preempt", "time limit"])
 def test_what_slurm_ends_is_gone_whether_it_waits_or_runs(site: Site, end: str) -> None:
     holds = [site.run(*HOLDS) for _ in range(2)]
     ids = [site.job(number, *HELD)["id"] for number in holds]
     waits = site.run(*HOLDS)
     ids.append(site.job(waits, "queued")["id"])
-    for number in (waits, *holds):
-        _end(site, number, end)
-    if end == "requeue":  # Slurm runs them anew, often after two minutes only
+    if end == "preempt":
+        site.slurm.sbatch("--partition=urgent", "--exclusive", "--wrap=sleep 1000")
+    else:
+        for number in (waits, *holds):
+            _end(site, number, end)
+    if end in ("requeue", "preempt"):  # Slurm runs them anew, often after two minutes only
         until(lambda: all(site.node.job(id)["state"] in OVER for id in ids), "the end of the old")
         site.slurm.run("scancel", "-f", *map(str, (waits, *holds)))
     until(lambda: not site.node.get("/v1/jobs")["jobs"], f"the end by {end}")
@@ -148,6 +168,8 @@ def _end(site: Site, number: int, how: str) -> None:
         site.slurm.run("scancel", str(number))
     elif how == "requeue":
         site.slurm.run("scontrol", "requeue", str(number))
+    elif how == "time limit":
+        site.slurm.run("scontrol", "update", f"JobId={number}", "EndTime=now")
     else:
         _kill_run(site, number)
 
@@ -156,6 +178,94 @@ def _kill_run(site: Site, number: int) -> None:
     """`kill -9` of `carma run` alone."""
     (job,) = site.jobs(number)
     os.kill(int(job["stdout"].split("/")[2]), signal.SIGKILL)
+
+
+def test_a_run_has_no_more_memory_than_slurm_gave(site: Site) -> None:
+    more = site.run("--gpu-mem", "6G", "--gpus", "2", "true")
+    nothing = site.run("true", gib=0)
+    for number, why, hint in ((more, "10 GiB", "12"), (nothing, "0 GiB", "GIB")):
+        site.await_state(number, "FAILED")
+        assert f"Slurm gave job {number} {why} of GPU memory, and this run" in site.output(number)
+        assert f"--gres=gpumem:{hint}" in site.output(number)
+
+
+def test_the_runs_of_a_slurm_job_share_what_it_was_given(site: Site, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    first = carma_run("--gpu-mem", "8G", "sh", "-c", f"while [ ! -e {go} ]; do sleep 0.1; done")
+    known = f"until grep -q 'runs on GPU' {tmp_path}/first; do sleep 0.1; done"
+    more = carma_run("--gpu-mem", "5G", "true")
+    number = site.sbatch(
+        f"{first} 2>{tmp_path}/first & {known}; {more}; touch {go}; wait; {more}", 12
+    )
+    site.await_state(number, "COMPLETED")
+    assert site.output(number).count("its runs here ask for 13") == 1, "the first has ended, then"
+
+
+def test_without_an_answer_of_slurms_nothing_is_held_to_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", "/nowhere")
+    assert granted_gib(Cluster("slurm"), 1) is None
+    assert granted_gib(Cluster(), 1) is None
+
+
+LISTENS = """\
+import signal, sys
+heard = {signal.SIGTERM, signal.SIGUSR1}
+signal.pthread_sigmask(signal.SIG_BLOCK, heard)
+print("up", flush=True)
+within_s = 60
+while got := signal.sigtimedwait(heard, within_s):
+    print(signal.Signals(got.si_signo).name, file=sys.stderr, flush=True)
+    within_s = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("by", "words", "signum"),
+    [
+        ("", [], "SIGTERM"),
+        ("exec", [], "SIGTERM"),
+        ("exec", ["--signal=USR1", "--batch"], "SIGUSR1"),  # as by `sbatch --signal=B:USR1@60`
+        ("exec", ["--signal=TERM", "--batch"], "SIGTERM"),
+        ("srun", ["--signal=USR1"], "SIGUSR1"),
+    ],
+)
+def test_a_command_hears_once_what_slurm_tells_it(
+    site: Site, by: str, words: list[str], signum: str
+) -> None:
+    """Most signals go to all processes, and so to `carma run` as well, which passes signals on."""
+    number = site.run("--gpu-mem", "1G", "--", sys.executable, "-c", LISTENS, by=by)
+    until(lambda: "up\n" in site.output(number), "the command")
+    site.slurm.run("scancel", *words, str(number))
+    until(lambda: not site.jobs(number), "the end")
+    said = site.output(number).split()
+    assert [word for word in said if word in ("SIGTERM", "SIGUSR1")] == [signum]
+
+
+@pytest.mark.parametrize(
+    "cgroup",
+    [
+        "5:memory:/slurm/uid_1000/job_17/step_0/task_0",
+        "5:freezer:/slurm_node3/uid_1000/job_17/step_batch",
+        "0::/system.slice/slurmstepd.scope/job_17/step_0/user/task_0",
+        "0::/system.slice/node3_slurmstepd.scope/job_17/step_batch/user/task_special",
+    ],
+)
+def test_a_slurm_job_is_known_by_its_cgroup(cgroup: str) -> None:
+    assert slurm_job_in(f"1:name=systemd:/\n{cgroup}\n".encode()) == 17
+
+
+@pytest.mark.parametrize(
+    "cgroup",
+    [
+        "0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_17/step_0",
+        "0::/user.slice/slurm/uid_1000/job_17",
+        "0::/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0",  # Slurm 26.05
+    ],
+)
+def test_other_cgroups_say_nothing(cgroup: str) -> None:
+    assert slurm_job_in(f"{cgroup}\n".encode()) is None
 
 
 def test_a_job_that_is_cancelled_in_carma_ends_its_slurm_job(site: Site) -> None:

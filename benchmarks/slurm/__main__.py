@@ -1,17 +1,18 @@
 """200 jobs on four nodes with two GPUs each: Slurm with exclusive GPUs, with shards, and with CARMA
 on its nodes. With `--faults`, the first and the last of them while each daemon is killed in turn
-and a node is lost.
+and a node is lost. With `--ends`, how soon a node's carmad knows that Slurm ended a job.
 
 A real Slurm (Debian: slurmctld slurmd slurm-client munge) is all on this machine, the GPUs are
 emulated. As root. Everybody says how much memory a job needs, and knows it. Takes twenty minutes
-each; nothing is left behind. The machine should be idle: see the last column.
+each, but for the last; nothing is left behind. The machine should be idle: see the last column.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from inspect import getdoc
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
 from benchmarks.harness.rows import columns
+from benchmarks.slurm import ends as of_slurm
 from benchmarks.slurm.faults import all_of_them
 from benchmarks.slurm.runs import Ran, ratio, run
 from benchmarks.slurm.ways import WAYS, Exclusive, Way, WithCarma
@@ -37,11 +39,19 @@ COUNTS = {
 }
 
 
-def measure(seeds: int = SEEDS, jobs: int = JOBS, faults: bool = False) -> Report:
+def measure(
+    seeds: int = SEEDS, jobs: int = JOBS, faults: bool = False, ends: bool = False
+) -> Report:
     if missing := slurm.missing():
         sys.exit(
             f"this needs {', '.join(missing)}: apt install slurmctld slurmd slurm-client munge"
         )
+    if ends:
+        with _folder() as folder:
+            seen = of_slurm.measured(folder)
+        data = {"ends": [asdict(each) for each in seen]}
+        title = "How soon CARMA knows that Slurm ended a job"
+        return Report(title, (of_slurm.table(seen),), data, name="slurm_ends")
     ways, meanwhile = ((Exclusive, WithCarma), all_of_them) if faults else (WAYS, None)
     found = [_ran(way, seed, jobs, meanwhile) for seed in range(1, seeds + 1) for way in ways]
     data = {"runs": [asdict(each) for each in found]}
@@ -56,10 +66,16 @@ def measure(seeds: int = SEEDS, jobs: int = JOBS, faults: bool = False) -> Repor
 def _ran(
     kind: type[Way], seed: int, jobs: int, meanwhile: Callable[[Any], None] | None = None
 ) -> Ran:
-    with tempfile.TemporaryDirectory(prefix="carma-slurm-", ignore_cleanup_errors=True) as folder:
-        ran = run(kind(Path(folder)), seed, jobs, meanwhile)
+    with _folder() as folder:
+        ran = run(kind(folder), seed, jobs, meanwhile)
     print(ran, file=sys.stderr, flush=True)
     return ran
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="carma-slurm-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def _table(found: list[Ran]) -> str:

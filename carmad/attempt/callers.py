@@ -12,7 +12,9 @@ from carmad.attempt.process_tree import process_stat, read_file
 from carmad.core.types import Job
 from carmad.errors import CarmaError
 
-# Only root can make cgroups of these names: below /slurm (v1), or in a scope of its own (v2).
+# Only root can make cgroups of these names: below /slurm (v1), or in a scope of its own (v2). Where
+# several slurmds may share a machine, as in Debian, the node's name is in both. Slurm 26.05 has no
+# number there by default.
 _SLURM_CGROUP = re.compile(
     rb"^\d+:[^:]*:/(?:slurm(?:_[^/]*)?|system\.slice/[^/]*slurmstepd\.scope)/(?:uid_\d+/)?job_(\d+)\b",
     re.MULTILINE,
@@ -58,12 +60,12 @@ def own_process(pid: int, uid: int) -> Process:
 def slurm_job_of(pid: int) -> int | None:
     """The Slurm job that this process is part of; None: of none.
 
-    By its cgroup, or, on nodes where Slurm uses none, by a slurmstepd of root's among its
-    ancestors: not by its environment, as whoever is left to Slurm is not moved into CARMA's unit.
+    By its cgroup, or, where that does not say, by a slurmstepd of root's among its ancestors: not
+    by its environment, as whoever is left to Slurm is not moved into CARMA's unit.
     """
     try:
-        if found := _SLURM_CGROUP.search(read_file(f"/proc/{pid}/cgroup")):
-            return int(found[1])
+        if (job := slurm_job_in(read_file(f"/proc/{pid}/cgroup"))) is not None:
+            return job
         while pid > 1 and (stat := process_stat(pid)):
             pid = stat[0]
             found = _SLURMSTEPD.match(read_file(f"/proc/{pid}/cmdline"))
@@ -72,3 +74,9 @@ def slurm_job_of(pid: int) -> int | None:
     except OSError:
         pass  # it has ended
     return None
+
+
+def slurm_job_in(cgroups: bytes) -> int | None:
+    """Likewise, of a process with these cgroups, as in /proc/PID/cgroup."""
+    found = _SLURM_CGROUP.search(cgroups)
+    return int(found[1]) if found else None

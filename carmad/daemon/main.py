@@ -33,7 +33,7 @@ from carmad.daemon.monitor import Monitor
 from carmad.daemon.mpswatch import MpsWatch
 from carmad.daemon.reload import EMULATED, Reloader, read
 from carmad.daemon.runners import Runners
-from carmad.daemon.slurmnode import SlurmNode
+from carmad.daemon.slurmnode import SlurmNode, granted_gib
 from carmad.daemon.weekly import weekly
 from carmad.daemon.world import DaemonWorld
 from carmad.engine.clock import Clock, boot_id, wall_ahead
@@ -151,6 +151,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
             config_toml=configfile.dump(settings),
             troubles=troubles,
             limited_by=launcher.limited_by,
+            granted_gib=lambda job: granted_gib(settings.cluster, job),
         )
         server = Server(listener or listen(where), create_app(service))
         past = store.past(clock())

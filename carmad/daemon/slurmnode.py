@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from carmad.config import Cluster
 from carmad.core.scene import Scene
 from carmad.readable import clean, count
 
@@ -36,6 +37,7 @@ class Wanted:
 
 
 GPUMEM = re.compile(r"(?<![^,])gpumem:(?:no_consume:)?(\d+[KMGTP]?)")
+GRANTED = re.compile(r"\bgpumem[:=](\d+[KMGTP]?)")  # "gres:gpumem:12", with a slash in later Slurms
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Node:
     reason: str
 
 
-class ScontrolFailed(Exception):
+class SlurmFailed(Exception):
     pass
 
 
@@ -74,7 +76,7 @@ def name_of(setting: str) -> str:
 
 
 def look(name: str) -> Node:
-    """Raises ScontrolFailed."""
+    """Raises SlurmFailed."""
     return node_in(scontrol("--oneliner", "show", "node", name), configured_gib(name))
 
 
@@ -92,10 +94,25 @@ def node_in(said: str, configured: int) -> Node:
 
 
 def configured_gib(name: str) -> int:
-    """The node's gpumem by slurm.conf, as its slurmd reads that; 0: none. Raises ScontrolFailed."""
+    """The node's gpumem by slurm.conf, as its slurmd reads that; 0: none. Raises SlurmFailed."""
     _, said = asked("slurmd", "-G", "-N", name)
     found = re.search(r"Name=gpumem .*?Count=(\d+[KMGTP]?)", said)
     return count(found[1]) if found else 0
+
+
+def granted_gib(cluster: Cluster, job: int) -> int | None:
+    """The GPU memory that Slurm gave a job on each of its nodes; None: gpumem is not counted here,
+    or Slurm does not answer."""
+    if not cluster.engine:
+        return None
+    try:
+        said, _ = asked("squeue", "--noheader", f"--jobs={job}", "--format=%b")
+        if found := GRANTED.search(said):
+            return count(found[1])
+        return 0 if configured_gib(name_of(cluster.node)) else None
+    except SlurmFailed as error:
+        log.warning("not known how much GPU memory Slurm gave its job %d: %s", job, error)
+        return None
 
 
 def changes(node: Node, want: Wanted) -> Iterator[dict[str, str]]:
@@ -120,7 +137,7 @@ def scontrol(*words: str) -> str:
 
 def asked(*words: str) -> tuple[str, str]:
     """What a command of Slurm's prints, and what it writes to standard error, as slurmd does.
-    Raises ScontrolFailed."""
+    Raises SlurmFailed."""
     try:
         ran = subprocess.run(
             words,
@@ -132,9 +149,9 @@ def asked(*words: str) -> tuple[str, str]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ScontrolFailed(str(error)) from error
+        raise SlurmFailed(str(error)) from error
     if ran.returncode != 0:
-        raise ScontrolFailed((ran.stderr or ran.stdout).strip()[:MOST_SAID])
+        raise SlurmFailed((ran.stderr or ran.stdout).strip()[:MOST_SAID])
     return ran.stdout, ran.stderr
 
 
@@ -164,7 +181,7 @@ class SlurmNode:
                     self._told = want  # if it fails, the next try is with the next ASK_S
                     self._tell(want)
                     self._failing = ""
-            except ScontrolFailed as error:
+            except SlurmFailed as error:
                 if self._failing != str(error):
                     self._failing = str(error)
                     log.error("cannot tell Slurm about the GPUs of %s: %s", self._name, error)

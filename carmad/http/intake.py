@@ -45,6 +45,7 @@ from carmad.http.layouts import layout, stage_times
 from carmad.http.peers import Peer
 from carmad.http.problems import Conflict, Forbidden, TooLarge
 from carmad.http.service import Service
+from carmad.http.slurm_grant import hold_to
 from carmad.http.tally import Tally
 from carmad.options import MAX_SCRIPT_BYTES, OPTIONS, PLAIN
 from carmad.readable import duration, gib
@@ -70,6 +71,16 @@ async def submit(service: Service, peer: Peer, pid: int, body: SubmitIn) -> tupl
         spec = await run_in_threadpool(_by_process, spec, pid)
         if spec.runner and (known := await service.ask(lambda core: _same(core, spec))):
             return known, 1
+    if not (spec.slurm_job and spec.gpus):
+        return await _queue(service, peer, body, spec)
+    granted_gib = await run_in_threadpool(service.granted_gib, spec.slurm_job)
+    async with service.granting:  # what its other runs ask for is known then
+        if granted_gib is not None:
+            hold_to(granted_gib, spec, await service.ask(lambda core: _runs(core, spec.slurm_job)))
+        return await _queue(service, peer, body, spec)
+
+
+async def _queue(service: Service, peer: Peer, body: SubmitIn, spec: JobSpec) -> tuple[JobId, int]:
     bare, count = environments.without(spec), len(body.array.indices) if body.array else 1
     sweep = body.array and body.array.params and _tasks(bare, body.array, JobId(0))
     await require_room(service, peer, sweep or [bare] * count)
@@ -92,6 +103,11 @@ def _by_process(spec: JobSpec, pid: int) -> JobSpec:
     watched = spec.requeue or slurm_job
     runner = (process.pid, process.start_ticks) if watched else None
     return replace(spec, runner=runner, slurm_job=slurm_job)
+
+
+def _runs(core: Scheduler, slurm_job: int | None) -> list[JobSpec]:
+    specs = (job.spec for job in core.jobs.values())
+    return [one for one in specs if one.slurm_job == slurm_job]
 
 
 def _same(core: Scheduler, spec: JobSpec) -> JobId | None:

@@ -122,6 +122,8 @@ class Service(Follower):
     config_toml: str | None = None
     troubles: Callable[[], Sequence[Trouble]] = tuple  # with plugins, including past ones
     limited_by: Collection[str] = (CPU, MEMORY)  # controllers: see `carmad.attempt.limits`
+    # The GPU memory in GiB that Slurm gave a job of its own; None: it does not count. Slow.
+    granted_gib: Callable[[int], int | None] = lambda _: None
     uid: int = field(default_factory=os.geteuid)
     tally: Tally = field(default_factory=Tally)
     counts: Counts = field(default_factory=Counts)  # a follower of its own
@@ -135,6 +137,7 @@ class Service(Follower):
     # Estimates: at a time, of them with more time for a script than usual, and of each user.
     estimating: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
     lengthy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    granting: asyncio.Lock = field(default_factory=asyncio.Lock)
     turns: defaultdict[int, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     listings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))  # in memory
     rows: Rows = field(default_factory=Rows)

@@ -18,7 +18,7 @@ from functools import partial
 
 from carma_client.transport import ENDED
 from carmad.errors import CarmaError
-from cli import client
+from cli import client, signals
 from cli.commands.submit import HELP_HINT, read, settle_messages, tell_ignored
 from cli.commands.submit_options import build_parser
 from cli.problems import INTERRUPTED, Problem, Refused, Unreachable, Usage, report
@@ -38,9 +38,6 @@ LOOK_S = 5  # how often to tell why the job waits, if that changes
 NEWS_S = 60.0  # how often to look for notes on the running job
 ENDS_WITHIN_S = 15.0  # after the command, until its GPUs' memory is seen to be free
 LOOK_OVER_S = 0.3  # how often to look whether it is to be run again
-LEAVING = (signal.SIGHUP, signal.SIGTERM)
-TOLD = (signal.SIGUSR1, signal.SIGUSR2)  # as by Slurm before a time limit: for the command
-PASSED = (*LEAVING, *TOLD, signal.SIGINT, signal.SIGQUIT)
 FAILED, NOT_FOUND = b"1", 127
 
 # Options of `carma submit` that make no sense here, and why.
@@ -169,10 +166,10 @@ def _as_job(body: dict[str, Any], quiet: bool) -> int:
     for text in answer["warnings"]:
         say(text)
     code = None
-    for signum in filter(_is_heeded, TOLD):
+    for signum in signals.heeded(signals.TOLD):
         signal.signal(signum, _ignore)
     while code is None:
-        handled = {one: signal.signal(one, _leave) for one in LEAVING if _is_heeded(one)}
+        handled = {one: signal.signal(one, _leave) for one in signals.heeded(signals.LEAVING)}
         try:
             job = _placed(label, say)
         except (KeyboardInterrupt, Left) as left:
@@ -188,7 +185,8 @@ def _as_job(body: dict[str, Any], quiet: bool) -> int:
         say(f"job {label} runs on GPU {gpus}" if gpus else f"job {label} runs on CPUs alone")
         for signum, handler in handled.items():
             signal.signal(signum, handler)
-        code = _run_here(label, job["attempt"], errors, say)
+        with signals.held_back():
+            code = _run_here(label, job["attempt"], errors, say)
     return code
 
 
@@ -259,18 +257,10 @@ def _run_here(label: str, attempt: int, errors: Kept | None, say: Any) -> int | 
     if errors and relayed is not None:
         os.close(relayed)
         errors.relay()
-    handled = {signum: signal.getsignal(signum) for signum in PASSED}
-    for signum in (*LEAVING, *TOLD):
-        if _is_heeded(signum):
-            signal.signal(signum, lambda signum, _: os.kill(child, signum))
-    for signum in (signal.SIGINT, signal.SIGQUIT):  # the terminal sends them to the command, too
-        signal.signal(signum, signal.SIG_IGN)
-    failed = os.read(told, 1)  # nothing, once the command runs
     notes: list[str] = []
-    signal.signal(signal.SIGALRM, lambda *_: _tell_news(label, notes, say))
-    signal.setitimer(signal.ITIMER_REAL, NEWS_S, NEWS_S)
-    _await(child)
-    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    signals.await_end(child, NEWS_S, lambda: _tell_news(label, notes, say))
+    failed = os.read(told, 1)  # nothing, if the command was begun
+    os.close(told)
     again = False
     if failed:
         _give_up(label)
@@ -279,10 +269,9 @@ def _run_here(label: str, attempt: int, errors: Kept | None, say: Any) -> int | 
     _, status = os.waitpid(child, 0)  # only now: the daemon reads the exit code from the zombie
     if errors:
         errors.end()
-    for signum, handler in handled.items():
-        signal.signal(signum, handler)
     if again:
         return None
+    signals.forget()
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
@@ -292,9 +281,7 @@ def _become(label: str, tell: int, patient: bool) -> NoReturn:
     however long the daemon is away."""
     code = NOT_FOUND
     try:
-        for signum in (*PASSED, signal.SIGPIPE, signal.SIGXFSZ):
-            if _is_heeded(signum) or signum in (signal.SIGPIPE, signal.SIGXFSZ):
-                signal.signal(signum, signal.SIG_DFL)  # Python ignores the last two
+        signals.undo()
         path = f"/v1/jobs/{label}/take"
         taken = _despite(lambda: client.post(path, {})) if patient else client.post(path, {})
         env = dict(os.environ) | taken["env"]
@@ -310,24 +297,6 @@ def _become(label: str, tell: int, patient: bool) -> NoReturn:
     finally:
         sys.stderr.flush()
         os._exit(code)
-
-
-def _await(child: int) -> None:
-    """Wait for the command, without reaping it. If it alone is stopped, as by a shell's `suspend`,
-    stop as well, so that the calling shell takes over."""
-    while True:
-        found = os.waitid(os.P_PID, child, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
-        if found is None or found.si_code not in (os.CLD_STOPPED, os.CLD_TRAPPED):
-            return
-        os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOHANG)
-        if _is_stopped(child):  # Ctrl-Z stops both, and `fg` wakes both
-            os.kill(os.getpid(), signal.SIGSTOP)
-            os.kill(child, signal.SIGCONT)
-
-
-def _is_stopped(pid: int) -> bool:
-    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib is slow to import
-        return file.read().rpartition(b")")[2].split()[0] == b"T"
 
 
 def _tell_news(label: str, told: list[str], say: Any) -> None:
@@ -394,11 +363,6 @@ def _leave(signum: int, _: object) -> NoReturn:
 
 def _ignore(*_: object) -> None:
     """There is no command yet to tell. Unlike SIG_IGN, it is not passed on to that."""
-
-
-def _is_heeded(signum: int) -> bool:
-    """Whether whoever started us has not made us ignore it, as nohup does."""
-    return signal.getsignal(signum) is not signal.SIG_IGN
 
 
 def _say(text: str) -> None:
