@@ -17,7 +17,7 @@ from tests.waiting import until
 
 ROUNDS = 3
 SLURMS = {"scancel": ("scancel",), "scontrol requeue": ("scontrol", "requeue")}
-AS_USUAL = {"CARMA_MONITOR__PERIOD_S": "1"}  # unlike in the compressed trace
+AS_USUAL = {"CARMA_MONITOR__PERIOD_S": "1", "CARMA_MONITOR__WINDOW_S": "5"}  # unlike in the trace
 
 
 @dataclass(frozen=True, slots=True)
