@@ -1,7 +1,7 @@
 """Signals to `carma run`, passed on to its command unless it gets them anyhow.
 
-A terminal signals its whole foreground, and a Slurm that ends a job every process in it. A program
-that saves its state at the first SIGTERM may well give up at the second.
+A terminal signals its whole foreground, and so does a Slurm without cgroups its job. A program that
+saves its state at the first SIGTERM may well give up at the second.
 """
 
 from __future__ import annotations
@@ -95,8 +95,12 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _goes_to_all(slurmstepd: int, ending: bool) -> bool:
-    """Whether slurmstepd signals all processes. Not if it means the batch script alone, as by
-    `--signal=B:USR1`, and we are in its place by `exec`."""
+    """Whether slurmstepd signals all processes. Where it has cgroups, it signals those that it
+    started itself; elsewhere all, unless it means the batch script alone, as by `--signal=B:USR1`,
+    and we are in its place by `exec`."""
+    with open("/proc/self/cgroup", "rb") as file:  # noqa: PTH123
+        if b"slurm" in file.read():
+            return False
     in_its_place = os.getppid() == slurmstepd and "SLURM_STEP_ID" not in os.environ
     return ending or not in_its_place
 

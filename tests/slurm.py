@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tests.waiting import until
 
+FREEZER = Path("/sys/fs/cgroup/freezer")  # of cgroup v1: all that Slurm needs to track processes
 NEEDS = ("munged", "slurmctld", "slurmd", "sbatch")
 CONF = """\
 ClusterName=test
@@ -32,7 +33,7 @@ SlurmdPidFile={folder}/%n.pid
 SlurmdSpoolDir={folder}/%n/spool
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/%n.log
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/{tracks}
 TaskPlugin=task/none
 TaskProlog={folder}/task_prolog
 SelectType=select/cons_tres
@@ -57,18 +58,25 @@ def missing() -> tuple[str, ...]:
 
 
 class Cluster:
-    """`node` is what each has, as in slurm.conf: "Gres=gpu:2". `extra` goes into slurm.conf."""
+    """`node` is what each has, as in slurm.conf: "Gres=gpu:2". `extra` goes into slurm.conf.
+    `tracks`: processes, by "linuxproc" or "cgroup"."""
 
     def __init__(
-        self, folder: Path, nodes: int, node: str = "", extra: str = "", gres: str = ""
+        self,
+        folder: Path,
+        nodes: int,
+        node: str = "",
+        extra: str = "",
+        gres: str = "",
+        tracks: str = "linuxproc",
     ) -> None:
         self.folder = folder
         self.nodes = tuple(f"n{n}" for n in range(1, nodes + 1))
         self.env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._configure(node, extra, gres)
+        self._configure(node, extra, gres, tracks)
 
-    def _configure(self, node: str, extra: str, gres: str) -> None:
+    def _configure(self, node: str, extra: str, gres: str, tracks: str) -> None:
         for each in self.nodes:
             (self.folder / each / "spool").mkdir(parents=True)
         (self.folder / "state").mkdir()
@@ -77,13 +85,14 @@ class Cluster:
         prolog.chmod(0o755)
         port, *ports = free_ports(1 + len(self.nodes))
         host = socket.gethostname().partition(".")[0]
-        conf = CONF.format(host=host, folder=self.folder, port=port) + extra
+        conf = CONF.format(host=host, folder=self.folder, port=port, tracks=tracks) + extra
         for name, its_port in zip(self.nodes, ports, strict=True):
             conf += f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={its_port}"
             conf += f" CPUs=64 {node} State=UNKNOWN\n"
         conf += "PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n"
         (self.folder / "slurm.conf").write_text(conf)
         (self.folder / "gres.conf").write_text(gres)
+        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
 
     def start(self) -> None:
         key = self.folder / "munge.key"
@@ -124,6 +133,10 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        for name in self.nodes:  # Slurm leaves its cgroups
+            for made in sorted(FREEZER.glob(f"slurm_{name}/**/"), reverse=True):
+                with contextlib.suppress(OSError):
+                    made.rmdir()
 
     def run(self, *words: str, env: Mapping[str, str] | None = None) -> str:
         """What a command of Slurm's prints."""

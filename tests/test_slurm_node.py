@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,8 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=9 State=UP
 """
+
+CGROUPS = os.access(slurm.FREEZER / "cgroup.procs", os.W_OK)
 
 pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason=f"needs {slurm.missing()}")
 
@@ -81,13 +83,13 @@ class Site:
         until(lambda: not any(gpu["jobs"] for gpu in self.node.gpus()), "free GPUs")
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("slurm")
+@contextmanager
+def a_site(folder: Path, tracks: str = "linuxproc") -> Iterator[Site]:
     with ExitStack() as stack:
         node = "Gres=gpumem:80"
+        extra = f"GresTypes=gpumem\n{URGENT}"
         made = stack.enter_context(
-            slurm.cluster(folder, nodes=1, node=node, extra=f"GresTypes=gpumem\n{URGENT}")
+            slurm.cluster(folder, nodes=1, node=node, extra=extra, tracks=tracks)
         )
         cluster = {"CARMA_CLUSTER__ENGINE": "slurm", "CARMA_CLUSTER__NODE": "n1"}
         daemon = Carmad(folder / "n1", "2xA100-40GB", **NO_KERNELS, **cluster)
@@ -95,6 +97,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         stack.callback(daemon.clear_away)
         daemon.start()
         yield Site(made, daemon)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with a_site(tmp_path_factory.mktemp("slurm")) as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -204,7 +212,7 @@ def test_the_runs_of_a_slurm_job_share_what_it_was_given(site: Site, tmp_path: P
 def test_without_an_answer_of_slurms_nothing_is_held_to_it(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SLURM_CONF", "/nowhere")
+    monkeypatch.setenv("PATH", "/nowhere")
     assert granted_gib(Cluster("slurm"), 1) is None
     assert granted_gib(Cluster(), 1) is None
 
@@ -235,12 +243,27 @@ def test_a_command_hears_once_what_slurm_tells_it(
     site: Site, by: str, words: list[str], signum: str
 ) -> None:
     """Most signals go to all processes, and so to `carma run` as well, which passes signals on."""
+    assert _heard(site, by, words) == [signum]
+
+
+def _heard(site: Site, by: str, words: list[str]) -> list[str]:
     number = site.run("--gpu-mem", "1G", "--", sys.executable, "-c", LISTENS, by=by)
     until(lambda: "up\n" in site.output(number), "the command")
     site.slurm.run("scancel", *words, str(number))
     until(lambda: not site.jobs(number), "the end")
-    said = site.output(number).split()
-    assert [word for word in said if word in ("SIGTERM", "SIGUSR1")] == [signum]
+    return [word for word in site.output(number).split() if word in ("SIGTERM", "SIGUSR1")]
+
+
+@pytest.mark.skipif(not CGROUPS, reason="needs the freezer of cgroup v1")
+def test_with_cgroups_too_a_command_hears_each_signal_once(tmp_path: Path) -> None:
+    """Slurm tells only the processes that it started itself."""
+    with a_site(tmp_path, tracks="cgroup") as site:
+        for by, words, signum in (("exec", [], "SIGTERM"), ("srun", ["--signal=USR1"], "SIGUSR1")):
+            assert _heard(site, by, words) == [signum]
+        number = site.sbatch(f"setsid -f {carma_run('sleep', '1000')}; sleep 1000", 10)
+        job = site.job(number, *HELD)  # known by its cgroup: it has left its parents
+        site.slurm.run("scancel", str(number))
+        assert site.node.ended(job["id"])["state"] == "cancelled"
 
 
 @pytest.mark.parametrize(
