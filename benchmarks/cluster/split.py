@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from random import Random
 from statistics import fmean
+from typing import Any
 
 from benchmarks.cluster.stages import First, simulate_staged
 from benchmarks.harness.data import DATA
@@ -67,6 +68,15 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
+class Last:
+    """The job that ended last, and so made the makespan."""
+
+    gpus: int
+    wait_h: float
+    slowdown: float  # from its launch to its end, over what it takes alone
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     case: Case
     jobs: int
@@ -82,6 +92,7 @@ class Run:
     first_wait_s: float | None  # per job, as in `Staged`
     node_wait_s: float | None
     wait_beside_idle: float | None
+    last: Last
     wall_s: float
 
 
@@ -120,6 +131,7 @@ def measure(
             "for, among those where the sum of memory fits",
             "wait: per job, in the first stage and at its node; beside idle: the share of the wait "
             "at nodes while any GPU of the cluster was idle",
+            "last job: that ended last, by seed",
         ],
         name=f"cluster_{nodes}" + ("_causes" if causes else "") + ("_single" if single else ""),
     )
@@ -207,8 +219,17 @@ def _measured(
         first_wait_s,
         node_wait_s,
         wait_beside_idle,
+        _last(outcome),
         outcome.wall_s,
     )
+
+
+def _last(outcome: Outcome) -> Last:
+    job = max(outcome.jobs, key=lambda job: job.ended_at)
+    attempt = job.attempts[-1]
+    ran_s = attempt.ended_at - attempt.launched_at
+    wait_s = attempt.launched_at - job.task.submit_s
+    return Last(job.task.gpus, wait_s / 3600, ran_s / job.alone_s)
 
 
 def _told(run: Run) -> str:
@@ -221,7 +242,7 @@ def _table(runs: Sequence[Run], policies: Sequence[str], ways: Sequence[str]) ->
     found = {(each.case.policy, each.case.way, each.case.seed): each for each in runs}
     seeds = sorted({each.case.seed for each in runs})
 
-    def of(row: tuple[str, str], field: str) -> list[float]:
+    def of(row: tuple[str, str], field: str) -> list[Any]:
         return [getattr(found[*row, seed], field) for seed in seeds]
 
     def ratio(row: tuple[str, str], field: str) -> str:
@@ -230,6 +251,9 @@ def _table(runs: Sequence[Run], policies: Sequence[str], ways: Sequence[str]) ->
         if row[1] == ONE:
             return f"{fmean(of(row, field)) / 3600:.2f} h"
         return f"{fmean(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f})"
+
+    def lasts(row: tuple[str, str], form: str) -> str:
+        return ", ".join(map(form.format, of(row, "last")))
 
     def waits(row: tuple[str, str]) -> str:
         if row[1] == ONE:
@@ -250,6 +274,9 @@ def _table(runs: Sequence[Run], policies: Sequence[str], ways: Sequence[str]) ->
         ("wait s", waits),
         ("beside idle", lambda row: _share(of(row, "wait_beside_idle"))),
         ("on several nodes", lambda row: f"{fmean(of(row, 'spread')):.0f}"),
+        ("last job's GPUs", lambda row: lasts(row, "{0.gpus}")),
+        ("wait h", lambda row: lasts(row, "{0.wait_h:.1f}")),
+        ("slow-down", lambda row: lasts(row, "{0.slowdown:.2f}")),
         ("unfinished", lambda row: f"{fmean(of(row, 'unfinished')):.0f}"),
         ("wall s, longest", lambda row: f"{max(of(row, 'wall_s')):.0f}"),
         text=(0, 1),
