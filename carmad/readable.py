@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os.path
+import re
+from collections.abc import Sequence
+
 
 class TimeUnit:  # no dataclass: `carma` must start quickly
     __slots__ = ("digits", "name", "seconds")
@@ -56,3 +60,21 @@ def count(text: str) -> int:
     """Of a resource as Slurm writes it: 80, or 2K for 2048."""
     digits = text.rstrip("KMGTP")
     return int(digits) << 10 * " KMGTP".index(text[len(digits) :] or " ")
+
+
+def counted(gres: str) -> int | None:
+    """N of gpumem in "gpu:2,gpumem:a100:80(S:0)"; None: there is none."""
+    for one in gres.replace("gres:", "").replace("gres/", "").split(","):
+        parts = one.partition("(")[0].replace("=", ":").split(":")
+        if parts[0] == "gpumem" and parts[-1][:1].isdigit():
+            return count(parts[-1])
+    return None
+
+
+def job_name(argv: Sequence[str]) -> str:
+    """Of a job without one: the program's, or the script's that an interpreter is given."""
+    words = [os.path.basename(word) for word in argv]  # noqa: PTH119 - no path need it be
+    name = words[0]
+    if re.fullmatch(r"python[0-9.]*|bash|sh|zsh|torchrun|accelerate", name):
+        name = next((word for word in words[1:] if word and not word.startswith("-")), name)
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", name)[:256] or "job"

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 FREEZER = Path("/sys/fs/cgroup/freezer")  # of cgroup v1: all that Slurm needs to track processes
 NEEDS = ("munged", "slurmctld", "slurmd", "sbatch")
@@ -110,6 +110,12 @@ class Cluster:
 
     def start_controller(self) -> None:
         self._spawn("slurmctld", "slurmctld", "-D")
+
+    def stop_controller(self) -> None:
+        """As an upgrade does: it writes down what it knows."""
+        process = self._running.pop("slurmctld")
+        process.send_signal(signal.SIGTERM)
+        process.wait(PATIENCE_S)
 
     def start_node(self, name: str) -> None:
         self._spawn(name, "slurmd", "-D", "-N", name)

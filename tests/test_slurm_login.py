@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ from typing import Any
 import pytest
 
 from carmad.options import OPTIONS
+from carmad.readable import counted
 from cli.cluster import request, slurm
 from cli.cluster.states import state_of, why_of
 from cli.commands.run import ELSEWHERE, parser_of
 from cli.commands.submit import read
 from tests import slurm as real
 from tests.daemon import CARMA, NO_KERNELS, Carmad
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 HOSTILE = [
     "it's",
@@ -159,7 +161,7 @@ def test_problems_say_what_to_do() -> None:
 
 
 def test_counted_memory_is_found_among_other_resources() -> None:
-    found = map(slurm.counted, ("gpu:a100:2,gpumem:80(S:0)", "gres:gpumem:7", "gpu:2", "N/A"))
+    found = map(counted, ("gpu:a100:2,gpumem:80(S:0)", "gres:gpumem:7", "gpu:2", "N/A"))
     assert [*found] == [80, 7, None, None]
 
 
@@ -282,13 +284,76 @@ def test_a_job_without_an_estimate_asks_for_a_whole_gpu_or_for_a_number(site: Si
     assert found["argv"][0] == "sbatch" and "--gpu-mem" not in found["script"]
 
 
-def test_a_controller_that_is_down_is_named(site: Site) -> None:
-    site.slurm.kill("slurmctld")
-    try:
-        assert "controller does not answer" in site.carma("queue", rc=3)
-    finally:
+def test_a_training_script_is_estimated_and_slurm_counts_that(site: Site) -> None:
+    script = site.slurm.folder / "train.py"
+    script.write_text(TRAINS)
+    said = site.carma("submit", "--json", "--hold", sys.executable, str(script))
+    found = json.loads(said.splitlines()[-1])
+    assert found["memory_source"] == "trace" and found["memory_mib"] > 300, said
+    assert found["gres"] == f"gpumem:{math.ceil(found['memory_mib'] / 1024)}"
+    (listed,) = json.loads(site.carma("queue", "--json"))["jobs"]
+    assert f"gpumem:{listed['gpumem_gib']}" == found["gres"]
+    site.carma("cancel", found["label"])
+
+
+TRAINS = """\
+import torch
+model = torch.nn.Linear(4096, 4096).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(1000):
+    optimizer.zero_grad()
+    model(torch.randn(64, 4096, device="cuda")).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_job_is_held_and_run_again_and_its_output_followed(site: Site) -> None:
+    go = site.slurm.folder / "go"
+    script = f"echo run $SLURM_RESTART_COUNT; while [ ! -e {go} ]; do sleep 0.1; done; echo over"
+    job = site.submit("--gpu-mem", "1G", "--", "sh", "-c", script)
+    out = site.slurm.folder / f"carma-{job}.out"
+    until(lambda: out.exists() and "run" in out.read_text().split(), "its output")
+    assert "queued again" in site.carma("requeue", job)
+    site.until_it(job, "PENDING")
+    assert "held" in site.carma("hold", job)
+    assert "an administrator holds it" in site.carma("why", job), "root is one"
+    site.carma("release", job)
+
+    def runs_again() -> bool:
+        site.slurm.hurry(int(job))
+        return "run 1" in out.read_text()
+
+    until(runs_again, "its second run")
+    with following(site, "logs", "-f", job) as follows, following(site, "wait", job) as waits:
+        assert follows.stdout and waits.stdout
+        assert "GPU" in follows.stdout.readline()
+        site.slurm.stop_controller()
+        assert "still waiting" in waits.stdout.readline()
+        for words in (["queue"], ["submit", "--gpu-mem", "1G", "true"]):
+            assert "controller does not answer" in site.carma(*words, rc=3)
         site.slurm.start_controller()
         until(site.slurm.states, "the controller")
+        go.touch()
+        said = [process.communicate(timeout=PATIENCE_S)[0] for process in (waits, follows)]
+        assert said[0] == f"job {job}: succeeded\n" and said[1].endswith("over\n")
+        assert waits.returncode == follows.returncode == 0
+    assert site.slurm.jobs()[int(job)] == "COMPLETED" and max(site.slurm.jobs()) == int(job)
+
+
+@contextmanager
+def following(site: Site, *words: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [*CARMA, *words],
+        env=site.env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 # who has no cluster

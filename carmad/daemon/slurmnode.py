@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from carmad.config import Cluster
 from carmad.core.scene import Scene
-from carmad.readable import clean, count
+from carmad.readable import clean, count, counted
 
 LOOK_S = 1.0
 ASK_S = 60.0  # `scontrol reconfigure` restores what slurm.conf says, for instance
@@ -37,7 +37,6 @@ class Wanted:
 
 
 GPUMEM = re.compile(r"(?<![^,])gpumem:(?:no_consume:)?(\d+[KMGTP]?)")
-GRANTED = re.compile(r"\bgpumem[:=](\d+[KMGTP]?)")  # "gres:gpumem:12", with a slash in later Slurms
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +106,8 @@ def granted_gib(cluster: Cluster, job: int) -> int | None:
         return None
     try:
         said, _ = asked("squeue", "--noheader", f"--jobs={job}", "--format=%b")
-        if found := GRANTED.search(said):
-            return count(found[1])
+        if (granted := counted(said.strip())) is not None:
+            return granted
         return 0 if configured_gib(name_of(cluster.node)) else None
     except SlurmFailed as error:
         log.warning("not known how much GPU memory Slurm gave its job %d: %s", job, error)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os.path
-import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import repeat
-from math import isfinite
 from typing import Any
 
 from carmad.api.outlook import outlook_out
@@ -17,14 +14,11 @@ from carmad.api.select import parse_selection
 from carmad.attempt.callers import own_process, slurm_job_of
 from carmad.attempt.environment import BATCH_SIZE, scrub
 from carmad.attempt.limits import CPU, MEMORY
-from carmad.config import Host
 from carmad.core.decision import Placement, Reason
 from carmad.core.messages import Submitted
 from carmad.core.recurrence import group
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
-from carmad.core.share import HOUR_S
-from carmad.core.sweep import filled
 from carmad.core.types import (
     After,
     AfterKind,
@@ -40,24 +34,15 @@ from carmad.core.types import (
 )
 from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
-from carmad.http import lookup
+from carmad.http import lookup, refusals
 from carmad.http.layouts import layout, stage_times
 from carmad.http.peers import Peer
 from carmad.http.problems import Conflict, Forbidden, TooLarge
 from carmad.http.service import Service
-from carmad.http.slurm_grant import hold_to
 from carmad.http.tally import Tally
-from carmad.options import MAX_SCRIPT_BYTES, OPTIONS, PLAIN
-from carmad.readable import duration, gib
+from carmad.options import OPTIONS, PLAIN
+from carmad.readable import job_name
 from carmad.store import environments
-from carmad.words import clock
-
-MAX_ARGV_BYTES = 1 << 17  # kept in memory while the job waits
-MAX_ENV_BYTES = 1 << 20
-MAX_WAITS = 100_000  # tasks × dependencies of each
-MAX_WORD_BYTES = (1 << 17) - 1  # the kernel's limit for one (MAX_ARG_STRLEN)
-OF_GPUS = ("memory_mib", "exclusive", "watch_stages", "urgent")  # no meaning without GPUs
-INTERPRETERS = re.compile(r"(python[0-9.]*|bash|sh|zsh|torchrun|accelerate)")
 
 
 async def submit(service: Service, peer: Peer, pid: int, body: SubmitIn) -> tuple[JobId, int]:
@@ -76,7 +61,8 @@ async def submit(service: Service, peer: Peer, pid: int, body: SubmitIn) -> tupl
     granted_gib = await run_in_threadpool(service.granted_gib, spec.slurm_job)
     async with service.granting:  # what its other runs ask for is known then
         if granted_gib is not None:
-            hold_to(granted_gib, spec, await service.ask(lambda core: _runs(core, spec.slurm_job)))
+            others = await service.ask(lambda core: _runs(core, spec.slurm_job))
+            refusals.within_grant(granted_gib, spec, others)
         return await _queue(service, peer, body, spec)
 
 
@@ -182,27 +168,27 @@ def _mib(size: int) -> str:
 
 async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
     """The spec of the job, or of any task of the array."""
-    may_submit(service, peer, body.nice)
-    _fits_the_kernel(body)
-    _fits_a_terminal(body)
-    _in_time(body, service.now())
+    refusals.may_submit(service, peer, body.nice)
+    refusals.fits_the_kernel(body)
+    refusals.fits_a_terminal(body)
+    refusals.in_time(body, service.now())
     await service.ready()
     gpus, unread = service.tally.gpus, service.tally.unread
-    _needs_gpus(body)
-    _fits_the_host(body, service.settings.host)
+    refusals.needs_gpus(body)
+    refusals.fits_the_host(body, service.settings.host)
     if not unread:
-        _fits_the_server(body, gpus)
+        refusals.fits_the_server(body, gpus)
     elif any(one.gpu for one in body.stage_times):
         raise CarmaError(
             f"the kinds of GPU are not known yet: {unread}",
             "Leave gpu= out of the stage times, or submit the job later.",
         )
-    _within_the_quota(body, peer, service)
+    refusals.within_the_quota(body, peer, service)
     if body.urgent:
-        _within_the_budget(peer, await service.scene())
+        refusals.within_the_budget(peer, await service.scene())
     after = await _dependencies(service, peer, body) if body.after else ()
     tasks = len(body.array.indices) if body.array else 1
-    _few_waits(tasks, len(after))
+    refusals.few_waits(tasks, len(after))
     return job_spec(body, peer, after, gpus)
 
 
@@ -214,11 +200,11 @@ async def updated(
     names = tuple(name for name in OPTIONS if name in body.model_fields_set)
     if not names:
         raise CarmaError("nothing to change", "Give options: see `carma update --help`.")
-    _may_be_nice(peer, body.nice if "nice" in names else 0)
+    refusals.may_be_nice(peer, body.nice if "nice" in names else 0)
     new: dict[str, Any] = {name: getattr(body, name) for name in names}
     if "after" in names:
         new["after"] = await _dependencies(service, peer, body)
-        _few_waits(len(jobs), len(new["after"]))
+        refusals.few_waits(len(jobs), len(new["after"]))
     await service.ready()
     gpus, now = service.tally.gpus, service.now()
 
@@ -226,11 +212,11 @@ async def updated(
         if "name" in names:
             new["name"] = body.name or job_name(spec.argv)
         changed = replace(spec, **new)
-        _needs_gpus(changed)
+        refusals.needs_gpus(changed)
         if not {"time_limit_s", "deadline_at"}.isdisjoint(names):
-            _in_time(replace(changed, deadline_at=new.get("deadline_at")), now)
+            refusals.in_time(replace(changed, deadline_at=new.get("deadline_at")), now)
         if "memory_mib" in names and not service.tally.unread:
-            _fits_the_server(changed, gpus)
+            refusals.fits_the_server(changed, gpus)
         return changed
 
     return names, change
@@ -283,158 +269,6 @@ def judged(core: Scheduler, job: Job, scene: Scene) -> tuple[Placement, bool]:
         reason = Reason("policy_failed", detail=f"it raised {error!r:.200}")
         return Placement(job.id, reasons=(reason,)), False
     return Placement(job.id, verdicts=view.judge(job)[1]), False
-
-
-def may_submit(service: Service, peer: Peer, nice: int = 0) -> None:
-    """Raises Forbidden."""
-    if service.uid != 0 and peer.uid != service.uid:
-        raise Forbidden(
-            "this carmad does not run as root, so it can run only its owner's jobs",
-            "Start one of your own with `carma daemon start`, or ask for a system-wide one.",
-        )
-    if not peer.named:
-        raise Forbidden(
-            f"uid {peer.uid} has no name on this machine, so no job can run as it",
-            "Submit as a user that is known on this machine; see `getent passwd`.",
-        )
-    if service.uid == 0 and peer.uid == 0 and not service.settings.access.root_jobs:
-        raise Forbidden(
-            "root may not submit jobs",
-            "Submit as a normal user, or set root_jobs = true in [access] of carmad's settings.",
-        )
-    _may_be_nice(peer, nice)
-
-
-def _may_be_nice(peer: Peer, nice: int) -> None:
-    if nice < 0 and not peer.admin:
-        raise Forbidden("only administrators may use a negative --nice", "Use 0 or more.")
-
-
-def _few_waits(tasks: int, after: int) -> None:
-    if tasks * after > MAX_WAITS:
-        raise TooLarge(
-            f"{tasks} tasks with {after} dependencies each: at most {MAX_WAITS} in all",
-            "Let them depend on one job that depends on the others.",
-        )
-
-
-def _fits_the_kernel(body: SubmitIn) -> None:
-    env = [f"{name}={value}" for name, value in (body.env | body.export).items()]
-    params = body.array.params.items() if body.array else ()
-    longest = tuple((name, max(values, key=len)) for name, values in params)
-    for what, words, most in (
-        ("arguments", filled(tuple(body.argv), longest), MAX_ARGV_BYTES),
-        ("environment", env, MAX_ENV_BYTES),
-    ):
-        sizes = [len(word.encode()) + 1 for word in words]
-        if sum(sizes) > most or max(sizes, default=0) > MAX_WORD_BYTES:
-            raise TooLarge(
-                f"the job's {what}: {sum(sizes)} bytes, the longest {max(sizes)}; the limits are"
-                f" {most} in all and {MAX_WORD_BYTES} each",
-                "Put long values into a file, and give the job its name.",
-            )
-    if body.script and len(body.script.text.encode()) > MAX_SCRIPT_BYTES:
-        raise TooLarge(
-            f"the job script is larger than {MAX_SCRIPT_BYTES >> 20} MiB",
-            "Submit it with --no-copy, or move its data into another file.",
-        )
-    if body.script and body.script.word >= len(body.argv):
-        raise CarmaError(f"the command has no word {body.script.word}", "They count from 0.")
-
-
-def _fits_a_terminal(body: SubmitIn) -> None:
-    if body.container and body.conda_env:
-        raise CarmaError(
-            "--container and --conda cannot be used together",
-            "Name an image that has the environment.",
-        )
-    if body.interactive and (body.array or body.conda_env or body.container):
-        array_or_env = "an array" if body.array else "a conda environment to activate"
-        what = "a container" if body.container else array_or_env
-        raise CarmaError(f"a job at a terminal cannot have {what}", "Submit it as a batch job.")
-
-
-def _in_time(body: SubmitIn | JobSpec, now: float) -> None:
-    if body.warn and body.time_limit_s is None:
-        raise CarmaError("--signal needs a time limit", "Add --time.")
-    if body.deadline_at is not None and body.deadline_at <= now:
-        raise CarmaError(
-            f"the deadline was {duration(now - body.deadline_at)} ago",
-            "Give a time in the future, such as --deadline 8h.",
-        )
-
-
-def _fits_the_server(body: SubmitIn | JobSpec, gpus: tuple[Gpu, ...]) -> None:
-    """Refuse a job that could never start, instead of letting it wait for ever."""
-    if not body.gpus:
-        return
-    whole = [gpu for gpu in gpus if not gpu.is_mig]
-    usable = len(gpus) if body.gpus == 1 else len(whole)
-    if body.gpus > usable:
-        kind = " that are not MIG instances" if body.gpus > 1 and len(whole) < len(gpus) else ""
-        raise CarmaError(
-            f"the job wants {body.gpus} GPUs, and this server has {usable}{kind}",
-            f"Ask for {usable} or fewer." if usable else "Run `carma doctor` to find out why.",
-        )
-    candidates = gpus if body.gpus == 1 else whole
-    sizes = sorted((gpu.memory_mib for gpu in candidates), reverse=True)
-    if body.memory_mib is not None and body.memory_mib > sizes[body.gpus - 1]:
-        raise CarmaError(
-            f"the job wants {gib(body.memory_mib)} of memory per GPU, and this server has"
-            f" {'no GPU' if body.gpus == 1 else f'not {body.gpus} GPUs'} of that size",
-            f"Ask for {gib(sizes[body.gpus - 1])} or less.",
-        )
-
-
-def _within_the_quota(body: SubmitIn, peer: Peer, service: Service) -> None:
-    limits = service.tally.limits
-    groups = [limits[name] for group in peer.groups if (name := f"@{group}") in limits]
-    for limit in (service.limit_of(peer.user), *groups):
-        if limit.gpus is not None and body.gpus > limit.gpus:
-            raise CarmaError(
-                f"the job wants {body.gpus} GPUs,"
-                f" and {limit.subject} may hold {limit.gpus} at once",
-                "Administrators set that; see `carma limit`.",
-            )
-
-
-def _needs_gpus(body: SubmitIn | JobSpec) -> None:
-    """Refuse what has no meaning without GPUs."""
-    if not body.gpus and (given := [name for name in OF_GPUS if getattr(body, name)]):
-        raise CarmaError(
-            f"the job wants no GPU, so {OPTIONS[given[0]].flag} has no meaning",
-            "Leave it out, or ask for GPUs with --gpus.",
-        )
-
-
-def _fits_the_host(body: SubmitIn, host: Host) -> None:
-    """Likewise. The quantities are what jobs may have of the host."""
-    if body.cpus is not None and host.cpus is not None and body.cpus > host.cpus:
-        raise CarmaError(
-            f"the job wants {body.cpus} CPUs, and this server has {host.cpus} for jobs",
-            f"Ask for {host.cpus} or fewer with --cpus.",
-        )
-    wanted, most = body.host_memory_mib, host.memory_mib
-    if wanted is not None and most is not None and wanted > most:
-        raise CarmaError(
-            f"the job wants {gib(wanted)} of the host's memory, and this server has {gib(most)}"
-            " for jobs",
-            f"Ask for {gib(most)} or less with --mem.",
-        )
-
-
-def _within_the_budget(peer: Peer, scene: Scene) -> None:
-    most = scene.view.settings.fairness.urgent_gpu_hours
-    used_s = scene.shares.urgent_s(peer.user, scene.now)
-    if used_s < most * HOUR_S:
-        return
-    again_at = scene.shares.urgent_again_at(peer.user, scene.now)
-    again = f" from {clock(again_at)} on, or now" if isfinite(again_at) else ""
-    raise Conflict(
-        f"your urgent jobs have used {used_s / HOUR_S:.3g} GPU-h in the last seven days, and"
-        f" {most:g} are allowed",
-        f"Submit it{again} without --urgent.",
-    )
 
 
 async def _dependencies(
@@ -509,12 +343,3 @@ def _tasks(spec: JobSpec, array: ArrayIn, first: JobId) -> tuple[JobSpec, ...]:
         replace(spec, array=ArrayTask(first, index, *same, tuple(zip(names, row, strict=True))))
         for index, row in zip(indices, rows, strict=False)
     )
-
-
-def job_name(argv: Sequence[str]) -> str:
-    """The program's, or the script's that an interpreter is given."""
-    words = [os.path.basename(word) for word in argv]  # noqa: PTH119 - no path need it be
-    name = words[0]
-    if INTERPRETERS.fullmatch(name):
-        name = next((word for word in words[1:] if word and not word.startswith("-")), name)
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", name)[:256] or "job"

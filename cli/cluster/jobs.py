@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
 
+from cli import output
 from cli.cluster import slurm
+from cli.patience import despite
 from cli.problems import Usage
+
+T = TypeVar("T")
 
 LOOK_S = 1.0  # the first look for the end; each asks Slurm's controller
 LOOK_MOST_S = 15.0
@@ -43,11 +49,16 @@ def selected(words: Sequence[str]) -> Iterator[str]:
             raise Usage(f"{word!r} is not a job", "give numbers: 42, 1,3,5-8, 42_3, last or all")
 
 
+def patiently(ask: Callable[[], T]) -> T:
+    """Slurm's answer, also after a restart of its controller."""
+    return despite(ask, lambda why: output.note(f"{why}; still waiting"), LOOK_S)
+
+
 def ended(label: str) -> list[slurm.Row]:
     """The job, or all tasks of the array, once they have ended."""
     look_s = LOOK_S
     while True:
-        found = slurm.rows("--states=all", "--array", f"--jobs={label}")
+        found = patiently(lambda: slurm.rows("--states=all", "--array", f"--jobs={label}"))
         if not found:
             raise slurm.gone(label)
         if all(row.state.ended for row in found):
@@ -61,7 +72,7 @@ def exit_code_of(label: str) -> int:
     or 1. Of an array, that of the first task that failed."""
     for row in ended(label):
         if row.state.name != "succeeded":
-            return exit_code(slurm.details(str(row.id)).get("ExitCode", ""))
+            return exit_code(patiently(partial(slurm.details, str(row.id))).get("ExitCode", ""))
     return 0
 
 

@@ -32,7 +32,7 @@ def logs(options: Namespace) -> int:
         raise Problem(f"job {row.label} has no output file: it runs at a terminal")
     if options.follow and not os.path.exists(path) and not row.state.ended:  # noqa: PTH110
         output.note(f"job {row.label} has no output yet; waiting for it")
-        while not os.path.exists(path) and not slurm.row(str(row.id)).state.ended:  # noqa: PTH110
+        while not os.path.exists(path) and not _has_ended(str(row.id)):  # noqa: PTH110
             time.sleep(ASK_S)
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - as everywhere that logs are read
@@ -68,10 +68,14 @@ def _follow(file: BinaryIO, label: str) -> None:
     ended = False
     while True:
         if time.monotonic() - asked >= ASK_S:
-            ended, asked = slurm.row(label).state.ended, time.monotonic()
+            ended, asked = _has_ended(label), time.monotonic()
         if os.fstat(file.fileno()).st_size < file.tell():  # it was truncated
             file.seek(0)
         _copy(file)
         if ended:
             return
         time.sleep(LOOK_S)
+
+
+def _has_ended(label: str) -> bool:
+    return jobs.patiently(lambda: slurm.row(label)).state.ended

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from carmad.readable import clean
+from carmad.readable import clean, counted
 from cli import output
 from cli.cluster import jobs, node, slurm
 from cli.commands.options import states_of, user_of
@@ -229,8 +229,8 @@ def _nodes() -> list[dict[str, Any]]:
         found[name] = {
             "name": name,
             "state": state,
-            "gpumem_used_gib": slurm.counted(used) or 0,
-            "gpumem_gib": slurm.counted(gres) or 0,
+            "gpumem_used_gib": counted(used) or 0,
+            "gpumem_gib": counted(gres) or 0,
             "cpus_used": int(busy),
             "cpus": int(total),
             "reason": None if reason == "none" else reason,

@@ -19,8 +19,8 @@ from carmad.core.findings import StageTimes
 from carmad.core.layout import Stage
 from carmad.core.layout_text import OF_STAGE, OF_TIMES, written
 from carmad.core.sweep import filled, variables
-from carmad.http.intake import job_name
 from carmad.options import OPTIONS, Option
+from carmad.readable import job_name
 from cli.commands.steer import spans
 from cli.problems import Usage
 

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from carmad.readable import clean, count
+from carmad.readable import clean, counted
 from cli.cluster.states import Reason, State, state_of, why_of
 from cli.problems import Problem, Refused, Unknown, Unreachable
 
@@ -57,15 +57,6 @@ FIELDS = [
     "%j",
 ]  # the name last: it may be anything
 SEPARATOR = "\x1f"
-
-
-def counted(gres: str) -> int | None:
-    """N of gpumem in "gpu:2,gpumem:a100:80(S:0)"; None: there is none."""
-    for one in gres.replace("gres:", "").replace("gres/", "").split(","):
-        parts = one.partition("(")[0].replace("=", ":").split(":")
-        if parts[0] == "gpumem" and parts[-1][:1].isdigit():
-            return count(parts[-1])
-    return None
 
 
 def rows(*which: str) -> list[Row]:

@@ -18,10 +18,11 @@ from carmad.core.scene import Scene
 from carmad.core.types import GpuId, Job, JobSpec, JobState, Mode, ProcessUse
 from carmad.engine.threads import run_in_threadpool
 from carmad.http.answers import PROBLEMS, Asked, Call, answer, not_yours
-from carmad.http.intake import job_name, may_submit
 from carmad.http.problems import Conflict
+from carmad.http.refusals import may_submit
 from carmad.http.routes.jobs import Label, mine
 from carmad.http.service import Terminals, Unavailable
+from carmad.readable import job_name
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
 

@@ -1,0 +1,197 @@
+"""What a submission is refused for: each check raises CarmaError, or a kind of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from carmad.api.requests import SubmitIn
+from carmad.config import Host
+from carmad.core.scene import Scene
+from carmad.core.share import HOUR_S
+from carmad.core.sweep import filled
+from carmad.core.types import Gpu, JobSpec
+from carmad.errors import CarmaError
+from carmad.http.peers import Peer
+from carmad.http.problems import Conflict, Forbidden, TooLarge
+from carmad.http.service import Service
+from carmad.options import MAX_SCRIPT_BYTES, OPTIONS
+from carmad.readable import duration, gib
+from carmad.words import clock
+
+MAX_ARGV_BYTES = 1 << 17  # kept in memory while the job waits
+MAX_ENV_BYTES = 1 << 20
+MAX_WAITS = 100_000  # tasks × dependencies of each
+MAX_WORD_BYTES = (1 << 17) - 1  # the kernel's limit for one (MAX_ARG_STRLEN)
+OF_GPUS = ("memory_mib", "exclusive", "watch_stages", "urgent")  # no meaning without GPUs
+
+
+def may_submit(service: Service, peer: Peer, nice: int = 0) -> None:
+    """Raises Forbidden."""
+    if service.uid != 0 and peer.uid != service.uid:
+        raise Forbidden(
+            "this carmad does not run as root, so it can run only its owner's jobs",
+            "Start one of your own with `carma daemon start`, or ask for a system-wide one.",
+        )
+    if not peer.named:
+        raise Forbidden(
+            f"uid {peer.uid} has no name on this machine, so no job can run as it",
+            "Submit as a user that is known on this machine; see `getent passwd`.",
+        )
+    if service.uid == 0 and peer.uid == 0 and not service.settings.access.root_jobs:
+        raise Forbidden(
+            "root may not submit jobs",
+            "Submit as a normal user, or set root_jobs = true in [access] of carmad's settings.",
+        )
+    may_be_nice(peer, nice)
+
+
+def may_be_nice(peer: Peer, nice: int) -> None:
+    if nice < 0 and not peer.admin:
+        raise Forbidden("only administrators may use a negative --nice", "Use 0 or more.")
+
+
+def few_waits(tasks: int, after: int) -> None:
+    if tasks * after > MAX_WAITS:
+        raise TooLarge(
+            f"{tasks} tasks with {after} dependencies each: at most {MAX_WAITS} in all",
+            "Let them depend on one job that depends on the others.",
+        )
+
+
+def fits_the_kernel(body: SubmitIn) -> None:
+    env = [f"{name}={value}" for name, value in (body.env | body.export).items()]
+    params = body.array.params.items() if body.array else ()
+    longest = tuple((name, max(values, key=len)) for name, values in params)
+    for what, words, most in (
+        ("arguments", filled(tuple(body.argv), longest), MAX_ARGV_BYTES),
+        ("environment", env, MAX_ENV_BYTES),
+    ):
+        sizes = [len(word.encode()) + 1 for word in words]
+        if sum(sizes) > most or max(sizes, default=0) > MAX_WORD_BYTES:
+            raise TooLarge(
+                f"the job's {what}: {sum(sizes)} bytes, the longest {max(sizes)}; the limits are"
+                f" {most} in all and {MAX_WORD_BYTES} each",
+                "Put long values into a file, and give the job its name.",
+            )
+    if body.script and len(body.script.text.encode()) > MAX_SCRIPT_BYTES:
+        raise TooLarge(
+            f"the job script is larger than {MAX_SCRIPT_BYTES >> 20} MiB",
+            "Submit it with --no-copy, or move its data into another file.",
+        )
+    if body.script and body.script.word >= len(body.argv):
+        raise CarmaError(f"the command has no word {body.script.word}", "They count from 0.")
+
+
+def fits_a_terminal(body: SubmitIn) -> None:
+    if body.container and body.conda_env:
+        raise CarmaError(
+            "--container and --conda cannot be used together",
+            "Name an image that has the environment.",
+        )
+    if body.interactive and (body.array or body.conda_env or body.container):
+        array_or_env = "an array" if body.array else "a conda environment to activate"
+        what = "a container" if body.container else array_or_env
+        raise CarmaError(f"a job at a terminal cannot have {what}", "Submit it as a batch job.")
+
+
+def in_time(body: SubmitIn | JobSpec, now: float) -> None:
+    if body.warn and body.time_limit_s is None:
+        raise CarmaError("--signal needs a time limit", "Add --time.")
+    if body.deadline_at is not None and body.deadline_at <= now:
+        raise CarmaError(
+            f"the deadline was {duration(now - body.deadline_at)} ago",
+            "Give a time in the future, such as --deadline 8h.",
+        )
+
+
+def fits_the_server(body: SubmitIn | JobSpec, gpus: tuple[Gpu, ...]) -> None:
+    """Refuse a job that could never start, instead of letting it wait for ever."""
+    if not body.gpus:
+        return
+    whole = [gpu for gpu in gpus if not gpu.is_mig]
+    usable = len(gpus) if body.gpus == 1 else len(whole)
+    if body.gpus > usable:
+        kind = " that are not MIG instances" if body.gpus > 1 and len(whole) < len(gpus) else ""
+        raise CarmaError(
+            f"the job wants {body.gpus} GPUs, and this server has {usable}{kind}",
+            f"Ask for {usable} or fewer." if usable else "Run `carma doctor` to find out why.",
+        )
+    candidates = gpus if body.gpus == 1 else whole
+    sizes = sorted((gpu.memory_mib for gpu in candidates), reverse=True)
+    if body.memory_mib is not None and body.memory_mib > sizes[body.gpus - 1]:
+        raise CarmaError(
+            f"the job wants {gib(body.memory_mib)} of memory per GPU, and this server has"
+            f" {'no GPU' if body.gpus == 1 else f'not {body.gpus} GPUs'} of that size",
+            f"Ask for {gib(sizes[body.gpus - 1])} or less.",
+        )
+
+
+def within_the_quota(body: SubmitIn, peer: Peer, service: Service) -> None:
+    limits = service.tally.limits
+    groups = [limits[name] for group in peer.groups if (name := f"@{group}") in limits]
+    for limit in (service.limit_of(peer.user), *groups):
+        if limit.gpus is not None and body.gpus > limit.gpus:
+            raise CarmaError(
+                f"the job wants {body.gpus} GPUs,"
+                f" and {limit.subject} may hold {limit.gpus} at once",
+                "Administrators set that; see `carma limit`.",
+            )
+
+
+def needs_gpus(body: SubmitIn | JobSpec) -> None:
+    """Refuse what has no meaning without GPUs."""
+    if not body.gpus and (given := [name for name in OF_GPUS if getattr(body, name)]):
+        raise CarmaError(
+            f"the job wants no GPU, so {OPTIONS[given[0]].flag} has no meaning",
+            "Leave it out, or ask for GPUs with --gpus.",
+        )
+
+
+def fits_the_host(body: SubmitIn, host: Host) -> None:
+    """Likewise. The quantities are what jobs may have of the host."""
+    if body.cpus is not None and host.cpus is not None and body.cpus > host.cpus:
+        raise CarmaError(
+            f"the job wants {body.cpus} CPUs, and this server has {host.cpus} for jobs",
+            f"Ask for {host.cpus} or fewer with --cpus.",
+        )
+    wanted, most = body.host_memory_mib, host.memory_mib
+    if wanted is not None and most is not None and wanted > most:
+        raise CarmaError(
+            f"the job wants {gib(wanted)} of the host's memory, and this server has {gib(most)}"
+            " for jobs",
+            f"Ask for {gib(most)} or less with --mem.",
+        )
+
+
+def within_the_budget(peer: Peer, scene: Scene) -> None:
+    most = scene.view.settings.fairness.urgent_gpu_hours
+    used_s = scene.shares.urgent_s(peer.user, scene.now)
+    if used_s < most * HOUR_S:
+        return
+    again_at = scene.shares.urgent_again_at(peer.user, scene.now)
+    again = f" from {clock(again_at)} on, or now" if math.isfinite(again_at) else ""
+    raise Conflict(
+        f"your urgent jobs have used {used_s / HOUR_S:.3g} GPU-h in the last seven days, and"
+        f" {most:g} are allowed",
+        f"Submit it{again} without --urgent.",
+    )
+
+
+def within_grant(granted_gib: int, spec: JobSpec, others: Iterable[JobSpec]) -> None:
+    """The runs of a Slurm job ask for no more together than Slurm gave it, as Slurm goes by that:
+    for accounts, fair share, and what else fits on the node. `others`: that have not ended."""
+    taken = sum(_declared_mib(one) for one in others)
+    asked = math.ceil((taken + _declared_mib(spec)) / 1024)
+    if 0 < granted_gib >= asked:
+        return
+    runs = "its runs here ask" if taken else "this run asks"
+    raise CarmaError(
+        f"Slurm gave job {spec.slurm_job} {granted_gib} GiB of GPU memory, and {runs}"
+        f" for {asked or 'some'}",
+        f"Ask Slurm for what they need together: --gres=gpumem:{asked or 'GIB'}.",
+    )
+
+
+def _declared_mib(spec: JobSpec) -> int:
+    return spec.gpus * (spec.memory_mib or 0)
