@@ -34,7 +34,7 @@ WAITS = "echo up; while [ ! -e ~/go ]; do sleep 0.1; done; rm ~/go; exit 42"
 ADA = "/home/ada"
 
 # As in tests.attack.booted, but with a root of its own: an overlay on $LOWER. What is written is
-# in /upper, and $FOLDER on both sides.
+# in /upper, and $FOLDER on both sides. dpkg does not index all manual pages of this machine.
 INSIDE = """
 mkdir "$0/upper" "$0/work" "$0/root"
 mount -t overlay none -o "lowerdir=$LOWER,upperdir=$0/upper,workdir=$0/work" "$0/root"
@@ -50,6 +50,7 @@ mount -t tmpfs -o mode=755 none run
 mount -t tmpfs -o mode=755 none home
 rm -rf etc/systemd/system/* etc/fstab usr/sbin/policy-rc.d
 rm -rf lib/systemd/system/*.wants lib/systemd/system-generators
+rm -f var/lib/man-db/auto-update
 pivot_root . before
 umount -l /before
 rmdir /before
@@ -60,7 +61,7 @@ exec env -i container=carma PATH=/usr/sbin:/usr/bin:/sbin:/bin \
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 # What must make no difference: the folder, the umask and the time zone.
-DIFFERENTLY = (("one", 0o022, "UTC"), ("two/deeper", 0o077, "Asia/Tokyo"))
+DIFFERENTLY = (("one", 0o077, "UTC"), ("two/deeper", 0o022, "Asia/Tokyo"))
 KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Known limits"}
 
 
@@ -185,7 +186,7 @@ def _build_debs(folder: Path) -> None:
         temporary.mkdir(parents=True)
         env = {**os.environ, "TZ": zone, "TMPDIR": str(temporary)}
         with (folder / name / "log").open("wb") as log:
-            command = ["debian/build", str(folder / name)]
+            command = ["debian/build", str(folder / name / "its place")]
             builds.append(
                 subprocess.Popen(command, cwd=ROOT, env=env, umask=umask, stdout=log, stderr=log)
             )
@@ -202,7 +203,6 @@ def field(deb: Path, name: str) -> str:
 def test_two_builds_of_the_package_are_equal(debs: list[Path]) -> None:
     one, other = debs
     assert one.name == other.name
-    assert one.name.startswith(f"carma-gpu_{VERSION}~")
     assert one.read_bytes() == other.read_bytes()
 
 
@@ -210,10 +210,11 @@ def test_the_package_has_all_that_a_server_needs(debs: list[Path]) -> None:
     listed = subprocess.run(
         ["dpkg-deb", "--contents", str(debs[0])], check=True, capture_output=True, text=True
     )
-    files = {line.split()[5].removeprefix(".") for line in listed.stdout.splitlines()}
+    lines = [line.split() for line in listed.stdout.splitlines()]
+    files = {line[5].removeprefix(".") for line in lines}
     for name in man.pages():
         assert f"/usr/share/man/man{name[-1]}/{name}.gz" in files
-    assert {"/usr/bin/carma", "/usr/bin/carmad", "/etc/carma/carma.toml"} <= files
+    assert {"/usr/bin/carma", "/usr/bin/carmad", "/etc/carma/"} <= files
     assert "/usr/share/zsh/vendor-completions/_carma" in files
     assert not {name for name in files if name.endswith(".pyc") or "site-packages/torch/" in name}
     about = {name for name in files if name.endswith(".dist-info/")}
@@ -221,6 +222,20 @@ def test_the_package_has_all_that_a_server_needs(debs: list[Path]) -> None:
     depends = field(debs[0], "Depends")
     assert "python3 (<< 3." in depends
     assert "libc6 (>=" in depends
+    assert {(line[0][1:], line[1]) for line in lines} <= {
+        (mode, "root/root") for mode in ("rwxr-xr-x", "rw-r--r--", "rwxrwxrwx")
+    }
+    assert {line[0][0] for line in lines if line[0].endswith("rwxrwxrwx")} == {"l"}
+
+
+def test_the_packages_version_rises_with_each_commit(debs: list[Path]) -> None:
+    version = field(debs[0], "Version")
+    assert re.fullmatch(rf"{re.escape(VERSION)}\+git\d{{8}}\.\d{{6}}~\w+[\d.]*", version)
+    for earlier, later in (
+        (f"{VERSION}+git20261120.120000~debian99", version),
+        (version, f"{VERSION}.1+git20261120.120000~debian12"),
+    ):
+        subprocess.run(["dpkg", "--compare-versions", earlier, "lt", later], check=True)
 
 
 def later(deb: Path, folder: Path, version: str) -> Path:
@@ -261,9 +276,26 @@ def dpkg(machine: Machine, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+def broken(folder: Path) -> Path:
+    """A later package that cannot be installed: as if its files did not fit on the disk."""
+    control = folder / "broken/DEBIAN/control"
+    control.parent.mkdir(parents=True)
+    about = "Version: 98.0\nArchitecture: all\nMaintainer: nobody\nDescription: is broken\n"
+    control.write_text(f"Package: carma-gpu\n{about}")
+    preinst = control.with_name("preinst")
+    preinst.write_text("#!/bin/sh\ndeb-systemd-invoke stop carmad.service carmad.socket\nexit 1\n")
+    preinst.chmod(0o755)
+    made = folder / "broken.deb"
+    tree = str(control.parents[1])
+    subprocess.run(["dpkg-deb", "--build", "-Znone", tree, str(made)], check=True)
+    return made
+
+
 def test_the_life_of_the_package(debs: list[Path], machine: Machine) -> None:
     first = Path(shutil.copy(debs[0], machine.folder / "first.deb"))
     second = later(first, machine.folder, "99.0")
+    settings = "[limits]\ngpus_per_user = 3"
+    compiled = "find /usr/lib/carma-gpu -name '*.pyc' | wc -l"
 
     def state(unit: str) -> str:
         return machine.show(unit, "ActiveState")
@@ -276,25 +308,46 @@ def test_the_life_of_the_package(debs: list[Path], machine: Machine) -> None:
         machine.await_line(f"{ADA}/carma-{job}.out", "up")
         return job, f"carma-job-{job}-1.service"
 
+    def configure(text: str) -> None:
+        machine.run("tee", "/etc/carma/carma.toml", stdin=text)
+
+    def refused_to_purge(unit: str) -> None:
+        code, said = dpkg(machine, "--purge", "carma-gpu")
+        assert code != 0
+        assert f"nothing is deleted: {unit}." in " ".join(said.split())
+        assert machine.run("ls", "/var/lib/carma/carma.db")
+        assert machine.read("/etc/carma/carma.toml") == settings
+
     # Installed: it runs, and starts after the next boot, too.
     code, said = dpkg(machine, "--install", str(first))
     assert code == 0, said
+    assert "carma-gpu: " not in said
     assert (state("carmad.service"), state("carmad.socket")) == ("active", "active")
     assert machine.systemctl("is-enabled", "carmad.service", "carmad.socket") == "enabled\nenabled"
     assert machine.systemctl("is-enabled", "carma-web.service", check=False) == "disabled"
     assert machine.run("carma", "--version", user="ada") == f"carma {VERSION}"
     assert machine.run("getent", "group", "carma-admin")
-    compiled = "find /usr/lib/carma-gpu -name '*.pyc' | wc -l"
     assert int(machine.run("sh", "-c", compiled)) > 1000
 
-    # Upgraded: what the administrator wrote stays, and the job has not noticed.
-    settings = "[limits]\ngpus_per_user = 3\n"
-    machine.run("tee", "/etc/carma/carma.toml", stdin=settings)
+    # A user's own modules do not get in its way, and it leaves the package's units alone.
+    machine.run("mkdir", f"{ADA}/cli", user="ada")
+    machine.run("touch", f"{ADA}/cli/__init__.py", user="ada")
+    assert machine.run("env", f"PYTHONPATH={ADA}", "carma", "--version", user="ada")
+    machine.run("carma", "daemon", "install", check=False)
+    assert not machine.run("find", "/etc/systemd/system", "-name", "carma*", "-type", "f")
+
+    # An upgrade that fails, and one that does not: what the administrator wrote stays, and the job
+    # has not noticed.
+    configure(settings)
     job, unit = waiting()
+    supervisor = machine.show(unit, "MainPID")
+    code, said = dpkg(machine, "--install", str(broken(machine.folder)))
+    assert code != 0
+    assert machine.call("GET", "/v1/health")["version"] == VERSION
+    assert int(machine.run("sh", "-c", compiled)) > 1000
     machine.systemctl("start", "carma-web.service")
-    page = machine.show("carma-web.service", "MainPID")
-    daemon, supervisor = machine.show("carmad.service", "MainPID"), machine.show(unit, "MainPID")
-    code, said = dpkg(machine, "--force-confold", "--install", str(second))
+    page, daemon = (machine.show(f"{each}.service", "MainPID") for each in ("carma-web", "carmad"))
+    code, said = dpkg(machine, "--install", str(second))
     assert code == 0, said
     assert machine.run("carma", "--version") == "carma 99.0"
     assert machine.show("carmad.service", "MainPID") not in (daemon, "0")
@@ -315,25 +368,52 @@ def test_the_life_of_the_package(debs: list[Path], machine: Machine) -> None:
     assert {state(each) for each in units} == {"inactive"}
     assert state(unit) == "active"
     assert not machine.run("find", "/usr/lib/carma-gpu", "/usr/bin/carma", check=False)
-    assert machine.read("/etc/carma/carma.toml") == settings.strip()
-    code, said = dpkg(machine, "--purge", "carma-gpu")
-    assert code != 0
-    assert "nothing is deleted" in " ".join(said.split())
-    assert machine.run("ls", "/var/lib/carma/carma.db")
+    refused_to_purge(unit)
     go()
     until(lambda: state(unit) != "active", "the job to end while nobody watches")
 
-    # Installed again: it finds how the job ended.
-    code, said = dpkg(machine, "--install", str(second))
+    # Nor is anything deleted under a job that has been told to stop, and does not; or under another
+    # installation.
+    stubborn = "trap '' TERM; touch /run/stubborn; while :; do sleep 0.1; done"
+    machine.run("systemd-run", "--unit=carma-job-99-1", "sh", "-c", stubborn)
+    until(lambda: machine.run("find", "/run/stubborn", check=False), "it to ignore SIGTERM")
+    machine.systemctl("stop", "--no-block", "carma-job-99-1.service")
+    until(lambda: state("carma-job-99-1.service") == "deactivating", "it to be told to stop")
+    refused_to_purge("carma-job-99-1.service")
+    machine.systemctl("kill", "--signal=KILL", "carma-job-99-1.service")
+    until(lambda: state("carma-job-99-1.service") == "failed", "it to be gone")
+    machine.run("tee", "/etc/systemd/system/carmad.service", stdin="[Service]\nExecStart=false\n")
+    code, said = dpkg(machine, "--purge", "carma-gpu")
     assert code == 0, said
+    machine.run("rm", "/etc/systemd/system/carmad.service")
+
+    # Installed again, the earlier one, with settings that are wrong: it says so. Then it finds how
+    # the job ended.
+    machine.systemctl("mask", "carma-web.service")
+    assert machine.read("/etc/carma/carma.toml") == settings
+    configure("nonsense = 1\n")
+    code, said = dpkg(machine, "--install", str(first))
+    assert code == 0, said
+    assert "carmad does not run" in said
+    assert "takes precedence" not in said
+    configure(settings)
+    machine.systemctl("unmask", "carma-web.service")
+    machine.systemctl("start", "carmad.service")
     ended = machine.ended(job)
     assert (ended["exit"]["code"], ended["attempt"]) == (42, 1)
 
-    # Purged.
+    # Purged, though it is damaged, and has a disk of its own.
+    machine.systemctl("stop", "carmad.service")
+    machine.run("mount", "-t", "tmpfs", "none", "/var/cache/carma")
+    machine.run("touch", "/var/cache/carma/something")
+    machine.run("rm", "-r", "/usr/lib/carma-gpu/lib")
     code, said = dpkg(machine, "--purge", "carma-gpu")
     assert code == 0, said
     assert "deleting /var/lib/carma\n" in said
+    assert machine.run("find", "/var/cache/carma") == "/var/cache/carma"
+    machine.run("umount", "/var/cache/carma")
+    machine.run("rmdir", "/var/cache/carma")
     left = machine.run("find", "/upper", "-xdev", "-name", "*carma*").split("\n")
     assert left == ["/upper/etc/systemd/system/carmad.service.d"]  # the test's own
     assert machine.run("find", "/etc/systemd/system", "-type", "l") == ""
-    assert machine.run("ls", f"{ADA}").split() == [f"carma-{n}.out" for n in (1, 2)]
+    assert machine.run("ls", f"{ADA}").split() == [*(f"carma-{n}.out" for n in (1, 2)), "cli"]

@@ -106,6 +106,16 @@ def test_the_units_run_this_interpreters_carmad(carmad: Path, tmp_path: Path) ->
     assert systemd.install(root) == written
 
 
+@pytest.mark.parametrize("directory", systemd.PACKAGED)
+def test_install_does_not_override_the_units_of_a_package(tmp_path: Path, directory: str) -> None:
+    unit = tmp_path / directory / "carmad.service"
+    unit.parent.mkdir(parents=True)
+    unit.touch()
+    with pytest.raises(CarmaError, match="a package has installed the units"):
+        systemd.install(tmp_path)
+    assert not (tmp_path / "etc").exists()
+
+
 def test_no_comment_trails_a_setting(carmad: Path) -> None:
     for text in systemd.render().values():
         for line in text.splitlines():

@@ -23,6 +23,8 @@ INSTALLED = {
     "carma.sysusers": Path("etc/sysusers.d/carma.conf"),
 }
 
+PACKAGED = ("usr/lib/systemd/system", "lib/systemd/system")  # where a distribution's packages do
+
 
 def notify(message: str) -> bool:
     """Send `READY=1`, `WATCHDOG=1`, `STOPPING=1`, `STATUS=…`. False: systemd does not listen."""
@@ -112,6 +114,12 @@ def render() -> dict[Path, str]:
 
 def install(root: Path = Path("/")) -> list[Path]:
     """Write the unit files below `root`, and return their paths. It does not start anything."""
+    for unit in (root / directory / "carmad.service" for directory in PACKAGED):
+        if unit.exists():  # files in /etc would override it, also when a later package changes it
+            raise CarmaError(
+                f"{unit} is there: a package has installed the units",
+                "use them: systemctl enable --now carmad; or remove the package first",
+            )
     written = []
     for where, text in render().items():
         path = root / where
