@@ -8,6 +8,7 @@ import subprocess
 from cli.problems import Usage
 
 MISSING = 1  # how `podman image exists` ends; otherwise if it cannot tell
+WITHIN_S = 20.0  # the first call of a user's podman prepares its storage
 
 
 def refuse_missing(image: str) -> None:
@@ -16,5 +17,9 @@ def refuse_missing(image: str) -> None:
     if podman is None:
         return
     asked = [podman, "--remote=false", "image", "exists", image]
-    if subprocess.run(asked, capture_output=True, check=False).returncode == MISSING:
+    try:
+        ran = subprocess.run(asked, capture_output=True, check=False, timeout=WITHIN_S)
+    except subprocess.TimeoutExpired:
+        return
+    if ran.returncode == MISSING:
         raise Usage(f"you have no image {image} on this server", f"podman pull {image}")

@@ -113,6 +113,9 @@ def test_an_image_that_is_not_there_is_refused_at_submission(
         podman.chmod(0o755)
         with pytest.raises(Usage, match="no image torch") if refused else nullcontext():
             refuse_missing("torch")
+    monkeypatch.setattr("cli.images.WITHIN_S", 0.2)
+    podman.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    refuse_missing("torch")  # nor if it hangs, as with a home directory that is away
 
 
 def test_a_login_node_refuses_containers() -> None:
@@ -184,7 +187,9 @@ class Contained(Carmad):
             f'graphroot = "{self.work}/graph"\n'
         )
         (folder / "cdi").mkdir()
-        (folder / "cdi" / "nvidia.yaml").write_text(
+        specification = folder / "nvidia.yaml"
+        (folder / "cdi" / "nvidia.yaml").symlink_to(specification)
+        specification.write_text(
             "{cdiVersion: 0.5.0, kind: nvidia.com/gpu, devices: "
             "[{name: GPU-1, containerEdits: {env: [DEVICE_OF=GPU-1]}}]}"
         )

@@ -35,7 +35,7 @@ _PODMAN = """\
 fail() { printf '%s\\n' "$@" >&9; exit 127; }
 podman=("$1" --remote=false --cgroup-manager=cgroupfs) image=$2 name=$3 gpus=$4; shift 4
 for gpu in $gpus; do
-  grep -qsrF -e "$gpu" /etc/cdi /var/run/cdi || fail \\
+  grep -qsRF -e "$gpu" /etc/cdi /var/run/cdi || fail \\
     "containers cannot use $gpu: no CDI specification of this server names it" \\
     "ask an administrator to run: \
 nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml"
