@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from carmad.attempt.process_tree import own_cgroup
+from carmad.attempt.cgroup import own_cgroup
 
 HOW = ("train", "storm", "crash", "deaf", "host-oom", "host-alloc", "ballast")
 FIRST = 0.1  # of the GPU's memory: what each of a storm holds before they all grow

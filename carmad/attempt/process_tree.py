@@ -5,7 +5,7 @@ started for the job with the job's mark.
 Part of the supervisor's program, so imports are few (see there).
 """
 # pathlib and contextlib would cost more to import than the supervisor takes to start a job:
-# ruff: noqa: PTH102, PTH110, PTH116, PTH119, PTH208, PTH211, SIM105
+# ruff: noqa: PTH116, PTH208, PTH211, SIM105
 
 from __future__ import annotations
 
@@ -47,72 +47,19 @@ def tell_kernel(path: str, data: bytes) -> None:
         pass
 
 
+def _stat(pid: int) -> list[bytes]:
+    """The fields from the state on. Raises OSError."""
+    # The command's name is in parentheses and may contain any character, even `)`.
+    return read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+
+
 def process_stat(pid: int) -> tuple[int, int] | None:
     """(parent pid, start time in ticks since boot), or None if there is no such process."""
     try:
-        # The command's name is in parentheses and may contain any character, even `)`.
-        fields = read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        fields = _stat(pid)
     except OSError:
         return None
     return int(fields[1]), int(fields[19])
-
-
-def own_cgroup() -> str | None:
-    """The path of our cgroup (v2)."""
-    for line in read_file("/proc/self/cgroup").decode().splitlines():
-        if line.startswith("0::"):
-            for mount in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
-                if os.path.exists(f"{mount}{line[3:]}/cgroup.procs"):
-                    return mount + line[3:]
-    return None
-
-
-def job_cgroup(unit: str | None) -> str | None:
-    """A cgroup for the job alone, below our unit's. None if we have no unit of our own.
-
-    Killing the unit's own cgroup would kill us too, before we could record how the job ended.
-    """
-    if unit is None or not os.path.basename(unit).startswith("carma-job-"):
-        return None
-    try:
-        os.mkdir(f"{unit}/job", 0o755)
-    except FileExistsError:
-        pass
-    except OSError:
-        return None
-    return f"{unit}/job"
-
-
-def limited_cgroup(path: str, limits: dict[str, bytes]) -> str | None:
-    """A new cgroup for the job alone; `limits`: contents of its files. None if there can be none:
-    then the job runs without."""
-    try:
-        os.mkdir(path, 0o755)
-    except FileExistsError:
-        pass
-    except OSError:
-        return None
-    for name, value in limits.items():
-        tell_kernel(f"{path}/{name}", value)
-    return path
-
-
-def memory_events(cgroup: str | None) -> dict[bytes, int] | None:
-    """What has happened in this cgroup and those below it, by the kernel's name for it. None:
-    nobody counts."""
-    if cgroup is None:
-        return None
-    try:
-        words = read_file(f"{cgroup}/memory.events").split()
-    except OSError:
-        return None
-    return {name: int(count) for name, count in zip(words[::2], words[1::2], strict=False)}
-
-
-def oom_kills(cgroup: str | None) -> int | None:
-    """How often the kernel's OOM killer has struck in this cgroup and those below it."""
-    events = memory_events(cgroup)
-    return events.get(b"oom_kill") if events else None
 
 
 def descendants(others: dict[int, int] | None = None) -> dict[int, int]:
@@ -137,7 +84,7 @@ def descendants(others: dict[int, int] | None = None) -> dict[int, int]:
 def running(pid: int, start: int) -> bool:
     """False also for a zombie, and for another process with that pid."""
     try:
-        fields = read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        fields = _stat(pid)
     except OSError:
         return False
     return int(fields[19]) == start and fields[0] not in (b"Z", b"X")
@@ -147,7 +94,7 @@ def end_of(pid: int, start: int) -> int:
     """The status of an ended process whose parent has not waited for it yet, as wait() gives it;
     UNKNOWN if that is over, or the kernel does not tell us."""
     try:
-        fields = read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        fields = _stat(pid)
         told = os.geteuid() in (0, os.stat(f"/proc/{pid}").st_uid)
     except OSError:
         return UNKNOWN

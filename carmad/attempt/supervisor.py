@@ -34,15 +34,12 @@ import stat
 import sys
 import time
 
+from carmad.attempt.cgroup import job_cgroup, limited_cgroup, memory_events, own_cgroup
 from carmad.attempt.process_tree import (
     SIGKILL,
     SIGTERM,
     UNKNOWN,
     Tree,
-    job_cgroup,
-    limited_cgroup,
-    memory_events,
-    own_cgroup,
     process_stat,
     read_file,
     tell_kernel,

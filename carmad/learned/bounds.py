@@ -14,10 +14,9 @@ from __future__ import annotations
 import os
 import resource
 
+from carmad.attempt.cgroup import oom_kills, own_cgroup
 from carmad.attempt.process_tree import (
     descendants,
-    oom_kills,
-    own_cgroup,
     read_file,
     tell_kernel,
     write_file,
