@@ -44,6 +44,18 @@ ReturnToService=2
 SlurmdTimeout=10
 SlurmdParameters=config_overrides
 """
+# Words of a command.
+HOSTILE = [
+    "it's",
+    'a "b"',
+    "$HOME `id`",
+    "two\nlines",
+    "cr\r\nlf",
+    "",
+    "-x",
+    "#SBATCH -n 9",
+    "é%j\\",
+]
 PROLOG = """\
 #!/bin/sh
 echo export CARMA_SOCKET={folder}/$SLURMD_NODENAME/sock
@@ -101,6 +113,11 @@ class Cluster:
 
     def start_controller(self) -> None:
         self._spawn("slurmctld", "slurmctld", "-D")
+
+    def stop_controller(self) -> None:
+        """As for an upgrade: it saves what it knows."""
+        self.run("scontrol", "shutdown", "slurmctld")
+        self._running.pop("slurmctld").wait()
 
     def start_node(self, name: str) -> None:
         self._spawn(name, "slurmd", "-D", "-N", name)
