@@ -45,6 +45,18 @@ ReturnToService=2
 SlurmdTimeout=10
 SlurmdParameters=config_overrides
 """
+# Words of a command.
+HOSTILE = [
+    "it's",
+    'a "b"',
+    "$HOME `id`",
+    "two\nlines",
+    "cr\r\nlf",
+    "",
+    "-x",
+    "#SBATCH -n 9",
+    "é%j\\",
+]
 PROLOG = """\
 #!/bin/sh
 echo export CARMA_SOCKET={folder}/$SLURMD_NODENAME/sock

@@ -3,193 +3,101 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+import pwd
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from carmad.options import OPTIONS
-from carmad.readable import counted
-from cli.cluster import request, slurm
-from cli.cluster.states import state_of, why_of
-from cli.commands.run import ELSEWHERE, parser_of
-from cli.commands.submit import read
 from tests import slurm as real
 from tests.daemon import CARMA, NO_KERNELS, Carmad
-from tests.waiting import PATIENCE_S, until
+from tests.slurm import HOSTILE
+from tests.waiting import until
 
-HOSTILE = [
-    "it's",
-    'a "b"',
-    "$HOME `id`",
-    "two\nlines",
-    "cr\r\nlf",
-    "",
-    "-x",
-    "#SBATCH -n 9",
-    "é%j\\",
-]
-
-
-def body_of(*words: str) -> dict[str, Any]:
-    return read(list(words))[1]
-
-
-def sbatch(*words: str) -> list[str]:
-    return request.sbatch_words(body_of(*words), 10_000)
-
-
-# requests
-
-
-def test_the_request_is_filled_from_the_options() -> None:
-    words = sbatch(
-        *("-G", "2", "-c", "4", "--mem", "8G", "-t", "90", "-J", "a b", "-o", "x-%j", "-H"),
-        *("-d", "afterok:1:2,afterany:3", "--nice", "7", "--array", "0-3,9%2", "--no-requeue"),
-        *("--notify", "fail,oom,limit80", "true"),
-    )
-    assert words[:3] == ["sbatch", "--parsable", "--export=ALL"]
-    assert set(words[4:]) == {
-        *("--gres=gpumem:20", "--cpus-per-task=4", "--mem=8192M", "--time=0-01:30:00"),
-        *("--job-name=a b", "--output=x-%j", "--hold", "--nice=7", "--array=0-3,9%2"),
-        *("--dependency=afterok:1,afterok:2,afterany:3", "--no-requeue"),
-        "--mail-type=FAIL,TIME_LIMIT_80",
-    }
-
-
-def test_memory_is_whole_gib_over_all_gpus() -> None:
-    assert [request.gres(1, 1), request.gres(1, 1025), request.gres(3, 2048)] == [
-        *("gpumem:1", "gpumem:2", "gpumem:6")
-    ]
-    assert not [word for word in sbatch("-G", "0", "true") if "gres" in word]
-
-
-def test_the_node_is_told_what_slurm_does_not_know() -> None:
-    body = body_of(
-        *("--gpu-mem", "3G", "--exclusive", "--amp", "--batch-size", "32", "--expect", "1h"),
-        *("-t", "2h", "--signal", "USR1@30", "-c", "4", "--layout", "2x forward=1ms in=1M"),
-        *("--stages", "forward=3ms backward=4ms communication=1ms sync=backward", "true"),
-    )
-    words = request.step_words(body)
-    assert words[:2] == ["--gpus=2", "--gpu-mem=3072M"]
-    assert not [word for word in words if "cpus" in word]
-    again = read([*words, "true"], parser_of("run"))[1]
-    told = ("exclusive", "amp", "batch_size", "expected_s", "time_limit_s", "warn", "stage_times")
-    for name in (*told, "layout"):
-        assert again[name] == body[name], name
-
-
-def test_every_option_is_slurms_or_the_nodes() -> None:
-    """Whichever `carma run` refuses must have a form for sbatch, or the script does it. A
-    container is refused."""
-    at_a_terminal_only = {"conda_env", "container"}
-    left = {name for name in OPTIONS if name in ELSEWHERE and not OPTIONS[name].slurm}
-    assert left == at_a_terminal_only
-
-
-@pytest.mark.parametrize("words", [["-N", "2"], ["--ntasks=4"], ["-n", "2"]])
-def test_a_job_across_nodes_is_refused(words: list[str]) -> None:
-    options, body = read([*words, "true"])
-    with pytest.raises(Exception, match="one node") as refused:
-        request.sbatch_words(body, 1024, options.ignored)
-    assert "srun" in refused.value.hint  # type: ignore[attr-defined]
-
-
-def test_options_of_sbatch_that_mean_nothing_on_one_server_reach_it() -> None:
-    options, body = read(["-p", "gpu", "--account=me", "-N", "1", "true"])
-    assert request.sbatch_words(body, 1, options.ignored)[-5:] == [
-        *("-p", "gpu", "--account=me", "-N", "1")
-    ]
-
-
-def test_no_word_is_more_than_a_word_in_the_script(tmp_path: Path) -> None:
-    carma = tmp_path / "carma"
-    carma.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done; shift; exec "$@"\n')
-    carma.chmod(0o755)
-    tell = "import json, sys; print(json.dumps(sys.argv[1:]))"
-    body = body_of("--", sys.executable, "-c", tell, *HOSTILE)
-    text = request.script(body, str(carma))
-    assert "\r" not in text, "sbatch refuses it"
-    assert json.loads(shell(text)) == HOSTILE
-    swept = body_of("--param", "lr=1,$(id)", sys.executable, "-c", tell, "{lr}", *HOSTILE)
-    assert json.loads(shell(request.script(swept, str(carma)), "1")) == ["$(id)", *HOSTILE]
-
-
-def test_a_copied_script_is_run_under_its_name_and_removed(tmp_path: Path) -> None:
-    (tmp_path / "my job.sh").write_text('#!/bin/sh\n#CARMA -G 1\necho "$0" "$1"; exit 3\n')
-    body = body_of(str(tmp_path / "my job.sh"), "it's")
-    text = request.script(body, "/nonexistent/carma").replace("carma=carma", "carma=false_carma")
-    stub = 'false_carma() { while [ "$1" != -- ]; do shift; done; shift; "$@"; }\n'
-    ran = subprocess.run(["sh"], input=stub + text, capture_output=True, text=True, check=False)
-    path, name, word = ran.stdout.split()
-    assert (f"{path} {name}".rpartition("/")[2], word, ran.returncode) == ("my job.sh", "it's", 3)
-    assert not os.path.exists(os.path.dirname(path))  # noqa: PTH110, PTH120
-
-
-def shell(text: str, task: str = "") -> str:
-    env = os.environ | {"SLURM_ARRAY_TASK_ID": task}
-    return subprocess.run(
-        ["sh"], input=text, env=env, capture_output=True, text=True, check=True
-    ).stdout
-
-
-# what Slurm says
-
-
-def test_states_and_reasons_have_carmas_words() -> None:
-    assert state_of("PENDING", "JobHeldUser").code == "H"
-    assert state_of("NODE_FAIL", "None").name == "failed"
-    assert "carma release" in why_of("JobHeldUser").text
-    assert "limit of your account" in why_of("QOSMaxGRESPerUser").text
-    assert why_of("(ReqNodeNotAvail, UnavailableNodes:n2)").text.startswith("nodes that it could")
-
-
-def test_problems_say_what_to_do() -> None:
-    down = slurm.problem(["squeue"], "slurm_load_jobs error: Unable to contact slurm controller")
-    assert (down.exit_code, down.code) == (3, "unreachable") and "scontrol ping" in down.hint
-    lost = slurm.problem(["sbatch"], "sbatch: error: Socket timed out on send/recv operation")
-    assert lost.code == "unknown" and "before you repeat" in lost.hint
-    assert slurm.problem(["scancel"], "Access/permission denied").exit_code == 4
-
-
-def test_counted_memory_is_found_among_other_resources() -> None:
-    found = map(counted, ("gpu:a100:2,gpumem:80(S:0)", "gres:gpumem:7", "gpu:2", "N/A"))
-    assert [*found] == [80, 7, None, None]
-
-
-# a real cluster
+TRAINING = """\
+import argparse
+import torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.add_argument("--width", type=int)
+args = parser.parse_args()
+net = torch.nn.Linear(args.width, args.width).cuda()
+optimizer = torch.optim.SGD(net.parameters(), args.lr)
+for _ in range(2):
+    optimizer.zero_grad()
+    net(torch.zeros(8, args.width, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+# Other users may not look into the folder that has the environment's Python.
+SHIM = """\
+#!/usr/bin/python3
+import sys
+sys.path[:0] = {path}
+from cli.main import main
+main()
+"""
 
 
 @dataclass
-class Site:
-    slurm: real.Cluster
-    node: Carmad
-    env: dict[str, str]
+class User:
+    """At the login node; `carma` is how they start it."""
 
-    def carma(self, *words: str, rc: int = 0, **env: str) -> str:
-        ran = subprocess.run(
-            [*CARMA, *words],
+    folder: Path
+    env: dict[str, str]
+    command: tuple[str, ...]
+
+    def started(self, *words: str, **env: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*self.command, *words],
             env=self.env | env,
-            cwd=self.slurm.folder,
+            cwd=self.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            check=False,
         )
-        assert ran.returncode == rc, ran.stdout
-        return ran.stdout
+
+    def carma(self, *words: str, rc: int = 0, **env: str) -> str:
+        ran = self.started(*words, **env)
+        said, _ = ran.communicate()
+        assert ran.returncode == rc, said
+        return said
+
+
+@dataclass
+class Site(User):
+    """Root, as the user who has the cluster."""
+
+    slurm: real.Cluster
+    node: Carmad
 
     def submit(self, *words: str) -> str:
         return self.carma("submit", "--parsable", *words).strip()
+
+    def of_user(self, name: str) -> User:
+        """Skips the test if others cannot run CARMA here."""
+        known = pwd.getpwnam(name)
+        folder = self.folder / name
+        folder.mkdir()
+        os.chown(folder, known.pw_uid, known.pw_gid)
+        shim = self.folder / "carma"
+        shim.write_text(SHIM.format(path=[word for word in sys.path if word]))
+        shim.chmod(0o755)
+        ids = (f"--reuid={known.pw_uid}", f"--regid={known.pw_gid}", "--clear-groups")
+        user = User(folder, self.env | {"HOME": str(folder)}, ("setpriv", *ids, str(shim)))
+        started = user.started("completion", "--help")
+        said, _ = started.communicate()
+        if started.returncode:
+            pytest.skip(f"other users cannot run CARMA here: {said[-200:]}")
+        return user
 
     def on_node(self, job: str) -> list[Any]:
         return list(self.node.get(f"/v1/jobs?slurm_job={job}&states=starting,running")["jobs"])
@@ -213,7 +121,7 @@ def site() -> Iterator[Site]:
         daemon.start()
         kept = {name: value for name, value in made.env.items() if not name.startswith("CARMA_")}
         own = {"CARMA_CLUSTER__ENGINE": "slurm", "XDG_RUNTIME_DIR": str(folder)}
-        yield Site(made, daemon, kept | own)
+        yield Site(folder, kept | own, (*CARMA,), made, daemon)
 
 
 def test_a_command_runs_on_a_node_under_slurms_number(site: Site) -> None:
@@ -248,9 +156,6 @@ def test_a_running_job_is_asked_about_on_its_node(site: Site) -> None:
     listed = json.loads(site.carma("queue", "--json", "-t", "PD"))["jobs"]
     assert (listed[0]["label"], listed[0]["gpumem_gib"]) == (waiting, 70)
 
-    nobody = ["setpriv", "--reuid=65534", "--clear-groups", *CARMA, "cancel", job]
-    denied = subprocess.run(nobody, env=site.env, capture_output=True, text=True, check=False)
-    assert (denied.returncode, "permission denied" in denied.stderr) == (1, True), denied
     assert "cancelled" in site.carma("cancel", "all")
     site.until_it(job, "CANCELLED")
     until(lambda: not site.node.get("/v1/jobs")["jobs"], "the end on the node")
@@ -284,76 +189,106 @@ def test_a_job_without_an_estimate_asks_for_a_whole_gpu_or_for_a_number(site: Si
     assert found["argv"][0] == "sbatch" and "--gpu-mem" not in found["script"]
 
 
-def test_a_training_script_is_estimated_and_slurm_counts_that(site: Site) -> None:
-    script = site.slurm.folder / "train.py"
-    script.write_text(TRAINS)
-    said = site.carma("submit", "--json", "--hold", sys.executable, str(script))
-    found = json.loads(said.splitlines()[-1])
-    assert found["memory_source"] == "trace" and found["memory_mib"] > 300, said
-    assert found["gres"] == f"gpumem:{math.ceil(found['memory_mib'] / 1024)}"
-    (listed,) = json.loads(site.carma("queue", "--json"))["jobs"]
-    assert f"gpumem:{listed['gpumem_gib']}" == found["gres"]
-    site.carma("cancel", found["label"])
+def test_a_traced_sweep_asks_for_what_its_largest_task_needs(site: Site) -> None:
+    if find_spec("torch") is None:
+        pytest.skip("needs PyTorch")
+    (site.slurm.folder / "tiny.py").write_text(TRAINING)
+    sweep = ("--param", "lr=1e-3,1e-2", "--param", "width=1024,16384")
+    said = site.carma("submit", "--hold", *sweep, "--", sys.executable, "tiny.py")
+    # A layer of 2^28 weights in float32, and their gradients: 2 GiB.
+    assert "G per GPU, estimated by trace" in said
+    job = said.split()[-1]
+    (asked,) = {row["gpumem_gib"] for row in json.loads(site.carma("queue", "--json"))["jobs"]}
+    assert f"gres:gpumem:{asked}\n" in site.slurm.run("scontrol", "show", "job", job)
+    assert 2 < asked < 5
+    site.carma("cancel", job)
+    broken = (sys.executable, "tiny.py", "--lr", "high")
+    refused = site.carma("submit", "--", *broken, rc=1)
+    assert "invalid float value: 'high'" in refused and "nothing was submitted" in refused
 
 
-TRAINS = """\
-import torch
-model = torch.nn.Linear(4096, 4096).cuda()
-optimizer = torch.optim.Adam(model.parameters())
-for _ in range(1000):
-    optimizer.zero_grad()
-    model(torch.randn(64, 4096, device="cuda")).mean().backward()
-    optimizer.step()
-"""
+def test_an_array_is_cancelled_while_one_of_its_tasks_runs(site: Site) -> None:
+    one_fails = "[ $SLURM_ARRAY_TASK_ID = 0 ] && exec sleep 600; exit 3"
+    job = site.submit("--gpu-mem", "1G", "--array", "0,1", "--", "sh", "-c", one_fails)
+    until(lambda: "failed" in site.carma("why", f"{job}_1"), "the end of a task")
+    assert "runs on n1" in site.carma("why", job)
+    assert json.loads(site.carma("wait", "--json", f"{job}_1", rc=3))["jobs"][0]["exit_code"] == 3
+    assert "cancelled" in site.carma("cancel", job)
+    assert "failed\n" in site.carma("wait", job, rc=143).replace("cancelled", "failed")
 
 
-def test_a_job_is_held_and_run_again_and_its_output_followed(site: Site) -> None:
-    go = site.slurm.folder / "go"
-    script = f"echo run $SLURM_RESTART_COUNT; while [ ! -e {go} ]; do sleep 0.1; done; echo over"
-    job = site.submit("--gpu-mem", "1G", "--", "sh", "-c", script)
-    out = site.slurm.folder / f"carma-{job}.out"
-    until(lambda: out.exists() and "run" in out.read_text().split(), "its output")
-    assert "queued again" in site.carma("requeue", job)
-    site.until_it(job, "PENDING")
-    assert "held" in site.carma("hold", job)
-    assert "an administrator holds it" in site.carma("why", job), "root is one"
-    site.carma("release", job)
+def test_a_directory_that_the_node_lacks_ends_the_job(site: Site) -> None:
+    there = site.slurm.folder / "removed"
+    there.mkdir()
+    words = ("--hold", "--gpu-mem", "1G", "-D", str(there))
+    kept = site.slurm.folder / "kept.out"
+    told, lost = site.submit(*words, "-o", str(kept), "pwd"), site.submit(*words, "pwd")
+    there.rmdir()
+    site.carma("release", told, lost)
+    site.carma("wait", "--any", f"{told},{lost}", rc=1)
+    site.until_it(told, "FAILED")
+    said = site.carma("logs", told)
+    assert "n1 does not have the job's directory" in said and "/tmp\n" not in said
+    site.until_it(lost, "FAILED")
+    assert "could not be written on the node" in site.carma("why", lost)
 
-    def runs_again() -> bool:
-        site.slurm.hurry(int(job))
-        return "run 1" in out.read_text()
 
-    until(runs_again, "its second run")
-    with following(site, "logs", "-f", job) as follows, following(site, "wait", job) as waits:
-        assert follows.stdout and waits.stdout
-        assert "GPU" in follows.stdout.readline()
+def test_sbatch_is_found_whatever_the_job_has_as_path(site: Site) -> None:
+    words = ("--gpu-mem", "1G", "--export", "PATH=/nonexistent", "-J", 'a\nb "c"', "--hold")
+    job = site.submit(*words, "/bin/true")
+    assert 'a?b "c"' in site.carma("show", job)
+    site.carma("cancel", job)
+
+
+def test_what_was_written_before_a_requeue_stays_and_is_followed(site: Site) -> None:
+    """Meanwhile the controller is restarted."""
+    again = 'echo began ${SLURM_RESTART_COUNT:-0}; [ "$SLURM_RESTART_COUNT" ] || exec sleep 600'
+    job = site.submit("--gpu-mem", "1G", "--", "sh", "-c", again)
+    until(lambda: site.on_node(job), "the job")
+    assert "runs already" in site.carma("hold", job, rc=1)
+    with site.started("logs", "-f", job) as logs, site.started("wait", job) as wait:
         site.slurm.stop_controller()
-        assert "still waiting" in waits.stdout.readline()
-        for words in (["queue"], ["submit", "--gpu-mem", "1G", "true"]):
-            assert "controller does not answer" in site.carma(*words, rc=3)
+        assert "controller does not answer" in site.carma("queue", rc=3)
+        refused = site.carma("submit", "--gpu-mem", "1G", "true", rc=3)
+        assert "controller does not answer" in refused
         site.slurm.start_controller()
         until(site.slurm.states, "the controller")
-        go.touch()
-        said = [process.communicate(timeout=PATIENCE_S)[0] for process in (waits, follows)]
-        assert said[0] == f"job {job}: succeeded\n" and said[1].endswith("over\n")
-        assert waits.returncode == follows.returncode == 0
-    assert site.slurm.jobs()[int(job)] == "COMPLETED" and max(site.slurm.jobs()) == int(job)
+        assert max(site.slurm.jobs()) == int(job), "nothing was submitted"
+        until(lambda: site.slurm.states()["n1"] == "mixed", "the node")
+        site.carma("requeue", job)
+        until(lambda: site.slurm.jobs()[int(job)] == "PENDING", "the job in line")
+        assert "the time to begin, or to try again" in site.carma("why", job)
+        site.slurm.hurry(int(job))
+        said, ended = logs.communicate()[0], wait.communicate()[0]
+    assert said.index("began 0") < said.index("began 1") and logs.returncode == 0, said
+    assert f"job {job}: succeeded" in ended and wait.returncode == 0, ended
+    assert site.carma("logs", job) in said
 
 
-@contextmanager
-def following(site: Site, *words: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [*CARMA, *words],
-        env=site.env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def test_users_have_their_own_jobs_only(site: Site) -> None:
+    games, nobody = site.of_user("games"), site.of_user("nobody")
+    private = "umask 077; id -u; echo $$ > pid; exec sleep 600"
+    words = ("submit", "--parsable", "--gpu-mem", "1G", "-o", "log", "--", "sh", "-c", private)
+    job, other = games.carma(*words).strip(), nobody.carma(*words).strip()
+    until(lambda: site.on_node(job) and site.on_node(other), "two jobs")
+    assert [site.on_node(one)[0]["user"] for one in (job, other)] == ["games", "nobody"]
+    until((games.folder / "pid").exists, "the program")
+    assert games.carma("logs", job).splitlines()[-1] == str(pwd.getpwnam("games").pw_uid)
+    assert "on n1" in games.carma("show", job)
+
+    (games.folder / "log").chmod(0o600)
+    assert "cannot read" in nobody.carma("logs", job, rc=1)
+    for verb in ("cancel", "requeue"):
+        assert "ccess/permission denied" in nobody.carma(verb, job, rc=1)
+    seen = nobody.carma("why", job)
+    assert "runs on n1" in seen and "nothing from n1" in seen and "denied" in seen
+    assert json.loads(nobody.carma("show", "--json", job))["carma"] is None
+    assert "is games's, not root's" in site.carma("cancel", "-u", "root", job, rc=1)
+    assert nobody.carma("cancel", "all") == f"job {other}: cancelled\n"
+    site.until_it(other, "CANCELLED")
+    assert site.slurm.jobs()[int(job)] == "RUNNING"
+    assert site.carma("cancel", "-u", "games", "all") == f"job {job}: cancelled\n"
+    site.until_it(job, "CANCELLED")
 
 
 # who has no cluster

@@ -37,11 +37,12 @@ def command(spec: JobSpec) -> tuple[str, ...]:
 def telling(spec: JobSpec) -> Params:
     """The parameters that may affect memory or speed, as `core.template` says: not learning rates,
     seeds and the like."""
-    return tuple(one for one in params(spec) if _tells(*one))
+    return tuple(one for one in params(spec) if tells(*one))
 
 
 @lru_cache(maxsize=1024)
-def _tells(name: str, value: str) -> bool:
+def tells(name: str, value: str) -> bool:
+    """Whether the parameter may affect memory or speed."""
     return bool(template(("", f"--{name}={value}")).options)
 
 

@@ -38,8 +38,8 @@ def setting(name: str) -> Any:
 def verb(asked: Verb) -> Verb:
     """What it is on a login node; itself, if this is none or it needs neither daemon nor Slurm."""
     engine = setting("engine")
-    if not engine:
-        return asked
+    if not engine or (asked.name == "run" and "SLURMD_NODENAME" in os.environ):
+        return asked  # in a job on a node, whose carmad may be back in a moment
     if engine not in ENGINES:
         raise Usage(f"cluster.engine is {engine!r}", f"it can be: {', '.join(ENGINES)}")
     from cli.cluster.verbs import BY_NAME, LOCAL, instead

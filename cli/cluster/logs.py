@@ -12,7 +12,7 @@ from carmad.readable import clean
 from cli import output
 from cli.cluster import jobs, slurm
 from cli.commands.logs import last_lines, logs_options
-from cli.problems import Problem
+from cli.problems import Problem, Unreachable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -27,12 +27,13 @@ ASK_S = 5.0  # between questions to Slurm's controller
 def logs(options: Namespace) -> int:
     """Print a job's output; -f follows it."""
     row = slurm.row(jobs.resolve(options.job))
-    path = slurm.details(str(row.id)).get("StdErr" if options.stderr else "StdOut", "")
+    label = str(row.id)
+    path = slurm.details(label).get("StdErr" if options.stderr else "StdOut", "")
     if path in ("", "(null)"):
         raise Problem(f"job {row.label} has no output file: it runs at a terminal")
     if options.follow and not os.path.exists(path) and not row.state.ended:  # noqa: PTH110
         output.note(f"job {row.label} has no output yet; waiting for it")
-        while not os.path.exists(path) and not _has_ended(str(row.id)):  # noqa: PTH110
+        while not os.path.exists(path) and not _has_ended(label):  # noqa: PTH110
             time.sleep(ASK_S)
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - as everywhere that logs are read
@@ -42,9 +43,9 @@ def logs(options: Namespace) -> int:
                 file.seek(size)
             _copy(file)
             if options.follow:
-                _follow(file, str(row.id))
+                _follow(file, label)
     except FileNotFoundError:
-        if not row.state.ended and row.state.name != "running":
+        if row.state.code in ("PD", "H"):
             raise Problem(
                 f"job {row.label} has not started: there is no output yet",
                 f"see carma why {row.label}",
@@ -56,6 +57,16 @@ def logs(options: Namespace) -> int:
     except OSError as error:
         raise Problem(f"cannot read {clean(path)}: {error.strerror}") from None
     return 0
+
+
+def _has_ended(label: str) -> bool:
+    """Also if Slurm has forgotten it. While its controller is away, nothing has."""
+    try:
+        return slurm.row(label).state.ended
+    except slurm.Gone:
+        return True
+    except Unreachable:
+        return False
 
 
 def _copy(file: BinaryIO) -> None:
@@ -75,7 +86,3 @@ def _follow(file: BinaryIO, label: str) -> None:
         if ended:
             return
         time.sleep(LOOK_S)
-
-
-def _has_ended(label: str) -> bool:
-    return jobs.patiently(lambda: slurm.row(label)).state.ended

@@ -37,8 +37,10 @@ __all__ = [
 ]
 
 UNKNOWN = ("N/A", "Unknown", "(null)", "")
+NO_OUTPUT = "0:53"  # so slurmstepd ends if it cannot open the files
 NOT_HERE = {
     "format": "squeue -o shows other columns",
+    "long": "squeue -l shows more columns, and carma show JOB everything",
     "sort": "squeue -S sorts",
     "start": "squeue --start says when Slurm expects jobs to start",
 }
@@ -169,6 +171,8 @@ def _why(row: slurm.Row) -> str:
     if row.state.ended:
         code = slurm.details(str(row.id)).get("ExitCode", "")
         word = row.why.slurm if row.why.slurm != "None" else ""
+        if code == NO_OUTPUT:
+            word = "its output could not be written on the node: is there that folder?"
         how = ", ".join(filter(None, (word, f"exit code {code}" if code else "")))
         ending = row.state.name.replace("_", " ")
         see = "" if row.state.name == "succeeded" else f"; its output: carma logs {row.label}"

@@ -29,6 +29,11 @@ COUNTED = ("gpus", "memory_mib")  # what the gres is made of, and `carma run` is
 MAILS = {"start": "BEGIN", "end": "END", "fail": "FAIL", "oom": "FAIL", "limit80": "TIME_LIMIT_80"}
 ONE_NODE = ("-N", "--nodes", "-n", "--ntasks", "--ntasks-per-node")
 
+ABSENT = (
+    "{ echo \"carma: $SLURMD_NODENAME does not have the job's directory:"
+    ' is it on a file system that the nodes share?" >&2; exit 1; }'
+)
+
 Request = Mapping[str, Any]
 
 
@@ -40,7 +45,9 @@ def gres(gpus: int, mib: int) -> str:
 def sbatch_words(body: Request, mib: int | None, foreign: Iterable[str] = ()) -> list[str]:
     """The command line. `mib`: of each GPU; None: the job has no GPU. `foreign`: sbatch's own
     options, which follow CARMA's."""
-    words = ["sbatch", "--parsable", "--export=ALL", f"--chdir={body['cwd']}"]
+    # What a job wrote before Slurm ran it again stays, as on one server.
+    words = ["sbatch", "--parsable", "--export=ALL", "--open-mode=append"]
+    words.append(f"--chdir={body['cwd']}")
     if mib is not None and body["gpus"]:
         words.append(f"--gres={gres(body['gpus'], mib)}")
     for option in OPTIONS.values():
@@ -93,15 +100,18 @@ def clock(seconds: float) -> str:
 def _own(foreign: Iterable[str]) -> Iterator[str]:
     """As separate words. Raises Usage for what a job of CARMA's cannot be."""
     for text in foreign:
-        name, given, value = (
-            text.partition("=") if text.startswith("--") else (text[:2], " ", text[2:].strip(" ="))
-        )
+        if text.startswith("--") or not text.startswith("-"):  # or a value of the one before it
+            name, _, value = text.partition("=")
+            words = [text]
+        else:
+            name, value = text[:2], text[2:].strip(" =")
+            words = [name, value] if value else [name]
         if name in ONE_NODE and value != "1":
             raise Usage(
                 f"{text}: a job of CARMA's runs on one node, as one task",
                 "for a program that starts itself on several nodes, use sbatch and srun",
             )
-        yield from [text] if name.startswith("--") or not given else [name, value]
+        yield from words
 
 
 def step_words(body: Request) -> list[str]:
@@ -150,6 +160,8 @@ def script(body: Request, carma: str) -> str:
         "#!/bin/sh",
         "# Written by `carma submit`: runs the command as a job of this node's carmad.",
         "cr=$(printf '\\r')",  # sbatch refuses scripts that contain it
+        # Where the directory is missing, Slurm has gone to /tmp, to run it there.
+        f"cd {quoted(body['cwd'])} || {ABSENT}",
         f"carma={quoted(carma)}",
         '[ -x "$carma" ] || carma=carma',
     ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -11,8 +13,11 @@ from carmad.readable import clean, counted
 from cli.cluster.states import Reason, State, state_of, why_of
 from cli.problems import Problem, Refused, Unknown, Unreachable
 
-DOWN = ("Unable to contact slurm controller", "Zero Bytes were transmitted")
-LOST = ("Socket timed out", "Message receive failure")  # perhaps after it was done
+DOWN = ("Unable to contact slurm controller",)
+LOST = ("Socket timed out", "Message receive failure", "Zero Bytes were transmitted")
+CHANGING = ("sbatch", "scancel", "scontrol")  # if the answer is lost, it may have been done
+UNCONFIGURED = ("resolve_ctls_from_dns_srv", "fetch_config", "slurm.conf")
+ACCOUNTS_WITHIN_S = 10.0  # sacct waits long for accounts that do not answer
 MISSING = "Invalid job id"
 DENIED = ("Access/permission denied", "Permission denied", "Access denied")
 
@@ -41,21 +46,19 @@ class Row(NamedTuple):
     def gpumem_gib(self) -> int | None:
         return counted(self.gres)
 
+    @property
+    def number(self) -> int:
+        """That of the job, or of the whole array or heterogeneous job."""
+        return int(re.split("[_+]", self.label)[0])
 
-FIELDS = [
-    "%A",
-    "%i",
-    "%u",
-    "%T",
-    "%r",
-    "%M",
-    "%l",
-    "%N",
-    "%b",
-    "%V",
-    "%S",
-    "%j",
-]  # the name last: it may be anything
+    @property
+    def task(self) -> int:
+        """The index in the array; of several tasks, the first."""
+        return int([*re.findall(r"\d+", self.label), "0"][1])
+
+
+# The name last: it may be anything.
+FIELDS = ("%A", "%i", "%u", "%T", "%r", "%M", "%l", "%N", "%b", "%V", "%S", "%j")
 SEPARATOR = "\x1f"
 
 
@@ -72,14 +75,20 @@ def rows(*which: str) -> list[Row]:
 
 
 def row(label: str) -> Row:
-    """The job, also after its end, as long as Slurm remembers it. Raises Gone."""
+    """The job, also after its end, as long as Slurm remembers it; of an array, the first task.
+    Raises Gone."""
+    return min(all_of(label), key=lambda row: row.task)
+
+
+def all_of(label: str, *options: str) -> list[Row]:
+    """The job, or the tasks of the array, at least one. Raises Gone."""
     try:
-        found = rows("--states=all", f"--jobs={label}")
+        found = rows("--states=all", f"--jobs={label}", *options)
     except Gone:
         found = []
     if not found:
         raise gone(label)
-    return found[0]
+    return found
 
 
 def gone(label: str) -> Gone:
@@ -88,9 +97,10 @@ def gone(label: str) -> Gone:
 
 def _accounted(label: str) -> str:
     """What the accounts, if there are any, say of a job that the controller has forgotten."""
-    fields = "--format=JobName,State,ExitCode,Start,End,NodeList"
+    fields = "--format=State,ExitCode,Start,End,NodeList,JobName"  # the name may be anything
+    which = ("-X", "-n", "-P", "--delimiter=\x1f", f"--jobs={label}", fields)
     try:
-        line = ask("sacct", "-X", "-n", "-P", "--delimiter=\x1f", f"--jobs={label}", fields)
+        line = ask("sacct", *which, within_s=ACCOUNTS_WITHIN_S)
     except Problem:
         return (
             "it forgets jobs minutes after their end, and keeps no accounts here;"
@@ -98,7 +108,7 @@ def _accounted(label: str) -> str:
         )
     if not line:
         return "see `squeue --me` and `sacct`"
-    name, state, code, start, end, nodes = line.splitlines()[0].split("\x1f")
+    state, code, start, end, nodes, name = line.partition("\n")[0].split("\x1f", 5)
     return clean(f"its accounts: {name}, {state}, exit {code}, {start} to {end} on {nodes}")
 
 
@@ -126,7 +136,7 @@ def ask(
     """What the command prints; `text` is its input. Raises Problem."""
     try:
         ran = subprocess.run(
-            words,
+            [shutil.which(words[0]) or words[0], *words[1:]],  # not by the job's PATH
             input=text,
             stdin=subprocess.DEVNULL if text is None else None,
             env=env,
@@ -162,12 +172,19 @@ def problem(words: Sequence[str], said: str) -> Problem:
             " up",
         )
     if any(sign in said for sign in LOST):
+        if words[0] not in CHANGING or "show" in words[1:2]:
+            return Unreachable(f"no answer from Slurm: {message}", "try again in a minute")
         lost = Unreachable(
             f"no answer from Slurm: {message}",
             "it is not known whether that was done: see `carma queue --me` before you repeat it",
         )
         lost.code = Unknown.code
         return lost
+    if any(sign in said for sign in UNCONFIGURED):
+        return Problem(
+            f"Slurm is not set up on this machine: {message}",
+            "an administrator copies /etc/slurm/slurm.conf here; elsewhere, SLURM_CONF names it",
+        )
     if MISSING in said:
         return Gone(f"{words[0]}: {message}", "see `carma queue --me`")
     if any(sign in said for sign in DENIED):
@@ -176,6 +193,10 @@ def problem(words: Sequence[str], said: str) -> Problem:
 
 
 def _hint(said: str) -> str:
+    if "Invalid job array specification" in said:
+        return "the cluster allows fewer tasks (MaxArraySize): submit several arrays"
+    if "dependency" in said:
+        return "Slurm forgets jobs minutes after their end: leave those that have ended out"
     if "Invalid generic resource" in said or "gres" in said:
         return "no node has gpumem: an administrator adds it, see CARMA's guide to Slurm"
     if "Requested node configuration is not available" in said:

@@ -19,7 +19,7 @@ from cli.commands.steer import (
     told,
     wait_options,
 )
-from cli.problems import Problem, Unreachable, Usage
+from cli.problems import Problem, Unreachable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -59,13 +59,12 @@ def requeue(options: Namespace) -> int:
 
 
 def _each(options: Namespace, words: Sequence[str], done: str) -> int:
-    if options.user:
-        raise Usage(f"{options.user}'s jobs are for Slurm to choose", f"{words[0]} -u does that")
     results = []
-    for label in jobs.selected(options.jobs):
+    for label in jobs.selected(options.jobs, options.user):
         try:
-            if done == "cancelled" and slurm.row(label).state.ended:
-                raise Problem("has ended already")  # scancel says nothing
+            if options.user:
+                jobs.of_user(label, options.user)
+            _refuse(done, slurm.all_of(label))
             slurm.ask(*words, label)
             results.append({"label": label, "ok": True, "message": done})
         except Unreachable:
@@ -84,17 +83,23 @@ def _each(options: Namespace, words: Sequence[str], done: str) -> int:
     return 0 if all(result["ok"] for result in results) else 1
 
 
+def _refuse(done: str, tasks: Sequence[slurm.Row]) -> None:
+    """What Slurm's commands do without a word, though it has no effect. Raises Problem."""
+    if done == "cancelled" and all(row.state.ended for row in tasks):
+        raise Problem("has ended already")
+    if done == "held" and all(row.state.name == "running" for row in tasks):
+        raise Problem("runs already")
+
+
 def wait(options: Namespace) -> int:
     """Wait for jobs to end. Exits with the exit code of the first that failed, or 0."""
-    if options.any:
-        raise Usage("--any is not for a cluster", "name one job")
-    codes, ended = [], []
-    for label in jobs.selected(options.jobs):
-        codes.append(jobs.exit_code_of(label))
-        row = slurm.row(label)
-        ended.append({"label": label, "state": row.state.name, "exit_code": codes[-1]})
+    ended = []
+    for end in jobs.ends([*jobs.selected(options.jobs)]):
+        ended.append(end)
         if not options.json:
-            print(f"job {label}: {row.state.name.replace('_', ' ')}", flush=True)
+            print(f"job {end.label}: {end.state.replace('_', ' ')}", flush=True)
+        if options.any:
+            break
     if options.json:
-        output.print_json({"schema": 1, "jobs": ended})
-    return next((code for code in codes if code), 0)
+        output.print_json({"schema": 1, "jobs": [end._asdict() for end in ended]})
+    return next((end.exit_code for end in ended if end.exit_code), 0)

@@ -8,6 +8,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
+from carmad.core.sweep import filled, tells, variables
 from carmad.errors import CarmaError
 from carmad.readable import clean, gib
 from cli import cluster, output
@@ -25,6 +26,8 @@ REFUSED = {
 }
 MEMORY_HINT = "give --gpu-mem, such as --gpu-mem 12G; carma estimate says more"
 KEPT = "SLURM_CONF"
+WHOLE = "whole GPU"
+MOST_TRIED = 4  # combinations of a sweep: each trace takes seconds
 
 
 def submit(args: list[str]) -> int:
@@ -45,7 +48,7 @@ def _submit(args: list[str]) -> int:
     if options.mail_user:
         foreign.append(f"--mail-user={options.mail_user}")
     if not options.quiet:
-        here.warn_of_script(body)
+        here.warn_of_script(body, in_place="carma submit -- SHELL SCRIPT")
     mib, source = _memory(body, options) if body["gpus"] else (None, "")
     words = request.sbatch_words(body, mib, foreign)
     script = request.script(body, os.path.abspath(sys.argv[0]))  # noqa: PTH100
@@ -66,7 +69,7 @@ def _submit(args: list[str]) -> int:
     if not options.wait:
         return 0
     try:
-        return jobs.exit_code_of(label)
+        return next(jobs.ends([label], known=True)).exit_code
     except KeyboardInterrupt:
         hint = f"job {label} continues; `carma wait {label}` waits, `carma cancel {label}` ends it"
         print(f"\ncarma: {hint}", file=sys.stderr)
@@ -80,10 +83,46 @@ def _refuse(options: Namespace) -> None:
 
 
 def _memory(body: dict[str, Any], options: Namespace) -> tuple[int, str]:
-    """MiB of each GPU that are asked for, and who says so. Raises Problem if nobody knows."""
+    """MiB of each GPU that are asked for, and who says so: of a sweep, the most of any task that
+    was tried. Raises Problem if nobody knows."""
     if body["memory_mib"]:
         return body["memory_mib"], "declared"
-    known = {name: value for name, value in body.items() if name != "script"}
+    mib, source = max(_estimate(task, options) for task in _tried(body))
+    if not options.quiet:
+        if source == WHOLE:
+            output.note(
+                f"no estimate of its GPU memory: asks for {gib(mib)} per GPU; {MEMORY_HINT}"
+            )
+        else:
+            output.note(f"{gib(mib)} per GPU, estimated by {source}")
+    return mib, source
+
+
+def _tried(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The job as it is estimated; of a sweep, tasks whose parameters may tell memory, the first
+    and the last among them."""
+    columns = (body["array"] or {}).get("params")
+    known = {name: value for name, value in body.items() if name not in ("script", "array")}
+    if not columns:
+        return [known]
+    rows = zip(*columns.values(), strict=True)
+    unlike: dict[Any, Any] = {}  # by what may tell memory
+    for params in (tuple(zip(columns, row, strict=True)) for row in rows):
+        unlike.setdefault(tuple(one for one in params if tells(*one)), params)
+    found = list(unlike.values())
+    steps = min(len(found), MOST_TRIED) - 1
+    tried = [found[at * (len(found) - 1) // max(steps, 1)] for at in range(steps + 1)]
+    return [
+        known
+        | {
+            "argv": list(filled(tuple(body["argv"]), params)),
+            "export": body["export"] | variables(params),
+        }
+        for params in tried
+    ]
+
+
+def _estimate(known: dict[str, Any], options: Namespace) -> tuple[int, str]:
     try:
         from carmad.http.alone import estimated
 
@@ -99,16 +138,12 @@ def _memory(body: dict[str, Any], options: Namespace) -> tuple[int, str]:
             " --gpu-mem",
         )
     if found and (mib := found[0]["high"] or found[0]["mib"]):
-        if not options.quiet:
-            output.note(f"{gib(mib)} per GPU, estimated by {found[0]['source']}")
         return mib, found[0]["source"]
     whole = _whole_gpu_gib()
     if not whole:
         because = f": {clean(why)}" if why else ""
         raise Problem(f"the job's GPU memory cannot be estimated{because}", MEMORY_HINT)
-    if not options.quiet:
-        output.note(f"no estimate of its GPU memory: asks for {whole} GiB per GPU; {MEMORY_HINT}")
-    return whole * 1024, "whole GPU"
+    return whole * 1024, WHOLE
 
 
 def _whole_gpu_gib() -> int:

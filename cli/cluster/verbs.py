@@ -36,6 +36,7 @@ INSTEAD = {
     "gpus": "carma status shows the nodes; carma why JOB asks the node of a running job",
     **dict.fromkeys(("history", "stats", "report"), "sacct shows jobs that have ended"),
     "share": "sshare shows what you have used, and sprio who goes first",
+    "mcp": "agents can run `carma submit`, and `carma queue --json`",
     "limit": "sacctmgr sets limits of users and accounts",
     **dict.fromkeys(
         ("drain", "resume"), "scontrol update NodeName=NODE State=DRAIN Reason=… or State=RESUME"

@@ -14,7 +14,7 @@ import typer
 
 from carmad import installed, paths
 from carmad.errors import CarmaError
-from cli import client, output
+from cli import client, cluster, output
 from cli.commands.annotations import Json
 from cli.problems import Usage
 
@@ -60,12 +60,7 @@ def doctor(
         return
     if device or write:
         raise Usage("--device and --write need --gpu")
-    if slurm:
-        from cli import slurm_checks
-
-        checks = list(slurm_checks.checks())
-    else:
-        checks = list(_all())
+    checks = list(_of_slurm() if slurm else _all())
     answer = {"schema": 1, "checks": checks}
     if json:
         output.print_json(answer)
@@ -78,12 +73,22 @@ def doctor(
 
 
 def _all() -> Iterator[CheckOut]:
+    if not paths.is_served() and cluster.setting("engine"):  # a login node
+        yield _python()
+        yield from _of_slurm()
+        return
     yield from _local()
     try:
         yield from client.get("/v1/doctor")["checks"]
     except CarmaError as error:
         yield from _without_daemon()
         yield _check("daemon", False, error.message, error.hint)
+
+
+def _of_slurm() -> Iterator[CheckOut]:
+    from cli import slurm_checks
+
+    yield from slurm_checks.checks()
 
 
 def _local() -> Iterator[CheckOut]:

@@ -21,15 +21,17 @@ from carmad.errors import CarmaError
 from cli import client, signals
 from cli.commands.submit import HELP_HINT, read, settle_messages, tell_ignored
 from cli.commands.submit_options import build_parser
-from cli.patience import despite
 from cli.problems import INTERRUPTED, Problem, Refused, Unreachable, Usage, report
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from collections.abc import Callable
+    from typing import Any, NoReturn, TypeVar
 
     from cli.kept import Kept
     from cli.parser import Parser
+
+    T = TypeVar("T")
 
 WAITING = ("pending", "queued")
 LOOK_S = 5  # how often to tell why the job waits, if that changes
@@ -154,7 +156,7 @@ def _as_job(body: dict[str, Any], quiet: bool) -> int:
     # Slurm's job would fail because a daemon is restarted; elsewhere, somebody forgot to start one.
     answer = (
         # It knows this process's job if it has one.
-        despite(
+        _despite(
             lambda: client.post("/v1/jobs", body), lambda why: say(f"{why}; still trying to submit")
         )
         if _in_slurm()
@@ -188,6 +190,19 @@ def _as_job(body: dict[str, Any], quiet: bool) -> int:
     return code
 
 
+def _despite(ask: Callable[[], T], say: Callable[[str], None] = lambda _: None) -> T:
+    """The answer, however long the daemon is away. `say` is told why there is none yet."""
+    said = ""
+    while True:
+        try:
+            return ask()
+        except Unreachable as error:
+            if said != error.message:
+                said = error.message
+                say(said)
+            time.sleep(1.0)
+
+
 def _placed(label: str, say: Any) -> dict[str, Any]:
     """The job once it may start or has ended. Meanwhile, say why it waits when that changes."""
 
@@ -197,13 +212,13 @@ def _placed(label: str, say: Any) -> dict[str, Any]:
     said: Any = None
     look_s = 0.5  # most jobs start at once
     while True:
-        job = despite(partial(_wait, label, look_s, start=True), absent)
+        job = _despite(partial(_wait, label, look_s, start=True), absent)
         if job["state"] not in WAITING:
             return job
         news = job["reason"], job["position"]
         if news != said:
             said = news
-            why = despite(lambda: client.get(f"/v1/jobs/{label}/why"), absent)
+            why = _despite(lambda: client.get(f"/v1/jobs/{label}/why"), absent)
             say(f"job {label} {_why(why)}")
         look_s = LOOK_S
 
@@ -268,7 +283,7 @@ def _become(label: str, tell: int, patient: bool) -> NoReturn:
     try:
         signals.undo()
         path = f"/v1/jobs/{label}/take"
-        taken = despite(lambda: client.post(path, {})) if patient else client.post(path, {})
+        taken = _despite(lambda: client.post(path, {})) if patient else client.post(path, {})
         env = dict(os.environ) | taken["env"]
         argv = taken["argv"]
         try:
@@ -323,7 +338,7 @@ def _over(label: str, attempt: int) -> dict[str, Any]:
     """The job once this attempt of it is over, or was for long enough while a daemon was there."""
     waited_s = 0.0
     while True:
-        job = despite(lambda: _wait(label, LOOK_OVER_S))
+        job = _despite(lambda: _wait(label, LOOK_OVER_S))
         over = job["state"] in (*ENDED, *WAITING) or job["attempt"] != attempt
         if over or waited_s > ENDS_WITHIN_S:
             return job

@@ -122,19 +122,20 @@ def _tell_ignored(options: list[str] | None, where: str = "") -> None:
         print(f"carma: {text}", file=sys.stderr)
 
 
-def warn_of_script(body: dict[str, Any]) -> None:
-    """Of what a job script does that may not work in a copy, or as a job."""
-    _warn_of_copy(body)
+def warn_of_script(body: dict[str, Any], in_place: str = "--no-copy") -> None:
+    """Of what a job script does that may not work in a copy, or as a job. `in_place`: what runs it
+    uncopied."""
+    _warn_of_copy(body, in_place)
     _warn_of_module(body)
 
 
-def _warn_of_copy(body: dict[str, Any]) -> None:
+def _warn_of_copy(body: dict[str, Any], in_place: str) -> None:
     """A copy is elsewhere: a script that looks for its own path finds that."""
     script = body.get("script")
     found = next((word for word in PLACE if script and word in script["text"]), None)
     if script and found:
         name = body["argv"][script["word"]]
-        text = f"{name} uses {found}, which will be the path of a copy; --no-copy runs it in place"
+        text = f"{name} uses {found}, which will be the path of a copy; {in_place} runs it in place"
         print(f"carma: {text}", file=sys.stderr)
 
 
@@ -212,6 +213,8 @@ def read(
             f"`{parser.prog} {command[0]}` would start a job that runs `{command[0]}`",
             f"did you mean `carma {command[0]}`? if not, put -- in front of the command",
         )
+    if command[:1] == ["-"]:
+        raise Usage("a job script is not read from standard input", "give the path of a file")
     if command and not _may_be_there(command[0], options):
         hint = "give the path of a program or job script relative to this directory, or --chdir"
         raise Usage(f"there is no {command[0]}", hint)
