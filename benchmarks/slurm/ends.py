@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import ClassVar
 
 from benchmarks.harness.rows import columns
 from benchmarks.slurm.ways import GPUS, SETTINGS, WithCarma
@@ -17,7 +18,16 @@ from tests.waiting import until
 
 ROUNDS = 3
 SLURMS = {"scancel": ("scancel",), "scontrol requeue": ("scontrol", "requeue")}
-AS_USUAL = {"CARMA_MONITOR__PERIOD_S": "1", "CARMA_MONITOR__WINDOW_S": "5"}  # unlike in the trace
+
+
+class AsUsual(WithCarma):
+    """Unlike in the compressed trace."""
+
+    settings: ClassVar[Mapping[str, str]] = {
+        **SETTINGS,
+        "CARMA_MONITOR__PERIOD_S": "1",
+        "CARMA_MONITOR__WINDOW_S": "5",
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +40,7 @@ class End:
 def measured(folder: Path) -> list[End]:
     """On every node, jobs have all GPUs for themselves, and as many wait; then Slurm ends them, one
     after the other."""
-    way = WithCarma(folder, {**SETTINGS, **AS_USUAL})
+    way = AsUsual(folder)
     with way.runs():
         return [end for _ in range(ROUNDS) for how in SLURMS for end in _round(way, how)]
 

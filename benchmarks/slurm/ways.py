@@ -148,13 +148,13 @@ class WithCarma(Way):
     node = f"Gres=gpumem:{GPUS * GPU_GIB}"
     extra = "GresTypes=gpumem\n"
 
-    def __init__(self, folder: Path, settings: Mapping[str, str] = SETTINGS) -> None:
+    settings: ClassVar[Mapping[str, str]] = SETTINGS
+
+    def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        conf = self.cluster.env["SLURM_CONF"]
+        own = {**self.settings, "SLURM_CONF": self.cluster.env["SLURM_CONF"]}
         self.carmads = {
-            name: Carmad(
-                folder / name, CARDS, **settings, SLURM_CONF=conf, CARMA_CLUSTER__NODE=name
-            )
+            name: Carmad(folder / name, CARDS, **own, CARMA_CLUSTER__NODE=name)
             for name in self.cluster.nodes
         }
 
@@ -179,4 +179,18 @@ class WithCarma(Way):
         return f"exec {shlex.join(carma)}"
 
 
+class AtOnce(WithCarma):
+    name = "CARMA, measuring for 0.1 s"
+    settings: ClassVar[Mapping[str, str]] = {**SETTINGS, "CARMA_MONITOR__WINDOW_S": "0.1"}
+
+
+class ByMemory(AtOnce):
+    name = "CARMA, likewise, by memory alone"
+    settings: ClassVar[Mapping[str, str]] = {
+        **AtOnce.settings,
+        "CARMA_PRECONDITIONS__UTILIZATION": "false",
+    }
+
+
 WAYS: tuple[type[Way], ...] = (Exclusive, Shards, WithCarma)
+CAUSES: tuple[type[Way], ...] = (Shards, WithCarma, AtOnce, ByMemory)
