@@ -75,7 +75,7 @@ def daemon() -> Iterator[Daemon]:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often a scene was captured, and how often a job was rendered."""
+    """How often a scene was captured and a job rendered, and how many steps there were."""
     counts: Counter[str] = Counter()
 
     def count(owner: Any, name: str, what: str) -> None:
@@ -89,6 +89,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     count(Scheduler, "snapshot", "scenes")
     count(render.Jobs, "_public", "jobs")
+    count(service.Service, "committed", "steps")
     monkeypatch.setattr(service, "FRESH_S", 1e9)  # only a step outdates a scene here
     return counts
 
@@ -229,10 +230,11 @@ def test_a_scene_is_captured_once_for_a_step(daemon: Daemon, counted: Counter[st
 
     with ThreadPoolExecutor(len(paths) * 4) as pool:
         assert set(pool.map(ask, paths * 4)) == {200}
-    assert counted["scenes"] == 1
+    assert 1 <= counted["scenes"] <= 1 + counted["steps"]  # none, as a rule, but a late one
+    counted.clear()
     daemon.sample()
     assert daemon.call("GET", "/v1/status")[0] == 200
-    assert counted["scenes"] == 2
+    assert 1 <= counted["scenes"] <= counted["steps"]
 
 
 def test_a_status_is_rendered_once_for_all_who_ask(daemon: Daemon, counted: Counter[str]) -> None:
