@@ -140,7 +140,7 @@ class Cluster:
 
     def stop(self) -> None:
         """All jobs are killed, then the daemons."""
-        subprocess.run(["scancel", "-f", "-u", "root"], env=self.env, check=False)
+        subprocess.run(["scancel", "-f", "-p", "gpu"], env=self.env, check=False)
         with contextlib.suppress(AssertionError, subprocess.CalledProcessError):
             until(lambda: not self.run("squeue", "-h"), "the last job", within_s=10)
         for process in reversed(self._running.values()):
