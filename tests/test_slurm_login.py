@@ -178,6 +178,8 @@ def test_what_means_nothing_in_a_cluster_is_refused(site: Site) -> None:
     assert "--qos" in site.carma("submit", "--urgent", "true", rc=2)
     assert "carma status" in site.carma("gpus", rc=2)
     assert "srun" in site.carma("run", "true", rc=2)
+    checks = site.started("doctor", "--json").communicate()[0]  # its code depends on the machine
+    assert "answers: Slurm" in checks and "daemon start" not in checks
     assert "does not know job 999" in site.carma("show", "999", rc=1)
     assert "so much" in site.carma("submit", "--gpu-mem", "81G", "true", rc=1)
 

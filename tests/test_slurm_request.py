@@ -222,9 +222,9 @@ def test_lines_of_sbatch_reach_it_word_by_word(tmp_path: Path) -> None:
     assert words[-6:] == ["--comment", "a b", "-v", "-M", "east", "--licenses=x"]
 
 
-def test_a_script_on_standard_input_is_refused() -> None:
-    with pytest.raises(Usage, match="standard input"):
-        read(["-"])
+def test_a_script_on_standard_input_is_refused(capsys: Any) -> None:
+    assert submit(["--dry-run", "--gpu-mem", "1G", "-"]) == 2
+    assert "not read from standard input" in capsys.readouterr().err
 
 
 def test_only_what_the_job_is_told_to_have_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:

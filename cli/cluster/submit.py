@@ -42,6 +42,8 @@ def _submit(args: list[str]) -> int:
     foreign: list[str] = []
     options, body = here.read(args, foreign=foreign, known=jobs.resolve)
     _refuse(options)
+    if body["argv"][0] == "-":
+        raise Usage("a job script is not read from standard input", "give the path of a file")
     foreign += options.ignored or ()
     if mails := [*filter(None, (options.notify, options.mail_type))]:
         body["notify"] = ",".join(mails)

@@ -213,8 +213,6 @@ def read(
             f"`{parser.prog} {command[0]}` would start a job that runs `{command[0]}`",
             f"did you mean `carma {command[0]}`? if not, put -- in front of the command",
         )
-    if command[:1] == ["-"]:
-        raise Usage("a job script is not read from standard input", "give the path of a file")
     if command and not _may_be_there(command[0], options):
         hint = "give the path of a program or job script relative to this directory, or --chdir"
         raise Usage(f"there is no {command[0]}", hint)
