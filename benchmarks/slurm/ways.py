@@ -193,4 +193,4 @@ class ByMemory(AtOnce):
 
 
 WAYS: tuple[type[Way], ...] = (Exclusive, Shards, WithCarma)
-CAUSES: tuple[type[Way], ...] = (Shards, WithCarma, AtOnce, ByMemory)
+CAUSES: tuple[type[Way], ...] = (WithCarma, AtOnce, ByMemory)
