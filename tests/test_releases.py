@@ -71,7 +71,8 @@ def test_its_jobs_are_taken_over_and_end_as_they_should(release: Path, tmp_path:
         until(lambda: "up" in daemon.output(11) and "up" in daemon.output(12), "its jobs to run")
         daemon.start()
         by_name: dict[str, list[int]] = {}
-        for job in daemon.get("/v1/history?limit=100")["jobs"] + daemon.get("/v1/jobs")["jobs"]:
+        # In this order: a job that ends in between is in both.
+        for job in daemon.get("/v1/jobs")["jobs"] + daemon.get("/v1/history?limit=100")["jobs"]:
             by_name.setdefault(job["name"], []).append(job["id"])
         jobs = {name: sorted(set(ids)) for name, ids in by_name.items()}
         assert sum(map(len, jobs.values())) == 12, jobs

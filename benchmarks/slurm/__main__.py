@@ -1,7 +1,6 @@
 """200 jobs on four nodes with two GPUs each: Slurm with exclusive GPUs, with shards, and with CARMA
 on its nodes. With `--faults`, the first and the last of them while each daemon is killed in turn
-and a node is lost. With `--causes`, what keeps CARMA from packing as tightly as shards. With
-`--ends`, how soon a node's carmad knows that Slurm ended a job.
+and a node is lost. With `--ends`, how soon a node's carmad knows that Slurm ended a job.
 
 A real Slurm (Debian: slurmctld slurmd slurm-client munge) is all on this machine, the GPUs are
 emulated. As root. Everybody says how much memory a job needs, and knows it. Takes twenty minutes
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from inspect import getdoc
@@ -26,7 +25,7 @@ from benchmarks.harness.rows import columns
 from benchmarks.slurm import ends as of_slurm
 from benchmarks.slurm.faults import all_of_them
 from benchmarks.slurm.runs import Ran, ratio, run
-from benchmarks.slurm.ways import CAUSES, WAYS, Exclusive, Way, WithCarma
+from benchmarks.slurm.ways import WAYS, Exclusive, Way, WithCarma
 from tests import slurm
 
 SEEDS = 5
@@ -41,11 +40,7 @@ COUNTS = {
 
 
 def measure(
-    seeds: int = SEEDS,
-    jobs: int = JOBS,
-    faults: bool = False,
-    causes: bool = False,
-    ends: bool = False,
+    seeds: int = SEEDS, jobs: int = JOBS, faults: bool = False, ends: bool = False
 ) -> Report:
     if missing := slurm.missing():
         sys.exit(
@@ -57,10 +52,7 @@ def measure(
         data = {"ends": [asdict(each) for each in seen]}
         title = "How soon CARMA knows that Slurm ended a job"
         return Report(title, (of_slurm.table(seen),), data, name="slurm_ends")
-    ways: tuple[type[Way], ...] = CAUSES if causes else WAYS
-    meanwhile = None
-    if faults:
-        ways, meanwhile = (Exclusive, WithCarma), all_of_them
+    ways, meanwhile = ((Exclusive, WithCarma), all_of_them) if faults else (WAYS, None)
     found = [_ran(way, seed, jobs, meanwhile) for seed in range(1, seeds + 1) for way in ways]
     data = {"runs": [asdict(each) for each in found]}
     title = f"Slurm alone and with CARMA: {jobs} jobs, {seeds} seeds"
@@ -68,8 +60,7 @@ def measure(
     if faults:
         blocks = (getdoc(all_of_them) or "", _faults(found))
         return Report(f"{title}, with faults", blocks, data, name="slurm_faults", kept=kept)
-    name = "slurm_causes" if causes else ""
-    return Report(title, (_table(found, ways),), data, name=name, kept=kept)
+    return Report(title, (_table(found),), data, kept=kept)
 
 
 def _ran(
@@ -87,11 +78,10 @@ def _folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _table(found: list[Ran], ways: Sequence[type[Way]]) -> str:
-    """Ratios are to the first of the ways."""
-    first = [each for each in found if each.way == ways[0].name]
+def _table(found: list[Ran]) -> str:
+    first = [each for each in found if each.way == WAYS[0].name]
     rows = []
-    for way in ways:
+    for way in WAYS:
         runs = [each for each in found if each.way == way.name]
         spans, waits = [each.makespan_s for each in runs], [each.jct_s for each in runs]
         rows.append(

@@ -179,18 +179,4 @@ class WithCarma(Way):
         return f"exec {shlex.join(carma)}"
 
 
-class AtOnce(WithCarma):
-    name = "CARMA, measuring for 0.1 s"
-    settings: ClassVar[Mapping[str, str]] = {**SETTINGS, "CARMA_MONITOR__WINDOW_S": "0.1"}
-
-
-class ByMemory(AtOnce):
-    name = "CARMA, likewise, by memory alone"
-    settings: ClassVar[Mapping[str, str]] = {
-        **AtOnce.settings,
-        "CARMA_PRECONDITIONS__UTILIZATION": "false",
-    }
-
-
 WAYS: tuple[type[Way], ...] = (Exclusive, Shards, WithCarma)
-CAUSES: tuple[type[Way], ...] = (WithCarma, AtOnce, ByMemory)
