@@ -237,6 +237,23 @@ def test_what_another_daemon_started_for_the_job_ends_with_it(bench: Bench, stop
             process.wait()
 
 
+@as_root
+def test_what_another_daemon_starts_again_and_again_keeps_no_job(bench: Bench) -> None:
+    """As Docker's does with `--restart=always`. Its memory is then somebody else's."""
+    job = bench.launch(bench.job("sh", "-c", "echo up; until [ -e go ]; do sleep 0.05; done"))
+    until(bench.lines, "the job to speak")
+    mark = f"{ATTEMPT_VARIABLE}={bench.directory(job)}"
+    again = f"while :; do unshare --pid --fork --kill-child env {mark} sleep 600; done"
+    docker = subprocess.Popen(["sh", "-c", again], start_new_session=True)
+    try:
+        until(lambda: psutil.Process(docker.pid).children(recursive=True)[1:], "its container")
+        (bench.cwd / "go").touch()
+        assert bench.ended(job)["code"] == 0
+    finally:
+        os.killpg(docker.pid, signal.SIGKILL)
+        docker.wait()
+
+
 def test_a_job_may_use_its_grace(bench: Bench) -> None:
     job = bench.launch(
         bench.job(

@@ -14,6 +14,7 @@ import time
 
 LEFTOVER_GRACE_S = 5.0  # for processes that outlive the job's main process
 CLEARED_WITHIN_S = 10.0  # what a container's engine has to remove, once all in it is killed
+STRANGERS_WITHIN_S = 10.0  # of killing what another daemon may start again and again
 SIGHUP, SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 1, 9, 15, 18, 19  # `signal` is imported only later
 UNKNOWN = -1  # the status of a process that ended unseen
 LOOK_S = 0.1  # how often to look for processes that are not our children
@@ -251,11 +252,15 @@ class Tree:
                 self.main_ended_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def _others_ended(self) -> bool:
-        """Whether the main process and those that were not our children have all ended."""
+        """Whether the main process and those that were not our children have all ended, or cannot
+        be ended: another daemon starts its container again."""
         if self.status is None:
             return False
         self.end(LEFTOVER_GRACE_S)
-        return not self.everyone()
+        return not self.everyone() or (self._strangers and self._killed_for(STRANGERS_WITHIN_S))
+
+    def _killed_for(self, seconds: float) -> bool:
+        return self._deadline is not None and time.monotonic() - self._deadline > seconds
 
     def obey(self, line: bytes) -> None:
         """Carry out one line of `control`; an incomplete or unknown one is ignored."""
