@@ -41,18 +41,19 @@ class Iterated(AsyncIterator[T]):
 
     def __init__(self, steps: Steps[None]) -> None:
         self._steps = steps
-        self._step: Step | None = None
+        self._step: Step | None = None  # under way
 
     async def __anext__(self) -> T:
         try:
-            if self._step is None:
-                self._step = next(self._steps)
-            while not isinstance(self._step, Found):
-                self._step = resumed(self._steps, await _tried(self._step))
+            step = self._step or next(self._steps)
+            while not isinstance(step, Found):
+                self._step = step
+                result = await _tried(step)
+                self._step = None
+                step = resumed(self._steps, result)
         except StopIteration:
             raise StopAsyncIteration from None
-        found: T = self._step.value
-        self._step = None
+        found: T = step.value
         return found
 
     async def aclose(self) -> None:

@@ -22,7 +22,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from carma_client import asking
-from carma_client.errors import JobFailed, Problem, Refused, Unknown
+from carma_client.errors import JobFailed, Refused, Unknown
 from carma_client.steps import run
 from carma_client.transport import Daemon
 from carmad.paths import user_cache_dir
@@ -81,9 +81,10 @@ def called(
     own["export"] = {**same_daemon, **options.get("export", {}), CALL: str(call)}
     try:
         label = yield from asking.submitted(daemon, argv, own)
-    except Problem as error:
-        if error.code != Unknown.code:
-            call.unlink(missing_ok=True)
+    except Unknown:
+        raise  # the job may be there
+    except Exception:
+        call.unlink(missing_ok=True)
         raise
     return label, call.with_suffix(".result")
 
@@ -165,12 +166,12 @@ def main() -> None:
         path, data = pickle.loads(_own(call))
     except FileNotFoundError:
         sys.exit(FETCHED)
-    sys.path += [folder for folder in path if folder not in sys.path]
+    sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
     try:
         function, args = pickle.loads(data)
         result = _pickled((attempt, True, function(*args)))
     except Exception as error:
-        _write(call.with_suffix(".result"), pickle.dumps((attempt, False, _portable(error))))
+        _write(call.with_suffix(".result"), _pickled((attempt, False, _portable(error))))
         raise
     _write(call.with_suffix(".result"), result)
 

@@ -141,7 +141,7 @@ def _answered(where: str, path: str, request: bytes, within_s: float, again: boo
             if not again or broken.busy or waited >= BACK_WITHIN_S:
                 broken.hint = _what_became(path, broken, again)
                 if broken.whole and not again:
-                    broken.code = Unknown.code
+                    raise Unknown(broken.message, broken.hint) from None
                 raise
         except Unreachable:
             if not died or waited >= BACK_WITHIN_S:

@@ -174,12 +174,10 @@ def problem(words: Sequence[str], said: str) -> Problem:
     if any(sign in said for sign in LOST):
         if words[0] not in CHANGING or "show" in words[1:2]:
             return Unreachable(f"no answer from Slurm: {message}", "try again in a minute")
-        lost = Unreachable(
+        return Unknown(
             f"no answer from Slurm: {message}",
             "it is not known whether that was done: see `carma queue --me` before you repeat it",
         )
-        lost.code = Unknown.code
-        return lost
     if any(sign in said for sign in UNCONFIGURED):
         return Problem(
             f"Slurm is not set up on this machine: {message}",
