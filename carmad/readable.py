@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os.path
 import re
 from collections.abc import Sequence
 
@@ -73,7 +72,7 @@ def counted(gres: str) -> int | None:
 
 def job_name(argv: Sequence[str]) -> str:
     """Of a job without one: the program's, or the script's that an interpreter is given."""
-    words = [os.path.basename(word) for word in argv]  # noqa: PTH119 - no path need it be
+    words = [word.rpartition("/")[2] for word in argv]
     name = words[0]
     if re.fullmatch(r"python[0-9.]*|bash|sh|zsh|torchrun|accelerate", name):
         name = next((word for word in words[1:] if word and not word.startswith("-")), name)
