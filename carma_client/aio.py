@@ -127,7 +127,7 @@ class AsyncClient(Daemon):
         return AsyncCall(self, *await run(called(self, function, args, dict(options))))
 
     async def job(self, label: str) -> JobOut:
-        job: JobOut = await self.get(f"/v1/jobs/{label}")
+        job: JobOut = await self.get(asking.job_path(label))
         return job
 
     async def jobs(
@@ -155,7 +155,7 @@ class AsyncClient(Daemon):
     async def requeue(self, *labels: str) -> list[ResultOut]:
         return await run(asking.done(self, "requeue", labels))
 
-    def logs(self, label: str, *, follow: bool = False, stderr: bool = False) -> AsyncIterator[str]:
+    def logs(self, label: str, *, follow: bool = False, stderr: bool = False) -> Iterated[str]:
         return Iterated(logs.lines(self, label, follow, stderr))
 
     def events(
@@ -165,7 +165,7 @@ class AsyncClient(Daemon):
         user: str | None = None,
         since: str | None = None,
         broken: Callable[[str], None] = lambda why: None,
-    ) -> AsyncIterator[EventOut]:
+    ) -> Iterated[EventOut]:
         return Iterated(stream.events(self, broken, select=select, user=user, since=since))
 
 

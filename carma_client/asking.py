@@ -51,6 +51,13 @@ def _umask() -> str:
         return next(line.split()[1] for line in file if line.startswith("Umask:"))
 
 
+def job_path(label: str) -> str:
+    """Raises Refused for what is no label, which might name something else in a path."""
+    if not label.replace("_", "").isalnum():
+        raise Refused(f"there is no job {label!r}", code="not_found")
+    return f"/v1/jobs/{label}"
+
+
 def listed(
     daemon: Daemon, select: str | Iterable[str] | None, user: str | None, states: str | None
 ) -> Steps[list[Any]]:
@@ -80,7 +87,7 @@ def _parts(select: str | Iterable[str]) -> Iterator[str]:
 def ended(daemon: Daemon, label: str) -> Steps[Any]:
     """The job once it has ended. A daemon that restarts meanwhile is waited for, but not one that
     has never answered."""
-    path, within_s = f"/v1/jobs/{label}/wait", POLL_S + TIMEOUT_S
+    path, within_s = f"{job_path(label)}/wait", POLL_S + TIMEOUT_S
     job = yield from daemon.asked(path, timeout_s=0)
     while job["state"] not in ENDED:
         job = yield from patiently(lambda: daemon.asked(path, within_s, timeout_s=POLL_S))

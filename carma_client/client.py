@@ -9,7 +9,7 @@ from carma_client.transport import Blocking
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
     from typing import Any, TypeVar, Unpack
 
     from carma_client.function import Call
@@ -38,7 +38,7 @@ class Client(Blocking):
         return Call(self, *run(called(self, function, args, dict(options))))
 
     def job(self, label: str) -> JobOut:
-        job: JobOut = self.get(f"/v1/jobs/{label}")
+        job: JobOut = self.get(asking.job_path(label))
         return job
 
     def jobs(
@@ -71,7 +71,7 @@ class Client(Blocking):
     def requeue(self, *labels: str) -> list[ResultOut]:
         return run(asking.done(self, "requeue", labels))
 
-    def logs(self, label: str, *, follow: bool = False, stderr: bool = False) -> Iterator[str]:
+    def logs(self, label: str, *, follow: bool = False, stderr: bool = False) -> Generator[str]:
         """The lines that all attempts of the job have printed; `follow`: until it ends. Raises
         OSError if the file cannot be read, which this process does itself."""
         from carma_client.logs import lines
@@ -85,7 +85,7 @@ class Client(Blocking):
         user: str | None = None,
         since: str | None = None,
         broken: Callable[[str], None] = lambda why: None,
-    ) -> Iterator[EventOut]:
+    ) -> Generator[EventOut]:
         """What happens, from a first event called "watching", until all selected jobs have ended.
         `since`: begin with what happened since this time, ISO 8601. If the daemon stops, `broken`
         is called, and the stream goes on after the last event once it is back."""

@@ -10,6 +10,7 @@ import os
 import re
 import time
 
+from carma_client.asking import job_path
 from carma_client.errors import Refused
 from carma_client.steps import Found, Sleep
 from carma_client.transport import ENDED, patiently
@@ -34,7 +35,7 @@ def lines(daemon: Daemon, label: str, follow: bool, stderr: bool) -> Steps[None]
     OSError if the file cannot be read."""
 
     def asked() -> Steps[Any]:
-        return daemon.asked(f"/v1/jobs/{label}")
+        return daemon.asked(job_path(label))
 
     job = yield from asked()
     if job.get("interactive"):
@@ -44,12 +45,12 @@ def lines(daemon: Daemon, label: str, follow: bool, stderr: bool) -> Steps[None]
         yield Sleep(ASK_S)
         job = yield from patiently(asked)
     with open(path, "rb") as file:  # noqa: PTH123 - light
-        log, rest = Log(file), b""
+        log, begun = Log(file), list[bytes]()
         own = log.parts(job)
         end = file.tell()
         for at, size in own:
             file.seek(at)
-            rest = yield from _whole(rest + file.read(size))
+            yield from _whole(begun, file.read(size))
         file.seek(end)
         asked_at = 0.0
         while follow:
@@ -57,20 +58,22 @@ def lines(daemon: Daemon, label: str, follow: bool, stderr: bool) -> Steps[None]
             if now - asked_at >= ASK_S:
                 job, asked_at = (yield from patiently(asked)), now
             for text in log.news():
-                rest = yield from _whole(rest + text)
+                yield from _whole(begun, text)
             if job["state"] in ENDED:
                 break
             yield Sleep(LOOK_S)
-        if rest:
+        if rest := b"".join(begun):
             yield Found(rest.decode(errors="replace"))
 
 
-def _whole(text: bytes) -> Steps[bytes]:
-    """Finds its whole lines. Returns the rest."""
+def _whole(begun: list[bytes], text: bytes) -> Steps[None]:
+    """Finds its whole lines. `begun`: the pieces of the line that has no end yet."""
     *whole, rest = text.split(b"\n")
     for line in whole:
-        yield Found(line.decode(errors="replace"))
-    return rest
+        begun.append(line)
+        yield Found(b"".join(begun).decode(errors="replace"))
+        begun.clear()
+    begun.append(rest)
 
 
 def elsewhere(job: Any) -> str:

@@ -11,7 +11,7 @@ import time
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator
     from typing import Any, TypeVar
 
     T = TypeVar("T")
@@ -76,7 +76,7 @@ def run(steps: Steps[T]) -> T:
         steps.close()
 
 
-def iterate(steps: Steps[None]) -> Iterator[Any]:
+def iterate(steps: Steps[None]) -> Generator[Any]:
     """What the steps find."""
     try:
         step = next(steps)
@@ -112,7 +112,8 @@ def _done(step: Step) -> bytes | None:
         time.sleep(step.seconds)
     elif isinstance(step, Send):
         step.socket.settimeout(step.within_s)
-        step.socket.sendall(step.data)
+        while step.data:  # sendall would have one limit for all parts
+            step.data = step.data[step.socket.send(step.data) :]
     elif isinstance(step, Receive):
         step.socket.settimeout(step.within_s)
         return step.socket.recv(BLOCK)

@@ -25,7 +25,7 @@ from carmad.core.types import Cause, Exit, GpuSample, JobId, JobState, ProcessUs
 from carmad.engine import engine
 from carmad.engine.clock import Clock
 from carmad.engine.engine import Engine
-from carmad.engine.inbox import Delivery, Inbox
+from carmad.engine.inbox import Delivery, Inbox, Stopping
 from carmad.loop import Follower
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.testing import a_gpu, a_job, a_spec
@@ -314,6 +314,15 @@ def test_what_was_measured_is_saved_when_the_daemon_stops(daemon):
     daemon.thread.join(10)
     (saved,) = daemon.store.store.restore().jobs
     assert (saved.usage.peak_mib, saved.usage.energy_j) == (1001, 7.0)
+
+
+def test_who_comes_when_it_has_stopped_is_refused_at_once(daemon):
+    daemon.inbox.close()
+    early = daemon.inbox.ask(lambda core: None)  # behind the end
+    daemon.thread.join(10)
+    for asked in early, daemon.inbox.ask(lambda core: None), daemon.inbox.request():
+        with pytest.raises(Stopping, match="carmad is stopping"):
+            asked.result(1)
 
 
 def test_time_passes_though_nobody_has_news(daemon):

@@ -170,15 +170,35 @@ def test_who_is_too_slow_is_told_so(daemon: api_server.Daemon) -> None:
     stream = events()
     next(stream)
     place = known.place
-    job = a_job(state=JobState.QUEUED)
-    with known._lock:
-        known._latest.extend([Happening(1.0, Kind.HELD, job)] * (kept.KEPT + 5))
-        known._count += kept.KEPT + 5
+    _flood(known)
     known.wake()
     missed = next(stream)
     assert missed["event"] == "missed"
     assert known.after(missed["id"]) == place + 5
     assert next(stream)["event"] == "held"
+
+
+def test_a_stream_ends_even_if_its_jobs_end_is_forgotten(
+    daemon: api_server.Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = daemon.service.events
+    id = submitted(daemon, held=True)
+    stream = events(select=str(id))
+    next(stream)
+    with monkeypatch.context() as patch:
+        patch.setattr(known, "wake", lambda: None)
+        daemon.call("POST", "/v1/cancel", {"select": str(id)})
+        _flood(known)
+    known.wake()
+    assert kinds(list(stream)) == ["missed"]
+
+
+def _flood(known: kept.Events) -> None:
+    """With more happenings of another job than are kept."""
+    job = a_job(99, state=JobState.QUEUED)
+    with known._lock:
+        known._latest.extend([Happening(1.0, Kind.HELD, job)] * (kept.KEPT + 5))
+        known._count += kept.KEPT + 5
 
 
 def test_streams_are_limited_per_user_and_hold_no_turn(

@@ -143,6 +143,9 @@ def test_errors_have_the_daemons_words(client: Client, tmp_path: Path) -> None:
     with pytest.raises(Refused, match="there is no job 999999") as refused:
         client.wait("999999")
     assert (refused.value.code, "carma history" in refused.value.hint) == ("not_found", True)
+    for ask in client.job, client.wait, lambda label: next(client.logs(label)):
+        with pytest.raises(Refused, match="there is no job '1/why'"):
+            ask("1/why")
     with pytest.raises(Refused, match="99 GPUs"):
         client.submit(["true"], gpus=99)
     with pytest.raises(Refused, match="gpu_count"):

@@ -15,10 +15,16 @@ from carmad.core.messages import Event
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import JobId
 from carmad.engine.clock import Clock
+from carmad.errors import CarmaError
 
 T = TypeVar("T")
 
 MOST_AT_ONCE = 256  # deliveries per batch: questions are answered between batches
+
+
+class Stopping(CarmaError):
+    def __init__(self) -> None:
+        super().__init__("carmad is stopping", "Running jobs continue; try again later.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +35,18 @@ class Delivery:
     events: tuple[Event, ...]
     done: Future[None] | None
 
+    def refuse(self) -> None:
+        if self.done is not None:
+            self.done.set_exception(Stopping())
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
     ask: Callable[[Scheduler], Any]
     answer: Future[Any]
+
+    def refuse(self) -> None:
+        self.answer.set_exception(Stopping())
 
 
 class Inbox:
@@ -43,6 +56,7 @@ class Inbox:
         self._backlog: deque[Delivery] = deque()  # taken from the queue, for a later batch
         self._next_id = next_id
         self._ids = threading.Lock()
+        self._refuses = False
 
     def next_ids(self, n: int) -> JobId:
         """Reserve `n` consecutive ids; returns the first. Unused ones leave a gap."""
@@ -59,17 +73,30 @@ class Inbox:
         """Send a user's request. The future is done when it is durable, or has the CarmaError that
         prevented it."""
         done: Future[None] = Future()
-        self._queue.put(Delivery(events, done))
+        self._put(Delivery(events, done))
         return done
 
     def ask(self, question: Callable[[Scheduler], T]) -> Future[T]:
         """Run `question` in the core's thread. It must be quick and change nothing."""
         answer: Future[T] = Future()
-        self._queue.put(Question(question, answer))
+        self._put(Question(question, answer))
         return answer
+
+    def _put(self, item: Delivery | Question) -> None:
+        self._queue.put(item)
+        if self._refuses:
+            self.refuse()
 
     def close(self) -> None:
         self._queue.put(None)
+
+    def refuse(self) -> None:
+        """Once nobody takes from it any more: refuse what is left, and whatever comes later."""
+        self._refuses = True
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if item := self._queue.get_nowait():
+                    item.refuse()
 
     def take(self, timeout_s: float) -> tuple[list[Delivery], list[Question], bool]:
         """A batch of deliveries, all questions, and whether the inbox is open. Waits for a first

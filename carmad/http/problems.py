@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
+from carmad.engine.inbox import Stopping
 from carmad.errors import CarmaError
 from carmad.http.service import Unavailable
 from carmad.store.sql import StoreFull
@@ -63,7 +64,7 @@ def headers(error: CarmaError) -> dict[str, str]:
 def status_and_code(error: CarmaError) -> tuple[int, str]:
     if isinstance(error, ApiError):
         return error.status, error.code
-    if isinstance(error, (StoreFull, Unavailable)):
+    if isinstance(error, (StoreFull, Stopping, Unavailable)):
         return 503, "unavailable"
     return ApiError.status, ApiError.code
 

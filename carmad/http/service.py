@@ -167,18 +167,15 @@ class Service(Follower):
         return self.inbox.clock()
 
     async def ask(self, question: Callable[[Scheduler], T]) -> T:
-        self._require_running()
         return await _answered(self.inbox.ask(question), "Try again in a moment.")
 
     async def request(self, *events: Event) -> None:
         """Returns once the events are handled and on disk."""
-        self._require_running()
         hint = "It may have been done all the same: check with `carma queue`."
         await _answered(self.inbox.request(*events), hint)
 
     async def scene(self) -> Scene:
         """The scene of the last step, or of a moment ago, shared by all requests until the next."""
-        self._require_running()
         scene = self._scene
         if scene is None or self.now() - scene.now > FRESH_S:
             scene = await self.ask(self._captured)
@@ -228,10 +225,6 @@ class Service(Follower):
     def limit_of(self, user: str) -> Limit:
         """The limit that applies to the user; call `ready` first."""
         return limit_of(user, self.tally.limits, self.settings.limits)
-
-    def _require_running(self) -> None:
-        if self.stopping:
-            raise Unavailable("carmad is stopping", "Running jobs continue; try again later.")
 
 
 async def _answered(future: Future[T], hint: str) -> T:

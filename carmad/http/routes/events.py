@@ -95,8 +95,11 @@ async def _stream(
                 news.clear()
                 begin, found = known.read(place, AT_ONCE)
                 if lost or begin > place:
-                    lost = False
-                    yield _written(_mark(known, begin, call, "missed", MISSED))
+                    place, lost = begin, False
+                    yield _written(_mark(known, place, call, "missed", MISSED))
+                    if wanted is not None:  # their ends may be among what is missing
+                        wanted.going_on = wanted.jobs & (await service.scene()).live.keys()
+                    continue
                 place = begin + len(found)
                 if piece := b"".join(_rendered(call, known, begin, found, user, wanted)):
                     yield piece
