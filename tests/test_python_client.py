@@ -61,7 +61,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def calls(client: Client) -> list[Path]:
-    return list(Path(os.environ["XDG_CACHE_HOME"], "carma/calls").iterdir())
+    return list(Path(os.environ["XDG_CACHE_HOME"], "carma/calls").glob("*"))
 
 
 # functions that jobs run

@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import subprocess
+import time
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -272,6 +273,7 @@ def test_what_was_written_before_a_requeue_stays_and_is_followed(site: Site) -> 
         site.carma("requeue", job)
         until(lambda: site.slurm.jobs()[int(job)] == "PENDING", "the job in line")
         assert "the time to begin, or to try again" in site.carma("why", job)
+        time.sleep(1.1)  # Slurm's credentials count seconds: one of this second is void
         site.slurm.hurry(int(job))
         said += follows.communicate()[0]
         assert waits.wait() == follows.returncode == 0, said
