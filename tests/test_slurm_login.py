@@ -6,9 +6,9 @@ import json
 import os
 import pwd
 import subprocess
-import time
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
