@@ -19,7 +19,7 @@ test: .venv/installed-test
 
 # Tests wait on daemons half of the time: more workers than CI has cores.
 pytest: .venv/installed-test
-	$(BIN)/pytest -n 3 --dist worksteal
+	$(BIN)/pytest -n 4 --dist worksteal
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

@@ -316,15 +316,6 @@ def test_what_was_measured_is_saved_when_the_daemon_stops(daemon):
     assert (saved.usage.peak_mib, saved.usage.energy_j) == (1001, 7.0)
 
 
-def test_who_comes_when_it_has_stopped_is_refused_at_once(daemon):
-    daemon.inbox.close()
-    early = daemon.inbox.ask(lambda core: None)  # behind the end
-    daemon.thread.join(10)
-    for asked in early, daemon.inbox.ask(lambda core: None), daemon.inbox.request():
-        with pytest.raises(Stopping, match="carmad is stopping"):
-            asked.result(1)
-
-
 def test_time_passes_though_nobody_has_news(daemon):
     """When the driver hangs, and the monitor with it, time limits still hold."""
     id = daemon.start(time_limit_s=60.0)
@@ -364,6 +355,17 @@ def test_the_last_batch_is_of_all_that_is_left():
     deliveries, _, go_on = inbox.take(timeout_s=0)
     assert not go_on
     assert deliveries[-1].events == (Noticed(0.0, JobId(599), ""),)
+
+
+def test_who_comes_after_the_last_batch_is_refused_at_once():
+    inbox = Inbox(Clock(), 1)
+    inbox.close()
+    early = inbox.ask(lambda core: None)
+    inbox.take(timeout_s=0)
+    inbox.refuse()
+    for asked in early, inbox.ask(lambda core: None), inbox.request():
+        with pytest.raises(Stopping, match="carmad is stopping"):
+            asked.result(0)
 
 
 def test_the_clock_does_not_jump(monkeypatch):

@@ -197,6 +197,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         systemd.notify("READY=1")
         log.info("ready: policy %s, telemetry %s", settings.policy, source.name)
         engine.run()
+        inbox.refuse()
         systemd.notify("STOPPING=1")
         log.info("stopping; running jobs continue")
 

@@ -88,7 +88,6 @@ class Engine:
                 self._answer(question)
             self._alive()
         self._handle([Delivery((Closing(self._inbox.clock()),), None)])
-        self._inbox.refuse()
 
     def _due(self, batch: list[Delivery]) -> bool:
         """Whether to try now: always for a request, but a full disk is not retried at every

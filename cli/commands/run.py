@@ -150,6 +150,8 @@ class Left(Exception):
 
 def _as_job(body: dict[str, Any], quiet: bool) -> int:
     say = _unsaid if quiet else _say
+    for signum in signals.heeded(signals.TOLD):  # a warning ends no wait
+        signal.signal(signum, _ignore)
     errors = _kept() if _repeatable() else None
     if errors:
         body |= {"stdout": errors.path}
@@ -166,8 +168,6 @@ def _as_job(body: dict[str, Any], quiet: bool) -> int:
     for text in answer["warnings"]:
         say(text)
     code = None
-    for signum in signals.heeded(signals.TOLD):
-        signal.signal(signum, _ignore)
     while code is None:
         handled = {one: signal.signal(one, _leave) for one in signals.heeded(signals.LEAVING)}
         try:
