@@ -279,7 +279,7 @@ def test_the_report_waits_only_so_long(farm: Farm, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_shutdown_loses_a_job_unless_it_ended_well(farm: Farm) -> None:
-    job = farm.start("sh", "-c", "echo up; sleep 600")
+    job = farm.start("sh", "-c", "echo up; exec sleep 600")
     until(farm.lines, "the job to speak")
     os.kill(farm.started(job)["pid"], signal.SIGTERM)
     ended = farm.report()

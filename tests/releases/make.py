@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from carmad.attempt import process_tree, supervisor
+from carmad.attempt import cgroup, process_tree, starting, supervisor
 from carmad.attempt.environment import job_environment
 from carmad.attempt.launcher import ATTEMPT_VARIABLE, launch_fields
 from carmad.core.decision import Decision, Placement
@@ -139,7 +139,7 @@ def main(release: str) -> None:
                 env = job_environment(job, job.gpus, mps_pipe=None, mps_log=None)
                 env[ATTEMPT_VARIABLE] = f"{ROOT}/state/{directory}"
                 kept.writestr(f"{directory}/launch", launch_fields(job, env, 1.0))
-        for module in (supervisor, process_tree):
+        for module in (supervisor, cgroup, process_tree, starting):
             name = f"code/carmad/attempt/{Path(str(module.__file__)).name}"
             kept.write(str(module.__file__), name)
 
