@@ -14,7 +14,7 @@ import pytest
 from mcp import StdioServerParameters
 from mcp.client import Client
 
-from cli.agents import CHANGE, MOST, READ, server
+from cli.agents import CHANGE, READ, server
 from cli.commands.mcp import CHANGES
 from tests.aio import run_async
 from tests.api_server import as_user
@@ -142,7 +142,9 @@ def test_a_dry_run_submits_nothing(carmad: Carmad) -> None:
 
 
 def test_of_a_long_log_the_end_is_told(carmad: Carmad) -> None:
-    label = carmad.sh("yes 123456789 | head -n 1900; yes '' | head -n 90; echo the end", gpus=0)
+    label = carmad.sh(
+        "yes 1234567890123456789 | head -n 1900; yes '' | head -n 90; echo the end", gpus=0
+    )
     carmad.ended(label)
 
     async def talk(client: Client, ask: Ask) -> None:
@@ -194,12 +196,38 @@ def test_others_see_no_more_than_on_the_command_line(
     carmad.cancel(int(label))
 
 
-def test_a_long_answer_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch, carmad: Carmad) -> None:
-    from cli import agents
+def test_a_long_answer_has_fewer_jobs_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, carmad: Carmad
+) -> None:
+    monkeypatch.setenv("CARMA_SOCKET", carmad.socket)
+    jobs = [carmad.sh("true", held=True, name=f"{'x' * 100}{n}") for n in range(20)]
 
-    monkeypatch.setattr(agents, "MOST", 20)
-    assert agents._told(["x" * MOST]).endswith("ask for fewer jobs or lines")
-    assert len(agents._told(["x" * MOST])) < 120
+    async def look() -> str:
+        async with Client(server(())) as client:
+            (content,) = (await client.call_tool("queue", {})).content
+            return content.text
+
+    whole = json.loads(run_async(look()))["jobs"]
+    monkeypatch.setattr("cli.agents.MOST", 5000)
+    answer = run_async(look())
+    assert len(answer) <= 5000
+    told = json.loads(answer)
+    assert told["jobs"] == whole[: len(told["jobs"])] != []
+    assert len(told["jobs"]) + told["left_out"]["jobs"] == len(whole) == len(jobs)
+    carmad.post("/v1/cancel", {"select": ",".join(map(str, jobs))})
+
+
+def test_of_a_log_of_quotes_the_end_is_told(carmad: Carmad) -> None:
+    """In JSON, each is twice as long."""
+    label = carmad.sh("yes '" + 9 * '"' + "' | head -n 2000; echo the end", gpus=0)
+    carmad.ended(label)
+
+    async def talk(client: Client, ask: Ask) -> None:
+        told = await ask("logs", job=str(label), lines=2000)
+        assert told["lines"][-1] == "the end"
+        assert "left_out" not in told
+
+    session(carmad, talk)
 
 
 def test_without_the_package_it_says_how_to_get_it(tmp_path: Path) -> None:
