@@ -185,7 +185,7 @@ def test_an_idle_kernel_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             until(carmad.processes, "the kernel")
             next_one = waiting(carmad)
             assert carmad.ended(next_one)["state"] == "succeeded"
-            assert carmad.ended(1)["state"] == "timed_out"
+            assert carmad.ended(1)["exit"]["cause"] == "idle"
             until(lambda: not manager.is_alive(), "the kernel's end")
         finally:
             manager.shutdown_kernel(now=True)
