@@ -14,7 +14,7 @@ import pytest
 from mcp import StdioServerParameters
 from mcp.client import Client
 
-from cli.agents import CHANGE, READ, server
+from cli.agents import CHANGE, READ, history, queue, server, starts, status
 from cli.commands.mcp import CHANGES
 from tests.aio import run_async
 from tests.api_server import as_user
@@ -174,24 +174,19 @@ def test_others_see_no_more_than_on_the_command_line(
     carmad: Carmad, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CARMA_SOCKET", carmad.socket)
-    label = str(carmad.sh("echo secret; sleep 1000", name="mine"))
+    label = str(carmad.sh("echo secret; sleep 1000", name="secret-name"))
     carmad.await_output(int(label), "secret")
 
-    async def look() -> list[str]:
+    async def look() -> tuple[list[str], list[str]]:
         async with Client(server(tuple(CHANGE))) as client:
             ask = asking(client)
-            seen = [
-                json.dumps(await ask("queue")),
-                *[await ask(t, job=label) for t in ("job", "why")],
-            ]
-            return [
-                str(each)
-                for each in [*seen, await ask("logs", job=label), await ask("cancel", job=label)]
-            ]
+            of_all = [str(await ask(tool.__name__)) for tool in (status, queue, history, starts)]
+            of_one = [str(await ask(each, job=label)) for each in ("job", "why", "wait", "logs")]
+            return of_all, [*of_one, str(await ask("cancel", job=label))]
 
-    queue, *refused = as_user(HOSTILE[0], lambda: run_async(look()))
-    assert f'"label": "{label}"' in queue
-    assert "secret" not in queue
+    of_all, refused = as_user(HOSTILE[0], lambda: run_async(look()))
+    assert all(f"'label': '{label}'" in answer for answer in of_all[:2]), of_all
+    assert "secret" not in str(of_all)
     assert all(f"job {label} is root's" in answer for answer in refused), refused
     carmad.cancel(int(label))
 
