@@ -58,6 +58,7 @@ def ended(job: Job, exit: Exit, *beside: GpuSample, usable: tuple[str, ...] = (G
         (stopping(Cause.CANCELLED), GONE, JobState.CANCELLED, Cause.CANCELLED),
         (stopping(Cause.CANCELLED), Exit(Cause.SUCCESS), JobState.CANCELLED, Cause.CANCELLED),
         (stopping(Cause.TIME_LIMIT), GONE, JobState.TIMED_OUT, Cause.TIME_LIMIT),
+        (stopping(Cause.IDLE), GONE, JobState.TIMED_OUT, Cause.IDLE),
         (stopping(Cause.PREEMPTED), GONE, JobState.QUEUED, Cause.PREEMPTED),
         (stopping(Cause.PROFILED), GONE, JobState.QUEUED, Cause.PROFILED),
         (stopping(Cause.PREEMPTED), Exit(Cause.SUCCESS), JobState.SUCCEEDED, Cause.SUCCESS),

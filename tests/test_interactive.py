@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from carmad.config import Interactive, Settings
+from carmad.core.happenings import how_ended
 from carmad.core.messages import RequeueRequested, Sampled, UpdateRequested
 from carmad.core.types import Cause, Exit, JobState
 from carmad.testing import FakeServer
@@ -42,9 +43,10 @@ def test_a_shell_that_does_not_use_its_gpu_is_warned_and_then_ended():
     server.pass_time(99)
     assert server.job(id).state is S.RUNNING
     server.pass_time(1)
-    assert server.job(id).stop is Cause.TIME_LIMIT
+    assert server.job(id).stop is Cause.IDLE
     server.exit(id, Exit(Cause.FAILURE, signal=1))
     assert server.last(id).state is S.TIMED_OUT
+    assert how_ended(server.last(id)) == "timed out, it did not use its GPUs"
     assert "had not used its GPUs for" in server.last(id).notes[-1]
 
 

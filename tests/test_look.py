@@ -89,6 +89,7 @@ def test_a_launcher_runs_the_python_beside_it_and_passes_settings_on() -> None:
     [
         (["python"], "not from a file"),
         (["python", "-u", "-"], "not from a file"),
+        (["python", "-m", "ipykernel_launcher", "-f", "k.json"], "kernel may run anything"),
         (["env", "-i", "python", "t.py"], "options of env"),
         (["env"], "options of env"),
         (["torchrun", "--nnodes", "2"], "given no script"),

@@ -14,7 +14,7 @@ import pytest
 from mcp import StdioServerParameters
 from mcp.client import Client
 
-from cli.agents import CHANGE, MOST, READ, server
+from cli.agents import CHANGE, READ, history, queue, server, starts, status
 from cli.commands.mcp import CHANGES
 from tests.aio import run_async
 from tests.api_server import as_user
@@ -142,7 +142,9 @@ def test_a_dry_run_submits_nothing(carmad: Carmad) -> None:
 
 
 def test_of_a_long_log_the_end_is_told(carmad: Carmad) -> None:
-    label = carmad.sh("yes 123456789 | head -n 1900; yes '' | head -n 90; echo the end", gpus=0)
+    label = carmad.sh(
+        "yes 1234567890123456789 | head -n 1900; yes '' | head -n 90; echo the end", gpus=0
+    )
     carmad.ended(label)
 
     async def talk(client: Client, ask: Ask) -> None:
@@ -172,34 +174,56 @@ def test_others_see_no_more_than_on_the_command_line(
     carmad: Carmad, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CARMA_SOCKET", carmad.socket)
-    label = str(carmad.sh("echo secret; sleep 1000", name="mine"))
+    label = str(carmad.sh("echo secret; sleep 1000", name="secret-name"))
     carmad.await_output(int(label), "secret")
 
-    async def look() -> list[str]:
+    async def look() -> tuple[list[str], list[str]]:
         async with Client(server(tuple(CHANGE))) as client:
             ask = asking(client)
-            seen = [
-                json.dumps(await ask("queue")),
-                *[await ask(t, job=label) for t in ("job", "why")],
-            ]
-            return [
-                str(each)
-                for each in [*seen, await ask("logs", job=label), await ask("cancel", job=label)]
-            ]
+            of_all = [str(await ask(tool.__name__)) for tool in (status, queue, history, starts)]
+            of_one = [str(await ask(each, job=label)) for each in ("job", "why", "wait", "logs")]
+            return of_all, [*of_one, str(await ask("cancel", job=label))]
 
-    queue, *refused = as_user(HOSTILE[0], lambda: run_async(look()))
-    assert f'"label": "{label}"' in queue
-    assert "secret" not in queue
+    of_all, refused = as_user(HOSTILE[0], lambda: run_async(look()))
+    assert all(f"'label': '{label}'" in answer for answer in of_all[:2]), of_all
+    assert "secret" not in str(of_all)
     assert all(f"job {label} is root's" in answer for answer in refused), refused
     carmad.cancel(int(label))
 
 
-def test_a_long_answer_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch, carmad: Carmad) -> None:
-    from cli import agents
+def test_a_long_answer_has_fewer_jobs_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, carmad: Carmad
+) -> None:
+    monkeypatch.setenv("CARMA_SOCKET", carmad.socket)
+    jobs = [carmad.sh("true", held=True, name=f"{'x' * 100}{n}") for n in range(20)]
 
-    monkeypatch.setattr(agents, "MOST", 20)
-    assert agents._told(["x" * MOST]).endswith("ask for fewer jobs or lines")
-    assert len(agents._told(["x" * MOST])) < 120
+    async def look() -> str:
+        async with Client(server(())) as client:
+            (content,) = (await client.call_tool("queue", {})).content
+            return content.text
+
+    assert [job["id"] for job in json.loads(run_async(look()))["jobs"]] == jobs
+    monkeypatch.setattr("cli.agents.MOST", 5000)
+    answer = run_async(look())
+    assert len(answer) <= 5000
+    told = json.loads(answer)
+    kept = [job["id"] for job in told["jobs"]]
+    assert kept == jobs[: len(kept)] != []
+    assert told["left_out"] == {"jobs": len(jobs) - len(kept)}
+    carmad.post("/v1/cancel", {"select": ",".join(map(str, jobs))})
+
+
+def test_of_a_log_of_quotes_the_end_is_told(carmad: Carmad) -> None:
+    """In JSON, each is twice as long."""
+    label = carmad.sh("yes '" + 9 * '"' + "' | head -n 2000; echo the end", gpus=0)
+    carmad.ended(label)
+
+    async def talk(client: Client, ask: Ask) -> None:
+        told = await ask("logs", job=str(label), lines=2000)
+        assert told["lines"][-1] == "the end"
+        assert "left_out" not in told
+
+    session(carmad, talk)
 
 
 def test_without_the_package_it_says_how_to_get_it(tmp_path: Path) -> None:

@@ -326,7 +326,7 @@ def test_what_is_ignored_is_named_as_by_submit(daemon: Carmad) -> None:
     [
         (["--array", "0-3", "true"], "use carma submit"),
         (["-o", "log", "true"], "redirect the output"),
-        (["--no-requeue", "true"], "start it again"),
+        (["--requeue", "true"], "start it again"),
         (["-H", "true"], "use carma submit"),
         (["--param", "lr=1,2", "true"], "use carma submit"),
         ([], "see `carma run --help`"),
@@ -335,9 +335,15 @@ def test_what_is_ignored_is_named_as_by_submit(daemon: Carmad) -> None:
 def test_what_makes_no_sense_here_is_refused_with_a_hint(
     daemon: Carmad, words: list[str], hint: str
 ) -> None:
-    ran = run(daemon, *words)
+    ran = run(daemon, *words, input="")
     assert ran.returncode == 2
     assert hint in ran.stderr
+
+
+def test_what_is_to_run_once_is_never_run_again(daemon: Carmad) -> None:
+    for job, words in enumerate(([], ["--no-requeue"]), 1):
+        assert run(daemon, *words, "true", stdin=subprocess.DEVNULL).returncode == 0
+        assert daemon.ended(job)["requeue"] is (not words)
 
 
 def test_a_shell_in_a_running_job_has_its_gpus_and_ends_with_it(daemon: Carmad) -> None:

@@ -30,6 +30,7 @@ class Cause(StrEnum):
     HOST_OOM = "host_oom"
     CANCELLED = "cancelled"
     TIME_LIMIT = "time_limit"
+    IDLE = "idle"  # at a terminal, and did not use its GPUs for `interactive.idle_s`
     LAUNCH_FAILED = "launch_failed"  # never started: cwd, environment, command
     LOST = "lost"  # its supervisor vanished: a reboot, a kill -9
     DEPENDENCY = "dependency"  # a job it waited for ended the wrong way
@@ -39,7 +40,7 @@ class Cause(StrEnum):
 
 # Final stops, by the owner or a limit: the attempt itself records them, in case the job's row
 # could not be written.
-FOR_GOOD = frozenset({Cause.CANCELLED, Cause.TIME_LIMIT})
+FOR_GOOD = frozenset({Cause.CANCELLED, Cause.TIME_LIMIT, Cause.IDLE})
 SENT_BACK = frozenset({Cause.PREEMPTED, Cause.PROFILED})  # stopped to be requeued
 
 

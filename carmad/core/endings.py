@@ -51,8 +51,8 @@ def ending(job: Job, event: Exited, beside: Sequence[GpuSample], trying: Trying)
     if job.stop in SENT_BACK and exit.cause is not Cause.SUCCESS:
         return _sent_back(job, exit, at)
     if job.stop in FOR_GOOD:
-        timed_out = job.stop is Cause.TIME_LIMIT
-        state = JobState.TIMED_OUT if timed_out else JobState.CANCELLED
+        cancelled = job.stop is Cause.CANCELLED
+        state = JobState.CANCELLED if cancelled else JobState.TIMED_OUT
         return Ending(state, replace(exit, cause=job.stop), at)
     match exit.cause:
         case Cause.SUCCESS:

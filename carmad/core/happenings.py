@@ -17,6 +17,7 @@ CAUSES = {
     Cause.LOST: "its processes were lost",
     Cause.DEPENDENCY: "a dependency was not met",
     Cause.TIME_LIMIT: "its time limit",
+    Cause.IDLE: "it did not use its GPUs",
     Cause.PREEMPTED: "preempted",
     Cause.PROFILED: "its profile is known",
     Cause.CANCELLED: "cancelled",
@@ -162,7 +163,9 @@ def how_ended(job: Job) -> str:
     said, exit = [job.state.value.replace("_", " ")], job.exit
     if exit is None or job.state is JobState.SUCCEEDED:
         return said[0]
-    if exit.signal:
+    if exit.cause is Cause.IDLE:
+        said.append(CAUSES[exit.cause])
+    elif exit.signal:
         said.append(f"signal {exit.signal}")
     elif exit.code:
         said.append(f"exit code {exit.code}")

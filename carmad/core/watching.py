@@ -169,7 +169,7 @@ class Watch:
         over, note = self._idleness.judge(job, self._settings.interactive.idle_s)
         if note:
             self.ledger.note(job.id, note)
-        return [self._stop(self.ledger.jobs[job.id], Cause.TIME_LIMIT)] if over else []
+        return [self._stop(self.ledger.jobs[job.id], Cause.IDLE)] if over else []
 
     def _note_reserved(self, reservation: Reservation) -> None:
         for gpu in reservation.gpus:

@@ -53,7 +53,6 @@ ELSEWHERE = {
     "no_copy": "a script runs where it is",
     "conda_env": "activate the environment in this shell first",
     "container": "use carma submit, or give `podman run …` as the command",
-    "requeue": "at a terminal, only you can start it again",
 }
 
 
@@ -91,6 +90,8 @@ def parser_of(verb: str) -> Parser:
     for action in parser._actions:
         if action.dest in ELSEWHERE:
             action.help = "==SUPPRESS=="
+        elif action.dest == "requeue":
+            action.help = "let CARMA run it again, away from a terminal (default)"
     return parser
 
 
@@ -102,6 +103,8 @@ def _read(verb: str, args: list[str]) -> tuple[Any, dict[str, Any]]:
         if getattr(given, name) != parser.get_default(name):
             flag = next(a.option_strings[-1] for a in parser._actions if a.dest == name)
             raise Usage(f"{flag} is not for `carma {verb}`", why)
+    if given.requeue and not _repeatable():
+        raise Usage("--requeue is not for a terminal", "there, only you can start it again")
     if verb == "shell":
         if command:
             raise Usage("carma shell takes no command", "use `carma run`")
@@ -114,7 +117,7 @@ def _read(verb: str, args: list[str]) -> tuple[Any, dict[str, Any]]:
         raise Usage("the script asks for an array or a sweep", "use carma submit")
     if options.name is None and verb == "shell":
         body["name"] = "shell"
-    return options, body | {"stdout": None, "stderr": None, "requeue": True, "interactive": True}
+    return options, body | {"stdout": None, "stderr": None, "interactive": True}
 
 
 def _repeatable() -> bool:
@@ -152,7 +155,7 @@ def _as_job(body: dict[str, Any], quiet: bool) -> int:
     say = _unsaid if quiet else _say
     for signum in signals.heeded(signals.TOLD):  # a warning ends no wait
         signal.signal(signum, _ignore)
-    errors = _kept() if _repeatable() else None
+    errors = _kept() if body["requeue"] and _repeatable() else None
     if errors:
         body |= {"stdout": errors.path}
     # Slurm's job would fail because a daemon is restarted; elsewhere, somebody forgot to start one.

@@ -22,7 +22,7 @@ OF_MEMORY = {
     "started": "start",
     "succeeded": "end",
     "failed": "failure",
-    "timed_out": "time limit",
+    "timed_out": "timed out",
     "cancelled": "cancelled",
     "oom": "out of memory",
     "retried": "retry",

@@ -23,7 +23,7 @@ def page() -> str:
         JobState.SUCCEEDED: "its exit code was 0",
         JobState.FAILED: "another exit code, a signal, out of host memory, or it never started",
         JobState.CANCELLED: "by its owner or an administrator, or because of a dependency",
-        JobState.TIMED_OUT: "its time limit was reached",
+        JobState.TIMED_OUT: "its time limit was reached, or, at a terminal, its GPUs were idle",
         JobState.OUT_OF_MEMORY: "out of GPU memory, without a further attempt",
     }
     for state in JobState:
@@ -50,6 +50,7 @@ def page() -> str:
         Cause.HOST_OOM: ("the kernel's OOM killer, or a log line that says so", "`failed`"),
         Cause.CANCELLED: ("on request", "`cancelled`"),
         Cause.TIME_LIMIT: ("`--time` has passed", "`timed_out`"),
+        Cause.IDLE: ("", "`timed_out`"),
         Cause.LAUNCH_FAILED: ("", "`failed`"),
         Cause.LOST: ("", "`queued` again, once, or `failed`"),
         Cause.DEPENDENCY: ("", "`cancelled`"),

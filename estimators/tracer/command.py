@@ -23,6 +23,7 @@ FIND = (sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), "fin
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 LAST_OPTION = re.compile(r"-([bBdEiIOPqRsSuvx]*)([mc])(.*)", re.DOTALL)  # -um train
 TORCHRUN = frozenset({"torch.distributed.run", "torch.distributed.launch"})
+KERNELS = frozenset({"ipykernel", "ipykernel_launcher"})
 ACCELERATE = frozenset({"accelerate.commands.launch", "accelerate.commands.accelerate_cli"})
 # Options of these launchers that take no value.
 FLAGS = frozenset(
@@ -91,6 +92,8 @@ def _python(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Program
         flags, kind, value = last.groups()
         value = value or (rest.pop(0) if rest else "")
         python = (*python, f"-{flags}") if flags else python
+        if kind == "m" and value in KERNELS:
+            raise Unreadable("a notebook's kernel may run anything: give --gpu-mem")
         if kind == "m" and value in TORCHRUN:
             return _torchrun(python, rest, gpus)
         if kind == "m" and value in ACCELERATE:
