@@ -99,6 +99,28 @@ def test_only_the_daemon_says_that_gpus_are_emulated() -> None:
     assert not any(word.startswith("--device=") for word in emulated)
 
 
+@pytest.mark.parametrize(
+    ("exists", "told"),
+    [(1, "ada has no image torch"), (125, "podman cannot make the container: no")],
+)
+def test_an_image_is_missing_only_if_podman_says_so(tmp_path: Path, exists: int, told: str) -> None:
+    """And not if it says nothing of images, as without its directory in /run/user."""
+    podman = tmp_path / "podman"
+    podman.write_text(
+        f'#!/bin/sh\ncase "$*" in *exists*) exit {exists}; esac\necho no >&2; exit 1\n'
+    )
+    podman.chmod(0o755)
+    found = containers.fields(str(podman), contained(gpus=()), ("x",), ENV)
+    argv = [value for key, value in found if key == "arg"]
+    said = subprocess.run(
+        ["sh", "-c", 'exec "$@" 9>&1', "sh", *argv],
+        env={"USER": "ada"},
+        capture_output=True,
+        text=True,
+    )
+    assert said.stdout.startswith(told)
+
+
 def test_apptainer() -> None:
     assert words("apptainer")[:3] == ["/usr/bin/apptainer", "exec", "--nv"]
     assert words("apptainer")[-3:] == ["docker://torch", "python", "a b"]
