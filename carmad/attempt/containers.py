@@ -48,8 +48,7 @@ said=$("${podman[@]}" create --name="$name" "$@" 2>&1 >/dev/null 9>&-) || {
   printf '%s\\n' "$said" >&2
   [[ $said != */etc/subuid* ]] || fail "podman has no user ids for containers of $USER" \\
     "ask an administrator to give $USER a range in /etc/subuid and /etc/subgid (usermod)"
-  "${podman[@]}" image exists "$image" 2>/dev/null 9>&-
-  [[ $? != 1 ]] || fail "$USER has no image $image on this server" \\
+  [[ $said != *"image not known"* ]] || fail "$USER has no image $image on this server" \\
     "podman pull $image, then carma requeue $CARMA_JOB_ID"
   fail "podman cannot make the container: ${said##*$'\\n'}" \\
     "all that it said is in the job's log"
