@@ -446,14 +446,21 @@ def test_last_is_asked_for(fake: FakeDaemon) -> None:
 
 
 def test_a_path_that_leads_nowhere(
-    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fake: FakeDaemon,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for path in ("./nothere", "/no/such/program", "no/such.sh"):
-        assert submit([path]) == 2
+    monkeypatch.setattr("cli.images.refuse_missing", lambda image: None)
+    in_image = ("--container", "torch")
+    for words in (["./nothere"], ["/no/such/program"], ["no/such.sh"], [*in_image, "./nothere"]):
+        path = words[-1]
+        assert submit(words) == 2
         assert f"carma: there is no {path}\nhint: " in capsys.readouterr().err
     assert not fake.asked
     assert submit(["-D", "/", "./nothere"]) == 0, "seen from there"
     assert submit(["--after", "42", "./nothere"]) == 0, "that job may make it"
+    assert submit([*in_image, "/opt/conda/bin/python"]) == 0, "the image may have it"
 
 
 # Job scripts

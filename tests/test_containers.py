@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import tarfile
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -60,7 +63,7 @@ def test_podman_gets_the_users_rights_folders_and_gpus() -> None:
     found = words(umask=0o077)
     assert found[-3:] == ["torch", "python", "a b"]
     keeps = {"--userns=keep-id", "--group-add=keep-groups", "--umask=0077", "--cgroups=disabled"}
-    assert keeps <= set(found)
+    assert keeps | {"--user=1000:1000", "--no-healthcheck", "--pid=private"} <= set(found)
     assert "--device=nvidia.com/gpu=GPU-1" in found
     assert mounts(found) == ["/home/ada:/home/ada"]
     assert {"--env=API", "--env=CUDA_VISIBLE_DEVICES"} <= set(found)
@@ -94,6 +97,24 @@ def test_only_the_daemon_says_that_gpus_are_emulated() -> None:
     emulated = words(env=hostile, cards="/cards")
     assert mounts(emulated)[1:] == ["/cards:/cards", "/proc:/carma/proc"]
     assert not any(word.startswith("--device=") for word in emulated)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Error: torch: image not known", "ada has no image torch on this server"),
+        ("Error: mkdir /run/user/1000: denied", "podman cannot make the container: Error: mkdir"),
+    ],
+)
+def test_why_there_is_no_container(tmp_path: Path, said: str, told: str) -> None:
+    podman = tmp_path / "podman"
+    podman.write_text(f"#!/bin/sh\necho {said} >&2; exit 1\n")
+    podman.chmod(0o755)
+    found = containers.fields(str(podman), contained(gpus=()), ("x",), ENV)
+    argv = [value for key, value in found if key == "arg"]
+    words = ["sh", "-c", 'exec "$@" 9>&1', "sh", *argv]
+    ran = subprocess.run(words, env={"USER": "ada"}, capture_output=True, text=True)
+    assert ran.stdout.startswith(told)
 
 
 def test_apptainer() -> None:
@@ -237,8 +258,9 @@ class Contained(Carmad):
         return ("env", "PYTHONPATH=/carma", "/usr/bin/python3", *train(**options)[1:])
 
     def there(self) -> tuple[list[int], str]:
-        """The processes and containers of its jobs."""
-        processes, listed = self.processes(), self.as_user("podman", "ps", "--all", "--quiet")
+        """The processes, containers and volumes of its jobs."""
+        both = "podman ps --all --quiet && podman volume ls --quiet"
+        processes, listed = self.processes(), self.as_user("sh", "-c", both)
         return processes, listed.stdout if listed.returncode == 0 else listed.stderr
 
     def left(self) -> tuple[list[int], str]:
@@ -260,7 +282,10 @@ def daemon() -> Iterator[Contained]:
         made = Contained(Path(folder))
         an_image(made.folder / "image.tar")
         try:
-            ran = made.as_user("podman", "import", "--quiet", str(made.folder / "image.tar"), IMAGE)
+            # As those of services have them, and those of notebooks a user of their own.
+            changes = ("--change=USER 1000", "--change=VOLUME /volume")
+            image = str(made.folder / "image.tar")
+            ran = made.as_user("podman", "import", "--quiet", *changes, image, IMAGE)
             if ran.returncode:
                 pytest.skip(f"users cannot run podman here: {ran.stderr}")
             assert made.left() == ([], "")
@@ -411,6 +436,27 @@ def test_nobody_joins_a_container_from_outside(daemon: Contained) -> None:
 def test_a_container_has_the_devices_of_its_gpus(daemon: Contained) -> None:
     assert "DEVICE_OF=GPU-1\n" in run(daemon, "GPU-1")
     assert "cannot use GPU-2: no CDI specification" in run(daemon, "GPU-1", "GPU-2")
+
+
+def test_no_systemd_is_asked_to_take_a_container_out_of_the_job(daemon: Contained) -> None:
+    """Podman asks for its pause process anywhere, and for itself where PID 1 is systemd."""
+    path, calls = daemon.work / "bus", []
+    assert daemon.left() == ([], "")  # so that podman has to make a pause process
+
+    def hang_up() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                calls.append(bus.accept()[1])
+
+    with socket.create_server(str(path), family=socket.AF_UNIX) as bus:
+        path.chmod(0o777)
+        threading.Thread(target=hang_up).start()
+        try:
+            assert "container=podman" in run(daemon)
+        finally:
+            bus.shutdown(socket.SHUT_RDWR)
+            path.unlink()
+    assert not calls
 
 
 def test_a_user_without_a_range_of_ids_is_told(daemon: Contained) -> None:

@@ -395,6 +395,19 @@ def test_under_systemd_each_attempt_is_a_unit(farm: Farm, monkeypatch: pytest.Mo
     assert argv[-6:] == supervisor.command(str(farm.directory(job)))
 
 
+def test_what_podman_keeps_in_run_user_is_there_while_its_job_runs(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    systemd = FakeSystemdRun(0)
+    monkeypatch.setattr(launcher_module.subprocess, "run", systemd)
+    monkeypatch.setattr(launcher_module.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    launcher = Launcher(farm.state, systemd=True, kill_grace_s=30)
+    contained = farm.job("true", uid=1000, gid=1000, container="torch")
+    launcher.launch(contained, {})
+    assert "--property=Wants=user-runtime-dir@1000.service" in systemd.asked[0]
+
+
 def test_a_unit_that_is_there_already_is_no_error(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

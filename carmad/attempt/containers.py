@@ -22,31 +22,33 @@ ENGINES = ("podman", "apptainer")  # the first that is installed is used
 # ends in an asterisk as a pattern.
 _OF_THE_HOST = re.compile(
     r"PATH|LD_.*|PYTHONHOME|VIRTUAL_ENV|SHELL|TMPDIR|HOSTNAME"
-    r"|(CONDA|CONTAINERS?|XDG|APPTAINER|SINGULARITY)_.*|.*\*"
+    r"|(CONDA|CONTAINERS?|XDG|DBUS|APPTAINER|SINGULARITY)_.*|.*\*"
 )
 
 EMULATED_PROC = "CARMA_EMULATED_PROC"
 HOST_PROC = "/carma/proc"  # emulated cards know processes by the host's pids
 
 # Whatever the user's environment says, podman's processes are the job's own, in the job's cgroup.
+# With the session bus, `podman start` would ask the user's systemd for a scope, where the job's
+# limits do not hold, and which ends with the user's last login.
 # `create` first, so that what it says tells why there is no container. The shell gets the
 # job's SIGTERM until there is a program to get it. `set -m`: or the program would ignore SIGINT.
 _PODMAN = """\
 fail() { printf '%s\\n' "$@" >&9; exit 127; }
 podman=("$1" --remote=false --cgroup-manager=cgroupfs) image=$2 name=$3 gpus=$4; shift 4
+export DBUS_SESSION_BUS_ADDRESS=unix:path=/nonexistent
 for gpu in $gpus; do
   grep -qsRF -e "$gpu" /etc/cdi /var/run/cdi || fail \\
     "containers cannot use $gpu: no CDI specification of this server names it" \\
     "ask an administrator to run: \
 nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml"
 done
-trap '"${podman[@]}" rm --force --time=0 --ignore "$name" >/dev/null 9>&-; exit 143' TERM
+trap '"${podman[@]}" rm --force --volumes --time=0 --ignore "$name" >/dev/null 9>&-; exit 143' TERM
 said=$("${podman[@]}" create --name="$name" "$@" 2>&1 >/dev/null 9>&-) || {
   printf '%s\\n' "$said" >&2
   [[ $said != */etc/subuid* ]] || fail "podman has no user ids for containers of $USER" \\
     "ask an administrator to give $USER a range in /etc/subuid and /etc/subgid (usermod)"
-  "${podman[@]}" image exists "$image" 2>/dev/null 9>&- || fail \\
-    "$USER has no image $image on this server" \\
+  [[ $said != *"image not known"* ]] || fail "$USER has no image $image on this server" \\
     "podman pull $image, then carma requeue $CARMA_JOB_ID"
   fail "podman cannot make the container: ${said##*$'\\n'}" \\
     "all that it said is in the job's log"
@@ -106,6 +108,7 @@ def _podman(
         "--rm",
         "--pull=never",  # the GPUs would wait for it
         "--init",  # the kernel spares a pid 1 that handles no signals from SIGTERM
+        "--pid=private",  # by which the supervisor tells the program from podman
         "--cgroups=disabled",  # its processes stay in the job's cgroup, with its limits
         "--network=host",
         "--ipc=host",  # MPS clients share memory with their server, and data loaders need much
@@ -120,7 +123,10 @@ def _podman(
         *(f"--env={name}" for name in passed),
         *([f"--env={EMULATED_PROC}={HOST_PROC}"] if emulated else []),
         *(f"--device=nvidia.com/gpu={gpu}" for gpu in gpus),
-        "--entrypoint=",  # the command is what the user wrote
+        # The command is what the user wrote, whatever the image would run, and as whom.
+        f"--user={job.spec.uid}:{job.spec.gid}",
+        "--entrypoint=",
+        "--no-healthcheck",  # a timer of the user's systemd would run it, outside of the job
     ]
 
 

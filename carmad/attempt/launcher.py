@@ -225,6 +225,10 @@ class Launcher:
             "LimitNOFILE": "65536",
             **limits.properties(job.spec),
         }
+        if job.spec.container is not None and os.geteuid() == 0:
+            # It has podman's files, and would be gone when its user has logged out.
+            runtime = f"user-runtime-dir@{job.spec.uid}.service"
+            properties |= {"Wants": runtime, "After": runtime}
         name = f"carma-job-{job.id}-{job.attempt}"
         about = f"CARMA job {job.id} of {job.spec.user}, attempt {job.attempt}"
         try:

@@ -227,9 +227,11 @@ def read(
 
 
 def _may_be_there(word: str, options: argparse.Namespace) -> bool:
-    """Whether a program given by its path exists, or an earlier job may still create it."""
+    """Whether a program given by its path exists, or may by then: an earlier job may create it, or
+    the image have it."""
     later = options.chdir or options.after or options.after_ok
-    return "/" not in word or bool(later) or os.path.exists(word)  # noqa: PTH110
+    in_image = options.container and word.startswith("/")
+    return "/" not in word or bool(later or in_image) or os.path.exists(word)  # noqa: PTH110
 
 
 def _directives(
