@@ -122,6 +122,8 @@ def test_processes_of_adopted_attempts_are_known_from_the_start(farm: Farm) -> N
     farm.hire(start=False).watch(job)
     farm.shepherd.start()
     assert farm.evidence.attempt_of(int(pid)) == (job.id, 1)
+    farm.launcher.stop(job, 0.0)
+    farm.report()
 
 
 def test_an_end_while_the_daemon_was_down_is_reported(farm: Farm) -> None:
