@@ -9,7 +9,7 @@ INSTALL = $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 CONFINED := accelerate bitsandbytes lightning peft timm torchmetrics torchvision transformers
 
-.PHONY: demo test pytest bench lint docs deb deb-life clean
+.PHONY: demo test pytest bench bench-slurm lint docs deb deb-life clean
 
 demo: .venv/installed
 	$(BIN)/carma demo
@@ -29,6 +29,12 @@ lint: .venv/installed-test
 
 bench: .venv/installed-test
 	$(BIN)/python -m benchmarks.daemon
+
+# As root: installs Slurm from the distribution if it is not there.
+bench-slurm: .venv/installed-test
+	command -v slurmctld >/dev/null || { apt-get update -qq && \
+	    apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge; }
+	$(BIN)/python -m benchmarks.slurm
 
 docs: .venv/installed-docs
 	$(BIN)/python docs/publish.py
