@@ -130,6 +130,20 @@ def test_patterns_of_output_files(monkeypatch: pytest.MonkeyPatch, given: str, f
     assert found.details["StdOut"] == found.details["StdErr"] == file
 
 
+def test_a_number_that_slurm_gave_again_is_the_later_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    *tasks, _ = RECORDED["2"].splitlines(keepends=True)
+    again = RECORDED["13"].replace("13@13@", "2@2@", 1).replace("T19:09:26", "T19:37:45")
+    for later, found in ((again, ["2"]), (tasks[0].replace("T19:08", "T19:38"), ["2_0", "2_1"])):
+        said = "".join((*tasks, later))
+        monkeypatch.setattr(
+            slurm,
+            "ask",
+            lambda *asked, said=said, **_: said.replace("@", asked[4].partition("=")[2]),
+        )
+        assert [one.row.label for one in accounts.ended("2")] == found
+    assert accounts.ended("2")[0].row.submitted == "2026-11-23T19:38:19"
+
+
 def test_the_last_job_is_found_after_slurm_forgot_it(sacct: list[tuple[str, ...]]) -> None:
     assert jobs.resolve("last") == "13"
     assert any(word.startswith("--starttime=") for word in sacct[0])

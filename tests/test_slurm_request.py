@@ -375,3 +375,19 @@ def test_a_killed_sbatch_may_have_submitted(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(Unknown, match="killed by signal 9"):
         slurm.ask("sbatch")
+
+
+def test_who_interrupts_a_request_is_told_that_it_may_have_been_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(slurm.subprocess, "run", interrupted)
+    for words in (["squeue"], ["scontrol", "show", "job", "1"]):
+        with pytest.raises(KeyboardInterrupt):
+            slurm.ask(*words)
+        assert not capsys.readouterr().err
+    with pytest.raises(KeyboardInterrupt):
+        slurm.ask("sbatch")
+    assert "interrupted while sbatch ran: nobody knows" in capsys.readouterr().err

@@ -50,10 +50,17 @@ def ended(label: str) -> list[Record]:
     if not found:
         hint = "nor do its accounts, unless it is another user's and hidden: see `carma queue`"
         raise Gone(f"Slurm does not know job {label}", hint)
-    over = [one for one in found if one.row.state.ended]
+    over = [one for one in _latest(found) if one.row.state.ended]
     if not over:
         raise without_end(label)
     return over
+
+
+def _latest(found: list[Record]) -> list[Record]:
+    """Where Slurm has begun to count anew, sacct adds tasks of an earlier array to a later job."""
+    found = sorted(found, key=lambda one: one.row.submitted)
+    of_array = "_" in found[-1].row.label
+    return [*{one.row.label: one for one in found if ("_" in one.row.label) == of_array}.values()]
 
 
 def without_end(label: str) -> Gone:

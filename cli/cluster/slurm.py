@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from carmad.readable import clean, counted
+from cli import output
 from cli.cluster.states import Reason, State, state_of, why_of
 from cli.problems import Problem, Refused, Unknown, Unreachable, Usage
 
@@ -154,11 +155,19 @@ def ask(
         ) from None
     except OSError as error:
         raise Problem(f"cannot run {words[0]}: {error.strerror}") from None
-    if ran.returncode < 0 and words[0] in CHANGING:
+    except KeyboardInterrupt:
+        if _changes(words):
+            output.note(f"interrupted while {words[0]} ran: {UNKNOWN}")
+        raise
+    if ran.returncode < 0 and _changes(words):
         raise Unknown(f"{words[0]} was killed by signal {-ran.returncode}", UNKNOWN)
     if ran.returncode:
         raise problem(words, ran.stderr or ran.stdout)
     return ran.stdout.strip("\n")
+
+
+def _changes(words: Sequence[str]) -> bool:
+    return words[0] in CHANGING and "show" not in words[1:2]
 
 
 def own_environment() -> dict[str, str]:
@@ -183,7 +192,7 @@ def problem(words: Sequence[str], said: str) -> Problem:
     lines = [clean(line) for line in said.splitlines() if line.strip()]
     message = lines[0].removeprefix(f"{words[0]}: ").removeprefix("error: ") if lines else "failed"
     if any(sign in said for sign in LOST):
-        if words[0] not in CHANGING or "show" in words[1:2]:
+        if not _changes(words):
             return Unreachable(f"no answer from Slurm: {message}", "try again in a minute")
         return Unknown(f"no answer from Slurm: {message}", UNKNOWN)
     if any(sign in said for sign in DOWN):
