@@ -50,6 +50,15 @@ def test_a_shell_that_does_not_use_its_gpu_is_warned_and_then_ended():
     assert "had not used its GPUs for" in server.last(id).notes[-1]
 
 
+def test_a_run_in_a_slurm_job_is_not_ended_at_its_time_limit():
+    """Slurm does that, as a timeout; or not yet, if the limit was raised there."""
+    server = FakeServer(gpus=1)
+    id = server.submit(interactive=True, time_limit_s=60, slurm_job=7)
+    server.run_kernel(id)
+    server.pass_time(300)
+    assert server.job(id).state is S.RUNNING and server.job(id).stop is None
+
+
 def test_time_without_readings_is_nobodys_idleness():
     server = FakeServer(gpus=1, settings=QUICK)
     id = server.submit(interactive=True)

@@ -14,14 +14,14 @@ import pytest
 from carmad.options import OPTIONS
 from carmad.readable import counted
 from cli import cluster
-from cli.cluster import jobs, request, slurm
+from cli.cluster import accounts, jobs, request, slurm
 from cli.cluster.states import state_of, why_of
 from cli.cluster.submit import environment, submit
 from cli.cluster.verbs import BY_NAME, LOCAL
 from cli.commands.run import ELSEWHERE, parser_of
 from cli.commands.submit import read
 from cli.commands.submit_options import build_parser
-from cli.problems import Unreachable, Usage
+from cli.problems import Unknown, Unreachable, Usage
 from cli.verbs import VERBS
 from tests.slurm import HOSTILE
 
@@ -255,6 +255,21 @@ def test_problems_say_what_to_do() -> None:
     died = "sbatch: error: Batch job submission failed: Zero Bytes were transmitted or received"
     assert slurm.problem(["sbatch"], died).code == "unknown"
     assert slurm.problem(["squeue"], died).code == "unreachable"
+    # All of Slurm 22.05.8 whose controller is killed, or stops, in the middle.
+    for command, said in {
+        "sbatch": "sbatch: error: Batch job submission failed: Connection reset by peer",
+        "scancel": "scancel: error: Kill job error on job id 17: Connection reset by peer",
+        "scontrol": "Unexpected message received for job 18",
+    }.items():
+        assert slurm.problem([command], said).code == "unknown", said
+    half = "sbatch: error: Unable to contact slurm controller (receive failure)"
+    assert slurm.problem(["sbatch"], half).code == "unknown"
+    unsigned = (
+        "sbatch: error: If munged is up, restart with --num-threads=10\n"
+        'sbatch: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2"'
+    )
+    said = slurm.problem(["sbatch"], unsigned)
+    assert said.code == "unreachable" and "munged" in said.message
     bare = "squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host"
     assert "SLURM_CONF" in slurm.problem(["squeue"], bare).hint
     assert slurm.problem(["scancel"], "Access/permission denied").exit_code == 4
@@ -281,6 +296,10 @@ def test_a_job_is_named_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
             jobs.resolve(word)
 
 
+def without_accounts(label: str) -> list[accounts.Record]:
+    raise slurm.Gone(f"Slurm does not know job {label}")
+
+
 def test_waiting_outlives_the_controller_and_its_memory(
     monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -299,7 +318,8 @@ def test_waiting_outlives_the_controller_and_its_memory(
             raise found
         return found
 
-    monkeypatch.setattr(slurm, "all_of", look)
+    monkeypatch.setattr(slurm, "rows", look)
+    monkeypatch.setattr(accounts, "ended", without_accounts)
     monkeypatch.setattr(slurm, "details", lambda _: {"ExitCode": "3:0"})
     monkeypatch.setattr(jobs.time, "sleep", lambda _: None)
     assert [*jobs.ends(["5"])] == [("5", "failed", 3)]
@@ -308,7 +328,66 @@ def test_waiting_outlives_the_controller_and_its_memory(
         next(looks)
 
 
-def test_accounts_of_a_job_whose_name_has_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "FAILED\x1f3:0\x1fa\x1fb\x1fn1\x1fmy\njob"
-    monkeypatch.setattr(slurm, "ask", lambda *_, **__: said)
-    assert "my, FAILED, exit 3:0" in slurm.gone("42").hint
+# the user's surroundings
+
+
+def test_the_job_goes_to_the_cluster_that_the_other_verbs_ask(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    def submitted(*words: str) -> str:
+        code = submit(["--dry-run", "--gpu-mem", "1G", *(words or ["true"])])
+        out, err = capsys.readouterr()
+        return str(out if code == 0 else err)
+
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\n#SBATCH -M east\ntrue\n")
+    assert "--clusters" not in submitted()
+    assert "go to east" in submitted(str(script))
+    monkeypatch.setenv("SLURM_CLUSTERS", "east")
+    assert "--clusters=east" in submitted() and "--clusters=east" in submitted(str(script))
+    monkeypatch.setenv("SBATCH_CLUSTERS", "west")
+    assert "would go to west, but carma asks east" in submitted()
+    for several in ("east,west", "all"):
+        monkeypatch.setenv("SLURM_CLUSTERS", several)
+        assert "one cluster at a time" in submitted()
+        with pytest.raises(Usage, match="one cluster at a time"):
+            slurm.ask("true")
+
+
+def test_a_users_habits_hide_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With SQUEUE_STATES, say, waiting jobs would be unknown; with SCANCEL_USER, scancel does
+    nothing, and says so to nobody."""
+    habits = ("SQUEUE_STATES", "SCANCEL_USER", "SINFO_PARTITION", "SACCT_FORMAT")
+    for name in (*habits, "SLURM_TIME_FORMAT"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("SLURM_CONF", "kept")
+    said = slurm.ask("env").splitlines()
+    assert "SLURM_CONF=kept" in said
+    assert not [line for line in said if line.startswith((*habits, "SLURM_TIME_FORMAT"))]
+
+
+def test_a_killed_sbatch_may_have_submitted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/sh\nkill -9 $$\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(Unknown, match="killed by signal 9"):
+        slurm.ask("sbatch")
+
+
+def test_who_interrupts_a_request_is_told_that_it_may_have_been_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(slurm.subprocess, "run", interrupted)
+    for words in (["squeue"], ["scontrol", "show", "job", "1"]):
+        with pytest.raises(KeyboardInterrupt):
+            slurm.ask(*words)
+        assert not capsys.readouterr().err
+    with pytest.raises(KeyboardInterrupt):
+        slurm.ask("sbatch")
+    assert "interrupted while sbatch ran: nobody knows" in capsys.readouterr().err

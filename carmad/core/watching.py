@@ -198,7 +198,7 @@ class Watch:
             return []
         left = job.spec.time_limit_s - elapsed
         warn = job.spec.warn
-        if left <= 0:
+        if left <= 0 and not job.spec.slurm_job:  # Slurm ends those, or has given them more time
             return [self._stop(job, Cause.TIME_LIMIT)]
         if job.spec.tells("limit80") and not job.nearing:
             nearly = NEARING * job.spec.time_limit_s

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from cli import output
-from cli.cluster import slurm
+from cli.cluster import accounts, slurm
 from cli.jobs import SLURM
 from cli.problems import Problem, Unreachable, Usage
 
@@ -23,10 +23,11 @@ def resolve(word: str) -> str:
     """The number of a job; for `last`, of your last one: of an array, that of all tasks. Raises
     Usage."""
     if word == "last":
-        mine = slurm.rows("--me", "--states=all")
-        if not mine:
+        mine = [row.number for row in slurm.rows("--me", "--states=all")]
+        latest = max(mine, default=None) or accounts.last()
+        if latest is None:
             raise Usage("Slurm knows no job of yours", "name a job by its number")
-        return str(max(row.number for row in mine))
+        return str(latest)
     if word.startswith(SLURM):
         number = word.removeprefix(SLURM)
         raise Usage(f"{word} is for a node, where a carmad runs", f"here, the job is {number}")
@@ -89,28 +90,45 @@ def ends(labels: Sequence[str], known: bool = False) -> Iterator[End]:
 
 class _Tasks:
     """Of an array, or a job as its only one. Slurm forgets each minutes after its end, perhaps
-    while others still run: what was seen stays."""
+    while others still run: what was seen stays, and of what was not, its accounts are asked."""
 
     def __init__(self, label: str) -> None:
         self._label = label
         self._seen: dict[str, End] = {}
+        self._running: set[str] = set()  # at the last look that found them
 
     def over(self) -> bool:
-        try:
-            found = slurm.all_of(self._label, "--array")
-        except slurm.Gone:
-            if self._seen:
-                return True
-            raise
+        found = slurm.rows("--states=all", f"--jobs={self._label}", "--array")
         for row in found:
             if not row.state.ended:
                 self._seen.pop(row.label, None)  # it was requeued
+                self._running.add(row.label)
             elif row.label not in self._seen:
                 self._seen[row.label] = _end(row)
-        return all(row.state.ended for row in found)
+        if not all(row.state.ended for row in found):
+            return False
+        self._recall()
+        return True
+
+    def _recall(self) -> None:
+        """Raises Gone, or Unreachable, if the end of a task is needed that nobody tells."""
+        of_array = any("_" in label for label in self._seen) and "_" not in self._label
+        lost = self._running - self._seen.keys()
+        if self._seen and not lost and not of_array:
+            return
+        try:
+            for row, more in accounts.ended(self._label):
+                code = 0 if row.state.name == "succeeded" else exit_code(more["ExitCode"])
+                self._seen.setdefault(row.label, End(row.label, row.state.name, code))
+        except (slurm.Gone, Unreachable):
+            if lost or not self._seen:
+                raise
+        lost -= self._seen.keys()
+        if lost and not any("[" in label for label in self._seen):  # cancelled while they waited
+            raise accounts.without_end(min(lost, key=slurm.task))
 
     def end(self) -> End:
-        found = sorted(self._seen.values(), key=lambda end: int(end.label.partition("_")[2] or 0))
+        found = sorted(self._seen.values(), key=lambda end: slurm.task(end.label))
         first = next((end for end in found if end.state != "succeeded"), found[0])
         return End(self._label, first.state, first.exit_code)
 

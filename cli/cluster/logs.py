@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from carmad.readable import clean
 from cli import output
-from cli.cluster import jobs, slurm
+from cli.cluster import accounts, jobs, slurm
 from cli.commands.logs import last_lines, logs_options
 from cli.problems import Problem, Unreachable
 
@@ -26,10 +26,17 @@ ASK_S = 5.0  # between questions to Slurm's controller
 
 def logs(options: Namespace) -> int:
     """Print a job's output; -f follows it."""
-    row = slurm.row(jobs.resolve(options.job))
+    row, more = accounts.known(jobs.resolve(options.job))
     label = str(row.id)
-    path = slurm.details(label).get("StdErr" if options.stderr else "StdOut", "")
-    if path in ("", "(null)"):
+    path = more.get("StdErr" if options.stderr else "StdOut", "")
+    if row.never_ran:
+        raise Problem(f"job {row.label} never ran: it has no output")
+    if not path:
+        raise Problem(
+            f"Slurm's accounts do not tell the output file of job {row.label}",
+            f"if it is no other, it is slurm-{row.label}.out in {clean(more['WorkDir'])}",
+        )
+    if path == "(null)":
         raise Problem(f"job {row.label} has no output file: it runs at a terminal")
     if options.follow and not os.path.exists(path) and not row.state.ended:  # noqa: PTH110
         output.note(f"job {row.label} has no output yet; waiting for it")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from carmad.readable import clean, counted
 from cli import output
-from cli.cluster import jobs, node, slurm
+from cli.cluster import accounts, jobs, node, slurm
 from cli.commands.options import states_of, user_of
 from cli.commands.queue import queue_options, show_options, why_options
 from cli.commands.watch import status_options
@@ -21,7 +21,7 @@ from cli.table import Table, columns, pairs, styled
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from cli.table import Block
 
@@ -123,8 +123,7 @@ def _where(row: slurm.Row) -> str:
 
 def show(options: Namespace) -> int:
     """Show what Slurm knows about a job and, while it runs, its node's carmad."""
-    row = slurm.row(jobs.resolve(options.job))
-    more = slurm.details(str(row.id))
+    row, more = accounts.known(jobs.resolve(options.job))
     there, missing = _on_node(row, "show", options.json)
     if options.json:
         print(json.dumps({**_as_json(row), "slurm": more, "carma": there, "why_not": missing}))
@@ -140,9 +139,10 @@ def show(options: Namespace) -> int:
         ),
         ("time", f"{row.elapsed} of {row.limit}"),
         ("submitted", row.submitted),
+        ("ended", more.get("EndTime", NOTHING) if row.state.ended else NOTHING),
         ("exit", more.get("ExitCode", NOTHING) if row.state.ended else NOTHING),
         ("directory", clean(more.get("WorkDir", NOTHING))),
-        ("output", clean(more.get("StdOut", NOTHING))),
+        ("output", clean(more.get("StdOut") or NOTHING)),
     ]
     if row.state.code in ("PD", "H"):
         facts.insert(3, ("waits", row.why.text))
@@ -153,28 +153,31 @@ def show(options: Namespace) -> int:
 
 def why(options: Namespace) -> int:
     """Explain why a job waits: for a node, as Slurm says, or on it, as the node's carmad says."""
-    row = slurm.row(jobs.resolve(options.job))
+    row, more = accounts.known(jobs.resolve(options.job))
     there, missing = _on_node(row, "why", options.json)
+    text = _why(row, more)
     if options.json:
-        print(json.dumps({**_as_json(row), "text": _why(row), "carma": there, "why_not": missing}))
+        print(json.dumps({**_as_json(row), "text": text, "carma": there, "why_not": missing}))
         return 0
-    output.show([f"job {row.label} {_why(row)}"])
+    output.show([f"job {row.label} {text}"])
     _show_node(row, there, missing)
     return 0
 
 
-def _why(row: slurm.Row) -> str:
+def _why(row: slurm.Row, more: Mapping[str, str]) -> str:
     """Completes "job 42 "."""
     if row.state.code in ("PD", "H"):
         expected = "" if row.starts in UNKNOWN else f"; Slurm expects it to start at {row.starts}"
         return f"waits: {row.why.text}{expected}"
     if row.state.ended:
-        code = slurm.details(str(row.id)).get("ExitCode", "")
+        code = more.get("ExitCode", "")
         word = row.why.slurm if row.why.slurm != "None" else ""
         if code == NO_OUTPUT:
             word = "its output could not be written on the node: is there that folder?"
         how = ", ".join(filter(None, (word, f"exit code {code}" if code else "")))
         ending = row.state.name.replace("_", " ")
+        if row.never_ran:
+            return f"has ended before it ran: {ending}"
         see = "" if row.state.name == "succeeded" else f"; its output: carma logs {row.label}"
         return f"has ended: {ending}{f' ({how})' if how else ''}{see}"
     return f"runs on {row.nodes}, for {row.elapsed}"

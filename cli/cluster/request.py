@@ -114,6 +114,15 @@ def _own(foreign: Iterable[str]) -> Iterator[str]:
         yield from words
 
 
+def clusters(foreign: Iterable[str]) -> Iterator[str]:
+    """That sbatch's own options name."""
+    words = [*_own(foreign)]
+    for at, word in enumerate(words):
+        name, given, value = word.partition("=")
+        if name in ("-M", "--cluster", "--clusters"):
+            yield from [value] if given else words[at + 1 : at + 2]
+
+
 def step_words(body: Request) -> list[str]:
     """The options of `carma run` on the node. Raises Usage for one that it does not have."""
     if body.get("container"):

@@ -10,16 +10,28 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from carmad.readable import clean, counted
+from cli import output
 from cli.cluster.states import Reason, State, state_of, why_of
-from cli.problems import Problem, Refused, Unknown, Unreachable
+from cli.problems import Problem, Refused, Unknown, Unreachable, Usage
 
 DOWN = ("Unable to contact slurm controller",)
-LOST = ("Socket timed out", "Message receive failure", "Zero Bytes were transmitted")
+UNSIGNED = ("Munge encode failed",)
+LOST = (
+    *("Socket timed out", "Message receive failure", "Zero Bytes were transmitted"),
+    *("(send failure)", "(receive failure)", "(shutdown failure)", "Connection reset by peer"),
+    *("Unexpected message received", "Broken pipe", "Munge decode failed"),
+)
 CHANGING = ("sbatch", "scancel", "scontrol")  # if the answer is lost, it may have been done
 UNCONFIGURED = ("resolve_ctls_from_dns_srv", "fetch_config", "slurm.conf")
-ACCOUNTS_WITHIN_S = 10.0  # sacct waits long for accounts that do not answer
+# What the user has set so that Slurm's commands show, or change, only some jobs, or write times
+# in another way: it is not meant for `carma`, which would take what is left for all there is.
+HABITS = ("SQUEUE_", "SCANCEL_", "SCONTROL_", "SINFO_", "SACCT_", "SLURM_TIME_FORMAT")
 MISSING = "Invalid job id"
 DENIED = ("Access/permission denied", "Permission denied", "Access denied")
+
+
+UNKNOWN = "nobody knows whether that was done: see `carma queue --me -t all` before you repeat it"
+FORGETS = "it forgets jobs minutes after their end; see `squeue --me` and `sacct`"
 
 
 class Gone(Problem):
@@ -43,6 +55,10 @@ class Row(NamedTuple):
     name: str
 
     @property
+    def never_ran(self) -> bool:
+        return self.state.ended and not self.nodes
+
+    @property
     def gpumem_gib(self) -> int | None:
         return counted(self.gres)
 
@@ -53,8 +69,12 @@ class Row(NamedTuple):
 
     @property
     def task(self) -> int:
-        """The index in the array; of several tasks, the first."""
-        return int([*re.findall(r"\d+", self.label), "0"][1])
+        return task(self.label)
+
+
+def task(label: str) -> int:
+    """The index in the array; of several tasks, the first."""
+    return int([*re.findall(r"\d+", label), "0"][1])
 
 
 # The name last: it may be anything.
@@ -66,7 +86,10 @@ def rows(*which: str) -> list[Row]:
     """The jobs that these options of squeue select. Raises Problem."""
     mark = os.urandom(8).hex()  # nobody can put it into a job's name to make up a row
     shape = SEPARATOR.join((mark, *FIELDS))
-    text = ask("squeue", "--noheader", f"--format={shape}", *which)
+    try:
+        text = ask("squeue", "--noheader", f"--format={shape}", *which)
+    except Gone:  # so it says if it is asked for one job only
+        return []
     found = []
     for line in ("\n" + text).split(f"\n{mark}{SEPARATOR}")[1:]:
         id, label, user, state, reason, *rest = line.split(SEPARATOR, len(FIELDS) - 1)
@@ -82,34 +105,10 @@ def row(label: str) -> Row:
 
 def all_of(label: str, *options: str) -> list[Row]:
     """The job, or the tasks of the array, at least one. Raises Gone."""
-    try:
-        found = rows("--states=all", f"--jobs={label}", *options)
-    except Gone:
-        found = []
+    found = rows("--states=all", f"--jobs={label}", *options)
     if not found:
-        raise gone(label)
+        raise Gone(f"Slurm does not know job {label}", FORGETS)
     return found
-
-
-def gone(label: str) -> Gone:
-    return Gone(f"Slurm does not know job {label}", _accounted(label))
-
-
-def _accounted(label: str) -> str:
-    """What the accounts, if there are any, say of a job that the controller has forgotten."""
-    fields = "--format=State,ExitCode,Start,End,NodeList,JobName"  # the name may be anything
-    which = ("-X", "-n", "-P", "--delimiter=\x1f", f"--jobs={label}", fields)
-    try:
-        line = ask("sacct", *which, within_s=ACCOUNTS_WITHIN_S)
-    except Problem:
-        return (
-            "it forgets jobs minutes after their end, and keeps no accounts here;"
-            " what the job printed is in its file, carma-%j.out by default"
-        )
-    if not line:
-        return "see `squeue --me` and `sacct`"
-    state, code, start, end, nodes, name = line.partition("\n")[0].split("\x1f", 5)
-    return clean(f"its accounts: {name}, {state}, exit {code}, {start} to {end} on {nodes}")
 
 
 def details(label: str) -> dict[str, str]:
@@ -139,7 +138,7 @@ def ask(
             [shutil.which(words[0]) or words[0], *words[1:]],  # not by the job's PATH
             input=text,
             stdin=subprocess.DEVNULL if text is None else None,
-            env=env,
+            env=own_environment() if env is None else env,
             capture_output=True,
             text=True,
             encoding="utf-8",
@@ -156,27 +155,56 @@ def ask(
         ) from None
     except OSError as error:
         raise Problem(f"cannot run {words[0]}: {error.strerror}") from None
+    except KeyboardInterrupt:
+        if _changes(words):
+            output.note(f"interrupted while {words[0]} ran: {UNKNOWN}")
+        raise
+    if ran.returncode < 0 and _changes(words):
+        raise Unknown(f"{words[0]} was killed by signal {-ran.returncode}", UNKNOWN)
     if ran.returncode:
         raise problem(words, ran.stderr or ran.stdout)
     return ran.stdout.strip("\n")
+
+
+def _changes(words: Sequence[str]) -> bool:
+    return words[0] in CHANGING and "show" not in words[1:2]
+
+
+def own_environment() -> dict[str, str]:
+    """Of Slurm's commands. Raises Usage."""
+    chosen_cluster()
+    return {name: value for name, value in os.environ.items() if not name.startswith(HABITS)}
+
+
+def chosen_cluster() -> str:
+    """The one that the user has chosen among several; "": that of slurm.conf. Raises Usage."""
+    name = os.environ.get("SLURM_CLUSTERS", "").strip()
+    if "," in name or name == "all":
+        raise Usage(
+            f"SLURM_CLUSTERS is {name}, but carma asks one cluster at a time",
+            "export SLURM_CLUSTERS=NAME, or unset SLURM_CLUSTERS",
+        )
+    return name
 
 
 def problem(words: Sequence[str], said: str) -> Problem:
     """What the command's message means."""
     lines = [clean(line) for line in said.splitlines() if line.strip()]
     message = lines[0].removeprefix(f"{words[0]}: ").removeprefix("error: ") if lines else "failed"
+    if any(sign in said for sign in LOST):
+        if not _changes(words):
+            return Unreachable(f"no answer from Slurm: {message}", "try again in a minute")
+        return Unknown(f"no answer from Slurm: {message}", UNKNOWN)
     if any(sign in said for sign in DOWN):
         return Unreachable(
             "Slurm's controller does not answer",
             "running jobs continue; try again in a minute, and `scontrol ping` says whether it is"
             " up",
         )
-    if any(sign in said for sign in LOST):
-        if words[0] not in CHANGING or "show" in words[1:2]:
-            return Unreachable(f"no answer from Slurm: {message}", "try again in a minute")
-        return Unknown(
-            f"no answer from Slurm: {message}",
-            "it is not known whether that was done: see `carma queue --me` before you repeat it",
+    if any(sign in said for sign in UNSIGNED):
+        return Unreachable(
+            "munged does not run on this machine, without which Slurm answers nobody",
+            "running jobs continue; ask your administrator to start it",
         )
     if any(sign in said for sign in UNCONFIGURED):
         return Problem(
@@ -193,6 +221,10 @@ def problem(words: Sequence[str], said: str) -> Problem:
 def _hint(said: str) -> str:
     if "Invalid job array specification" in said:
         return "the cluster allows fewer tasks (MaxArraySize): submit several arrays"
+    if "Invalid account" in said or "Invalid qos" in said:
+        return "`sacctmgr show associations user=$USER` lists the accounts and QOS that you have"
+    if re.search(r"(Assoc|QOS)\w+Limit", said):
+        return "a limit of your account or QOS: wait until jobs of it have ended, or cancel some"
     if "dependency" in said:
         return "Slurm forgets jobs minutes after their end: leave those that have ended out"
     if "Invalid generic resource" in said or "gres" in said:

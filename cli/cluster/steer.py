@@ -6,7 +6,7 @@ Whose jobs may be changed is for Slurm to say: everything is asked of it as the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from carmad.errors import CarmaError
 from cli import output
@@ -19,7 +19,7 @@ from cli.commands.steer import (
     told,
     wait_options,
 )
-from cli.problems import Problem, Unreachable
+from cli.problems import Problem, Unknown, Unreachable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -59,7 +59,7 @@ def requeue(options: Namespace) -> int:
 
 
 def _each(options: Namespace, words: Sequence[str], done: str) -> int:
-    results = []
+    results: list[dict[str, Any]] = []
     for label in jobs.selected(options.jobs, options.user):
         try:
             if options.user:
@@ -67,20 +67,35 @@ def _each(options: Namespace, words: Sequence[str], done: str) -> int:
             _refuse(done, slurm.all_of(label))
             slurm.ask(*words, label)
             results.append({"label": label, "ok": True, "message": done})
-        except Unreachable:
-            raise
+        except Unreachable as error:
+            if not results and not isinstance(error, Unknown):
+                raise
+            # What was done before, and to which job it is not known, has to be told.
+            results.append(_failed(label, f"{error.message}: {error.hint}"))
+            _tell(results, options.json)
+            return error.exit_code
+        except slurm.Gone:
+            results.append(_failed(label, f"Slurm does not know it: {slurm.FORGETS}"))
         except CarmaError as error:
-            results.append({"label": label, "ok": False, "message": error.message})
+            results.append(_failed(label, error.message))
     if not results:
         raise Problem("no job is selected", "see `carma queue --me`")
-    if options.json:
+    _tell(results, options.json)
+    return 0 if all(result["ok"] for result in results) else 1
+
+
+def _failed(label: str, message: str) -> dict[str, Any]:
+    return {"label": label, "ok": False, "message": message}
+
+
+def _tell(results: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
         output.print_json({"schema": 1, "results": results})
-        return 0 if all(result["ok"] for result in results) else 1
+        return
     import sys
 
     for name, ok, message in told(results):
         print(f"job {name}: {message}", file=sys.stdout if ok else sys.stderr)
-    return 0 if all(result["ok"] for result in results) else 1
 
 
 def _refuse(done: str, tasks: Sequence[slurm.Row]) -> None:

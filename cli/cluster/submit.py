@@ -14,10 +14,11 @@ from carmad.readable import clean, gib
 from cli import cluster, output
 from cli.cluster import jobs, request, slurm
 from cli.commands import submit as here
-from cli.problems import INTERRUPTED, Problem, Usage, report
+from cli.problems import INTERRUPTED, Problem, Unknown, Usage, report
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Sequence
 
 # Options of `carma submit` that a cluster has no use for, and what to do.
 REFUSED = {
@@ -52,7 +53,7 @@ def _submit(args: list[str]) -> int:
     if not options.quiet:
         here.warn_of_script(body, in_place="carma submit -- SHELL SCRIPT")
     mib, source = _memory(body, options) if body["gpus"] else (None, "")
-    words = request.sbatch_words(body, mib, foreign)
+    words = request.sbatch_words(body, mib, [*foreign, *_where(foreign)])
     script = request.script(body, os.path.abspath(sys.argv[0]))  # noqa: PTH100
     answer = {
         "schema": 1,
@@ -66,7 +67,7 @@ def _submit(args: list[str]) -> int:
     said = slurm.ask(*words, text=script, env=environment(body))
     label = said.partition(";")[0].strip()  # with several clusters, the cluster's name follows
     if not label.isdecimal():
-        raise Problem(f"sbatch says {clean(said)!r} instead of a number", "see `carma queue --me`")
+        raise Unknown(f"sbatch says {clean(said)!r} instead of a number", slurm.UNKNOWN)
     _tell(label, answer, options)
     if not options.wait:
         return 0
@@ -82,6 +83,20 @@ def _refuse(options: Namespace) -> None:
     for name, instead in REFUSED.items():
         if getattr(options, name):
             raise Usage(f"--{name.replace('_', '-')} is not for a cluster", instead)
+
+
+def _where(foreign: Sequence[str]) -> list[str]:
+    """The cluster that the other verbs ask, so that the job does not go elsewhere. Raises Usage."""
+    chosen = slurm.chosen_cluster()
+    asked = {*request.clusters(foreign), os.environ.get("SBATCH_CLUSTERS", "")}
+    if elsewhere := asked - {chosen, ""}:
+        name = ", ".join(sorted(elsewhere))
+        raise Usage(
+            f"the job would go to {name}, but carma asks {chosen or 'the cluster of slurm.conf'}",
+            "leave --clusters and SBATCH_CLUSTERS out, and export SLURM_CLUSTERS=NAME, which is for"
+            " all of carma's commands",
+        )
+    return [f"--clusters={chosen}"] if chosen else []
 
 
 def _memory(body: dict[str, Any], options: Namespace) -> tuple[int, str]:
