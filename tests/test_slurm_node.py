@@ -177,7 +177,8 @@ def _end(site: Site, number: int, how: str) -> None:
     elif how == "requeue":
         site.slurm.run("scontrol", "requeue", str(number))
     elif how == "time limit":
-        site.slurm.run("scontrol", "update", f"JobId={number}", "EndTime=now")
+        soon = "EndTime=now+1"  # what has passed when slurmctld reads it is refused
+        site.slurm.run("scontrol", "update", f"JobId={number}", soon)
     else:
         _kill_run(site, number)
 
