@@ -304,6 +304,7 @@ def test_ctrl_z_and_fg_work_as_ever(daemon: Carmad) -> None:
     shell.shows("\nup")
     shell.types("\x1a")
     shell.shows("Stopped")
+    until(lambda: shell.read().count("ready> ") == 2, "the shell, which may not hear before")
     shell.types("echo in $((20 + 1))\n")
     shell.shows("in 21")
     shell.types("fg\n")
