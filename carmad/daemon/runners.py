@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from carmad.attempt.process_tree import running
+from carmad.attempt.proc import running
 from carmad.attempt.supervisor import open_followed
 from carmad.core.messages import CancelRequested, Step
 from carmad.core.types import Job, JobId

@@ -64,6 +64,10 @@ log = logging.getLogger(__name__)
 
 # Delay before a postponed launch is retried: at first, and at most.
 AGAIN_AFTER_S, AGAIN_AFTER_AT_MOST_S = 1.0, 60.0
+LEFT = (
+    "its processes were killed, but some are still there: they wait in the kernel, for a file"
+    " system that does not answer, for instance; so it is not tried again"
+)
 MOST_SAID = 2000  # characters of why a launch failed: a path in it may be long
 BEFORE_THE_KILL_S = 1.0  # an MPS client leaves its server this long before it is killed
 
@@ -360,6 +364,10 @@ class DaemonWorld(Follower):
             exit = replace(exit, cause=Cause.CANCELLED)
         if exit.cause is not Cause.SUCCESS:
             exit = replace(exit, tail=last_lines(ended.log_tail))
+        if ended.left:
+            log.warning("processes of job %d cannot be killed: they wait in the kernel", job.id)
+            self._notice(job.id, LEFT)
+            exit = replace(exit, left=True)
         self._report(job, exit, ended.ended_at, ended.cause)
 
     def _judged(self, job: Job, ended: Ended) -> Exit:
@@ -383,7 +391,10 @@ class DaemonWorld(Follower):
         limit_mib = job.spec.host_memory_mib
         if exit.cause is Cause.HOST_OOM and ended.over_limit and limit_mib:
             size = f"{limit_mib}M" if limit_mib % 1024 else f"{limit_mib // 1024}G"
-            exit = replace(exit, evidence=f"its processes used more than --mem {size}")
+            evidence = f"its processes used more than --mem {size}"
+            if shared_mib := (ended.shared_bytes or 0) >> 20:
+                evidence += f", {shared_mib} MiB of it in files in /dev/shm"
+            exit = replace(exit, evidence=evidence)
         return exit
 
     def _report(
