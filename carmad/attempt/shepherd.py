@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from carmad import beats
 from carmad.attempt import records, supervisor
 from carmad.attempt.environment import ATTEMPT_VARIABLE
 from carmad.attempt.evidence import Evidence
@@ -31,6 +32,7 @@ from carmad.engine.clock import boot_id, boottime
 START_WITHIN_S = 10.0  # a supervisor that has not started by then is given up
 CLEAR_WITHIN_S = 10.0  # how long the driver may take to free a job's memory
 PAUSE_S = 0.05
+LATE_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -121,15 +123,17 @@ class Shepherd:
         os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
-        while not self._closing:
-            try:
-                self._turn()
-            except Exception:
-                log.exception("the shepherd failed and continues")
-                time.sleep(1.0)
+        with beats.beating("shepherd", LATE_S):
+            while not self._closing:
+                try:
+                    self._turn()
+                except Exception:
+                    log.exception("the shepherd failed and continues")
+                    time.sleep(1.0)
 
     def _turn(self) -> None:
         restless = any(attempt.pidfd is None for attempt in self._attempts.values())
+        beats.idle()
         ready = {fd for fd, _ in self._poller.poll(PAUSE_S * 1000 if restless else None)}
         if self._wake in ready:
             os.eventfd_read(self._wake)
@@ -141,6 +145,7 @@ class Shepherd:
             )
         stumbled = False
         for attempt in list(self._attempts.values()):
+            beats.at(f"the attempt of job {attempt.job.id}")
             try:
                 self._follow(attempt, attempt.pidfd in ready)
             except Exception:  # must not affect the others
