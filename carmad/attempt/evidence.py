@@ -21,10 +21,11 @@ from carmad.attempt.environment import ATTEMPT_VARIABLE
 from carmad.attempt.marks import Marks
 from carmad.attempt.proc import process_stat, running, uids
 from carmad.core.types import GpuId, GpuSample, Job, JobId
-from carmad.engine.threads import Threads
+from carmad.threads import Threads
 
 KEPT_S = 20.0  # of readings: child processes may outlive the main process by some seconds
 KNOWN_S = 60.0  # of an ended attempt: the driver may still list its processes for a while
+LATE_S = 60.0  # for the thread that asks
 ASK_WITHIN_S = 1.0  # which attempt a process is marked with
 FULL = 0.03  # a GPU is full if a smaller share of its memory is free
 
@@ -200,7 +201,7 @@ class Evidence:
             return None
         if self._marks.known(pid, start) is None:
             with contextlib.suppress(RuntimeError, TimeoutError):  # no thread can be started now
-                self._asking = self._asking or Threads(1, "marks")
+                self._asking = self._asking or Threads(1, "marks", LATE_S)
                 asked = self._asking.submit(self._marks.ask, {pid: start})
                 asked.result(self._patience_s)
             self._patience_s = 0.0 if self._marks.known(pid, start) is None else ASK_WITHIN_S

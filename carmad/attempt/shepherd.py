@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from carmad import beats
 from carmad.attempt import cgroup, records, supervisor
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, attempt_dir
@@ -33,11 +34,10 @@ from carmad.core.types import FOR_GOOD, Cause, Job, JobId
 from carmad.engine.clock import boot_id, boottime
 
 START_WITHIN_S = 10.0  # a supervisor that has not started by then is given up
-CLEAR_WITHIN_S = (
-    10.0  # for the driver to free a job's memory; for the kernel to end what was killed
-)
+CLEAR_WITHIN_S = 10.0  # for the driver to free memory, and for what was killed to be gone
 ENDING_S = 1.0  # between letting go of the lock and the end, which are some microseconds
 PAUSE_S = 0.05
+LATE_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -133,15 +133,17 @@ class Shepherd:
         os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
-        while not self._closing:
-            try:
-                self._turn()
-            except Exception:
-                log.exception("the shepherd failed and continues")
-                time.sleep(1.0)
+        with beats.beating("shepherd", LATE_S):
+            while not self._closing:
+                try:
+                    self._turn()
+                except Exception:
+                    log.exception("the shepherd failed and continues")
+                    time.sleep(1.0)
 
     def _turn(self) -> None:
         restless = any(attempt.pidfd is None for attempt in self._attempts.values())
+        beats.idle()
         ready = {fd for fd, _ in self._poller.poll(PAUSE_S * 1000 if restless else None)}
         if self._wake in ready:
             os.eventfd_read(self._wake)
@@ -153,6 +155,7 @@ class Shepherd:
             )
         stumbled = False
         for attempt in list(self._attempts.values()):
+            beats.at(f"the attempt of job {attempt.job.id}")
             try:
                 self._follow(attempt, attempt.pidfd in ready)
             except Exception:  # must not affect the others
