@@ -223,7 +223,7 @@ def _python(field: Field, user: str, script: str) -> int:
 
 @contextmanager
 def everything(field: Field) -> Iterator[None]:
-    at_once = (lost, limit, subuids, three_arrays, adopt, streams, flood, paths)
+    at_once = (lost, limit, paths, adopt, subuids, three_arrays, streams, flood)
     with ExitStack() as all_of_them:
         for each in at_once:
             all_of_them.enter_context(each(field))

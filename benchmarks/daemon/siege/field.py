@@ -32,6 +32,7 @@ SETTINGS = {
     "CARMA_MONITOR__FIRST_KERNEL_TIMEOUT_S": "0.2",  # the jobs are shell scripts
     "CARMA_LIMITS__KILL_GRACE_S": "1",
     "CARMA_RETENTION__BACKUPS": "0",
+    "CARMA_HOST__CPUS": "1000",  # jobs without a GPU count one each, and none is to wait for that
 }
 STATE = "/var/lib/carma"
 CARDS = f"{STATE}/emulated"
