@@ -249,6 +249,7 @@ def test_a_driver_that_hangs_altogether_stops_no_job_without_gpus(
     waits = daemon.sh("true", memory_mib=100)
     until(lambda: "does not answer nvmlInit" in str(daemon.why(waits)), "the reason why it waits")
     assert daemon.ended(daemon.sh("exit 4", gpus=0))["exit"]["code"] == 4
+    assert "the driver has not answered for" in daemon.carma("doctor", rc=1)
     daemon.stop()
     daemon.start_cold()
     nvml.show(gpu(A))
