@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 import pytest
 
+from carmad.accounts import Account, NoAccount
 from carmad.api.outlook import outlook_out
 from carmad.api.phrases import phrase, short, wordings
 from carmad.api.responses.jobs import OutlookOut
@@ -53,8 +54,11 @@ from carmad.core.view import View
 from carmad.errors import CarmaError
 from carmad.http import intake
 from carmad.http import server as server_module
-from carmad.http.peers import Credentials, Peers
+from carmad.http.answers import Call
+from carmad.http.peers import Credentials, Peer, Peers
+from carmad.http.routes import actions
 from carmad.http.routes import jobs as jobs_routes
+from carmad.http.turns import Turn
 from carmad.learned.estimates import Guess
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.testing import a_gpu, a_job
@@ -927,6 +931,39 @@ def test_cancel_hold_release_requeue(daemon: Daemon) -> None:
     assert act(daemon, "requeue", "1") == {"1": (True, "requeued")}
     assert act(daemon, "requeue", "1")["1"][0] is False
     assert error(daemon.call("POST", "/v1/requeue", {"select": "all"})) == (400, "bad_request")
+
+
+def test_nothing_is_done_as_a_user_who_is_not_there_any_more(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, waits = submit(daemon), submit(daemon, held=True)
+    daemon.exit(ended, Exit(Cause.FAILURE, 1))
+
+    def gone(user: str, uid: int) -> Account:
+        raise NoAccount(f"there is no {user}")
+
+    monkeypatch.setattr(actions, "account", gone)
+    for what, job, words in (
+        ("release", waits, "stays held"),
+        ("requeue", ended, "cannot run again"),
+        ("update", waits, "is left as it is"),
+    ):
+        more: dict[str, object] = {"nice": 3} if what == "update" else {}
+        told = act(daemon, what, job, **more)
+        assert told == {str(job): (False, f"{words}: there is no {user_name()}")}
+    assert act(daemon, "cancel", waits) == {str(waits): (True, "cancelled")}
+
+
+def test_whoever_has_the_uid_of_a_job_s_owner_later_is_not_its_owner(daemon: Daemon) -> None:
+    id = submit(daemon, held=True)
+    job = daemon.store.job(id)
+    assert job is not None
+    former = replace(job, spec=replace(job.spec, user="former"))
+    peer = Peer(job.spec.uid, job.spec.gid, job.spec.user, admin=False)
+    call = Call(daemon.service, peer, Turn(), 0)
+    assert call.may_touch(job) and not call.may_touch(former)
+    scene = run_async(daemon.service.scene())
+    assert call.renderer(scene).sees(job) and not call.renderer(scene).sees(former)
 
 
 def test_a_job_is_not_requeued_for_one_that_is_refused(daemon: Daemon) -> None:

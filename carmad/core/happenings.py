@@ -14,6 +14,7 @@ CAUSES = {
     Cause.GPU_OOM: "out of GPU memory",
     Cause.HOST_OOM: "out of host memory",
     Cause.LAUNCH_FAILED: "it could not be started",
+    Cause.NO_ACCOUNT: "its user's account is not there any more",
     Cause.LOST: "its processes were lost",
     Cause.DEPENDENCY: "a dependency was not met",
     Cause.TIME_LIMIT: "its time limit",

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event, Timer
 
+from carmad.accounts import NoAccount
 from carmad.attempt import limits
 from carmad.attempt.callers import Process, Taken
 from carmad.attempt.environment import (
@@ -240,6 +241,9 @@ class DaemonWorld(Follower):
         except (NotNow, StoreFull) as error:
             self._begin_outage(error)
             self._postpone(job, error)
+        except NoAccount as error:
+            log.error("job %d is held: %s; %s", job.id, error, error.hint)
+            self._report(job, Exit(Cause.NO_ACCOUNT, evidence=error.message))
         except CarmaError as error:
             self._report(job, _not_launched(error.message, error.hint))
 

@@ -73,7 +73,7 @@ class Call:
     pid: int  # of the process that made the connection; it may have been reused since
 
     def may_touch(self, job: Job) -> bool:
-        return self.peer.admin or job.spec.uid == self.peer.uid
+        return self.peer.admin or job.spec.owner == self.peer.owner
 
     def require_admin(self, what: str) -> None:
         if not self.peer.admin:
@@ -83,7 +83,7 @@ class Call:
             )
 
     def renderer(self, scene: Scene) -> Jobs:
-        return Jobs(scene, log_paths, self.peer.uid, self.peer.admin)
+        return Jobs(scene, log_paths, self.peer.owner, self.peer.admin)
 
 
 async def gone(request: Request) -> None:

@@ -289,7 +289,7 @@ def _resolved(
         if not named:
             raise CarmaError(f"there is no job {label} to wait for", "See `carma queue`.")
         for job in named:
-            if job.spec.uid != peer.uid and not peer.admin:
+            if job.spec.owner != peer.owner and not peer.admin:
                 raise Forbidden(
                     f"job {label} is not yours, so your job cannot depend on it",
                     "Name your own jobs.",

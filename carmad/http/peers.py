@@ -34,6 +34,11 @@ class Peer:
     named: bool = True  # False: the uid has no passwd entry, and `user` only spells it
     groups: tuple[str, ...] = ()  # the names of all its groups, the primary one first
 
+    @property
+    def owner(self) -> tuple[int, str]:
+        """As `JobSpec.owner`, of its jobs."""
+        return self.uid, self.user
+
 
 def user_of(uid: int) -> tuple[str, bool]:
     """The user's name, and whether there is one: else it only spells the uid."""

@@ -80,4 +80,4 @@ def named(gpu: Gpu, ref: str) -> bool:
 
 
 def gpus_out(call: Call, scene: Scene) -> list[GpuOut]:
-    return [gpu_out(gpu, scene, call.peer.uid, call.peer.admin) for gpu in scene.view.gpus]
+    return [gpu_out(gpu, scene, call.peer.owner, call.peer.admin) for gpu in scene.view.gpus]

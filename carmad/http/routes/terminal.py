@@ -63,7 +63,7 @@ async def join(call: Asked, label: Label) -> Response:
 async def _own_process(call: Call, label: str) -> tuple[Job, Process, Terminals]:
     """The caller's job, and the process that makes this connection."""
     job, _ = await mine(call, label)
-    if job.spec.uid != call.peer.uid:  # an administrator's process cannot be another user's job
+    if job.spec.owner != call.peer.owner:  # an administrator's process cannot be another user's job
         raise not_yours(job)
     assert call.service.terminals is not None
     process = await run_in_threadpool(own_process, call.pid, call.peer.uid)
