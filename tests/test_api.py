@@ -52,7 +52,7 @@ from carmad.core.types import (
 )
 from carmad.core.view import View
 from carmad.errors import CarmaError
-from carmad.http import intake
+from carmad.http import connections, intake
 from carmad.http import server as server_module
 from carmad.http.answers import Call
 from carmad.http.peers import Credentials, Peer, Peers
@@ -1454,7 +1454,8 @@ def test_an_endless_head_or_body_is_cut_off(
 def test_one_user_cannot_take_all_connections(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "CONNECTIONS_PER_USER", 3)
+    monkeypatch.setattr(connections, "PER_USER", 3)
+    monkeypatch.setattr(daemon.server._uvicorn.config.http.counted, "_free", ())  # root as others
     open_ones = [connect(daemon) for _ in range(3)]
     refused = connect(daemon)
     raw = b""

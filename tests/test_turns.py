@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from carmad.http import turns
+from carmad.http.connections import FEW, PER_USER, Connections, Owners
 from carmad.http.peers import Credentials, Peer, Peers
 from carmad.http.problems import TooMany, headers
 from carmad.http.server import Bounded
@@ -181,7 +183,7 @@ def test_who_waits_without_a_large_body_keeps_nobody_s_out() -> None:
         await asyncio.Event().wait()
 
     async def main() -> None:
-        bounded = Bounded(app, Known())
+        bounded = Bounded(app, Known(), Owners(Path("/nonexistent")))
 
         async def ask(uid: int, path: str, body: bytes) -> None:
             async def receive() -> Any:
@@ -208,3 +210,34 @@ def test_who_waits_without_a_large_body_keeps_nobody_s_out() -> None:
         assert in_the_app == [*hostile, 7]
 
     run_async(main())
+
+
+def opened(counted: Connections, user: int, wanted: int) -> int:
+    """How many of so many more connections a user gets."""
+    got = 0
+    for _ in range(wanted):
+        if counted.is_room(user):
+            counted.add(user)
+            got += 1
+    return got
+
+
+def test_who_has_many_connections_is_refused_before_who_has_few() -> None:
+    counted = Connections({ROOT}, room=1024)
+    assert [opened(counted, user, 1000) for user in (1, 2)] == [PER_USER] * 2
+    assert opened(counted, 3, 1000) > opened(counted, 4, 1000) > FEW
+    assert all(opened(counted, user, FEW) == FEW for user in range(5, 20))
+    assert opened(counted, ROOT, 1000) == 1000
+    for _ in range(PER_USER):
+        counted.remove(1)
+    assert opened(counted, 20, 1000) > FEW
+
+
+def test_a_uid_of_a_container_is_its_user_s(tmp_path: Path) -> None:
+    file = tmp_path / "subuid"
+    owners = Owners(file)  # there is none yet
+    assert owners.of(100_000) == 100_000
+    file.write_text("nobody:100000:10\n65533:100010:5\nno-such-user:5:5\nnonsense\n")
+    owners.read()
+    uids = 99_999, 100_000, 100_009, 100_010, 100_014, 100_015, 7
+    assert [owners.of(uid) for uid in uids] == [99_999, 65534, 65534, 65533, 65533, 100_015, 7]

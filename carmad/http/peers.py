@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import grp
 import os
@@ -55,12 +56,18 @@ class Peers:
         self._admin_group = admin_group
         self._daemon_uid = os.geteuid()
         self._known: dict[Credentials, tuple[float, Peer]] = {}
+        self._asked: dict[Credentials, asyncio.Future[Peer]] = {}
 
     async def peer(self, credentials: Credentials) -> Peer:
         known = self._known.get(credentials)
         if known is not None and time.monotonic() < known[0]:
             return known[1]
-        peer = await run_in_threadpool(self._look_up, credentials)
+        asked = self._asked.get(credentials)
+        if asked is None:  # once for all of its connections
+            asked = asyncio.ensure_future(run_in_threadpool(self._look_up, credentials))
+            self._asked[credentials] = asked
+            asked.add_done_callback(lambda _: self._asked.pop(credentials, None))
+        peer = await asyncio.shield(asked)
         if len(self._known) >= MOST_REMEMBERED:
             self._known.clear()
         self._known[credentials] = (time.monotonic() + REMEMBERED_S, peer)

@@ -25,10 +25,12 @@ REFUSED_AFTER_S = 5.0  # an immediate refusal would invite an immediate retry
 
 
 class Turn:
-    """A request in progress. `turns` is None for a user without limits."""
+    """A request in progress. `turns` is None for a user without limits; `payer`: the user who takes
+    it, who may have asked as one of the uids of their containers."""
 
-    def __init__(self, turns: asyncio.Semaphore | None = None) -> None:
+    def __init__(self, turns: asyncio.Semaphore | None = None, payer: int = -1) -> None:
         self._turns = turns
+        self.payer = payer
 
     async def __aenter__(self) -> None:
         if self._turns:
@@ -51,7 +53,8 @@ class Turn:
 class Share:
     """One user's share."""
 
-    def __init__(self, free: bool = False) -> None:
+    def __init__(self, user: int = -1, free: bool = False) -> None:
+        self._user = user
         self._free = free
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._large = asyncio.Lock()
@@ -59,7 +62,7 @@ class Share:
         self._paid_until = -math.inf  # on the loop's clock
 
     def turn(self) -> Turn:
-        return Turn(None if self._free else self._turns)
+        return Turn(None if self._free else self._turns, self._user)
 
     @contextmanager
     def presence(self) -> Iterator[None]:
@@ -92,11 +95,11 @@ class Share:
 
 
 class Shares:
-    """Shares by user. `own`: the daemon's uid."""
+    """Shares by user. `free`: users without limits."""
 
-    def __init__(self, own: int) -> None:
-        self._known = {own: Share(free=True)}
+    def __init__(self, *free: int) -> None:
+        self._known = {user: Share(user, free=True) for user in free}
         self.large = asyncio.Semaphore(LARGE_AT_ONCE)
 
     def of(self, uid: int) -> Share:
-        return self._known.setdefault(uid, Share())
+        return self._known.setdefault(uid, Share(uid))
