@@ -32,6 +32,7 @@ from carmad.config import Access, Collocation, Limits, Monitor, Preconditions, S
 from carmad.configfile import from_tree
 from carmad.core import control
 from carmad.core.decision import Placement, Reason
+from carmad.core.happenings import Kind
 from carmad.core.layout import Layout, Stage
 from carmad.core.messages import Discovered, Exited, Step, Submitted, Tick
 from carmad.core.ports import Server
@@ -51,6 +52,7 @@ from carmad.core.types import (
     StepTime,
 )
 from carmad.core.view import View
+from carmad.engine.backlog import QUANTUM
 from carmad.errors import CarmaError
 from carmad.http import connections, intake
 from carmad.http import server as server_module
@@ -58,7 +60,7 @@ from carmad.http.answers import Call
 from carmad.http.peers import Credentials, Peer, Peers
 from carmad.http.routes import actions
 from carmad.http.routes import jobs as jobs_routes
-from carmad.http.turns import Turn
+from carmad.http.turns import Share
 from carmad.learned.estimates import Guess
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.testing import a_gpu, a_job
@@ -141,27 +143,60 @@ def test_an_array_becomes_tasks_with_labels(daemon: Daemon) -> None:
     assert error(daemon.call("GET", "/v1/jobs/1_3")) == (404, "not_found")
 
 
-def test_the_core_hears_of_submissions_in_the_order_of_their_ids(daemon: Daemon) -> None:
-    """It counts those above the last one that it has counted."""
-    heard: list[int] = []
+def test_a_large_array_comes_in_parts_and_others_in_between(daemon: Daemon) -> None:
+    heard: list[tuple[int, int]] = []
     committed = daemon.service.tally.note
 
     def noted(step: Step) -> None:
-        heard.extend(event.first for event in step.events if isinstance(event, Submitted))
+        for event in step.events:
+            if isinstance(event, Submitted):
+                heard.append((event.first, len(event.specs)))
         committed(step)
 
     daemon.service.tally.note = noted  # type: ignore[method-assign]
-    indices = [*range(400)]
-    threads = [
-        threading.Thread(target=submit, args=(daemon,), kwargs={"held": True} | array)
-        for array in ({"array": {"indices": indices}}, {}) * 4
+    tasks = 10 * QUANTUM
+    arrays = [
+        threading.Thread(
+            target=submit,
+            args=(daemon,),
+            kwargs={"held": True, "array": {"indices": [*range(tasks)]}},
+        )
+        for _ in range(3)
     ]
-    for thread in threads:
+    for thread in arrays:
         thread.start()
-    for thread in threads:
+    for thread in arrays:
         thread.join()
-    assert len(heard) == 8
-    assert heard == sorted(heard)
+    assert sorted(heard) == [(1 + n * QUANTUM, QUANTUM) for n in range(30)]
+    for array in range(3):
+        its = [first for first, _ in heard if (first - 1) // tasks == array]
+        assert its == sorted(its)
+    told = daemon.service.events.read(0, 100)[1]
+    assert [(each.kind, each.count) for each in told] == [(Kind.SUBMITTED, tasks)] * 3
+
+
+def test_an_array_that_finds_the_disk_full_says_how_far_it_came(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, room = daemon.store.commit, [True, True]
+
+    def commit(step: Step) -> None:
+        if any(isinstance(event, Submitted) for event in step.events):
+            if not room:
+                raise StoreFull("cannot write", "make room")
+            room.pop()
+        original(step)
+
+    monkeypatch.setattr(daemon.store, "commit", commit)
+    tasks = {"indices": [*range(5 * QUANTUM)]}
+    status, said = daemon.call("POST", "/v1/jobs", JOB | {"held": True, "array": tasks})
+    queued = 2 * QUANTUM
+    assert (status, said["error"]) == (
+        503,
+        f"only the first {queued} tasks of array 1 are queued: cannot write",
+    )
+    assert len(daemon.call("GET", "/v1/jobs")[1]["jobs"]) == queued
+    assert daemon.service.tally.waiting(os.getuid()).jobs == queued
 
 
 def test_the_environment_is_scrubbed_but_for_what_is_exported(daemon: Daemon) -> None:
@@ -960,7 +995,7 @@ def test_whoever_has_the_uid_of_a_job_s_owner_later_is_not_its_owner(daemon: Dae
     assert job is not None
     former = replace(job, spec=replace(job.spec, user="former"))
     peer = Peer(job.spec.uid, job.spec.gid, job.spec.user, admin=False)
-    call = Call(daemon.service, peer, Turn(), 0)
+    call = Call(daemon.service, peer, Share().turn(), 0)
     assert call.may_touch(job) and not call.may_touch(former)
     scene = run_async(daemon.service.scene())
     assert call.renderer(scene).sees(job) and not call.renderer(scene).sees(former)
@@ -1465,9 +1500,7 @@ def test_one_user_cannot_take_all_connections(
     assert b"too many connections" in raw
     for sock in open_ones:
         sock.close()
-    for _ in range(50):
-        if request_ok(daemon):
-            break
+    until(lambda: request_ok(daemon), "the connections to be seen closed")
     assert submit(daemon) == 1
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from carmad.core.messages import Noticed
+from carmad.core.types import JobId
+from carmad.engine.backlog import QUANTUM, Backlog, Delivery
 from carmad.http import turns
 from carmad.http.connections import FEW, PER_USER, Connections, Owners
 from carmad.http.peers import Credentials, Peer, Peers
@@ -241,3 +245,66 @@ def test_a_uid_of_a_container_is_its_user_s(tmp_path: Path) -> None:
     owners.read()
     uids = 99_999, 100_000, 100_009, 100_010, 100_014, 100_015, 7
     assert [owners.of(uid) for uid in uids] == [99_999, 65534, 65534, 65533, 65533, 100_015, 7]
+
+
+def delivery(user: int | None, number: int = 0, weight: int = 1) -> Delivery:
+    return Delivery((Noticed(0.0, JobId(number), ""),), None, user, weight)
+
+
+def users_of(batch: list[Delivery]) -> list[int | None]:
+    return [each.user for each in batch]
+
+
+def test_who_comes_with_little_goes_before_another_s_thousands() -> None:
+    backlog = Backlog()
+    for number in range(100):
+        backlog.put(delivery(1, number, QUANTUM))
+    assert users_of(backlog.take(1.0)) == [1]
+    backlog.put(delivery(2))
+    backlog.put(delivery(None))
+    assert users_of(backlog.take(2.0)) == [None, 2]
+    backlog.put(delivery(3))
+    assert users_of(backlog.take(3.0)) == [3, 1]  # who has much has a turn, too
+    assert users_of(backlog.take(4.0)) == [1]
+
+
+def test_users_with_much_take_turns_by_what_they_touch() -> None:
+    backlog = Backlog()
+    for number in range(1000):
+        backlog.put(delivery(1, number))
+        backlog.put(delivery(2, number, QUANTUM // 2))
+        backlog.put(delivery(3, number, 3 * QUANTUM))  # which nobody has split
+    touched: Counter[int] = Counter()
+    for _ in range(30):
+        for each in backlog.take(1.0):
+            assert each.user is not None
+            touched[each.user] += each.weight
+    fair = sum(touched.values()) / 3
+    assert all(abs(one - fair) <= 4 * QUANTUM for one in touched.values())
+
+
+def test_nothing_is_lost_and_what_waited_happens_when_its_turn_comes() -> None:
+    backlog = Backlog()
+    for number in range(500):
+        backlog.put(delivery(number % 3 or None, number, 1 + number % 100))
+    taken = backlog.take(7.0)
+    taken += backlog.rest(8.0)
+    assert sorted(each.events[0].job for each in taken) == list(range(500))  # type: ignore[union-attr]
+    assert not backlog
+    waited = [each for each in taken if each.user is not None]
+    assert {each.events[0].at for each in waited} == {7.0, 8.0}
+
+
+def test_large_requests_take_longer_and_small_ones_do_not_wait(clock: Clock) -> None:
+    share = Share()
+
+    async def ask() -> None:
+        await share.afford(turns.JOBS_BURST)
+        assert clock.slept == []
+        await share.afford(turns.JOBS_RATE)
+        (slept,) = clock.slept
+        assert 0 < slept <= 1
+        await share.pace(0)
+        assert len(clock.slept) == 1
+
+    run_async(ask())

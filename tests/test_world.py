@@ -47,7 +47,7 @@ class Inbox:
     def clock(self):
         return 5.0
 
-    def post(self, *events):
+    def post(self, *events, user=None):
         self.events += events
 
     def ask(self, question):

@@ -49,6 +49,7 @@ from carmad.core.types import (
     Job,
     JobId,
     JobSpec,
+    JobState,
     Mode,
     Refusal,
 )
@@ -102,6 +103,7 @@ class DaemonWorld(Follower):
         self._gpus: dict[GpuId, Gpu] = {}  # replaced as a whole, as "hands" reads it
         self._hands = Threads(1, "hands")
         self._estimates = Estimates(estimate, self._estimated)
+        self._whose: dict[JobId, int] = {}  # the users of jobs that are being estimated
         # Launches to retry, and what prevents them. Used only by the thread "hands".
         self._postponed: OrderedDict[JobId, Job] = OrderedDict()
         self._outage: CarmaError | None = None
@@ -115,9 +117,11 @@ class DaemonWorld(Follower):
         """Never raises: failures come back as events."""
         if isinstance(action, EstimateMemory):
             if action.job.spec.gpus:
+                self._whose[action.job.id] = action.job.spec.uid
                 self._estimates.put(action.job)
             else:  # it needs none
-                self._inbox.post(Estimated(self._inbox.clock(), action.job.id, None))
+                its = Estimated(self._inbox.clock(), action.job.id, None)
+                self._inbox.post(its, user=action.job.spec.uid)
         elif not isinstance(action, Wake):  # the engine handles an event every second or two anyway
             if isinstance(action, Launch):
                 self._estimates.drop(action.job.id)
@@ -128,6 +132,8 @@ class DaemonWorld(Follower):
             if isinstance(event, Discovered):
                 self._gpus = {gpu.id: gpu for gpu in event.gpus}
         for job in step.jobs:
+            if job.state is not JobState.PENDING and not job.estimate_late:
+                self._whose.pop(job.id, None)
             if job.ended:
                 self._estimates.ended(job.id)
                 if job.attempt:
@@ -156,7 +162,7 @@ class DaemonWorld(Follower):
             note = "" if answer.crash else f"{UNESTIMATED}: {answer.why}"
             now = self._inbox.clock()
             event = Estimated(now, job, None, note, answer.crash, answer.late)
-        self._inbox.post(event)
+        self._inbox.post(event, user=self._whose.get(job))
 
     def _do(self, action: Launch | Signal | Stop) -> None:
         try:

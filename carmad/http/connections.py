@@ -12,10 +12,11 @@ import os
 import pwd
 import resource
 import socket
+import struct
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -116,12 +117,24 @@ def room_for_users() -> int:
     return MOST if soft < 0 else max(FEW, min(MOST, soft - KEPT_BACK))
 
 
-class Listener(socket.socket):
-    """When no descriptor is left, who connects is turned away, by means of one kept for that. Else
-    the event loop would find the same client waiting again and again."""
+def caller(connection: socket.socket) -> tuple[int, int, int]:
+    """The pid, the uid and the gid at the other end, according to the kernel."""
+    size = struct.calcsize("=iII")
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    pid, uid, gid = struct.unpack("=iII", packed)
+    return pid, uid, gid
 
-    def __init__(self, sock: socket.socket) -> None:
+
+class Listener(socket.socket):
+    """Who may not have one more connection is refused before anything is made for it: `answer` may
+    refuse a uid, by what it is told.
+
+    When no descriptor is left, who connects is turned away, by means of one kept for that. Else the
+    event loop would find the same client waiting again and again."""
+
+    def __init__(self, sock: socket.socket, answer: Callable[[int], bytes]) -> None:
         super().__init__(sock.family, sock.type, sock.proto, fileno=sock.detach())
+        self._answer = answer
         self._spare = os.open(os.devnull, os.O_RDONLY)
         self._complain_at = 0.0
 
@@ -131,12 +144,18 @@ class Listener(socket.socket):
 
     def accept(self) -> tuple[socket.socket, Any]:
         try:
-            return super().accept()
+            for _ in range(AT_ONCE):
+                connection, address = super().accept()
+                refused = self._answer(caller(connection)[1])
+                if not refused:
+                    return connection, address
+                with connection, contextlib.suppress(OSError):
+                    connection.send(refused, socket.MSG_DONTWAIT)
         except OSError as error:
             if error.errno not in NONE_LEFT:
                 raise
             self._turn_one_away(error)
-            raise BlockingIOError from error  # as if there had been none
+        raise BlockingIOError  # as if there were none: the event loop asks again
 
     def _turn_one_away(self, error: OSError) -> None:
         if time.monotonic() >= self._complain_at:

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 import sys
 import threading
 from collections.abc import Awaitable, Callable
@@ -29,7 +28,7 @@ from carmad.api.shape import require_modest
 from carmad.engine.threads import api_threads
 from carmad.errors import CarmaError
 from carmad.http.answers import VERSION, refusal
-from carmad.http.connections import AT_ONCE, Connections, Listener, Owners
+from carmad.http.connections import AT_ONCE, Connections, Listener, Owners, caller
 from carmad.http.peers import Credentials, Peers
 from carmad.http.problems import TooLarge, TooSlow, invalid, status_and_code
 from carmad.http.problems import headers as more_headers
@@ -244,16 +243,18 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
-        packed = transport.get_extra_info("socket").getsockopt(
-            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("=iII")
-        )
-        pid, uid, gid = struct.unpack("=iII", packed)
+        pid, uid, gid = caller(transport.get_extra_info("socket"))
         self.credentials = Credentials(uid, gid, pid)
         owner = self.owners.of(uid)
         self._count(owner)
         if owner == uid and owner not in FREE:
             self._asks = self.loop.create_task(self._count_nobodys())
         self._expect_head()
+
+    @classmethod
+    def refused(cls, uid: int) -> bytes:
+        """What who may not connect is told; nothing: they may."""
+        return b"" if cls.counted.is_room(cls.owners.of(uid)) else _BUSY
 
     def _count(self, user: int) -> None:
         if not self.counted.is_room(user):
@@ -399,13 +400,14 @@ class Server:
     """Serves `app` on the bound `sock` in its own thread."""
 
     def __init__(self, sock: socket.socket, app: FastAPI) -> None:
-        self._sock = Listener(sock)
+        protocol = _protocol(app)
+        self._sock = Listener(sock, protocol.refused)
         self._service: Service = app.state.service
         self._uvicorn = uvicorn.Server(
             uvicorn.Config(
                 app,
                 loop="asyncio",
-                http=_protocol(app),
+                http=protocol,
                 backlog=AT_ONCE,
                 ws="none",
                 lifespan="off",

@@ -20,17 +20,27 @@ LARGE = 32 << 10  # bytes; smaller requests, which nearly all are, are read at o
 LARGE_AT_ONCE = 4  # for all users together
 RATE = 20.0  # requests per second in the long run; each LARGE bytes of a body count as one more
 BURST = 500.0
+JOBS_RATE = 1000.0  # jobs per second in the long run, that a user's requests touch
+JOBS_BURST = 10_000.0
+ROWS = 16  # of a listing count as one job
 PATIENCE_S = 5.0  # the longest delay of a request that came too soon
 REFUSED_AFTER_S = 5.0  # an immediate refusal would invite an immediate retry
 
 
 class Turn:
-    """A request in progress. `turns` is None for a user without limits; `payer`: the user who takes
-    it, who may have asked as one of the uids of their containers."""
+    """A request in progress. `turns` is None for a user without limits."""
 
-    def __init__(self, turns: asyncio.Semaphore | None = None, payer: int = -1) -> None:
+    def __init__(self, share: Share, turns: asyncio.Semaphore | None = None) -> None:
+        self._share = share
         self._turns = turns
-        self.payer = payer
+
+    @property
+    def payer(self) -> int:
+        """The user whose share it takes, who may have asked as a uid of their containers'."""
+        return self._share.user
+
+    async def afford(self, jobs: float) -> None:
+        await self._share.afford(jobs)
 
     async def __aenter__(self) -> None:
         if self._turns:
@@ -54,15 +64,16 @@ class Share:
     """One user's share."""
 
     def __init__(self, user: int = -1, free: bool = False) -> None:
-        self._user = user
+        self.user = user
         self._free = free
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._large = asyncio.Lock()
         self._present = 0
         self._paid_until = -math.inf  # on the loop's clock
+        self._worked_until = -math.inf  # likewise
 
     def turn(self) -> Turn:
-        return Turn(None if self._free else self._turns, self._user)
+        return Turn(self, None if self._free else self._turns)
 
     @contextmanager
     def presence(self) -> Iterator[None]:
@@ -87,6 +98,15 @@ class Share:
         self._paid_until = paid_until
         if paid_until > now:
             await asyncio.sleep(paid_until - now)
+
+    async def afford(self, jobs: float) -> None:
+        """Wait until so many jobs more may be touched. Nothing is refused: what is large only takes
+        longer, and small requests need not wait for it."""
+        now = asyncio.get_running_loop().time()
+        since = max(self._worked_until, now - JOBS_BURST / JOBS_RATE)
+        self._worked_until = since + jobs / JOBS_RATE
+        if self._worked_until > now and not self._free:
+            await asyncio.sleep(self._worked_until - now)
 
     @asynccontextmanager
     async def large(self, of_all: asyncio.Semaphore) -> AsyncIterator[None]:

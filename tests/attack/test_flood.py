@@ -236,7 +236,7 @@ def test_without_a_descriptor_who_connects_is_turned_away_and_told_of_once(
     bound = socket.socket(socket.AF_UNIX)
     bound.bind(str(tmp_path / "sock"))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with connections.Listener(bound) as listener, ExitStack() as fillers:
+    with connections.Listener(bound, lambda uid: b"") as listener, ExitStack() as fillers:
         listener.listen()
         listener.setblocking(False)
         clients = [fillers.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(3)]

@@ -24,6 +24,7 @@ from carmad.core.messages import (
     UpdateRequested,
 )
 from carmad.core.types import Job, JobId, JobSpec
+from carmad.engine.backlog import QUANTUM
 from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
 from carmad.http import intake, lookup
@@ -38,7 +39,7 @@ router = APIRouter(
     default_response_class=Response,
 )
 
-PER_STEP = 250  # jobs; a step takes some 10 ms then
+PER_STEP = QUANTUM  # jobs
 
 # Returns the verdict, and the event for the core if the verdict acts.
 Act = Callable[[Job, float, str], tuple[Verdict, Event]]
@@ -162,7 +163,7 @@ async def _done(call: Call, body: SelectIn, jobs: list[Job], act: Act) -> list[R
     rest = {id: event for id, event in events.items() if id not in stops}
     failed = await _in_parts(call, rest, at_all=not stops)
     if stops:  # which work on a full disk, too
-        await call.service.request(*(events[id] for id in sorted(stops)))
+        await call.request(*(events[id] for id in sorted(stops)))
     return [
         {**each, "ok": False, "message": failed[JobId(each["id"])]}
         if each["id"] in failed
@@ -183,7 +184,7 @@ async def _in_parts(call: Call, events: dict[JobId, Event], at_all: bool) -> dic
     jobs = list(events)
     for first in range(0, len(jobs), PER_STEP):
         try:
-            await call.service.request(*map(events.__getitem__, jobs[first : first + PER_STEP]))
+            await call.request(*map(events.__getitem__, jobs[first : first + PER_STEP]))
         except StoreFull as error:
             if at_all and first == 0:
                 raise

@@ -65,7 +65,7 @@ async def _drain(call: Call, ref: str, reason: str | None) -> Response:
     chosen = [gpu for gpu in known if named(gpu, ref)]
     if not chosen:
         raise NotFound(f"there is no GPU {ref!r:.80}", "See `carma gpus`.")
-    await call.service.request(*(DrainRequested(now, gpu.id, reason, by) for gpu in chosen))
+    await call.request(*(DrainRequested(now, gpu.id, reason, by) for gpu in chosen))
     out: GpuResultsOut = {
         "schema": SCHEMA,
         "gpus": [
