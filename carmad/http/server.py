@@ -24,6 +24,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from carmad import beats
 from carmad.api.shape import require_modest
 from carmad.engine.threads import api_threads
 from carmad.errors import CarmaError
@@ -64,6 +65,7 @@ HEAD_WITHIN_S = 30.0  # also how long a connection may idle between two requests
 READ_WITHIN_S = 30.0  # how long an answer may wait in memory to be read
 MAX_HEAD = 64 << 10
 START_WITHIN_S = 10.0
+LATE_S = 15.0  # of the event loop
 STOP_WITHIN_S = 5
 SWITCH_S = 0.0005
 
@@ -396,6 +398,13 @@ def _protocol(app: FastAPI) -> type[PeerProtocol]:
     return Protocol
 
 
+class _Uvicorn(uvicorn.Server):
+    async def on_tick(self, counter: int) -> bool:
+        """Called by its loop every 0.1 s."""
+        beats.at("requests")
+        return await super().on_tick(counter)
+
+
 class Server:
     """Serves `app` on the bound `sock` in its own thread."""
 
@@ -403,7 +412,7 @@ class Server:
         protocol = _protocol(app)
         self._sock = Listener(sock, protocol.refused)
         self._service: Service = app.state.service
-        self._uvicorn = uvicorn.Server(
+        self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 app,
                 loop="asyncio",
@@ -443,7 +452,8 @@ class Server:
 
     def _run(self) -> None:
         try:
-            self._uvicorn.run(sockets=[self._sock])
+            with beats.beating("api", LATE_S, fatal=True):
+                self._uvicorn.run(sockets=[self._sock])
         except Exception:
             log.exception("the HTTP API has failed")
         finally:
