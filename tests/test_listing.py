@@ -50,7 +50,7 @@ def scene_of(*jobs: Job, held: Held | None = None, settings: Settings | None = N
 
 
 def viewer(scene: Scene, uid: int = UID, see_all: bool = False) -> Jobs:
-    return Jobs(scene, lambda job: ("out", "err"), uid, see_all)
+    return Jobs(scene, lambda job: ("out", "err"), (uid, a_spec().user), see_all)
 
 
 def test_how_a_script_stopped_when_it_was_tried_is_told_until_it_runs() -> None:
@@ -160,11 +160,11 @@ def test_of_a_long_line_its_head_is_shown_and_one_s_own() -> None:
     others = [a_job(id, spec=a_spec(uid=1)) for id in range(1, 1001)]
     mine = [a_job(id, spec=a_spec(uid=UID)) for id in range(2000, 2100)]
     rows = folded([*others, *mine], viewer(scene_of(*others, *mine)))
-    shown, more = seen_by(UID, rows)
+    shown, more = seen_by((UID, a_spec().user), rows)
     ids = [row[0].id for row in shown]
     assert ids == [*range(1, FIRST_ROWS + 1), *range(2000, 2000 + OWN_ROWS)]
     assert more == 1100 - FIRST_ROWS - OWN_ROWS
-    assert seen_by(UID, rows[:3]) == (rows[:3], 0)
+    assert seen_by((UID, a_spec().user), rows[:3]) == (rows[:3], 0)
 
 
 # rows that are written once

@@ -342,11 +342,17 @@ def test_administrators_are_told_of_the_server(
     thread = Post(store, Notify(str(file), stuck_s=0.0), stuck=lambda: stuck[0])
     thread.heard([Happening(1.0, Kind.GPU_LOST, gpu="GPU-1", detail="Xid 79")], {})
     thread.heard([Happening(1.0, Kind.HELD, a_job())], {})
+    barred = a_job(5, held=True, barred="there is no ada")
+    thread.heard([Happening(1.0, Kind.RETRIED, barred, cause=Cause.NO_ACCOUNT)], {})
     thread.unrecorded(StoreFull("the disk is full"))
     thread.start()
     until(lambda: target.got)
     said = target.got[0]["message"].splitlines()
-    assert said[:2] == ["GPU GPU-1: lost: Xid 79", "carmad cannot record events: the disk is full"]
+    assert said[:3] == [
+        "GPU GPU-1: lost: Xid 79",
+        "job 5 is held: there is no ada",
+        "carmad cannot record events: the disk is full",
+    ]
     thread._look_at = 0.0
     thread._news.set()
     until(lambda: any("job 7 does not start" in each["message"] for each in target.got))

@@ -195,7 +195,7 @@ class Machine:
 @contextlib.contextmanager
 def booted(folder: Path, users: Mapping[str, int] = USERS, **settings: str) -> Iterator[Machine]:
     """A machine with CARMA installed and its socket open; carmad has not been started."""
-    with systemd_in(folder, INSIDE, _mounts()) as machine:
+    with systemd_in(folder, INSIDE, mounts()) as machine:
         machine.users = users
         machine.welcome()
         machine.install(**settings)
@@ -229,7 +229,7 @@ def systemd_in(folder: Path, inside: str, variables: Mapping[str, str]) -> Itera
         around.wait()
 
 
-def _mounts() -> dict[str, str]:
+def mounts() -> dict[str, str]:
     """What users need, and the directories above it that they may not enter."""
     needed = [Path(each).resolve() for each in (ROOT, sys.prefix, sys.base_prefix)]
     closed = {
