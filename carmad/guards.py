@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from carmad import beats
 from carmad.core.decision import Proposal
 from carmad.core.history import History
 from carmad.core.ports import Estimator, Policy, Predictor, Recovery
@@ -32,6 +31,7 @@ CORE_WAITS_S = 2.0  # for a policy, a predictor or a recovery: nothing else is d
 LONGEST_REST = 30  # times that: the longest time for which a plugin that hung is not called
 MOST_STUCK = 3  # abandoned threads per plugin: they cannot be killed
 LOG_EVERY_S = 60.0
+LATE_S = 60.0  # for a plugin's heartbeat: what is asked of it has failed long before
 MOST_UNANSWERED = 8  # calls per user: an estimator that hangs must not take every thread
 
 _ROOM: dict[tuple[str, int], threading.Semaphore] = {}  # by estimator and user
@@ -88,7 +88,8 @@ class _Worker(Generic[P]):
     def __init__(self, name: str, make: Callable[[], P]) -> None:
         self._questions: SimpleQueue[tuple[Callable[[P], object], _Answer] | None]
         self._questions = SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, args=(make,), name=name, daemon=True)
+        args = name, make
+        self._thread = threading.Thread(target=self._serve, args=args, name=name, daemon=True)
         self._thread.start()
 
     def ask(self, question: Callable[[P], object]) -> _Answer:
@@ -102,19 +103,21 @@ class _Worker(Generic[P]):
 
     def where(self) -> str:
         """Its stack, for the log."""
-        frame = sys._current_frames().get(self._thread.ident or 0)
-        return "".join(traceback.format_stack(frame)) if frame else "it has just come back"
+        return beats.stack(self._thread.ident or 0)
 
-    def _serve(self, make: Callable[[], P]) -> None:
+    def _serve(self, name: str, make: Callable[[], P]) -> None:
         plugin: P | None = None
-        while asked := self._questions.get():
-            question, answer = asked
-            try:
-                plugin = plugin or make()
-                answer.say(question(plugin))
-            except BaseException as error:  # noqa: BLE001 - foreign code, which may call sys.exit
-                answer.say(None, _as_exception(error))
-            del question, answer, asked  # otherwise they would be kept until the next call
+        with beats.beating(name, LATE_S):
+            while asked := self._questions.get():
+                question, answer = asked
+                beats.at("a question")
+                try:
+                    plugin = plugin or make()
+                    answer.say(question(plugin))
+                except BaseException as error:  # noqa: BLE001 - foreign code may call sys.exit
+                    answer.say(None, _as_exception(error))
+                beats.idle()
+                del question, answer, asked  # otherwise they would be kept until the next call
 
 
 class _Guard(Generic[P]):
@@ -331,12 +334,14 @@ class GuardedEstimator:
         answer: Future[object] = Future()
 
         def find() -> None:
-            try:
-                answer.set_result(self._estimator.estimate(spec))
-            except BaseException as error:  # noqa: BLE001 - foreign code, which may call sys.exit
-                answer.set_exception(_as_exception(error))
-            finally:
-                room.release()
+            with beats.beating(f"estimator-{self.name}", self._timeout_s):
+                beats.at("an estimate")
+                try:
+                    answer.set_result(self._estimator.estimate(spec))
+                except BaseException as error:  # noqa: BLE001 - foreign code may call sys.exit
+                    answer.set_exception(_as_exception(error))
+                finally:
+                    room.release()
 
         try:
             threading.Thread(target=find, name=f"estimator-{self.name}", daemon=True).start()

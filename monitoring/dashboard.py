@@ -126,6 +126,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             },
         ),
         Panel(
+            "How long threads have been at their work",
+            "s",
+            {"{{thread}}": f"carma_thread_work_age_seconds{{{HERE}}}"},
+        ),
+        Panel(
             "Failed steps per hour",
             "short",
             {"failed": f"increase(carma_steps_failed_total{{{HERE}}}[1h])"},

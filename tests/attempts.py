@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from carmad.attempt import supervisor
 from carmad.attempt.environment import job_environment
@@ -88,3 +93,30 @@ class Bench:
     def lines(self, name: str = "carma-1.out") -> list[str]:
         path = self.cwd / name
         return path.read_text().splitlines() if path.exists() else []
+
+
+@contextmanager
+def in_a_unit(bench: Bench, *argv: str) -> Iterator[tuple[Job, Path]]:
+    """A job that runs in a cgroup as that of a unit of its own."""
+    mounts = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
+    root = next((mount for mount in mounts if (mount / "cgroup.procs").exists()), None)
+    if root is None:
+        pytest.skip("no cgroup v2 here")
+    job = bench.job(*argv, id=os.getpid(), stdout="carma-1.out")
+    unit = root / f"carma-job-{job.id}-{job.attempt}.service"
+    try:
+        unit.mkdir()
+    except OSError as error:
+        pytest.skip(f"cannot make a cgroup: {error}")
+    bench.launcher._run_child = lambda _: None  # type: ignore[method-assign]
+    directory = bench.directory(bench.launch(job))
+    enter = f'echo 0 > {unit}/cgroup.procs && exec "$@"'
+    program = subprocess.Popen(["sh", "-c", enter, "sh", *supervisor.command(str(directory))])
+    try:
+        yield job, unit
+    finally:
+        (unit / "cgroup.kill").write_text("1")
+        program.wait()
+        until(lambda: "populated 0" in (unit / "cgroup.events").read_text(), "all to end")
+        for each in ("job", "supervisor", "."):
+            (unit / each).rmdir()

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from carmad.attempt.environment import ATTEMPT_VARIABLE
+from carmad.attempt.marks import Marks
+from carmad.attempt.proc import processes, uids
 from carmad.core.types import ENDED
 from carmad.gpu.card import Card, paths
 from tests.api_server import request
@@ -211,12 +213,24 @@ class Carmad:
 
     def supervisors(self) -> list[int]:
         mark = f"{self.state}/jobs/".encode()
-        return [pid for pid, words in _read_all("cmdline") if mark in words]
+        found = []
+        for pid in processes():
+            with contextlib.suppress(OSError):
+                if (
+                    uids(pid) == {os.geteuid()}
+                    and mark in Path(f"/proc/{pid}/cmdline").read_bytes()
+                ):
+                    found.append(pid)
+        return found
 
     def processes(self) -> list[int]:
         """The processes of all its jobs."""
-        mark = f"{ATTEMPT_VARIABLE}={self.state}/".encode()
-        return [pid for pid, words in _read_all("environ") if mark in words]
+        marks, found = Marks(ATTEMPT_VARIABLE.encode()), processes()
+        marks.ask(found)
+        within = f"{self.state}/".encode()
+        return [
+            pid for pid, at in found.items() if (marks.known(pid, at) or b"").startswith(within)
+        ]
 
     def cards(self) -> list[Card]:
         found = [Card(path) for path in paths(str(self.state / "emulated"))]
@@ -290,10 +304,3 @@ def _zygote() -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
     )
-
-
-def _read_all(name: str) -> Iterator[tuple[int, bytes]]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                yield int(entry.name), (entry / name).read_bytes()

@@ -16,6 +16,7 @@ from benchmarks.daemon.carmad import SLEEPER, Daemon
 from benchmarks.hardware import machine
 from benchmarks.hardware.visit import Visit
 from carmad import paths, registry
+from carmad.attempt.proc import own_environment
 from carmad.core.messages import Sampled
 from carmad.core.scheduler import Scheduler
 from carmad.errors import CarmaError
@@ -38,9 +39,9 @@ def running(daemon: Daemon) -> psutil.Process:
     def found() -> list[psutil.Process]:
         return [
             each
-            for each in psutil.process_iter(["environ", "cmdline"])
-            if each.info["cmdline"] == SLEEPER
-            and (each.info["environ"] or {}).get("CARMA_SOCKET") == daemon.socket
+            for each in psutil.process_iter()
+            if own_environment(each.pid).get("CARMA_SOCKET") == daemon.socket
+            and each.cmdline() == SLEEPER
         ]
 
     return until(found)[0]

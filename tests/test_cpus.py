@@ -317,19 +317,14 @@ def test_it_outlives_its_daemon(tmp_path: Path) -> None:
 # -- enforced
 
 
-def test_limits_are_a_units_properties_or_a_cgroups_files() -> None:
+def test_limits_are_a_cgroups_files() -> None:
     spec = a_spec(cpus=3, host_memory_mib=1024)
-    assert limits.properties(spec) == {
-        "CPUQuota": "300%",
-        "MemoryMax": "1024M",
-        "MemorySwapMax": "0",
-    }
     assert limits.files(spec) == {
         "cpu.max": "300000 100000",
         "memory.max": str(1 << 30),
         "memory.swap.max": "0",
     }
-    assert limits.properties(a_spec()) == limits.files(a_spec()) == {}
+    assert limits.files(a_spec()) == {}
 
 
 def test_without_systemd_a_job_has_a_cgroup_below_the_delegated_one(tmp_path: Path) -> None:
@@ -340,10 +335,12 @@ def test_without_systemd_a_job_has_a_cgroup_below_the_delegated_one(tmp_path: Pa
     for name in ("cgroup.procs", "cpu.max", "memory.max", "memory.swap.max"):
         (own / name).touch()
     (own / "memory.events").write_text("low 0\nmax 0\noom 0\noom_kill 0\n")
+    (own / "memory.stat").write_text("anon 4096\nshmem 50000000\n")
     bench.launcher = Launcher(bench.state, systemd=False, kill_grace_s=0.3, group=str(group))
     struck = f"printf 'low 0\\nmax 5\\noom 2\\noom_kill 1\\n' >{own}/memory.events; kill -9 $$"
     end = bench.run("sh", "-c", struck, cpus=2, host_memory_mib=64)
     assert (end["signal"], end["host_oom_kills"], end["over_limit"]) == (9, 1, 2)
+    assert end["shared_bytes"] == 50_000_000
     assert (own / "cpu.max").read_text() == "200000 100000"
     assert (own / "memory.max").read_text() == str(64 << 20)
     assert (own / "cgroup.procs").read_text() == "0"

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from rich.console import Console
 
+from carmad.attempt.proc import own_environment
 from carmad.sim import metrics
 from cli.commands.demo import drawn
 from cli.demo_report import sentence
@@ -40,9 +41,9 @@ def left(home: Path) -> list[psutil.Process]:
     """What still runs of a demo: its daemons, and their jobs."""
     return [
         process
-        for process in psutil.process_iter(["cmdline", "environ"])
-        if str(home) in " ".join(process.info["cmdline"] or ())
-        or str(home) in (process.info["environ"] or {}).get("CARMA_SOCKET", "")
+        for process in psutil.process_iter()
+        if (env := own_environment(process.pid))
+        and (str(home) in " ".join(process.cmdline()) or str(home) in env.get("CARMA_SOCKET", ""))
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from carmad.core import control
@@ -69,6 +71,21 @@ def ended(job: Job, exit: Exit, *beside: GpuSample, usable: tuple[str, ...] = (G
 def test_what_becomes_of_a_job(job: Job, exit: Exit, state: JobState, cause: Cause) -> None:
     end = ended(job, exit)
     assert (end.state, end.exit.cause, end.at) == (state, cause, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("job", "exit", "state"),
+    [
+        (running(shared=True), OOM, JobState.OUT_OF_MEMORY),
+        (running(), Exit(Cause.LOST), JobState.FAILED),
+        (stopping(Cause.PREEMPTED), GONE, JobState.FAILED),
+        (stopping(Cause.CANCELLED), GONE, JobState.CANCELLED),
+    ],
+)
+def test_no_attempt_follows_one_whose_processes_could_not_be_killed(
+    job: Job, exit: Exit, state: JobState
+) -> None:
+    assert ended(job, replace(exit, left=True)).state is state
 
 
 def test_a_preempted_job_whose_time_is_up_has_timed_out() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from carmad.attempt import evidence as module
 from carmad.attempt.evidence import Evidence
+from carmad.attempt.proc import process_stat
 from carmad.core.types import GpuSample, JobId, ProcessUse
 from carmad.testing import a_gpu, a_job
 from tests.attempts import until
@@ -55,7 +56,7 @@ def test_a_process_that_has_just_died_is_still_its_attempt_s():
         evidence.supervised(FIRST, pid)
         assert jobs(evidence, child, 1) == {child: 7, 1: None}
     assert jobs(evidence, child, 1) == {child: 7, 1: None}
-    evidence.unsupervised(pid)
+    evidence.unsupervised(FIRST)
     assert jobs(evidence, child) == {child: 7}
 
 
@@ -74,7 +75,7 @@ def test_a_pid_that_is_given_again_has_a_new_owner():
         evidence.supervised(SECOND, other)
         assert evidence.attempt_of(others_child) == SECOND
         evidence._owners[others_child] = FIRST  # as if an earlier process of that pid were known
-        evidence._attempts[FIRST].processes[others_child] = module.psutil.Process(child)
+        evidence._attempts[FIRST].processes[others_child] = process_stat(child)[1]
         assert evidence.attempt_of(others_child) == SECOND
 
 
@@ -118,7 +119,7 @@ def test_nothing_stays_of_attempts_that_ended_a_while_ago(monkeypatch):
     monkeypatch.setattr(module, "KNOWN_S", 0.0)
     evidence.add([])
     assert evidence._attempts.keys() == {FIRST}, "it has not ended"
-    evidence.unsupervised(pid)
+    evidence.unsupervised(FIRST)
     evidence.add([])
     assert not (evidence._attempts or evidence._owners or evidence._supervisors)
 

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from benchmarks.harness.data import ROOT
+from carmad.attempt.proc import own_environment
 from tests.waiting import until
 
 # Says what train.py says, without PyTorch.
@@ -65,7 +66,9 @@ def of(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            words = [*process.environ().values(), *process.cmdline()]
+            if not (env := own_environment(process.pid)):
+                continue
+            words = [*env.values(), *process.cmdline()]
             if process.status() != psutil.STATUS_ZOMBIE and str(folder) in " ".join(words):
                 found.append(process)
     return found

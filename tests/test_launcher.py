@@ -26,7 +26,9 @@ from carmad.attempt.shepherd import Ended, Shepherd
 from carmad.core.types import Cause, Job, JobId
 from carmad.errors import CarmaError
 from carmad.testing import changed
-from tests.attempts import EXIT_0_1_0, Bench, is_gone, until
+from tests.attempts import EXIT_0_1_0, Bench, in_a_unit, is_gone, until
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a unit's cgroup")
 
 
 class Farm(Bench):
@@ -140,7 +142,7 @@ def test_a_killed_supervisor_means_lost_and_leaves_nothing(farm: Farm) -> None:
     (pid,) = until(farm.lines, "the job to speak")
     os.kill(farm.started(job)["pid"], signal.SIGKILL)
     assert farm.report().lost
-    until(lambda: not Path(f"/proc/{pid}").exists(), "the leftovers to die", 5.0)
+    assert is_gone(int(pid)), "the attempt is over only when they are"
 
 
 def test_a_recycled_pid_is_not_taken_for_the_supervisor(farm: Farm) -> None:
@@ -568,14 +570,62 @@ def test_a_record_that_is_not_sound_is_none(
 @pytest.mark.parametrize(
     "record", ["", "{}", '{"pid": "1"}', ELSEWHERE.replace("5.0", "NaN"), ELSEWHERE[:-3]]
 )
-def test_who_supervises_it_may_be_unreadable(farm: Farm, record: str) -> None:
-    """Its processes are killed then, so that its GPUs are free when it is reported as lost."""
-    job = farm.launch(farm.job("sh", "-c", "echo $$; exec sleep 600"))
-    (pid,) = until(farm.lines, "the job to speak")
+def test_who_supervises_it_may_be_unreadable(
+    farm: Farm, record: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its lock tells that it lives, and that it has ended."""
+    job = farm.launch(farm.job("sh", "-c", "echo up; until [ -e go ]; do sleep 0.05; done; exit 4"))
+    until(farm.lines, "the job to speak")
     (farm.directory(job) / supervisor.STARTED).write_text(record)
     farm.shepherd.watch(job)
-    assert farm.report().lost
-    until(lambda: is_gone(int(pid)), "the job to die")
+    until(lambda: "its supervisor cannot be followed" in caplog.text, "the log to say so")
+    assert farm.reports == []
+    (farm.cwd / "go").touch()
+    assert (farm.report().code, farm.report().lost) == (4, False)
+
+
+def test_a_supervisor_that_sees_another_boot_is_alive(farm: Farm) -> None:
+    """As in a container that shows its own boot id, but not behind systemd's ProtectProc=."""
+    job = farm.launch(farm.job("sh", "-c", "echo up; until [ -e go ]; do sleep 0.05; done; exit 4"))
+    until(farm.lines, "the job to speak")
+    record = farm.started(job) | {"boot_id": "another boot"}
+    (farm.directory(job) / supervisor.STARTED).write_text(json.dumps(record))
+    farm.shepherd.watch(job)
+    until(lambda: farm.evidence.attempt_of(record["pid"]) == (job.id, 1), "it to be followed")
+    (farm.cwd / "go").touch()
+    assert (farm.report().code, farm.report().lost) == (4, False)
+
+
+@as_root
+def test_what_a_killed_supervisor_left_in_its_unit_is_found_by_the_unit(farm: Farm) -> None:
+    """Whatever its environment says; and the end is reported once it is gone."""
+    escaped = "setsid env -i sh -c 'trap \"\" TERM; echo $$; while :; do sleep 60; done' & wait"
+    with in_a_unit(farm, "sh", "-c", escaped) as (job, unit):
+        (pid,) = until(farm.lines, "the job to speak")
+        farm.shepherd.watch(job)
+        until(lambda: farm.evidence.attempt_of(int(pid)) == (job.id, 1), "it to be followed")
+        os.kill(farm.started(job)["pid"], signal.SIGKILL)
+        assert farm.report().lost
+        assert "populated 0" in (unit / "cgroup.events").read_text()
+
+
+@as_root
+def test_what_cannot_be_killed_is_reported_but_only_if_it_runs_no_more(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shepherd_module, "CLEAR_WITHIN_S", 0.0)
+    monkeypatch.setattr(shepherd_module, "send", lambda *_: None)
+    stuck: list[int] = []
+    monkeypatch.setattr(shepherd_module, "unkillable", stuck.__contains__)
+    with in_a_unit(farm, "sh", "-c", "echo $$; exec sleep 600") as (job, _):
+        (pid,) = until(farm.lines, "the job to speak")
+        farm.shepherd.watch(job)
+        until(lambda: farm.evidence.attempt_of(int(pid)) == (job.id, 1), "it to be followed")
+        os.kill(farm.started(job)["pid"], signal.SIGKILL)
+        until(lambda: farm.shepherd._attempts[job.id, 1].ended, "its end to be noticed")
+        assert farm.reports == []
+        stuck.append(int(pid))
+        assert (farm.report().lost, farm.report().left) == (True, True)
 
 
 def test_whatever_fails_while_it_is_looked_after_an_end_is_reported(

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from carmad.core.types import GpuId
 from carmad.errors import CarmaError
 from carmad.gpu import mps_daemon
 from carmad.gpu.mps import Mps
-from carmad.gpu.mps_daemon import ServerState
+from carmad.gpu.mps_daemon import MpsDaemon, ServerState
 from tests.waiting import until
 
 FAKE = Path(__file__).with_name("fake_mps") / "nvidia-cuda-mps-control"
@@ -465,3 +466,57 @@ def test_systemd_that_refuses(bench: Bench, systemd: Path) -> None:
     (systemd / "systemd-run").write_text("#!/bin/sh\necho no bus >&2; exit 1\n")
     with pytest.raises(CarmaError, match="no bus"):
         bench.mps(systemd=True).start(GPU)
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET])
+def test_a_name_like_its_sockets_does_not_make_a_dead_daemon_look_alive(
+    bench: Bench, kind: socket.SocketKind
+) -> None:
+    """Anybody may give an abstract socket any name, or use the path in a namespace of their own."""
+    mps = bench.mps()
+    mps.start(GPU)
+    os.kill(bench.pid, signal.SIGKILL)
+    os.waitpid(bench.pid, 0)
+    with socket.socket(socket.AF_UNIX, kind) as other:
+        other.bind(f"\0carma {mps.pipe(GPU)}/control")
+        other.listen()
+        assert f" {mps.pipe(GPU)}/control\n" in Path("/proc/net/unix").read_text()
+        bench.mps().start(GPU)
+        assert len(bench.starts) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_socket_in_its_place_that_somebody_else_listens_at_is_not_the_daemon(
+    bench: Bench,
+) -> None:
+    mps = bench.mps()
+    mps.start(GPU)
+    os.kill(bench.pid, signal.SIGKILL)
+    os.waitpid(bench.pid, 0)
+    path = mps.pipe(GPU) / "control"
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        os.seteuid(65534)  # who listens is what counts, not whose the file is
+        try:
+            other.listen()
+        finally:
+            os.seteuid(0)
+        assert path.stat().st_uid == 0
+        (bench.root / "mismatch").touch()  # the control program fails, whoever listens
+        its = MpsDaemon(mps.pipe(GPU).parent, ("-f",), systemd=False, control=str(bench.control))
+        assert not its.answers()
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET])
+def test_a_live_daemon_that_the_control_program_cannot_ask_is_left_alone(
+    bench: Bench, kind: socket.SocketKind
+) -> None:
+    its = MpsDaemon(bench.root / "mps" / GPU, ("-f",), systemd=False, control=str(bench.control))
+    its.pipe.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX, kind) as listener:
+        listener.bind(str(its.pipe / "control"))
+        listener.listen()
+        (bench.root / "mismatch").touch()
+        with pytest.raises(CarmaError, match="refused"):
+            its.answers()

@@ -22,6 +22,7 @@ import pytest
 from benchmarks.hardware import facts
 from benchmarks.hardware.visit import Visit
 from benchmarks.harness.report import circumstances
+from carmad.attempt.proc import own_environment
 from carmad.config import Settings
 from carmad.configfile import load
 from carmad.errors import CarmaError
@@ -362,9 +363,7 @@ def test_a_fact_whose_check_breaks_costs_no_other_and_leaves_nothing(
 
 
 def _mark(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.Error, OSError):
-        return process.environ().get(benches.MARK, "")
-    return ""
+    return own_environment(process.pid).get(benches.MARK, "")
 
 
 def test_a_check_that_was_not_completed_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

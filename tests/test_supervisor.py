@@ -17,10 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from carmad.attempt import supervisor
+from carmad.attempt import process_tree, supervisor
 from carmad.attempt.environment import ATTEMPT_VARIABLE
-from carmad.attempt.process_tree import handles
-from tests.attempts import Bench, is_gone, until
+from carmad.attempt.proc import handles, unkillable
+from tests.attempts import Bench, in_a_unit, is_gone, until
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
@@ -499,32 +499,62 @@ def test_the_attempt_is_none_of_the_users_business(
 
 
 @as_root
-def test_a_unit_of_its_own_lets_the_kernel_kill_the_job(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As under systemd: the job is in a cgroup below the unit's, and is killed through it."""
-    mounts = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
-    root = next((mount for mount in mounts if (mount / "cgroup.procs").exists()), None)
-    if root is None:
-        pytest.skip("no cgroup v2 here")
-    unit = root / f"carma-job-test-{os.getpid()}.service"
-    try:
-        unit.mkdir()
-    except OSError as error:
-        pytest.skip(f"cannot make a cgroup: {error}")
-    job = bench.job("sh", "-c", f"cat /proc/self/cgroup; {STUBBORN}")
-    bench.directory(job).mkdir()
-    enter = f'echo 0 > {unit}/cgroup.procs && exec "$@"'
-    try:
-        monkeypatch.setattr(bench.launcher, "_run_child", lambda _directory: None)
-        bench.launch(job)
-        program = supervisor.command(str(bench.directory(job)))
-        subprocess.Popen(["sh", "-c", enter, "sh", *program])
-        until(lambda: len(bench.lines()) > 1 and bench.lines()[-1].isdigit(), "the job to speak")
+def test_a_unit_of_its_own_lets_the_kernel_kill_the_job(bench: Bench) -> None:
+    """As under systemd: job and supervisor are in cgroups below the unit's, and the job is killed
+    through its own."""
+    with in_a_unit(bench, "sh", "-c", f"cat /proc/self/cgroup; {STUBBORN}") as (job, unit):
+        until(lambda: bench.lines()[1:], "the job to speak")
         assert any(line.endswith(f"{unit.name}/job") for line in bench.lines())
+        started = bench.started(job)
+        assert (unit / "supervisor/cgroup.procs").read_text().split() == [str(started["pid"])]
+        assert started["cgroup"] == str(unit)
         bench.launcher.stop(job, 0.0)
         assert bench.ended(job)["signal"] == signal.SIGKILL
-    finally:
-        until(lambda: not (unit / "cgroup.procs").read_text(), "the supervisor to end")
-        (unit / "job").rmdir()
-        unit.rmdir()
+
+
+@as_root
+def test_the_supervisor_is_the_last_to_be_killed_for_memory(bench: Bench) -> None:
+    usual = Path(supervisor.OOM_SCORE).read_text().strip()
+    lower = subprocess.run(["sh", "-c", f"echo -900 > {supervisor.OOM_SCORE}"], check=False)
+    say = "cat /proc/self/oom_score_adj; until [ -e go ]; do sleep 0.05; done"
+    job = bench.launch(bench.job("sh", "-c", say))
+    (score,) = until(bench.lines, "the job to speak")
+    supervisors = Path(f"/proc/{bench.started(job)['pid']}/oom_score_adj").read_text().strip()
+    (bench.cwd / "go").touch()
+    bench.ended(job)
+    assert score == usual
+    if lower.returncode != 0:
+        pytest.skip("root may not lower a score here (CAP_SYS_RESOURCE)")
+    assert supervisors == supervisor.KILLED_LAST.decode()
+
+
+def test_what_waits_in_the_kernel_does_not_keep_the_attempt_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a dead file server, where not even SIGKILL helps. It is not the end of what can run."""
+    tree = process_tree.Tree(1, None)
+    stuck: set[int] = set()
+    monkeypatch.setattr(process_tree, "KILLED_WITHIN_S", 0.0)
+    monkeypatch.setattr(process_tree, "descendants", lambda _: {1: 5, 2: 6})
+    monkeypatch.setattr(process_tree, "unkillable", stuck.__contains__)
+    monkeypatch.setattr(process_tree.os, "waitpid", lambda *_: (0, 0))
+    assert not tree.reap(), "nobody has killed it"
+    monkeypatch.setattr(process_tree, "send", lambda *_: None)
+    tree.end(0.0)
+    assert not tree.reap()
+    stuck.add(1)
+    assert not tree.reap()
+    stuck.add(2)
+    assert tree.reap()
+    assert (tree.status, tree.left) == (signal.SIGKILL, 2)
+
+
+def test_a_process_is_unkillable_only_once_it_was_killed(bench: Bench) -> None:
+    orphan = "import os, time; print(os.fork() or os._exit(0), flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", orphan], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        until(lambda: unkillable(child), "the child to be a zombie")
+        assert not unkillable(parent.pid)
+        parent.kill()
+    assert unkillable(parent.pid), "it is gone"

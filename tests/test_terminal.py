@@ -156,10 +156,9 @@ def test_a_debugger_and_what_a_shell_starts_are_the_job(daemon: Carmad) -> None:
 
     def known() -> bool:
         (gpu,) = daemon.gpus()
-        assert not gpu["outsiders"]
-        return bool(daemon.job(1)["memory"]["used_mib"])
+        return bool(daemon.job(1)["memory"]["used_mib"]) and not gpu["outsiders"]
 
-    until(known, "the job's process on the GPU")
+    until(known, "the process on the GPU to be known as the job's")
     assert daemon.job(1)["state"] in ("starting", "running")
     shell.types("exit 3\n")
     assert shell.ended() == 3

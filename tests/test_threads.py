@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from carmad.engine.threads import Threads
+from carmad.threads import Threads
 from tests.attempts import until
 
 
@@ -15,7 +15,7 @@ def named(name: str) -> list[threading.Thread]:
 
 
 def test_all_are_there_from_the_start() -> None:
-    threads = Threads(3, "first")
+    threads = Threads(3, "first", 60.0)
     assert len(named("first")) == 3
     assert threads.submit(lambda: 7).result(20) == 7
     threads.shutdown()
@@ -35,5 +35,5 @@ def test_where_not_all_find_room_none_stays_and_keeps_the_process_from_ending(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", crowded)
         with pytest.raises(RuntimeError, match="new thread"):
-            Threads(3, "second")
+            Threads(3, "second", 60.0)
     until(lambda: not named("second"), "the others to end")

@@ -235,14 +235,14 @@ def test_an_attendant_that_is_late_is_waited_for_no_longer(
     slow = folder / "slow"
     slow.write_text("#!/bin/sh\nexec sleep 1\n")
     slow.chmod(0o755)
-    monkeypatch.setattr(trial_module.supervisor, "program", lambda name: [str(slow)])
+    monkeypatch.setattr(trial_module, "program", lambda name: [str(slow)])
     assert bash("true", within_s=0.1).timed_out
 
 
 def test_an_attendant_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_module.supervisor, "program", lambda name: ["/bin/ls", "/nowhere"])
+    monkeypatch.setattr(trial_module, "program", lambda name: ["/bin/ls", "/nowhere"])
     assert "the trial failed: " in bash("true").error
-    monkeypatch.setattr(trial_module.supervisor, "program", lambda name: ["/no/such/python"])
+    monkeypatch.setattr(trial_module, "program", lambda name: ["/no/such/python"])
     assert "cannot start a process: No such file" in bash("true").error
 
 

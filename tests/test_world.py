@@ -335,16 +335,30 @@ def test_every_end_has_its_cause(tmp_path, ended, cause):
 
 
 @pytest.mark.parametrize(
-    ("over_limit", "evidence"),
+    ("over_limit", "shared_bytes", "evidence"),
     [
-        (True, "its processes used more than --mem 8G"),
-        (False, "the kernel's OOM killer struck in its cgroup"),
+        (True, None, "its processes used more than --mem 8G"),
+        (
+            True,
+            61 << 20,
+            "its processes used more than --mem 8G, 61 MiB of it in files in /dev/shm",
+        ),
+        (False, None, "the kernel's OOM killer struck in its cgroup"),
     ],
 )
-def test_who_uses_more_memory_than_asked_for_is_told_so(tmp_path, over_limit, evidence):
+def test_who_uses_more_memory_than_asked_for_is_told_so(
+    tmp_path, over_limit, shared_bytes, evidence
+):
     world, inbox, _ = a_world(tmp_path)
     job = running(host_memory_mib=8192)
-    world._ended(job, Ended(signal=9, ended_at=1.0, host_oom=True, over_limit=over_limit))
+    ended = Ended(
+        signal=9,
+        ended_at=1.0,
+        host_oom=True,
+        over_limit=over_limit,
+        shared_bytes=shared_bytes,
+    )
+    world._ended(job, ended)
     assert inbox.events[0].exit.evidence == evidence
 
 

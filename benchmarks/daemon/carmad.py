@@ -18,6 +18,7 @@ from typing import Any, Self
 import psutil
 
 from carmad import configfile, paths, units
+from carmad.attempt.proc import own_environment
 from carmad.config import Settings
 from carmad.core.types import GpuId
 from carmad.errors import CarmaError
@@ -134,8 +135,8 @@ class Daemon:
         jobs = str(self.directory / "jobs")
         left = [
             process
-            for process in psutil.process_iter(["environ", "cwd"])
-            if (process.info["environ"] or {}).get("CARMA_SOCKET") == socket
+            for process in psutil.process_iter(["cwd"])
+            if own_environment(process.pid).get("CARMA_SOCKET") == socket
             or (process.info["cwd"] or "").startswith(jobs)
         ]
         for process in left:

@@ -20,6 +20,7 @@ import threading
 import time
 import tracemalloc
 from collections import deque
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -99,6 +100,9 @@ class Cards:
     def pids(self, gpu: GpuId) -> frozenset[int]:
         alive = self._world.alive.items()
         return frozenset(FIRST_PID + id for (id, _), process in alive if gpu in process.gpus)
+
+    def silent(self) -> Mapping[GpuId, str]:
+        return {}
 
     def health(self) -> tuple[Health, ...]:
         return ()

@@ -20,6 +20,7 @@ from unittest import mock
 import psutil
 
 from benchmarks.harness.data import ROOT
+from carmad.attempt.proc import own_environment
 
 MARKS = ("TMPDIR", "CUDA_MPS_PIPE_DIRECTORY")  # of the environment, in which the folder is named
 ROUNDS = 20  # whoever is killed last may have started another
@@ -64,7 +65,8 @@ def leftovers(folder: str) -> set[psutil.Process]:
     found: set[psutil.Process] = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            env = process.environ()
+            if not (env := own_environment(process.pid)):
+                continue
             words = [*(env.get(mark, "") for mark in MARKS), *process.cmdline()]
             if process.status() != psutil.STATUS_ZOMBIE and any(folder in word for word in words):
                 found.update([process, *process.children(recursive=True)])

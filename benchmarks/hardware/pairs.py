@@ -21,6 +21,7 @@ from benchmarks.hardware.pool import KILLED_WITHIN_S, Pool, common
 from benchmarks.hardware.telemetry import Watch
 from benchmarks.hardware.visit import Entry, Portion, Stage, Visit
 from benchmarks.harness.data import ROOT
+from carmad.attempt.proc import own_environment
 from carmad.core.types import GpuId
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
@@ -167,7 +168,7 @@ def _stop(mps: Mps, gpu: GpuId) -> None:
     pipe = str(mps.pipe(gpu))
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get("CUDA_MPS_PIPE_DIRECTORY") == pipe:
+            if own_environment(process.pid).get("CUDA_MPS_PIPE_DIRECTORY") == pipe:
                 process.kill()
                 process.wait(KILLED_WITHIN_S)
 

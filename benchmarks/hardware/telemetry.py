@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from threading import Event, Thread
@@ -244,6 +244,9 @@ class Host:
 
     def pids(self, gpu: GpuId) -> frozenset[int]:
         return frozenset(child.pid for child in psutil.Process().children(recursive=True))
+
+    def silent(self) -> Mapping[GpuId, str]:
+        return {}
 
     def health(self) -> tuple[Health, ...]:
         return ()

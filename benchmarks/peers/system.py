@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Self
 import psutil
 
 from benchmarks.daemon.carmad import memory_mb, plain_environment
+from carmad.attempt.proc import own_environment
 
 START_S = 30.0
 STOP_S = 10.0
@@ -101,8 +102,8 @@ class System(ABC):
         """Its daemons, and whatever was started by them or by its commands."""
         return [
             process
-            for process in psutil.process_iter(["environ"])
-            if (process.info["environ"] or {}).get("HOME") == str(self.folder)
+            for process in psutil.process_iter()
+            if own_environment(process.pid).get("HOME") == str(self.folder)
         ]
 
     @abstractmethod

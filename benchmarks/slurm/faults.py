@@ -8,6 +8,7 @@ import time
 import psutil
 
 from benchmarks.slurm.ways import Way
+from carmad.attempt.proc import own_environment
 from tests.waiting import until
 
 SETTLED_S = 6.0  # so that slurmctld has written that these jobs exist
@@ -65,8 +66,8 @@ def _answers(way: Way) -> None:
 def _jobs_of(node: str) -> list[psutil.Process]:
     """What Slurm runs there, and the slurmstepds that run it."""
     found = []
-    for process in psutil.process_iter(["environ"]):
-        if (process.info["environ"] or {}).get("SLURMD_NODENAME") == node:
+    for process in psutil.process_iter():
+        if own_environment(process.pid).get("SLURMD_NODENAME") == node:
             found.append(process)
             with contextlib.suppress(psutil.Error):
                 if (parent := process.parent()) and "slurmstepd" in parent.name():

@@ -70,6 +70,10 @@ def _settling(reason: Reason) -> str:
     return f"has been watched for {reason.have:.0f} s of the {reason.need:.0f} s needed"
 
 
+def _old(reason: Reason) -> str:
+    return f"its last reading is {reason.have:.0f} s old" if reason.have else ""
+
+
 def _busy(reason: Reason) -> str:
     are = "are" if ", " in reason.detail else "is"
     return f"the job must be alone, and {reason.detail} {are} there"
@@ -110,7 +114,7 @@ CORE: dict[str, Wording] = {
         ),
         lambda r: f"from {clock(r.need)}",
     ),
-    "stale": Wording("NoReading", lambda r: r.detail or f"its last reading is {r.have:.0f} s old"),
+    "stale": Wording("NoReading", lambda r: ": ".join(filter(None, (_old(r), r.detail)))),
     "mig_single": Wording(
         "MigSingle", lambda r: "is a MIG instance, and a job can use only one of those"
     ),

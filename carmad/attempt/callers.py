@@ -6,9 +6,8 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from carmad.attempt.process_tree import process_stat, read_file
+from carmad.attempt.proc import process_stat, read_file, uids
 from carmad.core.types import Job
 from carmad.errors import CarmaError
 
@@ -42,17 +41,13 @@ class Taken:
 def own_process(pid: int, uid: int) -> Process:
     """The process, if it is the user's. Raises CarmaError."""
     before = process_stat(pid) if pid > 0 else None
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
-    except OSError:
-        status = ""
-    if before is None or not status or process_stat(pid) != before:
+    found = uids(pid)
+    if before is None or not found or process_stat(pid) != before:
         raise CarmaError(
             f"carmad sees no process {pid}",
             "It has ended, or runs in a container that carmad cannot look into.",
         )
-    uids = next(line for line in status.splitlines() if line.startswith("Uid:")).split()[1:]
-    if set(uids) != {str(uid)}:
+    if found != {uid}:
         raise CarmaError(f"process {pid} is not yours", "Name a process of your own.")
     return Process(pid, before[1])
 
@@ -61,15 +56,17 @@ def slurm_job_of(pid: int) -> int | None:
     """The Slurm job that this process is part of; None: of none.
 
     By its cgroup, or, where that does not say, by a slurmstepd of root's among its ancestors: not
-    by its environment, as whoever is left to Slurm is not moved into CARMA's unit.
+    by its environment, as whoever is left to Slurm is not moved into CARMA's unit. Of a process
+    that is not root's through and through, not even the title is read: it could make that hang.
     """
     try:
         if (job := slurm_job_in(read_file(f"/proc/{pid}/cgroup"))) is not None:
             return job
         while pid > 1 and (stat := process_stat(pid)):
             pid = stat[0]
-            found = _SLURMSTEPD.match(read_file(f"/proc/{pid}/cmdline"))
-            if found and os.stat(f"/proc/{pid}").st_uid in (0, os.geteuid()):  # noqa: PTH116
+            if uids(pid) not in ({0}, {os.geteuid()}):
+                continue
+            if found := _SLURMSTEPD.match(read_file(f"/proc/{pid}/cmdline")):
                 return int(found[1])
     except OSError:
         pass  # it has ended

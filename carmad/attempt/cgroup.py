@@ -1,4 +1,11 @@
-"""The cgroups of attempts.
+"""The cgroups of attempts (v2): who is in one, what it may use, and what happened in it.
+
+An attempt is its cgroup: the kernel keeps it, no process can leave it by itself, and reading it
+waits for nobody. Under systemd it is the attempt's unit, with the job and its supervisor beside
+each other:
+
+    carma-job-7-1.service/job         the job, with its limits
+    carma-job-7-1.service/supervisor  which a limit of the job's must not end
 
 Part of the supervisor's program, so imports are few (see there).
 """
@@ -8,39 +15,69 @@ from __future__ import annotations
 
 import os
 
-from carmad.attempt.process_tree import read_file, tell_kernel
+from carmad.attempt.proc import process_stat, read_file, tell_kernel
+
+MOUNTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+CONTROLLERS = (b"+memory", b"+cpu")
+KEPT_BYTES = b"%d" % (16 << 20)  # of memory for a supervisor, which uses some 10 MiB
 
 
-def own_cgroup() -> str | None:
-    """The path of our cgroup (v2)."""
-    for line in read_file("/proc/self/cgroup").decode().splitlines():
+def cgroup_of(pid: int | str) -> str | None:
+    """The path of this process's cgroup. None: it has none that we can see, or is gone."""
+    try:
+        lines = read_file(f"/proc/{pid}/cgroup").decode("utf-8", "surrogateescape").splitlines()
+    except OSError:
+        return None
+    for line in lines:
         if line.startswith("0::"):
-            for mount in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
+            for mount in MOUNTS:
                 if os.path.exists(f"{mount}{line[3:]}/cgroup.procs"):
-                    return mount + line[3:]
+                    return mount + line[3:].rstrip("/")
     return None
 
 
-def job_cgroup(unit: str | None) -> str | None:
-    """A cgroup for the job alone, below our unit's. None if we have no unit of our own.
-
-    Killing the unit's own cgroup would kill us too, before we could record how the job ended.
-    """
-    if unit is None or not os.path.basename(unit).startswith("carma-job-"):
-        return None
-    return _made(f"{unit}/job")
+def own_cgroup() -> str | None:
+    return cgroup_of("self")
 
 
-def limited_cgroup(path: str, limits: dict[str, bytes]) -> str | None:
+def name_of(job: int, attempt: int) -> str:
+    """Of an attempt's cgroup where it has no unit; its unit has the same name with a suffix."""
+    return f"carma-job-{job}-{attempt}"
+
+
+def is_of(cgroup: str, job: int, attempt: int) -> bool:
+    """Whether it is that attempt's, by its name, which only root can give."""
+    return os.path.basename(cgroup).removesuffix(".service") == name_of(job, attempt)
+
+
+def unit_cgroup() -> str | None:
+    """Of the attempt's unit, if we are the first process of one."""
+    own = own_cgroup()
+    return own if own and os.path.basename(own).startswith("carma-job-") else None
+
+
+def divide(unit: str, limits: dict[str, bytes]) -> str | None:
+    """Divide our unit's cgroup into the job's, which this returns, and ours."""
+    ours = _make(f"{unit}/supervisor")
+    if ours is not None:
+        # A cgroup whose children have controllers must not have processes itself.
+        tell_kernel(f"{ours}/cgroup.procs", b"0")
+        for controller in CONTROLLERS:
+            tell_kernel(f"{unit}/cgroup.subtree_control", controller)
+        tell_kernel(f"{ours}/memory.min", KEPT_BYTES)
+    return limited(f"{unit}/job", limits)
+
+
+def limited(path: str, limits: dict[str, bytes]) -> str | None:
     """A new cgroup for the job alone; `limits`: contents of its files. None if there can be none:
     then the job runs without."""
-    made = _made(path)
+    made = _make(path)
     for name, value in limits.items() if made else ():
         tell_kernel(f"{path}/{name}", value)
     return made
 
 
-def _made(path: str) -> str | None:
+def _make(path: str) -> str | None:
     try:
         os.mkdir(path, 0o755)
     except FileExistsError:
@@ -50,19 +87,91 @@ def _made(path: str) -> str | None:
     return path
 
 
-def memory_events(cgroup: str | None) -> dict[bytes, int] | None:
-    """What has happened in this cgroup and those below it, by the kernel's name for it. None:
-    nobody counts."""
-    if cgroup is None:
-        return None
+def members(cgroup: str) -> dict[int, int]:
+    """The live processes in it and below it: pid and start time. Zombies are in none."""
+    found = {}
+    for directory, _, _ in os.walk(cgroup):
+        try:
+            pids = read_file(f"{directory}/cgroup.procs").split()
+        except OSError:  # it was removed
+            continue
+        for pid in map(int, pids):
+            stat = process_stat(pid)
+            if stat is not None:  # 0 stands for a process that we cannot see
+                found[pid] = stat[1]
+    return found
+
+
+def is_empty(cgroup: str) -> bool:
+    """Whether no process is left in it and below it. Raises OSError if that cannot be known."""
     try:
-        words = read_file(f"{cgroup}/memory.events").split()
-    except OSError:
-        return None
-    return {name: int(count) for name, count in zip(words[::2], words[1::2], strict=False)}
+        return b"populated 0" in read_file(f"{cgroup}/cgroup.events")
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError as error:
+        from errno import ENODEV  # it was removed while we read
+
+        if error.errno == ENODEV:
+            return True
+        raise
+
+
+def move(pid: int, start: int, cgroup: str) -> None:
+    """Move this process there, but not another one that reuses its pid."""
+    was = cgroup_of(pid)
+    stat = process_stat(pid)
+    if stat is None or stat[1] != start:
+        return
+    tell_kernel(f"{cgroup}/cgroup.procs", b"%d" % pid)
+    stat = process_stat(pid)
+    if was and stat is not None and stat[1] != start:  # the kernel takes nothing but the number
+        tell_kernel(f"{was}/cgroup.procs", b"%d" % pid)
 
 
 def oom_kills(cgroup: str | None) -> int | None:
-    """How often the kernel's OOM killer has struck in this cgroup and those below it."""
-    events = memory_events(cgroup)
-    return events.get(b"oom_kill") if events else None
+    """How often the kernel's OOM killer has struck in this cgroup and those below it. None: nobody
+    counts."""
+    return _counts(f"{cgroup}/memory.events").get(b"oom_kill") if cgroup else None
+
+
+def _counts(path: str) -> dict[bytes, int]:
+    try:
+        words = read_file(path).split()
+    except OSError:
+        return {}
+    return {name: int(count) for name, count in zip(words[::2], words[1::2], strict=False)}
+
+
+class MemoryEvents:
+    """What has happened to the memory of a cgroup since this was made. `fd` is ready (POLLPRI) when
+    `look` should be called; -1: nobody counts."""
+
+    def __init__(self, cgroup: str | None) -> None:
+        self._cgroup = cgroup
+        self.shared_bytes: int | None = None  # in files of /dev/shm, at worst, when it was full
+        try:
+            self.fd = os.open(f"{cgroup}/memory.events", os.O_RDONLY) if cgroup else -1
+        except OSError:
+            self.fd = -1
+        self._before = self._now = self._read()
+
+    def look(self) -> None:
+        found = self._read()
+        if found.get(b"oom", 0) > self._now.get(b"oom", 0):
+            shared = _counts(f"{self._cgroup}/memory.stat").get(b"shmem", 0)
+            self.shared_bytes = max(self.shared_bytes or 0, shared)
+        self._now = found
+
+    def count(self, name: bytes) -> int | None:
+        """How often that has happened. None: nobody counts."""
+        return self._now[name] - self._before.get(name, 0) if name in self._now else None
+
+    def _read(self) -> dict[bytes, int]:
+        # Reading from the open file is what makes it ready for the next event.
+        if self.fd < 0:
+            return {}
+        try:
+            words = os.pread(self.fd, 4096, 0).split()
+        except OSError:
+            return {}
+        return {name: int(count) for name, count in zip(words[::2], words[1::2], strict=False)}

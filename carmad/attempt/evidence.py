@@ -6,21 +6,27 @@ The shepherd and the monitor update it. Nothing here queries a GPU, so no caller
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-import psutil
-
+from carmad.attempt.cgroup import cgroup_of
 from carmad.attempt.environment import ATTEMPT_VARIABLE
+from carmad.attempt.marks import Marks
+from carmad.attempt.proc import process_stat, running, uids
 from carmad.core.types import GpuId, GpuSample, Job, JobId
+from carmad.threads import Threads
 
 KEPT_S = 20.0  # of readings: child processes may outlive the main process by some seconds
 KNOWN_S = 60.0  # of an ended attempt: the driver may still list its processes for a while
+LATE_S = 60.0  # for the thread that asks
+ASK_WITHIN_S = 1.0  # which attempt a process is marked with
 FULL = 0.03  # a GPU is full if a smaller share of its memory is free
 
 T = TypeVar("T")
@@ -35,7 +41,7 @@ class _Reading:
 
 @dataclass(slots=True)
 class _Attempt:
-    processes: dict[int, psutil.Process] = field(default_factory=dict)  # that used a GPU, by pid
+    processes: dict[int, int] = field(default_factory=dict)  # that used a GPU: pid and start time
     readings: deque[_Reading] = field(default_factory=deque)  # that showed its processes
     waited_since: float | None = None  # monotonic; for the driver to free its memory
     ended_at: float | None = None  # monotonic
@@ -48,7 +54,11 @@ class Evidence:
         self._lock = threading.Lock()
         self._attempts: dict[Key, _Attempt] = {}
         self._supervisors: dict[int, Key] = {}
-        self._marked: dict[tuple[int, str], Key] = {}
+        self._cgroups: dict[str, Key] = {}
+        self._marked: dict[tuple[int, bytes], Key] = {}
+        self._marks = Marks(os.fsencode(ATTEMPT_VARIABLE))
+        self._asking: Threads | None = None
+        self._patience_s = ASK_WITHIN_S  # none for the others, once one has not answered
         self._owners: dict[int, Key] = {}  # of processes that used a GPU, by pid
         self._looks: dict[GpuId, tuple[float, frozenset[int]]] = {}  # when begun; pids on the GPU
         self._asked: set[GpuId] = set()
@@ -56,22 +66,32 @@ class Evidence:
 
     # -- for the shepherd
 
-    def supervised(self, attempt: Key, *pids: int, marked: tuple[int, str] | None = None) -> None:
-        """These processes supervise or run the attempt: their descendants belong to it. So do
-        those that are `marked`: processes of this uid, with this ATTEMPT_VARIABLE."""
+    def supervised(
+        self,
+        attempt: Key,
+        *pids: int,
+        cgroup: str | None = None,
+        marked: tuple[int, bytes] | None = None,
+    ) -> None:
+        """These processes supervise or run the attempt: their descendants belong to it. So does all
+        that is in `cgroup`, and what is `marked`: processes of this uid, with this value of
+        ATTEMPT_VARIABLE."""
         with self._lock:
             self._supervisors.update(dict.fromkeys(pids, attempt))
             self._attempts.setdefault(attempt, _Attempt())
+            if cgroup:
+                self._cgroups[cgroup] = attempt
             if marked:
                 self._marked[marked] = attempt
 
-    def unsupervised(self, pid: int) -> None:
-        """That supervisor has ended, and its attempt with it."""
+    def unsupervised(self, attempt: Key) -> None:
+        """Its supervisor has ended, and so has the attempt."""
         with self._lock:
-            attempt = self._supervisors[pid]
             self._supervisors = _without(self._supervisors, attempt)
+            self._cgroups = _without(self._cgroups, attempt)
             self._marked = _without(self._marked, attempt)
-            self._attempts[attempt].ended_at = time.monotonic()
+            if known := self._attempts.get(attempt):
+                known.ended_at = time.monotonic()
 
     def memory_gone(self, job: Job) -> bool:
         """Whether no process of the job's current attempt, which has ended, holds GPU memory.
@@ -124,7 +144,7 @@ class Evidence:
             processes = tuple(
                 replace(process, job=owner[0], attempt=owner[1]) if owner else process
                 for process in sample.processes
-                if (owner := owners[process.pid]) or psutil.pid_exists(process.pid)
+                if (owner := owners[process.pid]) or process_stat(process.pid)
             )
             if processes != sample.processes:
                 sample = replace(sample, processes=processes)
@@ -151,36 +171,48 @@ class Evidence:
     # -- queries
 
     def attempt_of(self, pid: int) -> Key | None:
-        """The attempt that a process belongs or belonged to: that of the supervisor among its
-        ancestors, or the one that it is marked with."""
+        """The attempt that a process belongs or belonged to: that of its cgroup, or of the
+        supervisor among its ancestors, or the one that it is marked with."""
         with self._lock:
             known = self._owners.get(pid)
             was = self._attempts[known].processes.get(pid) if known else None
-            supervisors, marked = dict(self._supervisors), dict(self._marked)
-        try:
-            process = psutil.Process(pid)
-            if process == was:
-                return known
-            ancestor: psutil.Process | None = process
-            while ancestor is not None and ancestor.pid not in supervisors:
-                ancestor = ancestor.parent()
-            owner = supervisors[ancestor.pid] if ancestor else _by_mark(process, marked)
-        except psutil.Error:  # it is gone
+            cgroups, supervisors = dict(self._cgroups), dict(self._supervisors)
+        stat = process_stat(pid)
+        if stat is None or stat[1] == was:
             return known
+        start = stat[1]
+        owner = _by_cgroup(pid, cgroups) or _by_ancestors(pid, supervisors)
+        owner = owner or self._by_mark(pid, start)
         if owner is None:
             return None
         with self._lock:
             if attempt := self._attempts.get(owner):
                 self._owners[pid] = owner
-                attempt.processes[pid] = process
+                attempt.processes[pid] = start
         return owner
+
+    def _by_mark(self, pid: int, start: int) -> Key | None:
+        """The attempt with which a process is marked, whatever became of its parents. Reading that
+        may take long, so another thread does it; meanwhile, the process counts as external."""
+        with self._lock:
+            marked = dict(self._marked)
+        uid, *others = uids(pid) or {-1}
+        if others or not any(uid == its for its, _ in marked):
+            return None
+        if self._marks.known(pid, start) is None:
+            with contextlib.suppress(RuntimeError, TimeoutError):  # no thread can be started now
+                self._asking = self._asking or Threads(1, "marks", LATE_S)
+                asked = self._asking.submit(self._marks.ask, {pid: start})
+                asked.result(self._patience_s)
+            self._patience_s = 0.0 if self._marks.known(pid, start) is None else ASK_WITHIN_S
+        return marked.get((uid, self._marks.known(pid, start) or b""))
 
     def running(self, attempt: Key) -> frozenset[int]:
         """The pids of its live processes that use a GPU."""
         with self._lock:
             known = self._attempts.get(attempt)
-            processes = list(known.processes.values()) if known else []
-        return frozenset(process.pid for process in processes if process.is_running())
+            processes = dict(known.processes) if known else {}
+        return frozenset(pid for pid, start in processes.items() if running(pid, start))
 
     def was_full(self, attempt: Key, until: float) -> bool:
         """Whether one of its GPUs was full in the last reading that showed its processes and was
@@ -196,15 +228,22 @@ def _without(found: dict[T, Key], attempt: Key) -> dict[T, Key]:
     return {key: its for key, its in found.items() if its != attempt}
 
 
-def _by_mark(process: psutil.Process, marked: Mapping[tuple[int, str], Key]) -> Key | None:
-    """The attempt with which a process is marked, whatever became of its parents."""
-    uid = process.uids().real if marked else None
-    if not any(uid == owner for owner, _ in marked):
-        return None
-    try:
-        return marked.get((process.uids().real, process.environ().get(ATTEMPT_VARIABLE, "")))
-    except psutil.AccessDenied:
-        return None
+def _by_cgroup(pid: int, cgroups: dict[str, Key]) -> Key | None:
+    path = cgroup_of(pid) if cgroups else None
+    while path and path != "/":
+        if key := cgroups.get(path):
+            return key
+        path = os.path.dirname(path)  # noqa: PTH120 - not a file's
+    return None
+
+
+def _by_ancestors(pid: int, supervisors: dict[int, Key]) -> Key | None:
+    while pid > 1:
+        if key := supervisors.get(pid):
+            return key
+        stat = process_stat(pid)
+        pid = stat[0] if stat else 0
+    return None
 
 
 def _is_full(sample: GpuSample) -> bool:

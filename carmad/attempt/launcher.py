@@ -16,6 +16,7 @@ from pathlib import Path
 from carmad import units
 from carmad.attempt import callers, folders, limits, process_tree, records, supervisor
 from carmad.attempt.callers import Process
+from carmad.attempt.cgroup import name_of
 from carmad.attempt.copies import Copies, of_job
 from carmad.attempt.environment import (
     ATTEMPT_VARIABLE,
@@ -25,6 +26,7 @@ from carmad.attempt.environment import (
     log_paths,
 )
 from carmad.core.types import FOR_GOOD, Job, JobId
+from carmad.engine.clock import boot_id
 from carmad.errors import CarmaError
 
 UNIT_EXISTS = ("already loaded", "already exists")  # systemd's wording, now and in the past
@@ -96,8 +98,12 @@ class Launcher:
             fields += b"stays=\0" if callers.slurm_job_of(follow.pid) else b""
         if listed := ",".join(map(str, cpus)):
             fields += f"cpus={listed}\0".encode()
+        fields += f"boot_id={boot_id()}\0".encode()
+        for name, value in limits.files(job.spec).items():
+            fields += f"limit={name}={value}\0".encode()
         if self._group:
-            fields += _cgroup(job, self._group)
+            group = f"{self._group}/{name_of(job.id, job.attempt)}"
+            fields += os.fsencode(f"cgroup={group}\0")
         self.reap()
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -223,13 +229,12 @@ class Launcher:
             "Delegate": "yes",  # the supervisor puts the job into a cgroup below its own
             "TimeoutStopSec": f"{self._kill_grace_s + 30:.0f}",
             "LimitNOFILE": "65536",
-            **limits.properties(job.spec),
         }
         if job.spec.container is not None and os.geteuid() == 0:
             # It has podman's files, and would be gone when its user has logged out.
             runtime = f"user-runtime-dir@{job.spec.uid}.service"
             properties |= {"Wants": runtime, "After": runtime}
-        name = f"carma-job-{job.id}-{job.attempt}"
+        name = name_of(job.id, job.attempt)
         about = f"CARMA job {job.id} of {job.spec.user}, attempt {job.attempt}"
         try:
             said = units.start(name, about, properties, supervisor.command(str(directory)))
@@ -293,13 +298,6 @@ def _program(
             "ask an administrator to install one of them",
         )
     return containers.fields(engine, job, words, env, cards, script)
-
-
-def _cgroup(job: Job, group: str) -> bytes:
-    """The fields by which a supervisor makes the job's cgroup below `group`."""
-    fields = [f"cgroup={group}/carma-job-{job.id}-{job.attempt}"]
-    fields += [f"limit={name}={value}" for name, value in limits.files(job.spec).items()]
-    return b"".join(os.fsencode(field) + b"\0" for field in fields)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What an attempt may use of the host, as properties of its systemd unit or as files of its cgroup.
+"""What an attempt may use of the host, as files of its cgroup.
 
 The CPUs are a quota of processor time, not a set: the kernel may spread it, and nothing has to
 remember which job has which CPU. Memory is without swap: otherwise a job would not stop at its
@@ -40,16 +40,6 @@ def _words(path: Path) -> frozenset[str]:
         return frozenset()
 
 
-def properties(spec: JobSpec) -> dict[str, str]:
-    """Of a unit."""
-    found = {}
-    if spec.cpus is not None:
-        found["CPUQuota"] = f"{spec.cpus * 100}%"
-    if spec.host_memory_mib is not None:
-        found |= {"MemoryMax": f"{spec.host_memory_mib}M", "MemorySwapMax": "0"}
-    return found
-
-
 def near(spec: JobSpec, gpus: Iterable[Gpu]) -> tuple[int, ...]:
     """The CPUs on which a job with these GPUs starts: those near one of them, if it asks for CPUs
     and they are enough. None: on any, as with a GPU of which that is not known."""
@@ -59,7 +49,7 @@ def near(spec: JobSpec, gpus: Iterable[Gpu]) -> tuple[int, ...]:
 
 
 def files(spec: JobSpec) -> dict[str, str]:
-    """Of a cgroup."""
+    """What its cgroup's files are to contain."""
     found = {}
     if spec.cpus is not None:
         found["cpu.max"] = f"{spec.cpus * PERIOD_US} {PERIOD_US}"

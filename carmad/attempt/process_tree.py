@@ -1,164 +1,39 @@
-"""A job's processes: signals, ends and reaps them. They are all descendants of this one, except
-those that the job's owner started and that are followed, and those that another daemon (Docker's)
-started for the job with the job's mark.
+"""A job's processes: signals, ends and reaps them. They are all those in the job's cgroup and all
+descendants of this process, except those that the job's owner started and that are followed, and
+those that another daemon (Docker's) started for the job with the job's mark.
 
 Part of the supervisor's program, so imports are few (see there).
 """
 # pathlib and contextlib would cost more to import than the supervisor takes to start a job:
-# ruff: noqa: PTH116, PTH208, PTH211, SIM105
+# ruff: noqa: PTH211
 
 from __future__ import annotations
 
 import os
 import time
 
+from carmad.attempt import cgroup as cgroups
+from carmad.attempt.marks import Marks
+from carmad.attempt.proc import (
+    contained,
+    contained_pid,
+    descendants,
+    end_of,
+    handles,
+    process_stat,
+    processes,
+    running,
+    send,
+    tell_kernel,
+    unkillable,
+)
+
 LEFTOVER_GRACE_S = 5.0  # for processes that outlive the job's main process
 CLEARED_WITHIN_S = 10.0  # what a container's engine has to remove, once all in it is killed
-STRANGERS_WITHIN_S = 10.0  # of killing what another daemon may start again and again
+KILLED_WITHIN_S = 10.0  # what is still there then waits in the kernel, or is started again
 SIGHUP, SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 1, 9, 15, 18, 19  # `signal` is imported only later
-UNKNOWN = -1  # the status of a process that ended unseen
+VARIABLE = b"CARMA_ATTEMPT_DIR"  # `environment.ATTEMPT_VARIABLE`
 LOOK_S = 0.1  # how often to look for processes that are not our children
-
-
-def read_file(path: str) -> bytes:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        parts = []
-        while part := os.read(fd, 1 << 20):
-            parts.append(part)
-        return b"".join(parts)
-    finally:
-        os.close(fd)
-
-
-def write_file(path: str, data: bytes) -> None:
-    """Write to an existing file."""
-    fd = os.open(path, os.O_WRONLY)
-    try:
-        os.write(fd, data)
-    finally:
-        os.close(fd)
-
-
-def tell_kernel(path: str, data: bytes) -> None:
-    """Write to a kernel file, ignoring errors: everything also works without cgroups."""
-    try:
-        write_file(path, data)
-    except OSError:
-        pass
-
-
-def _stat(pid: int) -> list[bytes]:
-    """The fields from the state on. Raises OSError."""
-    # The command's name is in parentheses and may contain any character, even `)`.
-    return read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-
-
-def process_stat(pid: int) -> tuple[int, int] | None:
-    """(parent pid, start time in ticks since boot), or None if there is no such process."""
-    try:
-        fields = _stat(pid)
-    except OSError:
-        return None
-    return int(fields[1]), int(fields[19])
-
-
-def descendants(others: dict[int, int] | None = None) -> dict[int, int]:
-    """Every descendant of ours, and `others` with theirs: pid and start time. As a subreaper, we
-    inherit orphans, too."""
-    children: dict[int, list[tuple[int, int]]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            found = process_stat(int(name))
-            if found is not None:
-                children.setdefault(found[0], []).append((int(name), found[1]))
-    below = dict(others or {})
-    queue = [os.getpid(), *below]
-    while queue:
-        for pid, start in children.get(queue.pop(), ()):
-            if pid not in below:
-                below[pid] = start
-                queue.append(pid)
-    return below
-
-
-def running(pid: int, start: int) -> bool:
-    """False also for a zombie, and for another process with that pid."""
-    try:
-        fields = _stat(pid)
-    except OSError:
-        return False
-    return int(fields[19]) == start and fields[0] not in (b"Z", b"X")
-
-
-def end_of(pid: int, start: int) -> int:
-    """The status of an ended process whose parent has not waited for it yet, as wait() gives it;
-    UNKNOWN if that is over, or the kernel does not tell us."""
-    try:
-        fields = _stat(pid)
-        told = os.geteuid() in (0, os.stat(f"/proc/{pid}").st_uid)
-    except OSError:
-        return UNKNOWN
-    return int(fields[49]) if told and int(fields[19]) == start else UNKNOWN
-
-
-def marked(uid: int, mark: bytes) -> dict[int, int]:
-    """The user's processes with this variable in their environment: pid and start time."""
-    found = {}
-    for name in os.listdir("/proc"):
-        try:
-            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == uid:
-                stat = process_stat(int(name))
-                if stat is not None and mark in read_file(f"/proc/{name}/environ").split(b"\0"):
-                    found[int(name)] = stat[1]
-        except OSError:
-            pass  # gone, or not to be read
-    return found
-
-
-def send(pid: int, start: int, signum: int) -> None:
-    """Signal this process, but not another one that has reused its pid."""
-    from signal import pidfd_send_signal
-
-    try:
-        fd = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        found = process_stat(pid)
-        if found is not None and found[1] == start:
-            pidfd_send_signal(fd, signum)
-    except OSError:
-        pass  # gone, or a setuid program that we may not signal
-    finally:
-        os.close(fd)
-
-
-def handles(pid: int, signum: int, how: bytes = b"SigCgt:") -> bool:
-    """Whether it catches that signal; with `how` SigIgn, whether it ignores it."""
-    try:
-        for line in read_file(f"/proc/{pid}/status").splitlines():
-            if line.startswith(how):
-                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
-    except OSError:
-        pass
-    return False
-
-
-def contained_pid(pid: int) -> int | None:
-    """Its pid in the pid namespace below ours that it is in; None if that is our own."""
-    try:
-        status = read_file(f"/proc/{pid}/status")
-    except OSError:
-        return None
-    pids = status.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
-    return int(pids[-1]) if len(pids) > 1 else None
-
-
-def contained(processes: dict[int, int]) -> dict[int, int]:
-    """Those in a container. What the job has handed to another scheduler (`sbatch`, `at`) has the
-    job's variables, too, but is not the job's."""
-    return {pid: start for pid, start in processes.items() if contained_pid(pid) is not None}
 
 
 def joined(pid: int, start: int) -> str:
@@ -167,10 +42,11 @@ def joined(pid: int, start: int) -> str:
 
 
 class Tree:
-    """The job's main process and every descendant, whatever session or parent it chose.
+    """The job's main process, its cgroup, and every descendant, whatever session or parent it
+    chose.
 
-    `uid`, `mark`: also the user's processes with this variable, once any process is followed; at
-    the end, at least those in containers.
+    `uid`, `mark`: also the user's processes with this value of VARIABLE, where a process is
+    followed and there is no cgroup; at the end, at least those in containers.
     `contained`: the program is in a container, whose engine must clear it away after a SIGKILL.
     """
 
@@ -193,8 +69,10 @@ class Tree:
         self.cgroup = cgroup
         self._uid = uid
         self._mark = mark
+        self._marks = Marks(VARIABLE)
         self._followed: dict[int, int] = {}  # processes that we did not start: pid and start time
         self._strangers = False  # another daemon runs a container for the job
+        self.left = 0  # processes that could not be killed
         self._deadline: float | None = None  # monotonic; SIGKILL from then on
         self._pause_s = 0.02
 
@@ -205,15 +83,28 @@ class Tree:
                 del self._followed[at]
         self._followed[pid] = start
         if self.cgroup is not None and running(pid, start):
-            for each in descendants({pid: start}):
-                tell_kernel(f"{self.cgroup}/cgroup.procs", b"%d" % each)
+            for each, its in descendants({pid: start}).items():
+                cgroups.move(each, its, self.cgroup)
 
     def everyone(self) -> dict[int, int]:
         """All live processes of the job: pid and start time."""
-        if self._followed:
-            known = {pid: start for pid, start in self._followed.items() if running(pid, start)}
-            return descendants(known | marked(self._uid, self._mark))
-        return descendants(contained(marked(self._uid, self._mark)) if self._strangers else {})
+        found = {pid: start for pid, start in self._followed.items() if running(pid, start)}
+        if self._mark and self._followed and self.cgroup is None:
+            found |= self._marks.having(self._mark, processes(self._uid))
+        elif self._strangers:
+            found |= self._containers()
+        return self._own(found)
+
+    def _own(self, others: dict[int, int] | None = None) -> dict[int, int]:
+        """Those that the kernel says are the job's, and these `others`."""
+        found = descendants(others)
+        return found | cgroups.members(self.cgroup) if self.cgroup else found
+
+    def _containers(self) -> dict[int, int]:
+        """What another daemon runs in containers for the job. What the job has handed to another
+        scheduler (`sbatch`, `at`) has the job's variables, too, but is not the job's."""
+        found = contained(processes(self._uid)) if self._mark else {}
+        return self._marks.having(self._mark, found) if found else {}
 
     def _addressed(self) -> dict[int, int]:
         """Those of all its processes that its signals are for: all, but in a container only the
@@ -235,32 +126,43 @@ class Tree:
         self.main_ended_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def reap(self) -> bool:
-        """Reap ended processes. True when none is left alive."""
+        """Reap ended processes. True when none is left alive, or what is left cannot be killed."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                if not self._followed and self._mark and not self._strangers:
-                    self._strangers = bool(contained(marked(self._uid, self._mark)))
-                return not (self._followed or self._strangers) or self._others_ended()
+                return self._others_ended()
             if pid == 0:
                 if self.status is not None:
                     self.end(LEFTOVER_GRACE_S)
-                return False
+                return self._gives_up()
             if pid == self.main:
                 self.status = status
                 self.main_ended_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def _others_ended(self) -> bool:
-        """Whether the main process and those that were not our children have all ended, or cannot
-        be ended: another daemon starts its container again."""
+        """Whether the main process and those that are not our children have all ended."""
         if self.status is None:
             return False
+        if not self._followed and not self._strangers:
+            self._strangers = bool(self._containers())
+        if not self.everyone():
+            return True
         self.end(LEFTOVER_GRACE_S)
-        return not self.everyone() or (self._strangers and self._killed_for(STRANGERS_WITHIN_S))
+        return self._gives_up()
 
-    def _killed_for(self, seconds: float) -> bool:
-        return self._deadline is not None and time.monotonic() - self._deadline > seconds
+    def _gives_up(self) -> bool:
+        """Whether killing has not helped for a while: what is left waits in the kernel and does
+        nothing more, or another daemon starts its container again."""
+        if self._deadline is None or time.monotonic() - self._deadline < KILLED_WITHIN_S:
+            return False
+        own = self._own()
+        if not all(unkillable(pid) for pid in own):
+            return False
+        self.left = len(own)
+        if self.status is None:
+            self.status = SIGKILL
+        return True
 
     def obey(self, line: bytes) -> None:
         """Carry out one line of `control`; an incomplete or unknown one is ignored."""

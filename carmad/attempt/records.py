@@ -36,6 +36,7 @@ class Started:
     boot_id: _Text
     at: _Seconds
     follows: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None  # a main process of the owner's
+    cgroup: _Text | None = None  # of all that belongs to the attempt
 
 
 @with_config(_SOUND)
@@ -56,6 +57,8 @@ class Exited:
     cause: _Text = ""
     main_ended_boot_s: _Seconds | None = None
     over_limit: Annotated[int, Field(lt=1 << 63)] | None = None
+    shared_bytes: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    left: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
 
 
 _STARTED = TypeAdapter(Started)

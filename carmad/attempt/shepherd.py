@@ -1,36 +1,43 @@
 """Watches every supervisor, launched by this daemon or an earlier one, and reports how its attempt
 ended.
 
+A supervisor lives for as long as it holds the lock in its attempt's directory: the kernel lets go
+of that when it ends, however it ends, and everybody sees the same, in whatever container, and after
+a restart or a reboot.
+
 One thread, a pidfd per supervisor. It starts nothing, and kills only what a killed supervisor left
-running.
+running. Nothing here waits for a process of a user's.
 """
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
 import logging
 import os
 import queue
 import select
+import subprocess
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
-from carmad.attempt import records, supervisor
-from carmad.attempt.environment import ATTEMPT_VARIABLE
+from carmad import beats
+from carmad.attempt import cgroup, records, supervisor
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, attempt_dir
-from carmad.attempt.process_tree import process_stat
+from carmad.attempt.proc import process_stat, send, unkillable
+from carmad.attempt.process_tree import SIGKILL
+from carmad.attempt.starting import program
 from carmad.core.types import FOR_GOOD, Cause, Job, JobId
 from carmad.engine.clock import boot_id, boottime
 
 START_WITHIN_S = 10.0  # a supervisor that has not started by then is given up
-CLEAR_WITHIN_S = 10.0  # how long the driver may take to free a job's memory
+CLEAR_WITHIN_S = 10.0  # for the driver to free memory, and for what was killed to be gone
+ENDING_S = 1.0  # between letting go of the lock and the end, which are some microseconds
 PAUSE_S = 0.05
+LATE_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +60,8 @@ class Ended:
     cause: Cause | None = None  # why it was stopped, if for good
     host_oom: bool | None = None  # the kernel's OOM killer struck; None: unknown
     over_limit: bool = False  # it did because the job met its own limit
+    shared_bytes: int | None = None  # of files in /dev/shm when it did
+    left: bool = False  # some of its processes could not be killed
     log_tail: str = ""  # the end of stdout, then of stderr
     memory_held: bool = False  # its GPU memory was not seen to be freed in time
 
@@ -63,10 +72,13 @@ class _Attempt:
     directory: Path
     since: float  # monotonic
     started: records.Started | None = None
+    cgroup: str | None = None  # of all its processes; None: it has none, or none is known
     pidfd: int | None = None
+    sweep: subprocess.Popen[bytes] | None = None  # ends what the supervisor left, without a cgroup
     ended: Ended | None = None
     clear_by: float = 0.0  # monotonic
     stumbled: bool = False  # an error with it was logged
+    unseen: bool = False  # that its supervisor is not to be seen was logged
 
 
 class Shepherd:
@@ -121,15 +133,17 @@ class Shepherd:
         os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
-        while not self._closing:
-            try:
-                self._turn()
-            except Exception:
-                log.exception("the shepherd failed and continues")
-                time.sleep(1.0)
+        with beats.beating("shepherd", LATE_S):
+            while not self._closing:
+                try:
+                    self._turn()
+                except Exception:
+                    log.exception("the shepherd failed and continues")
+                    time.sleep(1.0)
 
     def _turn(self) -> None:
         restless = any(attempt.pidfd is None for attempt in self._attempts.values())
+        beats.idle()
         ready = {fd for fd, _ in self._poller.poll(PAUSE_S * 1000 if restless else None)}
         if self._wake in ready:
             os.eventfd_read(self._wake)
@@ -141,6 +155,7 @@ class Shepherd:
             )
         stumbled = False
         for attempt in list(self._attempts.values()):
+            beats.at(f"the attempt of job {attempt.job.id}")
             try:
                 self._follow(attempt, attempt.pidfd in ready)
             except Exception:  # must not affect the others
@@ -161,26 +176,39 @@ class Shepherd:
     def _find_supervisor(self, attempt: _Attempt) -> None:
         """Open a pidfd of the attempt's supervisor, or find that it has ended."""
         revoked = supervisor.why_stopped(attempt.directory) == supervisor.REVOKED
+        started, why = None, ""
         try:
             started = records.started(attempt.directory)
-        except ValueError as error:  # without its pid, the supervisor counts as gone
-            log.error("job %d: the record of its start cannot be read: %s", attempt.job.id, error)
-            self._end(attempt, self._read_end(attempt))
-            return
-        if started is None:
+        except ValueError as error:
+            why = f"the record of its start cannot be read: {error}"
+        if started is None and not why:
             # A supervisor that starts after the attempt was revoked runs nothing.
             if revoked or time.monotonic() > attempt.since + START_WITHIN_S:
                 self._give_up(attempt)
             return
         attempt.started = started
-        attempt.pidfd = _open_pidfd(started)
-        if attempt.pidfd is None:
+        if started is not None:
+            attempt.cgroup = _cgroup(started, attempt.job)
+            attempt.pidfd = _open_pidfd(started)
+        if not _lives(attempt.directory):
+            if attempt.pidfd is not None:  # it is just ending, or that process is another one
+                ending = select.poll()
+                ending.register(attempt.pidfd, select.POLLIN)
+                ending.poll(ENDING_S * 1000)
+                os.close(attempt.pidfd)
+                attempt.pidfd = None
+            self._launcher.reap()
             self._end(attempt, self._read_end(attempt))
-        else:
+        elif attempt.pidfd is not None and started is not None:
             self._poller.register(attempt.pidfd, select.POLLIN)
-            key, spec = (attempt.job.id, attempt.job.attempt), attempt.job.spec
             pids = filter(None, (started.pid, started.follows))
-            self._evidence.supervised(key, *pids, marked=(spec.uid, str(attempt.directory)))
+            mark = attempt.job.spec.uid, os.fsencode(attempt.directory)
+            key = attempt.job.id, attempt.job.attempt
+            self._evidence.supervised(key, *pids, cgroup=attempt.cgroup, marked=mark)
+        elif not attempt.unseen:  # its lock will show its end
+            attempt.unseen = True
+            why = why or f"there is no process {started.pid if started else 0}"
+            log.error("job %d: its supervisor cannot be followed: %s", attempt.job.id, why)
 
     def _give_up(self, attempt: _Attempt) -> None:
         """Report that no supervisor started, unless one has started just now."""
@@ -191,11 +219,11 @@ class Shepherd:
 
     def _close(self, attempt: _Attempt) -> None:
         """The supervisor has ended: close its pidfd, and read its records."""
-        assert attempt.pidfd is not None and attempt.started is not None
+        assert attempt.pidfd is not None
         self._poller.unregister(attempt.pidfd)
         os.close(attempt.pidfd)
         attempt.pidfd = None
-        self._evidence.unsupervised(attempt.started.pid)
+        self._evidence.unsupervised((attempt.job.id, attempt.job.attempt))
         self._launcher.reap()
         self._end(attempt, self._read_end(attempt))
 
@@ -204,20 +232,40 @@ class Shepherd:
         attempt.clear_by = time.monotonic() + CLEAR_WITHIN_S
 
     def _report_when_clear(self, attempt: _Attempt) -> None:
-        """Report the end once nothing of the attempt is left, or the deadline has passed."""
+        """Report the end once nothing of the attempt is left, or the deadline has passed: but never
+        while a process of it may still run, as the job could be started a second time."""
         assert attempt.ended is not None
         late = time.monotonic() >= attempt.clear_by
+        if attempt.ended.lost and not self._swept(attempt, late):
+            return
         try:
-            left = attempt.ended.lost and _kill_leftovers(attempt.directory)
             held = not self._evidence.memory_gone(attempt.job)
         except Exception:
             if not late:
                 raise
-            left = held = True
-        if late or not (left or held):
+            held = True
+        if late or not held:
             ended = replace(attempt.ended, memory_held=held)
             self._on_exit(attempt.job, ended)
             del self._attempts[attempt.job.id, attempt.job.attempt]
+
+    def _swept(self, attempt: _Attempt, late: bool) -> bool:
+        """Kill what a killed supervisor left running. True when nothing is left, or, if `late`,
+        nothing that runs."""
+        assert attempt.ended is not None
+        if attempt.cgroup is None:
+            if attempt.sweep is None:
+                argv = [*program("carmad.attempt.sweep"), str(attempt.directory)]
+                argv.append(str(attempt.job.spec.uid))
+                attempt.sweep = subprocess.Popen(argv, stdin=subprocess.DEVNULL, cwd="/")
+            return attempt.sweep.poll() is not None
+        left = cgroup.members(attempt.cgroup)
+        for pid, start in left.items():
+            send(pid, start, SIGKILL)
+        if late and left and all(map(unkillable, left)):
+            attempt.ended = replace(attempt.ended, left=True)
+            return True
+        return not left and cgroup.is_empty(attempt.cgroup)
 
     def _read_end(self, attempt: _Attempt) -> Ended:
         started = attempt.started
@@ -248,6 +296,8 @@ class Shepherd:
             cause=_for_good(record.cause),
             host_oom=None if kills is None else kills > 0,
             over_limit=bool(record.over_limit),
+            shared_bytes=record.shared_bytes,
+            left=record.left > 0,
             log_tail=records.tail(attempt.directory),
         )
 
@@ -261,35 +311,38 @@ def _for_good(cause: str) -> Cause | None:
 
 
 def _open_pidfd(started: records.Started) -> int | None:
-    """A pidfd of that supervisor; None if it has ended. Raises OSError if that is unknown."""
+    """A pidfd of that process; None if it has ended. Raises OSError if that is unknown."""
     try:
         pidfd = os.pidfd_open(started.pid)
     except OSError as error:
         if error.errno in records.SHORTAGES:
             raise
         return None
-    alive = False
-    try:
-        # Checked after opening: from then on, the pidfd cannot refer to another process.
-        alive = _is_alive(started)
-    finally:
-        if not alive:
-            os.close(pidfd)
-    return pidfd if alive else None
-
-
-def _is_alive(started: records.Started) -> bool:
-    """Whether the pid is still that supervisor: same boot, same start time, not a zombie."""
+    # Looked at after opening: from then on, the pidfd cannot refer to another process.
     found = process_stat(started.pid)
-    return started.boot_id == boot_id() and found is not None and found[1] == started.start_ticks
+    if found is None or found[1] != started.start_ticks:
+        os.close(pidfd)
+        return None
+    return pidfd
 
 
-def _kill_leftovers(directory: Path) -> bool:
-    """SIGKILL the processes whose environment names this attempt. True if there were any."""
-    found = False
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(ATTEMPT_VARIABLE) == str(directory):
-                found = True
-                process.kill()
-    return found
+def _lives(directory: Path) -> bool:
+    """Whether the attempt's supervisor, which has started, lives. Raises OSError if that is
+    unknown."""
+    try:
+        lock = os.open(directory / supervisor.LOCK, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _cgroup(started: records.Started, job: Job) -> str | None:
+    """The attempt's cgroup. A supervisor of release 0.1.0 did not record it, but is in it."""
+    found = started.cgroup or cgroup.cgroup_of(started.pid)
+    return found if found and cgroup.is_of(found, job.id, job.attempt) else None

@@ -3,13 +3,16 @@
 Part of both programs, so imports are few (see `supervisor`).
 """
 # pathlib would take longer to import than the supervisor takes to start a job:
-# ruff: noqa: PTH118, SIM105
+# ruff: noqa: PTH118, PTH120, SIM105
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import os
+import select
+import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 REPORT_BYTES = 4096
 PR_SET_CHILD_SUBREAPER = 36
 SIG_DFL, SIG_IGN = 0, 1
-SIGCHLD = 17
+SIGKILL, SIGCHLD = 9, 17
 SIG_SETMASK = 2
 
 HINTS = {
@@ -71,6 +74,9 @@ class Launch:
         self.contained = b"contained" in fields
         # A cgroup to make for the job, where it has no unit.
         self.cgroup = os.fsdecode(fields[b"cgroup"]) if b"cgroup" in fields else None
+        # The boot in which the daemon launched it, as the daemon sees it: it may see another one
+        # than we do (in a container, or behind ProtectProc=).
+        self.boot_id = os.fsdecode(fields.get(b"boot_id", b""))
         # Where a wrapper (conda's) can report that the program could not be started.
         self.report_fd = int(fields[b"report_fd"]) if b"report_fd" in fields else None
 
@@ -87,6 +93,14 @@ def adopt_orphans() -> None:
     libc.signal(SIGCHLD, SIG_DFL)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "cannot become a subreaper")
+
+
+def program(module: str) -> list[str]:
+    """The argv that calls `main` of a module of this CARMA, without importing `site`, which would
+    double the time until a job starts."""
+    root = os.path.dirname(__file__).removesuffix("/carmad/attempt")
+    code = f"import sys; sys.path.append({root!r}); import {module} as m; m.main()"
+    return [sys.executable, "-I", "-S", "-c", code]
 
 
 class CannotStart(Exception):
@@ -115,6 +129,35 @@ def fork(run: Callable[[int], None]) -> tuple[int, int]:
         write_all(report_out, f"cannot start the program: {error!r}"[:REPORT_BYTES].encode())
     finally:
         os._exit(127)
+
+
+def aside(run: Callable[[int], None], within_s: float, most: int) -> tuple[bytes, bool]:
+    """Call `run` with a pipe in a child that nobody needs: it may wait for ever for a file server
+    or for a process of a user's. Returns at most that much of what it wrote, and whether it ended
+    within that time; if not, it is killed."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            run(theirs)
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    deadline = time.monotonic() + within_s
+    said = b""
+    poller = select.poll()
+    poller.register(ours, select.POLLIN)
+    try:
+        while poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            data = os.read(ours, 1 << 16)
+            if not data:
+                os.waitpid(pid, 0)
+                return said, True
+            said = (said + data)[:most]
+        os.kill(pid, SIGKILL)
+        return said, False
+    finally:
+        os.close(ours)
 
 
 def become_user(launch: Launch) -> None:

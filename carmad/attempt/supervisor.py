@@ -5,9 +5,10 @@ import, so `signal` and `json` are imported after the fork. In the attempt direc
 
 - `launch`   what to run (`Launch`), written by the launcher
 - `lock`     held (flock) for as long as a supervisor lives
-- `started`  JSON: pid, start_ticks, boot_id, at; `follows`: the pid of the main process, if the
-             job's owner started it. On disk before the job is forked; if it exists, no supervisor
-             starts the job again
+- `started`  JSON: pid, start_ticks, boot_id (as the daemon that launched it sees it), at; cgroup
+             (of all that belongs to the attempt, null if it has none); `follows`: the pid of the
+             main process, if the job's owner started it. On disk before the job is forked; if it
+             exists, no supervisor starts the job again
 - `control`  FIFO; lines `signal NUMBER`, `stop GRACE_S` and, before a stop, `because CAUSE`: a
              separate line, as supervisors of 0.1.0 ignore lines that they do not know. `follow PID
              START_TICKS`: another process that the owner started; answered by a link (`joined`)
@@ -18,12 +19,13 @@ import, so `signal` and `json` are imported after the fork. In the attempt direc
 - `exit`     JSON: code, signal, error, hint, started_at, ended_at, ended_boot_s and
              main_ended_boot_s (seconds since boot; the latter of the main process),
              host_oom_kills, over_limit (how often the job met its own limit of memory, while
-             the server may have had more), stopped (by the daemon), cause (why, if given),
-             interrupted (by a SIGTERM to us: the machine is shutting down).
-             Written once no descendant of the job is left
+             the server may have had more), shared_bytes (of files in /dev/shm when it did),
+             stopped (by the daemon), cause (why, if given), interrupted (by a SIGTERM to us: the
+             machine is shutting down), left (processes that could not be killed).
+             Written once no other process of the job is left
 """
 # pathlib and contextlib would take longer to import than this program takes to start a job:
-# ruff: noqa: PTH104, PTH106, PTH109, PTH110, PTH115, PTH118, PTH119, PTH120, SIM105
+# ruff: noqa: PTH104, PTH106, PTH109, PTH110, PTH115, PTH118, PTH119, SIM105
 
 from __future__ import annotations
 
@@ -34,27 +36,22 @@ import stat
 import sys
 import time
 
-from carmad.attempt.cgroup import job_cgroup, limited_cgroup, memory_events, own_cgroup
-from carmad.attempt.process_tree import (
-    SIGKILL,
-    SIGTERM,
-    UNKNOWN,
-    Tree,
-    process_stat,
-    read_file,
-    tell_kernel,
-)
+from carmad.attempt.cgroup import MemoryEvents, divide, limited, unit_cgroup
+from carmad.attempt.proc import UNKNOWN, process_stat, read_file, tell_kernel
+from carmad.attempt.process_tree import SIGTERM, Tree
 from carmad.attempt.starting import (
     REPORT_BYTES,
     SIG_IGN,
     CannotStart,
     Launch,
     adopt_orphans,
+    aside,
     become_job,
     become_user,
     block,
     fork,
     libc,
+    program,
     shown,
     start_program,
     write_all,
@@ -76,6 +73,8 @@ F_GET_SEALS, F_SEAL_WRITE = 1034, 8  # `fcntl` has them from Python 3.13 on
 LOGS = b"logs"  # the first word of the child's first line
 SIGHUP, SIGINT = 1, 2
 REVOKED = "revoked"  # the cause of a stop: the daemon has given the attempt up
+KILLED_LAST = b"-900"  # of all processes, by the kernel's OOM killer; 0 is the usual
+OOM_SCORE = "/proc/self/oom_score_adj"
 
 
 def write_durably(name: str, data: bytes) -> None:
@@ -127,11 +126,14 @@ def attempt_header() -> bytes:
     return f"\n=== carma job {job}, attempt {attempt}, {now} ===\n".encode()
 
 
-def run_job(launch: Launch, cgroup: str | None, header: bytes, report: int) -> None:
+def run_job(
+    launch: Launch, cgroup: str | None, oom_score: bytes, header: bytes, report: int
+) -> None:
     """In the child: become the user, then the user's program. Returns only by raising."""
     os.setsid()
     if cgroup is not None:
         tell_kernel(f"{cgroup}/cgroup.procs", b"0")
+    tell_kernel(OOM_SCORE, oom_score)
     become_job(launch)
     begin = open_log(launch.stdout, 1, header)
     if launch.stderr == launch.stdout:
@@ -143,7 +145,14 @@ def run_job(launch: Launch, cgroup: str | None, header: bytes, report: int) -> N
     start_program(launch, report)
 
 
-def watch(tree: Tree, control: int, report: int, grace_s: float, followed: bool = False) -> bytes:
+def watch(
+    tree: Tree,
+    control: int,
+    report: int,
+    grace_s: float,
+    memory: MemoryEvents,
+    followed: bool = False,
+) -> bytes:
     """Serve the job until none of its processes is left. Returns what came over `report`; if the
     main process is `followed`, that is a pidfd of it."""
     import json  # noqa: F401 - needed at the end, when Python may have been upgraded
@@ -159,11 +168,16 @@ def watch(tree: Tree, control: int, report: int, grace_s: float, followed: bool 
     poller = select.poll()
     for fd in (wake_in, control, report):
         poller.register(fd, select.POLLIN)
+    if memory.fd >= 0:
+        poller.register(memory.fd, select.POLLPRI)
     said = b""
     lines = b""
     while not tree.reap():
         pause_s = tree.press()
         for fd, _ in poller.poll(None if pause_s is None else 1 + pause_s * 1000):
+            if fd == memory.fd:
+                memory.look()
+                continue
             if followed and fd == report:
                 tree.main_ended()
                 poller.unregister(report)
@@ -230,30 +244,14 @@ def read_tails(launch: Launch, begins: list[int]) -> bytes:
     Root could be tricked into reading a file that the user may not read, and cannot read an NFS
     home at all; and a child that hangs on a dead server can be abandoned.
     """
-    tail_in, tail_out = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            become_user(launch)
-            paths = dict.fromkeys((launch.stdout, launch.stderr))
-            for path, begin in zip(paths, begins, strict=False):
-                write_all(tail_out, read_tail(path, begin, bool(launch.follow)))
-        finally:
-            os._exit(0)
-    os.close(tail_out)
-    deadline = time.monotonic() + TAIL_WITHIN_S
-    tails = b""
-    poller = select.poll()
-    poller.register(tail_in, select.POLLIN)
-    while poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-        data = os.read(tail_in, 1 << 16)
-        if not data:
-            os.waitpid(pid, 0)
-            break
-        tails = (tails + data)[: 2 * TAIL_BYTES]
-    else:
-        os.kill(pid, SIGKILL)
-    return tails
+
+    def read(out: int) -> None:
+        become_user(launch)
+        paths = dict.fromkeys((launch.stdout, launch.stderr))
+        for path, begin in zip(paths, begins, strict=False):
+            write_all(out, read_tail(path, begin, bool(launch.follow)))
+
+    return aside(read, TAIL_WITHIN_S, 2 * TAIL_BYTES)[0]
 
 
 def why_stopped(directory: str | os.PathLike[str] = ".") -> str:
@@ -288,6 +286,13 @@ def open_followed(pid: int, start: int) -> int:
     return pidfd
 
 
+def quoted(text: str | None) -> str:
+    """As JSON; null if that would take more than a line to write."""
+    if text is None or not (text.isascii() and text.isprintable()):
+        return "null"
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
 def how_it_ended(status: int) -> tuple[int | None, int | None]:
     """The exit code, or the signal; neither if that is not known."""
     if status == UNKNOWN:
@@ -311,15 +316,13 @@ def supervise(directory: str) -> None:
     started_at = time.time()
     own = process_stat(os.getpid())
     assert own is not None
-    boot_id = read_file("/proc/sys/kernel/random/boot_id").decode().strip()
-    unit = own_cgroup()
-    group = limited_cgroup(launch.cgroup, launch.limits) if launch.cgroup else job_cgroup(unit)
-    counted = group if launch.cgroup else unit
-    if launch.stays:
-        group = counted = None
-    before = memory_events(counted)
-    mark = b"CARMA_ATTEMPT_DIR=" + os.fsencode(directory)
-    tree = Tree(0, group, launch.uid, mark, launch.contained)
+    oom_score = read_file(OOM_SCORE)
+    tell_kernel(OOM_SCORE, KILLED_LAST)
+    whole = group = None  # the cgroup of the attempt, and of the job alone
+    if not launch.stays and (whole := launch.cgroup or unit_cgroup()):
+        group = (limited if launch.cgroup else divide)(whole, launch.limits)
+    memory = MemoryEvents(group)
+    tree = Tree(0, group, launch.uid, os.fsencode(directory), launch.contained)
     report, follows = -1, "null"
     if launch.follow:
         tree.main, start = launch.follow
@@ -328,8 +331,9 @@ def supervise(directory: str) -> None:
         tree.follow(tree.main, start)  # before `started`, which lets it begin
     write_durably(
         STARTED,
-        f'{{"pid": {os.getpid()}, "start_ticks": {own[1]}, "boot_id": "{boot_id}", '
-        f'"at": {started_at}, "follows": {follows}}}\n'.encode(),
+        f'{{"pid": {os.getpid()}, "start_ticks": {own[1]}, "boot_id": "{launch.boot_id}", '
+        f'"at": {started_at}, "follows": {follows}, '
+        f'"cgroup": {quoted(group and whole)}}}\n'.encode(),
     )
     sync_directory("..")  # the launcher made our directory without syncing it
 
@@ -344,16 +348,16 @@ def supervise(directory: str) -> None:
     elif launch.follow:
         if stopped:
             tree.end(0.0)
-        watch(tree, control, report, launch.grace_s, followed=True)
+        watch(tree, control, report, launch.grace_s, memory, followed=True)
     elif stopped:
         tree.status = SIGTERM
     else:
         header = attempt_header()
-        tree.main, report = fork(lambda report: run_job(launch, tree.cgroup, header, report))
-        said = watch(tree, control, report, launch.grace_s)
+        tree.main, report = fork(lambda out: run_job(launch, group, oom_score, header, out))
+        said = watch(tree, control, report, launch.grace_s, memory)
     assert tree.status is not None
     code, killed_by = how_it_ended(tree.status)
-    after = memory_events(counted)
+    memory.look()
     if launch.cgroup:
         try:
             os.rmdir(launch.cgroup)
@@ -377,19 +381,15 @@ def supervise(directory: str) -> None:
         "ended_at": time.time(),
         "ended_boot_s": time.clock_gettime(time.CLOCK_BOOTTIME),
         "main_ended_boot_s": tree.main_ended_boot_s,
-        "host_oom_kills": _more(b"oom_kill", before, after),
-        "over_limit": _more(b"oom", before, after),
+        "host_oom_kills": memory.count(b"oom_kill"),
+        "over_limit": memory.count(b"oom"),
+        "shared_bytes": memory.shared_bytes,
         "stopped": tree.stopped,
         "cause": tree.cause,
         "interrupted": tree.interrupted,
+        "left": tree.left,
     }
     keep(EXIT, json.dumps(record).encode() + b"\n")
-
-
-def _more(name: bytes, *counts: dict[bytes, int] | None) -> int | None:
-    """By how much this count has grown from the first to the second."""
-    before, after = counts
-    return None if before is None or after is None else after.get(name, 0) - before.get(name, 0)
 
 
 def main() -> None:
@@ -399,16 +399,10 @@ def main() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return  # another supervisor is running
+    # Only we hold it: a child may hang before it has become the user's program.
+    os.register_at_fork(after_in_child=lambda: os.close(lock))
     if not os.path.exists(STARTED):
         supervise(sys.argv[1])
-
-
-def program(module: str) -> list[str]:
-    """The argv that calls `main` of a module of this CARMA, without importing `site`, which would
-    double the time until a job starts."""
-    root = os.path.dirname(__file__).removesuffix("/carmad/attempt")
-    code = f"import sys; sys.path.append({root!r}); import {module} as m; m.main()"
-    return [sys.executable, "-I", "-S", "-c", code]
 
 
 def command(directory: str) -> list[str]:

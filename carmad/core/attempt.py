@@ -57,6 +57,7 @@ class Exit:
     unused_mib: int | None = None  # reserved by the job's own allocator, but unused
     neighbours: tuple[str, ...] = ()  # who else held memory on its GPUs
     tail: tuple[str, ...] = ()  # the last lines of its logs, if it did not succeed
+    left: bool = False  # some of its processes could not be killed: no other attempt may follow
 
     @property
     def fragmented(self) -> bool:

@@ -62,10 +62,10 @@ def ending(job: Job, event: Exited, beside: Sequence[GpuSample], trying: Trying)
             if external > trying.external_mib:
                 job = job.with_attempt(shared=True)
             again = job.spec.requeue or not job.spec.interactive  # who would run it again?
-            if again and (retry := _retried(job, exit, trying)):
+            if again and not exit.left and (retry := _retried(job, exit, trying)):
                 return Ending(JobState.QUEUED, exit, at, retry)
             return Ending(JobState.OUT_OF_MEMORY, exit, at)
-        case Cause.LOST if job.spec.requeue and not _lost_before(job):
+        case Cause.LOST if job.spec.requeue and not (exit.left or _lost_before(job)):
             return Ending(JobState.QUEUED, exit, at, job.retry)
         case _:
             return Ending(JobState.FAILED, exit, at)
@@ -78,6 +78,8 @@ def _sent_back(job: Job, exit: Exit, at: float) -> Ending:
         return Ending(JobState.TIMED_OUT, replace(exit, cause=Cause.TIME_LIMIT), at)
     if exit.cause is not Cause.GPU_OOM and job.stop:
         exit = replace(exit, cause=job.stop)
+    if exit.left:
+        return Ending(JobState.FAILED, exit, at)
     return Ending(JobState.QUEUED, exit, at, job.retry)
 
 

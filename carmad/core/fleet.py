@@ -32,6 +32,7 @@ class Fleet:
         self._nodes: tuple[NodeView, ...] = ()
         self._outdated: set[GpuId] = set()  # changed since their view was made
         self._faulty: set[GpuId] = set()  # by their last reading
+        self._silent: dict[GpuId, str] = {}  # why there are no readings
         self._stands_until: dict[GpuId, float] = {}  # when a view expires by time alone
         self._metered: dict[JobId, None] = {}  # jobs whose usage changed since it was saved
         self._left: dict[GpuId, dict[JobId, float]] = {}  # since the last reading, and when
@@ -51,6 +52,12 @@ class Fleet:
         views = (self._view(gpu, (), 0.0) for gpu in self.gpus)
         self._nodes, self.node_of = by_node(views)
         self.look_again()
+
+    def note_silent(self, gpus: Iterable[tuple[GpuId, str]]) -> None:
+        """These, and no others, have no readings now, for the reasons given."""
+        self._outdated.update(self._silent)
+        self._silent = dict(gpus)
+        self._outdated.update(self._silent)
 
     def look_again(self) -> None:
         """Invalidate all views."""
@@ -193,7 +200,7 @@ class Fleet:
             free,
             external,
             fresh,
-            stale(window.last, now, monitor),
+            stale(window.last, now, monitor, self._silent.get(gpu, "")),
             drain.reason if drain else None,
             reserved=slots(self.reservations.values(), gpu, now),
         )

@@ -141,12 +141,12 @@ def promised(job: Job, settled: bool) -> int:
     return need.safe_mib
 
 
-def stale(sample: GpuSample | None, now: float, monitor: Monitor) -> Reason | None:
-    """Whether the last reading is too old to place a job by."""
+def stale(sample: GpuSample | None, now: float, monitor: Monitor, why: str = "") -> Reason | None:
+    """Whether the last reading is too old to place a job by, and why, if that is known."""
     if sample is None:
-        return Reason("stale", monitor.stale_s, 0, "s", "no reading yet")
+        return Reason("stale", monitor.stale_s, 0, "s", why or "no reading yet")
     age = now - sample.at
-    return Reason("stale", monitor.stale_s, age, "s") if age > monitor.stale_s else None
+    return Reason("stale", monitor.stale_s, age, "s", why) if age > monitor.stale_s else None
 
 
 def settling(

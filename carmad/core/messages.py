@@ -83,6 +83,14 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
+class Silent:
+    """All GPUs of which there are no readings now, and why."""
+
+    at: float
+    gpus: tuple[tuple[GpuId, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Postponed:
     """The attempt cannot start now, through no fault of the job; `over`: it has started at last."""
 
@@ -253,6 +261,7 @@ Event = (
     | Adopted
     | Estimated
     | Sampled
+    | Silent
     | Postponed
     | Began
     | Exited

@@ -37,6 +37,7 @@ from carmad.core.messages import (
     RequeueRequested,
     Reserved,
     Sampled,
+    Silent,
     Step,
     Stepped,
     Submitted,
@@ -243,6 +244,8 @@ class Scheduler:
                 self._on_estimated(event)
             case Sampled():
                 self._watch.sampled(event)
+            case Silent():
+                self._fleet.note_silent(event.gpus)
             case Began():
                 self._watch.began(event)
             case Postponed():

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from carmad import beats
 from carmad.api.gpus import gpu_state
 from carmad.api.responses.server import CheckOut
 from carmad.attempt import folders
@@ -74,6 +75,7 @@ def checks(
     """Slow: reads files and starts a process."""
     return [
         *_deciding(settings, troubles),
+        *_threads(),
         _identity(),
         *_hooks(Path(HOOKS)),
         *_gpus(scene, capabilities),
@@ -114,6 +116,16 @@ def _deciding(settings: Settings, troubles: Sequence[Trouble]) -> Iterator[Check
         else:
             hint += "Repair it or choose another, and restart carmad: running jobs continue."
             yield _check(each.plugin, False, f"fails, so {each.without}: {what}", hint)
+
+
+def _threads() -> Iterator[CheckOut]:
+    """Whether any has been at the same work for too long."""
+    late = beats.late()
+    for each in late:
+        hint = "The log says where it is. If it does not go on, restart carmad: jobs continue."
+        yield _check(f"thread {each.thread}", False, f"{each}, in {each.call}", hint)
+    if not late:
+        yield _check("threads", True, f"{len(beats.ages())} kinds beat, none is late")
 
 
 def _identity() -> CheckOut:

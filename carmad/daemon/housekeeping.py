@@ -11,12 +11,15 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
+from apscheduler.executors.pool import BasePoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
+from carmad import beats
 from carmad.attempt import folders
 from carmad.config import Retention
 from carmad.errors import CarmaError
 from carmad.store.sql import SqlStore
+from carmad.threads import Threads
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +32,8 @@ _BACKUP_HOUR = 3  # local time
 _SOON = timedelta(minutes=2)  # a daemon that never lives an hour has to purge, too
 _LOG_BYTES = 16 * 1024**2
 _SETTLED_S = 86_400.0
+_AT_ONCE = 3  # a training takes long
+_LATE_S = 1800.0  # a backup, a purge
 
 
 class Housekeeping:
@@ -55,7 +60,8 @@ class Housekeeping:
         # No misfire limit, as the default of one second skips runs when the machine is busy;
         # coalesce, as a laptop that slept for a week needs no week of purges.
         self._scheduler = BackgroundScheduler(
-            job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1}
+            executors={"default": _Hands()},
+            job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
         )
 
     def start(self) -> None:
@@ -95,6 +101,11 @@ class Housekeeping:
 
     def backup(self) -> None:
         _log.info("backed up to %s", self._store.backup(self.retention.backups))
+
+
+class _Hands(BasePoolExecutor):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__(Threads(_AT_ONCE, "housekeeping", _LATE_S))
 
 
 def remove_attempts(directory: Path, store: SqlStore) -> int:
@@ -145,6 +156,7 @@ def _open(path: Path, flags: int) -> BinaryIO:
 
 def _guarded(chore: str, do: Callable[[], object]) -> Callable[[], None]:
     def run() -> None:
+        beats.at(chore)
         try:
             do()
         except CarmaError as error:

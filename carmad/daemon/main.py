@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import gc
 import logging
 import os
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Event
 
-from carmad import configfile, installed, paths, registry, units
+from carmad import beats, configfile, installed, paths, registry, units
 from carmad.attempt.copies import Copies
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher
@@ -74,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     listener = socket.socket(fileno=fds[0]) if fds else None
     try:
         _log_to(options.log_file)
+        faulthandler.enable()  # so that SIGABRT, which the watchdog sends, says where threads are
         if error := installed.conflict():
             log.warning("%s; %s", error.message, error.hint)
         run(options, listener)
@@ -163,7 +165,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         runners = Runners(inbox)
         told = (timeline, service, service.counts, world, journal, post, runners)
         followers = (InvalidChoices(), *told)
-        engine = Engine(inbox, scheduler, store, world, followers, systemd.watchdog())
+        engine = Engine(inbox, scheduler, store, world, followers)
 
         engine.restore(History(past.runs, past.submissions))
         trained(models.load())
@@ -171,6 +173,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         _end_unreadable(scheduler, inbox)
         runners.watch(scheduler.jobs.values())
         stack.callback(world.close)
+        _start(stack, beats.Watcher(systemd.watchdog(), monitor.hangs))
         _start(stack, monitor)
         if mps:
             _start(stack, MpsWatch(mps, inbox, evidence))
@@ -204,7 +207,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
 
 def _start(
     stack: contextlib.ExitStack,
-    part: Monitor | MpsWatch | Housekeeping | Post | Server | Keeper | SlurmNode,
+    part: beats.Watcher | Monitor | MpsWatch | Housekeeping | Post | Server | Keeper | SlurmNode,
 ) -> None:
     """Start `part`, and stop it when the stack closes."""
     part.start()

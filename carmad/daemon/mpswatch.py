@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 
+from carmad import beats
 from carmad.attempt.evidence import Evidence, Key
 from carmad.core.messages import Noticed
 from carmad.core.scheduler import Scheduler
@@ -18,6 +19,7 @@ from carmad.gpu.mps_daemon import ServerState
 log = logging.getLogger(__name__)
 
 EVERY_S = 30.0
+LATE_S = 60.0  # for one job: each question to its daemon has a deadline
 
 
 class MpsWatch:
@@ -40,6 +42,7 @@ class MpsWatch:
         """Check all jobs under MPS, and their servers."""
         outside = set()
         for job in self._inbox.ask(_running_under_mps).result():
+            beats.at(f"the MPS server of job {job.id}")
             gpu = job.gpus[0]  # all its GPUs have the same server
             if not self._mps.healthy(gpu):
                 self._notice(job, "its MPS daemon does not answer")
@@ -63,13 +66,16 @@ class MpsWatch:
         return True
 
     def _run(self) -> None:
-        while not self._stopped.wait(EVERY_S):
-            try:
-                self.look()
-            except CarmaError as error:
-                log.error("%s; %s", error, error.hint)
-            except Exception:
-                log.exception("the MPS watch failed")
+        with beats.beating("mps-watch", LATE_S):
+            while not self._stopped.wait(EVERY_S):
+                beats.at("the jobs under MPS")
+                try:
+                    self.look()
+                except CarmaError as error:
+                    log.error("%s; %s", error, error.hint)
+                except Exception:
+                    log.exception("the MPS watch failed")
+                beats.idle()
 
     def _notice(self, job: Job, note: str) -> None:
         self._inbox.post(Noticed(self._inbox.clock(), job.id, note))

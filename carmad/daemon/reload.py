@@ -12,12 +12,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from carmad import configfile, paths
+from carmad import beats, configfile, paths
 from carmad.config import Host, Settings
 from carmad.errors import CarmaError
 
 log = logging.getLogger(__name__)
 
+LATE_S = 30.0
 EMULATED = "emulated"  # below the state directory
 
 # Settings that are read at each use. All others are used only at startup, especially by plugins,
@@ -86,21 +87,31 @@ class Reloader:
     def _serve(
         self, settings: Settings, read: Callable[[], Settings], apply: Callable[[Settings], None]
     ) -> None:
-        while True:
-            self._asked.get()
-            try:
-                wanted = read()
-                loaded = reloaded(settings, wanted)
-                if changes := _differences(settings, loaded):
-                    apply(loaded)
-                    settings = loaded
-                log.info("settings reloaded: %s", "; ".join(changes) or "nothing changed")
-                if waiting := _differences(settings, wanted):
-                    log.warning("restart carmad to change %s", "; ".join(waiting))
-            except CarmaError as error:
-                log.error("the settings stay as they are: %s. %s", error, error.hint)
-            except Exception:
-                log.exception("the settings stay as they are")
+        with beats.beating("reload", LATE_S):
+            while True:
+                beats.idle()
+                self._asked.get()
+                beats.at("the settings")
+                try:
+                    settings = _reload(settings, read, apply)
+                except CarmaError as error:
+                    log.error("the settings stay as they are: %s. %s", error, error.hint)
+                except Exception:
+                    log.exception("the settings stay as they are")
+
+
+def _reload(
+    settings: Settings, read: Callable[[], Settings], apply: Callable[[Settings], None]
+) -> Settings:
+    """The settings from now on."""
+    wanted = read()
+    loaded = reloaded(settings, wanted)
+    if changes := _differences(settings, loaded):
+        apply(loaded)
+    log.info("settings reloaded: %s", "; ".join(changes) or "nothing changed")
+    if waiting := _differences(loaded, wanted):
+        log.warning("restart carmad to change %s", "; ".join(waiting))
+    return loaded
 
 
 def reloaded(settings: Settings, wanted: Settings) -> Settings:

@@ -9,13 +9,15 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from carmad.attempt.process_tree import running
+from carmad import beats
+from carmad.attempt.proc import running
 from carmad.attempt.supervisor import open_followed
 from carmad.core.messages import CancelRequested, Step
 from carmad.core.types import Job, JobId
 from carmad.engine.inbox import Inbox
 from carmad.loop import Follower
 
+LATE_S = 10.0
 BY = "carmad: its `carma run` is gone"
 
 
@@ -67,14 +69,17 @@ class Runners(Follower):
                 self._thread.start()
 
     def _run(self) -> None:
-        while True:
-            ended = {fd for fd, _ in self._poller.poll()}
-            with self._lock:
-                gone = [each.job for each in self._watched.values() if each.is_gone(ended)]
+        with beats.beating("runners", LATE_S):
+            while True:
+                beats.idle()
+                ended = {fd for fd, _ in self._poller.poll()}
+                beats.at("runners that have ended")
+                with self._lock:
+                    gone = [each.job for each in self._watched.values() if each.is_gone(ended)]
+                    for job in gone:
+                        self._forget(job.id)
                 for job in gone:
-                    self._forget(job.id)
-            for job in gone:
-                self._gone(job)
+                    self._gone(job)
 
     def _gone(self, job: Job) -> None:
         self._inbox.post(CancelRequested(self._inbox.clock(), job.id, BY))

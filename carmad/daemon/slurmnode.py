@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from carmad import beats
 from carmad.config import Cluster
 from carmad.core.scene import Scene
 from carmad.readable import clean, count, counted
@@ -22,6 +23,7 @@ from carmad.readable import clean, count, counted
 LOOK_S = 1.0
 ASK_S = 60.0  # `scontrol reconfigure` restores what slurm.conf says, for instance
 WITHIN_S = 20.0  # that scontrol may take
+LATE_S = 6 * WITHIN_S  # several are asked
 OURS = "carma: "  # how the reasons begin with which we drain the node
 MOST_SAID = 200
 MIB_PER_GIB = 1024
@@ -170,9 +172,14 @@ class SlurmNode:
         self._stopped.set()  # it may be waiting for scontrol
 
     def _run(self) -> None:
+        with beats.beating("slurm-node", LATE_S):
+            self._watch()
+
+    def _watch(self) -> None:
         looks = 0
         while not self._stopped.wait(LOOK_S):
             looks += 1
+            beats.at("what Slurm has on record")
             try:
                 want = wanted(self._scene())
                 if want and (want != self._told or looks * LOOK_S >= ASK_S):
@@ -186,6 +193,7 @@ class SlurmNode:
                     log.error("cannot tell Slurm about the GPUs of %s: %s", self._name, error)
             except Exception:
                 log.exception("Slurm was not told about the GPUs")
+            beats.idle()
 
     def _tell(self, want: Wanted) -> None:
         for each in changes(look(self._name), want):

@@ -53,7 +53,7 @@ def watchdog_interval_s() -> float | None:
 
 
 def watchdog() -> Callable[[], None]:
-    """A function for the monitored thread to call about once a second."""
+    """A function to call about once a second, while all is well."""
     interval_s = watchdog_interval_s()
     last = 0.0
 

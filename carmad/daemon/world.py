@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event, Timer
 
+from carmad import beats
 from carmad.attempt import limits
 from carmad.attempt.callers import Process, Taken
 from carmad.attempt.environment import (
@@ -52,19 +53,24 @@ from carmad.core.types import (
     Refusal,
 )
 from carmad.engine.inbox import Inbox
-from carmad.engine.threads import Threads
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
 from carmad.learned.estimates import Estimates
 from carmad.loop import Follower
 from carmad.store.sql import StoreFull
+from carmad.threads import Threads
 from recovery.classify import classify, head, last_lines
 
 log = logging.getLogger(__name__)
 
 # Delay before a postponed launch is retried: at first, and at most.
 AGAIN_AFTER_S, AGAIN_AFTER_AT_MOST_S = 1.0, 60.0
+LEFT = (
+    "its processes were killed, but some are still there: they wait in the kernel, for a file"
+    " system that does not answer, for instance; so it is not tried again"
+)
 MOST_SAID = 2000  # characters of why a launch failed: a path in it may be long
+HANDS_LATE_S = 60.0  # systemd and an MPS daemon may each take half of that
 BEFORE_THE_KILL_S = 1.0  # an MPS client leaves its server this long before it is killed
 
 
@@ -99,14 +105,14 @@ class DaemonWorld(Follower):
         self._kill_grace_s = kill_grace_s
         self._extra_env = extra_env
         self._gpus: dict[GpuId, Gpu] = {}  # replaced as a whole, as "hands" reads it
-        self._hands = Threads(1, "hands")
+        self._hands = Threads(1, "hands", HANDS_LATE_S)
         self._estimates = Estimates(estimate, self._estimated)
         # Launches to retry, and what prevents them. Used only by the thread "hands".
         self._postponed: OrderedDict[JobId, Job] = OrderedDict()
         self._outage: CarmaError | None = None
         self._offers: dict[JobId, Job] = {}  # jobs whose owner is to take their GPUs; likewise
         self._again_after_s = AGAIN_AFTER_S
-        self._pauses = Threads(1, "pauses")
+        self._pauses = Threads(1, "pauses", 2 * AGAIN_AFTER_AT_MOST_S)
         self._closed = Event()
         self.shepherd = Shepherd(state_dir, launcher, evidence, self._ended, inbox.clock)
 
@@ -158,6 +164,7 @@ class DaemonWorld(Follower):
         self._inbox.post(event)
 
     def _do(self, action: Launch | Signal | Stop) -> None:
+        beats.at(f"{type(action).__name__.lower()} job {action.job.id}")
         try:
             match action:
                 case Launch(job):
@@ -360,6 +367,10 @@ class DaemonWorld(Follower):
             exit = replace(exit, cause=Cause.CANCELLED)
         if exit.cause is not Cause.SUCCESS:
             exit = replace(exit, tail=last_lines(ended.log_tail))
+        if ended.left:
+            log.warning("processes of job %d cannot be killed: they wait in the kernel", job.id)
+            self._notice(job.id, LEFT)
+            exit = replace(exit, left=True)
         self._report(job, exit, ended.ended_at, ended.cause)
 
     def _judged(self, job: Job, ended: Ended) -> Exit:
@@ -383,7 +394,10 @@ class DaemonWorld(Follower):
         limit_mib = job.spec.host_memory_mib
         if exit.cause is Cause.HOST_OOM and ended.over_limit and limit_mib:
             size = f"{limit_mib}M" if limit_mib % 1024 else f"{limit_mib // 1024}G"
-            exit = replace(exit, evidence=f"its processes used more than --mem {size}")
+            evidence = f"its processes used more than --mem {size}"
+            if shared_mib := (ended.shared_bytes or 0) >> 20:
+                evidence += f", {shared_mib} MiB of it in files in /dev/shm"
+            exit = replace(exit, evidence=evidence)
         return exit
 
     def _report(

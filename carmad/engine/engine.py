@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from carmad import beats
 from carmad.core.history import History
 from carmad.core.messages import (
     Action,
@@ -33,11 +34,11 @@ RETRY_S = 1.0
 RETRY_END_S = 60.0  # for the end of an attempt that the core cannot handle
 TICK_S = 2.0  # longer than a monitor's usual period, so that a tick is seldom needed
 COMPLAIN_EVERY_S = 60.0
+LATE_S = 15.0
 
 
 class Engine:
-    """Runs until the inbox is closed, and calls `alive` about once a second. Without other events,
-    the core gets ticks.
+    """Runs until the inbox is closed. Without other events, the core gets ticks.
 
     While the disk is full, jobs can be stopped for good without a commit, since that may free
     space; the attempt itself keeps the cause until its end can be recorded.
@@ -50,14 +51,12 @@ class Engine:
         store: SqlStore,
         world: World,
         followers: Sequence[Follower] = (),
-        alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._inbox = inbox
         self._scheduler = scheduler
         self._store = store
         self._world = world
         self._followers = followers
-        self._alive = alive
         self._tick_at = time.monotonic() + TICK_S
         self._kept: list[Delivery] = []  # events that could not be committed yet
         self._keep_until = 0.0  # monotonic; when they are retried, unless a request comes
@@ -72,9 +71,15 @@ class Engine:
             self._world.perform(action)
 
     def run(self) -> None:
+        with beats.beating("engine", LATE_S, fatal=True):
+            self._run()
+
+    def _run(self) -> None:
         go_on = True
         while go_on:
+            beats.idle()
             deliveries, questions, go_on = self._inbox.take(timeout_s=RETRY_S)
+            beats.at(f"{len(questions)} questions")
             batch = [*self._kept, *deliveries]
             self._kept = []
             if time.monotonic() >= self._tick_at:
@@ -86,7 +91,6 @@ class Engine:
             self._try_stuck()
             for question in questions:
                 self._answer(question)
-            self._alive()
         self._handle([Delivery((Closing(self._inbox.clock()),), None)])
 
     def _due(self, batch: list[Delivery]) -> bool:
@@ -98,7 +102,7 @@ class Engine:
         """One step for the whole batch; if that fails, one per delivery, to find the culprit."""
         if not batch:
             return
-        self._alive()
+        beats.at(f"a batch of {len(batch)} deliveries")
         stops: list[Stop] = []
         try:
             self._turn(batch, stops)

@@ -1,39 +1,24 @@
-"""Thread pools that start all their threads at once and keep them: once a user has exhausted the
-machine's processes, no thread can be started, and the daemon must go on with those it has."""
+"""The threads in which requests do what takes long."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
-from threading import Barrier
 from typing import ParamSpec, TypeVar
+
+from carmad.threads import Threads
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 API_THREADS = 32
-
-
-class Threads(ThreadPoolExecutor):
-    """Starts all `count` threads at once; the base class starts them on demand."""
-
-    def __init__(self, count: int, name: str) -> None:
-        super().__init__(count, thread_name_prefix=name)
-        all_there = Barrier(count + 1)
-        try:
-            for _ in range(count):
-                self.submit(all_there.wait)
-        except RuntimeError:  # not all could be started: release the others, so that we can exit
-            all_there.abort()
-            raise
-        all_there.wait()
+LATE_S = 600.0  # the longest request: an estimate by a script that is given more time
 
 
 @cache
 def api_threads() -> Threads:
-    return Threads(API_THREADS, "api-worker")
+    return Threads(API_THREADS, "api-worker", LATE_S)
 
 
 async def run_in_threadpool(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from carmad import beats
 from carmad.core.types import GpuId
 from carmad.gpu.profiler import PROFILED, TRAFFIC, Activity, Unit, activity_of
 
@@ -33,6 +34,7 @@ MIB = 1 << 20
 _FRESH_PERIODS = 3
 _BACK_OFF_S = (1.0, 60.0)  # first and longest wait before dmon is restarted
 _ANSWER_S = 10.0
+_LATE_S = 4 * _ANSWER_S  # two questions, before there are rows
 
 
 class Entity(NamedTuple):
@@ -106,15 +108,21 @@ class DcgmProfiler:
     # --- in the thread ---
 
     def _run(self) -> None:
+        with beats.beating("dcgm-dmon", _LATE_S):
+            self._keep_watching()
+
+    def _keep_watching(self) -> None:
         wait_s, longest_s = _BACK_OFF_S
         while not self._stopping.is_set():
             started = time.monotonic()
+            beats.at("DCGM")
             try:
                 trouble = self._watch()
             except OSError as error:
                 trouble = str(error)
             with self._lock:
                 self._trouble = trouble
+            beats.idle()
             if time.monotonic() - started > longest_s:
                 wait_s = _BACK_OFF_S[0]  # it had worked for a while
             self._stopping.wait(wait_s)
@@ -137,6 +145,7 @@ class DcgmProfiler:
         last, rows = "dmon ended", 0
         if dmon is not None and dmon.stdout is not None:
             with dmon:
+                beats.idle()  # DCGM may have nothing to say: its rows then go stale
                 for line in dmon.stdout:
                     told = self._take(line)
                     rows += told is None

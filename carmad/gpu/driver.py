@@ -56,6 +56,7 @@ class Board:
     """A physical GPU and its units that take jobs: the GPU itself, or its MIG instances."""
 
     id: GpuId
+    index: int  # NVML's
     bus: tuple[int, int, int]  # PCI domain, bus, device
     units: tuple[Unit, ...]
 
@@ -74,20 +75,20 @@ def disconnect() -> None:
         pynvml.nvmlShutdown()
 
 
-def list_boards() -> tuple[list[Board], list[str]]:
-    """The physical GPUs in NVML's order, and notes on those that cannot be opened. NVML must be
-    initialised. Raises CarmaError."""
+def count_boards() -> int:
+    """How many physical GPUs there are. NVML must be initialised. Raises CarmaError."""
     try:
-        count = pynvml.nvmlDeviceGetCount()
+        return int(pynvml.nvmlDeviceGetCount())
     except pynvml.NVMLError as error:
         raise _no_driver(error) from error
-    boards, unopened = [], []
-    for index in range(count):
-        try:
-            boards.append(_board(pynvml.nvmlDeviceGetHandleByIndex(index)))
-        except pynvml.NVMLError as error:
-            unopened.append(f"GPU {index} cannot be opened: {in_words(error)}")
-    return boards, unopened
+
+
+def open_board(index: int) -> Board | str:
+    """The GPU with this number of NVML's, or why it cannot be opened."""
+    try:
+        return _board(index, pynvml.nvmlDeviceGetHandleByIndex(index))
+    except pynvml.NVMLError as error:
+        return in_words(error)
 
 
 def units_of(boards: Iterable[Board]) -> tuple[Unit, ...]:
@@ -98,12 +99,12 @@ def units_of(boards: Iterable[Board]) -> tuple[Unit, ...]:
     )
 
 
-def _board(handle: Any) -> Board:
+def _board(index: int, handle: Any) -> Board:
     pci = pynvml.nvmlDeviceGetPciInfo(handle)
     where = pci.domain, pci.bus, pci.device
     cpus = cpus_near(*where)
     units = (replace(unit, gpu=replace(unit.gpu, cpus=cpus)) for unit in _units_on(handle))
-    return Board(GpuId(pynvml.nvmlDeviceGetUUID(handle)), where, tuple(units))
+    return Board(GpuId(pynvml.nvmlDeviceGetUUID(handle)), index, where, tuple(units))
 
 
 def _units_on(handle: Any) -> list[Unit]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 from carmad.core.types import Gpu, GpuId, GpuSample, ProcessUse
@@ -148,6 +149,9 @@ class EmulatedSource:
         if each is None or each.lost:
             return None
         return frozenset(tenant.pid for tenant in each.read().tenants)
+
+    def silent(self) -> Mapping[GpuId, str]:
+        return {}
 
     def health(self) -> tuple[Health, ...]:
         news, self._news = tuple(self._news), []

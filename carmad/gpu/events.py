@@ -11,12 +11,14 @@ from typing import Any
 
 import pynvml
 
+from carmad import beats
 from carmad.gpu import xid
 from carmad.gpu.profiler import Unit
 from carmad.gpu.source import Health
 
 _WAIT_MS = 200  # also how long `stop` may take
 _RETRY_S = 1.0
+_LATE_S = 10.0
 
 _NO_INSTANCE = 0xFFFFFFFF
 _XID_RECOVERY_ACTION = 154
@@ -85,7 +87,12 @@ class EventWatcher:
         self._units.setdefault(_address(handle), []).append(unit)
 
     def _run(self) -> None:
+        with beats.beating("nvml-events", _LATE_S):
+            self._listen()
+
+    def _listen(self) -> None:
         while not self._stopping.is_set():
+            beats.at("the driver's events")
             try:
                 event = pynvml.nvmlEventSetWait_v2(self._events, _WAIT_MS)
             except pynvml.NVMLError as error:

@@ -10,6 +10,8 @@ import os
 import re
 import resource
 import shutil
+import socket
+import struct
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -176,12 +178,8 @@ class MpsDaemon:
 
     def answers(self) -> bool:
         """Raises CarmaError if a live daemon does not answer: jobs may still run under it."""
-        try:
-            owner = self._socket.lstat().st_uid
-        except OSError:
+        if not self._ours():
             return False
-        if owner != os.geteuid():
-            return False  # once our daemon is dead, anyone may bind a socket there
         try:
             answer = self._ask("get_default_active_thread_percentage")
         except _Refused:
@@ -220,14 +218,31 @@ class MpsDaemon:
         worst_first = (ServerState.FAULT, ServerState.INITIALIZING, ServerState.ACTIVE)
         return next((state for state in worst_first if state in states), None)
 
-    def _alive(self) -> bool:
-        """Whether a process has the daemon's socket open; the file alone may be left over."""
+    def _ours(self) -> bool:
+        """Whether the socket is. Once our daemon is dead, anyone may bind one there."""
         try:
-            listing = Path("/proc/net/unix").read_text(errors="replace")
+            return self._socket.lstat().st_uid == os.geteuid()
         except OSError:
             return False
-        path = f" {self._socket}"
-        return any(line.endswith(path) for line in listing.splitlines())
+
+    def _alive(self) -> bool:
+        """Whether a process of ours listens at the socket; the file alone may be left over. The
+        kernel says who listens: names in /proc/net/unix may be anybody's."""
+        if not self._ours():
+            return False
+        for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):  # NVIDIA documents neither
+            with socket.socket(socket.AF_UNIX, kind) as caller:
+                caller.settimeout(ANSWER_WITHIN_S)
+                try:
+                    caller.connect(str(self._socket))
+                except (BlockingIOError, TimeoutError):
+                    return True  # it is too busy to take a call
+                except OSError:  # nobody listens, or not to this kind
+                    continue
+                its = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                _, uid, _ = struct.unpack("3i", its)
+                return bool(uid == os.geteuid())
+        return False
 
     def _ask(self, command: str) -> str:
         try:

@@ -7,8 +7,9 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,12 +24,14 @@ from carmad.gpu.driver import (
     NEVER,
     Board,
     connect,
+    count_boards,
     disconnect,
     in_words,
-    list_boards,
+    open_board,
     units_of,
 )
 from carmad.gpu.events import EventWatcher
+from carmad.gpu.lanes import Lanes
 from carmad.gpu.profiler import PROFILED, Activity, ActivityReader, Unit
 from carmad.gpu.source import Capabilities, Health
 from carmad.gpu.topology import islands
@@ -36,6 +39,7 @@ from carmad.gpu.topology import islands
 _T = TypeVar("_T")
 
 _RECONNECT_S = 5.0
+_DRIVER, _PROFILER = "driver", "profiler"  # lanes beside those of the GPUs
 _READINGS = (
     "memory",
     "processes",
@@ -56,6 +60,7 @@ class NvmlSource:
 
     def __init__(self, profiler: ActivityReader) -> None:
         self._profiler = profiler
+        self._lanes = Lanes()
         self._boards: list[Board] = []
         self._units: tuple[Unit, ...] = ()  # of the boards
         self._islands: dict[GpuId, str] = {}  # also of these; queried again when units change
@@ -81,15 +86,14 @@ class NvmlSource:
 
     def discover(self) -> tuple[Gpu, ...]:
         """Cheap if nothing has changed: the daemon calls it repeatedly."""
-        connected = self._watcher is not None
-        if not connected:
-            connect()
-        try:
-            boards, unopened = list_boards()
-        except CarmaError:
-            if not connected:
-                disconnect()
-            raise
+        look = partial(_count, connected=self._watcher is not None)
+        count = self._lanes.ask("look", {_DRIVER: look}).get(_DRIVER)
+        if count is None:
+            raise CarmaError(
+                f"the driver does not answer {self._lanes.hangs(_DRIVER)}",
+                "does nvidia-smi answer? See dmesg; if it does not, reboot the machine",
+            )
+        boards, unopened = self._opened(count)
         if unopened:
             # A known GPU that cannot be opened is faulty, not gone.
             here = {board.id for board in boards}
@@ -102,6 +106,19 @@ class NvmlSource:
             self._units = units
             self._begin()
         return tuple(unit.gpu for unit in units)
+
+    def _opened(self, count: int) -> tuple[list[Board], list[str]]:
+        """The physical GPUs in NVML's order, and notes on those that cannot be opened."""
+        calls = {str(index): partial(open_board, index) for index in range(count)}
+        found = self._lanes.ask("open", calls)
+        boards, notes = [], []
+        for lane in calls:
+            board = found.get(lane) or f"the driver does not answer {self._lanes.hangs(lane)}"
+            if isinstance(board, str):
+                notes.append(f"GPU {lane} cannot be opened: {board}")
+            else:
+                boards.append(board)
+        return boards, notes
 
     def _on_islands(self, units: Iterable[Unit]) -> tuple[Unit, ...]:
         """An instance is on the island of its GPU."""
@@ -120,14 +137,21 @@ class NvmlSource:
             return tuple(
                 GpuSample(unit.gpu.id, at, fault=self._faults[unit.gpu.id]) for unit in self._units
             )
-        activities = self._profiler.read()
-        samples = tuple(
-            self._read(unit.gpu, at, activities.get(unit.gpu.id, Activity()))
-            for unit in self._units
+        read = self._profiler.read
+        activities = self._lanes.ask("profile", {_PROFILER: read}).get(_PROFILER, {})
+        found = self._lanes.ask(
+            "sample",
+            {
+                str(board.index): partial(self._read_all, its, at, activities)
+                for board in self._boards
+                if (its := [unit for unit in self._units if unit.physical == board.id])
+            },
         )
+        by_gpu = {sample.gpu: sample for samples in found.values() for sample in samples}
+        samples = tuple(by_gpu[unit.gpu.id] for unit in self._units if unit.gpu.id in by_gpu)
         listed = {process.pid for sample in samples for process in sample.processes}
         self._people = {pid: who for pid, who in self._people.items() if pid in listed}
-        if samples and all(sample.fault for sample in samples):
+        if samples and all(sample.fault for sample in samples) and not self._lanes.any_hangs:
             # The driver is gone, or was restarted and every handle is stale.
             self._end({sample.gpu: sample.fault or "" for sample in samples})
             self._retry_after = at
@@ -136,11 +160,25 @@ class NvmlSource:
     def pids(self, gpu: GpuId) -> frozenset[int] | None:
         if self._watcher is None:
             return None
+        if gpu not in {unit.gpu.id for unit in self._units}:
+            return None
+        lane = self._lane(gpu)
+        return self._lanes.ask(f"pids of {gpu}", {lane: partial(self._pids, gpu)}).get(lane)
+
+    def _lane(self, gpu: GpuId) -> str:
+        its = next(unit.physical for unit in self._units if unit.gpu.id == gpu)
+        return next(str(board.index) for board in self._boards if board.id == its)
+
+    def _pids(self, gpu: GpuId) -> frozenset[int] | None:
         try:
             listed = self._listed(gpu)
         except pynvml.NVMLError:
             return None
         return None if listed is None else frozenset(listed[0])
+
+    def silent(self) -> Mapping[GpuId, str]:
+        calls = {unit.gpu.id: self._lanes.hangs(self._lane(unit.gpu.id)) for unit in self._units}
+        return {gpu: f"the driver does not answer {call}" for gpu, call in calls.items() if call}
 
     def health(self) -> tuple[Health, ...]:
         news = []
@@ -163,8 +201,10 @@ class NvmlSource:
         return Capabilities(self.name, provides, tuple(missing), self._notes)
 
     def close(self) -> None:
-        if self._watcher is not None:
+        """A driver that hangs is left alone: to end the session might hang, too."""
+        if self._watcher is not None and not self._lanes.any_hangs:
             self._end({unit.gpu.id: "released: CARMA has closed it" for unit in self._units})
+        self._lanes.close()
         self._retry_after = None
 
     # --- one session with the driver ---
@@ -192,7 +232,8 @@ class NvmlSource:
             return False
         self._retry_after = at
         try:
-            connect()
+            if not self._lanes.ask("connect", {_DRIVER: _connected}):
+                return False
         except CarmaError as error:
             self._faults = dict.fromkeys(self._faults, error.message)
             return False
@@ -200,6 +241,11 @@ class NvmlSource:
         return True
 
     # --- one GPU ---
+
+    def _read_all(
+        self, units: Iterable[Unit], at: float, activities: Mapping[GpuId, Activity]
+    ) -> list[GpuSample]:
+        return [self._read(unit.gpu, at, activities.get(unit.gpu.id, Activity())) for unit in units]
 
     def _read(self, gpu: Gpu, at: float, activity: Activity) -> GpuSample:
         try:
@@ -351,3 +397,21 @@ class NvmlSource:
             except (OSError, psutil.Error):
                 self._people[pid] = "", "", None
         return self._people[pid]
+
+
+def _count(connected: bool) -> int:
+    """How many physical GPUs there are; the session stays open. Raises CarmaError."""
+    if not connected:
+        connect()
+    try:
+        return count_boards()
+    except CarmaError:
+        if not connected:
+            disconnect()
+        raise
+
+
+def _connected() -> bool:
+    """Raises CarmaError."""
+    connect()
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,7 +50,12 @@ class TelemetrySource(Protocol):
         ...
 
     def sample(self, at: float) -> tuple[GpuSample, ...]:
-        """One reading of every discovered GPU; if it cannot be read, with its `fault`."""
+        """One reading of every discovered GPU; if it cannot be read, with its `fault`. A GPU for
+        which the driver does not answer is left out."""
+        ...
+
+    def silent(self) -> Mapping[GpuId, str]:
+        """The GPUs that are left out, and why."""
         ...
 
     def pids(self, gpu: GpuId) -> frozenset[int] | None:

@@ -26,6 +26,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from carmad import beats
 from carmad.api.shape import require_modest
 from carmad.engine.threads import api_threads
 from carmad.errors import CarmaError
@@ -65,6 +66,7 @@ READ_WITHIN_S = 30.0  # how long an answer may wait in memory to be read
 MAX_HEAD = 64 << 10
 CONNECTIONS_PER_USER = 256
 START_WITHIN_S = 10.0
+LATE_S = 15.0  # of the event loop
 STOP_WITHIN_S = 5
 SWITCH_S = 0.0005
 
@@ -349,13 +351,20 @@ def turn_away(listener: socket.socket) -> None:
                     pass
 
 
+class _Uvicorn(uvicorn.Server):
+    async def on_tick(self, counter: int) -> bool:
+        """Called by its loop every 0.1 s."""
+        beats.at("requests")
+        return await super().on_tick(counter)
+
+
 class Server:
     """Serves `app` on the bound `sock` in its own thread."""
 
     def __init__(self, sock: socket.socket, app: FastAPI) -> None:
         self._sock = sock
         self._service: Service = app.state.service
-        self._uvicorn = uvicorn.Server(
+        self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 app,
                 loop="asyncio",
@@ -395,7 +404,8 @@ class Server:
 
     def _run(self) -> None:
         try:
-            self._uvicorn.run(sockets=[self._sock])
+            with beats.beating("api", LATE_S, fatal=True):
+                self._uvicorn.run(sockets=[self._sock])
         except Exception:
             log.exception("the HTTP API has failed")
         finally:

@@ -19,7 +19,8 @@ import select
 import sys
 import time
 
-from carmad.attempt.process_tree import SIGKILL, Tree, read_file, tell_kernel
+from carmad.attempt.proc import read_file, tell_kernel
+from carmad.attempt.process_tree import SIGKILL, Tree
 from carmad.attempt.starting import (
     REPORT_BYTES,
     SIGCHLD,

@@ -15,15 +15,12 @@ import os
 import resource
 
 from carmad.attempt.cgroup import oom_kills, own_cgroup
-from carmad.attempt.process_tree import (
-    descendants,
-    read_file,
-    tell_kernel,
-    write_file,
-)
+from carmad.attempt.proc import descendants, read_file, tell_kernel, write_file
+from carmad.attempt.starting import aside
 
 MOST_TASKS = 512  # processes and threads
 LOOK_S = 0.25  # between two checks, without a cgroup
+SHARES_WITHIN_S = 2.0
 CPU_WEIGHT = 10  # the daemon and jobs have 100
 MIB = 1 << 20
 SERVICE, LEAF, TRIAL = "/carmad.service", "carmad", "trial-"
@@ -110,7 +107,7 @@ def broken(cgroup: str | None, memory: int) -> str:
     found = descendants()
     if len(found) > MOST_TASKS:  # RLIMIT_NPROC does not apply to root
         return f"it started more than {MOST_TASKS} processes"
-    if sum(map(_resident, found)) > memory and sum(map(_share, found)) > memory:
+    if sum(map(_resident, found)) > memory and _shares(list(found)) > memory:
         return _too_much(memory)
     return ""
 
@@ -147,8 +144,18 @@ def _resident(pid: int) -> int:
         return 0
 
 
+def _shares(pids: list[int]) -> float:
+    """Their memory in bytes, shared memory counted once: expensive to read, and a process can keep
+    whoever reads it waiting. Then it has no right to more."""
+
+    def read(out: int) -> None:
+        os.write(out, b"%d" % sum(map(_share, pids)))
+
+    said, ended = aside(read, SHARES_WITHIN_S, 32)
+    return int(said) if ended and said else float("inf")
+
+
 def _share(pid: int) -> int:
-    """Its memory in bytes, with its share of shared memory: expensive to read."""
     try:
         for line in read_file(f"/proc/{pid}/smaps_rollup").splitlines():
             if line.startswith(b"Pss:"):

@@ -13,20 +13,21 @@ from hashlib import blake2b
 from threading import Event, Lock
 from typing import Any
 
-from carmad import registry
+from carmad import beats, registry
 from carmad.config import Settings
 from carmad.core.ports import Server
 from carmad.core.sweep import telling
 from carmad.core.types import Estimate, Job, JobId, JobSpec, JobState, Refusal
-from carmad.engine.threads import Threads
 from carmad.errors import CarmaError
 from carmad.options import OPTIONS
+from carmad.threads import Threads
 from estimators.tracer.report import Explanation
 from estimators.tracing import explanation
 
 log = logging.getLogger(__name__)
 
 AT_ONCE = 2
+DECLARED_LATE_S, LATE_S = 60.0, 600.0  # the latter for a chain of estimators, each with a script
 FRESH_S = 60.0  # how long an answer is reused for identical jobs: scripts may be edited
 ANSWERS_KEPT = 256
 MOST_LETTERS = 1000  # characters of an exception's message
@@ -165,9 +166,9 @@ class Estimates:
         waits for the answer any more."""
         self._ask = ask
         self._tell = tell
-        self._declared = Threads(1, "declared")
-        self._others = Threads(AT_ONCE, "estimates")
-        self._patient = Threads(1, "slow-estimates")
+        self._declared = Threads(1, "declared", DECLARED_LATE_S)
+        self._others = Threads(AT_ONCE, "estimates", LATE_S)
+        self._patient = Threads(1, "slow-estimates", LATE_S)
         self._lines = {False: _Line(), True: _Line()}  # by whether to be patient
         self._asked: dict[bytes, _Asked] = {}
         self._wanted: dict[JobId, _Asked | None] = {}  # by job that needs an answer: its question
@@ -223,6 +224,7 @@ class Estimates:
             return
         asked.answer.add_done_callback(lambda _: self._answered(job, asked, patient))
         if new:
+            beats.at(f"the memory of job {job.id}")
             try:
                 answer = self._ask(job.spec, patient, asked.abandoned)
             except Exception as error:  # otherwise all identical jobs would wait for ever

@@ -17,6 +17,7 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
+from carmad import beats
 from carmad.errors import CarmaError
 from carmad.models import Model
 from carmad.store import codec
@@ -28,6 +29,7 @@ NEEDED = {"interpret": "interpret-core", "sklearn": "scikit-learn"}  # of `carma
 TRAINED = "trained"  # a file whose modification time is that of the last training
 APART = "training"  # the directory of the database's copy during training
 DAY_S = 86_400.0
+TRAIN_LATE_S = DAY_S / 2
 LOOK_S = 0.2  # between two checks whether the daemon is stopping
 
 
@@ -101,12 +103,17 @@ class Models:
         """Train in a new thread. Raises CarmaError if packages are missing."""
         if packages := lacking():
             raise CarmaError(f"{packages} is not installed", "pip install 'carma-gpu[policies]'")
-        threading.Thread(target=self.train, name="training", daemon=True).start()
+        threading.Thread(target=self._train_apart, name="training", daemon=True).start()
+
+    def _train_apart(self) -> None:
+        with beats.beating("training", TRAIN_LATE_S):
+            self.train()
 
     def train(self) -> None:
         """Train, unless a training is running. Errors are logged."""
         if not self._at_it.acquire(blocking=False):
             return
+        beats.at("a training", TRAIN_LATE_S)
         try:
             self._failed_at = time.monotonic()
             self._directory.mkdir(mode=0o700, exist_ok=True)

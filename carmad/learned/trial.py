@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from carmad.attempt import supervisor
 from carmad.attempt.copies import Copies
 from carmad.attempt.environment import job_environment
 from carmad.attempt.launcher import launch_fields
+from carmad.attempt.starting import program
 from carmad.core.ports import ANSWER_FD, Trial
 from carmad.core.types import Attempt, Job, JobId, JobSpec, JobState
 from carmad.errors import CarmaError
@@ -135,7 +135,7 @@ def _attended(
         from_verdict, verdict = pipe()
         attendant = subprocess.Popen(
             [
-                *supervisor.program("carmad.learned.attendant"),
+                *program("carmad.learned.attendant"),
                 *map(str, (answer, ANSWER_FD, within_s, *bound)),
             ],
             stdin=request,

@@ -39,7 +39,13 @@ _RATIO = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 
 UP = _gauge("up", "1 if the daemon answers, else 0, and then there is nothing else.")
 BUILD = _gauge("build_info", "Always 1: the version of CARMA, and the policy.", "version", "policy")
-DEGRADED = _gauge("degraded", "1 if the GPUs cannot be read, or a plugin fails.")
+DEGRADED = _gauge("degraded", "1 if the GPUs cannot be read, a plugin fails, or a thread hangs.")
+THREAD_AGE_S = _gauge(
+    "thread_work_age_seconds",
+    "For how long a thread of the daemon has been at what it does; 0 while it waits for work.",
+    "thread",
+)
+THREAD_LATE = _gauge("thread_late", "1 if that is longer than it may be: it hangs.", "thread")
 STEP_S = _histogram(
     "step_duration_seconds", "How long the core took for some events and its plan.", _BRIEF_S
 )

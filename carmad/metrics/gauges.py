@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from carmad import beats
 from carmad.core.gpuview import GpuView
 from carmad.core.scene import Scene
 from carmad.core.types import ENDED, Gpu, GpuSample, JobState
@@ -87,6 +88,13 @@ def _users(scene: Scene) -> Iterator[Figure]:
             shown[user if user in named else ""] += jobs
         for user, jobs in shown.items():
             yield declared.USER_JOBS, (user, state), jobs
+
+
+def of_threads() -> Iterator[Figure]:
+    late = {each.thread for each in beats.late()}
+    for name, age_s in beats.ages().items():
+        yield declared.THREAD_AGE_S, (name,), age_s
+        yield declared.THREAD_LATE, (name,), name in late
 
 
 def of_disk(database: Path) -> Iterator[Figure]:

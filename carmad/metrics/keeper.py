@@ -15,7 +15,7 @@ from io import FileIO
 from threading import Event, Thread
 from time import monotonic
 
-from carmad import configfile, units
+from carmad import beats, configfile, units
 from carmad.errors import CarmaError
 from carmad.metrics import LISTENING
 
@@ -25,6 +25,7 @@ FIRST_PAUSE_S = 1.0  # before it is started again, and twice as long each time a
 LONGEST_PAUSE_S = 60.0
 STEADY_S = 60.0  # one that has lived so long is started again at once
 END_WITHIN_S = 5.0
+LATE_S = 2 * units.WITHIN_S
 MOST_LINE = 500  # characters
 MOST_COMPLAINTS = 64
 BOUNDS = {
@@ -70,15 +71,21 @@ class Keeper:
         self._thread.join(END_WITHIN_S)
 
     def _run(self) -> None:
+        with beats.beating("metrics", LATE_S):
+            self._keep()
+
+    def _keep(self) -> None:
         pause_s = FIRST_PAUSE_S
         while not self._stopped.is_set():
             began = monotonic()
+            beats.at("the process that answers Prometheus")
             try:
                 self._watch()
             except CarmaError as error:
                 self._log(error.message)
             except Exception:
                 log.exception("the metrics are not served")
+            beats.idle()
             if monotonic() - began >= STEADY_S:
                 pause_s = FIRST_PAUSE_S
             self._stopped.wait(pause_s)
@@ -97,6 +104,7 @@ class Keeper:
                 os.close(stderr)
             if self._stopped.is_set():
                 self._hang_up()
+            beats.idle()  # it says nothing for as long as all is well
             for line in lines:
                 self._log(line.rstrip()[:MOST_LINE])
         self._hang_up()

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from threading import Event, Thread
 
-from carmad import units
+from carmad import beats, units
 from carmad.attempt.starting import write_all
 from carmad.config import Notify
 from carmad.core.happenings import Happening, words
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 WITHIN_S = 60.0  # for a sender: then it is killed
 GATHER_S = 1.0  # so that what happens at the same time is one message
+LATE_S = 5 * units.WITHIN_S  # several senders may be started, each by systemd
 LOOK_S = 0.1  # while a sender is at work
 MOST_OUTCOME = 3  # digits; an order is longer
 AT_ONCE = 4  # senders, of different users
@@ -218,9 +219,15 @@ class Post(Follower):
         self._thread.join(5.0)
 
     def _run(self) -> None:
+        with beats.beating("post", LATE_S):
+            self._tell()
+
+    def _tell(self) -> None:
         while not self._closed:
+            beats.idle()
             self._news.wait(self._pause_s())
             self._news.clear()
+            beats.at("messages")
             try:
                 self._go_on()
             except CarmaError as error:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import psutil
 
 from carmad.attempt.environment import mps_environment
+from carmad.attempt.proc import own_environment
 from carmad.config import Settings
 from carmad.core.types import GpuId, GpuSample, ProcessUse
 from carmad.errors import CarmaError
@@ -313,7 +314,7 @@ def kill_leftovers(folder: Path) -> None:
     """Kill what still lives of the self-tests that run in `folder` or below it."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            env = process.environ()
+            env = own_environment(process.pid)
             # An MPS server has its daemon's environment, which has no mark.
             its = (env.get(MARK, ""), env.get("CUDA_MPS_PIPE_DIRECTORY", ""))
             if process.pid != os.getpid() and any(each.startswith(str(folder)) for each in its):

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 
-from carmad.gpu.driver import list_boards
+from carmad.gpu.driver import Board, count_boards, open_board
 from carmad.gpu.topology import islands
 from carmad.selftest.bench import Bench, ProbeFailed
 from carmad.selftest.report import Seen, judged, unknown
@@ -74,7 +74,7 @@ def energy(bench: Bench) -> Seen:
 
 
 def order(bench: Bench) -> Seen:
-    boards = list_boards()[0]
+    boards = _boards()
     if len(boards) < 2:
         return unknown("there is one GPU")
     buses = [board.bus for board in boards]
@@ -84,7 +84,7 @@ def order(bench: Bench) -> Seen:
 
 def nearness(bench: Bench) -> Seen:
     """Beside what `nvidia-smi topo -m` shows."""
-    boards = [board.id for board in list_boards()[0]]
+    boards = [board.id for board in _boards()]
     if len(boards) < 2:
         return unknown("there is one GPU")
     if shutil.which("nvidia-smi") is None:
@@ -117,3 +117,8 @@ def links_of(matrix: str, count: int) -> list[tuple[int, int]] | None:
         for other in range(one + 1, count)
         if re.fullmatch(r"NV\d+", cells[one][other])
     ]
+
+
+def _boards() -> list[Board]:
+    found = map(open_board, range(count_boards()))
+    return [board for board in found if isinstance(board, Board)]

@@ -87,15 +87,23 @@ def test_each_users_job_has_a_unit_of_its_own_outside_of_the_sandbox(machine: Ma
         assert machine.run("stat", "--format=%u", f"/home/{user}/mine") == str(uid)
 
 
-def test_what_a_job_asks_of_the_host_is_a_limit_of_its_unit(machine: Machine) -> None:
-    """Two users share its CPUs: the second waits, and is told for how many and for whom."""
+def test_what_a_job_asks_of_the_host_is_a_limit_of_its_cgroup(machine: Machine) -> None:
+    """Not of its supervisor's, beside it. Two users share the CPUs: the second waits, and is told
+    for how many and for whom."""
     cpus = len(os.sched_getaffinity(0))
     first = machine.sh(WAITS, "ada", gpus=0, cpus=cpus, host_memory_mib=512)
     machine.await_line(f"/home/ada/carma-{first}.out", "up")
-    unit = f"carma-job-{first}-1.service"
-    assert machine.show(unit, "CPUQuotaPerSecUSec") == f"{cpus}s"
-    assert machine.show(unit, "MemoryMax") == str(512 << 20)
-    assert machine.show(unit, "MemorySwapMax") == "0"
+    cgroup = f"/sys/fs/cgroup/carma.slice/carma-job-{first}-1.service"
+    controllers = machine.read(f"{cgroup}/cgroup.controllers").split()
+    if "cpu" in controllers:
+        assert machine.read(f"{cgroup}/job/cpu.max") == f"{cpus * 100_000} 100000"
+        assert machine.read(f"{cgroup}/supervisor/cpu.max").startswith("max")
+    if "memory" in controllers:
+        assert machine.read(f"{cgroup}/job/memory.max") == str(512 << 20)
+        assert machine.read(f"{cgroup}/job/memory.swap.max") == "0"
+        assert machine.read(f"{cgroup}/supervisor/memory.max") == "max"
+    [supervisor] = machine.read(f"{cgroup}/supervisor/cgroup.procs").split()
+    assert supervisor == machine.show(f"carma-job-{first}-1.service", "MainPID")
     second = machine.sh("echo $CARMA_CPUS", "bob", gpus=0)
     why = machine.call("GET", f"/v1/jobs/{second}/why", user="bob")["headline"]
     assert why.endswith(f"0 of {cpus} are free: job {first} has {cpus}"), why

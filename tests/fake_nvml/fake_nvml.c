@@ -17,6 +17,8 @@
  *   nvlink UUID               to that GPU
  *   node N                    the NUMA node that it hangs below
  *   fail FUNCTION CODE        FUNCTION answers CODE for this GPU; `*` is every function
+ *   hang FUNCTION             FUNCTION does not return for this GPU while this line is there
+ *   hang_init                 nor does nvmlInit
  *   event SEQ TYPE (hex) DATA INSTANCE|-     delivered once per event set
  *   mig                       MIG mode is on
  *   hole                      the next MIG slot is empty
@@ -65,13 +67,14 @@ typedef struct {
     Process processes[MAX_LINES]; int n_processes;
     Sample samples[MAX_LINES]; int n_samples;
     Failure failures[MAX_LINES]; int n_failures;
+    char hangs[64];
     Event events[MAX_LINES]; int n_events;
 } Device;
 
 /* A handle names a place, not a UUID: after a new MIG layout it means another instance. */
 typedef struct { char gpu[96]; int slot, session; } Handle;
 
-static struct { Device devices[MAX_DEVICES]; int n, init, gone, epoch; } world;
+static struct { Device devices[MAX_DEVICES]; int n, init, hang_init, gone, epoch; } world;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Handle handles[1024];
 static int n_handles, references, session, session_epoch;
@@ -189,6 +192,7 @@ static void read_world(void) {
 #define NUM(word) strtoull(word, 0, 10)
 #define HEX(word) strtoull(word, 0, 16)
         if (IS("init")) world.init = atoi(a);
+        else if (IS("hang_init")) world.hang_init = 1;
         else if (IS("gone")) world.gone = atoi(a);
         else if (IS("epoch")) world.epoch = atoi(a);
         else if (IS("gpu")) {
@@ -232,6 +236,7 @@ static void read_world(void) {
         else if (IS("sample")) dev->samples[dev->n_samples++] = (Sample){NUM(a), NUM(b), NUM(c)};
         else if (IS("compute") || IS("mps") || IS("graphics"))
             dev->processes[dev->n_processes++] = (Process){IS("mps") ? MPS : IS("graphics") ? GRAPHICS : COMPUTE, NUM(a), mib_or_none(b)};
+        else if (IS("hang")) strcpy(dev->hangs, a);
         else if (IS("fail")) {
             strcpy(dev->failures[dev->n_failures].function, a);
             dev->failures[dev->n_failures++].code = atoi(b);
@@ -285,6 +290,13 @@ static int enter(void) {
     return OK;
 }
 
+/* Without the lock: others go on. */
+static void pause_briefly(void) {
+    pthread_mutex_unlock(&lock);
+    usleep(20000);
+    pthread_mutex_lock(&lock);
+}
+
 static int enter_device(const char *function, Handle *handle, Device **dev) {
     int code = enter();
     if (code) return code;
@@ -292,6 +304,11 @@ static int enter_device(const char *function, Handle *handle, Device **dev) {
     *dev = device_of(handle);
     if (!*dev) return handle->slot < 0 ? GPU_IS_LOST : NOT_FOUND;
     note(function, (*dev)->uuid);
+    while (!strcmp((*dev)->hangs, function)) {
+        pause_briefly();
+        if ((code = enter())) return code;
+        if (!(*dev = device_of(handle))) return GPU_IS_LOST;
+    }
     code = failure(*dev, function);
     /* A scripted success is for the caller to give; -2 tells it so. */
     return code < 0 ? OK : code == 0 ? -2 : code;
@@ -311,6 +328,10 @@ int nvmlInitWithFlags(unsigned flags) {
     pthread_mutex_lock(&lock);
     read_world();
     note(__func__, "-");
+    while (world.hang_init) {
+        pause_briefly();
+        read_world();
+    }
     if (world.gone || world.init) RETURN(world.gone ? world.gone : world.init);
     if (!references++) {
         session++;

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from carmad import beats
 from carmad.api.folding import Row, row_out, seen_by, waiting
 from carmad.api.phrases import phrase
 from carmad.api.responses import SCHEMA
@@ -113,10 +114,15 @@ def _daemon(service: Service, scene: Scene) -> DaemonOut:
 
 
 def troubles_of(service: Service, unread: str) -> list[str]:
-    """Problems of the whole server: unreadable GPUs, failing plugins."""
+    """Problems of the whole server: unreadable GPUs, failing plugins, threads that hang."""
     gpus = [phrase(Reason("gpus_unread", detail=unread))] if unread else []
     failing = (each for each in service.troubles() if not each.over)
-    return [*gpus, *(f"{each.plugin} fails: {each.without}" for each in failing)]
+    late = dict.fromkeys(f"{each.thread} hangs in {each.call}" for each in beats.late())
+    return [
+        *gpus,
+        *(f"{each.plugin} fails: {each.without}" for each in failing),
+        *(f"the thread {each}" for each in late),
+    ]
 
 
 def _counts(live: Iterable[Job]) -> CountsOut:

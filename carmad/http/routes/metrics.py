@@ -36,5 +36,6 @@ def _figures(service: Service, scene: Scene) -> Iterator[gauges.Figure]:
     yield declared.UP, (), 1
     yield declared.BUILD, (VERSION, scene.policy), 1
     yield declared.DEGRADED, (), bool(troubles_of(service, scene.unread))
+    yield from gauges.of_threads()
     yield from gauges.of_disk(service.store.path)
     yield from gauges.of_scene(scene, service.settings.metrics.users)

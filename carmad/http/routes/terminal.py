@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-import psutil
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -13,6 +12,8 @@ from carmad.api.requests import AdoptIn
 from carmad.api.responses import SCHEMA
 from carmad.api.responses.jobs import JobOut, TakenOut
 from carmad.attempt.callers import Process, Taken, own_process
+from carmad.attempt.proc import with_descendants
+from carmad.attempt.title import title_of
 from carmad.core.messages import Adopted
 from carmad.core.scene import Scene
 from carmad.core.types import GpuId, Job, JobSpec, JobState, Mode, ProcessUse
@@ -123,15 +124,15 @@ async def adopt(call: Asked, body: AdoptIn) -> Response:
 def _looked_at(pid: int, uid: int) -> tuple[Process, set[int], tuple[str, ...], str]:
     """The process, the pids of it and all below it, its command, and its directory."""
     process = own_process(pid, uid)
-    try:
-        found = psutil.Process(pid)
-        tree = {pid, *(child.pid for child in found.children(recursive=True))}
-        argv = [word[:MOST_LETTERS] for word in found.cmdline()[:MOST_WORDS]] or [found.name()]
-        cwd = found.cwd()[:MOST_LETTERS] or "/"
-    except psutil.Error as error:
-        raise Conflict(f"process {pid} cannot be looked at: {error}") from None
-    words = tuple(word.encode(errors="replace").decode() for word in argv)
-    return process, tree, words, cwd.encode(errors="replace").decode()
+    tree = set(with_descendants({process.pid: process.start_ticks}))
+    argv, cwd = title_of(pid)
+    own_process(pid, uid)  # still: what was read is of this process
+    words = [_text(word) for word in argv[:MOST_WORDS]] or [f"process {pid}"]
+    return process, tree, tuple(words), _text(cwd) or "/"
+
+
+def _text(word: str) -> str:
+    return word[:MOST_LETTERS].encode(errors="replace").decode()
 
 
 def _where(tree: set[int], scene: Scene) -> tuple[tuple[GpuId, ...], Sequence[ProcessUse]]:

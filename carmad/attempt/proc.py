@@ -1,0 +1,198 @@
+"""What the kernel says about a process without waiting for it, and signals for exactly that one.
+
+Only files of /proc that the process itself cannot keep anybody from reading: `stat`, `status` and
+`cgroup`. Its environment, arguments, maps and links take locks that it can hold for ever, in a page
+fault on a dead file server or on a file system of its user's (see `marks`).
+
+Part of the supervisor's program, so imports are few (see there).
+"""
+# pathlib and contextlib would cost more to import than the supervisor takes to start a job:
+# ruff: noqa: PTH116, PTH208, SIM105
+
+from __future__ import annotations
+
+import os
+
+UNKNOWN = -1  # the status of a process that ended unseen
+
+
+def read_file(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        parts = []
+        while part := os.read(fd, 1 << 20):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+def write_file(path: str, data: bytes) -> None:
+    """Write to an existing file."""
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
+def tell_kernel(path: str, data: bytes) -> None:
+    """Write to a kernel file, ignoring errors: everything also works without cgroups."""
+    try:
+        write_file(path, data)
+    except OSError:
+        pass
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields from the state on. Raises OSError."""
+    # The command's name is in parentheses and may contain any character, even `)`.
+    return read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+
+
+def process_stat(pid: int) -> tuple[int, int] | None:
+    """(parent pid, start time in ticks since boot), or None if there is no such process."""
+    try:
+        fields = _stat(pid)
+    except OSError:
+        return None
+    return int(fields[1]), int(fields[19])
+
+
+def running(pid: int, start: int) -> bool:
+    """False also for a zombie, and for another process with that pid."""
+    try:
+        fields = _stat(pid)
+    except OSError:
+        return False
+    return int(fields[19]) == start and fields[0] not in (b"Z", b"X")
+
+
+def end_of(pid: int, start: int) -> int:
+    """The status of an ended process whose parent has not waited for it yet, as wait() gives it;
+    UNKNOWN if that is over, or the kernel does not tell us."""
+    try:
+        fields = _stat(pid)
+        told = os.geteuid() in (0, os.stat(f"/proc/{pid}").st_uid)
+    except OSError:
+        return UNKNOWN
+    return int(fields[49]) if told and int(fields[19]) == start else UNKNOWN
+
+
+def processes(uid: int | None = None) -> dict[int, int]:
+    """All processes, or a user's: pid and start time."""
+    found = {}
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and (uid is None or os.stat(f"/proc/{name}").st_uid == uid):
+                stat = process_stat(int(name))
+                if stat is not None:
+                    found[int(name)] = stat[1]
+        except OSError:
+            pass  # it is gone
+    return found
+
+
+def descendants(others: dict[int, int] | None = None) -> dict[int, int]:
+    """Every descendant of ours, and `others` with theirs: pid and start time. As a subreaper, we
+    inherit orphans, too."""
+    found = with_descendants({**(others or {}), os.getpid(): 0})
+    del found[os.getpid()]
+    return found
+
+
+def with_descendants(roots: dict[int, int]) -> dict[int, int]:
+    """These processes and all their descendants: pid and start time."""
+    children: dict[int, list[tuple[int, int]]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            found = process_stat(int(name))
+            if found is not None:
+                children.setdefault(found[0], []).append((int(name), found[1]))
+    below = dict(roots)
+    queue = [*below]
+    while queue:
+        for pid, start in children.get(queue.pop(), ()):
+            if pid not in below:
+                below[pid] = start
+                queue.append(pid)
+    return below
+
+
+def send(pid: int, start: int, signum: int) -> None:
+    """Signal this process, but not another one that has reused its pid."""
+    from signal import pidfd_send_signal
+
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        found = process_stat(pid)
+        if found is not None and found[1] == start:
+            pidfd_send_signal(fd, signum)
+    except OSError:
+        pass  # gone, or a setuid program that we may not signal
+    finally:
+        os.close(fd)
+
+
+def uids(pid: int) -> set[int]:
+    """Its real, effective, saved and file system user ids; none if there is no such process. The
+    owner of its directory would be root also for a process that has made itself undumpable."""
+    try:
+        status = read_file(f"/proc/{pid}/status")
+    except OSError:
+        return set()
+    return set(map(int, status.partition(b"\nUid:")[2].partition(b"\n")[0].split()))
+
+
+def own_environment(pid: int) -> dict[str, str]:
+    """Of a process of our own user's, for tools that look for what they have started. Empty for all
+    others: they could keep us waiting."""
+    if uids(pid) != {os.geteuid()}:
+        return {}
+    try:
+        words = read_file(f"/proc/{pid}/environ").split(b"\0")
+    except OSError:
+        return {}
+    pairs = (os.fsdecode(word).partition("=") for word in words if word)
+    return {name: value for name, _, value in pairs}
+
+
+def unkillable(pid: int) -> bool:
+    """Whether it has been killed and is not gone, because it waits in the kernel (for a file server
+    that is dead, for instance), or because its parent does not reap it. It runs no more."""
+    try:
+        status = read_file(f"/proc/{pid}/status")
+    except OSError:
+        return True
+    state = status.partition(b"\nState:\t")[2][:1]
+    pending = status.partition(b"\nSigPnd:\t")[2].partition(b"\n")[0]
+    return state in b"ZX" or (state == b"D" and bool(int(pending, 16) >> 8 & 1))
+
+
+def handles(pid: int, signum: int, how: bytes = b"SigCgt:") -> bool:
+    """Whether it catches that signal; with `how` SigIgn, whether it ignores it."""
+    try:
+        for line in read_file(f"/proc/{pid}/status").splitlines():
+            if line.startswith(how):
+                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    except OSError:
+        pass
+    return False
+
+
+def contained_pid(pid: int) -> int | None:
+    """Its pid in the pid namespace below ours that it is in; None if that is our own."""
+    try:
+        status = read_file(f"/proc/{pid}/status")
+    except OSError:
+        return None
+    pids = status.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
+    return int(pids[-1]) if len(pids) > 1 else None
+
+
+def contained(found: dict[int, int]) -> dict[int, int]:
+    """Those in a container."""
+    return {pid: start for pid, start in found.items() if contained_pid(pid) is not None}

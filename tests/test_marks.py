@@ -1,0 +1,76 @@
+"""Variables in the environments of processes, one of which does not answer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from carmad.attempt import marks as module
+from carmad.attempt.marks import Marks
+from carmad.attempt.proc import own_environment, process_stat, processes
+from carmad.attempt.starting import program
+
+SILENT = """
+import os, sys, time
+from carmad.attempt import marks
+read = marks.read_file
+def stuck(path):
+    if path == f"/proc/{os.environ['STUCK']}/environ":
+        time.sleep(600)
+    return read(path)
+marks.read_file = stuck
+marks.main()
+"""
+
+
+@contextmanager
+def sleepers(*values: str) -> Iterator[list[int]]:
+    """Processes with these values of MARK."""
+    with ExitStack() as stack:
+        found = []
+        for value in values:
+            argv = [sys.executable, "-c", "print(flush=True); import time; time.sleep(600)"]
+            process = subprocess.Popen(argv, env={"MARK": value}, stdout=subprocess.PIPE)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()  # it is what it will be
+            found.append(process.pid)
+        yield found
+
+
+def starts(pids: list[int]) -> dict[int, int]:
+    return {pid: stat[1] for pid in pids if (stat := process_stat(pid))}
+
+
+def test_the_values_are_those_of_the_processes() -> None:
+    with sleepers("one", "two") as pids:
+        marks = Marks(b"MARK")
+        found = starts(pids)
+        assert marks.having(b"two", found) == {pids[1]: found[pids[1]]}
+        assert [marks.known(*each) for each in found.items()] == [b"one", b"two"]
+        assert marks.known(pids[0], 1) is None, "another process"
+        assert own_environment(pids[0])["MARK"] == "one"
+        assert found.items() <= processes().items()
+    assert Marks(b"MARK").having(b"one", found) == {}, "they are gone"
+
+
+def test_one_that_does_not_answer_keeps_nobody_from_the_others(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "WITHIN_S", 0.5)
+    with sleepers("one", "stuck", "two") as pids:
+        reader = [*program("x")[:-1], f"import os; os.environ['STUCK'] = '{pids[1]}'\n{SILENT}"]
+        path = f"import sys; sys.path.insert(0, {sys.path[0]!r})\n"
+        reader[-1] = path + reader[-1]
+        monkeypatch.setattr(module, "program", lambda _: reader)
+        marks, found = Marks(b"MARK"), starts(pids)
+        marks.ask(found)
+        assert [marks.known(*each) for each in found.items()] == [b"one", b"", b"two"]
+        assert capfd.readouterr().err.count(f"process {pids[1]} cannot be read") == 1
+        marks.ask(found)
+        assert capfd.readouterr().err == "", "it is asked once"
