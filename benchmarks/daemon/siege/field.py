@@ -63,7 +63,7 @@ class Field:
     machine: Machine
     seen: Seen = field(default_factory=Seen)
     _numbers: Iterator[int] = field(default_factory=count)
-    _held: list[int] = field(default_factory=list)  # processes that are stuck
+    _held: dict[str, list[int]] = field(default_factory=dict)  # processes that are stuck there
 
     def __post_init__(self) -> None:
         self.root = Blocking(self.inside(SOCKET))
@@ -130,8 +130,8 @@ class Field:
             until(lambda: where in self.machine.read("/proc/mounts"), "the file system")
             yield where
         # The server is dead, and what waited for it has been told so.
-        until(lambda: not any(map(self.lives, self._held)), "the stuck to go on", GONE_WITHIN_S)
-        self._held.clear()
+        held = self._held.pop(where, [])
+        until(lambda: not any(map(self.lives, held)), "the stuck to go on", GONE_WITHIN_S)
         self.machine.run("umount", "-l", where)
 
     def lives(self, pid: int) -> bool:
@@ -144,7 +144,7 @@ class Field:
             words = [sys.executable, stuck.__file__, "hold", f"{folder}/page", str(mib)]
             with self.unit(user, *words, CARMA_EMULATED_DIR=CARDS) as unit:
                 pid = int(self.machine.show(unit, "MainPID"))
-                self._held.append(pid)
+                self._held.setdefault(folder, []).append(pid)
                 self.await_stuck(pid)
                 yield Stuck(folder, pid)
 
