@@ -83,6 +83,10 @@ def _all() -> Iterator[CheckOut]:
     except CarmaError as error:
         yield from _without_daemon()
         yield _check("daemon", False, error.message, error.hint)
+        return
+    from cli import job_check
+
+    yield job_check.check()
 
 
 def _of_slurm() -> Iterator[CheckOut]:
