@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from carmad.attempt.proc import process_stat
 from carmad.gpu.card import Card, paths
 from cli.main import run
 from tests.attack.test_paths import STRACE, User, a_folder, of_roots
@@ -108,12 +109,19 @@ def trace() -> Iterator[str]:
 
 
 def looks(trace: str) -> list[str]:
-    """What processes of root's, but for the disposable ones, looked at of others."""
+    """What processes of root's, but for the disposable ones, looked at of processes that are not
+    known to be root's: themselves, and this one and its parents."""
     disposable = {found[1] for found in DISPOSABLE.finditer(trace)}
+    known, pid = set[str](), os.getpid()
+    while pid and (stat := process_stat(pid)):
+        known.add(str(pid))
+        pid = stat[0]
     return [
         line
         for line in of_roots(trace, "/proc/")
-        if (found := LOOK.match(line)) and found[2] != found[1] and found[1] not in disposable
+        if (found := LOOK.match(line))
+        and found[2] not in known | {found[1]}
+        and found[1] not in disposable
     ]
 
 
