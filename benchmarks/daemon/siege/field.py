@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.daemon.booted import OVER, SOCKET, Machine, booted
 from benchmarks.daemon.siege import honest, stuck
 from benchmarks.harness.data import ROOT
-from benchmarks.harness.waiting import until
+from benchmarks.harness.waiting import PATIENCE_S, until
 from carma_client.errors import Problem
 from carma_client.transport import Blocking
 from carmad.attempt import records
@@ -39,7 +39,7 @@ CARDS = f"{STATE}/emulated"
 LOOK_S = 0.5
 ANSWERED_WITHIN_S = 20.0
 GONE_WITHIN_S = 30.0
-READ_WITHIN_S = 2.0  # of a process's environment, to see that nobody can
+HANGS_S = 0.5  # a read of a process's environment that takes so long
 
 
 @dataclass
@@ -154,17 +154,17 @@ class Field:
         def waits() -> bool:
             state = self.machine.read(f"/proc/{pid}/stat").rpartition(")")[2].split()
             assert state, f"process {pid} has ended"
-            return state[0] == "D" and self._hangs(f"/proc/{pid}/environ")
+            return state[0] == "D" and self._hangs(f"/proc/{pid}/environ", HANGS_S)
 
         until(waits, "a process that is stuck")
         for name in ("cgroup", "stat", "status", "comm"):  # what CARMA goes by
-            assert not self._hangs(f"/proc/{pid}/{name}"), name
+            assert not self._hangs(f"/proc/{pid}/{name}", PATIENCE_S), name
 
-    def _hangs(self, path: str) -> bool:
+    def _hangs(self, path: str, for_s: float) -> bool:
         words = [*self.machine.enter(), "cat", path]
         reader = subprocess.Popen(words, stdout=subprocess.DEVNULL)
         try:
-            reader.wait(READ_WITHIN_S)
+            reader.wait(for_s)
         except subprocess.TimeoutExpired:
             reader.kill()
             reader.wait()
