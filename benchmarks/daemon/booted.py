@@ -53,7 +53,8 @@ done
 """
 
 # Inside. What users need ($NEEDED) can be reached even where it is below a closed directory. Of the
-# distribution's own units none is started: only what carmad.service asks for.
+# distribution's own units none is started: only what carmad.service asks for. As in systemd-nspawn,
+# the boot id is the machine's own, except in a /proc that is mounted anew, as by ProtectProc=.
 INSIDE = """
 IFS='
 '
@@ -72,6 +73,8 @@ mount --bind "$0/etc" /etc
 for unwanted in /lib/systemd/system/*.wants /lib/systemd/system-generators; do
     mount --bind "$0/empty" $unwanted
 done
+cat /proc/sys/kernel/random/uuid > "$0/boot_id"
+mount --bind "$0/boot_id" /proc/sys/kernel/random/boot_id
 umount -R /sys/fs/cgroup 2>/dev/null || umount -l /sys/fs/cgroup 2>/dev/null || true
 mount -t cgroup2 none /sys/fs/cgroup
 exec env -i container=carma PATH=/usr/sbin:/usr/bin:/sbin:/bin \
