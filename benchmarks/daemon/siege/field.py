@@ -39,6 +39,7 @@ CARDS = f"{STATE}/emulated"
 LOOK_S = 0.5
 ANSWERED_WITHIN_S = 20.0
 GONE_WITHIN_S = 30.0
+CANCELLED_AT_ONCE = 1000
 HANGS_S = 0.5  # a read of a process's environment that takes so long
 
 
@@ -94,9 +95,26 @@ class Field:
 
     @contextlib.contextmanager
     def attack(self, user: str, kind: Any, *words: object) -> Iterator[str]:
-        """Run one of the `attackers` as that user, or as root."""
+        """Run one of the `attackers` as that user, or as root. What it submitted is cancelled."""
         with self.unit(user, *self.program("attackers", kind.__name__, *words)) as unit:
             yield unit
+        if user:
+            self.await_none(user)
+
+    def await_none(self, user: str) -> None:
+        """Cancel what attackers submitted, which is no shell's work, until none is left."""
+
+        def none() -> bool:
+            with contextlib.suppress(Problem):
+                jobs = self.root.get("/v1/jobs", user=user, states=honest.LIVE)["jobs"]
+                live = [job for job in jobs if job["name"] != "sh"]
+                for at in range(0, len(live), CANCELLED_AT_ONCE):
+                    ids = [str(job["id"]) for job in live[at : at + CANCELLED_AT_ONCE]]
+                    self.root.post("/v1/cancel", {"select": ",".join(ids)})
+                return not live
+            return False
+
+        until(none, f"{user}'s jobs to end")
 
     @contextlib.contextmanager
     def unit(self, user: str, *words: str, **env: str) -> Iterator[str]:
