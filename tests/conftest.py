@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,12 @@ from tests.fake_daemon import FakeDaemon, serving
 # No deadline: a busy machine is not a fault.
 settings.register_profile("carma", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("carma")
+
+# Under nohup, or in the background, these are ignored, and whatever a test starts would ignore them
+# as well. A handler ends with an exec: we go on ignoring them, and no program inherits it.
+for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(signum) is signal.SIG_IGN:
+        signal.signal(signum, lambda *_: None)
 
 
 if os.geteuid() == 0:
