@@ -513,6 +513,25 @@ def test_a_unit_of_its_own_lets_the_kernel_kill_the_job(bench: Bench) -> None:
 
 
 @as_root
+def test_files_in_memory_end_the_job_and_not_its_supervisor(bench: Bench) -> None:
+    file = f"/dev/shm/carma-test-{os.getpid()}"
+    fill = f"until [ -e go ]; do sleep 0.05; done; exec dd if=/dev/zero of={file} bs=1M count=500"
+    try:
+        with in_a_unit(bench, "sh", "-c", fill, host_memory_mib=64) as (job, unit):
+            bench.started(job)
+            if not (unit / "job/memory.max").exists():
+                pytest.skip("cgroup v2 has no memory controller here")
+            assert (unit / "job/memory.max").read_text().strip() == str(64 << 20)
+            (bench.cwd / "go").touch()
+            end = bench.ended(job)
+    finally:
+        Path(file).unlink(missing_ok=True)
+    assert end["signal"] == signal.SIGKILL
+    assert min(end["host_oom_kills"], end["over_limit"]) >= 1
+    assert 32 << 20 < end["shared_bytes"] <= 64 << 20
+
+
+@as_root
 def test_the_supervisor_is_the_last_to_be_killed_for_memory(bench: Bench) -> None:
     usual = Path(supervisor.OOM_SCORE).read_text().strip()
     lower = subprocess.run(["sh", "-c", f"echo -900 > {supervisor.OOM_SCORE}"], check=False)
