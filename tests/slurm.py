@@ -147,7 +147,7 @@ class Cluster:
             process.send_signal(signal.SIGTERM)
         for process in self._running.values():
             try:
-                process.wait(5)
+                process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 import pytest
 
+from carmad.accounts import Account, NoAccount
 from carmad.api.outlook import outlook_out
 from carmad.api.phrases import phrase, short, wordings
 from carmad.api.responses.jobs import OutlookOut
@@ -31,6 +32,7 @@ from carmad.config import Access, Collocation, Limits, Monitor, Preconditions, S
 from carmad.configfile import from_tree
 from carmad.core import control
 from carmad.core.decision import Placement, Reason
+from carmad.core.happenings import Kind
 from carmad.core.layout import Layout, Stage
 from carmad.core.messages import Discovered, Exited, Step, Submitted, Tick
 from carmad.core.ports import Server
@@ -50,11 +52,15 @@ from carmad.core.types import (
     StepTime,
 )
 from carmad.core.view import View
+from carmad.engine.backlog import QUANTUM
 from carmad.errors import CarmaError
-from carmad.http import intake
+from carmad.http import connections, intake
 from carmad.http import server as server_module
-from carmad.http.peers import Credentials, Peers
+from carmad.http.answers import Call
+from carmad.http.peers import Credentials, Peer, Peers
+from carmad.http.routes import actions
 from carmad.http.routes import jobs as jobs_routes
+from carmad.http.turns import Share
 from carmad.learned.estimates import Guess
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.testing import a_gpu, a_job
@@ -137,27 +143,60 @@ def test_an_array_becomes_tasks_with_labels(daemon: Daemon) -> None:
     assert error(daemon.call("GET", "/v1/jobs/1_3")) == (404, "not_found")
 
 
-def test_the_core_hears_of_submissions_in_the_order_of_their_ids(daemon: Daemon) -> None:
-    """It counts those above the last one that it has counted."""
-    heard: list[int] = []
+def test_a_large_array_comes_in_parts_and_others_in_between(daemon: Daemon) -> None:
+    heard: list[tuple[int, int]] = []
     committed = daemon.service.tally.note
 
     def noted(step: Step) -> None:
-        heard.extend(event.first for event in step.events if isinstance(event, Submitted))
+        for event in step.events:
+            if isinstance(event, Submitted):
+                heard.append((event.first, len(event.specs)))
         committed(step)
 
     daemon.service.tally.note = noted  # type: ignore[method-assign]
-    indices = [*range(400)]
-    threads = [
-        threading.Thread(target=submit, args=(daemon,), kwargs={"held": True} | array)
-        for array in ({"array": {"indices": indices}}, {}) * 4
+    tasks = 10 * QUANTUM
+    arrays = [
+        threading.Thread(
+            target=submit,
+            args=(daemon,),
+            kwargs={"held": True, "array": {"indices": [*range(tasks)]}},
+        )
+        for _ in range(3)
     ]
-    for thread in threads:
+    for thread in arrays:
         thread.start()
-    for thread in threads:
+    for thread in arrays:
         thread.join()
-    assert len(heard) == 8
-    assert heard == sorted(heard)
+    assert sorted(heard) == [(1 + n * QUANTUM, QUANTUM) for n in range(30)]
+    for array in range(3):
+        its = [first for first, _ in heard if (first - 1) // tasks == array]
+        assert its == sorted(its)
+    told = daemon.service.events.read(0, 100)[1]
+    assert [(each.kind, each.count) for each in told] == [(Kind.SUBMITTED, tasks)] * 3
+
+
+def test_an_array_that_finds_the_disk_full_says_how_far_it_came(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, room = daemon.store.commit, [True, True]
+
+    def commit(step: Step) -> None:
+        if any(isinstance(event, Submitted) for event in step.events):
+            if not room:
+                raise StoreFull("cannot write", "make room")
+            room.pop()
+        original(step)
+
+    monkeypatch.setattr(daemon.store, "commit", commit)
+    tasks = {"indices": [*range(5 * QUANTUM)]}
+    status, said = daemon.call("POST", "/v1/jobs", JOB | {"held": True, "array": tasks})
+    queued = 2 * QUANTUM
+    assert (status, said["error"]) == (
+        503,
+        f"only the first {queued} tasks of array 1 are queued: cannot write",
+    )
+    assert len(daemon.call("GET", "/v1/jobs")[1]["jobs"]) == queued
+    assert daemon.service.tally.waiting(os.getuid()).jobs == queued
 
 
 def test_the_environment_is_scrubbed_but_for_what_is_exported(daemon: Daemon) -> None:
@@ -274,7 +313,7 @@ def test_a_mig_instance_takes_no_job_of_several_gpus(daemon: Daemon) -> None:
     whole = a_gpu(0, 20_000)
     parts = tuple(a_gpu(n, 40_000, parent=whole.id) for n in (1, 2))
     event = Discovered(daemon.inbox.clock(), (whole, *parts))
-    daemon.inbox.request(event).result(5)
+    daemon.inbox.request(event).result(PATIENCE_S)
     submit(daemon, memory_mib=39_000, held=True)
     assert error(daemon.call("POST", "/v1/jobs", JOB | {"gpus": 2}))[0] == 400
 
@@ -805,7 +844,7 @@ def test_waiting_ends_with_the_job(daemon: Daemon) -> None:
         thread.start()
     daemon.exit(id)
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE_S)
     assert [answer["state"] for answer in answers] == ["succeeded"] * 5
     assert daemon.call("GET", f"/v1/jobs/{id}/wait")[1]["state"] == "succeeded"
 
@@ -822,7 +861,7 @@ def test_who_waits_is_answered_when_the_daemon_stops(open_path: Path) -> None:
         thread.start()
         while not daemon.service.endings._waiters:
             thread.join(0.01)
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert [answer["state"] for answer in answers] == ["starting"]
 
 
@@ -929,6 +968,39 @@ def test_cancel_hold_release_requeue(daemon: Daemon) -> None:
     assert error(daemon.call("POST", "/v1/requeue", {"select": "all"})) == (400, "bad_request")
 
 
+def test_nothing_is_done_as_a_user_who_is_not_there_any_more(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, waits = submit(daemon), submit(daemon, held=True)
+    daemon.exit(ended, Exit(Cause.FAILURE, 1))
+
+    def gone(user: str, uid: int) -> Account:
+        raise NoAccount(f"there is no {user}")
+
+    monkeypatch.setattr(actions, "account", gone)
+    for what, job, words in (
+        ("release", waits, "stays held"),
+        ("requeue", ended, "cannot run again"),
+        ("update", waits, "is left as it is"),
+    ):
+        more: dict[str, object] = {"nice": 3} if what == "update" else {}
+        told = act(daemon, what, job, **more)
+        assert told == {str(job): (False, f"{words}: there is no {user_name()}")}
+    assert act(daemon, "cancel", waits) == {str(waits): (True, "cancelled")}
+
+
+def test_whoever_has_the_uid_of_a_job_s_owner_later_is_not_its_owner(daemon: Daemon) -> None:
+    id = submit(daemon, held=True)
+    job = daemon.store.job(id)
+    assert job is not None
+    former = replace(job, spec=replace(job.spec, user="former"))
+    peer = Peer(job.spec.uid, job.spec.gid, job.spec.user, admin=False)
+    call = Call(daemon.service, peer, Share().turn(), 0)
+    assert call.may_touch(job) and not call.may_touch(former)
+    scene = run_async(daemon.service.scene())
+    assert call.renderer(scene).sees(job) and not call.renderer(scene).sees(former)
+
+
 def test_a_job_is_not_requeued_for_one_that_is_refused(daemon: Daemon) -> None:
     failed = submit(daemon)
     middle = submit(daemon, after=[{"job": str(failed)}])
@@ -959,7 +1031,7 @@ def test_one_that_is_preempted_can_be_cancelled_and_held(
     with running(tmp_path) as daemon:  # which does not have its processes: they end when we say so
         assert act(daemon, what, 1) == {"1": (True, message)}
         daemon.inbox.post(Exited(2.0, JobId(1), 1, Exit(Cause.FAILURE, signal=15)))
-        daemon.inbox.ask(lambda core: None).result(10)
+        daemon.inbox.ask(lambda core: None).result(PATIENCE_S)
         job = daemon.call("GET", "/v1/jobs/1")[1]
         assert (job["state"], job["gpus"]) == (state, job["gpus"] if what == "cancel" else [])
         assert not daemon.world.alive
@@ -1004,7 +1076,7 @@ def test_a_job_that_shares_its_gpus_with_one_other_tells_how_much_that_slows_it(
         second = beside()
         told = step(first, 0.3)
         assert (told[0], told[1]["unused"]) == (200, f"job {first} has no profile")
-        daemon.inbox.ask(profile).result(5)
+        daemon.inbox.ask(profile).result(PATIENCE_S)
         told = step(second, 0.3)
         kind = daemon.gpus[0].name
         why = f"no step time of it alone on {kind} is known, to compare with"
@@ -1101,7 +1173,9 @@ def test_the_predictor_is_asked_before_the_job_is_in_line(daemon: Daemon) -> Non
             raise RuntimeError
 
     def foreseen(predictor: object) -> str:
-        daemon.inbox.ask(lambda core: setattr(core.knowledge, "predictor", predictor)).result(5)
+        daemon.inbox.ask(lambda core: setattr(core.knowledge, "predictor", predictor)).result(
+            PATIENCE_S
+        )
         want = JOB | {"deadline_at": ahead(3600)}
         return daemon.call("POST", "/v1/jobs", want)[1]["outlook"]["text"]
 
@@ -1122,13 +1196,13 @@ def test_a_dry_run_knows_what_the_job_itself_would(daemon: Daemon) -> None:
             seen.extend(view.queue)
             return ()
 
-    daemon.inbox.ask(lambda core: setattr(core._deciders, "policy", Looking())).result(5)
+    daemon.inbox.ask(lambda core: setattr(core._deciders, "policy", Looking())).result(PATIENCE_S)
     times = {"load_s": 0.0, "forward_s": 0.1, "backward_s": 0.2}
     want = JOB | {"deadline_at": ahead(3600), "expected_s": 7200.0, "stage_times": [times]}
     out = daemon.call("POST", "/v1/jobs", want | {"dry_run": True})[1]
     assert out["outlook"]["text"] == "predicted to miss its deadline by 60 min (could start now)"
     id = submit(daemon, **want)
-    real = daemon.inbox.ask(lambda core: core.jobs[id]).result(5)
+    real = daemon.inbox.ask(lambda core: core.jobs[id]).result(PATIENCE_S)
     assert seen[0].id == 0 and real.stage_times and real.group
     assert (seen[0].stage_times, seen[0].group) == (real.stage_times, real.group)
     assert "outlook" not in daemon.call("POST", "/v1/jobs", JOB | {"dry_run": True})[1]
@@ -1417,7 +1491,8 @@ def test_an_endless_head_or_body_is_cut_off(
 def test_one_user_cannot_take_all_connections(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "CONNECTIONS_PER_USER", 3)
+    monkeypatch.setattr(connections, "PER_USER", 3)
+    monkeypatch.setattr(daemon.server._uvicorn.config.http.counted, "_free", ())  # root as others
     open_ones = [connect(daemon) for _ in range(3)]
     refused = connect(daemon)
     raw = b""
@@ -1427,9 +1502,7 @@ def test_one_user_cannot_take_all_connections(
     assert b"too many connections" in raw
     for sock in open_ones:
         sock.close()
-    for _ in range(50):
-        if request_ok(daemon):
-            break
+    until(lambda: request_ok(daemon), "the connections to be seen closed")
     assert submit(daemon) == 1
 
 

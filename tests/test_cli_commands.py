@@ -568,11 +568,16 @@ def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_driver")
 def test_doctor_fails_if_a_check_does(
-    fake: FakeDaemon, open_python: Path, capsys: pytest.CaptureFixture[str]
+    fake: FakeDaemon,
+    open_python: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    job = {"name": "job", "ok": True, "detail": "", "hint": ""}
+    monkeypatch.setattr("cli.job_check.check", lambda: job)
     assert run(["doctor", "--json"]) == 0
     names = [check["name"] for check in json.loads(capsys.readouterr().out)["checks"]]
-    assert names == ["python", "driver", "store", "telemetry"]
+    assert names == ["python", "driver", "store", "telemetry", "job"]
     checks = [{"name": "store", "ok": False, "detail": "disk full", "hint": "make room"}]
     fake.answers["GET", "/v1/doctor"] = {"schema": 1, "checks": checks}
     assert run(["doctor"]) == 1

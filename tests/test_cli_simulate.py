@@ -31,6 +31,7 @@ from carmad.sim.traces import sources
 from cli import client
 from cli.commands.simulate import POLICIES
 from cli.main import run
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
 
@@ -518,7 +519,7 @@ def test_interrupted(
         time.sleep(0.05)
     try:
         send(carma.pid, number)
-        assert carma.communicate(timeout=20) == ("", "")
+        assert carma.communicate(timeout=PATIENCE_S) == ("", "")
         assert carma.returncode == 128 + number
         assert len(at_work) == 2
         for path in at_work:

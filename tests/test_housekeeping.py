@@ -20,6 +20,7 @@ from carmad.daemon.housekeeping import Housekeeping, remove_attempts, shorten_lo
 from carmad.errors import CarmaError
 from carmad.store.sql import SqlStore
 from carmad.testing import a_job
+from tests.waiting import PATIENCE_S
 
 SPEC = JobSpec(argv=("true",), user="ada", uid=1000, gid=1000, cwd="/", name="true")
 LONG_AGO = 1_000_000.0
@@ -105,7 +106,7 @@ def test_chores_run_and_fail_on_their_own(
     keeper = Housekeeping(store, Retention(), tmp_path, flush)
     with caplog.at_level(logging.INFO):
         keeper.start()
-        assert twice.wait(5)
+        assert twice.wait(PATIENCE_S)
         deadline = time.monotonic() + 5
         while len(store.history()) > 1 and time.monotonic() < deadline:
             time.sleep(0.01)

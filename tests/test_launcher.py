@@ -6,22 +6,25 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from carmad import units
+from carmad.accounts import NoAccount
 from carmad.attempt import launcher as launcher_module
 from carmad.attempt import shepherd as shepherd_module
 from carmad.attempt import supervisor
 from carmad.attempt.environment import job_environment
 from carmad.attempt.evidence import Evidence
-from carmad.attempt.launcher import Launcher, NotNow
+from carmad.attempt.launcher import Launcher, NotNow, launch_fields
 from carmad.attempt.shepherd import Ended, Shepherd
 from carmad.core.types import Cause, Job, JobId
 from carmad.errors import CarmaError
@@ -366,6 +369,42 @@ def test_a_command_that_no_program_could_take(farm: Farm, argv: tuple[str, ...])
     assert caught.value.hint
 
 
+@pytest.fixture
+def users(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int, list[int]]]:
+    """The user database: uid, primary group and all groups by name."""
+    known = {"ada": (4001, 4001, [4001, 27])}
+
+    def getpwnam(name: str) -> SimpleNamespace:
+        return SimpleNamespace(pw_uid=known[name][0], pw_gid=known[name][1])
+
+    monkeypatch.setattr(pwd, "getpwnam", getpwnam)
+    monkeypatch.setattr(os, "getgrouplist", lambda name, gid: known[name][2])
+    return known
+
+
+def test_a_job_has_the_groups_that_its_user_has_when_it_starts(
+    farm: Farm, users: dict[str, tuple[int, int, list[int]]]
+) -> None:
+    job = farm.job("true", user="ada", uid=4001, gid=27)
+    users["ada"] = 4001, 4002, [4002]  # it was in group 27 when it was submitted
+    fields = launch_fields(job, {}, 1.0).split(b"\0")
+    assert fields[:3] == [b"uid=4001", b"gid=4002", b"groups=4002"]
+
+
+@pytest.mark.parametrize(
+    "now", [{}, {"ada": (4002, 4002, [4002])}, {"bob": (4001, 4001, [4001])}], ids=str
+)
+def test_a_job_does_not_run_as_who_has_the_uid_or_the_name_now(
+    farm: Farm,
+    users: dict[str, tuple[int, int, list[int]]],
+    now: dict[str, tuple[int, int, list[int]]],
+) -> None:
+    users.clear()
+    users.update(now)
+    with pytest.raises(NoAccount, match="submitted by ada with the uid 4001, and now"):
+        farm.launch(farm.job("true", user="ada", uid=4001))
+
+
 def test_a_daemon_without_rights_runs_its_own_users_jobs_only(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,16 +439,18 @@ def test_under_systemd_each_attempt_is_a_unit(farm: Farm, monkeypatch: pytest.Mo
 
 
 def test_what_podman_keeps_in_run_user_is_there_while_its_job_runs(
-    farm: Farm, monkeypatch: pytest.MonkeyPatch
+    farm: Farm,
+    monkeypatch: pytest.MonkeyPatch,
+    users: dict[str, tuple[int, int, list[int]]],
 ) -> None:
     systemd = FakeSystemdRun(0)
     monkeypatch.setattr(launcher_module.subprocess, "run", systemd)
     monkeypatch.setattr(launcher_module.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     launcher = Launcher(farm.state, systemd=True, kill_grace_s=30)
-    contained = farm.job("true", uid=1000, gid=1000, container="torch")
+    contained = farm.job("true", user="ada", uid=4001, container="torch")
     launcher.launch(contained, {})
-    assert "--property=Wants=user-runtime-dir@1000.service" in systemd.asked[0]
+    assert "--property=Wants=user-runtime-dir@4001.service" in systemd.asked[0]
 
 
 def test_a_unit_that_is_there_already_is_no_error(

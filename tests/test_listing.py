@@ -34,6 +34,7 @@ from carmad.testing import a_gpu_view, a_job, a_spec, a_view
 from tests.aio import run_async
 from tests.api_server import ROOT_JOBS, Daemon, as_uid, request, running
 from tests.test_api import ADA, JOB, needs_root, submit
+from tests.waiting import PATIENCE_S
 
 ARRAY = 200
 UID = 1000
@@ -50,7 +51,7 @@ def scene_of(*jobs: Job, held: Held | None = None, settings: Settings | None = N
 
 
 def viewer(scene: Scene, uid: int = UID, see_all: bool = False) -> Jobs:
-    return Jobs(scene, lambda job: ("out", "err"), uid, see_all)
+    return Jobs(scene, lambda job: ("out", "err"), (uid, a_spec().user), see_all)
 
 
 def test_how_a_script_stopped_when_it_was_tried_is_told_until_it_runs() -> None:
@@ -107,7 +108,10 @@ def wait_until_queued(daemon: Daemon, job: int) -> None:
     """Its estimate is posted by the answering thread, so that step is done when this one is."""
     for _ in range(100):
         daemon.sample()
-        if daemon.inbox.ask(lambda core: core.jobs[JobId(job)].state).result(5) != "pending":
+        if (
+            daemon.inbox.ask(lambda core: core.jobs[JobId(job)].state).result(PATIENCE_S)
+            != "pending"
+        ):
             return
     raise AssertionError(f"job {job} is not estimated")
 
@@ -160,11 +164,11 @@ def test_of_a_long_line_its_head_is_shown_and_one_s_own() -> None:
     others = [a_job(id, spec=a_spec(uid=1)) for id in range(1, 1001)]
     mine = [a_job(id, spec=a_spec(uid=UID)) for id in range(2000, 2100)]
     rows = folded([*others, *mine], viewer(scene_of(*others, *mine)))
-    shown, more = seen_by(UID, rows)
+    shown, more = seen_by((UID, a_spec().user), rows)
     ids = [row[0].id for row in shown]
     assert ids == [*range(1, FIRST_ROWS + 1), *range(2000, 2000 + OWN_ROWS)]
     assert more == 1100 - FIRST_ROWS - OWN_ROWS
-    assert seen_by(UID, rows[:3]) == (rows[:3], 0)
+    assert seen_by((UID, a_spec().user), rows[:3]) == (rows[:3], 0)
 
 
 # rows that are written once
@@ -225,7 +229,7 @@ def test_a_scene_is_captured_once_for_a_step(daemon: Daemon, counted: Counter[st
     together = threading.Barrier(len(paths) * 4)
 
     def ask(path: str) -> int:
-        together.wait(20)
+        together.wait(PATIENCE_S)
         return daemon.call("GET", path)[0]
 
     with ThreadPoolExecutor(len(paths) * 4) as pool:

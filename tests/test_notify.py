@@ -39,6 +39,7 @@ from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import NO_KERNELS, running, until
 from tests.fake_daemon import FakeDaemon
 from tests.messages import Mail, Target
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def sent(urls: list[str] | None, **env: str) -> int:
     order = {**who, "title": "t", "body": "b", "env": env, "urls": urls}
     os.write(shared, json.dumps(order).encode())
     argv = [*units.program("carmad.notify.sender"), f"/proc/{os.getpid()}/fd/{shared}"]
-    ran = subprocess.run(argv, capture_output=True, env={}, timeout=60)
+    ran = subprocess.run(argv, capture_output=True, env={}, timeout=PATIENCE_S)
     assert ran.stdout == ran.stderr == b"", "it says nothing: an address may be in it"
     return int(os.pread(shared, 9, 0))
 
@@ -342,11 +343,17 @@ def test_administrators_are_told_of_the_server(
     thread = Post(store, Notify(str(file), stuck_s=0.0), stuck=lambda: stuck[0])
     thread.heard([Happening(1.0, Kind.GPU_LOST, gpu="GPU-1", detail="Xid 79")], {})
     thread.heard([Happening(1.0, Kind.HELD, a_job())], {})
+    barred = a_job(5, held=True, barred="there is no ada")
+    thread.heard([Happening(1.0, Kind.RETRIED, barred, cause=Cause.NO_ACCOUNT)], {})
     thread.unrecorded(StoreFull("the disk is full"))
     thread.start()
     until(lambda: target.got)
     said = target.got[0]["message"].splitlines()
-    assert said[:2] == ["GPU GPU-1: lost: Xid 79", "carmad cannot record events: the disk is full"]
+    assert said[:3] == [
+        "GPU GPU-1: lost: Xid 79",
+        "job 5 is held: there is no ada",
+        "carmad cannot record events: the disk is full",
+    ]
     thread._look_at = 0.0
     thread._news.set()
     until(lambda: any("job 7 does not start" in each["message"] for each in target.got))

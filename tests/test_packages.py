@@ -25,7 +25,7 @@ from carmad.options import OPTIONS
 from cli.verbs import VERBS
 from docs import man
 from tests.attack.booted import Machine, systemd_in
-from tests.daemon import NO_KERNELS, ROOT, until
+from tests.daemon import NO_KERNELS, QUICK, ROOT, until
 from tests.shared import made_once
 from tests.test_docs import GROUPS
 
@@ -262,7 +262,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     with systemd_in(tmp_path, INSIDE, variables) as machine:
         machine.python = "/usr/bin/python3"
         machine.welcome()
-        machine.emulate("/usr/bin/carmad", **NO_KERNELS)
+        machine.emulate("/usr/bin/carmad", **QUICK | NO_KERNELS)
         yield machine
 
 

@@ -19,6 +19,7 @@ from carmad.errors import CarmaError
 from carmad.guards import GuardedEstimator, GuardedPolicy, GuardedRecovery
 from carmad.testing import a_gpu_view, a_job, a_server, a_spec, a_view
 from policies import builtin
+from tests.waiting import PATIENCE_S
 
 VIEW = a_view([a_gpu_view()], [a_job()])
 ANSWER = builtin.magm(Settings()).plan(VIEW)
@@ -190,7 +191,7 @@ def oops() -> tuple[Placement, ...]:
 
 def later(released: threading.Event) -> Callable[[], tuple[Placement, ...]]:
     def answer() -> tuple[Placement, ...]:
-        assert released.wait(20)
+        assert released.wait(PATIENCE_S)
         return ()
 
     return answer
@@ -254,7 +255,7 @@ def test_a_policy_that_hangs_and_then_raises() -> None:
     released = threading.Event()
 
     def late_oops() -> tuple[Placement, ...]:
-        assert released.wait(20)
+        assert released.wait(PATIENCE_S)
         return oops()
 
     guarded = GuardedPolicy(Policy(late_oops, at_once), timeout_s=0.05)
@@ -272,10 +273,10 @@ class Hanging:
         self.released = threading.Event()
 
     def decide(self, job: object, exit: object) -> None:
-        assert self.released.wait(20)
+        assert self.released.wait(PATIENCE_S)
 
     def estimate(self, spec: object) -> None:
-        assert self.released.wait(20)
+        assert self.released.wait(PATIENCE_S)
 
 
 def test_a_recovery_that_hangs() -> None:

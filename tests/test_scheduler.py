@@ -575,6 +575,20 @@ def test_hold_release_and_requeue():
     assert (server.job(id).state, server.job(id).attempt) == (S.STARTING, 2)
 
 
+def test_who_is_not_there_any_more_has_no_job_started_until_it_is_released():
+    server = FakeServer(gpus=1)
+    id, other = server.submit(exclusive=True), server.submit(exclusive=True)
+    server.exit(id, Exit(Cause.NO_ACCOUNT, evidence="there is no ada"))
+    job = server.job(id)
+    assert (job.state, job.held, job.barred) == (S.QUEUED, True, "there is no ada")
+    assert server.scene.blocked_by(job).code == "no_account"
+    assert server.job(other).state is S.STARTING
+    server.exit(other)
+    assert server.job(id).state is S.QUEUED
+    server.tell(HoldRequested(server.now, id, False, "root"))
+    assert (server.job(id).state, server.job(id).barred) == (S.STARTING, "")
+
+
 def test_a_job_cancelled_before_its_estimate_is_estimated_when_it_is_requeued():
     server = FakeServer(gpus=1)
     id = JobId(1)

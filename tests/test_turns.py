@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from carmad.core.messages import Noticed
+from carmad.core.types import JobId
+from carmad.engine.backlog import QUANTUM, Backlog, Delivery
 from carmad.http import turns
+from carmad.http.connections import FEW, PER_USER, Connections, Owners
 from carmad.http.peers import Credentials, Peer, Peers
 from carmad.http.problems import TooMany, headers
 from carmad.http.server import Bounded
@@ -181,7 +187,7 @@ def test_who_waits_without_a_large_body_keeps_nobody_s_out() -> None:
         await asyncio.Event().wait()
 
     async def main() -> None:
-        bounded = Bounded(app, Known())
+        bounded = Bounded(app, Known(), Owners(Path("/nonexistent")))
 
         async def ask(uid: int, path: str, body: bytes) -> None:
             async def receive() -> Any:
@@ -208,3 +214,97 @@ def test_who_waits_without_a_large_body_keeps_nobody_s_out() -> None:
         assert in_the_app == [*hostile, 7]
 
     run_async(main())
+
+
+def opened(counted: Connections, user: int, wanted: int) -> int:
+    """How many of so many more connections a user gets."""
+    got = 0
+    for _ in range(wanted):
+        if counted.is_room(user):
+            counted.add(user)
+            got += 1
+    return got
+
+
+def test_who_has_many_connections_is_refused_before_who_has_few() -> None:
+    counted = Connections({ROOT}, room=1024)
+    assert [opened(counted, user, 1000) for user in (1, 2)] == [PER_USER] * 2
+    assert opened(counted, 3, 1000) > opened(counted, 4, 1000) > FEW
+    assert all(opened(counted, user, FEW) == FEW for user in range(5, 20))
+    assert opened(counted, ROOT, 1000) == 1000
+    for _ in range(PER_USER):
+        counted.remove(1)
+    assert opened(counted, 20, 1000) > FEW
+
+
+def test_a_uid_of_a_container_is_its_user_s(tmp_path: Path) -> None:
+    file = tmp_path / "subuid"
+    owners = Owners(file)  # there is none yet
+    assert owners.of(100_000) == 100_000
+    file.write_text("nobody:100000:10\n65533:100010:5\nno-such-user:5:5\nnonsense\n")
+    owners.read()
+    uids = 99_999, 100_000, 100_009, 100_010, 100_014, 100_015, 7
+    assert [owners.of(uid) for uid in uids] == [99_999, 65534, 65534, 65533, 65533, 100_015, 7]
+
+
+def delivery(user: int | None, number: int = 0, weight: int = 1) -> Delivery:
+    return Delivery((Noticed(0.0, JobId(number), ""),), None, user, weight)
+
+
+def users_of(batch: list[Delivery]) -> list[int | None]:
+    return [each.user for each in batch]
+
+
+def test_who_comes_with_little_goes_before_another_s_thousands() -> None:
+    backlog = Backlog()
+    for number in range(100):
+        backlog.put(delivery(1, number, QUANTUM))
+    assert users_of(backlog.take(1.0)) == [1]
+    backlog.put(delivery(2))
+    backlog.put(delivery(None))
+    assert users_of(backlog.take(2.0)) == [None, 2]
+    backlog.put(delivery(3))
+    assert users_of(backlog.take(3.0)) == [3, 1]  # who has much has a turn, too
+    assert users_of(backlog.take(4.0)) == [1]
+
+
+def test_users_with_much_take_turns_by_what_they_touch() -> None:
+    backlog = Backlog()
+    for number in range(1000):
+        backlog.put(delivery(1, number))
+        backlog.put(delivery(2, number, QUANTUM // 2))
+        backlog.put(delivery(3, number, 3 * QUANTUM))  # which nobody has split
+    touched: Counter[int] = Counter()
+    for _ in range(30):
+        for each in backlog.take(1.0):
+            assert each.user is not None
+            touched[each.user] += each.weight
+    fair = sum(touched.values()) / 3
+    assert all(abs(one - fair) <= 4 * QUANTUM for one in touched.values())
+
+
+def test_nothing_is_lost_and_what_waited_happens_when_its_turn_comes() -> None:
+    backlog = Backlog()
+    for number in range(500):
+        backlog.put(delivery(number % 3 or None, number, 1 + number % 100))
+    taken = backlog.take(7.0)
+    taken += backlog.rest(8.0)
+    assert sorted(each.events[0].job for each in taken) == list(range(500))  # type: ignore[union-attr]
+    assert not backlog
+    waited = [each for each in taken if each.user is not None]
+    assert {each.events[0].at for each in waited} == {7.0, 8.0}
+
+
+def test_large_requests_take_longer_and_small_ones_do_not_wait(clock: Clock) -> None:
+    share = Share()
+
+    async def ask() -> None:
+        await share.afford(turns.JOBS_BURST)
+        assert clock.slept == []
+        await share.afford(turns.JOBS_RATE)
+        (slept,) = clock.slept
+        assert 0 < slept <= 1
+        await share.pace(0)
+        assert len(clock.slept) == 1
+
+    run_async(ask())

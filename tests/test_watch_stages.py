@@ -17,6 +17,7 @@ from carmad.core.types import GpuId, Mode
 from carmad.hooks import stages
 from carmad.testing import a_job, a_spec
 from tests.fake_daemon import FakeDaemon, serving
+from tests.waiting import PATIENCE_S
 
 TRAINING = """
 import sys, time, torch
@@ -75,7 +76,7 @@ def run(
         cwd="/",
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
 
 

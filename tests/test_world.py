@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from carmad.accounts import NoAccount
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.shepherd import Ended
 from carmad.config import Collocation, Settings
@@ -33,7 +34,7 @@ from carmad.errors import CarmaError
 from carmad.gpu.mps_daemon import ServerState
 from carmad.testing import a_gpu_view, a_job, a_spec
 from carmad.testing.builders import changed
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 GPU, OTHER_GPU = GpuId("GPU-0"), GpuId("GPU-1")
 
@@ -46,7 +47,7 @@ class Inbox:
     def clock(self):
         return 5.0
 
-    def post(self, *events):
+    def post(self, *events, user=None):
         self.events += events
 
     def ask(self, question):
@@ -162,6 +163,26 @@ def test_a_launch_that_is_refused_ends_the_attempt_with_the_hint(tmp_path):
     assert "run carmad as root" in exited.exit.evidence
 
 
+def test_a_job_of_an_account_that_is_gone_is_sent_back_to_be_held(tmp_path, caplog):
+    world, inbox, launcher = a_world(tmp_path)
+
+    def launch(*_):
+        raise NoAccount("there is no ada", "do something")
+
+    launcher.launch = launch
+    performed(world, Launch(running()))
+    (exited,) = [event for event in inbox.events if isinstance(event, Exited)]
+    assert (exited.exit.cause, exited.exit.evidence) == (Cause.NO_ACCOUNT, "there is no ada")
+    assert "job 7 is held: there is no ada; do something" in caplog.text
+
+
+def test_the_doctor_names_jobs_whose_users_are_gone(tmp_path):
+    job = a_job(3, held=True, barred="there is no ada")
+    scene = SimpleNamespace(live={job.id: job, 4: a_job(4)})
+    (found,) = doctor._accounts(scene)
+    assert found["ok"] is False and found["detail"] == "job 3 is held: there is no ada"
+
+
 def test_what_a_job_was_given_stays_out_of_the_log(tmp_path, caplog, monkeypatch):
     world, _, launcher = a_world(tmp_path)
     monkeypatch.setattr(launcher, "signal", lambda job, signum: 1 / 0)
@@ -226,7 +247,7 @@ def test_a_job_that_starts_needs_no_estimate_any_more(tmp_path):
     begun, job = [], running()
 
     def declined(over):
-        assert over.wait(20)
+        assert over.wait(PATIENCE_S)
         return Refusal("nobody waits for it", "test")
 
     world.perform(EstimateMemory(job))
@@ -241,7 +262,7 @@ def test_an_estimate_that_takes_long_keeps_nothing_else_waiting(tmp_path):
 
     def slow(spec, *rest):
         if spec.memory_mib is None:
-            assert released.wait(20)
+            assert released.wait(PATIENCE_S)
         return declared(spec, *rest)
 
     world, inbox, launcher = a_world(tmp_path, estimate=slow)

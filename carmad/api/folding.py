@@ -37,9 +37,9 @@ def waiting(scene: Scene, one: Jobs) -> list[Row]:
     return scene.memo.recall("waiting", lambda: folded(scene.waiting(), one))
 
 
-def seen_by(uid: int, rows: Sequence[Row]) -> tuple[list[Row], int]:
+def seen_by(owner: tuple[int, str], rows: Sequence[Row]) -> tuple[list[Row], int]:
     """The first rows and one's own, and how many jobs are in the others."""
-    own = (row for row in rows[FIRST_ROWS:] if row[0].spec.uid == uid)
+    own = (row for row in rows[FIRST_ROWS:] if row[0].spec.owner == owner)
     shown = [*rows[:FIRST_ROWS], *islice(own, OWN_ROWS)]
     return shown, sum(map(len, rows)) - sum(map(len, shown))
 

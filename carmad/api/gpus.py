@@ -10,7 +10,7 @@ from carmad.core.scene import Scene, memory_by_job
 from carmad.words import clock
 
 
-def gpu_out(view: GpuView, scene: Scene, uid: int, see_all: bool) -> GpuOut:
+def gpu_out(view: GpuView, scene: Scene, owner: tuple[int, str], see_all: bool) -> GpuOut:
     gpu, sample, score = view.gpu, view.sample, view.score
     state, detail = gpu_state(view, scene)
     risk: RiskOut = {
@@ -49,7 +49,7 @@ def gpu_out(view: GpuView, scene: Scene, uid: int, see_all: bool) -> GpuOut:
                 "id": job.id,
                 "label": label(job),
                 "user": job.spec.user,
-                "name": job.spec.name if see_all or job.spec.uid == uid else "-",
+                "name": job.spec.name if see_all or job.spec.owner == owner else "-",
                 "memory_mib": held.get(job.id),
                 "mode": job.mode.value if job.mode else None,
             }

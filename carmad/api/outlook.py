@@ -18,7 +18,7 @@ from carmad.words import clock
 SOON_S = 1.0
 # Who waits for these does not for GPUs alone.
 LEFT_OUT = frozenset({"quota", "gpu_hours", "array_limit", "cpus", "host_memory_mib"})
-PREVENTED = LEFT_OUT | {"held", "gpus_unread"}  # not by time alone
+PREVENTED = LEFT_OUT | {"no_account", "held", "gpus_unread"}  # not by time alone
 
 
 def outlook_out(job: Job, scene: Scene) -> OutlookOut | None:

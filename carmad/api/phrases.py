@@ -143,6 +143,7 @@ CORE: dict[str, Wording] = {
     ),
     "avoid": Wording("Avoided", lambda r: f"is avoided: the job {r.detail or 'failed there'}"),
     # of the job
+    "no_account": Wording("NoAccount", lambda r: f"it is held: {r.detail}"),
     "held": Wording("Held", lambda r: "it is held"),
     "begin": Wording(
         "BeginTime", lambda r: f"it may not start before {clock(r.need)}", lambda r: clock(r.need)

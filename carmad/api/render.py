@@ -88,10 +88,12 @@ def state_code(job: Job) -> str:
 class Jobs:
     """Renders jobs against one scene for one user (`see_all`: an admin)."""
 
-    def __init__(self, scene: Scene, log_paths: LogPaths, uid: int, see_all: bool) -> None:
+    def __init__(
+        self, scene: Scene, log_paths: LogPaths, owner: tuple[int, str], see_all: bool
+    ) -> None:
         self._scene = scene
         self._log_paths = log_paths
-        self._uid = uid
+        self._owner = owner
         self._see_all = see_all
         self._words: dict[tuple[Reason, str], str] = {}  # many wait for the same
 
@@ -103,7 +105,7 @@ class Jobs:
 
     def sees(self, job: Job) -> bool:
         """All of it, and not only that it is there."""
-        return self._see_all or job.spec.uid == self._uid
+        return self._see_all or job.spec.owner == self._owner
 
     def _public(self, job: Job) -> JobOut:
         seen = dict(job.kernels)

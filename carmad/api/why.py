@@ -226,6 +226,8 @@ def _advice(job: JobOut) -> list[str]:
 
 def _job_remedy(job: Job, reason: Reason, scene: Scene) -> str | None:
     match reason.code:
+        case "no_account":
+            return f"an administrator repairs the user database, or cancels job {label(job)}"
         case "held":
             return f"carma release {label(job)}"
         case "quota":

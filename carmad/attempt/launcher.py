@@ -11,9 +11,11 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from carmad import units
+from carmad.accounts import account
 from carmad.attempt import callers, folders, limits, process_tree, records, supervisor
 from carmad.attempt.callers import Process
 from carmad.attempt.cgroup import name_of
@@ -249,20 +251,24 @@ def launch_fields(
     job: Job, env: Mapping[str, str], grace_s: float, script: str | None = None, cards: str = ""
 ) -> bytes:
     """What a process that has to start `job` reads (`starting.Launch`); `script`: see `command`;
-    `cards`: see `Launcher`. Raises CarmaError when the job can never start."""
+    `cards`: see `Launcher`. Raises NoAccount, or another CarmaError when the job can never
+    start."""
     spec = job.spec
     if os.geteuid() not in (0, spec.uid):
         raise CarmaError(
             f"this daemon cannot run jobs as {spec.user}",
             "run carmad as root, or let each user run a daemon of their own",
         )
+    its = account(spec.user, spec.uid)
+    spec = replace(spec, gid=its.gid)
+    job = replace(job, spec=spec)
     if not spec.argv:
         raise CarmaError("the job has no command", "give one after --")
     stdout, stderr = log_paths(job) if has_log(spec) else (os.devnull, os.devnull)
     fields = [
         ("uid", str(spec.uid)),
         ("gid", str(spec.gid)),
-        ("groups", ",".join(map(str, os.getgrouplist(spec.user, spec.gid)))),
+        ("groups", ",".join(map(str, its.groups))),
         ("umask", str(spec.umask)),
         ("cwd", spec.cwd),
         ("stdout", stdout),

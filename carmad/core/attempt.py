@@ -32,6 +32,7 @@ class Cause(StrEnum):
     TIME_LIMIT = "time_limit"
     IDLE = "idle"  # at a terminal, and did not use its GPUs for `interactive.idle_s`
     LAUNCH_FAILED = "launch_failed"  # never started: cwd, environment, command
+    NO_ACCOUNT = "no_account"  # its user's name and uid do not belong together any more
     LOST = "lost"  # its supervisor vanished: a reboot, a kill -9
     DEPENDENCY = "dependency"  # a job it waited for ended the wrong way
     PREEMPTED = "preempted"  # the policy took its GPUs back; it continues later

@@ -65,6 +65,8 @@ def ending(job: Job, event: Exited, beside: Sequence[GpuSample], trying: Trying)
             if again and not exit.left and (retry := _retried(job, exit, trying)):
                 return Ending(JobState.QUEUED, exit, at, retry)
             return Ending(JobState.OUT_OF_MEMORY, exit, at)
+        case Cause.NO_ACCOUNT:
+            return Ending(JobState.QUEUED, exit, at, job.retry)
         case Cause.LOST if job.spec.requeue and not (exit.left or _lost_before(job)):
             return Ending(JobState.QUEUED, exit, at, job.retry)
         case _:

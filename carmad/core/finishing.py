@@ -57,6 +57,8 @@ class Finisher:
                     JobState.QUEUED,
                     retry=end.retry,
                     overtaken=0,
+                    held=job.held or end.exit.cause is Cause.NO_ACCOUNT,
+                    barred=end.exit.evidence if end.exit.cause is Cause.NO_ACCOUNT else "",
                 )
             )
         else:

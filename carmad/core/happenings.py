@@ -14,6 +14,7 @@ CAUSES = {
     Cause.GPU_OOM: "out of GPU memory",
     Cause.HOST_OOM: "out of host memory",
     Cause.LAUNCH_FAILED: "it could not be started",
+    Cause.NO_ACCOUNT: "its user's account is not there any more",
     Cause.LOST: "its processes were lost",
     Cause.DEPENDENCY: "a dependency was not met",
     Cause.TIME_LIMIT: "its time limit",
@@ -68,8 +69,11 @@ def happenings(step: Step) -> Iterator[Happening]:
             arrays.setdefault(job.spec.array.array, []).append(job)
         else:
             yield Happening(job.submitted_at, Kind.SUBMITTED, job)
-    for tasks in arrays.values():
-        yield Happening(tasks[0].submitted_at, Kind.SUBMITTED, tasks[0], count=len(tasks))
+    for array, tasks in arrays.items():
+        if tasks[0].id == array:  # a long one comes in parts, and is told with the first
+            its = tasks[0].spec.array
+            count = max(len(tasks), its.tasks if its else 0)
+            yield Happening(tasks[0].submitted_at, Kind.SUBMITTED, tasks[0], count=count)
     drained = {drain.gpu: drain for drain in step.drains or ()}
     for event in step.events:
         if not isinstance(event, DrainRequested):

@@ -88,6 +88,8 @@ def blockers(
     cancelled this job.
     """
     spec = job.spec
+    if job.barred:
+        yield Reason("no_account", detail=job.barred)
     if job.held:
         yield Reason("held")
     if spec.begin_at is not None and now < spec.begin_at:

@@ -66,7 +66,7 @@ class Requests:
     def hold(self, event: HoldRequested) -> None:
         job = self._ledger.jobs.get(event.job)
         if job and control.hold(job, event.held).acts:
-            self._ledger.put(replace(job, held=event.held))
+            self._ledger.put(replace(job, held=event.held, barred=job.barred if event.held else ""))
 
     def update(self, event: UpdateRequested) -> list[Action]:
         job = self._ledger.jobs.get(event.job)

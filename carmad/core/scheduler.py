@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from carmad.core.finishing import Finisher
 from carmad.core.fleet import Fleet
 from carmad.core.history import History
 from carmad.core.knowledge import Knowledge, sharing_profiles
-from carmad.core.ledger import Ledger
+from carmad.core.ledger import ENDED_REMEMBERED, Ledger
 from carmad.core.messages import (
     UNESTIMATED,
     Action,
@@ -83,7 +84,7 @@ class Scheduler:
         self._deciders = Deciders(policy, fallback, self._asked)
         self._fleet = Fleet(settings)
         self.knowledge = Knowledge(settings, self._fleet, predictor, self._asked)
-        self._counted = JobId(0)  # the last submission that the history has counted
+        self._counted = OrderedDict[JobId, None]()  # submissions that the history has lately
         self.shares = Shares(settings.fairness)
         self.limits: dict[str, Limit] = {}
         ledger = Ledger(self._deciders.order, standing=self._standing)
@@ -307,8 +308,10 @@ class Scheduler:
             job = Job(
                 JobId(id), spec, JobState.PENDING, event.at, held=event.held, group=group(spec)
             )
-            if id > self._counted:  # after a failed commit, the same event comes again
-                self._counted = JobId(id)
+            if job.id not in self._counted:  # after a failed commit, the same event comes again
+                self._counted[job.id] = None
+                if len(self._counted) > ENDED_REMEMBERED:
+                    self._counted.popitem(last=False)
                 if spec.gpus:
                     self.history.note_submission(event.at, spec.gpus)
             self._ledger.put(job)

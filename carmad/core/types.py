@@ -149,6 +149,11 @@ class JobSpec(JobOptions):
     runner: tuple[int, int] | None = None  # `carma run`, whose end is the job's; likewise
     slurm_job: int | None = None  # that its owner's process is part of
 
+    @property
+    def owner(self) -> tuple[int, str]:
+        """Uids are given again, and names too: whoever has one of them alone is somebody else."""
+        return self.uid, self.user
+
     def tells(self, what: str) -> bool:
         """Whether its owner is told of it: one of `options.TOLD_OF`."""
         return self.notify is not None and what in self.notify.split(",")
@@ -176,6 +181,7 @@ class Job:
     state: JobState
     submitted_at: float
     held: bool = False
+    barred: str = ""  # why nothing may be done as its user: it is held until an owner releases it
     group: str = ""  # the same for runs of the same job: see `carmad.core.recurrence`
     estimate: Estimate | None = None
     estimate_late: bool = False  # there is none because its script took too long: one may follow

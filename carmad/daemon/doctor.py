@@ -80,6 +80,7 @@ def checks(
         *_hooks(Path(HOOKS)),
         *_gpus(scene, capabilities),
         *_islands(scene),
+        *_accounts(scene),
         *_mps(settings, scene, mps),
         *_state(store.path.parent),
         *_damage(store),
@@ -194,6 +195,13 @@ def _islands(scene: Scene) -> Iterator[CheckOut]:
     if len(members) > 1:
         detail = "; ".join(f"{name}: GPU {', '.join(its)}" for name, its in members.items())
         yield _check("islands", True, f"GPUs close to each other: {detail}")
+
+
+def _accounts(scene: Scene) -> Iterator[CheckOut]:
+    """Jobs that may not start, as their users are not there any more."""
+    for job in [job for job in scene.live.values() if job.barred][:MOST_NAMED]:
+        hint = f"carma cancel {job.id}; or repair the user database, then carma release {job.id}."
+        yield _check("accounts", False, f"job {job.id} is held: {job.barred}", hint)
 
 
 def _mps(settings: Settings, scene: Scene, mps: Mps | None) -> Iterator[CheckOut]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Event, Timer
 
 from carmad import beats
+from carmad.accounts import NoAccount
 from carmad.attempt import limits
 from carmad.attempt.callers import Process, Taken
 from carmad.attempt.environment import (
@@ -49,6 +50,7 @@ from carmad.core.types import (
     Job,
     JobId,
     JobSpec,
+    JobState,
     Mode,
     Refusal,
 )
@@ -107,6 +109,7 @@ class DaemonWorld(Follower):
         self._gpus: dict[GpuId, Gpu] = {}  # replaced as a whole, as "hands" reads it
         self._hands = Threads(1, "hands", HANDS_LATE_S)
         self._estimates = Estimates(estimate, self._estimated)
+        self._whose: dict[JobId, int] = {}  # the users of jobs that are being estimated
         # Launches to retry, and what prevents them. Used only by the thread "hands".
         self._postponed: OrderedDict[JobId, Job] = OrderedDict()
         self._outage: CarmaError | None = None
@@ -120,9 +123,11 @@ class DaemonWorld(Follower):
         """Never raises: failures come back as events."""
         if isinstance(action, EstimateMemory):
             if action.job.spec.gpus:
+                self._whose[action.job.id] = action.job.spec.uid
                 self._estimates.put(action.job)
             else:  # it needs none
-                self._inbox.post(Estimated(self._inbox.clock(), action.job.id, None))
+                its = Estimated(self._inbox.clock(), action.job.id, None)
+                self._inbox.post(its, user=action.job.spec.uid)
         elif not isinstance(action, Wake):  # the engine handles an event every second or two anyway
             if isinstance(action, Launch):
                 self._estimates.drop(action.job.id)
@@ -133,6 +138,8 @@ class DaemonWorld(Follower):
             if isinstance(event, Discovered):
                 self._gpus = {gpu.id: gpu for gpu in event.gpus}
         for job in step.jobs:
+            if job.state is not JobState.PENDING and not job.estimate_late:
+                self._whose.pop(job.id, None)
             if job.ended:
                 self._estimates.ended(job.id)
                 if job.attempt:
@@ -161,7 +168,7 @@ class DaemonWorld(Follower):
             note = "" if answer.crash else f"{UNESTIMATED}: {answer.why}"
             now = self._inbox.clock()
             event = Estimated(now, job, None, note, answer.crash, answer.late)
-        self._inbox.post(event)
+        self._inbox.post(event, user=self._whose.get(job))
 
     def _do(self, action: Launch | Signal | Stop) -> None:
         beats.at(f"{type(action).__name__.lower()} job {action.job.id}")
@@ -247,6 +254,9 @@ class DaemonWorld(Follower):
         except (NotNow, StoreFull) as error:
             self._begin_outage(error)
             self._postpone(job, error)
+        except NoAccount as error:
+            log.error("job %d is held: %s; %s", job.id, error, error.hint)
+            self._report(job, Exit(Cause.NO_ACCOUNT, evidence=error.message))
         except CarmaError as error:
             self._report(job, _not_launched(error.message, error.hint))
 

@@ -23,7 +23,8 @@ from carmad.core.messages import (
 from carmad.core.ports import World
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import FOR_GOOD, Cause, Exit, JobId
-from carmad.engine.inbox import Delivery, Inbox, Question
+from carmad.engine.backlog import Delivery
+from carmad.engine.inbox import Inbox, Question
 from carmad.errors import CarmaError
 from carmad.loop import Follower, turn
 from carmad.store.sql import SqlStore, StoreFull

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -14,12 +13,11 @@ from typing import Any, TypeVar
 from carmad.core.messages import Event
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import JobId
+from carmad.engine.backlog import Backlog, Delivery
 from carmad.engine.clock import Clock
 from carmad.errors import CarmaError
 
 T = TypeVar("T")
-
-MOST_AT_ONCE = 256  # deliveries per batch: questions are answered between batches
 
 
 class Stopping(CarmaError):
@@ -28,32 +26,16 @@ class Stopping(CarmaError):
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
-    """Events that belong together. `done` is None for events from the world, which are retried
-    until they are handled."""
-
-    events: tuple[Event, ...]
-    done: Future[None] | None
-
-    def refuse(self) -> None:
-        if self.done is not None:
-            self.done.set_exception(Stopping())
-
-
-@dataclass(frozen=True, slots=True)
 class Question:
     ask: Callable[[Scheduler], Any]
     answer: Future[Any]
-
-    def refuse(self) -> None:
-        self.answer.set_exception(Stopping())
 
 
 class Inbox:
     def __init__(self, clock: Clock, next_id: int) -> None:
         self.clock = clock
         self._queue: queue.SimpleQueue[Delivery | Question | None] = queue.SimpleQueue()
-        self._backlog: deque[Delivery] = deque()  # taken from the queue, for a later batch
+        self._backlog = Backlog()  # taken from the queue, for a later batch
         self._next_id = next_id
         self._ids = threading.Lock()
         self._refuses = False
@@ -65,15 +47,16 @@ class Inbox:
             self._next_id += n
         return JobId(first)
 
-    def post(self, *events: Event) -> None:
-        """Send events from the world. They are kept until they can be committed."""
-        self._queue.put(Delivery(events, None))
+    def post(self, *events: Event, user: int | None = None) -> None:
+        """Send events from the world. They are kept until they can be committed. `user`: whose
+        request they follow from, and whose turn it takes."""
+        self._queue.put(Delivery(events, None, user))
 
-    def request(self, *events: Event) -> Future[None]:
-        """Send a user's request. The future is done when it is durable, or has the CarmaError that
-        prevented it."""
+    def request(self, *events: Event, user: int | None = None, weight: int = 1) -> Future[None]:
+        """Send a user's request, which touches so many jobs. The future is done when it is durable,
+        or has the CarmaError that prevented it."""
         done: Future[None] = Future()
-        self._put(Delivery(events, done))
+        self._put(Delivery(events, done, user, weight))
         return done
 
     def ask(self, question: Callable[[Scheduler], T]) -> Future[T]:
@@ -95,8 +78,11 @@ class Inbox:
         self._refuses = True
         with contextlib.suppress(queue.Empty):
             while True:
-                if item := self._queue.get_nowait():
-                    item.refuse()
+                item = self._queue.get_nowait()
+                if isinstance(item, Question):
+                    item.answer.set_exception(Stopping())
+                elif item is not None and item.done is not None:
+                    item.done.set_exception(Stopping())
 
     def take(self, timeout_s: float) -> tuple[list[Delivery], list[Question], bool]:
         """A batch of deliveries, all questions, and whether the inbox is open. Waits for a first
@@ -106,10 +92,10 @@ class Inbox:
             item = self._queue.get(timeout=0 if backlog else timeout_s)
             while item is not None:
                 if isinstance(item, Delivery):
-                    backlog.append(item)
+                    backlog.put(item)
                 else:
                     questions.append(item)
                 item = self._queue.get_nowait()
             open = False
-        most = min(len(backlog), MOST_AT_ONCE) if open else len(backlog)
-        return [backlog.popleft() for _ in range(most)], questions, open
+        taken = backlog.take if open else backlog.rest
+        return taken(self.clock()), questions, open

@@ -15,6 +15,7 @@ from carmad import DISTRIBUTION
 from carmad.api.render import Jobs
 from carmad.api.responses import ErrorOut
 from carmad.attempt.environment import log_paths
+from carmad.core.messages import Event, Submitted
 from carmad.core.scene import Scene
 from carmad.core.types import Job
 from carmad.http.listing import as_json
@@ -72,8 +73,14 @@ class Call:
     turn: Turn
     pid: int  # of the process that made the connection; it may have been reused since
 
+    async def request(self, *events: Event) -> None:
+        """As the service's, in turn with other users' requests, and as often as the caller may."""
+        weight = sum(len(each.specs) if isinstance(each, Submitted) else 1 for each in events)
+        await self.turn.afford(weight)
+        await self.service.request(*events, user=self.turn.payer, weight=weight)
+
     def may_touch(self, job: Job) -> bool:
-        return self.peer.admin or job.spec.uid == self.peer.uid
+        return self.peer.admin or job.spec.owner == self.peer.owner
 
     def require_admin(self, what: str) -> None:
         if not self.peer.admin:
@@ -83,7 +90,7 @@ class Call:
             )
 
     def renderer(self, scene: Scene) -> Jobs:
-        return Jobs(scene, log_paths, self.peer.uid, self.peer.admin)
+        return Jobs(scene, log_paths, self.peer.owner, self.peer.admin)
 
 
 async def gone(request: Request) -> None:

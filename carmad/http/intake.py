@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import repeat
 from typing import Any
@@ -32,6 +32,7 @@ from carmad.core.types import (
     Script,
     WarnSignal,
 )
+from carmad.engine.backlog import QUANTUM
 from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
 from carmad.http import lookup, refusals
@@ -44,10 +45,14 @@ from carmad.options import OPTIONS, PLAIN
 from carmad.readable import job_name
 from carmad.store import environments
 
+Request = Callable[[Submitted], Awaitable[None]]
 
-async def submit(service: Service, peer: Peer, pid: int, body: SubmitIn) -> tuple[JobId, int]:
+
+async def submit(
+    service: Service, peer: Peer, pid: int, body: SubmitIn, request: Request
+) -> tuple[JobId, int]:
     """Queue the job or the tasks of the array; returns the first id and the number of jobs. `pid`:
-    of the process that asks for it; 0: not known.
+    of the process that asks for it; 0: not known. `request`: how to ask the core.
 
     Everything is checked before ids are reserved; when this returns, the jobs are on disk.
     """
@@ -57,29 +62,44 @@ async def submit(service: Service, peer: Peer, pid: int, body: SubmitIn) -> tupl
         if spec.runner and (known := await service.ask(lambda core: _same(core, spec))):
             return known, 1
     if not (spec.slurm_job and spec.gpus):
-        return await _queue(service, peer, body, spec)
+        return await _queue(service, peer, body, spec, request)
     granted_gib = await run_in_threadpool(service.granted_gib, spec.slurm_job)
     async with service.granting:  # what its other runs ask for is known then
         if granted_gib is not None:
             others = await service.ask(lambda core: _runs(core, spec.slurm_job))
             refusals.within_grant(granted_gib, spec, others)
-        return await _queue(service, peer, body, spec)
+        return await _queue(service, peer, body, spec, request)
 
 
-async def _queue(service: Service, peer: Peer, body: SubmitIn, spec: JobSpec) -> tuple[JobId, int]:
+async def _queue(
+    service: Service, peer: Peer, body: SubmitIn, spec: JobSpec, request: Request
+) -> tuple[JobId, int]:
     bare, count = environments.without(spec), len(body.array.indices) if body.array else 1
-    sweep = body.array and body.array.params and _tasks(bare, body.array, JobId(0))
-    await require_room(service, peer, sweep or [bare] * count)
-    first = service.inbox.next_ids(count)  # no `await` from here on: the core needs them in order
-    specs = _tasks(bare, body.array, first) if body.array else (bare,)
-    service.tally.expect(first, specs)
+    whole = _tasks(bare, body.array, JobId(0)) if body.array and body.array.params else None
+    await require_room(service, peer, whole or [bare] * count)
+    first = service.inbox.next_ids(count)  # no `await` since there was room for them
+    service.tally.reserve(bare, count)
+    env, text = spec.env, spec.script.text if spec.script else ""  # stored with the first part
+    done, left = 0, count
     try:
-        text = spec.script.text if spec.script else ""
-        event = Submitted(service.now(), first, specs, body.held, spec.env, text, peer.groups)
-        await service.request(event)
-    except CarmaError:
-        service.tally.give_up(first, specs)
+        while done < count:
+            part, id = _part(bare, body.array, first, done), JobId(first + done)
+            service.tally.reserve(bare, -len(part))
+            left -= len(part)
+            service.tally.expect(id, part)
+            try:
+                now, groups = service.now(), peer.groups
+                await request(Submitted(now, id, part, body.held, env, text, groups))
+            except CarmaError:
+                service.tally.give_up(id, part)
+                raise
+            done, env, text = done + len(part), (), ""
+    except CarmaError as error:
+        if done:
+            error.message = f"only the first {done} tasks of array {first} are queued: {error}"
         raise
+    finally:
+        service.tally.reserve(bare, -left)
     return first, count
 
 
@@ -289,7 +309,7 @@ def _resolved(
         if not named:
             raise CarmaError(f"there is no job {label} to wait for", "See `carma queue`.")
         for job in named:
-            if job.spec.uid != peer.uid and not peer.admin:
+            if job.spec.owner != peer.owner and not peer.admin:
                 raise Forbidden(
                     f"job {label} is not yours, so your job cannot depend on it",
                     "Name your own jobs.",
@@ -335,11 +355,19 @@ def job_spec(
     )
 
 
-def _tasks(spec: JobSpec, array: ArrayIn, first: JobId) -> tuple[JobSpec, ...]:
+def _part(spec: JobSpec, array: ArrayIn | None, first: JobId, done: int) -> tuple[JobSpec, ...]:
+    """The next jobs: as many as are one turn."""
+    return _tasks(spec, array, first, slice(done, done + QUANTUM)) if array else (spec,)
+
+
+def _tasks(
+    spec: JobSpec, array: ArrayIn, first: JobId, which: slice = slice(None)
+) -> tuple[JobSpec, ...]:
     indices, names = array.indices, tuple(array.params)
     same = (array.limit, len(indices), indices[0], indices[-1])
-    rows = zip(*array.params.values(), strict=True) if names else repeat(())
+    values = [column[which] for column in array.params.values()]
+    rows = zip(*values, strict=True) if names else repeat(())
     return tuple(
         replace(spec, array=ArrayTask(first, index, *same, tuple(zip(names, row, strict=True))))
-        for index, row in zip(indices, rows, strict=False)
+        for index, row in zip(indices[which], rows, strict=False)
     )

@@ -50,7 +50,7 @@ def selected(store: SqlStore, peer: Peer, selection: Selection, scene: Scene) ->
     """The selected jobs, live and ended, in id order. `all` means the peer's own live jobs."""
     found = {job.id: job for job in _live(selection, scene)}
     if selection.all:
-        found |= {job.id: job for job in scene.live.values() if job.spec.uid == peer.uid}
+        found |= {job.id: job for job in scene.live.values() if job.spec.owner == peer.owner}
     if selection.last:
         for job in _newest(store, peer.user):
             found[job.id] = scene.live.get(job.id, job)

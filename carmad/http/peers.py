@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import grp
 import os
@@ -34,6 +35,11 @@ class Peer:
     named: bool = True  # False: the uid has no passwd entry, and `user` only spells it
     groups: tuple[str, ...] = ()  # the names of all its groups, the primary one first
 
+    @property
+    def owner(self) -> tuple[int, str]:
+        """As `JobSpec.owner`, of its jobs."""
+        return self.uid, self.user
+
 
 def user_of(uid: int) -> tuple[str, bool]:
     """The user's name, and whether there is one: else it only spells the uid."""
@@ -50,12 +56,18 @@ class Peers:
         self._admin_group = admin_group
         self._daemon_uid = os.geteuid()
         self._known: dict[Credentials, tuple[float, Peer]] = {}
+        self._asked: dict[Credentials, asyncio.Future[Peer]] = {}
 
     async def peer(self, credentials: Credentials) -> Peer:
         known = self._known.get(credentials)
         if known is not None and time.monotonic() < known[0]:
             return known[1]
-        peer = await run_in_threadpool(self._look_up, credentials)
+        asked = self._asked.get(credentials)
+        if asked is None:  # once for all of its connections
+            asked = asyncio.ensure_future(run_in_threadpool(self._look_up, credentials))
+            self._asked[credentials] = asked
+            asked.add_done_callback(lambda _: self._asked.pop(credentials, None))
+        peer = await asyncio.shield(asked)
         if len(self._known) >= MOST_REMEMBERED:
             self._known.clear()
         self._known[credentials] = (time.monotonic() + REMEMBERED_S, peer)

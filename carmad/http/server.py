@@ -10,10 +10,8 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 import sys
 import threading
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import ClassVar
 
@@ -31,6 +29,7 @@ from carmad.api.shape import require_modest
 from carmad.engine.threads import api_threads
 from carmad.errors import CarmaError
 from carmad.http.answers import VERSION, refusal
+from carmad.http.connections import AT_ONCE, Connections, Listener, Owners, caller
 from carmad.http.peers import Credentials, Peers
 from carmad.http.problems import TooLarge, TooSlow, invalid, status_and_code
 from carmad.http.problems import headers as more_headers
@@ -58,13 +57,13 @@ MAX_SHORT_BODY = LARGE  # of all other requests: these never wait to be read
 LONG = frozenset({"/v1/jobs", "/v1/estimate"})
 FILE_HINT = "Put long data into a file, and pass its name to the job."
 READ_AT_ONCE = 16 << 10
-NOBODY = -1  # a caller that did not come through the socket
+NOBODY = -1  # all callers without a name, and who did not come through the socket
+FREE = frozenset({0, os.geteuid()})  # who could stop the daemon anyway
 MAX_DISCARDED = 16 << 20  # read and discarded, so that the client reads our answer
 BODY_WITHIN_S = 30.0
 HEAD_WITHIN_S = 30.0  # also how long a connection may idle between two requests
 READ_WITHIN_S = 30.0  # how long an answer may wait in memory to be read
 MAX_HEAD = 64 << 10
-CONNECTIONS_PER_USER = 256
 START_WITHIN_S = 10.0
 LATE_S = 15.0  # of the event loop
 STOP_WITHIN_S = 5
@@ -88,7 +87,8 @@ def create_app(service: Service) -> FastAPI:
     )
     for routes in parts:
         app.include_router(routes.router)
-    app.add_middleware(Bounded, peers=peers)
+    app.state.owners = owners = Owners()
+    app.add_middleware(Bounded, peers=peers, owners=owners)
     app.add_exception_handler(CarmaError, _carma_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
@@ -122,10 +122,11 @@ async def _bug(request: Request, error: Exception) -> Response:
 class Bounded:
     """Reads a complete request, of limited size, when it is its user's turn."""
 
-    def __init__(self, app: ASGIApp, peers: Peers) -> None:
+    def __init__(self, app: ASGIApp, peers: Peers, owners: Owners) -> None:
         self._app = app
         self._peers = peers
-        self._shares = Shares(os.geteuid())
+        self._shares = Shares(*FREE)
+        self._owners = owners
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -148,9 +149,7 @@ class Bounded:
         return await refusal(status, error.message, error.hint, code, headers)(scope, receive, send)
 
     async def _share(self, who: Credentials | None) -> Share:
-        """Uids without a name have a common share: a user may have thousands, for containers."""
-        named = who is not None and (await self._peers.peer(who)).named
-        return self._shares.of(who.uid if who and named else NOBODY)
+        return self._shares.of(await payer(who, self._peers, self._owners) if who else NOBODY)
 
     async def _body(
         self, scope: Scope, receive: Receive, share: Share, held: contextlib.AsyncExitStack
@@ -173,6 +172,15 @@ class Bounded:
             except CarmaError as error:
                 raise TooLarge(error.message, FILE_HINT) from None
         return body
+
+
+async def payer(who: Credentials, peers: Peers, owners: Owners) -> int:
+    """The user against whom it counts what somebody asks. Uids that are nobody's have a common
+    share, as there may be thousands."""
+    owner = owners.of(who.uid)
+    if owner == who.uid and not (await peers.peer(who)).named:
+        return NOBODY
+    return owner
 
 
 def _declared(scope: Scope) -> int:
@@ -223,8 +231,12 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     a request, do not read the answer, or send another request before it. It reads little at a time,
     so that waiting requests take little memory."""
 
-    connections_of: ClassVar[Counter[int]] = Counter()
+    counted: ClassVar[Connections]
+    peers: ClassVar[Peers]
+    owners: ClassVar[Owners]
     credentials: Credentials | None = None
+    _payer: int | None = None  # None: it is not counted
+    _asks: asyncio.Task[None] | None = None
     _chunk: ClassVar[bytearray] = bytearray(READ_AT_ONCE)  # shared: one read at a time
     _head_due: asyncio.TimerHandle | None = None
     _head_bytes = 0
@@ -233,24 +245,48 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
-        packed = transport.get_extra_info("socket").getsockopt(
-            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("=iII")
-        )
-        pid, uid, gid = struct.unpack("=iII", packed)
+        pid, uid, gid = caller(transport.get_extra_info("socket"))
         self.credentials = Credentials(uid, gid, pid)
-        self.connections_of[uid] += 1
-        if self.connections_of[uid] > CONNECTIONS_PER_USER:
-            transport.write(_BUSY)
-            transport.close()
+        owner = self.owners.of(uid)
+        self._count(owner)
+        if owner == uid and owner not in FREE:
+            self._asks = self.loop.create_task(self._count_nobodys())
         self._expect_head()
+
+    @classmethod
+    def refused(cls, uid: int) -> bytes:
+        """What who may not connect is told; nothing: they may."""
+        return b"" if cls.counted.is_room(cls.owners.of(uid)) else _BUSY
+
+    def _count(self, user: int) -> None:
+        if not self.counted.is_room(user):
+            self.transport.write(_BUSY)
+            self.transport.close()
+            return
+        self.counted.add(user)
+        self._payer = user
+
+    def _count_no_more(self) -> None:
+        if self._payer is not None:
+            self.counted.remove(self._payer)
+            self._payer = None
+
+    async def _count_nobodys(self) -> None:
+        """Count it anew, should its uid have no name."""
+        assert self.credentials is not None
+        user = await payer(self.credentials, self.peers, self.owners)
+        if self._payer not in (None, user):
+            self._count_no_more()
+            self._count(user)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         self._head_is_there()
         self._is_read()
-        if self.credentials is not None:
-            self.connections_of[self.credentials.uid] -= 1
+        self._count_no_more()
+        if self._asks is not None:
+            self._asks.cancel()
 
     def on_message_begin(self) -> None:
         if not self._idle():
@@ -339,8 +375,8 @@ _NO_START = _unavailable(
 def turn_away(listener: socket.socket) -> None:
     """Answer the clients that wait for a carmad that cannot start. Otherwise systemd would start it
     again as long as any client waits."""
-    listener.setblocking(False)
     with contextlib.suppress(OSError):  # no client is left
+        listener.setblocking(False)
         while True:
             connection, _ = listener.accept()
             with connection, contextlib.suppress(OSError):
@@ -349,6 +385,17 @@ def turn_away(listener: socket.socket) -> None:
                 connection.setblocking(False)
                 while connection.recv(1 << 16):  # left unread, it would reset the connection
                     pass
+
+
+def _protocol(app: FastAPI) -> type[PeerProtocol]:
+    """For one server, which counts its own connections."""
+
+    class Protocol(PeerProtocol):
+        counted = Connections(FREE)
+        peers = app.state.peers
+        owners = app.state.owners
+
+    return Protocol
 
 
 class _Uvicorn(uvicorn.Server):
@@ -362,13 +409,15 @@ class Server:
     """Serves `app` on the bound `sock` in its own thread."""
 
     def __init__(self, sock: socket.socket, app: FastAPI) -> None:
-        self._sock = sock
+        protocol = _protocol(app)
+        self._sock = Listener(sock, protocol.refused)
         self._service: Service = app.state.service
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 app,
                 loop="asyncio",
-                http=PeerProtocol,
+                http=protocol,
+                backlog=AT_ONCE,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -387,7 +436,6 @@ class Server:
         # A request releases the GIL at every read and write. By default the core's thread may then
         # keep it for 5 ms, which halves the number of submissions per second.
         sys.setswitchinterval(SWITCH_S)
-        self._sock.listen(1024)
         api_threads()
         self._thread.start()
         waited = 0.0

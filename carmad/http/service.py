@@ -169,10 +169,10 @@ class Service(Follower):
     async def ask(self, question: Callable[[Scheduler], T]) -> T:
         return await _answered(self.inbox.ask(question), "Try again in a moment.")
 
-    async def request(self, *events: Event) -> None:
-        """Returns once the events are handled and on disk."""
+    async def request(self, *events: Event, user: int | None = None, weight: int = 1) -> None:
+        """Returns once the events are handled and on disk. `user`: whose turn that takes."""
         hint = "It may have been done all the same: check with `carma queue`."
-        await _answered(self.inbox.request(*events), hint)
+        await _answered(self.inbox.request(*events, user=user, weight=weight), hint)
 
     async def scene(self) -> Scene:
         """The scene of the last step, or of a moment ago, shared by all requests until the next."""

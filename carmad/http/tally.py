@@ -29,6 +29,8 @@ class _Mine:
 
     jobs: int = 0
     bytes: int = 0
+    to_come: int = 0  # of tasks of arrays that are submitted in parts
+    bytes_to_come: int = 0
     stored: Counter[Environment | Script] = field(default_factory=Counter)  # by number of jobs
 
     def add(self, spec: JobSpec) -> None:
@@ -49,11 +51,11 @@ class _Mine:
 
     def waiting(self, more: Sequence[JobSpec]) -> Waiting:
         new = {each for spec in more for each in _stored(spec)} - self.stored.keys()
-        size = self.bytes + sum(each.bytes for each in new)
+        size = self.bytes + self.bytes_to_come + sum(each.bytes for each in new)
         for _, same in groupby(more, key=id):  # tasks of an array, which may be 10,000
             alike = list(same)
             size += len(alike) * weight(alike[0])
-        return Waiting(self.jobs + len(more), size)
+        return Waiting(self.jobs + self.to_come + len(more), size)
 
 
 class Tally:
@@ -93,6 +95,13 @@ class Tally:
         """The user's waiting jobs, including those being submitted, and `more`."""
         with self._lock:
             return self._by_user[uid].waiting(more)
+
+    def reserve(self, spec: JobSpec, tasks: int) -> None:
+        """Keep room for so many tasks more of an array, or (negative) for so many fewer."""
+        with self._lock:
+            mine = self._by_user[spec.uid]
+            mine.to_come += tasks
+            mine.bytes_to_come += tasks * weight(spec)
 
     def expect(self, first: JobId, specs: Sequence[JobSpec]) -> None:
         """Count jobs that are being submitted."""

@@ -20,6 +20,9 @@ LARGE = 32 << 10  # bytes; smaller requests, which nearly all are, are read at o
 LARGE_AT_ONCE = 4  # for all users together
 RATE = 20.0  # requests per second in the long run; each LARGE bytes of a body count as one more
 BURST = 500.0
+JOBS_RATE = 1000.0  # jobs per second in the long run, that a user's requests touch
+JOBS_BURST = 10_000.0
+ROWS = 16  # of a listing count as one job
 PATIENCE_S = 5.0  # the longest delay of a request that came too soon
 REFUSED_AFTER_S = 5.0  # an immediate refusal would invite an immediate retry
 
@@ -27,8 +30,17 @@ REFUSED_AFTER_S = 5.0  # an immediate refusal would invite an immediate retry
 class Turn:
     """A request in progress. `turns` is None for a user without limits."""
 
-    def __init__(self, turns: asyncio.Semaphore | None = None) -> None:
+    def __init__(self, share: Share, turns: asyncio.Semaphore | None = None) -> None:
+        self._share = share
         self._turns = turns
+
+    @property
+    def payer(self) -> int:
+        """The user whose share it takes, who may have asked as a uid of their containers'."""
+        return self._share.user
+
+    async def afford(self, jobs: float) -> None:
+        await self._share.afford(jobs)
 
     async def __aenter__(self) -> None:
         if self._turns:
@@ -51,15 +63,17 @@ class Turn:
 class Share:
     """One user's share."""
 
-    def __init__(self, free: bool = False) -> None:
+    def __init__(self, user: int = -1, free: bool = False) -> None:
+        self.user = user
         self._free = free
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._large = asyncio.Lock()
         self._present = 0
         self._paid_until = -math.inf  # on the loop's clock
+        self._worked_until = -math.inf  # likewise
 
     def turn(self) -> Turn:
-        return Turn(None if self._free else self._turns)
+        return Turn(self, None if self._free else self._turns)
 
     @contextmanager
     def presence(self) -> Iterator[None]:
@@ -85,6 +99,15 @@ class Share:
         if paid_until > now:
             await asyncio.sleep(paid_until - now)
 
+    async def afford(self, jobs: float) -> None:
+        """Wait until so many jobs more may be touched. Nothing is refused: what is large only takes
+        longer, and small requests need not wait for it."""
+        now = asyncio.get_running_loop().time()
+        since = max(self._worked_until, now - JOBS_BURST / JOBS_RATE)
+        self._worked_until = since + jobs / JOBS_RATE
+        if self._worked_until > now and not self._free:
+            await asyncio.sleep(self._worked_until - now)
+
     @asynccontextmanager
     async def large(self, of_all: asyncio.Semaphore) -> AsyncIterator[None]:
         async with self._large, of_all:
@@ -92,11 +115,11 @@ class Share:
 
 
 class Shares:
-    """Shares by user. `own`: the daemon's uid."""
+    """Shares by user. `free`: users without limits."""
 
-    def __init__(self, own: int) -> None:
-        self._known = {own: Share(free=True)}
+    def __init__(self, *free: int) -> None:
+        self._known = {user: Share(user, free=True) for user in free}
         self.large = asyncio.Semaphore(LARGE_AT_ONCE)
 
     def of(self, uid: int) -> Share:
-        return self._known.setdefault(uid, Share())
+        return self._known.setdefault(uid, Share(uid))

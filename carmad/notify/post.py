@@ -26,11 +26,12 @@ from functools import partial
 from threading import Event, Thread
 
 from carmad import beats, units
+from carmad.accounts import NoAccount, account
 from carmad.attempt.starting import write_all
 from carmad.config import Notify
 from carmad.core.happenings import Happening, words
 from carmad.core.messages import Step
-from carmad.core.types import Gpu, GpuId, JobId
+from carmad.core.types import Cause, Gpu, GpuId, JobId
 from carmad.errors import CarmaError
 from carmad.loop import Follower
 from carmad.notify import addresses
@@ -183,11 +184,13 @@ class Post(Follower):
             self._news.set()
 
     def heard(self, happenings: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
-        """What happened to the GPUs."""
-        for each in happenings:
-            if each.gpu is not None and self._settings.administrators:
+        """What happened to the GPUs, and jobs whose users are not there any more."""
+        for each in happenings if self._settings.administrators else ():
+            if each.gpu is not None:
                 its = gpus[each.gpu].index if each.gpu in gpus else each.gpu
                 self._tell_admins(f"GPU {its}: {words(each, {})}")
+            elif each.job is not None and each.cause is Cause.NO_ACCOUNT:
+                self._tell_admins(f"job {each.job.id} is held: {each.job.barred}")
 
     def unrecorded(self, error: CarmaError) -> None:
         if self._settings.administrators:
@@ -295,13 +298,19 @@ class Post(Follower):
     def _to_user(self, uid: int) -> Outgoing | None:
         notices = self._store.notices(uid, MOST)
         jobs = {job.id: job for job in self._store.jobs({notice.job for notice in notices})}
+        its = None
+        for user in {job.spec.user for job in jobs.values()}:
+            try:
+                its = account(user, uid)
+            except NoAccount:  # the uid is another user's by now, who is not told
+                jobs = {id: job for id, job in jobs.items() if job.spec.user != user}
         said = lines(notices, jobs, self._store.tasks, self._once)
         ids = tuple(notice.id for notice in notices)
-        if not said:
+        if not said or its is None:
             self._store.forget_notices(ids)
             return None
         spec = self._store.whole(jobs[max(jobs)].spec)
-        identity = spec.uid, spec.gid, os.getgrouplist(spec.user, spec.gid)
+        identity = spec.uid, its.gid, list(its.groups)
         over = partial(self._store.forget_notices, ids)
         return _outgoing(letter(said, self._where), over, identity, dict(spec.env))
 

@@ -14,6 +14,7 @@ import typer
 
 from carmad import installed, paths
 from carmad.errors import CarmaError
+from carmad.threads import Threads
 from cli import client, cluster, output
 from cli.commands.annotations import Json
 from cli.problems import Usage
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 LOW_DISK_BYTES = 1 << 30
 NOBODY = 65534  # an ordinary user, on every machine
 PYTHON_WITHIN_S = 20.0
+DRIVER_WITHIN_S = 20.0  # without persistence, it takes seconds to wake each GPU
 
 config = typer.Typer(
     no_args_is_help=True, help="Show the daemon's settings, or check a settings file."
@@ -83,6 +85,10 @@ def _all() -> Iterator[CheckOut]:
     except CarmaError as error:
         yield from _without_daemon()
         yield _check("daemon", False, error.message, error.hint)
+        return
+    from cli import job_check
+
+    yield job_check.check()
 
 
 def _of_slurm() -> Iterator[CheckOut]:
@@ -139,6 +145,15 @@ def _refused_to_others() -> str:
 
 
 def _driver() -> CheckOut:
+    """In a thread: what hangs in the driver cannot be ended."""
+    try:
+        return Threads(1, "driver", DRIVER_WITHIN_S).submit(_asked_driver).result(DRIVER_WITHIN_S)
+    except TimeoutError:
+        detail = f"the driver has not answered for {DRIVER_WITHIN_S:g} s"
+        return _check("driver", False, detail, "does `nvidia-smi` answer? See `dmesg`")
+
+
+def _asked_driver() -> CheckOut:
     import pynvml
 
     try:

@@ -227,6 +227,13 @@ HELP: dict[str, tuple[Reason, str]] = {
         Reason("predicted", 0, 5400, "s", "history"),
         "`--expect` is more reliable.",
     ),
+    "no_account": (
+        Reason(
+            "no_account",
+            detail="it was submitted by ada with the uid 1001, and now there is no ada",
+        ),
+        "An administrator repairs the user database, then `carma release JOB`; or cancels it.",
+    ),
     "held": (Reason("held"), "`carma release JOB`."),
     "begin": (Reason("begin", 1_795_384_800, 0, "s"), "Wait: set by `--begin`."),
     "dependency": (Reason("dependency", detail="job 7"), "Wait for that job to end."),
@@ -260,7 +267,7 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
 }
 OF_THE_JOB = (
-    *("held", "begin", "dependency", "array_limit", "quota", "gpu_hours"),
+    *("no_account", "held", "begin", "dependency", "array_limit", "quota", "gpu_hours"),
     *("cpus", "host_memory_mib"),
     *("preempted", "making_room", "not_preemptible", "policy_failed"),
     *("profiling_gpus", "sharing_off", "no_room", "few_idle", "line_held", "better_gpus"),

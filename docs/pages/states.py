@@ -52,6 +52,7 @@ def page() -> str:
         Cause.TIME_LIMIT: ("`--time` has passed", "`timed_out`"),
         Cause.IDLE: ("", "`timed_out`"),
         Cause.LAUNCH_FAILED: ("", "`failed`"),
+        Cause.NO_ACCOUNT: ("", "`queued` again, and held"),
         Cause.LOST: ("", "`queued` again, once, or `failed`"),
         Cause.DEPENDENCY: ("", "`cancelled`"),
         Cause.PREEMPTED: ("", "`queued` again; its run time so far counts"),

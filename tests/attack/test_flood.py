@@ -4,23 +4,28 @@ nobody else from being answered."""
 from __future__ import annotations
 
 import json
+import os
+import resource
+import signal
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
-from carmad.http import server, turns
+from carmad.http import connections, server, turns
 from tests import api_server, daemon
-from tests.api_server import as_user
+from tests.api_server import as_uid, as_user
 from tests.attack.users import HOSTILE, needs_root, peak_rss_mib, raw, request, statuses
 from tests.daemon import Carmad
+from tests.waiting import PATIENCE_S
 
 NOBODY = HOSTILE[0]
+HEALTH = b"GET /v1/health HTTP/1.0\r\n\r\n"
 BOMB = b"[" + b"[]," * 2_600_000 + b"[]]"
 
 
@@ -53,7 +58,7 @@ def test_unfinished_bodies_take_little_memory(carmad: Carmad) -> None:
             with suppress(OSError):
                 connection.sendall(part)
             held.append(connection)
-        raw(carmad.socket, b"GET /v1/health HTTP/1.0\r\n\r\n")  # by now all were looked at
+        raw(carmad.socket, HEALTH)  # by now all were looked at
         return len(held)
 
     assert as_user(NOBODY, attack) == 250
@@ -169,3 +174,88 @@ def test_uids_without_a_name_have_one_share_together(carmad: Carmad) -> None:
     for connection in held:  # nor had it to wait until their time was up
         with connection, pytest.raises(BlockingIOError):
             connection.recv(1, socket.MSG_DONTWAIT)
+
+
+@needs_root
+def test_the_uids_of_a_user_s_containers_have_that_user_s_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every user of Debian's has 65,536 of them."""
+    first, uids, each = 300_000, 90, 25
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with TemporaryDirectory(dir="/tmp") as folder:
+        subuids = Path(folder) / "subuid"
+        subuids.write_text(f"nobody:{first}:65536\nno-such-user:1:2\nnonsense\n")
+        monkeypatch.setattr(connections, "SUBUIDS", subuids)
+        monkeypatch.setattr(connections, "KEPT_BACK", 100)
+        soft = 100 + 2 * connections.PER_USER
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
+        Path(folder).chmod(0o755)
+        try:
+            with api_server.running(Path(folder)) as served, ExitStack() as held:
+                for uid in range(first, first + uids):
+                    held.enter_context(_holding(uid, served.path, each))
+                assert as_uid(HOSTILE[1], served.path, "GET", "/v1/health")[0] == 200
+                assert served.call("GET", "/v1/health")[0] == 200  # root
+                said = as_user(first + 5, lambda: raw(served.path, HEALTH)[1].decode())
+                assert " 503 " in said and "too many connections" in said
+                counted = served.server._uvicorn.config.http.counted
+                assert connections.FEW < counted._of[NOBODY] <= connections.PER_USER
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@contextmanager
+def _holding(uid: int, path: str, many: int) -> Iterator[None]:
+    """A process of this uid that has so many connections open, or has tried."""
+    ready, said = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        held = [socket.socket(socket.AF_UNIX) for _ in range(many)]
+        for one in held:
+            with suppress(OSError):
+                one.connect(path)
+        os.write(said, b"!")
+        signal.pause()
+    os.read(ready, 1)
+    os.close(ready)
+    os.close(said)
+    try:
+        yield
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_without_a_descriptor_who_connects_is_turned_away_and_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bound = socket.socket(socket.AF_UNIX)
+    bound.bind(str(tmp_path / "sock"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with connections.Listener(bound, lambda uid: b"") as listener, ExitStack() as fillers:
+        listener.listen()
+        listener.setblocking(False)
+        clients = [fillers.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(3)]
+        for client in clients:
+            client.connect(str(tmp_path / "sock"))
+        while (fd := os.open(os.devnull, os.O_RDONLY)) < listener._spare:
+            fillers.callback(os.close, fd)
+        os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (listener._spare + 1, limits[1]))
+        try:
+            for client in clients[:2]:
+                with pytest.raises(BlockingIOError):
+                    listener.accept()
+                client.settimeout(PATIENCE_S)
+                assert client.recv(1) == b""
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        listener.accept()[0].close()  # the third is served: there are descriptors again
+        os.close(listener._spare)
+    assert [each.message for each in caplog.records] == [
+        "clients are turned away: Too many open files"
+    ]

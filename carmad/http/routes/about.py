@@ -76,7 +76,7 @@ def _status(call: Call, scene: Scene) -> StatusOut:
     )
     ended = [job for job in recent if job.id not in scene.live and call.may_touch(job)]
     one = call.renderer(scene)
-    waits, more = seen_by(peer.uid, waiting(scene, one))
+    waits, more = seen_by(peer.owner, waiting(scene, one))
     rows: list[Row] = [[job] for job in scene.running]
     rows += [*waits, *([job] for job in reversed(ended))]
     return {

@@ -8,6 +8,7 @@ from dataclasses import replace
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from carmad.accounts import NoAccount, account
 from carmad.api.render import label
 from carmad.api.requests import SelectIn, UpdateIn
 from carmad.api.responses import SCHEMA
@@ -23,6 +24,7 @@ from carmad.core.messages import (
     UpdateRequested,
 )
 from carmad.core.types import Job, JobId, JobSpec
+from carmad.engine.backlog import QUANTUM
 from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
 from carmad.http import intake, lookup
@@ -37,7 +39,7 @@ router = APIRouter(
     default_response_class=Response,
 )
 
-PER_STEP = 250  # jobs; a step takes some 10 ms then
+PER_STEP = QUANTUM  # jobs
 
 # Returns the verdict, and the event for the core if the verdict acts.
 Act = Callable[[Job, float, str], tuple[Verdict, Event]]
@@ -62,8 +64,13 @@ async def release(call: Asked, body: SelectIn) -> Response:
 
 
 async def _held(call: Call, body: SelectIn, held: bool) -> Response:
+    barred = _barring()
+
     def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
-        return control.hold(job, held), HoldRequested(now, job.id, held, by)
+        verdict = control.hold(job, held)
+        if not held and verdict.acts and (why := barred(job.spec)):
+            verdict = Verdict(f"stays held: {why}", acts=False, refused=True)
+        return verdict, HoldRequested(now, job.id, held, by)
 
     return _told(await _done(call, body, await _chosen(call, body), act))
 
@@ -76,10 +83,13 @@ async def requeue(call: Asked, body: SelectIn) -> Response:
     awaited = {after.job for job in jobs for after in job.spec.after}
     found = await run_in_threadpool(call.service.store.jobs, awaited)
     ended = {job.id: job.state for job in found if job.ended}
+    barred = _barring()
 
     def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
         its = tuple((a.job, ended[a.job]) for a in job.spec.after if a.job in ended)
         verdict = control.requeue(job, ended)
+        if verdict.acts and (why := barred(job.spec)):
+            verdict = Verdict(f"cannot run again: {why}", acts=False, refused=True)
         if verdict.acts:
             ended.pop(job.id, None)  # its dependents wait for its next end
         return verdict, RequeueRequested(now, job, by, its)
@@ -94,6 +104,7 @@ async def update(call: Asked, body: UpdateIn) -> Response:
     names, change = await intake.updated(call.service, call.peer, body, jobs)
     live = (await call.service.scene()).live
     asked: dict[JobId, JobSpec] = {}
+    barred = _barring()
 
     def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
         event = UpdateRequested(now, job.id, job.spec, names, by, call.peer.admin)
@@ -103,6 +114,8 @@ async def update(call: Asked, body: UpdateIn) -> Response:
         except CarmaError as error:
             return Verdict(f"is left as it is: {error.message}", False, refused=True), event
         verdict, spec = control.update(job, event, live, now)
+        if verdict.acts and (why := barred(job.spec)):
+            verdict = Verdict(f"is left as it is: {why}", acts=False, refused=True)
         if verdict.acts:
             asked[job.id] = spec
         return verdict, event
@@ -116,6 +129,23 @@ async def update(call: Asked, body: UpdateIn) -> Response:
             each["ok"] = False
             each["message"] = f"has {'started' if began else 'ended'} meanwhile"
     return _told(results)
+
+
+def _barring() -> Callable[[JobSpec], str]:
+    """A function that says why nothing may be done as a job's user; "": it may. Each is looked up
+    once, as tasks may be many."""
+    known: dict[tuple[int, str], str] = {}
+
+    def barred(spec: JobSpec) -> str:
+        if spec.owner not in known:
+            try:
+                account(spec.user, spec.uid)
+                known[spec.owner] = ""
+            except NoAccount as error:
+                known[spec.owner] = error.message
+        return known[spec.owner]
+
+    return barred
 
 
 def _has(job: Job | None, spec: JobSpec, names: tuple[str, ...]) -> bool:
@@ -133,7 +163,7 @@ async def _done(call: Call, body: SelectIn, jobs: list[Job], act: Act) -> list[R
     rest = {id: event for id, event in events.items() if id not in stops}
     failed = await _in_parts(call, rest, at_all=not stops)
     if stops:  # which work on a full disk, too
-        await call.service.request(*(events[id] for id in sorted(stops)))
+        await call.request(*(events[id] for id in sorted(stops)))
     return [
         {**each, "ok": False, "message": failed[JobId(each["id"])]}
         if each["id"] in failed
@@ -154,7 +184,7 @@ async def _in_parts(call: Call, events: dict[JobId, Event], at_all: bool) -> dic
     jobs = list(events)
     for first in range(0, len(jobs), PER_STEP):
         try:
-            await call.service.request(*map(events.__getitem__, jobs[first : first + PER_STEP]))
+            await call.request(*map(events.__getitem__, jobs[first : first + PER_STEP]))
         except StoreFull as error:
             if at_all and first == 0:
                 raise

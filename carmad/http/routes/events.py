@@ -50,7 +50,7 @@ async def events(
     only this user's.
     """
     known = call.service.events
-    if not known.is_room(call.peer.uid):
+    if not known.is_room(call.turn.payer):
         raise TooMany("you are watching in too many places", REFUSED_FOR_S)
     place = known.place
     lost = False
@@ -88,7 +88,7 @@ async def _stream(
     call: Call, known: Events, place: int, lost: bool, user: str | None, wanted: Wanted | None
 ) -> AsyncIterator[bytes]:
     service = call.service
-    with known.stream(call.peer.uid) as news:
+    with known.stream(call.turn.payer) as news:
         async with call.turn.rest():
             yield _written(_mark(known, place, call, "watching"))
             while not service.stopping:

@@ -61,7 +61,7 @@ async def set_limit(call: Asked, body: LimitIn) -> Response:
     limit = Limit(body.subject, body.gpus, body.gpu_hours, body.per, body.jobs, call.peer.user, now)
     if limit.empty is not body.clear:
         raise CarmaError("a limit is set or cleared", "Give a number, or clear, not both.")
-    await call.service.request(LimitRequested(now, limit, body.clear))
+    await call.request(LimitRequested(now, limit, body.clear))
     log.info("%s %s: %s", call.peer.user, "clears the limit" if body.clear else "sets", limit)
     return await _told(call, body.subject)
 

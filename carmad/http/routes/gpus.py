@@ -65,7 +65,7 @@ async def _drain(call: Call, ref: str, reason: str | None) -> Response:
     chosen = [gpu for gpu in known if named(gpu, ref)]
     if not chosen:
         raise NotFound(f"there is no GPU {ref!r:.80}", "See `carma gpus`.")
-    await call.service.request(*(DrainRequested(now, gpu.id, reason, by) for gpu in chosen))
+    await call.request(*(DrainRequested(now, gpu.id, reason, by) for gpu in chosen))
     out: GpuResultsOut = {
         "schema": SCHEMA,
         "gpus": [
@@ -80,4 +80,4 @@ def named(gpu: Gpu, ref: str) -> bool:
 
 
 def gpus_out(call: Call, scene: Scene) -> list[GpuOut]:
-    return [gpu_out(gpu, scene, call.peer.uid, call.peer.admin) for gpu in scene.view.gpus]
+    return [gpu_out(gpu, scene, call.peer.owner, call.peer.admin) for gpu in scene.view.gpus]

@@ -33,6 +33,7 @@ from carmad.http.answers import PROBLEMS, Asked, Call, answer, gone, not_yours
 from carmad.http.listing import Pieces
 from carmad.http.problems import Conflict, Forbidden
 from carmad.http.reporting import receipt_of
+from carmad.http.turns import ROWS
 from carmad.options import MAX_METRICS, MAX_TASKS
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
@@ -62,7 +63,7 @@ async def submit(call: Asked, body: SubmitIn) -> Response:
     notes = intake.warnings(body, call.service.now(), call.service.limited_by)
     if body.dry_run:
         return await _dry_run(call, body, notes)
-    first, count = await intake.submit(call.service, call.peer, call.pid, body)
+    first, count = await intake.submit(call.service, call.peer, call.pid, body, call.request)
     out: SubmittedOut = {
         "schema": SCHEMA,
         "id": first,
@@ -134,9 +135,15 @@ async def jobs(
         return _written(call, scene, chosen, limit, fold)
 
     if select is not None or past:
-        return Pieces(await service.listed(write))
+        return await _listed(call, await service.listed(write))
     asked = "jobs", call.peer, user, states, limit, fold, slurm_job
-    return Pieces(await service.once(scene, asked, write))
+    return await _listed(call, await service.once(scene, asked, write))
+
+
+async def _listed(call: Call, pieces: list[bytes]) -> Response:
+    """Two or three pieces are a row."""
+    await call.turn.afford(len(pieces) / (2 * ROWS))
+    return Pieces(pieces)
 
 
 def _written(call: Call, scene: Scene, found: Iterable[Job], limit: int, fold: bool) -> list[bytes]:
@@ -278,7 +285,7 @@ async def step(call: Asked, label: Label, body: StepIn) -> Response:
             "It can report its steps while it is alone, or shares all its GPUs with one other job.",
         )
     stages = StageTimes(**body.stages.model_dump()) if body.stages else None
-    await call.service.request(Stepped(call.service.now(), job.id, body.seconds, stages))
+    await call.request(Stepped(call.service.now(), job.id, body.seconds, stages))
     job, scene = await mine(call, str(job.id))
     out: JobOut = {**call.renderer(scene)(job), "unused": _unused(job, scene)}
     return answer(out)
@@ -296,7 +303,7 @@ async def metrics(call: Asked, label: Label, body: MetricsIn) -> Response:
             "Report the same names each time.",
         )
     reported = tuple(body.metrics.items())
-    await call.service.request(Measured(call.service.now(), job.id, reported))
+    await call.request(Measured(call.service.now(), job.id, reported))
     job, scene = await mine(call, str(job.id))
     return answer(call.renderer(scene)(job))
 

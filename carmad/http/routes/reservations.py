@@ -38,7 +38,7 @@ async def reserve(call: Asked, body: ReserveIn) -> Response:
     await run_in_threadpool(_require_users, body.users)
     scene, by = await call.service.scene(), call.peer.user
     wanted = await run_in_threadpool(reservation, body, scene, by, named)
-    await call.service.request(Reserved(call.service.now(), wanted))
+    await call.request(Reserved(call.service.now(), wanted))
     if wanted not in (await call.service.scene()).reservations:
         raise Conflict("another reservation was made at the same time", "Try again.")
     return await _listed(call, wanted.id)
@@ -51,7 +51,7 @@ async def cancel(call: Asked, id: int) -> Response:
     scene = await call.service.scene()
     if id not in {each.id for each in scene.reservations}:
         raise NotFound(f"there is no reservation {id}", "See `carma reserve`.")
-    await call.service.request(Unreserved(call.service.now(), id, call.peer.user))
+    await call.request(Unreserved(call.service.now(), id, call.peer.user))
     return await _listed(call)
 
 

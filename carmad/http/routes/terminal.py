@@ -64,7 +64,7 @@ async def join(call: Asked, label: Label) -> Response:
 async def _own_process(call: Call, label: str) -> tuple[Job, Process, Terminals]:
     """The caller's job, and the process that makes this connection."""
     job, _ = await mine(call, label)
-    if job.spec.uid != call.peer.uid:  # an administrator's process cannot be another user's job
+    if job.spec.owner != call.peer.owner:  # an administrator's process cannot be another user's job
         raise not_yours(job)
     assert call.service.terminals is not None
     process = await run_in_threadpool(own_process, call.pid, call.peer.uid)
@@ -113,7 +113,7 @@ async def adopt(call: Asked, body: AdoptIn) -> Response:
     )
     mode = Mode.MPS if any(use.mps_uid is not None for use in uses) else Mode.STREAMS
     id = service.inbox.next_ids(1)
-    await service.request(Adopted(service.now(), id, spec, gpus, mode))
+    await call.request(Adopted(service.now(), id, spec, gpus, mode))
     if await service.ask(lambda core: id not in core.jobs and id not in core.ended):
         hint = "Wait for that job to end."
         raise Conflict(f"process {body.pid} is on a GPU that a job has to itself", hint)

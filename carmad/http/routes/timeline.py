@@ -125,21 +125,21 @@ def _names(call: Call, scene: Scene, jobs: Iterable[JobId]) -> Name:
     named = call.service.store.named([id for id in jobs if id not in live])
     for id, job in live.items():
         named[id] = Named(label_of(job), job.spec.user, job.spec.uid, job.spec.name)
-    return namer(named, lambda uid: call.peer.admin or uid == call.peer.uid)
+    return namer(named, lambda owner: call.peer.admin or owner == call.peer.owner)
 
 
 def _named(track: Track, ref: str) -> bool:
     return track.id == GpuId(ref) or (track.gpu is not None and str(track.gpu.index) == ref)
 
 
-def namer(known: Mapping[JobId, Named], sees: Callable[[int], bool]) -> Name:
-    """`sees`: whether the reader may see what belongs to a uid. A job that is not `known` any more
-    has no name."""
+def namer(known: Mapping[JobId, Named], sees: Callable[[tuple[int, str]], bool]) -> Name:
+    """`sees`: whether the reader may see what belongs to an account. A job that is not `known` any
+    more has no name."""
 
     def name(job: JobId) -> tuple[str, str, str]:
         one = known.get(job)
         if one is None:
             return str(job) if job else "", "", "-"
-        return one.label, one.user, one.name if sees(one.uid) else "-"
+        return one.label, one.user, one.name if sees((one.uid, one.user)) else "-"
 
     return name

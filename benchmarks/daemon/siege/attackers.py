@@ -1,0 +1,160 @@
+"""What hostile users run inside: python -m benchmarks.daemon.siege.attackers KIND WORD…, for ever.
+
+Each is a user's own program, except `subuids`, which root starts to become the uids that a user
+has for containers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+from benchmarks.daemon.attacks import Hostile
+from benchmarks.daemon.booted import SOCKET
+from benchmarks.daemon.http import request
+from benchmarks.daemon.siege.honest import UNREACHABLE, asked, job
+
+FOR_EVER_S = 86_400.0
+STREAM = request("GET", "/v1/events", version="1.1")
+HALF = request("POST", "/v1/jobs", b"{", size=1000)
+
+
+def arrays(tasks: str) -> None:
+    """Submit an array, cancel it, and so on."""
+    array = job("/bin/true", gpus=1, array={"indices": list(range(int(tasks)))})
+    while True:
+        with contextlib.suppress(*UNREACHABLE):
+            asked("POST", "/v1/jobs", array)
+            asked("POST", "/v1/cancel", {"select": "all"})
+
+
+def subuids(first: str, count: str, connections: str) -> None:
+    """Each of so many uids holds so many connections: streams, and requests half sent."""
+    for uid in range(int(first), int(first) + int(count)):
+        if os.fork() == 0:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            hold_connections(int(connections))
+    signal.pause()
+
+
+def streams(connections: str) -> None:
+    """Streams of events that nobody reads."""
+    hold_connections(int(connections), only_streams=True)
+
+
+def hold_connections(count: int, only_streams: bool = False) -> None:
+    held: list[socket.socket] = []
+    while True:
+        while len(held) < count:
+            connection = socket.socket(socket.AF_UNIX)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            connection.settimeout(5.0)
+            try:
+                connection.connect(SOCKET)
+                connection.sendall(STREAM if only_streams or len(held) % 2 else HALF)
+            except OSError:
+                connection.close()
+                time.sleep(0.1)
+                break
+            held.append(connection)
+        time.sleep(0.5)
+        held = [each for each in held if not closed(each)]
+
+
+def closed(connection: socket.socket) -> bool:
+    """By the daemon. Reads nothing: what was sent stays in the way."""
+    try:
+        seen = connection.recv(1 << 16, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    if seen and not seen.startswith(b"HTTP/1.1 4"):
+        return False
+    connection.close()
+    return True
+
+
+def adopt(pid: str) -> None:
+    """Ask for a process to become a job, several at a time."""
+
+    def ask() -> None:
+        while True:
+            with contextlib.suppress(*UNREACHABLE):
+                asked("POST", "/v1/adopt", {"pid": int(pid)})
+            time.sleep(0.05)
+
+    together(*[ask] * 8)
+
+
+def flood(kind: str) -> None:
+    """As `benchmarks.daemon.hostile` attacks."""
+    Hostile(SOCKET, time.monotonic() + FOR_EVER_S).attack(int(kind))
+
+
+def launchers() -> None:
+    """Kill every systemd-run, as late as dice will have it: root's, an accident."""
+    dice = Random(7)
+    while True:
+        for process in processes():
+            with contextlib.suppress(OSError):
+                if (process / "comm").read_text() == "systemd-run\n":
+                    time.sleep(dice.uniform(0.0, 0.03))
+                    os.kill(int(process.name), signal.SIGKILL)
+                    print("killed", process.name, flush=True)
+        time.sleep(0.002)
+
+
+def processes() -> Iterator[Path]:
+    return (each for each in Path("/proc").iterdir() if each.name.isdigit())
+
+
+def letters(count: str) -> None:
+    """Jobs with messages to an address that never answers; and kill whatever sends them."""
+    together(lambda: _letters(int(count)), _kill_all_mine)
+
+
+def _letters(count: int) -> None:
+    while True:
+        for _ in range(count):
+            with contextlib.suppress(*UNREACHABLE):
+                asked("POST", "/v1/jobs", job("/bin/false", gpus=0, notify="all"))
+        time.sleep(1.0)
+
+
+def _kill_all_mine() -> None:
+    """Every other process of this user's, whatever it does for carmad."""
+    me = os.getpid()
+    while True:
+        time.sleep(0.2)
+        for process in processes():
+            pid = int(process.name)
+            with contextlib.suppress(OSError):
+                if pid != me and process.stat().st_uid == os.getuid():
+                    os.kill(pid, signal.SIGSTOP if pid % 2 else signal.SIGKILL)
+
+
+def together(*loops: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=loop) for loop in loops]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+
+
+KINDS: dict[str, Callable[..., None]] = {
+    each.__name__: each for each in (arrays, subuids, streams, adopt, flood, launchers, letters)
+}
+
+if __name__ == "__main__":
+    KINDS[sys.argv[1]](*sys.argv[2:])

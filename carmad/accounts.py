@@ -1,0 +1,38 @@
+"""Whose jobs are whose: an account is a name and a uid together. Either alone may come to belong to
+somebody else: uids are given again, and so are names."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from dataclasses import dataclass
+
+from carmad.errors import CarmaError
+
+
+class NoAccount(CarmaError):
+    """The account that submitted a job is not there any more: nothing may be done as it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """As the user database has it now: groups may have been given and revoked since."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+
+
+def account(user: str, uid: int) -> Account:
+    """Raises NoAccount. May ask a directory server, so it is not for the core or the event loop."""
+    try:
+        known = pwd.getpwnam(user)
+    except (KeyError, ValueError):
+        known = None
+    if known is None or known.pw_uid != uid:
+        now = f"{user} has the uid {known.pw_uid}" if known else f"there is no {user}"
+        raise NoAccount(
+            f"it was submitted by {user} with the uid {uid}, and now {now}",
+            "If that is right, cancel the job; if not, repair the user database and release it.",
+        )
+    return Account(uid, known.pw_gid, tuple(os.getgrouplist(user, known.pw_gid)))

@@ -1,0 +1,171 @@
+"""Who may hold how many connections, so that nobody keeps others from carmad.
+
+Each takes one of the process's file descriptors, and nothing works without those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import pwd
+import resource
+import socket
+import struct
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from carmad.engine.threads import api_threads
+
+log = logging.getLogger(__name__)
+
+SUBUIDS = Path("/etc/subuid")
+LOOK_EVERY_S = 10.0  # whether that file has changed
+PER_USER = 256
+FEW = 8  # connections, that every user may have as long as there are any
+PART_OF_FEW = 8  # one in so many is for users with few
+MOST = 4096  # of all users: each takes memory, too
+KEPT_BACK = 256  # descriptors for the daemon itself, root and its own user
+AT_ONCE = 64  # accepted before the first of them is looked at
+WAITING = 1024  # to be accepted
+NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+COMPLAIN_EVERY_S = 60.0
+
+
+class Owners:
+    """Whose uids are whose: users have thousands of others for their containers."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file or SUBUIDS
+        self._starts: list[int] = []
+        self._ranges: list[tuple[int, int, int]] = []  # the first, the one after the last, whose
+        self._read_at: tuple[int, int] | None = None  # the file's time and size
+        self._look_at = 0.0
+        self.read()
+
+    def of(self, uid: int) -> int:
+        """The uid of the user to whom this one was given, or else this one. Never waits."""
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_EVERY_S
+            with contextlib.suppress(RuntimeError):  # the daemon is stopping
+                api_threads().submit(self.read)
+        starts, ranges = self._starts, self._ranges
+        at = bisect_right(starts, uid) - 1
+        return ranges[at][2] if at >= 0 and uid < ranges[at][1] else uid
+
+    def read(self) -> None:
+        """Read the file, if it has changed. Names may be looked up in a directory server."""
+        self._look_at = time.monotonic() + LOOK_EVERY_S
+        try:
+            stat = self._file.stat()
+            if self._read_at == (stat.st_mtime_ns, stat.st_size):
+                return
+            lines = self._file.read_text(errors="replace").splitlines()
+        except OSError:
+            stat, lines = None, []
+        found = sorted(filter(None, map(_range, lines)))
+        self._ranges, self._starts = found, [first for first, _, _ in found]
+        self._read_at = (stat.st_mtime_ns, stat.st_size) if stat else None
+
+
+def _range(line: str) -> tuple[int, int, int] | None:
+    """`ada:100000:65536`; None if it is not like that, or there is no ada."""
+    with contextlib.suppress(ValueError, KeyError):
+        whose, first, count = line.split(":")
+        uid = int(whose) if whose.isdecimal() else pwd.getpwnam(whose).pw_uid
+        return int(first), int(first) + int(count), uid
+    return None
+
+
+class Connections:
+    """Counts them, in the event loop's thread. `free`: users who always get in."""
+
+    def __init__(self, free: Collection[int], room: int | None = None) -> None:
+        self._free = free
+        self._room = room_for_users() if room is None else room
+        self._of: Counter[int] = Counter()
+        self._all = 0  # of users who are not free
+
+    def is_room(self, user: int) -> bool:
+        """Whether the user may have one more. Who has many is refused before who has few: nobody
+        may have more than are left for the others, apart from the last ones, for those with few."""
+        if user in self._free:
+            return True
+        has, left = self._of[user], self._room - self._all
+        if has < min(FEW, PER_USER):
+            return left > 0
+        return has < min(PER_USER, left - self._room // PART_OF_FEW)
+
+    def add(self, user: int) -> None:
+        self._of[user] += 1
+        self._all += user not in self._free
+
+    def remove(self, user: int) -> None:
+        self._of[user] -= 1
+        self._all -= user not in self._free
+        if not self._of[user]:
+            del self._of[user]
+
+
+def room_for_users() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST if soft < 0 else max(FEW, min(MOST, soft - KEPT_BACK))
+
+
+def caller(connection: socket.socket) -> tuple[int, int, int]:
+    """The pid, the uid and the gid at the other end, according to the kernel."""
+    size = struct.calcsize("=iII")
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    pid, uid, gid = struct.unpack("=iII", packed)
+    return pid, uid, gid
+
+
+class Listener(socket.socket):
+    """Who may not have one more connection is refused before anything is made for it: `answer` may
+    refuse a uid, by what it is told.
+
+    When no descriptor is left, who connects is turned away, by means of one kept for that. Else the
+    event loop would find the same client waiting again and again."""
+
+    def __init__(self, sock: socket.socket, answer: Callable[[int], bytes]) -> None:
+        super().__init__(sock.family, sock.type, sock.proto, fileno=sock.detach())
+        self._answer = answer
+        self._spare = os.open(os.devnull, os.O_RDONLY)
+        self._complain_at = 0.0
+
+    def listen(self, backlog: int = 0) -> None:
+        """`backlog` is how many the event loop accepts at once: more may wait."""
+        super().listen(WAITING)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        try:
+            for _ in range(AT_ONCE):
+                connection, address = super().accept()
+                refused = self._answer(caller(connection)[1])
+                if not refused:
+                    return connection, address
+                with connection, contextlib.suppress(OSError):
+                    connection.send(refused, socket.MSG_DONTWAIT)
+        except OSError as error:
+            if error.errno not in NONE_LEFT:
+                raise
+            self._turn_one_away(error)
+        raise BlockingIOError  # as if there were none: the event loop asks again
+
+    def _turn_one_away(self, error: OSError) -> None:
+        if time.monotonic() >= self._complain_at:
+            self._complain_at = time.monotonic() + COMPLAIN_EVERY_S
+            log.error("clients are turned away: %s", error.strerror)
+        if self._spare >= 0:
+            os.close(self._spare)
+        with contextlib.suppress(OSError):
+            os.close(self._accept()[0])  # type: ignore[attr-defined]
+        try:
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+        except OSError:  # another thread was quicker
+            self._spare = -1
