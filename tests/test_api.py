@@ -9,6 +9,7 @@ import json
 import os
 import pwd
 import re
+import select
 import socket
 import tempfile
 import threading
@@ -1451,7 +1452,9 @@ def test_an_answer_that_nobody_reads_is_not_kept(
         whole += len(chunk)
         if chunk.endswith(b"]}"):
             break
-    time.sleep(1.0)
+    cut = select.poll()
+    cut.register(stuck, select.POLLRDHUP)
+    assert cut.poll(1000 * PATIENCE_S), "the daemon still waits for it"
     part = 0
     with contextlib.suppress(ConnectionError):
         while chunk := stuck.recv(1 << 16):

@@ -23,7 +23,7 @@ from carmad.gpu.emulated import EmulatedSource, create
 from carmad.gpu.kinds import KINDS
 from carmad.gpu.source import utilization
 from cli.demo_trace import argv, demo_trace
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZE = r"(?:\d+ bytes|\d+\.\d\d [KMG]iB)"
@@ -66,13 +66,8 @@ def start_job(directory: Path, *argv: str, gpus: str = "0") -> subprocess.Popen[
 
 def wait_for(source: EmulatedSource, wanted: Callable[[GpuSample], bool]) -> GpuSample:
     """The first sample of the first GPU that satisfies the condition."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        sample = source.sample(0.0)[0]
-        if wanted(sample):
-            return sample
-        time.sleep(0.01)
-    raise AssertionError(f"never came: the last sample was {sample}")
+    sample: GpuSample = until(lambda: source.sample(0.0)[0], "such a sample", wanted=wanted)
+    return sample
 
 
 # Making and finding cards.

@@ -101,11 +101,7 @@ class Daemon:
         self.store.ballast = (big,) if full else ()
 
     def await_state(self, id, state):
-        for _ in range(200):
-            if self.store.store.job(id).state is state:
-                return
-            threading.Event().wait(0.05)
-        raise AssertionError(self.store.store.job(id))
+        until(lambda: self.store.store.job(id).state, f"job {id}", wanted=lambda at: at is state)
 
     def state(self, id):
         return self.inbox.ask(lambda core: core.jobs[id].state).result(PATIENCE_S)
@@ -161,10 +157,7 @@ def test_news_from_the_world_waits_for_room_on_the_disk(daemon):
     settle(daemon)
     assert daemon.state(id) is JobState.STARTING  # not known before it is on disk
     daemon.store.full = False
-    for _ in range(100):
-        if daemon.store.store.job(id).state is JobState.SUCCEEDED:
-            break
-        threading.Event().wait(0.1)
+    daemon.await_state(id, JobState.SUCCEEDED)
     assert daemon.store.store.job(id).exit.cause is Cause.SUCCESS
 
 

@@ -101,7 +101,7 @@ class Machine:
         def found() -> list[Exited]:
             return [event for event in self.inbox.events if isinstance(event, Exited)]
 
-        until(lambda: len(found()) >= count, f"{count} ends", within_s=60)
+        until(lambda: len(found()) >= count, f"{count} ends")
         ends = {event.job: event for event in found()}
         assert len(ends) == len(found()) == count
         return ends
