@@ -1286,8 +1286,8 @@ def test_an_array_is_selected_whole_or_in_part(daemon: Daemon) -> None:
 
 
 def test_nothing_selected_is_an_error(daemon: Daemon) -> None:
-    for select in ("all", "last", "5", "5-8", "3_1"):
-        assert error(daemon.call("POST", "/v1/cancel", {"select": select})) == (404, "not_found")
+    for which in ("all", "last", "5", "5-8", "3_1"):
+        assert error(daemon.call("POST", "/v1/cancel", {"select": which})) == (404, "not_found")
     assert error(daemon.call("POST", "/v1/cancel", {"select": "DROP"})) == (422, "bad_request")
     assert error(daemon.call("POST", "/v1/cancel", {})) == (422, "bad_request")
 
