@@ -116,7 +116,7 @@ class Storm:
             for thread in threads:
                 thread.join()
 
-    def settle(self, within_s: float) -> None:
+    def settle(self) -> None:
         """Wait until no job is left, cancelling those that would run for ever."""
 
         def none_left() -> bool:
@@ -126,7 +126,7 @@ class Storm:
                     self.daemon.cancel(job["id"])
             return not live
 
-        until(none_left, "every job to end", within_s)
+        until(none_left, "every job to end")
 
     def check(self) -> None:
         """Call it while the daemon is down."""

@@ -20,6 +20,7 @@ from carmad.daemon.world import DaemonWorld
 from carmad.testing import changed
 from tests.attempts import EXIT_0_1_0, make_job, until
 from tests.test_world import Inbox, declared
+from tests.waiting import PATIENCE_S
 
 # Fails as often as `outages` says; then it "runs" the supervisor: here are its records.
 SYSTEMD_RUN = """#!/bin/sh
@@ -100,7 +101,7 @@ class Machine:
         def found() -> list[Exited]:
             return [event for event in self.inbox.events if isinstance(event, Exited)]
 
-        until(lambda: len(found()) >= count, f"{count} ends", within_s=60)
+        until(lambda: len(found()) >= count, f"{count} ends")
         ends = {event.job: event for event in found()}
         assert len(ends) == len(found()) == count
         return ends
@@ -201,8 +202,8 @@ def test_an_outage_that_follows_upon_another_is_waited_for_by_one_timer(
         machine.fail(1)
         machine.world._do(Launch(machine.job(4)))
 
-    machine.world._hands.submit(recover_for_a_moment).result(20)
-    machine.world._hands.submit(lambda: None).result(20)
+    machine.world._hands.submit(recover_for_a_moment).result(PATIENCE_S)
+    machine.world._hands.submit(lambda: None).result(PATIENCE_S)
     assert len(waiting) == 2
     assert len(machine.asked()) == 3
     waiting.pop()._due()
