@@ -148,6 +148,22 @@ def test_a_killed_supervisor_means_lost_and_leaves_nothing(farm: Farm) -> None:
     assert is_gone(int(pid)), "the attempt is over only when they are"
 
 
+def test_a_job_that_has_not_begun_when_its_supervisor_is_killed_never_begins(farm: Farm) -> None:
+    """Nothing shows yet that its process belongs to the attempt, which may be started again."""
+    os.mkfifo(farm.cwd / "log")
+    job = farm.start("sh", "-c", "touch began", stdout="log")  # it waits for a reader
+    pid = farm.started(job)["pid"]
+    (child,) = until(
+        lambda: Path(f"/proc/{pid}/task/{pid}/children").read_text().split(), "its process"
+    )
+    os.kill(pid, signal.SIGKILL)
+    assert farm.report().lost
+    log = os.open(farm.cwd / "log", os.O_RDONLY | os.O_NONBLOCK)
+    until(lambda: is_gone(int(child)), "it to be gone")
+    os.close(log)
+    assert not (farm.cwd / "began").exists()
+
+
 def test_a_recycled_pid_is_not_taken_for_the_supervisor(farm: Farm) -> None:
     job = farm.job("true")
     directory = farm.directory(job)
@@ -658,7 +674,7 @@ def test_what_cannot_be_killed_is_reported_but_only_if_it_runs_no_more(
     monkeypatch.setattr(shepherd_module, "send", lambda *_: None)
     stuck: list[int] = []
     monkeypatch.setattr(shepherd_module, "unkillable", stuck.__contains__)
-    with in_a_unit(farm, "sh", "-c", "echo $$; exec sleep 600") as (job, _):
+    with in_a_unit(farm, "sh", "-c", "setsid sh -c 'echo $$; exec sleep 600' & wait") as (job, _):
         (pid,) = until(farm.lines, "the job to speak")
         farm.shepherd.watch(job)
         until(lambda: farm.evidence.attempt_of(int(pid)) == (job.id, 1), "it to be followed")
