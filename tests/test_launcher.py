@@ -700,6 +700,39 @@ def test_whatever_fails_while_it_is_looked_after_an_end_is_reported(
     assert caplog.text.count("the driver is gone") <= 2  # in one traceback
 
 
+def test_a_sweep_that_was_killed_has_swept_nothing(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a cgroup."""
+    said = iter([["sh", "-c", "kill -9 $$"]])
+    program = shepherd_module.program
+    monkeypatch.setattr(shepherd_module, "program", lambda name: next(said, program(name)))
+    job = farm.start("sh", "-c", "setsid sh -c 'echo $$; exec sleep 600' & wait")
+    (pid,) = until(farm.lines, "the job to speak")
+    os.kill(farm.started(job)["pid"], signal.SIGKILL)
+    assert farm.report().lost
+    assert is_gone(int(pid))
+
+
+def test_a_zombie_that_nobody_reaps_does_not_keep_an_attempt_from_its_end(farm: Farm) -> None:
+    """As in a container whose first process reaps none."""
+    unmarked = "import subprocess, time\n"
+    unmarked += "child = subprocess.Popen(['sleep', '600'], env={'CARMA_ATTEMPT_DIR': MARK})\n"
+    unmarked += "print(child.pid, flush=True)\ntime.sleep(600)"
+    job = farm.job("sleep", "600")
+    mark = str(farm.directory(job))
+    argv = [sys.executable, "-c", unmarked.replace("MARK", repr(mark))]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        farm.launch(job)
+        farm.shepherd.watch(job)
+        os.kill(farm.started(job)["pid"], signal.SIGKILL)
+        assert (farm.report().lost, farm.report().left) == (True, False)
+        assert is_gone(pid)
+        parent.kill()
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
 def test_a_launch_that_found_no_room_may_be_repeated(
     farm: Farm, monkeypatch: pytest.MonkeyPatch, code: int
