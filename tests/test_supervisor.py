@@ -407,14 +407,12 @@ def test_an_attempt_whose_supervisor_was_killed_is_not_started_again(bench: Benc
     job = bench.launch(bench.job("sh", "-c", "echo $$; exec sleep 600"))
     (pid,) = until(bench.lines, "the job to speak")
     os.kill(bench.started(job)["pid"], signal.SIGKILL)
-    try:
-        program = supervisor.command(str(bench.directory(job)))
-        # The lock went with its holder; `started` is what stands in the way.
-        assert subprocess.run(program, check=False, timeout=PATIENCE_S).returncode == 0
-        assert bench.lines() == [pid]
-        assert not (bench.directory(job) / supervisor.EXIT).exists()
-    finally:
-        os.kill(int(pid), signal.SIGKILL)
+    until(lambda: is_gone(int(pid)), "the job to end with it")
+    program = supervisor.command(str(bench.directory(job)))
+    # The lock went with its holder; `started` is what stands in the way.
+    assert subprocess.run(program, check=False, timeout=PATIENCE_S).returncode == 0
+    assert bench.lines() == [pid]
+    assert not (bench.directory(job) / supervisor.EXIT).exists()
 
 
 def test_the_exit_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
