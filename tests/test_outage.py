@@ -16,6 +16,7 @@ from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.core.messages import Exited, Launch, Noticed, Postponed, Stop
 from carmad.core.types import Cause, Job, JobId, JobState
+from carmad.daemon import world as world_module
 from carmad.daemon.world import DaemonWorld
 from carmad.testing import changed
 from tests.attempts import EXIT_0_1_0, make_job, until
@@ -242,6 +243,19 @@ def test_a_launch_that_succeeded_unbeknown_is_not_repeated(machine: Machine) -> 
     machine.world.perform(Launch(machine.job(1)))
     assert machine.ends(1)[JobId(1)].exit.cause is Cause.SUCCESS
     assert machine.asked() == ["1.1 1"]
+
+
+def test_such_a_launch_is_found_while_the_outage_lasts(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(machine.world._pauses, "submit")
+    monkeypatch.setattr(machine.world, "_again_after_s", 3600.0)
+    monkeypatch.setattr(world_module, "AGAIN_AFTER_S", 0.01)
+    (machine.bin / "starts-all-the-same").touch()
+    machine.fail(1)
+    machine.world.perform(Launch(machine.job(1)))
+    assert machine.ends(1)[JobId(1)].exit.cause is Cause.SUCCESS
+    machine.world._closed.set()  # the pause is over
 
 
 @pytest.mark.parametrize("cause", [Cause.CANCELLED, Cause.PREEMPTED])
