@@ -137,7 +137,7 @@ def kill(kills: int, seed: int) -> Kills:
         storm = Storm(daemon, seed)
         try:
             storm.rage(kills)
-            storm.settle(SETTLE_S)
+            storm.settle()
             daemon.stop()
             storm.check()
         except Exception:  # noqa: BLE001 - whatever it is, it is a finding
