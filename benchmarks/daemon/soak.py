@@ -29,7 +29,6 @@ from tests.model import live_through
 from tests.storm import GPUS, Storm
 
 SEEDS, KILLS = 10_000, 500
-SETTLE_S = 900.0  # a deadline for what was queued when the storm was over
 
 
 @dataclass
