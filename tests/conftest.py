@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from tests import audit
 from tests.fake_daemon import FakeDaemon, serving
 from tests.leftovers import Leftovers
 
@@ -44,6 +46,23 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
             print(f"\nthe tests left processes behind: {', '.join(named)}")
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         leftovers.leave()
+
+
+if os.geteuid() == 0:
+    with tempfile.NamedTemporaryFile(delete=False) as file:
+        os.environ[audit.REPORT] = file.name
+    audit.listen()
+
+
+@pytest.fixture(autouse=True)
+def audited() -> Iterator[None]:
+    """As root: no code of CARMA's looks where a user can keep it waiting, here or in a carmad."""
+    yield
+    if report := os.environ.get(audit.REPORT):
+        with open(report, "r+b") as heard:  # noqa: PTH123 - it is the descriptor that is emptied
+            said = heard.read().decode()
+            heard.truncate(0)
+        assert not said, said
 
 
 @pytest.hookimpl(wrapper=True)

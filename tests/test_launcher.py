@@ -148,6 +148,22 @@ def test_a_killed_supervisor_means_lost_and_leaves_nothing(farm: Farm) -> None:
     assert is_gone(int(pid)), "the attempt is over only when they are"
 
 
+def test_a_job_that_has_not_begun_when_its_supervisor_is_killed_never_begins(farm: Farm) -> None:
+    """Nothing shows yet that its process belongs to the attempt, which may be started again."""
+    os.mkfifo(farm.cwd / "log")
+    job = farm.start("sh", "-c", "touch began", stdout="log")  # it waits for a reader
+    pid = farm.started(job)["pid"]
+    (child,) = until(
+        lambda: Path(f"/proc/{pid}/task/{pid}/children").read_text().split(), "its process"
+    )
+    os.kill(pid, signal.SIGKILL)
+    assert farm.report().lost
+    log = os.open(farm.cwd / "log", os.O_RDONLY | os.O_NONBLOCK)
+    until(lambda: is_gone(int(child)), "it to be gone")
+    os.close(log)
+    assert not (farm.cwd / "began").exists()
+
+
 def test_a_recycled_pid_is_not_taken_for_the_supervisor(farm: Farm) -> None:
     job = farm.job("true")
     directory = farm.directory(job)
@@ -658,7 +674,7 @@ def test_what_cannot_be_killed_is_reported_but_only_if_it_runs_no_more(
     monkeypatch.setattr(shepherd_module, "send", lambda *_: None)
     stuck: list[int] = []
     monkeypatch.setattr(shepherd_module, "unkillable", stuck.__contains__)
-    with in_a_unit(farm, "sh", "-c", "echo $$; exec sleep 600") as (job, _):
+    with in_a_unit(farm, "sh", "-c", "setsid sh -c 'echo $$; exec sleep 600' & wait") as (job, _):
         (pid,) = until(farm.lines, "the job to speak")
         farm.shepherd.watch(job)
         until(lambda: farm.evidence.attempt_of(int(pid)) == (job.id, 1), "it to be followed")
@@ -682,6 +698,39 @@ def test_whatever_fails_while_it_is_looked_after_an_end_is_reported(
     ended = farm.report()
     assert (ended.code, ended.memory_held) == (3, True)
     assert caplog.text.count("the driver is gone") <= 2  # in one traceback
+
+
+def test_a_sweep_that_was_killed_has_swept_nothing(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a cgroup."""
+    said = iter([["sh", "-c", "kill -9 $$"]])
+    program = shepherd_module.program
+    monkeypatch.setattr(shepherd_module, "program", lambda name: next(said, program(name)))
+    job = farm.start("sh", "-c", "setsid sh -c 'echo $$; exec sleep 600' & wait")
+    (pid,) = until(farm.lines, "the job to speak")
+    os.kill(farm.started(job)["pid"], signal.SIGKILL)
+    assert farm.report().lost
+    assert is_gone(int(pid))
+
+
+def test_a_zombie_that_nobody_reaps_does_not_keep_an_attempt_from_its_end(farm: Farm) -> None:
+    """As in a container whose first process reaps none."""
+    unmarked = "import subprocess, time\n"
+    unmarked += "child = subprocess.Popen(['sleep', '600'], env={'CARMA_ATTEMPT_DIR': MARK})\n"
+    unmarked += "print(child.pid, flush=True)\ntime.sleep(600)"
+    job = farm.job("sleep", "600")
+    mark = str(farm.directory(job))
+    argv = [sys.executable, "-c", unmarked.replace("MARK", repr(mark))]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        farm.launch(job)
+        farm.shepherd.watch(job)
+        os.kill(farm.started(job)["pid"], signal.SIGKILL)
+        assert (farm.report().lost, farm.report().left) == (True, False)
+        assert is_gone(pid)
+        parent.kill()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EAGAIN, errno.ENOMEM, errno.EMFILE])

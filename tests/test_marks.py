@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -74,3 +75,19 @@ def test_one_that_does_not_answer_keeps_nobody_from_the_others(
         assert capfd.readouterr().err.count(f"process {pids[1]} cannot be read") == 1
         marks.ask(found)
         assert capfd.readouterr().err == "", "it is asked once"
+
+
+def test_where_no_process_can_be_started_nothing_is_known_and_nothing_leaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def exhausted(*_: object, **__: object) -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with sleepers("one") as pids:
+        marks, found = Marks(b"MARK"), starts(pids)
+        with monkeypatch.context() as patch:
+            patch.setattr(module.os, "posix_spawn", exhausted)
+            before = os.listdir("/proc/self/fd")
+            assert marks.having(b"one", found) == {}
+            assert os.listdir("/proc/self/fd") == before
+        assert marks.having(b"one", found) == found, "they are asked the next time"

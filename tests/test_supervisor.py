@@ -407,14 +407,12 @@ def test_an_attempt_whose_supervisor_was_killed_is_not_started_again(bench: Benc
     job = bench.launch(bench.job("sh", "-c", "echo $$; exec sleep 600"))
     (pid,) = until(bench.lines, "the job to speak")
     os.kill(bench.started(job)["pid"], signal.SIGKILL)
-    try:
-        program = supervisor.command(str(bench.directory(job)))
-        # The lock went with its holder; `started` is what stands in the way.
-        assert subprocess.run(program, check=False, timeout=PATIENCE_S).returncode == 0
-        assert bench.lines() == [pid]
-        assert not (bench.directory(job) / supervisor.EXIT).exists()
-    finally:
-        os.kill(int(pid), signal.SIGKILL)
+    until(lambda: is_gone(int(pid)), "the job to end with it")
+    program = supervisor.command(str(bench.directory(job)))
+    # The lock went with its holder; `started` is what stands in the way.
+    assert subprocess.run(program, check=False, timeout=PATIENCE_S).returncode == 0
+    assert bench.lines() == [pid]
+    assert not (bench.directory(job) / supervisor.EXIT).exists()
 
 
 def test_the_exit_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -511,6 +509,25 @@ def test_a_unit_of_its_own_lets_the_kernel_kill_the_job(bench: Bench) -> None:
         assert started["cgroup"] == str(unit)
         bench.launcher.stop(job, 0.0)
         assert bench.ended(job)["signal"] == signal.SIGKILL
+
+
+@as_root
+def test_files_in_memory_end_the_job_and_not_its_supervisor(bench: Bench) -> None:
+    file = f"/dev/shm/carma-test-{os.getpid()}"
+    fill = f"until [ -e go ]; do sleep 0.05; done; exec dd if=/dev/zero of={file} bs=1M count=500"
+    try:
+        with in_a_unit(bench, "sh", "-c", fill, host_memory_mib=64) as (job, unit):
+            bench.started(job)
+            if not (unit / "job/memory.max").exists():
+                pytest.skip("cgroup v2 has no memory controller here")
+            assert (unit / "job/memory.max").read_text().strip() == str(64 << 20)
+            (bench.cwd / "go").touch()
+            end = bench.ended(job)
+    finally:
+        Path(file).unlink(missing_ok=True)
+    assert end["signal"] == signal.SIGKILL
+    assert min(end["host_oom_kills"], end["over_limit"]) >= 1
+    assert 32 << 20 < end["shared_bytes"] <= 64 << 20
 
 
 @as_root

@@ -18,11 +18,13 @@ from carmad.core.messages import Step
 from carmad.daemon import main as carmad
 from carmad.engine.engine import Engine
 from carmad.store.sql import SqlStore
+from tests import audit
 
 
 def serve() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever ordered it watches it
     gc.freeze()
+    audit.listen()
     while line := sys.stdin.readline():
         pid = os.fork()
         if pid == 0:

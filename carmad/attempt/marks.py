@@ -24,6 +24,7 @@ WITHIN_S = 2.0  # to read the environment of one process, which takes some micro
 START_WITHIN_S = 10.0
 MOST_STUCK = 8  # processes that one search waits for
 MOST_KNOWN = 4096
+MOST_BYTES = 4096  # of a value, which is a path
 SIGKILL = 9
 
 
@@ -58,10 +59,15 @@ class Marks:
         answers, theirs = os.pipe()
         words = [os.fsdecode(self._variable), *(f"{pid}.{start}" for pid, start in processes)]
         argv = [*program("carmad.attempt.marks"), *words]
-        reader = os.posix_spawn(
-            argv[0], argv, {}, file_actions=[(os.POSIX_SPAWN_DUP2, theirs, 1)], setsigmask=[]
-        )
-        os.close(theirs)
+        try:
+            reader = os.posix_spawn(
+                argv[0], argv, {}, file_actions=[(os.POSIX_SPAWN_DUP2, theirs, 1)], setsigmask=[]
+            )
+        except OSError:  # no process can be started now: they are asked the next time
+            os.close(answers)
+            return []
+        finally:
+            os.close(theirs)
         try:
             for at, key in enumerate(processes, 1):
                 # How long it takes to start, or to get its turn, is nobody's fault.
@@ -112,7 +118,7 @@ def main() -> None:
         try:
             for each in read_file(f"/proc/{pid}/environ").split(b"\0"):
                 if each.startswith(variable):
-                    value = each[len(variable) :]
+                    value = each[len(variable) :][:MOST_BYTES]
         except OSError:
             pass  # it is gone, or not to be read
         stat = process_stat(pid)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from carmad import beats
-from carmad.attempt import cgroup, records, supervisor
+from carmad.attempt import cgroup, records, supervisor, sweep
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.attempt.proc import process_stat, send, unkillable
@@ -258,7 +258,12 @@ class Shepherd:
                 argv = [*program("carmad.attempt.sweep"), str(attempt.directory)]
                 argv.append(str(attempt.job.spec.uid))
                 attempt.sweep = subprocess.Popen(argv, stdin=subprocess.DEVNULL, cwd="/")
-            return attempt.sweep.poll() is not None
+            code = attempt.sweep.poll()
+            if code not in (None, 0, sweep.LEFT):  # it was killed, or found no memory
+                attempt.sweep = None
+                raise RuntimeError(f"the sweep of job {attempt.job.id} failed: {code}")
+            attempt.ended = replace(attempt.ended, left=code == sweep.LEFT)
+            return code is not None
         left = cgroup.members(attempt.cgroup)
         for pid, start in left.items():
             send(pid, start, SIGKILL)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 REPORT_BYTES = 4096
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SIG_DFL, SIG_IGN = 0, 1
 SIGKILL, SIGCHLD = 9, 17
 SIG_SETMASK = 2
@@ -122,6 +122,7 @@ def fork(run: Callable[[int], None]) -> tuple[int, int]:
         os.set_blocking(report_in, False)
         return pid, report_in
     try:
+        os.close(report_in)
         run(report_out)
     except CannotStart as error:
         write_all(report_out, "\n".join(error.args).encode())
@@ -184,6 +185,12 @@ def become_job(launch: Launch) -> None:
             "submit from a directory that exists and that you can access on this machine",
         ) from error
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+
+
+def die_with_parent() -> None:
+    """Be killed when our parent ends, from here on: call it after changing the user, which would
+    undo it. A pipe that only the parent reads tells whether it had ended before."""
+    libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
 
 
 def shown(name: bytes) -> str:

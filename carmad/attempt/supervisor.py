@@ -49,6 +49,7 @@ from carmad.attempt.starting import (
     become_job,
     become_user,
     block,
+    die_with_parent,
     fork,
     libc,
     program,
@@ -135,6 +136,9 @@ def run_job(
         tell_kernel(f"{cgroup}/cgroup.procs", b"0")
     tell_kernel(OOM_SCORE, oom_score)
     become_job(launch)
+    # Until it is the user's program, nothing shows that it belongs to the attempt: if its log is a
+    # FIFO or on a dead file server, it must not begin after the attempt has been reported as lost.
+    die_with_parent()
     begin = open_log(launch.stdout, 1, header)
     if launch.stderr == launch.stdout:
         os.dup2(1, 2)

@@ -9,6 +9,7 @@ whatever it finds: a number is no test. tests/attack/test_siege.py is one.
 from __future__ import annotations
 
 import os
+import signal
 import statistics
 import sys
 import time
@@ -19,7 +20,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.daemon.booted import NotBooted
-from benchmarks.daemon.siege.cases import CASES, Case
+from benchmarks.daemon.siege.cases import CASES, Case, NotHere
 from benchmarks.daemon.siege.field import Field, besieged
 from benchmarks.harness.main import main
 from benchmarks.harness.report import Report, of_rows
@@ -41,13 +42,14 @@ class Found:
     doubled: list[int] = field(default_factory=list)
     stale_s: float = 0.0
     unnoticed_s: float = 0.0
+    skipped: str = ""  # why it was not run
     failed: str = ""  # a state that did not come about
 
     def p99(self, rounds: list[dict[str, list[float]]], what: str) -> float:
         return statistics.median(percentile(each[what], 0.99) for each in rounds)
 
 
-def besiege(field: Field, case: Case, rounds: int, times: int) -> Found:
+def besiege(field: Field, case: Case, rounds: int, times: int, jobs: int = JOBS) -> Found:
     """Without rounds: once, and nothing is timed."""
     found = Found(case.name)
     with field.working():
@@ -59,7 +61,9 @@ def besiege(field: Field, case: Case, rounds: int, times: int) -> Found:
                 with case.attack(field):
                     if rounds:
                         found.attacked.append(field.ask(times))
-                    field.await_work(JOBS)
+                    field.await_work(jobs)
+        except NotHere as error:
+            found.skipped = str(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
             traceback.print_exc()
             found.failed = f"{type(error).__name__}: {error}"
@@ -73,6 +77,8 @@ def besiege(field: Field, case: Case, rounds: int, times: int) -> Found:
 
 
 def rows(case: Case, found: Found) -> list[Row]:
+    if found.skipped:
+        return [Row(case.name, "not run", 0, "", note=found.skipped)]
     out = []
     for what in ("submit", "status"):
         if found.quiet and found.attacked:
@@ -101,6 +107,8 @@ def measure(
         sys.exit(f"no such case: {' '.join(unknown)}; there are: {' '.join(known)}")
     if os.geteuid() != 0:
         sys.exit("only root can boot a machine and be several users")
+    # Whatever ends this, nothing may stay stuck: even `ps` would hang from then on.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     table: list[Row] = []
     everything: dict[str, Found] = {}
     for case in CASES:

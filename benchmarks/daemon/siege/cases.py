@@ -26,6 +26,10 @@ FORKS = 400
 KILLS = 3
 
 
+class NotHere(Exception):
+    """The case cannot be had on this machine, for this reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """`most`: how many times as long as when it is quiet the honest user's requests may take;
@@ -56,6 +60,7 @@ def lost(field: Field) -> Iterator[None]:
         # A process that the job starts in a session of its own is the daemon's to find.
         job = machine.sh(f"setsid sleep 99999 & {FOREVER}", HONEST, gpus=0, requeue=False)
         pid = field.supervisor(job)
+        until(lambda: ("start", job) in field.lines(), "the job to start")
         machine.run("kill", "-KILL", str(pid))
         yield
         ended = field.await_over(job)
@@ -90,6 +95,19 @@ def within(field: Field) -> Iterator[None]:
         field.root.post("/v1/cancel", {"select": str(job)})
         yield
     field.await_over(job)
+
+
+@contextmanager
+def shm(field: Field) -> Iterator[None]:
+    """A job that fills /dev/shm beyond its own memory: that the job ends of, not its supervisor."""
+    if "memory" not in field.machine.read("/sys/fs/cgroup/cgroup.controllers").split():
+        raise NotHere("cgroup v2 has no memory controller here; see benchmarks/daemon/siege/vm.sh")
+    user = HOSTILE[0]
+    fill = "dd if=/dev/zero of=/dev/shm/siege-$$ bs=1M count=200; rm /dev/shm/siege-$$; exit 3"
+    job = field.machine.sh(fill, user, gpus=0, host_memory_mib=64, requeue=False)
+    yield
+    ended = field.await_over(job)
+    assert ended["exit"]["cause"] == "host_oom", ended
 
 
 @contextmanager
@@ -235,6 +253,7 @@ CASES = (
     Case("lost", "a supervisor is killed while a stuck process is there", lost),
     Case("limit", "jobs with time limits beside a stuck process of their user's", limit),
     Case("within", "a job's own process is stuck, and its time is over", within),
+    Case("shm", "a job fills /dev/shm beyond its memory", shm),
     Case("subuids", f"{SUBUIDS} subuids with {EACH} connections each", subuids),
     Case("array", f"an array of {TASKS:,} submitted and cancelled in a loop", array),
     Case("arrays", "the same by three users", three_arrays),

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.daemon.booted import OVER, SOCKET, Machine, booted
 from benchmarks.daemon.siege import honest, stuck
 from benchmarks.harness.data import ROOT
-from benchmarks.harness.waiting import until
+from benchmarks.harness.waiting import PATIENCE_S, until
 from carma_client.errors import Problem
 from carma_client.transport import Blocking
 from carmad.attempt import records
@@ -39,7 +39,8 @@ CARDS = f"{STATE}/emulated"
 LOOK_S = 0.5
 ANSWERED_WITHIN_S = 20.0
 GONE_WITHIN_S = 30.0
-READ_WITHIN_S = 2.0  # of a process's environment, to see that nobody can
+CANCELLED_AT_ONCE = 1000
+HANGS_S = 0.5  # a read of a process's environment that takes so long
 
 
 @dataclass
@@ -63,7 +64,7 @@ class Field:
     machine: Machine
     seen: Seen = field(default_factory=Seen)
     _numbers: Iterator[int] = field(default_factory=count)
-    _held: list[int] = field(default_factory=list)  # processes that are stuck
+    _held: dict[str, list[int]] = field(default_factory=dict)  # processes that are stuck there
 
     def __post_init__(self) -> None:
         self.root = Blocking(self.inside(SOCKET))
@@ -94,9 +95,26 @@ class Field:
 
     @contextlib.contextmanager
     def attack(self, user: str, kind: Any, *words: object) -> Iterator[str]:
-        """Run one of the `attackers` as that user, or as root."""
+        """Run one of the `attackers` as that user, or as root. What it submitted is cancelled."""
         with self.unit(user, *self.program("attackers", kind.__name__, *words)) as unit:
             yield unit
+        if user:
+            self.await_none(user)
+
+    def await_none(self, user: str) -> None:
+        """Cancel what attackers submitted, which is no shell's work, until none is left."""
+
+        def none() -> bool:
+            with contextlib.suppress(Problem):
+                jobs = self.root.get("/v1/jobs", user=user, states=honest.LIVE)["jobs"]
+                live = [job for job in jobs if job["name"] != "sh"]
+                for at in range(0, len(live), CANCELLED_AT_ONCE):
+                    ids = [str(job["id"]) for job in live[at : at + CANCELLED_AT_ONCE]]
+                    self.root.post("/v1/cancel", {"select": ",".join(ids)})
+                return not live
+            return False
+
+        until(none, f"{user}'s jobs to end")
 
     @contextlib.contextmanager
     def unit(self, user: str, *words: str, **env: str) -> Iterator[str]:
@@ -130,8 +148,8 @@ class Field:
             until(lambda: where in self.machine.read("/proc/mounts"), "the file system")
             yield where
         # The server is dead, and what waited for it has been told so.
-        until(lambda: not any(map(self.lives, self._held)), "the stuck to go on", GONE_WITHIN_S)
-        self._held.clear()
+        held = self._held.pop(where, [])
+        until(lambda: not any(map(self.lives, held)), "the stuck to go on", GONE_WITHIN_S)
         self.machine.run("umount", "-l", where)
 
     def lives(self, pid: int) -> bool:
@@ -144,7 +162,7 @@ class Field:
             words = [sys.executable, stuck.__file__, "hold", f"{folder}/page", str(mib)]
             with self.unit(user, *words, CARMA_EMULATED_DIR=CARDS) as unit:
                 pid = int(self.machine.show(unit, "MainPID"))
-                self._held.append(pid)
+                self._held.setdefault(folder, []).append(pid)
                 self.await_stuck(pid)
                 yield Stuck(folder, pid)
 
@@ -154,17 +172,17 @@ class Field:
         def waits() -> bool:
             state = self.machine.read(f"/proc/{pid}/stat").rpartition(")")[2].split()
             assert state, f"process {pid} has ended"
-            return state[0] == "D" and self._hangs(f"/proc/{pid}/environ")
+            return state[0] == "D" and self._hangs(f"/proc/{pid}/environ", HANGS_S)
 
         until(waits, "a process that is stuck")
         for name in ("cgroup", "stat", "status", "comm"):  # what CARMA goes by
-            assert not self._hangs(f"/proc/{pid}/{name}"), name
+            assert not self._hangs(f"/proc/{pid}/{name}", PATIENCE_S), name
 
-    def _hangs(self, path: str) -> bool:
+    def _hangs(self, path: str, for_s: float) -> bool:
         words = [*self.machine.enter(), "cat", path]
         reader = subprocess.Popen(words, stdout=subprocess.DEVNULL)
         try:
-            reader.wait(READ_WITHIN_S)
+            reader.wait(for_s)
         except subprocess.TimeoutExpired:
             reader.kill()
             reader.wait()

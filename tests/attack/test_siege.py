@@ -1,0 +1,36 @@
+"""The siege's cases, each once and small: the states that they promise, and never a time.
+
+`python -m benchmarks.daemon.siege` measures what an honest user notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.daemon.siege import cases
+from benchmarks.daemon.siege.__main__ import besiege
+from benchmarks.daemon.siege.cases import CASES, Case
+from benchmarks.daemon.siege.field import Field, besieged
+from tests.attack.booted import skipped
+
+SMALL = {"TASKS": 300, "SUBUIDS": 10, "EACH": 50, "STREAMS": 80, "FORKS": 50, "KILLS": 1}
+
+
+@pytest.fixture(scope="module")
+def field() -> Iterator[Field]:
+    """One machine for all: what a case leaves behind, the next one meets."""
+    with skipped(), besieged() as field:
+        yield field
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_an_honest_user_goes_on(field: Field, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SMALL.items():
+        monkeypatch.setattr(cases, name, value)
+    found = besiege(field, case, rounds=0, times=0, jobs=1)
+    if found.skipped:
+        pytest.skip(found.skipped)
+    assert not found.failed
+    assert not found.lost and not found.doubled
