@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import pwd
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from carmad.errors import CarmaError
 
@@ -33,6 +35,21 @@ def account(user: str, uid: int) -> Account:
         now = f"{user} has the uid {known.pw_uid}" if known else f"there is no {user}"
         raise NoAccount(
             f"it was submitted by {user} with the uid {uid}, and now {now}",
-            "If that is right, cancel the job; if not, repair the user database and release it.",
+            "If that is right, cancel the job; if not, repair the user database: then it goes on.",
         )
     return Account(uid, known.pw_gid, tuple(os.getgrouplist(user, known.pw_gid)))
+
+
+def barring() -> Callable[[str, int], str]:
+    """A function that says why nothing may be done as a user; "": it may. Each is looked up once,
+    as jobs may be many."""
+
+    @cache
+    def barred(user: str, uid: int) -> str:
+        try:
+            account(user, uid)
+        except NoAccount as error:
+            return error.message
+        return ""
+
+    return barred

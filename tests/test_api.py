@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 import pytest
 
+from carmad import accounts
 from carmad.accounts import Account, NoAccount
 from carmad.api.outlook import outlook_out
 from carmad.api.phrases import phrase, short, wordings
@@ -59,7 +60,6 @@ from carmad.http import connections, intake
 from carmad.http import server as server_module
 from carmad.http.answers import Call
 from carmad.http.peers import Credentials, Peer, Peers
-from carmad.http.routes import actions
 from carmad.http.routes import jobs as jobs_routes
 from carmad.http.turns import Share
 from carmad.learned.estimates import Guess
@@ -978,7 +978,7 @@ def test_nothing_is_done_as_a_user_who_is_not_there_any_more(
     def gone(user: str, uid: int) -> Account:
         raise NoAccount(f"there is no {user}")
 
-    monkeypatch.setattr(actions, "account", gone)
+    monkeypatch.setattr(accounts, "account", gone)
     for what, job, words in (
         ("release", waits, "stays held"),
         ("requeue", ended, "cannot run again"),

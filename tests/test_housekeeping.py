@@ -5,17 +5,23 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from carmad import accounts
+from carmad.accounts import Account, NoAccount
 from carmad.config import Retention
-from carmad.core.messages import Step, Tick
+from carmad.core.messages import HoldRequested, Step, Tick
 from carmad.core.types import JobSpec, JobState
 from carmad.daemon import housekeeping
-from carmad.daemon.housekeeping import Housekeeping, remove_attempts, shorten_logs
+from carmad.daemon.housekeeping import Housekeeping, release, remove_attempts, shorten_logs
+from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.store.sql import SqlStore
 from carmad.testing import a_job
@@ -112,6 +118,31 @@ def test_chores_run_and_fail_on_their_own(
     assert flushed[-1] == threading.current_thread().name  # the last one, as it stops
     assert "flush failed" in caplog.text and "no luck" in caplog.text
     assert "flush: no room. Make some." in caplog.text
+
+
+def test_jobs_go_on_once_their_users_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory server had not answered; one user is gone for good."""
+    held = [
+        a_job(1, spec=SPEC, held=True, barred="there is no ada"),
+        a_job(2, spec=replace(SPEC, user="bob"), held=True, barred="there is no bob"),
+        a_job(3, spec=SPEC, held=True),
+    ]
+
+    def look(user: str, uid: int) -> Account:
+        if user == "bob":
+            raise NoAccount("there is no bob")
+        return Account(uid, uid, ())
+
+    monkeypatch.setattr(accounts, "account", look)
+    posted: list[HoldRequested] = []
+
+    def ask(question: Callable[[Any], Any]) -> Any:
+        found = question(SimpleNamespace(jobs=dict(enumerate(held))))
+        return SimpleNamespace(result=lambda: found)
+
+    inbox = SimpleNamespace(ask=ask, post=posted.append, clock=lambda: 5.0)
+    release(cast(Inbox, inbox))
+    assert [(each.job, each.held) for each in posted] == [(1, False)]
 
 
 def test_every_chore_is_scheduled_patiently(store: SqlStore, tmp_path: Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -87,7 +87,7 @@ def test_where_no_process_can_be_started_nothing_is_known_and_nothing_leaks(
         marks, found = Marks(b"MARK"), starts(pids)
         with monkeypatch.context() as patch:
             patch.setattr(module.os, "posix_spawn", exhausted)
-            before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
+            before = sorted(Path("/proc/self/fd").iterdir())
             assert marks.having(b"one", found) == {}
-            assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+            assert sorted(Path("/proc/self/fd").iterdir()) == before
         assert marks.having(b"one", found) == found, "they are asked the next time"

@@ -181,7 +181,7 @@ class Job:
     state: JobState
     submitted_at: float
     held: bool = False
-    barred: str = ""  # why nothing may be done as its user: it is held until an owner releases it
+    barred: str = ""  # why nothing may be done as its user: it is held until there is no reason
     group: str = ""  # the same for runs of the same job: see `carmad.core.recurrence`
     estimate: Estimate | None = None
     estimate_late: bool = False  # there is none because its script took too long: one may follow

@@ -15,8 +15,13 @@ from apscheduler.executors.pool import BasePoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from carmad import beats
+from carmad.accounts import barring
 from carmad.attempt import folders
 from carmad.config import Retention
+from carmad.core.messages import HoldRequested
+from carmad.core.scheduler import Scheduler
+from carmad.core.types import Job
+from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.store.sql import SqlStore
 from carmad.threads import Threads
@@ -25,6 +30,8 @@ _log = logging.getLogger(__name__)
 
 _FLUSH_S = 30
 _TRIM_MIN = 1
+_RELEASE_MIN = 1
+_BY = "carmad: the account is there again"
 _SAVE_MIN = 5  # what a daemon that is killed may lose of the timeline
 _PURGE_H = 1
 _TRAIN_H = 1  # how often to check whether training is due
@@ -49,6 +56,7 @@ class Housekeeping:
         train: Callable[[], None] | None = None,
         report: Callable[[], None] | None = None,
         save: Callable[[], None] | None = None,
+        release: Callable[[], None] | None = None,
     ) -> None:
         self._store = store
         self.retention = retention
@@ -57,6 +65,7 @@ class Housekeeping:
         self._train = train
         self._report = report
         self._save = save
+        self._release = release
         # No misfire limit, as the default of one second skips runs when the machine is busy;
         # coalesce, as a laptop that slept for a week needs no week of purges.
         self._scheduler = BackgroundScheduler(
@@ -74,6 +83,8 @@ class Housekeeping:
         add("purge", self.purge, "interval", hours=_PURGE_H, next_run_time=soon)
         if self._save is not None:
             add("save", self._save, "interval", minutes=_SAVE_MIN)
+        if self._release is not None:
+            add("release", self._release, "interval", minutes=_RELEASE_MIN)
         if self._train is not None:
             add("train", self._train, "interval", hours=_TRAIN_H)
         if self.retention.backups:
@@ -106,6 +117,19 @@ class Housekeeping:
 class _Hands(BasePoolExecutor):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__(Threads(_AT_ONCE, "housekeeping", _LATE_S))
+
+
+def release(inbox: Inbox) -> None:
+    """Release the jobs that were held as their users were not to be found, and are: a directory
+    server that does not answer looks the same as an account that was deleted."""
+
+    def held(core: Scheduler) -> list[Job]:
+        return [job for job in core.jobs.values() if job.barred]
+
+    barred = barring()
+    for job in inbox.ask(held).result():
+        if not barred(job.spec.user, job.spec.uid):
+            inbox.post(HoldRequested(inbox.clock(), job.id, False, _BY))
 
 
 def remove_attempts(directory: Path, store: SqlStore) -> int:

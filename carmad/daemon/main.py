@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
+import functools
 import gc
 import logging
 import os
@@ -28,7 +29,7 @@ from carmad.core.scheduler import Scheduler
 from carmad.core.types import GpuId, JobId, JobSpec, JobState, Refusal
 from carmad.daemon import doctor, systemd
 from carmad.daemon.externals import Externals
-from carmad.daemon.housekeeping import Housekeeping
+from carmad.daemon.housekeeping import Housekeeping, release
 from carmad.daemon.listening import listen
 from carmad.daemon.monitor import Monitor
 from carmad.daemon.mpswatch import MpsWatch
@@ -181,7 +182,10 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         train, save = models.train_if_due, lambda: timeline.save(store.record_timeline, clock())
         sent = state_dir / "report.sent"
         report = weekly(store, scene, post, sent) if settings.notify.report else None
-        chores = Housekeeping(store, settings.retention, state_dir, flush, train, report, save)
+        back = functools.partial(release, inbox)
+        chores = Housekeeping(
+            store, settings.retention, state_dir, flush, train, report, save, back
+        )
         _start(stack, chores)
         stack.callback(models.stop)
         _start(stack, post)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from carmad.accounts import NoAccount, account
+from carmad.accounts import barring
 from carmad.api.render import label
 from carmad.api.requests import SelectIn, UpdateIn
 from carmad.api.responses import SCHEMA
@@ -64,11 +64,11 @@ async def release(call: Asked, body: SelectIn) -> Response:
 
 
 async def _held(call: Call, body: SelectIn, held: bool) -> Response:
-    barred = _barring()
+    barred = barring()
 
     def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
         verdict = control.hold(job, held)
-        if not held and verdict.acts and (why := barred(job.spec)):
+        if not held and verdict.acts and (why := barred(job.spec.user, job.spec.uid)):
             verdict = Verdict(f"stays held: {why}", acts=False, refused=True)
         return verdict, HoldRequested(now, job.id, held, by)
 
@@ -83,12 +83,12 @@ async def requeue(call: Asked, body: SelectIn) -> Response:
     awaited = {after.job for job in jobs for after in job.spec.after}
     found = await run_in_threadpool(call.service.store.jobs, awaited)
     ended = {job.id: job.state for job in found if job.ended}
-    barred = _barring()
+    barred = barring()
 
     def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
         its = tuple((a.job, ended[a.job]) for a in job.spec.after if a.job in ended)
         verdict = control.requeue(job, ended)
-        if verdict.acts and (why := barred(job.spec)):
+        if verdict.acts and (why := barred(job.spec.user, job.spec.uid)):
             verdict = Verdict(f"cannot run again: {why}", acts=False, refused=True)
         if verdict.acts:
             ended.pop(job.id, None)  # its dependents wait for its next end
@@ -104,7 +104,7 @@ async def update(call: Asked, body: UpdateIn) -> Response:
     names, change = await intake.updated(call.service, call.peer, body, jobs)
     live = (await call.service.scene()).live
     asked: dict[JobId, JobSpec] = {}
-    barred = _barring()
+    barred = barring()
 
     def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
         event = UpdateRequested(now, job.id, job.spec, names, by, call.peer.admin)
@@ -114,7 +114,7 @@ async def update(call: Asked, body: UpdateIn) -> Response:
         except CarmaError as error:
             return Verdict(f"is left as it is: {error.message}", False, refused=True), event
         verdict, spec = control.update(job, event, live, now)
-        if verdict.acts and (why := barred(job.spec)):
+        if verdict.acts and (why := barred(job.spec.user, job.spec.uid)):
             verdict = Verdict(f"is left as it is: {why}", acts=False, refused=True)
         if verdict.acts:
             asked[job.id] = spec
@@ -129,23 +129,6 @@ async def update(call: Asked, body: UpdateIn) -> Response:
             each["ok"] = False
             each["message"] = f"has {'started' if began else 'ended'} meanwhile"
     return _told(results)
-
-
-def _barring() -> Callable[[JobSpec], str]:
-    """A function that says why nothing may be done as a job's user; "": it may. Each is looked up
-    once, as tasks may be many."""
-    known: dict[tuple[int, str], str] = {}
-
-    def barred(spec: JobSpec) -> str:
-        if spec.owner not in known:
-            try:
-                account(spec.user, spec.uid)
-                known[spec.owner] = ""
-            except NoAccount as error:
-                known[spec.owner] = error.message
-        return known[spec.owner]
-
-    return barred
 
 
 def _has(job: Job | None, spec: JobSpec, names: tuple[str, ...]) -> bool:
