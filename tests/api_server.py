@@ -44,6 +44,7 @@ from estimators.tracer.report import Explanation, Held, Moment, Remedy
 from policies import builtin
 from recovery import ladder
 from tests.attempts import until
+from tests.waiting import PATIENCE_S
 
 ROOT_JOBS = Settings(access=Access(root_jobs=True))
 CAPABILITIES = Capabilities("test", ("utilization",), (("sm_active", "it is a test"),))
@@ -115,25 +116,25 @@ class Daemon:
 
     def start(self) -> None:
         self._core.start()
-        self.inbox.request(Discovered(self.inbox.clock(), self.gpus)).result(5)
+        self.inbox.request(Discovered(self.inbox.clock(), self.gpus)).result(PATIENCE_S)
         self.sample()
         self.server.start()
 
     def stop(self) -> None:
         self.server.stop()
         self.inbox.close()
-        self._core.join(5)
+        self._core.join(PATIENCE_S)
         self.store.close()
 
     def sample(self) -> None:
-        self.inbox.request(self.world.sampled()).result(5)
+        self.inbox.request(self.world.sampled()).result(PATIENCE_S)
 
     def run_kernel(self, job: int, mib: int = 1000) -> None:
         self.world.run_kernel(self._launched(job), mib)
         self.sample()
 
     def exit(self, job: int, exit: Exit | None = None) -> None:
-        self.inbox.request(self.world.exited(self._launched(job), exit)).result(5)
+        self.inbox.request(self.world.exited(self._launched(job), exit)).result(PATIENCE_S)
 
     def _launched(self, job: int) -> JobId:
         """A submission is acknowledged before its job is estimated and launched."""
@@ -184,7 +185,7 @@ def running(folder: Path, settings: Settings = ROOT_JOBS, gpus: int = 3) -> Iter
 
 class Connection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("carma", timeout=20)
+        super().__init__("carma", timeout=PATIENCE_S)
         self._path = path
 
     def connect(self) -> None:

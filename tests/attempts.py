@@ -96,13 +96,13 @@ class Bench:
 
 
 @contextmanager
-def in_a_unit(bench: Bench, *argv: str) -> Iterator[tuple[Job, Path]]:
+def in_a_unit(bench: Bench, *argv: str, **spec: Any) -> Iterator[tuple[Job, Path]]:
     """A job that runs in a cgroup as that of a unit of its own."""
     mounts = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
     root = next((mount for mount in mounts if (mount / "cgroup.procs").exists()), None)
     if root is None:
         pytest.skip("no cgroup v2 here")
-    job = bench.job(*argv, id=os.getpid(), stdout="carma-1.out")
+    job = bench.job(*argv, id=os.getpid(), stdout="carma-1.out", **spec)
     unit = root / f"carma-job-{job.id}-{job.attempt}.service"
     try:
         unit.mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +14,38 @@ from hypothesis import settings
 
 from tests import audit
 from tests.fake_daemon import FakeDaemon, serving
+from tests.leftovers import Leftovers
 
 # No deadline: a busy machine is not a fault.
 settings.register_profile("carma", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("carma")
+
+# Under nohup, or in the background, these are ignored, and whatever a test starts would ignore them
+# as well. A handler ends with an exec: we go on ignoring them, and no program inherits it.
+for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(signum) is signal.SIG_IGN:
+        signal.signal(signum, lambda *_: None)
+
+LEFTOVERS = pytest.StashKey[Leftovers]()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> Iterator[None]:
+    """Before it starts the workers."""
+    if not hasattr(session.config, "workerinput"):
+        session.config.stash[LEFTOVERS] = Leftovers()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """After the workers have ended: a run that leaves a process has failed."""
+    yield
+    if (leftovers := session.config.stash.get(LEFTOVERS, None)) is not None:
+        if named := leftovers.named():
+            print(f"\nthe tests left processes behind: {', '.join(named)}")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        leftovers.leave()
 
 
 if os.geteuid() == 0:

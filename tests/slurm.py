@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import until
 
 FREEZER = Path("/sys/fs/cgroup/freezer")  # of cgroup v1: all that Slurm needs to track processes
 NEEDS = ("munged", "slurmctld", "slurmd", "sbatch")
@@ -127,7 +127,7 @@ class Cluster:
         """As an upgrade does: it writes down what it knows."""
         process = self._running.pop("slurmctld")
         process.send_signal(signal.SIGTERM)
-        process.wait(PATIENCE_S)
+        process.wait(20)
 
     def start_node(self, name: str) -> None:
         self._spawn(name, "slurmd", "-D", "-N", name)
@@ -147,7 +147,7 @@ class Cluster:
             process.send_signal(signal.SIGTERM)
         for process in self._running.values():
             try:
-                process.wait(5)
+                process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

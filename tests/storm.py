@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from carmad.core.types import Cause, Job, JobState
 from carmad.store.sql import SqlStore
 from tests.daemon import UNREACHABLE, Carmad, Json, train, until
+from tests.waiting import PATIENCE_S
 
 WORDS = "$CARMA_JOB_ID $((CARMA_RESTART_COUNT + 1)) $$ $CUDA_VISIBLE_DEVICES"
 START = f'echo "{WORDS}" >> starts/$CARMA_JOB_ID; '
@@ -116,7 +117,7 @@ class Storm:
             for thread in threads:
                 thread.join()
 
-    def settle(self, within_s: float) -> None:
+    def settle(self, within_s: float = PATIENCE_S) -> None:
         """Wait until no job is left, cancelling those that would run for ever."""
 
         def none_left() -> bool:

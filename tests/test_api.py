@@ -9,6 +9,7 @@ import json
 import os
 import pwd
 import re
+import select
 import socket
 import tempfile
 import threading
@@ -313,7 +314,7 @@ def test_a_mig_instance_takes_no_job_of_several_gpus(daemon: Daemon) -> None:
     whole = a_gpu(0, 20_000)
     parts = tuple(a_gpu(n, 40_000, parent=whole.id) for n in (1, 2))
     event = Discovered(daemon.inbox.clock(), (whole, *parts))
-    daemon.inbox.request(event).result(5)
+    daemon.inbox.request(event).result(PATIENCE_S)
     submit(daemon, memory_mib=39_000, held=True)
     assert error(daemon.call("POST", "/v1/jobs", JOB | {"gpus": 2}))[0] == 400
 
@@ -844,7 +845,7 @@ def test_waiting_ends_with_the_job(daemon: Daemon) -> None:
         thread.start()
     daemon.exit(id)
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE_S)
     assert [answer["state"] for answer in answers] == ["succeeded"] * 5
     assert daemon.call("GET", f"/v1/jobs/{id}/wait")[1]["state"] == "succeeded"
 
@@ -861,7 +862,7 @@ def test_who_waits_is_answered_when_the_daemon_stops(open_path: Path) -> None:
         thread.start()
         while not daemon.service.endings._waiters:
             thread.join(0.01)
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert [answer["state"] for answer in answers] == ["starting"]
 
 
@@ -1031,7 +1032,7 @@ def test_one_that_is_preempted_can_be_cancelled_and_held(
     with running(tmp_path) as daemon:  # which does not have its processes: they end when we say so
         assert act(daemon, what, 1) == {"1": (True, message)}
         daemon.inbox.post(Exited(2.0, JobId(1), 1, Exit(Cause.FAILURE, signal=15)))
-        daemon.inbox.ask(lambda core: None).result(10)
+        daemon.inbox.ask(lambda core: None).result(PATIENCE_S)
         job = daemon.call("GET", "/v1/jobs/1")[1]
         assert (job["state"], job["gpus"]) == (state, job["gpus"] if what == "cancel" else [])
         assert not daemon.world.alive
@@ -1076,7 +1077,7 @@ def test_a_job_that_shares_its_gpus_with_one_other_tells_how_much_that_slows_it(
         second = beside()
         told = step(first, 0.3)
         assert (told[0], told[1]["unused"]) == (200, f"job {first} has no profile")
-        daemon.inbox.ask(profile).result(5)
+        daemon.inbox.ask(profile).result(PATIENCE_S)
         told = step(second, 0.3)
         kind = daemon.gpus[0].name
         why = f"no step time of it alone on {kind} is known, to compare with"
@@ -1173,7 +1174,9 @@ def test_the_predictor_is_asked_before_the_job_is_in_line(daemon: Daemon) -> Non
             raise RuntimeError
 
     def foreseen(predictor: object) -> str:
-        daemon.inbox.ask(lambda core: setattr(core.knowledge, "predictor", predictor)).result(5)
+        daemon.inbox.ask(lambda core: setattr(core.knowledge, "predictor", predictor)).result(
+            PATIENCE_S
+        )
         want = JOB | {"deadline_at": ahead(3600)}
         return daemon.call("POST", "/v1/jobs", want)[1]["outlook"]["text"]
 
@@ -1194,13 +1197,13 @@ def test_a_dry_run_knows_what_the_job_itself_would(daemon: Daemon) -> None:
             seen.extend(view.queue)
             return ()
 
-    daemon.inbox.ask(lambda core: setattr(core._deciders, "policy", Looking())).result(5)
+    daemon.inbox.ask(lambda core: setattr(core._deciders, "policy", Looking())).result(PATIENCE_S)
     times = {"load_s": 0.0, "forward_s": 0.1, "backward_s": 0.2}
     want = JOB | {"deadline_at": ahead(3600), "expected_s": 7200.0, "stage_times": [times]}
     out = daemon.call("POST", "/v1/jobs", want | {"dry_run": True})[1]
     assert out["outlook"]["text"] == "predicted to miss its deadline by 60 min (could start now)"
     id = submit(daemon, **want)
-    real = daemon.inbox.ask(lambda core: core.jobs[id]).result(5)
+    real = daemon.inbox.ask(lambda core: core.jobs[id]).result(PATIENCE_S)
     assert seen[0].id == 0 and real.stage_times and real.group
     assert (seen[0].stage_times, seen[0].group) == (real.stage_times, real.group)
     assert "outlook" not in daemon.call("POST", "/v1/jobs", JOB | {"dry_run": True})[1]
@@ -1283,8 +1286,8 @@ def test_an_array_is_selected_whole_or_in_part(daemon: Daemon) -> None:
 
 
 def test_nothing_selected_is_an_error(daemon: Daemon) -> None:
-    for select in ("all", "last", "5", "5-8", "3_1"):
-        assert error(daemon.call("POST", "/v1/cancel", {"select": select})) == (404, "not_found")
+    for which in ("all", "last", "5", "5-8", "3_1"):
+        assert error(daemon.call("POST", "/v1/cancel", {"select": which})) == (404, "not_found")
     assert error(daemon.call("POST", "/v1/cancel", {"select": "DROP"})) == (422, "bad_request")
     assert error(daemon.call("POST", "/v1/cancel", {})) == (422, "bad_request")
 
@@ -1449,7 +1452,9 @@ def test_an_answer_that_nobody_reads_is_not_kept(
         whole += len(chunk)
         if chunk.endswith(b"]}"):
             break
-    time.sleep(1.0)
+    cut = select.poll()
+    cut.register(stuck, select.POLLRDHUP)
+    assert cut.poll(1000 * PATIENCE_S), "the daemon still waits for it"
     part = 0
     with contextlib.suppress(ConnectionError):
         while chunk := stuck.recv(1 << 16):

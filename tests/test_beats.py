@@ -18,6 +18,7 @@ from carmad.threads import Threads
 from tests.daemon import NO_KERNELS, Carmad, until
 from tests.test_metrics_served import free_port
 from tests.test_nvml import A, B, gpu
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.fake_nvml import FakeNvml
@@ -53,7 +54,7 @@ def test_a_thread_is_late_once_it_works_too_long_and_not_while_it_waits(
     assert "wait_at_the_gate" in beats.stack(its.ident)
     assert beats.ages()["gatekeeper"] > 0
     gate.set()
-    done.result(60)
+    done.result(PATIENCE_S)
     until(lambda: not late("gatekeeper"), "it to wait for work")
     assert beats.ages()["gatekeeper"] == 0
     pool.shutdown()
@@ -96,7 +97,7 @@ def test_an_incident_is_told_of_once_and_so_is_its_end(
     assert "wait_at_the_gate" in line
     assert len(fed) == 2, "it is not fatal"
     gate.set()
-    done.result(60)
+    done.result(PATIENCE_S)
     until(lambda: not late("dawdler"), "it to go on")
     watcher.look()
     assert len(caplog.records) == 1, "it may be late again in a moment"

@@ -42,7 +42,7 @@ def test_fifty_kills_lose_no_job_and_start_none_twice(port: Carmad) -> None:
     storm = Storm(port, SEED)
     try:
         storm.rage(kills=50)
-        storm.settle(within_s=90)
+        storm.settle()
         port.stop()
         storm.check()
     except BaseException:

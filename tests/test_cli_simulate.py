@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,6 +30,7 @@ from carmad.sim.traces import sources
 from cli import client
 from cli.commands.simulate import POLICIES
 from cli.main import run
+from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).parents[1]
 
@@ -513,14 +513,13 @@ def test_interrupted(
         text=True,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 60
-    while len(at_work := list(tmp_path.glob("pid-*"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
     try:
+        at_work = until(
+            lambda: list(tmp_path.glob("pid-*")), "both", wanted=lambda found: len(found) == 2
+        )
         send(carma.pid, number)
-        assert carma.communicate(timeout=20) == ("", "")
+        assert carma.communicate(timeout=PATIENCE_S) == ("", "")
         assert carma.returncode == 128 + number
-        assert len(at_work) == 2
         for path in at_work:
             with pytest.raises(ProcessLookupError):
                 os.kill(int(path.name.removeprefix("pid-")), 0)

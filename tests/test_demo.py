@@ -21,6 +21,7 @@ from carmad.sim import metrics
 from cli.commands.demo import drawn
 from cli.demo_report import sentence
 from cli.demo_run import Replay
+from tests.waiting import PATIENCE_S
 
 DEMO = [Path(sys.executable).with_name("carma"), "demo", "--jobs", "2"]
 GIB = 1024
@@ -85,7 +86,7 @@ def test_on_a_terminal_it_draws_two_panes_and_ctrl_c_leaves_nothing(
         while os.read(ours, 65536):
             pass
     os.close(ours)
-    assert demo.wait(30) == 130
+    assert demo.wait(PATIENCE_S) == 130
     assert left(tmp_path) == []
 
 

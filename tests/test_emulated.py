@@ -23,6 +23,7 @@ from carmad.gpu.emulated import EmulatedSource, create
 from carmad.gpu.kinds import KINDS
 from carmad.gpu.source import utilization
 from cli.demo_trace import argv, demo_trace
+from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZE = r"(?:\d+ bytes|\d+\.\d\d [KMG]iB)"
@@ -65,13 +66,8 @@ def start_job(directory: Path, *argv: str, gpus: str = "0") -> subprocess.Popen[
 
 def wait_for(source: EmulatedSource, wanted: Callable[[GpuSample], bool]) -> GpuSample:
     """The first sample of the first GPU that satisfies the condition."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        sample = source.sample(0.0)[0]
-        if wanted(sample):
-            return sample
-        time.sleep(0.01)
-    raise AssertionError(f"never came: the last sample was {sample}")
+    sample: GpuSample = until(lambda: source.sample(0.0)[0], "such a sample", wanted=wanted)
+    return sample
 
 
 # Making and finding cards.
@@ -152,7 +148,7 @@ def test_racing_allocations_never_exceed_the_card(
     jobs = [fork.Process(target=grab, args=(paths[0], gate, out, hold)) for _ in range(count)]
     for job in jobs:
         job.start()
-    got = sum(out.get(timeout=20) for _ in jobs)
+    got = sum(out.get(timeout=PATIENCE_S) for _ in jobs)
     sample = source.sample(0.0)[0]
     assert sample.memory_used_mib == got
     assert 40_960 - 97 < got <= 40_960
@@ -301,7 +297,7 @@ def test_out_of_memory_reads_as_pytorch_says_it(tmp_path: Path, source: Emulated
     tenant = start_job(tmp_path, "--memory-mib", "30000", "--seconds", "60", "--warmup", "0")
     wait_for(source, lambda sample: sample.memory_used_mib == 30_000)
     job = start_job(tmp_path, "--memory-mib", "20000", "--warmup", "0", gpus="1,0")
-    _, stderr = job.communicate(timeout=20)
+    _, stderr = job.communicate(timeout=PATIENCE_S)
     assert job.returncode == 1
     assert stderr.startswith("Traceback (most recent call last):\n")
     found = TORCH_OOM.search(stderr)
@@ -318,7 +314,7 @@ def test_out_of_memory_reads_as_pytorch_says_it(tmp_path: Path, source: Emulated
 def test_a_job_runs_to_its_end_and_reports(tmp_path: Path, source: EmulatedSource) -> None:
     first = source.discover()[0].id
     job = start_job(tmp_path, "--seconds", "0.1", "--warmup", "0", gpus=f"{first},nonsense,1")
-    stdout, stderr = job.communicate(timeout=20)
+    stdout, stderr = job.communicate(timeout=PATIENCE_S)
     assert (job.returncode, stderr) == (0, "")
     assert "1 GPU(s)" in stdout
     assert re.search(r"^step +5/5  loss \d\.\d{3}  \d+ ms a step$", stdout, re.MULTILINE)
@@ -373,7 +369,7 @@ def test_a_trace_is_repeatable_and_compressed() -> None:
 def test_a_traced_job_runs(tmp_path: Path) -> None:
     task = min(demo_trace(compress=10_000.0), key=lambda each: each.duration_s)
     process = start_job(tmp_path, *argv(task, seed=1)[3:])
-    stdout, _ = process.communicate(timeout=20)
+    stdout, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert task.name in stdout
 

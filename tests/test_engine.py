@@ -33,6 +33,7 @@ from carmad.testing.fake_world import FakeWorld
 from policies import builtin
 from recovery import ladder
 from tests.attempts import until
+from tests.waiting import PATIENCE_S
 
 GPU = a_gpu()
 
@@ -87,7 +88,7 @@ class Daemon:
 
     def start(self, **spec):
         id, done = self.submit(**spec)
-        done.result(10)
+        done.result(PATIENCE_S)
         settle(self)
         assert self.state(id) is JobState.STARTING
         return id
@@ -100,18 +101,14 @@ class Daemon:
         self.store.ballast = (big,) if full else ()
 
     def await_state(self, id, state):
-        for _ in range(200):
-            if self.store.store.job(id).state is state:
-                return
-            threading.Event().wait(0.05)
-        raise AssertionError(self.store.store.job(id))
+        until(lambda: self.store.store.job(id).state, f"job {id}", wanted=lambda at: at is state)
 
     def state(self, id):
-        return self.inbox.ask(lambda core: core.jobs[id].state).result(10)
+        return self.inbox.ask(lambda core: core.jobs[id].state).result(PATIENCE_S)
 
     def close(self):
         self.inbox.close()
-        self.thread.join(10)
+        self.thread.join(PATIENCE_S)
         self.store.store.close()
 
 
@@ -125,12 +122,12 @@ def daemon(tmp_path):
 def settle(daemon):
     """Wait until the inbox has been empty once."""
     for _ in range(3):
-        daemon.inbox.ask(lambda core: None).result(10)
+        daemon.inbox.ask(lambda core: None).result(PATIENCE_S)
 
 
 def test_a_submission_is_acknowledged_when_it_is_on_disk(daemon):
     id, done = daemon.submit()
-    done.result(10)
+    done.result(PATIENCE_S)
     assert daemon.store.store.job(id).spec == a_spec()
 
 
@@ -138,13 +135,13 @@ def test_what_is_not_committed_is_refused_and_not_acted_on(daemon):
     daemon.store.full = True
     id, done = daemon.submit()
     with pytest.raises(StoreFull):
-        done.result(10)
+        done.result(PATIENCE_S)
     settle(daemon)
     assert not daemon.world.alive
-    assert daemon.inbox.ask(lambda core: dict(core.jobs)).result(10) == {}
+    assert daemon.inbox.ask(lambda core: dict(core.jobs)).result(PATIENCE_S) == {}
     daemon.store.full = False
     again, done = daemon.submit()
-    done.result(10)
+    done.result(PATIENCE_S)
     settle(daemon)
     assert again > id  # an id is never given twice
     assert list(daemon.world.alive) == [(again, 1)]
@@ -152,7 +149,7 @@ def test_what_is_not_committed_is_refused_and_not_acted_on(daemon):
 
 def test_news_from_the_world_waits_for_room_on_the_disk(daemon):
     id, done = daemon.submit()
-    done.result(10)
+    done.result(PATIENCE_S)
     settle(daemon)
     assert daemon.state(id) is JobState.STARTING
     daemon.store.full = True
@@ -160,21 +157,18 @@ def test_news_from_the_world_waits_for_room_on_the_disk(daemon):
     settle(daemon)
     assert daemon.state(id) is JobState.STARTING  # not known before it is on disk
     daemon.store.full = False
-    for _ in range(100):
-        if daemon.store.store.job(id).state is JobState.SUCCEEDED:
-            break
-        threading.Event().wait(0.1)
+    daemon.await_state(id, JobState.SUCCEEDED)
     assert daemon.store.store.job(id).exit.cause is Cause.SUCCESS
 
 
 def test_a_full_disk_is_tried_once_for_all_that_waits(daemon):
     """Each try reloads the core, and with thousands of jobs that takes a second."""
     id, done = daemon.submit()
-    done.result(10)
+    done.result(PATIENCE_S)
     settle(daemon)
     daemon.store.full = True
     batch = [Delivery((Exited(2.0, id, 1, Exit(Cause.SUCCESS, 0)),), None) for _ in range(50)]
-    daemon.inbox.ask(lambda core: daemon.engine._handle(batch)).result(10)
+    daemon.inbox.ask(lambda core: daemon.engine._handle(batch)).result(PATIENCE_S)
     assert daemon.store.restores == 1
     daemon.store.full = False
 
@@ -182,16 +176,16 @@ def test_a_full_disk_is_tried_once_for_all_that_waits(daemon):
 def test_on_a_full_disk_a_running_job_can_be_cancelled_and_a_queued_one_cannot(daemon):
     running = daemon.start(exclusive=True)
     queued, done = daemon.submit(exclusive=True)
-    done.result(10)
+    done.result(PATIENCE_S)
     settle(daemon)
     daemon.fill()
     for _ in range(3):
-        daemon.inbox.request(CancelRequested(2.0, running, "ada")).result(10)
+        daemon.inbox.request(CancelRequested(2.0, running, "ada")).result(PATIENCE_S)
         with pytest.raises(StoreFull, match="full"):
-            daemon.inbox.request(CancelRequested(2.0, queued, "ada")).result(10)
+            daemon.inbox.request(CancelRequested(2.0, queued, "ada")).result(PATIENCE_S)
         with pytest.raises(StoreFull):  # the whole of it is what was asked for
             both = [CancelRequested(2.0, id, "ada") for id in (running, queued)]
-            daemon.inbox.request(*both).result(10)
+            daemon.inbox.request(*both).result(PATIENCE_S)
     assert daemon.world.stops == [(running, 1, Cause.CANCELLED)]
     assert daemon.state(running) is JobState.STARTING  # what is not on disk is no fact
     assert len(daemon.engine._kept) == 1
@@ -249,14 +243,14 @@ def test_a_stop_that_was_not_committed_survives_the_daemon(tmp_path, cause, stat
     id = first.start(time_limit_s=60)
     first.fill()
     if cause is Cause.CANCELLED:
-        first.inbox.request(CancelRequested(2.0, id, "ada")).result(10)
+        first.inbox.request(CancelRequested(2.0, id, "ada")).result(PATIENCE_S)
     else:
         first.inbox.post(Tick(1000.0))
         settle(first)
     assert first.world.stops == [(id, 1, cause)]
     first.close()
     second = Daemon(tmp_path)
-    second.inbox.ask(lambda core: second.engine._reload()).result(10)
+    second.inbox.ask(lambda core: second.engine._reload()).result(PATIENCE_S)
     assert second.state(id) is JobState.STARTING
     second.inbox.post(Exited(3.0, id, 1, Exit(Cause.FAILURE, None, 15), stop=cause))
     second.await_state(id, state)
@@ -265,12 +259,12 @@ def test_a_stop_that_was_not_committed_survives_the_daemon(tmp_path, cause, stat
 
 def test_one_bad_delivery_does_not_spoil_its_batch(daemon, caplog):
     id, done = daemon.submit()
-    done.result(10)
+    done.result(PATIENCE_S)
     twice = daemon.inbox.request(Submitted(1.0, "nonsense", (a_spec(),)))
     other, fine = daemon.submit()
     with pytest.raises(Exception):  # noqa: B017 - a bug, whatever it is
-        twice.result(10)
-    fine.result(10)
+        twice.result(PATIENCE_S)
+    fine.result(PATIENCE_S)
     assert daemon.state(other) in (JobState.PENDING, JobState.QUEUED)
     daemon.inbox.post(CancelRequested(1.0, id, "ada"), "no event at all")
     settle(daemon)
@@ -304,14 +298,14 @@ def test_an_end_that_cannot_be_handled_is_tried_until_it_can(daemon, monkeypatch
 def test_what_was_measured_is_saved_when_the_daemon_stops(daemon):
     """The peak has hardly grown, so there is no other reason to save it."""
     id = daemon.start()
-    job = daemon.inbox.ask(lambda core: core.jobs[id]).result(10)
+    job = daemon.inbox.ask(lambda core: core.jobs[id]).result(PATIENCE_S)
     for at, mib, mj in ((2.0, 1000, 0), (3.0, 1001, 7000)):
         use = ProcessUse(77, mib, 0.5, job=id, attempt=1)
         sample = GpuSample(job.gpus[0], at, mib, 40_000, energy_mj=mj, processes=(use,))
         daemon.inbox.post(Sampled(at, (sample,)))
     settle(daemon)
     daemon.inbox.close()
-    daemon.thread.join(10)
+    daemon.thread.join(PATIENCE_S)
     (saved,) = daemon.store.store.restore().jobs
     assert (saved.usage.peak_mib, saved.usage.energy_j) == (1001, 7.0)
 
@@ -327,7 +321,7 @@ def test_time_passes_though_nobody_has_news(daemon):
 
 def test_a_question_that_fails_is_answered_with_its_error(daemon):
     with pytest.raises(KeyError):
-        daemon.inbox.ask(lambda core: core.jobs[JobId(99)]).result(10)
+        daemon.inbox.ask(lambda core: core.jobs[JobId(99)]).result(PATIENCE_S)
 
 
 def test_ids_are_reserved_in_a_row():

@@ -30,7 +30,7 @@ from carmad.learned import estimates as module
 from carmad.learned.estimates import Answer, Estimates, ask, explained, guesses, patient
 from carmad.options import OPTIONS, Option
 from carmad.testing import a_job, a_server, a_spec
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 class Asked:
@@ -52,7 +52,7 @@ class Asked:
             self.patiently.append(spec.argv[-1])
         else:
             self.specs.append(spec)
-        assert (self.go_on_patiently if patiently else self.go_on).wait(20)
+        assert (self.go_on_patiently if patiently else self.go_on).wait(PATIENCE_S)
         if spec.argv[-1] in self.late and not patiently:
             return Refusal("it took no step", "look", late=True)
         return Estimate(len(self.specs), spec.argv[-1])
@@ -246,7 +246,7 @@ def test_a_job_that_comes_again_is_not_given_the_abandoned_answer() -> None:
         if len(begun) == 1:
             until(lambda: len(begun) == 2)
             return Refusal("nobody waits for it", "look")
-        assert go_on.wait(20)
+        assert go_on.wait(PATIENCE_S)
         return Estimate(9, "trace")
 
     estimates = Estimates(ask, lambda job, answer: told.append(answer))
@@ -445,7 +445,9 @@ for point in entry_points(group="carma.estimators"):
         point.load()
 print(*{"torch", "numpy", "sklearn", "timm", "alembic"} & sys.modules.keys())
 """
-    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", words], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert (done.stdout, done.stderr) == ("\n", "")
 
 

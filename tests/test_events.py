@@ -25,6 +25,7 @@ from tests import api_server
 from tests.api_server import as_user
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import CARMA, NO_KERNELS, Carmad, running, until
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_holding_requeueing_and_draining(daemon: api_server.Daemon) -> None:
     gpu = daemon.gpus[0].id
     for reason in ("dust", None):
         event = DrainRequested(daemon.inbox.clock(), gpu, reason, "ann")
-        daemon.inbox.request(event).result(5)
+        daemon.inbox.request(event).result(PATIENCE_S)
     drained, resumed = told(stream, "resumed")
     assert drained["text"] == "drained: by ann: dust"
     assert drained["gpu"] == {"id": gpu, "index": 0}
@@ -97,7 +98,7 @@ def test_a_lost_gpu_is_told_once_and_when_it_is_back(daemon: api_server.Daemon) 
     for fault in ("Xid 79", "Xid 79", None):
         now = daemon.inbox.clock()
         event = Sampled(now, (replace(sample, at=now, fault=fault),))
-        daemon.inbox.request(event).result(5)
+        daemon.inbox.request(event).result(PATIENCE_S)
     lost, back = told(stream, "gpu_back")
     assert (lost["event"], lost["text"], back["event"]) == ("gpu_lost", "lost: Xid 79", "gpu_back")
 
@@ -113,7 +114,7 @@ def test_a_process_of_no_job_is_told_once_it_has_been_there_for_a_while(
     for after in (0.0, 10.0, 31.0, 32.0):
         at = now + after
         event = Sampled(at, (replace(sample, at=at, processes=theirs),))
-        daemon.inbox.request(event).result(5)
+        daemon.inbox.request(event).result(PATIENCE_S)
     assert next(stream)["text"] == "external process 7 of bob holds 5.0G"
     submitted(daemon, held=True)
     assert next(stream)["event"] == "submitted"
@@ -268,7 +269,7 @@ def test_watch_goes_on_after_a_restart(real: Carmad, tmp_path: Path, how: str) -
         real.start()
         real.cancel(blocker)
         real.post("/v1/release", {"select": str(id)})
-        assert watching.wait(60) == 0
+        assert watching.wait(PATIENCE_S) == 0
     finally:
         watching.kill()
     assert f"job {id} true" in out.read_text()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "carma-policy-example"
 SEE_IT_AT_WORK = (ROOT / "docs" / "plugins.md").read_text().partition("## See it at work")[2]
@@ -78,7 +80,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("site")
     offline = ["--no-index", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", *offline]
-    subprocess.run([*pip, "--target", target, EXAMPLE], check=True, timeout=120)
+    subprocess.run([*pip, "--target", target, EXAMPLE], check=True, timeout=PATIENCE_S)
     return target
 
 
@@ -89,7 +91,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_it_is_found_and_works(target: Path, tmp_path: Path, program: str) -> None:
     env = {**os.environ, "PYTHONPATH": f"{target}{os.pathsep}{ROOT}"}
-    subprocess.run([sys.executable, "-c", program], env=env, cwd=tmp_path, check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", program], env=env, cwd=tmp_path, check=True, timeout=PATIENCE_S
+    )
 
 
 def test_it_imports_nothing_but_carmad_plugin(target: Path) -> None:

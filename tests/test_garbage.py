@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.daemon import NO_KERNELS, Carmad, run_carmad, running, until
+from tests.waiting import PATIENCE_S
 
 EMULATED = ("--emulated", "1xA100-40GB")
 
@@ -257,6 +258,6 @@ def test_nothing_is_loaded_from_the_directory_it_is_started_in(tmp_path: Path) -
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert (started.returncode, (tmp_path / "loaded").exists()) == (1, False), started.stderr

@@ -42,6 +42,7 @@ from carmad.core.types import GpuId, GpuSample, Mode
 from carmad.errors import CarmaError
 from carmad.sim import catalogue
 from carmad.sim.interference import Learned
+from tests.waiting import PATIENCE_S
 
 pytest_plugins = ("tests.fake_nvml",)
 
@@ -303,7 +304,7 @@ def test_a_process_tree_has_the_memory_of_all_that_it_started(nvml: Any, tmp_pat
         )
         try:
             with Watch(Visit(tmp_path, "memory", rehearse=False)) as watch:
-                watch.seen(6, within_s=10.0)
+                watch.seen(6, within_s=PATIENCE_S)
                 assert watch.peak_mib(child.pid) == 3500
                 assert watch.peak_mib(1) == 70 and watch.peak_mib(os.getpid()) is None
                 means = watch.means(0.0, float("inf"))
@@ -352,7 +353,7 @@ def test_a_watch_that_has_ended_says_so(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(telemetry.Host, "sample", lost)
     with Watch(visit(tmp_path)) as watch:
         with pytest.raises(RuntimeError, match="the GPU is lost"):
-            watch.seen(within_s=60.0)
+            watch.seen(within_s=PATIENCE_S)
         for ask in (lambda: watch.means(0.0, 1.0), lambda: watch.peak_mib(1), watch.used_now):
             with pytest.raises(RuntimeError, match="the GPU is lost"):
                 ask()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -26,6 +25,7 @@ from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.store.sql import SqlStore
 from carmad.testing import a_job
+from tests.waiting import PATIENCE_S, until
 
 SPEC = JobSpec(argv=("true",), user="ada", uid=1000, gid=1000, cwd="/", name="true")
 LONG_AGO = 1_000_000.0
@@ -111,10 +111,8 @@ def test_chores_run_and_fail_on_their_own(
     keeper = Housekeeping(store, Retention(), tmp_path, flush)
     with caplog.at_level(logging.INFO):
         keeper.start()
-        assert twice.wait(5)
-        deadline = time.monotonic() + 5
-        while len(store.history()) > 1 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        assert twice.wait(PATIENCE_S)
+        until(lambda: len(store.history()) == 1, "what is old to be removed")
         keeper.stop()
     assert [job.id for job in store.history()] == [1]
     assert flushed[-1] == threading.current_thread().name  # the last one, as it stops

@@ -19,6 +19,7 @@ from carmad import installed
 from cli.commands import diagnosis
 from tests.daemon import Carmad
 from tests.shared import made_once
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
@@ -33,7 +34,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _build(folder: Path) -> None:
     build = ["wheel", *OFFLINE, "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
-    subprocess.run([*PIP, *build], check=True, timeout=120)
+    subprocess.run([*PIP, *build], check=True, timeout=PATIENCE_S)
 
 
 def test_the_wheel_has_all_that_the_packages_have(wheel: Path) -> None:
@@ -61,7 +62,7 @@ def test_the_wheel_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Pat
     env, root = tmp_path / "env", tmp_path / "root"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(env)], check=True)
     install = ["--python", str(env / "bin/python"), "install", "--no-compile", *OFFLINE, str(wheel)]
-    subprocess.run([*PIP, *install], check=True, timeout=120)
+    subprocess.run([*PIP, *install], check=True, timeout=PATIENCE_S)
     (packages,) = env.glob("lib/python*/site-packages")
     (packages / "needs.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
 

@@ -34,6 +34,7 @@ from carmad.testing import a_gpu_view, a_job, a_spec, a_view
 from tests.aio import run_async
 from tests.api_server import ROOT_JOBS, Daemon, as_uid, request, running
 from tests.test_api import ADA, JOB, needs_root, submit
+from tests.waiting import PATIENCE_S
 
 ARRAY = 200
 UID = 1000
@@ -107,7 +108,10 @@ def wait_until_queued(daemon: Daemon, job: int) -> None:
     """Its estimate is posted by the answering thread, so that step is done when this one is."""
     for _ in range(100):
         daemon.sample()
-        if daemon.inbox.ask(lambda core: core.jobs[JobId(job)].state).result(5) != "pending":
+        if (
+            daemon.inbox.ask(lambda core: core.jobs[JobId(job)].state).result(PATIENCE_S)
+            != "pending"
+        ):
             return
     raise AssertionError(f"job {job} is not estimated")
 
@@ -225,7 +229,7 @@ def test_a_scene_is_captured_once_for_a_step(daemon: Daemon, counted: Counter[st
     together = threading.Barrier(len(paths) * 4)
 
     def ask(path: str) -> int:
-        together.wait(20)
+        together.wait(PATIENCE_S)
         return daemon.call("GET", path)[0]
 
     with ThreadPoolExecutor(len(paths) * 4) as pool:

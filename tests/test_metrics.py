@@ -27,6 +27,7 @@ from carmad.store.sql import StoreFull
 from carmad.testing import FakeServer, a_gpu, a_gpu_view, a_job, a_spec, a_view
 from tests.api_server import Connection, as_user, running
 from tests.attack.users import HOSTILE, needs_root
+from tests.waiting import PATIENCE_S
 
 GIB = 1 << 30
 OOM = Exit(Cause.GPU_OOM, 1, evidence="CUDA out of memory")
@@ -349,7 +350,7 @@ def test_another_user_may_ask_and_learns_no_names() -> None:
         with running(path, Settings(metrics=Metrics(users=True))) as daemon:
             spec = a_spec(user="ada", name="s3cret", argv=("python", "s3cret.py"))
             submitted = Submitted(daemon.inbox.clock(), daemon.inbox.next_ids(1), (spec,))
-            daemon.inbox.request(submitted).result(5)
+            daemon.inbox.request(submitted).result(PATIENCE_S)
             status, _, text = as_user(HOSTILE[0], lambda: scraped(daemon.path))
     assert status == 200
     assert "s3cret" not in text

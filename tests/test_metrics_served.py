@@ -27,7 +27,7 @@ from carmad.metrics.exporter import DOWN, Exporter
 from carmad.metrics.keeper import Keeper
 from tests.daemon import NO_KERNELS, Carmad, running, train
 from tests.test_metrics import Page
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 SECRET = "s3cret"
 
@@ -48,7 +48,7 @@ def free_port() -> int:
 def got(url: str) -> bytes | None:
     """None: nobody answers there."""
     try:
-        with urllib.request.urlopen(url, timeout=20) as answer:
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
             return bytes(answer.read())
     except (OSError, http.client.HTTPException):
         return None
@@ -143,7 +143,7 @@ def test_prometheus_scrapes_a_real_daemon(folder: Path) -> None:
         until(lambda: queried(api, "sum(carma_gpu_energy_joules_total)")[""] > before, "energy")
         page = got(f"http://127.0.0.1:{port}/metrics") or b""
         checked = subprocess.run(
-            ["promtool", "check", "metrics"], input=page, capture_output=True, timeout=60
+            ["promtool", "check", "metrics"], input=page, capture_output=True, timeout=PATIENCE_S
         )
         assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
         assert SECRET.encode() not in page
@@ -173,7 +173,7 @@ def test_the_exporter_has_no_rights_comes_back_when_killed_and_ends_with_its_dae
         assert Page(page.decode()).one("carma_up") == 1
         assert "has ended, and is started again" in daemon.log.read_text()
         daemon.kill()
-        second.wait(60)
+        second.wait(PATIENCE_S)
         assert got(url) is None
 
 
@@ -191,7 +191,7 @@ def test_it_ends_when_the_daemon_is_stopped_and_a_taken_port_is_said_and_tried_a
             assert daemon.log.read_text().count(said) == 1
             (process,) = exporters(daemon)
             daemon.stop()
-            process.wait(60)
+            process.wait(PATIENCE_S)
 
 
 # -- what it answers

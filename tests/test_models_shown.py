@@ -33,6 +33,7 @@ from tests import fake_daemon as fake
 from tests.api_server import Daemon, Untrained, as_uid, running, user_name
 from tests.terminal import plain
 from tests.test_api import ADA, needs_root, open_path  # noqa: F401 - a fixture
+from tests.waiting import PATIENCE_S
 
 TREE = Tree(
     "a class",
@@ -70,7 +71,7 @@ def daemon(open_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]
     monkeypatch.setenv("CARMA_SOCKET", str(open_path / "carmad.sock"))
     with running(open_path) as daemon:
         trained = Trained(daemon.inbox.clock(), (("duration", ADDITIVE),))
-        daemon.inbox.request(trained).result(5)
+        daemon.inbox.request(trained).result(PATIENCE_S)
         yield daemon
 
 

@@ -35,6 +35,7 @@ from carmad.gpu.source import Capabilities, Health
 from carmad.store.sql import SqlStore
 from carmad.testing import a_gpu, a_job, a_spec
 from tests.daemon import until
+from tests.waiting import PATIENCE_S
 
 
 class Source:
@@ -237,7 +238,7 @@ def test_while_the_driver_hangs_time_limits_hold_and_no_job_is_placed(tmp_path, 
 
     def submit(**spec):
         id = inbox.next_ids(1)
-        inbox.request(Submitted(inbox.clock(), id, (a_spec(**spec),))).result(20)
+        inbox.request(Submitted(inbox.clock(), id, (a_spec(**spec),))).result(PATIENCE_S)
         return id
 
     store = SqlStore.open(tmp_path / "carma.db")
@@ -254,12 +255,14 @@ def test_while_the_driver_hangs_time_limits_hold_and_no_job_is_placed(tmp_path, 
         sample = source.sample
         source.sample = lambda at: answers.wait() and sample(at)
         stale = lambda core: [bool(gpu.stale) for gpu in core.view(inbox.clock()).gpus]  # noqa: E731
-        until(lambda: inbox.ask(stale).result(20) == [True, True], "the GPUs to become stale")
+        until(
+            lambda: inbox.ask(stale).result(PATIENCE_S) == [True, True], "the GPUs to become stale"
+        )
         until(lambda: stopped == [runs], "its time limit")
         inbox.post(Exited(inbox.clock(), runs, 1, Exit(Cause.TIME_LIMIT)))
         waits = submit()
         decided = lambda core: waits in core.snapshot(inbox.clock()).decisions  # noqa: E731
-        until(lambda: inbox.ask(decided).result(20), "a decision on the next")
+        until(lambda: inbox.ask(decided).result(PATIENCE_S), "a decision on the next")
         assert launched == [runs]
         answers.set()
         until(lambda: launched == [runs, waits], "the driver to answer")
@@ -267,7 +270,7 @@ def test_while_the_driver_hangs_time_limits_hold_and_no_job_is_placed(tmp_path, 
         answers.set()
         monitor.stop()
         inbox.close()
-        thread.join(20)
+        thread.join(PATIENCE_S)
         store.close()
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from carmad.metrics.declared import METRICS
 from tests.test_metrics_served import needs
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "monitoring"
@@ -26,7 +27,11 @@ PARTS = ("_bucket", "_count", "_sum")
 
 def promtool(*words: object) -> str:
     ran = subprocess.run(
-        ["promtool", *map(str, words)], capture_output=True, text=True, timeout=60, check=False
+        ["promtool", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout

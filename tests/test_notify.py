@@ -39,6 +39,7 @@ from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import NO_KERNELS, running, until
 from tests.fake_daemon import FakeDaemon
 from tests.messages import Mail, Target
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def sent(urls: list[str] | None, **env: str) -> int:
     order = {**who, "title": "t", "body": "b", "env": env, "urls": urls}
     os.write(shared, json.dumps(order).encode())
     argv = [*units.program("carmad.notify.sender"), f"/proc/{os.getpid()}/fd/{shared}"]
-    ran = subprocess.run(argv, capture_output=True, env={}, timeout=60)
+    ran = subprocess.run(argv, capture_output=True, env={}, timeout=PATIENCE_S)
     assert ran.stdout == ran.stderr == b"", "it says nothing: an address may be in it"
     return int(os.pread(shared, 9, 0))
 

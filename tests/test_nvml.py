@@ -26,7 +26,7 @@ from carmad.gpu.gpm import GpmProfiler
 from carmad.gpu.nvml import NvmlSource
 from carmad.gpu.profiler import ActivityReader, Unprofiled
 from carmad.gpu.source import Health, TelemetrySource
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from tests.fake_nvml import FakeNvml
@@ -891,7 +891,7 @@ def client(nvml: FakeNvml, *arguments: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=PATIENCE_S,
     ).stdout
 
 

@@ -16,10 +16,12 @@ from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.core.messages import Exited, Launch, Noticed, Postponed, Stop
 from carmad.core.types import Cause, Job, JobId, JobState
+from carmad.daemon import world as world_module
 from carmad.daemon.world import DaemonWorld
 from carmad.testing import changed
 from tests.attempts import EXIT_0_1_0, make_job, until
 from tests.test_world import Inbox, declared
+from tests.waiting import PATIENCE_S
 
 # Fails as often as `outages` says; then it "runs" the supervisor: here are its records.
 SYSTEMD_RUN = """#!/bin/sh
@@ -100,7 +102,7 @@ class Machine:
         def found() -> list[Exited]:
             return [event for event in self.inbox.events if isinstance(event, Exited)]
 
-        until(lambda: len(found()) >= count, f"{count} ends", within_s=60)
+        until(lambda: len(found()) >= count, f"{count} ends")
         ends = {event.job: event for event in found()}
         assert len(ends) == len(found()) == count
         return ends
@@ -201,8 +203,8 @@ def test_an_outage_that_follows_upon_another_is_waited_for_by_one_timer(
         machine.fail(1)
         machine.world._do(Launch(machine.job(4)))
 
-    machine.world._hands.submit(recover_for_a_moment).result(20)
-    machine.world._hands.submit(lambda: None).result(20)
+    machine.world._hands.submit(recover_for_a_moment).result(PATIENCE_S)
+    machine.world._hands.submit(lambda: None).result(PATIENCE_S)
     assert len(waiting) == 2
     assert len(machine.asked()) == 3
     waiting.pop()._due()
@@ -241,6 +243,19 @@ def test_a_launch_that_succeeded_unbeknown_is_not_repeated(machine: Machine) -> 
     machine.world.perform(Launch(machine.job(1)))
     assert machine.ends(1)[JobId(1)].exit.cause is Cause.SUCCESS
     assert machine.asked() == ["1.1 1"]
+
+
+def test_such_a_launch_is_found_while_the_outage_lasts(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(machine.world._pauses, "submit")
+    monkeypatch.setattr(machine.world, "_again_after_s", 3600.0)
+    monkeypatch.setattr(world_module, "AGAIN_AFTER_S", 0.01)
+    (machine.bin / "starts-all-the-same").touch()
+    machine.fail(1)
+    machine.world.perform(Launch(machine.job(1)))
+    assert machine.ends(1)[JobId(1)].exit.cause is Cause.SUCCESS
+    machine.world._closed.set()  # the pause is over
 
 
 @pytest.mark.parametrize("cause", [Cause.CANCELLED, Cause.PREEMPTED])

@@ -29,7 +29,7 @@ from tests.aio import run_async
 from tests.api_server import as_user
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import NO_KERNELS, ROOT, Carmad, running
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 API = schema()
 SENT: list[bytes] = []  # all requests of this module
@@ -364,7 +364,7 @@ def test_it_waits_follows_and_listens_over_a_restart(own: Carmad, how: str) -> N
     own.start()
     go.touch()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert found["wait"]["state"] == found["async"][0]["state"] == "succeeded"
     assert (found["logs"], found["async"][1]) == (["after"], ["before", "after"])
     assert found["events"][-1]["event"] == "ended"

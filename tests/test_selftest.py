@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -34,6 +33,7 @@ from carmad.selftest.report import Finding, Verdict
 from cli.main import run as carma
 from docs.pages import hardware
 from tests import fake_gpu
+from tests.waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from tests.fake_machine import Machine
@@ -136,16 +136,16 @@ def test_nothing_is_left_when_it_is_interrupted(machine: Machine, number: int) -
         "run(Settings(), facts=[f for f in FACTS if f.name == 'mps_fault'], busy_s=20)\n"
     )
     child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while len(machine.pids()) < 4:  # a server and three processes, one outside of MPS
-        assert child.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
+    until(  # a server and three processes, one outside of MPS
+        lambda: child.poll() is not None or len(machine.pids()) >= 4, "the processes"
+    )
+    assert child.poll() is None
     ours = [psutil.Process(pid) for pid in machine.pids()]
     ours += [each for each in psutil.Process(child.pid).children() if each not in ours]
     assert len(ours) == 5  # the control daemon, too
     child.send_signal(number)
-    assert child.wait(60) != 0
-    _, alive = psutil.wait_procs(ours, timeout=10)
+    assert child.wait(PATIENCE_S) != 0
+    _, alive = psutil.wait_procs(ours, timeout=PATIENCE_S)
     assert alive == []
 
 

@@ -21,6 +21,7 @@ from carmad.attempt import process_tree, supervisor
 from carmad.attempt.environment import ATTEMPT_VARIABLE
 from carmad.attempt.proc import handles, unkillable
 from tests.attempts import Bench, in_a_unit, is_gone, until
+from tests.waiting import PATIENCE_S
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
@@ -229,7 +230,7 @@ def test_what_another_daemon_started_for_the_job_ends_with_it(bench: Bench, stop
         else:
             (bench.cwd / "go").touch()
         bench.ended(job)
-        stranger.wait(5)  # it would not end of itself
+        stranger.wait(PATIENCE_S)  # it would not end of itself
         assert (neighbour.poll(), submitted.poll()) == (None, None)
     finally:
         for process in (stranger, neighbour, submitted):
@@ -396,7 +397,7 @@ def test_an_attempt_is_started_once_however_many_supervisors_race(bench: Bench) 
     program = supervisor.command(str(directory))
     racers = [subprocess.Popen(program) for _ in range(5)]
     for racer in racers:
-        assert racer.wait(20) == 0
+        assert racer.wait(PATIENCE_S) == 0
     bench.ended(job)
     assert subprocess.run(program, check=False).returncode == 0  # nor after its end
     assert bench.lines() == ["ran"]
@@ -409,7 +410,7 @@ def test_an_attempt_whose_supervisor_was_killed_is_not_started_again(bench: Benc
     until(lambda: is_gone(int(pid)), "the job to end with it")
     program = supervisor.command(str(bench.directory(job)))
     # The lock went with its holder; `started` is what stands in the way.
-    assert subprocess.run(program, check=False, timeout=20).returncode == 0
+    assert subprocess.run(program, check=False, timeout=PATIENCE_S).returncode == 0
     assert bench.lines() == [pid]
     assert not (bench.directory(job) / supervisor.EXIT).exists()
 
@@ -508,6 +509,25 @@ def test_a_unit_of_its_own_lets_the_kernel_kill_the_job(bench: Bench) -> None:
         assert started["cgroup"] == str(unit)
         bench.launcher.stop(job, 0.0)
         assert bench.ended(job)["signal"] == signal.SIGKILL
+
+
+@as_root
+def test_files_in_memory_end_the_job_and_not_its_supervisor(bench: Bench) -> None:
+    file = f"/dev/shm/carma-test-{os.getpid()}"
+    fill = f"until [ -e go ]; do sleep 0.05; done; exec dd if=/dev/zero of={file} bs=1M count=500"
+    try:
+        with in_a_unit(bench, "sh", "-c", fill, host_memory_mib=64) as (job, unit):
+            bench.started(job)
+            if not (unit / "job/memory.max").exists():
+                pytest.skip("cgroup v2 has no memory controller here")
+            assert (unit / "job/memory.max").read_text().strip() == str(64 << 20)
+            (bench.cwd / "go").touch()
+            end = bench.ended(job)
+    finally:
+        Path(file).unlink(missing_ok=True)
+    assert end["signal"] == signal.SIGKILL
+    assert min(end["host_oom_kills"], end["over_limit"]) >= 1
+    assert 32 << 20 < end["shared_bytes"] <= 64 << 20
 
 
 @as_root

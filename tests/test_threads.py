@@ -8,6 +8,7 @@ import pytest
 
 from carmad.threads import Threads
 from tests.attempts import until
+from tests.waiting import PATIENCE_S
 
 
 def named(name: str) -> list[threading.Thread]:
@@ -17,7 +18,7 @@ def named(name: str) -> list[threading.Thread]:
 def test_all_are_there_from_the_start() -> None:
     threads = Threads(3, "first", 60.0)
     assert len(named("first")) == 3
-    assert threads.submit(lambda: 7).result(20) == 7
+    assert threads.submit(lambda: 7).result(PATIENCE_S) == 7
     threads.shutdown()
     assert not named("first")
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 BEGIN = "import sys\nfrom estimators.tracer import confine, scratch\n"
 SHADOW = "scratch.Tree().install()\n"
 CONFINE = "kernel = confine.confine(4096, 60)\n"
@@ -75,7 +77,7 @@ def place(tmp_path: Path) -> Path:
 
 def run(program: str, place: Path) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-B", "-c", program]
-    return subprocess.run(argv, cwd=place, capture_output=True, text=True, timeout=60)
+    return subprocess.run(argv, cwd=place, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def everything(place: Path) -> dict[str, object]:

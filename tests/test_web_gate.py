@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import NamedTuple
@@ -27,11 +29,14 @@ from cli.web.gate import HEADERS, LACKS_TOKEN
 from cli.web.page import told_cookie
 from tests.api_server import as_user
 from tests.attack.users import HOSTILE, needs_root
-from tests.daemon import CARMA, Carmad, running
+from tests.daemon import CARMA, Carmad, clean_environment, running
 from tests.waiting import PATIENCE_S
 from tests.web import Web, serving
 
 IGNORED = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)"
+
+
+Asking = Callable[..., http.client.HTTPConnection]
 
 
 class Answer(NamedTuple):
@@ -290,24 +295,90 @@ def test_two_at_once_have_a_port_each_and_a_taken_one_is_refused(
     )
 
 
-def test_it_ends_by_signal_and_says_nothing_of_the_token(carmad: Carmad, tmp_path: Path) -> None:
-    kept = tmp_path / "token"
-    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        env = carmad.env | {"CARMA_SOCKET": carmad.socket}
-        words = [*CARMA, "web", "--port", "0", "--read-only", "--token-file", str(kept)]
-        pipe = subprocess.PIPE
-        ran = subprocess.Popen(words, env=env, stdout=pipe, stderr=pipe, text=True)
+ENDING = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
+
+
+@contextlib.contextmanager
+def started(socket: str, kept: Path, *under: str) -> Iterator[tuple[subprocess.Popen[str], Asking]]:
+    """`carma web` that keeps its token in `kept`, and what sends it a request for a path."""
+    words = [*under, *CARMA, "web", "--port", "0", "--read-only", "--token-file", str(kept)]
+    env = clean_environment() | {"CARMA_SOCKET": socket}
+    pipe = subprocess.PIPE
+    with contextlib.ExitStack() as stack:
+        ran = stack.enter_context(
+            subprocess.Popen(words, env=env, stdout=pipe, stderr=pipe, text=True)
+        )
+        stack.callback(ran.kill)
         assert ran.stdout
         link = urlsplit(ran.stdout.readline().strip())
-        stream = http.client.HTTPConnection("127.0.0.1", link.port or 0, timeout=PATIENCE_S)
         head = {"Cookie": f"carma={kept.read_text().strip()}"}
-        stream.request("GET", link.path + "live", headers=head)
-        assert stream.getresponse().status == 200
+
+        def ask(path: str, times: int = 1) -> http.client.HTTPConnection:
+            asked = http.client.HTTPConnection("127.0.0.1", link.port or 0, timeout=PATIENCE_S)
+            stack.callback(asked.close)
+            asked.request("GET", link.path + path, headers=head)
+            lines = [f"GET {link.path}{path} HTTP/1.1", f"Host: {link.netloc}"]
+            lines += [f"Cookie: {head['Cookie']}", "", ""]
+            asked.sock.sendall((times - 1) * "\r\n".join(lines).encode())
+            return asked
+
+        yield ran, ask
+
+
+@pytest.mark.parametrize("signum", ENDING)
+def test_it_ends_by_signal_and_says_nothing_of_the_token(
+    carmad: Carmad, tmp_path: Path, signum: signal.Signals
+) -> None:
+    kept = tmp_path / "token"
+    with started(carmad.socket, kept) as (ran, ask):
+        assert ask("live").getresponse().status == 200
         ran.send_signal(signum)
         said, errors = ran.communicate(timeout=PATIENCE_S)
-        assert ran.returncode in (-signum, 0, 130), signum
+        assert ran.returncode == -signum
         assert kept.read_text().strip() not in said + errors
         assert not errors, "of the stream that was open"
+
+
+@pytest.mark.parametrize("signum", ENDING)
+def test_it_ends_by_signal_while_carmad_hangs_and_nobody_reads(
+    tmp_path: Path, signum: signal.Signals
+) -> None:
+    with socket.socket(socket.AF_UNIX) as hanging, contextlib.ExitStack() as stack:
+        hanging.settimeout(PATIENCE_S)
+        hanging.bind(str(tmp_path / "hanging"))
+        hanging.listen()
+        first = threading.Thread(target=lambda: healthy(hanging))
+        first.start()
+        ran, ask = stack.enter_context(started(str(tmp_path / "hanging"), tmp_path / "token"))
+        first.join()
+        ask("look.css", 300).sock.recv(1, socket.MSG_PEEK)  # answers that nobody will read
+        assert ask("live").getresponse().status == 200
+        asked = [stack.enter_context(hanging.accept()[0])]  # the events that the stream tells of
+        for _ in range(3):
+            ask("")
+            asked.append(stack.enter_context(hanging.accept()[0]))  # a thread waits for each
+        ran.send_signal(signum)
+        assert ran.communicate(timeout=PATIENCE_S) == ("", "")
+        assert ran.returncode == -signum
+
+
+def healthy(listening: socket.socket) -> None:
+    """Answers the first request as carmad does, and no other one."""
+    with listening.accept()[0] as asked:
+        asked.recv(10_000)
+        body = json.dumps({"schema": 1, "version": "0.1.0"})
+        asked.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+
+
+@pytest.mark.skipif(shutil.which("nohup") is None, reason="there is no nohup")
+def test_below_nohup_it_outlives_its_terminal(carmad: Carmad, tmp_path: Path) -> None:
+    with started(carmad.socket, tmp_path / "token", "nohup") as (ran, ask):
+        assert ask("live").getresponse().status == 200
+        ran.send_signal(signal.SIGHUP)
+        assert ask("look.css").getresponse().status == 200
+        ran.send_signal(signal.SIGTERM)
+        ran.communicate(timeout=PATIENCE_S)
+        assert ran.returncode == -signal.SIGTERM
 
 
 def test_without_a_daemon_it_says_so_and_a_page_comes_back_with_it(

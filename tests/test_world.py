@@ -34,7 +34,7 @@ from carmad.errors import CarmaError
 from carmad.gpu.mps_daemon import ServerState
 from carmad.testing import a_gpu_view, a_job, a_spec
 from carmad.testing.builders import changed
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 GPU, OTHER_GPU = GpuId("GPU-0"), GpuId("GPU-1")
 
@@ -247,7 +247,7 @@ def test_a_job_that_starts_needs_no_estimate_any_more(tmp_path):
     begun, job = [], running()
 
     def declined(over):
-        assert over.wait(20)
+        assert over.wait(PATIENCE_S)
         return Refusal("nobody waits for it", "test")
 
     world.perform(EstimateMemory(job))
@@ -262,7 +262,7 @@ def test_an_estimate_that_takes_long_keeps_nothing_else_waiting(tmp_path):
 
     def slow(spec, *rest):
         if spec.memory_mib is None:
-            assert released.wait(20)
+            assert released.wait(PATIENCE_S)
         return declared(spec, *rest)
 
     world, inbox, launcher = a_world(tmp_path, estimate=slow)

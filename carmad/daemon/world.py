@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -309,8 +310,19 @@ class DaemonWorld(Follower):
 
     def _pause(self, seconds: float) -> None:
         """Runs in a thread that exists from the start: a new one may be impossible to start."""
-        if not self._closed.wait(seconds):
-            self._later(self._try_again)
+        over = time.monotonic() + seconds
+        while (left := over - time.monotonic()) > 0:
+            if self._closed.wait(min(left, AGAIN_AFTER_S)):
+                return
+            self._later(self._find_begun)
+        self._later(self._try_again)
+
+    def _find_begun(self) -> None:
+        """A launch that failed may have begun all the same, and then end any time."""
+        for job in [job for job in self._postponed.values() if self._launcher.begun(job)]:
+            with contextlib.suppress(NotNow, StoreFull):
+                self._start(job)
+                del self._postponed[job.id]
 
     def _try_again(self) -> None:
         """Retry one launch, to find out whether the outage is over. If it fails, the next try is

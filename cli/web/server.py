@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 import socket
 
 import uvicorn
@@ -22,6 +24,9 @@ def serve(token: str, read_only: bool, listening: socket.socket) -> None:
         server_header=False,
         timeout_graceful_shutdown=1,
     )
+    # Once its streams are told, uvicorn raises the signal again. Python's own handler would then
+    # wait for every thread, and so for a daemon that never answers one of them.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     Server(config, live).run([listening])
 
 
@@ -31,5 +36,6 @@ class Server(uvicorn.Server):
         self._live = live
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._live.end()  # or their streams would be cut, which it calls an error
+        self._live.end()  # a stream that is not cut is not taken for a server that is gone
+        logging.getLogger("uvicorn.error").disabled = True  # who reads slowly is cut, and no error
         await super().shutdown(sockets)

@@ -232,7 +232,8 @@ HELP: dict[str, tuple[Reason, str]] = {
             "no_account",
             detail="it was submitted by ada with the uid 1001, and now there is no ada",
         ),
-        "An administrator repairs the user database: a minute later, the job waits like any other. Or cancels it.",
+        "An administrator repairs the user database: a minute later, the job waits like any other."
+        " Or cancels it.",
     ),
     "held": (Reason("held"), "`carma release JOB`."),
     "begin": (Reason("begin", 1_795_384_800, 0, "s"), "Wait: set by `--begin`."),

@@ -40,7 +40,14 @@ def carmad() -> Iterator[Carmad]:
 
 def submission(number: int, **fields: object) -> bytes:
     env = {f"V{number}_{n}": "x" * 100_000 for n in range(10)}
-    body = {"argv": ["/bin/true"], "cwd": "/tmp", "held": True, "env": env, **fields}
+    body = {
+        "argv": ["/bin/true"],
+        "cwd": "/tmp",
+        "stdout": "/dev/null",
+        "held": True,
+        "env": env,
+        **fields,
+    }
     return request("/v1/jobs", json.dumps(body).encode())
 
 

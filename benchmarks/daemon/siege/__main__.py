@@ -9,6 +9,7 @@ whatever it finds: a number is no test. tests/attack/test_siege.py is one.
 from __future__ import annotations
 
 import os
+import signal
 import statistics
 import sys
 import time
@@ -106,6 +107,8 @@ def measure(
         sys.exit(f"no such case: {' '.join(unknown)}; there are: {' '.join(known)}")
     if os.geteuid() != 0:
         sys.exit("only root can boot a machine and be several users")
+    # Whatever ends this, nothing may stay stuck: even `ps` would hang from then on.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     table: list[Row] = []
     everything: dict[str, Found] = {}
     for case in CASES:

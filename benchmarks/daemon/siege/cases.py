@@ -60,6 +60,7 @@ def lost(field: Field) -> Iterator[None]:
         # A process that the job starts in a session of its own is the daemon's to find.
         job = machine.sh(f"setsid sleep 99999 & {FOREVER}", HONEST, gpus=0, requeue=False)
         pid = field.supervisor(job)
+        until(lambda: ("start", job) in field.lines(), "the job to start")
         machine.run("kill", "-KILL", str(pid))
         yield
         ended = field.await_over(job)

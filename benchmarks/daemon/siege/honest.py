@@ -42,13 +42,25 @@ def asked(method: str, path: str, body: object = None) -> tuple[int, Any]:
     sent = request(method, path, b"" if body is None else json.dumps(body).encode())
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(LONGEST_S)
-        connection.connect(SOCKET)
+        connect(connection)
         connection.sendall(sent)
         answer = b""
         while chunk := connection.recv(1 << 20):
             answer += chunk
     head, _, said = answer.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(said)
+
+
+def connect(connection: socket.socket) -> None:
+    """The kernel refuses at once while too many wait to be accepted: so again, as `carma` does."""
+    until = time.monotonic() + LONGEST_S
+    while True:
+        try:
+            return connection.connect(SOCKET)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.01)
 
 
 def job(*argv: str, **fields: object) -> dict[str, object]:

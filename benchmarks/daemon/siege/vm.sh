@@ -4,9 +4,10 @@
 #
 #   apt-get install qemu-system-x86 busybox-static
 #   apt-get download linux-image-6.1.0-50-cloud-amd64; dpkg -x linux-image-*.deb kernel
-#   benchmarks/daemon/siege/vm.sh kernel .venv/bin/python -m benchmarks.daemon.siege shm
+#   benchmarks/daemon/siege/vm.sh kernel .venv/bin/pytest tests/test_supervisor.py -k memory
 #
-# For root on a machine with /dev/kvm, from the checkout. The command's output is the console's.
+# For root, from the checkout, best with /dev/kvm; ACCEL=tcg emulates, where that does not work: then,
+# carmad takes minutes to start. The command's output is the console's.
 set -eu
 kernel=$(realpath "$1"); shift
 work=$(mktemp -d); trap 'cat "$work/virtiofsd.log"; rm -rf "$work"' EXIT
