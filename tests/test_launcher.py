@@ -4,6 +4,7 @@ processes were alive at that time."""
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import pwd
@@ -162,6 +163,20 @@ def test_a_job_that_has_not_begun_when_its_supervisor_is_killed_never_begins(far
     until(lambda: is_gone(int(child)), "it to be gone")
     os.close(log)
     assert not (farm.cwd / "began").exists()
+
+
+def test_an_attempt_has_ended_although_its_lock_is_held(farm: Farm) -> None:
+    """As by a reader of its logs, on a dead file server, that a supervisor of 0.1.0 gave up."""
+    job = farm.job("true")
+    directory = farm.directory(job)
+    directory.mkdir()
+    started = '{"pid": 2147483647, "start_ticks": 1, "boot_id": "", "at": 5.0}'
+    (directory / supervisor.STARTED).write_text(started)
+    (directory / supervisor.EXIT).write_text(json.dumps(EXIT_0_1_0))
+    with (directory / supervisor.LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        farm.shepherd.watch(job)
+        assert farm.report().code == 3
 
 
 def test_a_recycled_pid_is_not_taken_for_the_supervisor(farm: Farm) -> None:

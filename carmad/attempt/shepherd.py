@@ -190,7 +190,9 @@ class Shepherd:
         if started is not None:
             attempt.cgroup = _cgroup(started, attempt.job)
             attempt.pidfd = _open_pidfd(started)
-        if not _lives(attempt.directory):
+        # A reader of logs on a dead file server, left by a supervisor of 0.1.0, may hold the lock.
+        over = attempt.pidfd is None and (attempt.directory / supervisor.EXIT).exists()
+        if over or not _lives(attempt.directory):
             if attempt.pidfd is not None:  # it is just ending, or that process is another one
                 ending = select.poll()
                 ending.register(attempt.pidfd, select.POLLIN)
