@@ -346,6 +346,15 @@ def test_without_systemd_a_job_has_a_cgroup_below_the_delegated_one(tmp_path: Pa
     assert (own / "cgroup.procs").read_text() == "0"
 
 
+def test_a_job_that_cannot_enter_its_cgroup_does_not_begin(tmp_path: Path) -> None:
+    """Nobody could find it there."""
+    bench, group = Bench(tmp_path), tmp_path / "group"
+    (group / "carma-job-1-1").mkdir(parents=True)  # without `cgroup.procs`
+    bench.launcher = Launcher(bench.state, systemd=False, kill_grace_s=0.3, group=str(group))
+    assert "cannot enter the job's cgroup" in bench.run("touch", "ran")["error"]
+    assert not (bench.cwd / "ran").exists()
+
+
 def test_a_job_runs_where_no_cgroup_can_be_made(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     group = str(tmp_path / "none")

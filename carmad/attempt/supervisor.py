@@ -37,7 +37,7 @@ import sys
 import time
 
 from carmad.attempt.cgroup import MemoryEvents, divide, limited, unit_cgroup
-from carmad.attempt.proc import UNKNOWN, process_stat, read_file, tell_kernel
+from carmad.attempt.proc import UNKNOWN, process_stat, read_file, tell_kernel, write_file
 from carmad.attempt.process_tree import SIGTERM, Tree
 from carmad.attempt.starting import (
     REPORT_BYTES,
@@ -133,7 +133,13 @@ def run_job(
     """In the child: become the user, then the user's program. Returns only by raising."""
     os.setsid()
     if cgroup is not None:
-        tell_kernel(f"{cgroup}/cgroup.procs", b"0")
+        try:
+            write_file(f"{cgroup}/cgroup.procs", b"0")
+        except OSError as error:  # outside of it, nobody would know that it is the job
+            raise CannotStart(
+                f"cannot enter the job's cgroup {cgroup}: {error.strerror}",
+                "ask an administrator; the kernel's log may say more",
+            ) from error
     tell_kernel(OOM_SCORE, oom_score)
     become_job(launch)
     # Until it is the user's program, nothing shows that it belongs to the attempt: if its log is a
