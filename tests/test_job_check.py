@@ -33,7 +33,7 @@ def test_a_server_that_is_busy_is_not_broken(
         daemon.await_state(busy, "running")
         found = job_check.check()
         assert found["ok"] is None
-        assert "cancelled: (Cpus: " in found["detail"]
+        assert "cancelled: (CPUs: " in found["detail"]
         assert [job["id"] for job in daemon.get("/v1/jobs")["jobs"]] == [busy]
 
 
