@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
+import sys
 from collections import deque
 from io import FileIO
+from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
 
@@ -40,6 +42,13 @@ BOUNDS = {
     "PrivateDevices": "yes",
     "RestrictAddressFamilies": "AF_UNIX AF_INET AF_INET6",
 }
+
+
+def _installation() -> dict[str, str]:
+    """Shows the process an installation that its own /tmp would hide."""
+    folders = (str(Path(__file__).parents[2]), sys.prefix, sys.base_prefix)
+    hidden = [each for each in folders if each.startswith(("/tmp/", "/var/tmp/"))]
+    return {"BindReadOnlyPaths": " ".join(hidden)} if hidden else {}
 
 
 class Keeper:
@@ -129,7 +138,8 @@ class Keeper:
         unit = f"carma-metrics-{os.getpid()}-{self._started}"
         ours = f"file:/proc/{os.getpid()}/fd"
         pipes = {"StandardInput": f"{ours}/{stdin}", "StandardError": f"{ours}/{stderr}"}
-        if said := units.start(unit, "CARMA answers Prometheus", BOUNDS | pipes, self._argv):
+        properties = BOUNDS | _installation() | pipes
+        if said := units.start(unit, "CARMA answers Prometheus", properties, self._argv):
             raise CarmaError(f"systemd did not start the unit: {said:.300}")
         return None
 
