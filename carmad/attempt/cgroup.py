@@ -51,7 +51,7 @@ def is_of(cgroup: str, job: int, attempt: int) -> bool:
 
 
 def unit_cgroup() -> str | None:
-    """Of the attempt's unit, if we are the first process of one."""
+    """The cgroup of the attempt's unit. None: this process does not run in one."""
     own = own_cgroup()
     return own if own and os.path.basename(own).startswith("carma-job-") else None
 
@@ -136,9 +136,14 @@ def oom_kills(cgroup: str | None) -> int | None:
 
 def _counts(path: str) -> dict[bytes, int]:
     try:
-        words = read_file(path).split()
+        return _numbers(read_file(path))
     except OSError:
         return {}
+
+
+def _numbers(lines: bytes) -> dict[bytes, int]:
+    """What the kernel wrote as a name and a number on each line."""
+    words = lines.split()
     return {name: int(count) for name, count in zip(words[::2], words[1::2], strict=False)}
 
 
@@ -171,7 +176,6 @@ class MemoryEvents:
         if self.fd < 0:
             return {}
         try:
-            words = os.pread(self.fd, 4096, 0).split()
+            return _numbers(os.pread(self.fd, 4096, 0))
         except OSError:
             return {}
-        return {name: int(count) for name, count in zip(words[::2], words[1::2], strict=False)}

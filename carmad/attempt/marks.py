@@ -97,7 +97,7 @@ def _line(fd: int, within_s: float) -> bytes:
 
 
 def _end(reader: int) -> None:
-    """Kill it. One that not even that ends is left to whoever adopts our children."""
+    """Kill the reader. If SIGKILL does not end it, it is reaped later, like any orphan."""
     os.kill(reader, SIGKILL)
     ended = os.pidfd_open(reader)
     poller = select.poll()

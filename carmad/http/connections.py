@@ -38,7 +38,7 @@ COMPLAIN_EVERY_S = 60.0
 
 
 class Owners:
-    """Whose uids are whose: users have thousands of others for their containers."""
+    """Maps subordinate uids, of which each user has thousands for containers, to their users."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file or SUBUIDS

@@ -255,7 +255,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     @classmethod
     def refused(cls, uid: int) -> bytes:
-        """What who may not connect is told; nothing: they may."""
+        """The answer for a user who may not connect; empty if the user may."""
         return b"" if cls.counted.is_room(cls.owners.of(uid)) else _BUSY
 
     def _count(self, user: int) -> None:
