@@ -49,7 +49,7 @@ def checks() -> Iterator[CheckOut]:
         return
     yield _socket(paths.socket_path())
     yield _engine(str(setting("engine")))
-    yield _node(name_of(str(setting("node"))), gpus)
+    yield of_node(name_of(str(setting("node"))), gpus)
 
 
 def parsed(said: str) -> dict[str, str]:
@@ -93,7 +93,7 @@ def _engine(engine: str) -> CheckOut:
     return _check("engine", None, "Slurm is not told of GPUs that are lost or drained", hint)
 
 
-def _node(name: str, gpus: list[dict[str, object]]) -> CheckOut:
+def of_node(name: str, gpus: list[dict[str, object]]) -> CheckOut:
     try:
         node = look(name)
     except SlurmFailed as error:
@@ -104,11 +104,12 @@ def _node(name: str, gpus: list[dict[str, object]]) -> CheckOut:
     asked = f"Give it Gres=gpumem:{gib} in slurm.conf: {len(gpus)} GPUs, whole GiB of each."
     if found is None:
         return _check("node", False, f"{name} has no gpumem", asked)
+    # First: for this, Slurm itself drains a node when it registers the next time.
+    if count(found[1]) > gib:
+        return _check("node", False, f"{name} has gpumem:{found[1]}, its GPUs {gib} GiB", asked)
     if node.drained and not node.reason.startswith(OURS):
         hint = f"scontrol update NodeName={name} State=RESUME, when that is over."
         return _check("node", None, f"{name} is drained: {node.reason}", hint)
-    if count(found[1]) > gib:
-        return _check("node", False, f"{name} has gpumem:{found[1]}, its GPUs {gib} GiB", asked)
     if count(found[1]) < gib:
         hint = f"Unless GPUs are drained (carma gpus) or it is to be so: {asked}"
         return _check("node", None, f"{name} has gpumem:{found[1]}, its GPUs {gib} GiB", hint)

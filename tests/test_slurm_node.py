@@ -21,6 +21,7 @@ from carmad.core.messages import Drain
 from carmad.core.scene import Scene
 from carmad.daemon.slurmnode import Node, Wanted, changes, granted_gib, node_in, wanted
 from carmad.testing import a_gpu_view, a_view
+from cli import slurm_checks
 from tests import slurm
 from tests.daemon import CARMA, NO_KERNELS, OVER, Carmad, Json, train, until
 
@@ -395,6 +396,26 @@ def test_the_doctor_says_what_is_missing(site: Site) -> None:
         "engine": True,
         "node": True,
     }, said
-    site.slurm.run("scontrol", "update", "NodeName=n1", "Gres=gpumem:800")
-    assert "gpumem:80 in slurm.conf" in site.node.carma("doctor", "--slurm", rc=1)
-    site.slurm.run("scontrol", "update", "NodeName=n1", "Gres=gpumem:80")
+
+
+TOO_MUCH = "gres/gpumem count reported lower than configured (80 < 800)"  # Slurm's own words
+
+
+@pytest.mark.parametrize(
+    ("node", "ok", "hint"),
+    [
+        (Node("gpumem:80", 80, False, ""), True, ""),
+        (Node("gpumem:800", 800, False, ""), False, "Gres=gpumem:80 in slurm.conf"),
+        (Node("gpumem:800", 800, True, TOO_MUCH), False, "Gres=gpumem:80 in slurm.conf"),
+        (Node("gpumem:80", 80, True, "the roof leaks"), None, "State=RESUME"),
+        (Node("gpumem:40", 80, False, ""), None, "Gres=gpumem:80 in slurm.conf"),
+        (Node("gpu:2", 0, False, ""), False, "Gres=gpumem:80 in slurm.conf"),
+    ],
+)
+def test_the_doctor_compares_slurms_record_with_the_gpus(
+    node: Node, ok: bool | None, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_checks, "look", lambda _name: node)
+    check = slurm_checks.of_node("n1", [{"memory_mib": 40_960}, {"memory_mib": 40_960}])
+    assert check["ok"] is ok
+    assert hint in check["hint"]
