@@ -18,7 +18,7 @@ from carmad.http.connections import FEW, PER_USER, Connections, Owners
 from carmad.http.peers import Credentials, Peer, Peers
 from carmad.http.problems import TooMany, headers
 from carmad.http.server import Bounded
-from carmad.http.turns import Share, Shares
+from carmad.http.turns import RoundRobin, Share, Shares
 from tests.aio import run_async
 
 ROOT = 0
@@ -38,6 +38,12 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
+
+
+async def passes(count: int) -> None:
+    """Of the event loop."""
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 def of_a_burst(share: Share, count: int, size: int = 0) -> int:
@@ -98,18 +104,43 @@ def test_a_users_requests_take_turns_and_others_do_not_wait() -> None:
     async def play() -> None:
         until = asyncio.Event()
         hostile = [asyncio.ensure_future(work(1, f"h{n}", until)) for n in range(50)]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await passes(10)
         assert order == ["h0", "h1"]
         honest = asyncio.ensure_future(work(2, "honest", until))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await passes(10)
         assert order == ["h0", "h1", "honest"]
         until.set()
         await asyncio.gather(honest, *hostile)
 
     run_async(play())
     assert len(order) == 51
+
+
+def test_the_event_loop_does_one_thing_of_one_user_in_a_pass() -> None:
+    """However many of two users' things wait, a third one's need not."""
+    rounds, order = RoundRobin(), list[str]()
+
+    async def thing(user: int, name: str) -> None:
+        await rounds.turn(user)
+        order.append(name)
+
+    async def play() -> None:
+        tasks = [asyncio.ensure_future(thing(1, f"a{n}")) for n in range(50)]
+        tasks += [asyncio.ensure_future(thing(2, f"b{n}")) for n in range(50)]
+        tasks[1].cancel()
+        while not order:
+            await passes(1)
+        tasks.append(asyncio.ensure_future(thing(3, "c0")))
+        for done in range(1, 8):
+            assert len(order) == done
+            await passes(1)
+        assert "c0" in order[:6], order
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    run_async(play())
+    assert len(order) == 100
+    mine = [name for name in order if name.startswith("b")]
+    assert mine == sorted(mine, key=lambda name: int(name[1:]))
 
 
 def test_who_only_waits_for_an_answer_leaves_the_turn_to_others() -> None:
@@ -148,8 +179,7 @@ def test_one_large_body_of_a_user_is_read_at_a_time_and_few_of_all() -> None:
         tasks: list[asyncio.Future[None]] = []
         for uid in range(1, 9):
             tasks += [asyncio.ensure_future(read(uid)) for _ in range(5)]
-        for _ in range(5):
-            await asyncio.sleep(0)
+        await passes(5)
         assert len(reading) == len(set(reading)) == turns.LARGE_AT_ONCE
         for task in tasks:
             task.cancel()
@@ -187,7 +217,7 @@ def test_who_waits_without_a_large_body_keeps_nobody_s_out() -> None:
         await asyncio.Event().wait()
 
     async def main() -> None:
-        bounded = Bounded(app, Known(), Owners(Path("/nonexistent")))
+        bounded = Bounded(app, Known(), Owners(Path("/nonexistent")), Shares())
 
         async def ask(uid: int, path: str, body: bytes) -> None:
             async def receive() -> Any:
@@ -207,8 +237,7 @@ def test_who_waits_without_a_large_body_keeps_nobody_s_out() -> None:
         hostile = range(100, 100 + turns.LARGE_AT_ONCE)
         tasks = [asyncio.ensure_future(ask(uid, "/v1/jobs/1/wait", b"")) for uid in hostile]
         tasks += [asyncio.ensure_future(ask(7, "/v1/jobs", b" " * 2 * turns.LARGE))]
-        for _ in range(50):
-            await asyncio.sleep(0)
+        await passes(50)
         for task in tasks:
             task.cancel()
         assert in_the_app == [*hostile, 7]

@@ -16,9 +16,8 @@ import struct
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
 
 from carmad.engine.threads import api_threads
 
@@ -31,7 +30,7 @@ FEW = 8  # connections, that every user may have as long as there are any
 PART_OF_FEW = 8  # one in so many is for users with few
 MOST = 4096  # of all users: each takes memory, too
 KEPT_BACK = 256  # descriptors for the daemon itself, root and its own user
-AT_ONCE = 64  # accepted before the first of them is looked at
+AT_ONCE = 64  # accepted in one pass of the event loop
 WAITING = 1024  # to be accepted
 NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 COMPLAIN_EVERY_S = 60.0
@@ -126,36 +125,39 @@ def caller(connection: socket.socket) -> tuple[int, int, int]:
 
 
 class Listener(socket.socket):
-    """Who may not have one more connection is refused before anything is made for it: `answer` may
-    refuse a uid, by what it is told.
+    """Accepts at once whoever connects, as the kernel's queue knows no users. Who may not have one
+    more connection is refused before anything is made for it: `admit` says by the uid which user
+    pays for it, None to refuse it.
 
     When no descriptor is left, who connects is turned away, by means of one kept for that. Else the
     event loop would find the same client waiting again and again."""
 
-    def __init__(self, sock: socket.socket, answer: Callable[[int], bytes]) -> None:
+    def __init__(
+        self, sock: socket.socket, admit: Callable[[int], int | None], refusal: bytes = b""
+    ) -> None:
         super().__init__(sock.family, sock.type, sock.proto, fileno=sock.detach())
-        self._answer = answer
+        self._admit = admit
+        self._refusal = refusal
         self._spare = os.open(os.devnull, os.O_RDONLY)
         self._complain_at = 0.0
 
-    def listen(self, backlog: int = 0) -> None:
-        """`backlog` is how many the event loop accepts at once: more may wait."""
-        super().listen(WAITING)
-
-    def accept(self) -> tuple[socket.socket, Any]:
+    def take(self) -> Iterator[tuple[socket.socket, int]]:
+        """Some of those who wait, and who pays."""
         try:
             for _ in range(AT_ONCE):
-                connection, address = super().accept()
-                refused = self._answer(caller(connection)[1])
-                if not refused:
-                    return connection, address
+                connection, _ = self.accept()
+                user = self._admit(caller(connection)[1])
+                if user is not None:
+                    yield connection, user
+                    continue
                 with connection, contextlib.suppress(OSError):
-                    connection.send(refused, socket.MSG_DONTWAIT)
+                    connection.send(self._refusal, socket.MSG_DONTWAIT)
+        except (BlockingIOError, ConnectionAbortedError):
+            return
         except OSError as error:
             if error.errno not in NONE_LEFT:
                 raise
             self._turn_one_away(error)
-        raise BlockingIOError  # as if there were none: the event loop asks again
 
     def _turn_one_away(self, error: OSError) -> None:
         if time.monotonic() >= self._complain_at:

@@ -29,7 +29,7 @@ from carmad.api.shape import require_modest
 from carmad.engine.threads import api_threads
 from carmad.errors import CarmaError
 from carmad.http.answers import VERSION, refusal
-from carmad.http.connections import AT_ONCE, Connections, Listener, Owners, caller
+from carmad.http.connections import WAITING, Connections, Listener, Owners, caller
 from carmad.http.peers import Credentials, Peers
 from carmad.http.problems import TooLarge, TooSlow, invalid, status_and_code
 from carmad.http.problems import headers as more_headers
@@ -48,7 +48,7 @@ from carmad.http.routes import (
     timeline,
 )
 from carmad.http.service import Service
-from carmad.http.turns import LARGE, Share, Shares
+from carmad.http.turns import LARGE, RoundRobin, Share, Shares
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,8 @@ def create_app(service: Service) -> FastAPI:
     for routes in parts:
         app.include_router(routes.router)
     app.state.owners = owners = Owners()
-    app.add_middleware(Bounded, peers=peers, owners=owners)
+    app.state.shares = shares = Shares(*FREE)
+    app.add_middleware(Bounded, peers=peers, owners=owners, shares=shares)
     app.add_exception_handler(CarmaError, _carma_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
@@ -122,11 +123,11 @@ async def _bug(request: Request, error: Exception) -> Response:
 class Bounded:
     """Reads a complete request, of limited size, when it is its user's turn."""
 
-    def __init__(self, app: ASGIApp, peers: Peers, owners: Owners) -> None:
+    def __init__(self, app: ASGIApp, peers: Peers, owners: Owners, shares: Shares) -> None:
         self._app = app
         self._peers = peers
-        self._shares = Shares(*FREE)
         self._owners = owners
+        self._shares = shares
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -144,6 +145,7 @@ class Bounded:
             return None
         except CarmaError as refused:  # from here, not from the app, which handles its own errors
             error = refused
+        await share.come()  # many may be refused at once
         status, code = status_and_code(error)
         headers = {"connection": "close", **more_headers(error)}
         return await refusal(status, error.message, error.hint, code, headers)(scope, receive, send)
@@ -235,7 +237,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     peers: ClassVar[Peers]
     owners: ClassVar[Owners]
     credentials: Credentials | None = None
-    _payer: int | None = None  # None: it is not counted
+    payer: int | None = None  # who pays for it; None: it is not counted any more
     _asks: asyncio.Task[None] | None = None
     _chunk: ClassVar[bytearray] = bytearray(READ_AT_ONCE)  # shared: one read at a time
     _head_due: asyncio.TimerHandle | None = None
@@ -247,37 +249,37 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         super().connection_made(transport)
         pid, uid, gid = caller(transport.get_extra_info("socket"))
         self.credentials = Credentials(uid, gid, pid)
-        owner = self.owners.of(uid)
-        self._count(owner)
-        if owner == uid and owner not in FREE:
+        if self.payer == uid and uid not in FREE:
             self._asks = self.loop.create_task(self._count_nobodys())
         self._expect_head()
 
     @classmethod
-    def refused(cls, uid: int) -> bytes:
-        """The answer for a user who may not connect; empty if the user may."""
-        return b"" if cls.counted.is_room(cls.owners.of(uid)) else _BUSY
-
-    def _count(self, user: int) -> None:
-        if not self.counted.is_room(user):
-            self.transport.write(_BUSY)
-            self.transport.close()
-            return
-        self.counted.add(user)
-        self._payer = user
+    def admit(cls, uid: int) -> int | None:
+        """Count one more connection, and say for whom. None: they may not have it."""
+        user = cls.owners.of(uid)
+        if not cls.counted.is_room(user):
+            return None
+        cls.counted.add(user)
+        return user
 
     def _count_no_more(self) -> None:
-        if self._payer is not None:
-            self.counted.remove(self._payer)
-            self._payer = None
+        if self.payer is not None:
+            self.counted.remove(self.payer)
+            self.payer = None
 
     async def _count_nobodys(self) -> None:
         """Count it anew, should its uid have no name."""
         assert self.credentials is not None
         user = await payer(self.credentials, self.peers, self.owners)
-        if self._payer not in (None, user):
-            self._count_no_more()
-            self._count(user)
+        if self.payer in (None, user):
+            return
+        self._count_no_more()
+        if self.counted.is_room(user):
+            self.counted.add(user)
+            self.payer = user
+        else:
+            self.transport.write(BUSY)
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -361,7 +363,7 @@ def _unavailable(error: str, hint: str, more: bytes = b"") -> bytes:
     )
 
 
-_BUSY = _unavailable(
+BUSY = _unavailable(
     "you have too many connections to carmad open",
     "Wait for jobs with one `carma wait` instead of many.",
     b"retry-after: 1\r\n",
@@ -399,6 +401,49 @@ def _protocol(app: FastAPI) -> type[PeerProtocol]:
 
 
 class _Uvicorn(uvicorn.Server):
+    """Serves connections in their users' turn, and not as the kernel has them in its queue."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        protocol: type[PeerProtocol],
+        listener: Listener,
+        rounds: RoundRobin,
+    ) -> None:
+        super().__init__(config)
+        self._protocol = protocol
+        self._listener = listener
+        self._rounds = rounds
+        self._waiting: set[asyncio.Task[None]] = set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._listener.setblocking(False)
+        self._listener.listen(WAITING)
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
+        await super().startup(sockets=[])
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().remove_reader(self._listener)
+        for waiting in self._waiting:
+            waiting.cancel()
+        await super().shutdown(sockets)
+
+    def _accept(self) -> None:
+        for connection, user in self._listener.take():
+            waiting = asyncio.get_running_loop().create_task(self._connect(connection, user))
+            self._waiting.add(waiting)
+            waiting.add_done_callback(self._waiting.discard)
+
+    async def _connect(self, connection: socket.socket, user: int) -> None:
+        try:
+            await self._rounds.turn(user)
+        except BaseException:
+            connection.close()
+            raise
+        protocol = self._protocol(self.config, self.server_state, self.lifespan.state)
+        protocol.payer = user
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
+
     async def on_tick(self, counter: int) -> bool:
         """Called by its loop every 0.1 s."""
         beats.at("requests")
@@ -410,14 +455,13 @@ class Server:
 
     def __init__(self, sock: socket.socket, app: FastAPI) -> None:
         protocol = _protocol(app)
-        self._sock = Listener(sock, protocol.refused)
+        self._sock = Listener(sock, protocol.admit, BUSY)
         self._service: Service = app.state.service
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 app,
                 loop="asyncio",
                 http=protocol,
-                backlog=AT_ONCE,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -426,7 +470,10 @@ class Server:
                 headers=[("X-Carma-Version", VERSION)],
                 timeout_keep_alive=int(HEAD_WITHIN_S),
                 timeout_graceful_shutdown=STOP_WITHIN_S,
-            )
+            ),
+            protocol,
+            self._sock,
+            app.state.shares.rounds,
         )
         self._thread = threading.Thread(target=self._run, name="api", daemon=True)
         self._ended = threading.Event()

@@ -2,13 +2,14 @@
 
 A few of a user's requests are in progress at a time, and one large one is read; the others wait
 their turn. A user who sends too many is first delayed, then refused. None of this applies to the
-daemon's own user, who could stop it anyway.
+daemon's own user, who could stop it anyway; but the event loop serves all users in turn.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -27,6 +28,35 @@ PATIENCE_S = 5.0  # the longest delay of a request that came too soon
 REFUSED_AFTER_S = 5.0  # an immediate refusal would invite an immediate retry
 
 
+class RoundRobin:
+    """Serves users in turn: one thing of one user's in each pass of the event loop, which looks in
+    between at what else has arrived. So a burst of one user's delays others by no more than one."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[int, deque[asyncio.Future[None]]] = OrderedDict()
+
+    async def turn(self, user: int) -> None:
+        loop = asyncio.get_running_loop()
+        come = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._serve)
+        self._waiting.setdefault(user, deque()).append(come)
+        await come
+
+    def _serve(self) -> None:
+        served = False
+        while self._waiting and not served:
+            user, waiting = self._waiting.popitem(last=False)
+            come = waiting.popleft()
+            if not come.done():  # it was not cancelled
+                come.set_result(None)
+                served = True
+            if waiting:
+                self._waiting[user] = waiting
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._serve)
+
+
 class Turn:
     """A request in progress. `turns` is None for a user without limits."""
 
@@ -42,9 +72,18 @@ class Turn:
     async def afford(self, jobs: float) -> None:
         await self._share.afford(jobs)
 
+    async def come(self) -> None:
+        """Wait for the user's next turn in the event loop."""
+        await self._share.come()
+
     async def __aenter__(self) -> None:
         if self._turns:
             await self._turns.acquire()
+        try:
+            await self.come()
+        except BaseException:
+            await self.__aexit__()
+            raise
 
     async def __aexit__(self, *error: object) -> None:
         if self._turns:
@@ -63,9 +102,12 @@ class Turn:
 class Share:
     """One user's share."""
 
-    def __init__(self, user: int = -1, free: bool = False) -> None:
+    def __init__(
+        self, user: int = -1, free: bool = False, rounds: RoundRobin | None = None
+    ) -> None:
         self.user = user
         self._free = free
+        self._rounds = rounds or RoundRobin()
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._large = asyncio.Lock()
         self._present = 0
@@ -74,6 +116,9 @@ class Share:
 
     def turn(self) -> Turn:
         return Turn(self, None if self._free else self._turns)
+
+    async def come(self) -> None:
+        await self._rounds.turn(self.user)
 
     @contextmanager
     def presence(self) -> Iterator[None]:
@@ -118,8 +163,12 @@ class Shares:
     """Shares by user. `free`: users without limits."""
 
     def __init__(self, *free: int) -> None:
-        self._known = {user: Share(user, free=True) for user in free}
+        self.rounds = RoundRobin()
+        self._known = {user: Share(user, True, self.rounds) for user in free}
         self.large = asyncio.Semaphore(LARGE_AT_ONCE)
 
     def of(self, uid: int) -> Share:
-        return self._known.setdefault(uid, Share(uid))
+        known = self._known.get(uid)
+        if known is None:
+            known = self._known[uid] = Share(uid, rounds=self.rounds)
+        return known

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from carmad.http import connections, server, turns
+from carmad.http.peers import Credentials
 from tests import api_server, daemon
 from tests.api_server import as_uid, as_user
 from tests.attack.users import HOSTILE, needs_root, peak_rss_mib, raw, request, statuses
@@ -237,13 +239,49 @@ def _holding(uid: int, path: str, many: int) -> Iterator[None]:
         os.waitpid(child, 0)
 
 
+@needs_root
+def test_who_connects_after_another_s_many_is_served_before_most_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel has them in one queue, in order of time."""
+    order: list[int] = []
+    stalled, go_on = threading.Event(), threading.Event()
+    share = server.Bounded._share
+
+    async def noted(self: server.Bounded, who: Credentials) -> turns.Share:
+        if who.uid == 0:  # with the event loop, until all have connected
+            stalled.set()
+            go_on.wait(PATIENCE_S)
+        else:
+            order.append(who.uid)
+        return await share(self, who)
+
+    monkeypatch.setattr(server.Bounded, "_share", noted)
+    with TemporaryDirectory(dir="/tmp") as folder, ExitStack() as held:
+        Path(folder).chmod(0o755)
+        with api_server.running(Path(folder)) as served:
+            clients = [held.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(102)]
+            first, *many, last = clients
+            first.connect(served.path)
+            first.sendall(HEALTH)
+            assert stalled.wait(PATIENCE_S)
+            as_user(HOSTILE[0], lambda: [each.connect(served.path) for each in many])
+            as_user(HOSTILE[1], lambda: last.connect(served.path))
+            for each in (*many, last):
+                each.sendall(HEALTH)
+            go_on.set()
+            last.settimeout(PATIENCE_S)
+            assert last.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            assert order.index(HOSTILE[1]) < 50
+
+
 def test_without_a_descriptor_who_connects_is_turned_away_and_told_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bound = socket.socket(socket.AF_UNIX)
     bound.bind(str(tmp_path / "sock"))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with connections.Listener(bound, lambda uid: b"") as listener, ExitStack() as fillers:
+    with connections.Listener(bound, lambda uid: uid) as listener, ExitStack() as fillers:
         listener.listen()
         listener.setblocking(False)
         clients = [fillers.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(3)]
@@ -255,13 +293,13 @@ def test_without_a_descriptor_who_connects_is_turned_away_and_told_of_once(
         resource.setrlimit(resource.RLIMIT_NOFILE, (listener._spare + 1, limits[1]))
         try:
             for client in clients[:2]:
-                with pytest.raises(BlockingIOError):
-                    listener.accept()
+                assert not list(listener.take())
                 client.settimeout(PATIENCE_S)
                 assert client.recv(1) == b""
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        listener.accept()[0].close()  # the third is served: there are descriptors again
+        [(third, _)] = listener.take()
+        third.close()  # the third is served: there are descriptors again
         os.close(listener._spare)
     assert [each.message for each in caplog.records] == [
         "clients are turned away: Too many open files"
