@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 
+from carmad.api.happenings import event_out
+from carmad.api.responses.jobs import EventOut
 from carmad.core.happenings import Happening, Kind, happenings
 from carmad.core.messages import Discovered, Sampled, Step
 from carmad.core.types import Gpu, GpuId, GpuSample
+from carmad.http.listing import as_json
 from carmad.loop import Follower
 from carmad.readable import gib
 
@@ -25,13 +28,35 @@ STREAMS_PER_USER = 16
 EXTERNAL_S = 30.0  # a process that ends sooner is no event
 
 
+class Told:
+    """A happening, and what is sent of it: written once, when somebody first watches."""
+
+    __slots__ = ("_outline", "_whole", "happening")
+
+    def __init__(self, happening: Happening) -> None:
+        self.happening = happening
+        self._whole = b""  # for those who may see all of the job
+        self._outline = b""  # for others
+
+    def sent(self, name: str, gpus: Mapping[GpuId, Gpu], sees: bool) -> bytes:
+        if sees:
+            self._whole = self._whole or written(event_out(self.happening, name, gpus))
+            return self._whole
+        self._outline = self._outline or written(event_out(self.happening, name, gpus, False))
+        return self._outline
+
+
+def written(event: EventOut) -> bytes:
+    return b"id: %b\ndata: %b\n\n" % (event["id"].encode(), as_json(event))
+
+
 class Events(Follower):
     """`epoch` tells the happenings of this daemon from those of an earlier one."""
 
     def __init__(self, epoch: str, external_mib: int) -> None:
         self._epoch = epoch
         self._external_mib = external_mib
-        self._latest: deque[Happening] = deque(maxlen=KEPT)
+        self._latest: deque[Told] = deque(maxlen=KEPT)
         self._count = 0  # of all so far
         self._lock = threading.Lock()
         self.gpus: dict[GpuId, Gpu] = {}
@@ -52,7 +77,7 @@ class Events(Follower):
         if not new:
             return
         with self._lock:
-            self._latest.extend(new)
+            self._latest.extend(map(Told, new))
             self._count += len(new)
         for hears in self.listeners:
             hears(new, self.gpus)
@@ -142,10 +167,10 @@ class Events(Follower):
         with self._lock:
             kept = list(self._latest)
             first = self._count - len(kept)
-        older = (n for n, each in enumerate(kept) if each.at >= at)
+        older = (n for n, each in enumerate(kept) if each.happening.at >= at)
         return first + next(older, len(kept))
 
-    def read(self, place: int, most: int) -> tuple[int, list[Happening]]:
+    def read(self, place: int, most: int) -> tuple[int, list[Told]]:
         """Up to `most` happenings after `place`, and the place before the first of them: later than
         `place` if some are not kept any more."""
         with self._lock:

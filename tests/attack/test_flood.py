@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -239,6 +239,11 @@ def _holding(uid: int, path: str, many: int) -> Iterator[None]:
         os.waitpid(child, 0)
 
 
+def connect(path: str, clients: Iterable[socket.socket]) -> None:
+    for each in clients:
+        each.connect(path)
+
+
 @needs_root
 def test_who_connects_after_another_s_many_is_served_before_most_of_them(
     monkeypatch: pytest.MonkeyPatch,
@@ -265,8 +270,8 @@ def test_who_connects_after_another_s_many_is_served_before_most_of_them(
             first.connect(served.path)
             first.sendall(HEALTH)
             assert stalled.wait(PATIENCE_S)
-            as_user(HOSTILE[0], lambda: [each.connect(served.path) for each in many])
-            as_user(HOSTILE[1], lambda: last.connect(served.path))
+            as_user(HOSTILE[0], lambda: connect(served.path, many))
+            as_user(HOSTILE[1], lambda: connect(served.path, [last]))
             for each in (*many, last):
                 each.sendall(HEALTH)
             go_on.set()

@@ -9,7 +9,6 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response, StreamingResponse
 
-from carmad.api.happenings import event_out
 from carmad.api.responses.jobs import EventOut
 from carmad.api.select import parse_selection
 from carmad.api.times import parse_time, stamp
@@ -17,8 +16,7 @@ from carmad.core.happenings import Happening, Kind
 from carmad.core.types import JobId
 from carmad.http import lookup
 from carmad.http.answers import PROBLEMS, Asked, Call
-from carmad.http.events import Events
-from carmad.http.listing import as_json
+from carmad.http.events import Events, Told, written
 from carmad.http.problems import TooMany
 from carmad.http.routes.jobs import Moment, Select
 
@@ -90,53 +88,53 @@ async def _stream(
     service = call.service
     with known.stream(call.turn.payer) as news:
         async with call.turn.rest():
-            yield _written(_mark(known, place, call, "watching"))
+            yield written(_mark(known, place, call, "watching"))
+            sign_of_life = b""
             while not service.stopping:
                 news.clear()
                 begin, found = known.read(place, AT_ONCE)
                 if lost or begin > place:
                     place, lost = begin, False
-                    yield _written(_mark(known, place, call, "missed", MISSED))
+                    yield written(_mark(known, place, call, "missed", MISSED))
                     if wanted is not None:  # their ends may be among what is missing
                         wanted.going_on = wanted.jobs & (await service.scene()).live.keys()
                     continue
                 place = begin + len(found)
                 if piece := b"".join(_rendered(call, known, begin, found, user, wanted)):
                     yield piece
-                if found:
-                    await asyncio.sleep(0)  # there may be thousands, and others wait
-                    continue
-                if wanted is not None and not wanted.going_on:
-                    yield _written(_mark(known, place, call, "over"))
-                    return
-                try:
-                    await asyncio.wait_for(news.wait(), ALIVE_S)
-                except TimeoutError:
-                    yield b":\n\n"
+                elif sign_of_life:
+                    yield sign_of_life
+                sign_of_life = b""
+                if not found:
+                    if wanted is not None and not wanted.going_on:
+                        yield written(_mark(known, place, call, "over"))
+                        return
+                    try:
+                        async with asyncio.timeout(ALIVE_S):
+                            await news.wait()
+                    except TimeoutError:
+                        sign_of_life = b":\n\n"
+                await call.turn.come()  # what happens meanwhile is sent along
 
 
 def _rendered(
     call: Call,
     known: Events,
     begin: int,
-    found: list[Happening],
+    found: list[Told],
     user: str | None,
     wanted: Wanted | None,
 ) -> Iterator[bytes]:
-    for place, each in enumerate(found, begin + 1):
+    for place, told in enumerate(found, begin + 1):
+        each = told.happening
         if wanted is not None and not wanted.has(each):
             continue
         if user is not None and each.job is not None and each.job.spec.user != user:
             continue
-        sees = each.job is None or call.may_touch(each.job)
-        yield _written(event_out(each, known.name(place), known.gpus, sees))
+        yield told.sent(known.name(place), known.gpus, each.job is None or call.may_touch(each.job))
 
 
 def _mark(known: Events, place: int, call: Call, event: str, text: str = "") -> EventOut:
     """About the stream itself."""
     at = stamp(call.service.now())
     return {"id": known.name(place), "at": at, "event": event, "text": text}
-
-
-def _written(event: EventOut) -> bytes:
-    return b"id: %b\ndata: %b\n\n" % (event["id"].encode(), as_json(event))
