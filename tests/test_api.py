@@ -173,7 +173,9 @@ def test_a_large_array_comes_in_parts_and_others_in_between(daemon: Daemon) -> N
         its = [first for first, _ in heard if (first - 1) // tasks == array]
         assert its == sorted(its)
     told = daemon.service.events.read(0, 100)[1]
-    assert [(each.kind, each.count) for each in told] == [(Kind.SUBMITTED, tasks)] * 3
+    assert [(each.happening.kind, each.happening.count) for each in told] == [
+        (Kind.SUBMITTED, tasks)
+    ] * 3
 
 
 def test_an_array_that_finds_the_disk_full_says_how_far_it_came(

@@ -30,6 +30,7 @@ from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
 from carmad.http.events import Events
 from carmad.http.listing import Rows
+from carmad.http.recent import Recent
 from carmad.http.tally import Tally, Waiting
 from carmad.learned.estimates import Guess
 from carmad.learned.experience import Experience
@@ -132,6 +133,7 @@ class Service(Follower):
         default_factory=lambda: Moments(lambda job: job.ended or job.holds_gpus)
     )
     events: Events = field(init=False)
+    recent: Recent = field(init=False)
 
     slow: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
     # Estimates: at a time, of them with more time for a script than usual, and of each user.
@@ -146,10 +148,12 @@ class Service(Follower):
 
     def __post_init__(self) -> None:
         self.events = Events(str(int(self.started_at * 1000)), self.settings.monitor.external_mib)
+        self.recent = Recent(self.store)
         self.events.listeners += [self.timeline.heard, self.counts.heard]
 
     def committed(self, step: Step) -> None:
         self._scene = None
+        self.recent.committed(step)
         self.tally.note(step)
         self.experience.committed(step)
         self.endings.note(step)

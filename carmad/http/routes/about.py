@@ -32,7 +32,7 @@ from carmad.configfile import as_tree
 from carmad.core.decision import Reason
 from carmad.core.scene import Scene
 from carmad.core.share import DAY_S
-from carmad.core.types import ENDED, Job, JobState
+from carmad.core.types import Job, JobState
 from carmad.engine.threads import run_in_threadpool
 from carmad.http import reporting
 from carmad.http.answers import PROBLEMS, VERSION, Asked, Call, answer
@@ -44,8 +44,6 @@ from carmad.store.values import External, Totals
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
 
-RECENT_S = 600.0
-MOST_RECENT = 200
 JOULES_PER_KWH = 3.6e6
 
 
@@ -68,17 +66,12 @@ async def status(call: Asked) -> Response:
 
 def _status(call: Call, scene: Scene) -> StatusOut:
     service, peer = call.service, call.peer
-    recent = service.store.history(
-        user=None if peer.admin else peer.user,
-        since=scene.now - RECENT_S,
-        states=ENDED,
-        limit=MOST_RECENT,
-    )
+    recent = service.recent.ended(None if peer.admin else peer.user, scene.now)
     ended = [job for job in recent if job.id not in scene.live and call.may_touch(job)]
     one = call.renderer(scene)
     waits, more = seen_by(peer.owner, waiting(scene, one))
     rows: list[Row] = [[job] for job in scene.running]
-    rows += [*waits, *([job] for job in reversed(ended))]
+    rows += [*waits, *([job] for job in ended)]
     return {
         "schema": SCHEMA,
         "server": {
