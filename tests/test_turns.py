@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -206,6 +207,42 @@ class Known(Peers):
 
     async def peer(self, credentials: Credentials) -> Peer:
         return Peer(credentials.uid, credentials.gid, f"user{credentials.uid}", admin=False)
+
+
+def test_refusals_leave_no_garbage() -> None:
+    """A collection of it would stop everybody."""
+    refused = 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("it was to be refused")
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"x" * 2 * turns.LARGE, "more_body": False}
+
+    async def send(message: Any) -> None:
+        nonlocal refused
+        refused += message.get("status") == 413
+
+    async def main() -> int:
+        bounded = Bounded(app, Known(), Owners(Path("/nonexistent")), Shares(ROOT))
+
+        async def ask() -> None:
+            state = {"credentials": Credentials(ROOT, ROOT)}
+            scope = {"type": "http", "path": "/v1/cancel", "headers": [], "state": state}
+            await bounded(scope, receive, send)
+
+        await ask()
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(100):
+                await ask()
+            return gc.collect()
+        finally:
+            gc.enable()
+
+    assert run_async(main()) < 100
+    assert refused == 101
 
 
 def test_who_waits_without_a_large_body_keeps_nobody_s_out() -> None:

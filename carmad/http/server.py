@@ -143,12 +143,12 @@ class Bounded:
                     async with turn:
                         await self._app(scope, _replay(body, receive), send)
             return None
-        except CarmaError as refused:  # from here, not from the app, which handles its own errors
-            error = refused
+        except CarmaError as error:  # from here, not from the app, which handles its own errors
+            status, code = status_and_code(error)
+            headers = {"connection": "close", **more_headers(error)}
+            answer = refusal(status, error.message, error.hint, code, headers)
         await share.come()  # many may be refused at once
-        status, code = status_and_code(error)
-        headers = {"connection": "close", **more_headers(error)}
-        return await refusal(status, error.message, error.hint, code, headers)(scope, receive, send)
+        return await answer(scope, receive, send)
 
     async def _share(self, who: Credentials | None) -> Share:
         return self._shares.of(await payer(who, self._peers, self._owners) if who else NOBODY)
