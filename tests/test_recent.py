@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from carmad.api.render import Jobs
+from carmad.api.responses.jobs import JobOut
 from carmad.core.messages import Step, Tick
 from carmad.core.types import Job, JobState
 from carmad.http import recent
-from carmad.http.recent import Recent
+from carmad.http.recent import Ended, Recent
 from carmad.store.sql import SqlStore
 from carmad.testing import a_job
 from tests import api_server
@@ -28,8 +30,13 @@ def step(*jobs: Job) -> Step:
     return Step((Tick(NOW),), jobs, (), ())
 
 
-def ids(jobs: list[Job]) -> list[int]:
-    return [job.id for job in jobs]
+def held(daemon: api_server.Daemon) -> int:
+    body = {"argv": ["train"], "cwd": "/", "held": True}
+    return int(daemon.call("POST", "/v1/jobs", body)[1]["id"])
+
+
+def ids(found: list[Ended]) -> list[int]:
+    return [each.job.id for each in found]
 
 
 @pytest.fixture
@@ -51,7 +58,7 @@ def test_a_job_that_ended_twice_is_there_once_as_it_is_now(store: SqlStore) -> N
     known = Recent(store)
     known.committed(step(ended(1, name="before")))
     known.committed(step(ended(1, name="after")))
-    assert [job.spec.name for job in known.ended("ada", NOW)] == ["after"]
+    assert [each.job.spec.name for each in known.ended("ada", NOW)] == ["after"]
 
 
 def test_it_is_limited_by_number_and_by_length_and_no_user_pushes_out_another_s(
@@ -70,9 +77,7 @@ def test_the_status_reads_the_disk_once_and_not_for_every_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def finished(daemon: api_server.Daemon) -> None:
-        body = {"argv": ["train"], "cwd": "/", "held": True}
-        id = daemon.call("POST", "/v1/jobs", body)[1]["id"]
-        daemon.call("POST", "/v1/cancel", {"select": str(id)})
+        daemon.call("POST", "/v1/cancel", {"select": str(held(daemon))})
 
     def shown(daemon: api_server.Daemon) -> list[int]:
         return [job["id"] for job in daemon.call("GET", "/v1/status")[1]["jobs"]]
@@ -94,3 +99,27 @@ def test_the_status_reads_the_disk_once_and_not_for_every_user(
             now = shown(daemon)
         assert set(before) < set(now) and len(now) == 4
     assert len(reads) == 1
+
+
+def test_the_status_renders_only_what_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that have ended, and those that wait as before, were rendered already."""
+    rendered: list[int] = []
+    render = Jobs.__call__
+
+    def noted(self: Jobs, job: Job) -> JobOut:
+        rendered.append(job.id)
+        return render(self, job)
+
+    monkeypatch.setattr(Jobs, "__call__", noted)
+    with api_server.running(tmp_path) as daemon:
+        submitted = [held(daemon) for _ in range(6)]
+        daemon.call("POST", "/v1/cancel", {"select": f"{submitted[0]}-{submitted[2]}"})
+        before = daemon.call("GET", "/v1/status")[1]["jobs"]
+        assert [job["id"] for job in before] == [*submitted[3:], *submitted[:3]]
+        rendered.clear()
+        submitted.append(held(daemon))
+        shown = daemon.call("GET", "/v1/status")[1]["jobs"]
+        assert {job["id"] for job in shown} == set(submitted)
+        assert set(rendered) <= {submitted[-1]}

@@ -8,8 +8,10 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from carmad.api.render import Jobs
 from carmad.core.messages import Step
 from carmad.core.types import ENDED, Job, JobId
+from carmad.http.listing import as_json
 from carmad.http.tally import weight
 from carmad.loop import Follower
 from carmad.store.sql import SqlStore
@@ -21,21 +23,33 @@ READ = 2000  # of those that ended before this daemon started
 
 
 @dataclass(slots=True)
+class Ended:
+    job: Job
+    _row: bytes = b""
+
+    def row(self, one: Jobs) -> bytes:
+        """As JSON, for those who may see all of it: it changes no more."""
+        self._row = self._row or as_json(one(self.job))
+        return self._row
+
+
+@dataclass(slots=True)
 class _Ends:
-    jobs: OrderedDict[JobId, Job] = field(default_factory=OrderedDict)  # the last to end is last
+    jobs: OrderedDict[JobId, Ended] = field(default_factory=OrderedDict)  # the last to end is last
     bytes: int = 0
 
-    def add(self, job: Job) -> None:
+    def add(self, ended: Ended) -> None:
+        job = ended.job
         self._drop(job.id)
-        self.jobs[job.id] = job
+        self.jobs[job.id] = ended
         self.bytes += weight(job.spec)
         while len(self.jobs) > MOST or (self.bytes > MOST_BYTES and len(self.jobs) > 1):
             self._drop(next(iter(self.jobs)))
 
     def _drop(self, id: JobId) -> None:
-        job = self.jobs.pop(id, None)
-        if job is not None:
-            self.bytes -= weight(job.spec)
+        ended = self.jobs.pop(id, None)
+        if ended is not None:
+            self.bytes -= weight(ended.job.spec)
 
 
 class Recent(Follower):
@@ -49,7 +63,7 @@ class Recent(Follower):
         with self._lock:
             self._add(step.jobs)
 
-    def ended(self, user: str | None, now: float) -> list[Job]:
+    def ended(self, user: str | None, now: float) -> list[Ended]:
         """The user's, or everybody's, in order of their ids. The first time, it reads those that
         ended before the daemon started."""
         since = now - RECENT_S
@@ -59,20 +73,21 @@ class Recent(Follower):
                 self._begin(earlier)
         with self._lock:
             known = self._of.get(user, _Ends()).jobs.values()
-            found = [job for job in known if _ended_at(job) >= since]
-        return sorted(found, key=lambda job: job.id)
+            found = [each for each in known if _ended_at(each.job) >= since]
+        return sorted(found, key=lambda each: each.job.id)
 
     def _begin(self, earlier: Iterable[Job]) -> None:
         if not self._begun:
             self._begun = True
-            later = [job for ends in self._of.values() for job in ends.jobs.values()]
+            later = [each.job for ends in self._of.values() for each in ends.jobs.values()]
             self._add(sorted({job.id: job for job in (*earlier, *later)}.values(), key=_ended_at))
 
     def _add(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
             if job.ended:
-                self._of.setdefault(job.spec.user, _Ends()).add(job)
-                self._of.setdefault(None, _Ends()).add(job)
+                ended = Ended(job)
+                self._of.setdefault(job.spec.user, _Ends()).add(ended)
+                self._of.setdefault(None, _Ends()).add(ended)
 
 
 def _ended_at(job: Job) -> float:

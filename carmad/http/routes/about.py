@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from carmad import beats
-from carmad.api.folding import Row, row_out, seen_by, waiting
+from carmad.api.folding import Row, seen_by, waiting
 from carmad.api.phrases import phrase
 from carmad.api.responses import SCHEMA
 from carmad.api.responses.report import ReportOut
@@ -36,6 +36,7 @@ from carmad.core.types import Job, JobState
 from carmad.engine.threads import run_in_threadpool
 from carmad.http import reporting
 from carmad.http.answers import PROBLEMS, VERSION, Asked, Call, answer
+from carmad.http.listing import as_json
 from carmad.http.problems import Forbidden
 from carmad.http.routes.gpus import gpus_out
 from carmad.http.routes.jobs import Moment
@@ -61,18 +62,17 @@ async def status(call: Asked) -> Response:
     """
     service = call.service
     scene = await service.scene()
-    return await service.once(scene, ("status", call.peer), lambda: answer(_status(call, scene)))
+    return await service.once(scene, ("status", call.peer), lambda: _status(call, scene))
 
 
-def _status(call: Call, scene: Scene) -> StatusOut:
+def _status(call: Call, scene: Scene) -> Response:
     service, peer = call.service, call.peer
-    recent = service.recent.ended(None if peer.admin else peer.user, scene.now)
-    ended = [job for job in recent if job.id not in scene.live and call.may_touch(job)]
     one = call.renderer(scene)
     waits, more = seen_by(peer.owner, waiting(scene, one))
-    rows: list[Row] = [[job] for job in scene.running]
-    rows += [*waits, *([job] for job in ended)]
-    return {
+    rows: list[Row] = [*([job] for job in scene.running), *waits]
+    recent = service.recent.ended(None if peer.admin else peer.user, scene.now)
+    ended = [each for each in recent if each.job.id not in scene.live and call.may_touch(each.job)]
+    out: StatusOut = {
         "schema": SCHEMA,
         "server": {
             **_daemon(service, scene),
@@ -81,11 +81,14 @@ def _status(call: Call, scene: Scene) -> StatusOut:
             **_cpus(scene),
         },
         "gpus": gpus_out(call, scene),
-        "jobs": [row_out(row, one) for row in rows],
         "more": more,
         "counts": _counts(scene.live.values()),
         "me": {"user": peer.user, "uid": peer.uid, "admin": peer.admin},
+        "jobs": [],  # last: what is written already comes in here
     }
+    live = b"".join(service.rows.json(rows, one))[1:-1]
+    jobs = b",".join(filter(None, (live, *(each.row(one) for each in ended))))
+    return Response(as_json(out)[:-2] + jobs + b"]}", media_type="application/json")
 
 
 def _cpus(scene: Scene) -> CpusOut:
