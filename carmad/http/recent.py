@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from carmad.api.folding import row_out
 from carmad.api.render import Jobs
 from carmad.core.messages import Step
 from carmad.core.types import ENDED, Job, JobId
@@ -29,7 +30,7 @@ class Ended:
 
     def row(self, one: Jobs) -> bytes:
         """As JSON, for those who may see all of it: it changes no more."""
-        self._row = self._row or as_json(one(self.job))
+        self._row = self._row or as_json(row_out([self.job], one))
         return self._row
 
 

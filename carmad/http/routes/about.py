@@ -82,7 +82,7 @@ def _status(call: Call, scene: Scene) -> Response:
         },
         "gpus": gpus_out(call, scene),
         "more": more,
-        "counts": _counts(scene.live.values()),
+        "counts": _counts(scene.live.rows.values()),
         "me": {"user": peer.user, "uid": peer.uid, "admin": peer.admin},
         "jobs": [],  # last: what is written already comes in here
     }
@@ -129,7 +129,7 @@ def _counts(live: Iterable[Job]) -> CountsOut:
         elif job.retry is not None:
             recovering += 1
         else:
-            queued += 1
+            queued += job.tasks
     return {"running": running, "queued": queued, "recovering": recovering}
 
 
