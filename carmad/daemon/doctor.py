@@ -23,6 +23,7 @@ from carmad.config import Settings
 from carmad.core.gpuview import GpuView
 from carmad.core.scene import Scene
 from carmad.core.types import Mode
+from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
 from carmad.gpu.mps_daemon import ServerState
 from carmad.gpu.source import Capabilities
@@ -71,8 +72,9 @@ def checks(
     systemd: bool,
     mps: Mps | None,
     troubles: Sequence[Trouble] = (),
+    outage: CarmaError | None = None,
 ) -> list[CheckOut]:
-    """Slow: reads files and starts a process."""
+    """`outage`: why no job can be launched now. Slow: reads files and starts a process."""
     return [
         *_deciding(settings, troubles),
         *_threads(),
@@ -86,6 +88,7 @@ def checks(
         *_damage(store),
         *_records(store),
         _systemd(systemd),
+        *_launches(outage),
         _unit(),
         _cgroup(),
         _clock(scene.now),
@@ -295,6 +298,11 @@ def _systemd(systemd: bool) -> CheckOut:
         "not used: jobs outlive carmad, but not a stop of the service or container it is in",
         "On a server with systemd, run carmad as its service.",
     )
+
+
+def _launches(outage: CarmaError | None) -> Iterator[CheckOut]:
+    if outage:
+        yield _check("launches", False, f"are postponed: {outage}", str(outage.hint))
 
 
 def _unit() -> CheckOut:

@@ -145,7 +145,14 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
             experience,
             lambda spec, within_s, server: explained(patient(settings, within_s), server, spec),
             lambda scene: doctor.checks(
-                settings, scene, monitor.capabilities(), store, own_units, mps, troubles()
+                settings,
+                scene,
+                monitor.capabilities(),
+                store,
+                own_units,
+                mps,
+                troubles(),
+                world.outage,
             ),
             models,
             timeline,
