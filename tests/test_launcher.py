@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from carmad import units
+from carmad import accounts, units
 from carmad.accounts import NoAccount
 from carmad.attempt import launcher as launcher_module
 from carmad.attempt import shepherd as shepherd_module
@@ -411,7 +411,7 @@ def users(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int, list[int
         return SimpleNamespace(pw_uid=known[name][0], pw_gid=known[name][1])
 
     monkeypatch.setattr(pwd, "getpwnam", getpwnam)
-    monkeypatch.setattr(os, "getgrouplist", lambda name, gid: known[name][2])
+    monkeypatch.setattr(accounts, "groups_of", lambda name, gid: known[name][2])
     return known
 
 
