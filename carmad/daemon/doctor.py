@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -257,8 +258,13 @@ def _state(state_dir: Path) -> Iterator[CheckOut]:
     yield _check("database", True, detail)
     try:
         free = shutil.disk_usage(state_dir).free
+        with tempfile.TemporaryFile(dir=state_dir, buffering=0) as file:
+            file.write(b"carma doctor")
+            os.fsync(file.fileno())
     except OSError as error:
-        yield _check("disk", False, f"{state_dir}: {error.strerror}")
+        detail = f"{state_dir} cannot be written: {error.strerror}"
+        hint = "See `df` and `dmesg`. Until it can, no job is accepted, and no end is recorded."
+        yield _check("disk", False, detail, hint)
         return
     detail = f"{free // MIB} MiB free for {state_dir}"
     hint = (
