@@ -36,6 +36,7 @@ from carmad.daemon.mpswatch import MpsWatch
 from carmad.daemon.reload import EMULATED, Reloader, read
 from carmad.daemon.runners import Runners
 from carmad.daemon.slurmnode import SlurmNode, granted_gib
+from carmad.daemon.wall import Wall
 from carmad.daemon.weekly import weekly
 from carmad.daemon.world import DaemonWorld
 from carmad.engine.clock import Clock, boot_id, wall_ahead
@@ -67,6 +68,7 @@ log = logging.getLogger("carmad")
 
 ANSWER_S = 30.0  # of the core
 EX_CONFIG = 78  # RestartPreventExitStatus of carmad.service
+EX_TEMPFAIL = 75  # systemd starts it again
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         faulthandler.enable()  # so that SIGABRT, which the watchdog sends, says where threads are
         if error := installed.conflict():
             log.warning("%s; %s", error.message, error.hint)
-        run(options, listener)
+        return EX_TEMPFAIL if run(options, listener) else 0
     except CarmaError as error:
         print(f"carmad: {error.message}", file=sys.stderr)
         if error.hint:
@@ -87,11 +89,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if listener:
             turn_away(listener)
         return EX_CONFIG if isinstance(error, Hopeless) else 1
-    return 0
 
 
-def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
-    """Everything is built before the first event, and closed in the opposite order."""
+def run(options: argparse.Namespace, listener: socket.socket | None) -> bool:
+    """Everything is built before the first event, and closed in the opposite order. Returns whether
+    to start again."""
     state_dir = Path(options.state_dir or paths.state_dir()).absolute()
     reloader = Reloader()
     signal.signal(signal.SIGHUP, lambda *_: reloader.ask())
@@ -181,7 +183,9 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         _end_unreadable(scheduler, inbox)
         runners.watch(scheduler.jobs.values())
         stack.callback(world.close)
-        _start(stack, beats.Watcher(systemd.watchdog(), monitor.hangs))
+        again = Event()
+        wall = Wall(clock, _restart(inbox, again) if systemd.supervised() else None)
+        _start(stack, beats.Watcher(_each(systemd.watchdog(), wall.look), monitor.hangs))
         _start(stack, monitor)
         if mps:
             _start(stack, MpsWatch(mps, inbox, evidence))
@@ -214,6 +218,23 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         inbox.refuse()
         systemd.notify("STOPPING=1")
         log.info("stopping; running jobs continue")
+    return again.is_set()
+
+
+def _restart(inbox: Inbox, again: Event) -> Callable[[], None]:
+    def restart() -> None:
+        again.set()
+        inbox.close()
+
+    return restart
+
+
+def _each(*calls: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        for each in calls:
+            each()
+
+    return call
 
 
 def _start(
