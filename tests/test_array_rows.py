@@ -27,6 +27,7 @@ from carmad.core.messages import (
 from carmad.core.tasks import JobsById, ids_of, indices, part, singly, spans
 from carmad.core.types import After, ArrayTask, Job, JobId, JobState
 from carmad.http.service import Moments
+from carmad.metrics.declared import ENDED
 from carmad.store.sql import SqlStore
 from carmad.testing import FakeServer, a_job, a_spec
 from tests.api_server import Daemon, running
@@ -332,6 +333,8 @@ def test_an_array_is_submitted_and_cancelled_as_one(daemon: Daemon) -> None:
     ]
     assert [len(step.jobs) for step in written if step.jobs][-1] == 1
     assert daemon.service.tally.waiting(os.getuid()).jobs == 0
+    ends = {labels: n for metric, labels, n in daemon.service.counts.counters() if metric is ENDED}
+    assert ends == {("cancelled",): TASKS}
     past = daemon.call("GET", "/v1/history")[1]["jobs"]
     assert [(job["count"], job["tasks"]) for job in past] == [(TASKS, f"0-{TASKS - 1}")]
     job = daemon.call("GET", f"/v1/jobs/{array}_2718")[1]
