@@ -3,6 +3,7 @@ somebody else: uids are given again, and so are names."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pwd
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from carmad.errors import CarmaError
+
+_libc = ctypes.CDLL(None)
 
 
 class NoAccount(CarmaError):
@@ -37,7 +40,19 @@ def account(user: str, uid: int) -> Account:
             f"it was submitted by {user} with the uid {uid}, and now {now}",
             "If that is right, cancel the job; if not, repair the user database: then it goes on.",
         )
-    return Account(uid, known.pw_gid, tuple(os.getgrouplist(user, known.pw_gid)))
+    return Account(uid, known.pw_gid, groups_of(user, known.pw_gid))
+
+
+def groups_of(user: str, gid: int) -> tuple[int, ...]:
+    """As `os.getgrouplist`, which stops all of Python's threads until it returns: a directory
+    server that hangs (or systemd, which Debian's nsswitch.conf names, too) would stop the daemon.
+    """
+    room = 64
+    while True:
+        found, count = (ctypes.c_uint * room)(), ctypes.c_int(room)
+        if _libc.getgrouplist(os.fsencode(user), gid, found, ctypes.byref(count)) >= 0:
+            return tuple(found[: count.value])
+        room = max(2 * room, count.value)
 
 
 def barring() -> Callable[[str, int], str]:

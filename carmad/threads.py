@@ -44,8 +44,11 @@ class Threads(Executor):
             self._calls.put((future, partial(call, *args, **kwargs)))
         return future
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """What was submitted is done first, unless it is cancelled."""
+    def shutdown(
+        self, wait: bool = True, *, cancel_futures: bool = False, within_s: float | None = None
+    ) -> None:
+        """What was submitted is done first, unless it is cancelled. `within_s`: how long to wait
+        for each thread; None: for as long as it takes."""
         with self._lock:
             self._closed = True
             try:
@@ -58,7 +61,7 @@ class Threads(Executor):
                 self._calls.put(None)
         if wait:
             for thread in self._threads:
-                thread.join()
+                thread.join(within_s)
 
     def _serve(self) -> None:
         with beats.beating(self._name, self._late_s):

@@ -280,10 +280,17 @@ class Model:
     # -- what the daemon's other threads do
 
     def carry_out(self, dice: Dice) -> None:
-        """Carry out some of the pending actions, in order, and some of them twice."""
+        """Carry out some of the pending actions, some of them twice. A launch may take long, and
+        is overtaken by stops then."""
         for _ in range(dice.randint(1, 4)):
             if self.hands:
-                action = self.hands.popleft()
+                at = next((n for n, each in enumerate(self.hands) if isinstance(each, Stop)), 0)
+                if at and dice.random() < 0.5:
+                    self.seen["launch overtaken"] += 1
+                else:
+                    at = 0
+                action = self.hands[at]
+                del self.hands[at]
                 if isinstance(action, Launch) and dice.random() < 0.1:
                     self.seen["launch postponed"] += 1
                     self.hands.append(action)

@@ -11,8 +11,10 @@ import pytest
 
 from carmad.config import Settings
 from carmad.core.messages import Discovered, Sampled, Step, Submitted, Tick
+from carmad.core.reservations import Reservation
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import GpuSample, Job, JobId, JobState, ProfilingRun
+from carmad.daemon.wall import Wall
 from carmad.engine import clock as module
 from carmad.engine.clock import Clock
 from carmad.store.sql import SET_S, SqlStore, StoreFull
@@ -40,6 +42,36 @@ def test_the_clock_goes_on_through_a_suspend_and_heeds_nobody_who_sets_the_wall(
     assert clock() == 1_000_200.0
     assert Clock(ahead_s=5.0)() == 305.0
     assert set(asked) == {time.CLOCK_BOOTTIME}
+
+
+def test_a_clock_that_was_set_is_followed_once_it_stays_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mono, set_by, restarts = 0.0, 0.0, list[float]()
+    monkeypatch.setattr(time, "monotonic", lambda: mono)
+    monkeypatch.setattr(time, "time", lambda: 1000.0 + mono + set_by)
+    wall = Wall(lambda: 1000.0 + mono, lambda: restarts.append(mono))
+
+    def passes(seconds: int) -> None:
+        nonlocal mono
+        for _ in range(seconds):
+            mono += 1
+            wall.look()
+
+    passes(100)
+    set_by = 30.0
+    passes(100)
+    assert caplog.text == ""
+    set_by = HOUR
+    passes(30)
+    assert caplog.text.count("was set by 3600 s") == 1
+    set_by = 0.0  # it was a mistake
+    passes(100)
+    assert restarts == []
+    set_by = -HOUR
+    passes(300)
+    assert restarts == [mono - 300 + 61]
+    assert caplog.text.count("was set by -3600 s; carmad restarts") == 1
 
 
 def test_a_boot_has_a_name() -> None:
@@ -133,8 +165,10 @@ def test_all_that_is_measured_of_a_job_moves_and_what_its_owner_said_does_not(
     waits = a_job(2, submitted_at=at + 1)
     ended = changed(live, id=JobId(3), state=JobState.SUCCEEDED, ended_at=at + 4)
     store = machine.store
-    store.commit(Step((Tick(at),), (live, waits, ended), (), ()))
+    reserved = Reservation(1, (GPU.id,), ("ada",), (at + 50, at + 90), 10.0, "root")
+    store.commit(Step((Tick(at),), (live, waits, ended), (), (), reservations=(reserved,)))
     assert store.keep_time(machine.boot, machine.wall_ahead_s + by) == machine.wall_ahead_s + by
+    assert tuple(store.restore().reservations) == (reserved,)
     found = {job.id: job for job in store.jobs([JobId(id) for id in (1, 2, 3)])}
     assert found[JobId(1)] == changed(
         live,

@@ -201,7 +201,7 @@ def _flood(known: kept.Events) -> None:
     job = a_job(99, state=JobState.QUEUED)
     with known._lock:
         known._latest.extend(
-            kept.Told(Happening(1.0, Kind.HELD, job)) for _ in range(kept.KEPT + 5)
+            kept.Entry(Happening(1.0, Kind.HELD, job)) for _ in range(kept.KEPT + 5)
         )
         known._count += kept.KEPT + 5
 

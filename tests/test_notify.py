@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from carmad import units
+from carmad.accounts import Account, NoAccount, account
 from carmad.config import Notify, Settings
 from carmad.core.happenings import Happening, Kind
 from carmad.core.messages import Step, Tick
@@ -290,6 +291,30 @@ def test_a_target_that_does_not_take_it_is_tried_later_and_given_up(
         until(lambda: not store.to_tell(), "it to be given up")
         thread.stop()
         assert target.failing == 10**6 - 2
+
+
+def test_who_cannot_be_found_for_a_while_is_told_later(
+    store: SqlStore, told: Post, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory server is down; who is gone for good is given up."""
+    configured(tmp_path, target.url)
+    asked: list[str] = []
+
+    def down(user: str, uid: int) -> Account:
+        asked.append(user)
+        if len(asked) <= 2:
+            raise NoAccount(f"there is no {user}")
+        return account(user, uid)
+
+    monkeypatch.setattr(post, "account", down)
+    commit(store, told, an_end(tmp_path))
+    until(lambda: target.got, "a message")
+    assert len(asked) == 3
+    until(lambda: not store.to_tell(), "the notice to be forgotten")
+    monkeypatch.setattr(post, "TRIES", 2)
+    commit(store, told, an_end(tmp_path, 2, user="gone"))
+    until(lambda: not store.to_tell(), "it to be given up")
+    assert len(target.got) == 1
 
 
 def test_a_target_that_hangs_is_given_up_and_its_sender_killed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.core.messages import Exited, Launch, Noticed, Postponed, Stop
 from carmad.core.types import Cause, Job, JobId, JobState
+from carmad.daemon import doctor
 from carmad.daemon import world as world_module
 from carmad.daemon.world import DaemonWorld
 from carmad.testing import changed
@@ -36,7 +38,7 @@ if [ "$left" -gt 0 ]; then
     echo "Failed to connect to bus: No such file or directory" >&2
     exit 1
 fi
-if [ -e "$directory/stop" ]; then exit 1; fi
+if [ -L "$directory/stop" ]; then exit 1; fi
 cp "$here/started" "$here/exit" "$directory"
 """
 STARTED = {"pid": 1, "start_ticks": 1, "boot_id": "another", "at": 1.0}
@@ -130,6 +132,7 @@ def test_an_outage_of_systemd_fails_no_job(
     # One launch at a time finds out whether it is over, and each time a bit later.
     assert len(machine.asked()) == failures + jobs
     assert Soon.delays == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert machine.world.outage is None
     told = machine.notes()
     assert len({note.job for note in told}) == len(told) == jobs
     assert all("Failed to connect to bus" in note.note for note in told)
@@ -151,6 +154,50 @@ def test_launches_behind_one_that_hangs_are_not_given_up(
         (machine.bin / "hangs").write_text("go on\n")
     causes = {id: end.exit.cause for id, end in machine.ends(4).items()}
     assert causes == {1: Cause.SUCCESS, 2: Cause.SUCCESS, 3: Cause.LOST, 4: Cause.LOST}
+
+
+def test_a_launch_that_hangs_keeps_no_stop_waiting(machine: Machine) -> None:
+    """Of a job that runs, of one that is being launched, and of one that is behind it."""
+    runs = machine.job(9)
+    control = attempt_dir(machine.state, runs.id, 1) / supervisor.CONTROL
+    control.parent.mkdir()
+    os.mkfifo(control)
+    reader = os.open(control, os.O_RDWR | os.O_NONBLOCK)  # as its supervisor does
+    os.mkfifo(machine.bin / "hangs")
+    first, behind = machine.job(1), machine.job(2)
+    for job in (first, behind):
+        machine.world.perform(Launch(job))
+    until(lambda: machine.asked() == ["1.1 0"], "systemd to be asked")
+    for job in (runs, behind, first):
+        machine.world.perform(Stop(changed(job, state=JobState.STOPPING, stop=Cause.CANCELLED)))
+    ends = machine.ends(2)
+    assert {id: (end.exit.cause, end.stop) for id, end in ends.items()} == {
+        1: (Cause.LOST, Cause.CANCELLED),
+        2: (Cause.LOST, Cause.CANCELLED),
+    }
+    until(lambda: select.select([reader], [], [], 0)[0], "the stop to reach the job that runs")
+    assert os.read(reader, 4096) == b"because cancelled\nstop 1.0\n"
+    os.close(reader)
+    assert machine.asked() == ["1.1 0"], "systemd still hangs"
+    (machine.bin / "hangs").write_text("go on\n")
+    machine.world._hands.submit(lambda: None).result(PATIENCE_S)
+    assert machine.asked() == ["1.1 0"], "the one behind it is not launched any more"
+    assert not (attempt_dir(machine.state, first.id, 1) / supervisor.STARTED).exists()
+
+
+def test_a_daemon_that_is_told_to_stop_does_not_wait_for_a_launch_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(tmp_path, monkeypatch)
+    monkeypatch.setattr(world_module, "CLOSE_WITHIN_S", 0.1)
+    os.mkfifo(machine.bin / "hangs")
+    machine.world.perform(Launch(machine.job(1)))
+    until(lambda: machine.asked() == ["1.1 0"], "systemd to be asked")
+    machine.world.close()
+    assert machine.asked() == ["1.1 0"]
+    (machine.bin / "hangs").write_text("go on\n")
+    machine.world._hands.shutdown()
+    assert (attempt_dir(machine.state, JobId(1), 1) / supervisor.STARTED).exists()
 
 
 def test_the_core_hears_when_a_postponed_attempt_begins(machine: Machine) -> None:
@@ -258,6 +305,18 @@ def test_such_a_launch_is_found_while_the_outage_lasts(
     machine.world._closed.set()  # the pause is over
 
 
+def test_the_doctor_says_that_launches_are_postponed_and_why(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Soon, "start", lambda _timer: None)
+    machine.fail(1)
+    machine.world.perform(Launch(machine.job(1)))
+    until(lambda: machine.world.outage, "the outage")
+    (found,) = doctor._launches(machine.world.outage)
+    assert found["ok"] is False and "Failed to connect to bus" in found["detail"]
+    assert "systemctl status" in found["hint"]
+
+
 @pytest.mark.parametrize("cause", [Cause.CANCELLED, Cause.PREEMPTED])
 def test_a_postponed_job_can_be_stopped(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, cause: Cause
@@ -268,6 +327,7 @@ def test_a_postponed_job_can_be_stopped(
     stopped, other = machine.job(1), machine.job(2)
     for job in (stopped, other):
         machine.world.perform(Launch(job))
+    machine.world._hands.submit(lambda: None).result(PATIENCE_S)
     machine.world.perform(Stop(changed(stopped, state=JobState.STOPPING, stop=cause)))
     end = machine.ends(1)[JobId(1)]
     assert end.exit.cause is Cause.LOST
@@ -287,5 +347,6 @@ def test_a_postponed_job_that_was_started_unbeknown_is_stopped_for_real(
     machine.fail(1)
     job = machine.job(1)
     machine.world.perform(Launch(job))
+    machine.world._hands.submit(lambda: None).result(PATIENCE_S)
     machine.world.perform(Stop(changed(job, state=JobState.STOPPING, stop=Cause.CANCELLED)))
     assert machine.ends(1)[JobId(1)].exit.cause is Cause.SUCCESS  # by the supervisor's word

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import pwd
+import threading
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from carmad.accounts import groups_of
 from carmad.core.messages import Noticed
 from carmad.core.types import JobId
 from carmad.engine.backlog import QUANTUM, Backlog, Delivery
-from carmad.http import turns
+from carmad.http import peers, turns
 from carmad.http.connections import FEW, PER_USER, Connections, Owners
 from carmad.http.peers import Credentials, Peer, Peers
 from carmad.http.problems import TooMany, headers
 from carmad.http.server import Bounded
 from carmad.http.turns import RoundRobin, Share, Shares
 from tests.aio import run_async
+from tests.waiting import PATIENCE_S
 
 ROOT = 0
 
@@ -374,3 +380,36 @@ def test_large_requests_take_longer_and_small_ones_do_not_wait(clock: Clock) -> 
         assert len(clock.slept) == 1
 
     run_async(ask())
+
+
+def test_whoever_was_known_is_served_while_the_user_database_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peers, "REMEMBERED_S", 0.0)
+    monkeypatch.setattr(peers, "PATIENT_S", 0.01)
+    answers, hangs = threading.Event(), list[str]()
+
+    def group_names(user: str, gid: int) -> Iterator[str]:
+        if hangs:
+            assert answers.wait(PATIENCE_S)
+            yield "carma"
+
+    monkeypatch.setattr(peers, "_group_names", group_names)
+
+    async def main() -> None:
+        known = Peers("carma")
+        assert (await known.peer(Credentials(1, 1))).groups == ()
+        hangs.append("from now on")
+        for _ in range(3):
+            assert (await known.peer(Credentials(1, 1))).groups == ()
+        answers.set()
+        while not (await known.peer(Credentials(1, 1))).admin:
+            await asyncio.sleep(0.01)
+
+    run_async(main())
+
+
+def test_groups_are_those_that_the_user_database_has() -> None:
+    for entry in pwd.getpwall()[:5]:
+        theirs = os.getgrouplist(entry.pw_name, entry.pw_gid)
+        assert list(groups_of(entry.pw_name, entry.pw_gid)) == theirs

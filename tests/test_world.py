@@ -149,10 +149,26 @@ def test_actions_keep_their_order(tmp_path):
     world, _, launcher = a_world(tmp_path)
     job = running()
     performed(world, Launch(job), Signal(job, 12), Stop(job))
-    assert [call[0] for call in launcher.calls] == ["launch", "signal", "stop"]
-    assert launcher.calls[0][2]["CUDA_VISIBLE_DEVICES"] == GPU
-    assert launcher.calls[0][2]["EXTRA"] == "1"
-    assert launcher.calls[2][2] == 30.0
+    told = {call[0]: call[2] for call in launcher.calls}
+    assert [word for word in told if word != "launch"] == ["signal", "stop"]
+    assert told["launch"]["CUDA_VISIBLE_DEVICES"] == GPU
+    assert told["launch"]["EXTRA"] == "1"
+    assert told["stop"] == 30.0
+
+
+def test_what_an_attempt_left_is_removed_after_all_that_was_to_be_done_for_it(tmp_path):
+    world, _, launcher = a_world(tmp_path)
+    goes_on = threading.Event()
+    launch, job = launcher.launch, running()
+    launcher.launch = lambda *words: goes_on.wait(PATIENCE_S) and launch(*words)
+    world.shepherd.start()
+    for action in (Launch(job), Stop(job)):
+        world.perform(action)
+    world.committed(Step((), (changed(job, state=JobState.CANCELLED),), (), ()))
+    until(lambda: launcher.calls, "the stop")
+    goes_on.set()
+    world.close()
+    assert [call[0] for call in launcher.calls] == ["stop", "launch", "release"]
 
 
 def test_a_launch_that_is_refused_ends_the_attempt_with_the_hint(tmp_path):

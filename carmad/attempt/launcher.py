@@ -39,6 +39,14 @@ class NotNow(CarmaError):
     systemd. The launch may be retried, even if it succeeded without our knowing."""
 
 
+class Stopped(CarmaError):
+    """The attempt was stopped before it started, and never will. `cause`: why, if for good."""
+
+    def __init__(self, job: JobId, why: str) -> None:
+        super().__init__(f"job {job} was stopped before it started")
+        self.cause = next((cause for cause in FOR_GOOD if cause == why), None)
+
+
 def attempt_dir(state_dir: Path, job: JobId, attempt: int) -> Path:
     return state_dir / "jobs" / f"{job}.{attempt}"
 
@@ -82,17 +90,18 @@ class Launcher:
         follow: Process | None = None,
         cpus: Iterable[int] = (),
     ) -> Mapping[str, str]:
-        """Start a supervisor for the job's current attempt, unless one has started it or it was
-        revoked. Returns the attempt's complete environment. `cpus`: those on which it starts; none:
-        any.
+        """Start a supervisor for the job's current attempt, unless one has started it. Returns the
+        attempt's complete environment. `cpus`: those on which it starts; none: any.
 
         `follow`: the job's command is run by this process, so the supervisor does not.
-        Raises NotNow, or another CarmaError if the attempt can never start.
+        Raises NotNow; Stopped; or another CarmaError if the attempt can never start.
         """
         directory = attempt_dir(self._state_dir, job.id, job.attempt)
         env = self.marked(job, env)
-        if self.begun(job) or supervisor.why_stopped(directory) == supervisor.REVOKED:
+        if self.begun(job):
             return env
+        if supervisor.is_stopped(directory):
+            raise Stopped(job.id, supervisor.why_stopped(directory))
         script = self._copies.path(of_job(job.id)) if job.spec.script else None
         fields = launch_fields(job, {} if follow else env, self._kill_grace_s, script, self._cards)
         if follow:
@@ -126,16 +135,17 @@ class Launcher:
 
     def stop(self, job: Job, grace_s: float) -> None:
         """SIGTERM all the job's processes, and SIGKILL them after `grace_s`. Takes effect even if
-        the supervisor is only just starting. Needs no disk space."""
+        the supervisor is only just starting, or nobody has asked for one yet: then none runs the
+        attempt. Needs no disk space once the attempt has a directory. Raises OSError."""
         cause = job.stop.value if job.stop in FOR_GOOD else ""
         lines = f"because {cause}\nstop {grace_s}\n" if cause else f"stop {grace_s}\n"
         if self._tell(job, lines):
             return
         directory = attempt_dir(self._state_dir, job.id, job.attempt)
-        if directory.exists():
-            with contextlib.suppress(FileExistsError):
-                (directory / supervisor.STOP).symlink_to(cause or "-")
-            self._tell(job, lines)  # it may have started meanwhile without seeing the link
+        directory.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            (directory / supervisor.STOP).symlink_to(cause or "-")
+        self._tell(job, lines)  # it may have started meanwhile without seeing the link
 
     def revoke(self, job: Job) -> bool:
         """Prevent any supervisor that has not started yet from running the job's current attempt:

@@ -129,6 +129,8 @@ class Shepherd:
         Watching twice changes nothing; watching an attempt again after its report repeats the
         report.
         """
+        if self._closing:  # the next daemon does
+            return
         self._arrivals.put(job)
         os.eventfd_write(self._wake, 1)
 

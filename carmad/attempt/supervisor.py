@@ -272,6 +272,12 @@ def why_stopped(directory: str | os.PathLike[str] = ".") -> str:
         return ""
 
 
+def is_stopped(directory: str | os.PathLike[str] = ".") -> bool:
+    """Whether the attempt was stopped or revoked in a way that keeps any supervisor that has not
+    started yet from running it."""
+    return os.path.lexists(os.path.join(directory, STOP))
+
+
 def keep(name: str, data: bytes) -> None:
     """Write `name`, retrying for as long as the disk is full, unless its directory is removed."""
     while True:
@@ -349,7 +355,7 @@ def supervise(directory: str) -> None:
 
     said = b""
     # `control` is open, so a stop has either left `stop` by now or will come through the FIFO.
-    stopped = os.path.lexists(STOP)
+    stopped = is_stopped()
     if stopped:
         tree.stopped, tree.cause = True, why_stopped()
     if launch.follow and report < 0:

@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -23,6 +24,7 @@ from carmad.config import Settings
 from carmad.core.gpuview import GpuView
 from carmad.core.scene import Scene
 from carmad.core.types import Mode
+from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
 from carmad.gpu.mps_daemon import ServerState
 from carmad.gpu.source import Capabilities
@@ -71,8 +73,9 @@ def checks(
     systemd: bool,
     mps: Mps | None,
     troubles: Sequence[Trouble] = (),
+    outage: CarmaError | None = None,
 ) -> list[CheckOut]:
-    """Slow: reads files and starts a process."""
+    """`outage`: why no job can be launched now. Slow: reads files and starts a process."""
     return [
         *_deciding(settings, troubles),
         *_threads(),
@@ -86,6 +89,7 @@ def checks(
         *_damage(store),
         *_records(store),
         _systemd(systemd),
+        *_launches(outage),
         _unit(),
         _cgroup(),
         _clock(scene.now),
@@ -254,8 +258,13 @@ def _state(state_dir: Path) -> Iterator[CheckOut]:
     yield _check("database", True, detail)
     try:
         free = shutil.disk_usage(state_dir).free
+        with tempfile.TemporaryFile(dir=state_dir, buffering=0) as file:
+            file.write(b"carma doctor")
+            os.fsync(file.fileno())
     except OSError as error:
-        yield _check("disk", False, f"{state_dir}: {error.strerror}")
+        detail = f"{state_dir} cannot be written: {error.strerror}"
+        hint = "See `df` and `dmesg`. Until it can, no job is accepted, and no end is recorded."
+        yield _check("disk", False, detail, hint)
         return
     detail = f"{free // MIB} MiB free for {state_dir}"
     hint = (
@@ -295,6 +304,11 @@ def _systemd(systemd: bool) -> CheckOut:
         "not used: jobs outlive carmad, but not a stop of the service or container it is in",
         "On a server with systemd, run carmad as its service.",
     )
+
+
+def _launches(outage: CarmaError | None) -> Iterator[CheckOut]:
+    if outage:
+        yield _check("launches", False, f"are postponed: {outage}", str(outage.hint))
 
 
 def _unit() -> CheckOut:

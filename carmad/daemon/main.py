@@ -36,6 +36,7 @@ from carmad.daemon.mpswatch import MpsWatch
 from carmad.daemon.reload import EMULATED, Reloader, read
 from carmad.daemon.runners import Runners
 from carmad.daemon.slurmnode import SlurmNode, granted_gib
+from carmad.daemon.wall import Wall
 from carmad.daemon.weekly import weekly
 from carmad.daemon.world import DaemonWorld
 from carmad.engine.clock import Clock, boot_id, wall_ahead
@@ -70,6 +71,7 @@ ANSWER_S = 30.0  # of the core
 # objects that live long, and a few hundred of them have all jobs looked through, for 20 ms or more.
 GARBAGE = 10_000
 EX_CONFIG = 78  # RestartPreventExitStatus of carmad.service
+EX_TEMPFAIL = 75  # systemd starts it again
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         faulthandler.enable()  # so that SIGABRT, which the watchdog sends, says where threads are
         if error := installed.conflict():
             log.warning("%s; %s", error.message, error.hint)
-        run(options, listener)
+        return EX_TEMPFAIL if run(options, listener) else 0
     except CarmaError as error:
         print(f"carmad: {error.message}", file=sys.stderr)
         if error.hint:
@@ -90,11 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if listener:
             turn_away(listener)
         return EX_CONFIG if isinstance(error, Hopeless) else 1
-    return 0
 
 
-def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
-    """Everything is built before the first event, and closed in the opposite order."""
+def run(options: argparse.Namespace, listener: socket.socket | None) -> bool:
+    """Everything is built before the first event, and closed in the opposite order. Returns whether
+    to start again."""
     state_dir = Path(options.state_dir or paths.state_dir()).absolute()
     reloader = Reloader()
     signal.signal(signal.SIGHUP, lambda *_: reloader.ask())
@@ -148,7 +150,14 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
             experience,
             lambda spec, within_s, server: explained(patient(settings, within_s), server, spec),
             lambda scene: doctor.checks(
-                settings, scene, monitor.capabilities(), store, own_units, mps, troubles()
+                settings,
+                scene,
+                monitor.capabilities(),
+                store,
+                own_units,
+                mps,
+                troubles(),
+                world.outage,
             ),
             models,
             timeline,
@@ -177,7 +186,9 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         _end_unreadable(scheduler, inbox)
         runners.watch(scheduler.jobs.rows.values())
         stack.callback(world.close)
-        _start(stack, beats.Watcher(systemd.watchdog(), monitor.hangs))
+        again = Event()
+        wall = Wall(clock, _restart(inbox, again) if systemd.supervised() else None)
+        _start(stack, beats.Watcher(_each(systemd.watchdog(), wall.look), monitor.hangs))
         _start(stack, monitor)
         if mps:
             _start(stack, MpsWatch(mps, inbox, evidence))
@@ -211,6 +222,23 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         inbox.refuse()
         systemd.notify("STOPPING=1")
         log.info("stopping; running jobs continue")
+    return again.is_set()
+
+
+def _restart(inbox: Inbox, again: Event) -> Callable[[], None]:
+    def restart() -> None:
+        again.set()
+        inbox.close()
+
+    return restart
+
+
+def _each(*calls: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        for each in calls:
+            each()
+
+    return call
 
 
 def _start(

@@ -42,6 +42,11 @@ def notify(message: str) -> bool:
     return True
 
 
+def supervised() -> bool:
+    """Whether systemd runs this process as a service, and starts it again if it fails."""
+    return bool(os.environ.get("NOTIFY_SOCKET")) and bool(os.environ.get("INVOCATION_ID"))
+
+
 def watchdog_interval_s() -> float | None:
     """How often to send `WATCHDOG=1`: half of what systemd allows. None: no watchdog."""
     allowed_us = os.environ.get("WATCHDOG_USEC", "")

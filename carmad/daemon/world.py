@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Event, Timer
 
@@ -23,7 +24,7 @@ from carmad.attempt.environment import (
     job_environment,
 )
 from carmad.attempt.evidence import Evidence
-from carmad.attempt.launcher import Launcher, NotNow
+from carmad.attempt.launcher import Launcher, NotNow, Stopped
 from carmad.attempt.shepherd import Ended, Shepherd
 from carmad.core.messages import (
     UNESTIMATED,
@@ -72,14 +73,19 @@ LEFT = (
     "its processes were killed, but some are still there: they wait in the kernel, for a file"
     " system that does not answer, for instance; so it is not tried again"
 )
+NOT_STARTED = "it had not started yet"
 MOST_SAID = 2000  # characters of why a launch failed: a path in it may be long
 HANDS_LATE_S = 60.0  # systemd and an MPS daemon may each take half of that
+SIGNALS_LATE_S = 10.0
+CLOSE_WITHIN_S = 10.0  # for a launch that hangs: the next daemon repeats it
 BEFORE_THE_KILL_S = 1.0  # an MPS client leaves its server this long before it is killed
 
 
 class DaemonWorld(Follower):
-    """Actions go to one thread, so that a stop never overtakes its own launch; estimates, which
-    may take long, go to others.
+    """Launches go to the thread "hands", stops and signals to the thread "signals": a launch may
+    wait for systemd, and nobody's stop waits behind it. A stop that overtakes its own launch leaves
+    word in the attempt's directory, so nothing starts. Estimates, which may take long, go to other
+    threads.
 
     `estimate` answers for one job, patiently or not, until the event is set; `whole` adds the job's
     complete environment; `extra_env` goes to every job (the directory of the emulated GPUs);
@@ -109,11 +115,13 @@ class DaemonWorld(Follower):
         self._extra_env = extra_env
         self._gpus: dict[GpuId, Gpu] = {}  # replaced as a whole, as "hands" reads it
         self._hands = Threads(1, "hands", HANDS_LATE_S)
+        self._signals = Threads(1, "signals", SIGNALS_LATE_S)
         self._estimates = Estimates(estimate, self._estimated)
         self._whose: dict[JobId, int] = {}  # the users of jobs that are being estimated
-        # Launches to retry, and what prevents them. Used only by the thread "hands".
+        self._unlaunched: set[tuple[JobId, int]] = set()  # attempts: nobody watches them yet
+        # Launches to retry, and what prevents them. Set only by the thread "hands".
         self._postponed: OrderedDict[JobId, Job] = OrderedDict()
-        self._outage: CarmaError | None = None
+        self.outage: CarmaError | None = None
         self._offers: dict[JobId, Job] = {}  # jobs whose owner is to take their GPUs; likewise
         self._again_after_s = AGAIN_AFTER_S
         self._pauses = Threads(1, "pauses", 2 * AGAIN_AFTER_AT_MOST_S)
@@ -132,7 +140,10 @@ class DaemonWorld(Follower):
         elif not isinstance(action, Wake):  # the engine handles an event every second or two anyway
             if isinstance(action, Launch):
                 self._estimates.drop(action.job.id)
-            self._hands.submit(self._do, action)
+                self._unlaunched.add((action.job.id, action.job.attempt))
+                self._hands.submit(self._do, action)
+            else:
+                self._signals.submit(self._do, action)
 
     def committed(self, step: Step) -> None:
         for event in step.events:
@@ -147,18 +158,21 @@ class DaemonWorld(Follower):
                     self.release(job.id)
 
     def release(self, job: JobId) -> None:
-        """Clean up after an ended job that was launched."""
-        self._hands.submit(self._launcher.release, job)
+        """Clean up after an ended job that was launched: when whatever was to be done for it has
+        been done, by either thread."""
+        self._signals.submit(self._later, partial(self._launcher.release, job))
 
     def adopt(self, job: Job) -> None:
         """Watch an attempt that an earlier daemon launched."""
         self.shepherd.watch(job)
 
     def close(self) -> None:
-        """Finish what was begun. Jobs keep running, and the next daemon requests the estimates."""
+        """Finish what was begun, unless it hangs. Jobs keep running, and the next daemon requests
+        the estimates."""
         self._closed.set()
         self._estimates.close()
-        self._hands.shutdown()
+        self._signals.shutdown()
+        self._hands.shutdown(within_s=CLOSE_WITHIN_S)
         self._pauses.shutdown()
         self.shepherd.close()
 
@@ -201,7 +215,7 @@ class DaemonWorld(Follower):
 
     def join(self, job: Job, process: Process) -> Future[Taken]:
         """Let a process of the owner's join the running job. Raises CarmaError in the future."""
-        return self._hands.submit(self._join, job, process)
+        return self._signals.submit(self._join, job, process)
 
     def joined(self, job: Job, process: Process) -> bool:
         return self._launcher.joined(job, process)
@@ -247,11 +261,13 @@ class DaemonWorld(Follower):
         if job.spec.interactive and not adopted and not self._launcher.begun(job):
             self._offer(job)
             return
-        if self._outage:  # a try may take half a minute, and stops wait behind it
-            self._postpone(job, self._outage)
+        if self.outage:  # a try may take half a minute
+            self._postpone(job, self.outage)
             return
         try:
             self._start(job, adopted)
+        except Stopped as stopped:  # by an earlier daemon, maybe, which did not report it
+            self._report(job, Exit(Cause.LOST, evidence=NOT_STARTED), stop=stopped.cause)
         except (NotNow, StoreFull) as error:
             self._begin_outage(error)
             self._postpone(job, error)
@@ -275,6 +291,7 @@ class DaemonWorld(Follower):
         near = limits.near(job.spec, [self._gpus[gpu] for gpu in job.gpus if gpu in self._gpus])
         env = self._environment(whole, under_mps)
         complete = self._launcher.launch(whole, env, process, near)
+        self._unlaunched.discard((job.id, job.attempt))
         if job.id in self._offers or job.id in self._postponed or job.started_at is None:
             self._inbox.post(Postponed(self._inbox.clock(), job.id, job.attempt, over=True))
         if not job.gpus:
@@ -304,7 +321,7 @@ class DaemonWorld(Follower):
     def _begin_outage(self, error: CarmaError) -> None:
         if not self._postponed:
             log.error("launches are postponed: %s; %s", error, error.hint)
-        self._outage = error
+        self.outage = error
         self._pauses.submit(self._pause, self._again_after_s)
         self._again_after_s = min(2 * self._again_after_s, AGAIN_AFTER_AT_MOST_S)
 
@@ -327,13 +344,13 @@ class DaemonWorld(Follower):
     def _try_again(self) -> None:
         """Retry one launch, to find out whether the outage is over. If it fails, the next try is
         another job's, in case only this one cannot start."""
-        self._outage = None
+        self.outage = None
         if not self._postponed:
             self._again_after_s = AGAIN_AFTER_S
             return
         id, job = next(reversed(self._postponed.items()))
         self._do(Launch(job))
-        if self._outage:
+        if self.outage:
             self._postponed.move_to_end(id, last=False)
         else:
             self._again_after_s = AGAIN_AFTER_S
@@ -344,20 +361,25 @@ class DaemonWorld(Follower):
 
     def _go_on(self) -> None:
         """Retry the next one, unless another outage has begun, whose end triggers that."""
-        if not self._outage:
+        if not self.outage:
             self._try_again()
 
-    def _later(self, do: Callable[[], None]) -> None:
+    def _later(self, do: Callable[[], object]) -> None:
         with contextlib.suppress(RuntimeError):  # closed: the next daemon does it
             self._hands.submit(do)
 
     def _stop(self, job: Job) -> None:
-        waited = bool(self._postponed.pop(job.id, None)) | bool(self._offers.pop(job.id, None))
-        self._launcher.stop(job, self._kill_grace_s)
-        if waited and not self._launcher.begun(job):
-            exit = Exit(Cause.LOST, evidence="it had not started yet")
-            stop = job.stop if job.stop in FOR_GOOD else None
-            self._report(job, exit, stop=stop)
+        unlaunched = (job.id, job.attempt) in self._unlaunched
+        try:
+            self._launcher.stop(job, self._kill_grace_s)
+        except OSError:
+            if not unlaunched:
+                raise
+            self._later(partial(self._stop_late, job))  # there is no room to leave word
+            return
+        self._later(partial(self._forget, job))
+        if unlaunched and not self._launcher.begun(job):
+            self._never_started(job)
             return
         self.shepherd.watch(job)
         if job.mode is Mode.MPS and self._mps:
@@ -366,6 +388,21 @@ class DaemonWorld(Follower):
             timer = Timer(when, self._leave_mps, (job, self._mps))
             timer.daemon = True
             timer.start()
+
+    def _forget(self, job: Job) -> bool:
+        """Whether its launch was to be tried again."""
+        return bool(self._postponed.pop(job.id, None)) | bool(self._offers.pop(job.id, None))
+
+    def _stop_late(self, job: Job) -> None:
+        """After its launch was tried."""
+        if self._forget(job) and not self._launcher.begun(job):
+            self._never_started(job)
+        else:
+            self._stop(job)
+
+    def _never_started(self, job: Job) -> None:
+        stop = job.stop if job.stop in FOR_GOOD else None
+        self._report(job, Exit(Cause.LOST, evidence=NOT_STARTED), stop=stop)
 
     def _leave_mps(self, job: Job, mps: Mps) -> None:
         gpu = job.gpus[0]  # all its GPUs have the same server
@@ -430,6 +467,7 @@ class DaemonWorld(Follower):
         stop: Cause | None = None,
     ) -> None:
         now = self._inbox.clock()
+        self._unlaunched.discard((job.id, job.attempt))
         self._inbox.post(Exited(now, job.id, job.attempt, exit, at, stop))
 
     def _notice(self, job: JobId, note: str) -> None:

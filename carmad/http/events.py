@@ -28,7 +28,7 @@ STREAMS_PER_USER = 16
 EXTERNAL_S = 30.0  # a process that ends sooner is no event
 
 
-class Told:
+class Entry:
     """A happening, and what is sent of it: written once, when somebody first watches."""
 
     __slots__ = ("_outline", "_whole", "happening")
@@ -38,7 +38,7 @@ class Told:
         self._whole = b""  # for those who may see all of the job
         self._outline = b""  # for others
 
-    def sent(self, name: str, gpus: Mapping[GpuId, Gpu], sees: bool) -> bytes:
+    def text(self, name: str, gpus: Mapping[GpuId, Gpu], sees: bool) -> bytes:
         if sees:
             self._whole = self._whole or written(event_out(self.happening, name, gpus))
             return self._whole
@@ -56,7 +56,7 @@ class Events(Follower):
     def __init__(self, epoch: str, external_mib: int) -> None:
         self._epoch = epoch
         self._external_mib = external_mib
-        self._latest: deque[Told] = deque(maxlen=KEPT)
+        self._latest: deque[Entry] = deque(maxlen=KEPT)
         self._count = 0  # of all so far
         self._lock = threading.Lock()
         self.gpus: dict[GpuId, Gpu] = {}
@@ -77,7 +77,7 @@ class Events(Follower):
         if not new:
             return
         with self._lock:
-            self._latest.extend(map(Told, new))
+            self._latest.extend(map(Entry, new))
             self._count += len(new)
         for hears in self.listeners:
             hears(new, self.gpus)
@@ -170,7 +170,7 @@ class Events(Follower):
         older = (n for n, each in enumerate(kept) if each.happening.at >= at)
         return first + next(older, len(kept))
 
-    def read(self, place: int, most: int) -> tuple[int, list[Told]]:
+    def read(self, place: int, most: int) -> tuple[int, list[Entry]]:
         """Up to `most` happenings after `place`, and the place before the first of them: later than
         `place` if some are not kept any more."""
         with self._lock:

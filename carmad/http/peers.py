@@ -11,9 +11,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from carmad.accounts import groups_of
 from carmad.engine.threads import run_in_threadpool
 
-REMEMBERED_S = 30.0  # the longest that a change of the admin group may go unnoticed
+REMEMBERED_S = 30.0  # the longest that a change goes unnoticed while the user database answers
+PATIENT_S = 1.0  # for who was known before: then the earlier answer counts
 MOST_REMEMBERED = 10_000
 
 
@@ -67,6 +69,10 @@ class Peers:
             asked = asyncio.ensure_future(run_in_threadpool(self._look_up, credentials))
             self._asked[credentials] = asked
             asked.add_done_callback(lambda _: self._asked.pop(credentials, None))
+        if known is not None:
+            await asyncio.wait((asked,), timeout=PATIENT_S)
+            if not asked.done():
+                return known[1]
         peer = await asyncio.shield(asked)
         if len(self._known) >= MOST_REMEMBERED:
             self._known.clear()
@@ -82,6 +88,6 @@ class Peers:
 
 
 def _group_names(user: str, gid: int) -> Iterator[str]:
-    for each in os.getgrouplist(user, gid):
+    for each in groups_of(user, gid):
         with contextlib.suppress(KeyError):  # an id without a name
             yield grp.getgrgid(each).gr_name

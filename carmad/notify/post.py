@@ -267,6 +267,8 @@ class Post(Follower):
             if each.waits and not each.sender and each.due <= now and busy < AT_ONCE:
                 try:
                     self._send(uid, each, now)
+                except NoAccount:  # for good, or a directory server is down: nobody can tell
+                    self._over(uid, each, FAILED, now)
                 except Exception:  # whatever it is, others are to be told
                     log.exception("cannot tell uid %d", uid)
                     self._over(uid, each, FAILED, now)
@@ -288,21 +290,25 @@ class Post(Follower):
     def _send(self, uid: int, each: Recipient, now: float) -> None:
         if each.outgoing is None:
             known = {ADMINS: self._to_admins, READERS: self._to_readers}
-            each.outgoing = known[uid]() if uid in known else self._to_user(uid)
+            each.outgoing = known[uid]() if uid in known else self._to_user(uid, each)
         if each.outgoing is None:
-            each.waits = False
+            each.tries, each.waits = 0, False
             return
         each.sent.append(now)
         each.sender = Sender(each.outgoing.request, self._in_units)
 
-    def _to_user(self, uid: int) -> Outgoing | None:
+    def _to_user(self, uid: int, each: Recipient) -> Outgoing | None:
+        """Raises NoAccount if a later try may find it."""
         notices = self._store.notices(uid, MOST)
         jobs = {job.id: job for job in self._store.jobs({notice.job for notice in notices})}
         its = None
         for user in {job.spec.user for job in jobs.values()}:
             try:
                 its = account(user, uid)
-            except NoAccount:  # the uid is another user's by now, who is not told
+            except NoAccount:
+                if each.tries + 1 < TRIES:
+                    raise
+                # The uid is another user's by now, who is not told, or nobody's.
                 jobs = {id: job for id, job in jobs.items() if job.spec.user != user}
         said = lines(notices, jobs, self._store.tasks, self._once)
         ids = tuple(notice.id for notice in notices)

@@ -15,6 +15,12 @@ from carmad.store import backups
 DatabaseErrors = (sqlite3.Error, DBAPIError)  # raw while connecting, wrapped from then on
 
 
+_FAILING = (
+    "Free space if the disk is full; otherwise it fails, or the kernel has made its file system"
+    " read-only: see `df` and `dmesg`. carmad goes on by itself when it can write there again."
+)
+
+
 class StoreFull(CarmaError):
     """Nothing was written; commits work again once there is space."""
 
@@ -58,11 +64,13 @@ def explain(error: Exception, path: Path) -> CarmaError | None:
     cause = error.orig if isinstance(error, DBAPIError) else error
     code = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # without the detail
     match code:
-        case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR:
+        case sqlite3.SQLITE_FULL:
             return StoreFull(
                 f"cannot write {path}: {cause}",
                 f"Free space on the file system of {path.parent}; see `df` and `dmesg`.",
             )
+        case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_READONLY:
+            return StoreFull(f"cannot write {path}: {cause}", _FAILING)
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return CarmaError(
                 f"another process has {path} open",
@@ -70,7 +78,7 @@ def explain(error: Exception, path: Path) -> CarmaError | None:
             )
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
             return damaged(path, str(cause))
-        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
+        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
             return CarmaError(f"cannot use the database {path}: {cause}", f"See `ls -l {path}`.")
         case _:
             return None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.daemon import NO_KERNELS, Carmad, running
+from tests.daemon import NO_KERNELS, Carmad, running, until
 
 PLACES = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))  # version 1, version 2
 
@@ -51,3 +52,35 @@ def test_a_daemon_that_can_start_nothing_goes_on(group: Path, tmp_path: Path) ->
         for job in jobs:
             assert daemon.ended(job)["state"] == "succeeded"
         daemon.stop()
+
+
+FORK_BOMB = """
+import os, time
+while True:
+    try:
+        if os.fork() == 0:
+            os.setsid()  # away from its parent
+    except OSError:
+        print("full", flush=True)
+        time.sleep(1000)
+"""
+
+
+def test_a_job_that_forks_until_nothing_can_be_started_is_killed(
+    group: Path, tmp_path: Path
+) -> None:
+    with running(tmp_path, **NO_KERNELS) as daemon:
+        (group / "cgroup.procs").write_text(str(daemon.pid))
+        (group / "pids.max").write_text("700")
+        other = daemon.sh("echo up; exec sleep 1000", memory_mib=100)
+        daemon.await_output(other, "up")
+        bomb = daemon.submit(sys.executable, "-c", FORK_BOMB, memory_mib=100)
+        daemon.await_output(bomb, "full")
+        waits = daemon.sh("echo fine", memory_mib=100)
+        daemon.cancel(other)
+        assert daemon.ended(other)["state"] == "cancelled"
+        daemon.cancel(bomb)
+        assert daemon.ended(bomb)["state"] == "cancelled"
+        assert daemon.ended(waits)["state"] == "succeeded"
+        daemon.clear_away()
+        until(lambda: not (group / "cgroup.procs").read_text().strip(), "all to be gone")

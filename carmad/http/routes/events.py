@@ -15,7 +15,7 @@ from carmad.api.times import parse_time, stamp
 from carmad.core.happenings import Happening, Kind
 from carmad.http import lookup
 from carmad.http.answers import PROBLEMS, Asked, Call
-from carmad.http.events import Events, Told, written
+from carmad.http.events import Entry, Events, written
 from carmad.http.problems import TooMany
 from carmad.http.routes.jobs import Moment, Select
 
@@ -121,17 +121,19 @@ def _rendered(
     call: Call,
     known: Events,
     begin: int,
-    found: list[Told],
+    found: list[Entry],
     user: str | None,
     wanted: Wanted | None,
 ) -> Iterator[bytes]:
-    for place, told in enumerate(found, begin + 1):
-        each = told.happening
+    for place, entry in enumerate(found, begin + 1):
+        each = entry.happening
         if wanted is not None and not wanted.has(each):
             continue
         if user is not None and each.job is not None and each.job.spec.user != user:
             continue
-        yield told.sent(known.name(place), known.gpus, each.job is None or call.may_touch(each.job))
+        yield entry.text(
+            known.name(place), known.gpus, each.job is None or call.may_touch(each.job)
+        )
 
 
 def _mark(known: Events, place: int, call: Call, event: str, text: str = "") -> EventOut:
