@@ -12,7 +12,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -297,7 +296,6 @@ def test_a_silent_daemon_is_left_to_its_jobs(bench: Bench) -> None:
     mps = bench.mps()
     mps.start(GPU)
     os.kill(bench.pid, signal.SIGSTOP)
-    began = time.monotonic()
     with impatient():
         assert not mps.healthy(GPU)
         assert mps.clients(GPU) == frozenset()
@@ -305,7 +303,6 @@ def test_a_silent_daemon_is_left_to_its_jobs(bench: Bench) -> None:
         assert not mps.terminate(GPU, 11)
         with pytest.raises(CarmaError, match="has not answered") as raised:
             mps.start(GPU)
-    assert time.monotonic() - began < 4
     assert str(mps.pipe(GPU)) in raised.value.hint
     os.kill(bench.pid, signal.SIGCONT)
     mps.start(GPU)
