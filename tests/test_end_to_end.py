@@ -48,8 +48,9 @@ def refusals(daemon: Carmad, job: int) -> dict[str, str]:
 
 
 def until_told(words: list[str]) -> str:
-    """A shell's words: they run until there is a file `go`, and that is a success."""
-    return f"{shlex.join(words)} & until [ -e go ]; do sleep 0.05; done; kill $!"
+    """A shell's words: they run until there is a file `go`, and that is a success; but for a second
+    at least: brief runs teach nothing."""
+    return f"{shlex.join(words)} & sleep 1; until [ -e go ]; do sleep 0.05; done; kill $!"
 
 
 def told(daemon: Carmad, job: int, peak_mib: int) -> Json:
@@ -214,15 +215,15 @@ def test_what_jobs_used_corrects_the_next_estimate(tmp_path: Path) -> None:
         words = until_told(train(memory_mib=3_600, seconds=1000, warmup=0.1))
         (daemon.work / "wrong.py").write_text(WRONG.replace("WORDS", repr(words)))
         errors = []
-        for batch in range(5):
+        for batch in range(4):
             id = daemon.submit(sys.executable, "wrong.py", "--batch-size", str(batch))
             memory = told(daemon, id, 3_600)["memory"]
             errors.append(memory["peak_mib"] - memory["estimate_mib"])
             assert memory["estimate_source"] == "trace"
-        assert errors[4] < errors[3] < errors[2] == errors[1] == errors[0]
+        assert errors[3] < errors[2] == errors[1] == errors[0]
         shown = daemon.get("/v1/estimators")["estimators"]
         (trace,) = [one for one in shown if one["name"] == "trace"]
-        assert trace["jobs"] == 5
+        assert trace["jobs"] == 4
         assert trace["early_p50_mib"] == errors[0] > errors[3] == trace["recent_p50_mib"]
         head, *rows = daemon.carma("estimators").splitlines()[1:]
         assert head.split()[5:7] == ["THEN", "NOW"]

@@ -239,11 +239,13 @@ def _python(field: Field, user: str, script: str) -> int:
     return int(field.machine.call("POST", "/v1/jobs", body, user)["id"])
 
 
+AT_ONCE = (lost, limit, paths, adopt, subuids, three_arrays, streams, flood)
+
+
 @contextmanager
 def everything(field: Field) -> Iterator[None]:
-    at_once = (lost, limit, paths, adopt, subuids, three_arrays, streams, flood)
     with ExitStack() as all_of_them:
-        for each in at_once:
+        for each in AT_ONCE:
             all_of_them.enter_context(each(field))
         yield
 
