@@ -23,6 +23,7 @@ from carmad.errors import CarmaError
 from carmad.gpu import mps_daemon
 from carmad.gpu.mps import Mps
 from carmad.gpu.mps_daemon import MpsDaemon, ServerState
+from tests.here import shebang
 from tests.waiting import until
 
 FAKE = Path(__file__).with_name("fake_mps") / "nvidia-cuda-mps-control"
@@ -48,7 +49,7 @@ class Bench:
         self.root = root
         self.control = root / "nvidia-cuda-mps-control"
         body = FAKE.read_text().split("\n", 1)[1]
-        self.control.write_text(f"#!{sys.executable} -IS\n{body}")
+        self.control.write_text(f"{shebang()}{body}")
         self.control.chmod(0o755)
 
     def mps(
@@ -437,7 +438,7 @@ def systemd(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory on PATH with a systemd-run that runs things, and a systemctl that does not."""
     programs = bench.root / "bin"
     programs.mkdir()
-    (programs / "systemd-run").write_text(f"#!{sys.executable} -IS\n{SYSTEMD_RUN}")
+    (programs / "systemd-run").write_text(f"{shebang()}{SYSTEMD_RUN}")
     (programs / "systemctl").write_text("#!/bin/sh\n")
     for program in programs.iterdir():
         program.chmod(0o755)

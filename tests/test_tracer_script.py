@@ -8,6 +8,7 @@ so are scripts that mean no good. Most are forked from a process that has import
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -793,7 +794,7 @@ def test_what_programs_sockets_and_workers_may_have_caused(
 
 def test_what_is_left_out_of_the_command_may_be_the_cause(job: Path) -> None:
     (job.parent / "t.py").write_text("import torch\nopen('data.csv')")
-    command = f"make data && {sys.executable} {job.parent}/t.py"
+    command = f"make data && {shlex.quote(sys.executable)} {job.parent}/t.py"
     answer = looked(job, argv=("/bin/sh", "-c", command))
     assert isinstance(answer, Refusal) and answer.crash == ""
     assert "FileNotFoundError" in answer.why

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shlex
 import signal
 import sys
 import tempfile
@@ -166,7 +167,7 @@ time.sleep(10000)
 
 def a_daemon(pid_file: Path) -> str:
     """A bash command that starts a process detached by two forks, and waits for it."""
-    started = f"{sys.executable} -c '{DAEMON}' {pid_file}"
+    started = f"{shlex.quote(sys.executable)} -c '{DAEMON}' {pid_file}"
     return f"{started}; until [ -s {pid_file} ]; do sleep 0.01; done"
 
 

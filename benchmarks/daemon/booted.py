@@ -195,6 +195,8 @@ class Machine:
 @contextlib.contextmanager
 def booted(folder: Path, users: Mapping[str, int] = USERS, **settings: str) -> Iterator[Machine]:
     """A machine with CARMA installed and its socket open; carmad has not been started."""
+    if " " in CARMA:
+        raise NotBooted(f"systemd would split {CARMA} at its spaces")
     with systemd_in(folder, INSIDE, mounts()) as machine:
         machine.users = users
         machine.welcome()
