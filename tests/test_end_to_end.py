@@ -454,11 +454,12 @@ def test_an_array_runs_as_many_at_once_as_it_may(daemon: Carmad) -> None:
 
 def test_a_job_finds_its_daemon_and_tells_of_its_stages(daemon: Carmad) -> None:
     carma = f"{shlex.quote(sys.executable)} -c 'from cli.main import main; main()'"
-    told = f"cd {shlex.quote(str(ROOT))} && {carma} report-step 0.2 --load 10ms --forward 40ms --backward 90ms"
+    stages = "--load 10ms --forward 40ms --backward 90ms"
+    told = f"cd {shlex.quote(str(ROOT))} && {carma} report-step 0.2 {stages}"
     id = daemon.sh(told)
     assert daemon.ended(id)["exit"]["code"] == 0
-    (stages,) = daemon.job(id)["stage_times"]
-    assert (stages["forward_s"], stages["gpu"]) == (0.04, "Emulated A100-SXM4-40GB")
+    (times,) = daemon.job(id)["stage_times"]
+    assert (times["forward_s"], times["gpu"]) == (0.04, "Emulated A100-SXM4-40GB")
 
 
 def test_a_chain_of_dependencies(daemon: Carmad) -> None:

@@ -124,7 +124,7 @@ def test_each_gpu_has_a_daemon_of_its_own(bench: Bench, monkeypatch: pytest.Monk
     assert env.pop("CUDA_VISIBLE_DEVICES") == GPU
     assert env.pop("CUDA_MPS_PIPE_DIRECTORY") == str(mps.pipe(GPU))
     assert env.pop("CUDA_MPS_LOG_DIRECTORY") == str(mps.log(GPU))
-    assert env.keys() <= {"PATH", "LD_LIBRARY_PATH", "LC_CTYPE"}, "nothing of carmad's own"
+    assert env.keys() <= {"PATH", "LD_LIBRARY_PATH", "LC_CTYPE", "PWD"}, "nothing of carmad's"
     assert one["flags"] == ["-f"]
     assert two["env"]["CUDA_VISIBLE_DEVICES"] == OTHER
     assert mps.pipe(OTHER) != mps.pipe(GPU)
