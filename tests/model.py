@@ -49,6 +49,7 @@ from carmad.core.reservations import Reservation
 from carmad.core.scheduler import Scheduler
 from carmad.core.share import Account
 from carmad.core.states import TRANSITIONS
+from carmad.core.tasks import JobsById, part
 from carmad.core.types import (
     After,
     AfterKind,
@@ -115,7 +116,7 @@ class Disk:
     """Like `SqlStore`. Rejects transitions that the state table does not allow."""
 
     def __init__(self) -> None:
-        self.jobs: dict[JobId, Job] = {}
+        self.jobs = JobsById()
         self.drains: tuple[Any, ...] = ()
         self.accounts: dict[str, Account] = {}
         self.reservations: tuple[Reservation, ...] = ()
@@ -136,7 +137,12 @@ class Disk:
             before = self.jobs.get(job.id)
             if before is not None and before.state is not job.state:
                 assert job.state in TRANSITIONS[before.state], (before, job)
-            self.jobs[job.id] = job
+            row = self.jobs.row(job.id)
+            self.jobs.put(job)
+            if row is not None and row.ended:  # only the store knows the tasks beside it
+                for ids in (range(row.id, job.id), range(job.ids.stop, row.ids.stop)):
+                    if ids:
+                        self.jobs.put(part(row, ids))
         if step.drains is not None:
             self.drains = step.drains
         if step.reservations is not None:
@@ -145,7 +151,7 @@ class Disk:
     def restore(self) -> Restored:
         ended = sorted((j for j in self.jobs.values() if j.ended), key=lambda job: job.ended_at)
         return Restored(
-            tuple(job for job in self.jobs.values() if not job.ended),
+            tuple(job for job in self.jobs.rows.values() if not job.ended),
             tuple((job.id, job.state) for job in ended[-ENDED_REMEMBERED:]),
             self.drains,
             JobId(max(self.jobs, default=0) + 1),
@@ -222,7 +228,7 @@ class Model:
         self.inbox = Inbox(lambda: self.now, self.disk.restore().next_id)
         self.engine = Engine(self.inbox, self.scheduler, self.disk, self)
         self.engine.restore()
-        for job in self.scheduler.jobs.values():  # adopted: what ended meanwhile is reported
+        for job in self.scheduler.jobs.rows.values():  # adopted: what ended meanwhile is reported
             attempt = self.attempts.get((job.id, job.attempt))
             if job.holds_gpus and attempt and attempt.exit:
                 self.reports.append((job.id, job.attempt))
@@ -412,13 +418,19 @@ class Model:
         self._submit((spec,), dice.random() < 0.1)
 
     def submit_an_array(self, dice: Dice) -> None:
-        tasks, limit = dice.randint(2, 4), dice.choice((None, 1, 2))
-        array = self.inbox.next_ids(0)
-        self._submit(tuple(a_spec(array=ArrayTask(array, n, limit)) for n in range(tasks)), False)
+        """Its tasks wait as one job, or each as one, as those of a sweep do."""
+        tasks, limit = dice.randint(2, 6), dice.choice((None, 1, 2))
+        array, gpus = self.inbox.next_ids(0), dice.choice((0, 1, 1, 2))
+        its = [ArrayTask(array, n, limit) for n in range(tasks)]
+        if dice.random() < 0.8:
+            its = [ArrayTask(array, 3, limit, more=tasks - 1, step=dice.randint(1, 3))]
+        cpus = 1 if not gpus else None
+        self._submit(tuple(a_spec(array=task, gpus=gpus, cpus=cpus) for task in its), False)
 
     def _submit(self, specs: tuple[Any, ...], held: bool) -> None:
-        first = self.inbox.next_ids(len(specs))
-        ids = {JobId(first + n) for n in range(len(specs))}
+        tasks = sum(spec.tasks for spec in specs)
+        first = self.inbox.next_ids(tasks)
+        ids = {JobId(first + n) for n in range(tasks)}
         done = self.ask(Submitted(self.now, first, specs, held))
         if done.done() and done.exception() is None:
             self.acknowledged |= ids
@@ -429,15 +441,19 @@ class Model:
         return dice.choice([*self.disk.jobs, JobId(10**6)])
 
     def cancel(self, dice: Dice) -> None:
-        self.ask(CancelRequested(self.now, self._anyone(dice), "ada"))
+        more = dice.choice((0, 0, 2, 4))
+        self.ask(CancelRequested(self.now, self._anyone(dice), "ada", more))
 
     def hold(self, dice: Dice) -> None:
-        self.ask(HoldRequested(self.now, self._anyone(dice), dice.random() < 0.4, "ada"))
+        held, more = dice.random() < 0.4, dice.choice((0, 0, 2, 4))
+        self.ask(HoldRequested(self.now, self._anyone(dice), held, "ada", more))
 
     def run_again(self, dice: Dice) -> None:
-        if ended := [job for job in self.disk.jobs.values() if job.ended]:
-            job = dice.choice(ended)
-            self.again.add(job.id)
+        if ended := [job for job in self.disk.jobs.rows.values() if job.ended]:
+            row = dice.choice(ended)
+            first = dice.choice(row.ids)
+            job = part(row, range(first, dice.randint(first, row.ids[-1]) + 1))
+            self.again |= {JobId(id) for id in job.ids}
             self.ask(RequeueRequested(self.now, job, "ada"))
 
     def drain(self, dice: Dice) -> None:
@@ -534,8 +550,10 @@ class Model:
         if self.fault is not None:
             raise AssertionError("the core failed") from self.fault
         core = self.scheduler
-        live = {id: job for id, job in self.disk.jobs.items() if not job.ended}
-        assert dict(core.jobs) == live, "the core and the disk tell two stories"
+        live = {id: job for id, job in self.disk.jobs.rows.items() if not job.ended}
+        assert core.jobs.rows == live, "the core and the disk tell two stories"
+        ids = [id for row in self.disk.jobs.rows.values() for id in row.ids]
+        assert len(ids) == len(set(ids)), "a task is in two rows"
         assert self.acknowledged <= self.disk.jobs.keys(), "an accepted job is lost"
         for (id, number), started in self.alive().items():
             job = core.jobs.get(id)
@@ -548,7 +566,7 @@ class Model:
         kept = [_facts(gpu) for gpu in core.view(self.now).gpus]
         core._fleet.look_again()
         assert kept == [_facts(gpu) for gpu in core.view(self.now).gpus]
-        jobs, ledger = core.jobs.values(), core._ledger
+        jobs, ledger = core.jobs.rows.values(), core._ledger
         queued = [job for job in jobs if job.state is JobState.QUEUED]
 
         def place(job: Job) -> Place:
@@ -582,8 +600,8 @@ class Model:
         self.tell(Discovered(self.now, GPUS))
         for gpu in GPUS:
             self.ask(DrainRequested(self.now, gpu.id, None, "root"))
-        for job in list(self.scheduler.jobs):
-            self.ask(HoldRequested(self.now, job, False, "root"))
+        for job in list(self.scheduler.jobs.rows.values()):
+            self.ask(HoldRequested(self.now, job.id, False, "root", job.tasks - 1))
         for _ in range(ROUNDS):
             if all(job.ended for job in self.disk.jobs.values()):
                 break

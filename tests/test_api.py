@@ -144,7 +144,12 @@ def test_an_array_becomes_tasks_with_labels(daemon: Daemon) -> None:
     assert error(daemon.call("GET", "/v1/jobs/1_3")) == (404, "not_found")
 
 
-def test_a_large_array_comes_in_parts_and_others_in_between(daemon: Daemon) -> None:
+def sweep(tasks: int) -> dict[str, object]:
+    """An array whose tasks differ, so that each is a job of its own."""
+    return {"indices": [*range(tasks)], "params": {"seed": [str(n) for n in range(tasks)]}}
+
+
+def test_a_large_sweep_comes_in_parts_and_others_in_between(daemon: Daemon) -> None:
     heard: list[tuple[int, int]] = []
     committed = daemon.service.tally.note
 
@@ -160,7 +165,7 @@ def test_a_large_array_comes_in_parts_and_others_in_between(daemon: Daemon) -> N
         threading.Thread(
             target=submit,
             args=(daemon,),
-            kwargs={"held": True, "array": {"indices": [*range(tasks)]}},
+            kwargs={"held": True, "array": sweep(tasks)},
         )
         for _ in range(3)
     ]
@@ -176,7 +181,7 @@ def test_a_large_array_comes_in_parts_and_others_in_between(daemon: Daemon) -> N
     assert [(each.kind, each.count) for each in told] == [(Kind.SUBMITTED, tasks)] * 3
 
 
-def test_an_array_that_finds_the_disk_full_says_how_far_it_came(
+def test_a_sweep_that_finds_the_disk_full_says_how_far_it_came(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original, room = daemon.store.commit, [True, True]
@@ -189,7 +194,7 @@ def test_an_array_that_finds_the_disk_full_says_how_far_it_came(
         original(step)
 
     monkeypatch.setattr(daemon.store, "commit", commit)
-    tasks = {"indices": [*range(5 * QUANTUM)]}
+    tasks = sweep(5 * QUANTUM)
     status, said = daemon.call("POST", "/v1/jobs", JOB | {"held": True, "array": tasks})
     queued = 2 * QUANTUM
     assert (status, said["error"]) == (
@@ -731,7 +736,7 @@ def test_what_cannot_be_updated_is_told(daemon: Daemon) -> None:
 def test_all_waiting_tasks_of_an_array_are_updated(daemon: Daemon) -> None:
     first = submit(daemon, gpus=2, exclusive=True, array={"indices": [0, 1, 2]})
     results = daemon.call("POST", "/v1/update", {"select": str(first), "nice": 7})[1]["results"]
-    assert [one["ok"] for one in results] == [False, True, True]
+    assert {one["label"]: one["ok"] for one in results} == {"1_0": False, "1_[1-2]": True}
     assert updated(daemon, f"{first}_2", name="other")[0]
     names = [job["name"] for job in daemon.call("GET", "/v1/jobs")[1]["jobs"]]
     assert names == ["train.py", "train.py", "other"]
@@ -1279,10 +1284,15 @@ def test_a_layout_that_does_not_fit_is_refused(
 
 def test_an_array_is_selected_whole_or_in_part(daemon: Daemon) -> None:
     array = submit(daemon, array={"indices": [1, 2, 3, 9]}, held=True)
-    assert set(act(daemon, "release", f"{array}_[1-2]")) == {"1_1", "1_2"}
+    assert set(act(daemon, "hold", f"{array}_[1-2]")) == {"1_[1-2]"}
     assert set(act(daemon, "cancel", f"{array}_9")) == {"1_9"}
-    assert set(act(daemon, "cancel", array)) == {"1_1", "1_2", "1_3", "1_9"}
+    assert set(act(daemon, "cancel", array)) == {"1_[1-3]", "1_9"}
     assert set(act(daemon, "requeue", f"{array}_[3,9]")) == {"1_3", "1_9"}
+    assert set(act(daemon, "requeue", f"{array}_2")) == {"1_2"}
+    states = {
+        job["label"]: job["state"] for job in daemon.call("GET", "/v1/jobs?select=1")[1]["jobs"]
+    }
+    assert states.pop("1_1") == "cancelled" and states.keys() == {"1_2", "1_3", "1_9"}
 
 
 def test_nothing_selected_is_an_error(daemon: Daemon) -> None:
@@ -1296,8 +1306,10 @@ def test_selections() -> None:
     chosen = parse_selection("1, 5-8,40_2,41_[1-2,7]")
     assert chosen.ids == {1}
     assert chosen.ranges == (range(5, 9),)
-    assert [chosen.has(a_job(n)) for n in (1, 4, 5, 8, 9)] == [True, False, True, True, False]
-    assert parse_selection("1-999999999999999").has(a_job(10**14))
+    named = [bool([*chosen.parts(a_job(n))]) for n in (1, 4, 5, 8, 9)]
+    assert named == [True, False, True, True, False]
+    far = a_job(10**14)
+    assert [*parse_selection("1-999999999999999").parts(far)] == [far]
     assert parse_label("42_3") == (42, 3)
     for wrong in ("", ",", "1,,2", "1-", "-1", "1_[", "1_[]", "1_[3-1]", "8-5", "1_2-3", "٣"):
         with pytest.raises(CarmaError):

@@ -18,6 +18,7 @@ from carmad.config import Metrics, Monitor, Settings
 from carmad.core.happenings import happenings
 from carmad.core.messages import DrainRequested, HoldRequested, RequeueRequested, Submitted
 from carmad.core.scene import Scene
+from carmad.core.tasks import JobsById
 from carmad.core.types import Cause, Estimate, Exit, Usage
 from carmad.errors import CarmaError
 from carmad.metrics import exposition, gauges
@@ -243,7 +244,7 @@ def a_scene(*users: str) -> Scene:
     jobs = [a_job(n, spec=a_spec(user=user)) for n, user in enumerate(users, 1)]
     view = a_view([a_gpu_view()], jobs)
     gpus = {a_gpu().id: a_gpu()}
-    return Scene(view, gpus, {job.id: job for job in jobs}, {}, tuple(jobs))
+    return Scene(view, gpus, JobsById(jobs), {}, tuple(jobs))
 
 
 def test_a_queue_whose_first_job_waits_beside_an_idle_gpu_is_stuck() -> None:

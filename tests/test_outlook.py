@@ -17,6 +17,7 @@ from carmad.core.line import Held
 from carmad.core.outlook import FORESEEN, Outlook, expected, outlook
 from carmad.core.reservations import Reservation, slots
 from carmad.core.scene import Scene
+from carmad.core.tasks import JobsById
 from carmad.core.types import After, ArrayTask, Job, JobId, JobState, Prediction
 from carmad.testing import a_gpu_view, a_job, a_spec, a_view
 
@@ -142,7 +143,7 @@ def told(job: Job, *residents: Job) -> str | None:
     view = a_view([a_gpu_view(0, residents=residents)], (), now=NOW)
     live = {one.id: one for one in (job, *residents)}
     line = (job,) if job.state is JobState.QUEUED else ()
-    found = outlook_out(job, Scene(view, {}, live, {}, line))
+    found = outlook_out(job, Scene(view, {}, JobsById(live.values()), {}, line))
     return found and found["text"]
 
 
@@ -152,7 +153,7 @@ def test_those_whose_memory_is_being_estimated_stand_in_line() -> None:
     spec = a_spec(expected_s=60.0, deadline_at=NOW + 7200, after=(After(first.id),))
     second = a_job(5, spec=spec, state=JobState.PENDING)
     view = a_view([a_gpu_view(0), a_gpu_view(1)], (), now=NOW)
-    found = outlook_out(second, Scene(view, {}, {4: first, 5: second}, {}, ()))
+    found = outlook_out(second, Scene(view, {}, JobsById((first, second)), {}, ()))
     assert found and found["starts_at"] == iso(NOW + 3600)
 
 
@@ -166,7 +167,7 @@ def test_who_waits_for_more_than_gpus_is_told_no_start(held: Held) -> None:
     job = waiting(5, 3600.0, deadline_at=NOW + 7200, user="ada", array=array)
     settings = Settings(limits=Limits(gpus_per_user=1))
     view = a_view([a_gpu_view(0)], (), now=NOW, settings=settings)
-    scene = Scene(view, {}, {5: job}, {}, (job,), held=held)
+    scene = Scene(view, {}, JobsById((job,)), {}, (job,), held=held)
     found = outlook_out(job, scene)
     assert found and found["text"] == "predicted to meet its deadline, 60 min before it"
 
@@ -222,7 +223,7 @@ def foreseen(line: list[Job], *residents: Job) -> list[str]:
     gpu = a_gpu_view(0, residents=residents)
     view = a_view([gpu], line, now=NOW)
     live = {job.id: job for job in (*line, *residents)}
-    scene = Scene(view, {}, live, {}, tuple(line))
+    scene = Scene(view, {}, JobsById(live.values()), {}, tuple(line))
     said = [start_out(job, scene) for job in line]
     return [each["text"].replace("1970-01-01 00:", "") for each in said if each]
 
@@ -260,7 +261,7 @@ def test_who_has_used_up_a_quota_is_told_so() -> None:
     view = a_view([a_gpu_view(0, residents=(mine,))], (), now=NOW)
     view = replace(view, settings=Settings(limits=Limits(gpus_per_user=1)))
     job = waiting(5)
-    scene = Scene(view, {}, {1: mine, 5: job}, {}, (job,), held=Held(Counter(ada=1)))
+    scene = Scene(view, {}, JobsById((mine, job)), {}, (job,), held=Held(Counter(ada=1)))
     found = start_out(job, scene)
     assert found and found["text"] == "unknown: ada holds 1 GPUs of 1 allowed"
     assert start_out(mine, scene) is None

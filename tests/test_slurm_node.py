@@ -19,6 +19,7 @@ from carmad.attempt.callers import slurm_job_in
 from carmad.config import Cluster
 from carmad.core.messages import Drain
 from carmad.core.scene import Scene
+from carmad.core.tasks import JobsById
 from carmad.daemon.slurmnode import Node, Wanted, changes, granted_gib, node_in, wanted
 from carmad.testing import a_gpu_view, a_view
 from cli import slurm_checks
@@ -354,7 +355,7 @@ def test_what_scontrol_prints_of_a_node() -> None:
 def test_a_reason_is_one_line_whatever_was_typed() -> None:
     gpu = a_gpu_view()
     drains = {gpu.id: Drain(gpu.id, "a fan\nis loud", "root", 0.0)}
-    want = wanted(Scene(a_view([gpu], []), {gpu.id: gpu.gpu}, {}, {}, (), drains=drains))
+    want = wanted(Scene(a_view([gpu], []), {gpu.id: gpu.gpu}, JobsById(), {}, (), drains=drains))
     assert want and want.why == "GPU 0 drained by root: a fan?is loud"
 
 

@@ -20,7 +20,9 @@ SHOWN_S = 36.0  # who has used less is left out, unless there is something else 
 
 def shares_out(scene: Scene) -> SharesOut:
     settings, shares = scene.view.settings.fairness, scene.shares
-    waiting = Counter(job.spec.user for job in scene.waiting())
+    waiting = Counter[str]()
+    for job in scene.waiting():
+        waiting[job.spec.user] += job.tasks
     users: list[ShareOut] = [
         {
             "user": user,
@@ -84,7 +86,7 @@ def overtaken(job: Job, scene: Scene) -> str:
     """Whose job is before it in line for being urgent or for a fair share, though it came later;
     "": nobody's."""
     line = zip(scene.line, scene.places, strict=True)
-    before = list(takewhile(lambda each: each[0].id != job.id, line))
+    before = list(takewhile(lambda each: job.id not in each[0].ids, line))
     mine = next(iter(scene.places[len(before) :]), None)
     if mine is None:
         return ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from carmad.api.render import label, state_code
+from carmad.api.folding import row_label
+from carmad.api.render import state_code
 from carmad.api.responses.jobs import EventJobOut, EventOut
 from carmad.api.times import stamp
 from carmad.core.happenings import Happening, words
@@ -32,7 +33,7 @@ def event_out(
 def _job(job: Job, sees: bool) -> EventJobOut:
     return {
         "id": job.id,
-        "label": label(job),
+        "label": row_label([job]),
         "user": job.spec.user,
         "name": job.spec.name if sees else "-",
         "state": job.state.value,

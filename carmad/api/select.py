@@ -4,8 +4,10 @@ folded listing has it."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from carmad.core.tasks import ids_of, part
 from carmad.core.types import Job, JobId
 from carmad.errors import CarmaError
 
@@ -30,18 +32,27 @@ class Selection:
     ranges: tuple[range, ...] = ()
     tasks: tuple[tuple[JobId, range], ...] = ()  # (array, indices)
 
-    def has(self, job: Job) -> bool:
-        """Whether the job is named; the id of an array's first task names all of the array."""
+    def parts(self, job: Job) -> Iterator[Job]:
+        """What is named of the job, which may stand for several tasks of an array; the id of an
+        array's first task names all of the array."""
         array = job.spec.array
-        return (
-            job.id in self.ids
-            or any(job.id in ids for ids in self.ranges)
-            or (array is not None and array.array in self.ids)
-            or any(
-                array is not None and array.array == id and array.index in indices
-                for id, indices in self.tasks
-            )
-        )
+        if array is not None and array.array in self.ids:
+            yield job
+            return
+        within = [each for id in self.ids if (each := _overlap(range(id, id + 1), job.ids))]
+        within += [each for ids in self.ranges if (each := _overlap(ids, job.ids))]
+        if array is not None:
+            named = [range_ for id, range_ in self.tasks if id == array.array]
+            within += [each for range_ in named if (each := ids_of(job, range_))]
+        end = job.id
+        for ids in sorted(within, key=lambda ids: ids.start):
+            if ids.stop > end:
+                yield part(job, range(max(end, ids.start), ids.stop))
+                end = JobId(ids.stop)
+
+
+def _overlap(one: range, other: range) -> range:
+    return range(max(one.start, other.start), min(one.stop, other.stop))
 
 
 def parse_selection(text: str) -> Selection:
@@ -80,8 +91,8 @@ def parse_label(label: str) -> tuple[JobId, int | None]:
 
 def _indices(text: str, item: str) -> list[range]:
     spans = []
-    for part in text.split(","):
-        found = _RANGE.fullmatch(part)
+    for piece in text.split(","):
+        found = _RANGE.fullmatch(piece)
         if found is None:
             raise CarmaError(f"{item!r:.80} selects no job", HINT)
         spans.append(_span(int(found[1]), int(found[2] or found[1]), item))

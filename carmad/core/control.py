@@ -62,7 +62,7 @@ def update(
             return _refused(f"is {_words(job.state)}: {why}"), job.spec
     if spec.interactive and "requeue" in changed:
         return _refused("runs at a terminal: only its owner can start it again"), job.spec
-    if "after" in changed and _waits_for(job.id, spec.after, live):
+    if "after" in changed and _waits_for(job.ids, spec.after, live):
         return _refused("would wait for itself"), job.spec
     return Verdict(f"updated: {flags}"), spec
 
@@ -99,12 +99,13 @@ def _wrong_limit(job: Job, spec: JobSpec, admin: bool, now: float) -> str:
     return ""
 
 
-def _waits_for(id: JobId, after: Iterable[After], live: Mapping[JobId, Job]) -> bool:
-    """Whether a job that depends on `after` would wait for job `id`, directly or through others."""
+def _waits_for(ids: range, after: Iterable[After], live: Mapping[JobId, Job]) -> bool:
+    """Whether a job that depends on `after` would wait for one of `ids`, directly or through
+    others."""
     left, seen = [each.job for each in after], set[JobId]()
     while left:
         one = left.pop()
-        if one == id:
+        if one in ids:
             return True
         if one in live and one not in seen:
             seen.add(one)

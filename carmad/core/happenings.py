@@ -87,7 +87,8 @@ def happenings(step: Step) -> Iterator[Happening]:
 
 def _changes(old: Job, job: Job, at: float) -> Iterator[Happening]:
     if old.held != job.held:
-        yield Happening(at, Kind.HELD if job.held else Kind.RELEASED, job)
+        kind = Kind.HELD if job.held else Kind.RELEASED
+        yield Happening(at, kind, job, count=job.tasks)
     if job.nearing and not old.nearing:
         yield Happening(at, Kind.LIMIT80, job)
     if old.state is job.state:
@@ -105,9 +106,10 @@ def _changes(old: Job, job: Job, at: float) -> Iterator[Happening]:
             kind = Kind.REQUEUED if cause in SENT_BACK else Kind.RETRIED
             yield Happening(at, kind, job, cause=cause)
         case JobState.QUEUED | JobState.PENDING if old.ended:
-            yield Happening(at, Kind.REQUEUED, job)
+            yield Happening(at, Kind.REQUEUED, job, count=job.tasks)
         case _ if job.ended:
-            yield Happening(at, Kind.ENDED, job, cause=job.exit.cause if job.exit else None)
+            cause = job.exit.cause if job.exit else None
+            yield Happening(at, Kind.ENDED, job, cause=cause, count=job.tasks)
 
 
 def told(happening: Happening) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from carmad.core.line import Held, Place, is_conditional, place_in_line
 from carmad.core.share import Rates, Standing
+from carmad.core.tasks import JobsById, part
 from carmad.core.types import GpuId, Job, JobId, JobState
 
 ENDED_REMEMBERED = 4096  # outcomes kept for jobs that are submitted to depend on them
@@ -26,7 +27,7 @@ class Ledger:
     ) -> None:
         self._order = order
         self._standing = standing
-        self.jobs: dict[JobId, Job] = {}
+        self.jobs = JobsById()
         self.holders: dict[JobId, Job] = {}  # those that hold GPUs, or run without any
         self.watched: dict[JobId, Job] = {}  # holders that the passing of time may affect
         self.conditional: dict[JobId, Job] = {}  # queued ones that may be blocked
@@ -44,6 +45,7 @@ class Ledger:
         self._followers: dict[JobId, dict[JobId, None]] = {}  # a job's dependents, in id order
         self._groups: dict[str, dict[JobId, None]] = {}  # queued jobs by group
         self._changed: list[Job] = []
+        self._divided: list[Job] = []  # those that other tasks waited with until now
         self._before: dict[JobId, Job | None] = {}  # the changed jobs, as they were
         self._touched: set[GpuId] = set()
         for job in jobs:
@@ -51,8 +53,10 @@ class Ledger:
         self.forget_changes()
 
     def put(self, job: Job) -> None:
-        """Make `job` the current version."""
-        old = self.jobs.get(job.id)
+        """Make `job` the current version. If it waited with other tasks as one, these go on to."""
+        old = self.jobs.row(job.id)
+        if old is not None and old.ids != job.ids:
+            old = self._divide(old, job.ids)
         self._changed.append(job)
         self._before.setdefault(job.id, old)
         if old is None:
@@ -67,8 +71,10 @@ class Ledger:
         if job.ended:
             self._end(job)
             return
-        self.jobs[job.id] = job
-        self.ended.pop(job.id, None)  # it was requeued
+        self.jobs.put(job)
+        if old is None:
+            for id in job.ids:
+                self.ended.pop(JobId(id), None)  # it was requeued
         if job.state is JobState.QUEUED:
             self._join_line(job)
         elif job.holds_gpus:
@@ -76,7 +82,7 @@ class Ledger:
 
     def note(self, id: JobId, note: str) -> None:
         """Tell the owner of a live job, once."""
-        job = self.jobs.get(id)
+        job = self.jobs.rows.get(id)
         if job and note not in job.notes:
             self.put(replace(job, notes=(*job.notes, note)))
 
@@ -89,11 +95,11 @@ class Ledger:
     def rerank(self) -> None:
         """Sort the queue anew, by the present standing of its jobs."""
         for id, (first, _, nice, order, _, at, _) in self._places.items():
-            usual, rank = self._standing(self.jobs[id])
+            usual, rank = self._standing(self.jobs.rows[id])
             self._places[id] = (first, usual, nice, order, rank, at, id)
         self._line = sorted(self._places.values())
-        self._queued = [self.jobs[place[-1]] for place in self._line]
-        self._of_cpus = [place for place in self._line if not self.jobs[place[-1]].spec.gpus]
+        self._queued = [self.jobs.rows[place[-1]] for place in self._line]
+        self._of_cpus = [place for place in self._line if not self.jobs.rows[place[-1]].spec.gpus]
         self._queue = None
 
     def changed(self) -> tuple[Job, ...]:
@@ -104,9 +110,14 @@ class Ledger:
         """The changed jobs as they were, except those that were not live."""
         return tuple(job for job in self._before.values() if job)
 
+    def divided(self) -> tuple[Job, ...]:
+        """The jobs that other tasks stood for before, since the last `forget_changes`."""
+        return tuple(self._divided)
+
     def forget_changes(self) -> None:
         self._changed.clear()
         self._before.clear()
+        self._divided.clear()
 
     def touched(self) -> set[GpuId]:
         """The GPUs on whose residents anything has changed since the last call."""
@@ -125,7 +136,7 @@ class Ledger:
 
     def line_of_cpus(self) -> Iterator[Job]:
         """The queued jobs without GPUs, in order."""
-        return (self.jobs[place[-1]] for place in self._of_cpus)
+        return (self.jobs.rows[place[-1]] for place in self._of_cpus)
 
     def line_with(self, job: Job) -> tuple[Job, ...]:
         """The queue as if `job` were in it."""
@@ -151,11 +162,31 @@ class Ledger:
 
     def waiting_for(self, job: JobId) -> tuple[Job, ...]:
         """Jobs that depend on `job`."""
-        return tuple(self.jobs[id] for id in self._followers.get(job, ()))
+        return tuple(self.jobs.rows[id] for id in self._followers.get(job, ()))
 
     def alike(self, group: str) -> tuple[Job, ...]:
         """The queued runs of one recurring job."""
-        return tuple(self.jobs[id] for id in self._groups.get(group, ()))
+        return tuple(self.jobs.rows[id] for id in self._groups.get(group, ()))
+
+    def _divide(self, row: Job, ids: range) -> Job:
+        """Make these of its tasks a job, and those before and behind them others."""
+        was = self._before.setdefault(row.id, row)
+        if row.state is JobState.QUEUED:
+            self._leave_line(row)
+        for its in (range(row.id, ids.start), ids, range(ids.stop, row.ids.stop)):
+            if not its:
+                continue
+            piece = part(row, its)
+            self._changed.append(piece)
+            if piece.id != row.id:
+                self._before.setdefault(piece.id, piece if was else None)
+                self._divided.append(piece)
+            self.jobs.put(piece)
+            if piece.id != row.id:
+                self._follow(piece)
+            if row.state is JobState.QUEUED:
+                self._join_line(piece)
+        return part(row, ids)
 
     def _place(self, job: Job) -> Place:
         """Policies have no say about jobs without GPUs."""
@@ -226,8 +257,9 @@ class Ledger:
         self.watched.pop(job.id, None)
 
     def _end(self, job: Job) -> None:
-        self.jobs.pop(job.id, None)
+        self.jobs.remove(job.id)
         self._follow_no_more(job)
-        self.ended[job.id] = job.state
+        for id in job.ids:
+            self.ended[JobId(id)] = job.state
         while len(self.ended) > ENDED_REMEMBERED:
             self.ended.popitem(last=False)

@@ -39,7 +39,7 @@ class Discovered:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """New jobs with the ids `first`, `first + 1`, …: one job, or all the tasks of an array."""
+    """New jobs, with ids from `first` on: one job, or tasks of an array."""
 
     at: float
     first: JobId
@@ -123,25 +123,29 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
+    """Cancel the job, and `more` with the next ids."""
+
     at: float
     job: JobId
     by: str
+    more: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class HoldRequested:
-    """Hold (`held`) or release a waiting job."""
+    """Hold (`held`) or release a waiting job, and `more` with the next ids."""
 
     at: float
     job: JobId
     held: bool
     by: str
+    more: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateRequested:
-    """Set the options `names` of a job to what they are in `spec`, whose other fields do not count.
-    `admin`: `by` is one."""
+    """Set the options `names` of a job, and of `more` with the next ids, to what they are in
+    `spec`, whose other fields do not count. `admin`: `by` is one."""
 
     at: float
     job: JobId
@@ -149,6 +153,7 @@ class UpdateRequested:
     names: tuple[str, ...]
     by: str
     admin: bool = False
+    more: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from math import inf
 
 from carmad.core.gpuview import GpuView
+from carmad.core.tasks import singly
 from carmad.core.types import Job, JobId
 
 FORESEEN = 1000  # jobs of the line
@@ -53,7 +54,7 @@ def outlook(
     jobs that run without GPUs, as others may wait for their end."""
     if job.holds_gpus:
         return Outlook(job.started_at or now, now + _left_s(job, now))
-    waiting = tuple(line)
+    waiting = tuple(singly(line))
     if all(each.id != job.id for each in waiting):
         waiting = (*waiting, job)
     starts_at = _starts(waiting, gpus, now, running, _at_most_s, until=job.id)[job.id].at
@@ -64,7 +65,7 @@ def expected(
     line: Iterable[Job], gpus: Iterable[GpuView], now: float, running: Iterable[Job] = ()
 ) -> dict[JobId, Expected]:
     """Of the first `FORESEEN` waiting jobs. `running`: see `outlook`."""
-    waiting, there, run = tuple(line)[:FORESEEN], tuple(gpus), tuple(running)
+    waiting, there, run = tuple(islice(singly(line), FORESEEN)), tuple(gpus), tuple(running)
     likely = _starts(waiting, there, now, run, _likely_s)
     latest = _starts(waiting, there, now, run, Job.at_most_s)
     return {

@@ -28,6 +28,7 @@ from carmad.core.messages import Action, Launch, Stop, Wake
 from carmad.core.quota import Limit, Quotas
 from carmad.core.share import Shares
 from carmad.core.states import advance, stopping
+from carmad.core.tasks import singly
 from carmad.core.types import Cause, GpuId, Job, JobId, JobState
 from carmad.core.view import View
 from carmad.models import Model
@@ -150,7 +151,7 @@ class Placer:
     def _order_the_unordered(self) -> None:
         """Retry `order` for a few of the jobs for which it failed."""
         for id in tuple(islice(self._deciders.unordered, FEW)):
-            job = self._ledger.jobs.get(id)
+            job = self._ledger.jobs.rows.get(id)
             if job and job.state is JobState.QUEUED:
                 self._ledger.reorder((job,))
             else:
@@ -164,8 +165,9 @@ class Placer:
         return {job.id for job in line} - {job.id for job in view.queue}
 
     def _plan_once(self, now: float, actions: list[Action]) -> bool:
-        """Carry out one plan. True: a start has exhausted a quota or an array's limit, so later
-        placements of the plan are blocked, and another plan is needed."""
+        """Carry out one plan. True: another plan is needed, as a start has exhausted a quota or an
+        array's limit, so that later placements are blocked; or other tasks waited with the job that
+        started, and their turn comes before the jobs behind them."""
         self._asks_at = inf
         view = self.view(now)
         if not view.queue:
@@ -185,8 +187,8 @@ class Placer:
             if isinstance(proposal, Preemption):
                 actions += self._preempt(proposal, now, made.by)
                 continue
-            job = self._ledger.jobs.get(proposal.job)
-            if job is None or job.state is not JobState.QUEUED or job.id in hidden:
+            job, row = self._ledger.jobs.get(proposal.job), self._ledger.jobs.row(proposal.job)
+            if job is None or row is None or job.state is not JobState.QUEUED or row.id in hidden:
                 continue
             if proposal.gpus and self.blocked_by(job, now):
                 return True
@@ -196,9 +198,11 @@ class Placer:
                 waiting.append(job.id)
                 continue
             for id in waiting:
-                passed = self._ledger.jobs[id]
+                passed = self._ledger.jobs.rows[id]
                 self._ledger.put(replace(passed, overtaken=passed.overtaken + 1))
             actions.append(Launch(self._start(job, checked, view)))
+            if row.tasks > 1:
+                return True
             if n < starts[-1]:
                 view = view.with_placement(
                     job, checked.gpus, checked.profiling, checked.accumulation
@@ -210,16 +214,17 @@ class Placer:
         place jobs on GPUs, are not asked."""
         actions: list[Action] = []
         self._room = None
-        for job in tuple(self._ledger.line_of_cpus()):
-            if self.blocked_by(job, now):
-                if self._room and self._room.no_cpu:
+        for row in tuple(self._ledger.line_of_cpus()):
+            for job in singly((row,)):
+                if self.blocked_by(job, now):
                     break
-                continue
-            notes = () if job.attempt else job.notes
-            started = advance(job.placed((), now), JobState.STARTING, notes=notes)
-            self._ledger.put(started)
-            self._room = None
-            actions.append(Launch(started))
+                notes = () if job.attempt else job.notes
+                started = advance(job.placed((), now), JobState.STARTING, notes=notes)
+                self._ledger.put(started)
+                self._room = None
+                actions.append(Launch(started))
+            if self._room and self._room.no_cpu:
+                break
         return actions
 
     def _preempt(self, wish: Preemption, now: float, by: str) -> list[Action]:

@@ -54,24 +54,30 @@ class Requests:
         return [Launch(self._ledger.jobs[event.id])]
 
     def cancel(self, event: CancelRequested) -> list[Action]:
-        job = self._ledger.jobs.get(event.job)
-        if job is None or not control.cancel(job).acts:
-            return []
-        if job.holds_gpus:
-            return [self._finisher.stop(job, Cause.CANCELLED)]
+        actions: list[Action] = []
         exit = Exit(Cause.CANCELLED, evidence=f"cancelled by {event.by}")
-        self._finisher.end(job, JobState.CANCELLED, exit, event.at)
-        return []
+        for job in self._named(event):
+            if not control.cancel(job).acts:
+                continue
+            if job.holds_gpus:
+                actions.append(self._finisher.stop(job, Cause.CANCELLED))
+            else:
+                self._finisher.end(job, JobState.CANCELLED, exit, event.at)
+        return actions
 
     def hold(self, event: HoldRequested) -> None:
-        job = self._ledger.jobs.get(event.job)
-        if job and control.hold(job, event.held).acts:
-            self._ledger.put(replace(job, held=event.held, barred=job.barred if event.held else ""))
+        for job in self._named(event):
+            if control.hold(job, event.held).acts:
+                barred = job.barred if event.held else ""
+                self._ledger.put(replace(job, held=event.held, barred=barred))
 
     def update(self, event: UpdateRequested) -> list[Action]:
-        job = self._ledger.jobs.get(event.job)
-        if job is None:
-            return []
+        return [action for job in self._named(event) for action in self._update(job, event)]
+
+    def _named(self, event: CancelRequested | HoldRequested | UpdateRequested) -> list[Job]:
+        return self._ledger.jobs.parts(range(event.job, event.job + 1 + event.more))
+
+    def _update(self, job: Job, event: UpdateRequested) -> list[Action]:
         verdict, spec = control.update(job, event, self._ledger.jobs, event.at)
         if not verdict.acts:
             return []
@@ -87,7 +93,7 @@ class Requests:
         if event.by != spec.user:
             self._ledger.note(job.id, f"{event.by} {verdict.words}")
         if why := in_vain(job, self._ledger.ended):
-            self._finisher.end(self._ledger.jobs[job.id], JobState.CANCELLED, why, event.at)
+            self._finisher.end(self._ledger.jobs.rows[job.id], JobState.CANCELLED, why, event.at)
         return actions
 
     def requeue(self, event: RequeueRequested) -> list[Action]:
@@ -95,7 +101,7 @@ class Requests:
         jobs = self._ledger.jobs
         ended = {id: state for id, state in event.ended if id not in jobs}
         ended |= self._ledger.ended
-        if job.id in jobs or not control.requeue(job, ended).acts:
+        if any(id in jobs for id in job.ids) or not control.requeue(job, ended).acts:
             return []
         again = replace(
             advance(job, JobState.QUEUED if job.estimate else JobState.PENDING),
@@ -105,8 +111,7 @@ class Requests:
             overtaken=0,
             requeued_after=job.attempt,
         )
-        if again.state is JobState.PENDING:
-            self._ledger.put(again)
-            return [EstimateMemory(again)]
-        self._ledger.put(self._knowledge.with_history(again, event.at))
-        return []
+        if again.state is JobState.QUEUED:
+            again = self._knowledge.with_history(again, event.at)
+        self._ledger.put(again)
+        return [EstimateMemory(again)] if again.state is JobState.PENDING else []

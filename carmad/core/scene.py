@@ -15,6 +15,7 @@ from carmad.core.messages import Drain
 from carmad.core.quota import Limit, Quotas
 from carmad.core.reservations import Reservation
 from carmad.core.share import Shares
+from carmad.core.tasks import JobsById
 from carmad.core.types import Gpu, GpuId, Job, JobId, JobState, Usage
 from carmad.core.view import View
 
@@ -25,7 +26,7 @@ class Scene:
 
     view: View
     gpus: Mapping[GpuId, Gpu]
-    live: Mapping[JobId, Job]
+    live: JobsById
     usage: Mapping[JobId, Usage]
     line: tuple[Job, ...]  # all queued jobs, in order
     running: tuple[Job, ...] = ()  # with those that hold no GPUs
@@ -75,19 +76,21 @@ class Scene:
 
     def waiting(self) -> tuple[Job, ...]:
         """The line, and those that join it once their memory is estimated."""
-        pending = (job for job in self.live.values() if job.state is JobState.PENDING)
+        pending = (job for job in self.live.rows.values() if job.state is JobState.PENDING)
         return *self.line, *pending
 
     def place(self, job: JobId) -> int | None:
         """A job's place in line, from 1."""
-        return self.memo.recall("places", _places, self.line).get(job)
+        row = self.live.row(job)
+        first = self.memo.recall("places", _places, self.line).get(row.id) if row else None
+        return first + job - row.id if row and first else None
 
     def used_mib(self, job: JobId) -> int | None:
         """The memory that a job holds now, on the GPU where it holds most."""
         return self.memo.recall("used", memory_by_job, self.view.gpus).get(job)
 
     def tasks(self, array: JobId) -> Sequence[Job]:
-        """The tasks of an array that have not ended."""
+        """The tasks of an array that have not ended; those that wait alike as one job."""
         return self.memo.recall("arrays", _arrays, self.live).get(array, ())
 
     @property
@@ -97,7 +100,8 @@ class Scene:
 
     def current(self, job: JobId) -> Decision | None:
         """The last decision on a waiting job, unless the policy has since stopped before it."""
-        mine = self.decisions.get(job)
+        row = self.live.row(job)
+        mine = self.decisions.get(row.id if row else job)
         if mine is None or self.head is None:
             return mine
         heads = self.decisions.get(self.head)
@@ -110,13 +114,14 @@ def _places(line: Iterable[Job]) -> dict[JobId, int]:
     last = {True: 0, False: 0}
     for job in line:
         of_gpus = job.spec.gpus > 0
-        places[job.id] = last[of_gpus] = last[of_gpus] + 1
+        places[job.id] = last[of_gpus] + 1
+        last[of_gpus] += job.tasks
     return places
 
 
-def _arrays(live: Mapping[JobId, Job]) -> dict[JobId, list[Job]]:
+def _arrays(live: JobsById) -> dict[JobId, list[Job]]:
     found: dict[JobId, list[Job]] = {}
-    for job in live.values():
+    for job in sorted(live.rows.values(), key=lambda job: job.id):
         if job.spec.array:
             found.setdefault(job.spec.array.array, []).append(job)
     return found

@@ -56,6 +56,7 @@ from carmad.core.reservations import Reservation
 from carmad.core.scene import Scene
 from carmad.core.share import Account, Ranks, Shares, Standing
 from carmad.core.states import advance
+from carmad.core.tasks import JobsById
 from carmad.core.types import (
     Gpu,
     GpuId,
@@ -114,6 +115,9 @@ class Scheduler:
             self._ledger.rerank()
         if not all(isinstance(event, Submitted) for event in events):
             self._actions += self._placer.plan(now)
+        for job in self._ledger.divided():  # what was owed to them with others is so on their own
+            if (row := self.jobs.rows.get(job.id)) and isinstance(due := owed(row), EstimateMemory):
+                self._actions.append(due)
         self.shares.follow(self._ledger.rates, now)
         self.check()
         return Step(
@@ -156,12 +160,12 @@ class Scheduler:
         self._fleet.drains = {drain.gpu: drain for drain in drains}
         self._fleet.reservations = {each.id: each for each in reservations}
         self._fleet.look_again()
-        return tuple(action for job in self.jobs.values() if (action := owed(job)))
+        return tuple(action for job in self.jobs.rows.values() if (action := owed(job)))
 
     # -- read access
 
     @property
-    def jobs(self) -> Mapping[JobId, Job]:
+    def jobs(self) -> JobsById:
         """The jobs that have not ended."""
         return self._ledger.jobs
 
@@ -201,7 +205,7 @@ class Scheduler:
         return Scene(
             self.view(now),
             dict(self.gpus),
-            dict(self.jobs),
+            self.jobs.copy(),
             dict(self._fleet.usage),
             self._ledger.line(),
             self._ledger.running(),
@@ -220,10 +224,11 @@ class Scheduler:
     def check(self) -> None:
         """Assert the invariants for all jobs that the last step changed."""
         for id in {job.id for job in self._ledger.changed()}:
-            job = self.jobs.get(id)
+            job = self.jobs.rows.get(id)
             if job is None or not job.holds_gpus:
                 assert id not in self._ledger.holders
                 continue
+            assert job.tasks == 1
             assert self._ledger.holders[id] is job
             assert len(set(job.gpus)) == job.spec.gpus
             for gpu in job.gpus:
@@ -304,15 +309,15 @@ class Scheduler:
 
     def _on_submitted(self, event: Submitted) -> None:
         self.shares.note_groups(event.specs[0].user, event.groups, event.at)
-        for id, spec in enumerate(event.specs, event.first):
-            job = Job(
-                JobId(id), spec, JobState.PENDING, event.at, held=event.held, group=group(spec)
-            )
+        id = event.first
+        for spec in event.specs:
+            job = Job(id, spec, JobState.PENDING, event.at, held=event.held, group=group(spec))
+            id = JobId(id + job.tasks)
             if job.id not in self._counted:  # after a failed commit, the same event comes again
                 self._counted[job.id] = None
                 if len(self._counted) > ENDED_REMEMBERED:
                     self._counted.popitem(last=False)
-                if spec.gpus:
+                for _ in range(job.tasks if spec.gpus else 0):
                     self.history.note_submission(event.at, spec.gpus)
             self._ledger.put(job)
             if why := in_vain(job, self.ended):
@@ -323,7 +328,7 @@ class Scheduler:
     def _on_estimated(self, event: Estimated) -> None:
         """A later answer counts, too, if it comes before the job starts: its script took long, or
         its options were changed."""
-        job = self.jobs.get(event.job)
+        job = self.jobs.rows.get(event.job)
         if job and job.state is JobState.PENDING:  # else: cancelled meanwhile
             job = advance(job, JobState.QUEUED)
         elif not job or job.state is not JobState.QUEUED or (job.estimate and not event.estimate):

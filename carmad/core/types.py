@@ -85,6 +85,8 @@ class ArrayTask:
     least: int = 0  # index in the array
     most: int = 0
     params: tuple[tuple[str, str], ...] = ()  # of a sweep, this task's: see `core.sweep`
+    more: int = 0  # further tasks that wait with this one as one job: they have the next ids, …
+    step: int = 1  # … and indices so far apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,11 @@ class JobSpec(JobOptions):
         """Uids are given again, and names too: whoever has one of them alone is somebody else."""
         return self.uid, self.user
 
+    @property
+    def tasks(self) -> int:
+        """How many jobs it counts as: see `core.tasks`."""
+        return 1 + self.array.more if self.array else 1
+
     def tells(self, what: str) -> bool:
         """Whether its owner is told of it: one of `options.TOLD_OF`."""
         return self.notify is not None and what in self.notify.split(",")
@@ -200,6 +207,15 @@ class Job:
     metrics: tuple[tuple[str, float], ...] = ()  # that it reported, by name: the last values
     crash: str = ""  # how its script failed when it was tried: see `Refusal`
     usage: Usage = Usage()  # noqa: RUF009 - it is frozen
+
+    @property
+    def ids(self) -> range:
+        """Several if it stands for tasks of an array that wait alike: see `core.tasks`."""
+        return range(self.id, self.id + self.tasks)
+
+    @property
+    def tasks(self) -> int:
+        return self.spec.tasks
 
     @property
     def holds_gpus(self) -> bool:

@@ -199,7 +199,7 @@ def _islands(scene: Scene) -> Iterator[CheckOut]:
 
 def _accounts(scene: Scene) -> Iterator[CheckOut]:
     """Jobs that may not start, as their users are not there any more."""
-    for job in [job for job in scene.live.values() if job.barred][:MOST_NAMED]:
+    for job in [job for job in scene.live.rows.values() if job.barred][:MOST_NAMED]:
         hint = f"carma cancel {job.id}; or repair the user database: then it goes on."
         yield _check("accounts", False, f"job {job.id} is held: {job.barred}", hint)
 

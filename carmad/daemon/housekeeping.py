@@ -124,12 +124,12 @@ def release(inbox: Inbox) -> None:
     server that does not answer looks the same as an account that was deleted."""
 
     def held(core: Scheduler) -> list[Job]:
-        return [job for job in core.jobs.values() if job.barred]
+        return [job for job in core.jobs.rows.values() if job.barred]
 
     barred = barring()
     for job in inbox.ask(held).result():
         if not barred(job.spec.user, job.spec.uid):
-            inbox.post(HoldRequested(inbox.clock(), job.id, False, _BY))
+            inbox.post(HoldRequested(inbox.clock(), job.id, False, _BY, job.tasks - 1))
 
 
 def remove_attempts(directory: Path, store: SqlStore) -> int:

@@ -172,7 +172,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         trained(models.load())
         _take_over(scheduler, launcher, world)
         _end_unreadable(scheduler, inbox)
-        runners.watch(scheduler.jobs.values())
+        runners.watch(scheduler.jobs.rows.values())
         stack.callback(world.close)
         _start(stack, beats.Watcher(systemd.watchdog(), monitor.hangs))
         _start(stack, monitor)
@@ -292,7 +292,7 @@ def _take_over(scheduler: Scheduler, launcher: Launcher, world: DaemonWorld) -> 
     that were about to start or stop are watched once that owed action has been repeated."""
     for ended in launcher.launched() & scheduler.ended.keys():
         world.release(ended)
-    for job in scheduler.jobs.values():
+    for job in scheduler.jobs.rows.values():
         if job.state is JobState.RUNNING:
             world.adopt(job)
     world.shepherd.start()
@@ -300,10 +300,10 @@ def _take_over(scheduler: Scheduler, launcher: Launcher, world: DaemonWorld) -> 
 
 def _end_unreadable(scheduler: Scheduler, inbox: Inbox) -> None:
     """Cancel waiting jobs whose records are damaged. Running ones are watched as usual."""
-    for job in scheduler.jobs.values():
+    for job in scheduler.jobs.rows.values():
         if stands_in(job) and not job.holds_gpus:
             by = "carmad: its record in the database was damaged"
-            inbox.post(CancelRequested(inbox.clock(), job.id, by))
+            inbox.post(CancelRequested(inbox.clock(), job.id, by, job.tasks - 1))
 
 
 def build_parser() -> argparse.ArgumentParser:

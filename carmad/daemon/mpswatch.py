@@ -85,6 +85,6 @@ def _running_under_mps(core: Scheduler) -> list[Job]:
     """Jobs that were launched under MPS and have run a kernel, so should be clients by now."""
     return [
         job
-        for job in core.jobs.values()
+        for job in core.jobs.rows.values()
         if job.mode is Mode.MPS and job.kernels and job.state is JobState.RUNNING
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
-from itertools import repeat
 from typing import Any
 
 from carmad.api.outlook import outlook_out
@@ -19,6 +18,7 @@ from carmad.core.messages import Submitted
 from carmad.core.recurrence import group
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
+from carmad.core.tasks import spans
 from carmad.core.types import (
     After,
     AfterKind,
@@ -44,6 +44,8 @@ from carmad.http.tally import Tally
 from carmad.options import OPTIONS, PLAIN
 from carmad.readable import job_name
 from carmad.store import environments
+
+NO_ID = JobId(0)
 
 Request = Callable[[Submitted], Awaitable[None]]
 
@@ -74,32 +76,26 @@ async def submit(
 async def _queue(
     service: Service, peer: Peer, body: SubmitIn, spec: JobSpec, request: Request
 ) -> tuple[JobId, int]:
-    bare, count = environments.without(spec), len(body.array.indices) if body.array else 1
-    whole = _tasks(bare, body.array, JobId(0)) if body.array and body.array.params else None
-    await require_room(service, peer, whole or [bare] * count)
+    bare = environments.without(spec)
+    await require_room(service, peer, _jobs(bare, body.array))
+    count = len(body.array.indices) if body.array else 1
     first = service.inbox.next_ids(count)  # no `await` since there was room for them
-    service.tally.reserve(bare, count)
+    specs = _jobs(bare, body.array, first)
+    service.tally.expect(first, specs)
     env, text = spec.env, spec.script.text if spec.script else ""  # stored with the first part
-    done, left = 0, count
-    try:
-        while done < count:
-            part, id = _part(bare, body.array, first, done), JobId(first + done)
-            service.tally.reserve(bare, -len(part))
-            left -= len(part)
-            service.tally.expect(id, part)
-            try:
-                now, groups = service.now(), peer.groups
-                await request(Submitted(now, id, part, body.held, env, text, groups))
-            except CarmaError:
-                service.tally.give_up(id, part)
-                raise
-            done, env, text = done + len(part), (), ""
-    except CarmaError as error:
-        if done:
-            error.message = f"only the first {done} tasks of array {first} are queued: {error}"
-        raise
-    finally:
-        service.tally.reserve(bare, -left)
+    done = first
+    while specs:
+        part, specs = specs[:QUANTUM], specs[QUANTUM:]
+        try:
+            now, groups = service.now(), peer.groups
+            await request(Submitted(now, done, part, body.held, env, text, groups))
+        except CarmaError as error:
+            service.tally.give_up(done, (*part, *specs))
+            if done > first:
+                tasks = f"only the first {done - first} tasks of array {first}"
+                error.message = f"{tasks} are queued: {error}"
+            raise
+        done, env, text = JobId(done + sum(each.tasks for each in part)), (), ""
     return first, count
 
 
@@ -112,14 +108,14 @@ def _by_process(spec: JobSpec, pid: int) -> JobSpec:
 
 
 def _runs(core: Scheduler, slurm_job: int | None) -> list[JobSpec]:
-    specs = (job.spec for job in core.jobs.values())
+    specs = (job.spec for job in core.jobs.rows.values())
     return [one for one in specs if one.slurm_job == slurm_job]
 
 
 def _same(core: Scheduler, spec: JobSpec) -> JobId | None:
     """The job that this `carma run` has: it asks again if the answer was lost."""
     its = spec.runner, spec.stdout, spec.argv
-    jobs = core.jobs.items()
+    jobs = core.jobs.rows.items()
     return next(
         (id for id, job in jobs if its == (job.spec.runner, job.spec.stdout, job.spec.argv)), None
     )
@@ -316,7 +312,7 @@ def _resolved(
                     code="not_yours",
                 )
             if not job.ended:
-                kept[After(job.id, kind)] = None
+                kept |= dict.fromkeys(After(JobId(id), kind) for id in job.ids)
             elif not kind.met_by(job.state):
                 raise CarmaError(
                     f"job {label} has already ended as {job.state}: {kind} can never be met",
@@ -355,19 +351,22 @@ def job_spec(
     )
 
 
-def _part(spec: JobSpec, array: ArrayIn | None, first: JobId, done: int) -> tuple[JobSpec, ...]:
-    """The next jobs: as many as are one turn."""
-    return _tasks(spec, array, first, slice(done, done + QUANTUM)) if array else (spec,)
-
-
-def _tasks(
-    spec: JobSpec, array: ArrayIn, first: JobId, which: slice = slice(None)
-) -> tuple[JobSpec, ...]:
-    indices, names = array.indices, tuple(array.params)
-    same = (array.limit, len(indices), indices[0], indices[-1])
-    values = [column[which] for column in array.params.values()]
-    rows = zip(*values, strict=True) if names else repeat(())
-    return tuple(
-        replace(spec, array=ArrayTask(first, index, *same, tuple(zip(names, row, strict=True))))
-        for index, row in zip(indices[which], rows, strict=False)
-    )
+def _jobs(spec: JobSpec, array: ArrayIn | None, first: JobId = NO_ID) -> tuple[JobSpec, ...]:
+    """The job, or the tasks of the array. Those of a sweep differ, and so do their estimates; the
+    others are one job as long as they wait, or a few if their indices are not evenly spaced."""
+    if array is None:
+        return (spec,)
+    every, names = array.indices, tuple(array.params)
+    ends = len(every), every[0], every[-1]
+    if names:
+        rows = zip(*array.params.values(), strict=True)
+        tasks = (
+            ArrayTask(first, index, array.limit, *ends, tuple(zip(names, row, strict=True)))
+            for index, row in zip(every, rows, strict=True)
+        )
+    else:
+        tasks = (
+            ArrayTask(first, its.start, array.limit, *ends, more=len(its) - 1, step=its.step)
+            for its in spans(every)
+        )
+    return tuple(replace(spec, array=task) for task in tasks)

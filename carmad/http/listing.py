@@ -47,7 +47,7 @@ class Rows:
         pieces = [b"["]
         for row in rows:
             job = row[0]
-            if len(row) > 1 or job.holds_gpus or job.ended:
+            if len(row) > 1 or job.tasks > 1 or job.holds_gpus or job.ended:
                 pieces += [as_json(row_out(row, one)), b","]
             elif one.sees(job):
                 pieces += [self._full(job, one), as_json(one.moving(job))[1:], b","]
@@ -71,7 +71,8 @@ class Rows:
 
     def _row(self, job: Job, one: Jobs) -> _Written:
         reason, row = one.reason(job), self._written.get(job.id)
-        if row is None or row.job is not job or row.reason != reason:
+        # By value: a task is another object whenever those that wait with it have changed.
+        if row is None or row.reason != reason or (row.job is not job and row.job != job):
             row = self._written[job.id] = _Written(job, reason)
         return row
 

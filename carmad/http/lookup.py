@@ -1,12 +1,14 @@
-"""Finds jobs by label: the core has the live ones, the store the rest."""
+"""Finds jobs by label: the core has the live ones, the store the rest. Tasks of an array that wait
+alike, or waited so until they were cancelled, are found as one job unless they are named apart."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 
 from carmad.api.select import MAX_IDS, Selection, parse_label
 from carmad.core.scene import Scene
+from carmad.core.tasks import ids_of, part
 from carmad.core.types import ENDED, Job, JobId
 from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
@@ -20,7 +22,7 @@ async def find(call: Call, label: str, scene: Scene) -> Job:
     """The job `42`, or the task `42_3`. Raises NotFound."""
     id, index = parse_label(label)
     live = scene.live.get(id)
-    if live is not None and _is(live, id, index):
+    if live is not None and (index is None or (live := _task(live, id, index))):
         return live
     found = await run_in_threadpool(_find, call.service.store, scene, id, index)
     if found is None:
@@ -31,15 +33,16 @@ async def find(call: Call, label: str, scene: Scene) -> Job:
 def _find(store: SqlStore, scene: Scene, id: JobId, index: int | None) -> Job | None:
     if index is None:
         return store.job(id)
-    live = (job for job in scene.tasks(id) if _is(job, id, index))
-    return next(live, None) or next(iter(store.history(array=id, index=index, limit=1)), None)
+    known = chain(scene.tasks(id), store.history(array=id, index=index, limit=1))
+    return next((task for job in known if (task := _task(job, id, index))), None)
 
 
-def _is(job: Job, id: JobId, index: int | None) -> bool:
-    if index is None:
-        return job.id == id
-    array = job.spec.array
-    return array is not None and (array.array, array.index) == (id, index)
+def _task(job: Job, array: JobId, index: int) -> Job | None:
+    its = job.spec.array
+    if its is None or its.array != array:
+        return None
+    ids = ids_of(job, range(index, index + 1))
+    return part(job, ids) if ids else None
 
 
 async def select(call: Call, selection: Selection, scene: Scene) -> list[Job]:
@@ -48,29 +51,31 @@ async def select(call: Call, selection: Selection, scene: Scene) -> list[Job]:
 
 def selected(store: SqlStore, peer: Peer, selection: Selection, scene: Scene) -> list[Job]:
     """The selected jobs, live and ended, in id order. `all` means the peer's own live jobs."""
-    found = {job.id: job for job in _live(selection, scene)}
+    whole: dict[JobId, Job] = {}
     if selection.all:
-        found |= {job.id: job for job in scene.live.values() if job.spec.owner == peer.owner}
+        rows = scene.live.rows.values()
+        whole |= {job.id: job for job in rows if job.spec.owner == peer.owner}
     if selection.last:
         for job in _newest(store, peer.user):
-            found[job.id] = scene.live.get(job.id, job)
-    for job in _stored(store, selection, scene):
-        found.setdefault(job.id, job)
-    return sorted(found.values(), key=lambda job: job.id)
+            whole[job.id] = scene.live.row(job.id) or job
+    found = {job.id: job for job in _live(selection, scene)}
+    found |= {job.id: job for job in _stored(store, selection, scene) if job.id not in scene.live}
+    parts = (each for job in found.values() if job.id not in whole for each in selection.parts(job))
+    return sorted((*whole.values(), *parts), key=lambda job: job.id)
 
 
 def _live(selection: Selection, scene: Scene) -> Iterator[Job]:
-    """The selected live jobs. Either the queue or the selection may be long, hardly ever both."""
-    spans = [ids for ids in selection.ranges if len(ids) < len(scene.live)]
+    """Rows with selected live jobs. Either the queue or the selection may be long, hardly ever
+    both."""
+    live = scene.live
+    spans = [ids for ids in selection.ranges if len(ids) < len(live.rows)]
     for id in (*selection.ids, *map(JobId, chain(*spans))):
-        if job := scene.live.get(id):
-            yield job
-    for id in selection.ids:
-        yield from scene.tasks(id)
-    for array in {array for array, _ in selection.tasks}:
-        yield from filter(selection.has, scene.tasks(array))
+        if row := live.row(id):
+            yield row
+    for array in {*selection.ids, *(array for array, _ in selection.tasks)}:
+        yield from scene.tasks(array)
     if len(spans) < len(selection.ranges):
-        yield from filter(selection.has, scene.live.values())
+        yield from live.rows.values()
 
 
 def _newest(store: SqlStore, user: str) -> list[Job]:
@@ -80,20 +85,21 @@ def _newest(store: SqlStore, user: str) -> list[Job]:
     return store.history(array=array.array, limit=MAX_IDS) if array else newest
 
 
-def _stored(store: SqlStore, selection: Selection, scene: Scene) -> Iterable[Job]:
-    """The selected jobs that are not live, and perhaps some that are: reading them takes time."""
-    newest = next((job.id for job in store.history(limit=1)), 0) if selection.ranges else 0
+def _stored(store: SqlStore, selection: Selection, scene: Scene) -> Iterator[Job]:
+    """Rows with selected jobs that are not live, and perhaps some that are: reading them takes
+    time."""
+    newest = next((job.ids[-1] for job in store.history(limit=1)), 0) if selection.ranges else 0
     spans = [range(ids.start, min(ids.stop, newest + 1)) for ids in selection.ranges]
     wanted = len(selection.ids) + sum(map(len, spans))
     if wanted > MAX_IDS:
         raise CarmaError(f"{wanted} jobs are selected", f"Select at most {MAX_IDS} at a time.")
     live = scene.live
-    named = store.jobs([JobId(id) for id in (*selection.ids, *chain(*spans)) if id not in live])
+    named = store.rows([JobId(id) for id in (*selection.ids, *chain(*spans)) if id not in live])
     arrays = {array for array, _ in selection.tasks}
     heads = (*named, *(live[id] for id in selection.ids if id in live))
     arrays |= {job.id for job in heads if _heads_an_array(job) and job.id in selection.ids}
     tasks = (store.history(array=array, states=ENDED, limit=MAX_IDS) for array in arrays)
-    return (job for job in chain(named, *tasks) if selection.has(job))
+    return chain(named, *tasks)
 
 
 def _heads_an_array(job: Job) -> bool:

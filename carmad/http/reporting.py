@@ -79,7 +79,7 @@ def waited_for(decisions: Iterable[Decision], now: float) -> str:
 
 def _there(store: Reader, scene: Scene, since: float, until: float) -> Iterator[Ran]:
     """Those that have ended, and those that have not. Raises CarmaError if they are too many."""
-    live = [ran(job, scene.usage.get(id)) for id, job in scene.live.items() if job.spec.gpus]
+    live = [ran(job, scene.usage.get(id)) for id, job in scene.live.rows.items() if job.spec.gpus]
     yield from (job for job in live if job.submitted_at < until)
     for count, job in enumerate(store.ran(since, until)):
         if count >= MOST:
@@ -93,7 +93,7 @@ def _server(store: Reader, scene: Scene) -> Server:
     model = scene.view.models.get(MODEL)
 
     def profiles(ids: Collection[JobId]) -> dict[JobId, Profile]:
-        live = {id: job.profile for id, job in scene.live.items() if job.profile}
+        live = {id: job.profile for id, job in scene.live.rows.items() if job.profile}
         return live | store.profiles([id for id in ids if id not in scene.live])
 
     return Server(scene.gpus, model if isinstance(model, Boosted) else None, profiles)

@@ -61,7 +61,8 @@ class Moments:
     def note(self, step: Step) -> None:
         """Called in the core's thread. Waiters register before asking the core about their job."""
         waiters = self._waiters
-        self._call([job.id for job in step.jobs if job.id in waiters and self._come(job)])
+        come = (job for job in step.jobs if self._come(job)) if waiters else ()
+        self._call([JobId(id) for job in come for id in job.ids if id in waiters])
 
     def release(self) -> None:
         """Called when the daemon stops, in any thread: all waiters get the current state."""

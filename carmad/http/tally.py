@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby
+from itertools import chain
 from sys import getsizeof
 
 from carmad.core.messages import Discovered, Step
@@ -29,20 +29,18 @@ class _Mine:
 
     jobs: int = 0
     bytes: int = 0
-    to_come: int = 0  # of tasks of arrays that are submitted in parts
-    bytes_to_come: int = 0
     stored: Counter[Environment | Script] = field(default_factory=Counter)  # by number of jobs
 
     def add(self, spec: JobSpec) -> None:
-        self.jobs += 1
-        self.bytes += weight(spec)
+        self.jobs += spec.tasks
+        self.bytes += weight(spec) * spec.tasks
         for each in _stored(spec):
             self.bytes += 0 if self.stored[each] else each.bytes
             self.stored[each] += 1
 
     def drop(self, spec: JobSpec) -> None:
-        self.jobs -= 1
-        self.bytes -= weight(spec)
+        self.jobs -= spec.tasks
+        self.bytes -= weight(spec) * spec.tasks
         for each in _stored(spec):
             self.stored[each] -= 1
             if not self.stored[each]:
@@ -51,11 +49,9 @@ class _Mine:
 
     def waiting(self, more: Sequence[JobSpec]) -> Waiting:
         new = {each for spec in more for each in _stored(spec)} - self.stored.keys()
-        size = self.bytes + self.bytes_to_come + sum(each.bytes for each in new)
-        for _, same in groupby(more, key=id):  # tasks of an array, which may be 10,000
-            alike = list(same)
-            size += len(alike) * weight(alike[0])
-        return Waiting(self.jobs + self.to_come + len(more), size)
+        size = self.bytes + sum(each.bytes for each in new)
+        size += sum(spec.tasks * weight(spec) for spec in more)
+        return Waiting(self.jobs + sum(spec.tasks for spec in more), size)
 
 
 class Tally:
@@ -81,7 +77,7 @@ class Tally:
             self.gpus, self.unread = tuple(core.gpus.values()), core.unread
             self.limits = dict(core.limits)
             self.begun = True
-            self._count(core.jobs.values())
+            self._count(core.jobs.rows.values())
 
     def note(self, step: Step) -> None:
         if self.begun:
@@ -96,24 +92,17 @@ class Tally:
         with self._lock:
             return self._by_user[uid].waiting(more)
 
-    def reserve(self, spec: JobSpec, tasks: int) -> None:
-        """Keep room for so many tasks more of an array, or (negative) for so many fewer."""
-        with self._lock:
-            mine = self._by_user[spec.uid]
-            mine.to_come += tasks
-            mine.bytes_to_come += tasks * weight(spec)
-
     def expect(self, first: JobId, specs: Sequence[JobSpec]) -> None:
         """Count jobs that are being submitted."""
         with self._lock:
-            for id, spec in enumerate(specs, first):
-                self._add(JobId(id), spec)
+            for id, spec in _with_ids(first, specs):
+                self._add(id, spec)
 
     def give_up(self, first: JobId, specs: Sequence[JobSpec]) -> None:
         """Uncount jobs whose submission failed."""
         with self._lock:
-            for id, _ in enumerate(specs, first):
-                self._drop(JobId(id))
+            for id, _ in _with_ids(first, specs):
+                self._drop(id)
 
     def _count(self, jobs: Iterable[Job]) -> None:
         with self._lock:
@@ -135,12 +124,18 @@ class Tally:
             self._by_user[spec.uid].drop(spec)
 
 
+def _with_ids(first: JobId, specs: Iterable[JobSpec]) -> Iterator[tuple[JobId, JobSpec]]:
+    for spec in specs:
+        yield first, spec
+        first = JobId(first + spec.tasks)
+
+
 def _stored(spec: JobSpec) -> list[Environment | Script]:
     return [each for each in (spec.environment, spec.script) if each]
 
 
 def weight(spec: JobSpec) -> int:
-    """The approximate memory used by this job alone, in bytes."""
+    """The approximate size of this job alone, in bytes. Each task has it once it starts."""
     params = spec.array.params if spec.array else ()
     pairs = chain.from_iterable((*spec.env, *params))
     words = chain(spec.argv, (spec.cwd, spec.name, spec.stdout), pairs)

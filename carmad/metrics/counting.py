@@ -92,7 +92,7 @@ class Counts(Follower):
             case Kind.RETRIED | Kind.REQUEUED if happening.cause:  # none: its owner requeued it
                 self._attempt(happening.cause, RETRIED)
             case Kind.ENDED:
-                self._count(declared.ENDED, job.state.value)
+                self._count(declared.ENDED, job.state.value, by=happening.count)
                 if job.current and job.exit:
                     self._attempt(job.exit.cause, GIVEN_UP)
                 if job.state is JobState.SUCCEEDED:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from carmad import beats
 from carmad.core.gpuview import GpuView
@@ -17,6 +18,7 @@ from carmad.metrics.declared import Metric
 from carmad.notify.stuck import stuck
 
 Figure = tuple[Metric, tuple[str, ...], float]
+K = TypeVar("K")
 
 MIB = 1 << 20
 MOST_USERS = 100
@@ -27,16 +29,17 @@ def of_scene(scene: Scene, users: bool) -> Iterator[Figure]:
     yield declared.GPUS_UNREAD, (), bool(scene.unread)
     for view in scene.view.gpus:
         yield from _gpu(view)
-    states = Counter(job.state for job in scene.live.values())
+    rows = scene.live.rows.values()
+    states = _counted((job.state, job.tasks) for job in rows)
     for state in JobState:
         if state not in ENDED:
             yield declared.JOBS, (state.value,), states[state]
-    waiting = [job for job in scene.live.values() if not job.holds_gpus]
-    yield declared.JOBS_HELD, (), sum(job.held for job in waiting)
+    waiting = [job for job in rows if not job.holds_gpus]
+    yield declared.JOBS_HELD, (), sum(job.tasks for job in waiting if job.held)
     yield declared.JOBS_RECOVERING, (), sum(job.retry is not None for job in waiting)
     queue = scene.view.queue
     longest_s = max((scene.now - job.submitted_at for job in queue), default=0.0)
-    yield declared.QUEUE, (), len(queue)
+    yield declared.QUEUE, (), sum(job.tasks for job in queue)
     yield declared.QUEUE_WAIT_S, (), longest_s
     yield declared.QUEUE_STUCK, (), stuck(scene) is not None
     if users:
@@ -79,8 +82,9 @@ def _labels(gpu: Gpu) -> tuple[str, str]:
 
 
 def _users(scene: Scene) -> Iterator[Figure]:
-    holding = Counter(job.spec.user for job in scene.live.values() if job.holds_gpus)
-    waiting = Counter(job.spec.user for job in scene.live.values() if not job.holds_gpus)
+    rows = scene.live.rows.values()
+    holding = _counted((job.spec.user, job.tasks) for job in rows if job.holds_gpus)
+    waiting = _counted((job.spec.user, job.tasks) for job in rows if not job.holds_gpus)
     named = {user for user, _ in (holding + waiting).most_common(MOST_USERS)}
     for state, by_user in (("running", holding), ("waiting", waiting)):
         shown = Counter(dict.fromkeys(named, 0))
@@ -88,6 +92,13 @@ def _users(scene: Scene) -> Iterator[Figure]:
             shown[user if user in named else ""] += jobs
         for user, jobs in shown.items():
             yield declared.USER_JOBS, (user, state), jobs
+
+
+def _counted(counts: Iterable[tuple[K, int]]) -> Counter[K]:
+    sums = Counter[K]()
+    for key, number in counts:
+        sums[key] += number
+    return sums
 
 
 def of_threads() -> Iterator[Figure]:

@@ -13,7 +13,17 @@ from typing import Any, TypeGuard
 
 from pydantic import ValidationError
 
-from carmad.core.types import HOLDING, Attempt, Cause, GpuId, Job, JobId, JobSpec, JobState
+from carmad.core.types import (
+    HOLDING,
+    ArrayTask,
+    Attempt,
+    Cause,
+    GpuId,
+    Job,
+    JobId,
+    JobSpec,
+    JobState,
+)
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +124,7 @@ def stand_in(row: Mapping[str, Any]) -> Job:
     )
     user = as_text(row["user"])
     uid, gid = _ids(user)
+    tasks = int(_number(row["tasks"]))
     return Job(
         JobId(row["id"]),
         JobSpec(
@@ -125,6 +136,7 @@ def stand_in(row: Mapping[str, Any]) -> Job:
             name=as_text(row["name"]),
             gpus=len(gpus) or 1,
             requeue=False,
+            array=ArrayTask(JobId(row["id"]), 0, more=tasks - 1) if tasks > 1 else None,
         ),
         # Not STARTING: that would be launched again.
         (JobState.STOPPING if stopping else JobState.RUNNING) if holds else JobState.QUEUED,

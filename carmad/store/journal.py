@@ -215,7 +215,7 @@ class Journal(Follower):
             core.settings,
             tuple(
                 replace(job, usage=scene.usage[id]) if id in scene.usage else job
-                for id, job in scene.live.items()
+                for id, job in scene.live.rows.items()
             ),
             tuple(scene.ended.items()),
             tuple(scene.drains.values()),

@@ -13,14 +13,20 @@ from carmad.store.tables import JOBS
 from carmad.store.values import Named
 
 _BODY = case((func.json_valid(JOBS.c.body), JOBS.c.body))
+_ID = func.json_each(bindparam("ids")).table_valued("value").c.value
+_ROW = JOBS.alias()
+_INDEX, _STEP = (func.json_extract(_BODY, f"$.spec.array.{name}") for name in ("index", "step"))
 _NAMES = select(
-    JOBS.c.id,
+    _ID.label("id"),
     JOBS.c.user,
     JOBS.c.name,
     func.json_extract(_BODY, "$.spec.uid").label("uid"),
     JOBS.c.array,
-    func.json_extract(_BODY, "$.spec.array.index").label("index"),
-).where(JOBS.c.id.in_(select(func.json_each(bindparam("ids")).table_valued("value").c.value)))
+    (_INDEX + (_ID - JOBS.c.id) * func.coalesce(_STEP, 1)).label("index"),
+).where(  # tasks of an array may be one row, which has the id of the first
+    JOBS.c.id == select(func.max(_ROW.c.id)).where(_ROW.c.id <= _ID).scalar_subquery(),
+    JOBS.c.id + JOBS.c.tasks > _ID,
+)
 
 
 def read(connection: Connection, ids: Collection[JobId]) -> dict[JobId, Named]:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Select, bindparam, case, func, or_, select, text
 from sqlalchemy import Row as Found
+from sqlalchemy.sql.selectable import TextualSelect
 
 from carmad.core.decision import Decision
 from carmad.core.history import BIN_S, BINS, RUNS, Submission, past
@@ -21,6 +22,7 @@ from carmad.core.quota import Limit
 from carmad.core.ran import Ran
 from carmad.core.share import Account
 from carmad.core.sweep import command
+from carmad.core.tasks import JobsById
 from carmad.core.types import (
     ENDED,
     Environment,
@@ -74,9 +76,17 @@ _LAST_ID = text(
     " UNION ALL SELECT max(id) FROM jobs WHERE id < :below) WHERE n < :below"
 )
 _LIMIT_ROWS = select(LIMITS.c.id, LIMITS.c.subject, LIMITS.c.body)
-STATES = select(JOBS.c.id, JOBS.c.state).where(JOBS.c.id.in_(GIVEN_IDS))
+_STATES = select(JOBS.c.id, JOBS.c.state).where(JOBS.c.id.in_(GIVEN_IDS))
 _JOB_ROWS = select(JOBS.c.id, JOBS.c.ended_at, JOBS.c.body)  # enough to make a job
-_GIVEN_JOBS = _JOB_ROWS.where(JOBS.c.id.in_(GIVEN_IDS)).order_by(JOBS.c.id)
+# Tasks of an array may be one row, which has the id of the first.
+_ROW_OF = text(
+    "(SELECT id FROM jobs WHERE id + tasks > :id"
+    " AND id = (SELECT max(id) FROM jobs WHERE id <= :id))"
+)
+_GIVEN_ROWS = text(
+    "SELECT id, ended_at, body FROM jobs WHERE id IN"
+    " (SELECT (SELECT max(id) FROM jobs WHERE id <= value) FROM json_each(:ids)) ORDER BY id"
+).columns(JOBS.c.id, JOBS.c.ended_at, JOBS.c.body)
 LIVE_JOBS = _JOB_ROWS.where(JOBS.c.state.in_(_LIVE)).order_by(JOBS.c.id)
 
 
@@ -98,14 +108,14 @@ class Reader:
             .order_by(JOBS.c.id)
         )
         ended = (
-            select(JOBS.c.id, JOBS.c.state)
+            select(JOBS.c.id, JOBS.c.state, JOBS.c.tasks)
             .where(JOBS.c.ended_at.is_not(None), JOBS.c.state.in_(ENDED))
             .order_by(JOBS.c.ended_at.desc(), JOBS.c.id.desc())
             .limit(ENDED_REMEMBERED)
         )
         with self._transaction() as connection:
             jobs = [dict(row) for row in connection.execute(live).mappings()]
-            ends = connection.execute(ended).all()
+            ends = connection.execute(ended).all()[::-1]
             by_gpu = connection.execute(select(DRAINS).order_by(DRAINS.c.gpu)).mappings()
             drains = [dict(row) for row in by_gpu]
             accounts = connection.execute(select(ACCOUNTS).order_by(ACCOUNTS.c.user)).all()
@@ -115,7 +125,11 @@ class Reader:
             last_id = connection.scalar(_LAST_ID, {"below": MAX_ID}) or 0
         return Restored(
             jobs=tuple(map(self._live, jobs)),
-            ended=tuple((JobId(row.id), JobState(row.state)) for row in reversed(ends)),
+            ended=tuple(
+                (JobId(id), JobState(row.state))
+                for row in ends
+                for id in range(row.id, row.id + row.tasks)
+            )[-ENDED_REMEMBERED:],
             drains=tuple(map(self._drain, drains)),
             next_id=JobId(last_id + 1),
             accounts=tuple(self._accounts(accounts)),
@@ -145,13 +159,18 @@ class Reader:
         valid = func.json_valid(JOBS.c.body)
         gpus = case((valid, func.json_extract(JOBS.c.body, "$.spec.gpus")))
         query = (
-            select(JOBS.c.submitted_at, gpus)
+            select(JOBS.c.submitted_at, gpus, JOBS.c.tasks)
             .where(JOBS.c.submitted_at >= func.coalesce(before.scalar_subquery(), since))
             .order_by(JOBS.c.submitted_at)
         )
         with self._reading() as connection:
             rows = connection.execute(query).all()
-        return [(at, gpus) for at, gpus in rows if isinstance(at, float) and isinstance(gpus, int)]
+        return [
+            (at, gpus)
+            for at, gpus, tasks in rows
+            if isinstance(at, float) and isinstance(gpus, int)
+            for _ in range(tasks)
+        ]
 
     def whole(self, spec: JobSpec) -> JobSpec:
         """The spec as it runs: with its complete environment and script, and the command of its
@@ -177,7 +196,12 @@ class Reader:
 
     def jobs(self, ids: Collection[JobId]) -> list[Job]:
         """Those that exist, in id order."""
-        return self._read_jobs(_GIVEN_JOBS, {"ids": json.dumps(list(ids))})
+        found = JobsById(self.rows(ids))
+        return [found[id] for id in sorted(set(ids)) if id in found]
+
+    def rows(self, ids: Collection[JobId]) -> list[Job]:
+        """The jobs that stand for these, perhaps with others (`core.tasks`), in id order."""
+        return self._read_jobs(_GIVEN_ROWS, {"ids": json.dumps(list(ids))})
 
     def to_tell(self) -> list[int]:
         """The uids of users for whom there are notices, the one who waits longest first."""
@@ -200,7 +224,7 @@ class Reader:
 
     def tasks(self, array: JobId) -> dict[JobState, int]:
         """How many tasks of an array are in each state."""
-        count = func.count()
+        count = func.sum(JOBS.c.tasks)
         query = select(JOBS.c.state, count).where(JOBS.c.array == array).group_by(JOBS.c.state)
         with self._reading() as connection:
             return {JobState(state): number for state, number in connection.execute(query).all()}
@@ -208,7 +232,7 @@ class Reader:
     def existing(self, ids: Collection[JobId]) -> set[JobId]:
         """Those that have a row."""
         with self._reading() as connection:
-            rows = connection.execute(STATES, {"ids": json.dumps(list(ids))}).all()
+            rows = connection.execute(_STATES, {"ids": json.dumps(list(ids))}).all()
         return {JobId(row.id) for row in rows}
 
     def users(self) -> list[str]:
@@ -246,7 +270,11 @@ class Reader:
         if array is not None:
             query = query.where(JOBS.c.array == array)
         if index is not None:
-            query = query.where(func.json_extract(JOBS.c.body, "$.spec.array.index") == index)
+            first, step = (
+                func.json_extract(JOBS.c.body, f"$.spec.array.{name}") for name in ("index", "step")
+            )
+            step, behind = func.coalesce(step, 1), index - first
+            query = query.where(behind >= 0, behind % step == 0, behind < step * JOBS.c.tasks)
         if before is not None:
             query = query.where(JOBS.c.id < before)
         return self._read_jobs(query, {})
@@ -276,12 +304,12 @@ class Reader:
         """The decisions on a job, newest first."""
         query = (
             select(DECISIONS.c.id, DECISIONS.c.body)
-            .where(DECISIONS.c.job == job_id)
+            .where(DECISIONS.c.job == _ROW_OF)
             .order_by(DECISIONS.c.id.desc())
             .limit(limit)
         )
         with self._reading() as connection:
-            rows = connection.execute(query).all()
+            rows = connection.execute(query, {"id": job_id}).all()
         return list(
             self._readable(
                 rows,
@@ -292,9 +320,9 @@ class Reader:
 
     def transitions(self, job_id: JobId) -> list[Transition]:
         """Every change of the job's state, in order."""
-        query = select(TRANSITIONS).where(TRANSITIONS.c.job == job_id).order_by(TRANSITIONS.c.id)
+        query = select(TRANSITIONS).where(TRANSITIONS.c.job == _ROW_OF).order_by(TRANSITIONS.c.id)
         with self._reading() as connection:
-            rows = connection.execute(query).all()
+            rows = connection.execute(query, {"id": job_id}).all()
         return list(
             self._readable(rows, transition_of, lambda row: f"transition {row.id} of job {job_id}")
         )
@@ -326,7 +354,9 @@ class Reader:
 
     # -- internals
 
-    def _read_jobs(self, query: Select[Any], values: Mapping[str, str]) -> list[Job]:
+    def _read_jobs(
+        self, query: Select[Any] | TextualSelect, values: Mapping[str, str]
+    ) -> list[Job]:
         """As many as `_MOST_READ` allows: commands may be long, and listings have 10,000 jobs."""
         with self._readers:  # also for decoding, which takes longest
             with self._transaction() as connection:

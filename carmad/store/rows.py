@@ -54,6 +54,7 @@ def job_row(job: Job) -> Row:
         "environment": job.spec.environment.id if job.spec.environment else None,
         "bytes": len(body),
         "script": job.spec.script.id if job.spec.script else None,
+        "tasks": job.tasks,
     }
 
 

@@ -31,9 +31,9 @@ from carmad.core.messages import Step
 from carmad.core.share import Account
 from carmad.core.types import GpuId, JobId
 from carmad.errors import CarmaError
-from carmad.store import backups, codec, environments, externals, migrate, retention
+from carmad.store import backups, codec, environments, externals, migrate, parts, retention
 from carmad.store.database import StoreFull, connect, damaged, expect, expect_backed_up
-from carmad.store.reading import GIVEN_IDS, LIVE_JOBS, MAX_ID, STATES, Reader
+from carmad.store.reading import GIVEN_IDS, LIVE_JOBS, MAX_ID, Reader
 from carmad.store.rows import decision_row, job_row, moves, notice_rows, reservation_row
 from carmad.store.tables import (
     ACCOUNTS,
@@ -131,20 +131,21 @@ class SqlStore(Reader):
         if not step.to_write:
             return
         last = {job.id: job for job in step.jobs}
-        job_rows = [job_row(job) for job in last.values()]
         self._written.update(job.spec.user for job in last.values())
         decision_rows = [decision_row(decision) for decision in step.decisions]
         with self._transaction() as connection:
             self._step += 1
             environments.keep(connection, step.events)
-            if job_rows:
-                states = connection.execute(STATES, {"ids": json.dumps(list(last))})
-                before = {JobId(id): state for id, state in states.all()}
-                connection.exec_driver_sql(_UPSERT_JOBS, job_rows)
+            if last:
+                states, divided, rest = parts.standing(connection, last)
+                written = [job_row(job) for job in (*last.values(), *rest)]
+                connection.exec_driver_sql(_UPSERT_JOBS, written)
+                parts.share_past(connection, divided)
+                parts.take_ids(connection, last.values())
                 when = {"at": step.events[-1].at, "step": self._step}
                 if notices := [*notice_rows(step)]:
                     connection.execute(_INSERT_NOTICE, notices)
-                if moved := [row | when for row in moves(step, before)]:
+                if moved := [row | when for row in moves(step, states)]:
                     connection.exec_driver_sql(_INSERT_TRANSITIONS, moved)
             if decision_rows:
                 connection.execute(_INSERT_DECISION, decision_rows)

@@ -19,6 +19,7 @@ from carmad.store.values import Spread, Statistics, Totals
 class _Row(NamedTuple):
     user: str
     state: str
+    tasks: int  # of an array; they ended before they started
     submitted_at: float
     first_start: float | None  # null: it ended without having started
     started_at: float | None
@@ -37,6 +38,7 @@ def query(since: float, until: float | None, user: str | None) -> Select[*tuple[
     rows = select(
         JOBS.c.user,
         JOBS.c.state,
+        JOBS.c.tasks,
         JOBS.c.submitted_at,
         first_start,
         JOBS.c.started_at,
@@ -67,13 +69,15 @@ def _by(key: Callable[[_Row], str], rows: Iterable[_Row]) -> tuple[tuple[str, To
 
 def _sound(row: Sequence[object]) -> bool:
     """Whether a row of `query` has valid columns: damaged rows are ignored."""
-    user, state, *numbers = row
-    right = is_text(user) and state in ENDED
+    user, state, tasks, *numbers = row
+    right = is_text(user) and state in ENDED and isinstance(tasks, int)
     return right and all(number is None or isinstance(number, float) for number in numbers)
 
 
 def _totals(rows: Sequence[_Row]) -> Totals:
-    states = Counter(JobState(row.state) for row in rows)
+    states = Counter[JobState]()
+    for row in rows:
+        states[JobState(row.state)] += row.tasks
     return Totals(
         jobs=tuple((state, states[state]) for state in JobState if states[state]),
         gpu_hours=math.fsum(row.gpu_seconds for row in rows) / 3600,

@@ -47,6 +47,8 @@ JOBS = Table(
     Column("environment", Text),  # null: it is in the body, if there is one
     Column("bytes", Integer, nullable=False, server_default="0"),  # approximate size of its rows
     Column("script", Text),  # null: it runs none that was copied
+    # Of an array that it stands for: they have this id and the next ones (`core.tasks`).
+    Column("tasks", Integer, nullable=False, server_default="1"),
     Index(None, "state"),
     Index(None, "user", "id"),
     Index(None, "user", "ended_at", "bytes"),

@@ -42,7 +42,7 @@ class Timeline(Follower):
     # -- in the core's thread
 
     def restored(self) -> None:
-        self._residents = {job.id: job for job in self._core.jobs.values() if job.holds_gpus}
+        self._residents = {job.id: job for job in self._core.jobs.rows.values() if job.holds_gpus}
 
     def committed(self, step: Step) -> None:
         new = [*self._slowed(step), *self._refused(step)]

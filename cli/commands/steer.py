@@ -88,24 +88,25 @@ def told(results: list[dict[str, Any]]) -> Iterator[tuple[str, bool, str]]:
     """One line for all tasks of an array to which the same happened."""
     alike: dict[tuple[str, bool, str], list[str]] = {}
     for each in results:
-        job, _, task = each["label"].partition("_")
-        alike.setdefault((job, each["ok"], each["message"]), []).append(task)
-    for (job, ok, message), tasks in alike.items():
-        if len(tasks) > 1:
-            yield f"{job}_[{spans([*map(int, tasks)])}]", ok, message
-        else:
-            yield "_".join(filter(None, (job, *tasks))), ok, message
+        job, _, tasks = each["label"].partition("_")
+        listed = tasks.strip("[]").partition("%")[0].split(",")
+        alike.setdefault((job, each["ok"], each["message"]), []).extend(filter(None, listed))
+    for (job, ok, message), listed in alike.items():
+        tasks = spans(listed)
+        label = f"{job}_{tasks}" if tasks else job
+        yield label if tasks.isdigit() or not tasks else f"{job}_[{tasks}]", ok, message
 
 
-def spans(indices: list[int]) -> str:
-    """`[2, 3, 4, 9]` as `2-4,9`."""
-    spans: list[list[int]] = []
-    for index in indices:
-        if spans and index == spans[-1][-1] + 1:
-            spans[-1][1:] = [index]
+def spans(listed: list[str]) -> str:
+    """`["2", "3-4", "9"]` as `2-4,9`."""
+    found: list[list[str]] = []
+    for each in listed:
+        low, _, high = each.partition("-")
+        if found and low.isdigit() and found[-1][-1] == str(int(low) - 1):
+            found[-1][1:] = [high or low]
         else:
-            spans.append([index])
-    return ",".join("-".join(map(str, span)) for span in spans)
+            found.append([low, high] if high else [low])
+    return ",".join("-".join(each) for each in found)
 
 
 def wait_options(parser: Parser) -> None:

@@ -90,7 +90,7 @@ def _status(call: Call, scene: Scene) -> StatusOut:
         "gpus": gpus_out(call, scene),
         "jobs": [row_out(row, one) for row in rows],
         "more": more,
-        "counts": _counts(scene.live.values()),
+        "counts": _counts(scene.live.rows.values()),
         "me": {"user": peer.user, "uid": peer.uid, "admin": peer.admin},
     }
 
@@ -133,7 +133,7 @@ def _counts(live: Iterable[Job]) -> CountsOut:
         elif job.retry is not None:
             recovering += 1
         else:
-            queued += 1
+            queued += job.tasks
     return {"running": running, "queued": queued, "recovering": recovering}
 
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from carmad.accounts import barring
-from carmad.api.render import label
+from carmad.api.folding import row_label
 from carmad.api.requests import SelectIn, UpdateIn
 from carmad.api.responses import SCHEMA
 from carmad.api.responses.jobs import ResultOut, ResultsOut
@@ -48,7 +48,7 @@ Act = Callable[[Job, float, str], tuple[Verdict, Event]]
 @router.post("/cancel")
 async def cancel(call: Asked, body: SelectIn) -> Response:
     def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
-        return control.cancel(job), CancelRequested(now, job.id, by)
+        return control.cancel(job), CancelRequested(now, job.id, by, job.tasks - 1)
 
     return _told(await _done(call, body, await _chosen(call, body), act))
 
@@ -70,7 +70,7 @@ async def _held(call: Call, body: SelectIn, held: bool) -> Response:
         verdict = control.hold(job, held)
         if not held and verdict.acts and (why := barred(job.spec.user, job.spec.uid)):
             verdict = Verdict(f"stays held: {why}", acts=False, refused=True)
-        return verdict, HoldRequested(now, job.id, held, by)
+        return verdict, HoldRequested(now, job.id, held, by, job.tasks - 1)
 
     return _told(await _done(call, body, await _chosen(call, body), act))
 
@@ -107,7 +107,8 @@ async def update(call: Asked, body: UpdateIn) -> Response:
     barred = barring()
 
     def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
-        event = UpdateRequested(now, job.id, job.spec, names, by, call.peer.admin)
+        more = job.tasks - 1
+        event = UpdateRequested(now, job.id, job.spec, names, by, call.peer.admin, more)
         try:
             # Without the command, which the journal would have once for each task of an array.
             event = replace(event, spec=replace(change(job.spec), argv=(), env=()))
@@ -207,7 +208,7 @@ async def _chosen(call: Call, body: SelectIn) -> list[Job]:
     jobs = await lookup.select(call, selection, scene)
     if user is not None:
         if selection.all:
-            jobs = [*jobs, *(job for job in scene.live.values() if job.spec.user == user)]
+            jobs = [*jobs, *(job for job in scene.live.rows.values() if job.spec.user == user)]
         jobs = [job for job in {job.id: job for job in jobs}.values() if job.spec.user == user]
     if not jobs:
         raise NotFound("no job is selected", "See `carma queue` and `carma history`.")
@@ -217,4 +218,4 @@ async def _chosen(call: Call, body: SelectIn) -> list[Job]:
 
 
 def _result(job: Job, ok: bool, message: str) -> ResultOut:
-    return {"id": job.id, "label": label(job), "ok": ok, "message": message}
+    return {"id": job.id, "label": row_label([job]), "ok": ok, "message": message}

@@ -14,7 +14,6 @@ from carmad.api.responses.jobs import EventOut
 from carmad.api.select import parse_selection
 from carmad.api.times import parse_time, stamp
 from carmad.core.happenings import Happening, Kind
-from carmad.core.types import JobId
 from carmad.http import lookup
 from carmad.http.answers import PROBLEMS, Asked, Call
 from carmad.http.events import Events
@@ -63,24 +62,25 @@ async def events(
     if select is not None:
         scene = await call.service.scene()
         found_jobs = await lookup.select(call, parse_selection(select), scene)
-        wanted = Wanted({job.id for job in found_jobs}, {j.id for j in found_jobs if not j.ended})
+        going_on = {id for job in found_jobs if not job.ended for id in job.ids}
+        wanted = Wanted({id for job in found_jobs for id in job.ids}, going_on)
     return EventStream(_stream(call, known, place, lost, user, wanted))
 
 
 class Wanted:
     """The jobs that a stream is about, and those of them that have not ended."""
 
-    def __init__(self, jobs: set[JobId], going_on: set[JobId]) -> None:
+    def __init__(self, jobs: set[int], going_on: set[int]) -> None:
         self.jobs = jobs
         self.going_on = going_on
 
     def has(self, happening: Happening) -> bool:
         """Notes an end, too."""
         job = happening.job
-        if job is None or job.id not in self.jobs:
+        if job is None or self.jobs.isdisjoint(job.ids):
             return False
         if happening.kind is Kind.ENDED:
-            self.going_on.discard(job.id)
+            self.going_on.difference_update(job.ids)
         return True
 
 

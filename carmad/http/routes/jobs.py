@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
 from carmad.api.decisions import reason_out, verdicts_out
-from carmad.api.folding import folded
+from carmad.api.folding import count, folded, row_out
 from carmad.api.outlook import outlook_out, start_out
 from carmad.api.render import CODES, attempts_out
 from carmad.api.requests import MetricsIn, StepIn, SubmitIn
@@ -25,6 +26,7 @@ from carmad.core.company import untold
 from carmad.core.messages import Measured, Stepped
 from carmad.core.outlook import FORESEEN
 from carmad.core.scene import Scene
+from carmad.core.tasks import singly
 from carmad.core.types import ENDED, Job, JobId, JobState, StageTimes
 from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
@@ -120,9 +122,9 @@ async def jobs(
         async with service.listings:
             old = await ended(call, user, since_at, None, wanted or ENDED, limit)
         # One that has ended since the scene was taken is in both.
-        found = {job.id: job for job in (*scene.live.values(), *old)}.values()
+        found = {job.id: job for job in (*scene.live.rows.values(), *old)}.values()
     else:
-        found = scene.live.values()
+        found = sorted(scene.live.rows.values(), key=lambda job: job.id)
 
     def write() -> list[bytes]:
         chosen = (
@@ -148,8 +150,8 @@ async def _listed(call: Call, pieces: list[bytes]) -> Response:
 
 def _written(call: Call, scene: Scene, found: Iterable[Job], limit: int, fold: bool) -> list[bytes]:
     one = call.renderer(scene)
-    rows = folded(found, one) if fold else [[job] for job in found]
-    more = sum(map(len, rows[limit:]))
+    rows = folded(found, one) if fold else [[job] for job in singly(found)]
+    more = sum(map(count, rows[limit:]))
     listed = call.service.rows.json(rows[:limit], one)
     return [b'{"schema":%d,"more":%d,"jobs":' % (SCHEMA, more), *listed, b"}"]
 
@@ -179,7 +181,7 @@ async def history(
 
 def _past(call: Call, scene: Scene, found: Sequence[Job], more: int, attempts: bool) -> Response:
     one = call.renderer(scene)
-    out: JobsOut = {"schema": SCHEMA, "jobs": [one(job) for job in found], "more": more}
+    out: JobsOut = {"schema": SCHEMA, "jobs": [row_out([job], one) for job in found], "more": more}
     if attempts:
         for job, listed in zip(found, out["jobs"], strict=True):
             listed["attempts"] = attempts_out(job)
@@ -266,8 +268,9 @@ async def starts(
 
 def _foreseen(scene: Scene, user: str | None) -> Response:
     line = [job for job in scene.line if user in (None, job.spec.user)]
-    shown = [start for job in line[:FORESEEN] if (start := start_out(job, scene))]
-    out: StartsOut = {"schema": SCHEMA, "starts": shown, "more": len(line) - len(shown)}
+    first = islice(singly(line), FORESEEN)
+    shown = [start for job in first if (start := start_out(job, scene))]
+    out: StartsOut = {"schema": SCHEMA, "starts": shown, "more": count(line) - len(shown)}
     return answer(out)
 
 
