@@ -46,6 +46,8 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
             print(f"\nthe tests left processes behind: {', '.join(named)}")
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         leftovers.leave()
+    if report := os.environ.get(audit.REPORT):
+        Path(report).unlink()
 
 
 if os.geteuid() == 0:

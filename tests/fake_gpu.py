@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.here import shebang
 
 HERE = Path(__file__).parent
 LIBRARIES = {
@@ -94,5 +95,5 @@ def _program(source: Path, folder: Path) -> None:
     """Under this Python, which starts faster than what `env` finds."""
     body = source.read_text().split("\n", 1)[1]
     program = folder / source.name
-    program.write_text(f"#!{sys.executable} -IS\n{body}")
+    program.write_text(f"{shebang()}{body}")
     program.chmod(0o755)

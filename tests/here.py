@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +13,11 @@ from pathlib import Path
 from carmad.plugin import JobSpec, Run, Trial
 from estimators.look import TRACER
 from tests.warm_tracer import Tracers
+
+
+def shebang() -> str:
+    """For programs of this Python, as pip writes it: its path may have spaces."""
+    return f"#!/bin/sh\n'''exec' {shlex.quote(sys.executable)} -IS \"$0\" \"$@\"\n' '''\n"
 
 
 class Here:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 FREEZER = Path("/sys/fs/cgroup/freezer")  # of cgroup v1: all that Slurm needs to track processes
 NEEDS = ("munged", "slurmctld", "slurmd", "sbatch")
@@ -127,7 +127,7 @@ class Cluster:
         """As an upgrade does: it writes down what it knows."""
         process = self._running.pop("slurmctld")
         process.send_signal(signal.SIGTERM)
-        process.wait(20)
+        process.wait(PATIENCE_S)
 
     def start_node(self, name: str) -> None:
         self._spawn(name, "slurmd", "-D", "-N", name)

@@ -7,6 +7,7 @@ from its kind and its id. So the files and the database must agree.
 from __future__ import annotations
 
 import random
+import shlex
 import threading
 import time
 from collections import Counter
@@ -46,13 +47,13 @@ KINDS = {
     "cancel": Kind(FOREVER, JobState.CANCELLED, Cause.CANCELLED, MAYBE),
     "limit": Kind(FOREVER, JobState.TIMED_OUT, Cause.TIME_LIMIT, MAYBE, time_limit_s=0.3),
     "oom": Kind(
-        "exec " + " ".join(train(memory_mib=50_000, warmup=0)),
+        "exec " + shlex.join(train(memory_mib=50_000, warmup=0)),
         JobState.OUT_OF_MEMORY,
         Cause.GPU_OOM,
         attempts=3,
     ),
     "train": Kind(  # the one above may take its memory: then it is tried again
-        "exec " + " ".join(train(memory_mib=3000, seconds=0.3, warmup=0.1)),
+        "exec " + shlex.join(train(memory_mib=3000, seconds=0.3, warmup=0.1)),
         JobState.SUCCEEDED,
         Cause.SUCCESS,
         attempts=3,

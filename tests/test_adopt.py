@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ def outsider(daemon: Carmad, *, gpu: int = 0, below: str = "") -> Iterator[subpr
     """A process on a GPU that the daemon did not start; `below`: a shell's, whose child it is."""
     words = train(memory_mib=3000, seconds=600, warmup=0)
     if below:
-        words = ["/bin/sh", "-c", " ".join(words) + below]
+        words = ["/bin/sh", "-c", shlex.join(words) + below]
     cards = {"CARMA_EMULATED_DIR": str(daemon.state / "emulated"), "CUDA_VISIBLE_DEVICES": str(gpu)}
     process = subprocess.Popen(
         words, env=os.environ | cards, cwd=daemon.work, stdout=subprocess.DEVNULL

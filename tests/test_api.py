@@ -1426,7 +1426,7 @@ def test_without_a_socket_nobody_is_trusted(daemon: Daemon) -> None:
 
 def connect(daemon: Daemon) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(10)
+    sock.settimeout(PATIENCE_S)
     sock.connect(daemon.path)
     return sock
 

@@ -17,11 +17,13 @@ from benchmarks.asrpt.page import report
 from benchmarks.asrpt.runs import ADAPTIVE, DEFAULT, PAPER, PERFECT, UNHELD, Case, Result, cases
 from benchmarks.harness import report as harness
 from benchmarks.harness.claims import Claim, Verdict
+from benchmarks.harness.data import DATA
 from carmad.core.layout import Layout, Stage
 from carmad.models import Lookup
 from carmad.sim.outcome import JobOutcome
 from carmad.sim.task import Task, Trace
 
+needs_data = pytest.mark.skipif(not DATA.exists(), reason="the public traces are not here")
 LIGHT = Layout((Stage(2, 0.3, 0.7),))  # parts that do not communicate
 PART = 125  # of the servers that leaves two
 # Of their 16 GPUs the first job leaves four until it ends; by GPU time the others are in the order
@@ -97,6 +99,7 @@ def test_replicas_share_a_mini_batch() -> None:
     assert four.forward_s == pytest.approx(one.forward_s / 4)
 
 
+@needs_data
 def test_jobs_come_as_often_and_last_as_long_as_pai_s() -> None:
     jobs = workload.whole(jobs=20_000)
     assert jobs.duration_s.mean() == pytest.approx(5_039)
@@ -149,6 +152,7 @@ def _run(
     return outcomes[0].jobs
 
 
+@needs_data
 def test_on_the_testbed_predictions_are_a_tenth_as_durations_are() -> None:
     model = Lookup("", "", {"a": 500.0}, 1, 0.0)
     small = runs.testbed()[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import shlex
 import shutil
 import signal
 import socket
@@ -374,7 +375,7 @@ def test_an_image_that_is_not_there_is_the_reason(daemon: Contained) -> None:
 def test_out_of_memory_is_tried_again_in_a_fresh_container(daemon: Contained) -> None:
     native = daemon.submit(*train(memory_mib=30_000, seconds=60), memory_mib=30_000)
     until(lambda: [mib for mib, _ in on_cards(daemon)] == [30_000], "the native job's memory")
-    train_ = " ".join(daemon.train(memory_mib=20_000, seconds=0.1))
+    train_ = shlex.join(daemon.train(memory_mib=20_000, seconds=0.1))
     again = "[ -e /tmp/made ] && echo again; touch /tmp/made; "
     id = daemon.sh_contained(again + train_)
     until(lambda: "out of memory" in daemon.output(id), "it to crash")

@@ -158,7 +158,7 @@ def test_a_client_goes_on_where_it_stopped(daemon: api_server.Daemon) -> None:
 def streamed(path: str, last: str, count: int, query: str = "") -> tuple[int, list[Any]]:
     """The first `count` events after that one."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(20)
+        connection.settimeout(PATIENCE_S)
         connection.connect(path)
         resume = f"Last-Event-ID: {last}\r\n" if last else ""
         connection.sendall(f"GET /v1/events{query} HTTP/1.1\r\nHost: c\r\n{resume}\r\n".encode())

@@ -22,6 +22,7 @@ from carmad.guards import GuardedPolicy, GuardedPredictor, GuardedRecovery, Trou
 from carmad.sim import failing
 from carmad.testing import FakeServer, a_job
 from policies import builtin
+from tests.waiting import PATIENCE_S
 
 LONG = 60.0  # s: nobody waits for it
 SHORT = 0.0625
@@ -298,7 +299,10 @@ def test_a_trouble_with_another_plugin_leaves_the_policy_well() -> None:
     assert predictor["ok"] is False and "policy_fallback" not in predictor["hint"]
 
 
-def test_doctor_names_everything_that_the_core_asks_and_counts_what_is_installed() -> None:
+def test_doctor_names_everything_that_the_core_asks_and_counts_what_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "PLUGINS_WITHIN_S", PATIENCE_S)
     found = {check["name"]: check["detail"] for check in doctor._deciding(Settings(), [])}
     assert found.keys() == {"policy", "predictor", "recovery"}
     assert found["predictor"] == "history predicts how long jobs take"

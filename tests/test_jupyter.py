@@ -155,7 +155,7 @@ manager = KernelManager(kernel_name="carma")
 manager.start_kernel(cwd=sys.argv[1])
 client = manager.client()
 client.start_channels()
-client.wait_for_ready(timeout=120)
+client.wait_for_ready(timeout=300)
 print("ready", flush=True)
 sys.stdin.read()
 """

@@ -11,7 +11,6 @@ import pwd
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -205,7 +204,10 @@ def test_a_shortage_of_files_is_not_the_end_of_a_job(
     job = farm.launch(farm.job("sleep", "600"))
     pid = farm.started(job)["pid"]
 
-    def short(_pid: int) -> int:
+    tried: list[int] = []
+
+    def short(pid: int) -> int:
+        tried.append(pid)
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patch:
@@ -216,7 +218,7 @@ def test_a_shortage_of_files_is_not_the_end_of_a_job(
         record = farm.directory(other) / supervisor.STARTED
         record.write_text('{"pid": 1, "start_ticks": 0, "boot_id": "", "at": 5.0}')
         farm.shepherd.watch(other)
-        time.sleep(0.3)
+        until(lambda: tried.count(pid) > 2 and tried.count(1) > 2, "the shepherd to look again")
         assert farm.reports == []
     until(lambda: farm.evidence.attempt_of(pid) == (job.id, 1), "the shepherd to take hold")
     farm.launcher.stop(job, 0)
@@ -229,12 +231,15 @@ def test_an_attempt_that_cannot_be_tended_keeps_nobody_waiting(
 ) -> None:
     monkeypatch.setattr(shepherd_module, "START_WITHIN_S", 0.0)
 
-    def full(_job: Job) -> bool:
+    tried: list[Job] = []
+
+    def full(job: Job) -> bool:
+        tried.append(job)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(farm.launcher, "revoke", full)
     farm.shepherd.watch(farm.job("true", id=7))
-    time.sleep(0.2)
+    until(lambda: tried, "the shepherd to try")
     farm.start("true")
     assert farm.report().code == 0
 

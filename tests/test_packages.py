@@ -28,6 +28,7 @@ from tests.attack.booted import Machine, systemd_in
 from tests.daemon import NO_KERNELS, QUICK, ROOT, until
 from tests.shared import made_once
 from tests.test_docs import GROUPS
+from tests.waiting import PATIENCE_S
 
 CLEAN = os.environ.get("CARMA_CLEAN_SYSTEM", "")
 WAITS = "echo up; while [ ! -e ~/go ]; do sleep 0.1; done; rm ~/go; exit 42"
@@ -191,7 +192,9 @@ def _build_debs(folder: Path) -> None:
                 subprocess.Popen(command, cwd=ROOT, env=env, umask=umask, stdout=log, stderr=log)
             )
     for build in builds:
-        assert build.wait(280) == 0, [log.read_text()[-2000:] for log in folder.rglob("log")]
+        assert build.wait(2 * PATIENCE_S) == 0, [
+            log.read_text()[-2000:] for log in folder.rglob("log")
+        ]
 
 
 def field(deb: Path, name: str) -> str:
@@ -271,7 +274,7 @@ def dpkg(machine: Machine, *words: str) -> tuple[int, str]:
         [*machine.enter(), "env", "DEBIAN_FRONTEND=noninteractive", "dpkg", *words],
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=2 * PATIENCE_S,
     )
     return done.returncode, done.stdout + done.stderr
 

@@ -58,12 +58,13 @@ from carmad.core.types import (
 )
 from carmad.errors import CarmaError
 from carmad.models import Model
-from carmad.store import codec, environments, journal, migrate, reading, retention
+from carmad.store import backups, codec, environments, journal, migrate, reading, retention
 from carmad.store.database import connect
 from carmad.store.flat import current_form
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.store.values import Spread, Transition
 from carmad.testing import changed
+from tests.waiting import PATIENCE_S
 
 DAY = 86_400.0
 
@@ -494,21 +495,24 @@ def test_backups_are_whole_and_only_so_many(store: SqlStore) -> None:
     copy.close()
 
 
-def test_commits_go_on_during_a_backup(store: SqlStore) -> None:
+def test_commits_go_on_during_a_backup(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.commit(step(*(job(n, name="x" * 3000) for n in range(1, 4000))))
-    committed = []
+    committed = threading.Event()
 
     def commit() -> None:
         for number in range(4000, 4100):
             store.commit(step(job(number), replace(job(1), overtaken=number)))
-            committed.append(time.monotonic())
+            committed.set()
+
+    def between_two_parts(_seconds: float) -> None:
+        if not thread.ident:
+            thread.start()
+        assert committed.wait(PATIENCE_S)
 
     thread = threading.Thread(target=commit)
-    thread.start()
+    monkeypatch.setattr(backups, "time", types.SimpleNamespace(sleep=between_two_parts))
     backup = store.backup(1)
-    ended = time.monotonic()
     thread.join()
-    assert any(at < ended for at in committed)
     copy = SqlStore.open(backup)
     ids = [found.id for found in copy.history(limit=10_000)]
     assert ids == list(range(len(ids), 0, -1)) and len(ids) >= 3999

@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -96,7 +97,7 @@ def test_the_job_starts_clean(bench: Bench) -> None:
     )
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
-        bench.run("/bin/sh", "-c", f'exec {sys.executable} -c "$0"', program)
+        bench.run("/bin/sh", "-c", f'exec {shlex.quote(sys.executable)} -c "$0"', program)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     own, fds, blocked, ignored = bench.lines()
@@ -348,7 +349,7 @@ def test_a_signal_reaches_those_that_catch_it(bench: Bench) -> None:
         "print('up', flush=True)\n"
         "signal.pause()\n"
     )
-    script = f'{sys.executable} -c "$0"; echo "then $?"; exit 4'
+    script = f'{shlex.quote(sys.executable)} -c "$0"; echo "then $?"; exit 4'
     job = bench.launch(bench.job("bash", "-c", script, python))
     until(bench.lines, "the job to speak")
     assert bench.launcher.signal(job, signal.SIGUSR2)

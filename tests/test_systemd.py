@@ -15,6 +15,7 @@ import pytest
 
 from carmad.daemon import systemd
 from carmad.errors import CarmaError
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,7 +25,7 @@ def test_notify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool)
     name = f"@carma-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(name.replace("@", "\0"))
-        listener.settimeout(5)
+        listener.settimeout(PATIENCE_S)
         monkeypatch.setenv("NOTIFY_SOCKET", name)
         assert systemd.notify("READY=1\nSTATUS=up")
         assert listener.recv(100) == b"READY=1\nSTATUS=up"

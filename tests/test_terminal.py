@@ -6,6 +6,7 @@ import ctypes
 import os
 import pty
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -146,12 +147,12 @@ def test_a_debugger_and_what_a_shell_starts_are_the_job(daemon: Carmad) -> None:
     shell = Terminal(daemon, *CARMA, "shell", "--gpu-mem", "9G", SHELL="/bin/sh")
     shell.shows("ready> ")
     (daemon.work / "buggy.py").write_text("answer = 6 * 7\nbreakpoint()\n")
-    shell.types(f"{sys.executable} buggy.py\n")
+    shell.types(f"{shlex.quote(sys.executable)} buggy.py\n")
     shell.shows("(Pdb)")
     shell.types("p 'it is', answer\n")
     shell.shows("('it is', 42)")
     shell.types("q\n")
-    words = " ".join(train(memory_mib=3000, seconds=600, warmup=0))
+    words = shlex.join(train(memory_mib=3000, seconds=600, warmup=0))
     shell.types(f"setsid {words} >/dev/null 2>&1 &\n")
 
     def known() -> bool:
@@ -169,7 +170,7 @@ def test_a_debugger_and_what_a_shell_starts_are_the_job(daemon: Carmad) -> None:
 
 def test_what_a_shell_took_last_time_is_not_kept_for_the_next(tmp_path: Path) -> None:
     with running(tmp_path, "1xA100-40GB", CARMA_ESTIMATOR="history", **NO_KERNELS) as daemon:
-        words = " ".join(train(memory_mib=3000, seconds=0.5, warmup=0))
+        words = shlex.join(train(memory_mib=3000, seconds=0.5, warmup=0))
         for id in (1, 2):
             shell = Terminal(daemon, *CARMA, "shell", SHELL="/bin/sh")
             shell.shows("ready> ")

@@ -8,6 +8,7 @@ so are scripts that mean no good. Most are forked from a process that has import
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -188,7 +189,6 @@ def test_sparse_gradients_are_as_large_as_what_was_looked_up(job: Path) -> None:
     assert 3 * table <= adam.floor < 3.1 * table
 
 
-@pytest.mark.usefixtures("cold")
 def test_a_module_and_a_command(job: Path) -> None:
     (job.parent / "training.py").write_text(loop("while True: step()"))
     by_name = report(job, "-m", "training", env=(("PYTHONPATH", str(job.parent)),))
@@ -349,8 +349,9 @@ def test_packages_that_may_be_missing(script: str, package: str, job: Path) -> N
     if find_spec(package) is None:
         assert f"No module named '{package}'" in refusal(job, words)
     else:
-        env = (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "::1"))
-        assert report(job, words, env=(*env, ("MASTER_PORT", "29500"))).steps == 2
+        rank = (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "::1"))
+        env = (*rank, ("MASTER_PORT", "29500")) if package == "deepspeed" else ()
+        assert report(job, words, env=env).steps == 2
 
 
 def test_what_was_set_on_a_parameter_moves_with_it(job: Path) -> None:
@@ -387,17 +388,18 @@ def test_inference_is_traced_to_its_end(job: Path) -> None:
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="not installed: transformers")
-@pytest.mark.parametrize("how", ["", "num_beams=3"])
-def test_texts_are_generated_to_their_full_length(how: str, job: Path) -> None:
-    text = f"""
+def test_texts_are_generated_to_their_full_length(job: Path) -> None:
+    text = """
         import torch
         from transformers import GPT2Config, GPT2LMHeadModel
         config = GPT2Config(vocab_size=500, n_embd=64, n_layer=1, n_head=2, n_positions=64)
         model = GPT2LMHeadModel(config).cuda().eval()
         calls = []
         model.register_forward_hook(lambda *_: calls.append(1))
-        model.generate(torch.randint(0, 500, (2, 16)).cuda(), max_new_tokens=12, {how})
-        assert len(calls) == 12, len(calls)
+        for how in ({}, {"num_beams": 3}):
+            model.generate(torch.randint(0, 500, (2, 16)).cuda(), max_new_tokens=12, **how)
+            assert len(calls) == 12, (how, len(calls))
+            calls.clear()
         """
     assert report(job, written(job, text)).steps == 0
 
@@ -792,7 +794,7 @@ def test_what_programs_sockets_and_workers_may_have_caused(
 
 def test_what_is_left_out_of_the_command_may_be_the_cause(job: Path) -> None:
     (job.parent / "t.py").write_text("import torch\nopen('data.csv')")
-    command = f"make data && {sys.executable} {job.parent}/t.py"
+    command = f"make data && {shlex.quote(sys.executable)} {job.parent}/t.py"
     answer = looked(job, argv=("/bin/sh", "-c", command))
     assert isinstance(answer, Refusal) and answer.crash == ""
     assert "FileNotFoundError" in answer.why

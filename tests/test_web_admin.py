@@ -183,8 +183,9 @@ def _simulation(web: Web) -> int:
             continue
         pid = int(each.name)
         with contextlib.suppress(OSError):  # processes end at any time
-            its = b"cli.web.past" in (each / "cmdline").read_bytes().split(b"\0")
-            if its and _parent(pid) == web.pid and os.getpriority(os.PRIO_PROCESS, pid) == 19:
+            # Its parent first: another process's command line may keep whoever reads it waiting.
+            its = _parent(pid) == web.pid and os.getpriority(os.PRIO_PROCESS, pid) == 19
+            if its and b"cli.web.past" in (each / "cmdline").read_bytes().split(b"\0"):
                 return pid
     return 0
 

@@ -24,6 +24,7 @@ from carmad.core.messages import (
     Step,
     Stop,
 )
+from carmad.core.tasks import JobsById
 from carmad.core.types import Cause, Estimate, Exit, GpuId, JobId, JobState, Mode, Refusal
 from carmad.daemon import doctor
 from carmad.daemon import world as module
@@ -42,7 +43,7 @@ GPU, OTHER_GPU = GpuId("GPU-0"), GpuId("GPU-1")
 class Inbox:
     def __init__(self):
         self.events = []
-        self.jobs = {}
+        self.jobs = JobsById()
 
     def clock(self):
         return 5.0
@@ -194,7 +195,7 @@ def test_a_job_of_an_account_that_is_gone_is_sent_back_to_be_held(tmp_path, capl
 
 def test_the_doctor_names_jobs_whose_users_are_gone(tmp_path):
     job = a_job(3, held=True, barred="there is no ada")
-    scene = SimpleNamespace(live={job.id: job, 4: a_job(4)})
+    scene = SimpleNamespace(live=JobsById((job, a_job(4))))
     (found,) = doctor._accounts(scene)
     assert found["ok"] is False and found["detail"] == "job 3 is held: there is no ada"
 
@@ -437,7 +438,7 @@ def test_only_what_is_not_owed_anything_is_adopted_at_the_start():
         a_job(id, state=state, gpus=(GPU,), attempt=1)
         for id, state in enumerate((JobState.STARTING, JobState.RUNNING, JobState.STOPPING), 1)
     ]
-    scheduler = SimpleNamespace(ended={}, jobs={job.id: job for job in jobs})
+    scheduler = SimpleNamespace(ended={}, jobs=JobsById(jobs))
     world = SimpleNamespace(
         adopt=lambda job: adopted.append(job.id), shepherd=SimpleNamespace(start=lambda: None)
     )
@@ -460,7 +461,7 @@ def under_mps(id, state=JobState.RUNNING, **fields):
 def a_watch():
     """And a job that was seen to run a kernel under MPS, with the pids of its processes."""
     inbox, mps, running = Inbox(), Mps(), set()
-    inbox.jobs = {8: under_mps(8, kernels=((GPU, 1.0),))}
+    inbox.jobs = JobsById((under_mps(8, kernels=((GPU, 1.0),)),))
     evidence = SimpleNamespace(running=lambda key: running if key == (8, 2) else {80})
     return MpsWatch(mps, inbox, evidence), inbox, mps, running
 
@@ -477,8 +478,8 @@ def test_a_job_outside_mps_is_told():
 
 def test_a_job_whose_processes_come_go_or_are_clients_is_not_outside_mps():
     watch, inbox, mps, running = a_watch()
-    inbox.jobs[7] = under_mps(7)  # it has run no kernel yet
-    inbox.jobs[9] = under_mps(9, state=JobState.STOPPING, kernels=((GPU, 1.0),))
+    inbox.jobs.put(under_mps(7))  # it has run no kernel yet
+    inbox.jobs.put(under_mps(9, state=JobState.STOPPING, kernels=((GPU, 1.0),)))
     mps.pids = frozenset({71})
     for alive in ({80}, set(), {80}, {71, 80}, {80}, set()):  # as it dies, or is started again
         running.clear()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.data import ROOT
-from benchmarks.harness.waiting import until
+from benchmarks.harness.waiting import PATIENCE_S, until
 from carmad.core.types import ENDED
 
 SYSTEMD = Path("/lib/systemd/systemd")
@@ -89,7 +89,7 @@ class Unix(http.client.HTTPConnection):
     def connect(self):
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.connect(where)
-connection = Unix("localhost", timeout=60)
+connection = Unix("localhost", timeout=300)
 connection.request(method, path, body and json.dumps(body), {"Content-Type": "application/json"})
 answer = connection.getresponse()
 print(json.dumps([answer.status, json.loads(answer.read())]))
@@ -113,7 +113,7 @@ class Machine:
         if user:
             enter += [f"--setuid={self.users[user]}", f"--setgid={self.users[user]}"]
         ran = subprocess.run(
-            [*enter, *words], input=stdin, capture_output=True, text=True, timeout=120
+            [*enter, *words], input=stdin, capture_output=True, text=True, timeout=PATIENCE_S
         )
         assert not check or ran.returncode == 0, (words, ran)
         return ran.stdout.strip()
@@ -195,6 +195,8 @@ class Machine:
 @contextlib.contextmanager
 def booted(folder: Path, users: Mapping[str, int] = USERS, **settings: str) -> Iterator[Machine]:
     """A machine with CARMA installed and its socket open; carmad has not been started."""
+    if " " in CARMA:
+        raise NotBooted(f"systemd would split {CARMA} at its spaces")
     with systemd_in(folder, INSIDE, mounts()) as machine:
         machine.users = users
         machine.welcome()

@@ -179,14 +179,20 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("harm", BODIES.values(), ids=BODIES)
-def test_a_bad_row_of_an_ended_job_is_left_out_and_named(daemon: Carmad, harm: str) -> None:
-    bad, good = daemon.sh("true"), daemon.sh("true")
-    daemon.ended(bad), daemon.ended(good)
+def harmed(daemon: Carmad, *jobs: int) -> None:
+    """Damages the row of each in another way."""
+    for job, harm in zip(jobs, BODIES.values(), strict=True):
+        patch(daemon, f"UPDATE jobs SET {harm} WHERE id = {job}")
+
+
+def test_bad_rows_of_ended_jobs_are_left_out_and_named(daemon: Carmad) -> None:
+    *bad, good = [daemon.sh("true") for _ in (*BODIES, "good")]
+    for job in (*bad, good):
+        daemon.ended(job)
     daemon.stop()
+    harmed(daemon, *bad)
     patch(
         daemon,
-        f"UPDATE jobs SET {harm} WHERE id = {bad}",
         "UPDATE decisions SET body = '{'",
         "UPDATE transitions SET after = 'nowhere' WHERE after = 'queued'",
         "INSERT INTO drains VALUES ('GPU-x', 'dust', 'root', 'yesterday')",
@@ -197,40 +203,37 @@ def test_a_bad_row_of_an_ended_job_is_left_out_and_named(daemon: Carmad, harm: s
     assert daemon.get("/v1/history?attempts=true")["jobs"] != []
     assert [job["id"] for job in daemon.get("/v1/status")["jobs"]] == [good]
     assert [move["after"] for move in daemon.job(good)["history"]][-1] == "succeeded"
-    assert daemon.get("/v1/stats")["total"]["jobs"] == 2
+    assert daemon.get("/v1/stats")["total"]["jobs"] == len(bad) + 1
     assert daemon.why(good)["past"] == []
-    status, out = daemon.call("GET", f"/v1/jobs/{bad}")
-    assert (status, f"job {bad} is damaged" in out["error"]) == (400, True)
-    told = check(daemon, "damage")
-    assert any(line.startswith(f"job {bad} in the database cannot be read") for line in told)
+    told, log = check(daemon, "damage"), daemon.log.read_text()
     assert any("the drain of GPU GPU-x" in line for line in told)
-    log = daemon.log.read_text()
-    assert log.count(f"job {bad} in the database cannot be read") == 1
+    for job in bad:
+        status, out = daemon.call("GET", f"/v1/jobs/{job}")
+        assert (status, f"job {job} is damaged" in out["error"]) == (400, True)
+        assert any(line.startswith(f"job {job} in the database cannot be read") for line in told)
+        assert log.count(f"job {job} in the database cannot be read") == 1
     assert "Traceback" not in log
     assert daemon.ended(daemon.sh("true"))["state"] == "succeeded"
 
 
-@pytest.mark.parametrize("harm", BODIES.values(), ids=BODIES)
-def test_a_bad_row_of_a_job_that_waits_ends_that_job_and_no_other(
-    daemon: Carmad, harm: str
-) -> None:
-    bad, good = daemon.sh("true", held=True), daemon.sh("true", held=True)
-    follows = daemon.sh("true", after=[{"job": str(bad), "kind": "afterok"}])
+def test_bad_rows_of_jobs_that_wait_end_those_jobs_and_no_other(daemon: Carmad) -> None:
+    *bad, good = [daemon.sh("true", held=True) for _ in (*BODIES, "good")]
+    follows = [daemon.sh("true", after=[{"job": str(job), "kind": "afterok"}]) for job in bad]
     daemon.stop()
-    patch(daemon, f"UPDATE jobs SET {harm} WHERE id = {bad}")
+    harmed(daemon, *bad)
     daemon.start()
-    ended = daemon.ended(bad)
-    assert ended["state"] == "cancelled"
-    assert "its record in the database was damaged" in ended["exit"]["evidence"]
-    assert daemon.ended(follows)["state"] == "cancelled"
-    (told,) = check(daemon, "damage")
-    aside = daemon.state / "set-aside" / f"job-{bad}.json"
-    assert str(aside) in told
-    assert aside.stat().st_mode & 0o777 == 0o600
-    assert json.loads(aside.read_text())["row"]["id"] == bad
+    for job, after in zip(bad, follows, strict=True):
+        ended = daemon.ended(job)
+        assert ended["state"] == "cancelled"
+        assert "its record in the database was damaged" in ended["exit"]["evidence"]
+        assert daemon.ended(after)["state"] == "cancelled"
+        aside = daemon.state / "set-aside" / f"job-{job}.json"
+        assert any(str(aside) in told for told in check(daemon, "damage"))
+        assert aside.stat().st_mode & 0o777 == 0o600
+        assert json.loads(aside.read_text())["row"]["id"] == job
+        assert not daemon.attempt(job).exists()
     daemon.post("/v1/release", {"select": str(good)})
     assert daemon.ended(good)["state"] == "succeeded"
-    assert not daemon.attempt(bad).exists()
 
 
 def test_a_bad_row_of_a_job_that_runs_frees_no_gpu_before_its_end(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.attack.booted import SOCKET, USERS, Machine, booted
 from tests.daemon import CARMA, ROOT, until
+from tests.here import shebang
 from tests.messages import Target
 from tests.test_metrics_served import free_port, got
 
@@ -237,7 +238,7 @@ def test_nobody_reads_what_is_the_daemons(machine: Machine, tmp_path: Path) -> N
 def test_mps_daemons_are_outside_and_are_reached_from_inside(tmp_path: Path) -> None:
     control = tmp_path / "nvidia-cuda-mps-control"  # a stand-in for NVIDIA's
     body = (ROOT / "tests/fake_mps" / control.name).read_text().split("\n", 1)[1]
-    control.write_text(f"#!{sys.executable} -IS\n{body}")
+    control.write_text(f"{shebang()}{body}")
     control.chmod(0o755)
     path = f"{tmp_path}:/usr/sbin:/usr/bin:/sbin:/bin"
     with booted(tmp_path, CARMA_COLLOCATION__MPS="true", PATH=path) as machine:

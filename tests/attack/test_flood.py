@@ -9,7 +9,6 @@ import resource
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,7 +23,7 @@ from tests import api_server, daemon
 from tests.api_server import as_uid, as_user
 from tests.attack.users import HOSTILE, needs_root, peak_rss_mib, raw, request, statuses
 from tests.daemon import Carmad
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 NOBODY = HOSTILE[0]
 HEALTH = b"GET /v1/health HTTP/1.0\r\n\r\n"
@@ -135,18 +134,21 @@ def test_a_head_that_trickles_in_does_not_live_on(
     with api_server.running(tmp_path) as served, socket.socket(socket.AF_UNIX) as trickling:
         monkeypatch.setattr(server, "HEAD_WITHIN_S", 0.3)  # uvicorn's own timer has 30 s
         trickling.connect(served.path)
-        trickling.settimeout(10)
+        trickling.settimeout(PATIENCE_S)
         if asked_before:
             trickling.sendall(b"GET /v1/health HTTP/1.1\r\nHost: c\r\n\r\n")
             while not trickling.recv(65536).endswith(b"}"):
                 pass
-        sent = 0
-        with suppress(OSError):
-            for letter in b"GET /v1/health HTTP/1.1\r\nX: " + b"x" * 400:
-                trickling.sendall(bytes([letter]))
-                sent += 1
-                time.sleep(0.02)
-        assert sent < 300
+        head = iter(b"GET /v1/health HTTP/1.1\r\nX: ")
+
+        def cut_off() -> bool:
+            try:
+                trickling.sendall(bytes([next(head, ord("x"))]))
+            except OSError:
+                return True
+            return False
+
+        until(cut_off, "it to be cut off")
 
 
 def test_a_connection_takes_little_at_a_time(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
-"""The siege's cases, each once and small: the states that they promise, and never a time.
+"""The siege's cases, once and small: the states that they promise, and never a time.
 
-`python -m benchmarks.daemon.siege` measures what an honest user notices.
+Those that can be on at once are, in `all`. `python -m benchmarks.daemon.siege` has each alone, and
+measures what an honest user notices.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import pytest
 
 from benchmarks.daemon.siege import cases
 from benchmarks.daemon.siege.__main__ import besiege
-from benchmarks.daemon.siege.cases import CASES, Case
+from benchmarks.daemon.siege.cases import AT_ONCE, CASES, Case
 from benchmarks.daemon.siege.field import Field, besieged
 from tests.attack.booted import skipped
 
+TOGETHER = {*AT_ONCE, cases.array}
 SMALL = {"TASKS": 300, "SUBUIDS": 10, "EACH": 50, "STREAMS": 80, "FORKS": 50, "KILLS": 1}
 
 
@@ -25,7 +27,9 @@ def field() -> Iterator[Field]:
         yield field
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.attack not in TOGETHER], ids=lambda case: case.name
+)
 def test_an_honest_user_goes_on(field: Field, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SMALL.items():
         monkeypatch.setattr(cases, name, value)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.daemon import Carmad
+from tests.waiting import PATIENCE_S
 
 HOSTILE = (65534, 1, 2)  # nobody, daemon, bin: they are on every machine
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be other users")
@@ -19,7 +20,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be othe
 def raw(path: str, sent: bytes) -> tuple[int, bytes]:
     """The status and the complete answer to raw bytes sent as a request."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(60)
+        connection.settimeout(PATIENCE_S)
         connection.connect(path)
         answer = b""
         with contextlib.suppress(ConnectionError):

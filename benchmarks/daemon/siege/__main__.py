@@ -53,8 +53,9 @@ def besiege(field: Field, case: Case, rounds: int, times: int, jobs: int = JOBS)
     """Without rounds: once, and nothing is timed."""
     found = Found(case.name)
     with field.working():
-        field.await_work(1)
         try:
+            if rounds:
+                field.await_work(1)
             for _ in range(rounds or 1):
                 if rounds:
                     found.quiet.append(field.ask(times))

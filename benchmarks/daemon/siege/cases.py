@@ -160,7 +160,7 @@ def _await_other(field: Field, pid: str) -> None:
 
 @contextmanager
 def launches(field: Field) -> Iterator[None]:
-    """Kills of systemd-run while it starts a job's unit."""
+    """Kills of systemd-run while it starts a job's unit: of every other, for work to go on."""
     with field.attack("", attackers.launchers) as unit:
         yield
         log = f"{field.machine.folder}/{unit}.log"
@@ -239,11 +239,13 @@ def _python(field: Field, user: str, script: str) -> int:
     return int(field.machine.call("POST", "/v1/jobs", body, user)["id"])
 
 
+AT_ONCE = (lost, limit, paths, adopt, subuids, three_arrays, streams, flood)
+
+
 @contextmanager
 def everything(field: Field) -> Iterator[None]:
-    at_once = (lost, limit, paths, adopt, subuids, three_arrays, streams, flood)
     with ExitStack() as all_of_them:
-        for each in at_once:
+        for each in AT_ONCE:
             all_of_them.enter_context(each(field))
         yield
 
@@ -258,7 +260,7 @@ CASES = (
     Case("array", f"an array of {TASKS:,} submitted and cancelled in a loop", array),
     Case("arrays", "the same by three users", three_arrays),
     Case("kills", "carmad and supervisors killed while jobs run", kills, None),
-    Case("launches", "systemd-run killed while it starts a job", launches, None),
+    Case("launches", "every other systemd-run killed while it starts a job", launches, None),
     Case("forks", f"jobs with {FORKS} processes each", forks),
     Case("letters", "messages to a dead address, their senders stopped and killed", letters),
     Case("adopt", "a stuck process adopted again and again", adopt),
