@@ -328,9 +328,9 @@ def test_an_array_is_submitted_and_cancelled_as_one(daemon: Daemon) -> None:
     written.clear()
     assert daemon.service.tally.waiting(os.getuid()).jobs == TASKS
     results = daemon.call("POST", "/v1/cancel", {"select": str(array)})[1]["results"]
-    assert [(each["label"], each["message"]) for each in results] == [
-        (f"{array}_[0-{TASKS - 1}]", "cancelled")
-    ]
+    label = f"{array}_[0-{TASKS - 1}]"
+    said = {"id": array, "label": label, "ok": True, "message": "cancelled", "count": TASKS}
+    assert results == [said]
     assert [len(step.jobs) for step in written if step.jobs][-1] == 1
     assert daemon.service.tally.waiting(os.getuid()).jobs == 0
     ends = {labels: n for metric, labels, n in daemon.service.counts.counters() if metric is ENDED}

@@ -160,7 +160,8 @@ else:
 class JobOut(OptionsOut):
     """Non-admins see only the first fields of other users' jobs, and "-" for the name.
 
-    In a folded listing, one with `count` is the first of that many tasks of its array."""
+    One with `count` is the first of that many tasks of its array: in a folded listing, and in the
+    history, of tasks that were cancelled while they waited."""
 
     id: int
     label: str
@@ -268,10 +269,13 @@ class TakenOut(TypedDict):
 
 
 class ResultOut(TypedDict):
+    """With `count`, it is of so many tasks of an array, and `id` is that of the first."""
+
     id: int
     label: str
     ok: bool
     message: str
+    count: NotRequired[int]
 
 
 class ResultsOut(TypedDict):

@@ -218,4 +218,7 @@ async def _chosen(call: Call, body: SelectIn) -> list[Job]:
 
 
 def _result(job: Job, ok: bool, message: str) -> ResultOut:
-    return {"id": job.id, "label": row_label([job]), "ok": ok, "message": message}
+    out: ResultOut = {"id": job.id, "label": row_label([job]), "ok": ok, "message": message}
+    if job.tasks > 1:
+        out["count"] = job.tasks
+    return out
