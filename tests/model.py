@@ -431,7 +431,7 @@ class Model:
         its = [ArrayTask(array, n, limit) for n in range(tasks)]
         if dice.random() < 0.8:
             its = [ArrayTask(array, 3, limit, more=tasks - 1, step=dice.randint(1, 3))]
-        cpus = 1 if not gpus else None
+        cpus = dice.choice((None, 1)) if gpus else 1
         self._submit(tuple(a_spec(array=task, gpus=gpus, cpus=cpus) for task in its), False)
 
     def _submit(self, specs: tuple[Any, ...], held: bool) -> None:

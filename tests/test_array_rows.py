@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carmad.api.select import parse_selection
-from carmad.config import Retention, Settings
+from carmad.config import Host, Retention, Settings
 from carmad.core.messages import (
     CancelRequested,
     HoldRequested,
@@ -191,6 +191,18 @@ def test_those_behind_an_array_do_not_pass_it() -> None:
     server.exit(blocker)
     assert [server.job(JobId(n)).holds_gpus for n in (2, 3, 4)] == [True] * 3
     assert not server.job(later).holds_gpus
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_tasks_take_the_cpus_that_there_are(gpus: int) -> None:
+    settings = Settings(policy="exclusive", host=Host(cpus=4))
+    server = FakeServer(gpus=8, settings=settings)
+    task = ArrayTask(JobId(1), 0, tasks=6, more=5)
+    spec = a_spec(array=task, gpus=gpus, cpus=1, memory_mib=1000 if gpus else None)
+    server.tell(Submitted(0.0, JobId(1), (spec,)))
+    server.sample(1.0)
+    holding = [job.id for job in server.scheduler.jobs.rows.values() if job.holds_gpus]
+    assert holding == [1, 2, 3, 4]
 
 
 # -- the store

@@ -18,6 +18,7 @@ from carmad import accounts
 from carmad.accounts import Account, NoAccount
 from carmad.config import Retention
 from carmad.core.messages import HoldRequested, Step, Tick
+from carmad.core.tasks import JobsById
 from carmad.core.types import JobSpec, JobState
 from carmad.daemon import housekeeping
 from carmad.daemon.housekeeping import Housekeeping, release, remove_attempts, shorten_logs
@@ -137,7 +138,7 @@ def test_jobs_go_on_once_their_users_are_found_again(monkeypatch: pytest.MonkeyP
     posted: list[HoldRequested] = []
 
     def ask(question: Callable[[Any], Any]) -> Any:
-        found = question(SimpleNamespace(jobs=dict(enumerate(held))))
+        found = question(SimpleNamespace(jobs=JobsById(held)))
         return SimpleNamespace(result=lambda: found)
 
     inbox = SimpleNamespace(ask=ask, post=posted.append, clock=lambda: 5.0)

@@ -52,8 +52,9 @@ class Room:
         """What is missing for the job to start; None if nothing is."""
         if not asks(job.spec):
             return None
-        if job in self._firsts:
-            return self._lack(job.spec, self._firsts[: self._firsts.index(job)])
+        for place, first in enumerate(self._firsts):
+            if job.id in first.ids:
+                return self._lack(job.spec, self._firsts[:place])
         wanted = key(job.spec)
         if wanted not in self._known:
             self._known[wanted] = self._lack(job.spec, self._firsts)

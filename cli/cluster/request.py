@@ -74,7 +74,7 @@ def _slurm_forms() -> dict[str, Callable[[Any], str]]:
     """Of values with several parts."""
     return {
         "array": lambda value: (
-            spans(value["indices"]) + (f"%{value['limit']}" if value["limit"] else "")
+            spans([*map(str, value["indices"])]) + (f"%{value['limit']}" if value["limit"] else "")
         ),
         "after": lambda value: ",".join(f"{one['kind']}:{one['job']}" for one in value),
         "notify": lambda value: ",".join(dict.fromkeys(MAILS[word] for word in value.split(","))),
