@@ -356,7 +356,7 @@ def test_the_life_of_the_package(debs: list[Path], machine: Machine) -> None:
     assert machine.show("carmad.service", "MainPID") not in (daemon, "0")
     assert machine.call("GET", "/v1/health")["version"] == "99.0"
     assert machine.call("GET", "/v1/config")["settings"]["limits"]["gpus_per_user"] == 3
-    assert machine.show("carma-web.service", "MainPID") not in (page, "0")
+    until(lambda: machine.show("carma-web.service", "MainPID") not in (page, "0"), "a new page")
     assert machine.show(unit, "MainPID") == supervisor
     go()
     ended = machine.ended(job)
