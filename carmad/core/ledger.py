@@ -45,7 +45,7 @@ class Ledger:
         self._followers: dict[JobId, dict[JobId, None]] = {}  # a job's dependents, in id order
         self._groups: dict[str, dict[JobId, None]] = {}  # queued jobs by group
         self._changed: list[Job] = []
-        self._divided: list[Job] = []  # those that other tasks waited with until now
+        self._pieces: list[Job] = []  # rows that were cut out of longer ones
         self._before: dict[JobId, Job | None] = {}  # the changed jobs, as they were
         self._touched: set[GpuId] = set()
         for job in jobs:
@@ -53,7 +53,7 @@ class Ledger:
         self.forget_changes()
 
     def put(self, job: Job) -> None:
-        """Make `job` the current version. If it waited with other tasks as one, these go on to."""
+        """Make `job` the current version. Tasks that waited in one row with it keep waiting."""
         old = self.jobs.row(job.id)
         if old is not None and old.ids != job.ids:
             old = self._divide(old, job.ids)
@@ -110,14 +110,14 @@ class Ledger:
         """The changed jobs as they were, except those that were not live."""
         return tuple(job for job in self._before.values() if job)
 
-    def divided(self) -> tuple[Job, ...]:
-        """The jobs that other tasks stood for before, since the last `forget_changes`."""
-        return tuple(self._divided)
+    def pieces(self) -> tuple[Job, ...]:
+        """The rows that were cut out of longer ones since the last `forget_changes`."""
+        return tuple(self._pieces)
 
     def forget_changes(self) -> None:
         self._changed.clear()
         self._before.clear()
-        self._divided.clear()
+        self._pieces.clear()
 
     def touched(self) -> set[GpuId]:
         """The GPUs on whose residents anything has changed since the last call."""
@@ -180,7 +180,7 @@ class Ledger:
             self._changed.append(piece)
             if piece.id != row.id:
                 self._before.setdefault(piece.id, piece if was else None)
-                self._divided.append(piece)
+                self._pieces.append(piece)
             self.jobs.put(piece)
             if piece.id != row.id:
                 self._follow(piece)

@@ -123,7 +123,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """Cancel the job, and `more` with the next ids."""
+    """Cancel this job and the `more` jobs whose ids follow its own."""
 
     at: float
     job: JobId
@@ -133,7 +133,7 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True)
 class HoldRequested:
-    """Hold (`held`) or release a waiting job, and `more` with the next ids."""
+    """Hold (`held`) or release this waiting job and the `more` whose ids follow its own."""
 
     at: float
     job: JobId
@@ -144,8 +144,8 @@ class HoldRequested:
 
 @dataclass(frozen=True, slots=True)
 class UpdateRequested:
-    """Set the options `names` of a job, and of `more` with the next ids, to what they are in
-    `spec`, whose other fields do not count. `admin`: `by` is one."""
+    """Set the options `names` of this job, and of the `more` whose ids follow its own, to their
+    values in `spec`; its other fields do not count. `admin`: `by` is an administrator."""
 
     at: float
     job: JobId

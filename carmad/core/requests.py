@@ -56,7 +56,7 @@ class Requests:
     def cancel(self, event: CancelRequested) -> list[Action]:
         actions: list[Action] = []
         exit = Exit(Cause.CANCELLED, evidence=f"cancelled by {event.by}")
-        for job in self._named(event):
+        for job in self._parts(event):
             if not control.cancel(job).acts:
                 continue
             if job.holds_gpus:
@@ -66,15 +66,15 @@ class Requests:
         return actions
 
     def hold(self, event: HoldRequested) -> None:
-        for job in self._named(event):
+        for job in self._parts(event):
             if control.hold(job, event.held).acts:
                 barred = job.barred if event.held else ""
                 self._ledger.put(replace(job, held=event.held, barred=barred))
 
     def update(self, event: UpdateRequested) -> list[Action]:
-        return [action for job in self._named(event) for action in self._update(job, event)]
+        return [action for job in self._parts(event) for action in self._update(job, event)]
 
-    def _named(self, event: CancelRequested | HoldRequested | UpdateRequested) -> list[Job]:
+    def _parts(self, event: CancelRequested | HoldRequested | UpdateRequested) -> list[Job]:
         return self._ledger.jobs.parts(range(event.job, event.job + 1 + event.more))
 
     def _update(self, job: Job, event: UpdateRequested) -> list[Action]:

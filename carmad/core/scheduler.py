@@ -115,7 +115,7 @@ class Scheduler:
             self._ledger.rerank()
         if not all(isinstance(event, Submitted) for event in events):
             self._actions += self._placer.plan(now)
-        for job in self._ledger.divided():  # what was owed to them with others is so on their own
+        for job in self._ledger.pieces():  # each needs an estimate of its own
             if (row := self.jobs.rows.get(job.id)) and isinstance(due := owed(row), EstimateMemory):
                 self._actions.append(due)
         self.shares.follow(self._ledger.rates, now)

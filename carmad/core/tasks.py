@@ -11,7 +11,7 @@ from carmad.core.types import Job, JobId
 
 
 def part(job: Job, ids: range) -> Job:
-    """The job that stands for these of its tasks only."""
+    """The job that stands for only these tasks of `job`."""
     array = job.spec.array
     if array is None or ids == job.ids:
         return job
@@ -38,7 +38,7 @@ def indices(job: Job) -> range:
 
 
 def ids_of(job: Job, among: range) -> range:
-    """The ids of its tasks whose indices are `among` these, which follow one another."""
+    """The ids of the tasks whose index is in `among`, a range without gaps."""
     its = indices(job)
     first, end = (max(0, -((its.start - at) // its.step)) for at in (among.start, among.stop))
     return job.ids[first:end]
@@ -77,7 +77,7 @@ class JobsById(Mapping[JobId, Job]):
         return row if row and id in row.ids else None
 
     def parts(self, ids: range) -> list[Job]:
-        """The rows of these jobs, without what they have beyond them."""
+        """The rows that hold these jobs, each cut down to `ids`."""
         found: list[Job] = []
         id = ids.start
         while id < ids.stop:
@@ -96,7 +96,7 @@ class JobsById(Mapping[JobId, Job]):
         self._count(row, 1)
 
     def remove(self, id: JobId) -> None:
-        """The row with this id, if there is one."""
+        """Remove the row whose first task has this id, if there is one."""
         self._count(self.rows.pop(id, None), -1)
 
     def copy(self) -> JobsById:

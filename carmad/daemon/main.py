@@ -187,7 +187,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> bool:
         runners.watch(scheduler.jobs.rows.values())
         stack.callback(world.close)
         again = Event()
-        wall = Wall(clock, _restart(inbox, again) if systemd.supervised() else None)
+        wall = Wall(clock, _restart(inbox, again) if systemd.is_service() else None)
         _start(stack, beats.Watcher(_each(systemd.watchdog(), wall.look), monitor.hangs))
         _start(stack, monitor)
         if mps:

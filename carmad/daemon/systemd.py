@@ -42,7 +42,7 @@ def notify(message: str) -> bool:
     return True
 
 
-def supervised() -> bool:
+def is_service() -> bool:
     """Whether systemd runs this process as a service, and starts it again if it fails."""
     return bool(os.environ.get("NOTIFY_SOCKET")) and bool(os.environ.get("INVOCATION_ID"))
 

@@ -379,7 +379,7 @@ class DaemonWorld(Follower):
             return
         self._later(partial(self._forget, job))
         if unlaunched and not self._launcher.begun(job):
-            self._never_started(job)
+            self._report_unstarted(job)
             return
         self.shepherd.watch(job)
         if job.mode is Mode.MPS and self._mps:
@@ -396,11 +396,11 @@ class DaemonWorld(Follower):
     def _stop_late(self, job: Job) -> None:
         """After its launch was tried."""
         if self._forget(job) and not self._launcher.begun(job):
-            self._never_started(job)
+            self._report_unstarted(job)
         else:
             self._stop(job)
 
-    def _never_started(self, job: Job) -> None:
+    def _report_unstarted(self, job: Job) -> None:
         stop = job.stop if job.stop in FOR_GOOD else None
         self._report(job, Exit(Cause.LOST, evidence=NOT_STARTED), stop=stop)
 

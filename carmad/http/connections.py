@@ -142,7 +142,7 @@ class Listener(socket.socket):
         self._complain_at = 0.0
 
     def take(self) -> Iterator[tuple[socket.socket, int]]:
-        """Some of those who wait, and who pays."""
+        """Accept some of the waiting connections; yields each with the user who pays for it."""
         try:
             for _ in range(AT_ONCE):
                 connection, _ = self.accept()

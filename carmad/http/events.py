@@ -29,7 +29,7 @@ EXTERNAL_S = 30.0  # a process that ends sooner is no event
 
 
 class Entry:
-    """A happening, and what is sent of it: written once, when somebody first watches."""
+    """A happening and its text for streams, rendered when the first of them needs it."""
 
     __slots__ = ("_outline", "_whole", "happening")
 

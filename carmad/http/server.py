@@ -401,7 +401,7 @@ def _protocol(app: FastAPI) -> type[PeerProtocol]:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Serves connections in their users' turn, and not as the kernel has them in its queue."""
+    """Accepts connections user by user in turn, whatever their order in the kernel's queue."""
 
     def __init__(
         self,

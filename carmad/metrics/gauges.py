@@ -30,7 +30,7 @@ def of_scene(scene: Scene, users: bool) -> Iterator[Figure]:
     for view in scene.view.gpus:
         yield from _gpu(view)
     rows = scene.live.rows.values()
-    states = _counted((job.state, job.tasks) for job in rows)
+    states = _sums((job.state, job.tasks) for job in rows)
     for state in JobState:
         if state not in ENDED:
             yield declared.JOBS, (state.value,), states[state]
@@ -83,8 +83,8 @@ def _labels(gpu: Gpu) -> tuple[str, str]:
 
 def _users(scene: Scene) -> Iterator[Figure]:
     rows = scene.live.rows.values()
-    holding = _counted((job.spec.user, job.tasks) for job in rows if job.holds_gpus)
-    waiting = _counted((job.spec.user, job.tasks) for job in rows if not job.holds_gpus)
+    holding = _sums((job.spec.user, job.tasks) for job in rows if job.holds_gpus)
+    waiting = _sums((job.spec.user, job.tasks) for job in rows if not job.holds_gpus)
     named = {user for user, _ in (holding + waiting).most_common(MOST_USERS)}
     for state, by_user in (("running", holding), ("waiting", waiting)):
         shown = Counter(dict.fromkeys(named, 0))
@@ -94,7 +94,7 @@ def _users(scene: Scene) -> Iterator[Figure]:
             yield declared.USER_JOBS, (user, state), jobs
 
 
-def _counted(counts: Iterable[tuple[K, int]]) -> Counter[K]:
+def _sums(counts: Iterable[tuple[K, int]]) -> Counter[K]:
     sums = Counter[K]()
     for key, number in counts:
         sums[key] += number

@@ -47,7 +47,7 @@ def standing(
 
 
 def _without(ids: range, taken: Iterable[range]) -> Iterator[range]:
-    """What is left of `ids`; `taken` are in order."""
+    """The parts of `ids` outside the ranges in `taken`, which are sorted."""
     start = ids.start
     for each in taken:
         if start < each.start:
@@ -65,4 +65,5 @@ def share_past(connection: Connection, rows: Rows) -> None:
 
 def take_ids(connection: Connection, jobs: Iterable[Job]) -> None:
     """No other job gets the ids of the tasks that have no row yet."""
-    connection.execute(_TAKE_IDS, {"last": max(job.ids[-1] for job in jobs)})
+    if last := max((job.ids[-1] for job in jobs if job.tasks > 1), default=0):
+        connection.execute(_TAKE_IDS, {"last": last})

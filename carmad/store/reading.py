@@ -200,7 +200,7 @@ class Reader:
         return [found[id] for id in sorted(set(ids)) if id in found]
 
     def rows(self, ids: Collection[JobId]) -> list[Job]:
-        """The jobs that stand for these, perhaps with others (`core.tasks`), in id order."""
+        """The rows that hold these jobs, in id order; a row may hold more tasks of an array."""
         return self._read_jobs(_GIVEN_ROWS, {"ids": json.dumps(list(ids))})
 
     def to_tell(self) -> list[int]:

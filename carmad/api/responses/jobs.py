@@ -269,7 +269,7 @@ class TakenOut(TypedDict):
 
 
 class ResultOut(TypedDict):
-    """With `count`, it is of so many tasks of an array, and `id` is that of the first."""
+    """What became of one job, or of `count` tasks of an array, of which `id` is the first."""
 
     id: int
     label: str
