@@ -297,9 +297,9 @@ def test_no_dcgmi_is_no_trouble_but_said(tmp_path: Path) -> None:
 
 def test_close_ends_a_silent_dmon_and_open_starts_anew(dcgmi: FakeDcgmi) -> None:
     dcgmi.tell("dmon", "echo $$ >pid; exec sleep 100\n")
+    file = dcgmi.folder / "pid"  # the shell opens it before it writes
     with opened(dcgmi):
-        until((dcgmi.folder / "pid").exists)
-    pid = (dcgmi.folder / "pid").read_text().strip()
+        pid = until(lambda: file.exists() and file.read_text().strip())
     assert not Path(f"/proc/{pid}").exists()
     dcgmi.keep_printing(ROWS)
     with opened(dcgmi) as profiler:

@@ -300,10 +300,10 @@ def test_a_daemonised_child_dies_with_the_main_process(bench: Bench) -> None:
     program = ESCAPEE.replace("EXIT_AFTER", "0.3")
     job = bench.launch(bench.job(sys.executable, "-c", program))
     escapee = bench.cwd / "escapee"
-    until(escapee.exists, "the child to escape")
+    pid = until(lambda: escapee.exists() and escapee.read_text().strip(), "the child to escape")
     bench.launcher.stop(job, 0.5)  # shortens the five seconds that leftovers have
     end = bench.ended(job)
-    assert is_gone(int(escapee.read_text()))
+    assert is_gone(int(pid))
     assert end["code"] in (7, None)
 
 

@@ -1,9 +1,10 @@
 """Four users in a booted machine, three of them hostile: all attacks, or those named; root only.
 
 For each: the honest user's p99 of a submission and of a status, quiet and attacked, turn by turn in
-one go, and their ratio. Meanwhile the honest user's jobs write down when they start and end: none
-may be lost or doubled, none may end unnoticed, and no GPU may be without a reading. Exits with 0
-whatever it finds: a number is no test. tests/attack/test_siege.py is one.
+one go, and their ratio; beside them a control, which shows what the machine alone costs. Meanwhile
+the honest user's jobs write down when they start and end: none may be lost or doubled, none may end
+unnoticed, and no GPU may be without a reading. Exits with 0 whatever it finds: a number is no test.
+tests/attack/test_siege.py is one.
 """
 
 from __future__ import annotations
@@ -81,12 +82,12 @@ def rows(case: Case, found: Found) -> list[Row]:
     if found.skipped:
         return [Row(case.name, "not run", 0, "", note=found.skipped)]
     out = []
-    for what in ("submit", "status"):
+    for what, bound in (("submit", case.most), ("status", case.most), ("control", None)):
         if found.quiet and found.attacked:
             quiet, attacked = found.p99(found.quiet, what), found.p99(found.attacked, what)
             note = f"{attacked:.0f} ms | {quiet:.0f} ms"
             ratio = attacked / quiet
-            out.append(Row(case.name, f"{what}, p99", ratio, "×", bound=case.most, note=note))
+            out.append(Row(case.name, f"{what}, p99", ratio, "×", bound=bound, note=note))
     note = f"{case.what}; {found.jobs} jobs"
     bad = len(found.lost) + len(found.doubled)
     out.append(Row(case.name, "jobs lost or doubled", bad, "", bound=0, note=note))
@@ -125,7 +126,7 @@ def measure(
         print(f"{case.name}: {time.monotonic() - begun:.0f} s {vars(found)}", file=sys.stderr)
     note = (
         f"p99: the median of {rounds} rounds, each of {times} submissions and {times} looks at the"
-        " status by plain HTTP, quiet | attacked in turn"
+        " status by plain HTTP, and as many runs of the control, quiet | attacked in turn"
     )
     title = "A siege: three hostile users, and what an honest one notices"
     data = {"cases": everything}

@@ -3,9 +3,11 @@
     python -m benchmarks.daemon.siege.honest ask COUNT     submissions, and looks at the status
     python -m benchmarks.daemon.siege.honest work LEDGER   short jobs, until standard input ends
 
-It uses plain HTTP on the socket. `ask` prints how long each request took; the jobs are held, and
-cancelled at the end, untimed. `work` keeps a few jobs going, on GPUs and without: each writes
-to LEDGER when it starts and when it ends; the ids that carmad gave are in LEDGER.given.
+It uses plain HTTP on the socket. `ask` prints how long each request took, and beside them how long
+a process that has nothing to do with CARMA took for a fixed piece of work: what the machine alone
+costs. The jobs are held, and cancelled at the end, untimed. `work` keeps a few jobs going, on GPUs
+and without: each writes to LEDGER when it starts and when it ends; the ids that carmad gave are in
+LEDGER.given.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ LOOK_S = 0.5
 LONGEST_S = 20.0  # that a request is waited for
 ALL_WITHIN_S = 60.0  # whoever waits so long need not ask on
 AT_ONCE = 2  # jobs of a kind
+CONTROL = 150_000  # steps of a loop: some milliseconds, as a request takes
 LIVE = ",".join(state.value for state in JobState if state not in ENDED)
 KINDS: tuple[dict[str, object], ...] = ({"gpus": 0}, {"gpus": 1, "memory_mib": 1000})
 SCRIPT = 'echo "start $CARMA_JOB_ID" >> "$0"; sleep 0.5; echo "end $CARMA_JOB_ID" >> "$0"'
@@ -71,12 +74,13 @@ def job(*argv: str, **fields: object) -> dict[str, object]:
 def ask(count: int) -> dict[str, list[float]]:
     """Milliseconds of each. A request that was refused or lost counts as if it had taken for ever:
     as long as this would wait."""
-    taken: dict[str, list[float]] = {"submit": [], "status": []}
+    taken: dict[str, list[float]] = {"submit": [], "status": [], "control": []}
     requests = {
         "submit": ("POST", "/v1/jobs", job("/bin/true", held=True, gpus=0)),
         "status": ("GET", "/v1/status", None),
     }
     held = []
+    control = worker()
     until = time.monotonic() + ALL_WITHIN_S
     while len(taken["status"]) < count and time.monotonic() < until:
         for what, call in requests.items():
@@ -89,10 +93,27 @@ def ask(count: int) -> dict[str, list[float]]:
             except UNREACHABLE:
                 fine = False
             taken[what].append((time.perf_counter() - begun) * 1000 if fine else LONGEST_S * 1000)
+        begun = time.perf_counter()
+        control.sendall(b".")
+        control.recv(1)
+        taken["control"].append((time.perf_counter() - begun) * 1000)
         time.sleep(PAUSE_S)
     with contextlib.suppress(*UNREACHABLE):
         asked("POST", "/v1/cancel", {"select": ",".join(held)})
     return taken
+
+
+def worker() -> socket.socket:
+    """To a process that does the same work whenever a byte arrives, and then answers."""
+    ours, theirs = socket.socketpair()
+    if os.fork() == 0:
+        ours.close()
+        while theirs.recv(1):
+            sum(range(CONTROL))
+            theirs.sendall(b".")
+        os._exit(0)
+    theirs.close()
+    return ours
 
 
 class Work:
