@@ -73,7 +73,7 @@ def limit(field: Field) -> Iterator[None]:
     """Beside a stuck process of the same user's, outside of the job."""
     user = HOSTILE[0]
     with field.stuck(user):
-        short = field.machine.sh(LEDGER.format("sleep 3"), user, time_limit_s=5, memory_mib=1000)
+        short = field.machine.sh(LEDGER.format("sleep 3"), user, time_limit_s=300, memory_mib=1000)
         late = field.machine.sh(FOREVER, user, time_limit_s=1, memory_mib=1000)
         yield
         assert field.await_over(short)["state"] == "succeeded"
