@@ -130,12 +130,13 @@ def test_a_look_at_a_script_works_in_the_sandbox_and_is_confined(machine: Machin
 def test_the_daemon_can_write_nothing_but_its_own_directories(machine: Machine) -> None:
     start(machine)
     cgroup = "/sys/fs/cgroup/system.slice/carmad.service"
+    new = f"carma-test-{os.getpid()}"  # /tmp and others are this machine's: anything may be there
     for own in ("/var/lib/carma", "/run/carma", "/var/cache/carma", cgroup):
-        in_sandbox(machine, "mkdir", f"{own}/probe")
-        in_sandbox(machine, "rmdir", f"{own}/probe")
+        in_sandbox(machine, "mkdir", f"{own}/{new}")
+        in_sandbox(machine, "rmdir", f"{own}/{new}")
     closed = ["/etc", "/usr", "/home", "/home/ada", "/root", "/tmp", "/var/tmp", "/var/lib"]
     kernels = ["/proc/sys/kernel/printk", "/sys/fs/cgroup/cgroup.procs"]
-    for other in [*(f"{folder}/probe" for folder in closed), *kernels]:
+    for other in [*(f"{folder}/{new}" for folder in closed), *kernels]:
         said = in_sandbox(machine, "sh", "-c", f": 2>&1 >>{other}", check=False)
         assert "Read-only file system" in said, (other, said)
 
