@@ -17,6 +17,7 @@ from carmad.core.messages import (
     Exited,
     HoldRequested,
     Reconfigured,
+    RequeueRequested,
     Submitted,
 )
 from carmad.core.share import DAY_S, RANKED_EVERY_S, Account, Shares
@@ -361,6 +362,18 @@ def test_cancelling_and_submitting_again_gains_neither_use_nor_a_place() -> None
     for job in jobs[:2]:
         server.exit(job, Exit(Cause.CANCELLED))
     assert server.scheduler.shares.used_s("ada", server.now) == used_s
+
+
+def test_an_early_arrival_that_was_kept_gains_nothing_against_who_has_used_less() -> None:
+    """By holding a job, or by running an ended one again."""
+    server, jobs = flooded()
+    server.tell(HoldRequested(server.now, jobs[2], True, "ada"))
+    server.tell(CancelRequested(server.now, jobs[3], "ada", 0))
+    bob = server.submit(user="bob", gpus=0, cpus=4)
+    server.tell(HoldRequested(server.now, jobs[2], False, "ada"))
+    server.tell(RequeueRequested(server.now, server.last(jobs[3]), "ada"))
+    server.pass_time(60, 30)
+    assert line(server) == [bob, jobs[2], jobs[3]]
 
 
 def test_a_held_job_counts_as_nothing_and_one_that_is_being_preempted_until_it_is_gone() -> None:

@@ -25,8 +25,11 @@ def share_options(parser: Parser) -> None:
 
 
 def share(options: Namespace) -> int:
-    """Show what each user has used of the server of late, in GPU-hours. Who has used less goes
-    first. HOST: the GPUs that the user's running jobs without GPUs count as."""
+    """Show what each user has used of the server of late. Who has used less goes first.
+
+    A job without GPUs counts as the part of the GPUs that it has of the CPUs or the host memory.
+    HOST: the GPUs that those of the user's that run count as.
+    """
     answer = client.get("/v1/share")
     if options.json:
         output.print_json(answer)
