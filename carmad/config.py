@@ -142,8 +142,8 @@ class Interactive:
 
 @dataclass(frozen=True, slots=True)
 class Fairness:
-    """Who goes first among jobs of equal priority: who has used less of the GPUs of late. A policy
-    with an order of its own comes before that."""
+    """Who goes first among jobs of equal priority: who has used less of the server of late. A
+    policy with an order of its own comes before that."""
 
     enabled: bool | None = (
         None  # otherwise in order of arrival; not set: on, but not in simulations

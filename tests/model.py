@@ -590,12 +590,17 @@ class Model:
         assert set(ledger.running()) == running
         assert set(core.view(self.now).running) == {job for job in running if job.gpus}
         assert all(job.spec.gpus for job in core.view(self.now).queue)
-        holds: Counter[str] = Counter()
+        holds: Counter[tuple[str, str]] = Counter()
         for job in running:
+            whose = job.spec.user, "GPUs"
             for gpu_id in job.gpus:
-                holds[job.spec.user] += 1 / len(ledger.residents(gpu_id))  # type: ignore[assignment]
+                holds[whose] += 1 / len(ledger.residents(gpu_id))  # type: ignore[assignment]
+            if not job.gpus:
+                part = (job.spec.cpus or 0) / (HOST.cpus or 1)
+                holds[job.spec.user, "host"] += part * len(core.gpus)  # type: ignore[assignment]
         for user, account in core.shares.accounts.items():
-            assert abs(account.rate - holds[user]) < 1e-9, "somebody pays for others"
+            for rate, what in ((account.rate, "GPUs"), (account.host_rate, "host")):
+                assert abs(rate - holds[user, what]) < 1e-9, "somebody pays for others"
         for gpu in GPUS:
             assert set(ledger.residents(gpu.id)) == {job for job in running if gpu.id in job.gpus}
 

@@ -234,6 +234,9 @@ def test_a_job_on_cpus_alone_runs_and_is_shown(daemon: Carmad) -> None:
     assert "1 of 4 CPUs free" in status and "CPUs" not in status.replace("CPUs free", "")
     assert str(job) in status
 
+    header, used = (line.split() for line in daemon.carma("share").splitlines())
+    assert dict(zip(header, used, strict=True))["HOST"] == "0.75", "3 of 4 CPUs, and one GPU"
+
     assert "start now" in daemon.carma("submit", "--dry-run", "--gpus", "0", "true")
     second = submitted(daemon, "--gpus", "0", "-c", "2", "true")
     daemon.await_state(second, "queued")

@@ -9,12 +9,23 @@ from pathlib import Path
 import pytest
 
 from carmad.api.fairness import overtaken, shares_out
-from carmad.config import Fairness, Limits, Settings
-from carmad.core.messages import Reconfigured, Submitted
+from carmad.config import Fairness, Host, Limits, Settings
+from carmad.core.messages import (
+    Adopted,
+    CancelRequested,
+    Discovered,
+    Exited,
+    HoldRequested,
+    Reconfigured,
+    RequeueRequested,
+    Submitted,
+)
 from carmad.core.share import DAY_S, RANKED_EVERY_S, Account, Shares
-from carmad.core.types import JobId, JobState
+from carmad.core.states import stopping
+from carmad.core.types import Cause, Exit, JobId, JobState, Mode
+from carmad.store import codec
 from carmad.store.sql import SqlStore
-from carmad.testing import FakeServer, a_spec
+from carmad.testing import FakeServer, a_gpu, a_spec
 
 HOUR_S = 3600.0
 WEEK_S = 7 * DAY_S
@@ -218,3 +229,175 @@ def test_without_a_budget_nothing_is_urgent() -> None:
     assert line(server) == [ada, carl]
     server.tell(Reconfigured(server.now, replace(ALONE, fairness=Fairness(urgent_gpu_hours=0))))
     assert line(server) == [carl, ada]
+
+
+# -- jobs without GPUs
+
+HOST = replace(ALONE, host=Host(cpus=8, memory_mib=64 * 1024))
+
+
+def flooded(settings: Settings = HOST) -> tuple[FakeServer, list[JobId]]:
+    """For ten minutes, Ada has filled the CPUs of a server with two GPUs. As many of her jobs
+    wait."""
+    server = FakeServer(gpus=2, settings=settings)
+    jobs = [server.submit(user="ada", gpus=0, cpus=4) for _ in range(4)]
+    server.pass_time(600, 60)
+    return server, jobs
+
+
+def test_who_floods_the_cpus_loses_rank() -> None:
+    server, jobs = flooded()
+    bob = server.submit(user="bob", gpus=0, cpus=4)
+    assert line(server) == [bob, *jobs[2:]]
+    server.exit(jobs[0])
+    assert server.job(bob).state is JobState.RUNNING
+
+
+def test_it_loses_rank_in_the_line_for_gpus_too() -> None:
+    server, _ = flooded()
+    server.submit(user="carl", gpus=2)
+    ada, bob = server.submit(user="ada"), server.submit(user="bob")
+    assert [job for job in line(server) if job in (ada, bob)] == [bob, ada]
+    assert overtaken(server.job(ada), server.scene) == (
+        f"job {bob} goes first: bob has used 0 GPU-h of late, and ada 0.333 GPU-h"
+    )
+
+
+def test_a_job_without_gpus_counts_as_the_part_of_the_gpus_that_it_has_of_the_host() -> None:
+    server, jobs = flooded()
+    ada = server.scheduler.shares.accounts["ada"]
+    assert (ada.rate, ada.host_rate) == (0.0, 2.0), "all CPUs: as two GPUs"
+    assert server.scheduler.shares.used_s("ada", server.now) == pytest.approx(1200, rel=0.01)
+    (shown,) = shares_out(server.scene)["users"]
+    assert (shown["gpus"], shown["host_gpus"]) == (0.0, 2.0)
+    assert shown["gpu_hours"] == pytest.approx(1 / 3, rel=0.01)
+    for job in jobs:
+        server.exit(job)
+    assert server.scheduler.shares.accounts["ada"].host_rate == 0.0
+
+
+def test_the_larger_of_its_parts_of_cpus_and_memory_counts() -> None:
+    for cpus, memory_mib, gpus in ((1, None, 0.25), (1, 48 * 1024, 1.5), (4, 1024, 1.0)):
+        server = FakeServer(gpus=2, settings=HOST)
+        server.submit(gpus=0, cpus=cpus, host_memory_mib=memory_mib)
+        assert server.scheduler.shares.accounts["ada"].host_rate == gpus
+
+
+def test_to_split_a_job_into_many_changes_nothing() -> None:
+    for jobs in (1, 2, 8):
+        server = FakeServer(gpus=3, settings=HOST)
+        for _ in range(jobs):
+            server.submit(gpus=0, cpus=8 // jobs)
+        assert server.scheduler.shares.accounts["ada"].host_rate == 3.0
+
+
+def test_what_they_count_as_is_neither_gpus_held_nor_gpu_hours_of_a_limit() -> None:
+    server, _ = flooded()
+    shares = server.scheduler.shares
+    assert shares.accounts["ada"].since(0, server.now) == 0.0
+    assert shares.accounts["ada"].urgent_since(0, server.now) == 0.0
+    quotas = server.scene.quotas
+    assert (quotas.gpus_held("ada"), quotas.hours_used("ada", "day")) == (0, 0.0)
+
+
+def test_where_nobody_counts_cpus_or_there_are_no_gpus_they_count_as_nothing() -> None:
+    server, _ = flooded(ALONE)
+    assert server.scheduler.shares.used_s("ada", server.now) == 0.0
+    server = FakeServer(gpus=0, settings=HOST)
+    server.submit(gpus=0, cpus=8)
+    server.pass_time(60)
+    assert server.scheduler.shares.used_s("ada", server.now) == 0.0
+
+
+def test_other_settings_and_other_gpus_count_at_once() -> None:
+    server, _ = flooded()
+    shares = server.scheduler.shares
+    more = replace(HOST, host=Host(cpus=16))
+    server.tell(Reconfigured(server.now, more))
+    assert shares.accounts["ada"].host_rate == 2.0, "four jobs of four CPUs, of sixteen"
+    server.tell(Discovered(server.now, (a_gpu(0),)))
+    assert shares.accounts["ada"].host_rate == 1.0
+    made = len(server.steps)
+    server.pass_time(10)
+    assert not any(step.accounts for step in server.steps[made:]), "no job has started or ended"
+
+
+def test_an_account_with_a_part_of_the_host_is_stored(tmp_path: Path) -> None:
+    server, _ = flooded()
+    store = SqlStore.open(tmp_path / "carma.db")
+    store.keep_time("boot", 0.0)
+    for step in server.steps:
+        store.commit(step)
+    used_s = server.scheduler.shares.used_s("ada", server.now + 50)
+    saved = store.restore()
+    server.scheduler.restore(saved.jobs, accounts=saved.accounts)
+    server.sample(50)
+    assert server.scheduler.shares.used_s("ada", server.now) == pytest.approx(used_s)
+    store.keep_time("another boot", 5000.0)
+    assert {each.host_rate for each in store.restore().accounts} == {0.0}
+    store.close()
+    old = '{"user":"ada","at":5.0,"used_s":7.0,"rate":1.0,"days":[[3,9.0]]}'
+    assert codec.decode_account(old) == Account(
+        "ada", at=5.0, used_s=7.0, rate=1.0, days=((3, 9.0),)
+    )
+
+
+# -- what users might try
+
+
+def test_cancelling_and_submitting_again_gains_neither_use_nor_a_place() -> None:
+    server, jobs = flooded()
+    used_s = server.scheduler.shares.used_s("ada", server.now)
+    bob = server.submit(user="bob", gpus=0, cpus=4)
+    carl = server.submit(user="carl", gpus=0, cpus=4)
+    for job in jobs:
+        server.tell(CancelRequested(server.now, job, "ada", 0))
+    ada = server.scheduler.shares.accounts["ada"]
+    assert ada.host_rate == 2.0, "until its processes are gone"
+    again = server.submit(user="ada", gpus=0, cpus=4)
+    assert line(server) == [bob, carl, again]
+    server.tell(CancelRequested(server.now, bob, "bob", 0))
+    bob = server.submit(user="bob", gpus=0, cpus=4)
+    assert line(server) == [carl, bob, again]
+    for job in jobs[:2]:
+        server.exit(job, Exit(Cause.CANCELLED))
+    assert server.scheduler.shares.used_s("ada", server.now) == used_s
+
+
+def test_an_early_arrival_that_was_kept_gains_nothing_against_who_has_used_less() -> None:
+    """By holding a job, or by running an ended one again."""
+    server, jobs = flooded()
+    server.tell(HoldRequested(server.now, jobs[2], True, "ada"))
+    server.tell(CancelRequested(server.now, jobs[3], "ada", 0))
+    bob = server.submit(user="bob", gpus=0, cpus=4)
+    server.tell(HoldRequested(server.now, jobs[2], False, "ada"))
+    server.tell(RequeueRequested(server.now, server.last(jobs[3]), "ada"))
+    server.pass_time(60, 30)
+    assert line(server) == [bob, jobs[2], jobs[3]]
+
+
+def test_a_held_job_counts_as_nothing_and_one_that_is_being_preempted_until_it_is_gone() -> None:
+    server, jobs = flooded()
+    server.tell(HoldRequested(server.now, jobs[2], True, "ada"))
+    assert server.scheduler.shares.accounts["ada"].host_rate == 2.0, "of the two that run"
+    server = FakeServer(gpus=1, settings=replace(ALONE, limits=Limits(preemption=True)))
+    job = server.submit(user="ada")
+    server.run_kernel(job)
+    server.pass_time(60)
+    shares, ledger = server.scheduler.shares, server.scheduler._ledger
+    ledger.put(stopping(ledger.jobs[job], Cause.PREEMPTED))
+    server.pass_time(60)
+    assert shares.accounts["ada"].rate == 1.0
+    server.tell(Exited(server.now, job, 1, Exit(Cause.FAILURE, signal=15)))
+    assert server.scheduler.shares.used_s("ada", server.now) == pytest.approx(120, rel=0.01)
+
+
+def test_an_adopted_job_counts_from_its_adoption_on() -> None:
+    server = FakeServer(gpus=1, settings=HOST)
+    server.pass_time(600, 60)
+    gpu = server.gpus[0].id
+    spec = a_spec(user="ada", process=(4711, 99), interactive=True)
+    server.tell(Adopted(server.now, JobId(50), spec, (gpu,), Mode.STREAMS))
+    assert server.scheduler.shares.accounts["ada"].rate == 1.0
+    server.pass_time(60)
+    assert server.scheduler.shares.used_s("ada", server.now) == pytest.approx(60, rel=0.01)

@@ -30,12 +30,14 @@ def shares_out(scene: Scene) -> SharesOut:
             "weight": settings.weights.get(user, 1.0),
             "gpu_hours": round(shares.used_s(user, scene.now) / HOUR_S, 3),
             "gpus": round(account.rate, 3),
+            "host_gpus": round(account.host_rate, 3),
             "rank": shares.rank(user),
             "waiting": waiting[user],
             "urgent_gpu_hours": round(shares.urgent_s(user, scene.now) / HOUR_S, 3),
         }
         for user, account in shares.accounts.items()
         if account.rate
+        or account.host_rate
         or account.urgent
         or waiting[user]
         or shares.used_s(user, scene.now) >= SHOWN_S

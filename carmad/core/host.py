@@ -90,6 +90,13 @@ class Room:
         return f"{left}: {', '.join(has)}" if has else left
 
 
+def worth(asked: Key, total: Host, gpus: int) -> float:
+    """How many of the server's GPUs are as large a part of it as what is asked for: of its CPUs
+    or of its memory, whichever part is larger."""
+    parts = zip(asked, (total.cpus, total.memory_mib), strict=True)
+    return max(wanted * gpus / whole if wanted and whole else 0.0 for wanted, whole in parts)
+
+
 def counted(counts: Counter[str], spec: JobSpec, sign: int) -> None:
     """Add what a job asks for to the sums, or subtract it."""
     for kind in (CPUS, MEMORY):

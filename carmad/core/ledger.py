@@ -230,6 +230,8 @@ class Ledger:
     def _hold(self, job: Job) -> None:
         if job.id not in self.holders:
             self.held.add(job)
+            if not job.gpus:
+                self.rates.hold(job)
             for gpu in job.gpus:
                 there = self.residents(gpu)
                 self.rates.change(there, (*there, job))
@@ -249,6 +251,8 @@ class Ledger:
         del self.holders[job.id]
         self._running = None
         self.held.remove(job)
+        if not job.gpus:
+            self.rates.let_go(job)
         for gpu in job.gpus:
             there = self.residents(gpu)
             self.rates.change(there, [each for each in there if each.id != job.id])

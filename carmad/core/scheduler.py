@@ -118,6 +118,7 @@ class Scheduler:
         for job in self._ledger.pieces():  # each needs an estimate of its own
             if (row := self.jobs.rows.get(job.id)) and isinstance(due := owed(row), EstimateMemory):
                 self._actions.append(due)
+        self._ledger.rates.convert_by(self.settings.host, len(self.gpus))
         self.shares.follow(self._ledger.rates, now)
         self.check()
         return Step(

@@ -1,8 +1,11 @@
-"""Fair share: what each user has used of the GPUs, and in which order their jobs wait.
+"""Fair share: what each user has used of the server, and in which order their jobs wait.
 
 A GPU that several jobs share is divided evenly among them: two jobs on one GPU for an hour use half
 a GPU-hour each. Measured activity would be cheap for who holds memory without computing, is not
 known of every job (MPS, time slices), and could not be checked by hand.
+
+A job without GPUs counts as the part of the server's GPUs that it has of the host (`host.worth`):
+who filled the host with such jobs would otherwise keep the best rank.
 """
 
 from __future__ import annotations
@@ -11,9 +14,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from carmad.config import Fairness
+from carmad.config import Fairness, Host
+from carmad.core.host import Key, key, worth
 from carmad.core.types import Job
+
+K = TypeVar("K")
+W = TypeVar("W")
 
 HOUR_S = 3600.0
 DAY_S = 86_400.0
@@ -38,7 +46,8 @@ class Account:
     at: float = 0.0
     used_s: float = 0.0  # halved with every half-life
     rate: float = 0.0  # GPUs held since `at`, shared ones in part
-    days: Days = ()  # used, not halved
+    host_rate: float = 0.0  # GPUs that the user's jobs without GPUs count as since `at`
+    days: Days = ()  # used of GPUs, not halved
     urgent_rate: float = 0.0  # the part of `rate` that is of urgent jobs
     urgent: Days = ()  # used by those
 
@@ -49,7 +58,7 @@ class Account:
             return self
         decay = math.log(2) / half_life_s
         kept = math.exp(-decay * passed_s)
-        gained = self.rate * -math.expm1(-decay * passed_s) / decay
+        gained = (self.rate + self.host_rate) * -math.expm1(-decay * passed_s) / decay
         return replace(
             self,
             at=now,
@@ -59,7 +68,7 @@ class Account:
         )
 
     def since(self, day: int, now: float) -> float:
-        """GPU-seconds used from the beginning of this day on."""
+        """GPU-seconds used from the beginning of this day on, by jobs that held GPUs."""
         return _since(day, self._days(now, self.days, self.rate))
 
     def urgent_since(self, day: int, now: float) -> float:
@@ -88,17 +97,35 @@ def frees_at(used_s: Callable[[int], float], most_s: float, days: int, now: floa
 
 
 class Rates:
-    """How many GPUs each user holds now, kept by the ledger. Counted by how many share a GPU, so
-    that sums are exact whatever the order of changes."""
+    """What each user holds now, kept by the ledger: GPUs, and parts of the host by jobs without
+    GPUs. Counted by how many share a GPU and by what is asked for, so that sums are exact whatever
+    the order of changes."""
 
     def __init__(self) -> None:
         self.moved: dict[str, None] = {}  # users whose rate has changed
         self._shared: dict[tuple[str, bool], Counter[int]] = {}
+        self._asked: dict[str, Counter[Key]] = {}  # of the host, by jobs without GPUs
+        self._server = Host(), 0
+
+    def convert_by(self, host: Host, gpus: int) -> None:
+        """What the server has, by which parts of the host are converted into GPUs."""
+        if self._server != (host, gpus):
+            self._server = host, gpus
+            self.moved.update(dict.fromkeys(self._asked))
+
+    def hold(self, job: Job) -> None:
+        """A job without GPUs has its part of the host from now on."""
+        _count(self._asked, job.spec.user, key(job.spec), 1)
+        self.moved[job.spec.user] = None
+
+    def let_go(self, job: Job) -> None:
+        _count(self._asked, job.spec.user, key(job.spec), -1)
+        self.moved[job.spec.user] = None
 
     def change(self, before: Iterable[Job], after: Iterable[Job]) -> None:
         """The jobs on one GPU."""
-        self._count(tuple(before), -1)
-        self._count(tuple(after), 1)
+        self._share(tuple(before), -1)
+        self._share(tuple(after), 1)
 
     def of(self, user: str) -> float:
         return self._of(user, False) + self.urgent(user)
@@ -106,20 +133,27 @@ class Rates:
     def urgent(self, user: str) -> float:
         return self._of(user, True)
 
+    def host(self, user: str) -> float:
+        asked = self._asked.get(user, Counter())
+        return math.fsum(jobs * worth(its, *self._server) for its, jobs in asked.items())
+
     def _of(self, user: str, urgent: bool) -> float:
         shared = self._shared.get((user, urgent), Counter())
         return math.fsum(jobs / sharing for sharing, jobs in shared.items())
 
-    def _count(self, jobs: tuple[Job, ...], sign: int) -> None:
+    def _share(self, jobs: tuple[Job, ...], sign: int) -> None:
         for job in jobs:
-            whose = job.spec.user, job.spec.urgent
-            shared = self._shared.setdefault(whose, Counter())
-            shared[len(jobs)] += sign
-            if not shared[len(jobs)]:
-                del shared[len(jobs)]
-            if not shared:
-                del self._shared[whose]
+            _count(self._shared, (job.spec.user, job.spec.urgent), len(jobs), sign)
             self.moved[job.spec.user] = None
+
+
+def _count(counts: dict[W, Counter[K]], whose: W, what: K, number: int) -> None:
+    its = counts.setdefault(whose, Counter())
+    its[what] += number
+    if not its[what]:
+        del its[what]
+    if not its:
+        del counts[whose]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +189,13 @@ class Shares:
             self._put(replace(known or Account(user, at=now), groups=groups))
 
     def follow(self, rates: Rates, now: float) -> None:
-        """Take over who holds GPUs from now on."""
+        """Take over who holds what from now on."""
         for user in rates.moved:
-            known, rate, urgent = self._of(user, now), rates.of(user), rates.urgent(user)
-            if (known.rate, known.urgent_rate) != (rate, urgent):
-                self._put(replace(self._settle(user, now), rate=rate, urgent_rate=urgent))
+            known = self._of(user, now)
+            rate, host, urgent = rates.of(user), rates.host(user), rates.urgent(user)
+            if (known.rate, known.host_rate, known.urgent_rate) != (rate, host, urgent):
+                settled = self._settle(user, now)
+                self._put(replace(settled, rate=rate, host_rate=host, urgent_rate=urgent))
         rates.moved.clear()
         # After a reboot, what was used since then is lost. Simulations need not pay for that.
         if self._settings.enabled is not False and now - self._saved_at >= SAVED_EVERY_S:
@@ -168,7 +204,7 @@ class Shares:
     def save(self, now: float) -> None:
         self._saved_at = now
         for user, known in tuple(self.accounts.items()):
-            if known.rate:
+            if known.rate or known.host_rate:
                 self._settle(user, now)
 
     def rank(self, user: str) -> int:

@@ -209,7 +209,8 @@ class SqlStore(Reader):
                     self._shift(connection, ahead_s - known)
                 else:  # the machine was off: nothing is known to have been used meanwhile
                     self._change_accounts(
-                        connection, lambda each: replace(each, rate=0.0, urgent_rate=0.0)
+                        connection,
+                        lambda each: replace(each, rate=0.0, host_rate=0.0, urgent_rate=0.0),
                     )
                 connection.execute(delete(CLOCK))
                 connection.execute(insert(CLOCK).values(boot_id=boot_id, ahead_s=ahead_s))

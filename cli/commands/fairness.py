@@ -25,15 +25,20 @@ def share_options(parser: Parser) -> None:
 
 
 def share(options: Namespace) -> int:
-    """Show what each user has used of the GPUs of late. Who has used less goes first."""
+    """Show what each user has used of the server of late. Who has used less goes first.
+
+    A job without GPUs counts as the part of the GPUs that it has of the CPUs or the host memory.
+    HOST: the GPUs that those of the user's that run count as.
+    """
     answer = client.get("/v1/share")
     if options.json:
         output.print_json(answer)
         return 0
-    made = Table(columns("USER~ GROUP~ WEIGHT> GPU-H> GPUS> WAITING> RANK> URGENT-GPU-H>"))
-    keys = ("user", "group", "weight", "gpu_hours", "gpus", "waiting", "rank", "urgent_gpu_hours")
+    made = Table(columns("USER~ GROUP~ WEIGHT> GPU-H> GPUS> HOST> WAITING> RANK> URGENT-GPU-H>"))
+    of_use = "gpu_hours", "gpus", "host_gpus"
+    keys = "user", "group", "weight", *of_use, "waiting", "rank", "urgent_gpu_hours"
     for user in answer["users"]:
-        made.add(*(_word(user[key]) for key in keys))
+        made.add(*(_word(user.get(key)) for key in keys))  # an older carmad sends no host_gpus
     output.show([made])
     if not answer["enabled"]:
         output.note("jobs start in order of arrival: fairness.enabled is off")

@@ -9,8 +9,9 @@ class ShareOut(TypedDict):
     user: str
     group: str  # that the user shares with; "": none
     weight: float
-    gpu_hours: float  # of late: halved with every half-life
+    gpu_hours: float  # of late, with what jobs without GPUs count as: halved with every half-life
     gpus: float  # held now, shared ones in part
+    host_gpus: float  # GPUs that the user's running jobs without GPUs count as
     rank: int  # in line, among users; the lowest goes first, 0: has used nothing
     waiting: int  # jobs
     urgent_gpu_hours: float  # used by urgent jobs in the last seven days
