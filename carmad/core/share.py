@@ -5,7 +5,7 @@ a GPU-hour each. Measured activity would be cheap for who holds memory without c
 known of every job (MPS, time slices), and could not be checked by hand.
 
 A job without GPUs counts as the part of the server's GPUs that it has of the host (`host.worth`):
-who filled the host with such jobs would otherwise keep the best rank.
+otherwise a user could fill the host with such jobs and keep the best rank.
 """
 
 from __future__ import annotations

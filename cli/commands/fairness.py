@@ -28,7 +28,7 @@ def share(options: Namespace) -> int:
     """Show what each user has used of the server of late. Who has used less goes first.
 
     A job without GPUs counts as the part of the GPUs that it has of the CPUs or the host memory.
-    HOST: the GPUs that those of the user's that run count as.
+    HOST: the number of GPUs that the user's running jobs without GPUs count as.
     """
     answer = client.get("/v1/share")
     if options.json:
