@@ -41,6 +41,9 @@ mkdir "$1/cgroup" "$1/etc" "$1/empty"
 cp -a /etc/. "$1/etc"
 mount -t cgroup2 none "$1/cgroup"
 own=$1/cgroup$(sed -n 's/^0:://p' /proc/self/cgroup)
+for each in $(cat "$own/cgroup.controllers"); do
+    echo "+$each" > "$own/cgroup.subtree_control" || true  # a group with processes has none to give
+done 2>/dev/null
 group=$own/carma-booted-$$
 mkdir "$group"
 echo 0 > "$group/cgroup.procs"

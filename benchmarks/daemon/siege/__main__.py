@@ -22,7 +22,7 @@ import typer
 
 from benchmarks.daemon.booted import NotBooted
 from benchmarks.daemon.siege.cases import CASES, Case, NotHere
-from benchmarks.daemon.siege.field import Field, besieged
+from benchmarks.daemon.siege.field import Asked, Field, besieged
 from benchmarks.harness.main import main
 from benchmarks.harness.report import Report, of_rows
 from benchmarks.harness.rows import Row, percentile
@@ -36,8 +36,8 @@ UNNOTICED_S = 10.0
 @dataclass
 class Found:
     case: str
-    quiet: list[dict[str, list[float]]] = field(default_factory=list)
-    attacked: list[dict[str, list[float]]] = field(default_factory=list)
+    quiet: list[Asked] = field(default_factory=list)
+    attacked: list[Asked] = field(default_factory=list)
     jobs: int = 0
     lost: list[int] = field(default_factory=list)
     doubled: list[int] = field(default_factory=list)
@@ -46,8 +46,11 @@ class Found:
     skipped: str = ""  # why it was not run
     failed: str = ""  # a state that did not come about
 
-    def p99(self, rounds: list[dict[str, list[float]]], what: str) -> float:
-        return statistics.median(percentile(each[what], 0.99) for each in rounds)
+    def p99(self, rounds: list[Asked], what: str) -> float:
+        return statistics.median(percentile(each.latencies[what], 0.99) for each in rounds)
+
+    def in_line(self, rounds: list[Asked]) -> float:
+        return statistics.median(each.in_line for each in rounds)
 
 
 def besiege(field: Field, case: Case, rounds: int, times: int, jobs: int = JOBS) -> Found:
@@ -88,6 +91,17 @@ def rows(case: Case, found: Found) -> list[Row]:
             note = f"{attacked:.0f} ms | {quiet:.0f} ms"
             ratio = attacked / quiet
             out.append(Row(case.name, f"{what}, p99", ratio, "×", bound=bound, note=note))
+    if found.quiet and found.attacked:
+        quiet, attacked = found.in_line(found.quiet), found.in_line(found.attacked)
+        out.append(
+            Row(
+                case.name,
+                "carmad waits for a processor",
+                attacked,
+                "s/s",
+                note=f"{quiet:.2f} when it is quiet",
+            )
+        )
     note = f"{case.what}; {found.jobs} jobs"
     bad = len(found.lost) + len(found.doubled)
     out.append(Row(case.name, "jobs lost or doubled", bad, "", bound=0, note=note))

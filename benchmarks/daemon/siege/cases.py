@@ -112,8 +112,9 @@ def shm(field: Field) -> Iterator[None]:
 
 @contextmanager
 def subuids(field: Field) -> Iterator[None]:
-    first = field.machine.subuids(HOSTILE[0])
-    with field.attack("", attackers.subuids, first, SUBUIDS, EACH):
+    user = HOSTILE[0]
+    first = field.machine.subuids(user)
+    with field.attack(user, attackers.subuids, first, SUBUIDS, EACH, root=True):
         yield
 
 

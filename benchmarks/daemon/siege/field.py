@@ -52,6 +52,15 @@ class Stuck:
 
 
 @dataclass
+class Asked:
+    """How long the honest user's requests took, by kind, in ms; and for how much of that time
+    carmad's threads were ready and had no processor, as a sum over threads."""
+
+    latencies: dict[str, list[float]]
+    in_line: float
+
+
+@dataclass
 class Seen:
     """What was noticed of the daemon while watching."""
 
@@ -80,13 +89,32 @@ class Field:
     def program(self, module: str, *words: object) -> list[str]:
         return [sys.executable, "-m", f"benchmarks.daemon.siege.{module}", *map(str, words)]
 
-    def as_user(self, user: str, *words: str, **options: Any) -> subprocess.Popen[bytes]:
-        uid = self.machine.users[user]
-        enter = [*self.machine.enter(str(ROOT)), f"--setuid={uid}", f"--setgid={uid}"]
-        return subprocess.Popen([*enter, *words], **options)
+    def slice(self, user: str) -> str:
+        """Where logind puts what the user starts, so that users share the processors; "": root."""
+        return f"user-{self.machine.users[user]}.slice" if user else "system.slice"
 
-    def ask(self, times: int) -> dict[str, list[float]]:
-        """The honest user's latencies, in ms."""
+    def as_user(self, user: str, *words: str, **options: Any) -> subprocess.Popen[bytes]:
+        """Run a program as from a login, with this process's own input and output."""
+        who = [f"--uid={user}", f"--gid={user}", f"--slice={self.slice(user)}"]
+        scope = ["systemd-run", "--quiet", "--collect", "--scope", *who, "--"]
+        return subprocess.Popen([*self.machine.enter(str(ROOT)), *scope, *words], **options)
+
+    def ask(self, times: int) -> Asked:
+        before, begun = self._in_line_s(), time.monotonic()
+        latencies = self._latencies(times)
+        seconds = time.monotonic() - begun
+        return Asked(latencies, max(0.0, self._in_line_s() - before) / seconds)
+
+    def _in_line_s(self) -> float:
+        """How long carmad's threads have been ready to run while the kernel ran others."""
+        pid = self.machine.show("carmad.service", "MainPID")
+        with contextlib.suppress(OSError):  # it is being restarted
+            threads = Path(self.inside(f"/proc/{pid}/task")).iterdir()
+            return sum(int((each / "schedstat").read_text().split()[1]) for each in threads) / 1e9
+        return 0.0
+
+    def _latencies(self, times: int) -> dict[str, list[float]]:
+        """The honest user's, in ms."""
         words = self.program("honest", "ask", times)
         with self.as_user(HONEST, *words, stdout=subprocess.PIPE) as asking:
             said, _ = asking.communicate()
@@ -94,9 +122,10 @@ class Field:
         return found
 
     @contextlib.contextmanager
-    def attack(self, user: str, kind: Any, *words: object) -> Iterator[str]:
-        """Run one of the `attackers` as that user, or as root. What it submitted is cancelled."""
-        with self.unit(user, *self.program("attackers", kind.__name__, *words)) as unit:
+    def attack(self, user: str, kind: Any, *words: object, root: bool = False) -> Iterator[str]:
+        """Run one of the `attackers` as that user, or as root for that user. What it submitted is
+        cancelled."""
+        with self.unit(user, *self.program("attackers", kind.__name__, *words), root=root) as unit:
             yield unit
         if user:
             self.await_none(user)
@@ -117,14 +146,21 @@ class Field:
         until(none, f"{user}'s jobs to end")
 
     @contextlib.contextmanager
-    def unit(self, user: str, *words: str, **env: str) -> Iterator[str]:
-        """Run a program outside of CARMA's jobs, as from a login; user "": root's."""
+    def unit(self, user: str, *words: str, root: bool = False, **env: str) -> Iterator[str]:
+        """Run a program outside of CARMA's jobs, as from a login; user "": root's. `root`: among
+        the user's, but as root."""
         name = f"siege-{next(self._numbers)}.service"
-        who = [f"--uid={user}", f"--gid={user}"] if user else []
-        slice = "user.slice" if user else "system.slice"
+        who = [f"--uid={user}", f"--gid={user}"] if user and not root else []
         log = f"{self.machine.folder}/{name}.log"
         self.machine.run(
-            *("systemd-run", "--quiet", "--collect", f"--unit={name}", f"--slice={slice}", *who),
+            *(
+                "systemd-run",
+                "--quiet",
+                "--collect",
+                f"--unit={name}",
+                f"--slice={self.slice(user)}",
+                *who,
+            ),
             *(f"--working-directory={ROOT}", "--property=LimitNOFILE=65536"),
             *(f"--property=StandardOutput=append:{log}", f"--property=StandardError=append:{log}"),
             *(f"--setenv={key}={value}" for key, value in env.items()),
