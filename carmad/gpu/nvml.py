@@ -51,6 +51,7 @@ _READINGS = (
     "health",
 )
 
+_CHECK_DRIVER = "does nvidia-smi answer? See dmesg; if it does not, reboot the machine"
 _NO_INSTANCE = "{} takes no job: MIG is on and it has no instance"
 MPS_SERVER = "nvidia-cuda-mps-server"[:15]  # as the kernel shortens it
 
@@ -90,14 +91,15 @@ class NvmlSource:
         count = self._lanes.ask("look", {_DRIVER: look}).get(_DRIVER)
         if count is None:
             raise CarmaError(
-                f"the driver does not answer {self._lanes.hangs(_DRIVER)}",
-                "does nvidia-smi answer? See dmesg; if it does not, reboot the machine",
+                f"the driver does not answer {self._lanes.hangs(_DRIVER)}", _CHECK_DRIVER
             )
         boards, unopened = self._opened(count)
         if unopened:
             # A known GPU that cannot be opened is faulty, not gone.
             here = {board.id for board in boards}
             boards += [board for board in self._boards if board.id not in here]
+        if unopened and not boards:  # they are there: jobs are not to be refused, but to wait
+            raise CarmaError(unopened[0], _CHECK_DRIVER)
         self._boards = sorted(boards, key=lambda board: board.bus)
         self._notes = (*unopened, *(_NO_INSTANCE.format(b.id) for b in boards if not b.units))
         units = self._on_islands(units_of(self._boards))
