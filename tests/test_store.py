@@ -495,22 +495,6 @@ def test_backups_are_whole_and_only_so_many(store: SqlStore) -> None:
     copy.close()
 
 
-def test_a_backup_without_room_leaves_nothing(store: SqlStore) -> None:
-    """Also not what SQLite keeps beside it."""
-    store.commit(step(*(job(number, name="x" * 200) for number in range(1, 100))))
-    whole = store.backup(keep=1)
-    whole_bytes = whole.stat().st_size
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for room in range(4096, whole_bytes, 4096):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
-        try:
-            with pytest.raises(StoreFull):
-                store.backup(keep=1)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        assert list(whole.parent.iterdir()) == [whole], room
-
-
 def test_commits_go_on_during_a_backup(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.commit(step(*(job(n, name="x" * 3000) for n in range(1, 4000))))
     committed = threading.Event()

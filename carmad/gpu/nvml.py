@@ -98,8 +98,6 @@ class NvmlSource:
             # A known GPU that cannot be opened is faulty, not gone.
             here = {board.id for board in boards}
             boards += [board for board in self._boards if board.id not in here]
-        if unopened and not boards:  # they are there: jobs are not to be refused, but to wait
-            raise CarmaError(unopened[0], _CHECK_DRIVER)
         self._boards = sorted(boards, key=lambda board: board.bus)
         self._notes = (*unopened, *(_NO_INSTANCE.format(b.id) for b in boards if not b.units))
         units = self._on_islands(units_of(self._boards))
@@ -107,6 +105,8 @@ class NvmlSource:
             self._finish()
             self._units = units
             self._begin()
+        if unopened and not boards:  # they are there: jobs are not to be refused, but to wait
+            raise CarmaError(unopened[0], _CHECK_DRIVER)
         return tuple(unit.gpu for unit in units)
 
     def _opened(self, count: int) -> tuple[list[Board], list[str]]:
