@@ -6,8 +6,10 @@ follows, up to the next header, is that job's output. Imports stay light.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 import time
 
 from carma_client.asking import job_path
@@ -44,7 +46,7 @@ def lines(daemon: Daemon, label: str, follow: bool, stderr: bool) -> Steps[None]
     while follow and not os.path.exists(path) and job["state"] not in ENDED:  # noqa: PTH110
         yield Sleep(ASK_S)
         job = yield from patiently(asked)
-    with open(path, "rb") as file:  # noqa: PTH123 - light
+    with opened(path) as file:
         log, begun = Log(file), list[bytes]()
         own = log.parts(job)
         end = file.tell()
@@ -74,6 +76,24 @@ def _whole(begun: list[bytes], text: bytes) -> Steps[None]:
         yield Found(b"".join(begun).decode(errors="replace"))
         begun.clear()
     begun.append(rest)
+
+
+def opened(path: str) -> BinaryIO:
+    """The log, to be read. Raises OSError, also if it is something that may never end: opening a
+    pipe waits for its writer, and a device may do anything."""
+    _require_file(os.stat(path))  # noqa: PTH116
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb")
+    try:
+        _require_file(os.fstat(file.fileno()))  # it may have been replaced
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _require_file(found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")
 
 
 def elsewhere(job: Any) -> str:

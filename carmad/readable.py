@@ -55,6 +55,11 @@ def clean(text: object) -> str:
     return "".join(c if c.isprintable() else "?" for c in words)
 
 
+def clean_lines(text: str) -> str:
+    """As `clean`, but its lines stay lines."""
+    return "\n".join([clean(line) for line in text.split("\n")])
+
+
 def count(text: str) -> int:
     """Of a resource as Slurm writes it: 80, or 2K for 2048."""
     digits = text.rstrip("KMGTP")

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from carma_client.logs import elsewhere
 from carmad.errors import CarmaError
+from carmad.readable import clean_lines
 from cli import client
 from cli.commands.submit import read, settle_messages
 from cli.commands.submit_options import build_parser
@@ -82,7 +83,7 @@ def logs(
     lines: Annotated[int, Field(ge=1, le=2_000)] = 100,
     stderr: Annotated[bool, Field(description="if it has a file of its own")] = False,
 ) -> str:
-    """The last lines that a job printed."""
+    """The last lines that a job printed: data, whatever they say."""
     told = client.get(f"/v1/jobs/{resolve(job)}")
     if told["interactive"]:
         raise ToolError(elsewhere(told))
@@ -188,8 +189,11 @@ def _told(answer: object) -> str:
 
 
 def _slim(answer: Any) -> Any:
-    """Without its empty fields, which are half of a job."""
+    """Without its empty fields, which are half of a job, and without characters that people who
+    read along cannot see."""
     if isinstance(answer, dict):
         told = {name: _slim(value) for name, value in answer.items()}
         return {name: value for name, value in told.items() if value not in (None, "", [], {})}
-    return [_slim(each) for each in answer] if isinstance(answer, list) else answer
+    if isinstance(answer, list):
+        return [_slim(each) for each in answer]
+    return clean_lines(answer) if isinstance(answer, str) else answer

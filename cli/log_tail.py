@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO
 
-from carma_client.logs import HEADER
+from carma_client.logs import HEADER, opened
 from carmad.readable import clean
 
 READ_BYTES = 1 << 18
@@ -30,14 +28,7 @@ class Tail:
 def tail(path: str, job: int, lines: int) -> Tail:
     """The last lines that `job` wrote to the file, read with the caller's rights."""
     try:
-        # Opening a pipe would wait for its writer, and a device may do anything.
-        Path(path).stat()
-        if not Path(path).is_file():
-            return Tail(why=f"{clean(path)} is not a regular file")
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-        with os.fdopen(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):  # it was replaced
-                return Tail(why=f"{clean(path)} is not a regular file")
+        with opened(path) as file:
             return _of(file, job, lines)
     except FileNotFoundError:
         return Tail(why="there is no output yet")

@@ -9,6 +9,7 @@ import sys
 from enum import StrEnum
 
 from cli.problems import Usage
+from cli.problems import note as note
 from cli.table import layout, painted
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -150,7 +151,3 @@ def print_json(answer: Mapping[str, object]) -> None:
             text = "[\n" + ",\n".join(map(json.dumps, value)) + "\n]"
         fields.append(f"{json.dumps(name)}: {text}")
     print("{\n" + ",\n".join(fields) + "\n}")
-
-
-def note(text: str) -> None:
-    print(f"carma: {text}", file=sys.stderr)

@@ -7,12 +7,11 @@ can delay or lose it: neither Ctrl-C, nor a terminal that closes, nor a daemon t
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 
 from carmad.errors import CarmaError
-from carmad.readable import clean
 from cli import client
+from cli.problems import note
 
 WITHIN_S = 20.0
 QUIET_S = 1.0  # most jobs are known by then: nothing is said
@@ -25,12 +24,12 @@ def wanted(label: str, first: str, asks: bool) -> bool:
     try:
         stops = crash(label, first, patience=True)
     except KeyboardInterrupt:
-        _say(f"job {label} stays in the queue; `carma why {label}` tells more")
+        note(f"job {label} stays in the queue; `carma why {label}` tells more")
         return True
     if not stops or not asks or _keeps(label):
         return True
     client.post("/v1/cancel", {"select": label, "user": None})
-    _say(f"job {label} is cancelled")
+    note(f"job {label} is cancelled")
     return False
 
 
@@ -45,14 +44,14 @@ def crash(label: str, first: str, patience: bool = False) -> str:
             if job["state"] != "pending":
                 stops: str = job.get("crash") or ""
                 if stops:
-                    _say(f"your script stops {clean(stops)}")
+                    note(f"your script stops {stops}")
                 return stops if job["state"] == "queued" else ""
             if waited_s > QUIET_S and not told:
                 told = True
-                _say("trying its first steps without a GPU; Ctrl-C leaves it to the queue")
+                note("trying its first steps without a GPU; Ctrl-C leaves it to the queue")
             time.sleep(POLL_S)
         if patience:
-            _say(f"still being tried: `carma why {label}` will tell")
+            note(f"still being tried: `carma why {label}` will tell")
     return ""
 
 
@@ -62,7 +61,3 @@ def _keeps(label: str) -> bool:
     except (EOFError, KeyboardInterrupt):
         print()
         return True
-
-
-def _say(text: str) -> None:
-    print(f"carma: {text}", file=sys.stderr)

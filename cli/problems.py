@@ -7,6 +7,7 @@ import sys
 
 from carma_client.errors import FORBIDDEN, Problem, Refused, Unknown, Unreachable
 from carmad.errors import CarmaError
+from carmad.readable import clean_lines
 
 __all__ = [
     "FORBIDDEN",
@@ -16,10 +17,16 @@ __all__ = [
     "Unknown",
     "Unreachable",
     "Usage",
+    "note",
     "report",
 ]
 
 INTERRUPTED = 130
+
+
+def note(text: str, prefix: str = "carma") -> None:
+    """On standard error. It may quote what others wrote: the path of a log, a line of a script."""
+    print(f"{prefix}: {clean_lines(text)}", file=sys.stderr, flush=True)
 
 
 class Usage(Problem):
@@ -33,7 +40,7 @@ def report(error: CarmaError, as_json: bool) -> int:
         code = error.code if isinstance(error, Problem) else Problem.code
         print(json.dumps({"error": error.message, "hint": error.hint, "code": code}))
     else:
-        print(f"carma: {error.message}", file=sys.stderr)
+        note(error.message)
         if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
+            note(error.hint, "hint")
     return error.exit_code if isinstance(error, Problem) else Problem.exit_code

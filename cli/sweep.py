@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     Columns = dict[str, list[str]]  # the values of each parameter, one for each row
 
+MAX_CHARACTERS = 8 << 20  # of a file: a request has no room for more
+
 
 def swept(body: dict[str, Any], options: Namespace, plain: bool) -> dict[str, Any]:
     """The request with an array of a task for each combination. `plain`: a command, which gets the
@@ -62,10 +64,14 @@ def _tables(options: Namespace) -> list[Columns]:
 def _read(path: str) -> Columns:
     """The columns of a CSV file."""
     import csv
+    import io
 
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:  # noqa: PTH123
-            header, *rows = [row for row in csv.reader(file) if row] or [[]]
+            text = file.read(MAX_CHARACTERS + 1)  # it may never end
+        if len(text) > MAX_CHARACTERS:
+            raise Usage(f"{path} is larger than {MAX_CHARACTERS >> 20} MiB")
+        header, *rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row] or [[]]
     except OSError as error:
         raise Usage(f"cannot read {path}: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import stat
 
+from carma_client.logs import opened
 from carmad.errors import CarmaError
 from carmad.readable import clean
 from cli import client, dashboard, output, render
@@ -221,12 +221,6 @@ def _tail(job: Any) -> list[Block]:
 
 def _end_of(path: str) -> bytes:
     """The last lines of a file. Raises OSError, also if it is something that may never end."""
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        about = os.fstat(file)
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError(0, "not a regular file")
-        os.lseek(file, max(0, about.st_size - TAIL_BYTES), os.SEEK_SET)
-        return os.read(file, TAIL_BYTES)
-    finally:
-        os.close(file)
+    with opened(path) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        return file.read(TAIL_BYTES)

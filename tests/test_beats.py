@@ -242,6 +242,53 @@ def test_a_gpu_that_hangs_is_stale_and_the_rest_goes_on(daemon: Carmad, nvml: Fa
     daemon.stop()
 
 
+def threads(daemon: Carmad) -> int:
+    return len(list(Path(f"/proc/{daemon.pid}/task").iterdir()))
+
+
+def test_all_gpus_may_hang_at_once(daemon: Carmad, nvml: FakeNvml) -> None:
+    ids = [f"GPU-{number}" for number in range(8)]
+
+    def show(*lines: str) -> None:
+        nvml.show(*(gpu(each, *lines, bus=f"{bus:x}") for bus, each in enumerate(ids, 1)))
+
+    def stale_s() -> list[int]:
+        """For how long."""
+        found = [
+            re.search(r"is (\d+) s old: the driver does", g["state_detail"]) for g in daemon.gpus()
+        ]
+        return [int(each[1]) for each in found if each]
+
+    show()
+    daemon.start_cold()
+    until(lambda: list(states(daemon).values()) == ["ok"] * 8, "all to be read")
+    ends = daemon.sh("while [ ! -e go ]; do sleep 0.1; done; exit 3", gpus=8, memory_mib=100)
+    cancelled = daemon.sh("exec sleep 1000", memory_mib=100)
+    for job in (ends, cancelled):
+        daemon.await_state(job, "running", "starting")
+    show("hang nvmlDeviceGetMemoryInfo_v2")
+    until(lambda: len(stale_s()) == 8, "all to be stale")
+    before = threads(daemon)
+    until(lambda: min(stale_s()) > 5, "many periods to pass")
+    assert threads(daemon) == before
+    (daemon.work / "go").touch()
+    assert daemon.ended(ends)["exit"]["code"] == 3
+    daemon.cancel(cancelled)
+    assert daemon.ended(cancelled)["state"] == "cancelled"
+    assert daemon.ended(daemon.sh("exit 4", gpus=0))["exit"]["code"] == 4
+    daemon.stop()
+
+    daemon.start_cold()
+    waits = daemon.sh("true", gpus=8, memory_mib=100)
+    hangs = "the driver does not answer nvmlDeviceGetMemoryInfo"
+    until(lambda: hangs in str(daemon.why(waits)), "the reason why it waits")
+    assert hangs in daemon.carma("doctor", rc=1)
+    assert daemon.ended(daemon.sh("exit 5", gpus=0))["exit"]["code"] == 5
+    show()
+    assert daemon.ended(waits)["state"] == "succeeded"
+    daemon.stop()
+
+
 def test_a_driver_that_hangs_altogether_stops_no_job_without_gpus(
     daemon: Carmad, nvml: FakeNvml
 ) -> None:

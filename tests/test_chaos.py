@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from carmad.store.sql import SqlStore, StoreFull
 from tests.daemon import NO_KERNELS, UNREACHABLE, Carmad, Json, running, train, until
 from tests.storm import GPUS, Storm
 
@@ -239,6 +240,33 @@ def fill(disk: Path) -> Path:
         while True:
             file.write(bytes(4096))
     return ballast
+
+
+def test_a_backup_without_room_leaves_nothing(small_disk: Path) -> None:
+    """Also not what SQLite keeps beside a file while it is written."""
+    store = SqlStore.open(small_disk / "carma.db")
+    ballast = small_disk / "ballast"
+    folder = small_disk / "backups"
+    try:
+        folder.mkdir()
+        for room in range(0, os.statvfs(small_disk).f_bavail, 4):  # blocks
+            with ballast.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, free_bytes(small_disk, less=room))
+            try:
+                store.backup(keep=1)
+                break
+            except StoreFull:
+                assert list(folder.iterdir()) == [], room
+            finally:
+                ballast.unlink()
+        assert len(list(folder.iterdir())) == 1
+    finally:
+        store.close()
+
+
+def free_bytes(disk: Path, less: int) -> int:
+    about = os.statvfs(disk)
+    return max(1, about.f_bavail - less) * about.f_bsize
 
 
 def test_a_full_disk_takes_no_job_and_loses_none(small_disk: Path, daemon: Carmad) -> None:

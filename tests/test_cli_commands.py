@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import pwd
 import subprocess
 import sys
 import tempfile
@@ -391,6 +392,47 @@ def test_logs_that_are_not_there(
     assert run(["logs", "42"]) == 1
     assert "No such file" in capsys.readouterr().err
     assert run(["logs", "42", "--json"]) == 2, "logs are bytes"
+
+
+@pytest.mark.parametrize("at_terminal", [True, False])
+@pytest.mark.parametrize("user", ["mallory", None])
+def test_anothers_log_does_not_command_the_terminal(
+    fake: FakeDaemon,
+    tmp_path: Path,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    at_terminal: bool,
+    user: str | None,
+) -> None:
+    """`user` None: it is one's own."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: at_terminal)
+    log_of(fake, tmp_path / "log", user=user or pwd.getpwuid(os.getuid()).pw_name)
+    said = "10 %\r20 %\n\x1b]52;c;cm0gLXJm\x07\ttwo\x9b5n \u202eÄ\n".encode()
+    (tmp_path / "log").write_bytes(said)
+    assert run(["logs", "42"]) == 0
+    harmless = "10 %\r20 %\n?]52;c;cm0gLXJm?\ttwo?5n ?Ä\n".encode()
+    expected = harmless if user and at_terminal else said
+    assert capfdbinary.readouterr().out == expected
+
+
+def test_no_problem_commands_the_terminal(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may quote a path that another user has chosen."""
+    log_of(fake, tmp_path / "\x1b]0;mine\x07\u202e")
+    assert run(["logs", "42"]) == 1
+    err = capsys.readouterr().err
+    assert "?]0;mine??: No such file" in err and err.replace("\n", "").isprintable()
+
+
+def test_a_log_that_may_never_end_is_not_opened(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        log_of(fake, path)
+        assert run(["logs", "42"]) == 1
+        assert "it is not a regular file" in capsys.readouterr().err
 
 
 def title(job: int, attempt: int) -> bytes:

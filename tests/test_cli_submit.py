@@ -555,6 +555,24 @@ def test_directives_of_slurm_are_taken_as_far_as_they_go(
     assert capsys.readouterr().err == ""
 
 
+def test_a_line_of_a_script_ends_where_a_shell_ends_it(fake: FakeDaemon, tmp_path: Path) -> None:
+    """A comment cannot hide a directive."""
+    text = (
+        "#!/bin/bash\n# see\u2028#SBATCH --gpus=7\n# and\x0b#SBATCH --gpus=7\n#SBATCH -J it\nrun\n"
+    )
+    path = script(tmp_path / "job.sh", text, 0o755)
+    assert submit([str(path)]) == 0
+    assert (fake.body["name"], fake.body["gpus"]) == ("it", 1)
+
+
+def test_nothing_that_is_ignored_commands_the_terminal(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = script(tmp_path / "job.sh", "#!/bin/bash\n#SBATCH -A \x1b]0;mine\x07\n")
+    assert submit([str(path)]) == 0
+    assert "#SBATCH ignored: -A ?]0;mine?" in capsys.readouterr().err
+
+
 def test_options_of_slurm_without_a_meaning_are_ignored_with_a_word(
     fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

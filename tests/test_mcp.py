@@ -156,6 +156,20 @@ def test_of_a_long_log_the_end_is_told(carmad: Carmad) -> None:
     session(carmad, talk)
 
 
+def test_nothing_in_an_answer_is_hidden_from_who_reads_along(carmad: Carmad) -> None:
+    hidden = "\U000e0041\u202e\u200b"
+    label = carmad.sh(f"printf '%s\\n' 'seen{hidden}'; exit 3", name=f"name{hidden}", gpus=0)
+    carmad.ended(label)
+
+    async def talk(client: Client, ask: Ask) -> None:
+        assert (await ask("job", job=str(label)))["name"] == "name???"
+        for tool in ("job", "why", "logs"):
+            answer = str(await ask(tool, job=str(label)))
+            assert not set(hidden) & set(answer), tool
+
+    session(carmad, talk)
+
+
 def test_the_session_outlives_the_daemon(tmp_path: Path) -> None:
     with running(tmp_path, "1xA100-40GB") as carmad:
 

@@ -715,6 +715,19 @@ def test_a_driver_that_hangs_from_the_start_is_waited_for(nvml: FakeNvml) -> Non
 
 
 @pytest.mark.usefixtures("impatient")
+def test_gpus_none_of_which_can_be_opened_are_there_all_the_same(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "hang nvmlDeviceGetName", bus="1"), gpu(B, "hang nvmlDeviceGetName", bus="2"))
+    source = NvmlSource(Unprofiled("not asked for"))
+    with pytest.raises(CarmaError, match="the driver does not answer nvmlDeviceGetName") as caught:
+        source.discover()
+    assert "nvidia-smi" in caught.value.hint
+    nvml.show(gpu(A, bus="1"), gpu(B, bus="2"))
+    until(lambda: discovered(source), wanted=lambda found: found == [A, B])
+    read(source, A, B)
+    source.close()
+
+
+@pytest.mark.usefixtures("impatient")
 def test_closing_does_not_wait_for_a_driver_that_hangs(nvml: FakeNvml) -> None:
     nvml.show(gpu(A, bus="1"), gpu(B, PROCESSES, bus="2"))
     source = NvmlSource(Unprofiled("not asked for"))

@@ -75,6 +75,7 @@ def test_what_the_command_does_not_mention_follows_it(fake: FakeDaemon, tmp_path
         (["--param", "a=1", "-a", "0-3"], "--array takes only %N"),
         (["-a", "%3"], "%N alone is for --param"),
         (["--params", "none.csv"], "cannot read none.csv"),
+        (["--params", "/dev/zero"], "/dev/zero is larger than 8 MiB"),
         (["--params", "empty.csv"], "0 rows"),
         (["--params", "odd.csv"], "row 3 does not have 2 values"),
         (["--params", "twice.csv"], "two columns"),

@@ -51,6 +51,7 @@ _READINGS = (
     "health",
 )
 
+_CHECK_DRIVER = "does nvidia-smi answer? See dmesg; if it does not, reboot the machine"
 _NO_INSTANCE = "{} takes no job: MIG is on and it has no instance"
 MPS_SERVER = "nvidia-cuda-mps-server"[:15]  # as the kernel shortens it
 
@@ -90,8 +91,7 @@ class NvmlSource:
         count = self._lanes.ask("look", {_DRIVER: look}).get(_DRIVER)
         if count is None:
             raise CarmaError(
-                f"the driver does not answer {self._lanes.hangs(_DRIVER)}",
-                "does nvidia-smi answer? See dmesg; if it does not, reboot the machine",
+                f"the driver does not answer {self._lanes.hangs(_DRIVER)}", _CHECK_DRIVER
             )
         boards, unopened = self._opened(count)
         if unopened:
@@ -105,6 +105,8 @@ class NvmlSource:
             self._finish()
             self._units = units
             self._begin()
+        if unopened and not boards:  # they are there: jobs are not to be refused, but to wait
+            raise CarmaError(unopened[0], _CHECK_DRIVER)
         return tuple(unit.gpu for unit in units)
 
     def _opened(self, count: int) -> tuple[list[Board], list[str]]:

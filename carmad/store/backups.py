@@ -34,13 +34,19 @@ def make(engine: Engine, state_dir: Path) -> Path:
 
 def copy(engine: Engine, path: Path) -> None:
     """A verified copy at `path`, readable only by its owner. If it fails, none is left."""
-    path.unlink(missing_ok=True)
+    _remove(path)
     path.touch(mode=0o600)
     try:
         _copy(engine, path)
     except BaseException:
-        path.unlink()  # the disk may be full
+        _remove(path)  # the disk may be full
         raise
+
+
+def _remove(path: Path) -> None:
+    """With the files that SQLite keeps beside it while it is written."""
+    for its in (path, *(path.with_name(f"{path.name}-{kind}") for kind in ("wal", "shm"))):
+        its.unlink(missing_ok=True)
 
 
 def _copy(engine: Engine, path: Path) -> None:

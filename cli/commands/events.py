@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 from carmad.readable import clean
 from cli import output, parse
@@ -49,7 +48,7 @@ def watch(options: Namespace) -> int:
         if options.json:
             print(json.dumps(event), flush=True)
         elif event["event"] == "missed":
-            print(f"carma: {event['text']}", file=sys.stderr)
+            output.note(event["text"])
         elif event["event"] != "watching":
             print(line(event), flush=True)
     return 0

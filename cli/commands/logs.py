@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 
-from carma_client.logs import ASK_S, LOOK_S, Log, elsewhere
+from carma_client.logs import ASK_S, LOOK_S, Log, elsewhere, opened
 from carma_client.transport import ENDED
+from carmad.readable import clean
 from cli import client, output, parse
-from cli.commands.options import add_job
+from cli.commands.options import add_job, user_of
 from cli.jobs import resolve
 from cli.problems import Problem
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any, BinaryIO
 
     from cli.parser import Parser
@@ -40,7 +42,7 @@ def logs(options: Namespace) -> int:
     if options.follow:
         _await_start(answer, path)
     try:
-        with open(path, "rb") as file:  # noqa: PTH123 - light
+        with opened(path) as file:
             _show(file, answer, options.tail, options.follow)
     except OSError as error:
         if answer["started_at"] is None and not os.path.exists(path):  # noqa: PTH110
@@ -61,18 +63,39 @@ def _await_start(job: dict[str, Any], path: str) -> None:
 
 
 def _show(file: BinaryIO, job: dict[str, Any], lines: int | None, follow: bool) -> None:
-    log = Log(file)
+    log, shown = Log(file), _harmless() if _may_attack(job) else bytes
     own = log.parts(job)
     end = file.tell()
     for text in _texts(file, own) if lines is None else [last_lines(file, own, lines)]:
-        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.write(shown(text))
     sys.stdout.buffer.flush()
     if follow:
         file.seek(end)
-        _follow(log, job["label"])
+        _follow(log, job["label"], shown)
 
 
-def _follow(log: Log, label: str) -> None:
+def _may_attack(job: dict[str, Any]) -> bool:
+    """Whether it is somebody else's and goes to a terminal, which its escape sequences can make
+    show, paste or answer what its user likes."""
+    return sys.stdout.isatty() and job["user"] != user_of(None, mine=True)
+
+
+def _harmless() -> Callable[[bytes], bytes]:
+    """Leaves text, lines and progress bars of what is shown piece by piece."""
+    import codecs
+
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def shown(text: bytes) -> bytes:
+        # Every second part is white space, which stays.
+        parts = re.split(r"([\n\r\t]+)", decoder.decode(text))
+        parts[::2] = map(clean, parts[::2])
+        return "".join(parts).encode()
+
+    return shown
+
+
+def _follow(log: Log, label: str, shown: Callable[[bytes], bytes]) -> None:
     asked = 0.0
     while True:
         now = time.monotonic()
@@ -80,7 +103,7 @@ def _follow(log: Log, label: str) -> None:
         if now - asked >= ASK_S:
             ended, asked = client.get(f"/v1/jobs/{label}")["state"] in ENDED, now
         for text in log.news():
-            sys.stdout.buffer.write(text)
+            sys.stdout.buffer.write(shown(text))
         sys.stdout.buffer.flush()
         if ended:
             return

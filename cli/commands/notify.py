@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from carmad.errors import CarmaError
 from carmad.notify import addresses
-from cli.problems import Problem
+from cli.problems import Problem, note
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def settle(options: Namespace, body: dict[str, Any]) -> None:
 
 def _note(options: Namespace, text: str) -> None:
     if not options.quiet:
-        print(f"carma: {text}", file=sys.stderr)
+        note(text)
 
 
 def _require_apprise() -> None:

@@ -21,7 +21,7 @@ from carmad.errors import CarmaError
 from cli import client, signals
 from cli.commands.submit import HELP_HINT, read, settle_messages, tell_ignored
 from cli.commands.submit_options import build_parser
-from cli.problems import INTERRUPTED, Problem, Refused, Unreachable, Usage, report
+from cli.problems import INTERRUPTED, Problem, Refused, Unreachable, Usage, note, report
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Left(Exception):
 
 
 def _as_job(body: dict[str, Any], quiet: bool) -> int:
-    say = _unsaid if quiet else _say
+    say = _unsaid if quiet else note
     for signum in signals.heeded(signals.TOLD):  # a warning ends no wait
         signal.signal(signum, _ignore)
     errors = _kept() if body["requeue"] and _repeatable() else None
@@ -293,7 +293,7 @@ def _become(label: str, tell: int, patient: bool) -> NoReturn:
             os.execvpe(argv[0], argv, {name: env[name] for name in env if env[name] is not None})
         except OSError as error:
             what = "command not found" if isinstance(error, FileNotFoundError) else error.strerror
-            _say(f"cannot run {argv[0]}: {what}")
+            note(f"cannot run {argv[0]}: {what}")
     except CarmaError as error:
         code = report(error, as_json=False)
         os.write(tell, FAILED)
@@ -309,10 +309,10 @@ def _tell_news(label: str, told: list[str], say: Any) -> None:
 
 
 def _tell_notes(job: dict[str, Any], told: list[str], say: Any) -> None:
-    for note in job["notes"]:
-        if note not in told:
-            told.append(note)
-            say(f"job {job['label']} {note}")
+    for each in job["notes"]:
+        if each not in told:
+            told.append(each)
+            say(f"job {job['label']} {each}")
 
 
 def _settle(label: str, attempt: int, repeatable: bool, told: list[str], say: Any) -> bool:
@@ -366,10 +366,6 @@ def _leave(signum: int, _: object) -> NoReturn:
 
 def _ignore(*_: object) -> None:
     """There is no command yet to tell. Unlike SIG_IGN, it is not passed on to that."""
-
-
-def _say(text: str) -> None:
-    print(f"carma: {text}", file=sys.stderr, flush=True)
 
 
 def _unsaid(text: str) -> None:

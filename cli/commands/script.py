@@ -115,7 +115,7 @@ def _directives(path: str, text: str) -> list[Directive]:
     import shlex
 
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip() and not line.startswith("#"):
             break
         prefix, _, rest = line.partition(" ")

@@ -18,7 +18,7 @@ from cli.commands.script import Script, find_script, runnable
 from cli.commands.submit_options import build_parser
 from cli.jobs import exit_code, resolve, wait_for
 from cli.parser import Parser
-from cli.problems import INTERRUPTED, Usage, report
+from cli.problems import INTERRUPTED, Usage, note, report
 from cli.verbs import BY_NAME
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -97,7 +97,7 @@ def _warn(answer: dict[str, Any]) -> None:
     """Print warnings, and for a job with a deadline, whether it is expected to meet it."""
     outlook = answer.get("outlook")
     for text in (*answer.get("warnings", ()), *([outlook["text"]] if outlook else [])):
-        print(f"carma: {text}", file=sys.stderr)
+        note(text)
 
 
 def tell_ignored(options: argparse.Namespace) -> None:
@@ -119,7 +119,7 @@ def _tell_ignored(options: list[str] | None, where: str = "") -> None:
         text = f"{where}ignored: {' '.join(options)}"
         if any(option.startswith("--mem") for option in options):
             text += " (for GPU memory, use --gpu-mem)"
-        print(f"carma: {text}", file=sys.stderr)
+        note(text)
 
 
 def warn_of_script(body: dict[str, Any], in_place: str = "--no-copy") -> None:
@@ -136,7 +136,7 @@ def _warn_of_copy(body: dict[str, Any], in_place: str) -> None:
     if script and found:
         name = body["argv"][script["word"]]
         text = f"{name} uses {found}, which will be the path of a copy; {in_place} runs it in place"
-        print(f"carma: {text}", file=sys.stderr)
+        note(text)
 
 
 def _warn_of_module(body: dict[str, Any]) -> None:
@@ -152,7 +152,7 @@ def _warn_of_module(body: dict[str, Any]) -> None:
         if first == ["module"]:
             where = f"{body['argv'][script['word']]}:{number}"
             text = f"{where} calls module, which this shell does not have: leave it out, or start"
-            print(f"carma: {text} the script with #!/bin/bash -l", file=sys.stderr)
+            note(f"{text} the script with #!/bin/bash -l")
             return
 
 
