@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from carmad.core.messages import (
     Tick,
     UpdateRequested,
 )
-from carmad.core.tasks import JobsById, ids_of, indices, part, singly, spans
+from carmad.core.tasks import Ended, JobsById, ids_of, indices, part, singly, spans
 from carmad.core.types import After, ArrayTask, Job, JobId, JobState
 from carmad.http.service import Moments
 from carmad.metrics.declared import ENDED
@@ -86,6 +87,32 @@ def test_each_task_is_found_by_its_id() -> None:
     assert JobId(12) in copied and JobId(12) not in jobs and len(jobs) == 6
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 30),
+            st.integers(1, 9),
+            st.sampled_from([JobState.CANCELLED, JobState.SUCCEEDED, None]),
+        )
+    )
+)
+def test_the_latest_ends_are_remembered(ends: list[tuple[int, int, JobState | None]]) -> None:
+    """As by a plain dictionary of ids."""
+    ended, plain = Ended(12), dict[JobId, JobState]()
+    for first, count, state in ends:
+        ids = range(first, first + count)
+        ended.forget(ids)  # a job that ends again has been requeued
+        for id in ids:
+            plain.pop(JobId(id), None)
+        if state:
+            ended.remember(ids, state)
+            plain |= {JobId(id): state for id in ids}
+        if len(ended) == 12:  # what is forgotten is among the oldest
+            plain = {id: state for id, state in plain.items() if id in ended}
+        assert dict(ended) == plain and len(ended) == len(plain) <= 12
+        assert not state or plain.keys() >= set(ids)
+
+
 @pytest.mark.parametrize(
     ("label", "ids"),
     [
@@ -138,6 +165,43 @@ def test_an_array_is_cancelled_held_and_updated_as_one() -> None:
     assert [(job.state.value, [*job.ids]) for job in step.jobs[-1:]] == [("cancelled", [3, 4, 5])]
     assert server.scheduler.ended[JobId(5)] is JobState.CANCELLED
     assert server.job(JobId(2)).state is JobState.STOPPING
+
+
+def test_an_array_costs_the_core_what_a_job_costs() -> None:
+    """Submitted, cancelled while it waits, and depended on: in lines of Python."""
+
+    def cost(tasks: int) -> int:
+        server = FakeServer()
+        task = ArrayTask(JobId(1), 0, tasks=tasks, more=tasks - 1)
+        of_all = Submitted(0.0, JobId(1), (a_spec(array=task),), held=True)
+        after = (After(JobId(1)), After(JobId(tasks)))
+        of_one = Submitted(0.0, JobId(tasks + 1), (a_spec(after=after),))
+        spent = lines(lambda: server.tell(of_all, of_one))
+        cancel = CancelRequested(1.0, JobId(1), "ada", tasks - 1)
+        spent += lines(lambda: server.tell(cancel))
+        spent += lines(lambda: server.scheduler.snapshot(1.0))
+        assert server.scheduler.ended[JobId(tasks + 1)] is JobState.CANCELLED
+        return spent
+
+    assert 0 < cost(TASKS) < 1.1 * cost(10)
+
+
+def lines(call: Callable[[], object]) -> int:
+    """How many it runs."""
+    count = 0
+
+    def trace(frame: object, event: str, arg: object) -> object:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
 
 
 def test_who_is_changed_apart_waits_apart_from_then_on() -> None:

@@ -18,6 +18,7 @@ from pydantic_core import to_json, to_jsonable_python
 
 from carmad import registry
 from carmad.config import Monitor, Settings
+from carmad.core.history import BIN_S, History
 from carmad.core.messages import (
     Action,
     CancelRequested,
@@ -32,7 +33,7 @@ from carmad.core.messages import (
     Tick,
 )
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Estimate, GpuSample, JobId, JobState
+from carmad.core.types import ArrayTask, Estimate, GpuSample, JobId, JobState
 from carmad.daemon.externals import Externals
 from carmad.daemon.main import _flush
 from carmad.engine.clock import Clock
@@ -130,6 +131,18 @@ def test_begin_says_what_ended_and_is_drained(tmp_path: Path) -> None:
     assert [(drain.gpu, drain.reason) for drain in begin.drains] == [(server.gpus[2].id, "a fan")]
     assert begin.gpus == server.gpus
     assert begin.last_placed == server.gpus[0].id
+
+
+def test_begin_counts_each_task_of_an_array(tmp_path: Path) -> None:
+    server = Recorded(tmp_path)
+    array = a_spec(array=ArrayTask(JobId(1), 0, tasks=5, more=4))
+    server.tell(Submitted(server.now, JobId(1), (array,)))
+    server.journal.restored()
+    server.journal.flush()
+    begin, _ = journal.read(journal.segments(tmp_path)[-1])
+    assert isinstance(begin, Begin)
+    then = History((), begin.submissions).traffic(server.now + 2 * BIN_S)
+    assert then == server.scheduler.history.traffic(server.now + 2 * BIN_S) == [(5, 5), (0, 0)]
 
 
 def test_no_environment_gets_in(tmp_path: Path) -> None:

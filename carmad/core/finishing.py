@@ -14,7 +14,7 @@ from carmad.core.ledger import Ledger
 from carmad.core.messages import Exited, Stop
 from carmad.core.ports import Recovery
 from carmad.core.states import advance, stopping
-from carmad.core.types import FOR_GOOD, Cause, Exit, Job, JobId, JobState
+from carmad.core.types import FOR_GOOD, Cause, Exit, Job, JobState
 from carmad.core.watching import Watch
 
 
@@ -76,12 +76,13 @@ class Finisher:
         closed = _closed(job, exit, now) if job.holds_gpus else job
         self._close(advance(closed, state, exit=exit, ended_at=now))
         self._watch.inform_others(job, now)
-        ends = [(JobId(id), state) for id in job.ids]
-        for id, how in ends:  # it grows while iterating: recursion could exhaust the stack
-            for waiting in self._ledger.waiting_for(id):
-                if why := in_vain(waiting, {id: how}):
-                    self._close(advance(waiting, JobState.CANCELLED, exit=why, ended_at=now))
-                    ends += [(JobId(each), JobState.CANCELLED) for each in waiting.ids]
+        ends = [(job.ids, state)]
+        for ids, how in ends:  # it grows while iterating: recursion could exhaust the stack
+            for id in self._ledger.awaited(ids):
+                for waiting in self._ledger.waiting_for(id):
+                    if why := in_vain(waiting, {id: how}):
+                        self._close(advance(waiting, JobState.CANCELLED, exit=why, ended_at=now))
+                        ends.append((waiting.ids, JobState.CANCELLED))
 
     def _close(self, job: Job) -> None:
         self._ledger.put(job)

@@ -171,11 +171,12 @@ class History:
         """Stage times reported, or inherited, by the latest run of the job."""
         return self._stages.get(group, ())
 
-    def note_submission(self, at: float, gpus: int) -> None:
+    def note_submission(self, at: float, gpus: int, jobs: int = 1) -> None:
+        """`gpus`: of each of these jobs."""
         number = int(at // BIN_S)
         counts = self._bins.setdefault(number, [0, 0])
-        counts[0] += 1
-        counts[1] += gpus
+        counts[0] += jobs
+        counts[1] += jobs * gpus
         while len(self._bins) > BINS:
             self._bins.popitem(last=False)
 

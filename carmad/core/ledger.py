@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from carmad.core.line import Held, Place, is_conditional, place_in_line
 from carmad.core.share import Rates, Standing
-from carmad.core.tasks import JobsById, part
+from carmad.core.tasks import Ended, JobsById, part
 from carmad.core.types import GpuId, Job, JobId, JobState
 
 ENDED_REMEMBERED = 4096  # outcomes kept for jobs that are submitted to depend on them
@@ -31,7 +30,7 @@ class Ledger:
         self.holders: dict[JobId, Job] = {}  # those that hold GPUs, or run without any
         self.watched: dict[JobId, Job] = {}  # holders that the passing of time may affect
         self.conditional: dict[JobId, Job] = {}  # queued ones that may be blocked
-        self.ended = OrderedDict(ended)  # the most recent ones; a dict is slow to drop its first
+        self.ended = Ended(ENDED_REMEMBERED, ended)
         self.held = Held()
         self.rates = Rates()
         self._places: dict[JobId, Place] = {}  # of the queued jobs
@@ -72,9 +71,6 @@ class Ledger:
             self._end(job)
             return
         self.jobs.put(job)
-        if old is None:
-            for id in job.ids:
-                self.ended.pop(JobId(id), None)  # it was requeued
         if job.state is JobState.QUEUED:
             self._join_line(job)
         elif job.holds_gpus:
@@ -159,6 +155,12 @@ class Ledger:
         """The jobs that hold this GPU, by id, so that the order survives a restart."""
         residents = self._residents.get(gpu, {})
         return tuple([residents[id] for id in sorted(residents)])
+
+    def awaited(self, ids: range) -> list[JobId]:
+        """Those of these jobs that others depend on, in order."""
+        if len(ids) > len(self._followers):
+            return sorted(id for id in self._followers if id in ids)
+        return [JobId(id) for id in ids if id in self._followers]
 
     def waiting_for(self, job: JobId) -> tuple[Job, ...]:
         """Jobs that depend on `job`."""
@@ -263,7 +265,4 @@ class Ledger:
     def _end(self, job: Job) -> None:
         self.jobs.remove(job.id)
         self._follow_no_more(job)
-        for id in job.ids:
-            self.ended[JobId(id)] = job.state
-        while len(self.ended) > ENDED_REMEMBERED:
-            self.ended.popitem(last=False)
+        self.ended.remember(job.ids, job.state)

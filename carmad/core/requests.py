@@ -99,8 +99,9 @@ class Requests:
     def requeue(self, event: RequeueRequested) -> list[Action]:
         job = event.job
         jobs = self._ledger.jobs
+        latest = self._ledger.ended
         ended = {id: state for id, state in event.ended if id not in jobs}
-        ended |= self._ledger.ended
+        ended |= {one.job: latest[one.job] for one in job.spec.after if one.job in latest}
         if any(id in jobs for id in job.ids) or not control.requeue(job, ended).acts:
             return []
         again = replace(
@@ -113,5 +114,6 @@ class Requests:
         )
         if again.state is JobState.QUEUED:
             again = self._knowledge.with_history(again, event.at)
+        self._ledger.ended.forget(again.ids)
         self._ledger.put(again)
         return [EstimateMemory(again)] if again.state is JobState.PENDING else []

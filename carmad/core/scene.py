@@ -34,7 +34,6 @@ class Scene:
     held: Held = field(default_factory=Held)
     unread: str = ""  # why the GPUs are not known yet
     drains: Mapping[GpuId, Drain] = field(default_factory=dict)
-    ended: Mapping[JobId, JobState] = field(default_factory=dict)  # how recent jobs ended
     policy: str = ""  # its name
     shares: Shares = field(default_factory=lambda: Shares(Fairness()))
     limits: Mapping[str, Limit] = field(default_factory=dict)

@@ -214,7 +214,6 @@ class Scheduler:
             self._ledger.held.copy(),
             self.unread,
             dict(self._fleet.drains),
-            dict(self.ended),
             self.policy.name,
             self.shares.copy(),
             dict(self.limits),
@@ -318,8 +317,8 @@ class Scheduler:
                 self._counted[job.id] = None
                 if len(self._counted) > ENDED_REMEMBERED:
                     self._counted.popitem(last=False)
-                for _ in range(job.tasks if spec.gpus else 0):
-                    self.history.note_submission(event.at, spec.gpus)
+                if spec.gpus:
+                    self.history.note_submission(event.at, spec.gpus, job.tasks)
             self._ledger.put(job)
             if why := in_vain(job, self.ended):
                 self._finisher.end(job, JobState.CANCELLED, why, event.at)

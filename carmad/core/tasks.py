@@ -3,11 +3,13 @@ start or somebody changes one. So an array costs what one job costs while it wai
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Generic, NamedTuple, TypeVar
 
-from carmad.core.types import Job, JobId
+from carmad.core.types import Job, JobId, JobState
 
 
 def part(job: Job, ids: range) -> Job:
@@ -57,18 +59,18 @@ def spans(every: Sequence[int]) -> Iterator[range]:
         begin = end
 
 
-class JobsById(Mapping[JobId, Job]):
-    """Each job by its id, also the tasks that wait as one: asked for by its own id, a task is a job
-    of its own. `rows` are the jobs as they are kept, by the id of their first task."""
+R = TypeVar("R", "Job", "Outcome")
 
-    def __init__(self, rows: Iterable[Job] = ()) -> None:
-        self.rows: dict[JobId, Job] = {}
-        self._several: list[JobId] = []  # the rows that stand for more than one task, sorted
-        self._tasks = 0
-        for row in rows:
-            self.put(row)
 
-    def row(self, id: JobId) -> Job | None:
+class Rows(Generic[R]):
+    """Each stands for the jobs of its ids. `rows`: by the first of them."""
+
+    def __init__(self) -> None:
+        self.rows: dict[JobId, R] = {}
+        self._several: list[JobId] = []  # the rows that stand for more than one job, sorted
+        self._jobs = 0
+
+    def row(self, id: JobId) -> R | None:
         """The row that is this job, or stands for it."""
         if (row := self.rows.get(id)) or not self._several:
             return row
@@ -76,49 +78,35 @@ class JobsById(Mapping[JobId, Job]):
         row = self.rows[self._several[before - 1]] if before else None
         return row if row and id in row.ids else None
 
-    def parts(self, ids: range) -> list[Job]:
-        """The rows that hold these jobs, each cut down to `ids`."""
-        found: list[Job] = []
-        id = ids.start
-        while id < ids.stop:
-            if row := self.row(JobId(id)):
-                its = range(id, min(row.ids.stop, ids.stop))
-                found.append(part(row, its))
-                id = its.stop
-            else:
-                id += 1
-        return found
-
-    def put(self, row: Job) -> None:
-        """Add the row, or replace the one with its id, in its place."""
-        self._count(self.rows.get(row.id), -1)
-        self.rows[row.id] = row
+    def put(self, row: R) -> None:
+        """Add the row, or replace the one with its first id, in its place."""
+        first = JobId(row.ids.start)
+        self._count(self.rows.get(first), -1)
+        self.rows[first] = row
         self._count(row, 1)
 
     def remove(self, id: JobId) -> None:
-        """Remove the row whose first task has this id, if there is one."""
+        """Remove the row whose first job has this id, if there is one."""
         self._count(self.rows.pop(id, None), -1)
 
-    def copy(self) -> JobsById:
-        made = JobsById()
-        made.rows, made._several = self.rows.copy(), self._several.copy()
-        made._tasks = self._tasks
-        return made
-
-    def _count(self, row: Job | None, sign: int) -> None:
+    def _count(self, row: R | None, sign: int) -> None:
         if row is None:
             return
-        self._tasks += sign * row.tasks
-        if row.tasks > 1 and sign > 0:
-            insort(self._several, row.id)
-        elif row.tasks > 1:
-            self._several.remove(row.id)
+        ids = row.ids
+        self._jobs += sign * len(ids)
+        if len(ids) > 1 and sign > 0:
+            insort(self._several, JobId(ids.start))
+        elif len(ids) > 1:
+            del self._several[bisect_left(self._several, ids.start)]
 
-    def __getitem__(self, id: JobId) -> Job:
-        row = self.row(id)
-        if row is None:
-            raise KeyError(id)
-        return row if row.tasks == 1 else part(row, range(id, id + 1))
+    def within(self, ids: range) -> Iterator[R]:
+        """The rows that stand for any of these jobs, in order."""
+        id = ids.start
+        while id < ids.stop:
+            row = self.row(JobId(id))
+            id = row.ids.stop if row else id + 1
+            if row:
+                yield row
 
     def __contains__(self, id: object) -> bool:
         return id in self.rows or (isinstance(id, int) and self.row(JobId(id)) is not None)
@@ -127,4 +115,73 @@ class JobsById(Mapping[JobId, Job]):
         return (JobId(id) for row in self.rows.values() for id in row.ids)
 
     def __len__(self) -> int:
-        return self._tasks
+        return self._jobs
+
+
+class JobsById(Rows[Job], Mapping[JobId, Job]):
+    """Each job by its id, also the tasks that wait as one: asked for by its own id, a task is a job
+    of its own."""
+
+    def __init__(self, rows: Iterable[Job] = ()) -> None:
+        super().__init__()
+        for row in rows:
+            self.put(row)
+
+    def parts(self, ids: range) -> list[Job]:
+        """The rows that hold these jobs, each cut down to `ids`."""
+        return [
+            part(row, range(max(row.ids.start, ids.start), min(row.ids.stop, ids.stop)))
+            for row in self.within(ids)
+        ]
+
+    def copy(self) -> JobsById:
+        made = JobsById()
+        made.rows, made._several = self.rows.copy(), self._several.copy()
+        made._jobs = self._jobs
+        return made
+
+    def __getitem__(self, id: JobId) -> Job:
+        row = self.row(id)
+        if row is None:
+            raise KeyError(id)
+        return row if row.tasks == 1 else part(row, range(id, id + 1))
+
+
+class Outcome(NamedTuple):
+    ids: range
+    state: JobState
+
+
+class Ended(Rows[Outcome], Mapping[JobId, JobState]):
+    """How the latest jobs ended, at most so many of them: tasks that ended as one are one row."""
+
+    rows: OrderedDict[JobId, Outcome]  # the latest at the end; a dict is slow to drop its first
+
+    def __init__(self, most: int, ended: Iterable[tuple[JobId, JobState]] = ()) -> None:
+        super().__init__()
+        self.rows = OrderedDict()
+        self._most = most
+        for id, state in ended:
+            self.remember(range(id, id + 1), state)
+
+    def remember(self, ids: range, state: JobState) -> None:
+        self.put(Outcome(ids, state))
+        while len(self) > self._most:
+            oldest = next(iter(self.rows.values()))
+            self.remove(JobId(oldest.ids.start))
+            if rest := oldest.ids[len(self) + len(oldest.ids) - self._most :]:
+                self.put(Outcome(rest, oldest.state))
+                self.rows.move_to_end(JobId(rest.start), last=False)
+
+    def forget(self, ids: range) -> None:
+        for row in tuple(self.within(ids)):
+            self.remove(JobId(row.ids.start))
+            for rest in (range(row.ids.start, ids.start), range(ids.stop, row.ids.stop)):
+                if rest:
+                    self.put(Outcome(rest, row.state))
+
+    def __getitem__(self, id: JobId) -> JobState:
+        row = self.row(id)
+        if row is None:
+            raise KeyError(id)
+        return row.state

@@ -114,7 +114,8 @@ class Journal(Follower):
         self._cap_bytes = cap_bytes
         self._recent: deque[Sampled] = deque()
         self._submissions: Counter[Submission] = Counter()  # per ten minutes, in order of time
-        self._count(submissions)
+        for at, gpus in submissions:
+            self._count(at, gpus)
         self._now = 0.0  # the core's time
         self._lock = threading.Lock()  # for the next four
         self._pending: list[Begin | Turn] = []
@@ -183,15 +184,15 @@ class Journal(Follower):
         earlier."""
         for event in events:
             if isinstance(event, Submitted):
-                self._count((event.at, spec.gpus) for spec in event.specs)
+                for spec in event.specs:
+                    self._count(event.at, spec.gpus, spec.tasks)
         oldest = self._now - (BINS + 1) * BIN_S
         while len(self._submissions) > 1 and _second(self._submissions)[0] < oldest:
             del self._submissions[next(iter(self._submissions))]
 
-    def _count(self, submissions: Iterable[Submission]) -> None:
+    def _count(self, at: float, gpus: int, jobs: int = 1) -> None:
         """Count per ten minutes, as the history does: in eight days there may be millions."""
-        for at, gpus in submissions:
-            self._submissions[at // BIN_S * BIN_S, gpus] += 1
+        self._submissions[at // BIN_S * BIN_S, gpus] += jobs
 
     def _forget_unseen(self) -> None:
         """Drop samples that the core has not seen: those after the culprit in a failed batch."""
@@ -217,7 +218,7 @@ class Journal(Follower):
                 replace(job, usage=scene.usage[id]) if id in scene.usage else job
                 for id, job in scene.live.rows.items()
             ),
-            tuple(scene.ended.items()),
+            tuple(core.ended.items()),
             tuple(scene.drains.values()),
             tuple(core.history.runs),
             tuple(self._submissions.elements()),
