@@ -39,10 +39,10 @@ def status(
     if not answer["jobs"]:
         return [*top, "", "no jobs: submit one with `carma submit -- COMMAND`"]
     left = None if height is None else max(LEAST_ROWS, height - len(layout(top, room)))
-    below = _section("ended in the last minutes", ended, MOST_ENDED, 0, "carma history")
+    below = _section("ended last (all: carma history)", ended)
     if left is not None and live:
         left -= 3  # an empty line, the title and the header
-        if left - len(ended[:MOST_ENDED]) - 4 < min(len(live), LEAST_ROWS):
+        if left - len(ended) - 4 < min(len(live), LEAST_ROWS):
             below = []
         else:
             left -= len(layout(below, room))
@@ -51,12 +51,18 @@ def status(
 
 
 def live_and_ended(jobs: Sequence[JobOut]) -> tuple[list[JobOut], list[JobOut]]:
+    """Of those that ended, the last few, the very last one first."""
     ended = [job for job in jobs if job["code"] in SETTLED]
-    return [job for job in jobs if job["code"] not in SETTLED], ended
+    ended.sort(key=lambda job: job.get("ended_at") or "", reverse=True)
+    return [job for job in jobs if job["code"] not in SETTLED], ended[:MOST_ENDED]
 
 
 def _section(
-    title: str, jobs: Sequence[JobOut], most: int | None, hidden: int, verb: str
+    title: str,
+    jobs: Sequence[JobOut],
+    most: int | None = None,
+    hidden: int = 0,
+    verb: str = "",
 ) -> list[Block]:
     """A table of jobs below a title. `hidden`: how many more the daemon has left out."""
     if not jobs:

@@ -76,7 +76,7 @@ class Top:
 
     def jobs(self) -> list[Any]:
         live, ended = dashboard.live_and_ended(self.answer["jobs"])
-        jobs = live + ended[: dashboard.MOST_ENDED]  # of a cancelled array, there may be thousands
+        jobs = live + ended
         if self._mine:
             jobs = [job for job in jobs if job["user"] == self.answer["me"]["user"]]
         return sorted_by(jobs, SORTS[self._sort]) if self._sort else jobs

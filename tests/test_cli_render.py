@@ -185,6 +185,15 @@ def test_the_dashboard_shows_what_is_not_to_be_had_as_a_dash() -> None:
     assert "####" in plain(dashboard.gpus([fake.gpu(memory_used_mib=40000)], True, True))
 
 
+def test_the_dashboard_shows_the_last_that_ended_whatever_their_ids() -> None:
+    ends = [fake.job(code="CD", label=f"{n}", ended_at=f"2026-11-20T11:{n}") for n in range(10, 20)]
+    (live, early), late = [fake.job(label="7"), fake.job(label="8", code="R")], ends[::-1]
+    answer = {**fake.STATUS, "jobs": [live, *late, early]}
+    assert dashboard.live_and_ended(answer["jobs"])[0] == [live, early]
+    shown = plain(dashboard.status(answer, 200)).partition("ended last (all: carma history)")[2]
+    assert [line.split()[0] for line in shown.splitlines()[2:]] == ["19", "18", "17", "16", "15"]
+
+
 def test_islands_are_shown_where_there_are_several() -> None:
     islands = [fake.gpu(0, island="0"), fake.gpu(1, island="1")]
     assert "A100-SXM4-40GB @1" in plain(dashboard.gpus(islands, bars=False))

@@ -18,7 +18,7 @@ from carmad.loop import Follower
 from carmad.store.sql import SqlStore
 
 RECENT_S = 600.0
-MOST = 200  # jobs of a user, and of all users for those who may see them
+MOST = 20  # jobs of a user, and of all users for those who may see them
 MOST_BYTES = 256 << 10  # likewise, of their commands
 READ = 2000  # of those that ended before this daemon started
 
