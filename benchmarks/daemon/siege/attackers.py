@@ -31,9 +31,9 @@ def arrays(tasks: str) -> None:
     """Submit an array, cancel it, and so on."""
     array = job("/bin/true", gpus=1, array={"indices": list(range(int(tasks)))})
     while True:
-        with contextlib.suppress(*UNREACHABLE):
-            asked("POST", "/v1/jobs", array)
-            asked("POST", "/v1/cancel", {"select": "all"})
+        with contextlib.suppress(*UNREACHABLE, KeyError):  # nor has a refusal an id
+            _, said = asked("POST", "/v1/jobs", array)
+            asked("POST", "/v1/cancel", {"select": str(said["id"])})
 
 
 def subuids(first: str, count: str, connections: str) -> None:
