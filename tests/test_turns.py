@@ -123,6 +123,59 @@ def test_a_users_requests_take_turns_and_others_do_not_wait() -> None:
     assert len(order) == 51
 
 
+async def heavy(share: Share) -> Share:
+    for _ in range(int(turns.LIGHT) + 2):
+        await share.pace(0)
+    return share
+
+
+@pytest.mark.parametrize("yields_s", [PATIENCE_S, 0.0])
+def test_who_has_sent_many_requests_lets_others_go_first(
+    monkeypatch: pytest.MonkeyPatch, yields_s: float
+) -> None:
+    """One by one; but nobody waits for ever for a request that does."""
+    monkeypatch.setattr(turns, "YIELD_S", yields_s)
+    shares, inside = Shares(ROOT), list[int]()
+
+    async def work(share: Share, over: asyncio.Event) -> None:
+        async with share.turn():
+            inside.append(share.user)
+            await over.wait()
+            inside.remove(share.user)
+
+    async def play() -> None:
+        many = [await heavy(shares.of(uid)) for uid in (1, 2)]
+        overs = [asyncio.Event() for _ in range(4)]
+        tasks = [asyncio.ensure_future(work(shares.of(3), overs[3]))]
+        await passes(10)
+        tasks += [asyncio.ensure_future(work(share, overs[share.user])) for share in many]
+        if yields_s == 0:
+            while len(inside) < 3:
+                await asyncio.sleep(0.001)
+        else:
+            await passes(50)
+            assert inside == [3]
+            overs[3].set()
+            await passes(50)
+            assert inside == [1]
+            overs[3].clear()
+            tasks += [asyncio.ensure_future(work(shares.of(uid), overs[3])) for uid in (ROOT, 4)]
+            await passes(50)
+            assert inside == [1, ROOT, 4]
+            overs[1].set()
+            await passes(50)
+            assert inside == [ROOT, 4]
+            overs[3].set()
+            await passes(50)
+            assert inside == [2]
+        for over in overs:
+            over.set()
+        await asyncio.gather(*tasks)
+        assert not shares.of(1)._priority._heavy.locked()
+
+    run_async(play())
+
+
 def test_the_event_loop_does_one_thing_of_one_user_in_a_pass() -> None:
     """However many of two users' things wait, a third one's need not."""
     rounds, order = RoundRobin(), list[str]()
@@ -251,8 +304,11 @@ def test_refusals_leave_no_garbage() -> None:
     assert refused == 101
 
 
-def test_who_waits_without_a_large_body_keeps_nobody_s_out() -> None:
+def test_who_waits_without_a_large_body_keeps_nobody_s_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A request that does not say how long it is may be as long as any: until it has been read."""
+    monkeypatch.setattr(turns, "YIELD_S", 0.0)
     in_the_app: list[int] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

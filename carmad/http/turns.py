@@ -11,7 +11,13 @@ import asyncio
 import math
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 
 from carmad.http.problems import TooMany
 
@@ -19,6 +25,8 @@ AT_ONCE = 2  # requests per user in progress
 PRESENT = 256  # requests per user waiting or in progress
 LARGE = 32 << 10  # bytes; smaller requests, which nearly all are, are read at once
 LARGE_AT_ONCE = 4  # for all users together
+LIGHT = 20.0  # requests beyond RATE; who has lately sent more waits for whoever has as well
+YIELD_S = 0.1  # and for anybody's request in progress, at most so long
 RATE = 20.0  # requests per second in the long run; each LARGE bytes of a body count as one more
 BURST = 500.0
 JOBS_RATE = 1000.0  # jobs per second in the long run, that a user's requests touch
@@ -57,12 +65,50 @@ class RoundRobin:
             asyncio.get_running_loop().call_soon(self._serve)
 
 
+class Priority:
+    """Requests of users who have lately sent many pass one by one, and let the others' go first.
+    One that takes long, as it may have to wait for something, keeps nobody waiting for more than
+    `YIELD_S`."""
+
+    def __init__(self) -> None:
+        self._light = 0  # requests of others in progress
+        self._none_light = asyncio.Event()
+        self._none_light.set()
+        self._heavy = asyncio.Lock()
+
+    @asynccontextmanager
+    async def light(self) -> AsyncIterator[None]:
+        self._light += 1
+        self._none_light.clear()
+        try:
+            yield
+        finally:
+            self._light -= 1
+            if not self._light:
+                self._none_light.set()
+
+    @asynccontextmanager
+    async def heavy(self) -> AsyncIterator[None]:
+        await self._heavy.acquire()
+        passes = asyncio.get_running_loop().call_later(YIELD_S, self._heavy.release)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(YIELD_S):
+                    await self._none_light.wait()
+            yield
+        finally:
+            if passes.when() > asyncio.get_running_loop().time():  # else it is as good as done
+                passes.cancel()
+                self._heavy.release()
+
+
 class Turn:
     """A request in progress. `turns` is None for a user without limits."""
 
     def __init__(self, share: Share, turns: asyncio.Semaphore | None = None) -> None:
         self._share = share
         self._turns = turns
+        self._first = AsyncExitStack()
 
     @property
     def payer(self) -> int:
@@ -80,12 +126,14 @@ class Turn:
         if self._turns:
             await self._turns.acquire()
         try:
+            await self._first.enter_async_context(self._share.priority())
             await self.come()
         except BaseException:
             await self.__aexit__()
             raise
 
     async def __aexit__(self, *error: object) -> None:
+        await self._first.aclose()
         if self._turns:
             self._turns.release()
 
@@ -103,11 +151,16 @@ class Share:
     """One user's share."""
 
     def __init__(
-        self, user: int = -1, free: bool = False, rounds: RoundRobin | None = None
+        self,
+        user: int = -1,
+        free: bool = False,
+        rounds: RoundRobin | None = None,
+        priority: Priority | None = None,
     ) -> None:
         self.user = user
         self._free = free
         self._rounds = rounds or RoundRobin()
+        self._priority = priority or Priority()
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._large = asyncio.Lock()
         self._present = 0
@@ -119,6 +172,12 @@ class Share:
 
     async def come(self) -> None:
         await self._rounds.turn(self.user)
+
+    def priority(self) -> AbstractAsyncContextManager[None]:
+        """For the time that a request of the user's is in progress."""
+        most = asyncio.get_running_loop().time() - (BURST - LIGHT) / RATE
+        many = self._paid_until > most and not self._free
+        return self._priority.heavy() if many else self._priority.light()
 
     @contextmanager
     def presence(self) -> Iterator[None]:
@@ -164,11 +223,12 @@ class Shares:
 
     def __init__(self, *free: int) -> None:
         self.rounds = RoundRobin()
-        self._known = {user: Share(user, True, self.rounds) for user in free}
+        self._priority = Priority()
+        self._known = {user: Share(user, True, self.rounds, self._priority) for user in free}
         self.large = asyncio.Semaphore(LARGE_AT_ONCE)
 
     def of(self, uid: int) -> Share:
         known = self._known.get(uid)
         if known is None:
-            known = self._known[uid] = Share(uid, rounds=self.rounds)
+            known = self._known[uid] = Share(uid, False, self.rounds, self._priority)
         return known

@@ -76,8 +76,9 @@ def limit(field: Field) -> Iterator[None]:
         short = field.machine.sh(LEDGER.format("sleep 3"), user, time_limit_s=300, memory_mib=1000)
         late = field.machine.sh(FOREVER, user, time_limit_s=1, memory_mib=1000)
         yield
-        assert field.await_over(short)["state"] == "succeeded"
-        assert field.await_over(late)["state"] == "timed_out"
+        for job, state in ((short, "succeeded"), (late, "timed_out")):
+            ended = field.await_over(job)
+            assert ended["state"] == state, ended
 
 
 @contextmanager
