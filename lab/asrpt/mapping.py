@@ -26,10 +26,11 @@ from benchmarks.harness.report import Report
 from benchmarks.harness.rows import columns
 from carmad.config import Links
 from carmad.core.layout import Layout, Stage, iteration_s, slowest_s
-from carmad.sim.report import compare, markdown
-from carmad.sim.report.compare import Quote
+from carmad.sim.report import markdown
+from lab import compare
 from lab.asrpt.layouts import FLOPS, VALUE_MIB, options
 from lab.asrpt.workload import LINKS, SIZE
+from lab.compare import Quote
 from policies.asrpt import heavy_edge
 
 CASES, GPUS = 20, 16

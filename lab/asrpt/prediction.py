@@ -18,8 +18,7 @@ from benchmarks.harness.report import Report
 from benchmarks.harness.rows import columns
 from carmad.core.history import Durations
 from carmad.learning import forest
-from carmad.sim.report import compare
-from carmad.sim.report.compare import Quote
+from lab import compare
 from lab.asrpt.runs import LEARNERS
 from lab.asrpt.workload import (
     DAYS,
@@ -33,6 +32,7 @@ from lab.asrpt.workload import (
     made,
     whole,
 )
+from lab.compare import Quote
 from policies.asrpt.heavy_edge import extremes
 
 SMALLER = 150_000  # jobs, for what is tried in several ways

@@ -18,10 +18,9 @@ from benchmarks.harness.report import Report, bullets
 from benchmarks.harness.rows import columns
 from carmad.sim import metrics
 from carmad.sim.outcome import GpuTotals, Outcome
-from carmad.sim.report import compare
-from carmad.sim.report.compare import Quote
 from carmad.sim.task import Trace
 from carmad.sim.traces.sources import load
+from lab import compare
 from lab.carma import figures
 from lab.carma.paper import (
     BAND,
@@ -51,6 +50,7 @@ from lab.carma.paper import (
     wide_alone,
     with_loads,
 )
+from lab.compare import Quote
 
 RUNS = (
     EXCLUSIVE,

@@ -16,10 +16,9 @@ from benchmarks.harness.main import main
 from benchmarks.harness.report import Report, bullets
 from benchmarks.harness.rows import columns
 from carmad.sim.catalogue import PROFILES
-from carmad.sim.report import compare
-from carmad.sim.report.compare import Quote
 from carmad.sim.task import Task, Trace
 from carmad.sim.traces.sources import load
+from lab import compare
 from lab.carma import figures
 from lab.carma.paper import (
     BAND,
@@ -38,6 +37,7 @@ from lab.carma.paper import (
     spread,
     wide_alone,
 )
+from lab.compare import Quote
 
 TRACE = DATA / "carma" / "heavy60.csv"
 GPUS = "4xDGX-Station-A100-40GB"

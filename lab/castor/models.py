@@ -22,8 +22,7 @@ from benchmarks.harness.report import Report, bullets
 from benchmarks.harness.rows import columns
 from carmad.learning.interference import train
 from carmad.models import Boosted
-from carmad.sim.report import compare
-from carmad.sim.report.compare import Quote
+from lab import compare
 from lab.castor import steps as castor_steps
 from lab.castor.pairs import (
     GAPS,
@@ -38,6 +37,7 @@ from lab.castor.pairs import (
     lucid,
     theorem,
 )
+from lab.compare import Quote
 
 SHIPPED = ROOT / "policies" / "castor" / "interference.json"
 

@@ -8,9 +8,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.harness.rows import columns
-from carmad.sim.report import compare
-from carmad.sim.report.compare import Quote
 from carmad.sim.report.numbers import number
+from lab import compare
+from lab.compare import Quote
 from lab.lucid.runs import Result
 
 Row = tuple[str, str]  # table and what

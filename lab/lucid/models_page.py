@@ -8,8 +8,9 @@ from typing import Any
 from benchmarks.harness.report import Report
 from benchmarks.harness.rows import columns
 from carmad.models import Tree
-from carmad.sim.report import compare, markdown
-from carmad.sim.report.compare import Quote
+from carmad.sim.report import markdown
+from lab import compare
+from lab.compare import Quote
 from lab.lucid.packing import ALL_OF_IT, GUARD
 
 Found = Mapping[str, Any]

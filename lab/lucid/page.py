@@ -8,8 +8,9 @@ from statistics import median
 
 from benchmarks.harness.report import Report
 from benchmarks.harness.rows import columns, verdict
-from carmad.sim.report import compare, markdown
-from carmad.sim.report.compare import Quote
+from carmad.sim.report import markdown
+from lab import compare
+from lab.compare import Quote
 from lab.lucid import notes
 from lab.lucid.findings import Figure, Finding, Runs, claims, spread, tables
 from lab.lucid.runs import (
