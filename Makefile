@@ -17,9 +17,9 @@ demo: .venv/installed
 test: .venv/installed-test
 	$(MAKE) --no-print-directory --jobs 2 pytest lint
 
-# Tests wait on daemons half of the time: more workers than CI has cores.
+# Tests wait on daemons half of the time: three workers for each of the cores that CI has.
 pytest: .venv/installed-test
-	$(BIN)/pytest -n 4 --dist worksteal
+	$(BIN)/pytest -n 6 --dist worksteal
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .
