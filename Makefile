@@ -34,7 +34,7 @@ bench: .venv/installed-test
 bench-slurm: .venv/installed-test
 	command -v slurmctld >/dev/null || { apt-get update -qq && \
 	    apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge; }
-	$(BIN)/python -m benchmarks.slurm
+	$(BIN)/python -m lab.slurm
 
 docs: .venv/installed-docs
 	$(BIN)/python docs/publish.py
@@ -61,9 +61,9 @@ deb-life: .venv/installed-test
 	$(INSTALL) --editable '.[docs]'
 	touch .venv/installed $@
 
-.venv/installed-test: pyproject.toml constraints.txt
+.venv/installed-test: pyproject.toml lab/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(INSTALL) --editable '.[test]'
+	$(INSTALL) --editable '.[test]' --editable ./lab
 	$(BIN)/python -m compileall -q -x transformers/models/ \
 		$(foreach package,$(CONFINED),.venv/lib/python3*/site-packages/$(package))
 	touch .venv/installed .venv/installed-docs $@

@@ -1,1 +1,5 @@
-"""How fast CARMA is, measured: `python -m benchmarks`. Nothing here is a test."""
+"""How fast CARMA is, measured: `python -m benchmarks.daemon`. Nothing here is a test."""
+
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"

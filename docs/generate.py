@@ -1,5 +1,5 @@
 """Generates pages of docs from the code, and hardware.md also from the reports in
-benchmarks/results/hardware: `python docs/generate.py`; `--check` only compares.
+lab/results/hardware: `python docs/generate.py`; `--check` only compares.
 
 Each page is a module in `docs/pages`, which also has the text that is not in the code, such as
 the remedy for each reason. `tests/test_docs` checks that nothing is missing.

@@ -26,8 +26,8 @@ ENOUGH_USERS = 3  # likewise
 COVERED = 0.95
 SMALL_MIB = 1024  # below this, errors do not shrink with the job
 # What CUDA and its libraries can take per process: about 300 MiB with kernels loaded on demand
-# (CUDA 11.7 and newer), more than 1 GiB before; the stacks behind `benchmarks.memory.mlp` and
-# `benchmarks.memory.timm` took 1,429 and 1,793 MiB.
+# (CUDA 11.7 and newer), more than 1 GiB before; the stacks behind `lab.memory.mlp` and
+# `lab.memory.timm` took 1,429 and 1,793 MiB.
 CONTEXT_MIB = (200, 3072)
 CORRECTED = 0.5  # at most, of what was traced
 

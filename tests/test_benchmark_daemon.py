@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import select
-import socket
 import subprocess
-from pathlib import Path
 
 import psutil
 import pytest
 
 from benchmarks.daemon import planning
 from benchmarks.daemon.carmad import SLEEPER, Daemon
-from benchmarks.hardware import machine
-from benchmarks.hardware.visit import Visit
-from carmad import paths, registry
+from carmad import registry
 from carmad.attempt.proc import own_environment
 from carmad.core.messages import Sampled
 from carmad.core.scheduler import Scheduler
@@ -75,35 +69,6 @@ def test_what_a_benchmark_raised_is_not_hidden(capfd: pytest.CaptureFixture[str]
     with pytest.raises(KeyError), Daemon(gpus=ONE):
         raise KeyError
     assert "ready: policy" in capfd.readouterr().err
-
-
-def test_the_campaign_starts_no_carmad_beside_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = str(tmp_path / "sock")
-    monkeypatch.setattr(paths, "SYSTEM_SOCKET", path)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    visit = Visit(tmp_path, "cost", rehearse=False)
-    machine.refuse_beside_another(visit)
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(path)
-    machine.refuse_beside_another(visit)
-    Path(path).unlink()
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(path)
-        other.listen()
-        with pytest.raises(CarmaError, match=f"a carmad listens at {path} .pid {os.getpid()}"):
-            machine.refuse_beside_another(visit)
-        assert not select.select([other], [], [], 0)[0], "nobody has connected"
-        # systemd holds the socket until somebody connects: then there is no carmad yet.
-        (tmp_path / "systemd").symlink_to("/bin/sleep")
-        manager = subprocess.Popen([tmp_path / "systemd", "1000"], pass_fds=[other.fileno()])
-    try:
-        until(lambda: psutil.Process(manager.pid).name() == "systemd")
-        machine.refuse_beside_another(visit)
-    finally:
-        manager.kill()
-        manager.wait()
 
 
 @pytest.mark.parametrize("policy", registry.names("policies"))

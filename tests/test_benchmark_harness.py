@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from benchmarks.harness import main as entry
-from benchmarks.harness import report
-from benchmarks.harness.data import ROOT, folds
+from benchmarks.harness.data import folds
 from benchmarks.harness.main import main
 from benchmarks.harness.policies import Timed, simulate_with
 from benchmarks.harness.processes import in_processes
@@ -26,6 +23,7 @@ from carmad.config import Settings
 from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import parse
 from carmad.sim.task import Task, Trace
+from tests.commands import is_there, undescribed, written
 
 Run = Callable[..., dict[str, str]]
 ROWS = [Row("speed", "one", 3.0, "s", bound=2.0), Row("speed", "other", 5, "s")]
@@ -39,18 +37,20 @@ def measured(every: int = 1) -> Report:
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """Runs `measured` with these arguments; returns the texts of the result files by name."""
 
-    def run(*arguments: str, needs: Path | None = None) -> dict[str, str]:
+    def run(
+        *arguments: str, needs: Path | None = None, package: str = "benchmarks"
+    ) -> dict[str, str]:
         module = ModuleType("__main__", "How fast it is.")
-        module.__spec__ = SimpleNamespace(name="benchmarks.speed.__main__")
+        module.__spec__ = SimpleNamespace(name=f"{package}.speed.__main__")
         monkeypatch.setitem(sys.modules, "__main__", module)
         monkeypatch.setattr(sys, "argv", ["speed", *arguments])
-        monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
+        monkeypatch.setattr(f"{package}.RESULTS", tmp_path / package)
         monkeypatch.setattr(entry, "circumstances", lambda: {"date": "today"})
         with pytest.raises(SystemExit) as ended:
             main("speed_test", measured, needs)
-        where = f"the public data are not here: {needs}; where to get them: benchmarks/DATA.md"
+        where = f"the public data are not here: {needs}; where to get them: lab/DATA.md"
         assert ended.value.code in (0, where)
-        return {path.name: path.read_text() for path in tmp_path.glob("results/*")}
+        return {path.name: path.read_text() for path in tmp_path.glob(f"{package}/*")}
 
     return run
 
@@ -67,6 +67,10 @@ def test_a_whole_run_is_printed_and_kept(run: Run, capsys: pytest.CaptureFixture
     assert [(row["value"], row["met"]) for row in data["rows"]] == [(3.0, False), (5, None)]
     assert data["seeds"] == [1, 2]
     assert len(kept["speed_test.json"].splitlines()) == 14, "a line for each entry of a list"
+
+
+def test_what_the_laboratory_measures_is_kept_there(run: Run) -> None:
+    assert "- command: `python -m lab.speed`" in run(package="lab")["speed_test.md"]
 
 
 def test_part_of_a_run_is_only_printed(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,29 +134,9 @@ def test_a_timed_policy_decides_as_the_policy_and_notes_each_plan() -> None:
     assert all(seconds >= 0 for _, seconds in timed.plans)
 
 
-def _told() -> set[str]:
-    pages = [ROOT / "Makefile", *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
-    pages += [ROOT / "benchmarks" / "README.md", *ROOT.glob("tests/*.py")]
-    texts = [path.read_text() for path in pages]
-    texts.append((ROOT / "carmad/sim/coefficients/interference.json").read_text())
-    return {name for text in texts for name in re.findall(r"-m (benchmarks[.\w]*\w)", text)}
-
-
 def test_every_command_that_is_written_down_is_there() -> None:
-    """Except for commands invented in this file."""
-    for name in sorted(_told() - {"benchmarks.speed"}):
-        spec = find_spec(name)
-        assert spec is not None and spec.origin is not None, name
-        file = Path(spec.origin)
-        if spec.submodule_search_locations is not None:
-            file = file.with_name("__main__.py")
-        assert 'if __name__ == "__main__":' in file.read_text(), name
+    assert [name for name in sorted(written("benchmarks")) if not is_there(name)] == []
 
 
 def test_every_command_is_in_the_readme() -> None:
-    readme = (ROOT / "benchmarks" / "README.md").read_text()
-    for file in (ROOT / "benchmarks").glob("*/*.py"):
-        if file.parent.name != "scripts" and 'if __name__ == "__main__":' in file.read_text():
-            name = f"benchmarks.{file.parent.name}.{file.stem}".removesuffix(".__main__")
-            script = f"`python {file.relative_to(ROOT)}"  # what a benchmark starts
-            assert f"`python -m {name}`" in readme or script in readme
+    assert list(undescribed("benchmarks")) == []

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
-from functools import partial
-from itertools import pairwise
 from random import Random
 from statistics import fmean, median
 from typing import Any
@@ -16,12 +13,8 @@ import pytest
 from carmad.api.models import detail_out
 from carmad.config import Settings
 from carmad.core.history import History
-from carmad.core.recurrence import group
 from carmad.errors import CarmaError
 from carmad.models import Lookup, Model
-from carmad.sim.experiment import Experiment
-from carmad.sim.hardware import parse
-from carmad.sim.workload import Workload
 from carmad.store import codec
 from carmad.testing import a_job, a_spec
 from cli import model_view
@@ -31,15 +24,9 @@ from tests.test_models_shown import plain
 
 pytest.importorskip("sklearn", reason="training needs carma-gpu[policies]")
 
-from benchmarks.asrpt import layouts as asrpt_layouts
-from benchmarks.asrpt import prediction as asrpt_prediction
-from benchmarks.asrpt import workload as asrpt_workload
 from carmad.learning import forest
 
 TABLE = Lookup("seconds", "a test", {"ada's": 50.0}, 3, 1e9, (("median error (s)", 2.0),))
-needs_data = pytest.mark.skipif(
-    not asrpt_workload.PHILLY.exists(), reason="the public traces are not here"
-)
 
 
 def row(n: int, group: str, seconds: float, user: str = "ada") -> dict[str, Any]:
@@ -195,99 +182,3 @@ def test_the_owner_knows_best() -> None:
     for made in (predicting.forest, recurrence.mean, recurrence.median):
         said = made(Settings()).predict(sure, known, {"forest": TABLE}, 0.0)
         assert said is not None and (said.seconds, said.source) == (3.0, "declared")
-
-
-# -- the workload of the benchmarks
-
-
-@pytest.mark.parametrize("gpus", [1, 2, 4, 8, 12, 16, 24, 32, 64, 128])
-def test_every_layout_has_its_gpus_and_room_for_its_parameters(gpus: int) -> None:
-    options = dict(asrpt_layouts.options(gpus))
-    assert ("gpt-175b" in options) is (gpus >= 64)
-    for layouts in options.values():
-        for layout in layouts:
-            assert layout.gpus == gpus
-            for stage in layout.stages:
-                parameters = stage.weights_mib / asrpt_layouts.VALUE_MIB
-                assert parameters * asrpt_layouts.PARAMETER_BYTES <= asrpt_layouts.ROOM_BYTES
-            for one, other in pairwise(layout.stages):  # what one passes on, the other takes
-                passed, taken = (one.replicas * one.out_mib, other.replicas * other.in_mib)
-                assert passed == pytest.approx(taken) and passed > 0
-            assert layout.stages[0].in_mib == layout.stages[-1].out_mib == 0
-
-
-def test_a_network_takes_as_long_however_it_is_cut() -> None:
-    """In GPU seconds of a mini-batch; VGG19 has all 144 million parameters."""
-    for name, layouts in asrpt_layouts.options(8):
-        spent = {
-            sum(s.replicas * (s.forward_s + s.backward_s) for s in layout.stages)
-            for layout in layouts
-        }
-        assert max(spent) == pytest.approx(min(spent)), name
-    vgg = dict(asrpt_layouts.options(1))["vgg19"][0].stages[0]
-    assert vgg.weights_mib / asrpt_layouts.VALUE_MIB == pytest.approx(143_667_240, rel=1e-3)
-
-
-@needs_data
-def test_jobs_recur_as_published_and_durations_stay_phillys() -> None:
-    jobs = asrpt_workload.whole(seed=1, jobs=60_000)
-    sizes = Counter(jobs.group.tolist())
-    recurring = sum(n for n in sizes.values() if n >= asrpt_workload.RECURS) / 60_000
-    assert recurring == pytest.approx(0.65, abs=0.04)
-    _, durations, gpus, _ = asrpt_workload._philly(60_000)
-    assert jobs.duration_s.tolist() == durations.tolist()
-    demands = [jobs.demands[g] for g in jobs.group]
-    assert demands == jobs.gpus.tolist() == gpus.tolist()
-    mean_s = asrpt_workload.DAYS * 86_400 / asrpt_workload.JOBS
-    assert jobs.at_s[-1] / 60_000 == pytest.approx(mean_s, rel=0.3)
-    assert len(set(jobs.users)) < 1.1 * asrpt_workload.USERS
-
-
-@needs_data
-def test_runs_of_a_group_that_passed_are_near_each_other() -> None:
-    """Of a large group most jobs are near one of its longer ones; of jobs at random few are."""
-    jobs = asrpt_workload.whole(seed=1, jobs=60_000)
-    runs: dict[int, list[float]] = {}
-    for g, seconds in zip(jobs.group.tolist(), jobs.duration_s.tolist(), strict=True):
-        runs.setdefault(g, []).append(seconds)
-    large = [each for each in runs.values() if len(each) >= 20]
-    assert len(large) > 50
-    mixed = [jobs.duration_s[n::100].tolist() for n in range(100)]
-    assert median(map(near, large)) > 0.6 > 0.3 > median(map(near, mixed))
-
-
-def near(seconds: list[float]) -> float:
-    """The share within 30 % of the longer ones' usual."""
-    usual = sorted(seconds)[int(0.7 * len(seconds))]
-    return fmean(abs(each / usual - 1) < 0.3 for each in seconds)
-
-
-@needs_data
-def test_the_simulator_tells_groups_as_the_benchmark_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = partial(asrpt_workload.whole, jobs=5_000)
-    monkeypatch.setattr(asrpt_workload, "whole", small)
-    trace = asrpt_workload.made(900, single_gpu=0.5)
-    assert len(trace.tasks) == 900 and trace.tasks[0].submit_s == 0.0
-    assert asrpt_workload.load(trace) > 0
-    single = sum(task.gpus == 1 for task in trace.tasks) / 900
-    assert single == pytest.approx(0.5, abs=0.06)
-    for task in trace.tasks:
-        assert task.layout and task.layout.gpus == task.gpus and task.iteration_s > 0
-    workload = Workload(Experiment(trace, parse("2x8xV100-32GB")))
-    known = asrpt_workload.learned(single_gpu=0.5, how=forest.medians)
-    groups = [group(workload.spec(n)) for n in range(1, 901)]
-    seen = sum(g in known.seconds for g in groups) / 900
-    assert 0.2 < seen < 0.9
-    right = forest.measured(known.seconds, groups, [task.duration_s for task in trace.tasks])
-    assert right and right.right > 0.2, "the table is of these groups"
-
-
-@needs_data
-def test_the_page_is_of_the_numbers() -> None:
-    jobs = asrpt_workload.whole(jobs=3_000)
-    found = asrpt_prediction.compared(jobs, asrpt_prediction.taught(jobs))
-    page = asrpt_prediction.report(found, [], [], [], []).page({"date": "today"})
-    by_name = {each.learner: each for each in found}
-    assert set(by_name) == {"forest", "mean", "median"}
-    assert f"{by_name['median'].right:.1%}".replace("%", " %") in page
-    assert by_name["forest"].known == by_name["mean"].known > 0.2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import log
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -24,7 +23,6 @@ from carmad.models import Additive, Shape
 from carmad.models.additive import Bins
 from carmad.models.workload import exemplars_of
 
-DATA = Path(__file__).parents[2] / "shared" / "data" / "lucid"
 ORIGIN = Origin("what", "nowhere", 7.0)
 
 
@@ -265,12 +263,3 @@ def test_a_job_is_labelled_by_what_its_neighbours_keep_of_their_speed() -> None:
         "medium",
         "jumbo",
     ]
-
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="the public pairs are not there: ../shared/data")
-def test_the_shipped_tree_is_what_the_public_pairs_teach() -> None:
-    from benchmarks.lucid import packing as lucid_packing
-    from policies.lucid.packing import shipped
-
-    again = packing.fit(lucid_packing.rows(), shipped().source, 0.0, shipped().errors)
-    assert shipped() == again

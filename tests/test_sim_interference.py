@@ -274,46 +274,4 @@ class TestCoefficients:
         fit = self.shipped["modes"][mode]
         assert 0 <= fit["sm"] <= 1
         assert fit["data"] and fit["licence"] and fit["sides_of_pairs"] > 0
-        assert self.shipped["command"] == "python -m benchmarks.simulator.interference"
-
-    def test_the_fit_finds_what_made_the_pairs(self) -> None:
-        pytest.importorskip("numpy", reason="the benchmarks need numpy")
-        from benchmarks.simulator.interference import Sample, fit
-
-        truth = Learned({Mode.MPS: 0.7})
-        made = [
-            Sample(own, other, truth.speeds((own, other), Mode.MPS)[0])
-            for own in (load(0.2), load(0.9), load(0.6))
-            for other in (load(0.3), load(1.0))
-        ]
-        assert fit(made) == pytest.approx(0.7)
-
-    @pytest.mark.parametrize(("speeds", "coefficient"), [((1.5, 1.5), 0.0), ((0.5, 1.5), 1 / 3)])
-    def test_speeds_above_1_are_fitted_as_1(
-        self, speeds: tuple[float, float], coefficient: float
-    ) -> None:
-        """Of 0.5 and 1 the mean is 0.75 = 1 / (1 + 1/3)."""
-        pytest.importorskip("numpy", reason="the benchmarks need numpy")
-        from benchmarks.simulator.interference import Sample, fit
-
-        made = [Sample(load(1.0), load(1.0), speed) for speed in speeds]
-        assert fit(made) == pytest.approx(coefficient)
-
-    @needs_data
-    def test_they_are_what_the_data_give(self) -> None:
-        pytest.importorskip("numpy", reason="the benchmarks need numpy")
-        from benchmarks.simulator.interference import fit, lucid, saturating
-
-        modes = self.shipped["modes"]
-        assert modes["streams"]["sm"] == pytest.approx(fit(lucid()[0]), abs=0.001)
-        assert modes["mps"]["sm"] == pytest.approx(fit(saturating()[0]), abs=0.001)
-
-    @needs_data
-    def test_every_side_was_either_used_or_dropped(self) -> None:
-        rows = (DATA / "lucid" / "colocated_pairs_rtx3090.csv").read_text().splitlines()[1:]
-        fit = self.shipped["modes"]["streams"]
-        dropped = sum(
-            count * (2 if why.startswith("pairs") else 1) for why, count in fit["dropped"].items()
-        )
-        assert fit["sides_of_pairs"] + dropped == 2 * len(rows)
-        assert 0 < fit["taken_for_1"] < fit["sides_of_pairs"]
+        assert self.shipped["command"] == "python -m lab.simulator.interference"

@@ -22,7 +22,7 @@ from carmad.errors import CarmaError
 from carmad.readable import time_unit
 from carmad.sim.hardware import parse
 from carmad.sim.outcome import Outcome
-from carmad.sim.report import charts, compare, export, gantt, html
+from carmad.sim.report import charts, export, gantt, html
 from carmad.sim.report.distributions import cdfs
 from carmad.sim.report.measures import MEASURES, SIMULATOR
 from carmad.sim.report.numbers import change, number
@@ -525,25 +525,7 @@ def test_without_matplotlib_the_page_says_what_to_install(monkeypatch: pytest.Mo
 
 
 def test_only_the_page_loads_what_draws() -> None:
-    modules = "html, export, table, compare"
+    modules = "html, export, table"
     code = f"import sys; from carmad.sim.report import {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"matplotlib", "numpy", "jinja2"} & set(done.stdout.split())
-
-
-# papers
-
-
-QUOTES = [
-    compare.Quote("mean JCT, Venus", 18.57, 17.0, "h", "FIFO|SJF"),
-    compare.Quote("makespan saved", 35, 31.5, "%"),
-]
-
-
-def test_quotes_as_markdown() -> None:
-    assert compare.table(QUOTES).splitlines() == [
-        r"|                 |  paper |   ours |  difference | note      |",
-        r"|-----------------|-------:|-------:|------------:|-----------|",
-        r"| mean JCT, Venus | 18.6 h | 17.0 h |       -8.5% | FIFO\|SJF |",
-        r"| makespan saved  |   35 % | 31.5 % | -3.5 points |           |",
-    ]

@@ -335,25 +335,6 @@ def test_layers_of_bitsandbytes_hold_half_a_byte_or_one_for_each_weight(job: Pat
     assert weights <= eight.parts["parameters"] < 1.1 * weights
 
 
-@pytest.mark.parametrize(
-    ("script", "package"),
-    [
-        ("peft_lora.py", "peft"),
-        ("bnb_adam8bit.py", "bitsandbytes"),
-        ("bnb_4bit.py", "bitsandbytes"),
-        ("deepspeed_zero2.py", "deepspeed"),
-    ],
-)
-def test_packages_that_may_be_missing(script: str, package: str, job: Path) -> None:
-    words = str(SCRIPTS.parents[1] / "benchmarks" / "scripts" / script)
-    if find_spec(package) is None:
-        assert f"No module named '{package}'" in refusal(job, words)
-    else:
-        rank = (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "::1"))
-        env = (*rank, ("MASTER_PORT", "29500")) if package == "deepspeed" else ()
-        assert report(job, words, env=env).steps == 2
-
-
 def test_what_was_set_on_a_parameter_moves_with_it(job: Path) -> None:
     text = """
         import torch, weakref

@@ -22,7 +22,8 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.report import RESULTS, circumstances, listed, write
+from benchmarks import RESULTS
+from benchmarks.harness.report import circumstances, listed, write
 from carmad.sim.report import markdown
 from tests.daemon import NO_KERNELS, Carmad
 from tests.model import live_through
@@ -157,7 +158,7 @@ def keep(part: str, facts: dict[str, str], found: Lives | Kills) -> None:
     page = ["# Soak: `python -m benchmarks.daemon.soak`"]
     for each in (name for name in TITLES if name in kept):
         page += [f"## {TITLES[each]}", listed(kept[each]["facts"]), kept[each]["page"]]
-    write("soak", "\n\n".join(page) + "\n", kept)
+    write(RESULTS, "soak", "\n\n".join(page) + "\n", kept)
 
 
 if __name__ == "__main__":

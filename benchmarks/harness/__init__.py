@@ -1,1 +1,1 @@
-"""What all benchmarks share: one entry point, reports, rows with targets, data, processes."""
+"""What all measurements share: one entry point, reports, rows with targets, data, processes."""

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 
 import typer
@@ -16,26 +17,26 @@ from benchmarks.harness.report import Report, circumstances, write
 def main(name: str, measure: Callable[..., Report], needs: Path | None = None) -> None:
     """Run `measure` as a command: its parameters are the options, its module's text the help.
 
-    Prints the report and writes results/NAME.md and .json. `needs`: data without which the command
-    ends at once.
+    Prints the report and writes NAME.md and .json in the RESULTS of the command's top package.
+    `needs`: data without which the command ends at once.
     """
     module = sys.modules["__main__"]
     assert module.__spec__
-    command = ["python", "-m", module.__spec__.name.removesuffix(".__main__")]
+    path = module.__spec__.name.removesuffix(".__main__")
+    command = ["python", "-m", path]
+    results: Path = import_module(path.partition(".")[0]).RESULTS
 
     @wraps(measure)
     def run(**options: object) -> None:
         if needs is not None and not needs.exists():
-            sys.exit(
-                f"the public data are not here: {needs}; where to get them: benchmarks/DATA.md"
-            )
+            sys.exit(f"the public data are not here: {needs}; where to get them: lab/DATA.md")
         facts = circumstances()
         facts["command"] = f"`{shlex.join([*command, *sys.argv[1:]])}`"
         report = measure(**options)
         page = report.page(facts)
         print(page)
         if report.kept:
-            write(report.name or name, page, {"facts": facts, **report.data})
+            write(results, report.name or name, page, {"facts": facts, **report.data})
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command(help=module.__doc__)(run)

@@ -14,8 +14,6 @@ from pathlib import Path
 from benchmarks.harness.data import ROOT
 from benchmarks.harness.rows import Row, summary, table
 
-RESULTS = ROOT / "benchmarks" / "results"
-
 Facts = Mapping[str, str]
 
 
@@ -56,10 +54,10 @@ def bullets(texts: Iterable[str]) -> str:
     return "\n".join(f"- {text}" for text in texts)
 
 
-def write(name: str, page: str, data: Mapping[str, object]) -> None:
-    """Write results/NAME.md and results/NAME.json."""
-    RESULTS.mkdir(exist_ok=True)
-    file = RESULTS / f"{name}.json"
+def write(folder: Path, name: str, page: str, data: Mapping[str, object]) -> None:
+    """Write NAME.md and NAME.json in the folder."""
+    folder.mkdir(exist_ok=True)
+    file = folder / f"{name}.json"
     file.write_text(_json(data))
     file.with_suffix(".md").write_text(page)
     print(f"kept in {file} and the .md beside it")

@@ -6,7 +6,7 @@ default, published listings); the maximum power is the board's limit in its data
 Power rises with the activity to the power of 0.6 (`carmad.gpu.card.power_w`): low activity already
 raises the clocks and costs the most. This exponent, and all of the DGX Station's power, is fitted
 to 6,600 readings of SMACT and power in the CARMA artifact's figures (RMSE 13 W;
-`python -m benchmarks.carma.catalogue`). For the other kinds it is assumed that full activity takes
+`python -m lab.carma.catalogue`). For the other kinds it is assumed that full activity takes
 85 % of the way from idle to the board's limit, since heavy training stays below it
 (arXiv:2506.14551: 76 % of a node's). Twelve public training runs on L4 and A10G (DCGM averages,
 SMACT 0.18–0.56) suggest an exponent of 0.5, with an RMSE of 11 % of the range.

@@ -2,10 +2,10 @@
 
 The table is `coefficients/catalogue.csv`: memory (MiB, of the whole process) and durations (alone)
 as published, and utilisation on NVML's scale, each row with its source. Where a row also has SMACT,
-SMOCC and DRAMA, these count. Some are measured with GPM (`python -m benchmarks.hardware loads`).
+SMOCC and DRAMA, these count. Some are measured with GPM (`python -m lab.hardware loads`).
 - Lucid's artifact measured it alone on an RTX 3090 (no mixed precision).
 - CARMA's larger tasks: SMACT as the artifact's figures show it on an A100, with the durations of
-  the paper's Table 4 (`python -m benchmarks.carma.catalogue` derives the rows). SMOCC and DRAMA,
+  the paper's Table 4 (`python -m lab.carma.catalogue` derives the rows). SMOCC and DRAMA,
   which no figure shows, are derived from it; memory utilisation has the ratio to that of the GPU
   that Lucid measured for the family.
 - Muri's is the share of an iteration that its GPU stage takes, Sia's the rate on a DGX A100 over

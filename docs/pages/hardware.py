@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from benchmarks.hardware.visit import Entry, Visit
 from carmad.selftest.facts import SECTIONS, Fact
 from carmad.selftest.report import Verdict
 from docs.pages.text import cell
+from lab.hardware.visit import Entry, Visit
 
-REPORTS = Path(__file__).parents[2] / "benchmarks/results/hardware"
+REPORTS = Path(__file__).parents[2] / "lab/results/hardware"
 
 HEAD = """\
 # Verified on hardware, or not yet

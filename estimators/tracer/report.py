@@ -124,7 +124,7 @@ class Report:
     def safe(self) -> int:
         """Bytes for the allocator that should be free: 5 % and 384 MiB above the expected value, or
         what cudnn.benchmark takes if that is more, since it is done before the peak. Few of the
-        timm runs exceed it; `benchmarks/memory/timm.py` shows how many do."""
+        timm runs exceed it; `lab/memory/timm.py` shows how many do."""
         return self.reserved + max(self.reserved // 20 + (384 << 20), self.autotune)
 
     def dumps(self) -> bytes:

@@ -2,7 +2,7 @@
 
 The libraries do not reveal their choice in advance. Of about 40 sets of parameters tried, those
 here fit GPUMemNet's timm data best (A100, float32, cudnn.benchmark on). The optimum is flat, and
-the explanations are guesses: no kernel was inspected. `benchmarks/memory/timm.py` has the method.
+the explanations are guesses: no kernel was inspected. `lab/memory/timm.py` has the method.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class StepModel:
 
         That is the median share of the six applications on four kinds of GPU that the Sia
         artifact measured, each at its largest batch that fits (`python -m
-        benchmarks.castor.models`). Communication counts as computation: splitting never saves any.
+        lab.castor.models`). Communication counts as computation: splitting never saves any.
         """
         return cls(FIXED_SHARE * step_s, (1 - FIXED_SHARE) * step_s / batch)
 

@@ -86,7 +86,7 @@ class Model(Protocol):
 @dataclass(frozen=True, slots=True)
 class Asynchronous:
     """AM. The GPU's λ is fitted to the pairs that Lucid's authors measured, as the policy models
-    them (`python -m benchmarks.cuckoo`). The network's λ, for which there are no measured pairs, is
+    them (`python -m lab.cuckoo`). The network's λ, for which there are no measured pairs, is
     that of the working example, which uses 2 for both."""
 
     gpu: float = 1.3

@@ -7,7 +7,7 @@ sharing scores must not add up to more than the capacity.
 
 Nor must the GPU utilisations that the two have alone. In the paper, utilisation "should be
 sufficient" for packing decisions (2.3) and weighs most in the tree (figure 6); the tree trained
-here on the labels that follow from the measured pairs does not use it (`benchmarks.lucid.models`).
+here on the labels that follow from the measured pairs does not use it (`lab.lucid.models`).
 
 "Time-aware" (3.1, C) is in the artifact (simulation/policy/lucid.py): a job does not join one whose
 priority value is less than half of its own, since that one would be slowed down until its end. Of

@@ -44,7 +44,7 @@ def score(tree: Tree, job: Job, memory_mib: int) -> int | None:
 
 @cache
 def shipped() -> Tree:
-    """The model trained by `python -m benchmarks.lucid.models`."""
+    """The model trained by `python -m lab.lucid.models`."""
     fields = json.loads(files("policies.lucid").joinpath("packing.json").read_text("utf-8"))
     fields |= {name: tuple(fields[name]) for name in ("features", "classes")}
     fields["nodes"] = tuple(

@@ -1,6 +1,6 @@
 """Interference as a regression on the loads' demands, with fixed coefficients.
 
-`python -m benchmarks.simulator.interference` fits them and measures the error: on streams it
+`python -m lab.simulator.interference` fits them and measures the error: on streams it
 explains two fifths of the variance between pairs of unseen models, under MPS nothing. The MPS data
 (Gavel) have no utilisation, and its jobs are often slowed by the CPU. A term for DRAM was tried,
 too: on streams, where the traffic is known, it did not help with unseen models (RMSE of the speed

@@ -1,1 +1,0 @@
-"""Cuckoo's evaluation on public data: `python -m benchmarks.cuckoo`."""

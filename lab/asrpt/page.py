@@ -1,0 +1,256 @@
+"""The page of `lab.asrpt`: the paper's figures, ours, the difference and causes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from statistics import median
+
+from benchmarks.harness.report import Report
+from benchmarks.harness.rows import columns
+from carmad.sim.report import markdown
+from lab.asrpt import notes
+from lab.asrpt.runs import (
+    ADAPTIVE,
+    BASELINES,
+    BY_LOAD,
+    BY_NETWORK,
+    BY_SHARE,
+    BY_SIZE,
+    LEARNERS,
+    MIDDLE,
+    NICS,
+    OURS,
+    PAPER,
+    PERFECT,
+    SEEDS,
+    SEVERAL,
+    SHARES,
+    UNSLOWED,
+    Case,
+    Result,
+)
+
+POLICIES = (*OURS, *BASELINES)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A figure of the paper's beside ours, in %: of each of `OURS` the median of the seeds, and
+    their range."""
+
+    what: str
+    paper: float
+    ours: Mapping[str, tuple[float, float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """All results, by what was run."""
+
+    of: Mapping[Case, Result]
+
+    def has(self, *cases: Case) -> bool:
+        return all(case in self.of for case in cases)
+
+    def there(self, cases: Mapping[str, Case]) -> dict[str, Case]:
+        """Those columns that were run."""
+        return {name: case for name, case in cases.items() if self.has(case)}
+
+    def seeds(self, case: Case) -> list[Result]:
+        return [self.of[replace(case, seed=seed)] for seed in range(SEEDS)]
+
+    def median(self, case: Case, what: str) -> float:
+        return float(median(getattr(result, what) for result in self.seeds(case)))
+
+    def changes(self, case: Case, other: Case, what: str = "total") -> list[float]:
+        """Of the total completion time in % of the other's, seed by seed."""
+        pairs = zip(self.seeds(case), self.seeds(other), strict=True)
+        return [100 * (getattr(one, what) / getattr(two, what) - 1) for one, two in pairs]
+
+
+def report(results: Sequence[Result]) -> Report:
+    runs = Runs({result.case: result for result in results})
+    beside = list(_claims(runs))
+    columns = (
+        ("## Load", notes.LOAD, BY_LOAD, _totals, _crowd),
+        ("## Number of jobs (figure 6)", notes.JOBS, BY_SIZE, _totals),
+        ("## Jobs of a single GPU (figure 7)", notes.SHARE, BY_SHARE, _totals),
+        ("## Baselines on A-SRPT's servers", notes.SERVERS, BY_SHARE, _adaptive),
+        ("## Network (figure 8)", notes.NETWORK, BY_NETWORK, _totals, _slowdowns),
+        ("## Where no job is slowed", notes.UNSLOWED, UNSLOWED, _totals),
+    )
+    sections = (
+        ("## The paper's figures and ours", notes.SETTING, beside_paper(beside)),
+        *(
+            (title, note, *(table(runs, found) for table in tables))
+            for title, note, cases, *tables in columns
+            if (found := runs.there(cases))
+        ),
+        ("## Predictions (figure 9)", notes.PREDICTED, _predictions(runs)),
+        ("## Scheduling overhead", notes.OVERHEAD, _overhead(runs)),
+        ("## Causes of the differences", notes.CAUSES),
+    )
+    title = "A-SRPT beside the schedulers of its paper, simulated"
+    data = {"beside": beside, "runs": results}
+    return Report(title, [*chain.from_iterable(sections)], data)
+
+
+# -- beside the paper
+
+
+def _claims(runs: Runs) -> Iterator[Beside]:
+    shares = [Case(MIDDLE, single_gpu=share) for share in SHARES]
+    slow, fast = (replace(SEVERAL, gbit=gbit) for gbit in (NICS[0], 50.0))
+    every = tuple(BASELINES)
+    for what, paper, cases, pick, baselines in (
+        ("Philly's jobs, against any baseline: least", -31, [Case(MIDDLE)], max, every),
+        ("Philly's jobs, against any baseline: most", -91, [Case(MIDDLE)], min, every),
+        ("number of jobs, against any baseline: least", -31, [*BY_SIZE.values()], max, every),
+        ("number of jobs, against any baseline: most", -91, [*BY_SIZE.values()], min, every),
+        ("single-GPU jobs, against any baseline: least", -16, shares, max, every),
+        ("single-GPU jobs, against any baseline: most", -57, shares, min, every),
+        ("1 Gb/s, against any baseline: most", -92, [slow], min, every),
+        ("50 Gb/s, against WCS-duration", -12, [fast], max, ("WCS-duration",)),
+    ):
+        if runs.has(*cases):
+            yield extreme(runs, what, paper, cases, pick, baselines)
+    case = Case(MIDDLE)
+    yield Beside(
+        "against perfect prediction",
+        14,
+        {
+            mine: extent(
+                runs.changes(
+                    replace(case, policy=mine), replace(case, policy=mine, prediction=PERFECT)
+                )
+            )
+            for mine in OURS
+        },
+    )
+
+
+def extreme(
+    runs: Runs,
+    what: str,
+    paper: float,
+    cases: Iterable[Case],
+    pick: Callable[[Iterable[float]], float],
+    baselines: Iterable[str],
+) -> Beside:
+    """Of each seed, the least or the most that A-SRPT is ahead, of all cases and baselines."""
+    pairs = [(case, replace(case, policy=name)) for case in cases for name in baselines]
+    ours = {}
+    for mine in OURS:
+        changes = [runs.changes(replace(case, policy=mine), other) for case, other in pairs]
+        ours[mine] = extent([pick(of_seed) for of_seed in zip(*changes, strict=True)])
+    return Beside(what, paper, ours)
+
+
+def extent(values: Sequence[float]) -> tuple[float, float, float]:
+    return median(values), min(values), max(values)
+
+
+def beside_paper(rows: Sequence[Beside]) -> str:
+    def ours(row: Beside, name: str) -> str:
+        if name not in row.ours:
+            return ""
+        middle, low, high = row.ours[name]
+        return f"{middle:+.0f} % ({low:+.0f} to {high:+.0f})"
+
+    headings = ("total completion time", "paper", *OURS)
+    return markdown.table(
+        headings,
+        [(row.what, f"{row.paper:+.0f} %", *(ours(row, name) for name in OURS)) for row in rows],
+        numbers=range(1, len(headings)),
+    )
+
+
+# -- all figures
+
+
+def _totals(runs: Runs, cases: Mapping[str, Case]) -> str:
+    """Total completion time, and A-SRPT's change against it."""
+    return _table(runs, cases, POLICIES)
+
+
+def _adaptive(runs: Runs, cases: Mapping[str, Case]) -> str:
+    return _table(runs, cases, (PAPER, *(f"{name}{ADAPTIVE}" for name in BASELINES)))
+
+
+def _table(runs: Runs, cases: Mapping[str, Case], policies: Sequence[str]) -> str:
+    headings = ("thousand hours", *chain.from_iterable((name, "A-SRPT's") for name in cases))
+    rows = []
+    for policy in policies:
+        cells: list[str] = []
+        for case in cases.values():
+            its = replace(case, policy=policy)
+            cells.append(f"{runs.median(its, 'total') / 1000:,.2f}")
+            middle, low, high = extent(runs.changes(case, its))
+            cells.append("" if policy == PAPER else f"{middle:+.0f} % ({low:+.0f} to {high:+.0f})")
+        rows.append((policy, *cells))
+    return markdown.table(headings, rows, numbers=range(1, len(headings)))
+
+
+def _crowd(runs: Runs, cases: Mapping[str, Case]) -> str:
+    """How crowded it was, under A-SRPT."""
+    headings = ("A-SRPT", *cases)
+    told = (
+        ("load while jobs arrive", "load", ".1f"),
+        ("most jobs in line", "queue_max", ",.0f"),
+        ("mean completion time, h", "mean", ".1f"),
+        ("mean time in line, h", "wait", ".1f"),
+        ("makespan, h", "makespan", ",.0f"),
+    )
+    rows = [
+        (name, *(format(runs.median(case, of), form) for case in cases.values()))
+        for name, of, form in told
+    ]
+    return markdown.table(headings, rows, numbers=range(1, len(headings)))
+
+
+def _slowdowns(runs: Runs, cases: Mapping[str, Case]) -> str:
+    headings = ("slow-down by spreading: mean, worst", *cases)
+    rows = []
+    for policy in POLICIES:
+        its = [replace(case, policy=policy) for case in cases.values()]
+        rows.append(
+            (
+                policy,
+                *(
+                    f"{runs.median(case, 'slowdown'):.2f}, {runs.median(case, 'slowest'):.0f}"
+                    for case in its
+                ),
+            )
+        )
+    return markdown.table(headings, rows, numbers=range(1, len(headings)))
+
+
+def _predictions(runs: Runs) -> str:
+    headings = ("", *(f"{policy}: {what}" for policy in OURS for what in _BESIDE))
+    rows = []
+    for prediction in (*LEARNERS, PERFECT):
+        cells: list[str] = []
+        for policy in OURS:
+            case = Case(MIDDLE, policy, prediction=prediction)
+            above = median(runs.changes(case, replace(case, prediction=PERFECT)))
+            cells += [f"{runs.median(case, 'total') / 1000:,.2f}", f"{above:+.0f} %"]
+        rows.append((prediction, *cells))
+    return markdown.table(headings, rows, numbers=range(1, len(headings)))
+
+
+_BESIDE = ("thousand h", "above perfect")
+
+
+def _overhead(runs: Runs) -> str:
+    return columns(
+        [runs.of[Case(MIDDLE, policy)] for policy in POLICIES],
+        ("", "{0.case.policy}"),
+        ("jobs", "{0.jobs:,}"),
+        ("plans", "{0.plans:,}"),
+        ("ms a plan", lambda result: f"{1000 * result.plan_s / result.plans:.2f}"),
+        ("worst", lambda result: f"{1000 * result.longest_plan_s:.0f}"),
+        ("ms a job", lambda result: f"{1000 * result.plan_s / result.jobs:.1f}"),
+        ("whole run s", "{0.run_s:.1f}"),
+    )

@@ -1,0 +1,1 @@
+"""Cuckoo's evaluation on public data: `python -m lab.cuckoo`."""

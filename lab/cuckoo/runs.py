@@ -1,0 +1,207 @@
+"""The simulated runs of `python -m lab.cuckoo`: which there are, what is kept of each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest import mock
+
+from benchmarks.harness.policies import simulate_with
+from benchmarks.harness.processes import in_processes
+from carmad import registry
+from carmad.config import Monitor, Settings
+from carmad.core.decision import Placement, Proposal
+from carmad.core.ports import Policy
+from carmad.core.types import Job, JobId
+from carmad.core.view import View
+from carmad.sim import interference, metrics
+from carmad.sim.experiment import Experiment, Physics
+from carmad.sim.hardware import GpuKind, parse
+from carmad.sim.outcome import Outcome
+from carmad.sim.workload import Workload
+from lab.cuckoo.truth import FreeRunning
+from lab.cuckoo.workload import GPUS, load, trace
+from policies.cuckoo.interleaving import Exclusive
+from policies.cuckoo.partners import remembered
+from policies.cuckoo.planning import earliest_deadline_first, first_in_first_out
+from policies.cuckoo.policy import Cuckoo, cuckoo
+from policies.cuckoo.settings import CuckooSettings
+
+Setting = tuple[str, str]  # whose stages (`workload.STAGES`), and what pairs come to
+
+HEADLINE = ("Muri", "free running")
+SENDING = ("table 3", "free running")
+OTHERS = ("sjf", "magm")  # CARMA's own, on the same trace
+
+# In the paper both jobs of a group start at once. So here a job computes as soon as it is launched,
+# and its partner follows a second later.
+PHYSICS, MONITOR = Physics(first_kernel_s=0.0), Monitor(window_s=1.0)
+PARTNERS, ANYONE = CuckooSettings(joins="partner"), CuckooSettings(joins="any")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What of the policy is not as ever."""
+
+    packer: Mapping[str, Any] = field(default_factory=dict)
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    settings: CuckooSettings = PARTNERS
+
+    def made(self, settings: Settings) -> Cuckoo:
+        return self.of(cuckoo(settings, self.settings))
+
+    def of(self, policy: Cuckoo) -> Cuckoo:
+        return replace(policy, packer=replace(policy.packer, **self.packer), **self.policy)
+
+
+# The paper's variants by name. "Blossom" packs by efficiency alone. In which order Muri starts its
+# groups the paper does not say: its tail is FIFO's, and so is it here. "Muri-Hetero" has Cuckoo's
+# planning (4.6).
+BLOSSOM = {"weight": 1.0}
+MURI = {"model": Exclusive(), **BLOSSOM}
+FIFO = {"planner": first_in_first_out}
+HOMO = {"heterogeneous": False}
+VARIANTS = {
+    "Cuckoo": Variant(),
+    "Muri": Variant(MURI, {**FIFO, **HOMO}),
+    "Muri-Hetero": Variant(MURI),
+    "Cuckoo-Homo": Variant(policy=HOMO),
+    "Muri-P": Variant({"model": Exclusive()}),
+    "Blossom": Variant(BLOSSOM),
+    "None": Variant(policy={"packs": False}),
+    "FIFO": Variant(policy=FIFO),
+    "EDF": Variant(policy={"planner": earliest_deadline_first}),
+}
+MORE = {"Cuckoo, joins anyone": Variant(settings=ANYONE)}
+WEIGHTS = {f"w = {w:g}": Variant({"weight": w}) for w in (0.0, 0.4, 0.8)}
+ALL = {**VARIANTS, **MORE, **WEIGHTS}
+WITH_TABLE_3 = ("Cuckoo", "Muri", "Blossom", "None", "FIFO", "EDF")
+SETTINGS: Mapping[Setting, Sequence[str]] = {HEADLINE: (*ALL, *OTHERS), SENDING: WITH_TABLE_3}
+SEEDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    setting: Setting
+    what: str  # a variant of Cuckoo, or another policy
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Of one run; seconds where nothing else is said."""
+
+    setting: Setting
+    what: str
+    seed: int
+    jobs: int
+    finished: int
+    jct: float
+    tail: float  # the 99th percentile of it
+    met: float  # share of all deadlines
+    queue: float  # jobs in line, in the mean
+    slowdown: float
+    # Of the jobs by what was foretold at their start, in time or late, and what came of it.
+    kept: int  # in time, and was (true positive)
+    broken: int  # in time, and was not
+    late: int  # late, and was (true negative)
+    lucky: int  # late, and was not
+    plans: int  # with jobs in line
+    wall: float
+
+
+def cases() -> list[Case]:
+    """The first seed of everything comes first."""
+    found = [
+        Case(setting, what, seed)
+        for setting, variants in SETTINGS.items()
+        for what in variants
+        for seed in range(SEEDS)
+    ]
+    return sorted(found, key=lambda case: case.seed)
+
+
+def results(cases: Sequence[Case]) -> Iterator[Result]:
+    return in_processes(run, cases, lambda r: f"{r.setting}, {r.what}, {r.seed}: {r.wall:.0f} s")
+
+
+# -- one of them, in a process of its own
+
+
+@dataclass(slots=True)
+class Watched:
+    """A policy, and what it predicted of each job's deadline when it started it. Cuckoo is not
+    asked for plans that can start nothing, which are most."""
+
+    policy: Policy
+    name: str
+    late: dict[JobId, bool] = field(default_factory=dict)
+    plans: int = 0
+
+    def order(self, job: Job) -> float:
+        return self.policy.order(job)
+
+    def plan(self, view: View) -> tuple[Proposal, ...]:
+        if isinstance(self.policy, Cuckoo) and not self._may_start(self.policy, view):
+            return ()
+        plan = self.policy.plan(view)
+        self.plans += bool(view.queue)
+        for each in plan:
+            if isinstance(each, Placement) and each.gpus:
+                self.late[each.job] = any(ground.code == "deadline" for ground in each.explanation)
+        return plan
+
+    def _may_start(self, policy: Cuckoo, view: View) -> bool:
+        awaited = remembered(view)
+        idle = any(not gpu.residents for gpu in view.gpus)
+        return idle or bool(awaited) or (policy.packs and policy.joins == "any")
+
+
+def run(case: Case) -> Result:
+    (stages, truth), what = case.setting, case.what
+    settings = Settings(policy="cuckoo" if what in ALL else what, monitor=MONITOR)
+    made = ALL[what].made(settings) if what in ALL else registry.bare_policy(settings)
+    watched = Watched(made, settings.policy)
+    jobs = trace(stages, case.seed)
+    with (
+        mock.patch.object(Workload, "load", _load),
+        mock.patch.dict(interference.MODELS, {"free running": lambda: FreeRunning(jobs)}),
+    ):
+        experiment = Experiment(jobs, parse(GPUS), settings, "oracle", truth, PHYSICS)
+        outcome = simulate_with(watched, experiment)
+    return _result(case, outcome, watched)
+
+
+def _load(workload: Workload, job: JobId, kind: GpuKind, parts: int = 1) -> Any:
+    """Instead of `Workload.load`, which asks for the same on each kind of GPU."""
+    return load(workload.task(job), kind.name)
+
+
+def _result(case: Case, outcome: Outcome, watched: Watched) -> Result:
+    figures = metrics.figures(outcome)
+    assert figures.jct and figures.slowdown and figures.deadlines_met is not None
+    told: Counter[tuple[bool, bool]] = Counter()
+    for job in outcome.jobs:
+        if job.id in watched.late and job.task.deadline_s is not None:
+            in_time = job.ended_at - job.task.submit_s <= job.task.deadline_s
+            told[watched.late[job.id], in_time and metrics.finished(job)] += 1
+    return Result(
+        case.setting,
+        case.what,
+        case.seed,
+        figures.jobs,
+        figures.finished,
+        figures.jct.mean,
+        figures.jct.p99,
+        figures.deadlines_met,
+        figures.queue_mean or 0.0,
+        figures.slowdown.mean,
+        kept=told[False, True],
+        broken=told[False, False],
+        late=told[True, False],
+        lucky=told[True, True],
+        plans=watched.plans,
+        wall=outcome.wall_s,
+    )

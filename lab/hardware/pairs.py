@@ -1,0 +1,190 @@
+"""Stage `pairs`: step times of training runs that share the GPU, time-sliced and under MPS, beside
+those alone: the truth about interference."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+from benchmarks.harness.data import ROOT
+from carmad.attempt.proc import own_environment
+from carmad.core.types import GpuId
+from carmad.errors import CarmaError
+from carmad.gpu.mps import Mps
+from lab.hardware import loads, pool
+from lab.hardware.pool import KILLED_WITHIN_S, Pool, common
+from lab.hardware.telemetry import Watch
+from lab.hardware.visit import Entry, Portion, Stage, Visit
+
+FAKE_MPS = ROOT / "tests" / "fake_mps" / "nvidia-cuda-mps-control"
+WINDOW_S, REHEARSED_S = 0.7, 0.3  # alone; longer for more
+APART = (1, 2, 3, 5)  # of two in the list that are paired: with 16, each is in eight of 64 pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How processes share the GPU. `percentage`: of the SMs, for each client of MPS."""
+
+    name: str
+    mps: bool = False
+    percentage: int = 100
+    sizes: tuple[int, ...] = (1, 2, 3)  # of the groups that are measured so; 1: alone
+    later: bool = False  # not needed of a first visit
+
+
+SETTINGS = (
+    Setting("streams"),
+    Setting("mps"),
+    Setting("mps 50 %", mps=True, percentage=50, sizes=(2,)),
+    Setting("mps 33 %", mps=True, percentage=33, sizes=(3,), later=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Runs that train at the same time."""
+
+    setting: Setting
+    names: tuple[str, ...]
+    again: bool = False  # alone once more, after the groups: the GPU is warm then
+
+    @property
+    def key(self) -> str:
+        again = ", again" if self.again else ""
+        return f"{self.setting.name}: {' + '.join(self.names)}{again}"
+
+
+def groups(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Each alone, then pairs and triples, so that each of the 16 is in about as many."""
+    count = len(names)
+    return [
+        *((name,) for name in names),
+        *((names[n], names[(n + apart) % count]) for apart in APART for n in range(count)),
+        *((names[n], names[(n + 4) % count], names[(n + 9) % count]) for n in range(0, count, 4)),
+        *((names[n], names[(n + 2) % count], names[(n + 7) % count]) for n in range(0, count, 2)),
+    ]
+
+
+def cases(setting: Setting, rehearse: bool) -> list[Case]:
+    """A rehearsal has two runs and no triple: each process takes seconds to start. What is alone
+    is the denominator of many speeds, so it is measured before the groups and after them."""
+    pair = loads.REHEARSED
+    some = [*((name,) for name in pair), pair] if rehearse else groups(loads.PAIRED)
+    wanted = [Case(setting, each) for each in some if len(each) in setting.sizes]
+    return wanted + [replace(case, again=True) for case in wanted if len(case.names) == 1]
+
+
+def measure(visit: Visit) -> None:
+    with Watch(visit) as watch, _mps(visit, watch.gpu.id) as mps:
+        for setting in SETTINGS:
+            wanted = cases(setting, visit.rehearse)
+            todo = list(visit.todo(wanted, lambda case: case.key, pool.START_S))
+            if todo:
+                _measure(setting, todo, visit, watch, mps)
+
+
+def _measure(setting: Setting, todo: Sequence[Case], visit: Visit, watch: Watch, mps: Mps) -> None:
+    """With all runs of `todo` loaded, each group in turn."""
+    seconds = REHEARSED_S if visit.rehearse else WINDOW_S
+    names = dict.fromkeys(name for case in todo for name in case.names)
+    env = pool.on(watch.gpu.id)
+    if setting.mps:
+        try:
+            mps.start(watch.gpu.id)
+        except CarmaError as error:
+            visit.keep(f"{setting.name}: not measured", {"failed": error.message})
+            return
+        env = pool.on(watch.gpu.id, str(mps.pipe(watch.gpu.id)), setting.percentage)
+    with Pool(names, env, visit.rehearse) as held:
+        for case in visit.todo(todo, lambda case: case.key, partial(lasts_s, seconds)):
+            visit.keep(case.key, _together(case, seconds, held, watch))
+
+
+def _together(case: Case, seconds: float, held: Pool, watch: Watch) -> Entry:
+    """The median step of each in the time in which all of them train."""
+    known = {"setting": case.setting.name, "names": case.names}
+    windows = held.train(case.names, lasts_s(seconds, case))
+    if not windows:
+        whys = (f"{name}: {held.lost[name]}" for name in case.names if name in held.lost)
+        return known | {"failed": "; ".join(whys)}
+    steps = common(windows.values())
+    if not all(steps):
+        return known | {"failed": "too few steps while all trained"}
+    began = max(window.began for window in windows.values())
+    ended = min(window.ended[-1] for window in windows.values())
+    return {
+        **known,
+        "step_s": [round(median(each), 6) for each in steps],
+        "steps": [len(each) for each in steps],
+        **watch.means(began, ended),
+    }
+
+
+def lasts_s(alone_s: float, case: Case) -> float:
+    """How long a group trains, where one alone does for `alone_s`."""
+    return alone_s * len(case.names) ** 0.5
+
+
+def minutes(setting: Setting) -> float:
+    """By estimate, on a GPU."""
+    trained_s = sum(lasts_s(WINDOW_S, case) for case in cases(setting, rehearse=False))
+    return math.ceil((pool.START_S + trained_s) / 6) / 10
+
+
+@contextlib.contextmanager
+def _mps(visit: Visit, gpu: GpuId) -> Iterator[Mps]:
+    """Daemons in a directory of their own, which is gone with them afterwards."""
+    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
+        control = "nvidia-cuda-mps-control"
+        if visit.rehearse:  # it writes beside itself
+            control = shutil.copy(FAKE_MPS, folder)
+        mps = Mps(Path(folder), multiuser=False, systemd=False, control=control)
+        try:
+            yield mps
+        finally:
+            _stop(mps, gpu)
+
+
+def _stop(mps: Mps, gpu: GpuId) -> None:
+    """A daemon that stays is killed, with its server and clients: its directory will be gone. An
+    error here would replace that of the stage."""
+    try:
+        said = "" if mps.stop(gpu) else "it has clients, or does not stop"
+    except CarmaError as error:
+        said = error.message
+    if not said:
+        return
+    print(f"pairs: the MPS daemon is killed: {said}", file=sys.stderr, flush=True)
+    pipe = str(mps.pipe(gpu))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if own_environment(process.pid).get("CUDA_MPS_PIPE_DIRECTORY") == pipe:
+                process.kill()
+                process.wait(KILLED_WITHIN_S)
+
+
+def blocks(visit: Visit) -> list[str]:
+    from lab.hardware import pairs_page
+
+    return pairs_page.blocks(visit)
+
+
+STAGE = Stage(
+    "pairs",
+    "Training runs that share a GPU, beside alone",
+    tuple(Portion(each.name, minutes(each), each.later) for each in SETTINGS),
+    ("torch", "timm", "transformers"),
+    measure,
+    blocks,
+    needs=("loads",),
+)

@@ -1,0 +1,66 @@
+"""What no policy can beat: lower bounds on the mean JCT of a trace, sharing and preemption allowed.
+
+Each is the largest of three relaxations: every job starts at once and alone; all GPUs are one
+machine that serves the least work first (SRPT), where a job's work is its memory times its time, as
+no more than all memory is ever in use; and the same where it is its SM activity times its time.
+Sharing does more SM work than one job at a time would, under the interference model at most
+`MOST_SM` times a GPU's.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from statistics import fmean
+
+from carmad.core.types import Mode
+from carmad.sim.interference import Learned
+from carmad.sim.task import Load, Task
+from lab.own.families import Case
+
+NEIGHBOURS = 8  # `collocation.max_jobs_per_gpu`
+
+
+def most_sm() -> float:
+    """SM activity that equal jobs, however many and however busy, get done on one GPU."""
+    model = Learned()
+    loads = (Load(sm_active=share / 20) for share in range(1, 21))
+    return max(
+        sum(speed * load.sm_active for speed in model.speeds((load,) * jobs, Mode.STREAMS))
+        for load in loads
+        for jobs in range(1, NEIGHBOURS + 1)
+    )
+
+
+MOST_SM = most_sm()
+
+
+def mean_jct_s(case: Case) -> float:
+    tasks, gpus = case.trace.tasks, case.gpus
+    memory_mib = sum(node.gpus * node.kind.memory_mib for node in case.cluster.nodes)
+    alone_s = fmean(task.duration_s for task in tasks)
+    held = srpt_s((t, t.gpus * t.load.memory_mib * t.duration_s / memory_mib) for t in tasks)
+    busy = srpt_s((t, t.gpus * t.load.sm_active * t.duration_s / gpus / MOST_SM) for t in tasks)
+    return max(alone_s, held, busy)
+
+
+def srpt_s(work: Iterable[tuple[Task, float]]) -> float:
+    """The mean JCT on one machine that preempts for whoever has the least left; `work`: seconds."""
+    arrivals = sorted(((task.submit_s, left_s) for task, left_s in work), reverse=True)
+    present: list[tuple[float, float]] = []  # what is left, when it came
+    now, total_s, jobs = 0.0, 0.0, len(arrivals)
+    while arrivals or present:
+        if not present:
+            now = max(now, arrivals[-1][0])
+        while arrivals and arrivals[-1][0] <= now:
+            submit_s, left_s = arrivals.pop()
+            heapq.heappush(present, (left_s, submit_s))
+        left_s, submit_s = heapq.heappop(present)
+        until = arrivals[-1][0] if arrivals else float("inf")
+        if now + left_s <= until:
+            now += left_s
+            total_s += now - submit_s
+        else:
+            heapq.heappush(present, (left_s - (until - now), submit_s))
+            now = until
+    return total_s / jobs

@@ -1,0 +1,335 @@
+"""CARMA, gflow, Slurm and task-spooler, each with its defaults where these let it run here."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pwd
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from benchmarks.daemon.carmad import GPUS, Daemon, memory_mb, plain_environment
+from benchmarks.daemon.hostile import as_user
+from cli.main import run
+from cli.verbs import VERBS
+from lab.peers.system import LONG, SHORT, System, wait_for
+from tests.slurm import free_ports
+
+BIN = Path(sys.executable).parent
+CARMA = str(BIN / "carma")
+
+
+class Carma(System):
+    """On emulated GPUs. What is queued wants one for itself, and running jobs hold all of them."""
+
+    name: ClassVar[str] = "CARMA"
+    needs: ClassVar[tuple[str, ...]] = ()
+    OPTIONS: ClassVar[Mapping[str, str]] = {
+        "gpus": "--exclusive --gpus {}",
+        "time": "--time {}",
+        "array": "--array {}",
+        "sweep": "--param {}",
+    }
+    COMMANDS: ClassVar[Mapping[str, str]] = {
+        "here": f"{CARMA} run --",
+        "inside": f"{CARMA} exec {{job}} --",
+        "limit": f"{CARMA} limit root --gpus 1",
+        "reserve": f"{CARMA} reserve --gpus 4 --users nobody --for 1h",
+        "why": f"{CARMA} why {{job}}",
+    }
+    EXIT: ClassVar[str] = r"(?m)^exit +(\d+):"
+
+    def start(self) -> None:
+        self._carmad = Daemon(gpus=f"{self.gpus or GPUS}xA100-40GB")
+        self._carmad.__enter__()
+        self._carmad.directory.chmod(0o711)
+        self.env = plain_environment() | {"CARMA_SOCKET": self._carmad.socket}
+
+    def stop(self) -> None:
+        self._carmad.__exit__(None, None, None)
+
+    def submission(
+        self, command: list[str], queued: bool = False, options: Sequence[str] = ()
+    ) -> list[str]:
+        held = ["--exclusive"] if queued else []
+        return [CARMA, "submit", "--parsable", "-o", "/dev/null", *held, *options, "--", *command]
+
+    def says_to(self, user: str, words: list[str]) -> str:
+        """Without an interpreter of the user's: this one may be where only root can read."""
+        entry = pwd.getpwnam(user)
+        for verb in VERBS:
+            verb.function()  # imported while this may be read
+        code, printed = as_user(entry.pw_uid, lambda: _printed(words[1:], self.env))
+        if code:
+            raise subprocess.CalledProcessError(code, words, printed, printed)
+        return str(printed)
+
+    def crash(self) -> None:
+        self._carmad.kill()
+        self._carmad.start()
+
+    def block(self) -> None:
+        for _ in range(GPUS):
+            self.submit(LONG, queued=True)
+
+    def fill(self, count: int) -> list[str]:
+        return [str(self._carmad.run(LONG, exclusive=True)) for _ in range(count)]
+
+    def verbs(self) -> Mapping[str, list[str]]:
+        return {
+            "submit": self.submission(SHORT, queued=True),
+            "queue": [CARMA, "queue"],
+            "queue, as JSON": [CARMA, "queue", "--json"],
+            "status": [CARMA, "status"],
+            "show": [CARMA, "show", "{job}"],
+            "why": [CARMA, "why", "{job}"],
+            "history": [CARMA, "history"],
+            "stats": [CARMA, "stats"],
+            "hold": [CARMA, "hold", "{job}"],
+            "cancel": [CARMA, "cancel", "{job}"],
+            "complete": [CARMA, "completion", "ids"],
+        }
+
+    def rss_mb(self) -> float:
+        return self._carmad.rss_mb()
+
+
+class Gflow(System):
+    """Without GPUs, so that whatever wants one waits."""
+
+    name: ClassVar[str] = "gflow"
+    needs: ClassVar[tuple[str, ...]] = ("gflowd", "gbatch", "tmux")
+    OPTIONS: ClassVar[Mapping[str, str]] = {
+        "gpus": "--gpus {}",
+        "time": "--time {}",
+        "array": "--array {}",
+        "sweep": "--param {}",
+    }
+    COMMANDS: ClassVar[Mapping[str, str]] = {
+        "inside": "gjob attach {job}",  # to its terminal: it takes no command
+        "limit": "gctl quota set --user root --max-running-gpus 1",
+        "reserve": "sh -c 'gctl reserve create --user nobody --gpus 4 --duration 1h"
+        ' --start "$(date +%FT%T%:z)"\'',
+        "why": "sh -c 'gqueue -a -f \"NODELIST(REASON)\" -j {job} | tail -n 1'",
+    }
+    EXIT: ClassVar[str] = r"(?i)exit ?code[=: ]+(\d+)"
+
+    def start(self) -> None:
+        if self.gpus:  # it asks NVML
+            from tests import fake_gpu
+
+            fake = fake_gpu.environment(self.folder / "gpus", self.gpus)
+            self.env |= {name: fake[name] for name in fake if name.startswith(("FAKE_", "LD_"))}
+        self.env["TMUX_TMPDIR"] = str(self.folder)
+        for file in (".bashrc", ".bash_profile"):  # its jobs run in login shells, and report by it
+            (self.folder / file).write_text(f"export PATH={shlex.quote(self.env['PATH'])}\n")
+        self.daemon("gflowd")
+        self.answers("gqueue")
+
+    def stop(self) -> None:
+        subprocess.run(["tmux", "kill-server"], env=self.env, capture_output=True, check=False)
+
+    def crash(self) -> None:
+        self.restart("gflowd")
+
+    def submission(
+        self, command: list[str], queued: bool = False, options: Sequence[str] = ()
+    ) -> list[str]:
+        return ["gbatch", *(["--gpus", "1"] if queued else []), *options, "--", *command]
+
+    def number(self, printed: str) -> str:
+        return printed.split()[3]
+
+    def verbs(self) -> Mapping[str, list[str]]:
+        return {
+            "submit": self.submission(SHORT, queued=True),
+            "queue": ["gqueue"],
+            "queue, as JSON": ["gqueue", "-o", "json"],
+            "status": ["ginfo"],
+            "show": ["gjob", "show", "{job}"],
+            "history": ["gqueue", "--completed"],
+            "stats": ["gstats"],
+            "hold": ["gjob", "hold", "{job}"],
+            "cancel": ["gcancel", "{job}"],
+        }
+
+
+SLURM_CONF = """\
+ClusterName=bench
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser={user}
+SlurmdUser={user}
+AuthInfo=socket={folder}/munge.sock
+SlurmctldPort={port}
+SlurmdPort={slurmd_port}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+MaxArraySize=10001
+GresTypes=gpu
+SlurmdParameters=config_overrides
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus}{gres} State=UNKNOWN
+PartitionName=p Nodes={host} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class Slurm(System):
+    """One node: this machine. It has no accounting, which would need a database server."""
+
+    name: ClassVar[str] = "Slurm"
+    needs: ClassVar[tuple[str, ...]] = ("slurmctld", "slurmd", "munged", "sbatch")
+    OPTIONS: ClassVar[Mapping[str, str]] = {
+        "gpus": "--gres=gpu:{}",
+        "time": "--time={}",
+        "array": "--array={}",
+        "sweep": "--param={}",
+    }
+    COMMANDS: ClassVar[Mapping[str, str]] = {
+        "here": "srun --pty",
+        "inside": "srun --overlap --jobid {job}",
+        "limit": "sacctmgr -i modify user root set GrpTRES=gres/gpu=1",
+        "reserve": "scontrol create reservation user=nobody starttime=now duration=60 nodes=ALL",
+        "why": "squeue -h -o %r -j {job}",
+    }
+    EXIT: ClassVar[str] = r"ExitCode=(\d+):"
+
+    def start(self) -> None:
+        if os.getuid() != 0:
+            raise PermissionError("its daemons need root")
+        conf = self.folder / "slurm.conf"
+        port, slurmd_port = free_ports(2)
+        conf.write_text(
+            SLURM_CONF.format(
+                host=socket.gethostname().partition(".")[0],
+                user="root",
+                folder=self.folder,
+                port=port,
+                slurmd_port=slurmd_port,
+                cpus=max(os.cpu_count() or 1, 2 * self.gpus),
+                gres=f" Gres=gpu:{self.gpus}" if self.gpus else "",
+            )
+        )
+        cards = [self.folder / f"gpu{n}" for n in range(self.gpus)]
+        for card in cards:
+            card.touch()
+        (self.folder / "gres.conf").write_text("".join(f"Name=gpu File={card}\n" for card in cards))
+        self.env["SLURM_CONF"] = str(conf)
+        (self.folder / "spool").mkdir()
+        (self.folder / "state").mkdir()
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o600)
+        files = {"key-file": key, "socket": self.folder / "munge.sock"} | {
+            f"{what}-file": self.folder / f"munge.{what}" for what in ("pid", "log", "seed")
+        }
+        self.daemon(
+            "munged",
+            "--force",
+            "--foreground",
+            *(f"--{what}={file}" for what, file in files.items()),
+        )
+        wait_for((self.folder / "munge.sock").exists, "munged")
+        self.daemon("slurmctld", "-D")
+        self.daemon("slurmd", "-D")
+        self.answers("sh", "-c", "sinfo -h -o %t | grep -qx idle")
+
+    def stop(self) -> None:
+        subprocess.run(["scancel", "-f", "-u", "root"], env=self.env, check=False)
+        time.sleep(0.5)  # slurmd kills them
+
+    def crash(self) -> None:
+        self.restart("slurmctld", "-D")
+
+    def submission(
+        self, command: list[str], queued: bool = False, options: Sequence[str] = ()
+    ) -> list[str]:
+        held = ["--hold"] if queued else []
+        words = ["sbatch", "--parsable", "-o", "/dev/null", *held, *options]
+        return [*words, "--wrap", shlex.join(command)]
+
+    def verbs(self) -> Mapping[str, list[str]]:
+        return {
+            "submit": self.submission(SHORT, queued=True),
+            "queue": ["squeue"],
+            "queue, as JSON": ["squeue", "--json"],
+            "status": ["sinfo"],
+            "show": ["scontrol", "show", "job", "{job}"],
+            "hold": ["scontrol", "hold", "{job}"],
+            "cancel": ["scancel", "{job}"],
+        }
+
+
+MOST_SPOOLED = 940  # it has a connection for each job, and select() takes 1,024
+
+
+class Spooler(System):
+    """One job at a time: a running one makes the others wait."""
+
+    name: ClassVar[str] = "task-spooler"
+    needs: ClassVar[tuple[str, ...]] = ("tsp",)
+    OPTIONS: ClassVar[Mapping[str, str]] = {
+        "gpus": "-N {}",  # it counts slots, and knows no GPUs
+        "time": "",
+        "array": "--array={}",
+        "sweep": "--param={}",
+    }
+    COMMANDS: ClassVar[Mapping[str, str]] = {"here": "tsp -nf", "why": "tsp -s {job}"}
+    EXIT: ClassVar[str] = r"exit code (\d+)"
+
+    def start(self) -> None:
+        if self.gpus:
+            self.env["TS_SLOTS"] = str(self.gpus)
+        self.env |= {"TS_SOCKET": str(self.folder / "socket"), "TS_MAXFINISHED": "100"}
+        self.env["TMPDIR"] = str(self.folder)
+        self.answers("tsp")
+
+    def fill(self, count: int) -> list[str]:
+        return super().fill(min(count, MOST_SPOOLED))
+
+    def submission(
+        self, command: list[str], queued: bool = False, options: Sequence[str] = ()
+    ) -> list[str]:
+        return ["tsp", *options, *command]
+
+    def crash(self) -> None:
+        server = min(self.processes(), key=lambda process: process.create_time())
+        server.kill()
+        self.answers("tsp")
+
+    def verbs(self) -> Mapping[str, list[str]]:
+        return {
+            "submit": self.submission(LONG, queued=True),
+            "queue": ["tsp"],
+            "show": ["tsp", "-i", "{job}"],
+            "cancel": ["tsp", "-r", "{job}"],
+        }
+
+    def rss_mb(self) -> float:
+        """Shared pages in parts: there is a process for each job in line."""
+        return sum(memory_mb(one.pid, "smaps_rollup", "Pss:") for one in self.processes())
+
+
+def _printed(words: list[str], env: Mapping[str, str]) -> tuple[int, str]:
+    """The exit code of `carma WORDS` in this process, and both its streams."""
+    os.environ.update(env)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            return run(words), printed.getvalue()
+        except BaseException as error:  # noqa: BLE001 - this process goes no further
+            return 1, repr(error)
+
+
+SYSTEMS: tuple[type[System], ...] = (Carma, Gflow, Slurm, Spooler)

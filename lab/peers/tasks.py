@@ -1,0 +1,330 @@
+"""Ten everyday tasks on four GPUs, and what came of each: of CARMA and of the peers that are
+installed. A system is started anew for each task, and systems run side by side. Takes two minutes;
+as root, or the tasks of two users and Slurm fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+
+from benchmarks.harness.main import main
+from benchmarks.harness.report import Report
+from carmad.sim.report import markdown
+from lab.peers.system import LONG, SHORT, Lacking, System, wait_for
+from lab.peers.systems import SYSTEMS
+
+TITLE = "Ten everyday tasks"
+GPUS = 4
+OTHER = "nobody"  # on every machine
+SOON_S = 10.0  # a job that may start has started by then
+KILLED_JOBS = 20
+KILLED_S = 30.0
+SETTLED_S = 6.0  # Slurm writes its state every five seconds: it loses what came later
+ARRAY = 9_000
+BEHIND = 6
+BEHIND_S = 35.0
+WORDS = 140  # characters of an answer that are shown
+
+Do = Callable[[System], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    what: str
+    do: Do  # returns what came of it
+
+
+def measure() -> Report:
+    table, found = side_by_side()
+    return Report(TITLE, (table,), {"tasks": found})
+
+
+def side_by_side(
+    tasks: Sequence[Task] | None = None, kinds: Sequence[type[System]] = SYSTEMS
+) -> tuple[str, dict[str, dict[str, str]]]:
+    """The table, and its cells by task and system."""
+    tasks = TASKS if tasks is None else tasks
+    with ProcessPoolExecutor(len(kinds), get_context("fork")) as pool:
+        columns = list(pool.map(partial(_column, tasks), kinds))
+    cells = {
+        task.what: {kind.name: column[n] for kind, column in zip(kinds, columns, strict=True)}
+        for n, task in enumerate(tasks)
+    }
+    rows = [(what, *of.values()) for what, of in cells.items()]
+    return markdown.table(["", *(kind.name for kind in kinds)], rows), cells
+
+
+def _column(tasks: Sequence[Task], kind: type[System]) -> list[str]:
+    if missing := kind.missing():
+        return [f"no {missing} here"] * len(tasks)
+    cells = []
+    for task in tasks:
+        begun = time.monotonic()
+        cells.append(_cell(kind, task))
+        taken_s = time.monotonic() - begun
+        print(f"{kind.name}: {task.what}: {cells[-1]} ({taken_s:.0f} s)", file=sys.stderr)
+    return cells
+
+
+def _cell(kind: type[System], task: Task) -> str:
+    started = False
+    try:
+        with kind(GPUS) as system:
+            started = True
+            return task.do(system)
+    except Lacking as error:
+        return f"no: {error}"
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"no: {said(error)}" if started else f"not tried: {said(error)}"
+
+
+def said(error: Exception) -> str:
+    """The cause in what a program printed when it failed, in one line."""
+    text = str(error)
+    if isinstance(error, subprocess.CalledProcessError):
+        printed = (error.stderr or error.stdout or text).strip()
+        text = re.sub(r"^\s*\d+: ", "", printed.rpartition("Caused by:")[2])
+    return _short(next((line for line in text.splitlines() if line.strip()), ""))
+
+
+def _short(text: str) -> str:
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+    text = "; ".join(" ".join(line.split()) for line in lines if line.strip())
+    return text if len(text) <= WORDS else text[: WORDS - 1] + "…"
+
+
+def environment(system: System) -> str:
+    file = system.out / "word"
+    system.env["MY_WORD"] = "abc"
+    system.submit(["/bin/sh", "-c", f'echo "word:$MY_WORD" > {file}'])
+    wait_for(lambda: _read(file.name, system).endswith("\n"), "its job", SOON_S)
+    return "yes" if _read(file.name, system) == "word:abc\n" else "no: it is not there"
+
+
+def killed(system: System) -> str:
+    jobs = []
+    for n in range(KILLED_JOBS):
+        script = f"echo {n} >> {system.out}/ran; sleep 3; exit {n % 4}"
+        jobs.append(system.submit(["/bin/sh", "-c", script], options=system.options(gpus=1)))
+    wait_for(lambda: _read("ran", system) != "", "the first job", SOON_S)
+    time.sleep(SETTLED_S)
+    system.crash()
+    codes: list[int | None] = []
+
+    def over() -> bool:
+        nonlocal codes
+        if len(_read("ran", system).split()) < KILLED_JOBS:
+            return False
+        time.sleep(0.5)
+        codes = [system.exit_code(job) for job in jobs]
+        return codes == [n % 4 for n in range(KILLED_JOBS)]
+
+    with contextlib.suppress(TimeoutError):
+        wait_for(over, "the jobs", KILLED_S)
+    codes = codes or [system.exit_code(job) for job in jobs]
+    ran = _read("ran", system).split()
+    once = sum(ran.count(str(n)) == 1 for n in range(KILLED_JOBS))
+    right = sum(code == n % 4 for n, code in enumerate(codes))
+    if once == right == KILLED_JOBS:
+        return "yes: all ran once, and all exit codes are right"
+    return f"no: {once} ran once, {right} exit codes are right, after {KILLED_S:.0f} s"
+
+
+def other_user(system: System) -> str:
+    words = system.submission(["/bin/sh", "-c", f"id -un > {system.out}/who"])
+    system.says_to(OTHER, words)
+    wait_for(lambda: _read("who", system) != "", "the job", SOON_S)
+    who = _read("who", system).strip()
+    return "yes" if who == OTHER else f"no: as {who}"
+
+
+def too_wide(system: System) -> str:
+    options = system.options(gpus=10 * GPUS)
+    try:
+        job = system.submit(SHORT, options=options)
+    except subprocess.CalledProcessError as error:
+        return f"yes: {said(error)}"
+    time.sleep(2.0)
+    with contextlib.suppress(Lacking):
+        return f"no: accepted, and waits: {_why(system, job)}"
+    return "no: accepted"
+
+
+def array(system: System) -> str:
+    begun = time.monotonic()
+    system.submit(LONG, options=system.options(gpus=1, array=f"1-{ARRAY}"))
+    return f"yes: accepted in {time.monotonic() - begun:.1f} s"
+
+
+def quota(system: System) -> str:
+    words = system.command("limit")
+    try:
+        system.says_to(OTHER, words)
+        anybody = True
+    except subprocess.CalledProcessError:
+        anybody = False
+    system.says(words)
+    system.submit(_mark(system), options=system.options(gpus=1))
+    system.submit(_mark(system), options=system.options(gpus=1))
+    running = _started(system, 2)
+    if running != 1:
+        return f"no: {running} jobs of 1 GPU ran under a limit of 1"
+    return "no: live, but any user may change them" if anybody else "yes"
+
+
+def sweep(system: System) -> str:
+    script = f"echo {{a}} >> {system.out}/swept"
+    system.submit(["/bin/sh", "-c", script], options=system.options(sweep="a=1,2"))
+    wait_for(lambda: len(_read("swept", system).split()) == 2, "two tasks", SOON_S)
+    swept = sorted(_read("swept", system).split())
+    return "yes" if swept == ["1", "2"] else f"no: with {swept}"
+
+
+def here(system: System) -> str:
+    words = [*system.command("here"), "/bin/sh", "-c", "test -t 0 && test -t 1 && exit 7; exit 8"]
+    code, shown = at_terminal(system, words, lambda _: False)
+    if code in (7, 8):
+        return "yes" if code == 7 else "no: not at a terminal"
+    return f"no: exit code {code}: {_short(shown)}"
+
+
+def inside(system: System) -> str:
+    job = system.submit(["/bin/sh", "-c", f"echo its-word; echo >> {system.out}/began; sleep 60"])
+    wait_for(lambda: _read("began", system) != "", "the job", SOON_S)
+    words = system.command("inside", job=job)
+    command = [] if "attach" in words else ["/bin/sh", "-c", f"echo >> {system.out}/inside"]
+    code, shown = at_terminal(system, [*words, *command], lambda text: "its-word" in text)
+    if _read("inside", system):
+        return "yes"
+    if "its-word" in shown:
+        return "its terminal only"
+    return f"no: {_short(shown) or f'exit code {code}'}"
+
+
+def behind(system: System) -> str:
+    _line(system)
+    short = ["/bin/sh", "-c", f"sleep 5; echo >> {system.out}/done"]
+    begun = time.monotonic()
+    for _ in range(BEHIND):
+        system.submit(short, options=system.options(gpus=1, time="00:01:00"))
+
+    def done() -> int:
+        return _read("done", system).count("\n")
+
+    try:
+        wait_for(lambda: done() == BEHIND, "", BEHIND_S)
+    except TimeoutError:
+        return f"{done()} of {BEHIND}"
+    return f"{BEHIND} of {BEHIND}, after {time.monotonic() - begun:.0f} s"
+
+
+def why(system: System) -> str:
+    job = _line(system)
+    time.sleep(3.0)
+    return _why(system, job)
+
+
+def reserved(system: System) -> str:
+    system.says(system.command("reserve"))
+    system.submit(_mark(system), options=system.options(gpus=1))
+    started = _started(system, 1)
+    return "no: accepted, but others' jobs start" if started else "yes"
+
+
+TASKS = (
+    Task("the shell's environment reaches the job", environment),
+    Task(f"the daemon is killed (-9) with {KILLED_JOBS} jobs, and started again", killed),
+    Task("another user's job runs as that user", other_user),
+    Task("a job wider than the server is refused", too_wide),
+    Task(f"an array of {ARRAY:,} tasks", array),
+    Task("limits of GPUs, changed live, and by administrators only", quota),
+    Task("a sweep `a=1,2`", sweep),
+    Task("a command at the terminal, with its exit code", here),
+    Task("a command in a running job", inside),
+    Task(
+        f"{BEHIND} jobs of 1 GPU and 5 s behind one of {GPUS}, {GPUS - 1} GPUs idle:"
+        f" done in {BEHIND_S:.0f} s",
+        behind,
+    ),
+    Task("also: why that head of the line waits", why),
+    Task("also: GPUs reserved at once for another user, without a database server", reserved),
+)
+
+
+def _line(system: System) -> str:
+    """A job that wants all GPUs, and waits for one that has one of them."""
+    system.submit(_mark(system), options=system.options(gpus=1, time="00:05:00"))
+    wait_for(lambda: _read("started", system) != "", "the job in its way", SOON_S)
+    return system.submit(SHORT, options=system.options(gpus=GPUS, time="00:05:00"))
+
+
+def _mark(system: System) -> list[str]:
+    return ["/bin/sh", "-c", f"echo >> {system.out}/started; sleep 60"]
+
+
+def _started(system: System, most: int) -> int:
+    """How many jobs have started, as soon as these have."""
+    with contextlib.suppress(TimeoutError):
+        wait_for(lambda: _read("started", system).count("\n") >= most, "", SOON_S)
+    return _read("started", system).count("\n")
+
+
+def _why(system: System, job: str) -> str:
+    return _short(system.says(system.command("why", job=job)))
+
+
+def _read(name: str, system: System) -> str:
+    file = system.out / name
+    return file.read_text() if file.exists() else ""
+
+
+def at_terminal(
+    system: System, words: Sequence[str], enough: Callable[[str], bool]
+) -> tuple[int | None, str]:
+    """The exit code of a command on a terminal of its own, None if it was ended, and what it
+    showed."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        words,
+        env=system.env | {"TERM": "xterm"},
+        cwd=system.folder,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    shown = ""
+    deadline = time.monotonic() + SOON_S
+    try:
+        while time.monotonic() < deadline and not enough(shown):
+            if select.select([ours], [], [], 0.1)[0]:
+                shown += os.read(ours, 65536).decode(errors="replace")
+    except OSError:  # it is over
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(SOON_S)
+    finally:
+        code = process.poll()
+        process.kill()
+        process.wait()
+        os.close(ours)
+    return code, shown
+
+
+if __name__ == "__main__":
+    main("peers_tasks", measure)

@@ -1,0 +1,76 @@
+"""The main claims of the five papers on one page: the paper's figure, ours, and a verdict.
+
+Nothing is run: our figures are read from the committed results. To renew them, run the papers'
+commands.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import lab.asrpt.claims
+import lab.carma.claims
+import lab.castor.claims
+import lab.cuckoo.claims
+import lab.lucid.claims
+from benchmarks.harness.claims import CLOSE, Claim, Verdict, table
+from benchmarks.harness.main import main
+from benchmarks.harness.report import Report
+from carmad.sim.report import markdown
+from lab import RESULTS
+
+Read = Callable[[str], Any]  # a result by its name
+
+PAPERS: Mapping[str, Callable[[Read], Iterable[Claim]]] = {
+    "CARMA": lab.carma.claims.claims,
+    "Lucid": lab.lucid.claims.claims,
+    "A-SRPT": lab.asrpt.claims.claims,
+    "Cuckoo": lab.cuckoo.claims.claims,
+    "Castor": lab.castor.claims.claims,
+}
+
+
+def measure() -> Report:
+    sections = {name: _section(name, claims) for name, claims in PAPERS.items()}
+    counts = {name: Counter(claim.verdict for claim in its) for name, (its, _) in sections.items()}
+    return Report(
+        "The papers' main claims",
+        [counted(counts), *(block for _, blocks in sections.values() for block in blocks)],
+        {"counts": counts},
+        notes=[
+            f"reproduced: our median is within {CLOSE:.0%} of the paper's effect; direction only:"
+            " all of ours show the effect, of another size; not reproduced: not all do",
+            "a range is over samples, loads or orders of the same jobs: see the benchmark's page",
+        ],
+    )
+
+
+def _section(
+    name: str, claims: Callable[[Read], Iterable[Claim]]
+) -> tuple[Sequence[Claim], Sequence[str]]:
+    """The claims of a paper, and the blocks that show them."""
+    files: dict[str, Any] = {}
+
+    def read(file: str) -> Any:
+        if file not in files:
+            files[file] = json.loads((RESULTS / f"{file}.json").read_text())
+        return files[file]
+
+    its = list(claims(read))
+    links = [f"[{file}]({file}.md) of {data['facts']['date'][:10]}" for file, data in files.items()]
+    return its, (f"## {name}", f"From {', '.join(links)}.", table(its))
+
+
+def counted(counts: Mapping[str, Mapping[Verdict, int]]) -> str:
+    """How many claims of each paper got which verdict."""
+    rows = [
+        (name, *(str(its.get(verdict, 0)) for verdict in Verdict)) for name, its in counts.items()
+    ]
+    return markdown.table(("", *Verdict), rows, range(1, len(Verdict) + 1))
+
+
+if __name__ == "__main__":
+    main("reproduce", measure)

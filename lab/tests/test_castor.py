@@ -1,0 +1,210 @@
+"""What `python -m lab.castor` computes from simulated runs, checked by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from operator import itemgetter
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness.data import DATA
+from carmad.config import Settings
+from carmad.core.recurrence import group
+from carmad.core.types import JobId, Mode
+from carmad.sim.experiment import Experiment
+from carmad.sim.hardware import parse
+from carmad.sim.interference import Learned, make
+from carmad.sim.run import simulate
+from carmad.sim.task import Load, Task, Trace
+from carmad.sim.traces.sources import load
+from carmad.sim.workload import Workload
+from lab.castor import gavel
+from lab.castor.page import report
+from lab.castor.paper import SIMULATED
+from lab.castor.runs import (
+    OF_THE_PAPER,
+    Case,
+    Known,
+    Result,
+    cases,
+    experiment,
+    knowing,
+    result,
+)
+from lab.castor.sharing import crowded, decisions
+from lab.castor.timing import Taken
+from lab.castor.workload import (
+    BEGIN_S,
+    batch_shares,
+    files,
+    muri,
+    on,
+    profiled_before,
+    resizable,
+    sampled,
+)
+
+BUSY = Load("busy", 32, 1024, sm_active=0.8, sm_occupancy=0.4, dram_active=0.1)
+needs_data = pytest.mark.skipif(not DATA.exists(), reason="the public traces are not here")
+
+
+def a_task(submit_s: float, duration_s: float, **changes: object) -> Task:
+    base = Task(name="busy", submit_s=submit_s, duration_s=duration_s, load=BUSY)
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def shared(gpus: str, *tasks: Task, interference: str = "additive") -> Experiment:
+    settings = Settings(policy="sjf_ffs")
+    return Experiment(Trace("by hand", tasks), parse(gpus), settings, interference=interference)
+
+
+@pytest.mark.parametrize(("interference", "sharing_s"), [("none", 110), ("additive", 170)])
+def test_a_job_that_joins_another(interference: str, sharing_s: float) -> None:
+    """Alone the first ends at 1010 and the second takes 110; together, at 1 / 1.6, it takes 170."""
+    tasks = (a_task(0, 1000), a_task(200, 100))
+    made = shared("1xA100-40GB", *tasks, interference=interference)
+    (found,) = decisions(made, simulate(made))
+    assert (found.job, found.at, found.beside) == (2, 200.0, (1,))
+    assert found.sharing_s == pytest.approx(sharing_s)
+    assert found.waiting_s == pytest.approx(810 + 110)
+    assert found.benefit == pytest.approx(920 / sharing_s)
+
+
+def test_what_a_neighbour_has_left_counts_in_its_own_seconds() -> None:
+    """The first is slowed by the second from 210 to 370, and has 800 − 160/1.6 − 130 left at 500,
+    when the third joins it."""
+    tasks = (a_task(0, 1000), a_task(200, 100), a_task(500, 50))
+    made = shared("1xA100-40GB", *tasks)
+    second, third = decisions(made, simulate(made))
+    assert second.beside == third.beside == (1,)
+    assert third.waiting_s == pytest.approx(570 + 60)
+    assert third.sharing_s == pytest.approx(10 + 80)
+
+
+def test_a_job_waits_for_as_many_gpus_as_it_wants() -> None:
+    """Of two jobs with a GPU each, the longer one decides; both slow the third job equally."""
+    tasks = (a_task(0, 400), a_task(0, 1000), a_task(200, 100, gpus=2))
+    made = shared("2xA100-40GB", *tasks)
+    (found,) = decisions(made, simulate(made))
+    assert found.beside == (1, 2)
+    assert (found.waiting_s, found.sharing_s) == pytest.approx((920, 170))
+
+
+def test_starts_that_only_parts_of_a_batch_allow() -> None:
+    large = replace(BUSY, memory_mib=25_000)
+    tasks = (a_task(0, 300, load=large), a_task(100, 100, load=large), a_task(900, 50, load=large))
+    made = shared("1xA100-40GB", *tasks)
+    assert crowded(simulate(made)) == 1
+    assert crowded(simulate(shared("1xA100-40GB", a_task(0, 300), a_task(100, 100)))) == 0
+
+
+def test_profiling_beforehand_is_no_part_of_the_figures() -> None:
+    trace = Trace("two", (a_task(0, 100, gpus=16), a_task(50, 200), a_task(60, 20, name="other")))
+    known = profiled_before(trace)
+    earlier, later = known.tasks[:3], known.tasks[3:]
+    assert all(t.submit_s == 0 for t in earlier)
+    assert [t.submit_s - BEGIN_S for t in later] == [0, 50, 60]
+    made = experiment(trace, "3x8xA100-40GB", "fifo")
+    workload = Workload(made)
+    groups = [group(workload.spec(JobId(id))) for id in range(1, 7)]
+    assert len(set(groups)) == 3
+    assert set(groups[:3]) == set(groups[3:])  # else nothing that was profiled would be known
+    found = result(Case("muri", "two", "24", "fifo", made), simulate(made))
+    assert (found.jobs, found.unfinished) == (3, 0)
+    assert found.makespan * 3600 == pytest.approx(260)
+    assert found.jct * 3600 == pytest.approx((110 + 210 + 30) / 3)
+    assert found.large_jct * 3600 == pytest.approx(110 / 3)  # what it contributes, not its mean
+    assert found.large_share == pytest.approx(1 / 3)
+
+
+def test_known_ratios_are_those_of_the_simulator() -> None:
+    idle = replace(BUSY, sm_active=0.1)
+    trace = Trace("two", (a_task(0, 100), a_task(0, 100, load=idle)))
+    made = knowing(experiment(trace, "1xA100-40GB", "fifo"))
+    ((name, model),) = made.models
+    assert name == "interference"
+    assert isinstance(model, Known)
+    values = {
+        f"{who}.{what}.mean": getattr(job, what)
+        for who, job in (("own", idle), ("other", BUSY))
+        for what in ("sm_active", "dram_active")
+    }
+    values |= {"own.memory.share": 0.1, "other.memory.share": 0.1, "mode.mps": 0.0}
+    slowed, _ = Learned().speeds((idle, BUSY), Mode.STREAMS)
+    assert model.predict(values) == pytest.approx(1 / slowed)
+
+
+@needs_data
+@pytest.mark.parametrize("family", ["philly", "saturn"])
+def test_samples_are_whole_ones_and_part_of_the_next(family: str) -> None:
+    path = files(family)[0]
+    whole = load(f"sia:{path}").tasks
+    trace = sampled(family, 0, 240)
+    assert len(trace.tasks) == 240
+    assert trace == sampled(family, 0, 240)
+    assert trace != sampled(family, 1, 240)
+    assert all(a.submit_s <= b.submit_s for a, b in pairwise(trace.tasks))
+    assert trace.tasks[-1].submit_s < 9 * 3600
+    # An A6000 is 0.6 of an A100; half as many jobs again, of which none can be longer.
+    assert max(t.duration_s for t in trace.tasks) >= max(t.duration_s for t in whole) / 0.6 - 1
+    assert {task.reference for task in trace.tasks} == {"A6000-48GB"}
+
+
+@needs_data
+def test_gavels_pairs_are_what_the_simulator_does() -> None:
+    (one, other), speed = min(gavel.speeds().items(), key=itemgetter(1))
+    assert 1 / speed > 10, "sharing may cost that much"
+    assert make(gavel.pairs()).speeds((one, other), Mode.MPS)[0] == pytest.approx(speed)
+    file = Path(gavel.pairs().removeprefix("measured:"))
+    assert file.parent.stat().st_mode & 0o777 == 0o700, "nobody else can have put it there"
+    trace = gavel.with_gavels_models(sampled("philly", 0, 20, gavel.GPU), 0)
+    assert {task.load for task in trace.tasks} <= set(gavel.loads().values())
+    assert len({task.name for task in trace.tasks}) == len({task.load for task in trace.tasks})
+
+
+@needs_data
+def test_muris_busiest_jobs_follow_each_other_the_fastest() -> None:
+    tasks = load(f"muri:{DATA}/muri/trace3.csv").tasks
+    found = muri(3, 100)
+    spans = [tasks[n + 99].submit_s - tasks[n].submit_s for n in range(len(tasks) - 99)]
+    assert len(found.tasks) == 100
+    assert found.tasks[-1].submit_s == pytest.approx(min(spans))
+
+
+def test_a_task_takes_as_long_as_on_the_other_gpu() -> None:
+    task = a_task(0, 100, reference="A100-40GB")
+    there = on("V100-32GB", task)
+    assert (there.name, there.reference) == ("busy-32", "V100-32GB")
+    assert there.duration_s == pytest.approx(100 / 0.29)
+
+
+@needs_data
+def test_what_of_the_memory_is_the_batchs() -> None:
+    shares = batch_shares()
+    assert all(0 <= share < 1 for share in shares.values())
+    assert shares["resnet50"] > 0.5 > shares["ppo"]
+    task, *_ = resizable(Trace("one", (a_task(0, 100, load=replace(BUSY, model="ppo")),))).tasks
+    assert (task.resizable, task.load.batch_mib) == (True, 0)
+
+
+def a_result(case: Case, jct: float) -> Result:
+    numbers = (0.5, 10.0, jct, 0.5, 0.2, 0.1, 1.1, 0, 0, 0, (0.5, 2.0))
+    row = (case.table, case.workload, case.size, case.what, case.experiment.trace.name, 240, 0)
+    return Result(*row, *numbers)
+
+
+@needs_data
+def test_the_page_tells_of_every_table() -> None:
+    asked = cases((*OF_THE_PAPER, "gavel"))
+    results = [a_result(case, 0.8 if case.what == "castor" else 1.0) for case in asked]
+    taken = [Taken("castor", 16, 10, 1.0, 1.2, 2.0, 3.0)]
+    text = report(results, taken).page({"date": "today"})
+    assert "In 21 of the 22 rows" in text
+    assert "philly, pollux" not in text.lower().split("the exception")[0]
+    assert "from -20 %" in text
+    jct: Sequence[float] = [SIMULATED["philly"][p].jct[0] for p in ("castor", "tiresias")]
+    assert jct[0] / jct[1] - 1 == pytest.approx(-0.40, abs=0.005)
+    assert "-40 %" in text

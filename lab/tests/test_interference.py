@@ -1,0 +1,54 @@
+"""The fit of the interference that the simulator ships, and the pairs that it was made of."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.harness.data import DATA
+from carmad.core.types import Mode
+from carmad.sim.interference import Learned
+from carmad.sim.task import Load
+from lab.simulator.interference import SHIPPED, Sample, fit, lucid, saturating
+
+MODES = json.loads(SHIPPED.read_text())["modes"]
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public pairs are not there")
+
+
+def load(sm: float) -> Load:
+    return Load(sm_active=sm, dram_active=0.0)
+
+
+def test_the_fit_finds_what_made_the_pairs() -> None:
+    truth = Learned({Mode.MPS: 0.7})
+    made = [
+        Sample(own, other, truth.speeds((own, other), Mode.MPS)[0])
+        for own in (load(0.2), load(0.9), load(0.6))
+        for other in (load(0.3), load(1.0))
+    ]
+    assert fit(made) == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize(("speeds", "coefficient"), [((1.5, 1.5), 0.0), ((0.5, 1.5), 1 / 3)])
+def test_speeds_above_1_are_fitted_as_1(speeds: tuple[float, float], coefficient: float) -> None:
+    """Of 0.5 and 1 the mean is 0.75 = 1 / (1 + 1/3)."""
+    made = [Sample(load(1.0), load(1.0), speed) for speed in speeds]
+    assert fit(made) == pytest.approx(coefficient)
+
+
+@needs_data
+def test_they_are_what_the_data_give() -> None:
+    assert MODES["streams"]["sm"] == pytest.approx(fit(lucid()[0]), abs=0.001)
+    assert MODES["mps"]["sm"] == pytest.approx(fit(saturating()[0]), abs=0.001)
+
+
+@needs_data
+def test_every_side_was_either_used_or_dropped() -> None:
+    rows = (DATA / "lucid" / "colocated_pairs_rtx3090.csv").read_text().splitlines()[1:]
+    streams = MODES["streams"]
+    dropped = sum(
+        count * (2 if why.startswith("pairs") else 1) for why, count in streams["dropped"].items()
+    )
+    assert streams["sides_of_pairs"] + dropped == 2 * len(rows)
+    assert 0 < streams["taken_for_1"] < streams["sides_of_pairs"]
