@@ -78,11 +78,10 @@ class Finisher:
         self._watch.inform_others(job, now)
         ends = [(job.ids, state)]
         for ids, how in ends:  # it grows while iterating: recursion could exhaust the stack
-            for id in self._ledger.awaited(ids):
-                for waiting in self._ledger.waiting_for(id):
-                    if why := in_vain(waiting, {id: how}):
-                        self._close(advance(waiting, JobState.CANCELLED, exit=why, ended_at=now))
-                        ends.append((waiting.ids, JobState.CANCELLED))
+            for id, waiting in self._ledger.dependents(ids):
+                if why := in_vain(waiting, {id: how}):
+                    self._close(advance(waiting, JobState.CANCELLED, exit=why, ended_at=now))
+                    ends.append((waiting.ids, JobState.CANCELLED))
 
     def _close(self, job: Job) -> None:
         self._ledger.put(job)

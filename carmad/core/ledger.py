@@ -156,15 +156,15 @@ class Ledger:
         residents = self._residents.get(gpu, {})
         return tuple([residents[id] for id in sorted(residents)])
 
-    def awaited(self, ids: range) -> list[JobId]:
-        """Those of these jobs that others depend on, in order."""
+    def dependents(self, ids: range) -> Iterator[tuple[JobId, Job]]:
+        """Each job that depends on one of `ids`, behind that id, by id. They may end meanwhile."""
         if len(ids) > len(self._followers):
-            return sorted(id for id in self._followers if id in ids)
-        return [JobId(id) for id in ids if id in self._followers]
-
-    def waiting_for(self, job: JobId) -> tuple[Job, ...]:
-        """Jobs that depend on `job`."""
-        return tuple(self.jobs.rows[id] for id in self._followers.get(job, ()))
+            depended_on = sorted(id for id in self._followers if id in ids)
+        else:
+            depended_on = [JobId(id) for id in ids if id in self._followers]
+        for id in depended_on:
+            for job in tuple(self.jobs.rows[each] for each in self._followers.get(id, ())):
+                yield id, job
 
     def alike(self, group: str) -> tuple[Job, ...]:
         """The queued runs of one recurring job."""
