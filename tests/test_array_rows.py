@@ -31,6 +31,7 @@ from carmad.http.service import Moments
 from carmad.metrics.declared import ENDED
 from carmad.store.sql import SqlStore
 from carmad.testing import FakeServer, a_job, a_spec
+from tests.aio import run_async
 from tests.api_server import Daemon, running
 
 DAY = 86_400.0
@@ -427,4 +428,4 @@ def test_who_waits_for_one_task_is_told_when_all_are_cancelled() -> None:
         await asyncio.sleep(0)
         return [event.is_set() for event in events]
 
-    assert asyncio.run(told()) == [False, True, False]
+    assert run_async(told()) == [False, True, False]

@@ -353,9 +353,9 @@ def test_one_that_hangs_costs_its_time_once(kind, clock, hanging) -> None:
     assert "within 0.0625 s" in asked(guarded)
     for _ in range(100):
         assert "earlier question" in asked(guarded)
-    assert fake.plans + fake.orders == 1
     hanging.release()
     assert guarded._guard._late.await_it(LONG)
+    assert fake.plans + fake.orders == 1
     assert "not asked for a while" in asked(guarded)
     fake.act = lambda: None
     clock[0] += SHORT

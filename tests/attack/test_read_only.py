@@ -35,7 +35,11 @@ class Disk:
         self._fault.write_text("a test")
 
     def repair(self) -> None:
+        """In a copy: the mount namespaces of other tests' containers may still hold the file
+        system, and whoever mounts the same file again gets it as it is, read-only."""
         self.unmount()
+        os.sync()
+        self.image = shutil.copyfile(self.image, self.image.with_name("repaired"))
         subprocess.run(["fsck.ext4", "-fy", str(self.image)], capture_output=True)
         self.mount()
 
