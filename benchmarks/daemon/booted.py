@@ -141,8 +141,9 @@ class Machine:
         return answer
 
     def sh(self, script: str, user: str = "ada", **fields: object) -> int:
-        """Submit a job."""
-        body = {"argv": ["/bin/sh", "-c", script], "cwd": f"/home/{user}", "env": {}, **fields}
+        """Submit a job, called sh."""
+        body = {"argv": ["/bin/sh", "-c", script], "cwd": f"/home/{user}", "env": {}, "name": "sh"}
+        body |= fields
         return int(self.call("POST", "/v1/jobs", body, user)["id"])
 
     def ended(self, id: int, user: str = "ada") -> Json:
