@@ -228,8 +228,9 @@ def test_a_directory_that_the_node_lacks_ends_the_job(site: Site) -> None:
     kept = site.slurm.folder / "kept.out"
     told, lost = site.submit(*words, "-o", str(kept), "pwd"), site.submit(*words, "pwd")
     there.rmdir()
-    site.carma("release", told, lost)
+    site.carma("release", told)
     site.carma("wait", "--any", f"{told},{lost}", rc=1)
+    site.carma("release", lost)
     site.until_it(told, "FAILED")
     said = site.carma("logs", told)
     assert "n1 does not have the job's directory" in said and "/tmp\n" not in said
