@@ -141,9 +141,9 @@ class Machine:
         return answer
 
     def sh(self, script: str, user: str = "ada", **fields: object) -> int:
-        """Submit a job, called sh."""
-        request = {"argv": ["/bin/sh", "-c", script], "cwd": f"/home/{user}", "env": {}}
-        body = {**request, "name": "sh", **fields}
+        """Submit a job. Its name tells it from those that the siege's attackers submit."""
+        argv = ["/bin/sh", "-c", script]
+        body = {"argv": argv, "cwd": f"/home/{user}", "env": {}, "name": "sh", **fields}
         return int(self.call("POST", "/v1/jobs", body, user)["id"])
 
     def ended(self, id: int, user: str = "ada") -> Json:

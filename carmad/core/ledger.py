@@ -157,7 +157,8 @@ class Ledger:
         return tuple([residents[id] for id in sorted(residents)])
 
     def dependents(self, ids: range) -> Iterator[tuple[JobId, Job]]:
-        """Each job that depends on one of `ids`, behind that id, by id. They may end meanwhile."""
+        """Yield each job that waits for one of `ids`, paired with that id, in the order of the ids.
+        The caller may end jobs while it iterates."""
         if len(ids) > len(self._followers):
             depended_on = sorted(id for id in self._followers if id in ids)
         else:
