@@ -568,6 +568,31 @@ def test_what_waits_in_the_kernel_does_not_keep_the_attempt_from_ending(
     assert (tree.status, tree.left) == (signal.SIGKILL, 2)
 
 
+def test_a_container_s_engine_is_not_signalled_while_it_makes_the_container(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its conmon has become the supervisor's child before there is a program: killed there, it
+    leaves a container that cannot start, and its volume."""
+    main, conmon, program = 1, 2, 3
+    pids = {main: None, conmon: None}
+    asked: set[int] = set()
+    tree = process_tree.Tree(main, None, contained=True)
+    monkeypatch.setattr(process_tree, "descendants", lambda _: dict.fromkeys(pids, 5))
+    monkeypatch.setattr(process_tree, "contained_pid", pids.get)
+    monkeypatch.setattr(process_tree, "process_stat", lambda pid: (os.getpid(), 5))
+    monkeypatch.setattr(process_tree, "send", lambda pid, *_: asked.add(pid))
+    tree.end(30.0)
+    assert asked == {main}
+    asked.clear()
+    pids[program] = 2  # in its container
+    tree.signal(signal.SIGUSR1)
+    assert asked == {program}
+    del pids[program]
+    tree.status = 0
+    tree.press()
+    assert asked == {program, main, conmon}, "what is left of the engine once main has ended"
+
+
 def test_a_process_is_unkillable_only_once_it_was_killed(bench: Bench) -> None:
     orphan = "import os, time; print(os.fork() or os._exit(0), flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", orphan], stdout=subprocess.PIPE) as parent:

@@ -109,12 +109,18 @@ class Tree:
     def _addressed(self) -> dict[int, int]:
         """Those of all its processes that its signals are for: all, but in a container only the
         program's. Its init would pass them on, so that the program had them twice; and the engine's
-        would leave the container half made or half removed. Without a program, its main ones."""
+        would leave the container half made or half removed. Without a program, the main process:
+        conmon is a child of ours, too, before there is a program. Once the main process has ended,
+        our other children."""
         everyone = self.everyone()
         if not self._contained:
             return everyone
         program = {pid: start for pid, start in everyone.items() if (contained_pid(pid) or 1) > 1}
-        return program or {
+        if program:
+            return program
+        if self.status is None:
+            return {pid: start for pid, start in everyone.items() if pid == self.main}
+        return {
             pid: start
             for pid, start in everyone.items()
             if (process_stat(pid) or (0, 0))[0] == os.getpid()
