@@ -42,7 +42,7 @@ docs: .venv/installed-docs
 # For the distribution that it is built on. Needs debhelper and python3-venv.
 deb:
 	rm -f dist/carma-gpu_*.deb
-	debian/build dist
+	packaging/debian/build dist
 	! command -v lintian >/dev/null || lintian dist/carma-gpu_*.deb
 
 # Installed, upgraded, removed and purged on a minimal Debian, with jobs running. Needs root.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import cast
 
 from carmad import DISTRIBUTION
@@ -67,9 +68,22 @@ def estimator(name: str, settings: Settings, server: Server) -> Estimator:
     return GuardedEstimator(plugin, settings.estimation.longest_s + ESTIMATE_SPARE_S)
 
 
+def trace_importer(kind: str) -> Callable[[Path], object]:
+    """What reads the traces of a kind, for `carma simulate KIND:PATH`."""
+    try:
+        return _factory("traces", kind)
+    except ImportError as error:  # foreign code
+        raise CarmaError(f"traces of the kind {kind!r} cannot be read: {error}") from error
+
+
 def names(kind: str) -> list[str]:
-    """The installed plugins of a kind: policies, recoveries, estimators or predictors."""
+    """The installed plugins of a kind: policies, recoveries, estimators, predictors or traces."""
     return sorted({point.name for point in entry_points(group=f"carma.{kind}")})
+
+
+def own_names(kind: str) -> list[str]:
+    """CARMA's own plugins of a kind, as help and reference list them."""
+    return [point.name for point in _points(kind) if not _is_foreign(point)]
 
 
 @cache
@@ -115,11 +129,12 @@ def wordings() -> Mapping[str, Wording]:
 
 
 def _points(group: str) -> list[EntryPoint]:
-    def others(point: EntryPoint) -> bool:
-        return point.dist is None or point.dist.name != DISTRIBUTION
-
     points = entry_points(group=f"carma.{group}")
-    return sorted(points, key=lambda point: (others(point), point.name))
+    return sorted(points, key=lambda point: (_is_foreign(point), point.name))
+
+
+def _is_foreign(point: EntryPoint) -> bool:
+    return point.dist is None or point.dist.name != DISTRIBUTION
 
 
 def _load(kind: str, name: str, settings: Settings, *given: object) -> object:

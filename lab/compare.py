@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from carmad.sim.report import markdown
-from carmad.sim.report.numbers import change, number
+from benchmarks.harness import markdown
+from carmad.readable import change, number
 
 _HEADINGS = ("", "paper", "ours", "difference", "note")
 _NUMBERS = range(1, 4)  # the right-aligned columns

@@ -16,11 +16,11 @@ import lab.carma.claims
 import lab.castor.claims
 import lab.cuckoo.claims
 import lab.lucid.claims
-from benchmarks.harness.claims import CLOSE, Claim, Verdict, table
-from benchmarks.harness.main import main
+from benchmarks.harness import markdown
 from benchmarks.harness.report import Report
-from carmad.sim.report import markdown
 from lab import RESULTS
+from lab.claims import CLOSE, Claim, Verdict, table
+from lab.main import main
 
 Read = Callable[[str], Any]  # a result by its name
 

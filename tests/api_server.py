@@ -38,7 +38,7 @@ from carmad.learned.experience import Experience
 from carmad.learned.models import Models
 from carmad.store.sql import SqlStore
 from carmad.testing import a_gpu
-from carmad.testing.fake_world import FakeWorld
+from carmad.testing.fake_server import FakeWorld
 from carmad.timeline.recorder import Timeline
 from estimators.declared import Declared
 from estimators.tracer.report import Explanation, Held, Moment, Remedy

@@ -13,7 +13,7 @@ import re
 import sys
 from pathlib import Path
 
-from benchmarks.harness.data import ROOT
+from benchmarks import ROOT
 
 CARMA = tuple(f"{ROOT}/{name}/" for name in ("carmad", "cli", "carma_client", "recovery"))
 OF_A_PROCESS = re.compile(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.harness.data import ROOT
+from benchmarks import ROOT
 
 RUNS = 'if __name__ == "__main__":'
 

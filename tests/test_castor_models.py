@@ -18,7 +18,6 @@ from pydantic_core import to_json
 
 from carmad.core.types import GpuId, GpuSample, StepTime
 from carmad.learning.interference import Beside, agreed, converted, mae, train
-from carmad.learning.steps import Measured, fit
 from carmad.models import Boosted, Model
 from policies.castor.pairing import (
     accumulations,
@@ -295,33 +294,6 @@ class TestShipped:
 
         assert ratio(0.02) == pytest.approx(1.0, abs=0.1)
         assert 1.3 < ratio(0.95) < 2.5
-
-
-class TestFit:
-    def test_it_finds_the_model_that_the_steps_came_from(self) -> None:
-        true = {
-            place: StepModel(0.05, 0.002, comm, 2.5) for place, comm in (("2", 0.1), ("4", 0.4))
-        }
-        measured = [
-            Measured(
-                place, batch, model.step_s(batch), model.step_s(batch) - model.compute_s(batch)
-            )
-            for place, model in true.items()
-            for batch in (16, 32, 64, 128)
-        ]
-        found = fit(measured)
-        assert found.keys() == true.keys()
-        for place, model in true.items():
-            assert found[place].delta == pytest.approx(2.5, rel=1e-2)
-            for batch in (8, 48, 256):
-                for passes in (1, 4):
-                    assert found[place].step_s(batch, passes) == pytest.approx(
-                        model.step_s(batch, passes), rel=1e-2
-                    )
-
-    def test_one_batch_size_is_not_enough(self) -> None:
-        with pytest.raises(ValueError, match="two batch sizes"):
-            fit([Measured("1", 8, 0.1, 0.0), Measured("2", 8, 0.1, 0.01)])
 
 
 def test_what_jobs_told_of_their_steps_becomes_a_model() -> None:

@@ -29,7 +29,7 @@ from carmad.engine.inbox import Delivery, Inbox, Stopping
 from carmad.loop import Follower
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.testing import a_gpu, a_job, a_spec
-from carmad.testing.fake_world import FakeWorld
+from carmad.testing.fake_server import FakeWorld
 from policies import builtin
 from recovery import ladder
 from tests.attempts import until

@@ -13,9 +13,8 @@ pytest.importorskip("interpret", reason="the extra carma-gpu[policies] is not in
 pytest.importorskip("sklearn", reason="the extra carma-gpu[policies] is not installed")
 
 from interpret.glassbox import ExplainableBoostingRegressor
-from sklearn.tree import DecisionTreeClassifier
 
-from carmad.learning import additive, duration, packing, throughput
+from carmad.learning import additive, duration, throughput
 from carmad.learning.additive import Origin
 from carmad.learning.monotone import monotone
 from carmad.learning.names import exemplars
@@ -205,61 +204,3 @@ def test_a_row_of_traffic_knows_only_what_was_over_when_it_was_foretold() -> Non
     assert row["jobs_1h_mean"] == np.mean([1490, 1491, 1492, 1493, 1494, 1495])
     changed = [*counts[:1496], *[(0, 0)] * 504]
     assert throughput.table(changed, 0.0)[1500] == row
-
-
-def _configurations() -> list[dict[str, object]]:
-    random = Random(8)
-    rows: list[dict[str, object]] = []
-    for n in range(120):
-        busy = random.random()
-        label = packing.CLASSES[(busy > 0.3) + (busy > 0.7)]
-        figures = {name: random.random() for name in packing.FEATURES}
-        figures["gpu_utilization"] = busy
-        rows.append({**figures, "label": label, "model": f"net{n % 12}"})
-    return rows
-
-
-def test_the_packing_tree_finds_the_thresholds_and_is_pruned_to_them() -> None:
-    tree = packing.train(_configurations(), "nowhere", 7.0)
-    assert len(tree.nodes) == 5
-    thresholds = sorted(node.threshold for node in tree.nodes if node.feature >= 0)
-    assert thresholds == pytest.approx([0.3, 0.7], abs=0.05)
-    assert dict(tree.errors)["accuracy"] > 0.9
-    assert (tree.rows, tree.trained_at, tree.source) == (120, 7.0, "nowhere")
-
-
-def test_a_tree_value_predicts_what_scikit_learn_does() -> None:
-    rows = _configurations()
-    for n, row in enumerate(rows):
-        row["label"] = packing.CLASSES[(n % 5) // 2]  # noise: the tree is deep
-    values = np.array([[row[name] for name in packing.FEATURES] for row in rows], dtype=float)
-    labels = [packing.CLASSES.index(str(row["label"])) for row in rows]
-    grown = DecisionTreeClassifier(random_state=0, min_samples_leaf=4).fit(values, labels)
-    tree = packing.converted(grown, "", 120, 0.0, ())
-    unseen = np.random.default_rng(0).random((200, len(packing.FEATURES)))
-    told = [tree.predict(dict(zip(packing.FEATURES, row, strict=True))) for row in unseen.tolist()]
-    assert told == [packing.CLASSES[c] for c in grown.predict(unseen)]
-    importance = dict(tree.importance())
-    assert [importance[name] for name in packing.FEATURES] == pytest.approx(
-        grown.feature_importances_.tolist()
-    )
-
-
-def test_a_class_that_no_row_has_is_never_told() -> None:
-    rows = [row for row in _configurations() if row["label"] != "medium"]
-    tree = packing.fit(rows, "", 0.0)
-    assert tree.predict({"gpu_utilization": 0.9}) == "jumbo"
-    assert tree.nodes[0].counts[1] == 0
-
-
-def test_a_job_is_labelled_by_what_its_neighbours_keep_of_their_speed() -> None:
-    speeds = packing.average_speeds(
-        [("a", "b", 0.9, 0.7), ("a", "c", 1.0, 0.9), ("c", "c", 0.8, 0.6)]
-    )
-    assert speeds == pytest.approx({"a": 0.8, "b": 0.9, "c": (1.0 + 0.8 + 0.6) / 3})
-    assert [packing.label(s) for s in (0.95, 0.949, 0.85, 0.849)] == [
-        "tiny",
-        "medium",
-        "medium",
-        "jumbo",
-    ]

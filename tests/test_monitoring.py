@@ -17,7 +17,7 @@ from tests.test_metrics_served import needs
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
-FOLDER = ROOT / "monitoring"
+FOLDER = ROOT / "packaging/monitoring"
 RULES = FOLDER / "carma.rules.yml"
 DASHBOARD = FOLDER / "carma-dashboard.json"
 RULE_TESTS = ROOT / "tests/carma.rules.test.yml"
@@ -80,7 +80,7 @@ def written() -> dict[str, Any]:
 
 def test_the_dashboard_is_as_its_table_says() -> None:
     made = runpy.run_path(str(FOLDER / "dashboard.py"))["text"]()
-    assert DASHBOARD.read_text() == made, "run: .venv/bin/python monitoring/dashboard.py"
+    assert DASHBOARD.read_text() == made, "run: .venv/bin/python packaging/monitoring/dashboard.py"
 
 
 def test_its_panels_have_places_of_their_own_and_units() -> None:

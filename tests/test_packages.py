@@ -79,7 +79,7 @@ def test_the_changelog_has_its_form_and_names_this_version() -> None:
     assert versions == sorted(versions, reverse=True)
     assert named[0] and named[0][1] == VERSION
     assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= KINDS
-    debian = (ROOT / "debian/changelog").read_text(encoding="utf-8")
+    debian = (ROOT / "packaging/debian/changelog").read_text(encoding="utf-8")
     assert debian.startswith(f"carma-gpu ({VERSION}) ")
 
 
@@ -188,7 +188,7 @@ def _build_debs(folder: Path) -> None:
         temporary.mkdir(parents=True)
         env = {**os.environ, "TZ": zone, "TMPDIR": str(temporary)}
         with (folder / name / "log").open("wb") as log:
-            command = ["debian/build", str(folder / name / "its place")]
+            command = ["packaging/debian/build", str(folder / name / "its place")]
             builds.append(
                 subprocess.Popen(command, cwd=ROOT, env=env, umask=umask, stdout=log, stderr=log)
             )

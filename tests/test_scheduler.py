@@ -48,7 +48,7 @@ from carmad.core.types import (
 from carmad.core.view import NodeView
 from carmad.guards import GuardedPolicy, GuardedRecovery
 from carmad.testing import FakeServer, a_gpu, a_gpu_view, a_job, a_spec, a_view
-from carmad.testing.fake_world import FakeProcess
+from carmad.testing.fake_server import FakeProcess
 from policies import baselines, builtin
 from recovery import ladder
 

@@ -19,18 +19,16 @@ from matplotlib import rc_context
 from carmad.config import Collocation, Settings
 from carmad.core.types import Cause, JobId, JobState
 from carmad.errors import CarmaError
-from carmad.readable import time_unit
+from carmad.readable import change, number, time_unit
 from carmad.sim.hardware import parse
 from carmad.sim.outcome import Outcome
 from carmad.sim.report import charts, export, gantt, html
-from carmad.sim.report.distributions import cdfs
+from carmad.sim.report.charts import cdfs, means
 from carmad.sim.report.measures import MEASURES, SIMULATOR
-from carmad.sim.report.numbers import change, number
 from carmad.sim.report.rows import Row, notes, rows
 from carmad.sim.report.runs import Run, gpus, runs
 from carmad.sim.report.style import BAD, RC, image
 from carmad.sim.report.table import Comparison, Overview, comparison
-from carmad.sim.report.timelines import means
 from carmad.sim.task import Rejected
 from tests.outcomes import attempt, experiment, gpu, job, made_up, outcome
 from tests.terminal import plain_rich

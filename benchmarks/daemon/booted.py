@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.data import ROOT
-from benchmarks.harness.waiting import PATIENCE_S, until
+from benchmarks import ROOT
+from benchmarks.harness.timing import PATIENCE_S, until
 from carmad.core.types import ENDED
 
 SYSTEMD = Path("/lib/systemd/systemd")

@@ -57,7 +57,7 @@ from carmad.learned.models import Models
 from carmad.loop import Follower
 from carmad.store.journal import Journal
 from carmad.store.sql import SqlStore
-from carmad.testing.fake_world import FIRST_PID, FakeWorld
+from carmad.testing.fake_server import FIRST_PID, FakeWorld
 from carmad.timeline.recorder import Timeline
 
 JOBS = 20_000

@@ -23,8 +23,8 @@ from typing import Annotated
 import typer
 
 from benchmarks import RESULTS
+from benchmarks.harness import markdown
 from benchmarks.harness.report import circumstances, listed, write
-from carmad.sim.report import markdown
 from tests.daemon import NO_KERNELS, Carmad
 from tests.model import live_through
 from tests.storm import GPUS, Storm

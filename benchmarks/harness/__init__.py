@@ -1,1 +1,1 @@
-"""What all measurements share: one entry point, reports, rows with targets, data, processes."""
+"""What all measurements share: one entry point, reports, rows with targets, timing."""

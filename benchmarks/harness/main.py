@@ -1,4 +1,4 @@
-"""The entry point of every benchmark: options, a look for the data, printing and keeping."""
+"""The entry point of every benchmark: options, printing, keeping."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ import typer
 from benchmarks.harness.report import Report, circumstances, write
 
 
-def main(name: str, measure: Callable[..., Report], needs: Path | None = None) -> None:
+def main(name: str, measure: Callable[..., Report]) -> None:
     """Run `measure` as a command: its parameters are the options, its module's text the help.
 
     Prints the report and writes NAME.md and .json in the RESULTS of the command's top package.
-    `needs`: data without which the command ends at once.
     """
     module = sys.modules["__main__"]
     assert module.__spec__
@@ -28,8 +27,6 @@ def main(name: str, measure: Callable[..., Report], needs: Path | None = None) -
 
     @wraps(measure)
     def run(**options: object) -> None:
-        if needs is not None and not needs.exists():
-            sys.exit(f"the public data are not here: {needs}; where to get them: lab/DATA.md")
         facts = circumstances()
         facts["command"] = f"`{shlex.join([*command, *sys.argv[1:]])}`"
         report = measure(**options)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.harness.data import ROOT
+from benchmarks import ROOT
 from benchmarks.harness.rows import Row, summary, table
 
 Facts = Mapping[str, str]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from carmad.sim.report import markdown
-from carmad.sim.report.numbers import number
+from benchmarks.harness import markdown
+from carmad.readable import number
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How long something takes."""
+"""How long something takes, and waiting for it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
+
+PATIENCE_S = 300.0  # it only ends a hang: a busy machine may need minutes
 
 
 def milliseconds(do: Callable[[], object]) -> float:
@@ -21,3 +24,19 @@ def fsync_ms() -> float:
         file.write(bytes(4096))
         file.flush()
         return milliseconds(lambda: os.fsync(file.fileno()))
+
+
+def until(
+    read: Callable[[], Any],
+    what: str = "it",
+    within_s: float = PATIENCE_S,
+    wanted: Callable[[Any], object] = bool,
+) -> Any:
+    """The first value that is as wanted."""
+    deadline = time.monotonic() + within_s
+    while True:
+        if wanted(value := read()):
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {within_s} s in vain for {what}: {value!r}")
+        time.sleep(0.01)

@@ -9,7 +9,9 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
+from carmad.config import Monitor, Risk
 from carmad.core.types import Gpu, GpuSample, JobId, Mode, ProcessUse
+from carmad.core.window import Score, Window
 from carmad.gpu.kinds import GpuKind
 from carmad.gpu.source import utilization
 from carmad.sim.interference import Interference, speeds_by_mode
@@ -197,3 +199,38 @@ class Card:
             totals[2] += self.sm_active * seconds
             totals[3] += self.sm_occupancy * seconds
             totals[4] += self.dram_active * seconds
+
+
+def relief(card: Card, now: float, monitor: Monitor, limits: Risk) -> float | None:
+    """The first instant after `now` at which the GPU is no longer risky, to within a tenth of the
+    monitor's period. No other event happens then, so it is computed in advance, to plan in time.
+
+    None if it is not risky now, or stays risky while its load does not change.
+    """
+    highest = Score(
+        max(sample.sm_active or 0.0 for sample in card.history),
+        max(sample.sm_occupancy or 0.0 for sample in card.history),
+        max(sample.dram_active or 0.0 for sample in card.history),
+    )
+    lasting = Score(card.sm_active, card.sm_occupancy, card.dram_active)
+    if not highest.risky(limits) or lasting.risky(limits):
+        return None
+    risky_at, relieved_at = now, card.changed_at + monitor.window_s
+    if not _risky(card, risky_at, monitor, limits):
+        return None
+    while relieved_at - risky_at > monitor.period_s / 10:
+        middle = (risky_at + relieved_at) / 2
+        if _risky(card, middle, monitor, limits):
+            risky_at = middle
+        else:
+            relieved_at = middle
+    return relieved_at
+
+
+def _risky(card: Card, at: float, monitor: Monitor, limits: Risk) -> bool:
+    """The core's own test, on the readings of that instant."""
+    window = Window(monitor, limits)
+    for sample in card.history:
+        window.add(sample)
+    window.add(card.read(at))
+    return window.score.risky(limits)

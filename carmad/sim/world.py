@@ -25,13 +25,12 @@ from carmad.core.messages import (
 )
 from carmad.core.types import Cause, Exit, Gpu, GpuId, GpuSample, Job, JobId, ProcessUse
 from carmad.errors import CarmaError
-from carmad.sim.card import Card, Gauges
+from carmad.sim.card import Card, Gauges, relief
 from carmad.sim.clock import Clock, Order, not_before
 from carmad.sim.execution import Execution
 from carmad.sim.experiment import Experiment, Physics
 from carmad.sim.hardware import Cluster
 from carmad.sim.interference import Interference
-from carmad.sim.relief import relief
 from carmad.sim.workload import Workload
 
 MOST_ATTEMPTS = 10_000  # of one job: preempted that often, it will never get anywhere

@@ -1,17 +1,140 @@
-"""A server in memory, to see a plugin at work: CARMA's scheduler on GPUs and jobs moved by hand."""
+"""A server in memory: its GPUs and processes (`FakeWorld`), and these with CARMA's scheduler
+(`FakeServer`), to see a plugin at work on GPUs and jobs moved by hand."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 from carmad import registry
 from carmad.config import Settings
-from carmad.core.messages import Discovered, Event, Step, Submitted
+from carmad.core.messages import (
+    Action,
+    Began,
+    Discovered,
+    Estimated,
+    EstimateMemory,
+    Event,
+    Exited,
+    Launch,
+    Sampled,
+    Signal,
+    Step,
+    Stop,
+    Submitted,
+)
 from carmad.core.ports import Policy, Predictor, Recovery
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Exit, Job, JobId
+from carmad.core.types import Cause, Exit, Gpu, GpuId, GpuSample, Job, JobId, ProcessUse
 from carmad.loop import turn
 from carmad.testing.builders import a_gpu, a_spec
-from carmad.testing.fake_world import FakeWorld
+
+Key = tuple[JobId, int]  # a job's attempt
+
+FIRST_PID = 1000
+POWER_MW = 100_000
+
+
+@dataclass(slots=True)
+class FakeProcess:
+    """A running attempt. It shows on its GPUs once it holds memory or runs kernels."""
+
+    gpus: tuple[GpuId, ...]
+    memory_mib: int = 0  # on each of them
+    ran_kernel: bool = False
+
+
+class FakeWorld:
+    """Carries out the core's actions. A job's estimate is what it declared; an attempt runs until
+    the test ends it, even if it was told to stop. Events go to `post`.
+
+    What the GPUs show is set by hand: `used_mib` (apart from the jobs'), `sm_active`,
+    `dram_active`, `fault`, and `strangers`, processes of no job, on every GPU.
+    """
+
+    def __init__(
+        self, gpus: Sequence[Gpu], clock: Callable[[], float], post: Callable[..., object]
+    ) -> None:
+        self.gpus = tuple(gpus)
+        self.used_mib = dict.fromkeys((gpu.id for gpu in gpus), 0)
+        self.sm_active = dict.fromkeys(self.used_mib, 0.0)
+        self.dram_active = dict.fromkeys(self.used_mib, 0.0)
+        self.fault: dict[GpuId, str] = {}
+        self.strangers: tuple[ProcessUse, ...] = ()
+        self.alive: dict[Key, FakeProcess] = {}
+        self.signals: list[tuple[JobId, int]] = []
+        self.stops: list[tuple[JobId, int, Cause | None]] = []
+        self._clock = clock
+        self._post = post
+
+    def perform(self, action: Action) -> None:
+        match action:
+            case EstimateMemory(job):
+                self._post(Estimated(self._clock(), job.id, job.spec.declared))
+            case Launch(job):
+                assert (job.id, job.attempt) not in self.alive, "started twice"
+                self.alive[job.id, job.attempt] = FakeProcess(job.gpus)
+                if not job.gpus:
+                    self._post(Began(self._clock(), job.id, job.attempt))
+            case Stop(job):
+                self.stops.append((job.id, job.attempt, job.stop))
+            case Signal(job, signum):
+                self.signals.append((job.id, signum))
+
+    @property
+    def stopping(self) -> set[Key]:
+        """Running attempts that were told to stop."""
+        return {(id, attempt) for id, attempt, _ in self.stops if (id, attempt) in self.alive}
+
+    def attempt(self, id: JobId) -> Key:
+        """The job's running attempt."""
+        alive = [key for key in list(self.alive) if key[0] == id]
+        assert alive, f"job {id} is not running"
+        return alive[0]
+
+    def run_kernel(self, id: JobId, memory_mib: int = 1000) -> None:
+        """Let the job run kernels and hold `memory_mib` on each of its GPUs."""
+        process = self.alive[self.attempt(id)]
+        process.memory_mib, process.ran_kernel = memory_mib, True
+
+    def exited(self, id: JobId, exit: Exit | None = None) -> Exited:
+        """End the job's attempt, successfully unless `exit` is given."""
+        key = self.attempt(id)
+        del self.alive[key]
+        return Exited(self._clock(), *key, exit or Exit(Cause.SUCCESS, 0))
+
+    def sampled(self) -> Sampled:
+        """Sample every GPU."""
+        at = self._clock()
+        return Sampled(at, tuple(self.reading(gpu, at) for gpu in self.gpus))
+
+    def reading(self, gpu: Gpu, at: float) -> GpuSample:
+        if gpu.id in self.fault:
+            return GpuSample(gpu.id, at, fault=self.fault[gpu.id])
+        jobs = tuple(
+            ProcessUse(
+                FIRST_PID + id,
+                its.memory_mib,
+                0.5 if its.ran_kernel else 0.0,
+                job=id,
+                attempt=attempt,
+            )
+            for (id, attempt), its in list(self.alive.items())
+            if gpu.id in its.gpus and (its.memory_mib or its.ran_kernel)
+        )
+        used_mib = self.used_mib[gpu.id] + sum(each.memory_mib or 0 for each in jobs)
+        return GpuSample(
+            gpu.id,
+            at,
+            used_mib,
+            gpu.memory_mib - used_mib,
+            self.sm_active[gpu.id],
+            0.0,
+            self.dram_active[gpu.id],
+            energy_mj=round(at * POWER_MW),
+            processes=jobs + self.strangers,
+        )
 
 
 class FakeServer(FakeWorld):

@@ -168,7 +168,7 @@ def _tracked(things: Iterable[T], total: int) -> Iterator[T]:
 def _table(rows: Iterable[tuple[Card, Score]]) -> list[Block]:
     from cli.format import NOTHING, fraction
     from cli.table import Table, columns
-    from estimators.gpumemnet.published import TABLE_3
+    from estimators.gpumemnet.card import TABLE_3
 
     made = Table(columns("FAMILY CLASSIFIERS BIN> NETWORKS> VALIDATED> ACCURACY> F1> PAPER> USED"))
     for card, score in rows:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from carmad import paths
+from carmad import paths, registry
 from carmad.errors import CarmaError
 from carmad.readable import clean
 from cli import cautions, output
@@ -32,10 +32,7 @@ if TYPE_CHECKING:
     Ran = tuple[Experiment, Outcome]
 
 GPUS = "3xA100-40GB"
-POLICIES = (
-    *("exclusive", "rr", "magm", "lug", "first_fit", "best_fit", "horus", "fifo", "sjf", "ssf"),
-    *("qssf", "srtf", "tiresias", "sjf_ffs", "lucid", "castor", "asrpt", "cuckoo", "carma"),
-)
+POLICIES = registry.own_names("policies")
 PHYSICS = "physics."
 ALL = "all"  # instead of a policy's name
 TOLD_REJECTED = 3
@@ -227,7 +224,7 @@ def _variants(
     tuned: Sequence[str],
 ) -> Iterator[Experiment]:
     """Every combination of policy, estimator, seed and tuned settings, once."""
-    from carmad import configfile, registry
+    from carmad import configfile
 
     registry.bare_recovery(base.settings)
     of_trace = {name for task in base.trace.tasks for name, _ in task.estimates}
@@ -247,7 +244,6 @@ def _variants(
 
 def _policies(named: Sequence[str]) -> Iterator[str]:
     """`all`: every installed policy, except those whose libraries are missing."""
-    from carmad import registry
     from carmad.config import Settings
 
     for name in named:

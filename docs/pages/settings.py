@@ -30,15 +30,18 @@ class Setting:
         return "CARMA_" + self.key.upper().replace(".", "__")
 
 
+def _plugins(kind: str) -> str:
+    names = (f"`{name}`" for name in registry.own_names(kind))
+    return f"{', '.join(names)}, or a plugin's"
+
+
 # For settings that need more explanation than the code has room for.
 MORE = {
-    "policy": "a placement policy: `exclusive`, `rr`, `magm`, `lug`, `first_fit`, `best_fit`,"
-    " `lucid`, `castor`, `asrpt`, `cuckoo`, or a plugin's",
-    "predictor": "predicts how long a job will run: `declared`, `history`, `additive`, `forest`,"
-    " `mean`, `median`, or a plugin's",
-    "estimator": "a memory estimator: `auto` (the best that has an answer), `declared`, `history`,"
-    " `trace`, `gpumemnet`, `horus`, `faketensor`, or a plugin's",
-    "recovery.name": "what follows an out-of-memory crash: `exclusive`, `adaptive`, or a plugin's",
+    "policy": f"a placement policy: {_plugins('policies')}",
+    "predictor": f"predicts how long a job will run: {_plugins('predictors')}",
+    "estimator": f"a memory estimator: {_plugins('estimators')}; `auto` takes the best that has an"
+    " answer",
+    "recovery.name": f"what follows an out-of-memory crash: {_plugins('recoveries')}",
     "monitor.period_s": "how often the GPUs are read",
     "risk.mean": "weight of the mean; the four weights must add up to 1",
     "risk.median": "weight of the median",

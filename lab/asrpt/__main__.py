@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
 from lab.asrpt.page import report
 from lab.asrpt.runs import cases, results
 from lab.asrpt.workload import PHILLY
+from lab.main import main
 
 
 def measure(few: bool = False) -> Report:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.harness.claims import Claim
 from lab.asrpt.runs import OURS
+from lab.claims import Claim
 
 WINDOWS = "five windows of jobs; which servers its baselines take, the paper does not say"
 

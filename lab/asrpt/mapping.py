@@ -21,16 +21,16 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from benchmarks.harness.main import main
+from benchmarks.harness import markdown
 from benchmarks.harness.report import Report
 from benchmarks.harness.rows import columns
 from carmad.config import Links
 from carmad.core.layout import Layout, Stage, iteration_s, slowest_s
-from carmad.sim.report import markdown
 from lab import compare
 from lab.asrpt.layouts import FLOPS, VALUE_MIB, options
 from lab.asrpt.workload import LINKS, SIZE
 from lab.compare import Quote
+from lab.main import main
 from policies.asrpt import heavy_edge
 
 CASES, GPUS = 20, 16

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
 
+from benchmarks.harness import markdown
 from benchmarks.harness.report import Report
 from benchmarks.harness.rows import columns
-from carmad.sim.report import markdown
 from lab.asrpt import notes
 from lab.asrpt.runs import (
     ADAPTIVE,

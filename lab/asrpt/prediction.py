@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
 from benchmarks.harness.rows import columns
 from carmad.core.history import Durations
@@ -33,6 +32,7 @@ from lab.asrpt.workload import (
     whole,
 )
 from lab.compare import Quote
+from lab.main import main
 from policies.asrpt.heavy_edge import extremes
 
 SMALLER = 150_000  # jobs, for what is tried in several ways

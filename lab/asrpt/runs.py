@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean
 
-from benchmarks.harness.policies import Timed, simulate_with
-from benchmarks.harness.processes import in_processes
 from carmad.config import Links, Monitor, Settings
 from carmad.core.ports import Policy
 from carmad.core.types import Job
@@ -21,6 +19,8 @@ from carmad.sim.metrics import Times, finished, times
 from carmad.sim.outcome import Outcome
 from carmad.sim.task import Task, Trace
 from lab.asrpt.workload import LINKS, SERVERS, SIZE, learned, load, made
+from lab.policies import Timed, simulate_with
+from lab.processes import in_processes
 from policies.asrpt.heavy_edge import extremes
 from policies.asrpt.policy import asrpt
 from policies.asrpt.settings import AsrptSettings

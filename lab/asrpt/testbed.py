@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.harness.main import main
+from benchmarks.harness import markdown
 from benchmarks.harness.report import Report
-from carmad.sim.report import markdown
 from lab.asrpt.page import POLICIES, Beside, Runs, beside_paper, extent, extreme
 from lab.asrpt.runs import BASELINES, PAPER, PERFECT, SMALL, Result, results, testbed
 from lab.asrpt.workload import PHILLY
+from lab.main import main
 
 SETTING = """\
 Sums of all job completion times, medians of five sets of consecutive jobs and their range; the

@@ -34,7 +34,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.data import DATA
 from carmad.config import Links
 from carmad.core.layout import Layout
 from carmad.core.recurrence import group
@@ -42,8 +41,9 @@ from carmad.core.types import JobSpec
 from carmad.learning import forest
 from carmad.models import Lookup
 from carmad.sim.task import Task, Trace
-from carmad.sim.traces import philly
+from carmad.sim.traces.public import philly
 from lab.asrpt.layouts import drawn
+from lab.data import DATA
 from policies.asrpt.heavy_edge import extremes
 
 PHILLY = DATA / "philly" / "philly.csv"
@@ -186,7 +186,7 @@ def whole(
 
 def _philly(jobs: int) -> tuple[Array, Array, Array, Array]:
     """Submission (s), duration (s), GPUs and number of the virtual cluster of each job."""
-    tasks = philly.read(PHILLY).tasks
+    tasks = philly(PHILLY).tasks
     times = np.array([task.submit_s for task in tasks])
     mean_s = times[-1] / len(tasks)
     passes = -(-jobs // len(tasks))

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 
-from benchmarks.harness.main import main
 from benchmarks.harness.report import Report, bullets
 from benchmarks.harness.rows import columns
 from carmad.sim import metrics
@@ -51,6 +50,7 @@ from lab.carma.paper import (
     with_loads,
 )
 from lab.compare import Quote
+from lab.main import main
 
 RUNS = (
     EXCLUSIVE,

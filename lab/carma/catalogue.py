@@ -20,8 +20,6 @@ from statistics import fmean
 
 import numpy as np
 
-from benchmarks.harness.data import read
-from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
 from benchmarks.harness.rows import columns
 from carmad.gpu.card import POWER_EXPONENT
@@ -29,6 +27,8 @@ from carmad.gpu.kinds import KINDS
 from carmad.gpu.source import utilization
 from carmad.sim import catalogue
 from lab.carma import figures
+from lab.data import read
+from lab.main import main
 
 ROWS = Path(catalogue.__file__).with_name("coefficients") / "catalogue.csv"
 STATION = KINDS["DGX-Station-A100-40GB"]

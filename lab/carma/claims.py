@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.harness.claims import Claim
+from lab.claims import Claim
 
 ORDER = "ten orders of the same tasks; loads from the artifact's figures, interference from others"
 ENERGY = (

@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from benchmarks.harness.main import main
+from benchmarks.harness import markdown
 from benchmarks.harness.report import Report
 from carmad.sim import metrics
-from carmad.sim.report import markdown
 from carmad.sim.task import Trace
 from carmad.sim.traces.sources import load
 from lab import RESULTS
 from lab.carma.paper import FREE_5GB, GPUS, KNOWN, TRACE, in_orders, simulated
 from lab.carma.paper import Run as Simulated
+from lab.main import main
 
 ORDERS = 20
 

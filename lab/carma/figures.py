@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 from math import inf
 from statistics import fmean, median
 
-from benchmarks.harness.data import DATA, read
+from lab.data import DATA, read
 
 FIGURES = DATA / "carma" / "figures_heavy60.csv"
 TASKS = "carma/heavy60_tasks.csv"

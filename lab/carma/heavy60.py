@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
-from benchmarks.harness.data import DATA
-from benchmarks.harness.main import main
 from benchmarks.harness.report import Report, bullets
 from benchmarks.harness.rows import columns
 from carmad.sim.catalogue import PROFILES
@@ -38,6 +36,8 @@ from lab.carma.paper import (
     wide_alone,
 )
 from lab.compare import Quote
+from lab.data import DATA
+from lab.main import main
 
 TRACE = DATA / "carma" / "heavy60.csv"
 GPUS = "4xDGX-Station-A100-40GB"

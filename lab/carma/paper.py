@@ -11,7 +11,6 @@ from unittest import mock
 
 import numpy as np
 
-from benchmarks.harness.data import DATA
 from carmad.config import Collocation, Preconditions, Settings
 from carmad.sim import catalogue, metrics
 from carmad.sim.experiment import Experiment, Physics
@@ -22,6 +21,7 @@ from carmad.sim.run import simulate
 from carmad.sim.task import Load, Task, Trace
 from lab.carma.catalogue import MEMORY_OVER_GPU
 from lab.carma.figures import power_by_smact
+from lab.data import DATA
 
 TRACE = DATA / "carma" / "trace1.csv"
 GPUS = "3xDGX-Station-A100-40GB"

@@ -14,12 +14,12 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.data import DATA
-from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
 from lab.castor.page import report
 from lab.castor.runs import OF_THE_PAPER, cases, results
 from lab.castor.timing import taken
+from lab.data import DATA
+from lab.main import main
 
 DECISIONS = "decisions"  # the table of how long they take
 Tables = Annotated[

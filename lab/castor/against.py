@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from carmad.sim.report import markdown
+from benchmarks.harness import markdown
 from lab.castor.found import Runs, named, relative
 from lab.castor.paper import PAPERS, SIMULATED
 from lab.castor.runs import FAMILIES, GPUS, POLICIES, Result

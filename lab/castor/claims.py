@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.harness.claims import Claim
 from lab.castor.paper import PAPERS
+from lab.claims import Claim
 
 Run = Mapping[str, Any]
 

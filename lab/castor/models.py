@@ -15,9 +15,7 @@ from statistics import fmean
 
 from pydantic_core import to_json
 
-from benchmarks.harness.data import DATA, ROOT, read
-from benchmarks.harness.main import main
-from benchmarks.harness.pairs import LUCID, LUCID_LICENCE
+from benchmarks import ROOT
 from benchmarks.harness.report import Report, bullets
 from benchmarks.harness.rows import columns
 from carmad.learning.interference import train
@@ -38,6 +36,9 @@ from lab.castor.pairs import (
     theorem,
 )
 from lab.compare import Quote
+from lab.data import DATA, read
+from lab.main import main
+from lab.pairs import LUCID, LUCID_LICENCE
 
 SHIPPED = ROOT / "policies" / "castor" / "interference.json"
 

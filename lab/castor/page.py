@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from statistics import fmean
 
+from benchmarks.harness import markdown
 from benchmarks.harness.report import Report
 from benchmarks.harness.rows import columns, percentile
-from carmad.sim.report import markdown
 from lab.castor import against, notes
 from lab.castor.found import Runs, named, relative
 from lab.castor.paper import sums

@@ -9,13 +9,13 @@ from math import exp, log, sqrt
 from random import Random
 from statistics import fmean
 
-from benchmarks.harness.data import SEEDS, folds
-from benchmarks.harness.pairs import gavel_rates, lucid_alone
 from carmad.core.types import Mode
 from carmad.learning.interference import Beside, train
 from carmad.sim import catalogue
 from carmad.sim.interference import Additive
 from carmad.sim.task import Load
+from lab.data import SEEDS, folds
+from lab.pairs import gavel_rates, lucid_alone
 from lab.simulator import interference
 from policies.castor.pairing import Ratios, at_once, best_start, ends, later
 

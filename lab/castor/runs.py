@@ -9,8 +9,6 @@ from math import hypot
 from statistics import fmean
 from typing import Any
 
-from benchmarks.harness.data import DATA
-from benchmarks.harness.processes import in_processes
 from carmad.config import Collocation, Limits, Settings
 from carmad.core.types import Mode
 from carmad.models import Boosted
@@ -33,6 +31,8 @@ from lab.castor.workload import (
     sampled,
 )
 from lab.castor.workload import with_lucids_models as lucids
+from lab.data import DATA
+from lab.processes import in_processes
 from policies.castor.interference import NAME as INTERFERENCE
 from policies.castor.interference import shipped
 

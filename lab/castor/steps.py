@@ -8,10 +8,10 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
-from benchmarks.harness.data import read
+from benchmarks.harness import markdown
 from benchmarks.harness.rows import percentile
-from carmad.learning.steps import Measured, fit
-from carmad.sim.report import markdown
+from lab.castor.time_model import Measured, fit
+from lab.data import read
 from policies.castor.steps import FIXED_SHARE, StepModel
 
 GPUS = {"aws": "T4", "dgx": "A100", "quad": "Quadro RTX 6000", "rtx": "RTX 2080 Ti"}

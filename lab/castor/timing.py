@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from benchmarks.harness.policies import Timed, simulate_with
 from benchmarks.harness.rows import percentile
 from carmad import registry
 from carmad.config import Settings
 from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import parse
 from lab.castor.workload import profiled_before, sampled
+from lab.policies import Timed, simulate_with
 
 CLUSTERS = {16: "2x8xA6000-48GB", 128: "16x8xA6000-48GB"}  # by GPUs
 HURRY = {16: 1.0, 128: 20.0}  # how many times as fast the jobs come: so that many are in line

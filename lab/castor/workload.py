@@ -23,14 +23,14 @@ from pathlib import Path
 from random import Random
 from statistics import linear_regression, median
 
-from benchmarks.harness.data import DATA, read
-from benchmarks.harness.pairs import lucid_alone
 from carmad.sim.catalogue import PROFILES, key
 from carmad.sim.hardware import KINDS
 from carmad.sim.task import Load, Task, Trace
 from carmad.sim.traces.assign import assign
 from carmad.sim.traces.rows import ordered
 from carmad.sim.traces.sources import load
+from lab.data import DATA, read
+from lab.pairs import lucid_alone
 from policies.castor.steps import FIXED_SHARE
 
 GPU = "A6000-48GB"  # the paper's

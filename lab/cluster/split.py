@@ -17,9 +17,6 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from benchmarks.harness.data import DATA
-from benchmarks.harness.main import main
-from benchmarks.harness.processes import in_processes
 from benchmarks.harness.report import Report
 from benchmarks.harness.rows import columns
 from carmad.config import Settings
@@ -29,10 +26,13 @@ from carmad.sim.hardware import parse
 from carmad.sim.outcome import Outcome
 from carmad.sim.run import simulate
 from carmad.sim.task import Task, Trace
-from carmad.sim.traces import philly
 from carmad.sim.traces.assign import assign
+from carmad.sim.traces.public import philly
 from carmad.sim.traces.rows import ordered
 from lab.cluster.stages import First, simulate_staged
+from lab.data import DATA
+from lab.main import main
+from lab.processes import in_processes
 
 POLICIES = ("exclusive", "magm", "lug", "rr", "first_fit")
 NODE_GPUS, KIND = 8, "A100-40GB"
@@ -160,7 +160,7 @@ def experiment_of(case: Case) -> Experiment:
 
 @cache
 def _philly() -> Trace:
-    return philly.read(DATA / "philly" / "philly.csv")
+    return philly(DATA / "philly" / "philly.csv")
 
 
 @lru_cache(maxsize=8)

@@ -7,12 +7,12 @@ the paper's mean JCT and deadlines met; nothing else is fitted to the paper's re
 
 from __future__ import annotations
 
-from benchmarks.harness.data import DATA
-from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
 from lab.cuckoo.page import report
 from lab.cuckoo.pairs import judged
 from lab.cuckoo.runs import cases, results
+from lab.data import DATA
+from lab.main import main
 
 
 def measure() -> Report:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.harness.claims import Claim
+from lab.claims import Claim
 
 LEFT_OUT = ("calibrated", "None, deadlines met", "figure 11")  # nothing shown: calibrated, or known
 EASY = (

@@ -19,16 +19,16 @@ from statistics import fmean, median
 
 import numpy as np
 
-from benchmarks.harness.pairs import (
+from carmad.core.types import StageTimes
+from lab.cuckoo import truth
+from lab.cuckoo.workload import FORWARD_SHARE, alone_s, by_muri, gpu_share
+from lab.pairs import (
     GUESSED,
     gavel_name,
     gavel_rates,
     lucid_alone,
     lucid_pairs,
 )
-from carmad.core.types import StageTimes
-from lab.cuckoo import truth
-from lab.cuckoo.workload import FORWARD_SHARE, alone_s, by_muri, gpu_share
 from policies.cuckoo.interleaving import Asynchronous, Exclusive, Model, Phases
 
 SPLITS = range(10)

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
-from benchmarks.harness.policies import simulate_with
-from benchmarks.harness.processes import in_processes
 from carmad import registry
 from carmad.config import Monitor, Settings
 from carmad.core.decision import Placement, Proposal
@@ -23,6 +21,8 @@ from carmad.sim.outcome import Outcome
 from carmad.sim.workload import Workload
 from lab.cuckoo.truth import FreeRunning
 from lab.cuckoo.workload import GPUS, load, trace
+from lab.policies import simulate_with
+from lab.processes import in_processes
 from policies.cuckoo.interleaving import Exclusive
 from policies.cuckoo.partners import remembered
 from policies.cuckoo.planning import earliest_deadline_first, first_in_first_out

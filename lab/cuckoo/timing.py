@@ -11,10 +11,6 @@ from unittest import mock
 
 import numpy as np
 
-from benchmarks.harness import policies
-from benchmarks.harness.data import DATA
-from benchmarks.harness.main import main
-from benchmarks.harness.policies import simulate_with
 from benchmarks.harness.report import Report
 from benchmarks.harness.rows import columns, verdict
 from carmad import registry
@@ -25,8 +21,12 @@ from carmad.errors import CarmaError
 from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import parse
 from carmad.sim.task import Trace
-from carmad.sim.traces import muri
+from lab import policies
 from lab.cuckoo.workload import GPUS, trace
+from lab.data import DATA
+from lab.main import main
+from lab.policies import simulate_with
+from lab.traces import muri
 from policies.cuckoo import packing
 from policies.cuckoo.interleaving import Numbers
 

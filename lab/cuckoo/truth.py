@@ -16,7 +16,7 @@ from math import fsum
 from statistics import fmean
 
 from carmad.core.types import Mode, StageTimes
-from carmad.sim.interference.base import Sharing
+from carmad.sim.interference import Sharing
 from carmad.sim.task import Load, Trace
 from lab.cuckoo.workload import alone_s, named
 

@@ -26,12 +26,12 @@ from functools import cache
 from statistics import fmean
 from typing import Literal
 
-from benchmarks.harness.data import DATA, read
 from carmad.core.types import StageTimes
 from carmad.sim.catalogue import activity
 from carmad.sim.hardware import KINDS
 from carmad.sim.task import Load, Task, Trace
 from carmad.sim.traces.generators import cuckoo
+from lab.data import DATA, read
 
 # Table 7. An A800 is an A100 with slower links between servers, which no job here needs.
 GPUS = "1x2xA100-80GB,1x8xRTX4090-24GB,3x2xA10-24GB"

@@ -18,10 +18,10 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
 from carmad.errors import CarmaError
 from lab.hardware import stages
+from lab.main import main
 
 stages.bring()
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks import ROOT
 from benchmarks.daemon.carmad import Daemon
-from benchmarks.harness.data import ROOT
 from carmad import units
 from carmad.api.times import moment
 from carmad.config import Collocation, Limits, Monitor, Preconditions, Settings

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from unittest import mock
 
 from benchmarks.daemon.carmad import NotStarted
+from benchmarks.harness import markdown
 from benchmarks.harness.rows import verdict
-from carmad.sim.report import markdown
 from lab.hardware.cases import CASES, FIRST, Case, Lab, settings
 from lab.hardware.machine import fake_driver, refuse_beside_another, running
 from lab.hardware.visit import Entry, Portion, Stage, Visit

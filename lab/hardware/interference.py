@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from carmad.core.types import Mode
-from carmad.sim.interference import Interference, Learned
-from carmad.sim.interference.base import Sharing
+from carmad.sim.interference import Interference, Learned, Sharing
 from carmad.sim.task import Load
 from lab.hardware import loads
 from lab.hardware.pairs_page import Group, groups, samples

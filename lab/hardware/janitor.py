@@ -19,7 +19,7 @@ from unittest import mock
 
 import psutil
 
-from benchmarks.harness.data import ROOT
+from benchmarks import ROOT
 from carmad.attempt.proc import own_environment
 
 MARKS = ("TMPDIR", "CUDA_MPS_PIPE_DIRECTORY")  # of the environment, in which the folder is named

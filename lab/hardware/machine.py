@@ -17,8 +17,8 @@ from uuid import uuid4
 
 import psutil
 
+from benchmarks import ROOT
 from benchmarks.daemon.carmad import Daemon, NotStarted, plain_environment
-from benchmarks.harness.data import ROOT
 from carmad import paths
 from carmad.config import Access, Settings
 from carmad.errors import CarmaError

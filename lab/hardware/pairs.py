@@ -16,7 +16,7 @@ from statistics import median
 
 import psutil
 
-from benchmarks.harness.data import ROOT
+from benchmarks import ROOT
 from carmad.attempt.proc import own_environment
 from carmad.core.types import GpuId
 from carmad.errors import CarmaError

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, median
 
-from benchmarks.harness.data import SEEDS, folds
 from benchmarks.harness.report import bullets
 from benchmarks.harness.rows import columns, percentile
 from carmad.core.types import Mode
 from carmad.sim.interference import Additive, Interference, Learned, Unslowed
 from carmad.sim.task import Load
+from lab.data import SEEDS, folds
 from lab.hardware import loads
 from lab.hardware.visit import Entry, Visit
 from lab.simulator import interference

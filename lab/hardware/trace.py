@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks import ROOT
 from benchmarks.daemon.carmad import Daemon
-from benchmarks.harness.data import ROOT
 from carmad.api.times import moment
 from cli.demo_trace import argv
 from lab.hardware import loads, policies, trace_page, training

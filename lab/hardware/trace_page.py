@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
+from benchmarks.harness import markdown
 from benchmarks.harness.report import bullets
 from benchmarks.harness.rows import columns
 from carmad.core.types import Cause, JobState
 from carmad.sim.metrics import figures
 from carmad.sim.outcome import Outcome
-from carmad.sim.report import markdown
 from lab.hardware import interference, simulated
 from lab.hardware.policies import RUNS, Run
 from lab.hardware.simulated import attempts, overheads

@@ -10,12 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.harness.data import DATA
-from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
+from lab.data import DATA
 from lab.lucid.page import report
 from lab.lucid.runs import cases, prepared, results
 from lab.lucid.timing import latencies
+from lab.main import main
 
 
 def measure() -> Report:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.harness.claims import Claim
+from lab.claims import Claim
 
 OURS = "five tenths of a Philly week; the paper's Venus has more recurring users"
 TIRESIAS = "not tested: tiresias preempts at the authors' 62 s, and hardly loses by it here"

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.harness.rows import columns
-from carmad.sim.report.numbers import number
+from carmad.readable import number
 from lab import compare
 from lab.compare import Quote
 from lab.lucid.runs import Result

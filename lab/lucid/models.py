@@ -20,18 +20,19 @@ from sklearn.ensemble import RandomForestRegressor
 from sklearn.neural_network import MLPRegressor
 from xgboost import XGBRegressor
 
-from benchmarks.harness.data import DATA, ROOT, read
-from benchmarks.harness.main import main
-from benchmarks.harness.pairs import LUCID, LUCID_LICENCE
+from benchmarks import ROOT
 from benchmarks.harness.report import Report
-from carmad.learning import additive, duration, packing, throughput
+from carmad.learning import additive, duration, throughput
 from carmad.learning.additive import Origin
 from carmad.learning.monotone import monotone
 from carmad.models import Additive, Tree
 from carmad.models.traffic import AHEAD, DAY, HOUR, WEEK
 from carmad.store import codec
-from lab.lucid import packing as lucid_packing
+from lab.data import DATA, read
+from lab.lucid import packing, packing_tree
 from lab.lucid.models_page import report
+from lab.main import main
+from lab.pairs import LUCID, LUCID_LICENCE
 
 SHIPPED = ROOT / "policies" / "lucid" / "packing.json"
 TEST_FROM = datetime(2020, 9, 1, tzinfo=UTC)  # Venus; the months before are trained on
@@ -42,9 +43,9 @@ ORIGIN = Origin("", "", 0.0)
 def measure() -> Report:
     tree = _ship()
     found = {
-        "accuracy": [asdict(each) for each in lucid_packing.accuracies()],
-        "accuracy_as_in_the_artifact": lucid_packing.as_in_the_artifact(),
-        "packing": [asdict(each) for each in lucid_packing.packings()],
+        "accuracy": [asdict(each) for each in packing.accuracies()],
+        "accuracy_as_in_the_artifact": packing.as_in_the_artifact(),
+        "packing": [asdict(each) for each in packing.packings()],
         "throughput": _throughput(),
         "duration": _durations(),
     }
@@ -53,8 +54,8 @@ def measure() -> Report:
 
 def _ship() -> Tree:
     """The tree from all configurations, in the file that CARMA ships."""
-    table = lucid_packing.rows()
-    tree = packing.train(table, f"{LUCID}. {LUCID_LICENCE}", 0.0)
+    table = packing.rows()
+    tree = packing_tree.train(table, f"{LUCID}. {LUCID_LICENCE}", 0.0)
     fields = json.loads(codec.encode_model(tree))
     SHIPPED.write_text(json.dumps(fields, indent=1, ensure_ascii=False) + "\n")
     return tree

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.harness import markdown
 from benchmarks.harness.report import Report
 from benchmarks.harness.rows import columns
 from carmad.models import Tree
-from carmad.sim.report import markdown
 from lab import compare
 from lab.compare import Quote
 from lab.lucid.packing import ALL_OF_IT, GUARD

@@ -14,11 +14,11 @@ import numpy as np
 from sklearn.model_selection import train_test_split
 from sklearn.tree import DecisionTreeClassifier
 
-from benchmarks.harness.data import SEEDS, folds
-from benchmarks.harness.pairs import Job, lucid_alone, lucid_pairs
-from carmad.learning import packing
-from carmad.learning.packing import CLASSES, Pair, Row
 from carmad.models import Tree
+from lab.data import SEEDS, folds
+from lab.lucid import packing_tree
+from lab.lucid.packing_tree import CLASSES, Pair, Row
+from lab.pairs import Job, lucid_alone, lucid_pairs
 
 CARD_MIB = 24_576  # RTX 3090
 FREE = 0.85  # the speed that counts as free of interference (3.3)
@@ -36,21 +36,21 @@ Average = Callable[[Sequence[Pair]], Mapping[object, float]]
 def own_speeds(pairs: Sequence[Pair]) -> dict[object, float]:
     """What the artifact labels by: the average over the job's own speeds."""
     turned = [(one, other, two, first) for one, other, first, two in pairs]
-    return packing.average_speeds(turned)
+    return packing_tree.average_speeds(turned)
 
 
 def both_speeds(pairs: Sequence[Pair]) -> dict[object, float]:
-    own, others = own_speeds(pairs), packing.average_speeds(pairs)
+    own, others = own_speeds(pairs), packing_tree.average_speeds(pairs)
     return {job: (own[job] + others[job]) / 2 for job in own}
 
 
 def worse_speeds(pairs: Sequence[Pair]) -> dict[object, float]:
-    own, others = own_speeds(pairs), packing.average_speeds(pairs)
+    own, others = own_speeds(pairs), packing_tree.average_speeds(pairs)
     return {job: min(own[job], others[job]) for job in own}
 
 
 AVERAGES: dict[str, Average] = {
-    "its neighbours' speeds (the paper's words; ours)": packing.average_speeds,
+    "its neighbours' speeds (the paper's words; ours)": packing_tree.average_speeds,
     "its own speeds (the artifact)": own_speeds,
     "mean of the two": both_speeds,
     "the lower of the two": worse_speeds,
@@ -71,9 +71,9 @@ def authors_label(job: Job) -> str:
 
 
 def rows(
-    average: Average = packing.average_speeds,
+    average: Average = packing_tree.average_speeds,
     without: Sequence[str] = (),
-    thresholds: tuple[float, float] = (packing.TINY, packing.MEDIUM),
+    thresholds: tuple[float, float] = (packing_tree.TINY, packing_tree.MEDIUM),
 ) -> list[Row]:
     """All configurations but those of the networks `without`, whose pairs do not count either.
 
@@ -91,7 +91,9 @@ def rows(
             "memory_share": float(row["gmem"]) / CARD_MIB,
             "amp": float(job[2]),
             "label": (
-                packing.label(speeds[job], *thresholds) if job in speeds else authors_label(job)
+                packing_tree.label(speeds[job], *thresholds)
+                if job in speeds
+                else authors_label(job)
             ),
         }
         for job, row in lucid_alone().items()
@@ -101,7 +103,7 @@ def rows(
 
 @cache
 def by_thresholds(tiny: float, medium: float) -> Tree:
-    return packing.fit(rows(thresholds=(tiny, medium)), "", 0.0)
+    return packing_tree.fit(rows(thresholds=(tiny, medium)), "", 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class Accuracy:
 def accuracy(name: str, table: Sequence[Row]) -> Accuracy:
     measured = {job for pair in pairs() for job in pair[:2]}
     known = [row for row in table if row["job"] in measured]
-    tree = packing.fit(table, "", 0.0)
+    tree = packing_tree.fit(table, "", 0.0)
     models = sorted({row["model"] for row in table})
     at_random = [
         _right([table[n] for n in unseen], [table[n] for n in seen])
@@ -153,8 +155,8 @@ def as_in_the_artifact() -> float:
     features, labels = [], []
     for row in rows():
         speed = speeds.get(row["job"], 0.0)
-        label = CLASSES.index(packing.label(speed))
-        features.append([*(float(row[name]) for name in packing.FEATURES), speed, label])
+        label = CLASSES.index(packing_tree.label(speed))
+        features.append([*(float(row[name]) for name in packing_tree.FEATURES), speed, label])
         labels.append(CLASSES.index(authors_label(row["job"])))
     right = []
     for seed in SPLITS:
@@ -179,7 +181,7 @@ def _held_out(table: Sequence[Row], parts: Sequence[set[str]]) -> float:
 
 
 def _right(unseen: Sequence[Row], seen: Sequence[Row]) -> float:
-    tree = packing.fit(seen, "", 0.0)
+    tree = packing_tree.fit(seen, "", 0.0)
     return fmean(tree.predict(row) == row["label"] for row in unseen)
 
 
@@ -198,7 +200,7 @@ class Packing:
 
 
 def packings() -> list[Packing]:
-    tree = packing.fit(rows(), "", 0.0)
+    tree = packing_tree.fit(rows(), "", 0.0)
     told = {row["job"]: CLASSES.index(tree.predict(row)) for row in rows()}
     labels = {row["job"]: CLASSES.index(row["label"]) for row in rows()}
     by_hand = {job: CLASSES.index(authors_label(job)) for job in lucid_alone()}
@@ -248,7 +250,7 @@ def _unseen_scores() -> dict[tuple[object, object], int]:
     found = {}
     for models in combinations_with_replacement(sorted({job[0] for job in lucid_alone()}), 2):
         if models in by_models:
-            tree = packing.fit(rows(without=models), "", 0.0)
+            tree = packing_tree.fit(rows(without=models), "", 0.0)
             for one, other, *_ in by_models[models]:
                 told = (CLASSES.index(tree.predict(all_rows[job])) for job in (one, other))
                 found[one, other] = sum(told)

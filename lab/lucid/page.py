@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from statistics import median
 
+from benchmarks.harness import markdown
 from benchmarks.harness.report import Report
 from benchmarks.harness.rows import columns, verdict
-from carmad.sim.report import markdown
 from lab import compare
 from lab.compare import Quote
 from lab.lucid import notes

@@ -10,8 +10,6 @@ from statistics import fmean
 from typing import Any, Literal
 from unittest import mock
 
-from benchmarks.harness.policies import simulate_with
-from benchmarks.harness.processes import in_processes
 from carmad import registry
 from carmad.config import Limits, Profiling, Settings
 from carmad.sim import metrics
@@ -32,6 +30,8 @@ from lab.lucid.workload import (
     sample,
     trained,
 )
+from lab.policies import simulate_with
+from lab.processes import in_processes
 from policies.lucid import binder, turn
 
 POLICIES = ("fifo", "sjf", "qssf", "horus", "tiresias", "lucid")

@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.harness.data import DATA
-from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
+from lab.data import DATA
 from lab.lucid.findings import Runs
 from lab.lucid.runs import TUNED, knobs_told, prepared, results, sensitivity, tuned
 from lab.lucid.sensitivity_page import report
+from lab.main import main
 
 
 def measure() -> Report:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from random import Random
 from statistics import median
 
-from benchmarks.harness.policies import Timed
 from benchmarks.harness.rows import percentile
 from carmad import registry
 from carmad.config import Settings
@@ -31,6 +30,7 @@ from carmad.core.types import (
 )
 from carmad.sim.catalogue import activity
 from carmad.testing import a_gpu, a_job, a_spec
+from lab.policies import Timed
 
 NODES, PER_NODE, CARD_MIB = 16, 8, 24_576
 QUEUED, PLANS = 2048, 100

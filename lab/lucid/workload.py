@@ -20,16 +20,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal, get_args
 
-from benchmarks.harness.data import DATA
 from carmad.gpu.source import utilization
 from carmad.learning import duration, throughput
 from carmad.learning.additive import Origin
 from carmad.models import Model
 from carmad.sim.catalogue import Profile, Size, activity
 from carmad.sim.task import Load, Task, Trace
-from carmad.sim.traces import muri, philly
 from carmad.sim.traces.assign import assign
+from carmad.sim.traces.public import philly
 from carmad.sim.traces.rows import ordered, read_rows
+from lab.data import DATA
+from lab.traces import muri
 
 PHILLY = DATA / "philly" / "philly.csv"
 ALONE = DATA / "lucid" / "single_job_profiles_rtx3090.csv"
@@ -182,9 +183,7 @@ def _submitted(first_day: str, days: int) -> list[Task]:
 def _philly() -> tuple[Task, ...]:
     """All jobs, without models; `submit_s` is in Unix seconds."""
     begin = min(row.moment("timestamp") for row in read_rows(PHILLY, ("timestamp",)))
-    return tuple(
-        replace(task, submit_s=task.submit_s + begin) for task in philly.read(PHILLY).tasks
-    )
+    return tuple(replace(task, submit_s=task.submit_s + begin) for task in philly(PHILLY).tasks)
 
 
 def _configurations(busy: Busy) -> list[Profile]:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import cache
 
 import estimators
-from benchmarks.harness.data import DATA, read
-from benchmarks.harness.main import main
+from benchmarks.harness import markdown
 from benchmarks.harness.report import Report
 from benchmarks.harness.rows import Row, table
 from carmad.config import Estimation
-from carmad.sim.report import markdown
+from lab.data import DATA, read
+from lab.main import main
 from lab.memory.carma_tasks import TIMM, build
 from lab.memory.truth import MIB
 

@@ -15,12 +15,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness.main import main
 from benchmarks.harness.report import Report, of_rows
 from benchmarks.harness.rows import Row, columns, of_runs
 from carmad.learned.trial import tried
 from estimators.look import look
 from estimators.tracer.report import Report as TraceReport
+from lab.main import main
 from lab.memory.scripts import PATIENT, SCRIPTS, Here, never, processor_s, spec_of
 
 CHOSEN = ("autoencoder", "char_rnn", "dqn", "moe", "resnet_own", "unet", "vit")

@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 import estimators
-from benchmarks.harness.main import main
 from benchmarks.harness.report import Report, of_rows
 from estimators.horus import formula
+from lab.main import main
 from lab.memory.truth import (
     MIB,
     MLPS,

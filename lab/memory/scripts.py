@@ -30,8 +30,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.harness.data import ROOT
-from benchmarks.harness.main import main
+from benchmarks import ROOT
 from benchmarks.harness.report import Report, of_rows
 from benchmarks.harness.rows import Row, columns, of_runs
 from carmad.config import Estimation, Settings
@@ -40,6 +39,7 @@ from carmad.core.types import JobSpec
 from carmad.learned.trial import tried
 from estimators.look import TRACER, look
 from estimators.tracer.report import Report as TraceReport
+from lab.main import main
 from lab.memory.truth import MIB
 from tests.warm_tracer import Tracers
 

@@ -36,9 +36,6 @@ from math import log
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.harness.data import read
-from benchmarks.harness.main import main
-from benchmarks.harness.processes import in_processes
 from benchmarks.harness.report import Report, bullets, of_rows
 from benchmarks.harness.rows import Row, percentile
 from carmad.plugin import Estimate
@@ -46,6 +43,8 @@ from estimators.gpumemnet.answer import answer
 from estimators.horus import formula
 from estimators.tracer.replay import replay
 from estimators.tracer.report import Report as TraceReport
+from lab.data import read
+from lab.main import main
 from lab.memory.truth import (
     GIB,
     MIB,
@@ -57,6 +56,7 @@ from lab.memory.truth import (
     halves,
     kept,
 )
+from lab.processes import in_processes
 
 GPU_MIB = 40_960
 LIMIT_MIB, CRASHED_MIB = 38_500, 1650  # above: out of memory; the process above what it trained

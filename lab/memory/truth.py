@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from benchmarks.harness.data import DATA, read
+from benchmarks.harness import markdown
 from benchmarks.harness.rows import Row, percentile
-from carmad.sim.report import markdown
+from lab.data import DATA, read
 
 MLPS, TIMM = DATA / "memory" / "mlp_runs.csv", DATA / "memory" / "timm_runs.csv"
 GIB = 1024  # MiB

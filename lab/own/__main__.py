@@ -11,13 +11,13 @@ from functools import cache
 from itertools import product
 from statistics import geometric_mean, median
 
-from benchmarks.harness.data import DATA
-from benchmarks.harness.main import main
 from benchmarks.harness.report import Report, bullets
 from benchmarks.harness.rows import columns, verdict
 from carmad.config import Settings
 from carmad.core.ports import Policy
+from lab.data import DATA
 from lab.lucid.runs import PREEMPTION_S
+from lab.main import main
 from lab.own import bound
 from lab.own.families import JUDGING, TUNING, Family, case
 from lab.own.runs import (

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from benchmarks.harness.data import DATA
 from carmad.sim.hardware import Cluster, parse
 from carmad.sim.task import Trace
 from carmad.sim.traces.assign import assign
@@ -19,6 +18,7 @@ from carmad.sim.traces.rows import ordered
 from carmad.sim.traces.sources import load
 from lab.asrpt import workload as asrpt
 from lab.cuckoo import workload as cuckoo
+from lab.data import DATA
 
 MURI, PHILLY = f"muri:{DATA}/muri/trace{{}}.csv", f"philly:{DATA}/philly/philly.csv"
 SIA, TRACE_1 = f"sia:{DATA}/sia/workloads/{{}}.csv", f"carma:{DATA}/carma/trace1.csv"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from benchmarks.harness.policies import simulate_with
 from carmad import registry
 from carmad.config import Collocation, Limits, Settings
 from carmad.core.ports import Policy
@@ -20,6 +19,7 @@ from carmad.sim.outcome import Outcome
 from lab.castor import gavel
 from lab.lucid.runs import PHYSICS
 from lab.own.families import Case
+from lab.policies import simulate_with
 
 OURS = "carma"
 PREEMPTING = "carma, preempting"

@@ -14,10 +14,10 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from benchmarks.harness.main import main
 from benchmarks.harness.report import Report, of_rows
 from benchmarks.harness.rows import Row, of_runs
 from benchmarks.harness.timing import milliseconds
+from lab.main import main
 from lab.peers.system import SHORT, System, Taken
 from lab.peers.systems import SYSTEMS, Carma
 from lab.peers.tasks import TITLE, side_by_side

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 
-from benchmarks.harness.main import main
+from benchmarks.harness import markdown
 from benchmarks.harness.report import Report
-from carmad.sim.report import markdown
+from lab.main import main
 from lab.peers.system import LONG, SHORT, Lacking, System, wait_for
 from lab.peers.systems import SYSTEMS
 

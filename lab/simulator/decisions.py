@@ -21,14 +21,14 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.main import main
+from benchmarks.harness import markdown
 from benchmarks.harness.report import Report
 from carmad.config import Profiling, Settings
 from carmad.core.types import StageTimes
 from carmad.sim.experiment import Physics
 from carmad.sim.outcome import Outcome
-from carmad.sim.report import markdown
 from carmad.sim.task import Load, Task, Trace
+from lab.main import main
 from lab.simulator import emulation
 from lab.simulator.emulation import (
     COMPRESSION,

@@ -23,7 +23,7 @@ from carmad.gpu.emulated_job import EPOCHS, noise
 from carmad.sim import interference, shadow
 from carmad.sim.experiment import Experiment, Physics
 from carmad.sim.hardware import parse
-from carmad.sim.interference.base import Sharing
+from carmad.sim.interference import Sharing
 from carmad.sim.outcome import Outcome
 from carmad.sim.run import simulate
 from carmad.sim.task import Load, Task, Trace

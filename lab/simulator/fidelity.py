@@ -17,17 +17,17 @@ from random import Random
 from statistics import fmean, median
 from typing import ClassVar
 
-from benchmarks.harness.main import main
+from benchmarks.harness import markdown
 from benchmarks.harness.report import Report
 from benchmarks.harness.rows import verdict
 from carmad.config import Preconditions, Settings
 from carmad.sim.experiment import Physics
 from carmad.sim.metrics import figures
 from carmad.sim.outcome import Outcome
-from carmad.sim.report import markdown
 from carmad.sim.task import Trace
 from carmad.sim.traces import generators
-from carmad.sim.traces.draws import log_normal, scaled, strata
+from carmad.sim.traces.generators import log_normal, scaled, strata
+from lab.main import main
 from lab.simulator import emulation
 from lab.simulator.emulation import (
     COMPRESSION,

@@ -20,9 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.data import DATA, FOLDS, ROOT, SEEDS, Row, folds, read
-from benchmarks.harness.main import main
-from benchmarks.harness.pairs import (
+from benchmarks import ROOT
+from benchmarks.harness.report import Report, bullets
+from benchmarks.harness.rows import columns
+from carmad.core.types import Mode
+from carmad.sim import catalogue
+from carmad.sim.interference import Additive, Interference, Learned, Unslowed
+from carmad.sim.task import Load
+from lab.data import DATA, FOLDS, SEEDS, Row, folds, read
+from lab.main import main
+from lab.pairs import (
     GAVEL,
     GUESSED,
     LUCID,
@@ -33,12 +40,6 @@ from benchmarks.harness.pairs import (
     lucid_alone,
     lucid_pairs,
 )
-from benchmarks.harness.report import Report, bullets
-from benchmarks.harness.rows import columns
-from carmad.core.types import Mode
-from carmad.sim import catalogue
-from carmad.sim.interference import Additive, Interference, Learned, Unslowed
-from carmad.sim.task import Load
 
 SHIPPED = ROOT / "carmad" / "sim" / "coefficients" / "interference.json"
 COMMAND = "python -m lab.simulator.interference"

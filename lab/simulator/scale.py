@@ -14,8 +14,6 @@ import sys
 import time
 from dataclasses import dataclass, replace
 
-from benchmarks.harness.data import DATA
-from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
 from benchmarks.harness.rows import columns, verdict
 from carmad.config import Settings
@@ -25,6 +23,8 @@ from carmad.sim.hardware import parse
 from carmad.sim.run import simulate
 from carmad.sim.task import Trace
 from carmad.sim.traces.sources import load
+from lab.data import DATA
+from lab.main import main
 
 PHILLY, PHILLY_GPUS = f"philly:{DATA}/philly/philly.csv", "250x8xV100-32GB"
 MURI, MURI_GPUS = f"muri:{DATA}/muri/trace1.csv", "8x8xV100-32GB"

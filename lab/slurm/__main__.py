@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
 from benchmarks.harness.rows import columns
+from lab.main import main
 from lab.slurm import ends as of_slurm
 from lab.slurm.faults import all_of_them
 from lab.slurm.runs import Ran, ratio, run

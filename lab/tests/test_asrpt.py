@@ -13,8 +13,6 @@ import pytest
 pytest.importorskip("sklearn", reason="carma-gpu[policies] is not installed")
 
 from benchmarks.harness import report as harness
-from benchmarks.harness.claims import Claim, Verdict
-from benchmarks.harness.data import DATA
 from carmad.core.layout import Layout, Stage
 from carmad.models import Lookup
 from carmad.sim.outcome import JobOutcome
@@ -23,6 +21,8 @@ from lab import RESULTS
 from lab.asrpt import claims, layouts, runs, testbed, workload
 from lab.asrpt.page import report
 from lab.asrpt.runs import ADAPTIVE, DEFAULT, PAPER, PERFECT, UNHELD, Case, Result, cases
+from lab.claims import Claim, Verdict
+from lab.data import DATA
 
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="the public traces are not here")
 LIGHT = Layout((Stage(2, 0.3, 0.7),))  # parts that do not communicate

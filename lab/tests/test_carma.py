@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.harness.data import read
 from carmad.config import Monitor, Settings
 from carmad.sim import metrics
 from carmad.sim.catalogue import find
@@ -19,6 +18,7 @@ from cli.demo_trace import demo_trace
 from lab.carma import figures, heavy60
 from lab.carma.catalogue import ROWS, from_figures, rewritten
 from lab.carma.paper import MAGM, before_the_figures, compared, light_times, wide_alone
+from lab.data import read
 from lab.simulator import emulation
 
 needs_data = pytest.mark.skipif(

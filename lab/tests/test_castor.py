@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.data import DATA
 from carmad.config import Settings
 from carmad.core.recurrence import group
 from carmad.core.types import JobId, Mode
@@ -35,6 +34,7 @@ from lab.castor.runs import (
     result,
 )
 from lab.castor.sharing import crowded, decisions
+from lab.castor.time_model import Measured, fit
 from lab.castor.timing import Taken
 from lab.castor.workload import (
     BEGIN_S,
@@ -46,6 +46,8 @@ from lab.castor.workload import (
     resizable,
     sampled,
 )
+from lab.data import DATA
+from policies.castor.steps import StepModel
 
 BUSY = Load("busy", 32, 1024, sm_active=0.8, sm_occupancy=0.4, dram_active=0.1)
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="the public traces are not here")
@@ -208,3 +210,30 @@ def test_the_page_tells_of_every_table() -> None:
     jct: Sequence[float] = [SIMULATED["philly"][p].jct[0] for p in ("castor", "tiresias")]
     assert jct[0] / jct[1] - 1 == pytest.approx(-0.40, abs=0.005)
     assert "-40 %" in text
+
+
+class TestTimeModel:
+    def test_it_finds_the_model_that_the_steps_came_from(self) -> None:
+        true = {
+            place: StepModel(0.05, 0.002, comm, 2.5) for place, comm in (("2", 0.1), ("4", 0.4))
+        }
+        measured = [
+            Measured(
+                place, batch, model.step_s(batch), model.step_s(batch) - model.compute_s(batch)
+            )
+            for place, model in true.items()
+            for batch in (16, 32, 64, 128)
+        ]
+        found = fit(measured)
+        assert found.keys() == true.keys()
+        for place, model in true.items():
+            assert found[place].delta == pytest.approx(2.5, rel=1e-2)
+            for batch in (8, 48, 256):
+                for passes in (1, 4):
+                    assert found[place].step_s(batch, passes) == pytest.approx(
+                        model.step_s(batch, passes), rel=1e-2
+                    )
+
+    def test_one_batch_size_is_not_enough(self) -> None:
+        with pytest.raises(ValueError, match="two batch sizes"):
+            fit([Measured("1", 8, 0.1, 0.0), Measured("2", 8, 0.1, 0.01)])

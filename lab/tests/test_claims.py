@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.claims import Claim, Verdict
-from benchmarks.harness.data import ROOT
+from benchmarks import ROOT
 from lab import RESULTS, reproduce
+from lab.claims import Claim, Verdict
 from lab.cuckoo import claims as cuckoo
 
 

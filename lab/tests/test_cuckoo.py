@@ -9,7 +9,6 @@ from statistics import fmean, stdev
 
 import pytest
 
-from benchmarks.harness.data import DATA
 from carmad.config import Settings
 from carmad.core.types import Mode, StageTimes
 from carmad.sim.hardware import parse
@@ -19,6 +18,7 @@ from lab.cuckoo.page import report
 from lab.cuckoo.paper import PREDICTED, TABLES
 from lab.cuckoo.runs import ALL, HEADLINE, VARIANTS, Case, Result, Variant, cases, run
 from lab.cuckoo.workload import GPUS, KINDS_THERE, MEANS_S, SIGMA, alone_s, load, trace
+from lab.data import DATA
 from policies.cuckoo.interleaving import Asynchronous, Phases
 from policies.cuckoo.policy import cuckoo
 from policies.cuckoo.settings import CuckooSettings

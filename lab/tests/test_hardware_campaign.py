@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.harness.data import ROOT
+from benchmarks import ROOT
 from carmad import DISTRIBUTION
 from carmad.core.types import GpuId, GpuSample, Mode
 from carmad.errors import CarmaError

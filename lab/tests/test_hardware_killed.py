@@ -18,7 +18,7 @@ from signal import SIGKILL, SIGTERM, Signals
 import psutil
 import pytest
 
-from benchmarks.harness.data import ROOT
+from benchmarks import ROOT
 from carmad.attempt.proc import own_environment
 from tests.waiting import until
 

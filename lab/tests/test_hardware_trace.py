@@ -12,11 +12,11 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.daemon.carmad import Daemon
-from benchmarks.harness.data import DATA, read
 from carmad.config import Settings
 from carmad.core.types import Mode
 from carmad.sim.interference import Learned
 from carmad.sim.task import Load
+from lab.data import DATA, read
 from lab.hardware import interference, loads, machine, simulated, trace
 from lab.hardware.mix import GPUS, HEAVY, LOAD, Measured, as_published, nearest, parts
 from lab.hardware.policies import RUNS, Run

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from benchmarks.harness.data import DATA
 from carmad.core.types import Mode
 from carmad.sim.interference import Learned
 from carmad.sim.task import Load
+from lab.data import DATA
 from lab.simulator.interference import SHIPPED, Sample, fit, lucid, saturating
 
 MODES = json.loads(SHIPPED.read_text())["modes"]

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
+import numpy as np
 import pytest
 
 pytest.importorskip("interpret", reason="needs carma-gpu[policies]")
 
-from benchmarks.harness.data import DATA
+from sklearn.tree import DecisionTreeClassifier
+
 from carmad.core.types import Cause, JobId, JobState, Mode
-from carmad.learning.packing import fit
 from carmad.sim import interference
 from carmad.sim.outcome import Attempt, JobOutcome
 from carmad.sim.task import Load, Task, Trace
-from lab.lucid import packing, page, runs, sensitivity_page, timing, workload
+from lab.data import DATA
+from lab.lucid import packing, packing_tree, page, runs, sensitivity_page, timing, workload
 from lab.lucid.findings import Runs
 from policies.lucid.packing import shipped
 
@@ -199,5 +202,65 @@ def _result(case: runs.Case, jct: float) -> runs.Result:
 
 @public
 def test_the_shipped_tree_is_what_the_public_pairs_teach() -> None:
-    again = fit(packing.rows(), shipped().source, 0.0, shipped().errors)
+    again = packing_tree.fit(packing.rows(), shipped().source, 0.0, shipped().errors)
     assert shipped() == again
+
+
+def _configurations() -> list[dict[str, object]]:
+    random = Random(8)
+    rows: list[dict[str, object]] = []
+    for n in range(120):
+        busy = random.random()
+        label = packing_tree.CLASSES[(busy > 0.3) + (busy > 0.7)]
+        figures = {name: random.random() for name in packing_tree.FEATURES}
+        figures["gpu_utilization"] = busy
+        rows.append({**figures, "label": label, "model": f"net{n % 12}"})
+    return rows
+
+
+def test_the_packing_tree_finds_the_thresholds_and_is_pruned_to_them() -> None:
+    tree = packing_tree.train(_configurations(), "nowhere", 7.0)
+    assert len(tree.nodes) == 5
+    thresholds = sorted(node.threshold for node in tree.nodes if node.feature >= 0)
+    assert thresholds == pytest.approx([0.3, 0.7], abs=0.05)
+    assert dict(tree.errors)["accuracy"] > 0.9
+    assert (tree.rows, tree.trained_at, tree.source) == (120, 7.0, "nowhere")
+
+
+def test_a_tree_value_predicts_what_scikit_learn_does() -> None:
+    rows = _configurations()
+    for n, row in enumerate(rows):
+        row["label"] = packing_tree.CLASSES[(n % 5) // 2]  # noise: the tree is deep
+    values = np.array([[row[name] for name in packing_tree.FEATURES] for row in rows], dtype=float)
+    labels = [packing_tree.CLASSES.index(str(row["label"])) for row in rows]
+    grown = DecisionTreeClassifier(random_state=0, min_samples_leaf=4).fit(values, labels)
+    tree = packing_tree.converted(grown, "", 120, 0.0, ())
+    unseen = np.random.default_rng(0).random((200, len(packing_tree.FEATURES)))
+    told = [
+        tree.predict(dict(zip(packing_tree.FEATURES, row, strict=True))) for row in unseen.tolist()
+    ]
+    assert told == [packing_tree.CLASSES[c] for c in grown.predict(unseen)]
+    importance = dict(tree.importance())
+    assert [importance[name] for name in packing_tree.FEATURES] == pytest.approx(
+        grown.feature_importances_.tolist()
+    )
+
+
+def test_a_class_that_no_row_has_is_never_told() -> None:
+    rows = [row for row in _configurations() if row["label"] != "medium"]
+    tree = packing_tree.fit(rows, "", 0.0)
+    assert tree.predict({"gpu_utilization": 0.9}) == "jumbo"
+    assert tree.nodes[0].counts[1] == 0
+
+
+def test_a_job_is_labelled_by_what_its_neighbours_keep_of_their_speed() -> None:
+    speeds = packing_tree.average_speeds(
+        [("a", "b", 0.9, 0.7), ("a", "c", 1.0, 0.9), ("c", "c", 0.8, 0.6)]
+    )
+    assert speeds == pytest.approx({"a": 0.8, "b": 0.9, "c": (1.0 + 0.8 + 0.6) / 3})
+    assert [packing_tree.label(s) for s in (0.95, 0.949, 0.85, 0.849)] == [
+        "tiny",
+        "medium",
+        "medium",
+        "jumbo",
+    ]

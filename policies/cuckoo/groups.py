@@ -18,7 +18,6 @@ from policies.cuckoo.packing import best_edges, matched
 from policies.cuckoo.value import ddl_values, eff_values, rounds, standalone, total_values
 from policies.memory import margin_mib
 
-Stages = tuple[StageTimes, ...]  # by kind
 Slowed = tuple[tuple[float, float], ...]  # slowdowns of a pair's iterations, by kind
 
 ANYONE = -1  # instead of a user: without MPS, all users may share

@@ -14,7 +14,7 @@ from random import Random
 
 from benchmarks.daemon.siege import attackers, stuck
 from benchmarks.daemon.siege.field import HONEST, HOSTILE, Field
-from benchmarks.harness.waiting import until
+from benchmarks.harness.timing import until
 from carma_client.errors import Problem
 
 LEDGER = 'echo "start $CARMA_JOB_ID" >> ~/ledger; {}; echo "end $CARMA_JOB_ID" >> ~/ledger'

@@ -16,10 +16,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from benchmarks import ROOT
 from benchmarks.daemon.booted import OVER, SOCKET, Machine, booted
 from benchmarks.daemon.siege import honest, stuck
-from benchmarks.harness.data import ROOT
-from benchmarks.harness.waiting import PATIENCE_S, until
+from benchmarks.harness.timing import PATIENCE_S, until
 from carma_client.errors import Problem
 from carma_client.transport import Blocking
 from carmad.attempt import records

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from carmad.readable import time_unit
+from carmad.readable import change, number, time_unit
 from carmad.sim.report.measures import BOUNDS, MEASURES, TIME, Better, Measure
-from carmad.sim.report.numbers import NOTHING, change, number
 from carmad.sim.report.runs import Run
 
 
@@ -78,7 +77,7 @@ def _compared(measure: Measure, runs: Sequence[Run]) -> list[bool]:
 def _cells(
     values: Sequence[float | None], scale: float, better: Better, compared: Sequence[bool]
 ) -> tuple[Cell, ...]:
-    texts = [NOTHING if value is None else number(value * scale) for value in values]
+    texts = ["-" if value is None else number(value * scale) for value in values]
     told = {
         value: text
         for value, text, among in zip(values, texts, compared, strict=True)

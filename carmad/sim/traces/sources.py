@@ -1,34 +1,29 @@
 """Loads any trace that `carma simulate` can be given.
 
 `trace.csv` and `trace.parquet` are in CARMA's own format, `philly:PATH` is imported, and
-`generate:carma-1?seed=3&tasks=40` is generated. Imports also take `seed` and `tasks`.
+`generate:carma-1?seed=3&tasks=40` is generated. Imports also take `seed` and `tasks`. Importers are
+entry points of the group `carma.traces`: functions from a path to a `Trace`, named by their kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
 from random import Random
+from typing import cast
 from urllib.parse import parse_qsl
 
+from carmad import registry
 from carmad.errors import CarmaError
 from carmad.sim.task import Trace
-from carmad.sim.traces import carma, helios, muri, native, pai, philly, sia
+from carmad.sim.traces import native
 from carmad.sim.traces.assign import assign
 from carmad.sim.traces.generators import GENERATORS
 from carmad.sim.traces.rows import ordered
 
-IMPORTERS: Mapping[str, Callable[[Path], Trace]] = {
-    "philly": philly.read,
-    "helios": helios.read,
-    "pai": pai.read,
-    "muri": muri.read,
-    "sia": sia.read,
-    "carma": carma.read,
-}
 _GENERATE = "generate"
 _LEAST = {"seed": 0, "tasks": 1, "gpus": 1}
 
@@ -43,14 +38,15 @@ def load(source: str) -> Trace:
     name, _, query = rest.partition("?")
     if colon and kind == _GENERATE:
         return _generated(source, name, query)
-    if colon and kind in IMPORTERS:
-        imported = partial(_imported, IMPORTERS[kind], Path(name))
+    kinds = registry.names("traces") if colon else []
+    if kind in kinds:
+        reader = cast(Callable[[Path], Trace], registry.trace_importer(kind))
+        imported = partial(_imported, reader, Path(name))
         return imported(**_options(source, imported, query))
     if colon and kind.isalpha() and not Path(source).exists():
-        kinds = ", ".join([*IMPORTERS, _GENERATE])
         raise CarmaError(
             f"no trace is of the kind {kind!r}",
-            f"use {kinds}, or the path of a CSV or Parquet file",
+            f"use {', '.join([*kinds, _GENERATE])}, or the path of a CSV or Parquet file",
         )
     return native.read(Path(source))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from benchmarks.harness.data import DATA, Row, read
+from lab.data import DATA, Row, read
 
 LUCID = "Lucid artifact, pairs on RTX 3090 (github.com/S-Lab-System-Group/Lucid)"
 LUCID_LICENCE = "S-Lab License 1.0 (non-commercial), © 2022 S-Lab; the data are not redistributed"

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from carmad.sim.report import markdown
-from carmad.sim.report.numbers import number
+from benchmarks.harness import markdown
+from carmad.readable import number
 
 CLOSE = 0.25  # of the paper's effect
 

@@ -37,7 +37,7 @@ def average_speeds(pairs: Iterable[Pair]) -> dict[Hashable, float]:
 
     This follows the paper: a job is labelled by its "influence on others". Its artifact averages
     the job's own speeds (simulation/analyzer), and trains on labels set by hand.
-    `lab.lucid.models` compares them.
+    `packing` compares them.
     """
     speeds: dict[Hashable, list[float]] = {}
     for one, other, speed_one, speed_other in pairs:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
-ROOT = Path(__file__).parents[2]
+from benchmarks import ROOT
+
 DATA = ROOT.parent / "shared" / "data"
 SEEDS, FOLDS = range(5), 4
 

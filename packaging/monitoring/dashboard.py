@@ -1,4 +1,4 @@
-"""Writes the Grafana dashboard from the table below: `python monitoring/dashboard.py`."""
+"""Writes the Grafana dashboard from the table below: `python packaging/monitoring/dashboard.py`."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -15,8 +14,8 @@ from carmad.sim.report import export, html, table
 from carmad.sim.report.runs import runs
 from carmad.sim.run import simulate
 from carmad.sim.traces.sources import load
+from lab.data import DATA
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
 SOURCES = [
     ("carma:carma/trace1.csv", "3xA100-40GB"),
     ("carma:carma/heavy60.csv", "4xDGX-Station-A100-40GB"),
