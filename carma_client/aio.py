@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from carma_client import asking, logs, stream
-from carma_client.steps import BLOCK, Found, Receive, Send, Sleep, Step, resumed
+from carma_client.steps import BLOCK, Found, Receive, Send, Sleep, Step, resume
 from carma_client.transport import TIMEOUT_S, Daemon
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ async def run(steps: Steps[T]) -> T:
     try:
         step = next(steps)
         while True:
-            step = resumed(steps, await _tried(step))
+            step = resume(steps, await _try(step))
     except StopIteration as end:
         result: T = end.value
         return result
@@ -48,9 +48,9 @@ class Iterated(AsyncIterator[T]):
             step = self._step or next(self._steps)
             while not isinstance(step, Found):
                 self._step = step
-                result = await _tried(step)
+                result = await _try(step)
                 self._step = None
-                step = resumed(self._steps, result)
+                step = resume(self._steps, result)
         except StopIteration:
             raise StopAsyncIteration from None
         found: T = step.value
@@ -60,14 +60,14 @@ class Iterated(AsyncIterator[T]):
         self._steps.close()
 
 
-async def _tried(step: Step) -> bytes | OSError | None:
+async def _try(step: Step) -> bytes | OSError | None:
     try:
-        return await _done(step)
+        return await _perform(step)
     except OSError as error:
         return error
 
 
-async def _done(step: Step) -> bytes | None:
+async def _perform(step: Step) -> bytes | None:
     """If cancelled, it can be done again: nothing is received before it is returned, and what has
     been sent is not sent again."""
     loop = asyncio.get_running_loop()
@@ -117,14 +117,14 @@ class AsyncClient(Daemon):
     async def submit(
         self, argv: Sequence[str | os.PathLike[str]], **options: Unpack[Options]
     ) -> str:
-        return await run(asking.submitted(self, argv, options))
+        return await run(asking.submit(self, argv, options))
 
     async def call(
         self, function: Callable[..., R], *args: Any, **options: Unpack[Options]
     ) -> AsyncCall[R]:
-        from carma_client.function import called
+        from carma_client.function import submit_call
 
-        return AsyncCall(self, *await run(called(self, function, args, dict(options))))
+        return AsyncCall(self, *await run(submit_call(self, function, args, dict(options))))
 
     async def job(self, label: str) -> JobOut:
         job: JobOut = await self.get(asking.job_path(label))
@@ -137,23 +137,23 @@ class AsyncClient(Daemon):
         user: str | None = None,
         states: str | None = None,
     ) -> list[JobOut]:
-        return await run(asking.listed(self, select, user, states))
+        return await run(asking.list_jobs(self, select, user, states))
 
     async def wait(self, label: str) -> JobOut:
-        ended: JobOut = await run(asking.ended(self, label))
+        ended: JobOut = await run(asking.wait(self, label))
         return ended
 
     async def cancel(self, *labels: str) -> list[ResultOut]:
-        return await run(asking.done(self, "cancel", labels))
+        return await run(asking.act(self, "cancel", labels))
 
     async def hold(self, *labels: str) -> list[ResultOut]:
-        return await run(asking.done(self, "hold", labels))
+        return await run(asking.act(self, "hold", labels))
 
     async def release(self, *labels: str) -> list[ResultOut]:
-        return await run(asking.done(self, "release", labels))
+        return await run(asking.act(self, "release", labels))
 
     async def requeue(self, *labels: str) -> list[ResultOut]:
-        return await run(asking.done(self, "requeue", labels))
+        return await run(asking.act(self, "requeue", labels))
 
     def logs(self, label: str, *, follow: bool = False, stderr: bool = False) -> Iterated[str]:
         return Iterated(logs.lines(self, label, follow, stderr))

@@ -19,7 +19,7 @@ POLL_S = 30
 AT_ONCE = 500  # jobs named in a request
 
 
-def submitted(
+def submit(
     daemon: Daemon, argv: Sequence[str | os.PathLike[str]], options: Mapping[str, Any]
 ) -> Steps[str]:
     """The new job's label."""
@@ -58,7 +58,7 @@ def job_path(label: str) -> str:
     return f"/v1/jobs/{label}"
 
 
-def listed(
+def list_jobs(
     daemon: Daemon, select: str | Iterable[str] | None, user: str | None, states: str | None
 ) -> Steps[list[Any]]:
     found: list[Any] = []
@@ -68,7 +68,7 @@ def listed(
     return found
 
 
-def done(daemon: Daemon, verb: str, labels: Sequence[str]) -> Steps[list[Any]]:
+def act(daemon: Daemon, verb: str, labels: Sequence[str]) -> Steps[list[Any]]:
     """`cancel`, `hold`, `release` or `requeue`. Raises Refused if not all could be."""
     results: list[Any] = []
     for select in _parts(labels):
@@ -84,7 +84,7 @@ def _parts(select: str | Iterable[str]) -> Iterator[str]:
         yield ",".join(labels[at : at + AT_ONCE])
 
 
-def ended(daemon: Daemon, label: str) -> Steps[Any]:
+def wait(daemon: Daemon, label: str) -> Steps[Any]:
     """The job once it has ended. A daemon that restarts meanwhile is waited for, but not one that
     has never answered."""
     path, within_s = f"{job_path(label)}/wait", POLL_S + TIMEOUT_S

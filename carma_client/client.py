@@ -29,13 +29,13 @@ class Client(Blocking):
 
     def submit(self, argv: Sequence[str | os.PathLike[str]], **options: Unpack[Options]) -> str:
         """Submit a command. Returns the new job's label; it is on disk by then."""
-        return run(asking.submitted(self, argv, options))
+        return run(asking.submit(self, argv, options))
 
     def call(self, function: Callable[..., R], *args: Any, **options: Unpack[Options]) -> Call[R]:
         """Submit a function, with its arguments; for named ones use functools.partial."""
-        from carma_client.function import Call, called
+        from carma_client.function import Call, submit_call
 
-        return Call(self, *run(called(self, function, args, dict(options))))
+        return Call(self, *run(submit_call(self, function, args, dict(options))))
 
     def job(self, label: str) -> JobOut:
         job: JobOut = self.get(asking.job_path(label))
@@ -51,25 +51,25 @@ class Client(Blocking):
         """The selected jobs, such as "3,5-8,42_3", or all that have not ended; of others' jobs,
         what all may see. The label of an array selects its tasks. `states`: such as
         "running,queued"."""
-        return run(asking.listed(self, select, user, states))
+        return run(asking.list_jobs(self, select, user, states))
 
     def wait(self, label: str) -> JobOut:
         """The job once it has ended. A daemon that restarts meanwhile is waited for."""
-        ended: JobOut = run(asking.ended(self, label))
+        ended: JobOut = run(asking.wait(self, label))
         return ended
 
     def cancel(self, *labels: str) -> list[ResultOut]:
         """This and the following raise Refused if any job is refused, after the others are done."""
-        return run(asking.done(self, "cancel", labels))
+        return run(asking.act(self, "cancel", labels))
 
     def hold(self, *labels: str) -> list[ResultOut]:
-        return run(asking.done(self, "hold", labels))
+        return run(asking.act(self, "hold", labels))
 
     def release(self, *labels: str) -> list[ResultOut]:
-        return run(asking.done(self, "release", labels))
+        return run(asking.act(self, "release", labels))
 
     def requeue(self, *labels: str) -> list[ResultOut]:
-        return run(asking.done(self, "requeue", labels))
+        return run(asking.act(self, "requeue", labels))
 
     def logs(self, label: str, *, follow: bool = False, stderr: bool = False) -> Generator[str]:
         """The lines that all attempts of the job have printed; `follow`: until it ends. Raises

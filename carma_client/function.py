@@ -61,14 +61,14 @@ class Call(Generic[R]):
         return self._value[0]
 
 
-def called(
+def submit_call(
     daemon: Daemon, function: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]
 ) -> Steps[tuple[str, Path]]:
     """The new job's label, and the file with its result to be."""
     if options.get("array") is not None:
         raise TypeError("an array runs a command: call the function once for each job instead")
     name = _name(function)
-    data = _pickled((function, args))
+    data = _pickle((function, args))
     folder = Path(user_cache_dir(), "calls")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     call = folder / f"{uuid.uuid4().hex}.call"
@@ -80,7 +80,7 @@ def called(
     same_daemon = {"CARMA_SOCKET": str(Path(daemon.socket).absolute())}
     own["export"] = {**same_daemon, **options.get("export", {}), CALL: str(call)}
     try:
-        label = yield from asking.submitted(daemon, argv, own)
+        label = yield from asking.submit(daemon, argv, own)
     except Unknown:
         raise  # the job may be there
     except Exception:
@@ -99,7 +99,7 @@ def _name(function: Callable[..., Any]) -> str:
 def outcome(daemon: Daemon, label: str, result: Path) -> Steps[Any]:
     """What the function returned; raises what it raised, or JobFailed. Only a result of the job's
     last attempt counts."""
-    job = yield from asking.ended(daemon, label)
+    job = yield from asking.wait(daemon, label)
     try:
         attempt, returned, value = pickle.loads(_own(result))
     except FileNotFoundError:
@@ -117,7 +117,7 @@ def outcome(daemon: Daemon, label: str, result: Path) -> Steps[Any]:
     raise JobFailed(f"job {label} has ended without a result: {how}", hint, job)
 
 
-def _pickled(value: Any) -> bytes:
+def _pickle(value: Any) -> bytes:
     if cloudpickle is not None:
         data: bytes = cloudpickle.dumps(value)
         return data
@@ -169,9 +169,9 @@ def main() -> None:
     sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
     try:
         function, args = pickle.loads(data)
-        result = _pickled((attempt, True, function(*args)))
+        result = _pickle((attempt, True, function(*args)))
     except Exception as error:
-        _write(call.with_suffix(".result"), _pickled((attempt, False, _portable(error))))
+        _write(call.with_suffix(".result"), _pickle((attempt, False, _portable(error))))
         raise
     _write(call.with_suffix(".result"), result)
 
@@ -181,7 +181,7 @@ def _portable(error: Exception) -> Exception:
     text = "".join(traceback.format_exception(error))
     error.add_note(f"in CARMA's job {os.environ['CARMA_JOB_ID']}:\n{text}")
     try:
-        pickle.loads(_pickled(error))
+        pickle.loads(_pickle(error))
     except Exception:  # noqa: BLE001 - an exception may be of any making
         return RuntimeError(text)
     return error

@@ -36,17 +36,17 @@ def lines(daemon: Daemon, label: str, follow: bool, stderr: bool) -> Steps[None]
     """Finds the lines that all attempts of a job have printed; `follow`: until it ends. Raises
     OSError if the file cannot be read."""
 
-    def asked() -> Steps[Any]:
+    def ask() -> Steps[Any]:
         return daemon.asked(job_path(label))
 
-    job = yield from asked()
+    job = yield from ask()
     if job.get("interactive"):
         raise Refused(elsewhere(job))
     path: str = job["stderr" if stderr else "stdout"]
     while follow and not os.path.exists(path) and job["state"] not in ENDED:  # noqa: PTH110
         yield Sleep(ASK_S)
-        job = yield from patiently(asked)
-    with opened(path) as file:
+        job = yield from patiently(ask)
+    with open_log(path) as file:
         log, begun = Log(file), list[bytes]()
         own = log.parts(job)
         end = file.tell()
@@ -58,7 +58,7 @@ def lines(daemon: Daemon, label: str, follow: bool, stderr: bool) -> Steps[None]
         while follow:
             now = time.monotonic()
             if now - asked_at >= ASK_S:
-                job, asked_at = (yield from patiently(asked)), now
+                job, asked_at = (yield from patiently(ask)), now
             for text in log.news():
                 yield from _whole(begun, text)
             if job["state"] in ENDED:
@@ -78,7 +78,7 @@ def _whole(begun: list[bytes], text: bytes) -> Steps[None]:
     begun.append(rest)
 
 
-def opened(path: str) -> BinaryIO:
+def open_log(path: str) -> BinaryIO:
     """The log, to be read. Raises OSError, also if it is something that may never end: opening a
     pipe waits for its writer, and a device may do anything."""
     _require_file(os.stat(path))  # noqa: PTH116
@@ -143,3 +143,19 @@ class Log:
                 if header[2] == b"1":
                     self.begun.add(self._owner)
             yield self._owner, at + begin, block[begin:]
+
+
+def texts(file: BinaryIO, parts: list[tuple[int, int]]) -> Iterator[bytes]:
+    for at, size in parts:
+        file.seek(at)
+        yield file.read(size)
+
+
+def last_lines(file: BinaryIO, parts: list[tuple[int, int]], lines: int) -> bytes:
+    """The last lines of these parts, reading from the end: logs can be large."""
+    tail = b""
+    for text in texts(file, parts[::-1]):
+        tail = text + tail
+        if tail.count(b"\n") > lines:
+            break
+    return b"".join(tail.splitlines(keepends=True)[-lines:]) if lines else b""

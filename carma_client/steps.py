@@ -96,18 +96,18 @@ def _on(steps: Steps[Any], step: Step) -> Step:
     """Carry out a step. Returns the next one."""
     result: bytes | OSError | None
     try:
-        result = _done(step)
+        result = _perform(step)
     except OSError as error:
         result = error
-    return resumed(steps, result)
+    return resume(steps, result)
 
 
-def resumed(steps: Steps[Any], result: bytes | OSError | None) -> Step:
+def resume(steps: Steps[Any], result: bytes | OSError | None) -> Step:
     """The step after one with this result."""
     return steps.throw(result) if isinstance(result, OSError) else steps.send(result)
 
 
-def _done(step: Step) -> bytes | None:
+def _perform(step: Step) -> bytes | None:
     if isinstance(step, Sleep):
         time.sleep(step.seconds)
     elif isinstance(step, Send):

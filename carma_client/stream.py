@@ -66,7 +66,7 @@ class Stream:
         self._found: list[Any] = []
 
     def open(self) -> Steps[None]:
-        yield from transport.connected(self.connection, self._where, transport.TIMEOUT_S)
+        yield from transport.connect(self.connection, self._where, transport.TIMEOUT_S)
         yield Send(self.connection, self._head.encode(), transport.TIMEOUT_S)
         status = int((yield from self._line())[9:12])
         length = 0
@@ -75,7 +75,7 @@ class Stream:
             if name.lower() == b"content-length":
                 length = int(value)
         if status >= 400:
-            raise transport.refused(status, json.loads((yield from self._exactly(length))))
+            raise transport.refusal(status, json.loads((yield from self._exactly(length))))
 
     def next(self) -> Steps[Any]:
         """The next event; None: it has come to its end."""

@@ -207,7 +207,7 @@ class CarmaExecutor(core.Executor):
         self, delayed_submissions: list[DelayedSubmission]
     ) -> list[core.Job[Any]]:
         """The jobs are held until their pickles and folders are there."""
-        pickles = [self._pickled(each) for each in delayed_submissions]
+        pickles = [self._pickle(each) for each in delayed_submissions]
         try:
             label = Client().submit(
                 [*self.python, "-u", "-m", __name__, str(self.folder), _digest(pickles)],
@@ -226,7 +226,7 @@ class CarmaExecutor(core.Executor):
         Client().release(label)
         return jobs
 
-    def _pickled(self, delayed: DelayedSubmission) -> Path:
+    def _pickle(self, delayed: DelayedSubmission) -> Path:
         delayed.set_timeout(self.parameters.get("timeout_min", 0), self.max_num_timeout)
         folder = JobPaths.get_first_id_independent_folder(self.folder)
         folder.mkdir(parents=True, exist_ok=True)

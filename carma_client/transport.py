@@ -50,15 +50,15 @@ class Daemon:
 
     def asked(self, path: str, within_s: float = TIMEOUT_S, **query: object) -> Steps[Any]:
         """`query`: parameters that are None are left out."""
-        return self._called("GET", with_query(path, query), b"", within_s, again=True)
+        return self._call("GET", with_query(path, query), b"", within_s, again=True)
 
     def told(
         self, path: str, body: object, within_s: float = TIMEOUT_S, *, again: bool = False
     ) -> Steps[Any]:
         """`again`: it changes nothing, so it may be repeated."""
-        return self._called("POST", path, json.dumps(body).encode(), within_s, again)
+        return self._call("POST", path, json.dumps(body).encode(), within_s, again)
 
-    def _called(
+    def _call(
         self, method: str, path: str, body: bytes, within_s: float, again: bool
     ) -> Steps[Any]:
         if not path.isascii() or not path.isprintable() or " " in path:
@@ -69,7 +69,7 @@ class Daemon:
         )
         until = time.monotonic() + within_s
         while True:
-            status, answer, again_s = yield from _answered(
+            status, answer, again_s = yield from _request(
                 self.socket, path, head.encode() + body, within_s, again
             )
             if status < 400:
@@ -77,7 +77,7 @@ class Daemon:
             if again_s is None or time.monotonic() + again_s > until:
                 break
             yield Sleep(again_s)  # nothing was done: it is safe to retry
-        raise refused(status, answer)
+        raise refusal(status, answer)
 
 
 class Blocking(Daemon):
@@ -120,7 +120,7 @@ def with_query(path: str, query: dict[str, object]) -> str:
     return f"{path}?{urlencode(given)}"
 
 
-def refused(status: int, answer: dict[str, Any]) -> Refused:
+def refusal(status: int, answer: dict[str, Any]) -> Refused:
     return Refused(
         str(answer.get("error") or f"carmad answered with status {status}"),
         str(answer.get("hint") or ""),
@@ -128,14 +128,14 @@ def refused(status: int, answer: dict[str, Any]) -> Refused:
     )
 
 
-def _answered(where: str, path: str, request: bytes, within_s: float, again: bool) -> Steps[Answer]:
+def _request(where: str, path: str, request: bytes, within_s: float, again: bool) -> Steps[Answer]:
     """`again`: repeat the request if carmad dies over it, as it may be back in a moment. Others are
     not repeated, since they may have been carried out."""
     waited = 0.0
     died = False
     while True:
         try:
-            return _read((yield from _exchanged(where, request, within_s)))
+            return _read((yield from _exchange(where, request, within_s)))
         except Broken as broken:
             died = True
             if not again or broken.busy or waited >= BACK_WITHIN_S:
@@ -173,11 +173,11 @@ def _what_became(path: str, broken: Broken, again: bool) -> str:
     return "it is not known whether that was done: repeat it; doing it twice does no harm"
 
 
-def connected(connection: socket.socket, where: str, within_s: float) -> Steps[None]:
+def connect(connection: socket.socket, where: str, within_s: float) -> Steps[None]:
     """Connect to the daemon. Raises Unreachable."""
     connection.setblocking(False)
     try:
-        yield from _connected(connection, where, time.monotonic() + within_s)
+        yield from _connect(connection, where, time.monotonic() + within_s)
     except PermissionError:
         raise Refused(f"you may not connect to {where}", "ask its owner", "forbidden") from None
     except OSError as error:
@@ -185,10 +185,10 @@ def connected(connection: socket.socket, where: str, within_s: float) -> Steps[N
         raise Unreachable(f"no answer at {where}: {why}", _where_hint(where)) from None
 
 
-def _exchanged(where: str, request: bytes, within_s: float) -> Steps[bytes]:
+def _exchange(where: str, request: bytes, within_s: float) -> Steps[bytes]:
     """Raises Unreachable if the request was not sent, Broken if it may have been received."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        yield from connected(connection, where, within_s)
+        yield from connect(connection, where, within_s)
         whole = False
         chunks: list[bytes] = []
         try:
@@ -209,7 +209,7 @@ def _exchanged(where: str, request: bytes, within_s: float) -> Steps[bytes]:
         return response
 
 
-def _connected(connection: socket.socket, where: str, until: float) -> Steps[None]:
+def _connect(connection: socket.socket, where: str, until: float) -> Steps[None]:
     while True:
         try:
             return connection.connect(where)

@@ -1,10 +1,28 @@
-"""CARMA's own settings and their defaults. Plain values: `carmad.configfile` reads files, and
-plugins declare their own settings."""
+"""CARMA's own settings, each stated once: its type with its limits, its default, whether a reload
+changes it (`AtOnce`), and as a comment what it means. `carmad.configfile` reads them from files and
+the environment; the reload, `carma config show` and the reference are derived from them. Plugins
+declare theirs the same way.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+
+from annotated_types import Ge, Gt, Interval
+
+T = TypeVar("T")
+
+_AT_ONCE = "a reload changes it"
+# For settings that are read at each use. All others are used only at startup, especially by
+# plugins, and need a restart. Watch and Fleet keep those that they were made with.
+AtOnce = Annotated[T, _AT_ONCE]
+
+Number = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+Count = Annotated[int, Ge(0)]
+Share = Annotated[float, Interval(ge=0, le=1)]
 
 DECLARED_SINCE = ("lucid", "asrpt", "cuckoo")  # in 0.1.0 their settings were CARMA's own
 
@@ -14,11 +32,11 @@ class Monitor:
     """How the GPUs are monitored (CARMA paper, 3.1 and 3.2)."""
 
     source: str = "auto"  # auto, nvml, gpm, dcgm, emulated:DIR
-    period_s: float = 1.0
-    window_s: float = 30.0  # sliding window of the risk analysis, and the settling time
-    stale_s: float = 5.0  # no job is placed by an older sample
-    first_kernel_timeout_s: float = 600.0  # then a GPU stops waiting for a job's first kernel
-    external_mib: int = 500  # a GPU with less memory used by external processes counts as idle
+    period_s: Positive = 1.0  # how often the GPUs are read
+    window_s: Positive = 30.0  # sliding window of the risk analysis, and the settling time
+    stale_s: Number = 5.0  # no job is placed by an older sample
+    first_kernel_timeout_s: Number = 600.0  # then a GPU stops waiting for a job's first kernel
+    external_mib: Count = 500  # a GPU with less memory used by external processes counts as idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +46,23 @@ class Risk:
     The paper prints weights that add up to 0.70; its artifact puts the rest on the median.
     """
 
-    mean: float = 0.20
-    median: float = 0.30
-    p95: float = 0.30
-    ema: float = 0.20
-    sm_active: float = 0.80
-    sm_occupancy: float = 0.45
-    dram_active: float = 0.40
+    mean: Share = 0.20  # weight of the mean; the four weights must add up to 1
+    median: Share = 0.30  # weight of the median
+    p95: Share = 0.30  # weight of the 95th percentile
+    ema: Share = 0.20  # weight of the exponential moving average
+    # SMACT risk from which a GPU is risky, together with one of the next two
+    sm_active: Share = 0.80
+    sm_occupancy: Share = 0.45  # SMOCC risk from which a GPU counts as full
+    dram_active: Share = 0.40  # DRAMA risk from which a GPU counts as memory-bound
 
 
 @dataclass(frozen=True, slots=True)
 class Preconditions:
     """A policy's conditions for sharing a GPU (CARMA paper, 3.4 and 3.6)."""
 
-    min_free_mib: int = 2048
+    min_free_mib: Count = 2048  # memory that must be free, whatever a job needs; 0: none
     utilization: bool = True  # apply the risk test
-    margin_mib: int = 0  # must be free on top of a job's estimate
+    margin_mib: Count = 0  # must be free on top of a job's estimate
 
 
 NO_PRECONDITIONS = Preconditions(min_free_mib=0, utilization=False)
@@ -51,9 +70,9 @@ NO_PRECONDITIONS = Preconditions(min_free_mib=0, utilization=False)
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    name: str = "exclusive"
-    retries: int = 2  # retries of a job before it ends as OUT_OF_MEMORY
-    margin_mib: int = 4096  # additional free memory for the adaptive recovery's first retry
+    name: str = "exclusive"  # what follows an out-of-memory crash
+    retries: AtOnce[Count] = 2  # retries of a job before it ends as OUT_OF_MEMORY
+    margin_mib: Count = 4096  # additional free memory for the adaptive recovery's first retry
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +80,7 @@ class Collocation:
     mps: bool = False  # launch jobs under MPS
     mps_scope: Literal["gpu", "node"] = "gpu"  # whether each GPU has an MPS server, or a node
     mps_multiuser: bool = False  # let users share one MPS server: faults and logs are shared too
-    max_jobs_per_gpu: int = 8
+    max_jobs_per_gpu: AtOnce[Annotated[int, Gt(0)]] = 8  # no GPU gets more jobs than this
 
 
 IMPORTS_S = 120.0  # for a script's imports, and for waiting for a processor
@@ -71,11 +90,11 @@ IMPORTS_S = 120.0  # for a script's imports, and for waiting for a processor
 class Estimation:
     """How memory needs are predicted (CARMA paper, section 2)."""
 
-    within_s: float = 10.0  # processor time for a script's first two steps, without its imports
-    patient_s: float = 60.0  # the same for `carma estimate`, and once a job waits for its turn
-    host_memory_mib: int = 8192  # for the process that traces a script
-    context_mib: int = 544  # CUDA context and libraries, until measured on this server
-    faketensor_margin_mib: int = 4096  # on top of FakeTensor's number (the paper's 2.2)
+    within_s: Number = 10.0  # processor time for a script's first two steps, without its imports
+    patient_s: Number = 60.0  # the same for `carma estimate`, and once a job waits for its turn
+    host_memory_mib: Count = 8192  # for the process that traces a script
+    context_mib: Count = 544  # CUDA context and libraries, until measured on this server
+    faketensor_margin_mib: Count = 4096  # on top of FakeTensor's number (the paper's 2.2)
 
     @property
     def longest_s(self) -> float:
@@ -88,9 +107,9 @@ class Profiling:
     """Running new jobs alone for a while, to profile them (Lucid paper, 3.2; Castor paper, section
     7). Has no effect under policies that do not request it."""
 
-    run_s: float = 200.0  # T_prof; `--cold-start` adds to it
-    gpus: int = 0  # C_prof: the last N GPUs are reserved for it; 0: jobs stay where they are
-    largest: int = 8  # N_prof: jobs with more GPUs get no profiling run
+    run_s: Number = 200.0  # T_prof; `--cold-start` adds to it
+    gpus: Count = 0  # C_prof: the last N GPUs are reserved for it; 0: jobs stay where they are
+    largest: Count = 8  # N_prof: jobs with more GPUs get no profiling run
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +117,15 @@ class Links:
     """Bandwidth between GPUs, for policies that place a job's parts by their communication (A-SRPT
     paper, III)."""
 
-    within_mib_s: float = 280_000.0  # between two GPUs of an island; here NVLink with 300 GB/s
-    between_mib_s: float = 19_000.0  # shared by an island's GPUs to reach others; here PCIe 4.0
+    within_mib_s: Number = 280_000.0  # between two GPUs of an island; here NVLink with 300 GB/s
+    between_mib_s: Number = 19_000.0  # shared by an island's GPUs to reach others; here PCIe 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Learning:
     """Training of models from this server's own past jobs; needs `carma-gpu[policies]`."""
 
-    retrain_days: float = 7.0  # how often they are trained (0.04: hourly); 0: only on request
+    retrain_days: Number = 7.0  # how often they are trained (0.04: hourly); 0: only on request
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,30 +133,39 @@ class Host:
     """What jobs may have of the host, together. Only jobs that ask for a part (`--cpus`, `--mem`)
     are counted."""
 
-    cpus: int | None = None  # default: all that the daemon may use
-    memory_mib: int | None = None  # default: all but a twentieth, which is for the system
-    cgroup: str = ""  # without systemd: a delegated cgroup (v2), in which limits can be set
+    # CPUs that jobs may have together; by default all that the daemon may use
+    cpus: AtOnce[Count | None] = None
+    # MiB of the host's memory that jobs may have together; by default all but a twentieth, which is
+    # for the system
+    memory_mib: AtOnce[Count | None] = None
+    # a delegated cgroup (v2) in which the limits of jobs are set on a machine without systemd, such
+    # as `/sys/fs/cgroup/carma`; empty: jobs' shares are counted, but not enforced
+    cgroup: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    gpus_per_user: int | None = None
-    queued_per_user: int = 10_000
-    queued_mib_per_user: int = 32
-    kill_grace_s: float = 30.0  # between SIGTERM and SIGKILL
-    preemption: bool = False  # let policies take GPUs back; jobs resume from what they saved
-    # How often a waiting job may be overtaken by later ones; 0: never. Not set: by those that end
-    # before it can start; in simulations, never
-    backfill: int | None = None
-    reservation_notice_s: float = 86_400.0  # before one, no job starts there whose end is unknown
+    gpus_per_user: AtOnce[Count | None] = None  # GPUs that one user's jobs may hold at once
+    queued_per_user: AtOnce[Count] = 10_000  # jobs that one user may have in the queue
+    # MiB that the commands and environments of one user's waiting jobs may take up; identical
+    # environments count once
+    queued_mib_per_user: AtOnce[Count] = 32
+    kill_grace_s: Number = 30.0  # between SIGTERM and SIGKILL
+    # let policies take GPUs back; jobs resume from what they saved
+    preemption: AtOnce[bool] = False
+    # how often a waiting job may be overtaken by later ones, whenever they end; 0: never; not set:
+    # by those that [end before it can start](../concepts/placement.md), in simulations by none
+    backfill: AtOnce[Count | None] = None
+    # before a reservation, no job starts there whose end is unknown
+    reservation_notice_s: AtOnce[Number] = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Interactive:
     """Jobs at a terminal: `carma run` and `carma shell`."""
 
-    take_s: float = 30.0  # GPUs that are not taken within this time go to others
-    idle_s: float = 7200.0  # a job that has not used its GPUs for this long is ended; 0: never
+    take_s: Number = 30.0  # GPUs that are not taken within this time go to others
+    idle_s: Number = 7200.0  # a job that has not used its GPUs for this long is ended; 0: never
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,24 +173,29 @@ class Fairness:
     """Who goes first among jobs of equal priority: who has used less of the server of late. A
     policy with an order of its own comes before that."""
 
-    enabled: bool | None = (
-        None  # otherwise in order of arrival; not set: on, but not in simulations
-    )
-    half_life_days: float = 7.0  # after which use counts half
-    weights: dict[str, float] = field(default_factory=dict)  # of users and "@groups"; else 1
-    urgent_gpu_hours: float = 8.0  # of jobs with --urgent, per user and seven days; 0: none
+    # order jobs of equal priority by what their users have used, otherwise by arrival; not set:
+    # yes, but not in simulations
+    enabled: AtOnce[bool | None] = None
+    half_life_days: AtOnce[Positive] = 7.0  # after which use counts half
+    # of users and "@groups", otherwise 1, such as `{ada = 2.0, "@vision" = 3.0}`: who has twice the
+    # weight may use twice as much. The users of a group with a weight share it as one
+    weights: AtOnce[dict[str, Positive]] = field(default_factory=dict)
+    # of jobs with --urgent, per user and seven days; 0: none
+    urgent_gpu_hours: AtOnce[Number] = 8.0
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    ended_days: float = 90.0
-    mib_per_user: int = 256  # disk for one user's jobs; beyond it, the oldest ended are deleted
-    backups: int = 7  # daily copies kept; 0: none
-    journal_mib: int = 64  # disk for the journal, for `carma daemon replay`; 0: none is kept
+    ended_days: AtOnce[Number] = 90.0  # how long ended jobs are kept
+    # disk for one user's jobs; beyond it, the oldest ended ones are deleted
+    mib_per_user: AtOnce[Count] = 256
+    backups: Count = 7  # daily copies kept; 0: none
+    journal_mib: Count = 64  # disk for the journal, for `carma daemon replay`; 0: none is kept
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
+    # its members, and root, may manage every job and drain GPUs
     admin_group: str = "carma-admin"
     root_jobs: bool = False  # let root submit jobs to a system-wide daemon
 
@@ -173,7 +206,8 @@ class Notify:
     own."""
 
     administrators: str = ""  # a file with their addresses, readable by carmad only; "": nobody
-    stuck_s: float = 1800.0  # they are told if the first in line waits so long beside an idle GPU
+    # how long the first in line may wait beside an idle GPU before they get a message
+    stuck_s: Number = 1800.0
     report: str = ""  # a file like that: who gets the week's report on Mondays at 7; "": nobody
 
 
@@ -182,7 +216,7 @@ class Metrics:
     """Figures for Prometheus; on the daemon's own socket, they are always at /v1/metrics."""
 
     listen: str = ""  # where a process answers Prometheus, such as "127.0.0.1:9430"; "": nowhere
-    users: bool = False  # also tell how many jobs each user has
+    users: AtOnce[bool] = False  # publish also how many jobs each user has
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +226,15 @@ class Cluster:
 
     engine: Literal["", "slurm"] = ""  # "": nobody; there is a daemon, or there are no jobs
     node: str = ""  # this node's name there; "": the host's
-    gpu_gib: int = 0  # asked for per GPU if a job's memory is not known; 0: such jobs are refused
+    gpu_gib: Count = 0  # asked for per GPU if a job's memory is not known; 0: such jobs are refused
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    policy: str = "magm"
+    policy: str = "magm"  # places jobs on GPUs
     policy_fallback: str = ""  # decides while the policy fails; "": jobs wait until it answers
-    estimator: str = "auto"
-    predictor: str = "history"
+    estimator: str = "auto"  # estimates memory (`auto`: the best that has an answer)
+    predictor: str = "history"  # predicts how long a job will run
     monitor: Monitor = field(default_factory=Monitor)
     risk: Risk = field(default_factory=Risk)
     preconditions: Preconditions | None = None  # of all policies; None: each has its own default
@@ -228,3 +262,20 @@ class Settings:
         paper, 4.3)."""
         usual = NO_PRECONDITIONS if policy == "rr" else Preconditions()
         return self.policies.get(policy, self.preconditions or usual)
+
+
+def sections() -> Iterator[tuple[str, type]]:
+    """The tables of a settings file, except those of plugins, by name."""
+    for name, hint in get_type_hints(Settings).items():
+        for each in (hint, *get_args(hint)):
+            if is_dataclass(each) and isinstance(each, type) and name != "policies":
+                yield name, each
+
+
+def at_once() -> Iterator[tuple[str, str]]:
+    """Section and name of each setting that a reload changes."""
+    for section, kind in sections():
+        hints = get_type_hints(kind, include_extras=True)
+        for each in fields(kind):
+            if _AT_ONCE in getattr(hints[each.name], "__metadata__", ()):
+                yield section, each.name

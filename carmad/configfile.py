@@ -51,12 +51,6 @@ _FORMER: dict[_Key, _Key | None] = {
     **{(name,): ("policies", name) for name in DECLARED_SINCE},
 }
 _WEIGHTS_OF_USERS = ("fairness", "weights")
-_POSITIVE = {
-    ("fairness", "half_life_days"),
-    ("monitor", "period_s"),
-    ("monitor", "window_s"),
-    ("collocation", "max_jobs_per_gpu"),
-}
 
 
 @cache
@@ -68,12 +62,6 @@ def _defaults() -> dict[_Key, Any]:
 def _sections() -> set[_Key]:
     kinds = {key[:1] for key in registry.declared_settings()}
     return {key[:-1] for key in _defaults()} | kinds | {("policies",), _WEIGHTS_OF_USERS}
-
-
-@cache
-def _of_plugins() -> set[_Key]:
-    declared = registry.declared_settings().items()
-    return {(*key, field.name) for key, its in declared for field in fields(its)}
 
 
 def as_tree(settings: Settings) -> _Tree:
@@ -307,23 +295,13 @@ def _table(tree: _Tree, path: Iterable[str], make: bool = False) -> _Tree | None
 
 
 def _faults(settings: Settings) -> Iterator[tuple[_Key, str]]:
-    """Checks beyond types."""
+    """Checks beyond those of one setting's type."""
     values = dict(_leaves(as_tree(settings)))
     if settings.policy_fallback and settings.policy_fallback == settings.policy:
         yield ("policy_fallback",), "is the policy itself, but should be another"
     for key, value in values.items():
-        if not isinstance(value, int | float):
-            continue
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             yield key, f"is {value}, but should be a finite number"
-        if key in _of_plugins():  # their types have the limits
-            continue
-        positive = key in _POSITIVE or key[:2] == _WEIGHTS_OF_USERS
-        if value < 0 or (value == 0 and positive):
-            least = "more than 0" if positive else "0 or more"
-            yield key, f"is {value}, but should be {least}"
-        if key[0] == "risk" and value > 1:
-            yield key, f"is {value}, but should be between 0 and 1"
     if settings.metrics.listen and address(settings.metrics.listen) is None:
         yield ("metrics", "listen"), "should be an address and a port, such as 127.0.0.1:9430"
     weights = sum(values[key] for key in _WEIGHTS)

@@ -1,6 +1,6 @@
 """The options of a job, each defined once: flags, value, limits, help, default, what it affects.
 
-Derived from this table: the command line and `#CARMA` lines (`cli.commands.submit_options`), the
+Derived from this table: the command line and `#CARMA` lines (`cli.submit_options`), the
 request (`carmad.api.requests`), the stored form (`JobSpec`), the answer (`carmad.api.render`),
 `carma show`, the reference, and which jobs share a memory estimate (`carmad.learned.estimates`).
 Nothing is imported here: `carma submit` must start quickly.
@@ -362,7 +362,7 @@ class JobOptions:
         default=None,
         section=RUN,
         slurm="--job-name",
-        read="filled",
+        read="not_empty",
         metavar="NAME",
         memory=False,
         change=WAITING,
@@ -374,7 +374,7 @@ class JobOptions:
         default=None,
         section=RUN,
         slurm="--output",
-        read="filled",
+        read="not_empty",
         metavar="FILE",
         memory=False,
         help="file for standard output; %j id, %x name, %u user, %A array, %a index"
@@ -386,7 +386,7 @@ class JobOptions:
         default=None,
         section=RUN,
         slurm="--error",
-        read="filled",
+        read="not_empty",
         metavar="FILE",
         memory=False,
         help="file for standard error (default: that of --output)",
@@ -395,7 +395,7 @@ class JobOptions:
         "--conda",
         default=None,
         section=RUN,
-        read="filled",
+        read="not_empty",
         metavar="ENV",
         show="environment",
         help="activate this conda environment",
@@ -404,7 +404,7 @@ class JobOptions:
         "--container",
         default=None,
         section=RUN,
-        read="filled",
+        read="not_empty",
         metavar="IMAGE",
         pattern=r"^[^\s-]\S*$",
         show="container",
@@ -425,7 +425,7 @@ class JobOptions:
         default=None,
         section=RUN,
         slurm="--mail-type",
-        read="told_of",
+        read="happenings",
         metavar="LIST",
         pattern=f"^({'|'.join(TOLD_OF)})(,({'|'.join(TOLD_OF)}))*$",
         memory=False,

@@ -1,10 +1,103 @@
-"""The daemon's API, as all commands use it: at the socket that the environment names."""
+"""The daemon's API, as all commands use it, at the socket that the environment names; and jobs as
+commands name them. Imports stay light."""
 
 from __future__ import annotations
 
-from carma_client.transport import TIMEOUT_S, Blocking, Broken, with_query
+from carma_client.transport import TIMEOUT_S, Blocking, Broken, Daemon, with_query
+from cli.problems import Usage
 
-__all__ = ["TIMEOUT_S", "Broken", "get", "post", "with_query"]
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+__all__ = [
+    "SLURM",
+    "TIMEOUT_S",
+    "Broken",
+    "events",
+    "exit_code",
+    "get",
+    "outcomes",
+    "post",
+    "resolve",
+    "spans",
+    "wait_for",
+    "with_query",
+]
+
+SLURM = "slurm:"
 
 _daemon = Blocking()
 get, post = _daemon.get, _daemon.post
+
+
+def events(broken: Callable[[str], None] = lambda why: None, **query: object) -> Iterator[Any]:
+    """The events, from a first one called `watching`, until all selected jobs have ended. If the
+    daemon stops, `broken` is called, and the stream goes on after the last event once it is back.
+    """
+    from carma_client import stream
+    from carma_client.steps import iterate
+
+    return iterate(stream.events(Daemon(), broken, **query))
+
+
+def wait_for(label: str) -> Any:
+    """The ended job. A daemon that restarts meanwhile is waited for."""
+    from carma_client.asking import wait
+    from carma_client.steps import run
+
+    return run(wait(Daemon(), label))
+
+
+def resolve(word: str) -> str:
+    """The label of `last`, or of your job in a Slurm job; any other word is already a label."""
+    if word.startswith(SLURM) and word.removeprefix(SLURM).isdecimal():
+        found = get("/v1/jobs", slurm_job=word.removeprefix(SLURM))["jobs"]
+        if not found:
+            raise Usage(
+                f"no job of yours runs here in Slurm job {word.removeprefix(SLURM)}",
+                "it has one from its `carma run` on",
+            )
+        return str(found[-1]["label"])
+    if word != "last":
+        return word
+    jobs = get("/v1/jobs", select="last")["jobs"]
+    if not jobs:
+        raise Usage("you have no jobs yet", "name a job by its id")
+    return str(jobs[0]["label"])
+
+
+def exit_code(job: dict[str, Any]) -> int:
+    """0 only for success; otherwise the program's code, 128+N if signal N ended it, or 1."""
+    if job["state"] == "succeeded":
+        return 0
+    how = job.get("exit") or {}
+    if how.get("signal"):
+        return 128 + int(how["signal"])
+    return int(how.get("code") or 1)
+
+
+def outcomes(results: list[dict[str, Any]]) -> Iterator[tuple[str, bool, str]]:
+    """One line for all tasks of an array to which the same happened."""
+    alike: dict[tuple[str, bool, str], list[str]] = {}
+    for each in results:
+        job, _, tasks = each["label"].partition("_")
+        listed = tasks.strip("[]").partition("%")[0].split(",")
+        alike.setdefault((job, each["ok"], each["message"]), []).extend(filter(None, listed))
+    for (job, ok, message), listed in alike.items():
+        tasks = spans(listed)
+        label = f"{job}_{tasks}" if tasks else job
+        yield label if tasks.isdigit() or not tasks else f"{job}_[{tasks}]", ok, message
+
+
+def spans(listed: list[str]) -> str:
+    """`["2", "3-4", "9"]` as `2-4,9`."""
+    found: list[list[str]] = []
+    for each in listed:
+        low, _, high = each.partition("-")
+        if found and low.isdigit() and found[-1][-1] == str(int(low) - 1):
+            found[-1][1:] = [high or low]
+        else:
+            found.append([low, high] if high else [low])
+    return ",".join("-".join(each) for each in found)

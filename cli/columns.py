@@ -136,7 +136,7 @@ def with_params(fields: Sequence[str], jobs: Iterable[JobOut]) -> Sequence[str]:
     return (*fields[:at], "params", *fields[at:])
 
 
-def sorted_by(jobs: list[JobOut], order: str) -> list[JobOut]:
+def sort(jobs: list[JobOut], order: str) -> list[JobOut]:
     """`order`: a column's name; with - in front, in reverse."""
     column = COLUMNS[order.removeprefix("-")]
     reverse = order.startswith("-")

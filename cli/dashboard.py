@@ -5,7 +5,7 @@ from __future__ import annotations
 from carmad.readable import clean
 from cli import render
 from cli.format import NOTHING, bar, fraction, memory, number, span
-from cli.table import Table, columns, layout, styled
+from cli.table import Table, columns, in_style, layout
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _section(
     if most is not None and len(jobs) + bool(hidden) > most:
         jobs, left_out = jobs[: most - 1], jobs[most - 1 :]
         hidden += sum(job.get("count", 1) for job in left_out)
-    more = [styled(f"and {hidden} more: {verb}", "dim")] if hidden else []
+    more = [in_style(f"and {hidden} more: {verb}", "dim")] if hidden else []
     return [*render.heading(title), *render.jobs(jobs), *more]
 
 
@@ -101,12 +101,12 @@ def gpus(cards: Sequence[GpuOut], bars: bool, plain: bool = False) -> list[Block
             str(gpu["index"]),
             _name(gpu),
             _memory(gpu, bars, plain),
-            styled(fraction(gpu["sm_active"]), "red" if gpu["risk"]["risky"] else ""),
+            in_style(fraction(gpu["sm_active"]), "red" if gpu["risk"]["risky"] else ""),
             fraction(gpu["sm_occupancy"]),
             fraction(gpu["dram_active"]),
             number(gpu["power_w"], "W"),
             number(gpu["temperature_c"], "C"),
-            styled(gpu["state"], GPU_STYLE.get(gpu["state"], "yellow")),
+            in_style(gpu["state"], GPU_STYLE.get(gpu["state"], "yellow")),
             _who(gpu),
         )
     return [made]
@@ -125,7 +125,7 @@ def _memory(gpu: GpuOut, bars: bool, plain: bool) -> Line:
     text = f"{memory(used)}/{memory(total)}"
     if bars:
         return (bar(share, BAR_WIDTH, plain), style), (f" {text}", "")
-    return styled(text, style)
+    return in_style(text, style)
 
 
 def _who(gpu: GpuOut) -> Line:
@@ -156,7 +156,7 @@ def gpu_report(answer: GpusOut) -> list[Block]:
             *(fraction(risk[key]) for key in ("sm_active", "sm_occupancy", "dram_active")),
             _risk(risk),
             str(len(gpu["jobs"])),
-            styled(gpu["state"], GPU_STYLE.get(gpu["state"], "yellow")),
+            in_style(gpu["state"], GPU_STYLE.get(gpu["state"], "yellow")),
         )
     details = [
         f"GPU {gpu['index']} {gpu['state']}: {clean(gpu['state_detail'])}"
@@ -170,8 +170,8 @@ def gpu_report(answer: GpusOut) -> list[Block]:
 
 def _risk(risk: RiskOut) -> Line:
     if not risk["samples"]:
-        return styled(NOTHING, "")
-    return styled("high", "red") if risk["risky"] else styled("low", "green")
+        return in_style(NOTHING, "")
+    return in_style("high", "red") if risk["risky"] else in_style("low", "green")
 
 
 def _flat(tree: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:

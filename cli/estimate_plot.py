@@ -7,7 +7,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 from carmad.readable import clean
-from cli.estimate_view import LOOKS, OTHER, stacked
+from cli.estimate_view import LOOKS, OTHER, parts_at
 from cli.format import GIB, command, memory
 from cli.vary import safe_mib
 
@@ -123,7 +123,7 @@ def _figure(one: EstimateOut, found: ExplanationOut, argv: list[str]) -> Figure:
     from carmad.sim.report.style import WIDTH_IN, legend
 
     title = command(argv)
-    stacks = [stacked(moment, one["parts"].get("context", 0)) for moment in found["moments"]]
+    stacks = [parts_at(moment, one["parts"].get("context", 0)) for moment in found["moments"]]
     names = [name for name in stacks[0] if any(stack[name] for stack in stacks)]
     figure = Figure(figsize=(WIDTH_IN, 4.0), layout="constrained")
     axes = figure.subplots()

@@ -47,7 +47,7 @@ PLOT_WIDTH, PLOT_HEIGHT = 100, 14
 AXIS = 8  # columns to the left of a picture
 
 
-def chosen(answer: EstimatesOut) -> EstimateOut | None:
+def choice(answer: EstimatesOut) -> EstimateOut | None:
     """The estimate that would be used to place the job."""
     return next((one for one in answer["estimates"] if one["chosen"]), None)
 
@@ -59,34 +59,34 @@ def explainable(answer: EstimatesOut) -> EstimateOut | None:
 
 
 def estimates(answer: EstimatesOut) -> RenderableType:
-    if chosen(answer) is None and answer["crash"]:
-        return crashed(answer)[0]
+    if choice(answer) is None and answer["crash"]:
+        return crash_lines(answer)[0]
     return Group(
-        *crashed(answer),
-        said(answer["estimates"]),
-        Text(f"\n{'* decides: ' if chosen(answer) else ''}{needed(answer)}"),
+        *crash_lines(answer),
+        table(answer["estimates"]),
+        Text(f"\n{'* decides: ' if choice(answer) else ''}{need(answer)}"),
         *(Text(f"  · {refusal(reason)}") for reason in answer["reasons"]),
         fits(answer["verdicts"], answer["fits"]),
     )
 
 
-def needed(answer: EstimatesOut) -> str:
-    one = chosen(answer)
+def need(answer: EstimatesOut) -> str:
+    one = choice(answer)
     if one is None:
         return "Its need is unknown: only the free memory of each GPU counts."
     return f"{memory(safe_mib(one))} must be free on each of its GPUs."
 
 
-def crashed(answer: EstimatesOut) -> list[RenderableType]:
+def crash_lines(answer: EstimatesOut) -> list[RenderableType]:
     """How the script stops by itself, and an empty line."""
     crash = answer["crash"]
     return [Text(f"Your script stops {clean(crash)}", style="bold red"), Text()] if crash else []
 
 
-def said(all_of_them: Sequence[EstimateOut]) -> Table:
+def table(all_of_them: Sequence[EstimateOut]) -> Table:
     """The chosen estimate, then the others with a number, then those without."""
     made = _table("SOURCE MEMORY> LOW> HIGH> TOOK> NOTE")
-    for one, note in noted(all_of_them):
+    for one, note in with_notes(all_of_them):
         made.add_row(
             clean(one["source"]) + (" *" if one["chosen"] else ""),
             *(memory(one[key]) for key in ("mib", "low", "high")),
@@ -97,7 +97,7 @@ def said(all_of_them: Sequence[EstimateOut]) -> Table:
     return made
 
 
-def noted(all_of_them: Sequence[EstimateOut]) -> Iterator[tuple[EstimateOut, str]]:
+def with_notes(all_of_them: Sequence[EstimateOut]) -> Iterator[tuple[EstimateOut, str]]:
     """In that order, each with a note on it, or with why it is none."""
     first: dict[str, str] = {}  # by reason, the first source: several may share one trial
     for one in sorted(all_of_them, key=lambda one: (not one["chosen"], one["mib"] is None)):
@@ -188,10 +188,10 @@ class Drawn:
     one: EstimateOut
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield _drawn(self.moments, self.one, min(PLOT_WIDTH, max(1, options.max_width - AXIS)))
+        yield _draw(self.moments, self.one, min(PLOT_WIDTH, max(1, options.max_width - AXIS)))
 
 
-def _drawn(moments: Sequence[MomentOut], one: EstimateOut, room: int) -> RenderableType:
+def _draw(moments: Sequence[MomentOut], one: EstimateOut, room: int) -> RenderableType:
     context = one["parts"].get("context", 0)
     top = max(moment["held_mib"] for moment in moments) + context
     width = -(-len(moments) // room)
@@ -221,7 +221,7 @@ def _drawn(moments: Sequence[MomentOut], one: EstimateOut, room: int) -> Rendera
 
 def _stack(moment: MomentOut, context_mib: int, top_mib: int) -> list[str]:
     """The part at the middle of each row, from the bottom; "" above all of them."""
-    parts = stacked(moment, context_mib)
+    parts = parts_at(moment, context_mib)
     found = []
     for row in range(PLOT_HEIGHT):
         middle, done = top_mib * (row + 0.5) / PLOT_HEIGHT, 0
@@ -235,7 +235,7 @@ def _stack(moment: MomentOut, context_mib: int, top_mib: int) -> list[str]:
     return found
 
 
-def stacked(moment: MomentOut, context_mib: int) -> dict[str, int]:
+def parts_at(moment: MomentOut, context_mib: int) -> dict[str, int]:
     """The parts at that moment in MiB, from the bottom: what is constant comes first."""
     in_use = moment["in_use"]
     cached = max(0, moment["held_mib"] - sum(in_use.values()))
@@ -253,12 +253,14 @@ def learnt(mib: Mapping[int, int], limit_mib: int) -> str:
     return "".join(f", {part}" for part in known)
 
 
-def fitted(fit: Fit) -> RenderableType:
+def fit_view(fit: Fit) -> RenderableType:
     if not fit.tried:
         assert fit.refused is not None
         value, answer = fit.refused
         head = f"There is no estimate for --{fit.command.name} {value}:"
-        return Group(*crashed(answer), Text(head, style="bold"), Text(), said(answer["estimates"]))
+        return Group(
+            *crash_lines(answer), Text(head, style="bold"), Text(), table(answer["estimates"])
+        )
     tried, shown = fit.tried, [value for value in (fit.largest, fit.too_large) if value]
     made = _table(f"{fit.command.name.upper()}> MEMORY> LOW> HIGH> FITS")
     for value in sorted(tried) if fit.steady else shown:

@@ -29,7 +29,7 @@ def check() -> CheckOut:
         try:
             return _run(Client(), output)
         except CarmaError as error:
-            return _failed(error.message, error.hint)
+            return _failure(error.message, error.hint)
 
 
 def _run(client: Client, output: Path) -> CheckOut:
@@ -48,9 +48,9 @@ def _run(client: Client, output: Path) -> CheckOut:
             client.cancel(label)
             done = BOTH[-1] in _lines(output)
             what = "nobody has noticed its end" if done else "it has not ended"
-            return _failed(f"job {label} started {waited_s:.0f} s ago, and {what}", LOG)
+            return _failure(f"job {label} started {waited_s:.0f} s ago, and {what}", LOG)
         time.sleep(LOOK_S)
-    return _ended(job, _lines(output))
+    return _end(job, _lines(output))
 
 
 LOG = "The daemon's log may say why: journalctl -u carmad."
@@ -62,21 +62,23 @@ def _not_begun(client: Client, job: JobOut) -> CheckOut:
     if job["code"] == "PD":
         detail = f"it waited for {STARTS_WITHIN_S:.0f} s and was cancelled: {job['reason']}"
         return _result(None, detail, "Try again when the server is less busy.")
-    return _failed(f"job {label} has not started: it is {job['state']}", LOG)
+    return _failure(f"job {label} has not started: it is {job['state']}", LOG)
 
 
-def _ended(job: JobOut, lines: list[str]) -> CheckOut:
+def _end(job: JobOut, lines: list[str]) -> CheckOut:
     label, exit = job["label"], job["exit"]
     if lines.count(BOTH[0]) > 1 or job["attempt"] > 1:
         starts = max(lines.count(BOTH[0]), job["attempt"])
         why = f": {job['failures'][0]['evidence']}" if job["failures"] else ""
-        return _failed(f"job {label} was started {starts} times{why}", LOG)
+        return _failure(f"job {label} was started {starts} times{why}", LOG)
     if exit is None or exit["code"] != CODE:
         what = (exit["evidence"] or exit["cause"]) if exit else "no exit"
-        return _failed(f"job {label} exits with {CODE}, and CARMA says {job['state']}: {what}", LOG)
+        return _failure(
+            f"job {label} exits with {CODE}, and CARMA says {job['state']}: {what}", LOG
+        )
     if lines != BOTH:
         hint = "Is /tmp another one for jobs than here?"
-        return _failed(f"job {label} ended as it should, but its output is not here", hint)
+        return _failure(f"job {label} ended as it should, but its output is not here", hint)
     return _result(True, "a small one started once, wrote its output, and ended as it should")
 
 
@@ -87,7 +89,7 @@ def _lines(output: Path) -> list[str]:
         return []
 
 
-def _failed(detail: str, hint: str) -> CheckOut:
+def _failure(detail: str, hint: str) -> CheckOut:
     return _result(False, detail, hint)
 
 

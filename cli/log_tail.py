@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from carma_client.logs import HEADER, opened
+from carma_client.logs import HEADER, open_log
 from carmad.readable import clean
 
 READ_BYTES = 1 << 18
@@ -28,7 +28,7 @@ class Tail:
 def tail(path: str, job: int, lines: int) -> Tail:
     """The last lines that `job` wrote to the file, read with the caller's rights."""
     try:
-        with opened(path) as file:
+        with open_log(path) as file:
             return _of(file, job, lines)
     except FileNotFoundError:
         return Tail(why="there is no output yet")

@@ -37,22 +37,28 @@ def run(args: list[str]) -> int:
 
 def dispatch(args: list[str]) -> int:
     color, words = _color(args)
+    if color:
+        from cli import output
+
+        output.choose_color(output.as_color(color))
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     verb = BY_NAME.get(words[0]) if words else None
     if verb is not None and not paths.is_served():
         from cli import cluster
 
         verb = cluster.verb(verb)
-    if verb is not None and verb.reads in (ARGPARSE, ITSELF):
-        if color:
-            from cli import output
+    if verb is None:
+        from cli.app import run_without_verb
 
-            output.choose_color(output.as_color(color))
-        if verb.reads == ITSELF:
-            return int(verb.function()(words[1:]))
+        return run_without_verb(words)
+    if verb.reads == ITSELF:
+        return int(verb.function()(words[1:]))
+    if verb.reads == ARGPARSE:
         return int(verb.function()(verb.parser().parse_args(words[1:])))
-    from cli.app import run_app
+    from cli.app import run_typer
 
-    return run_app(args)
+    return run_typer(verb, words[1:])
 
 
 def _color(args: list[str]) -> tuple[str, list[str]]:

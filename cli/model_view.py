@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from carmad.readable import clean
 from cli.format import NOTHING, bar, local_time, span
 from cli.render import heading
-from cli.table import Table, columns, pairs, styled
+from cli.table import Table, columns, in_style, pairs
 
 if TYPE_CHECKING:
     from carmad.api.responses.models import BinOut, ModelDetailOut, ModelOut, ModelsOut, TrainingOut
@@ -25,11 +25,11 @@ def models(answer: ModelsOut) -> list[Block]:
             clean(one["name"]),
             one["kind"],
             str(one["rows"]),
-            _trained(one),
+            _training_time(one),
             _first_error(one),
             clean(one["about"]),
         )
-    return [made, *(styled(line, "dim") for line in _training(answer["training"]))]
+    return [made, *(in_style(line, "dim") for line in _training(answer["training"]))]
 
 
 def model(answer: ModelDetailOut) -> list[Block]:
@@ -38,7 +38,7 @@ def model(answer: ModelDetailOut) -> list[Block]:
         ("model", f"{clean(one['name'])}  ({one['kind']})"),
         ("predicts", clean(one["about"])),
         ("learned from", f"{one['rows']} rows: {clean(one['source'])}"),
-        ("trained", _trained(one)),
+        ("trained", _training_time(one)),
         *((clean(name), f"{error:.3g}") for name, error in one["errors"].items()),
     ]
     parts: list[Block] = [pairs(about), *_importance(one)]
@@ -72,7 +72,7 @@ def _training(training: TrainingOut) -> Iterator[str]:
     yield from (f"  · {clean(line)}" for line in training["last_words"])
 
 
-def _trained(one: ModelOut) -> str:
+def _training_time(one: ModelOut) -> str:
     return local_time(one["trained_at"]) if one["trained_at"] else "shipped"
 
 
@@ -91,7 +91,7 @@ def _importance(one: ModelOut) -> list[Block]:
 
 def _curve(bins: Sequence[BinOut], greatest: float) -> Table:
     made = Table(columns("-> -> -"), header=False)
-    for bin in _thinned(bins):
+    for bin in _thin(bins):
         score = bin["score"]
         length = round(abs(score) / (greatest or 1.0) * WIDTH / 2)
         left, right = ("█" * length, "") if score < 0 else ("", "█" * length)
@@ -100,7 +100,7 @@ def _curve(bins: Sequence[BinOut], greatest: float) -> Table:
     return made
 
 
-def _thinned(bins: Sequence[BinOut]) -> list[BinOut]:
+def _thin(bins: Sequence[BinOut]) -> list[BinOut]:
     """An even selection with the first and the last."""
     if len(bins) <= MOST_BINS:
         return list(bins)

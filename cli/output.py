@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from cli.problems import Usage
 from cli.problems import note as note
-from cli.table import layout, painted
+from cli.table import layout, paint
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def check_writable(file: Path) -> None:
         raise Problem(f"cannot write {file}: {why}")
 
 
-def colored() -> bool:
+def uses_color() -> bool:
     return wants_color(_chosen, os.environ, sys.stdout.isatty())
 
 
@@ -97,8 +97,8 @@ def is_ascii() -> bool:
 
 def show(picture: Iterable[Block]) -> None:
     _tolerate()
-    color = colored()
-    text = "\n".join([painted(line, color) for line in layout(picture, room())])
+    color = uses_color()
+    text = "\n".join([paint(line, color) for line in layout(picture, room())])
     if text:
         print(text)
 
@@ -113,7 +113,7 @@ def console() -> Console:
     from rich.console import Console
 
     tty = sys.stdout.isatty()
-    color = colored()
+    color = uses_color()
     return Console(
         force_terminal=tty or color,
         color_system=("auto" if tty else "standard") if color else None,
@@ -129,7 +129,7 @@ def as_rich(picture: Iterable[Block], width: int) -> Text:
     """For what rich updates or saves."""
     from rich.text import Text
 
-    return Text.from_ansi("\n".join([painted(line, True) for line in layout(picture, width)]))
+    return Text.from_ansi("\n".join([paint(line, True) for line in layout(picture, width)]))
 
 
 def show_rich(renderable: RenderableType) -> None:

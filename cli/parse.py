@@ -160,7 +160,7 @@ def gpu_hours(text: str) -> tuple[float, str]:
     return float(match[1]), match[2]
 
 
-def filled(text: str) -> str:
+def not_empty(text: str) -> str:
     if not text:
         raise ArgumentTypeError("it must not be empty")
     return text
@@ -354,9 +354,9 @@ def _read(read: Callable[[str], dict[str, Any]], text: str) -> dict[str, Any]:
         raise ArgumentTypeError(str(error)) from None
 
 
-def told_of(text: str) -> str:
+def happenings(text: str) -> str:
     """end,fail"""
-    return _listed(text, TOLD_OF)
+    return _choices(text, TOLD_OF)
 
 
 # What Slurm's words mean here. A job that is requeued tells nobody: it ends later.
@@ -379,11 +379,11 @@ MAIL_TYPES: Mapping[str, tuple[str, ...]] = {
 
 def mail_type(text: str) -> str | None:
     """Slurm's --mail-type, as --notify has it; None: nothing."""
-    words = _listed(text.upper(), tuple(MAIL_TYPES)).split(",")
+    words = _choices(text.upper(), tuple(MAIL_TYPES)).split(",")
     return ",".join(dict.fromkeys(what for word in words for what in MAIL_TYPES[word])) or None
 
 
-def _listed(text: str, known: tuple[str, ...]) -> str:
+def _choices(text: str, known: tuple[str, ...]) -> str:
     words = dict.fromkeys(word.strip() for word in text.split(","))
     for word in words:
         if word not in known:

@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
 
     def _get_formatter(self) -> argparse.HelpFormatter:
         """argparse makes one for each argument, and imports shutil to learn the width."""
-        return argparse.HelpFormatter(self.prog, width=self.help_width)
+        return _Formatter(self.prog, width=self.help_width)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Unlike argparse, an option's value may begin with a dash: `--sort -jobid`."""
@@ -94,3 +94,13 @@ class Parser(argparse.ArgumentParser):
 
     def _has_value(self, option: str) -> bool:
         return any(option in a.option_strings and a.nargs != 0 for a in self._actions)
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Titles as typer writes them."""
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
+        super().add_usage(usage, actions, groups, prefix or "Usage: ")
+
+    def start_section(self, heading: Any) -> None:
+        super().start_section(heading and heading[0].upper() + heading[1:])

@@ -18,7 +18,7 @@ QUIET_S = 1.0  # most jobs are known by then: nothing is said
 POLL_S = 0.25
 
 
-def wanted(label: str, first: str, asks: bool) -> bool:
+def is_wanted(label: str, first: str, asks: bool) -> bool:
     """Whether the job shall stay in the queue. `first`: itself, or the first task of the array.
     `asks`: False to warn only."""
     try:

@@ -16,7 +16,7 @@ Watch = Callable[[Experiment, Now | None], None]
 
 
 @contextmanager
-def shown(runs: int, screen: Console | None = None) -> Iterator[Watch]:
+def show(runs: int, screen: Console | None = None) -> Iterator[Watch]:
     """Yields a function for `sweep`. A line per run, if it takes a while, and one for all runs;
     nothing if stderr is not a terminal."""
     screen = screen or Console(stderr=True)

@@ -18,8 +18,8 @@ from cli.format import (
     span,
     spread,
 )
-from cli.known import of_job
-from cli.table import Table, columns, pairs, styled
+from cli.prediction_view import prediction
+from cli.table import Table, columns, in_style, pairs
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def jobs(
     for job in listed:
         row: list[Cell] = [column.cell(job) for column in shown]
         if state is not None:
-            row[state] = styled(shown[state].cell(job), STATE_STYLE.get(job["code"], ""))
+            row[state] = in_style(shown[state].cell(job), STATE_STYLE.get(job["code"], ""))
         made.add(*row)
     return [made]
 
@@ -76,13 +76,13 @@ def show(job: JobOut) -> list[Block]:
 
 
 def heading(text: str) -> list[Block]:
-    return ["", styled(text, "bold")]
+    return ["", in_style(text, "bold")]
 
 
 def _crash(job: JobOut) -> list[Block]:
     """How its script stopped when it was tried."""
     crash = job.get("crash")
-    return [styled(f"its script stops {clean(crash)}", "bold red")] if crash else []
+    return [in_style(f"its script stops {clean(crash)}", "bold red")] if crash else []
 
 
 def _aside(job: JobOut) -> list[Block]:
@@ -163,7 +163,7 @@ def receipt(its: ReceiptOut) -> Iterator[tuple[str, str]]:
         return
     how, saved, others = its["slowdown"], its["saved_gpu_hours"], its["neighbours"]
     yield "shared", f"{its['shared']:.0%} of that, with {others} job{'' if others == 1 else 's'}"
-    yield "slowed", _slowed(how) if how else "not known"
+    yield "slowed", _slowdown(how) if how else "not known"
     yield "its part", f"{_gpu_time(its['share_gpu_hours'])}, each GPU divided evenly"
     most = _gpu_time(its["gpu_hours"] - its["share_gpu_hours"])
     yield "saved", f"at most {most}" if saved is None else _gpu_time(saved)
@@ -173,7 +173,7 @@ def _gpu_time(hours: float) -> str:
     return f"{hours:.2f} GPU-hours" if abs(hours) >= 1 else f"{hours * 60:.1f} GPU-minutes"
 
 
-def _slowed(how: SlowdownOut) -> str:
+def _slowdown(how: SlowdownOut) -> str:
     """Such as `1.12 times as long as alone (1.10 to 1.15; step times beside 2 jobs)`."""
     of = how["known_from"]
     known = {
@@ -253,10 +253,10 @@ def _layout(job: JobOut) -> str:
 
 
 def _each(stages: Sequence[Mapping[str, Any]], words: dict[str, str]) -> str:
-    return "\n".join(clean(written(_rounded(one), words)) for one in stages) or NOTHING
+    return "\n".join(clean(written(_round(one), words)) for one in stages) or NOTHING
 
 
-def _rounded(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _round(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Measured values rounded to readable digits."""
     return {
         name: float(f"{value:.3g}") if isinstance(value, float) else value
@@ -316,7 +316,7 @@ def why(answer: WhyOut) -> list[Block]:
     parts += [f"  · {refusal(reason)}" for reason in news]
     parts += [f"  · {refusal(reason)}" for reason in answer.get("grounds", ())]
     parts += _need(job)
-    parts += of_job(job)
+    parts += prediction(job)
     parts += _aside(job)
     if answer["verdicts"]:
         parts += ["", verdicts(answer["verdicts"], answer["chosen"])]
@@ -342,10 +342,10 @@ def verdicts(judged: Sequence[VerdictOut], chosen: Sequence[str]) -> Table:
         name = f"GPU {verdict['gpu']['id'] if index is None else index}"
         if verdict["refused"]:
             reasons = "\n".join(refusal(reason) for reason in verdict["refused"])
-            made.add(styled(name, "red"), reasons)
+            made.add(in_style(name, "red"), reasons)
             continue
         words = "chosen" if verdict["gpu"]["id"] in chosen else "would do"
-        made.add(styled(name, "green"), words)
+        made.add(in_style(name, "green"), words)
     return made
 
 
@@ -358,7 +358,7 @@ def dry_run(answer: DryRunOut) -> list[Block]:
     head = "It would start now."
     if not answer["would_start"]:
         head = "It would wait for jobs before it in line." if chosen else "It would wait."
-    parts: list[Block] = [styled(head, "bold")]
+    parts: list[Block] = [in_style(head, "bold")]
     parts += [f"  · {refusal(reason)}" for reason in answer.get("reasons", ())]
     parts.append(verdicts(answer["verdicts"], chosen))
     return parts
@@ -395,5 +395,5 @@ def doctor(answer: DoctorOut) -> list[Block]:
         text = clean(check["detail"])
         if check["hint"] and check["ok"] is not True:
             text += f"\n→ {clean(check['hint'])}"
-        made.add(styled(word, style), check["name"], text)
+        made.add(in_style(word, style), check["name"], text)
     return [made]

@@ -10,7 +10,7 @@ import termios
 import tty
 
 from cli import output
-from cli.table import cut, painted
+from cli.table import cut, paint
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Screen:
 
     def __init__(self) -> None:
         self._typed: list[str] = []
-        self._color = output.colored()
+        self._color = output.uses_color()
 
     def __enter__(self) -> Screen:
         self._before = termios.tcgetattr(sys.stdin)
@@ -83,7 +83,7 @@ class Screen:
     def draw(self, lines: Sequence[Line]) -> None:
         """Draw as many of the lines as fit."""
         room, height = output.size()
-        shown = [painted(cut(line, room), self._color) for line in lines[:height]]
+        shown = [paint(cut(line, room), self._color) for line in lines[:height]]
         _write(HOME + f"{LINE_END}\n".join(shown) + LINE_END + BELOW)
 
     def key(self, within_s: float) -> str | None:

@@ -46,7 +46,7 @@ def run(device: str, json: bool, write: bool) -> None:
 def table(report: Report) -> list[Block]:
     from carmad.readable import clean
     from carmad.selftest.facts import FACTS
-    from cli.table import Table, columns, styled
+    from cli.table import Table, columns, in_style
 
     followed = {fact.name: fact.otherwise for fact in FACTS}
     made = Table(columns("- - -*"), header=False)
@@ -55,7 +55,7 @@ def table(report: Report) -> list[Block]:
         if found.verdict.value == "differs":
             text += f"\n→ {followed.get(found.fact, '')}"
         style = STYLE[found.verdict.value]
-        made.add(styled(found.verdict.value, style), found.fact, text)
+        made.add(in_style(found.verdict.value, style), found.fact, text)
     head = (
         f"{report.gpu}, driver {report.driver}, CUDA {report.cuda}, as {report.user};"
         f" CARMA {report.carma} {report.commit}".rstrip()

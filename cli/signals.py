@@ -21,15 +21,15 @@ FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 _WATCHED = (signal.SIGCHLD, signal.SIGCONT)
 
 
-def heeded(signums: tuple[signal.Signals, ...]) -> list[signal.Signals]:
+def not_ignored(signums: tuple[signal.Signals, ...]) -> list[signal.Signals]:
     """Without those that whoever started us has made us ignore, as nohup does."""
     return [one for one in signums if signal.getsignal(one) is not signal.SIG_IGN]
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def hold_back() -> Iterator[None]:
     """Signals wait for `await_end`. A child calls `undo`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _waited_for())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _awaited())
     try:
         yield
     finally:
@@ -38,10 +38,10 @@ def held_back() -> Iterator[None]:
 
 def undo() -> None:
     """As the command should find signals: nothing held back, nothing handled by Python."""
-    ours = heeded((*LEAVING, *TOLD, *FROM_TERMINAL))
+    ours = not_ignored((*LEAVING, *TOLD, *FROM_TERMINAL))
     for signum in (*ours, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
         signal.signal(signum, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _waited_for())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _awaited())
 
 
 def await_end(child: int, each_s: float, meanwhile: Callable[[], None]) -> None:
@@ -50,7 +50,7 @@ def await_end(child: int, each_s: float, meanwhile: Callable[[], None]) -> None:
     If it alone is stopped, as by a shell's `suspend`, stop as well, so that the calling shell takes
     over.
     """
-    waited_for = _waited_for()
+    waited_for = _awaited()
     ending = False  # Slurm wakes what it is about to end
     while True:
         got = signal.sigtimedwait(waited_for, each_s)
@@ -69,12 +69,12 @@ def await_end(child: int, each_s: float, meanwhile: Callable[[], None]) -> None:
 
 def forget() -> None:
     """What still waits: the command has ended."""
-    while signal.sigtimedwait(_waited_for(), 0):
+    while signal.sigtimedwait(_awaited(), 0):
         pass
 
 
-def _waited_for() -> AbstractSet[signal.Signals]:
-    return {*heeded((*LEAVING, *TOLD, *FROM_TERMINAL)), *_WATCHED}
+def _awaited() -> AbstractSet[signal.Signals]:
+    return {*not_ignored((*LEAVING, *TOLD, *FROM_TERMINAL)), *_WATCHED}
 
 
 def _has_ended(child: int) -> bool:

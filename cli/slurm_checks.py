@@ -34,7 +34,7 @@ def checks() -> Iterator[CheckOut]:
         yield _check("scontrol", False, "there is none", "Install Slurm's client programs.")
         return
     try:
-        slurm = parsed(scontrol("show", "config"))
+        slurm = parse(scontrol("show", "config"))
     except SlurmFailed as error:
         hint = "Is slurmctld up, and munge? See scontrol ping."
         yield _check("slurmctld", False, f"it does not answer: {error}", hint)
@@ -52,7 +52,7 @@ def checks() -> Iterator[CheckOut]:
     yield of_node(name_of(str(setting("node"))), gpus)
 
 
-def parsed(said: str) -> dict[str, str]:
+def parse(said: str) -> dict[str, str]:
     """The lines NAME = VALUE of `scontrol show config`."""
     pairs = (line.split("=", 1) for line in said.splitlines() if "=" in line)
     return {name.strip(): value.strip() for name, value in pairs}

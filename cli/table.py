@@ -73,13 +73,13 @@ class Table:
     def add(self, *cells: Cell, style: str = "") -> None:
         """`style`: of the cells that are mere text."""
         if style:
-            cells = tuple(styled(c, style) if isinstance(c, str) else c for c in cells)
+            cells = tuple(in_style(c, style) if isinstance(c, str) else c for c in cells)
         self.rows.append(cells)
 
     def lines(self, room: int) -> list[Line]:
-        rows = [[_parsed(cell) for cell in row] for row in self.rows]
+        rows = [[_parse(cell) for cell in row] for row in self.rows]
         if self.header:
-            rows.insert(0, [_parsed(styled(c.header, "bold")) for c in self.columns])
+            rows.insert(0, [_parse(in_style(c.header, "bold")) for c in self.columns])
         kept, widths = self._widths(rows, room)
         made: list[Line] = []
         for row in rows:
@@ -106,7 +106,7 @@ class Table:
         return kept, [wide[at] for at in kept]
 
 
-def _parsed(cell: Cell) -> _Cell:
+def _parse(cell: Cell) -> _Cell:
     text = cell if isinstance(cell, str) else "".join([text for text, _ in cell])
     if "\n" in text:
         return max(map(width, text.split("\n"))), cell
@@ -124,7 +124,7 @@ def _set(
         below: list[Line] = []
         if size > room or (not isinstance(cell, str) or "\n" in cell):
             if column.fit == "wrap" or size <= room:
-                first, *below = wrapped(cell, room)
+                first, *below = wrap(cell, room)
             else:
                 first = cut(cell, room)
             size = sum(width(text) for text, _ in first)
@@ -137,10 +137,10 @@ def _set(
     made.append(tuple(line))
     for n in range(max(map(len, rest), default=0)):
         under = [parts[n] if n < len(parts) else () for parts in rest]
-        _set(made, [_parsed(part) for part in under], columns, widths)
+        _set(made, [_parse(part) for part in under], columns, widths)
 
 
-def styled(text: str, style: str) -> Line:
+def in_style(text: str, style: str) -> Line:
     return ((text, style),)
 
 
@@ -148,7 +148,7 @@ def pairs(rows: Iterable[tuple[str, Cell]]) -> Table:
     """Names and values, a pair per line; values wrap."""
     made = Table(columns("- -*"), header=False)
     for name, value in rows:
-        made.add(styled(name, "bold"), value)
+        made.add(in_style(name, "bold"), value)
     return made
 
 
@@ -156,11 +156,11 @@ def layout(picture: Iterable[Block], room: int) -> list[Line]:
     """The lines of a picture, none wider than `room`, if its tables can be made to fit."""
     made: list[Line] = []
     for block in picture:
-        made += block.lines(room) if isinstance(block, Table) else wrapped(block, room)
+        made += block.lines(room) if isinstance(block, Table) else wrap(block, room)
     return made
 
 
-def wrapped(cell: Cell, room: int) -> list[Line]:
+def wrap(cell: Cell, room: int) -> list[Line]:
     """Its lines, each at most `room` wide, broken between words where possible. What follows the
     first line of a paragraph is indented as that is, and below the text of an item `· …`."""
     spans = ((cell, ""),) if isinstance(cell, str) else cell
@@ -193,7 +193,7 @@ def _broken(spans: Line, room: int) -> list[Line]:
     at = 0
     while at < len(text):
         end = _end(text, at, room - (len(indent) if made else 0), lead)
-        line = _joined(text[at:end].rstrip(), styles[at:end])
+        line = _join(text[at:end].rstrip(), styles[at:end])
         made.append(((indent, ""), *line) if made else line)
         at = end
         while at < len(text) and text[at] == " ":
@@ -213,7 +213,7 @@ def _end(text: str, at: int, room: int, lead: int) -> int:
     return space + 1 if space > 0 else max(end, at + 1)
 
 
-def _joined(text: str, styles: Sequence[str]) -> Line:
+def _join(text: str, styles: Sequence[str]) -> Line:
     made: list[Span] = []
     begun = 0
     for at in range(1, len(text) + 1):
@@ -262,7 +262,7 @@ def width(text: str) -> int:
     )
 
 
-def painted(line: Line, color: bool) -> str:
+def paint(line: Line, color: bool) -> str:
     """For the terminal: `color` adds escape sequences."""
     if not color:
         return "".join([text for text, _ in line]).rstrip()

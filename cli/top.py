@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from carma_client.logs import opened
+from carma_client.logs import open_log
 from carmad.errors import CarmaError
 from carmad.readable import clean
 from cli import client, dashboard, output, render
-from cli.columns import sorted_by
+from cli.columns import sort
 from cli.screen import Screen
-from cli.table import layout, styled, wrapped
+from cli.table import in_style, layout, wrap
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Top:
         try:
             self.answer = client.get("/v1/status", WITHIN_S)
             if self.pane in ("why", "log"):
-                self._text = self._told()
+                self._text = self._details()
             self.trouble = ""
         except CarmaError as error:
             self.trouble = f"{error.message}; asking again every {self.every_s:g} s"
@@ -79,7 +79,7 @@ class Top:
         jobs = live + ended
         if self._mine:
             jobs = [job for job in jobs if job["user"] == self.answer["me"]["user"]]
-        return sorted_by(jobs, SORTS[self._sort]) if self._sort else jobs
+        return sort(jobs, SORTS[self._sort]) if self._sort else jobs
 
     @property
     def _at(self) -> int:
@@ -87,11 +87,11 @@ class Top:
         labels = [job["label"] for job in self.jobs()]
         return labels.index(self._chosen) if self._chosen in labels else 0
 
-    def _selected(self) -> Any | None:
+    def _selection(self) -> Any | None:
         jobs = self.jobs()
         return jobs[self._at] if jobs else None
 
-    def _told(self) -> list[Block]:
+    def _details(self) -> list[Block]:
         """What the pane says about the selected job. Raises CarmaError."""
         label = _one_of(self._chosen)
         if self.pane == "why":
@@ -117,7 +117,7 @@ class Top:
             self._mine, self.pane = not self._mine, ""
         elif key == "s":
             self._sort, self.pane = (self._sort + 1) % len(SORTS), ""
-        elif key in ("w", "enter", "l", "c") and (job := self._selected()):
+        elif key in ("w", "enter", "l", "c") and (job := self._selection()):
             self._chosen = job["label"]
             if key == "c":
                 self.asks = f"cancel job {job['label']}? [y/N]"
@@ -139,9 +139,9 @@ class Top:
             self._text = [*HELP]
         elif self.pane:
             try:
-                self._text = self._told()
+                self._text = self._details()
             except CarmaError as error:
-                self._text = [styled(clean(error.message), "red"), clean(error.hint)]
+                self._text = [in_style(clean(error.message), "red"), clean(error.hint)]
 
     def _cancel(self) -> None:
         labels, at = [job["label"] for job in self.jobs()], self._at
@@ -180,20 +180,20 @@ class Top:
     def _table(self, room: int, rows: int) -> list[Line]:
         jobs, at = self.jobs(), self._at
         if not jobs:
-            return wrapped("no jobs: submit one with `carma submit -- COMMAND`", room)
+            return wrap("no jobs: submit one with `carma submit -- COMMAND`", room)
         shown = max(1, rows - 2)  # the header, and what is not shown
         self._first = min(max(self._first, at - shown + 1), at, max(0, len(jobs) - shown))
         lines = layout(render.jobs(jobs[self._first : self._first + shown]), room)
         chosen = "".join(text for text, _ in lines[1 + at - self._first])
-        lines[1 + at - self._first] = styled(chosen.ljust(room), "reverse")
+        lines[1 + at - self._first] = in_style(chosen.ljust(room), "reverse")
         hidden = len(jobs) - shown + self.answer.get("more", 0)
-        return [*lines, styled(f"and {hidden} more", "dim")] if hidden > 0 else lines
+        return [*lines, in_style(f"and {hidden} more", "dim")] if hidden > 0 else lines
 
     def _footer(self) -> Line:
         if self.asks:
-            return styled(self.asks, "bold yellow")
+            return in_style(self.asks, "bold yellow")
         if self.trouble:
-            return styled(clean(self.trouble), "bold red")
+            return in_style(clean(self.trouble), "bold red")
         state = f"sorted by {SORTS[self._sort].lstrip('-')}  " if self._sort else ""
         return (state + "yours only  " * self._mine, "cyan"), (FOOTER, "dim")
 
@@ -221,6 +221,6 @@ def _tail(job: Any) -> list[Block]:
 
 def _end_of(path: str) -> bytes:
     """The last lines of a file. Raises OSError, also if it is something that may never end."""
-    with opened(path) as file:
+    with open_log(path) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
         return file.read(TAIL_BYTES)

@@ -31,11 +31,11 @@ class Open:
     before: str  # the number's prefix in that word: nothing, --batch-size=, train.batch_size=
     value: int  # the current value
 
-    def filled(self, value: int) -> list[str]:
+    def fill(self, value: int) -> list[str]:
         return [*self.words[: self.at], f"{self.before}{value}", *self.words[self.at + 1 :]]
 
 
-def opened(argv: Sequence[str], name: str) -> Open:
+def find_number(argv: Sequence[str], name: str) -> Open:
     """The number called `name` (batch-size) in `argv`: as --batch-size N, --batch-size=N, -b N,
     batch_size=N or data.batch_size=N. If there is none, it is appended."""
     if not re.fullmatch(r"[A-Za-z]\w*([-.]\w+)*", name):
@@ -67,7 +67,7 @@ def following(
     if not count:
         return None if refused else max(1, start)
     fits, over = bounds(tried, limit_mib)
-    if settled(fits, over) or (over is None and fits >= MOST) or steady(tried):
+    if is_settled(fits, over) or (over is None and fits >= MOST) or steady(tried):
         return None
     if refused is not None and (over is None or refused < over):
         return isqrt(fits * refused) if 0 < 2 * fits < refused and count < STRAIGHT else None
@@ -103,7 +103,7 @@ def bounds(tried: Mapping[int, int], limit_mib: int) -> tuple[int, int | None]:
     return max((value for value in fitting if over is None or value < over), default=0), over
 
 
-def settled(fits: int, over: int | None) -> bool:
+def is_settled(fits: int, over: int | None) -> bool:
     """Whether the largest value that fits is known, to PRECISION."""
     return over is not None and over - fits <= _step(fits)
 
@@ -192,7 +192,7 @@ def search(
     refused: tuple[int, EstimatesOut] | None = None
     while value := following(mib, command.value, limit_mib, refused and refused[0]):
         tell(value, {known: size for known, size in mib.items() if known})
-        answer = ask(command.filled(value))
+        answer = ask(command.fill(value))
         judged = _judge(answer, source)
         if judged is None:
             refused = value, answer

@@ -33,10 +33,18 @@ class Verb:
         package: str = "cli.commands",
     ) -> None:
         self.name = name
-        self.module = f"{package}.{module}"
+        self.module = self.options_module = f"{package}.{module}"
         self.reads = reads
         self.section = section
         self.aliases = aliases
+
+    def done_by(self, module: str) -> Verb:
+        """The same verb, with the same options, as another module does it."""
+        from copy import copy
+
+        other = copy(self)
+        other.module = module
+        return other
 
     def function(self) -> Callable[..., Any]:
         """What it does; for a group, its app."""
@@ -49,7 +57,7 @@ class Verb:
         parser = Parser(
             prog=f"carma {self.name}", description=about, allow_abbrev=False, add_help=False
         )
-        getattr(import_module(self.module), f"{self._own_name}_options")(parser)
+        getattr(import_module(self.options_module), f"{self._own_name}_options")(parser)
         if not parser.knows("--help"):
             names = ("--help",) if parser.knows("-h") else ("-h", "--help")
             parser.add_argument(*names, action="help", help="show this help")
@@ -85,7 +93,7 @@ VERBS = (
     Verb("status", "watch", ARGPARSE, WATCH),
     Verb("top", "watch", ARGPARSE, WATCH),
     Verb("watch", "events", ARGPARSE, WATCH),
-    Verb("web", "web", ARGPARSE, WATCH),
+    Verb("web", "command", ARGPARSE, WATCH, package="web"),
     Verb("gpus", "gpus", ARGPARSE, WATCH),
     Verb("history", "accounts", ARGPARSE, WATCH),
     Verb("stats", "accounts", ARGPARSE, WATCH),

@@ -66,7 +66,7 @@ def _command(one: Command) -> str:
     first = said.partition(". ")[0].partition(": ")[0].rstrip(".")
     out = [_head(name, "1", first[0].lower() + first[1:]), ".SH SYNOPSIS"]
     if what.usage:
-        usage = [line.removeprefix("usage: ") for line in what.usage]
+        usage = [line.removeprefix("Usage: ") for line in what.usage]
         out += [".nf", *(_plain(line) for line in usage), ".fi"]
     else:
         out.append(f"\\fBcarma {_plain(one.name)}\\fR …")

@@ -31,7 +31,7 @@ from rich.text import Text
 
 from cli import client, dashboard, output, render
 from cli.commands import demo
-from cli.demo_trace import demo_trace
+from cli.demo import demo_trace
 
 IMAGES = Path(__file__).parent / "images"
 WIDTH = 124
@@ -87,12 +87,12 @@ def of_the_demo(home: Path) -> None:
 
         def keep(now: float) -> None:
             nonlocal last
-            last = demo.drawn(now, both, len(trace), FILM_WIDTH)
+            last = demo.picture(now, both, len(trace), FILM_WIDTH)
             if now >= len(frames) * FRAME_S:
                 frames.append(last)
 
         demo.play(trace, both, keep)
-        frames.append(Group(last, Text(f"\n{demo.said(both)}", "bold")))
+        frames.append(Group(last, Text(f"\n{demo.summary(both)}", "bold")))
     film("demo", "carma demo", frames)
 
 

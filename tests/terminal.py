@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 
-from cli.table import layout, painted
+from cli.table import layout, paint
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def plain(picture: Iterable[Block], width: int = 200) -> str:
-    return "\n".join(painted(line, color=False) for line in layout(picture, width))
+    return "\n".join(paint(line, color=False) for line in layout(picture, width))
 
 
 def plain_rich(renderable: RenderableType, width: int = 200) -> str:

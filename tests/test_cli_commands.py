@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import pwd
+import re
 import subprocess
 import sys
 import tempfile
@@ -204,10 +205,26 @@ def test_errors_for_programs(
 
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
-    listed = {word for line in capsys.readouterr().out.splitlines() for word in line.split()[1:2]}
-    names = {verb.name for verb in LISTED}
-    assert listed >= names
-    assert not listed & (set(BY_NAME) - names)
+    out = capsys.readouterr().out
+    listed = {line.split()[0] for line in out.splitlines() if re.match(r"  [a-z-]+ ", line)}
+    assert listed == {verb.name for verb in LISTED}
+    for words in (["-h"], ["help"]):
+        assert run(words) == 0
+        assert capsys.readouterr().out == out
+    assert run([]) == 2
+    assert capsys.readouterr().out == out
+
+
+@pytest.mark.parametrize(
+    "words", ["queue", "submit", "run", "attach", "simulate", "config", "daemon start", "doctor"]
+)
+def test_all_help_looks_alike(capsys: pytest.CaptureFixture[str], words: str) -> None:
+    assert run(["help", *words.split()]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"Usage: carma {words}")
+    assert not set(out) & set("╭─│")
+    assert run([*words.split(), "--help"]) == 0
+    assert capsys.readouterr().out == out
 
 
 @pytest.mark.parametrize("verb", sorted(set(BY_NAME) - {"demo"}))

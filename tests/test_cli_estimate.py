@@ -106,20 +106,20 @@ def of_batch(per_sample: float, fixed: int = 1000) -> Callable[[list[str]], Any]
     ],
 )
 def test_the_batch_size_is_found(argv: str, value: int, filled: str) -> None:
-    command = vary.opened(argv.split(), "batch-size")
+    command = vary.find_number(argv.split(), "batch-size")
     assert command.value == value
-    assert command.filled(7) == filled.split()
+    assert command.fill(7) == filled.split()
 
 
 def test_another_number_is_found_by_its_name() -> None:
     argv = ["p", "t.py", "-b", "8", "--seq-len=128", "-n", "3", "data.size=4"]
     for name, value in (("seq_len", 128), ("seq-len", 128), ("n", 3), ("data.size", 4)):
-        assert vary.opened(argv, name).value == value
-    assert vary.opened(argv, "hidden").filled(5) == [*argv, "--hidden", "5"]
-    assert vary.opened(argv, "hidden").value != 8, "-b is the batch alone"
+        assert vary.find_number(argv, name).value == value
+    assert vary.find_number(argv, "hidden").fill(5) == [*argv, "--hidden", "5"]
+    assert vary.find_number(argv, "hidden").value != 8, "-b is the batch alone"
     for name in ("", "--batch-size", "a b", "a=1"):
         with pytest.raises(Usage):
-            vary.opened(argv, name)
+            vary.find_number(argv, name)
 
 
 # the search
@@ -526,7 +526,7 @@ def test_an_image_that_cannot_be_drawn_is_told_as_early(
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["estimate", "--help"]) == 0
     out = capsys.readouterr().out
-    assert "usage: carma estimate" in out and "--fit SIZE" in out and "--gpu-mem" in out
+    assert "Usage: carma estimate" in out and "--fit SIZE" in out and "--gpu-mem" in out
 
 
 def test_the_canned_answer_is_as_those_here() -> None:

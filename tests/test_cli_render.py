@@ -153,9 +153,9 @@ def test_a_job_that_waits_again_is_not_shown_as_if_it_ran() -> None:
 
 def test_sorting() -> None:
     jobs: Any = [fake.job(id=2, label="2", name="b"), fake.job(id=10, label="10", name="a")]
-    assert [job["id"] for job in columns.sorted_by(jobs, "jobid")] == [2, 10]
-    assert [job["id"] for job in columns.sorted_by(jobs, "-jobid")] == [10, 2]
-    assert [job["id"] for job in columns.sorted_by(jobs, "name")] == [10, 2]
+    assert [job["id"] for job in columns.sort(jobs, "jobid")] == [2, 10]
+    assert [job["id"] for job in columns.sort(jobs, "-jobid")] == [10, 2]
+    assert [job["id"] for job in columns.sort(jobs, "name")] == [10, 2]
 
 
 def test_why_shows_every_gpu_and_every_number() -> None:

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from cli import parse
 from cli.commands.submit import submit
-from cli.commands.submit_options import build_parser
 from cli.main import run
+from cli.submit_options import build_parser
 from tests.fake_daemon import FakeDaemon, ended
 
 ROOT = Path(__file__).parents[1]
@@ -130,7 +130,7 @@ PARSERS: list[Callable[[str], object]] = [
     parse.gpu_count,
     parse.gres,
     parse.whole(-9, 9),
-    parse.filled,
+    parse.not_empty,
     parse.array,
     parse.dependency,
     parse.after,
@@ -141,7 +141,7 @@ PARSERS: list[Callable[[str], object]] = [
     parse.stage,
     parse.stage_times,
     parse.export,
-    parse.told_of,
+    parse.happenings,
     parse.mail_type,
 ]
 
@@ -178,13 +178,13 @@ def test_signals() -> None:
 
 
 def test_what_a_job_tells() -> None:
-    assert parse.told_of("end, fail,end") == "end,fail"
+    assert parse.happenings("end, fail,end") == "end,fail"
     assert parse.mail_type("begin,END,FAIL,TIME_LIMIT_80") == "start,end,fail,limit80"
     assert parse.mail_type("ALL") == "start,end"
     assert parse.mail_type("NONE") is None
     for wrong in ("", "end,", "END"):
         with pytest.raises(ArgumentTypeError):
-            parse.told_of(wrong)
+            parse.happenings(wrong)
     with pytest.raises(ArgumentTypeError):
         parse.mail_type("SOMETIMES")
 
@@ -234,7 +234,7 @@ def test_every_option_arrives(
     file.write_text("json://localhost")
     file.chmod(0o600)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr("cli.images.refuse_missing", lambda image: None)
+    monkeypatch.setattr("cli.commands.submit.refuse_missing", lambda image: None)
     words += " -c 8 --mem 32G --container torch"
     told = [
         "--layout",
@@ -451,7 +451,7 @@ def test_a_path_that_leads_nowhere(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cli.images.refuse_missing", lambda image: None)
+    monkeypatch.setattr("cli.commands.submit.refuse_missing", lambda image: None)
     in_image = ("--container", "torch")
     for words in (["./nothere"], ["/no/such/program"], ["no/such.sh"], [*in_image, "./nothere"]):
         path = words[-1]

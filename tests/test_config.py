@@ -155,18 +155,24 @@ MISTAKES = {
     ("policy = 2024-01-01", ""): ("policy should be a valid string", 'default is "magm".'),
     ("[collocation]\nmps = 1", ""): ("mps should be a valid boolean", "default is false."),
     ("[limits]\ngpus_per_user = 1.5", ""): ("gpus_per_user should be a valid integer", ""),
-    ("[limits]\ngpus_per_user = -1", ""): ("gpus_per_user is -1, but should be 0 or more", ""),
-    ("[monitor]\nperiod_s = 0", ""): ("period_s is 0.0, but should be more than 0", "is 1.0."),
-    ("[monitor]\nperiod_s = nan", ""): ("period_s is nan, but should be a finite number", ""),
+    ("[limits]\ngpus_per_user = -1", ""): (
+        "gpus_per_user should be greater than or equal to 0, not -1",
+        "",
+    ),
+    ("[monitor]\nperiod_s = 0", ""): ("period_s should be greater than 0, not 0", "is 1.0."),
+    ("[monitor]\nperiod_s = nan", ""): ("period_s should be greater than 0, not nan", ""),
     ("[retention]\nended_days = inf", ""): ("is inf, but should be a finite number", "is 90.0."),
     ("[monitor]\nwindow_s = 0.5", ""): ("should be at least monitor.period_s, 1.0", "30.0."),
     ("[monitor]\nstale_s = 0.5", ""): ("should be at least monitor.period_s, 1.0", "5.0."),
-    ("[risk]\nsm_active = 80", ""): ("is 80.0, but should be between 0 and 1", "default is 0.8."),
+    ("[risk]\nsm_active = 80", ""): (
+        "sm_active should be less than or equal to 1",
+        "default is 0.8.",
+    ),
     ("[risk]\nmean = 0.3", ""): (
         "risk has weights (mean, median, p95, ema) that add up to 1.1",
         "",
     ),
-    ("[policies.rr]\nmin_free_mib = -1", ""): ("policies.rr.min_free_mib is -1", ""),
+    ("[policies.rr]\nmin_free_mib = -1", ""): ("policies.rr.min_free_mib should be greater", ""),
     ("[policies.cuckoo]\nweight = 2.0", ""): (
         "cuckoo.weight should be less than or equal to 1",
         "",
@@ -178,7 +184,7 @@ MISTAKES = {
     ("lucid = 1", ""): ("policies.lucid should be a table, not 1", ""),
     ("policy = ", ""): ("FILE is not valid TOML", "toml.io"),
     ("", "CARMA_MONITOR__WINDOW_S=x"): ("variable CARMA_MONITOR__WINDOW_S should be", "is 30.0."),
-    ("", "CARMA_MONITOR__WINDOW_S=-1"): ("variable CARMA_MONITOR__WINDOW_S is -1.0", "is 30.0."),
+    ("", "CARMA_MONITOR__WINDOW_S=-1"): ("variable CARMA_MONITOR__WINDOW_S should be", "is 30.0."),
     ("", "CARMA_COLLOCATION__MPS=maybe"): ("valid boolean", "default is false."),
     ("", "CARMA_MONITR__WINDOW_S=1"): (
         "variable CARMA_MONITR__WINDOW_S is not a setting",

@@ -27,8 +27,8 @@ from carmad.core.types import Job
 from carmad.errors import CarmaError
 from carmad.testing.builders import a_job, a_spec
 from cli.cluster.request import step_words
-from cli.images import refuse_missing
 from cli.problems import Usage
+from cli.submission import refuse_missing
 from tests.api_server import as_uid
 from tests.daemon import NO_KERNELS, OVER, ROOT, Carmad, train
 from tests.waiting import until
@@ -135,7 +135,7 @@ def test_an_image_that_is_not_there_is_refused_at_submission(
         podman.chmod(0o755)
         with pytest.raises(Usage, match="no image torch") if refused else nullcontext():
             refuse_missing("torch")
-    monkeypatch.setattr("cli.images.WITHIN_S", 0.2)
+    monkeypatch.setattr("cli.submission.PODMAN_S", 0.2)
     podman.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     refuse_missing("torch")  # nor if it hangs, as with a home directory that is away
 

@@ -18,9 +18,8 @@ from rich.console import Console
 
 from carmad.attempt.proc import own_environment
 from carmad.sim import metrics
-from cli.commands.demo import drawn
-from cli.demo_report import sentence
-from cli.demo_run import Replay
+from cli.commands.demo import picture
+from cli.demo import Replay, sentence
 from tests.waiting import PATIENCE_S
 
 DEMO = [Path(sys.executable).with_name("carma"), "demo", "--jobs", "2"]
@@ -112,7 +111,7 @@ def both() -> list[Replay]:
 def shown(room: int, plain: bool = False) -> list[str]:
     console = Console(width=room, no_color=True)
     with console.capture() as captured:
-        console.print(drawn(7.0, both(), 4, room, plain))
+        console.print(picture(7.0, both(), 4, room, plain))
     return captured.get().splitlines()
 
 

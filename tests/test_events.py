@@ -21,8 +21,8 @@ from carmad.core.messages import DrainRequested, Sampled
 from carmad.core.types import Cause, Exit, JobState, ProcessUse
 from carmad.http import events as kept
 from carmad.testing import a_job
+from cli.client import events
 from cli.commands.events import line
-from cli.stream import events
 from tests import api_server
 from tests.api_server import as_user
 from tests.attack.users import HOSTILE, needs_root

@@ -92,7 +92,7 @@ def earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_doctor_says_that_an_earlier_release_is_installed_too(
     earlier: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diagnosis, "_refused_to_others", lambda: "")
+    monkeypatch.setattr(diagnosis, "_why_unusable", lambda: "")
     monkeypatch.setenv("CARMA_SOCKET", str(earlier / "nobody"))
     with pytest.raises(typer.Exit):
         diagnosis.doctor()

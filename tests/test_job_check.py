@@ -55,7 +55,7 @@ def test_a_server_that_is_busy_is_not_broken(
     ],
 )
 def test_it_says_what_went_wrong(job: dict[str, Any], lines: list[str], said: str) -> None:
-    found = job_check._ended(fake_daemon.ended(42, **job), lines)  # type: ignore[arg-type]
+    found = job_check._end(fake_daemon.ended(42, **job), lines)  # type: ignore[arg-type]
     assert found["ok"] is False
     assert said in found["detail"]
 

@@ -26,7 +26,7 @@ from carmad.learned import models as daemon_models
 from carmad.models import Additive, Model, Node, Shape, Tree
 from carmad.models.additive import Bins
 from carmad.testing import a_job, a_spec, changed
-from cli import known, model_view, render
+from cli import model_view, prediction_view, render
 from cli.main import run
 from estimators.duration.recurrence import unseen
 from tests import fake_daemon as fake
@@ -182,12 +182,12 @@ def test_of_a_job_that_was_never_seen_no_duration_is_told(daemon: Daemon) -> Non
     keep(daemon, replace(learned(7), prediction=unseen("forest")))
     shown = daemon.call("GET", "/v1/jobs/7")[1]
     assert shown["prediction"]["seconds"] == 0.0
-    text = plain(known.of_job(shown))
+    text = plain(prediction_view.prediction(shown))
     assert "duration unknown (forest)\n  · it has not run before" in text
 
 
 def test_an_outline_of_anothers_job_has_none_of_it() -> None:
-    assert list(known.of_job(fake.private(fake.job()))) == []  # type: ignore[arg-type]
+    assert list(prediction_view.prediction(fake.private(fake.job()))) == []  # type: ignore[arg-type]
 
 
 def test_a_profiling_run_says_until_when(daemon: Daemon) -> None:

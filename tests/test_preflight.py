@@ -218,5 +218,5 @@ def test_impatience_and_an_unreachable_daemon_leave_the_job_alone(
     assert submit(["python", "train.py"]) == 0
     assert "job 42 stays in the queue" in capsys.readouterr().err
     monkeypatch.setenv("CARMA_SOCKET", "/nonexistent")
-    assert preflight.wanted("42", "42", asks=True)
+    assert preflight.is_wanted("42", "42", asks=True)
     assert not cancelled(fake)

@@ -433,7 +433,7 @@ FLAT = (
 
 
 def test_attempts_of_older_releases_are_told_as_far_as_is_known(tmp_path: Path) -> None:
-    """Rows as they were before migration 0004: the job has its last attempt's fields."""
+    """Rows of the first release: the job has its last attempt's fields."""
     server = Busy()
     with contextlib.closing(SqlStore.open(tmp_path / "carma.db")) as store:
         for _ in server.busy_day(600):
@@ -443,20 +443,19 @@ def test_attempts_of_older_releases_are_told_as_far_as_is_known(tmp_path: Path) 
         jobs = store.jobs(range(1, 1000))  # type: ignore[arg-type]
         before = store.totals(0.0)
     with contextlib.closing(sqlite3.connect(tmp_path / "carma.db")) as connection, connection:
-        connection.execute("UPDATE alembic_version SET version_num = '0003'")
-        connection.execute("DROP TABLE accounts")  # which 0007 adds
-        connection.execute("DROP TABLE limits")
-        connection.execute("DROP TABLE reservations")  # which 0008 adds
-        connection.execute("CREATE TABLE events (at FLOAT)")  # which 0005 removes
-        connection.execute("DROP TABLE externals")  # which 0006 adds
+        for table in (
+            *("accounts", "limits", "reservations", "externals", "notices", "timeline"),
+            *("clock", "scripts", "environments"),
+        ):
+            connection.execute(f"DROP TABLE {table}")
+        for index in ("environment", "user_ended_at_bytes", "script"):
+            connection.execute(f"DROP INDEX ix_jobs_{index}")
+        for column in ("environment", "bytes", "script", "tasks"):
+            connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
+        connection.execute("CREATE TABLE events (at FLOAT)")
         connection.execute("CREATE INDEX ix_events_at ON events (at)")
-        connection.execute("DROP TABLE notices")  # which 0010 adds
-        connection.execute("DROP TABLE timeline")  # which 0011 adds
-        connection.execute("CREATE TABLE samples (at FLOAT)")  # which it removes
-        connection.execute("DROP TABLE scripts")  # which 0009 adds, with a column
-        connection.execute("DROP INDEX ix_jobs_script")
-        connection.execute("ALTER TABLE jobs DROP COLUMN script")
-        connection.execute("ALTER TABLE jobs DROP COLUMN tasks")  # which 0012 adds
+        connection.execute("CREATE TABLE samples (at FLOAT)")
+        connection.execute("UPDATE alembic_version SET version_num = '0001'")
         for job in jobs:
             old = {name: getattr(job, name) for name in FLAT}
             body = from_json(to_json(job)) | old

@@ -229,7 +229,7 @@ def test_known_outcomes_count_as_progress(simulator: Simulator, tmp_path: Path) 
 def test_progress_is_drawn_only_on_a_terminal() -> None:
     def drawn(terminal: bool) -> str:
         screen = Console(file=io.StringIO(), force_terminal=terminal, width=80)
-        with progress.shown(2, screen) as watch:
+        with progress.show(2, screen) as watch:
             watch(ONE, Progress(3 * 86_400.0, 1234, 5755))
             watch(replace(ONE, seed=1), None)
         assert isinstance(screen.file, io.StringIO)

@@ -108,7 +108,7 @@ def test_waiting_for_a_forgotten_job_ends_as_it_did(capsys: Any) -> None:
 
 @pytest.mark.usefixtures("sacct")
 def test_where_its_output_is_is_read_from_how_it_was_submitted() -> None:
-    files = [one.details["StdOut"] for one in accounts.ended("2")]
+    files = [one.details["StdOut"] for one in accounts.end_records("2")]
     assert files == ["/w/carma-2_0.out", "/w/carma-2_1.out", "/w/carma-2_2.out"]
     with pytest.raises(Problem, match="output file of job 12") as said:
         BY_NAME["logs"].function()(BY_NAME["logs"].parser().parse_args(["12"]))
@@ -126,7 +126,7 @@ def test_patterns_of_output_files(monkeypatch: pytest.MonkeyPatch, given: str, f
     monkeypatch.setattr(
         slurm, "ask", lambda *asked, **_: words.replace("@", asked[4].partition("=")[2])
     )
-    (found,) = accounts.ended("13")
+    (found,) = accounts.end_records("13")
     assert found.details["StdOut"] == found.details["StdErr"] == file
 
 
@@ -140,8 +140,8 @@ def test_a_number_that_slurm_gave_again_is_the_later_job(monkeypatch: pytest.Mon
             "ask",
             lambda *asked, said=said, **_: said.replace("@", asked[4].partition("=")[2]),
         )
-        assert [one.row.label for one in accounts.ended("2")] == found
-    assert accounts.ended("2")[0].row.submitted == "2026-11-23T19:38:19"
+        assert [one.row.label for one in accounts.end_records("2")] == found
+    assert accounts.end_records("2")[0].row.submitted == "2026-11-23T19:38:19"
 
 
 def test_the_last_job_is_found_after_slurm_forgot_it(sacct: list[tuple[str, ...]]) -> None:
@@ -153,22 +153,22 @@ def test_accounts_of_the_chosen_cluster_are_asked(
     monkeypatch: pytest.MonkeyPatch, sacct: list[tuple[str, ...]]
 ) -> None:
     monkeypatch.setenv("SLURM_CLUSTERS", "east")
-    accounts.ended("13")
+    accounts.end_records("13")
     assert "--clusters=east" in sacct[0]
 
 
 @pytest.mark.usefixtures("sacct")
 def test_what_nobody_knows_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(slurm.Gone, match="does not know job 999"):
-        accounts.known("999")
+        accounts.record("999")
     with pytest.raises(slurm.Gone, match="know of no end"):
-        accounts.known("31")
+        accounts.record("31")
     says(monkeypatch, DISABLED)
     with pytest.raises(slurm.Gone, match="job 42, and keeps no accounts"):
-        accounts.known("42")
+        accounts.record("42")
     says(monkeypatch, DOWN)
     with pytest.raises(Unreachable, match="accounts do not answer") as down:
-        accounts.known("42")
+        accounts.record("42")
     assert down.value.exit_code == 3
 
 

@@ -19,9 +19,9 @@ from cli.cluster.states import state_of, why_of
 from cli.cluster.submit import environment, submit
 from cli.cluster.verbs import BY_NAME, LOCAL
 from cli.commands.run import ELSEWHERE, parser_of
-from cli.commands.submit import read
-from cli.commands.submit_options import build_parser
 from cli.problems import Unknown, Unreachable, Usage
+from cli.submission import read
+from cli.submit_options import build_parser
 from cli.verbs import VERBS
 from tests.slurm import HOSTILE
 
@@ -290,7 +290,7 @@ def test_a_job_is_named_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(row.number, row.task) for row in mine] == [(42, 3), (41, 1), (40, 12)]
     monkeypatch.setattr(slurm, "rows", lambda *which: mine)
     assert jobs.resolve("last") == "42"
-    assert [*jobs.selected(["all"])] == ["42", "41", "40"]
+    assert [*jobs.select(["all"])] == ["42", "41", "40"]
     for word in ("slurm:42", "1,2", "-x", "abc", ""):
         with pytest.raises(Usage):
             jobs.resolve(word)
@@ -319,7 +319,7 @@ def test_waiting_outlives_the_controller_and_its_memory(
         return found
 
     monkeypatch.setattr(slurm, "rows", look)
-    monkeypatch.setattr(accounts, "ended", without_accounts)
+    monkeypatch.setattr(accounts, "end_records", without_accounts)
     monkeypatch.setattr(slurm, "details", lambda _: {"ExitCode": "3:0"})
     monkeypatch.setattr(jobs.time, "sleep", lambda _: None)
     assert [*jobs.ends(["5"])] == [("5", "failed", 3)]

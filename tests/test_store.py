@@ -213,13 +213,13 @@ def test_an_upgrade_that_fails_leaves_no_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is retried every few seconds."""
-    SqlStore.open(tmp_path / "carma.db").close()
-    with contextlib.closing(sqlite3.connect(tmp_path / "carma.db")) as connection, connection:
-        connection.execute("UPDATE alembic_version SET version_num = '0004'")
-        connection.execute("DROP TABLE IF EXISTS events")  # so that 0005 fails
+    path = tmp_path / "state" / "carma.db"
+    of_0_1_0(path, [])
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DROP TABLE events")  # so that the migration fails at its end
     before = {*tmp_path.rglob("*")}
     with pytest.raises(Exception, match="ix_events_at"):
-        SqlStore.open(tmp_path / "carma.db")
+        SqlStore.open(path)
     assert not [path for path in {*tmp_path.rglob("*")} - before if path.suffix == ".db"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cli.table import Table, columns, cut, layout, painted, styled, width, wrapped
+from cli.table import Table, columns, cut, in_style, layout, paint, width, wrap
 from tests.terminal import plain
 
 
@@ -48,7 +48,7 @@ def test_a_paragraph_keeps_its_indent_and_long_words_are_broken() -> None:
     assert plain(["  · one two three"], 11) == "  · one two\n    three"
     assert plain(["a" * 25], 10).splitlines() == ["a" * 10, "a" * 10, "a" * 5]
     spans = ("bold ", "bold"), ("plain words", "")
-    assert wrapped(spans, 10) == [(("bold ", "bold"), ("plain", "")), (("", ""), ("words", ""))]
+    assert wrap(spans, 10) == [(("bold ", "bold"), ("plain", "")), (("", ""), ("words", ""))]
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,11 @@ def test_wide_characters_are_never_halved() -> None:
     for room in range(9, 20):
         lines = layout([table], room)
         assert max(sum(width(text) for text, _ in line) for line in lines) <= room
-        assert painted(lines[1], color=False).endswith("1")
+        assert paint(lines[1], color=False).endswith("1")
     assert cut("日本語", 4) == (("日…", ""),)
 
 
 def test_colour_only_if_wanted() -> None:
-    line = (*styled("on", "bold red"), ("  ", ""))
-    assert painted(line, color=True) == "\x1b[1;31mon\x1b[0m"
-    assert painted(line, color=False) == "on"
+    line = (*in_style("on", "bold red"), ("  ", ""))
+    assert paint(line, color=True) == "\x1b[1;31mon\x1b[0m"
+    assert paint(line, color=False) == "on"

@@ -17,16 +17,16 @@ import pytest
 from starlette.testclient import TestClient
 
 from carmad.sim.report.runs import runs
-from cli.web import past
-from cli.web.app import build
-from cli.web.calendar import DAY, LABEL, Calendar
-from cli.web.gate import base_of
 from tests.api_server import as_user
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import NO_KERNELS, Carmad, running, train
 from tests.outcomes import experiment, made_up
 from tests.waiting import PATIENCE_S, until
 from tests.web import PHONE, Web, accessible, browsing, needs_browser, picture, serving
+from web import past
+from web.app import build
+from web.calendar import DAY, LABEL, Calendar
+from web.gate import base_of
 
 HOSTILE_NAME = "<b>x</b>\u202e" + "y" * 900
 
@@ -185,7 +185,7 @@ def _simulation(web: Web) -> int:
         with contextlib.suppress(OSError):  # processes end at any time
             # Its parent first: another process's command line may keep whoever reads it waiting.
             its = _parent(pid) == web.pid and os.getpriority(os.PRIO_PROCESS, pid) == 19
-            if its and b"cli.web.past" in (each / "cmdline").read_bytes().split(b"\0"):
+            if its and b"web.past" in (each / "cmdline").read_bytes().split(b"\0"):
                 return pid
     return 0
 

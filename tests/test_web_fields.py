@@ -9,14 +9,14 @@ import pytest
 
 from carmad.errors import CarmaError
 from carmad.options import OPTIONS
-from cli.commands.submit import read
 from cli.problems import Refused
-from cli.web import fields
-from cli.web.asked import carma
-from cli.web.blocks import shares
-from cli.web.page import templates
+from cli.submission import read
 from tests.api_server import Daemon
 from tests.api_server import running as serving
+from web import fields
+from web.asked import carma
+from web.blocks import shares
+from web.page import templates
 
 GIVEN = {
     "gpus": "2",

@@ -23,15 +23,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from cli.commands import web as command
 from cli.problems import Problem
-from cli.web.gate import HEADERS, LACKS_TOKEN
-from cli.web.page import told_cookie
 from tests.api_server import as_user
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import CARMA, Carmad, clean_environment, running
 from tests.waiting import PATIENCE_S
 from tests.web import Web, serving
+from web import command
+from web.gate import HEADERS, LACKS_TOKEN
+from web.page import message_cookie
 
 IGNORED = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)"
 
@@ -215,7 +215,7 @@ def test_a_message_in_a_cookie_is_only_text(web: Web) -> None:
     words = '"<script>alert(1)</script>\\015\\012Set-Cookie: evil=1"'
     anothers = ask(web, f"{web.base}/", Cookie=f"{cookie(web)}; carma-told={words}")
     assert "alert(1)" not in anothers.body
-    words = f"{told_cookie(web.base)}={words}"
+    words = f"{message_cookie(web.base)}={words}"
     found = ask(web, f"{web.base}/", Cookie=f"{cookie(web)}; {words}")
     assert found.status == 200
     assert "<script>alert" not in found.body and "&lt;script&gt;alert" in found.body
@@ -409,18 +409,18 @@ def test_the_token_is_kept_where_only_its_owner_can_read_it(tmp_path: Path) -> N
     path = tmp_path / "token"
     before = os.umask(0)
     try:
-        token = command._kept(str(path))
+        token = command._token(str(path))
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert command._kept(str(path)) == token == path.read_text().strip()
+    assert command._token(str(path)) == token == path.read_text().strip()
     assert len(token) >= 32
 
 
 def test_a_full_disk_leaves_no_file_behind(tmp_path: Path) -> None:
     path = tmp_path / "token"
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); {IGNORED}"
-    code = f"{limit}; from cli.commands import web; web._kept({str(path)!r})"
+    code = f"{limit}; from web import command; command._kept({str(path)!r})"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert f"Problem: cannot write {path}: " in ran.stderr and not path.exists()
 
@@ -428,12 +428,12 @@ def test_a_full_disk_leaves_no_file_behind(tmp_path: Path) -> None:
 def test_a_token_that_others_may_know_is_refused(tmp_path: Path) -> None:
     def refused(path: Path) -> str:
         with pytest.raises(Problem) as error:
-            command._kept(str(path))
+            command._token(str(path))
         assert error.value.hint
         return str(error.value)
 
     path = tmp_path / "token"
-    command._kept(str(path))
+    command._token(str(path))
     for mode in (0o640, 0o604, 0o660, 0o602):
         path.chmod(mode)
         assert "other users may open" in refused(path)

@@ -9,8 +9,8 @@ from starlette.testclient import TestClient
 
 from cli import client
 from cli.problems import Refused
-from cli.web.app import build
-from cli.web.gate import COOKIE, base_of
+from web.app import build
+from web.gate import COOKIE, base_of
 
 TOKEN = "t" * 32
 MEMORY = dict.fromkeys(

@@ -10,8 +10,8 @@ from starlette.requests import Request
 
 from cli import client
 from cli.problems import Refused
-from cli.web import overview, timeline
-from cli.web.line import Line
+from web import overview, timeline
+from web.line import Line
 
 GPU: dict[str, Any] = {
     "id": "GPU-a",
@@ -127,10 +127,10 @@ def test_a_gpu_of_which_nothing_is_known() -> None:
 
 
 def test_only_what_is_new_is_asked_for() -> None:
-    whole = timeline.asked(6, None, now=100_000.0)
+    whole = timeline.query(6, None, now=100_000.0)
     assert whole == {"since": "1970-01-01T21:46:40+00:00", "step_s": 30}
-    assert timeline.asked(6, 99_990.0, now=100_000.0)["since"] == "1970-01-02T03:46:30+00:00"
-    assert timeline.asked(6, 5.0, now=100_000.0) == whole
+    assert timeline.query(6, 99_990.0, now=100_000.0)["since"] == "1970-01-02T03:46:30+00:00"
+    assert timeline.query(6, 5.0, now=100_000.0) == whole
 
 
 def test_an_older_carmad_tells_no_timeline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,13 @@ from starlette.testclient import TestClient
 
 from cli import client
 from cli.problems import Problem, Refused, Unknown
-from cli.web import submission
-from cli.web.app import build
-from cli.web.asked import carma
-from cli.web.gate import COOKIE, base_of
-from cli.web.job import JobPage
-from cli.web.page import templates
 from tests.test_web_others import OUTLINE, STATUS
+from web import submission
+from web.app import build
+from web.asked import carma
+from web.gate import COOKIE, base_of
+from web.job import JobPage
+from web.page import templates
 
 TOKEN = "t" * 32
 DRY_RUN: Any = {"dry_run": True}

@@ -142,8 +142,8 @@ class Machine:
 
     def sh(self, script: str, user: str = "ada", **fields: object) -> int:
         """Submit a job. Its name tells it from those that the siege's attackers submit."""
-        argv = ["/bin/sh", "-c", script]
-        body = {"argv": argv, "cwd": f"/home/{user}", "env": {}, "name": "sh", **fields}
+        request = {"argv": ["/bin/sh", "-c", script], "cwd": f"/home/{user}", "env": {}}
+        body = {**request, "name": "sh", **fields}
         return int(self.call("POST", "/v1/jobs", body, user)["id"])
 
     def ended(self, id: int, user: str = "ada") -> Json:

@@ -10,35 +10,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
 from carmad import beats, configfile, paths
-from carmad.config import Host, Settings
+from carmad.config import Host, Settings, at_once
 from carmad.errors import CarmaError
 
 log = logging.getLogger(__name__)
 
 LATE_S = 30.0
 EMULATED = "emulated"  # below the state directory
-
-# Settings that are read at each use. All others are used only at startup, especially by plugins,
-# and need a restart. Watch and Fleet keep those that they were made with.
-AT_ONCE = {
-    "host": ("cpus", "memory_mib"),
-    "limits": (
-        "gpus_per_user",
-        "queued_per_user",
-        "queued_mib_per_user",
-        "preemption",
-        "backfill",
-        "reservation_notice_s",
-    ),
-    "fairness": ("enabled", "half_life_days", "weights", "urgent_gpu_hours"),
-    "collocation": ("max_jobs_per_gpu",),
-    "recovery": ("retries",),
-    "retention": ("ended_days", "mib_per_user"),
-    "metrics": ("users",),
-}
 
 
 def read(options: argparse.Namespace, state_dir: Path) -> tuple[Settings, Path | None]:
@@ -116,12 +96,11 @@ def _reload(
 
 def reloaded(settings: Settings, wanted: Settings) -> Settings:
     """`settings` with those that can change at once taken from `wanted`."""
-    sections: dict[str, Any] = {}
-    for section, names in AT_ONCE.items():
-        new = getattr(wanted, section)
-        values = {name: getattr(new, name) for name in names}
-        sections[section] = replace(getattr(settings, section), **values)
-    return replace(settings, **sections)
+    for section, name in at_once():
+        value = getattr(getattr(wanted, section), name)
+        changed = replace(getattr(settings, section), **{name: value})
+        settings = replace(settings, **{section: changed})
+    return settings
 
 
 def _differences(old: Settings, new: Settings) -> list[str]:

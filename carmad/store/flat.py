@@ -1,6 +1,6 @@
-"""Converts jobs written by 0.1.0 (migration 0004). The last attempt's fields were the job's own; of
-earlier attempts, only crashes and the total run time were recorded. Stage times were called
-stages."""
+"""Converts jobs written by 0.1.0, for the migration and for old journals. The last attempt's fields
+were the job's own; of earlier attempts, only crashes and the total run time were recorded. Stage
+times were called stages."""
 
 from __future__ import annotations
 

@@ -29,24 +29,24 @@ class Record(NamedTuple):
     details: dict[str, str]  # named as `scontrol show job` does, as far as they are known
 
 
-def known(label: str) -> Record:
+def record(label: str) -> Record:
     """The job as Slurm knows it, or else as its accounts do: of an array, the first task, or in the
     accounts, the first that failed. Raises Gone, or Unreachable if they do not answer."""
     try:
         row = slurm.row(label)
         return Record(row, slurm.details(str(row.id)))
     except Gone:
-        return first(ended(label))
+        return first(end_records(label))
 
 
 def first(found: list[Record]) -> Record:
     return min(found, key=lambda one: (one.row.state.name == "succeeded", one.row.task))
 
 
-def ended(label: str) -> list[Record]:
+def end_records(label: str) -> list[Record]:
     """The job, or the tasks of the array, at least one; all tasks that were cancelled while they
     waited are one. Raises Gone, Unreachable."""
-    found = _asked(f"job {label}", f"--jobs={label}")
+    found = _records(f"job {label}", f"--jobs={label}")
     if not found:
         hint = "nor do its accounts, unless it is another user's and hidden: see `carma queue`"
         raise Gone(f"Slurm does not know job {label}", hint)
@@ -73,17 +73,17 @@ def without_end(label: str) -> Gone:
 def last() -> int | None:
     """The number of the user's last job."""
     try:
-        found = _asked("any job of yours", f"--starttime={SINCE}", f"--uid={os.getuid()}")
+        found = _records("any job of yours", f"--starttime={SINCE}", f"--uid={os.getuid()}")
     except Problem:
         return None
     return max((one.row.number for one in found), default=None)
 
 
-def _asked(whom: str, *which: str) -> list[Record]:
+def _records(whom: str, *which: str) -> list[Record]:
     mark = os.urandom(8).hex()  # nobody can put it into a job's name to make up a record
     # With -p, it ends each record, too: what a record says may have lines.
     shape = ("-X", "-n", "-p", f"--delimiter={mark}", f"--format={','.join(FIELDS)}")
-    if chosen := slurm.chosen_cluster():  # sacct does not look at SLURM_CLUSTERS
+    if chosen := slurm.cluster_choice():  # sacct does not look at SLURM_CLUSTERS
         which += (f"--clusters={chosen}",)
     try:
         words = slurm.ask("sacct", *shape, *which, within_s=WITHIN_S).split(mark)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from cli import output
+from cli.client import SLURM
 from cli.cluster import accounts, slurm
-from cli.jobs import SLURM
 from cli.problems import Problem, Unreachable, Usage
 
 LOOK_S = 1.0  # the first look for the end; each asks Slurm's controller
@@ -36,7 +36,7 @@ def resolve(word: str) -> str:
     return word
 
 
-def selected(words: Sequence[str], user: str | None = None) -> Iterator[str]:
+def select(words: Sequence[str], user: str | None = None) -> Iterator[str]:
     """42, 1,3,5-8, 42_3, last and all, which is yours that have not ended, or the user's. Raises
     Usage."""
     for word in ",".join(words).split(","):
@@ -117,7 +117,7 @@ class _Tasks:
         if self._seen and not lost and not of_array:
             return
         try:
-            for row, more in accounts.ended(self._label):
+            for row, more in accounts.end_records(self._label):
                 code = 0 if row.state.name == "succeeded" else exit_code(more["ExitCode"])
                 self._seen.setdefault(row.label, End(row.label, row.state.name, code))
         except (slurm.Gone, Unreachable):

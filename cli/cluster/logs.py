@@ -8,17 +8,15 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from carma_client.logs import last_lines
 from carmad.readable import clean
 from cli import output
 from cli.cluster import accounts, jobs, slurm
-from cli.commands.logs import last_lines, logs_options
 from cli.problems import Problem, Unreachable
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from typing import BinaryIO
-
-__all__ = ["logs", "logs_options"]
 
 LOOK_S = 0.5  # between checks for new output
 ASK_S = 5.0  # between questions to Slurm's controller
@@ -26,7 +24,7 @@ ASK_S = 5.0  # between questions to Slurm's controller
 
 def logs(options: Namespace) -> int:
     """Print a job's output; -f follows it."""
-    row, more = accounts.known(jobs.resolve(options.job))
+    row, more = accounts.record(jobs.resolve(options.job))
     label = str(row.id)
     path = more.get("StdErr" if options.stderr else "StdOut", "")
     if row.never_ran:

@@ -11,30 +11,17 @@ from typing import TYPE_CHECKING, Any
 from carmad.readable import clean, counted
 from cli import output
 from cli.cluster import accounts, jobs, node, slurm
-from cli.commands.options import states_of, user_of
-from cli.commands.queue import queue_options, show_options, why_options
-from cli.commands.watch import status_options
 from cli.format import NOTHING
+from cli.options import states_of, user_of
 from cli.problems import Problem, Usage
 from cli.render import STATE_STYLE, heading
-from cli.table import Table, columns, pairs, styled
+from cli.table import Table, columns, in_style, pairs
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Mapping, Sequence
 
     from cli.table import Block
-
-__all__ = [
-    "queue",
-    "queue_options",
-    "show",
-    "show_options",
-    "status",
-    "status_options",
-    "why",
-    "why_options",
-]
 
 UNKNOWN = ("N/A", "Unknown", "(null)", "")
 NO_OUTPUT = "0:53"  # so slurmstepd ends if it cannot open the files
@@ -52,7 +39,7 @@ def queue(options: Namespace) -> int:
         if getattr(options, name):
             raise Usage(f"--{name} is not for a cluster", instead)
     while True:
-        listed = _listed(options)
+        listed = _rows(options)
         if options.json:
             output.print_json({"schema": 1, "jobs": [_as_json(row) for row in listed]})
         else:
@@ -65,7 +52,7 @@ def queue(options: Namespace) -> int:
         print("\033[H\033[2J", end="")
 
 
-def _listed(options: Namespace) -> list[slurm.Row]:
+def _rows(options: Namespace) -> list[slurm.Row]:
     names, codes = states_of(options.states)
     words = ["--states=all"] if names else []
     if options.array or options.json:
@@ -73,7 +60,7 @@ def _listed(options: Namespace) -> list[slurm.Row]:
     if user := user_of(options.user, options.me):
         words.append(f"--user={user}")
     if options.jobs:
-        words.append(f"--jobs={','.join(jobs.selected([options.jobs]))}")
+        words.append(f"--jobs={','.join(jobs.select([options.jobs]))}")
     wanted = names.split(",") if names else ()
     return [
         row
@@ -107,7 +94,7 @@ def _table(listed: Sequence[slurm.Row], header: bool = True) -> list[Block]:
             row.label,
             clean(row.name),
             row.user,
-            styled(row.state.code, STATE_STYLE.get(row.state.code, "")),
+            in_style(row.state.code, STATE_STYLE.get(row.state.code, "")),
             row.elapsed,
             row.limit,
             NOTHING if row.gpumem_gib is None else f"{row.gpumem_gib}G",
@@ -123,7 +110,7 @@ def _where(row: slurm.Row) -> str:
 
 def show(options: Namespace) -> int:
     """Show what Slurm knows about a job and, while it runs, its node's carmad."""
-    row, more = accounts.known(jobs.resolve(options.job))
+    row, more = accounts.record(jobs.resolve(options.job))
     there, missing = _on_node(row, "show", options.json)
     if options.json:
         print(json.dumps({**_as_json(row), "slurm": more, "carma": there, "why_not": missing}))
@@ -153,7 +140,7 @@ def show(options: Namespace) -> int:
 
 def why(options: Namespace) -> int:
     """Explain why a job waits: for a node, as Slurm says, or on it, as the node's carmad says."""
-    row, more = accounts.known(jobs.resolve(options.job))
+    row, more = accounts.record(jobs.resolve(options.job))
     there, missing = _on_node(row, "why", options.json)
     text = _why(row, more)
     if options.json:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from cli.client import SLURM
 from cli.cluster import slurm
-from cli.jobs import SLURM
 
 WITHIN_S = 30.0
 # The command by its path here, if the node has it there, too.

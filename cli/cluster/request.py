@@ -21,7 +21,7 @@ from carmad.core.layout_text import OF_STAGE, OF_TIMES, written
 from carmad.core.sweep import filled, variables
 from carmad.options import OPTIONS, Option
 from carmad.readable import job_name
-from cli.commands.steer import spans
+from cli.client import spans
 from cli.problems import Usage
 
 BOTH = ("time_limit_s",)
@@ -170,16 +170,16 @@ def script(body: Request, carma: str) -> str:
         "# Written by `carma submit`: runs the command as a job of this node's carmad.",
         "cr=$(printf '\\r')",  # sbatch refuses scripts that contain it
         # Where the directory is missing, Slurm has gone to /tmp, to run it there.
-        f"cd {quoted(body['cwd'])} || {ABSENT}",
-        f"carma={quoted(carma)}",
+        f"cd {quote(body['cwd'])} || {ABSENT}",
+        f"carma={quote(carma)}",
         '[ -x "$carma" ] || carma=carma',
     ]
     if body.get("conda_env"):
         lines += [
             'eval "$("${CONDA_EXE:-conda}" shell.posix hook)" &&'
-            f" conda activate {quoted(body['conda_env'])} || exit 127"
+            f" conda activate {quote(body['conda_env'])} || exit 127"
         ]
-    words = [quoted(word) for word in body["argv"]]
+    words = [quote(word) for word in body["argv"]]
     copied = body.get("script")
     if copied:
         at = copied["word"]
@@ -187,18 +187,18 @@ def script(body: Request, carma: str) -> str:
         lines += [
             'copy=$(mktemp -d "${TMPDIR:-/tmp}/carma-XXXXXX") || exit 1',
             """trap 'rm -rf "$copy"' EXIT; trap : TERM INT""",
-            f'printf %s {quoted(copied["text"])} >"$copy"/{quoted(name)} || exit 1',
+            f'printf %s {quote(copied["text"])} >"$copy"/{quote(name)} || exit 1',
         ]
-        words[at] = f'"$copy"/{quoted(name)}'
-    run = ['"$carma"', "run", *map(quoted, step_words(body)), "--"]
+        words[at] = f'"$copy"/{quote(name)}'
+    run = ['"$carma"', "run", *map(quote, step_words(body)), "--"]
     tasks = [*_tasks(body)]
     if tasks:
         lines += ['case "$SLURM_ARRAY_TASK_ID" in']
         for index, argv, env in tasks:
-            mine = [quoted(word) for word in argv]
+            mine = [quote(word) for word in argv]
             if copied:
                 mine[copied["word"]] = words[copied["word"]]
-            sets = " ".join(f"{name}={quoted(value)}" for name, value in env.items())
+            sets = " ".join(f"{name}={quote(value)}" for name, value in env.items())
             lines.append(f"{index}) export {sets}; set -- {' '.join(mine)} ;;")
         lines += ["esac"]
         words = ['"$@"']
@@ -218,6 +218,6 @@ def _tasks(body: Request) -> Iterator[tuple[int, Sequence[str], dict[str, str]]]
         yield index, filled(tuple(body["argv"]), params), variables(params)
 
 
-def quoted(word: str) -> str:
+def quote(word: str) -> str:
     """For a shell in which `cr` is a carriage return."""
     return shlex.quote(word).replace("\r", "'\"$cr\"'")

@@ -172,11 +172,11 @@ def _changes(words: Sequence[str]) -> bool:
 
 def own_environment() -> dict[str, str]:
     """Of Slurm's commands. Raises Usage."""
-    chosen_cluster()
+    cluster_choice()
     return {name: value for name, value in os.environ.items() if not name.startswith(HABITS)}
 
 
-def chosen_cluster() -> str:
+def cluster_choice() -> str:
     """The one that the user has chosen among several; "": that of slurm.conf. Raises Usage."""
     name = os.environ.get("SLURM_CLUSTERS", "").strip()
     if "," in name or name == "all":

@@ -10,32 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from carmad.errors import CarmaError
 from cli import output
+from cli.client import outcomes
 from cli.cluster import jobs, slurm
-from cli.commands.steer import (
-    cancel_options,
-    hold_options,
-    release_options,
-    requeue_options,
-    told,
-    wait_options,
-)
 from cli.problems import Problem, Unknown, Unreachable
 
 if TYPE_CHECKING:
     from argparse import Namespace
-
-__all__ = [
-    "cancel",
-    "cancel_options",
-    "hold",
-    "hold_options",
-    "release",
-    "release_options",
-    "requeue",
-    "requeue_options",
-    "wait",
-    "wait_options",
-]
 
 
 def cancel(options: Namespace) -> int:
@@ -60,7 +40,7 @@ def requeue(options: Namespace) -> int:
 
 def _each(options: Namespace, words: Sequence[str], done: str) -> int:
     results: list[dict[str, Any]] = []
-    for label in jobs.selected(options.jobs, options.user):
+    for label in jobs.select(options.jobs, options.user):
         try:
             if options.user:
                 jobs.of_user(label, options.user)
@@ -71,20 +51,20 @@ def _each(options: Namespace, words: Sequence[str], done: str) -> int:
             if not results and not isinstance(error, Unknown):
                 raise
             # What was done before, and to which job it is not known, has to be told.
-            results.append(_failed(label, f"{error.message}: {error.hint}"))
+            results.append(_failure(label, f"{error.message}: {error.hint}"))
             _tell(results, options.json)
             return error.exit_code
         except slurm.Gone:
-            results.append(_failed(label, f"Slurm does not know it: {slurm.FORGETS}"))
+            results.append(_failure(label, f"Slurm does not know it: {slurm.FORGETS}"))
         except CarmaError as error:
-            results.append(_failed(label, error.message))
+            results.append(_failure(label, error.message))
     if not results:
         raise Problem("no job is selected", "see `carma queue --me`")
     _tell(results, options.json)
     return 0 if all(result["ok"] for result in results) else 1
 
 
-def _failed(label: str, message: str) -> dict[str, Any]:
+def _failure(label: str, message: str) -> dict[str, Any]:
     return {"label": label, "ok": False, "message": message}
 
 
@@ -94,7 +74,7 @@ def _tell(results: list[dict[str, Any]], as_json: bool) -> None:
         return
     import sys
 
-    for name, ok, message in told(results):
+    for name, ok, message in outcomes(results):
         print(f"job {name}: {message}", file=sys.stdout if ok else sys.stderr)
 
 
@@ -109,7 +89,7 @@ def _refuse(done: str, tasks: Sequence[slurm.Row]) -> None:
 def wait(options: Namespace) -> int:
     """Wait for jobs to end. Exits with the exit code of the first that failed, or 0."""
     ended = []
-    for end in jobs.ends([*jobs.selected(options.jobs)]):
+    for end in jobs.ends([*jobs.select(options.jobs)]):
         ended.append(end)
         if not options.json:
             print(f"job {end.label}: {end.state.replace('_', ' ')}", flush=True)

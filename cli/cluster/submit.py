@@ -12,8 +12,8 @@ from carmad.core.sweep import filled, tells, variables
 from carmad.errors import CarmaError
 from carmad.readable import clean, gib
 from cli import cluster, output
+from cli import submission as here
 from cli.cluster import jobs, request, slurm
-from cli.commands import submit as here
 from cli.problems import INTERRUPTED, Problem, Unknown, Usage, report
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _refuse(options: Namespace) -> None:
 
 def _where(foreign: Sequence[str]) -> list[str]:
     """The cluster that the other verbs ask, so that the job does not go elsewhere. Raises Usage."""
-    chosen = slurm.chosen_cluster()
+    chosen = slurm.cluster_choice()
     asked = {*request.clusters(foreign), os.environ.get("SBATCH_CLUSTERS", "")}
     if elsewhere := asked - {chosen, ""}:
         name = ", ".join(sorted(elsewhere))
@@ -104,7 +104,7 @@ def _memory(body: dict[str, Any], options: Namespace) -> tuple[int, str]:
     was tried. Raises Problem if nobody knows."""
     if body["memory_mib"]:
         return body["memory_mib"], "declared"
-    mib, source = max(_estimate(task, options) for task in _tried(body))
+    mib, source = max(_estimate(task, options) for task in _samples(body))
     if not options.quiet:
         if source == WHOLE:
             output.note(
@@ -115,7 +115,7 @@ def _memory(body: dict[str, Any], options: Namespace) -> tuple[int, str]:
     return mib, source
 
 
-def _tried(body: dict[str, Any]) -> list[dict[str, Any]]:
+def _samples(body: dict[str, Any]) -> list[dict[str, Any]]:
     """The job as it is estimated; of a sweep, tasks whose parameters may tell memory, the first
     and the last among them."""
     columns = (body["array"] or {}).get("params")

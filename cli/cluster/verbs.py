@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from cli.verbs import ARGPARSE, ITSELF, JOBS, WATCH, Verb
+from cli import verbs
 
-HERE = "cli.cluster"
-VERBS = (
-    Verb("submit", "submit", ITSELF, JOBS, package=HERE),
-    Verb("queue", "look", ARGPARSE, JOBS, package=HERE),
-    Verb("show", "look", ARGPARSE, JOBS, package=HERE),
-    Verb("why", "look", ARGPARSE, JOBS, package=HERE),
-    Verb("logs", "logs", ARGPARSE, JOBS, package=HERE),
-    Verb("wait", "steer", ARGPARSE, JOBS, package=HERE),
-    Verb("cancel", "steer", ARGPARSE, JOBS, package=HERE),
-    Verb("hold", "steer", ARGPARSE, JOBS, package=HERE),
-    Verb("release", "steer", ARGPARSE, JOBS, package=HERE),
-    Verb("requeue", "steer", ARGPARSE, JOBS, package=HERE),
-    Verb("status", "look", ARGPARSE, WATCH, package=HERE),
-)
-BY_NAME = {verb.name: verb for verb in VERBS}
+MODULES = {
+    "submit": "submit",
+    **dict.fromkeys(("queue", "show", "why", "status"), "look"),
+    "logs": "logs",
+    **dict.fromkeys(("wait", "cancel", "hold", "release", "requeue"), "steer"),
+}
+BY_NAME = {
+    name: verbs.BY_NAME[name].done_by(f"cli.cluster.{module}") for name, module in MODULES.items()
+}
 
 LOCAL = frozenset(
     {"estimate", "simulate", "demo", "completion", "gpumemnet", "doctor", "config", "daemon"}

@@ -7,11 +7,11 @@ import sys
 from carmad.readable import clean
 from cli import client, output, parse, render
 from cli.columns import HISTORY, params, with_params
-from cli.commands.options import (
+from cli.options import (
     add_json,
     add_states,
     add_user,
-    checked,
+    check,
     states_of,
     user_of,
 )
@@ -48,7 +48,7 @@ def _add_period(parser: Parser) -> None:
 
 
 def _period(options: Namespace) -> dict[str, Any]:
-    return {name: checked(parse.since, getattr(options, name)) for name in ("since", "until")}
+    return {name: check(parse.since, getattr(options, name)) for name in ("since", "until")}
 
 
 def history_options(parser: Parser) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from carmad.options import OPTIONS
 from cli import client, output
-from cli.commands.options import add_json
-from cli.commands.submit_options import add_option
+from cli.options import add_json
 from cli.parse import whole
+from cli.submit_options import add_option
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:

@@ -59,13 +59,11 @@ def _print_ids() -> None:
 
 def _words() -> dict[str, list[str]]:
     """What may follow each verb: its options, or its subcommands."""
-    from typer.main import get_command
-
-    from cli.app import build
-    from cli.commands import estimate, submit_options
+    from cli import submit_options
+    from cli.app import build_command
+    from cli.commands import estimate
     from cli.commands.run import parser_of
 
-    root: Any = get_command(build())
     own = {
         "submit": submit_options.build_parser,
         "run": lambda: parser_of("run"),
@@ -75,7 +73,7 @@ def _words() -> dict[str, list[str]]:
     words = {}
     for name, verb in BY_NAME.items():
         if verb.reads == TYPER:
-            command = root.commands[name]
+            command = build_command(verb)
             below = getattr(command, "commands", None)
             words[name] = sorted(below) if below else _options(command)
         else:

@@ -16,10 +16,8 @@ from rich.live import Live
 from carmad import paths
 from carmad.sim import metrics
 from carmad.sim.task import Task
-from cli import demo_report, output, parse
-from cli.demo_pane import pane
-from cli.demo_run import Replay
-from cli.demo_trace import demo_trace
+from cli import output, parse
+from cli.demo import Replay, demo_trace, pane, sentence
 from cli.parser import Parser
 from cli.problems import Problem
 
@@ -48,9 +46,9 @@ def demo(args: list[str]) -> int:
     for signum in (signal.SIGHUP, signal.SIGTERM):  # closing the terminal, too, ends both daemons
         signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
     with replays(home) as both:
-        with _shown(screen, both, len(trace)) as show:
+        with _show(screen, both, len(trace)) as show:
             play(trace, both, show)
-        screen.print(f"\n{said(both)}", style="bold")
+        screen.print(f"\n{summary(both)}", style="bold")
     return 0
 
 
@@ -87,11 +85,11 @@ def play(trace: Sequence[Task], both: Sequence[Replay], show: Show) -> None:
         time.sleep(max(0.01, min(LOOK_EVERY_S, upcoming)))
 
 
-def said(both: Sequence[Replay]) -> str:
-    return demo_report.sentence(*(metrics.figures(replay.outcome()) for replay in both))
+def summary(both: Sequence[Replay]) -> str:
+    return sentence(*(metrics.figures(replay.outcome()) for replay in both))
 
 
-def drawn(
+def picture(
     now: float, both: Sequence[Replay], total: int, room: int, plain: bool = False
 ) -> RenderableType:
     """Two panes, beside each other if there is room."""
@@ -103,7 +101,7 @@ def drawn(
 
 
 @contextmanager
-def _shown(screen: Console, both: Sequence[Replay], total: int) -> Iterator[Show]:
+def _show(screen: Console, both: Sequence[Replay], total: int) -> Iterator[Show]:
     """Shows two live panes on a terminal, otherwise a line now and then."""
     if not sys.stdout.isatty():
         told = -TELL_EVERY_S
@@ -122,6 +120,6 @@ def _shown(screen: Console, both: Sequence[Replay], total: int) -> Iterator[Show
     with Live(console=screen, auto_refresh=False) as live:
 
         def draw(now: float) -> None:
-            live.update(drawn(now, both, total, screen.width, plain), refresh=True)
+            live.update(picture(now, both, total, screen.width, plain), refresh=True)
 
         yield draw

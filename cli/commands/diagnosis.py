@@ -16,7 +16,7 @@ from carmad import installed, paths
 from carmad.errors import CarmaError
 from carmad.threads import Threads
 from cli import client, cluster, output
-from cli.commands.annotations import Json
+from cli.app import Json, group
 from cli.problems import Usage
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ NOBODY = 65534  # an ordinary user, on every machine
 PYTHON_WITHIN_S = 20.0
 DRIVER_WITHIN_S = 20.0  # without persistence, it takes seconds to wake each GPU
 
-config = typer.Typer(
-    no_args_is_help=True, help="Show the daemon's settings, or check a settings file."
-)
+config = group("Show the daemon's settings, or check a settings file.")
 
 
 def doctor(
@@ -117,13 +115,13 @@ def _check(name: str, ok: bool | None, detail: str, hint: str = "") -> CheckOut:
 
 def _python() -> CheckOut:
     version = ".".join(str(n) for n in sys.version_info[:3])
-    if os.geteuid() == 0 and (why := _refused_to_others()):
+    if os.geteuid() == 0 and (why := _why_unusable()):
         hint = f"see `namei -lv {sys.executable}`; install CARMA and its Python in /opt"
         return _check("python", False, f"only root can run {sys.executable}: {why}", hint)
     return _check("python", sys.version_info >= (3, 11), f"{version} in {sys.prefix}")
 
 
-def _refused_to_others() -> str:
+def _why_unusable() -> str:
     """Why an ordinary user cannot run `carma`; "" if they can, or if root cannot become one."""
     try:
         ran = subprocess.run(
@@ -147,13 +145,13 @@ def _refused_to_others() -> str:
 def _driver() -> CheckOut:
     """In a thread: what hangs in the driver cannot be ended."""
     try:
-        return Threads(1, "driver", DRIVER_WITHIN_S).submit(_asked_driver).result(DRIVER_WITHIN_S)
+        return Threads(1, "driver", DRIVER_WITHIN_S).submit(_driver_check).result(DRIVER_WITHIN_S)
     except TimeoutError:
         detail = f"the driver has not answered for {DRIVER_WITHIN_S:g} s"
         return _check("driver", False, detail, "does `nvidia-smi` answer? See `dmesg`")
 
 
-def _asked_driver() -> CheckOut:
+def _driver_check() -> CheckOut:
     import pynvml
 
     try:
@@ -176,12 +174,12 @@ def _mps() -> CheckOut:
 
 def _settings() -> CheckOut:
     try:
-        return _check("settings", True, _checked(None))
+        return _check("settings", True, _check_settings(None))
     except CarmaError as error:
         return _check("settings", False, error.message, error.hint)
 
 
-def _checked(file: Path | None) -> str:
+def _check_settings(file: Path | None) -> str:
     """Load the settings as carmad does when it starts. Returns a description of them."""
     from carmad import registry
     from carmad.configfile import load
@@ -222,4 +220,4 @@ def check(
     ] = None,
 ) -> None:
     """Check a settings file, together with the CARMA_… variables set here. Starts nothing."""
-    print(_checked(file))
+    print(_check_settings(file))

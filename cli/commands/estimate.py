@@ -10,8 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli import client, output, parse
-from cli.commands import submit, submit_options
+from cli import client, output, parse, submission, submit_options
 from cli.parser import Parser
 from cli.problems import Problem, Unreachable, Usage
 
@@ -32,7 +31,7 @@ def estimate(args: list[str]) -> int:
     from cli import estimate_view as view
 
     parser = build_parser()
-    options, body = submit.read(_in_front(args, parser), parser)
+    options, body = submission.read(_in_front(args, parser), parser)
     if body["array"] and body["array"].get("params"):
         raise Usage("a sweep has no single estimate", "leave --param out, and give its values")
     _check(options)
@@ -43,12 +42,12 @@ def estimate(args: list[str]) -> int:
     if options.fit is None:
         answer = _ask(body, explain)
         _tell(options, answer, lambda: view.estimates(answer))
-        good = view.chosen(answer) is not None and not answer["crash"]
+        good = view.choice(answer) is not None and not answer["crash"]
     else:
         found = _fit(body, options.vary or VARIED, options.fit)
-        _tell(options, found.as_json(), lambda: view.fitted(found))
+        _tell(options, found.as_json(), lambda: view.fit_view(found))
         good = found.largest is not None
-        body["argv"] = found.command.filled(found.largest or found.command.value)
+        body["argv"] = found.command.fill(found.largest or found.command.value)
         if good and explain:
             answer = _ask(body, explain)
     if good and explain:
@@ -141,7 +140,7 @@ def _note_alone(why: str) -> None:
 def _fit(body: dict[str, Any], name: str, limit_mib: int) -> Fit:
     from cli import vary
 
-    command = vary.opened(body["argv"], name)
+    command = vary.find_number(body["argv"], name)
     with _progress(name, limit_mib) as tell:
         return vary.search(
             # The user's declaration is about the command as it is.

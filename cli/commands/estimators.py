@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cli import client, output
-from cli.commands.annotations import Json
+from cli.app import Json
 
 if TYPE_CHECKING:
     from carmad.api.responses.estimates import EstimatorsOut
@@ -31,7 +31,7 @@ def report(answer: EstimatorsOut) -> list[Block]:
     from carmad.readable import clean
     from cli.format import NOTHING, memory
     from cli.render import heading
-    from cli.table import Table, columns, styled
+    from cli.table import Table, columns, in_style
 
     made = Table(columns("ESTIMATOR~ JOBS> BIAS> P50> P95> THEN> NOW> UNTAUGHT> UNDER>"))
     for one in answer["estimators"]:
@@ -48,7 +48,7 @@ def report(answer: EstimatorsOut) -> list[Block]:
             NOTHING if under is None else f"{under:.0%}",
         )
     head = f"in use: {clean(answer['estimator'])}; based on {answer['jobs']} jobs that succeeded"
-    parts: list[Block] = [styled(head, "bold"), made]
+    parts: list[Block] = [in_style(head, "bold"), made]
     if answer["contexts"]:
         parts += heading("context, as the trace estimator has learned it")
     for learned in answer["contexts"]:

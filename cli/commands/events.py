@@ -6,8 +6,8 @@ import json
 
 from carmad.readable import clean
 from cli import output, parse
-from cli.commands.options import add_user, checked, selected, user_of
-from cli.stream import events
+from cli.client import events
+from cli.options import add_user, check, selection, user_of
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ def watch(options: Namespace) -> int:
     """Print what happens, as it happens: jobs that start, run, end, are retried; GPUs that are
     lost or drained."""
     query = {
-        "select": selected(options.jobs) if options.jobs else None,
+        "select": selection(options.jobs) if options.jobs else None,
         "user": user_of(options.user, options.me),
-        "since": checked(parse.since, options.since),
+        "since": check(parse.since, options.since),
     }
     for event in events(output.note, **query):
         if options.json:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from carmad.readable import clean
 from cli import client, output, render
-from cli.commands.options import add_json
 from cli.format import NOTHING
+from cli.options import add_json
 from cli.problems import Usage
 from cli.table import Table, columns
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from cli import output
+from cli.app import group
 from cli.problems import Problem
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 NEEDED = {"torch": "torch", "sklearn": "scikit-learn", "numpy": "numpy"}
 
-gpumemnet = typer.Typer(no_args_is_help=True, help="Train the memory estimator gpumemnet.")
+gpumemnet = group("Train the memory estimator gpumemnet.")
 
 
 class Family(StrEnum):
@@ -55,10 +56,10 @@ def generate(
         raise Problem("torch finds no GPU here", "leave out --measure to trace the networks")
     torch.set_num_threads(1)  # more would only wait
     label = labels.measured if measure else labels.traced
-    with _told():
+    with _report_errors():
         origin = labels.origin(str(family), seed, measure)
         samples = labels.samples(str(family), seed, count, label)
-        dataset.write(to, origin, _tracked(samples, count))
+        dataset.write(to, origin, _track(samples, count))
     print(f"{count} networks, {origin.label}, in {to}")
 
 
@@ -79,7 +80,7 @@ def train(
     cards = []
     for origin, samples in _datasets(data):
         output.note(f"{origin.family}: training on {len(samples)} networks")
-        with _told():
+        with _report_errors():
             made = trained(origin, samples)
             made.save(to)
         cards.append(made.card)
@@ -106,7 +107,7 @@ def evaluate(
 
     folder = weights or WEIGHTS
     rows: list[tuple[Card, Score]] = []
-    with _told():
+    with _report_errors():
         if not data:
             cards = [read(str(each), folder) for each in Family if _is_there(each, folder)]
             if not cards:
@@ -134,7 +135,7 @@ def _check_installed() -> None:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _report_errors() -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, ValueError) as error:
@@ -144,7 +145,7 @@ def _told() -> Iterator[None]:
 def _datasets(paths: Iterable[Path]) -> list[tuple[Origin, list[Sample]]]:
     from estimators.gpumemnet.dataset import read
 
-    with _told():
+    with _report_errors():
         read_in = [read(path) for path in paths]
     families = [origin.family for origin, _ in read_in]
     if twice := {family for family in families if families.count(family) > 1}:
@@ -152,7 +153,7 @@ def _datasets(paths: Iterable[Path]) -> list[tuple[Origin, list[Sample]]]:
     return [(origin, list(samples)) for origin, samples in read_in]
 
 
-def _tracked(things: Iterable[T], total: int) -> Iterator[T]:
+def _track(things: Iterable[T], total: int) -> Iterator[T]:
     """The things, with a progress bar."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeRemainingColumn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cli import client, output
-from cli.commands.options import add_json
+from cli.options import add_json
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:

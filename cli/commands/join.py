@@ -11,7 +11,7 @@ import sys
 
 from carmad.errors import CarmaError
 from cli import client
-from cli.jobs import resolve
+from cli.client import resolve
 from cli.problems import Problem, Usage, report
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -24,9 +24,9 @@ OWN = (
     *("TMUX", "TMUX_PANE", "STY"),
 )
 USAGE = {
-    "attach": "usage: carma attach JOB\n\nStart a shell in the environment of a running job of"
+    "attach": "Usage: carma attach JOB\n\nStart a shell in the environment of a running job of"
     " yours, on its GPUs. It ends with the job.",
-    "exec": "usage: carma exec JOB [--] COMMAND [ARG…]\n\nRun a command in the environment of a"
+    "exec": "Usage: carma exec JOB [--] COMMAND [ARG…]\n\nRun a command in the environment of a"
     " running job of yours, on its GPUs. It ends with the job.",
 }
 

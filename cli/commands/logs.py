@@ -7,18 +7,18 @@ import re
 import sys
 import time
 
-from carma_client.logs import ASK_S, LOOK_S, Log, elsewhere, opened
+from carma_client.logs import ASK_S, LOOK_S, Log, elsewhere, last_lines, open_log, texts
 from carma_client.transport import ENDED
 from carmad.readable import clean
 from cli import client, output, parse
-from cli.commands.options import add_job, user_of
-from cli.jobs import resolve
+from cli.client import resolve
+from cli.options import add_job, user_of
 from cli.problems import Problem
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any, BinaryIO
 
     from cli.parser import Parser
@@ -42,7 +42,7 @@ def logs(options: Namespace) -> int:
     if options.follow:
         _await_start(answer, path)
     try:
-        with opened(path) as file:
+        with open_log(path) as file:
             _show(file, answer, options.tail, options.follow)
     except OSError as error:
         if answer["started_at"] is None and not os.path.exists(path):  # noqa: PTH110
@@ -66,7 +66,7 @@ def _show(file: BinaryIO, job: dict[str, Any], lines: int | None, follow: bool) 
     log, shown = Log(file), _harmless() if _may_attack(job) else bytes
     own = log.parts(job)
     end = file.tell()
-    for text in _texts(file, own) if lines is None else [last_lines(file, own, lines)]:
+    for text in texts(file, own) if lines is None else [last_lines(file, own, lines)]:
         sys.stdout.buffer.write(shown(text))
     sys.stdout.buffer.flush()
     if follow:
@@ -86,13 +86,13 @@ def _harmless() -> Callable[[bytes], bytes]:
 
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def shown(text: bytes) -> bytes:
+    def show(text: bytes) -> bytes:
         # Every second part is white space, which stays.
         parts = re.split(r"([\n\r\t]+)", decoder.decode(text))
         parts[::2] = map(clean, parts[::2])
         return "".join(parts).encode()
 
-    return shown
+    return show
 
 
 def _follow(log: Log, label: str, shown: Callable[[bytes], bytes]) -> None:
@@ -108,19 +108,3 @@ def _follow(log: Log, label: str, shown: Callable[[bytes], bytes]) -> None:
         if ended:
             return
         time.sleep(LOOK_S)
-
-
-def _texts(file: BinaryIO, parts: list[tuple[int, int]]) -> Iterator[bytes]:
-    for at, size in parts:
-        file.seek(at)
-        yield file.read(size)
-
-
-def last_lines(file: BinaryIO, parts: list[tuple[int, int]], lines: int) -> bytes:
-    """The last lines of these parts, reading from the end: logs can be large."""
-    tail = b""
-    for text in _texts(file, parts[::-1]):
-        tail = text + tail
-        if tail.count(b"\n") > lines:
-            break
-    return b"".join(tail.splitlines(keepends=True)[-lines:]) if lines else b""

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import typer
 
 from cli import client, output
-from cli.commands.annotations import Json
+from cli.app import Json
 from cli.problems import Usage
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 
 from cli import client, output, parse
-from cli.commands.options import add_json, checked
+from cli.options import add_json, check
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ def report(options: Namespace) -> int:
     """
     if options.html:
         output.check_writable(options.html)
-    answer = client.get("/v1/report", **_asked(options))
+    answer = client.get("/v1/report", **_query(options))
     if options.html:
         from carmad.report import html
 
         options.html.write_text(html.page(answer), encoding="utf-8")
         output.note(f"wrote {options.html}")
     if options.mail:
-        return _mailed(answer)
+        return _mail(answer)
     if options.json:
         output.print_json(answer)
     elif not options.html:
@@ -64,9 +64,9 @@ def report(options: Namespace) -> int:
     return 0
 
 
-def _asked(options: Namespace) -> dict[str, Any]:
+def _query(options: Namespace) -> dict[str, Any]:
     if options.since:
-        return {name: checked(parse.since, getattr(options, name)) for name in ("since", "until")}
+        return {name: check(parse.since, getattr(options, name)) for name in ("since", "until")}
     if options.until:
         from cli.problems import Usage
 
@@ -79,8 +79,8 @@ def _asked(options: Namespace) -> dict[str, Any]:
     return {"since": since.isoformat(), "until": until.isoformat()}
 
 
-def _mailed(answer: Any) -> int:
+def _mail(answer: Any) -> int:
     from carmad.report import markdown, wording
-    from cli.commands.notify import send
+    from cli.messages import send
 
     return send(wording.title(answer), markdown.page(answer))

@@ -6,11 +6,11 @@ import sys
 
 from carmad.errors import CarmaError
 from cli import client, output, parse, render
-from cli.columns import COLUMNS, QUEUE_LONG, sorted_by
-from cli.commands.options import add_job, add_json, add_states, add_user, states_of, user_of
-from cli.jobs import resolve
+from cli.client import resolve
+from cli.columns import COLUMNS, QUEUE_LONG, sort
+from cli.options import add_job, add_json, add_states, add_user, states_of, user_of
 from cli.problems import Usage
-from cli.table import Table, layout, styled
+from cli.table import Table, in_style, layout
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def queue(options: Namespace) -> int:
         _fields(options.sort.removeprefix("-"))
     if options.watch:
         return _watch(options, shown)
-    answer = _listed(options)
+    answer = _jobs(options)
     if options.json:
         output.print_json(answer)
         return 0
@@ -80,20 +80,20 @@ def _watch(options: Namespace, shown: Sequence[str]) -> int:
 
     if options.json or not (sys.stdout.isatty() and sys.stdin.isatty()):
         raise Usage("--watch needs a terminal, and no --json", "programs: carma wait, or poll")
-    picture = render.jobs(_listed(options)["jobs"], shown, options.noheader)
+    picture = render.jobs(_jobs(options)["jobs"], shown, options.noheader)
     with Screen() as screen:
         while True:
             screen.draw(layout(picture, output.room()))
             if screen.key(options.watch) == "q":
                 return 0
             try:
-                picture = render.jobs(_listed(options)["jobs"], shown, options.noheader)
+                picture = render.jobs(_jobs(options)["jobs"], shown, options.noheader)
             except CarmaError as error:  # carmad is being restarted: what it said last stays
-                alarm = styled(error.message, "bold red")
+                alarm = in_style(error.message, "bold red")
                 picture = [alarm, *(block for block in picture if isinstance(block, Table))]
 
 
-def _listed(options: Namespace) -> Any:
+def _jobs(options: Namespace) -> Any:
     names, codes = states_of(options.states)
     answer = client.get(
         "/v1/jobs",
@@ -105,7 +105,7 @@ def _listed(options: Namespace) -> Any:
     if codes:
         answer["jobs"] = [job for job in answer["jobs"] if job["code"] in codes]
     if options.sort:
-        answer["jobs"] = sorted_by(answer["jobs"], options.sort)
+        answer["jobs"] = sort(answer["jobs"], options.sort)
     return answer
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from cli import client, output, parse
-from cli.commands.options import add_json, checked
-from cli.jobs import resolve
+from cli.client import resolve
+from cli.options import add_json, check
 from cli.problems import Usage
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -60,7 +60,7 @@ def report_step(options: Namespace) -> int:
     parts = {name: getattr(options, name) for name in (*PARTS, "sync")}
     told = [f"{name}={text}" for name, text in parts.items() if text is not None]
     if told:
-        body["stages"] = checked(parse.stage_times, " ".join(told))
+        body["stages"] = check(parse.stage_times, " ".join(told))
     label = resolve(job)
     answer = client.post(f"/v1/jobs/{label}/step", body)
     if options.json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cli import client, output
-from cli.commands.options import add_json
+from cli.options import add_json
 from cli.parse import gpu_count, moment, seconds, whole
 from cli.problems import Usage
 

@@ -6,9 +6,9 @@ import sys
 
 from carmad.readable import clean
 from cli import client, output
-from cli.commands.options import add_json
+from cli.client import resolve
 from cli.format import NOTHING
-from cli.jobs import resolve
+from cli.options import add_json
 from cli.problems import Usage
 from cli.table import Column, Table
 
@@ -39,7 +39,7 @@ def results(options: Namespace) -> int:
     jobs = client.get("/v1/jobs", select=select)["jobs"]
     params, metrics = _names(jobs, "params"), _names(jobs, "metrics")
     if options.sort:
-        jobs = _sorted(jobs, options.sort, options.reverse, [*params, *metrics])
+        jobs = _sort(jobs, options.sort, options.reverse, [*params, *metrics])
     if options.json:
         names = ("id", "label", "state", "params", "metrics")
         output.print_json({"schema": 1, "jobs": [_only(job, names) for job in jobs]})
@@ -77,7 +77,7 @@ def _of(job: Job, kind: str, names: list[str]) -> list[str | float | None]:
     return [job.get(kind, {}).get(name) for name in names]
 
 
-def _sorted(jobs: list[Job], name: str, reverse: bool, names: list[str]) -> list[Job]:
+def _sort(jobs: list[Job], name: str, reverse: bool, names: list[str]) -> list[Job]:
     """Those without a value come last, whatever the order."""
     if name not in names:
         raise Usage(f"there is no {name}", f"sort by one of: {', '.join(names) or 'nothing yet'}")

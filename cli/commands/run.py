@@ -19,9 +19,9 @@ from functools import partial
 from carma_client.transport import ENDED
 from carmad.errors import CarmaError
 from cli import client, signals
-from cli.commands.submit import HELP_HINT, read, settle_messages, tell_ignored
-from cli.commands.submit_options import build_parser
 from cli.problems import INTERRUPTED, Problem, Refused, Unreachable, Usage, note, report
+from cli.submission import HELP_HINT, read, settle_messages, tell_ignored
+from cli.submit_options import build_parser
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _in_slurm() -> bool:
     return "SLURM_JOB_ID" in os.environ and "CARMA_JOB_ID" not in os.environ
 
 
-def _kept() -> Kept:
+def _keep_errors() -> Kept:
     from cli.kept import Kept  # it loads threading
 
     return Kept()
@@ -153,9 +153,9 @@ class Left(Exception):
 
 def _as_job(body: dict[str, Any], quiet: bool) -> int:
     say = _unsaid if quiet else note
-    for signum in signals.heeded(signals.TOLD):  # a warning ends no wait
+    for signum in signals.not_ignored(signals.TOLD):  # a warning ends no wait
         signal.signal(signum, _ignore)
-    errors = _kept() if body["requeue"] and _repeatable() else None
+    errors = _keep_errors() if body["requeue"] and _repeatable() else None
     if errors:
         body |= {"stdout": errors.path}
     # Slurm's job would fail because a daemon is restarted; elsewhere, somebody forgot to start one.
@@ -172,9 +172,9 @@ def _as_job(body: dict[str, Any], quiet: bool) -> int:
         say(text)
     code = None
     while code is None:
-        handled = {one: signal.signal(one, _leave) for one in signals.heeded(signals.LEAVING)}
+        handled = {one: signal.signal(one, _leave) for one in signals.not_ignored(signals.LEAVING)}
         try:
-            job = _placed(label, say)
+            job = _await_place(label, say)
         except (KeyboardInterrupt, Left) as left:
             _give_up(label)
             say(f"job {label} has left the line")
@@ -188,7 +188,7 @@ def _as_job(body: dict[str, Any], quiet: bool) -> int:
         say(f"job {label} runs on GPU {gpus}" if gpus else f"job {label} runs on CPUs alone")
         for signum, handler in handled.items():
             signal.signal(signum, handler)
-        with signals.held_back():
+        with signals.hold_back():
             code = _run_here(label, job["attempt"], errors, say)
     return code
 
@@ -206,7 +206,7 @@ def _despite(ask: Callable[[], T], say: Callable[[str], None] = lambda _: None) 
             time.sleep(1.0)
 
 
-def _placed(label: str, say: Any) -> dict[str, Any]:
+def _await_place(label: str, say: Any) -> dict[str, Any]:
     """The job once it may start or has ended. Meanwhile, say why it waits when that changes."""
 
     def absent(why: str) -> None:

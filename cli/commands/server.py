@@ -14,7 +14,7 @@ import typer
 
 from carmad import paths
 from cli import client, output
-from cli.commands.annotations import Json
+from cli.app import Json, group
 from cli.format import span
 from cli.problems import Problem, Unreachable
 
@@ -23,7 +23,7 @@ STOP_S = 60.0
 LOOK_S = 0.1
 TAIL_LINES = 15
 
-daemon = typer.Typer(no_args_is_help=True, help="Start, stop and install carmad.")
+daemon = group("Start, stop and install carmad.")
 
 Emulated = Annotated[
     str | None,
@@ -65,7 +65,7 @@ def start(
             cwd="/",
         )
     health = _await_health(process, log, before)
-    print(_started(health, where, log))
+    print(_summary(health, where, log))
     _tell_troubles(health)
     if health.get("troubles") and emulated is None:
         print(
@@ -213,7 +213,7 @@ def _tail(log: Path, before: int) -> str:
     return "\n".join([f"the end of {log}:", *lines])
 
 
-def _started(health: dict[str, Any], where: Path, log: Path) -> str:
+def _summary(health: dict[str, Any], where: Path, log: Path) -> str:
     line = f"carmad {health['version']} runs as process {health['pid']} at {where}; log: {log}"
     if str(where) in (paths.SYSTEM_SOCKET, paths.user_runtime_dir() + "/carmad.sock"):
         return line

@@ -21,7 +21,7 @@ from carmad import paths, registry
 from carmad.errors import CarmaError
 from carmad.readable import clean
 from cli import cautions, output
-from cli.commands.options import checked
+from cli.options import check
 from cli.problems import Problem, Usage
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def simulate(
     words += ["collocation.mps=true"] if mps else []
     words += [] if recovery is None else [f"recovery.name={recovery}"]
     with _as_usage():
-        base = _changed(base, config, words, gpus, interference)
+        base = _with_settings(base, config, words, gpus, interference)
         experiments = list(_variants(base, policies, estimators, seeds, tuned or ()))
     if report is not None and len(results) + len(experiments) > 1:
         raise Usage("--report is of a single run", "choose one policy, estimator and seed")
@@ -161,7 +161,7 @@ def _history(since: str | None) -> History:
     from carmad.sim import shadow
     from cli import client, parse
 
-    past = shadow.from_history(client.get, since=checked(parse.since, since))
+    past = shadow.from_history(client.get, since=check(parse.since, since))
     for note in past.notes:
         output.note(note)
     return past
@@ -192,7 +192,7 @@ def _as_usage() -> Iterator[None]:
         raise Usage(error.message, error.hint) from error
 
 
-def _changed(
+def _with_settings(
     base: Experiment,
     config: Path | None,
     words: Sequence[str],
@@ -303,7 +303,7 @@ def _swept(experiments: Sequence[Experiment], jobs: int | None, cached: bool) ->
 
     cache = Cache(Path(paths.user_cache_dir()) / "simulations") if cached else None
     processes = jobs or len(os.sched_getaffinity(0))
-    with progress.shown(len(experiments)) as watch:
+    with progress.show(len(experiments)) as watch:
         return list(sweep(experiments, processes, cache, watch))
 
 

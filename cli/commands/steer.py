@@ -6,14 +6,13 @@ import sys
 
 from carma_client.transport import ENDED
 from cli import client, output
-from cli.commands.options import add_json, add_select, add_user, selected
-from cli.jobs import exit_code, wait_for
+from cli.client import exit_code, wait_for
+from cli.options import add_json, add_select, add_user, selection
 from cli.problems import Problem, Usage
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator
     from typing import Any
 
     from cli.parser import Parser
@@ -52,7 +51,7 @@ def update_options(parser: Parser) -> None:
     from argparse import SUPPRESS
 
     from carmad.options import OPTIONS
-    from cli.commands.submit_options import add_option
+    from cli.submit_options import add_option
 
     _choice_options(parser)
     group = parser.add_argument_group("new values")
@@ -66,7 +65,7 @@ def update(options: Namespace) -> int:
 
     Only administrators can give a running job more time."""
     from carmad.options import OPTIONS
-    from cli.commands.submit import whole
+    from cli.submission import whole
 
     given = {name: value for name, value in vars(options).items() if name in OPTIONS}
     if "after" in given:
@@ -75,38 +74,13 @@ def update(options: Namespace) -> int:
 
 
 def _ask(verb: str, options: Namespace, more: dict[str, Any] | None = None) -> int:
-    body = {"select": selected(options.jobs), "user": options.user, **(more or {})}
+    body = {"select": selection(options.jobs), "user": options.user, **(more or {})}
     answer = client.post(f"/v1/{verb}", body)
     if options.json:
         output.print_json(answer)
-    for name, ok, message in told(answer["results"]) if not options.json else ():
+    for name, ok, message in client.outcomes(answer["results"]) if not options.json else ():
         print(f"job {name}: {message}", file=sys.stdout if ok else sys.stderr)
     return 0 if all(result["ok"] for result in answer["results"]) else 1
-
-
-def told(results: list[dict[str, Any]]) -> Iterator[tuple[str, bool, str]]:
-    """One line for all tasks of an array to which the same happened."""
-    alike: dict[tuple[str, bool, str], list[str]] = {}
-    for each in results:
-        job, _, tasks = each["label"].partition("_")
-        listed = tasks.strip("[]").partition("%")[0].split(",")
-        alike.setdefault((job, each["ok"], each["message"]), []).extend(filter(None, listed))
-    for (job, ok, message), listed in alike.items():
-        tasks = spans(listed)
-        label = f"{job}_{tasks}" if tasks else job
-        yield label if tasks.isdigit() or not tasks else f"{job}_[{tasks}]", ok, message
-
-
-def spans(listed: list[str]) -> str:
-    """`["2", "3-4", "9"]` as `2-4,9`."""
-    found: list[list[str]] = []
-    for each in listed:
-        low, _, high = each.partition("-")
-        if found and low.isdigit() and found[-1][-1] == str(int(low) - 1):
-            found[-1][1:] = [high or low]
-        else:
-            found.append([low, high] if high else [low])
-    return ",".join("-".join(each) for each in found)
 
 
 def wait_options(parser: Parser) -> None:
@@ -120,8 +94,8 @@ def wait_options(parser: Parser) -> None:
 def wait(options: Namespace) -> int:
     """Wait for jobs to end. Exits with the exit code of the first that failed, or 0."""
     if options.any:
-        return _wait_any(selected(options.jobs), options.json)
-    select = selected(options.jobs)
+        return _wait_any(selection(options.jobs), options.json)
+    select = selection(options.jobs)
     found = client.get("/v1/jobs", select=select)["jobs"]
     if not found and select != "all":
         raise Problem(f"there is no job {select}", "see `carma queue` and `carma history`")
@@ -136,9 +110,7 @@ def wait(options: Namespace) -> int:
 
 
 def _wait_any(select: str, as_json: bool) -> int:
-    from cli.stream import events
-
-    for event in events(output.note, select=select):
+    for event in client.events(output.note, select=select):
         if event["event"] in ("watching", "missed"):  # from here on, no end is missed
             jobs = client.get("/v1/jobs", select=select)["jobs"]
             ended = [job for job in jobs if job["state"] in ENDED]

@@ -12,23 +12,22 @@ import os
 import sys
 
 from carmad.errors import CarmaError
-from carmad.options import OPTIONS
 from cli import client
-from cli.commands.script import Script, find_script, runnable
-from cli.commands.submit_options import build_parser
-from cli.jobs import exit_code, resolve, wait_for
-from cli.parser import Parser
-from cli.problems import INTERRUPTED, Usage, note, report
-from cli.verbs import BY_NAME
+from cli.client import exit_code, wait_for
+from cli.problems import INTERRUPTED, note, report
+from cli.submission import (
+    is_silent,
+    read,
+    refuse_missing,
+    settle_messages,
+    tell_ignored,
+    wants_json,
+    warn_of_script,
+)
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
-
-PLACE = ("$0", "${0", "BASH_SOURCE", "__file__")  # in a script: where it is
-MINIMAL_ENV = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "USER")
-HELP_HINT = "see `carma submit --help`"
 
 
 def submit(args: list[str]) -> int:
@@ -40,8 +39,6 @@ def submit(args: list[str]) -> int:
             warn_of_script(body)
         settle_messages(options, body)
         if body["container"]:
-            from cli.images import refuse_missing
-
             refuse_missing(body["container"])
         if options.dry_run:
             return _dry_run(body, options)
@@ -67,7 +64,7 @@ def _submit(body: dict[str, Any], options: argparse.Namespace) -> int:
         from cli import preflight
 
         asks = _is_terminal(sys.stdout) and not body["after"]
-        if not preflight.wanted(label, str(answer["ids"][0]), asks):
+        if not preflight.is_wanted(label, str(answer["ids"][0]), asks):
             return 1
     if not options.wait:
         return 0
@@ -88,72 +85,11 @@ def _is_terminal(end: Any) -> bool:
     return end is not None and bool(end.isatty())  # None if it is closed
 
 
-def is_silent(options: argparse.Namespace) -> bool:
-    """Whether nobody waits for advice."""
-    return bool(options.anyway or options.json or options.parsable or options.quiet)
-
-
 def _warn(answer: dict[str, Any]) -> None:
     """Print warnings, and for a job with a deadline, whether it is expected to meet it."""
     outlook = answer.get("outlook")
     for text in (*answer.get("warnings", ()), *([outlook["text"]] if outlook else [])):
         note(text)
-
-
-def tell_ignored(options: argparse.Namespace) -> None:
-    """Name the options of sbatch that were ignored, unless `--quiet`."""
-    if not options.quiet:
-        _tell_ignored(options.ignored)
-
-
-def settle_messages(options: argparse.Namespace, body: dict[str, Any]) -> None:
-    """Make sure that messages about the job can be sent, if any are wanted. Raises CarmaError."""
-    if options.notify or options.mail_type or options.mail_user:
-        from cli.commands.notify import settle
-
-        settle(options, body)
-
-
-def _tell_ignored(options: list[str] | None, where: str = "") -> None:
-    if options:
-        text = f"{where}ignored: {' '.join(options)}"
-        if any(option.startswith("--mem") for option in options):
-            text += " (for GPU memory, use --gpu-mem)"
-        note(text)
-
-
-def warn_of_script(body: dict[str, Any], in_place: str = "--no-copy") -> None:
-    """Of what a job script does that may not work in a copy, or as a job. `in_place`: what runs it
-    uncopied."""
-    _warn_of_copy(body, in_place)
-    _warn_of_module(body)
-
-
-def _warn_of_copy(body: dict[str, Any], in_place: str) -> None:
-    """A copy is elsewhere: a script that looks for its own path finds that."""
-    script = body.get("script")
-    found = next((word for word in PLACE if script and word in script["text"]), None)
-    if script and found:
-        name = body["argv"][script["word"]]
-        text = f"{name} uses {found}, which will be the path of a copy; {in_place} runs it in place"
-        note(text)
-
-
-def _warn_of_module(body: dict[str, Any]) -> None:
-    """Of a script that calls `module`, a function of login shells that may not be there."""
-    script = body.get("script")
-    login = script and any(word in ("-l", "--login") for word in body["argv"][: script["word"]])
-    if not script or login or any(name.startswith("BASH_FUNC_module") for name in body["env"]):
-        return
-    for number, line in enumerate(script["text"].splitlines(), 1):
-        first = line.split(None, 1)[:1]
-        if first in (["source"], ["."]):  # it may define it
-            return
-        if first == ["module"]:
-            where = f"{body['argv'][script['word']]}:{number}"
-            text = f"{where} calls module, which this shell does not have: leave it out, or start"
-            note(f"{text} the script with #!/bin/bash -l")
-            return
 
 
 def _wait(jobs: list[str], label: str, tells: bool) -> int:
@@ -183,183 +119,3 @@ def _dry_run(body: dict[str, Any], options: argparse.Namespace) -> int:
 
     output.show(render.dry_run(answer))
     return 0
-
-
-def wants_json(args: list[str]) -> bool:
-    return "--json" in build_parser().split(args)[0]
-
-
-def read(
-    args: list[str],
-    parser: Parser | None = None,
-    foreign: list[str] | None = None,
-    known: Callable[[str], str] | None = None,
-) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """The options, and the resulting request. `parser`: that of a verb that takes the same options
-    and more. `foreign`: where a script's lines have options of sbatch that mean nothing on one
-    server, they are added here instead of being reported. `known`: which job a word such as `last`
-    names, if a daemon is not to be asked."""
-    parser = parser or build_parser()
-    words, command, marked = parser.split(args)
-    options = given = parser.parse_args(words)
-    script = None if options.wrap is not None or not command else find_script(command[0])
-    if script is not None:  # directives first: the command line overrides them
-        options = parser.parse_args(words, _directives(parser, script, options.quiet, foreign))
-        repeated = (option.name for option in OPTIONS.values() if option.repeated)
-        for name in (*repeated, "param"):
-            setattr(options, name, getattr(given, name) or getattr(options, name))
-    if not marked and command[:1] and command[0] in BY_NAME and not os.path.exists(command[0]):  # noqa: PTH110 - pathlib is slow to import
-        raise Usage(
-            f"`{parser.prog} {command[0]}` would start a job that runs `{command[0]}`",
-            f"did you mean `carma {command[0]}`? if not, put -- in front of the command",
-        )
-    if command and not _may_be_there(command[0], options):
-        hint = "give the path of a program or job script relative to this directory, or --chdir"
-        raise Usage(f"there is no {command[0]}", hint)
-    request = _request(options, _argv(options, command, script), script, known or whole)
-    if options.param or options.params:
-        from cli.sweep import swept
-
-        request = swept(request, options, plain=script is None and options.wrap is None)
-    elif request["array"] and not request["array"]["indices"]:
-        raise Usage("which indices? %N alone is for --param", "give a list, such as --array 0-15%4")
-    return options, request
-
-
-def _may_be_there(word: str, options: argparse.Namespace) -> bool:
-    """Whether a program given by its path exists, or may by then: an earlier job may create it, or
-    the image have it."""
-    later = options.chdir or options.after or options.after_ok
-    in_image = options.container and word.startswith("/")
-    return "/" not in word or bool(later or in_image) or os.path.exists(word)  # noqa: PTH110
-
-
-def _directives(
-    parser: Parser, script: Script, quiet: bool, foreign: list[str] | None
-) -> argparse.Namespace:
-    options = argparse.Namespace()
-    for number, prefix, words in script.directives:
-        ignored: list[str] = []
-        try:
-            if prefix == "#SBATCH":
-                options, ignored = parser.parse_known_args(words, options)
-            else:
-                options = parser.parse_args(words, options)
-        except Usage as error:
-            raise Usage(f"{script.path}:{number}: {error.message}", error.hint) from None
-        ignored += options.__dict__.pop("ignored", None) or ()
-        if foreign is not None:
-            foreign += ignored
-        elif not quiet:
-            _tell_ignored(ignored, f"{script.path}:{number}: {prefix} ")
-    return options
-
-
-def _argv(options: argparse.Namespace, command: list[str], script: Script | None) -> list[str]:
-    if options.wrap is not None:
-        if command:
-            raise Usage("give either --wrap or a command, not both", HELP_HINT)
-        return ["/bin/sh", "-c", options.wrap]
-    if not command:
-        raise Usage("nothing to run: give a command or a job script", HELP_HINT)
-    if script is not None:
-        return [*script.interpreter, script.path, *command[1:]]
-    return [runnable(command[0]), *command[1:]]
-
-
-def _request(
-    options: argparse.Namespace,
-    argv: list[str],
-    script: Script | None,
-    known: Callable[[str], str],
-) -> dict[str, Any]:
-    if not all(map(_is_text, argv)):
-        raise Usage("the command is not valid UTF-8", "rename the file")
-    cwd = os.path.abspath(options.chdir or ".")  # noqa: PTH100 - pathlib is slow to import
-    if not os.path.isdir(cwd):  # noqa: PTH112
-        raise Usage(f"{cwd} is not a directory", "give the directory to run in with -D")
-    exports = [word for words in options.export or () for word in words]
-    submitted_from = {"SLURM_SUBMIT_DIR": os.getcwd()} if options.chdir else {}  # noqa: PTH109
-    own_name = "wrap" if options.wrap is not None else script.name if script else None
-    body = {
-        "argv": argv,
-        "cwd": cwd,
-        "env": _captured(exports),
-        "export": submitted_from | _exported(exports),
-        "umask": _umask(),
-        "dry_run": False,
-    }
-    if script is not None and script.data is not None and not options.no_copy:
-        body["script"] = {"word": len(script.interpreter), "text": script.text()}
-    for name, option in OPTIONS.items():
-        given = getattr(options, name)
-        body[name] = option.default if given is None else given
-    return body | {
-        "name": options.name or own_name,
-        "gpus": _gpus(options),
-        "layout": _layout(options),
-        "after": _after(options, known),
-    }
-
-
-def _umask() -> str:
-    """This process's umask. Setting it is the only way to read it, and safe with one thread."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return f"{mask:03o}"
-
-
-def _gpus(options: argparse.Namespace) -> int:
-    """The number of GPUs, from the layout if there is one."""
-    wanted: int | None = options.gpus
-    if not options.layout:
-        return 1 if wanted is None else wanted
-    spread: int = sum(stage.get("replicas", 1) * stage.get("tensor", 1) for stage in options.layout)
-    if wanted not in (None, spread):
-        hint = f"--gpus {spread}, or leave it out; a stage has a GPU per replica and tensor slice"
-        raise Usage(f"--layout needs {spread} GPUs, but --gpus says {wanted}", hint)
-    return spread
-
-
-def _layout(options: argparse.Namespace) -> dict[str, Any] | None:
-    if options.layout:
-        return {"stages": options.layout, "allreduce": options.allreduce or "ring"}
-    if options.allreduce:
-        raise Usage("--allreduce needs a --layout", HELP_HINT)
-    return None
-
-
-def _after(options: argparse.Namespace, known: Callable[[str], str]) -> list[dict[str, str]]:
-    named = [*(options.after or ()), *(options.after_ok or ())]
-    return [{**one, "job": known(one["job"])} for one in named]
-
-
-def whole(word: str) -> str:
-    """The array of the last job, if it is a task: `last` means all of its tasks."""
-    return resolve(word).partition("_")[0] if word == "last" else word
-
-
-def _captured(exports: list[str]) -> dict[str, str]:
-    """This shell's variables. The daemon drops those that look like secrets unless `--export` names
-    them."""
-    names = MINIMAL_ENV if "NONE" in exports else tuple(os.environ)
-    env = {name: os.environ[name] for name in names if name in os.environ}
-    return {name: value for name, value in env.items() if _is_text(name + value)}
-
-
-def _exported(exports: list[str]) -> dict[str, str]:
-    env = {}
-    for word in exports:
-        name, given, value = word.partition("=")
-        if given:
-            env[name] = value
-        elif word in os.environ:
-            env[word] = os.environ[word]
-        elif word not in ("ALL", "NONE"):
-            raise Usage(f"--export {word}: no such variable here", "give NAME=VALUE")
-    return env
-
-
-def _is_text(word: str) -> bool:
-    """False for bytes that are not UTF-8: JSON cannot carry them."""
-    return not any("\ud800" <= c <= "\udfff" for c in word)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from cli import client, dashboard, output, parse
-from cli.commands.options import add_json
+from cli.options import add_json
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 from typer.models import ArgumentInfo
 
 from cli.commands import diagnosis, estimate, gpumemnet, server
-from cli.commands.submit_options import build_parser
+from cli.submit_options import build_parser
 from cli.verbs import ARGPARSE, ITSELF, JOBS, MORE, SERVER, VERBS, WATCH, Verb
 from docs.pages.text import cell, one_line
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, get_args, get_type_hints
+from dataclasses import dataclass, fields
+from typing import Any
 
 from carmad import config, registry
-from carmad.daemon.reload import AT_ONCE
 from docs.pages.text import cell, comments_of
 
 
@@ -28,50 +27,6 @@ class Setting:
     @property
     def variable(self) -> str:
         return "CARMA_" + self.key.upper().replace(".", "__")
-
-
-def _plugins(kind: str) -> str:
-    names = (f"`{name}`" for name in registry.own_names(kind))
-    return f"{', '.join(names)}, or a plugin's"
-
-
-# For settings that need more explanation than the code has room for.
-MORE = {
-    "policy": f"a placement policy: {_plugins('policies')}",
-    "predictor": f"predicts how long a job will run: {_plugins('predictors')}",
-    "estimator": f"a memory estimator: {_plugins('estimators')}; `auto` takes the best that has an"
-    " answer",
-    "recovery.name": f"what follows an out-of-memory crash: {_plugins('recoveries')}",
-    "monitor.period_s": "how often the GPUs are read",
-    "risk.mean": "weight of the mean; the four weights must add up to 1",
-    "risk.median": "weight of the median",
-    "risk.p95": "weight of the 95th percentile",
-    "risk.ema": "weight of the exponential moving average",
-    "risk.sm_active": "SMACT risk from which a GPU is risky, together with one of the next two",
-    "risk.sm_occupancy": "SMOCC risk from which a GPU counts as full",
-    "risk.dram_active": "DRAMA risk from which a GPU counts as memory-bound",
-    "preconditions.min_free_mib": "memory that must be free, whatever a job needs; 0: none",
-    "collocation.max_jobs_per_gpu": "no GPU gets more jobs than this",
-    "host.cpus": "CPUs that jobs may have together; by default all that the daemon may use."
-    " Only jobs that ask for CPUs are counted",
-    "host.memory_mib": "MiB of the host's memory that jobs may have together; by default all but"
-    " a twentieth, which is for the system. Only jobs that ask for memory are counted",
-    "host.cgroup": "a delegated cgroup (v2) in which the limits of jobs are set on a machine"
-    " without systemd, such as `/sys/fs/cgroup/carma`; empty: they are counted, not enforced",
-    "limits.gpus_per_user": "GPUs that one user's jobs may hold at once",
-    "limits.queued_per_user": "jobs that one user may have in the queue",
-    "limits.queued_mib_per_user": "MiB that the commands and environments of one user's"
-    " waiting jobs may take up; identical environments count once",
-    "limits.backfill": "how often a waiting job may be overtaken by later ones, whenever they end;"
-    " 0: never; not set: by those that [end before it can start](../concepts/placement.md), in"
-    " simulations by none",
-    "fairness.enabled": "order jobs of equal priority by what their users have used; not set: yes,"
-    " but not in simulations",
-    "fairness.weights": 'such as `{ada = 2.0, "@vision" = 3.0}`: who has twice the weight may use'
-    " twice as much. The users of a group with a weight share it as one",
-    "retention.ended_days": "how long ended jobs are kept",
-    "access.admin_group": "its members, and root, may manage every job and drain GPUs",
-}
 
 
 def settings() -> list[Setting]:
@@ -98,18 +53,14 @@ def settings() -> list[Setting]:
 
 
 def _sections() -> Iterator[tuple[str, type]]:
-    hints = get_type_hints(config.Settings)
-    for field in fields(config.Settings):
-        for kind in (hints[field.name], *get_args(hints[field.name])):
-            if is_dataclass(kind) and isinstance(kind, type) and field.name != "policies":
-                yield field.name, kind
+    yield from config.sections()
     for key, declared in registry.declared_settings().items():
         yield ".".join(key), declared
 
 
 def page() -> str:
     every = settings()
-    at_once = ", ".join(f"`{group}.{name}`" for group, names in AT_ONCE.items() for name in names)
+    at_once = ", ".join(f"`{section}.{name}`" for section, name in config.at_once())
     out = [
         "# Settings",
         "",
@@ -159,8 +110,20 @@ def page() -> str:
     return "\n".join(out)
 
 
+# Settings that name a plugin, and the kind of plugin.
+PLUGINS = {
+    "policy": "policies",
+    "estimator": "estimators",
+    "predictor": "predictors",
+    "recovery.name": "recoveries",
+}
+
+
 def meaning(setting: Setting) -> str:
-    return "; ".join(filter(None, (MORE.get(setting.key), setting.comment)))
+    if kind := PLUGINS.get(setting.key):
+        names = ", ".join(f"`{name}`" for name in registry.own_names(kind))
+        return f"{setting.comment}: {names}, or a plugin's"
+    return setting.comment
 
 
 def default(setting: Setting) -> str:

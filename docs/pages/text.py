@@ -17,7 +17,7 @@ def cell(text: str) -> str:
 
 
 def comments_of(module: Any) -> dict[tuple[str, str], str]:
-    """The `# …` behind each field, by class and field."""
+    """The comment of each field, behind it or in the lines above it, by class and field."""
     source = inspect.getsource(module)
     lines = source.splitlines()
     found = {}
@@ -30,6 +30,11 @@ def comments_of(module: Any) -> dict[tuple[str, str], str]:
                     ast.AnnAssign(target=ast.Name(id=name))
                     | ast.Assign(targets=[ast.Name(id=name)])
                 ):
-                    line = lines[statement.lineno - 1][statement.end_col_offset or 0 :]
-                    found[node.name, name] = line.partition("#")[2].strip()
+                    first, last = statement.lineno - 1, (statement.end_lineno or 0) - 1
+                    above = first
+                    while lines[above - 1].lstrip().startswith("# "):
+                        above -= 1
+                    behind = lines[last][statement.end_col_offset or 0 :]
+                    comments = (line.partition("#")[2] for line in (*lines[above:first], behind))
+                    found[node.name, name] = " ".join(map(str.strip, comments)).strip()
     return found

@@ -1,0 +1,160 @@
+"""What a page is: a template, whose blocks are the parts that are kept up to date, and an object
+that its template asks for what it shows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from carmad.html import environment
+from cli import client, format
+
+if TYPE_CHECKING:
+    from carmad.api.responses.gpus import GpuOut
+    from carmad.api.responses.jobs import JobOut
+    from carmad.api.responses.server import StatusOut
+
+OF_ALL = ("head", "main")  # blocks of all pages, which are no parts
+STATE_LOOK = {"R": "good", "ST": "good", "CD": "good", "RQ": "warn", "H": "warn", "CA": "warn"}
+STATE_LOOK |= dict.fromkeys(("F", "TO", "OOM"), "bad")
+GPU_LOOK = {"ok": "good", "settling": "", "drained": "warn", "reserved": "warn"}
+
+
+def state_look(job: JobOut) -> str:
+    """The kind of its state's badge."""
+    return STATE_LOOK.get(job["code"], "")
+
+
+def gpu_look(gpu: GpuOut) -> str:
+    return GPU_LOOK.get(gpu["state"], "bad")
+
+
+FILTERS = {
+    "clock": format.clock,
+    "command": format.command,
+    "fraction": format.fraction,
+    "gpu_look": gpu_look,
+    "local_time": format.local_time,
+    "memory": format.memory,
+    "span": format.span,
+    "state_look": state_look,
+}
+
+
+class Page:
+    """One request for a page. What its template shows are attributes; those that ask the daemon are
+    cached properties, so that a part that is rendered alone asks only for what it shows."""
+
+    template: ClassVar[str]
+    title: ClassVar[str] = "CARMA"
+    section: ClassVar[str] = ""  # the link in the head of the page that leads here
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.base: str = request.app.state.base
+        self.read_only: bool = request.app.state.read_only
+
+    @classmethod
+    def show(cls, request: Request) -> Response:
+        """The endpoint. Not a coroutine: it may block."""
+        return cls(request).response()
+
+    @cached_property
+    def status(self) -> StatusOut:
+        found: StatusOut = client.get("/v1/status")
+        return found
+
+    @property
+    def is_admin(self) -> bool:
+        return self.status["me"]["admin"]
+
+    @property
+    def new_release(self) -> str:
+        """carmad's release, if it is another than when these pages were first looked at."""
+        state, release = self.request.app.state, self.status["server"]["version"]
+        state.release = state.release or release
+        return release if release != state.release else ""
+
+    @property
+    def heading(self) -> str:
+        return self.title
+
+    def response(self) -> Response:
+        """The page, or only the part of it that is asked for."""
+        part = self.request.query_params.get("part")
+        if part is None:
+            return self.whole()
+        template = templates().get_template(self.template)
+        if part not in template.blocks or part in OF_ALL:
+            raise HTTPException(404, f"this page has no part {part!r:.80}")
+        block = template.blocks[part](template.new_context({"page": self, "told": ""}))
+        return unless_known(self.request, "".join(block), "text/html")
+
+    def whole(self, status: int = 200) -> Response:
+        told = self.request.cookies.get(message_cookie(self.base), "")
+        html = templates().get_template(self.template).render(page=self, told=told)
+        page = HTMLResponse(html, status)
+        if told:
+            page.delete_cookie(message_cookie(self.base), path=f"{self.base}/")
+        return page
+
+
+def unless_known(request: Request, text: str, media_type: str) -> Response:
+    """The text, unless the browser has exactly that."""
+    tag = f'"{hashlib.sha256(text.encode()).hexdigest()[:20]}"'
+    headers = {"ETag": tag}
+    if tag in request.headers.get("if-none-match", ""):  # weak, if it was compressed
+        return Response(status_code=304, headers=headers)
+    return Response(text, headers=headers, media_type=media_type)
+
+
+def message_cookie(base: str) -> str:
+    """It brings what became of a form to the next page. Servers of others at this host's other
+    ports could set it, too, but do not know what it is called."""
+    return f"carma-told-{base.removeprefix('/')}"
+
+
+def go_on(request: Request, path: str, message: str) -> Response:
+    """Go on to the page at `path`, below a line that says what was done."""
+    base: str = request.app.state.base
+    to = RedirectResponse(f"{base}{path}", 303)
+    line = message.encode("ascii", "replace").decode()[:400]  # what a cookie can carry
+    to.set_cookie(
+        message_cookie(base), line, max_age=30, path=f"{base}/", httponly=True, samesite="lax"
+    )
+    return to
+
+
+def templates() -> Any:
+    found = environment("web")
+    found.filters |= FILTERS
+    return found
+
+
+def warm_up() -> None:
+    """Compile what the first page is made of, before it is asked for."""
+    for name in ("base.html.j2", "overview.html.j2"):
+        templates().get_template(name)
+
+
+def problem(request: Request, status: int, message: str, hint: str = "") -> Response:
+    page = Problem(request)
+    again = status == 503 and request.method == "GET"
+    page.facts = {"message": message, "hint": hint, "again": again}
+    return page.whole(status)
+
+
+class Problem(Page):
+    """Instead of a page that cannot be shown."""
+
+    template = "problem.html.j2"
+    title = "It did not work"
+    is_admin = False  # nobody is asked: carmad may be the problem
+    upgraded = ""
+    facts: Mapping[str, Any]

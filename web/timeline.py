@@ -1,0 +1,206 @@
+"""The charts of the first page: what the daemon recorded of its GPUs, as `charts.js` draws it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NotRequired
+
+from typing_extensions import TypedDict
+
+from carmad.readable import clean
+from cli.format import fraction, memory
+
+if TYPE_CHECKING:
+    from carmad.api.responses.timeline import GpuTimelineOut, JobSeriesOut, MarkOut, TimelineOut
+
+HOURS = {1: 10, 6: 30, 24: 120}  # with the width of a bin, in seconds
+USUAL_HOURS = 6
+OF_LOAD = {"slowed": "slow-down", "risky": "too busy to share"}  # shown beside the load
+OF_MEMORY = {
+    "started": "start",
+    "succeeded": "end",
+    "failed": "failure",
+    "timed_out": "timed out",
+    "cancelled": "cancelled",
+    "oom": "out of memory",
+    "retried": "retry",
+    "requeued": "back in the queue",
+    "preempted": "preempted",
+    "drained": "drained",
+    "resumed": "takes jobs again",
+    "gpu_lost": "GPU lost",
+    "gpu_back": "GPU back",
+    "external": "external process",
+}
+MOST_NAMED = 20  # jobs in a summary
+LEAST_BINS = 18  # of a chart
+
+Values = list[float | None]
+
+
+class Series(TypedDict):
+    name: str
+    short: NotRequired[str]  # for where the name has no room
+    values: Values
+    kind: str  # area, line, step
+    stack: bool
+    quiet: NotRequired[bool]  # drawn in grey
+
+
+class Limit(TypedDict):
+    name: str
+    value: float
+
+
+class Tick(TypedDict):
+    at: float
+    text: str
+    kind: str
+    word: str  # for its kind
+
+
+class Chart(TypedDict):
+    title: str
+    summary: str  # for who does not see it
+    unit: str
+    span_s: int
+    times: Sequence[float]
+    series: list[Series]
+    limits: list[Limit]
+    marks: list[Tick]
+
+
+def charts(answer: TimelineOut, hours: int) -> dict[str, Chart]:
+    """Two of each GPU, by `memory_of` and `load_of`."""
+    made: dict[str, Chart] = {}
+    for gpu in answer["gpus"]:
+        made[memory_of(gpu["id"])] = _memory(answer, gpu, hours)
+        made[load_of(gpu["id"])] = _load(answer, gpu, hours)
+    skipped = _before_the_record(answer)
+    for chart in made.values():
+        chart["times"] = chart["times"][skipped:]
+        for series in chart["series"]:
+            series["values"] = series["values"][skipped:]
+    return made
+
+
+def _before_the_record(answer: TimelineOut) -> int:
+    """The bins before the first that is known, so that a new server's charts are no slivers."""
+    known = [
+        at for gpu in answer["gpus"] for at, mib in enumerate(gpu["used_mib"]) if mib is not None
+    ]
+    return max(0, min([*known, len(answer["times"]) - LEAST_BINS]))
+
+
+def memory_of(gpu: str) -> str:
+    return f"memory-{gpu}"
+
+
+def load_of(gpu: str) -> str:
+    return f"load-{gpu}"
+
+
+def query(hours: int, since: float | None, now: float) -> dict[str, Any]:
+    """The query for the last hours; of these, for what is new after `since`."""
+    begin = min(max(now - hours * 3600, since or 0.0), now)
+    return {"since": datetime.fromtimestamp(begin, UTC).isoformat(), "step_s": HOURS[hours]}
+
+
+def _memory(answer: TimelineOut, gpu: GpuTimelineOut, hours: int) -> Chart:
+    count = len(answer["times"])
+    series: list[Series] = [_job(job, count) for job in gpu["jobs"]]
+    if any(gpu["external_mib"]):
+        series.append(
+            {
+                "name": "external processes",
+                "values": gpu["external_mib"],
+                "kind": "area",
+                "stack": True,
+                "quiet": True,
+            }
+        )
+    promised: Series = {
+        "name": "promised",
+        "values": gpu["promised_mib"],
+        "kind": "step",
+        "stack": False,
+    }
+    total = gpu["memory_mib"]
+    limits: list[Limit] = [{"name": f"total {memory(total)}", "value": total}] if total else []
+    marks = _marks(gpu["marks"], OF_MEMORY)
+    most = max((value for value in gpu["used_max_mib"] if value is not None), default=None)
+    facts = [f"at most {memory(most)} of {memory(total)} used", _names(gpu["jobs"])]
+    return {
+        "title": "Memory by job",
+        "summary": _summary(f"Memory of GPU {gpu['index']}", hours, facts, marks),
+        "unit": "MiB",
+        "span_s": hours * 3600,
+        "times": answer["times"],
+        "series": [*series, promised],
+        "limits": limits,
+        "marks": marks,
+    }
+
+
+def _job(job: JobSeriesOut, count: int) -> Series:
+    first = job["first"]
+    values = [None] * first + job["used_mib"]
+    short = clean(f"{job['label']} {job['user']}") if job["id"] is not None else "other jobs"
+    return {
+        "name": short if job["name"] == "-" else f"{short} {clean(job['name'])}",
+        "short": short,
+        "values": values + [None] * (count - len(values)),
+        "kind": "area",
+        "stack": True,
+    }
+
+
+def _load(answer: TimelineOut, gpu: GpuTimelineOut, hours: int) -> Chart:
+    marks = _marks(gpu["marks"], OF_LOAD)
+    known = [value for value in gpu["sm_active"] if value is not None]
+    mean = sum(known) / len(known) if known else None
+    most = max((value for value in gpu["sm_active_max"] if value is not None), default=None)
+    facts = [f"{fraction(mean)} in the mean, at most {fraction(most)}"]
+    limit = answer["limits"]["sm_active"]
+    return {
+        "title": "SM activity",
+        "summary": _summary(f"SM activity of GPU {gpu['index']}", hours, facts, marks),
+        "unit": "",
+        "span_s": hours * 3600,
+        "times": answer["times"],
+        "series": [
+            {"name": "mean", "values": gpu["sm_active"], "kind": "area", "stack": False},
+            {"name": "highest", "values": gpu["sm_active_max"], "kind": "step", "stack": False},
+        ],
+        "limits": [{"name": f"risk limit {fraction(limit)}", "value": limit}],
+        "marks": marks,
+    }
+
+
+def _marks(marks: Iterable[MarkOut], shown: dict[str, str]) -> list[Tick]:
+    return [
+        {"at": mark["at"], "kind": mark["kind"], "word": shown[mark["kind"]], "text": _words(mark)}
+        for mark in marks
+        if mark["kind"] in shown
+    ]
+
+
+def _words(mark: MarkOut) -> str:
+    who = f"{mark['label']} {mark['user']}" if mark["job"] is not None else ""
+    return clean(f"{who} {mark['text']}".strip())
+
+
+def _names(jobs: Sequence[JobSeriesOut]) -> str:
+    names = [clean(f"{job['label']} of {job['user']}") for job in jobs if job["id"] is not None]
+    if not names:
+        return "no jobs"
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"jobs {', '.join(names[:MOST_NAMED])}{more}"
+
+
+def _summary(title: str, hours: int, facts: Sequence[str], marks: Sequence[Tick]) -> str:
+    counts = Counter(mark["word"] for mark in marks)
+    happened = [f"{word}: {count}" for word, count in counts.items()]
+    return f"{title} in the last {hours} h: {'; '.join([*facts, *happened])}."
