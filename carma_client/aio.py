@@ -16,7 +16,9 @@ from carma_client.transport import TIMEOUT_S, Daemon
 if TYPE_CHECKING:
     from carma_client.options import Options
     from carma_client.steps import Steps
-    from carmad.api.responses.jobs import EventOut, JobOut, ResultOut
+    from carmad.api.actions import ResultOut
+    from carmad.api.events import EventOut
+    from carmad.api.job import JobOut
 
 R = TypeVar("R")
 T = TypeVar("T")

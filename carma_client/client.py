@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
     from carma_client.function import Call
     from carma_client.options import Options
-    from carmad.api.responses.jobs import EventOut, JobOut, ResultOut
+    from carmad.api.actions import ResultOut
+    from carmad.api.events import EventOut
+    from carmad.api.job import JobOut
 
     R = TypeVar("R")
 

@@ -6,7 +6,7 @@ from carmad.errors import CarmaError
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from carmad.api.responses.jobs import JobOut
+    from carmad.api.job import JobOut
 
 
 class Problem(CarmaError):

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import PackageNotFoundError, entry_points, version
 
 from carmad import DISTRIBUTION
 from carmad.errors import CarmaError
+
+try:
+    VERSION = version(DISTRIBUTION)
+except PackageNotFoundError:
+    VERSION = "source"
 
 
 def conflict() -> CarmaError | None:

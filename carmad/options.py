@@ -1,7 +1,7 @@
 """The options of a job, each defined once: flags, value, limits, help, default, what it affects.
 
 Derived from this table: the command line and `#CARMA` lines (`cli.submit_options`), the
-request (`carmad.api.requests`), the stored form (`JobSpec`), the answer (`carmad.api.render`),
+request (`carmad.api.requests`), the stored form (`JobSpec`), the answer (`carmad.api.job`),
 `carma show`, the reference, and which jobs share a memory estimate (`carmad.learned.estimates`).
 Nothing is imported here: `carma submit` must start quickly.
 """

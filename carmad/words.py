@@ -1,5 +1,5 @@
 """How a reason is put into words, and how times are written in it. Plugins declare the words of
-their own reasons; `carmad.api.phrases` has those of the core's."""
+their own reasons; `carmad.api.reasons` has those of the core's."""
 
 from __future__ import annotations
 

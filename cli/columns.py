@@ -10,7 +10,7 @@ TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from carmad.api.responses.jobs import JobOut
+    from carmad.api.job import JobOut
 
 
 class Column(table.Column):

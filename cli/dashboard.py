@@ -11,9 +11,9 @@ TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from carmad.api.responses.gpus import GpuOut, GpusOut, RiskOut
-    from carmad.api.responses.jobs import JobOut
-    from carmad.api.responses.server import StatusOut
+    from carmad.api.gpus import GpuOut, GpusOut, RiskOut
+    from carmad.api.job import JobOut
+    from carmad.api.server import StatusOut
     from cli.table import Block, Line
 
 BAR_WIDTH = 10

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from carmad.api.responses.estimates import EstimateOut, ExplanationOut
+    from carmad.api.estimates import EstimateOut, ExplanationOut
 
 LONGEST = 110  # characters of a command that fit into an image
 

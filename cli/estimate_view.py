@@ -19,14 +19,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 
-    from carmad.api.responses.decisions import VerdictOut
-    from carmad.api.responses.estimates import (
-        EstimateOut,
-        EstimatesOut,
-        ExplanationOut,
-        FitOut,
-        MomentOut,
-    )
+    from carmad.api.estimates import EstimateOut, EstimatesOut, ExplanationOut, FitOut, MomentOut
+    from carmad.api.reasons import VerdictOut
     from cli.vary import Fit
 
 BAR_WIDTH = 60

@@ -7,7 +7,7 @@ from carmad.readable import clean, duration
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from carmad.api.responses.jobs import ExitOut, MemoryOut
+    from carmad.api.job import ExitOut, MemoryOut
 
 NOTHING = "-"
 GIB = 1024

@@ -11,8 +11,8 @@ from carma_client import Client
 from carmad.errors import CarmaError
 
 if TYPE_CHECKING:
-    from carmad.api.responses.jobs import JobOut
-    from carmad.api.responses.server import CheckOut
+    from carmad.api.job import JobOut
+    from carmad.api.service import CheckOut
 
 CODE = 42
 # Long enough that the daemon has looked at it again: a job that merely starts proves little.

@@ -11,7 +11,7 @@ from cli.render import heading
 from cli.table import Table, columns, in_style, pairs
 
 if TYPE_CHECKING:
-    from carmad.api.responses.models import BinOut, ModelDetailOut, ModelOut, ModelsOut, TrainingOut
+    from carmad.api.models import BinOut, ModelDetailOut, ModelOut, ModelsOut, TrainingOut
     from cli.table import Block
 
 MOST_BINS = 16  # drawn per curve: --json has all

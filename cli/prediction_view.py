@@ -10,7 +10,7 @@ TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from carmad.api.responses.jobs import JobOut, PredictionOut, ProfileOut
+    from carmad.api.job import JobOut, PredictionOut, ProfileOut
     from cli.table import Block
 
 MOST_PARTS = 8  # of a prediction that are listed: the largest

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
-    from carmad.api.responses.decisions import DryRunOut, ReasonOut, VerdictOut, WhyOut
-    from carmad.api.responses.jobs import ExitOut, JobOut
-    from carmad.api.responses.report import ReceiptOut, SlowdownOut
-    from carmad.api.responses.server import DoctorOut, StatsOut
+    from carmad.api.intake import DryRunOut
+    from carmad.api.job import ExitOut, JobOut
+    from carmad.api.reasons import ReasonOut, VerdictOut
+    from carmad.api.report import ReceiptOut, SlowdownOut
+    from carmad.api.server import DoctorOut, StatsOut
+    from carmad.api.why import WhyOut
     from cli.table import Block, Cell
 
 SHORT_NOTE = 12  # characters: a note up to this length goes next to the number

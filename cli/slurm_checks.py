@@ -9,22 +9,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from carmad import paths
-from carmad.daemon.slurmnode import (
-    GPUMEM,
-    MIB_PER_GIB,
-    OURS,
-    SlurmFailed,
-    look,
-    name_of,
-    scontrol,
-)
+from carmad.daemon.slurmnode import GPUMEM, MIB_PER_GIB, OURS, SlurmFailed, look, name_of, scontrol
 from carmad.errors import CarmaError
 from carmad.readable import count
 from cli import client
 from cli.cluster import setting
 
 if TYPE_CHECKING:
-    from carmad.api.responses.server import CheckOut
+    from carmad.api.service import CheckOut
 
 SHORT_S = 5  # a job that saves its work when it is stopped needs longer
 

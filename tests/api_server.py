@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from carmad.api.app import create_app
+from carmad.api.service import Service
 from carmad.attempt.callers import Process, Taken
 from carmad.config import Access, Settings
 from carmad.core.messages import Action, Discovered, Stop
@@ -29,10 +31,8 @@ from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.gpu.source import Capabilities
-from carmad.http.peers import Credentials
+from carmad.http.connections import Credentials
 from carmad.http.server import Server as HttpServer
-from carmad.http.server import create_app
-from carmad.http.service import Service
 from carmad.learned.estimates import Guess
 from carmad.learned.experience import Experience
 from carmad.learned.models import Models
@@ -69,10 +69,10 @@ class NoProcesses:
     def join(self, job: Job, process: Process) -> Future[Taken]:
         raise CarmaError("no processes run here")
 
-    def begun(self, job: Job) -> bool:
+    def has_begun(self, job: Job) -> bool:
         return False
 
-    def joined(self, job: Job, process: Process) -> bool:
+    def has_joined(self, job: Job, process: Process) -> bool:
         return False
 
 
@@ -88,17 +88,19 @@ class Daemon:
         scheduler = Scheduler(settings, builtin.magm(settings), ladder.exclusive(settings))
         timeline = Timeline(scheduler)
         self.service = Service(
-            self.inbox,
-            self.store,
-            settings,
-            time.time(),
-            lambda: CAPABILITIES,
-            Experience(settings),
-            _guesses,
-            lambda scene: doctor.checks(settings, scene, CAPABILITIES, self.store, False, None),
-            Untrained(folder / "models", self.store, 0.0, lambda models: None),
-            timeline,
-            NoProcesses(),
+            inbox=self.inbox,
+            store=self.store,
+            settings=settings,
+            started_at=time.time(),
+            capabilities=lambda: CAPABILITIES,
+            experience=Experience(settings),
+            estimate=_guesses,
+            doctor=lambda scene: doctor.checks(
+                settings, scene, CAPABILITIES, self.store, False, None
+            ),
+            models=Untrained(folder / "models", self.store, 0.0, lambda models: None),
+            timeline=timeline,
+            terminals=NoProcesses(),
         )
         self.app = create_app(self.service)
         self.path = str(folder / "carmad.sock")

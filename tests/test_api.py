@@ -25,11 +25,12 @@ import pytest
 
 from carmad import accounts
 from carmad.accounts import Account, NoAccount
-from carmad.api.outlook import outlook_out
-from carmad.api.phrases import phrase, short, wordings
-from carmad.api.responses.jobs import OutlookOut
-from carmad.api.select import parse_label, parse_selection
-from carmad.api.times import stamp
+from carmad.api import intake
+from carmad.api import jobs as jobs_routes
+from carmad.api.call import Call
+from carmad.api.outlook import OutlookOut, outlook_out
+from carmad.api.reasons import phrase, short, wordings
+from carmad.api.wire import parse_label, parse_selection, stamp
 from carmad.config import Access, Collocation, Limits, Monitor, Preconditions, Settings
 from carmad.configfile import from_tree
 from carmad.core import control
@@ -56,11 +57,9 @@ from carmad.core.types import (
 from carmad.core.view import View
 from carmad.engine.backlog import QUANTUM
 from carmad.errors import CarmaError
-from carmad.http import connections, intake
+from carmad.http import bounds, connections
 from carmad.http import server as server_module
-from carmad.http.answers import Call
-from carmad.http.peers import Credentials, Peer, Peers
-from carmad.http.routes import jobs as jobs_routes
+from carmad.http.connections import Credentials, Peer, Peers
 from carmad.http.turns import Share
 from carmad.learned.estimates import Guess
 from carmad.store.sql import SqlStore, StoreFull
@@ -1435,7 +1434,7 @@ def test_stalled_clients_do_not_keep_others_waiting(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "HEAD_WITHIN_S", 0.2)
-    monkeypatch.setattr(server_module, "BODY_WITHIN_S", 0.2)
+    monkeypatch.setattr(bounds, "BODY_WITHIN_S", 0.2)
     head = b"POST /v1/jobs HTTP/1.1\r\nHost: c\r\nContent-Type: application/json\r\n"
     silent, half, slow = (connect(daemon) for _ in range(3))
     half.sendall(head)
@@ -1494,8 +1493,8 @@ def test_an_endless_head_or_body_is_cut_off(
     with pytest.raises(OSError):
         for _ in range(1000):
             endless.sendall(b"GET / HTTP/1.1\r\n" if _ == 0 else b"x: " + b"y" * 4096 + b"\r\n")
-    monkeypatch.setattr(server_module, "MAX_DISCARDED", 1 << 20)
-    monkeypatch.setattr(server_module, "MAX_BODY", 1 << 19)
+    monkeypatch.setattr(bounds, "MAX_DISCARDED", 1 << 20)
+    monkeypatch.setattr(bounds, "MAX_BODY", 1 << 19)
     body = connect(daemon)
     head = b"POST /v1/jobs HTTP/1.1\r\nHost: c\r\nTransfer-Encoding: chunked\r\n\r\n"
     body.sendall(head)

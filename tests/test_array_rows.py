@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carmad.api.select import parse_selection
+from carmad.api.service import Moments
+from carmad.api.wire import parse_selection
 from carmad.config import Host, Retention, Settings
 from carmad.core.messages import (
     CancelRequested,
@@ -27,7 +28,6 @@ from carmad.core.messages import (
 )
 from carmad.core.tasks import Ended, JobsById, ids_of, indices, part, singly, spans
 from carmad.core.types import After, ArrayTask, Job, JobId, JobState
-from carmad.http.service import Moments
 from carmad.metrics.declared import ENDED
 from carmad.store.sql import SqlStore
 from carmad.testing import FakeServer, a_job, a_spec

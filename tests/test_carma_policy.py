@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from carmad.api.phrases import phrase
+from carmad.api.reasons import phrase
 from carmad.config import Collocation, Limits, Settings
 from carmad.core.types import Cause, Estimate, Mode, Retry
 from carmad.core.window import Score

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from carmad import registry
-from carmad.api.phrases import phrase
+from carmad.api.reasons import phrase
 from carmad.attempt import limits
 from carmad.attempt.launcher import Launcher
 from carmad.config import Host, Limits, Settings

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.text import Text
 
-from carmad.api.render import CODES
+from carmad.api.wire import CODES
 from carmad.config import Preconditions, Settings
 from carmad.configfile import dump, load
 from cli.commands import diagnosis, gpumemnet, server

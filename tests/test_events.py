@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from carmad.api.happenings import event_out
+from carmad.api import events as kept
+from carmad.api.events import event_out
 from carmad.core.happenings import Happening, Kind
 from carmad.core.messages import DrainRequested, Sampled
 from carmad.core.types import Cause, Exit, JobState, ProcessUse
-from carmad.http import events as kept
 from carmad.testing import a_job
 from cli.client import events
 from cli.commands.events import line

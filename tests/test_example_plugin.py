@@ -33,7 +33,7 @@ SETTINGS = """
 import sys
 from pathlib import Path
 from carmad import configfile, registry
-from carmad.api.phrases import phrase, short
+from carmad.api.reasons import phrase, short
 from carmad.config import Settings
 from carmad.core.decision import Reason
 from carmad.errors import CarmaError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from carmad.api.calibration import calibrations, contexts
+from carmad.api.estimates import calibrations, contexts
 from carmad.config import Monitor, Settings
 from carmad.core.messages import Discovered, Step, Tick
 from carmad.core.ports import Run, Trial

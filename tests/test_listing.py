@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from carmad.api import render
-from carmad.api.folding import FIRST_ROWS, OWN_ROWS, folded, row_out, seen_by
-from carmad.api.render import Jobs
-from carmad.api.select import Selection, parse_selection
+from carmad.api import actions, call, service
+from carmad.api import job as api_job
+from carmad.api.job import Jobs
+from carmad.api.rows import FIRST_ROWS, OWN_ROWS, PIECES, Rows, fold, row_out, visible_rows
+from carmad.api.wire import Selection, parse_selection
 from carmad.config import Limits, Settings
 from carmad.core.line import Held
 from carmad.core.messages import Step
@@ -27,9 +28,6 @@ from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.tasks import JobsById
 from carmad.core.types import ArrayTask, Attempt, Job, JobId, JobState, Prediction
-from carmad.http import lookup, service
-from carmad.http.listing import PIECES, Rows
-from carmad.http.routes import actions
 from carmad.store.sql import StoreFull
 from carmad.testing import a_gpu_view, a_job, a_spec, a_view
 from tests.aio import run_async
@@ -90,7 +88,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(owner, name, counting)
 
     count(Scheduler, "snapshot", "scenes")
-    count(render.Jobs, "_public", "jobs")
+    count(api_job.Jobs, "_public", "jobs")
     count(service.Service, "committed", "steps")
     monkeypatch.setattr(service, "FRESH_S", 1e9)  # only a step outdates a scene here
     return counts
@@ -136,7 +134,7 @@ def test_tasks_that_wait_for_the_same_are_one_row() -> None:
     ]
     scene = scene_of(*jobs, held=Held(tasks=Counter({JobId(1): 4})))
     one = viewer(scene)
-    rows = folded(jobs, one)
+    rows = fold(jobs, one)
     assert [[job.id for job in row] for row in rows] == [
         [1],
         [2, 3, 4, 5, 6, 7, 8, 10],
@@ -161,7 +159,7 @@ def test_tasks_that_wait_for_the_same_are_one_row() -> None:
 def test_a_row_names_only_so_many_spans() -> None:
     jobs = [task(id, 2 * id) for id in range(1, 100)]
     one = viewer(scene_of(*jobs))
-    head, others = folded(jobs, one)
+    head, others = fold(jobs, one)
     assert "tasks" not in row_out(head, one), "it waits for GPUs, and the others for their turn"
     out = row_out(others, one)
     assert (out["tasks"], out["count"]) == ("4,6,8,10,12,14,16,18,...", 98)
@@ -170,12 +168,12 @@ def test_a_row_names_only_so_many_spans() -> None:
 def test_of_a_long_line_its_head_is_shown_and_one_s_own() -> None:
     others = [a_job(id, spec=a_spec(uid=1)) for id in range(1, 1001)]
     mine = [a_job(id, spec=a_spec(uid=UID)) for id in range(2000, 2100)]
-    rows = folded([*others, *mine], viewer(scene_of(*others, *mine)))
-    shown, more = seen_by((UID, a_spec().user), rows)
+    rows = fold([*others, *mine], viewer(scene_of(*others, *mine)))
+    shown, more = visible_rows((UID, a_spec().user), rows)
     ids = [row[0].id for row in shown]
     assert ids == [*range(1, FIRST_ROWS + 1), *range(2000, 2000 + OWN_ROWS)]
     assert more == 1100 - FIRST_ROWS - OWN_ROWS
-    assert seen_by((UID, a_spec().user), rows[:3]) == (rows[:3], 0)
+    assert visible_rows((UID, a_spec().user), rows[:3]) == (rows[:3], 0)
 
 
 # rows that are written once
@@ -326,13 +324,13 @@ def test_what_is_wanted_of_one_job_looks_at_no_other(
 ) -> None:
     first = array(daemon)
     asked: list[int] = []
-    original = lookup._task
+    original = call._task
 
     def looked_at(job: Job, array: JobId, index: int) -> Job | None:
         asked.append(job.id)
         return original(job, array, index)
 
-    monkeypatch.setattr(lookup, "_task", looked_at)
+    monkeypatch.setattr(call, "_task", looked_at)
     counted.clear()
     for path in ("", "/why", "/wait?timeout_s=0"):
         assert daemon.call("GET", f"/v1/jobs/{first + 7}{path}")[0] == 200
@@ -451,5 +449,5 @@ def test_rows_may_be_written_while_others_are_forgotten() -> None:
 
 
 def test_listings_are_made_in_threads_that_are_there_already(daemon: Daemon) -> None:
-    name = run_async(daemon.service.listed(lambda: threading.current_thread().name))
+    name = run_async(daemon.service.render(lambda: threading.current_thread().name))
     assert name.startswith("api-worker")

@@ -67,7 +67,7 @@ ADDITIVE = Additive(
 @pytest.fixture
 def daemon(open_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:  # noqa: F811
     brought: dict[str, Model] = {"tree": TREE, "duration": TREE}
-    monkeypatch.setattr("carmad.http.routes.models.shipped", lambda: brought)
+    monkeypatch.setattr("carmad.api.models.shipped", lambda: brought)
     monkeypatch.setenv("CARMA_SOCKET", str(open_path / "carmad.sock"))
     with running(open_path) as daemon:
         trained = Trained(daemon.inbox.clock(), (("duration", ADDITIVE),))

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from carmad.api.job import ANSWERED
 from carmad.api.requests import SubmitIn
-from carmad.api.responses.jobs import ANSWERED
 from carmad.core.types import JobSpec
 from carmad.options import OPTIONS
 from cli import parse, render

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carmad.api.outlook import outlook_out, start_out
-from carmad.api.times import iso
+from carmad.api.wire import iso
 from carmad.config import Limits, Settings
 from carmad.core.line import Held
 from carmad.core.outlook import FORESEEN, Outlook, expected, outlook

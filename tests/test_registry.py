@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from carmad import guards, registry
-from carmad.api.phrases import phrase, short, wordings
+from carmad.api.reasons import phrase, short, wordings
 from carmad.config import Recovery, Settings
 from carmad.core.decision import Placement, Reason
 from carmad.core.types import Cause, Estimate, Exit, Job, Refusal

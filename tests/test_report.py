@@ -17,13 +17,12 @@ from typing import Any
 
 import pytest
 
-from carmad.api.report import Period, Server, report_out
-from carmad.api.responses.report import ReportOut
+from carmad.api.report import Period, ReportOut, Server, report_out
+from carmad.api.reporting import longest_wait_reason
 from carmad.core.decision import Decision, Placement, Reason, Verdict
 from carmad.core.messages import Step, Tick
 from carmad.core.ran import Ran, Said, Whose
 from carmad.core.types import ArrayTask, Cause, Exit, GpuId, JobId, JobState, Usage
-from carmad.http.reporting import waited_for
 from carmad.report import html, markdown
 from carmad.report.period import last
 from carmad.report.wording import sections
@@ -189,10 +188,10 @@ def test_a_wait_s_reason_is_the_one_that_lasted_longest() -> None:
         decided(20.0, refused="exclusive"),
         decided(10.0, Reason("quota", 2, 2, detail="ada")),
     ]
-    assert waited_for(past, 1000.0) == "Exclusive"
-    assert waited_for(past[:2], 1000.0) == ""
-    assert waited_for(past[2:], 51.0) == "Exclusive"
-    assert waited_for(past[2:], 71.0).startswith("Quota"), "the same reason at two times"
+    assert longest_wait_reason(past, 1000.0) == "Exclusive"
+    assert longest_wait_reason(past[:2], 1000.0) == ""
+    assert longest_wait_reason(past[2:], 51.0) == "Exclusive"
+    assert longest_wait_reason(past[2:], 71.0).startswith("Quota"), "the same reason at two times"
 
 
 # periods

@@ -14,15 +14,14 @@ from pathlib import Path
 import pytest
 
 from carmad.api import reservations as api
-from carmad.api.requests import ReserveIn
-from carmad.api.times import stamp
+from carmad.api.reservations import ReserveIn
+from carmad.api.wire import stamp
 from carmad.config import Limits, Settings
 from carmad.core.history import Durations
 from carmad.core.messages import CancelRequested, Reserved, Unreserved
 from carmad.core.reservations import TIMES, Reservation
 from carmad.core.types import JobId, JobState, Prediction
 from carmad.errors import CarmaError
-from carmad.http.routes.gpus import named
 from carmad.store.sql import SqlStore
 from carmad.testing import FakeServer, a_job, a_spec
 from tests.daemon import NO_KERNELS, Carmad, running, until
@@ -202,7 +201,7 @@ def test_what_nine_of_ten_runs_take() -> None:
 
 def asked(server: FakeServer, **body: object) -> Reservation:
     given = {"starts_at": stamp(server.now + NOON), "lasts_s": HOUR_S} | body
-    return api.reservation(ReserveIn(**given), server.scene, "root", named)  # type: ignore[arg-type]
+    return api.reservation(ReserveIn(**given), server.scene, "root")  # type: ignore[arg-type]
 
 
 def indices(server: FakeServer, made: Reservation) -> list[int]:

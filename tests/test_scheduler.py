@@ -6,7 +6,7 @@ from math import inf
 import pytest
 
 from carmad.api import why
-from carmad.api.render import attempts_out
+from carmad.api.job import attempts_out
 from carmad.config import Collocation, Limits, Monitor, Recovery, Settings
 from carmad.core.decision import AskAgain, Placement, Preemption, Reason, Remember, Verdict
 from carmad.core.messages import (

@@ -13,9 +13,8 @@ from urllib.parse import urlencode
 import pytest
 from pydantic_core import from_json, to_json
 
-from carmad.api.render import attempts_out
-from carmad.api.responses.jobs import AttemptOut
-from carmad.api.times import iso, stamp
+from carmad.api.job import AttemptOut, attempts_out
+from carmad.api.wire import iso, stamp
 from carmad.config import Settings
 from carmad.core.messages import Step
 from carmad.core.types import Cause, GpuId, Job, JobId, JobState, Mode

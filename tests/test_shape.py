@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carmad.api import shape
-from carmad.api.shape import require_modest
 from carmad.errors import CarmaError
+from carmad.http import bounds as shape
+from carmad.http.bounds import require_modest
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='ab"\\[]{},:é\n'),

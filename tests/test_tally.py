@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from carmad.api.tally import Tally, Waiting, weight
 from carmad.core.messages import Step, Tick
 from carmad.core.types import Environment, Job, JobId, JobSpec, JobState, Script
-from carmad.http.tally import Tally, Waiting, weight
 from carmad.testing import a_job, a_spec
 
 SHARED = Environment("shared", 10_000)

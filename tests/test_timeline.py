@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pydantic_core import to_json
 
-from carmad.api.timeline import MOST_POINTS, Span, drawn, gpu_timeline_out
+from carmad.api.timeline import MOST_POINTS, Span, draw, gpu_timeline_out, namer
 from carmad.config import Settings
 from carmad.core.decision import Decision, Placement, Reason, Verdict
 from carmad.core.happenings import happenings
@@ -31,14 +31,12 @@ from carmad.core.types import (
     ProcessUse,
 )
 from carmad.errors import CarmaError
-from carmad.http.routes.timeline import namer
 from carmad.store.database import StoreFull
 from carmad.store.sql import SqlStore
 from carmad.store.values import Named
 from carmad.testing import a_gpu, a_job, changed
 from carmad.timeline.bins import CELLS, OTHERS, UNKNOWN, Bins, Cell, Row
-from carmad.timeline.hours import HOUR_S, KEPT_S, Saved
-from carmad.timeline.marks import MOST, Kind, Mark, Marks
+from carmad.timeline.hours import HOUR_S, KEPT_S, MOST, Kind, Mark, Marks, Saved
 from carmad.timeline.recorder import Timeline
 from policies import builtin
 from recovery import ladder
@@ -167,9 +165,9 @@ class Recorded:
         self.step(Sampled(NOON + at, (changed_sample(sample, **its),)))
 
     def out(self, since: float, until: float, now: float | None = None) -> Any:
-        span = Span.chosen(NOON + since, NOON + until, NOON + (now or until), 1)
+        span = Span.choose(NOON + since, NOON + until, NOON + (now or until), 1)
         found = self.timeline.tracks(span.start, span.end)
-        return dict(gpu_timeline_out(drawn(found[0], span), ANY))
+        return dict(gpu_timeline_out(draw(found[0], span), ANY))
 
 
 def changed_sample(sample: GpuSample, **its: object) -> GpuSample:
@@ -263,12 +261,12 @@ def test_a_vanished_gpu_is_shown_last_and_forgotten_after_a_day(tmp_path: Path) 
 def test_a_span_has_few_enough_bins_and_is_within_what_is_kept() -> None:
     now = NOON + 7.5
     for since, step in ((now - 600, 10), (now - 6 * HOUR_S, 30), (0.0, 120)):
-        span = Span.chosen(since, now + 999, now, 1)
+        span = Span.choose(since, now + 999, now, 1)
         assert (span.step_s, span.count <= MOST_POINTS) == (step, True)
         assert span.start <= max(since, now - KEPT_S) and now <= span.end < now + step
-    assert Span.chosen(now - 600, now, now, 100).step_s == 120
+    assert Span.choose(now - 600, now, now, 100).step_s == 120
     with pytest.raises(CarmaError, match="nothing is recorded"):
-        Span.chosen(now, now, now, 1)
+        Span.choose(now, now, now, 1)
 
 
 # -- over a restart --------------------------------------------------------------------------------

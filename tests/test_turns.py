@@ -19,11 +19,10 @@ from carmad.accounts import groups_of
 from carmad.core.messages import Noticed
 from carmad.core.types import JobId
 from carmad.engine.backlog import QUANTUM, Backlog, Delivery
-from carmad.http import peers, turns
-from carmad.http.connections import FEW, PER_USER, Connections, Owners
-from carmad.http.peers import Credentials, Peer, Peers
-from carmad.http.problems import TooMany, headers
-from carmad.http.server import Bounded
+from carmad.http import connections, turns
+from carmad.http.bounds import Bounded
+from carmad.http.connections import FEW, PER_USER, Connections, Credentials, Owners, Peer, Peers
+from carmad.http.problems import TooMany, extra_headers
 from carmad.http.turns import RoundRobin, Share, Shares
 from tests.aio import run_async
 from tests.waiting import PATIENCE_S
@@ -63,7 +62,7 @@ def of_a_burst(share: Share, count: int, size: int = 0) -> int:
                 await share.pace(size)
                 let_in += 1
             except TooMany as refused:
-                assert int(headers(refused)["retry-after"]) >= turns.PATIENCE_S
+                assert int(extra_headers(refused)["retry-after"]) >= turns.PATIENCE_S
         return let_in
 
     return run_async(ask())
@@ -441,8 +440,8 @@ def test_large_requests_take_longer_and_small_ones_do_not_wait(clock: Clock) -> 
 def test_whoever_was_known_is_served_while_the_user_database_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(peers, "REMEMBERED_S", 0.0)
-    monkeypatch.setattr(peers, "PATIENT_S", 0.01)
+    monkeypatch.setattr(connections, "REMEMBERED_S", 0.0)
+    monkeypatch.setattr(connections, "PATIENT_S", 0.01)
     answers, hangs = threading.Event(), list[str]()
 
     def group_names(user: str, gid: int) -> Iterator[str]:
@@ -450,7 +449,7 @@ def test_whoever_was_known_is_served_while_the_user_database_hangs(
             assert answers.wait(PATIENCE_S)
             yield "carma"
 
-    monkeypatch.setattr(peers, "_group_names", group_names)
+    monkeypatch.setattr(connections, "_group_names", group_names)
 
     async def main() -> None:
         known = Peers("carma")

@@ -18,7 +18,7 @@ from web.page import go_on
 from web.share import Share
 
 if TYPE_CHECKING:
-    from carmad.api.responses.server import ConfigOut, DoctorOut, StatsOut
+    from carmad.api.server import ConfigOut, DoctorOut, StatsOut
 
 PATH = "/admin"
 SINCE = "7d"

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from carmad.api.responses.reservations import ReservationOut
+    from carmad.api.reservations import ReservationOut
 
 DAYS = 14
 LABEL, DAY, HEAD, ROW = 58, 72, 40, 30  # widths and heights, in pixels

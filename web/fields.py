@@ -17,7 +17,7 @@ from cli.render import option as shown
 from cli.submit_options import build_parser
 
 if TYPE_CHECKING:
-    from carmad.api.responses.jobs import JobOut
+    from carmad.api.job import JobOut
 
 FIRST = ("gpus", "memory_mib", "time_limit_s", "name")  # what most jobs say
 LABELS = {

@@ -32,9 +32,9 @@ from web.forms import Given, form_endpoint
 from web.page import Page, go_on
 
 if TYPE_CHECKING:
-    from carmad.api.responses.decisions import WhyOut
-    from carmad.api.responses.jobs import AttemptOut, JobOut
-    from carmad.api.responses.timeline import TimelineOut
+    from carmad.api.job import AttemptOut, JobOut
+    from carmad.api.timeline import TimelineOut
+    from carmad.api.why import WhyOut
 
 JOULES_PER_KWH = 3_600_000
 LINES = 200  # of the log

@@ -10,8 +10,8 @@ from cli.format import fraction
 from web.timeline import OF_LOAD, OF_MEMORY
 
 if TYPE_CHECKING:
-    from carmad.api.responses.jobs import JobOut
-    from carmad.api.responses.timeline import JobGpuTimelineOut, JobTimelineOut, Values
+    from carmad.api.job import JobOut
+    from carmad.api.timeline import JobGpuTimelineOut, JobTimelineOut, Values
 
 WORDS = OF_MEMORY | OF_LOAD
 

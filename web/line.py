@@ -15,8 +15,9 @@ from cli.dashboard import live_and_ended
 from cli.format import NOTHING, memory
 
 if TYPE_CHECKING:
-    from carmad.api.responses.jobs import JobOut, StartOut
-    from carmad.api.responses.server import StatusOut
+    from carmad.api.job import JobOut
+    from carmad.api.outlook import StartOut
+    from carmad.api.server import StatusOut
 
 ROWS = 100  # of a page of all jobs
 ENDED_ROWS = 10

@@ -21,7 +21,7 @@ from web.line import Line
 from web.page import Page
 
 if TYPE_CHECKING:
-    from carmad.api.responses.gpus import GpuOut, GpusOut
+    from carmad.api.gpus import GpuOut, GpusOut
 
 MOST_DIGITS = 16  # of a time in seconds
 KEPT = ("hours", "user", "q", "from")  # parameters that links on the page keep

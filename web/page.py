@@ -16,9 +16,9 @@ from carmad.html import environment
 from cli import client, format
 
 if TYPE_CHECKING:
-    from carmad.api.responses.gpus import GpuOut
-    from carmad.api.responses.jobs import JobOut
-    from carmad.api.responses.server import StatusOut
+    from carmad.api.gpus import GpuOut
+    from carmad.api.job import JobOut
+    from carmad.api.server import StatusOut
 
 OF_ALL = ("head", "main")  # blocks of all pages, which are no parts
 STATE_LOOK = {"R": "good", "ST": "good", "CD": "good", "RQ": "warn", "H": "warn", "CA": "warn"}

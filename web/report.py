@@ -14,7 +14,7 @@ from cli import client
 from web.page import Page
 
 if TYPE_CHECKING:
-    from carmad.api.responses.report import ReportOut
+    from carmad.api.report import ReportOut
 
 DAYS = "7 days"
 

@@ -17,8 +17,8 @@ from web.forms import Given, form_endpoint
 from web.page import Page, go_on
 
 if TYPE_CHECKING:
-    from carmad.api.responses.fairness import LimitsOut, SharesOut
-    from carmad.api.responses.reservations import ReservationsOut
+    from carmad.api.fairness import LimitsOut, SharesOut
+    from carmad.api.reservations import ReservationsOut
 
 PATH = "/share"
 BACK = (PATH, "/admin")  # the pages that have these forms

@@ -29,8 +29,8 @@ from web.job import LABEL
 from web.page import Page, go_on
 
 if TYPE_CHECKING:
-    from carmad.api.responses.decisions import DryRunOut
-    from carmad.api.responses.estimates import EstimateOut, EstimatesOut
+    from carmad.api.estimates import EstimateOut, EstimatesOut
+    from carmad.api.intake import DryRunOut
 
 KEPT = 50  # previews
 ESTIMATE_S = 900.0

@@ -13,7 +13,7 @@ from carmad.readable import clean
 from cli.format import fraction, memory
 
 if TYPE_CHECKING:
-    from carmad.api.responses.timeline import GpuTimelineOut, JobSeriesOut, MarkOut, TimelineOut
+    from carmad.api.timeline import GpuTimelineOut, JobSeriesOut, MarkOut, TimelineOut
 
 HOURS = {1: 10, 6: 30, 24: 120}  # with the width of a bin, in seconds
 USUAL_HOURS = 6

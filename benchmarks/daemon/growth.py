@@ -31,26 +31,19 @@ from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
 from benchmarks.harness.rows import columns
 from carmad import registry
+from carmad.api.app import create_app
+from carmad.api.service import Service
 from carmad.attempt.evidence import Evidence, Key
 from carmad.config import Access, Monitor, Settings
 from carmad.core.history import History
-from carmad.core.messages import (
-    Action,
-    Estimated,
-    EstimateMemory,
-    Launch,
-    Step,
-    Stop,
-    Submitted,
-)
+from carmad.core.messages import Action, Estimated, EstimateMemory, Launch, Step, Stop, Submitted
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Estimate, Gpu, GpuId, GpuSample, JobId
 from carmad.daemon.monitor import Monitor as MonitorThread
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
 from carmad.gpu.source import Capabilities, Health
-from carmad.http.server import Server, create_app
-from carmad.http.service import Service
+from carmad.http.server import Server
 from carmad.learned.estimates import Answer, Estimates, ask
 from carmad.learned.experience import Experience
 from carmad.learned.models import Models
@@ -150,16 +143,16 @@ class Pretended(Follower):
 
         self.estimates = Estimates(asked, self._estimated)
         self.service = Service(
-            self.inbox,
-            self.store,
-            settings,
-            time.time(),
-            self.monitor.capabilities,
-            experience,
-            lambda spec, within_s, server: ([], None),
-            lambda scene: [],
-            Models(folder / "models", self.store, 0.0, lambda models: None),
-            self.timeline,
+            inbox=self.inbox,
+            store=self.store,
+            settings=settings,
+            started_at=time.time(),
+            capabilities=self.monitor.capabilities,
+            experience=experience,
+            estimate=lambda spec, within_s, server: ([], None),
+            doctor=lambda scene: [],
+            models=Models(folder / "models", self.store, 0.0, lambda models: None),
+            timeline=self.timeline,
         )
         self.journal = Journal(folder / "journal", core, "0", 64 << 20)
         engine = Engine(

@@ -1,21 +1,169 @@
-"""Fair shares and limits, from the core's accounts to the wire, and in words."""
+"""Who has used how much, who goes first, and who may use how much."""
 
 from __future__ import annotations
 
+import grp
+import logging
+import pwd
 from collections import Counter
 from itertools import takewhile
+from typing import Annotated
 
-from carmad.api.render import label
-from carmad.api.responses import SCHEMA
-from carmad.api.responses.fairness import LimitedOut, LimitOut, LimitsOut, ShareOut, SharesOut
-from carmad.api.times import iso
+from fastapi import Path
+from pydantic import Field, StringConstraints
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from carmad.api.call import Call, Caller, answer, resource
+from carmad.api.requests import Body
+from carmad.api.wire import SCHEMA, iso, label, pick
 from carmad.core.line import Place
-from carmad.core.quota import DEFAULT, Limit
+from carmad.core.messages import LimitRequested
+from carmad.core.quota import DEFAULT, Limit, Period
 from carmad.core.scene import Scene
 from carmad.core.share import HOUR_S
 from carmad.core.types import Job
+from carmad.engine.threads import run_in_threadpool
+from carmad.errors import CarmaError
+from carmad.http.problems import NotFound
+from carmad.options import MAX_GPUS
+
+log = logging.getLogger(__name__)
+
+router = resource()
+MAX_GPU_HOURS = 1e9
+MAX_WAITING = 1_000_000_000
+
+Subject = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=256)]
+
+MOST_CHANGES = 100
 
 SHOWN_S = 36.0  # who has used less is left out, unless there is something else to show
+
+
+class ShareOut(TypedDict):
+    user: str
+    group: str  # that the user shares with; "": none
+    weight: float
+    gpu_hours: float  # of late, with what jobs without GPUs count as: halved with every half-life
+    gpus: float  # held now, shared ones in part
+    host_gpus: float  # GPUs that the user's running jobs without GPUs count as
+    rank: int  # in line, among users; the lowest goes first, 0: has used nothing
+    waiting: int  # jobs
+    urgent_gpu_hours: float  # used by urgent jobs in the last seven days
+
+
+class SharesOut(TypedDict):
+    schema: int
+    enabled: bool
+    half_life_days: float
+    urgent_gpu_hours: float  # that each user may use for urgent jobs in seven days
+    users: list[ShareOut]  # by rank
+
+
+class LimitOut(TypedDict):
+    subject: str  # a user, "@group" or "default"
+    gpus: int | None
+    gpu_hours: float | None
+    per: str  # of the GPU-hours: day, week or month
+    jobs: int | None
+    set_by: str | None  # None: the settings
+    set_at: str | None
+
+
+class LimitedOut(LimitOut):
+    gpus_held: int
+    gpu_hours_used: float | None
+
+
+class LimitsOut(TypedDict):
+    schema: int
+    limits: list[LimitedOut]
+
+
+class LimitChangesOut(TypedDict):
+    schema: int
+    limit: LimitedOut
+    changes: list[LimitOut]  # the newest first; for administrators
+
+
+class LimitIn(Body):
+    """`subject`: a user, "@group" or "default". What is not given stays as it is."""
+
+    subject: Subject
+    gpus: Annotated[int, Field(ge=0, le=MAX_GPUS)] | None = None
+    gpu_hours: Annotated[float, Field(ge=0, le=MAX_GPU_HOURS)] | None = None
+    per: Period = "week"
+    jobs: Annotated[int, Field(ge=0, le=MAX_WAITING)] | None = None
+    clear: bool = False
+
+
+@router.get("/share", responses={200: {"model": SharesOut}})
+async def share(call: Caller) -> Response:
+    """What each user has used of late, and who goes first. Everyone may see it: an order that
+    cannot be checked is not fair."""
+    return answer(shares_out(await call.service.scene()))
+
+
+@router.get("/limits", responses={200: {"model": LimitsOut}})
+async def limits(call: Caller) -> Response:
+    """All limits, and what is used of them."""
+    return answer(limits_out(await call.service.scene()))
+
+
+@router.get("/limits/{subject}", responses={200: {"model": LimitChangesOut}})
+async def limit(call: Caller, subject: Annotated[str, Path(max_length=256)]) -> Response:
+    """The limit that applies to a user, "@group" or "default", and how it was changed."""
+    return await _limit_answer(call, subject)
+
+
+@router.post("/limits", responses={200: {"model": LimitChangesOut}})
+async def set_limit(call: Caller, body: LimitIn) -> Response:
+    """Set a limit, or clear it. In force at once; for administrators."""
+    call.require_admin("set limits")
+    if not body.clear:
+        await run_in_threadpool(_require_subject, body.subject)
+    if body.subject.startswith("@") and body.jobs is not None:
+        raise CarmaError(
+            "a group has no limit of waiting jobs", "Set it for its users, or for default."
+        )
+    now = call.service.now()
+    limit = Limit(body.subject, body.gpus, body.gpu_hours, body.per, body.jobs, call.peer.user, now)
+    if limit.empty is not body.clear:
+        raise CarmaError("a limit is set or cleared", "Give a number, or clear, not both.")
+    await call.request(LimitRequested(now, limit, body.clear))
+    log.info("%s %s: %s", call.peer.user, "clears the limit" if body.clear else "sets", limit)
+    return await _limit_answer(call, body.subject)
+
+
+async def _limit_answer(call: Call, subject: str) -> Response:
+    scene, store = await call.service.scene(), call.service.store
+    changes = (
+        await run_in_threadpool(store.limit_changes, subject, MOST_CHANGES)
+        if call.peer.admin
+        else []
+    )
+    out: LimitChangesOut = {
+        "schema": SCHEMA,
+        "limit": limit_status_out(subject, scene),
+        "changes": [limit_out(each) for each in changes],
+    }
+    return answer(out)
+
+
+def _require_subject(subject: str) -> None:
+    """Raises NotFound for a user or group that this machine does not know."""
+    try:
+        if subject.startswith("@"):
+            grp.getgrnam(subject[1:])
+        elif subject != DEFAULT:
+            pwd.getpwnam(subject)
+    except KeyError:
+        kind = "group" if subject.startswith("@") else "user"
+        raise NotFound(
+            f"this machine has no {kind} {subject.removeprefix('@')!r:.80}",
+            "Name a user, a group as @NAME, or default.",
+        ) from None
 
 
 def shares_out(scene: Scene) -> SharesOut:
@@ -54,10 +202,13 @@ def shares_out(scene: Scene) -> SharesOut:
 def limits_out(scene: Scene) -> LimitsOut:
     """The default first, with what the settings say."""
     named = sorted(scene.limits.keys() - {DEFAULT})
-    return {"schema": SCHEMA, "limits": [limited_out(each, scene) for each in (DEFAULT, *named)]}
+    return {
+        "schema": SCHEMA,
+        "limits": [limit_status_out(each, scene) for each in (DEFAULT, *named)],
+    }
 
 
-def limited_out(subject: str, scene: Scene) -> LimitedOut:
+def limit_status_out(subject: str, scene: Scene) -> LimitedOut:
     """The limit that applies to the subject, who set it, and what is used of it."""
     quotas = scene.quotas
     limit, known = quotas.of(subject), scene.limits.get(subject)
@@ -73,20 +224,12 @@ def limited_out(subject: str, scene: Scene) -> LimitedOut:
 
 
 def limit_out(limit: Limit) -> LimitOut:
-    return {
-        "subject": limit.subject,
-        "gpus": limit.gpus,
-        "gpu_hours": limit.gpu_hours,
-        "per": limit.per,
-        "jobs": limit.jobs,
-        "set_by": limit.by,
-        "set_at": iso(limit.at),
-    }
+    return pick(LimitOut, limit, set_by=limit.by, set_at=iso(limit.at))
 
 
 def overtaken(job: Job, scene: Scene) -> str:
-    """Whose job is before it in line for being urgent or for a fair share, though it came later;
-    "": nobody's."""
+    """Which job is before it in line because it is urgent or for a fair share, although it came
+    later; "" if none is."""
     line = zip(scene.line, scene.places, strict=True)
     before = list(takewhile(lambda each: job.id not in each[0].ids, line))
     mine = next(iter(scene.places[len(before) :]), None)

@@ -1,13 +1,163 @@
-"""GPUs, from CARMA's values to the wire."""
+"""The GPUs: their state, and whether they take jobs."""
 
 from __future__ import annotations
 
-from carmad.api.phrases import phrase
-from carmad.api.render import label, labelled
-from carmad.api.responses.gpus import GpuOut, RiskOut
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import Path
+from pydantic import StringConstraints
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from carmad.api.call import Call, Caller, answer, resource
+from carmad.api.reasons import phrase
+from carmad.api.requests import Body
+from carmad.api.wire import SCHEMA, label, pick, with_labels
 from carmad.core.gpuview import GpuView
+from carmad.core.messages import DrainRequested
 from carmad.core.scene import Scene, memory_by_job
+from carmad.core.types import Gpu
+from carmad.http.problems import NotFound
 from carmad.words import clock
+
+router = resource("/gpus")
+
+Ref = Annotated[str, Path(description="its index, its UUID, or all", max_length=128)]
+
+
+class RiskOut(TypedDict):
+    sm_active: float | None
+    sm_occupancy: float | None
+    dram_active: float | None
+    sm_source: str | None
+    risky: bool
+    samples: int
+
+
+class ResidentOut(TypedDict):
+    id: int
+    label: str
+    user: str
+    name: str
+    memory_mib: int | None
+    mode: str | None
+
+
+class ExternalOut(TypedDict):
+    pid: int
+    user: str
+    command: str
+    memory_mib: int | None
+
+
+class GpuOut(TypedDict):
+    id: str
+    index: int
+    name: str
+    mig: bool
+    parent: str | None
+    island: str  # GPUs with the same one are near each other; "": all are
+    memory_mib: int
+    memory_used_mib: int | None
+    memory_free_mib: int | None
+    admissible_free_mib: int
+    sm_active: float | None
+    sm_occupancy: float | None
+    dram_active: float | None
+    utilization: float | None
+    power_w: float | None
+    energy_j: float | None
+    temperature_c: int | None
+    risk: RiskOut
+    state: str
+    state_detail: str
+    jobs: list[ResidentOut]
+    outsiders: list[ExternalOut]  # external processes, under their name in release 0.1.0
+
+
+class SourceOut(TypedDict):
+    name: str
+    provides: list[str]
+    missing: list[list[str]]
+    notes: list[str]
+
+
+class GpusOut(TypedDict):
+    schema: int
+    gpus: list[GpuOut]
+    source: SourceOut
+    thresholds: dict[str, Any]
+
+
+class GpuResultOut(TypedDict):
+    id: str
+    index: int
+    drained: bool
+
+
+class GpuResultsOut(TypedDict):
+    schema: int
+    gpus: list[GpuResultOut]
+
+
+class DrainIn(Body):
+    reason: Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1024)]
+
+
+@router.get("", responses={200: {"model": GpusOut}})
+async def gpus(call: Caller) -> Response:
+    scene = await call.service.scene()
+    settings = call.service.settings
+    capabilities = call.service.capabilities()
+    out: GpusOut = {
+        "schema": SCHEMA,
+        "gpus": gpus_out(call, scene),
+        "source": pick(SourceOut, capabilities, name=capabilities.source),
+        "thresholds": {
+            "risk": asdict(settings.risk),
+            "preconditions": asdict(settings.preconditions_for(settings.policy)),
+            "window_s": settings.monitor.window_s,
+        },
+    }
+    return answer(out)
+
+
+@router.post("/{ref}/drain", responses={200: {"model": GpuResultsOut}})
+async def drain(call: Caller, ref: Ref, body: DrainIn) -> Response:
+    """Place no more jobs on the GPU. Those on it continue."""
+    return await _drain(call, ref, body.reason)
+
+
+@router.post("/{ref}/resume", responses={200: {"model": GpuResultsOut}})
+async def resume(call: Caller, ref: Ref) -> Response:
+    """Place jobs on the GPU again."""
+    return await _drain(call, ref, None)
+
+
+async def _drain(call: Call, ref: str, reason: str | None) -> Response:
+    call.require_admin("drain and resume GPUs")
+    now, by = call.service.now(), call.peer.user
+    known = await call.service.ask(lambda core: tuple(core.gpus.values()))
+    chosen = [gpu for gpu in known if is_named(gpu, ref)]
+    if not chosen:
+        raise NotFound(f"there is no GPU {ref!r:.80}", "See `carma gpus`.")
+    await call.request(*(DrainRequested(now, gpu.id, reason, by) for gpu in chosen))
+    out: GpuResultsOut = {
+        "schema": SCHEMA,
+        "gpus": [
+            {"id": gpu.id, "index": gpu.index, "drained": reason is not None} for gpu in chosen
+        ],
+    }
+    return answer(out)
+
+
+def is_named(gpu: Gpu, ref: str) -> bool:
+    return ref == "all" or ref in (str(gpu.index), gpu.id)
+
+
+def gpus_out(call: Call, scene: Scene) -> list[GpuOut]:
+    return [gpu_out(gpu, scene, call.peer.owner, call.peer.admin) for gpu in scene.view.gpus]
 
 
 def gpu_out(view: GpuView, scene: Scene, owner: tuple[int, str], see_all: bool) -> GpuOut:
@@ -56,12 +206,7 @@ def gpu_out(view: GpuView, scene: Scene, owner: tuple[int, str], see_all: bool) 
             for job in view.residents
         ],
         "outsiders": [
-            {
-                "pid": process.pid,
-                "user": process.user,
-                "command": process.command,
-                "memory_mib": process.memory_mib,
-            }
+            pick(ExternalOut, process)
             for process in (sample.processes if sample else ())
             if process.job is None or process.job not in residents
         ],
@@ -81,7 +226,7 @@ def gpu_state(gpu: GpuView, scene: Scene) -> tuple[str, str]:
     if first and not first.in_s:
         return "reserved", f"for {first.of.whose} until {clock(first.ends_at)}"
     if gpu.settling:
-        return "settling", phrase(labelled(gpu.settling, scene.live))
+        return "settling", phrase(with_labels(gpu.settling, scene.live))
     return "ok", f"reserved for {first.of.whose} from {clock(first.starts_at)}" if first else ""
 
 

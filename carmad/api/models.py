@@ -1,26 +1,164 @@
-"""From models to the wire. Pure."""
+"""The models that policies and predictors use, and the past jobs that they learn from."""
 
 from __future__ import annotations
 
-from carmad.api.responses import SCHEMA
-from carmad.api.responses.models import BinOut, CurveOut, ModelDetailOut, ModelOut
-from carmad.api.times import iso
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import Path
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from carmad.api.call import Before, Call, Caller, Limit, Moment, Word, answer, resource
+from carmad.api.jobs import past_jobs
+from carmad.api.wire import SCHEMA, iso, parse_time, pick
+from carmad.core.types import ENDED
+from carmad.engine.threads import run_in_threadpool
+from carmad.http.problems import Conflict, NotFound
+from carmad.learned.models import lacking, shipped
 from carmad.models import Additive, Model, Shape, Tree
+from carmad.store.table import row
+
+router = resource()
+
+Name = Annotated[str, Path(description="of the model", max_length=128)]
 
 DIGITS = 6  # significant ones
 
 
-def model_out(name: str, model: Model) -> ModelOut:
-    return {
-        "name": name,
-        "kind": model.kind,
-        "about": model.about,
-        "source": model.source,
-        "rows": model.rows,
-        "trained_at": iso(model.trained_at or None),
-        "errors": {what: _short(error) for what, error in model.errors},
-        "importance": {feature: _short(share) for feature, share in model.importance()},
+class ModelOut(TypedDict):
+    name: str
+    kind: str  # tree, boosted, additive, lookup
+    about: str  # what it predicts
+    source: str  # what it was trained on
+    rows: int
+    trained_at: str | None  # null: it came with CARMA
+    errors: dict[str, float]  # held-out measures, and what the last model's were since
+    importance: dict[str, float]  # of each feature, the greatest first
+
+
+class TrainingOut(TypedDict):
+    """Of models from this server's own past jobs."""
+
+    every_days: float  # 0: only when asked for
+    lacking: str  # packages that it needs; empty: none
+    under_way: bool
+    last_at: str | None
+    last_words: list[str]  # of this daemon's last training
+
+
+class ModelsOut(TypedDict):
+    schema: int
+    models: list[ModelOut]
+    training: TrainingOut
+
+
+class BinOut(TypedDict):
+    label: str
+    score: float
+
+
+class CurveOut(TypedDict):
+    """What each bin of one feature adds to the prediction."""
+
+    feature: str
+    bins: list[BinOut]
+
+
+class ModelDetailOut(TypedDict):
+    schema: int
+    model: ModelOut
+    tree: str | None  # a decision tree, a condition or class a line
+    curves: list[CurveOut]  # of an additive model; for users, without other people's names
+    link: str | None  # log: scores add up to the logarithm
+
+
+class PastOut(TypedDict):
+    """Rows of the table that models are trained on; see `carma history --table`."""
+
+    schema: int
+    rows: list[dict[str, Any]]
+
+
+@router.get("/models", responses={200: {"model": ModelsOut}})
+async def models(call: Caller) -> Response:
+    """The models that came with CARMA, and those trained here, which take precedence."""
+    found = await _models(call)
+    training = await run_in_threadpool(_training, call)
+    out: ModelsOut = {
+        "schema": SCHEMA,
+        "models": [model_out(name, model) for name, model in sorted(found.items())],
+        "training": training,
     }
+    return answer(out)
+
+
+@router.get("/models/{name}", responses={200: {"model": ModelDetailOut}})
+async def model(call: Caller, name: Name) -> Response:
+    """One model, with everything needed to draw it."""
+    found = (await _models(call)).get(name)
+    if found is None:
+        raise NotFound(f"there is no model {name!r:.80}", "See `carma models`.")
+    return answer(detail_out(name, found, call.peer.admin))
+
+
+@router.post("/models/train", status_code=202, responses={202: {"model": TrainingOut}})
+async def train(call: Caller) -> Response:
+    """Start training models on this server's past jobs. It takes minutes."""
+    call.require_admin("train models")
+    if call.service.models.under_way:
+        raise Conflict("models are already being trained", "See `carma models`.")
+    call.service.models.begin()
+    return answer(await run_in_threadpool(_training, call), 202)
+
+
+@router.get("/past", responses={200: {"model": PastOut}})
+async def past(
+    call: Caller,
+    user: Word = None,
+    since: Moment = None,
+    until: Moment = None,
+    limit: Limit = 100,
+    before: Before = None,
+) -> Response:
+    """Jobs that have ended, latest first, as the table that models are trained on: the caller's
+    own, or for administrators everyone's. `before`: only those with a smaller id."""
+    span = parse_time(since), parse_time(until)
+    async with call.service.listings:
+        found = await past_jobs(call, user, ENDED, limit, *span, before)
+
+        def render() -> Response:
+            out: PastOut = {"schema": SCHEMA, "rows": [dict(row(job)) for job in found]}
+            return answer(out)
+
+        return await run_in_threadpool(render)
+
+
+async def _models(call: Call) -> Mapping[str, Model]:
+    trained = await call.service.ask(lambda core: dict(core.knowledge.models))
+    return {**await run_in_threadpool(shipped), **trained}
+
+
+def _training(call: Call) -> TrainingOut:
+    models = call.service.models
+    return {
+        "every_days": call.service.settings.models.retrain_days,
+        "lacking": lacking(),
+        "under_way": models.under_way,
+        "last_at": iso(models.trained_at),
+        "last_words": list(models.last_words) if call.peer.admin else [],
+    }
+
+
+def model_out(name: str, model: Model) -> ModelOut:
+    return pick(
+        ModelOut,
+        model,
+        name=name,
+        trained_at=iso(model.trained_at or None),
+        errors={what: _short(error) for what, error in model.errors},
+        importance={feature: _short(share) for feature, share in model.importance()},
+    )
 
 
 def detail_out(name: str, model: Model, see_all: bool) -> ModelDetailOut:

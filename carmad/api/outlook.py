@@ -1,14 +1,13 @@
-"""Whether a job's deadline will be met, in words: as told when it is submitted, and while it waits
-or runs."""
+"""When a waiting job is expected to start, and whether a job will meet its deadline."""
 
 from __future__ import annotations
 
 from math import inf, isfinite
 
-from carmad.api.phrases import phrase
-from carmad.api.render import label
-from carmad.api.responses.jobs import OutlookOut, StartOut
-from carmad.api.times import iso
+from typing_extensions import TypedDict
+
+from carmad.api.reasons import phrase
+from carmad.api.wire import iso, label
 from carmad.core.outlook import FORESEEN, NOBODY, Expected, Outlook, Start, expected, outlook
 from carmad.core.scene import Scene
 from carmad.core.types import Job, JobState
@@ -19,6 +18,33 @@ SOON_S = 1.0
 # Who waits for these does not for GPUs alone.
 LEFT_OUT = frozenset({"quota", "gpu_hours", "array_limit", "cpus", "host_memory_mib"})
 PREVENTED = LEFT_OUT | {"no_account", "held", "gpus_unread"}  # not by time alone
+
+
+class OutlookOut(TypedDict):
+    """Whether a job would meet its deadline if no jobs shared GPUs."""
+
+    starts_at: str | None  # null: unknown
+    ends_at: str | None
+    late_s: float | None  # after its deadline; negative: early
+    text: str
+
+
+class StartOut(TypedDict):
+    """When a waiting job is expected to start if it shares no GPU. None: unknown; `text` says
+    why."""
+
+    id: int
+    label: str
+    user: str
+    expected_at: str | None
+    latest_at: str | None
+    text: str
+
+
+class StartsOut(TypedDict):
+    schema: int
+    starts: list[StartOut]  # in line
+    more: int  # jobs that wait behind those
 
 
 def outlook_out(job: Job, scene: Scene) -> OutlookOut | None:

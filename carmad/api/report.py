@@ -1,4 +1,5 @@
-"""The numbers of a report, from the jobs that held GPUs in a period. Pure; `now` is given."""
+"""The numbers of a report, from the jobs that held GPUs in a period, and a job's efficiency
+receipt. Pure; `now` is given."""
 
 from __future__ import annotations
 
@@ -7,23 +8,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import NotRequired
 
-from carmad.api.render import label
-from carmad.api.responses import SCHEMA
-from carmad.api.responses.report import (
-    EstimateReportOut,
-    GpuReportOut,
-    IdleReportOut,
-    JobNameOut,
-    OomReportOut,
-    ReceiptOut,
-    ReportOut,
-    SharingReportOut,
-    SlowdownOut,
-    UserReportOut,
-    WaitReportOut,
-)
-from carmad.api.times import stamp
+from typing_extensions import TypedDict
+
+from carmad.api.wire import SCHEMA, label, stamp
 from carmad.core.ran import Ran
 from carmad.core.receipt import HOUR_S, Receipt, receipt
 from carmad.core.sharing import Met, Stayed, met
@@ -40,6 +29,118 @@ MEASURED = 0.5  # of a job's GPU time, for its activity to count
 
 Why = Callable[[Ran], str]  # the main reason why a job waited
 Profiles = Callable[[Collection[JobId]], Mapping[JobId, Profile]]
+
+
+class SlowdownOut(TypedDict):
+    """How many times as long a job's work took beside others as alone."""
+
+    ratio: float  # at least 1
+    low: float  # the ratio is from here to `high`, as far as the source can tell
+    high: float
+    source: str  # steps, runs, model, simulation
+    known_from: int  # neighbours measured, runs alone, or pairs predicted
+
+
+class ReceiptOut(TypedDict):
+    """What sharing GPUs cost a job, and what it saved. In GPU-hours."""
+
+    gpu_hours: float  # that it held
+    shared: float  # the part of that, 0–1, in which another job was on any of its GPUs
+    share_gpu_hours: float  # a GPU with n jobs counts an n-th for each
+    neighbours: int
+    slowdown: SlowdownOut | None  # null: it did not share, or nothing is known
+    alone_gpu_hours: float | None  # what its work would have held alone
+    saved_gpu_hours: float | None  # alone_gpu_hours - share_gpu_hours
+
+
+class GpuReportOut(TypedDict):
+    id: str
+    index: int | None  # null: it is no longer there
+    name: str
+    busy_hours: float  # with any job on it
+    shared_hours: float  # with several
+    idle_hours: float
+    jobs: int
+
+
+class UserReportOut(TypedDict):
+    user: str  # "": all others together
+    jobs: int  # that held GPUs
+    gpu_hours: float  # a GPU with n jobs counts an n-th for each
+    share: float | None  # of all users' GPU-hours, 0–1
+    energy_kwh: float
+
+
+class SharingReportOut(TypedDict):
+    """What sharing GPUs gave and cost, all jobs together."""
+
+    shared: float | None  # part of the GPUs' busy time with several jobs, 0–1; null: it is none
+    jobs: int  # that shared
+    saved_gpu_hours: float  # of the jobs whose slow-down is known
+    slowdown: float | None  # their mean, over the time in company; 1: none
+    known: float | None  # part of the time in company whose slow-down is known, 0–1
+    sources: dict[str, int]  # jobs by where their slow-down is known from
+    unknown_at_most_gpu_hours: float  # that the other jobs have saved, if nothing slowed them
+
+
+class EstimateReportOut(TypedDict):
+    source: str
+    jobs: int  # that succeeded, with a measured peak
+    ratio_median: float  # estimate over peak
+    under: float  # part of the jobs that used more, 0–1
+
+
+class OomReportOut(TypedDict):
+    crashes: int  # attempts that ran out of GPU memory
+    jobs: int
+    saved: int  # of those jobs: succeeded after a retry
+    waiting: int  # of those jobs: have not ended
+
+
+class JobNameOut(TypedDict):
+    id: int
+    label: str
+    user: str
+    name: str
+
+
+class WaitReportOut(JobNameOut):
+    wait_s: float  # until it started, or until the end of the period
+    started: bool
+    why: str  # the reason that lasted longest; "": not recorded
+
+
+class IdleReportOut(JobNameOut):
+    """A job that held GPUs, but hardly used them."""
+
+    gpu_hours: float  # that it held
+    sm_active: float  # mean of its GPUs while it was there, 0–1
+
+
+class ExternalReportOut(TypedDict):
+    user: str  # "": all others together
+    processes: int
+    gpu_hours: float
+
+
+class ReportOut(TypedDict):
+    """Everyone may see totals. Users other than administrators see only themselves by name, and
+    only their own jobs."""
+
+    schema: int
+    since: str | None  # null: a simulation, which has no date
+    until: str | None
+    hours: float
+    title: NotRequired[str]  # of a simulation
+    jobs: int  # that held GPUs
+    gpus: list[GpuReportOut]
+    users: list[UserReportOut]
+    sharing: SharingReportOut
+    estimates: list[EstimateReportOut]
+    ooms: OomReportOut
+    waits: list[WaitReportOut]
+    idle: list[IdleReportOut]
+    external: list[ExternalReportOut]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +181,7 @@ class Entry:
 def report_out(
     jobs: Iterable[Ran], period: Period, server: Server, why: Why, user: str | None = None
 ) -> ReportOut:
-    """`jobs`: all that were there in the period, and any others. `user`: to whom it is told, if not
+    """`jobs`: all that were there in the period, and any others. `user`: who reads it, if not
     an administrator. Everything but the external processes."""
     known = list(jobs)
     seen = met(known, period.since, period.until, period.now)
@@ -106,14 +207,14 @@ def report_out(
 
 
 def _entries(jobs: Sequence[Ran], seen: Met, server: Server, period: Period) -> Iterator[Entry]:
-    known = known_from(jobs, seen, server, period.since)
+    known = knowledge(jobs, seen, server, period.since)
     for job in jobs:
         stays = seen.stays.get(job.id, ())
         if any(each.held_s > 0 for each in stays):
             yield Entry(job, stays, receipt(job, stays, known))
 
 
-def known_from(
+def knowledge(
     jobs: Iterable[Ran], seen: Met, server: Server, since: float, runs: Iterable[Ran] = ()
 ) -> Known:
     """`since`: from when on all jobs are known. `runs`: further ones, which never shared."""
@@ -213,7 +314,7 @@ def _estimates(jobs: Iterable[Ran], period: Period) -> Iterator[EstimateReportOu
     found: dict[str, list[float]] = defaultdict(list)
     for job in jobs:
         said, peak = job.estimate, job.usage.peak_mib
-        if job.state is JobState.SUCCEEDED and said and peak and _ended_in(job, period):
+        if job.state is JobState.SUCCEEDED and said and peak and _ends_in(job, period):
             found[said.source].append(said.mib / peak)
     for source, ratios in sorted(found.items(), key=lambda its: (-len(its[1]), its[0])):
         under = sum(ratio < 1 for ratio in ratios) / len(ratios)
@@ -225,7 +326,7 @@ def _estimates(jobs: Iterable[Ran], period: Period) -> Iterator[EstimateReportOu
         }
 
 
-def _ended_in(job: Ran, period: Period) -> bool:
+def _ends_in(job: Ran, period: Period) -> bool:
     ended_at = job.attempts[-1].ended_at if job.attempts else None
     return ended_at is not None and period.since <= ended_at < period.until
 

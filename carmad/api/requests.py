@@ -1,8 +1,12 @@
-"""What a client may send. Shapes and sizes only: what depends on the server is checked there."""
+"""What is asked of a job: the shapes of requests, and the specs that become of them.
+
+Shapes and sizes are checked here; `intake` checks what depends on the server.
+"""
 
 from __future__ import annotations
 
-from dataclasses import MISSING
+from collections.abc import Iterable
+from dataclasses import MISSING, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_type_hints
 
 from pydantic import (
@@ -17,30 +21,48 @@ from pydantic import (
     model_validator,
 )
 
-from carmad.api.times import moment
-from carmad.core.layout import Stage
-from carmad.core.quota import Period
-from carmad.core.types import StageTimes
+from carmad.api.wire import moment
+from carmad.attempt.environment import scrub
+from carmad.core.layout import Layout, Stage
+from carmad.core.tasks import spans
+from carmad.core.types import After, ArrayTask, Gpu, JobId, JobSpec, Script, StageTimes, WarnSignal
+from carmad.errors import CarmaError
+from carmad.http.connections import Peer
 from carmad.options import (
     MAX_GPUS,
-    MAX_METRICS,
     MAX_MIB,
     MAX_PARAMS,
     MAX_SCRIPT_BYTES,
     MAX_TASKS,
     MAX_TIME_S,
-    MAX_WITHIN_S,
-    OPTIONS,
     PLAIN,
     JobOptions,
     Option,
 )
+from carmad.readable import job_name
 
 MAX_WORDS = 10_000  # of a command
 MAX_VARIABLES = 10_000
-SHORTEST_STEP_S = 1e-6
-MAX_GPU_HOURS = 1e9
-MAX_WAITING = 1_000_000_000
+
+# The kernel ends every argument at a NUL; a control character in a name can rewrite a terminal.
+Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
+Path = Annotated[str, StringConstraints(pattern=r"^[^\x00]+$", max_length=4096)]
+Folder = Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_length=4096)]
+Name = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$", max_length=256)]
+EnvName = Annotated[str, StringConstraints(pattern=r"^[^=\x00]+$")]
+ParamName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.-]{0,63}$")]
+ParamValue = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=1024)]
+Label = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15}(_[0-9]{1,7})?$")]
+Umask = Annotated[str, StringConstraints(pattern=r"^0{0,3}[0-7]{1,3}$")]  # octal, as umask prints
+User = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]+$", max_length=256)]
+
+Seconds = Annotated[float, Field(ge=0, le=MAX_TIME_S)]
+Mib = Annotated[float, Field(ge=0, le=MAX_MIB)]
+Gpus = Annotated[int, Field(ge=1, le=MAX_GPUS)]
+GpuKind = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]*$", max_length=256)]
+OF_FIELD = {"_s": Seconds, "_mib": Mib, "gpu": GpuKind}  # by the end of its name
+
+NO_ID = JobId(0)
 
 
 def _unix(text: object) -> float:
@@ -61,38 +83,26 @@ def _catchable(signum: int) -> int:
     return signum
 
 
-# The kernel ends every argument at a NUL; a control character in a name can rewrite a terminal.
-Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
-Path = Annotated[str, StringConstraints(pattern=r"^[^\x00]+$", max_length=4096)]
-Folder = Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_length=4096)]
-Name = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$", max_length=256)]
-EnvName = Annotated[str, StringConstraints(pattern=r"^[^=\x00]+$")]
-ParamName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.-]{0,63}$")]
-ParamValue = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=1024)]
-Label = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15}(_[0-9]{1,7})?$")]
 Time = Annotated[
     float, BeforeValidator(_unix), WithJsonSchema({"type": "string", "format": "date-time"})
 ]
-Umask = Annotated[str, StringConstraints(pattern=r"^0{0,3}[0-7]{1,3}$")]  # octal, as umask prints
-User = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]+$", max_length=256)]
-GpuRef = Annotated[str, StringConstraints(max_length=128)]
 
 
-class Request(BaseModel):
+class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class AfterIn(Request):
+class AfterIn(Body):
     job: Label
     kind: Literal["afterok", "afterany", "afternotok"] = "afterok"
 
 
-class WarnIn(Request):
+class WarnIn(Body):
     signum: Annotated[int, Field(ge=1, le=64), AfterValidator(_catchable)]
     before_s: Annotated[float, Field(gt=0, le=MAX_TIME_S)]
 
 
-class ArrayIn(Request):
+class ArrayIn(Body):
     """`params`: of a sweep, the value of each parameter for each index, in the order of the
     indices."""
 
@@ -114,13 +124,6 @@ class ArrayIn(Request):
         return self
 
 
-Seconds = Annotated[float, Field(ge=0, le=MAX_TIME_S)]
-Mib = Annotated[float, Field(ge=0, le=MAX_MIB)]
-Gpus = Annotated[int, Field(ge=1, le=MAX_GPUS)]
-GpuKind = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]*$", max_length=256)]
-OF_FIELD = {"_s": Seconds, "_mib": Mib, "gpu": GpuKind}  # by the end of its name
-
-
 def _of(value: type, without: str = "") -> Any:
     """The request's form of a dataclass of the core: the same fields, within limits."""
     shape: dict[str, Any] = {}
@@ -130,16 +133,16 @@ def _of(value: type, without: str = "") -> Any:
         default = value.__dataclass_fields__[name].default  # type: ignore[attr-defined]
         shape[name] = limited, ... if default is MISSING else default
     shape.pop(without, None)
-    return create_model(f"{value.__name__}In", __base__=Request, __doc__=value.__doc__, **shape)
+    return create_model(f"{value.__name__}In", __base__=Body, __doc__=value.__doc__, **shape)
 
 
 if TYPE_CHECKING:
 
-    class StageIn(Request): ...
+    class StageIn(Body): ...
 
-    class StepStagesIn(Request): ...
+    class StepStagesIn(Body): ...
 
-    class StageTimesIn(Request):
+    class StageTimesIn(Body):
         gpu: str
 
 else:
@@ -147,19 +150,19 @@ else:
     StepStagesIn = _of(StageTimes, without="gpu")
 
 
-class LayoutIn(Request):
+class LayoutIn(Body):
     stages: Annotated[list[StageIn], Field(min_length=1, max_length=MAX_GPUS)]
     allreduce: Literal["ring", "tree"] = "ring"
 
 
-class ScriptIn(Request):
+class ScriptIn(Body):
     """The text of a job script, and which word of the command is its path."""
 
     word: Annotated[int, Field(ge=0, lt=MAX_WORDS)]
     text: Annotated[Text, Field(max_length=MAX_SCRIPT_BYTES)]
 
 
-class JobIn(Request):
+class JobIn(Body):
     """A job, or with `array` many of them that differ in their index.
 
     `env` is what the submitter's shell has, and is scrubbed of secrets; `export` is what the
@@ -185,8 +188,14 @@ class JobIn(Request):
     dry_run: bool = False
 
 
-def _plain(option: Option, stored: Any) -> Any:
-    """The type of an option in a request, and its default. `stored` is its type in `JobSpec`."""
+def option_fields(names: Iterable[str]) -> dict[str, Any]:
+    """The type of each of these options in a request, and its default."""
+    stored = get_type_hints(JobOptions)
+    return {name: _field(PLAIN[name], stored[name]) for name in names}
+
+
+def _field(option: Option, stored: Any) -> Any:
+    """`stored` is its type in `JobSpec`."""
     kind = get_args(stored)[0] if option.default is None else stored
     if option.name.endswith("_at"):
         kind = Time
@@ -201,104 +210,100 @@ if TYPE_CHECKING:
     class SubmitIn(JobIn, JobOptions): ...  # type: ignore[misc]  # both are frozen
 
 else:
-    _STORED = get_type_hints(JobOptions)
     SubmitIn = create_model(
         "SubmitIn",
         __base__=JobIn,
         __doc__=JobIn.__doc__,
         __module__=__name__,
-        **{name: _plain(option, _STORED[name]) for name, option in PLAIN.items()},
+        **option_fields(PLAIN),
     )
 
 
-if TYPE_CHECKING:
+def _layout(body: SubmitIn) -> Layout | None:
+    """Raises CarmaError if it does not match the number of GPUs."""
+    if body.layout is None:
+        return None
+    stages = tuple(Stage(**one.model_dump()) for one in body.layout.stages)
+    found = Layout(stages, body.layout.allreduce)
+    if found.gpus != body.gpus:
+        raise CarmaError(
+            f"the job's layout needs {found.gpus} GPUs, but it asks for {body.gpus}",
+            "A stage has one GPU per replica, or per tensor slice of each replica.",
+        )
+    return found
 
-    class AdoptIn(Request):
-        pid: int
-        name: str | None
-        memory_mib: int | None
-        time_limit_s: float | None
 
-else:
-    AdoptIn = create_model(
-        "AdoptIn",
-        __base__=Request,
-        __doc__="A process of the caller's on a GPU, and options of the job that it becomes.",
-        __module__=__name__,
-        pid=(Annotated[int, Field(ge=1, lt=1 << 31)], ...),
-        name=(Name | None, None),
-        **{name: _plain(PLAIN[name], _STORED[name]) for name in ("memory_mib", "time_limit_s")},
+def _stage_times(asked: Iterable[StageTimesIn], gpus: Iterable[Gpu]) -> tuple[StageTimes, ...]:
+    """One for each kind of GPU. Raises CarmaError for an unknown kind, or one given twice."""
+    names = sorted({gpu.name for gpu in gpus})
+    found = [StageTimes(**one.model_dump() | {"gpu": _kind(one.gpu, names)}) for one in asked]
+    kinds = [one.gpu for one in found]
+    for kind in kinds:
+        if kinds.count(kind) > 1:
+            raise CarmaError(
+                f"stage times for {kind or 'any GPU'} are given twice",
+                "Give them once for each kind of GPU: gpu=NAME.",
+            )
+    return tuple(found)
+
+
+def _kind(asked: str, names: list[str]) -> str:
+    """The full name of a kind of GPU, from a part of it, such as A100."""
+    fitting = [name for name in names if asked.lower() in name.lower()]
+    if not asked or asked in names:
+        return asked
+    if len(fitting) != 1:
+        what = "several kinds of GPU that match" if fitting else "no GPU that matches"
+        raise CarmaError(f"this server has {what} {asked!r:.80}", f"It has: {', '.join(names)}.")
+    return fitting[0]
+
+
+def job_spec(
+    body: SubmitIn, peer: Peer, after: tuple[After, ...], gpus: tuple[Gpu, ...]
+) -> JobSpec:
+    env = scrub(body.env) | body.export
+    plain = {name: getattr(body, name) for name in PLAIN}
+    if not body.gpus:  # uncounted, an array of them would start as a whole
+        plain["cpus"] = body.cpus or 1
+    default = "carma-%A_%a.out" if body.array else "carma-%j.out"
+    return JobSpec(
+        # A `carma run` that says where the output is kept can run the command again; or else
+        # nobody but its owner can.
+        **plain | {"requeue": body.requeue and (not body.interactive or bool(body.stdout))},
+        argv=tuple(body.argv),
+        user=peer.user,
+        uid=peer.uid,
+        gid=peer.gid,
+        cwd=body.cwd,
+        name=body.name or job_name(body.argv),
+        env=tuple(env.items()),
+        script=Script("", 0, body.script.word, body.script.text) if body.script else None,
+        stdout=body.stdout or default,
+        layout=_layout(body),
+        stage_times=_stage_times(body.stage_times, gpus),
+        warn=WarnSignal(body.warn.signum, body.warn.before_s) if body.warn else None,
+        after=after,
+        umask=int(body.umask, 8),
+        interactive=body.interactive,
     )
 
 
-class EstimateIn(SubmitIn):  # type: ignore[misc]  # it is frozen
-    """`within_s`: processor time for a script's first two steps, instead of
-    `estimation.patient_s`."""
-
-    within_s: Annotated[float, Field(gt=0, le=MAX_WITHIN_S)] | None = None
-
-
-class SelectIn(Request):
-    select: Annotated[str, StringConstraints(pattern=r"^[0-9a-z_,%\[\]\- ]+$", max_length=8000)]
-    user: User | None = None
-
-
-if TYPE_CHECKING:
-
-    class UpdateIn(SelectIn, SubmitIn): ...  # type: ignore[misc]  # both are frozen
-
-else:
-    UpdateIn = create_model(
-        "UpdateIn",
-        __base__=SelectIn,
-        __doc__="New values of the jobs' options: those that are not in the request stay.",
-        __module__=__name__,
-        **{
-            name: (SubmitIn.model_fields[name].annotation, SubmitIn.model_fields[name])
-            for name, option in OPTIONS.items()
-            if option.change
-        },
-    )
-
-
-class StepIn(Request):
-    """`stages`: what the seconds of a step go to, on the GPUs that the job has."""
-
-    seconds: Annotated[float, Field(ge=SHORTEST_STEP_S, le=MAX_TIME_S)]
-    stages: StepStagesIn | None = None
-
-
-Subject = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=256)]
-
-
-class LimitIn(Request):
-    """`subject`: a user, "@group" or "default". What is not given stays as it is."""
-
-    subject: Subject
-    gpus: Annotated[int, Field(ge=0, le=MAX_GPUS)] | None = None
-    gpu_hours: Annotated[float, Field(ge=0, le=MAX_GPU_HOURS)] | None = None
-    per: Period = "week"
-    jobs: Annotated[int, Field(ge=0, le=MAX_WAITING)] | None = None
-    clear: bool = False
-
-
-class MetricsIn(Request):
-    """`metrics`: values by name."""
-
-    metrics: Annotated[dict[ParamName, float], Field(min_length=1, max_length=MAX_METRICS)]
-
-
-class ReserveIn(Request):
-    """`gpus` of the GPUs, or those named in `on`: by index, by UUID, or all. No users: for
-    maintenance."""
-
-    gpus: Annotated[int, Field(ge=1, le=MAX_GPUS)] | None = None
-    on: Annotated[list[GpuRef], Field(min_length=1, max_length=128)] | None = None
-    users: Annotated[list[User], Field(max_length=64)] = []
-    starts_at: Time
-    lasts_s: Annotated[float, Field(ge=60, le=MAX_TIME_S)]
-    weekly: bool = False
-
-
-class DrainIn(Request):
-    reason: Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1024)]
+def tasks_of(spec: JobSpec, array: ArrayIn | None, first: JobId = NO_ID) -> tuple[JobSpec, ...]:
+    """The job, or the tasks of the array. Those of a sweep differ, and so do their estimates; the
+    others are one job as long as they wait, or a few if their indices are not evenly spaced."""
+    if array is None:
+        return (spec,)
+    every, names = array.indices, tuple(array.params)
+    ends = len(every), every[0], every[-1]
+    if names:
+        rows = zip(*array.params.values(), strict=True)
+        tasks = (
+            ArrayTask(first, index, array.limit, *ends, tuple(zip(names, row, strict=True)))
+            for index, row in zip(every, rows, strict=True)
+        )
+    else:
+        tasks = (
+            ArrayTask(first, its.start, array.limit, *ends, more=len(its) - 1, step=its.step)
+            for its in spans(every)
+        )
+    return tuple(replace(spec, array=task) for task in tasks)

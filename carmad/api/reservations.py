@@ -1,33 +1,120 @@
-"""Reservations: from a request to the core's value, and from there to the wire."""
+"""GPUs kept for some users, or for maintenance."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import pwd
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import chain
+from typing import Annotated
 
-from carmad.api.render import label
-from carmad.api.requests import ReserveIn
-from carmad.api.responses.reservations import ReservationOut
-from carmad.api.times import stamp
+from pydantic import Field, StringConstraints
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from carmad.api.call import Call, Caller, answer, resource
+from carmad.api.gpus import is_named
+from carmad.api.requests import Body, Time, User
+from carmad.api.wire import SCHEMA, label, stamp
+from carmad.core.messages import Reserved, Unreserved
 from carmad.core.reservations import MOST, TIMES, Reservation, in_the_way, slots, suited
 from carmad.core.scene import Scene
 from carmad.core.types import Gpu, GpuId
+from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
+from carmad.http.problems import Conflict, NotFound
+from carmad.options import MAX_GPUS, MAX_TIME_S
 from carmad.readable import duration
 from carmad.words import clock
+
+GpuRef = Annotated[str, StringConstraints(max_length=128)]
 
 WEEK_S = 7 * 86_400.0
 LATE_S = 60.0  # a start `now` may be so late when it arrives
 
 
-def reservation(
-    body: ReserveIn, scene: Scene, by: str, named: Callable[[Gpu, str], bool]
-) -> Reservation:
-    """What is asked for, on GPUs that no other reservation has then. Raises CarmaError.
+class ReservationOut(TypedDict):
+    id: int
+    gpus: list[str]
+    indices: list[int | None]  # of the same GPUs; None: it is gone
+    users: list[str]  # none: it is maintenance
+    starts_at: str  # of the present or the next time
+    ends_at: str
+    times_left: int  # of a weekly one, this one included
+    active: bool
+    by: str
+    text: str
+    in_the_way: list[str]  # what others' jobs may keep of it, in words
 
-    `named`: whether this is a GPU's name."""
+
+class ReservationsOut(TypedDict):
+    schema: int
+    reservations: list[ReservationOut]
+
+
+class ReserveIn(Body):
+    """`gpus` of the GPUs, or those named in `on`: by index, by UUID, or all. No users: for
+    maintenance."""
+
+    gpus: Annotated[int, Field(ge=1, le=MAX_GPUS)] | None = None
+    on: Annotated[list[GpuRef], Field(min_length=1, max_length=128)] | None = None
+    users: Annotated[list[User], Field(max_length=64)] = []  # noqa: RUF012 - pydantic copies it
+    starts_at: Time
+    lasts_s: Annotated[float, Field(ge=60, le=MAX_TIME_S)]
+    weekly: bool = False
+
+
+router = resource("/reservations", answers=ReservationsOut)
+
+
+@router.get("")
+async def reservations(call: Caller) -> Response:
+    return await _reservations_answer(call)
+
+
+@router.post("")
+async def reserve(call: Caller, body: ReserveIn) -> Response:
+    """Answers with the new reservation."""
+    call.require_admin("reserve GPUs")
+    await run_in_threadpool(_require_users, body.users)
+    scene, by = await call.service.scene(), call.peer.user
+    wanted = await run_in_threadpool(reservation, body, scene, by)
+    await call.request(Reserved(call.service.now(), wanted))
+    if wanted not in (await call.service.scene()).reservations:
+        raise Conflict("another reservation was made at the same time", "Try again.")
+    return await _reservations_answer(call, wanted.id)
+
+
+@router.post("/{id}/cancel")
+async def cancel(call: Caller, id: int) -> Response:
+    """Answers with those that remain."""
+    call.require_admin("cancel reservations")
+    scene = await call.service.scene()
+    if id not in {each.id for each in scene.reservations}:
+        raise NotFound(f"there is no reservation {id}", "See `carma reserve`.")
+    await call.request(Unreserved(call.service.now(), id, call.peer.user))
+    return await _reservations_answer(call)
+
+
+async def _reservations_answer(call: Call, only: int | None = None) -> Response:
+    scene = await call.service.scene()
+    found = [each for each in reservations_out(scene) if only in (None, each["id"])]
+    out: ReservationsOut = {"schema": SCHEMA, "reservations": found}
+    return answer(out)
+
+
+def _require_users(names: Iterable[str]) -> None:
+    """May ask a directory server."""
+    for name in names:
+        try:
+            pwd.getpwnam(name)
+        except KeyError:
+            raise CarmaError(f"there is no user {name!r:.80}", "Check the name.") from None
+
+
+def reservation(body: ReserveIn, scene: Scene, by: str) -> Reservation:
+    """What is asked for, on GPUs that no other reservation has then. Raises CarmaError."""
     if (body.gpus is None) == (body.on is None):
         raise CarmaError("say how many GPUs, or which", "Use --gpus 2, or --on 0,1.")
     if body.starts_at < scene.now - LATE_S:
@@ -39,10 +126,10 @@ def reservation(
     id = max((each.id for each in scene.reservations), default=0) + 1
     starts = _weekly(body.starts_at) if body.weekly else (body.starts_at,)
     wish = Reservation(id, (), tuple(dict.fromkeys(body.users)), starts, body.lasts_s, by)
-    chosen = _named(body.on, scene, named) if body.on else _free(body.gpus or 1, wish, scene)
+    chosen = _refer(body.on, scene) if body.on else _free(body.gpus or 1, wish, scene)
     made = replace(wish, gpus=chosen)
     if met := [each for each in scene.reservations if made.meets(each)]:
-        raise _taken("these GPUs are reserved then", met)
+        raise _conflict("these GPUs are reserved then", met)
     return made
 
 
@@ -52,44 +139,45 @@ def _weekly(first: float) -> tuple[float, ...]:
     return tuple((local + timedelta(weeks=n)).timestamp() for n in range(TIMES))
 
 
-def _named(
-    refs: Sequence[str], scene: Scene, named: Callable[[Gpu, str], bool]
-) -> tuple[GpuId, ...]:
+def _refer(refs: Sequence[str], scene: Scene) -> tuple[GpuId, ...]:
+    """The GPUs that are named. Raises CarmaError if one does not exist."""
     gpus = scene.gpus.values()
     for ref in refs:
-        if not any(named(gpu, ref) for gpu in gpus):
+        if not any(is_named(gpu, ref) for gpu in gpus):
             raise CarmaError(f"there is no GPU {ref!r:.80}", "See `carma gpus`.")
-    return tuple(gpu.id for gpu in gpus if any(named(gpu, ref) for ref in refs))
+    return tuple(gpu.id for gpu in gpus if any(is_named(gpu, ref) for ref in refs))
 
 
 def _free(number: int, wish: Reservation, scene: Scene) -> tuple[GpuId, ...]:
-    def met(gpu: GpuId) -> list[Reservation]:
+    def others_on(gpu: GpuId) -> list[Reservation]:
         alone = replace(wish, gpus=(gpu,))
         return [each for each in scene.reservations if alone.meets(each)]
 
     best = suited(scene.view.gpus, wish, scene.now)
     if number > len(best):
         raise CarmaError(f"there are only {len(best)} GPUs", "Reserve fewer.")
-    taken = {gpu: others for gpu in best if (others := met(gpu))}
+    taken = {gpu: others for gpu in best if (others := others_on(gpu))}
     free = [gpu for gpu in best if gpu not in taken]
     if number > len(free):
         by = dict.fromkeys(chain.from_iterable(taken.values()))
-        raise _taken(f"only {len(free)} of {len(best)} GPUs are not reserved then", by)
+        raise _conflict(f"only {len(free)} of {len(best)} GPUs are not reserved then", by)
     return tuple(gpu for gpu in scene.gpus if gpu in free[:number])
 
 
-def _taken(what: str, by: Iterable[Reservation]) -> CarmaError:
+def _conflict(what: str, by: Iterable[Reservation]) -> CarmaError:
     names = ", ".join(f"{each.id} ({each.whose})" for each in by)
     return CarmaError(f"{what}, by {names}", "See `carma reserve`, and choose another time.")
 
 
 def reservations_out(scene: Scene) -> list[ReservationOut]:
     """The next one first."""
-    made = [_out(each, scene) for each in scene.reservations if each.next_start(scene.now)]
+    made = [
+        _reservation_out(each, scene) for each in scene.reservations if each.next_start(scene.now)
+    ]
     return sorted(made, key=lambda each: each["starts_at"])
 
 
-def _out(each: Reservation, scene: Scene) -> ReservationOut:
+def _reservation_out(each: Reservation, scene: Scene) -> ReservationOut:
     now = scene.now
     (slot,) = slots((each,), each.gpus[0], now)
     left = sum(start >= slot.starts_at for start in each.starts)

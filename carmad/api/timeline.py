@@ -1,4 +1,8 @@
-"""What was recorded over time, from bins to the wire."""
+"""What was recorded over the last day: of the GPUs, and of one job.
+
+Answers are made for uPlot: one list of times, and lists of values beside it. None: not recorded, or
+not known. Times are Unix seconds; memory is in MiB.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +10,237 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Annotated
 
-from carmad.api.responses.timeline import (
-    GpuTimelineOut,
-    JobGpuTimelineOut,
-    JobSeriesOut,
-    MarkOut,
-    MemoryOut,
-    SpanOut,
-    Values,
-)
-from carmad.core.types import Job, JobId
+from fastapi import Query
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from carmad.api.call import Call, Caller, Label, Moment, answer, resource
+from carmad.api.wire import SCHEMA, parse_time, pick, stamp
+from carmad.api.wire import label as label_of
+from carmad.core.scene import Scene
+from carmad.core.types import GpuId, Job, JobId
 from carmad.errors import CarmaError
+from carmad.http.problems import NotFound
+from carmad.store.values import Named
 from carmad.timeline.bins import OTHERS, Bins, Cell
-from carmad.timeline.hours import FINE_S, HOUR_S, KEPT_S, Track
-from carmad.timeline.marks import Mark
+from carmad.timeline.hours import FINE_S, HOUR_S, KEPT_S, Mark, Track
+
+router = resource()
+
+Values = list[float | None]
+
+USUAL_S = 6 * HOUR_S
+
+Step = Annotated[int, Query(ge=1, le=HOUR_S, description="bins of at least so many seconds")]
 
 MOST_POINTS = 1000
 MOST_JOBS = 100  # series of a GPU
 MOST_MARKS = 1000  # of a GPU
 STEPS_S = (*FINE_S, 120, 300, 600, 900, 1800, HOUR_S)
 
-
 Name = Callable[[JobId], tuple[str, str, str]]  # label, user, and the name if it may be seen
+
+
+class MemoryOut(TypedDict):
+    """Of a job on a GPU."""
+
+    used_mib: Values  # means
+    used_max_mib: Values
+    promised_mib: Values  # what was set aside for it: as declared or estimated, with its margin
+
+
+class JobSeriesOut(MemoryOut):
+    """A job on a GPU. Its lists begin at `times[first]`, and are shorter than `times`: before and
+    after, it was not there. Stacked, with `external_mib`, they make `used_mib`."""
+
+    id: int | None  # None: other jobs, added up
+    label: str
+    user: str
+    name: str  # "-" of others' jobs
+    first: int
+
+
+class MarkOut(TypedDict):
+    at: float
+    kind: str
+    job: int | None
+    label: str
+    user: str
+    text: str
+
+
+class GpuTimelineOut(TypedDict):
+    id: str
+    index: int | None  # None: not known any more
+    name: str
+    present: bool  # False: it has vanished since, such as a MIG instance
+    mig: bool
+    memory_mib: int | None
+    used_mib: Values  # all of it, means
+    used_max_mib: Values
+    external_mib: Values  # of processes of no job
+    promised_mib: Values  # to its jobs together
+    sm_active: Values  # means, 0-1; GPU utilisation where SM activity is not known
+    sm_active_max: Values
+    power_w: Values
+    jobs: list[JobSeriesOut]
+    marks: list[MarkOut]
+    left_out: int  # older marks, of which there are too many
+
+
+class TimelineOut(TypedDict):
+    schema: int
+    since: str
+    until: str
+    step_s: int
+    times: list[int]  # when each bin begins
+    limits: dict[str, float]  # of collocation risk: `sm_active`, `sm_occupancy`, `dram_active`
+    window_s: float  # over which the risk is judged
+    gpus: list[GpuTimelineOut]
+
+
+class JobGpuTimelineOut(MemoryOut):
+    """A GPU that the job was on. What it held itself is `used_mib`."""
+
+    id: str
+    index: int | None  # None: not known any more
+    name: str
+    memory_mib: int | None
+    gpu_used_mib: Values  # by all
+    sm_active: Values  # of the GPU, so by all that ran there
+    sm_active_max: Values
+    marks: list[MarkOut]  # of this job
+
+
+class SpanOut(TypedDict):
+    """An attempt."""
+
+    number: int
+    gpus: list[str]
+    started_at: float | None
+    ended_at: float | None  # None: it goes on
+    cause: str | None
+
+
+class JobTimelineOut(TypedDict):
+    schema: int
+    id: int
+    label: str
+    since: str
+    until: str
+    step_s: int
+    times: list[int]  # when each bin begins
+    limits: dict[str, float]  # of collocation risk
+    attempts: list[SpanOut]
+    gpus: list[JobGpuTimelineOut]
+
+
+@router.get("/timeline", responses={200: {"model": TimelineOut}})
+async def timeline(
+    call: Caller,
+    since: Moment = None,
+    until: Moment = None,
+    gpu: Annotated[str | None, Query(description="its index or UUID", max_length=128)] = None,
+    step_s: Step = 1,
+) -> Response:
+    """The GPUs' memory, by job, and their load over the last hours (six, without `since`), as lists
+    beside one list of times, of at most 1,000 bins. Null: nothing was recorded then. Names of
+    others' jobs are left out."""
+    now = call.service.now()
+    end = now if (given := parse_time(until)) is None else given
+    begin = end - USUAL_S if (given := parse_time(since)) is None else given
+    span = Span.choose(begin, end, now, step_s)
+    tracks = call.service.timeline.tracks(span.start, span.end)
+    if gpu is not None:
+        tracks = [each for each in tracks if _is_named(each, gpu)]
+        if not tracks:
+            raise NotFound(f"nothing is recorded of a GPU {gpu!r:.80}", "See `carma gpus`.")
+    scene = await call.service.scene()
+    return await call.service.render(lambda: _gpu_timelines(call, scene, span, tracks))
+
+
+def _gpu_timelines(call: Call, scene: Scene, span: Span, tracks: list[Track]) -> Response:
+    found = [draw(track, span) for track in tracks]
+    name = _names(call, scene, {job for one in found for job in one.jobs()})
+    settings = call.service.settings
+    out: TimelineOut = {
+        "schema": SCHEMA,
+        "since": stamp(span.start),
+        "until": stamp(span.end),
+        "step_s": span.step_s,
+        "times": span.times(),
+        "limits": _limits(call),
+        "window_s": settings.monitor.window_s,
+        "gpus": [gpu_timeline_out(one, name) for one in found],
+    }
+    return answer(out)
+
+
+@router.get("/jobs/{label}/timeline", responses={200: {"model": JobTimelineOut}})
+async def job_timeline(call: Caller, label: Label, step_s: Step = 1) -> Response:
+    """A job's memory on its GPUs over its attempts, as far as they are in the last day, beside what
+    was promised to it and the load of the GPU."""
+    job, scene = await call.own_job(label)
+    now = call.service.now()
+    times = [each.started_at for each in job.attempts if each.started_at is not None]
+    begin = min(times, default=now - 1.0)
+    end = now if job.ended_at is None else job.ended_at
+    if end <= max(begin, now - KEPT_S):  # it never ran, or too long ago
+        begin, end = now - 1.0, now
+    span = Span.choose(begin, end, now, step_s)
+    its = {gpu for each in job.attempts for gpu in each.gpus}
+    tracks = [each for each in call.service.timeline.tracks(span.start, span.end) if each.id in its]
+    return await call.service.render(lambda: _job_timeline(call, scene, job, span, tracks))
+
+
+def _job_timeline(call: Call, scene: Scene, job: Job, span: Span, tracks: list[Track]) -> Response:
+    name = _names(call, scene, {job.id})
+    out: JobTimelineOut = {
+        "schema": SCHEMA,
+        "id": job.id,
+        "label": label_of(job),
+        "since": stamp(span.start),
+        "until": stamp(span.end),
+        "step_s": span.step_s,
+        "times": span.times(),
+        "limits": _limits(call),
+        "attempts": spans_out(job),
+        "gpus": [job_gpu_out(draw(track, span), job.id, name) for track in tracks],
+    }
+    return answer(out)
+
+
+def _limits(call: Call) -> dict[str, float]:
+    risk = call.service.settings.risk
+    return {name: getattr(risk, name) for name in ("sm_active", "sm_occupancy", "dram_active")}
+
+
+def _names(call: Call, scene: Scene, jobs: Iterable[JobId]) -> Name:
+    """Live jobs are named by the core, the others by the store."""
+    live = {id: scene.live[id] for id in jobs if id in scene.live}
+    named = call.service.store.named([id for id in jobs if id not in live])
+    for id, job in live.items():
+        named[id] = Named(label_of(job), job.spec.user, job.spec.uid, job.spec.name)
+    return namer(named, lambda owner: call.peer.admin or owner == call.peer.owner)
+
+
+def _is_named(track: Track, ref: str) -> bool:
+    return track.id == GpuId(ref) or (track.gpu is not None and str(track.gpu.index) == ref)
+
+
+def namer(known: Mapping[JobId, Named], sees: Callable[[tuple[int, str]], bool]) -> Name:
+    """`sees`: whether the reader may see what belongs to an account. A job that is not `known` any
+    more has no name."""
+
+    def name(job: JobId) -> tuple[str, str, str]:
+        one = known.get(job)
+        if one is None:
+            return str(job) if job else "", "", "-"
+        return one.label, one.user, one.name if sees((one.uid, one.user)) else "-"
+
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +252,7 @@ class Span:
     count: int
 
     @classmethod
-    def chosen(cls, since: float, until: float, now: float, step_s: int) -> Span:
+    def choose(cls, since: float, until: float, now: float, step_s: int) -> Span:
         """With the finest bins of at least `step_s` of which there are not too many. Raises
         CarmaError for no time at all."""
         since, until = max(since, now - KEPT_S), min(until, now)
@@ -73,7 +285,7 @@ class Drawn:
         return {*self.cells, *(mark.job for mark in self.marks if mark.job is not None)}
 
 
-def drawn(track: Track, span: Span) -> Drawn:
+def draw(track: Track, span: Span) -> Drawn:
     """The track in the bins of the answer."""
     bins = Bins(span.start, span.step_s, span.count)
     for hour in track.hours:
@@ -101,7 +313,7 @@ def gpu_timeline_out(of: Drawn, name: Name) -> GpuTimelineOut:
         "used_mib": _values(columns["used_mib"]),
         "used_max_mib": _values(columns["used_max_mib"]),
         "external_mib": _values(columns["external_mib"]),
-        "promised_mib": _promised(of),
+        "promised_mib": _sum_promised(of),
         "sm_active": _values(columns["sm_active"], 3),
         "sm_active_max": _values(columns["sm_active_max"], 3),
         "power_w": _values(columns["power_w"], 1),
@@ -129,14 +341,7 @@ def job_gpu_out(of: Drawn, job: JobId, name: Name) -> JobGpuTimelineOut:
 
 def spans_out(job: Job) -> list[SpanOut]:
     return [
-        {
-            "number": each.number,
-            "gpus": list(each.gpus),
-            "started_at": each.started_at,
-            "ended_at": each.ended_at,
-            "cause": each.exit.cause.value if each.exit else None,
-        }
-        for each in job.attempts
+        pick(SpanOut, each, cause=each.exit.cause if each.exit else None) for each in job.attempts
     ]
 
 
@@ -147,7 +352,7 @@ def _series(cells: Mapping[JobId, Mapping[int, Cell]], name: Name) -> list[JobSe
         key=lambda job: -sum([max(cell.used, cell.promised) for cell in cells[job].values()]),
     )
     chosen = sorted(jobs[:MOST_JOBS], key=lambda job: (next(iter(cells[job])), job))
-    made = [_one(cells[job], name(job), job) for job in chosen]
+    made = [_job_series(cells[job], name(job), job) for job in chosen]
     others: dict[int, Cell] = {}
     for job in (*jobs[MOST_JOBS:], OTHERS):
         for number, cell in cells.get(job, {}).items():
@@ -159,11 +364,13 @@ def _series(cells: Mapping[JobId, Mapping[int, Cell]], name: Name) -> list[JobSe
                 old.promised + cell.promised,
             )
     if others:
-        made.append(_one(dict(sorted(others.items())), ("", "", "-"), None))
+        made.append(_job_series(dict(sorted(others.items())), ("", "", "-"), None))
     return made
 
 
-def _one(cells: Mapping[int, Cell], named: tuple[str, str, str], id: JobId | None) -> JobSeriesOut:
+def _job_series(
+    cells: Mapping[int, Cell], named: tuple[str, str, str], id: JobId | None
+) -> JobSeriesOut:
     numbers = list(cells)
     first, last = numbers[0], numbers[-1]
     label, user, name = named
@@ -189,7 +396,7 @@ def _mib(value: float) -> int | None:
     return round(value) if value == value else None
 
 
-def _promised(of: Drawn) -> Values:
+def _sum_promised(of: Drawn) -> Values:
     sums = [0.0 if weight else math.nan for weight in of.bins.weights]
     for cells in of.cells.values():
         for number, cell in cells.items():

@@ -1,4 +1,4 @@
-"""The story of `carma why`: a headline, what each GPU said, and what would help.
+"""Why a job waits, or runs where it does: a headline, what each GPU said, and what would help.
 
 Only numbers that the decision recorded, or that the scene holds, are repeated here.
 """
@@ -9,15 +9,23 @@ import math
 import re
 import signal
 from collections.abc import Sequence
+from typing import NotRequired
 
-from carmad.api.decisions import decision_out, reason_out, verdicts_out
+from typing_extensions import TypedDict
+
 from carmad.api.fairness import overtaken
-from carmad.api.phrases import phrase
-from carmad.api.render import Jobs, label, labelled
-from carmad.api.responses import SCHEMA
-from carmad.api.responses.decisions import AheadOut, JobRefOut, WhyOut
-from carmad.api.responses.jobs import JobOut
-from carmad.api.times import iso
+from carmad.api.job import JobOut, Jobs
+from carmad.api.outlook import StartOut
+from carmad.api.reasons import (
+    DecisionOut,
+    ReasonOut,
+    VerdictOut,
+    decision_out,
+    phrase,
+    reason_out,
+    verdicts_out,
+)
+from carmad.api.wire import SCHEMA, iso, label, with_labels
 from carmad.core.decision import Decision, Reason, Verdict
 from carmad.core.scene import Scene
 from carmad.core.types import Cause, Exit, Gpu, Job, JobId, JobState
@@ -28,6 +36,40 @@ GIB = 1024
 MOST_AHEAD = 8
 PASSING = frozenset({"first_kernel", "settling"})  # over soon, whatever people do
 FREED_BY_AN_END = frozenset({"busy", "exclusive", "jobs_per_gpu", "mps_user", "memory", "min_free"})
+
+
+class JobRefOut(TypedDict):
+    id: int
+    label: str
+
+
+class AheadOut(TypedDict):
+    """A job that must start or end first, which may be somebody else's."""
+
+    id: int
+    label: str
+    user: str
+    text: str  # what it is and waits for, after its name
+
+
+class WhyOut(TypedDict):
+    schema: int
+    job: JobOut
+    headline: str
+    position: int | None
+    behind: JobRefOut | None
+    ahead: list[AheadOut]  # from the one that it waits for to the head of the line
+    facts: list[str]  # of a job that has ended: how, and where its logs are
+    tail: list[str]  # the last lines of its logs, if it did not succeed
+    policy: str | None
+    decided_at: str | None
+    verdicts: list[VerdictOut]
+    reasons: list[ReasonOut]
+    grounds: list[ReasonOut]  # what spoke for the chosen GPUs
+    remedies: list[str]
+    start: NotRequired[StartOut | None]  # of a job that waits
+    chosen: list[str]
+    past: list[DecisionOut]
 
 
 def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> WhyOut:
@@ -46,10 +88,10 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
         "job": out,
         "headline": _headline(
             job,
-            [labelled(each, scene.live) for each in reasons],
+            [with_labels(each, scene.live) for each in reasons],
             now,
             behind,
-            _kept_idle(scene) if behind else None,
+            _idle_reason(scene) if behind else None,
             overtaken(job, scene) if waits and not blockers else "",
         ),
         "position": out.get("position"),
@@ -82,7 +124,7 @@ def _behind(job: Job, scene: Scene) -> JobRefOut | None:
     return {"id": head.id, "label": label(head)}
 
 
-def _kept_idle(scene: Scene) -> Reason | None:
+def _idle_reason(scene: Scene) -> Reason | None:
     """Why GPUs stay idle for the head of the line; None if none do."""
     head = scene.decisions.get(scene.head) if scene.head is not None else None
     reasons = head.placement.reasons if head else ()
@@ -109,7 +151,7 @@ def _headline(
         case JobState.QUEUED:
             pass
         case _:
-            return _ended(job)
+            return _end_headline(job)
     if reasons:
         return f"waits: {phrase(reasons[0])}"
     if overtaken:
@@ -119,14 +161,14 @@ def _headline(
         return f"{before} and {phrase(kept)}" if kept else before
     if decision is None:
         return "waits: it has not been looked at yet"
-    wanted = _wanted(job)
+    wanted = _wish(job)
     willing = sum(1 for verdict in decision.placement.verdicts if not verdict.refused)
     if willing:
         return f"waits: it wants {wanted}, and {willing} could take it now"
     return "waits: no GPU can take it now"
 
 
-def _ended(job: Job) -> str:
+def _end_headline(job: Job) -> str:
     words, exit = job.state.value.replace("_", " "), job.exit
     if exit is None:
         return words
@@ -160,8 +202,8 @@ def _facts(out: JobOut) -> list[str]:
 
 
 def _ahead(job: Job, scene: Scene) -> list[AheadOut]:
-    """Whom the job waits for: a job that it depends on, whom that one waits for, and so on to the
-    head of the line. Only what everybody sees of a job in `carma queue` is told of others'."""
+    """The jobs that the job waits for: one that it depends on, the one that this waits for, and so
+    on to the head of the line. Of others' jobs, only what everybody sees in `carma queue`."""
     found: list[AheadOut] = []
     seen = {job.id}
     while len(found) < MOST_AHEAD:
@@ -184,7 +226,7 @@ def _does(job: Job, scene: Scene) -> str:
         limit, ran = job.spec.time_limit_s, job.attained_s(scene.now)
         left = "" if limit is None else f", for {duration(limit - ran)} more at most"
         return f"has run for {duration(ran)}{left}"
-    wants = _wanted(job)
+    wants = _wish(job)
     if job.id == scene.head:
         found = scene.current(job.id)
         verdicts = found.placement.verdicts if found else ()
@@ -196,7 +238,7 @@ def _does(job: Job, scene: Scene) -> str:
     return f"waits for {wants}"
 
 
-def _wanted(job: Job) -> str:
+def _wish(job: Job) -> str:
     if not job.spec.gpus:
         return "CPUs"
     return "a GPU" if job.spec.gpus == 1 else f"{job.spec.gpus} GPUs"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from carmad import beats
 from carmad.api.gpus import gpu_state
-from carmad.api.responses.server import CheckOut
+from carmad.api.service import CheckOut
 from carmad.attempt import folders
 from carmad.attempt.environment import HOOKS
 from carmad.config import Settings

@@ -18,6 +18,8 @@ from pathlib import Path
 from threading import Event
 
 from carmad import beats, configfile, installed, paths, registry, units
+from carmad.api.app import create_app
+from carmad.api.service import Service
 from carmad.attempt.copies import Copies
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher
@@ -47,9 +49,8 @@ from carmad.gpu import emulated
 from carmad.gpu.choose import choose
 from carmad.gpu.mps import Mps
 from carmad.guards import Trouble
-from carmad.http.answers import VERSION
-from carmad.http.server import Server, create_app, turn_away
-from carmad.http.service import Service
+from carmad.http.server import Server, turn_away
+from carmad.installed import VERSION
 from carmad.learned import bounds
 from carmad.learned.estimates import Answer, ask, explained, patient
 from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
@@ -142,14 +143,16 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> bool:
         timeline = Timeline(scheduler)
         timeline.load(store.timeline(), clock())
         service = Service(
-            inbox,
-            store,
-            settings,
-            time.time(),
-            monitor.capabilities,
-            experience,
-            lambda spec, within_s, server: explained(patient(settings, within_s), server, spec),
-            lambda scene: doctor.checks(
+            inbox=inbox,
+            store=store,
+            settings=settings,
+            started_at=time.time(),
+            capabilities=monitor.capabilities,
+            experience=experience,
+            estimate=lambda spec, within_s, server: explained(
+                patient(settings, within_s), server, spec
+            ),
+            doctor=lambda scene: doctor.checks(
                 settings,
                 scene,
                 monitor.capabilities(),
@@ -159,8 +162,8 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> bool:
                 troubles(),
                 world.outage,
             ),
-            models,
-            timeline,
+            models=models,
+            timeline=timeline,
             terminals=world,
             config_path=str(config) if config else None,
             config_toml=configfile.dump(settings),

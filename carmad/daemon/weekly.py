@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
+from carmad.api.reporting import report
 from carmad.core.scene import Scene
-from carmad.http.reporting import report
 from carmad.notify.letters import Letter
 from carmad.notify.post import Post
 from carmad.report import markdown, wording

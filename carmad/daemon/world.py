@@ -17,12 +17,7 @@ from carmad import beats
 from carmad.accounts import NoAccount
 from carmad.attempt import limits
 from carmad.attempt.callers import Process, Taken
-from carmad.attempt.environment import (
-    at_a_terminal,
-    command,
-    in_a_slurm_job,
-    job_environment,
-)
+from carmad.attempt.environment import at_a_terminal, command, in_a_slurm_job, job_environment
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, NotNow, Stopped
 from carmad.attempt.shepherd import Ended, Shepherd
@@ -209,7 +204,7 @@ class DaemonWorld(Follower):
         Raises CarmaError in the future."""
         return self._hands.submit(self._take, job, process)
 
-    def begun(self, job: Job) -> bool:
+    def has_begun(self, job: Job) -> bool:
         """Whether the job's current attempt is supervised, so that it may begin."""
         return self._launcher.begun(job)
 
@@ -217,7 +212,7 @@ class DaemonWorld(Follower):
         """Let a process of the owner's join the running job. Raises CarmaError in the future."""
         return self._signals.submit(self._join, job, process)
 
-    def joined(self, job: Job, process: Process) -> bool:
+    def has_joined(self, job: Job, process: Process) -> bool:
         return self._launcher.joined(job, process)
 
     def _join(self, job: Job, process: Process) -> Taken:

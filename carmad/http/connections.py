@@ -1,12 +1,14 @@
-"""Who may hold how many connections, so that nobody keeps others from carmad.
+"""Who connects, according to the kernel, and how many connections each user may hold.
 
-Each takes one of the process's file descriptors, and nothing works without those.
+Each connection takes one of the process's file descriptors, and nothing works without those.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
+import grp
 import logging
 import os
 import pwd
@@ -17,11 +19,17 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from carmad.engine.threads import api_threads
+from carmad.accounts import groups_of
+from carmad.engine.threads import api_threads, run_in_threadpool
 
 log = logging.getLogger(__name__)
+
+REMEMBERED_S = 30.0  # the longest that a change goes unnoticed while the user database answers
+PATIENT_S = 1.0  # for who was known before: then the earlier answer counts
+MOST_REMEMBERED = 10_000
 
 SUBUIDS = Path("/etc/subuid")
 LOOK_EVERY_S = 10.0  # whether that file has changed
@@ -34,6 +42,82 @@ AT_ONCE = 64  # accepted in one pass of the event loop
 WAITING = 1024  # to be accepted
 NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 COMPLAIN_EVERY_S = 60.0
+NOBODY = -1  # all callers without a name, and who did not come through the socket
+FREE = frozenset({0, os.geteuid()})  # who could stop the daemon anyway
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """SO_PEERCRED at the time of the connection. The pid may have been reused since."""
+
+    uid: int
+    gid: int
+    pid: int = field(default=0, compare=False)  # 0: not in our pid namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    uid: int
+    gid: int
+    user: str
+    admin: bool
+    named: bool = True  # False: the uid has no passwd entry, and `user` only spells it
+    groups: tuple[str, ...] = ()  # the names of all its groups, the primary one first
+
+    @property
+    def owner(self) -> tuple[int, str]:
+        """As `JobSpec.owner`, of its jobs."""
+        return self.uid, self.user
+
+
+def user_of(uid: int) -> tuple[str, bool]:
+    """The user's name, and whether there is one: else it only spells the uid."""
+    try:
+        return pwd.getpwuid(uid).pw_name, True
+    except KeyError:
+        return f"uid {uid}", False
+
+
+class Peers:
+    """Looks users up outside the event loop, as the answer may come from a directory server."""
+
+    def __init__(self, admin_group: str) -> None:
+        self._admin_group = admin_group
+        self._daemon_uid = os.geteuid()
+        self._known: dict[Credentials, tuple[float, Peer]] = {}
+        self._asked: dict[Credentials, asyncio.Future[Peer]] = {}
+
+    async def peer(self, credentials: Credentials) -> Peer:
+        known = self._known.get(credentials)
+        if known is not None and time.monotonic() < known[0]:
+            return known[1]
+        asked = self._asked.get(credentials)
+        if asked is None:  # once for all of its connections
+            asked = asyncio.ensure_future(run_in_threadpool(self._look_up, credentials))
+            self._asked[credentials] = asked
+            asked.add_done_callback(lambda _: self._asked.pop(credentials, None))
+        if known is not None:
+            await asyncio.wait((asked,), timeout=PATIENT_S)
+            if not asked.done():
+                return known[1]
+        peer = await asyncio.shield(asked)
+        if len(self._known) >= MOST_REMEMBERED:
+            self._known.clear()
+        self._known[credentials] = (time.monotonic() + REMEMBERED_S, peer)
+        return peer
+
+    def _look_up(self, credentials: Credentials) -> Peer:
+        uid, gid = credentials.uid, credentials.gid
+        user, named = user_of(uid)
+        groups = tuple(_group_names(user, gid)) if named else ()
+        admin = uid in (0, self._daemon_uid) or self._admin_group in groups
+        return Peer(uid, gid, user, admin, named, groups)
+
+
+def _group_names(user: str, gid: int) -> Iterator[str]:
+    for each in groups_of(user, gid):
+        with contextlib.suppress(KeyError):  # an id without a name
+            yield grp.getgrgid(each).gr_name
 
 
 class Owners:
@@ -48,7 +132,7 @@ class Owners:
         self.read()
 
     def of(self, uid: int) -> int:
-        """The uid of the user to whom this one was given, or else this one. Never waits."""
+        """The uid of the user who owns this subordinate uid, or else this uid. Never waits."""
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_EVERY_S
             with contextlib.suppress(RuntimeError):  # the daemon is stopping
@@ -171,3 +255,12 @@ class Listener(socket.socket):
             self._spare = os.open(os.devnull, os.O_RDONLY)
         except OSError:  # another thread was quicker
             self._spare = -1
+
+
+async def payer(who: Credentials, peers: Peers, owners: Owners) -> int:
+    """The user whose share a request counts against. Uids without a user have one share together,
+    as there may be thousands."""
+    owner = owners.of(who.uid)
+    if owner == who.uid and not (await peers.peer(who)).named:
+        return NOBODY
+    return owner

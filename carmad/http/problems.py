@@ -1,15 +1,43 @@
-"""Errors of the HTTP API: CarmaErrors with a status and a stable code."""
+"""Errors of the HTTP API: CarmaErrors with a status and a stable code, and their answers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from pydantic_core import to_json
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
 from carmad.engine.inbox import Stopping
 from carmad.errors import CarmaError
-from carmad.http.service import Unavailable
 from carmad.store.sql import StoreFull
+
+
+class ErrorOut(TypedDict):
+    error: str
+    hint: str
+    code: str
+
+
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorOut, "description": description}
+    for status, description in (
+        (400, "Invalid request"),
+        (403, "Not permitted for this user"),
+        (404, "Not found"),
+        (408, "The request took too long to arrive"),
+        (409, "Not possible in the current state, or a limit is reached"),
+        (413, "Too large"),
+        (422, "Malformed request"),
+        (429, "Too many requests; nothing was done: try again later"),
+        (503, "Temporarily unavailable: the disk is full, or carmad is busy"),
+    )
+}
 
 
 class ApiError(CarmaError):
@@ -57,19 +85,26 @@ class TooMany(ApiError):
         self.after_s = after_s
 
 
-def headers(error: CarmaError) -> dict[str, str]:
+class Unavailable(ApiError):
+    """The daemon cannot do it now, but may be able to later."""
+
+    status = 503
+    code = "unavailable"
+
+
+def extra_headers(error: CarmaError) -> dict[str, str]:
     return {"retry-after": str(ceil(error.after_s))} if isinstance(error, TooMany) else {}
 
 
 def status_and_code(error: CarmaError) -> tuple[int, str]:
     if isinstance(error, ApiError):
         return error.status, error.code
-    if isinstance(error, (StoreFull, Stopping, Unavailable)):
+    if isinstance(error, (StoreFull, Stopping)):
         return 503, "unavailable"
     return ApiError.status, ApiError.code
 
 
-def invalid(errors: Sequence[Any]) -> str:
+def explain_invalid(errors: Sequence[Any]) -> str:
     """What is wrong with a request: pydantic's errors, the first few."""
     return "; ".join(map(_problem, errors[:5]))
 
@@ -81,3 +116,31 @@ def _problem(problem: dict[str, Any]) -> str:
     if problem["type"] == "string_pattern_mismatch":
         return f"{where}: it is empty, or has an invalid character"
     return f"{where}: {problem['msg']}" if where else str(problem["msg"])
+
+
+def refusal(
+    status: int, message: str, hint: str, code: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    error: ErrorOut = {"error": message, "hint": hint, "code": code}
+    body = to_json(error)
+    return Response(body, status, headers, media_type="application/json")
+
+
+def refusal_of(error: CarmaError, headers: Mapping[str, str] | None = None) -> Response:
+    status, code = status_and_code(error)
+    return refusal(status, error.message, error.hint, code, headers)
+
+
+async def answer_problem(request: Request, error: Exception) -> Response:
+    """The answer to a request that raised `error`."""
+    match error:
+        case CarmaError():
+            return refusal_of(error)
+        case RequestValidationError():
+            return refusal(422, explain_invalid(error.errors()), "", "bad_request")
+        case HTTPException():
+            code = "not_found" if error.status_code == 404 else "bad_request"
+            message = f"{error.detail}: {request.method} {request.url.path:.200}"
+            return refusal(error.status_code, message, "", code, error.headers)
+    hint = "This is a bug in CARMA; see the daemon's log."
+    return refusal(500, f"carmad failed: {type(error).__name__}", hint, "internal")

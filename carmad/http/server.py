@@ -1,66 +1,40 @@
-"""The HTTP server: the app, and the thread that serves it on an AF_UNIX socket.
-
-Requests are answered in `routes`. Here are the caller's identity, and limits on size and time.
-"""
+"""Serves an app on an AF_UNIX socket, in a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import ClassVar
 
 import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI
 from pydantic_core import to_json
-from starlette.exceptions import HTTPException
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from carmad import beats
-from carmad.api.shape import require_modest
 from carmad.engine.threads import api_threads
 from carmad.errors import CarmaError
-from carmad.http.answers import VERSION, refusal
-from carmad.http.connections import WAITING, Connections, Listener, Owners, caller
-from carmad.http.peers import Credentials, Peers
-from carmad.http.problems import TooLarge, TooSlow, invalid, status_and_code
-from carmad.http.problems import headers as more_headers
-from carmad.http.routes import (
-    about,
-    actions,
-    estimates,
-    events,
-    fairness,
-    gpus,
-    jobs,
-    metrics,
-    models,
-    reservations,
-    terminal,
-    timeline,
+from carmad.http.connections import (
+    FREE,
+    WAITING,
+    Connections,
+    Credentials,
+    Listener,
+    Owners,
+    Peers,
+    caller,
+    payer,
 )
-from carmad.http.service import Service
-from carmad.http.turns import LARGE, RoundRobin, Share, Shares
+from carmad.http.turns import LARGE, RoundRobin
+from carmad.installed import VERSION
 
 log = logging.getLogger(__name__)
-
-MAX_BODY = 8 << 20  # of a submission
-MAX_SHORT_BODY = LARGE  # of all other requests: these never wait to be read
-LONG = frozenset({"/v1/jobs", "/v1/estimate"})
-FILE_HINT = "Put long data into a file, and pass its name to the job."
 READ_AT_ONCE = 16 << 10
-NOBODY = -1  # all callers without a name, and who did not come through the socket
-FREE = frozenset({0, os.geteuid()})  # who could stop the daemon anyway
-MAX_DISCARDED = 16 << 20  # read and discarded, so that the client reads our answer
-BODY_WITHIN_S = 30.0
 HEAD_WITHIN_S = 30.0  # also how long a connection may idle between two requests
 READ_WITHIN_S = 30.0  # how long an answer may wait in memory to be read
 MAX_HEAD = 64 << 10
@@ -68,164 +42,6 @@ START_WITHIN_S = 10.0
 LATE_S = 15.0  # of the event loop
 STOP_WITHIN_S = 5
 SWITCH_S = 0.0005
-
-
-def create_app(service: Service) -> FastAPI:
-    app = FastAPI(
-        title="CARMA",
-        version=VERSION,
-        openapi_url="/v1/openapi.json",
-        docs_url=None,  # the docs pages load scripts from the Internet
-        redoc_url=None,
-        redirect_slashes=False,
-    )
-    app.state.service = service
-    app.state.peers = peers = Peers(service.settings.access.admin_group)
-    parts = (
-        *(jobs, terminal, events, actions, estimates, gpus, reservations, models, fairness),
-        *(timeline, about, metrics),
-    )
-    for routes in parts:
-        app.include_router(routes.router)
-    app.state.owners = owners = Owners()
-    app.state.shares = shares = Shares(*FREE)
-    app.add_middleware(Bounded, peers=peers, owners=owners, shares=shares)
-    app.add_exception_handler(CarmaError, _carma_error)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _bug)
-    return app
-
-
-async def _carma_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, CarmaError)
-    status, code = status_and_code(error)
-    return refusal(status, error.message, error.hint, code)
-
-
-async def _invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return refusal(422, invalid(error.errors()), "", "bad_request")
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    code = "not_found" if error.status_code == 404 else "bad_request"
-    message = f"{error.detail}: {request.method} {request.url.path:.200}"
-    return refusal(error.status_code, message, "", code, error.headers)
-
-
-async def _bug(request: Request, error: Exception) -> Response:
-    hint = "This is a bug in CARMA; see the daemon's log."
-    return refusal(500, f"carmad failed: {type(error).__name__}", hint, "internal")
-
-
-class Bounded:
-    """Reads a complete request, of limited size, when it is its user's turn."""
-
-    def __init__(self, app: ASGIApp, peers: Peers, owners: Owners, shares: Shares) -> None:
-        self._app = app
-        self._peers = peers
-        self._owners = owners
-        self._shares = shares
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        state = scope.setdefault("state", {})
-        share = await self._share(state.get("credentials"))
-        state["turn"] = turn = share.turn()
-        try:
-            async with contextlib.AsyncExitStack() as held:
-                held.enter_context(share.presence())
-                body = await self._body(scope, receive, share, held)
-                if body is not None:
-                    async with turn:
-                        await self._app(scope, _replay(body, receive), send)
-            return None
-        except CarmaError as error:  # from here, not from the app, which handles its own errors
-            status, code = status_and_code(error)
-            headers = {"connection": "close", **more_headers(error)}
-            answer = refusal(status, error.message, error.hint, code, headers)
-        await share.come()  # many may be refused at once
-        return await answer(scope, receive, send)
-
-    async def _share(self, who: Credentials | None) -> Share:
-        return self._shares.of(await payer(who, self._peers, self._owners) if who else NOBODY)
-
-    async def _body(
-        self, scope: Scope, receive: Receive, share: Share, held: contextlib.AsyncExitStack
-    ) -> bytes | None:
-        """None: the client has gone."""
-        size = _declared(scope)
-        await share.pace(min(size, MAX_BODY))
-        try:
-            async with asyncio.timeout(BODY_WITHIN_S), contextlib.AsyncExitStack() as reading:
-                if size > LARGE:
-                    await reading.enter_async_context(share.large(self._shares.large))
-                body = await _read(receive, MAX_BODY if scope["path"] in LONG else MAX_SHORT_BODY)
-                if body and len(body) > LARGE:  # not just declared to be
-                    held.push_async_exit(reading.pop_all())
-        except TimeoutError:
-            raise TooSlow("the request did not arrive in time", "Try again.") from None
-        if body is not None:
-            try:
-                require_modest(body)
-            except CarmaError as error:
-                raise TooLarge(error.message, FILE_HINT) from None
-        return body
-
-
-async def payer(who: Credentials, peers: Peers, owners: Owners) -> int:
-    """The user against whom it counts what somebody asks. Uids that are nobody's have a common
-    share, as there may be thousands."""
-    owner = owners.of(who.uid)
-    if owner == who.uid and not (await peers.peer(who)).named:
-        return NOBODY
-    return owner
-
-
-def _declared(scope: Scope) -> int:
-    """The declared size of the body; without one, the maximum."""
-    headers = dict(scope["headers"])
-    if b"transfer-encoding" in headers:
-        return MAX_BODY
-    length = headers.get(b"content-length", b"0")
-    return int(length) if length.isdigit() else MAX_BODY
-
-
-async def _read(receive: Receive, most: int) -> bytes | None:
-    """None: the client has gone."""
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            return None
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size <= most:
-            chunks.append(chunk)
-        else:
-            chunks.clear()
-        if not message.get("more_body") or size > MAX_DISCARDED:
-            break
-    if size > most:
-        raise TooLarge(f"the request is larger than {most >> 10} KiB", FILE_HINT)
-    return b"".join(chunks)
-
-
-def _replay(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
-    sent = False
-
-    async def replay() -> Message:
-        nonlocal sent
-        if sent:
-            return await receive()
-        sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replay
 
 
 class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
@@ -255,7 +71,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     @classmethod
     def admit(cls, uid: int) -> int | None:
-        """Count one more connection, and say for whom. None: they may not have it."""
+        """Count one more connection; returns the user that it counts against. None: refused."""
         user = cls.owners.of(uid)
         if not cls.counted.is_room(user):
             return None
@@ -368,6 +184,8 @@ BUSY = _unavailable(
     "Wait for jobs with one `carma wait` instead of many.",
     b"retry-after: 1\r\n",
 )
+
+
 _NO_START = _unavailable(
     "carmad cannot start, and has done nothing",
     "An administrator finds the reason with: journalctl -u carmad",
@@ -456,7 +274,7 @@ class Server:
     def __init__(self, sock: socket.socket, app: FastAPI) -> None:
         protocol = _protocol(app)
         self._sock = Listener(sock, protocol.admit, BUSY)
-        self._service: Service = app.state.service
+        self._stop_service: Callable[[], None] = app.state.service.stop
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 app,
@@ -494,7 +312,7 @@ class Server:
     def stop(self) -> None:
         """Accept no more requests, and answer those in progress."""
         self._uvicorn.should_exit = True
-        self._service.stop()
+        self._stop_service()
         self._thread.join(STOP_WITHIN_S + 2.0)
 
     def _run(self) -> None:

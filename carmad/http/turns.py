@@ -67,7 +67,7 @@ class RoundRobin:
 
 class Priority:
     """Requests of users who have lately sent many pass one by one, and let the others' go first.
-    One that takes long, as it may have to wait for something, keeps nobody waiting for more than
+    A slow request, which may have to wait for something, keeps nobody waiting for more than
     `YIELD_S`."""
 
     def __init__(self) -> None:

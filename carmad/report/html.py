@@ -7,7 +7,7 @@ from carmad.report.wording import sections, title
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from carmad.api.responses.report import ReportOut
+    from carmad.api.report import ReportOut
 
 
 def page(report: ReportOut) -> str:

@@ -10,7 +10,7 @@ TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from carmad.api.responses.report import ReportOut
+    from carmad.api.report import ReportOut
 
 _MARKUP = re.compile(r"[\\`*\[\]<>|&]")  # what could be more than text in a cell
 

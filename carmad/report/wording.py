@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
 
-    from carmad.api.responses.report import ReportOut
+    from carmad.api.report import ReportOut
 
 NOTHING = "–"
 LONGEST = 60  # characters of a name

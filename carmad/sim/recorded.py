@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from statistics import median
+from typing import TYPE_CHECKING
 
-from carmad.api.responses.gpus import GpuOut
-from carmad.api.responses.jobs import AttemptOut, JobOut
-from carmad.api.times import moment
+from carmad.api.wire import moment
 from carmad.config import Settings
 from carmad.core.types import Cause, GpuId, JobId, JobState, Mode
 from carmad.errors import CarmaError
@@ -24,6 +23,10 @@ from carmad.sim.hardware import KINDS, Cluster, GpuKind, Node
 from carmad.sim.outcome import Attempt, GpuTotals, JobOutcome, Outcome, Timeline
 from carmad.sim.past import Ran, Stretch
 from carmad.sim.task import Load, Task, Trace
+
+if TYPE_CHECKING:
+    from carmad.api.gpus import GpuOut
+    from carmad.api.job import AttemptOut, JobOut
 
 ESTIMATE = "recorded"  # the column of the trace with the estimates that were used
 

@@ -160,7 +160,7 @@ class Bins:
         return made
 
     def copy(self) -> Bins:
-        """One that does not change when something is added."""
+        """A copy that does not change when something is added."""
         made = Bins(self.start, self.step_s, 0)
         made.weights, made.jobs, made.last = self.weights[:], self.jobs[:], self.last
         made.columns = {name: column[:] for name, column in self.columns.items()}
@@ -185,9 +185,9 @@ class Bins:
         made.weights[:] = array("f", dumped["weights"])
         made.jobs.extend(dumped["jobs"])
         for name, column in made.columns.items():
-            column[:] = array("f", _known(dumped[name]))
+            column[:] = array("f", _floats(dumped[name]))
         for name, cells in made._cells.items():
-            cells.extend(_known(dumped[f"cell_{name}"]))
+            cells.extend(_floats(dumped[f"cell_{name}"]))
         lengths = {len(column) for column in made.columns.values()}
         of_cells = {len(column) for column in made._cells.values()}
         if lengths != {len(made)} or len(of_cells) != 1:
@@ -200,5 +200,5 @@ class Bins:
         return made
 
 
-def _known(values: list[float | None]) -> list[float]:
+def _floats(values: list[float | None]) -> list[float]:
     return [UNKNOWN if each is None else each for each in values]

@@ -14,9 +14,20 @@ from carmad.core.scheduler import Scheduler
 from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId
 from carmad.loop import Follower
 from carmad.timeline.bins import UNKNOWN, Bins, Cell, Row
-from carmad.timeline.hours import COARSE_S, FINE_S, HOUR_S, KEPT_S, Hour, Saved, Track
-from carmad.timeline.marks import Kind, Mark, marks
-from carmad.timeline.saving import decode, encode
+from carmad.timeline.hours import (
+    COARSE_S,
+    FINE_S,
+    HOUR_S,
+    KEPT_S,
+    Hour,
+    Kind,
+    Mark,
+    Saved,
+    Track,
+    decode,
+    encode,
+    marks,
+)
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +56,7 @@ class Timeline(Follower):
         self._residents = {job.id: job for job in self._core.jobs.rows.values() if job.holds_gpus}
 
     def committed(self, step: Step) -> None:
-        new = [*self._slowed(step), *self._refused(step)]
+        new = [*self._slowdowns(step), *self._risks(step)]
         for job in step.jobs:
             if job.holds_gpus:
                 self._residents[job.id] = job
@@ -88,7 +99,7 @@ class Timeline(Follower):
         self._unsaved.add((gpu, hours[-1].start))
         return hours[-1]
 
-    def _slowed(self, step: Step) -> Iterable[tuple[GpuId, Mark]]:
+    def _slowdowns(self, step: Step) -> Iterable[tuple[GpuId, Mark]]:
         at, before = step.events[-1].at, {job.id: job for job in step.before}
         for job in step.jobs:
             old = before.get(job.id)
@@ -98,7 +109,7 @@ class Timeline(Follower):
                 for gpu in job.gpus:
                     yield gpu, Mark(at, Kind.SLOWED, job.id, text)
 
-    def _refused(self, step: Step) -> Iterable[tuple[GpuId, Mark]]:
+    def _risks(self, step: Step) -> Iterable[tuple[GpuId, Mark]]:
         for decision in step.decisions:
             for verdict in decision.placement.verdicts:
                 reason = next((each for each in verdict.refused if each.code == "risk"), None)
@@ -191,13 +202,13 @@ def row_of(gpu: Gpu, sample: GpuSample, residents: tuple[Job, ...]) -> Row:
             held[process.job] = held.get(process.job, 0.0) + mib
     promised = {job.id: float(job.need.safe_mib) for job in residents if job.need}
     _, external = free_memory(gpu, sample, residents, settled=True)
-    used, activity = _known(sample.memory_used_mib), _known(sample.activity)
+    used, activity = _float(sample.memory_used_mib), _float(sample.activity)
     return Row(
-        (used, float(external), activity, _known(sample.power_w)),
+        (used, float(external), activity, _float(sample.power_w)),
         (used, activity),
         tuple(Cell(job, mib, mib, promised.get(job, 0.0)) for job, mib in held.items()),
     )
 
 
-def _known(value: float | None) -> float:
+def _float(value: float | None) -> float:
     return UNKNOWN if value is None else float(value)

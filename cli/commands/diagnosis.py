@@ -20,7 +20,7 @@ from cli.app import Json, group
 from cli.problems import Usage
 
 if TYPE_CHECKING:
-    from carmad.api.responses.server import CheckOut
+    from carmad.api.service import CheckOut
 
 LOW_DISK_BYTES = 1 << 30
 NOBODY = 65534  # an ordinary user, on every machine

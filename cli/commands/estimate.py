@@ -17,7 +17,7 @@ from cli.problems import Problem, Unreachable, Usage
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from carmad.api.responses.estimates import EstimateOut, EstimatesOut, ExplanationOut
+    from carmad.api.estimates import EstimateOut, EstimatesOut, ExplanationOut
     from cli.vary import Fit
 
 ESTIMATE_S = 3600.0  # --within 600 may take 12 minutes, and other users' may go first
@@ -125,10 +125,10 @@ def _ask(body: dict[str, Any], explain: bool = False) -> EstimatesOut:
     except client.Broken:
         raise
     except Unreachable as error:
-        from carmad.http.alone import estimated
+        from carmad.api.estimates import estimate_alone
 
         _note_alone(error.message)
-        answer = estimated(body, explain)
+        answer = estimate_alone(body, explain)
     return answer
 
 

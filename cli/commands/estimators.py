@@ -8,7 +8,7 @@ from cli import client, output
 from cli.app import Json
 
 if TYPE_CHECKING:
-    from carmad.api.responses.estimates import EstimatorsOut
+    from carmad.api.estimates import EstimatorsOut
     from cli.table import Block
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from carmad import config
-from carmad.http.server import create_app
+from carmad.api.app import create_app
 from docs.pages.text import cell, one_line
 
 

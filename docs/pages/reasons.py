@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from carmad.api.phrases import phrase, short, wordings
+from carmad.api.reasons import phrase, short, wordings
 from carmad.core.decision import Reason
 from docs.pages.text import cell
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carmad.api.render import CODES
+from carmad.api.wire import CODES
 from carmad.core import attempt, types
 from carmad.core.states import TRANSITIONS
 from carmad.core.types import ENDED, HOLDING, Cause, JobState, Mode

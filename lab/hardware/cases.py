@@ -18,7 +18,7 @@ from rich.console import Console
 from benchmarks import ROOT
 from benchmarks.daemon.carmad import Daemon
 from carmad import units
-from carmad.api.times import moment
+from carmad.api.wire import moment
 from carmad.config import Collocation, Limits, Monitor, Preconditions, Settings
 from carmad.core.types import ENDED
 from cli import render

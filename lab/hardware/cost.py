@@ -26,7 +26,7 @@ from random import Random
 from benchmarks.daemon.carmad import Daemon, plain_environment
 from benchmarks.harness.report import bullets
 from benchmarks.harness.rows import Row, of_runs, summary, table
-from carmad.api.times import moment
+from carmad.api.wire import moment
 from carmad.config import Collocation, Monitor, Settings
 from carmad.core.types import ENDED, JobState
 from lab.hardware import pool, training

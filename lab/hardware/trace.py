@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks import ROOT
 from benchmarks.daemon.carmad import Daemon
-from carmad.api.times import moment
+from carmad.api.wire import moment
 from cli.demo import argv
 from lab.hardware import loads, policies, trace_page, training
 from lab.hardware.interference import EMULATED

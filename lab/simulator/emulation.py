@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.daemon.carmad import Daemon
-from carmad.api.times import iso
+from carmad.api.wire import iso
 from carmad.config import Limits, Monitor, Settings
 from carmad.core.types import Mode
 from carmad.gpu.card import DRAM_CONTENTION

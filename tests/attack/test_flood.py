@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from carmad.http import connections, server, turns
-from carmad.http.peers import Credentials
+from carmad.http import bounds, connections, server, turns
+from carmad.http.connections import Credentials
 from tests import api_server, daemon
 from tests.api_server import as_uid, as_user
 from tests.attack.users import HOSTILE, needs_root, peak_rss_mib, raw, request, statuses
@@ -171,8 +171,8 @@ def test_a_connection_takes_little_at_a_time(tmp_path: Path) -> None:
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is slow on a busy machine is not cut off."""
-    for limit in ("HEAD_WITHIN_S", "BODY_WITHIN_S"):
-        monkeypatch.setattr(server, limit, 2 * PATIENCE_S)
+    monkeypatch.setattr(server, "HEAD_WITHIN_S", 2 * PATIENCE_S)
+    monkeypatch.setattr(bounds, "BODY_WITHIN_S", 2 * PATIENCE_S)
 
 
 @needs_root
@@ -260,9 +260,9 @@ def test_who_connects_after_another_s_many_is_served_before_most_of_them(
     """The kernel has them in one queue, in order of time."""
     order: list[int] = []
     stalled, go_on = threading.Event(), threading.Event()
-    share = server.Bounded._share
+    share = bounds.Bounded._share
 
-    async def noted(self: server.Bounded, who: Credentials) -> turns.Share:
+    async def noted(self: bounds.Bounded, who: Credentials) -> turns.Share:
         if who.uid == 0:  # with the event loop, until all have connected
             stalled.set()
             go_on.wait(PATIENCE_S)
@@ -270,7 +270,7 @@ def test_who_connects_after_another_s_many_is_served_before_most_of_them(
             order.append(who.uid)
         return await share(self, who)
 
-    monkeypatch.setattr(server.Bounded, "_share", noted)
+    monkeypatch.setattr(bounds.Bounded, "_share", noted)
     with TemporaryDirectory(dir="/tmp") as folder, ExitStack() as held:
         Path(folder).chmod(0o755)
         with api_server.running(Path(folder)) as served:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from carmad.api.folding import FIRST_ROWS, OWN_ROWS
+from carmad.api.rows import FIRST_ROWS, OWN_ROWS
 from tests.daemon import Carmad, running, until
 
 TASKS = 3000

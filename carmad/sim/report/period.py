@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from carmad.api.report import Period, Server, report_out
-from carmad.api.responses.report import ReportOut
+from carmad.api.report import Period, ReportOut, Server, report_out
 from carmad.core.ran import End, Ran, Said, Stay, Whose
 from carmad.core.types import Gpu, Usage
 from carmad.readable import duration

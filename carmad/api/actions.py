@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 
-from fastapi import APIRouter
+from pydantic import StringConstraints, create_model
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from carmad.accounts import barring
-from carmad.api.folding import row_label
-from carmad.api.requests import SelectIn, UpdateIn
-from carmad.api.responses import SCHEMA
-from carmad.api.responses.jobs import ResultOut, ResultsOut
-from carmad.api.select import parse_selection
+from carmad.api import refusals
+from carmad.api.call import Call, Caller, answer, not_yours, resource
+from carmad.api.intake import dependencies
+from carmad.api.requests import Body, SubmitIn, User
+from carmad.api.rows import row_label
+from carmad.api.wire import SCHEMA, parse_selection
 from carmad.core import control
 from carmad.core.control import Verdict
 from carmad.core.messages import (
@@ -27,17 +30,10 @@ from carmad.core.types import Job, JobId, JobSpec
 from carmad.engine.backlog import QUANTUM
 from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
-from carmad.http import intake, lookup
-from carmad.http.answers import PROBLEMS, Asked, Call, answer, not_yours
-from carmad.http.intake import require_room
 from carmad.http.problems import Forbidden, NotFound
+from carmad.options import OPTIONS
+from carmad.readable import job_name
 from carmad.store.sql import StoreFull
-
-router = APIRouter(
-    prefix="/v1",
-    responses=PROBLEMS | {200: {"model": ResultsOut}},
-    default_response_class=Response,
-)
 
 PER_STEP = QUANTUM  # jobs
 
@@ -45,25 +41,66 @@ PER_STEP = QUANTUM  # jobs
 Act = Callable[[Job, float, str], tuple[Verdict, Event]]
 
 
+class ResultOut(TypedDict):
+    """What became of one job, or of `count` tasks of an array, of which `id` is the first."""
+
+    id: int
+    label: str
+    ok: bool
+    message: str
+    count: NotRequired[int]
+
+
+class ResultsOut(TypedDict):
+    schema: int
+    results: list[ResultOut]
+
+
+class SelectIn(Body):
+    select: Annotated[str, StringConstraints(pattern=r"^[0-9a-z_,%\[\]\- ]+$", max_length=8000)]
+    user: User | None = None
+
+
+if TYPE_CHECKING:
+
+    class UpdateIn(SelectIn, SubmitIn): ...  # type: ignore[misc]  # both are frozen
+
+else:
+    UpdateIn = create_model(
+        "UpdateIn",
+        __base__=SelectIn,
+        __doc__="New values of the jobs' options: those that are not in the request stay.",
+        __module__=__name__,
+        **{
+            name: (SubmitIn.model_fields[name].annotation, SubmitIn.model_fields[name])
+            for name, option in OPTIONS.items()
+            if option.change
+        },
+    )
+
+
+router = resource(answers=ResultsOut)
+
+
 @router.post("/cancel")
-async def cancel(call: Asked, body: SelectIn) -> Response:
+async def cancel(call: Caller, body: SelectIn) -> Response:
     def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
         return control.cancel(job), CancelRequested(now, job.id, by, job.tasks - 1)
 
-    return _told(await _done(call, body, await _chosen(call, body), act))
+    return _results_out(await _carry_out(call, body, await _choose(call, body), act))
 
 
 @router.post("/hold")
-async def hold(call: Asked, body: SelectIn) -> Response:
-    return await _held(call, body, True)
+async def hold(call: Caller, body: SelectIn) -> Response:
+    return await _set_hold(call, body, True)
 
 
 @router.post("/release")
-async def release(call: Asked, body: SelectIn) -> Response:
-    return await _held(call, body, False)
+async def release(call: Caller, body: SelectIn) -> Response:
+    return await _set_hold(call, body, False)
 
 
-async def _held(call: Call, body: SelectIn, held: bool) -> Response:
+async def _set_hold(call: Call, body: SelectIn, held: bool) -> Response:
     barred = barring()
 
     def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
@@ -72,14 +109,14 @@ async def _held(call: Call, body: SelectIn, held: bool) -> Response:
             verdict = Verdict(f"stays held: {why}", acts=False, refused=True)
         return verdict, HoldRequested(now, job.id, held, by, job.tasks - 1)
 
-    return _told(await _done(call, body, await _chosen(call, body), act))
+    return _results_out(await _carry_out(call, body, await _choose(call, body), act))
 
 
 @router.post("/requeue")
-async def requeue(call: Asked, body: SelectIn) -> Response:
+async def requeue(call: Caller, body: SelectIn) -> Response:
     if parse_selection(body.select).all:
         raise CarmaError("`all` would requeue every past job", "Name the jobs.")
-    jobs = await _chosen(call, body)
+    jobs = await _choose(call, body)
     awaited = {after.job for job in jobs for after in job.spec.after}
     found = await run_in_threadpool(call.service.store.jobs, awaited)
     ended = {job.id: job.state for job in found if job.ended}
@@ -94,14 +131,14 @@ async def requeue(call: Asked, body: SelectIn) -> Response:
             ended.pop(job.id, None)  # its dependents wait for its next end
         return verdict, RequeueRequested(now, job, by, its)
 
-    return _told(await _done(call, body, jobs, act))
+    return _results_out(await _carry_out(call, body, jobs, act))
 
 
 @router.post("/update")
-async def update(call: Asked, body: UpdateIn) -> Response:
+async def update(call: Caller, body: UpdateIn) -> Response:
     """Change options of jobs that have not ended: most while they wait, some while they run."""
-    jobs = await _chosen(call, body)
-    names, change = await intake.updated(call.service, call.peer, body, jobs)
+    jobs = await _choose(call, body)
+    names, change = await changes(call, body, jobs)
     live = (await call.service.scene()).live
     asked: dict[JobId, JobSpec] = {}
     barred = barring()
@@ -121,7 +158,7 @@ async def update(call: Asked, body: UpdateIn) -> Response:
             asked[job.id] = spec
         return verdict, event
 
-    results = await _done(call, body, jobs, act)
+    results = await _carry_out(call, body, jobs, act)
     now = await call.service.ask(lambda core: {id: core.jobs.get(id) for id in asked})
     for each in results:
         job = now.get(JobId(each["id"]))
@@ -129,18 +166,18 @@ async def update(call: Asked, body: UpdateIn) -> Response:
             began = job is not None and job.holds_gpus
             each["ok"] = False
             each["message"] = f"has {'started' if began else 'ended'} meanwhile"
-    return _told(results)
+    return _results_out(results)
 
 
 def _has(job: Job | None, spec: JobSpec, names: tuple[str, ...]) -> bool:
     return job is not None and all(getattr(job.spec, name) == getattr(spec, name) for name in names)
 
 
-async def _done(call: Call, body: SelectIn, jobs: list[Job], act: Act) -> list[ResultOut]:
-    events, results = await run_in_threadpool(_judged, call, body, jobs, act)
+async def _carry_out(call: Call, body: SelectIn, jobs: list[Job], act: Act) -> list[ResultOut]:
+    events, results = await run_in_threadpool(_judge, call, body, jobs, act)
     again = [it.job.spec for it in events.values() if isinstance(it, RequeueRequested)]
     if again:
-        await require_room(call.service, call.peer, again)
+        await refusals.require_room(call, again)
     holding = {job.id for job in jobs if job.holds_gpus}
     stops = {id for id in events.keys() & holding if isinstance(events[id], CancelRequested)}
     # Those that wait come first, or they would be started where others are stopped.
@@ -156,7 +193,7 @@ async def _done(call: Call, body: SelectIn, jobs: list[Job], act: Act) -> list[R
     ]
 
 
-def _told(results: list[ResultOut]) -> Response:
+def _results_out(results: list[ResultOut]) -> Response:
     out: ResultsOut = {"schema": SCHEMA, "results": results}
     return answer(out)
 
@@ -176,7 +213,7 @@ async def _in_parts(call: Call, events: dict[JobId, Event], at_all: bool) -> dic
     return {}
 
 
-def _judged(
+def _judge(
     call: Call, body: SelectIn, jobs: list[Job], act: Act
 ) -> tuple[dict[JobId, Event], list[ResultOut]]:
     """Events for the core, and results for the caller. Runs in a thread: jobs may be many."""
@@ -198,14 +235,14 @@ def _judged(
     return events, results
 
 
-async def _chosen(call: Call, body: SelectIn) -> list[Job]:
+async def _choose(call: Call, body: SelectIn) -> list[Job]:
     """The selected jobs. Raises NotFound if there are none, Forbidden if the caller may touch
     none."""
     selection, user = parse_selection(body.select), body.user
     if user not in (None, call.peer.user) and not call.peer.admin:
         raise Forbidden("only administrators may change others' jobs", "Leave the user out.")
     scene = await call.service.scene()
-    jobs = await lookup.select(call, selection, scene)
+    jobs = await call.select(selection, scene)
     if user is not None:
         if selection.all:
             jobs = [*jobs, *(job for job in scene.live.rows.values() if job.spec.user == user)]
@@ -222,3 +259,34 @@ def _result(job: Job, ok: bool, message: str) -> ResultOut:
     if job.tasks > 1:
         out["count"] = job.tasks
     return out
+
+
+async def changes(
+    call: Call, body: UpdateIn, jobs: Sequence[Job]
+) -> tuple[tuple[str, ...], Callable[[JobSpec], JobSpec]]:
+    """The names of the options that `body` changes in `jobs`, and a function that changes them. It
+    raises CarmaError where the result would be refused if it were submitted."""
+    names = tuple(name for name in OPTIONS if name in body.model_fields_set)
+    if not names:
+        raise CarmaError("nothing to change", "Give options: see `carma update --help`.")
+    service = call.service
+    refusals.may_be_nice(call.peer, body.nice if "nice" in names else 0)
+    new: dict[str, Any] = {name: getattr(body, name) for name in names}
+    if "after" in names:
+        new["after"] = await dependencies(call, body.after)
+        refusals.few_waits(len(jobs), len(new["after"]))
+    await service.ready()
+    gpus, now = service.tally.gpus, service.now()
+
+    def change(spec: JobSpec) -> JobSpec:
+        if "name" in names:
+            new["name"] = body.name or job_name(spec.argv)
+        changed = replace(spec, **new)
+        refusals.needs_gpus(changed)
+        if not {"time_limit_s", "deadline_at"}.isdisjoint(names):
+            refusals.in_time(replace(changed, deadline_at=new.get("deadline_at")), now)
+        if "memory_mib" in names and not service.tally.unread:
+            refusals.fits_the_server(changed, gpus)
+        return changed
+
+    return names, change

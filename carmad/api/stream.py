@@ -6,20 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query
+from fastapi import Header
 from starlette.responses import Response, StreamingResponse
 
-from carmad.api.responses.jobs import EventOut
-from carmad.api.select import parse_selection
-from carmad.api.times import parse_time, stamp
+from carmad.api.call import Call, Caller, Moment, Select, Word, resource
+from carmad.api.events import Entry, EventOut, Events, sse
+from carmad.api.wire import parse_selection, parse_time, stamp
 from carmad.core.happenings import Happening, Kind
-from carmad.http import lookup
-from carmad.http.answers import PROBLEMS, Asked, Call
-from carmad.http.events import Entry, Events, written
 from carmad.http.problems import TooMany
-from carmad.http.routes.jobs import Moment, Select
 
-router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
+router = resource()
 
 ALIVE_S = 15.0  # between two signs of life
 REFUSED_FOR_S = 10.0
@@ -33,9 +29,9 @@ class EventStream(StreamingResponse):
 
 @router.get("/events", response_class=EventStream, responses={200: {"model": EventOut}})
 async def events(
-    call: Asked,
+    call: Caller,
     select: Select = None,
-    user: Annotated[str | None, Query(max_length=256)] = None,
+    user: Word = None,
     since: Moment = None,
     last_event_id: Annotated[str | None, Header(max_length=64, pattern="^[0-9-]*$")] = None,
 ) -> Response:
@@ -59,7 +55,7 @@ async def events(
     wanted = None
     if select is not None:
         scene = await call.service.scene()
-        found_jobs = await lookup.select(call, parse_selection(select), scene)
+        found_jobs = await call.select(parse_selection(select), scene)
         going_on = {id for job in found_jobs if not job.ended for id in job.ids}
         wanted = Wanted({id for job in found_jobs for id in job.ids}, going_on)
     return EventStream(_stream(call, known, place, lost, user, wanted))
@@ -88,26 +84,26 @@ async def _stream(
     service = call.service
     with known.stream(call.turn.payer) as news:
         async with call.turn.rest():
-            yield written(_mark(known, place, call, "watching"))
+            yield sse(_mark(known, place, call, "watching"))
             sign_of_life = b""
             while not service.stopping:
                 news.clear()
                 begin, found = known.read(place, AT_ONCE)
                 if lost or begin > place:
                     place, lost = begin, False
-                    yield written(_mark(known, place, call, "missed", MISSED))
+                    yield sse(_mark(known, place, call, "missed", MISSED))
                     if wanted is not None:  # their ends may be among what is missing
                         wanted.going_on = wanted.jobs & (await service.scene()).live.keys()
                     continue
                 place = begin + len(found)
-                if piece := b"".join(_rendered(call, known, begin, found, user, wanted)):
+                if piece := b"".join(_render(call, known, begin, found, user, wanted)):
                     yield piece
                 elif sign_of_life:
                     yield sign_of_life
                 sign_of_life = b""
                 if not found:
                     if wanted is not None and not wanted.going_on:
-                        yield written(_mark(known, place, call, "over"))
+                        yield sse(_mark(known, place, call, "over"))
                         return
                     try:
                         async with asyncio.timeout(ALIVE_S):
@@ -117,7 +113,7 @@ async def _stream(
                 await call.turn.come()  # what happens meanwhile is sent along
 
 
-def _rendered(
+def _render(
     call: Call,
     known: Events,
     begin: int,

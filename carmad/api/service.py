@@ -1,7 +1,4 @@
-"""What the HTTP API uses: the core's inbox, the store, and facts about this daemon.
-
-The API itself is in `server` and `routes`; this is its connection to the core.
-"""
+"""What the HTTP API uses: the core's inbox, the store, and facts about this daemon."""
 
 from __future__ import annotations
 
@@ -13,7 +10,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from carmad.api.responses.server import CheckOut
+from typing_extensions import TypedDict
+
+from carmad.api.events import Events
+from carmad.api.rows import Recent, Rows
+from carmad.api.tally import Tally
 from carmad.attempt.callers import Process, Taken
 from carmad.attempt.limits import CPU, MEMORY
 from carmad.config import Settings
@@ -25,13 +26,9 @@ from carmad.core.scheduler import Scheduler
 from carmad.core.types import Job, JobId, JobSpec
 from carmad.engine.inbox import Inbox
 from carmad.engine.threads import run_in_threadpool
-from carmad.errors import CarmaError
 from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
-from carmad.http.events import Events
-from carmad.http.listing import Rows
-from carmad.http.recent import Recent
-from carmad.http.tally import Tally, Waiting
+from carmad.http.problems import Unavailable
 from carmad.learned.estimates import Guess
 from carmad.learned.experience import Experience
 from carmad.learned.models import Models
@@ -47,8 +44,11 @@ ANSWER_WITHIN_S = 30.0
 FRESH_S = 1.0  # the maximum age of a scene if there was no step since
 
 
-class Unavailable(CarmaError):
-    """The daemon cannot do it now, but may be able to later."""
+class CheckOut(TypedDict):
+    name: str
+    ok: bool | None  # None: it works, and could be better
+    detail: str
+    hint: str
 
 
 class Moments:
@@ -97,14 +97,14 @@ class Terminals(Protocol):
 
     def take(self, job: Job, process: Process) -> Future[Taken]: ...
 
-    def begun(self, job: Job) -> bool: ...
+    def has_begun(self, job: Job) -> bool: ...
 
     def join(self, job: Job, process: Process) -> Future[Taken]: ...
 
-    def joined(self, job: Job, process: Process) -> bool: ...
+    def has_joined(self, job: Job, process: Process) -> bool: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Service(Follower):
     """One per daemon. Follows the core, so that it knows what is new."""
 
@@ -172,22 +172,22 @@ class Service(Follower):
         return self.inbox.clock()
 
     async def ask(self, question: Callable[[Scheduler], T]) -> T:
-        return await _answered(self.inbox.ask(question), "Try again in a moment.")
+        return await _wait_for(self.inbox.ask(question), "Try again in a moment.")
 
     async def request(self, *events: Event, user: int | None = None, weight: int = 1) -> None:
         """Returns once the events are handled and on disk. `user`: whose turn that takes."""
         hint = "It may have been done all the same: check with `carma queue`."
-        await _answered(self.inbox.request(*events, user=user, weight=weight), hint)
+        await _wait_for(self.inbox.request(*events, user=user, weight=weight), hint)
 
     async def scene(self) -> Scene:
         """The scene of the last step, or of a moment ago, shared by all requests until the next."""
         scene = self._scene
         if scene is None or self.now() - scene.now > FRESH_S:
-            scene = await self.ask(self._captured)
+            scene = await self.ask(self._capture)
         self.rows.keep(scene.live)
         return scene
 
-    def _captured(self, core: Scheduler) -> Scene:
+    def _capture(self, core: Scheduler) -> Scene:
         """Called in the core's thread: captured once for simultaneous requests."""
         now = self.now()
         if self._scene is None or now - self._scene.now > FRESH_S:
@@ -196,10 +196,10 @@ class Service(Follower):
 
     async def once(self, scene: Scene, what: Hashable, make: Callable[[], T]) -> T:
         """`make()`, called once per scene and `what`, and shared by all requests."""
-        made = scene.memo.recall(what, lambda: asyncio.ensure_future(self.listed(make)))
+        made = scene.memo.recall(what, lambda: asyncio.ensure_future(self.render(make)))
         return await asyncio.shield(made)
 
-    async def listed(self, make: Callable[[], T]) -> T:
+    async def render(self, make: Callable[[], T]) -> T:
         """`make()` in a thread, only a few at a time."""
         async with self.listings:
             return await run_in_threadpool(make)
@@ -209,30 +209,12 @@ class Service(Follower):
         if not self.tally.begun:
             await self.ask(self.tally.begin)
 
-    async def room(self, uid: int, specs: Sequence[JobSpec]) -> tuple[Waiting, bool]:
-        """What the user has in the queue, and whether `specs` may be added.
-
-        Until the caller's next `await`, no other request can use up the quota.
-        """
-        await self.ready()
-        if not self._is_room(uid, specs):
-            # Steps that freed quota may not have reached the tally yet; by then they have.
-            await self.ask(lambda core: None)
-        return self.tally.waiting(uid), self._is_room(uid, specs)
-
-    def _is_room(self, uid: int, specs: Sequence[JobSpec]) -> bool:
-        limits, then = self.settings.limits, self.tally.waiting(uid, specs)
-        most = self.limit_of(specs[0].user).jobs
-        return (most is None or then.jobs <= most) and (
-            then.bytes <= limits.queued_mib_per_user << 20
-        )
-
     def limit_of(self, user: str) -> Limit:
         """The limit that applies to the user; call `ready` first."""
         return limit_of(user, self.tally.limits, self.settings.limits)
 
 
-async def _answered(future: Future[T], hint: str) -> T:
+async def _wait_for(future: Future[T], hint: str) -> T:
     """Wait without ever cancelling the future, which the core's thread is about to set."""
     try:
         async with asyncio.timeout(ANSWER_WITHIN_S):

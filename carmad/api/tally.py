@@ -34,21 +34,21 @@ class _Mine:
     def add(self, spec: JobSpec) -> None:
         self.jobs += spec.tasks
         self.bytes += weight(spec) * spec.tasks
-        for each in _stored(spec):
+        for each in _common(spec):
             self.bytes += 0 if self.stored[each] else each.bytes
             self.stored[each] += 1
 
     def drop(self, spec: JobSpec) -> None:
         self.jobs -= spec.tasks
         self.bytes -= weight(spec) * spec.tasks
-        for each in _stored(spec):
+        for each in _common(spec):
             self.stored[each] -= 1
             if not self.stored[each]:
                 del self.stored[each]
                 self.bytes -= each.bytes
 
     def waiting(self, more: Sequence[JobSpec]) -> Waiting:
-        new = {each for spec in more for each in _stored(spec)} - self.stored.keys()
+        new = {each for spec in more for each in _common(spec)} - self.stored.keys()
         size = self.bytes + sum(each.bytes for each in new)
         size += sum(spec.tasks * weight(spec) for spec in more)
         return Waiting(self.jobs + sum(spec.tasks for spec in more), size)
@@ -130,7 +130,7 @@ def _with_ids(first: JobId, specs: Iterable[JobSpec]) -> Iterator[tuple[JobId, J
         first = JobId(first + spec.tasks)
 
 
-def _stored(spec: JobSpec) -> list[Environment | Script]:
+def _common(spec: JobSpec) -> list[Environment | Script]:
     return [each for each in (spec.environment, spec.script) if each]
 
 

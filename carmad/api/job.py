@@ -1,88 +1,254 @@
-"""Jobs, from CARMA's values to the wire. Pure; `now` is given."""
+"""A job as the API shows it. Pure; `now` is given."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import asdict
 from operator import attrgetter
-from typing import cast
+from typing import TYPE_CHECKING, Any, NotRequired, cast, get_type_hints
 
-from carmad.api.phrases import short
-from carmad.api.responses.jobs import (
-    ANSWERED,
-    AttemptOut,
-    ExitOut,
-    JobGpuOut,
-    JobOut,
-    LayoutOut,
-    MemoryOut,
-    MovingOut,
-    NeedOut,
-    PredictionOut,
-    ProfileOut,
-)
-from carmad.api.times import iso, stamp
+from typing_extensions import TypedDict
+
+from carmad.api.outlook import OutlookOut
+from carmad.api.reasons import short
+from carmad.api.report import ReceiptOut
+from carmad.api.wire import iso, label, pick, stamp, state_code, with_labels
 from carmad.core import sweep
 from carmad.core.decision import Placement, Reason
-from carmad.core.layout import Layout
-from carmad.core.ran import Ran
+from carmad.core.layout import Layout, Stage
 from carmad.core.scene import Scene
 from carmad.core.types import (
     Cause,
     Estimate,
     Exit,
     Job,
-    JobId,
     JobSpec,
     JobState,
     Prediction,
     Profile,
+    StageTimes,
     Usage,
+    WarnSignal,
 )
+from carmad.options import PLAIN, JobOptions
+
+# Options that a job's answer has under their own names. The others are `gpus_wanted`, which has
+# `gpus` beside it, part of `memory`, and the path that became of `stderr`.
+ANSWERED = tuple(name for name in PLAIN if name not in ("gpus", "memory_mib", "stderr"))
 
 LogPaths = Callable[[Job], tuple[str, str]]  # stdout, stderr
-
-CODES = {
-    JobState.PENDING: "PD",
-    JobState.QUEUED: "PD",
-    JobState.STARTING: "ST",
-    JobState.RUNNING: "R",
-    JobState.STOPPING: "CG",
-    JobState.SUCCEEDED: "CD",
-    JobState.FAILED: "F",
-    JobState.CANCELLED: "CA",
-    JobState.TIMED_OUT: "TO",
-    JobState.OUT_OF_MEMORY: "OOM",
-}
 
 _NO_MODULE = re.compile(r"\bmodule: (command )?not found")  # as bash and dash say it
 _ANSWERED = attrgetter(*ANSWERED)
 _TIMES = tuple(name for name in ANSWERED if name.endswith("_at"))
 
 
-def label(job: Job | Ran) -> str:
-    array = job.spec.array
-    return f"{array.array}_{array.index}" if array else str(job.id)
+class AfterOut(TypedDict):
+    job: int
+    kind: str
 
 
-def labelled(reason: Reason, live: Mapping[JobId, Job]) -> Reason:
-    """With the jobs in it called as people know them, who take an id for that of a whole array."""
+class ExitOut(TypedDict):
+    cause: str
+    code: int | None
+    signal: int | None
+    evidence: str
+    fragmented: bool
+    tried_mib: int | None
+    free_mib: int | None
+    neighbours: list[str]
 
-    def known(found: re.Match[str]) -> str:
-        job = live.get(JobId(int(found[1])))
-        return f"job {label(job)}" if job else found[0]
 
-    return replace(reason, detail=re.sub(r"\bjob (\d+)\b", known, reason.detail))
+class JobGpuOut(TypedDict):
+    id: str
+    index: int | None
+    first_kernel_at: str | None
 
 
-def state_code(job: Job) -> str:
-    if job.state in (JobState.PENDING, JobState.QUEUED):
-        if job.held:
-            return "H"
-        if job.retry is not None:
-            return "RQ"
-    return CODES[job.state]
+class MemoryOut(TypedDict):
+    declared_mib: int | None
+    estimate_mib: int | None
+    estimate_low: int | None
+    estimate_high: int | None
+    estimate_source: str | None
+    used_mib: int | None
+    peak_mib: int | None  # None: not measured
+
+
+class NeedOut(TypedDict):
+    """The rest of a job's estimate, for its owner."""
+
+    seconds: float
+    firm: bool  # declared by the owner
+    notes: list[str]  # what it is based on, and why no better estimator was chosen
+    parts: dict[str, int]  # what it is made of, in MiB
+
+
+class IndicatorOut(TypedDict):
+    name: str
+    mean: float
+    variance: float
+
+
+class ProfileOut(TypedDict):
+    """The job's load on each of its GPUs when it trains alone there."""
+
+    seconds: float  # that it was watched for; 0: it showed no kernel
+    peak_mib: int
+    indicators: list[IndicatorOut]
+    of: int | None  # the earlier job that it was taken from
+
+
+if TYPE_CHECKING:
+    StageOut = dict[str, Any]
+    StageTimesOut = dict[str, Any]
+    WarnOut = dict[str, Any]
+else:
+    StageOut = TypedDict("StageOut", get_type_hints(Stage))
+    StageTimesOut = TypedDict("StageTimesOut", get_type_hints(StageTimes))
+    WarnOut = TypedDict("WarnOut", get_type_hints(WarnSignal))
+    StageOut.__doc__, StageTimesOut.__doc__ = Stage.__doc__, StageTimes.__doc__
+    WarnOut.__doc__ = WarnSignal.__doc__
+
+
+class LayoutOut(TypedDict):
+    """How a job is spread over its GPUs."""
+
+    stages: list[StageOut]
+    allreduce: str  # ring, tree
+
+
+class PredictionOut(TypedDict):
+    """How long the job runs alone."""
+
+    seconds: float
+    source: str
+    parts: dict[str, float]  # each feature's contribution, in the source's units
+    notes: list[str]
+
+
+class MoveOut(TypedDict):
+    at: str
+    before: str | None
+    after: str
+    attempt: int
+
+
+class AttemptOut(TypedDict):
+    gpus: list[str]
+    mode: str | None
+    started_at: str
+    first_kernel_at: str | None
+    ended_at: str
+    cause: str
+    evidence: NotRequired[str]
+    neighbours: NotRequired[list[str]]  # on its GPUs when it ran out of memory
+
+
+class MovingOut(TypedDict):
+    wait_s: float
+    position: int | None
+
+
+if TYPE_CHECKING:
+
+    class OptionsOut(TypedDict, total=False):
+        """Those options that code reads by name."""
+
+        batch_size: int | None
+        begin_at: str | None
+        conda_env: str | None
+        cpus: int | None
+        deadline_at: str | None
+        exclusive: bool
+        expected_s: float | None
+        host_memory_mib: int | None
+        nice: int
+        time_limit_s: float | None
+
+else:
+    _STORED = get_type_hints(JobOptions)
+    OptionsOut = TypedDict(
+        "OptionsOut",
+        {name: str | None if name.endswith("_at") else _STORED[name] for name in ANSWERED},
+        total=False,
+    )
+
+
+class JobOut(OptionsOut):
+    """Non-admins see only the first fields of other users' jobs, and "-" for the name.
+
+    One with `count` is the first of that many tasks of its array: in a folded listing, and in the
+    history, of tasks that were cancelled while they waited."""
+
+    id: int
+    label: str
+    user: str
+    name: str
+    state: str
+    code: str
+    gpus: list[JobGpuOut]
+    gpus_wanted: int
+    submitted_at: str
+    started_at: str | None
+    elapsed_s: float
+    memory: MemoryOut
+    count: NotRequired[int]
+    tasks: NotRequired[str]  # their indices, as in 2-7,9%4; of many spans only the first
+    reason: NotRequired[str | None]
+    ended_at: NotRequired[str | None]
+    late_s: NotRequired[float | None]  # of one that succeeded: after its deadline; below 0: before
+    outlook: NotRequired[OutlookOut | None]  # of one with a deadline that has not ended
+    layout: NotRequired[LayoutOut | None]
+    stage_times: NotRequired[list[StageTimesOut]]  # as its owner, it or an earlier run has told
+    wait_s: NotRequired[float]
+    mode: NotRequired[str | None]
+    attempt: NotRequired[int]
+    recovering: NotRequired[bool]
+    held: NotRequired[bool]
+    interactive: NotRequired[bool]  # run by its owner's `carma run`: it has no log here
+    slurm_job: NotRequired[int | None]  # that it runs in
+    position: NotRequired[int | None]
+    shared: NotRequired[bool]
+    exit: NotRequired[ExitOut | None]
+    failures: NotRequired[list[ExitOut]]
+    retry: NotRequired[str | None]
+    advice: NotRequired[str | None]
+    notes: NotRequired[list[str]]
+    # Until it runs: how its script stopped in a trial; completes "its script stops …".
+    crash: NotRequired[str | None]
+    estimate: NotRequired[NeedOut | None]
+    group: NotRequired[str]  # the same for runs of the same job
+    profile: NotRequired[ProfileOut | None]
+    profiled_until: NotRequired[str | None]  # this attempt is alone until then
+    prediction: NotRequired[PredictionOut | None]
+    accumulation: NotRequired[int]  # parts that each batch is split into
+    argv: NotRequired[list[str]]
+    params: NotRequired[dict[str, str]]  # of a task of a sweep
+    metrics: NotRequired[dict[str, float]]  # the last values that it reported
+    script_bytes: NotRequired[int | None]  # of the copy of its job script that it runs
+    cwd: NotRequired[str]
+    stdout: NotRequired[str]
+    stderr: NotRequired[str]
+    after: NotRequired[list[AfterOut]]
+    warn: NotRequired[WarnOut | None]
+    umask: NotRequired[str]  # octal
+    energy_j: NotRequired[float | None]  # None: not measured
+    gpu_seconds: NotRequired[float]
+    sm_active_mean: NotRequired[float | None]
+    receipt: NotRequired[ReceiptOut | None]  # null: it has not held GPUs
+    history: NotRequired[list[MoveOut]]
+    attempts: NotRequired[list[AttemptOut]]
+    actions: NotRequired[list[str]]  # that its owner can take now: cancel, hold, release, requeue
+    changeable: NotRequired[list[str]]  # options that its owner can change now
+    unused: NotRequired[str]  # why a report of its steps has no effect; "": it has one
+
+
+class JobsOut(TypedDict):
+    schema: int
+    jobs: list[JobOut]
+    more: NotRequired[int]  # jobs that the limit left out; of the history, 1 if there are any
 
 
 class Jobs:
@@ -156,7 +322,7 @@ class Jobs:
         out["retry"] = job.retry.why if job.retry and not (job.gpus or job.ended) else None
         out["advice"] = _advice(job)
         out["notes"] = list(job.notes)
-        out["crash"] = job.crash or None if _untested(job) else None
+        out["crash"] = job.crash or None if _is_untested(job) else None
         out["estimate"] = _need(job.estimate) if job.estimate else None
         out["group"] = job.group
         out["profile"] = _profile(job.profile) if job.profile else None
@@ -229,7 +395,7 @@ class Jobs:
     def _short(self, reason: Reason, gpu: str = "") -> str:
         words = self._words.get((reason, gpu))
         if words is None:
-            words = self._words[reason, gpu] = short(labelled(reason, self._scene.live), gpu)
+            words = self._words[reason, gpu] = short(with_labels(reason, self._scene.live), gpu)
         return words
 
 
@@ -267,24 +433,16 @@ def _profile(profile: Profile) -> ProfileOut:
 
 
 def _prediction(prediction: Prediction) -> PredictionOut:
-    return {
-        "seconds": round(prediction.seconds, 1),
-        "source": prediction.source,
-        "parts": {name: round(value, 4) for name, value in prediction.parts},
-        "notes": list(prediction.notes),
-    }
+    parts = {name: round(value, 4) for name, value in prediction.parts}
+    return pick(PredictionOut, prediction, seconds=round(prediction.seconds, 1), parts=parts)
 
 
 def _need(estimate: Estimate) -> NeedOut:
-    return {
-        "seconds": round(estimate.seconds, 4),
-        "firm": estimate.firm,
-        "notes": list(estimate.notes),
-        "parts": dict(estimate.parts),
-    }
+    seconds, parts = round(estimate.seconds, 4), dict(estimate.parts)
+    return pick(NeedOut, estimate, seconds=seconds, parts=parts)
 
 
-def _untested(job: Job) -> bool:
+def _is_untested(job: Job) -> bool:
     """Whether its script has not run on a GPU yet."""
     first = len(job.attempts) == 1 and job.state is JobState.STARTING
     return first or not (job.attempts or job.ended)
@@ -328,16 +486,7 @@ def attempts_out(job: Job) -> list[AttemptOut]:
 
 
 def exit_out(exit: Exit) -> ExitOut:
-    return {
-        "cause": exit.cause.value,
-        "code": exit.code,
-        "signal": exit.signal,
-        "evidence": exit.evidence,
-        "fragmented": exit.fragmented,
-        "tried_mib": exit.tried_mib,
-        "free_mib": exit.free_mib,
-        "neighbours": list(exit.neighbours),
-    }
+    return pick(ExitOut, exit)
 
 
 def _seconds(value: float) -> float:

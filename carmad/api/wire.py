@@ -1,15 +1,45 @@
-"""How people name jobs: `42`, `42_3`, `42_[1-3,7]`, `1,3,5-8`, `last`, `all`; or `42_[1-3%2]`, as a
-folded listing has it."""
+"""How times, states and names of jobs are written in requests and answers.
+
+Jobs are named `42`, `42_3`, `42_[1-3,7]`, `1,3,5-8`, `last`, `all`; or `42_[1-3%2]`, as a folded
+listing has it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TypeVar, cast
 
+from pydantic_core import to_json
+
+from carmad.core.decision import Reason
+from carmad.core.ran import Ran
 from carmad.core.tasks import ids_of, part
-from carmad.core.types import Job, JobId
+from carmad.core.types import Job, JobId, JobState
 from carmad.errors import CarmaError
+
+T = TypeVar("T")
+
+SCHEMA = 1  # raised when a field changes its meaning or goes away
+
+CODES = {
+    JobState.PENDING: "PD",
+    JobState.QUEUED: "PD",
+    JobState.STARTING: "ST",
+    JobState.RUNNING: "R",
+    JobState.STOPPING: "CG",
+    JobState.SUCCEEDED: "CD",
+    JobState.FAILED: "F",
+    JobState.CANCELLED: "CA",
+    JobState.TIMED_OUT: "TO",
+    JobState.OUT_OF_MEMORY: "OOM",
+}
+STATES = {state.value: frozenset({state}) for state in JobState} | {
+    code.lower(): frozenset(state for state, its in CODES.items() if its == code)
+    for code in CODES.values()
+}
 
 MAX_IDS = 10_000
 MAX_SPANS = 256  # each is looked at for every job there is
@@ -20,6 +50,81 @@ _ITEM = re.compile(
     re.ASCII,
 )
 _RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?", re.ASCII)
+
+
+def as_json(value: object) -> bytes:
+    return to_json(value, inf_nan_mode="null")  # a rank may be infinite, JSON's numbers may not
+
+
+def pick(shape: type[T], value: object, **others: object) -> T:
+    """An answer of this shape, in the shape's order: `others`, and for the rest the attributes of
+    `value` that have the same names."""
+    names = shape.__annotations__
+    picked = {name: others[name] if name in others else getattr(value, name) for name in names}
+    return cast(T, picked)
+
+
+def stamp(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+
+
+def iso(at: float | None) -> str | None:
+    return None if at is None else stamp(at)
+
+
+def moment(text: str) -> datetime:
+    """Raises ValueError for what has no zone, or is too far away to be written in another one."""
+    found = datetime.fromisoformat(text)
+    if found.tzinfo is None:
+        raise ValueError("the time needs a zone, such as a final Z")
+    if not 1970 <= found.year <= 9000:
+        raise ValueError("the year must be one from 1970 to 9000")
+    return found
+
+
+def parse_time(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return moment(text).timestamp()
+    except ValueError:
+        hint = "A time looks like 2026-11-20T23:12:00Z."
+        raise CarmaError(f"{text!r:.80} is no time with a zone", hint) from None
+
+
+def label(job: Job | Ran) -> str:
+    array = job.spec.array
+    return f"{array.array}_{array.index}" if array else str(job.id)
+
+
+def with_labels(reason: Reason, live: Mapping[JobId, Job]) -> Reason:
+    """With the jobs in it called as people know them, who take an id for that of a whole array."""
+
+    def name(found: re.Match[str]) -> str:
+        job = live.get(JobId(int(found[1])))
+        return f"job {label(job)}" if job else found[0]
+
+    return replace(reason, detail=re.sub(r"\bjob (\d+)\b", name, reason.detail))
+
+
+def state_code(job: Job) -> str:
+    if job.state in (JobState.PENDING, JobState.QUEUED):
+        if job.held:
+            return "H"
+        if job.retry is not None:
+            return "RQ"
+    return CODES[job.state]
+
+
+def parse_states(text: str | None) -> frozenset[JobState] | None:
+    """Parse `running,queued`, or the codes in listings: `R,PD`."""
+    if not text:
+        return None
+    words = text.lower().split(",")
+    if unknown := [word for word in words if word not in STATES]:
+        names = ", ".join(state.value for state in JobState)
+        raise CarmaError(f"{unknown[0]!r:.80} is not a job state", f"Job states: {names}.")
+    return frozenset().union(*(STATES[word] for word in words))
 
 
 @dataclass(frozen=True, slots=True)

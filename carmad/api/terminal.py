@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
 
-from fastapi import APIRouter
+from pydantic import Field, create_model
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
-from carmad.api.requests import AdoptIn
-from carmad.api.responses import SCHEMA
-from carmad.api.responses.jobs import JobOut, TakenOut
+from carmad.api.call import Call, Caller, Label, answer, not_yours, resource
+from carmad.api.job import JobOut
+from carmad.api.refusals import may_submit
+from carmad.api.requests import Body, Name, option_fields
+from carmad.api.service import Terminals
+from carmad.api.wire import SCHEMA
 from carmad.attempt.callers import Process, Taken, own_process
 from carmad.attempt.proc import with_descendants
 from carmad.attempt.title import title_of
@@ -18,14 +23,10 @@ from carmad.core.messages import Adopted
 from carmad.core.scene import Scene
 from carmad.core.types import GpuId, Job, JobSpec, JobState, Mode, ProcessUse
 from carmad.engine.threads import run_in_threadpool
-from carmad.http.answers import PROBLEMS, Asked, Call, answer, not_yours
-from carmad.http.problems import Conflict
-from carmad.http.refusals import may_submit
-from carmad.http.routes.jobs import Label, mine
-from carmad.http.service import Terminals, Unavailable
+from carmad.http.problems import Conflict, Unavailable
 from carmad.readable import job_name
 
-router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
+router = resource()
 
 BEGINS_WITHIN_S = 12.0  # a little longer than the shepherd waits for a supervisor
 JOINS_WITHIN_S = 2.0
@@ -33,19 +34,48 @@ LOOK_S = 0.02
 MOST_WORDS, MOST_LETTERS = 100, 4096  # of a command that is only shown
 
 
+class TakenOut(TypedDict):
+    """What a process needs to run a job, or to join it."""
+
+    schema: int
+    argv: list[str]
+    cwd: str
+    env: dict[str, str | None]  # null: to be unset
+
+
+if TYPE_CHECKING:
+
+    class AdoptIn(Body):
+        pid: int
+        name: str | None
+        memory_mib: int | None
+        time_limit_s: float | None
+
+else:
+    AdoptIn = create_model(
+        "AdoptIn",
+        __base__=Body,
+        __doc__="A process of the caller's on a GPU, and options of the job that it becomes.",
+        __module__=__name__,
+        pid=(Annotated[int, Field(ge=1, lt=1 << 31)], ...),
+        name=(Name | None, None),
+        **option_fields(("memory_mib", "time_limit_s")),
+    )
+
+
 @router.post("/jobs/{label}/take", responses={200: {"model": TakenOut}})
-async def take(call: Asked, label: Label) -> Response:
+async def take(call: Caller, label: Label) -> Response:
     """Let the process that makes this connection run a job that was submitted as `interactive`, on
     the GPUs that it has got. When this answers, the process is followed: it sets `env`, then
     executes `argv`."""
     job, process, terminals = await _own_process(call, label)
     taken = await asyncio.wrap_future(terminals.take(job, process))
-    await _until(lambda: terminals.begun(taken.job), BEGINS_WITHIN_S)
-    return _taken(taken)
+    await _until(lambda: terminals.has_begun(taken.job), BEGINS_WITHIN_S)
+    return _process_out(taken)
 
 
 @router.post("/jobs/{label}/join", responses={200: {"model": TakenOut}})
-async def join(call: Asked, label: Label) -> Response:
+async def join(call: Caller, label: Label) -> Response:
     """Let the process that makes this connection join a running job of its user's: it is on the
     job's GPUs, and ends with it. When this answers, the process is followed; `env` is complete."""
     job, process, terminals = await _own_process(call, label)
@@ -57,13 +87,13 @@ async def join(call: Asked, label: Label) -> Response:
             "`podman exec` can; `podman ps` names the container.",
         )
     taken = await asyncio.wrap_future(terminals.join(job, process))
-    await _until(lambda: terminals.joined(job, process), JOINS_WITHIN_S)
-    return _taken(taken)
+    await _until(lambda: terminals.has_joined(job, process), JOINS_WITHIN_S)
+    return _process_out(taken)
 
 
 async def _own_process(call: Call, label: str) -> tuple[Job, Process, Terminals]:
     """The caller's job, and the process that makes this connection."""
-    job, _ = await mine(call, label)
+    job, _ = await call.own_job(label)
     if job.spec.owner != call.peer.owner:  # an administrator's process cannot be another user's job
         raise not_yours(job)
     assert call.service.terminals is not None
@@ -80,7 +110,7 @@ async def _until(followed: Callable[[], bool], within_s: float) -> None:
         waited_s += LOOK_S
 
 
-def _taken(taken: Taken) -> Response:
+def _process_out(taken: Taken) -> Response:
     out: TakenOut = {
         "schema": SCHEMA,
         "argv": list(taken.argv),
@@ -91,11 +121,11 @@ def _taken(taken: Taken) -> Response:
 
 
 @router.post("/adopt", status_code=201, responses={201: {"model": JobOut}})
-async def adopt(call: Asked, body: AdoptIn) -> Response:
+async def adopt(call: Caller, body: AdoptIn) -> Response:
     """Make a job of a process of the caller's that runs on a GPU. Its children belong to it."""
     service, peer = call.service, call.peer
-    may_submit(service, peer)
-    process, tree, argv, cwd = await run_in_threadpool(_looked_at, body.pid, peer.uid)
+    may_submit(call)
+    process, tree, argv, cwd = await run_in_threadpool(_inspect, body.pid, peer.uid)
     gpus, uses = _where(tree, await service.scene())
     spec = JobSpec(
         argv=argv,
@@ -117,11 +147,11 @@ async def adopt(call: Asked, body: AdoptIn) -> Response:
     if await service.ask(lambda core: id not in core.jobs and id not in core.ended):
         hint = "Wait for that job to end."
         raise Conflict(f"process {body.pid} is on a GPU that a job has to itself", hint)
-    job, scene = await mine(call, str(id))
+    job, scene = await call.own_job(str(id))
     return answer(call.renderer(scene)(job), 201)
 
 
-def _looked_at(pid: int, uid: int) -> tuple[Process, set[int], tuple[str, ...], str]:
+def _inspect(pid: int, uid: int) -> tuple[Process, set[int], tuple[str, ...], str]:
     """The process, the pids of it and all below it, its command, and its directory."""
     process = own_process(pid, uid)
     tree = set(with_descendants({process.pid: process.start_ticks}))

@@ -1,4 +1,4 @@
-"""Submitting and viewing jobs."""
+"""Listing, showing and following jobs; what a running job reports."""
 
 from __future__ import annotations
 
@@ -7,20 +7,30 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Query, Request
+from pydantic import Field
 from starlette.responses import Response
 
-from carmad.api.decisions import reason_out, verdicts_out
-from carmad.api.folding import count, folded, row_out
-from carmad.api.outlook import outlook_out, start_out
-from carmad.api.render import CODES, attempts_out
-from carmad.api.requests import MetricsIn, StepIn, SubmitIn
-from carmad.api.responses import SCHEMA
-from carmad.api.responses.decisions import DryRunOut, WhyOut
-from carmad.api.responses.jobs import JobOut, JobsOut, StartsOut, SubmittedOut
-from carmad.api.select import parse_selection
-from carmad.api.times import parse_time, stamp
-from carmad.api.why import why_out
+from carmad.api.call import (
+    Before,
+    Call,
+    Caller,
+    Label,
+    Limit,
+    Moment,
+    Select,
+    Word,
+    answer,
+    disconnection,
+    resource,
+)
+from carmad.api.job import JobOut, JobsOut, MoveOut, attempts_out
+from carmad.api.outlook import StartsOut, outlook_out, start_out
+from carmad.api.reporting import receipt_of
+from carmad.api.requests import Body, ParamName, StepStagesIn
+from carmad.api.rows import Pieces, count, fold, row_out
+from carmad.api.why import WhyOut, why_out
+from carmad.api.wire import SCHEMA, parse_selection, parse_states, parse_time, pick, stamp
 from carmad.core import control
 from carmad.core.company import untold
 from carmad.core.messages import Measured, Stepped
@@ -29,77 +39,35 @@ from carmad.core.scene import Scene
 from carmad.core.tasks import singly
 from carmad.core.types import ENDED, Job, JobId, JobState, StageTimes
 from carmad.engine.threads import run_in_threadpool
-from carmad.errors import CarmaError
-from carmad.http import intake, lookup
-from carmad.http.answers import PROBLEMS, Asked, Call, answer, gone, not_yours
-from carmad.http.listing import Pieces
 from carmad.http.problems import Conflict, Forbidden
-from carmad.http.reporting import receipt_of
 from carmad.http.turns import ROWS
-from carmad.options import MAX_METRICS, MAX_TASKS
+from carmad.options import MAX_METRICS, MAX_TASKS, MAX_TIME_S
 
-router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
+router = resource()
+SHORTEST_STEP_S = 1e-6
 
 PAST_DECISIONS = 20
-MAX_IDS_EVER = 10**15
-STATES = {state.value: frozenset({state}) for state in JobState} | {
-    code.lower(): frozenset(state for state, its in CODES.items() if its == code)
-    for code in CODES.values()
-}
-
-Label = Annotated[str, Path(json_schema_extra={"pattern": "^[0-9]{1,15}(_[0-9]{1,7})?$"})]
-Select = Annotated[
-    str | None,
-    Query(max_length=8000, json_schema_extra={"pattern": r"^[0-9a-z_,%\[\]\- ]+$"}),
-]
-Limit = Annotated[int, Query(ge=1, le=MAX_TASKS)]
-Before = Annotated[int | None, Query(ge=1, le=MAX_IDS_EVER)]
-Moment = Annotated[str | None, Query(json_schema_extra={"format": "date-time"})]
 
 
-@router.post(
-    "/jobs", status_code=201, responses={201: {"model": SubmittedOut}, 200: {"model": DryRunOut}}
-)
-async def submit(call: Asked, body: SubmitIn) -> Response:
-    """Submit a job. It is on disk when this answers."""
-    notes = intake.warnings(body, call.service.now(), call.service.limited_by)
-    if body.dry_run:
-        return await _dry_run(call, body, notes)
-    first, count = await intake.submit(call.service, call.peer, call.pid, body, call.request)
-    out: SubmittedOut = {
-        "schema": SCHEMA,
-        "id": first,
-        "ids": list(range(first, first + count)),
-        "label": str(first),
-        "warnings": notes,
-    }
-    if body.deadline_at is not None:
-        out["outlook"] = await intake.foreseen(call.service, first)
-    return answer(out, 201)
+class StepIn(Body):
+    """`stages`: what the seconds of a step go to, on the GPUs that the job has."""
+
+    seconds: Annotated[float, Field(ge=SHORTEST_STEP_S, le=MAX_TIME_S)]
+    stages: StepStagesIn | None = None
 
 
-async def _dry_run(call: Call, body: SubmitIn, notes: list[str]) -> Response:
-    spec = await intake.checked(call.service, call.peer, body)
-    scene, placement, starts, outlook = await intake.foretold(call.service, spec)
-    out: DryRunOut = {
-        "schema": SCHEMA,
-        "would_start": starts and not body.held,
-        "verdicts": verdicts_out(placement, scene),
-        "reasons": [reason_out(reason, scene) for reason in placement.reasons],
-        "chosen": [] if body.held else list(placement.gpus),
-        "warnings": notes,
-    }
-    if outlook is not None:
-        out["outlook"] = outlook
-    return answer(out)
+class MetricsIn(Body):
+    """`metrics`: values by name."""
+
+    metrics: Annotated[dict[ParamName, float], Field(min_length=1, max_length=MAX_METRICS)]
 
 
 @router.get("/jobs", responses={200: {"model": JobsOut}})
 async def jobs(
-    call: Asked,
+    call: Caller,
     select: Select = None,
-    user: Annotated[str | None, Query(max_length=256)] = None,
-    states: Annotated[str | None, Query(max_length=256)] = None,
+    user: Word = None,
+    states: Word = None,
     since: Moment = None,
     limit: Limit = MAX_TASKS,
     fold: bool = False,
@@ -117,10 +85,10 @@ async def jobs(
     past = since_at is not None or bool(wanted and wanted & ENDED)
     if select is not None:
         async with service.listings:
-            found = await lookup.select(call, parse_selection(select), scene)
+            found = await call.select(parse_selection(select), scene)
     elif past:
         async with service.listings:
-            old = await ended(call, user, since_at, None, wanted or ENDED, limit)
+            old = await past_jobs(call, user, wanted or ENDED, limit, since_at)
         # One that has ended since the scene was taken is in both.
         found = {job.id: job for job in (*scene.live.rows.values(), *old)}.values()
     else:
@@ -134,23 +102,24 @@ async def jobs(
             and (wanted is None or job.state in wanted)
             and (slurm_job is None or (job.spec.slurm_job == slurm_job and call.may_touch(job)))
         )
-        return _written(call, scene, chosen, limit, fold)
+        return _write(call, scene, chosen, limit, fold)
 
     if select is not None or past:
-        return await _listed(call, await service.listed(write))
+        return await _send(call, await service.render(write))
     asked = "jobs", call.peer, user, states, limit, fold, slurm_job
-    return await _listed(call, await service.once(scene, asked, write))
+    return await _send(call, await service.once(scene, asked, write))
 
 
-async def _listed(call: Call, pieces: list[bytes]) -> Response:
+async def _send(call: Call, pieces: list[bytes]) -> Response:
     """Two or three pieces are a row."""
     await call.turn.afford(len(pieces) / (2 * ROWS))
     return Pieces(pieces)
 
 
-def _written(call: Call, scene: Scene, found: Iterable[Job], limit: int, fold: bool) -> list[bytes]:
+def _write(call: Call, scene: Scene, found: Iterable[Job], limit: int, alike: bool) -> list[bytes]:
+    """`alike`: one row for all tasks of an array that wait alike."""
     one = call.renderer(scene)
-    rows = folded(found, one) if fold else [[job] for job in singly(found)]
+    rows = fold(found, one) if alike else [[job] for job in singly(found)]
     more = sum(map(count, rows[limit:]))
     listed = call.service.rows.json(rows[:limit], one)
     return [b'{"schema":%d,"more":%d,"jobs":' % (SCHEMA, more), *listed, b"}"]
@@ -158,11 +127,11 @@ def _written(call: Call, scene: Scene, found: Iterable[Job], limit: int, fold: b
 
 @router.get("/history", responses={200: {"model": JobsOut}})
 async def history(
-    call: Asked,
-    user: Annotated[str | None, Query(max_length=256)] = None,
+    call: Caller,
+    user: Word = None,
     since: Moment = None,
     until: Moment = None,
-    states: Annotated[str | None, Query(max_length=256)] = None,
+    states: Word = None,
     limit: Limit = 100,
     before: Before = None,
     attempts: bool = False,
@@ -171,11 +140,11 @@ async def history(
 
     `before`: only those with a smaller id. `attempts`: each with all its attempts."""
     wanted = parse_states(states) or ENDED
-    since_at, until_at = parse_time(since), parse_time(until)
+    span = parse_time(since), parse_time(until)
     scene = await call.service.scene()
     async with call.service.listings:
-        found = await ended(call, user, since_at, until_at, wanted, limit, before)
-        older = found[-1:] and await ended(call, user, since_at, until_at, wanted, 1, found[-1].id)
+        found = await past_jobs(call, user, wanted, limit, *span, before)
+        older = found[-1:] and await past_jobs(call, user, wanted, 1, *span, found[-1].id)
         return await run_in_threadpool(_past, call, scene, found, len(older), attempts)
 
 
@@ -188,68 +157,59 @@ def _past(call: Call, scene: Scene, found: Sequence[Job], more: int, attempts: b
     return answer(out)
 
 
-async def ended(
+async def past_jobs(
     call: Call,
     user: str | None,
-    since: float | None,
-    until: float | None,
     states: frozenset[JobState],
     limit: int,
+    since: float | None = None,
+    until: float | None = None,
     before: int | None = None,
 ) -> list[Job]:
+    """Jobs that ended in one of `states`, latest first: the caller's own, or for administrators
+    everyone's. Raises Forbidden."""
     peer = call.peer
     if not peer.admin and user not in (None, peer.user):
         raise Forbidden("only administrators may see other users' past jobs", "Leave the user out.")
-
-    def read() -> list[Job]:
-        name = user if peer.admin else peer.user
-        asked = states & ENDED
-        return call.service.store.history(
-            user=name,
-            since=since,
-            until=until,
-            states=asked,
-            before=None if before is None else JobId(before),
-            limit=limit,
-        )
-
-    return [job for job in await run_in_threadpool(read) if call.may_touch(job)]
+    found = await run_in_threadpool(
+        call.service.store.history,
+        user=user if peer.admin else peer.user,
+        since=since,
+        until=until,
+        states=states & ENDED,
+        before=None if before is None else JobId(before),
+        limit=limit,
+    )
+    return [job for job in found if call.may_touch(job)]
 
 
 @router.get("/jobs/{label}", responses={200: {"model": JobOut}})
-async def show(call: Asked, label: Label) -> Response:
+async def show(call: Caller, label: Label) -> Response:
     """One job, with every change of its state, its past attempts, what can be done to it, and what
     sharing cost it and gave."""
-    job, scene = await mine(call, label)
-    return await run_in_threadpool(_shown, call, job, scene)
+    job, scene = await call.own_job(label)
+    return await run_in_threadpool(_details, call, job, scene)
 
 
-def _shown(call: Call, job: Job, scene: Scene) -> Response:
+def _details(call: Call, job: Job, scene: Scene) -> Response:
     out = call.renderer(scene)(job)
     out["outlook"] = outlook_out(job, scene)
     out["receipt"] = receipt_of(job, call.service.store, scene)
     out["attempts"] = attempts_out(job)
     out["actions"], out["changeable"] = list(control.actions(job)), list(control.changeable(job))
-    out["history"] = [
-        {
-            "at": stamp(move.at),
-            "before": move.before.value if move.before else None,
-            "after": move.after.value,
-            "attempt": move.attempt,
-        }
-        for move in call.service.store.transitions(job.id)
-    ]
+    moves = call.service.store.transitions(job.id)
+    out["history"] = [pick(MoveOut, move, at=stamp(move.at)) for move in moves]
     return answer(out)
 
 
 @router.get("/jobs/{label}/why", responses={200: {"model": WhyOut}})
-async def why(call: Asked, label: Label) -> Response:
+async def why(call: Caller, label: Label) -> Response:
     """Why the job waits, or why it runs where it does."""
-    job, scene = await mine(call, label)
-    return await run_in_threadpool(_explained, call, job, scene)
+    job, scene = await call.own_job(label)
+    return await run_in_threadpool(_explanation, call, job, scene)
 
 
-def _explained(call: Call, job: Job, scene: Scene) -> Response:
+def _explanation(call: Call, job: Job, scene: Scene) -> Response:
     past = call.service.store.decisions(job.id, PAST_DECISIONS)
     out = why_out(job, scene, past, call.renderer(scene))
     out["job"]["outlook"] = outlook_out(job, scene)
@@ -258,15 +218,13 @@ def _explained(call: Call, job: Job, scene: Scene) -> Response:
 
 
 @router.get("/starts", responses={200: {"model": StartsOut}})
-async def starts(
-    call: Asked, user: Annotated[str | None, Query(max_length=256)] = None
-) -> Response:
+async def starts(call: Caller, user: Word = None) -> Response:
     """When waiting jobs are expected to start, in order of the line."""
     scene = await call.service.scene()
-    return await call.service.listed(lambda: _foreseen(scene, user))
+    return await call.service.render(lambda: _starts(scene, user))
 
 
-def _foreseen(scene: Scene, user: str | None) -> Response:
+def _starts(scene: Scene, user: str | None) -> Response:
     line = [job for job in scene.line if user in (None, job.spec.user)]
     first = islice(singly(line), FORESEEN)
     shown = [start for job in first if (start := start_out(job, scene))]
@@ -275,10 +233,10 @@ def _foreseen(scene: Scene, user: str | None) -> Response:
 
 
 @router.post("/jobs/{label}/step", responses={200: {"model": JobOut}})
-async def step(call: Asked, label: Label, body: StepIn) -> Response:
+async def step(call: Caller, label: Label, body: StepIn) -> Response:
     """Report how long a running job's training step and its stages take. `unused` says why that has
     no effect, if it has none."""
-    job, scene = await mine(call, label)
+    job, scene = await call.own_job(label)
     if not job.holds_gpus:
         raise Conflict(f"job {label} is not running", "Only a running job can report its steps.")
     others = _neighbours(job, scene)
@@ -289,15 +247,15 @@ async def step(call: Asked, label: Label, body: StepIn) -> Response:
         )
     stages = StageTimes(**body.stages.model_dump()) if body.stages else None
     await call.request(Stepped(call.service.now(), job.id, body.seconds, stages))
-    job, scene = await mine(call, str(job.id))
-    out: JobOut = {**call.renderer(scene)(job), "unused": _unused(job, scene)}
+    job, scene = await call.own_job(str(job.id))
+    out: JobOut = {**call.renderer(scene)(job), "unused": _why_unused(job, scene)}
     return answer(out)
 
 
 @router.post("/jobs/{label}/metrics", responses={200: {"model": JobOut}})
-async def metrics(call: Asked, label: Label, body: MetricsIn) -> Response:
+async def metrics(call: Caller, label: Label, body: MetricsIn) -> Response:
     """Report metrics of a running job. Of each name, the last value is kept."""
-    job, _ = await mine(call, label)
+    job, _ = await call.own_job(label)
     if not job.holds_gpus:
         raise Conflict(f"job {label} is not running", "Only a running job can report its metrics.")
     if len(dict(job.metrics) | body.metrics) > MAX_METRICS:
@@ -307,7 +265,7 @@ async def metrics(call: Asked, label: Label, body: MetricsIn) -> Response:
         )
     reported = tuple(body.metrics.items())
     await call.request(Measured(call.service.now(), job.id, reported))
-    job, scene = await mine(call, str(job.id))
+    job, scene = await call.own_job(str(job.id))
     return answer(call.renderer(scene)(job))
 
 
@@ -316,7 +274,7 @@ def _neighbours(job: Job, scene: Scene) -> Sequence[Job]:
     return [it for it in scene.view.running if it.id != job.id and gpus.intersection(it.gpus)]
 
 
-def _unused(job: Job, scene: Scene) -> str:
+def _why_unused(job: Job, scene: Scene) -> str:
     """Why a report of the job's steps had no effect; empty if it had one."""
     if not scene.view.node_of.keys() >= set(job.gpus[:1]):
         return "its GPU is no longer there"
@@ -329,24 +287,24 @@ def _unused(job: Job, scene: Scene) -> str:
 @router.get("/jobs/{label}/wait", responses={200: {"model": JobOut}})
 async def wait(
     request: Request,
-    call: Asked,
+    call: Caller,
     label: Label,
     timeout_s: Annotated[float, Query(ge=0, le=300, allow_inf_nan=False)] = 30.0,
     start: bool = False,
 ) -> Response:
     """The job once it has ended, or in its current state when the timeout has passed. `start`: also
     once it has GPUs."""
-    job, scene = await mine(call, label)
+    job, scene = await call.own_job(label)
     moments = call.service.starts if start else call.service.endings
     come = moments.expect(job.id)
     try:
         if await call.service.ask(lambda core: _is_to_come(core.jobs.get(job.id), start)):
             async with call.turn.rest():
-                await _first(request, come, timeout_s)
+                await _wait_for(request, come, timeout_s)
     finally:
         moments.forget(job.id, come)
     if not call.service.stopping:
-        job, scene = await mine(call, str(job.id))
+        job, scene = await call.own_job(str(job.id))
     return answer(call.renderer(scene)(job))
 
 
@@ -354,31 +312,11 @@ def _is_to_come(job: Job | None, start: bool) -> bool:
     return job is not None and not (start and job.holds_gpus)
 
 
-async def _first(request: Request, come: asyncio.Event, timeout_s: float) -> None:
+async def _wait_for(request: Request, come: asyncio.Event, timeout_s: float) -> None:
     """Wait until the job has come so far, the timeout has passed, or the client has gone."""
-    waits = {asyncio.ensure_future(come.wait()), asyncio.ensure_future(gone(request))}
+    waits = {asyncio.ensure_future(come.wait()), asyncio.ensure_future(disconnection(request))}
     try:
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for waiting in waits:
             waiting.cancel()
-
-
-async def mine(call: Call, label: str) -> tuple[Job, Scene]:
-    """A job that the caller may touch. Raises Forbidden, NotFound."""
-    scene = await call.service.scene()
-    job = await lookup.find(call, label, scene)
-    if not call.may_touch(job):
-        raise not_yours(job)
-    return job, scene
-
-
-def parse_states(text: str | None) -> frozenset[JobState] | None:
-    """Parse `running,queued`, or the codes in listings: `R,PD`."""
-    if not text:
-        return None
-    words = text.lower().split(",")
-    if unknown := [word for word in words if word not in STATES]:
-        names = ", ".join(state.value for state in JobState)
-        raise CarmaError(f"{unknown[0]!r:.80} is not a job state", f"Job states: {names}.")
-    return frozenset().union(*(STATES[word] for word in words))

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from carmad.api.phrases import short
-from carmad.api.report import Period, Server, known_from, receipt_out, report_out
-from carmad.api.responses.report import ExternalReportOut, ReceiptOut, ReportOut
+from carmad.api.reasons import short
+from carmad.api.report import (
+    ExternalReportOut,
+    Period,
+    ReceiptOut,
+    ReportOut,
+    Server,
+    knowledge,
+    receipt_out,
+    report_out,
+)
 from carmad.core.decision import Decision, Reason
 from carmad.core.ran import Ran, ran
 from carmad.core.receipt import receipt
@@ -26,7 +34,7 @@ DECISIONS = 200  # of a job, the latest
 def report(
     store: Reader, scene: Scene, since: float, until: float, user: str | None = None
 ) -> ReportOut:
-    """`user`: to whom it is told, if not an administrator."""
+    """`user`: who reads it, if not an administrator."""
     until = min(until, scene.now)
     if until <= since:
         raise CarmaError(
@@ -34,7 +42,7 @@ def report(
         )
 
     def why(job: Ran) -> str:
-        return waited_for(store.decisions(job.id, DECISIONS), scene.now)
+        return longest_wait_reason(store.decisions(job.id, DECISIONS), scene.now)
 
     period = Period(since, until, scene.now)
     out = report_out(_there(store, scene, since, until), period, _server(store, scene), why, user)
@@ -55,11 +63,11 @@ def receipt_of(job: Job, store: Reader, scene: Scene) -> ReceiptOut | None:
     alike = store.alike(job.spec.user, job.group) if shares else []
     alone = (each for each in alike if not any(stay.shared for stay in each.attempts))
     seen = met(jobs, since, until, scene.now)
-    known = known_from(jobs, seen, _server(store, scene), since, alone)
+    known = knowledge(jobs, seen, _server(store, scene), since, alone)
     return receipt_out(receipt(own, seen.stays.get(job.id, ()), known))
 
 
-def waited_for(decisions: Iterable[Decision], now: float) -> str:
+def longest_wait_reason(decisions: Iterable[Decision], now: float) -> str:
     """The reason that held a job up longest before it first started; "": none is on record.
     `decisions`: the newest first."""
     lasted: dict[tuple[str, str], tuple[float, Reason]] = {}

@@ -1,62 +1,163 @@
-"""About the daemon: health, status, statistics, settings and diagnosis."""
+"""The daemon and the server: health, status, statistics, settings, diagnosis, metrics."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import Annotated, Literal
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
 
-from fastapi import APIRouter, Query
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
+from typing_extensions import TypedDict
 
 from carmad import beats
-from carmad.api.folding import Row, seen_by, waiting
-from carmad.api.phrases import phrase
-from carmad.api.responses import SCHEMA
-from carmad.api.responses.report import ReportOut
-from carmad.api.responses.server import (
-    CheckOut,
-    ConfigOut,
-    CountsOut,
-    CpusOut,
-    DaemonOut,
-    DoctorOut,
-    ExternalSeenOut,
-    HealthOut,
-    StatsOut,
-    StatusOut,
-    TotalsOut,
-)
-from carmad.api.times import iso, parse_time, stamp
+from carmad.api import reporting
+from carmad.api.call import Call, Caller, Moment, Word, answer, resource
+from carmad.api.gpus import GpuOut, gpus_out
+from carmad.api.job import JobOut
+from carmad.api.reasons import GpuRefOut, gpu_ref, phrase
+from carmad.api.report import JOULES_PER_KWH, ReportOut
+from carmad.api.rows import Row, visible_rows, waiting
+from carmad.api.service import CheckOut, Service
+from carmad.api.wire import SCHEMA, as_json, iso, parse_time, pick, stamp
 from carmad.configfile import as_tree
 from carmad.core.decision import Reason
 from carmad.core.scene import Scene
 from carmad.core.share import DAY_S
 from carmad.core.types import Job, JobState
 from carmad.engine.threads import run_in_threadpool
-from carmad.http import reporting
-from carmad.http.answers import PROBLEMS, VERSION, Asked, Call, answer
-from carmad.http.listing import as_json
 from carmad.http.problems import Forbidden
-from carmad.http.routes.gpus import gpus_out
-from carmad.http.routes.jobs import Moment
-from carmad.http.service import Service
+from carmad.installed import VERSION
+from carmad.metrics import declared, gauges
 from carmad.store.values import External, Totals
 
-router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
+router = resource()
 
-JOULES_PER_KWH = 3.6e6
+
+class DaemonOut(TypedDict):
+    status: str
+    version: str
+    pid: int
+    uptime_s: float
+    policy: str
+    troubles: list[str]  # what affects the whole server, in words
+
+
+class HealthOut(DaemonOut):
+    schema: int
+
+
+class CpusOut(TypedDict, total=False):
+    """There while a job that has asked for CPUs runs."""
+
+    cpus: int  # that jobs may have
+    cpus_free: int
+
+
+class ServerOut(DaemonOut, CpusOut):
+    source: str
+    mps: bool
+
+
+class CountsOut(TypedDict):
+    running: int
+    queued: int
+    recovering: int
+
+
+class MeOut(TypedDict):
+    user: str
+    uid: int
+    admin: bool
+
+
+class StatusOut(TypedDict):
+    """`jobs`, folded: all that run, the first in line, one's own up to a number, and those of them
+    that have just ended."""
+
+    schema: int
+    server: ServerOut
+    gpus: list[GpuOut]
+    jobs: list[JobOut]
+    more: int  # jobs that wait and are in no row
+    counts: CountsOut
+    me: MeOut
+
+
+class TotalsOut(TypedDict):
+    jobs: int
+    succeeded: int
+    failed: int
+    oom: int
+    gpu_hours: float
+    energy_kwh: float
+    wait_mean_s: float | None
+    wait_p95_s: float | None
+    run_mean_s: float | None
+
+
+class UserTotalsOut(TotalsOut):
+    user: str
+
+
+class MonthTotalsOut(TotalsOut):
+    month: str  # as 2026-11, in the server's time zone
+
+
+class ExternalTotalsOut(TypedDict):
+    """A user's processes outside of the queue; one on two GPUs counts twice."""
+
+    user: str
+    processes: int
+    gpu_hours: float
+    peak_mib: int | None  # null: not known
+
+
+class ExternalSeenOut(TypedDict):
+    gpu: GpuRefOut
+    pid: int
+    user: str
+    command: str
+    seen_from: str  # on that GPU
+    seen_to: str
+    peak_mib: int | None
+
+
+class StatsOut(TypedDict):
+    """Of `users` and `months`, only what was asked for has rows."""
+
+    schema: int
+    since: str | None
+    until: str | None
+    users: list[UserTotalsOut]
+    months: list[MonthTotalsOut]
+    total: UserTotalsOut
+    external: list[ExternalTotalsOut]
+    external_processes: list[ExternalSeenOut]  # the latest ones
+
+
+class ConfigOut(TypedDict):
+    """`settings` follows the settings file, whose names `schema` does not cover."""
+
+    schema: int
+    settings: dict[str, Any]
+    path: str | None
+    toml: str | None
+
+
+class DoctorOut(TypedDict):
+    schema: int
+    checks: list[CheckOut]
 
 
 @router.get("/health", responses={200: {"model": HealthOut}})
-async def health(call: Asked) -> Response:
+async def health(call: Caller) -> Response:
     """The health of the daemon. Answers only if the core does."""
     out: HealthOut = {"schema": SCHEMA, **_daemon(call.service, await call.service.scene())}
     return answer(out)
 
 
 @router.get("/status", responses={200: {"model": StatusOut}})
-async def status(call: Asked) -> Response:
+async def status(call: Caller) -> Response:
     """Everything in `carma status`: the server, its GPUs, live jobs, and the caller's recent ones.
     Arrays are folded. Of many waiting jobs, only the first rows and some of the caller's are shown.
     """
@@ -68,9 +169,9 @@ async def status(call: Asked) -> Response:
 def _status(call: Call, scene: Scene) -> Response:
     service, peer = call.service, call.peer
     one = call.renderer(scene)
-    waits, more = seen_by(peer.owner, waiting(scene, one))
+    waits, more = visible_rows(peer.owner, waiting(scene, one))
     rows: list[Row] = [*([job] for job in scene.running), *waits]
-    recent = service.recent.ended(None if peer.admin else peer.user, scene.now)
+    recent = service.recent.latest(None if peer.admin else peer.user, scene.now)
     ended = [each for each in recent if each.job.id not in scene.live and call.may_touch(each.job)]
     out: StatusOut = {
         "schema": SCHEMA,
@@ -135,10 +236,10 @@ def _counts(live: Iterable[Job]) -> CountsOut:
 
 @router.get("/stats", responses={200: {"model": StatsOut}})
 async def stats(
-    call: Asked,
+    call: Caller,
     since: Moment = None,
     until: Moment = None,
-    user: Annotated[str | None, Query(max_length=256)] = None,
+    user: Word = None,
     by: Literal["user", "month"] = "user",
 ) -> Response:
     """Totals over jobs that ended in a period, by user or by month, and over processes outside of
@@ -160,30 +261,16 @@ async def stats(
         "months": [{"month": name, **_totals(totals)} for name, totals in months],
         "total": {"user": "", **_totals(found.overall)},
         "external": [
-            {
-                "user": one.user,
-                "processes": one.processes,
-                "gpu_hours": round(one.gpu_hours, 4),
-                "peak_mib": one.peak_mib,
-            }
-            for one in external
+            pick(ExternalTotalsOut, one, gpu_hours=round(one.gpu_hours, 4)) for one in external
         ],
-        "external_processes": [_external(one, scene) for one in latest],
+        "external_processes": [_external_out(one, scene) for one in latest],
     }
     return answer(out)
 
 
-def _external(one: External, scene: Scene) -> ExternalSeenOut:
-    gpu = scene.gpus.get(one.gpu)
-    return {
-        "gpu": {"id": one.gpu, "index": gpu.index if gpu else None},
-        "pid": one.pid,
-        "user": one.user,
-        "command": one.command,
-        "seen_from": stamp(one.seen_from),
-        "seen_to": stamp(one.seen_to),
-        "peak_mib": one.peak_mib,
-    }
+def _external_out(one: External, scene: Scene) -> ExternalSeenOut:
+    gpu, times = gpu_ref(one.gpu, scene.gpus), (stamp(one.seen_from), stamp(one.seen_to))
+    return pick(ExternalSeenOut, one, gpu=gpu, seen_from=times[0], seen_to=times[1])
 
 
 def _totals(totals: Totals) -> TotalsOut:
@@ -202,7 +289,7 @@ def _totals(totals: Totals) -> TotalsOut:
 
 
 @router.get("/report", responses={200: {"model": ReportOut}})
-async def report(call: Asked, since: Moment = None, until: Moment = None) -> Response:
+async def report(call: Caller, since: Moment = None, until: Moment = None) -> Response:
     """What a period was used for; by default the last seven days. Everyone may see totals. Users
     other than administrators see only themselves by name, and only their own jobs."""
     service, peer = call.service, call.peer
@@ -218,7 +305,7 @@ async def report(call: Asked, since: Moment = None, until: Moment = None) -> Res
 
 
 @router.get("/config", responses={200: {"model": ConfigOut}})
-async def config(call: Asked) -> Response:
+async def config(call: Caller) -> Response:
     service = call.service
     out: ConfigOut = {
         "schema": SCHEMA,
@@ -230,7 +317,7 @@ async def config(call: Asked) -> Response:
 
 
 @router.get("/doctor", responses={200: {"model": DoctorOut}})
-async def doctor(call: Asked) -> Response:
+async def doctor(call: Caller) -> Response:
     """Check the daemon. Slow: a process loads every plugin."""
     service = call.service
     scene = await service.scene()
@@ -240,3 +327,28 @@ async def doctor(call: Asked) -> Response:
     settings: CheckOut = {"name": "settings", "ok": True, "detail": where, "hint": ""}
     out: DoctorOut = {"schema": SCHEMA, "checks": [settings, *found]}
     return answer(out)
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(call: Caller) -> Response:
+    """Figures about the whole server, in Prometheus' text format: no jobs, and users only if the
+    settings say so. The reference lists them."""
+    service = call.service
+    scene = await service.scene()
+    return await service.once(scene, "metrics", lambda: _metrics(service, scene))
+
+
+def _metrics(service: Service, scene: Scene) -> Response:
+    from carmad.metrics import exposition  # now: few daemons are asked, and it takes memory
+
+    text = exposition.text(_figures(service, scene), service.counts)
+    return Response(text, media_type=exposition.CONTENT_TYPE)
+
+
+def _figures(service: Service, scene: Scene) -> Iterator[gauges.Figure]:
+    yield declared.UP, (), 1
+    yield declared.BUILD, (VERSION, scene.policy), 1
+    yield declared.DEGRADED, (), bool(troubles_of(service, scene.unread))
+    yield from gauges.of_threads()
+    yield from gauges.of_disk(service.store.path)
+    yield from gauges.of_scene(scene, service.settings.metrics.users)

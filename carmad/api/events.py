@@ -13,19 +13,85 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from typing import NotRequired
 
-from carmad.api.happenings import event_out
-from carmad.api.responses.jobs import EventOut
-from carmad.core.happenings import Happening, Kind, happenings
+from typing_extensions import TypedDict
+
+from carmad.api.rows import row_label
+from carmad.api.wire import as_json, stamp, state_code
+from carmad.core.happenings import Happening, Kind, happenings, words
 from carmad.core.messages import Discovered, Sampled, Step
-from carmad.core.types import Gpu, GpuId, GpuSample
-from carmad.http.listing import as_json
+from carmad.core.types import Gpu, GpuId, GpuSample, Job
 from carmad.loop import Follower
 from carmad.readable import gib
 
 KEPT = 4096
 STREAMS_PER_USER = 16
 EXTERNAL_S = 30.0  # a process that ends sooner is no event
+
+
+class EventJobOut(TypedDict):
+    """The job of an event, as it was then. Its name is "-" for those who may not see it."""
+
+    id: int
+    label: str
+    user: str
+    name: str
+    state: str
+    code: str
+    attempt: int
+    gpus: list[str]
+
+
+class EventGpuOut(TypedDict):
+    id: str
+    index: int | None
+
+
+class EventOut(TypedDict):
+    """Something that happened. `event` is one of `carmad.core.happenings.Kind`; or `watching`, the
+    first of every answer; `missed`: some that happened before are not known any more; `over`, the
+    last: all the selected jobs have ended."""
+
+    id: str  # to go on after it
+    at: str
+    event: str
+    text: str  # for people
+    job: NotRequired[EventJobOut]
+    gpu: NotRequired[EventGpuOut]
+    count: NotRequired[int]  # of jobs, if they are several: the tasks of an array
+    cause: NotRequired[str]
+
+
+def event_out(
+    happening: Happening, id: str, gpus: Mapping[GpuId, Gpu], sees: bool = True
+) -> EventOut:
+    """`sees`: the reader may see all of the job, and not only that it is there."""
+    out: EventOut = {"id": id, "at": stamp(happening.at), "event": happening.kind.value, "text": ""}
+    job, gpu = happening.job, happening.gpu
+    if gpu is not None:
+        out["gpu"] = {"id": gpu, "index": gpus[gpu].index if gpu in gpus else None}
+    if job is not None:
+        out["job"] = _event_job(job, sees)
+        if happening.count > 1:
+            out["count"] = happening.count
+        if sees and happening.cause is not None:
+            out["cause"] = happening.cause.value
+    out["text"] = words(happening, gpus, sees)
+    return out
+
+
+def _event_job(job: Job, sees: bool) -> EventJobOut:
+    return {
+        "id": job.id,
+        "label": row_label([job]),
+        "user": job.spec.user,
+        "name": job.spec.name if sees else "-",
+        "state": job.state.value,
+        "code": state_code(job),
+        "attempt": job.attempt,
+        "gpus": list(job.gpus),
+    }
 
 
 class Entry:
@@ -40,13 +106,13 @@ class Entry:
 
     def text(self, name: str, gpus: Mapping[GpuId, Gpu], sees: bool) -> bytes:
         if sees:
-            self._whole = self._whole or written(event_out(self.happening, name, gpus))
+            self._whole = self._whole or sse(event_out(self.happening, name, gpus))
             return self._whole
-        self._outline = self._outline or written(event_out(self.happening, name, gpus, False))
+        self._outline = self._outline or sse(event_out(self.happening, name, gpus, False))
         return self._outline
 
 
-def written(event: EventOut) -> bytes:
+def sse(event: EventOut) -> bytes:
     return b"id: %b\ndata: %b\n\n" % (event["id"].encode(), as_json(event))
 
 

@@ -1,23 +1,91 @@
-"""The wording of reasons: a sentence for `carma why`, a word or two for a table. The core's reasons
-are worded here; policies bring the wording of their own."""
+"""Reasons and decisions: in words, and as the API shows them.
+
+The words for the core's reasons are here; policies bring those of their own.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 
+from typing_extensions import TypedDict
+
 from carmad import registry
-from carmad.core.decision import Reason
+from carmad.api.wire import pick, stamp, with_labels
+from carmad.core.decision import Decision, Placement, Reason
+from carmad.core.scene import Scene
+from carmad.core.types import Gpu, GpuId
 from carmad.readable import duration, gib
 from carmad.words import Wording, clock, detail, first_few
 
 log = logging.getLogger(__name__)
 
 
+class GpuRefOut(TypedDict):
+    id: str
+    index: int | None
+
+
+class ReasonOut(TypedDict):
+    code: str
+    need: float
+    have: float
+    unit: str
+    detail: str
+    text: str
+
+
+class VerdictOut(TypedDict):
+    gpu: GpuRefOut
+    refused: list[ReasonOut]
+    rank: float | None
+
+
+class DecisionOut(TypedDict):
+    policy: str
+    decided_at: str
+    chosen: list[str]
+    verdicts: list[VerdictOut]
+    reasons: list[ReasonOut]
+    grounds: list[ReasonOut]  # what spoke for the chosen GPUs
+
+
+def reason_out(reason: Reason, scene: Scene) -> ReasonOut:
+    reason = with_labels(reason, scene.live)
+    return pick(ReasonOut, reason, text=phrase(reason))
+
+
+def verdicts_out(placement: Placement, scene: Scene) -> list[VerdictOut]:
+    return [
+        {
+            "gpu": gpu_ref(verdict.gpu, scene.gpus),
+            "refused": [reason_out(reason, scene) for reason in verdict.refused],
+            "rank": verdict.rank,
+        }
+        for verdict in placement.verdicts
+    ]
+
+
+def decision_out(decision: Decision, scene: Scene) -> DecisionOut:
+    placement = decision.placement
+    return {
+        "policy": decision.policy,
+        "decided_at": stamp(decision.at),
+        "chosen": list(placement.gpus),
+        "verdicts": verdicts_out(placement, scene),
+        "reasons": [reason_out(reason, scene) for reason in placement.reasons],
+        "grounds": [reason_out(reason, scene) for reason in placement.explanation],
+    }
+
+
+def gpu_ref(id: GpuId, gpus: Mapping[GpuId, Gpu]) -> GpuRefOut:
+    return {"id": id, "index": gpus[id].index if id in gpus else None}
+
+
 def phrase(reason: Reason) -> str:
     wording = _wording(reason.code)
-    return _said(wording.sentence if wording else None, reason) or _generic(reason)
+    return _apply(wording.sentence if wording else None, reason) or _generic(reason)
 
 
 def short(reason: Reason, gpu: str = "") -> str:
@@ -25,7 +93,7 @@ def short(reason: Reason, gpu: str = "") -> str:
     wording = _wording(reason.code)
     if wording is None:
         return f"{reason.code}: {gpu}" if gpu else reason.code
-    told = " ".join(filter(None, (gpu, _said(wording.brief, reason))))
+    told = " ".join(filter(None, (gpu, _apply(wording.brief, reason))))
     return f"{wording.name}: {told}" if told else wording.name
 
 
@@ -38,7 +106,7 @@ def _wording(code: str) -> Wording | None:
     return CORE.get(code) or registry.wordings().get(code)
 
 
-def _said(words: Callable[[Reason], str] | None, reason: Reason) -> str:
+def _apply(words: Callable[[Reason], str] | None, reason: Reason) -> str:
     """Empty if there is no wording, or it raises."""
     try:
         return str(words(reason)) if words else ""

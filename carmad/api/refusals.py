@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from carmad.api.call import Call
 from carmad.api.requests import SubmitIn
+from carmad.api.service import Service
+from carmad.api.tally import Tally
 from carmad.config import Host
 from carmad.core.scene import Scene
 from carmad.core.share import HOUR_S
 from carmad.core.sweep import filled
 from carmad.core.types import Gpu, JobSpec
 from carmad.errors import CarmaError
-from carmad.http.peers import Peer
+from carmad.http.connections import Peer
 from carmad.http.problems import Conflict, Forbidden, TooLarge
-from carmad.http.service import Service
 from carmad.options import MAX_SCRIPT_BYTES, OPTIONS
 from carmad.readable import duration, gib
 from carmad.words import clock
@@ -26,8 +28,9 @@ MAX_WORD_BYTES = (1 << 17) - 1  # the kernel's limit for one (MAX_ARG_STRLEN)
 OF_GPUS = ("memory_mib", "exclusive", "watch_stages", "urgent")  # no meaning without GPUs
 
 
-def may_submit(service: Service, peer: Peer, nice: int = 0) -> None:
+def may_submit(call: Call, nice: int = 0) -> None:
     """Raises Forbidden."""
+    service, peer = call.service, call.peer
     if service.uid != 0 and peer.uid != service.uid:
         raise Forbidden(
             "this carmad does not run as root, so it can run only its owner's jobs",
@@ -127,10 +130,10 @@ def fits_the_server(body: SubmitIn | JobSpec, gpus: tuple[Gpu, ...]) -> None:
         )
 
 
-def within_the_quota(body: SubmitIn, peer: Peer, service: Service) -> None:
-    limits = service.tally.limits
-    groups = [limits[name] for group in peer.groups if (name := f"@{group}") in limits]
-    for limit in (service.limit_of(peer.user), *groups):
+def within_the_quota(call: Call, body: SubmitIn) -> None:
+    limits = call.service.tally.limits
+    groups = [limits[name] for group in call.peer.groups if (name := f"@{group}") in limits]
+    for limit in (call.service.limit_of(call.peer.user), *groups):
         if limit.gpus is not None and body.gpus > limit.gpus:
             raise CarmaError(
                 f"the job wants {body.gpus} GPUs,"
@@ -149,7 +152,7 @@ def needs_gpus(body: SubmitIn | JobSpec) -> None:
 
 
 def fits_the_host(body: SubmitIn, host: Host) -> None:
-    """Likewise. The quantities are what jobs may have of the host."""
+    """Refuse a job that could never start. `host`: the CPUs and memory that jobs may have."""
     if body.cpus is not None and host.cpus is not None and body.cpus > host.cpus:
         raise CarmaError(
             f"the job wants {body.cpus} CPUs, and this server has {host.cpus} for jobs",
@@ -181,8 +184,8 @@ def within_the_budget(peer: Peer, scene: Scene) -> None:
 def within_grant(granted_gib: int, spec: JobSpec, others: Iterable[JobSpec]) -> None:
     """The runs of a Slurm job ask for no more together than Slurm gave it, as Slurm goes by that:
     for accounts, fair share, and what else fits on the node. `others`: that have not ended."""
-    taken = sum(_declared_mib(one) for one in others)
-    asked = math.ceil((taken + _declared_mib(spec)) / 1024)
+    taken = sum(_gpu_memory_mib(one) for one in others)
+    asked = math.ceil((taken + _gpu_memory_mib(spec)) / 1024)
     if 0 < granted_gib >= asked:
         return
     runs = "its runs here ask" if taken else "this run asks"
@@ -193,5 +196,50 @@ def within_grant(granted_gib: int, spec: JobSpec, others: Iterable[JobSpec]) -> 
     )
 
 
-def _declared_mib(spec: JobSpec) -> int:
+def _gpu_memory_mib(spec: JobSpec) -> int:
     return spec.gpus * (spec.memory_mib or 0)
+
+
+async def require_room(call: Call, specs: Sequence[JobSpec]) -> None:
+    """Raises TooLarge or Conflict if they exceed what the user may have in the queue.
+
+    Until the caller's next `await`, no other request can use up the quota.
+    """
+    service, uid = call.service, call.peer.uid
+    limits, alone = service.settings.limits, Tally.alone(specs)
+    if alone.bytes > limits.queued_mib_per_user << 20:
+        raise TooLarge(
+            f"the commands, environments and scripts of {alone.jobs} jobs come to"
+            f" {_mib(alone.bytes)} MiB, and at most {limits.queued_mib_per_user} MiB may wait",
+            "Submit fewer at once, or put long arguments into a file and pass its name.",
+        )
+    await service.ready()
+    if not _is_room(service, uid, specs):
+        # Steps that freed quota may not have reached the tally yet; by then they have.
+        await service.ask(lambda core: None)
+    if _is_room(service, uid, specs):
+        return
+    waiting, most = service.tally.waiting(uid), service.limit_of(call.peer.user).jobs
+    if most is not None and waiting.jobs + alone.jobs > most:
+        raise Conflict(
+            f"you have {waiting.jobs} jobs waiting, and at most {most} are"
+            f" allowed: there is no room for {alone.jobs} more",
+            "Try again once some have started.",
+        )
+    raise Conflict(
+        f"the commands, environments and scripts of your waiting jobs come to"
+        f" {_mib(waiting.bytes)} MiB, and at most {limits.queued_mib_per_user} MiB are allowed:"
+        f" there is no room for {_mib(alone.bytes)} MiB more",
+        "Try again once some have started. Jobs from the same shell, and the tasks of an array,"
+        " share one environment, and those of the same job script one copy of it.",
+    )
+
+
+def _is_room(service: Service, uid: int, specs: Sequence[JobSpec]) -> bool:
+    limits, then = service.settings.limits, service.tally.waiting(uid, specs)
+    most = service.limit_of(specs[0].user).jobs
+    return (most is None or then.jobs <= most) and then.bytes <= limits.queued_mib_per_user << 20
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f}"

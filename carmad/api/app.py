@@ -1,0 +1,56 @@
+"""The app: the routes of all resources."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from carmad.api import (
+    actions,
+    estimates,
+    fairness,
+    gpus,
+    intake,
+    jobs,
+    models,
+    reservations,
+    server,
+    stream,
+    terminal,
+    timeline,
+)
+from carmad.api.service import Service
+from carmad.errors import CarmaError
+from carmad.http.bounds import Bounded
+from carmad.http.connections import FREE, Owners, Peers
+from carmad.http.problems import answer_problem
+from carmad.http.turns import Shares
+from carmad.installed import VERSION
+
+RESOURCES = (  # in the order of the reference
+    *(intake, jobs, terminal, stream, actions, estimates, gpus, reservations, models, fairness),
+    *(timeline, server),
+)
+
+
+def create_app(service: Service) -> FastAPI:
+    app = FastAPI(
+        title="CARMA",
+        version=VERSION,
+        openapi_url="/v1/openapi.json",
+        docs_url=None,  # the docs pages load scripts from the Internet
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.service = service
+    app.state.peers = Peers(service.settings.access.admin_group)
+    app.state.owners = Owners()
+    app.state.shares = Shares(*FREE)
+    for resource in RESOURCES:
+        app.include_router(resource.router)
+    state = app.state
+    app.add_middleware(Bounded, peers=state.peers, owners=state.owners, shares=state.shares)
+    for kind in (CarmaError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer_problem)
+    return app

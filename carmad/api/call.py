@@ -1,0 +1,202 @@
+"""The caller of a request, and the jobs that a request names.
+
+The core has the live jobs, the store the rest. Tasks of an array that wait alike, or waited so
+until they were cancelled, are found as one job unless they are named apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from starlette.responses import Response
+
+from carmad.api.job import Jobs
+from carmad.api.service import Service
+from carmad.api.wire import MAX_IDS, Selection, as_json, parse_label
+from carmad.attempt.environment import log_paths
+from carmad.core.messages import Event, Submitted
+from carmad.core.scene import Scene
+from carmad.core.tasks import ids_of, part
+from carmad.core.types import ENDED, Job, JobId
+from carmad.engine.threads import run_in_threadpool
+from carmad.errors import CarmaError
+from carmad.http.connections import Credentials, Peer, Peers
+from carmad.http.problems import PROBLEMS, Forbidden, NotFound
+from carmad.http.turns import Turn
+from carmad.options import MAX_TASKS
+from carmad.store.sql import SqlStore
+
+MAX_IDS_EVER = 10**15
+
+Label = Annotated[str, Path(json_schema_extra={"pattern": "^[0-9]{1,15}(_[0-9]{1,7})?$"})]
+Select = Annotated[
+    str | None,
+    Query(max_length=8000, json_schema_extra={"pattern": r"^[0-9a-z_,%\[\]\- ]+$"}),
+]
+Limit = Annotated[int, Query(ge=1, le=MAX_TASKS)]
+Before = Annotated[int | None, Query(ge=1, le=MAX_IDS_EVER)]
+Word = Annotated[str | None, Query(max_length=256)]
+Moment = Annotated[str | None, Query(json_schema_extra={"format": "date-time"})]
+
+
+def resource(path: str = "", answers: type | None = None) -> APIRouter:
+    """A router for a resource. `answers`: the shape of all its answers, if it is the same."""
+    shape: dict[int | str, dict[str, Any]] = {200: {"model": answers}} if answers else {}
+    responses = PROBLEMS | shape
+    return APIRouter(prefix=f"/v1{path}", responses=responses, default_response_class=Response)
+
+
+def answer(value: object, status: int = 200) -> Response:
+    """A JSON response, written without validation."""
+    return Response(as_json(value), status, media_type="application/json")
+
+
+def not_yours(job: Job) -> Forbidden:
+    hint = "Ask them, or an administrator."
+    return Forbidden(f"job {job.id} is {job.spec.user}'s", hint, code="not_yours")
+
+
+async def disconnection(request: Request) -> None:
+    """Wait until the client has disconnected."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The caller of a request, and the service."""
+
+    service: Service
+    peer: Peer
+    turn: Turn
+    pid: int  # of the process that made the connection; it may have been reused since
+
+    async def request(self, *events: Event) -> None:
+        """As the service's, in turn with other users' requests, and as often as the caller may."""
+        weight = sum(len(each.specs) if isinstance(each, Submitted) else 1 for each in events)
+        await self.turn.afford(weight)
+        await self.service.request(*events, user=self.turn.payer, weight=weight)
+
+    def may_touch(self, job: Job) -> bool:
+        return self.peer.admin or job.spec.owner == self.peer.owner
+
+    def require_admin(self, what: str) -> None:
+        if not self.peer.admin:
+            group = self.service.settings.access.admin_group
+            raise Forbidden(
+                f"only administrators may {what}", f"Administrators are in the group {group}."
+            )
+
+    def renderer(self, scene: Scene) -> Jobs:
+        return Jobs(scene, log_paths, self.peer.owner, self.peer.admin)
+
+    async def own_job(self, label: str) -> tuple[Job, Scene]:
+        """A job that the caller may touch. Raises Forbidden, NotFound."""
+        scene = await self.service.scene()
+        job = await self._find(label, scene)
+        if not self.may_touch(job):
+            raise not_yours(job)
+        return job, scene
+
+    async def _find(self, label: str, scene: Scene) -> Job:
+        """The job `42`, or the task `42_3`. Raises NotFound."""
+        id, index = parse_label(label)
+        live = scene.live.get(id)
+        if live is not None and (index is None or (live := _task(live, id, index))):
+            return live
+        found = await run_in_threadpool(_find_stored, self.service.store, scene, id, index)
+        if found is None:
+            raise NotFound(f"there is no job {label}", "See `carma queue` and `carma history`.")
+        return found
+
+    async def select(self, selection: Selection, scene: Scene) -> list[Job]:
+        return await run_in_threadpool(resolve, self.service.store, self.peer, selection, scene)
+
+
+async def _call(request: Request) -> Call:
+    state = request.scope.get("state", {})
+    credentials = state.get("credentials")
+    if not isinstance(credentials, Credentials):
+        raise Forbidden("the caller is unknown", "The API is served on a unix socket only.")
+    peers: Peers = request.app.state.peers
+    peer = await peers.peer(credentials)
+    return Call(request.app.state.service, peer, state["turn"], credentials.pid)
+
+
+Caller = Annotated[Call, Depends(_call)]
+
+
+def _find_stored(store: SqlStore, scene: Scene, id: JobId, index: int | None) -> Job | None:
+    if index is None:
+        return store.job(id)
+    known = chain(scene.tasks(id), store.history(array=id, index=index, limit=1))
+    return next((task for job in known if (task := _task(job, id, index))), None)
+
+
+def _task(job: Job, array: JobId, index: int) -> Job | None:
+    its = job.spec.array
+    if its is None or its.array != array:
+        return None
+    ids = ids_of(job, range(index, index + 1))
+    return part(job, ids) if ids else None
+
+
+def resolve(store: SqlStore, peer: Peer, selection: Selection, scene: Scene) -> list[Job]:
+    """The selected jobs, live and ended, in id order. `all` means the peer's own live jobs."""
+    whole: dict[JobId, Job] = {}
+    if selection.all:
+        rows = scene.live.rows.values()
+        whole |= {job.id: job for job in rows if job.spec.owner == peer.owner}
+    if selection.last:
+        for job in _newest(store, peer.user):
+            whole[job.id] = scene.live.row(job.id) or job
+    found = {job.id: job for job in _in_scene(selection, scene)}
+    found |= {job.id: job for job in _in_store(store, selection, scene) if job.id not in scene.live}
+    parts = (each for job in found.values() if job.id not in whole for each in selection.parts(job))
+    return sorted((*whole.values(), *parts), key=lambda job: job.id)
+
+
+def _in_scene(selection: Selection, scene: Scene) -> Iterator[Job]:
+    """Rows with selected live jobs. Either the queue or the selection may be long, hardly ever
+    both."""
+    live = scene.live
+    spans = [ids for ids in selection.ranges if len(ids) < len(live.rows)]
+    for id in (*selection.ids, *map(JobId, chain(*spans))):
+        if row := live.row(id):
+            yield row
+    for array in {*selection.ids, *(array for array, _ in selection.tasks)}:
+        yield from scene.tasks(array)
+    if len(spans) < len(selection.ranges):
+        yield from live.rows.values()
+
+
+def _newest(store: SqlStore, user: str) -> list[Job]:
+    """The job that a user submitted last; all its tasks if it is an array."""
+    newest = store.history(user=user, limit=1)
+    array = newest[0].spec.array if newest else None
+    return store.history(array=array.array, limit=MAX_IDS) if array else newest
+
+
+def _in_store(store: SqlStore, selection: Selection, scene: Scene) -> Iterator[Job]:
+    """Rows with selected jobs that are not live, and perhaps some that are: reading them takes
+    time."""
+    newest = next((job.ids[-1] for job in store.history(limit=1)), 0) if selection.ranges else 0
+    spans = [range(ids.start, min(ids.stop, newest + 1)) for ids in selection.ranges]
+    wanted = len(selection.ids) + sum(map(len, spans))
+    if wanted > MAX_IDS:
+        raise CarmaError(f"{wanted} jobs are selected", f"Select at most {MAX_IDS} at a time.")
+    live = scene.live
+    named = store.rows([JobId(id) for id in (*selection.ids, *chain(*spans)) if id not in live])
+    arrays = {array for array, _ in selection.tasks}
+    heads = (*named, *(live[id] for id in selection.ids if id in live))
+    arrays |= {job.id for job in heads if _heads_an_array(job) and job.id in selection.ids}
+    tasks = (store.history(array=array, states=ENDED, limit=MAX_IDS) for array in arrays)
+    return chain(named, *tasks)
+
+
+def _heads_an_array(job: Job) -> bool:
+    return job.spec.array is not None and job.spec.array.array == job.id

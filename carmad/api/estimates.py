@@ -1,0 +1,341 @@
+"""Memory estimates: for a job that is not submitted, and how accurate they have been here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import ceil
+from statistics import median
+from threading import Event
+from typing import Annotated, Any
+
+from fastapi import Request
+from pydantic import Field, ValidationError
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from carmad import registry
+from carmad.api.call import Call, Caller, answer, disconnection, resource
+from carmad.api.intake import check, judge, trial
+from carmad.api.reasons import ReasonOut, VerdictOut, reason_out, verdicts_out
+from carmad.api.requests import SubmitIn, job_spec
+from carmad.api.wire import SCHEMA, pick
+from carmad.config import Settings
+from carmad.core.messages import Discovered, Step
+from carmad.core.ports import Run
+from carmad.core.types import Estimate, JobSpec
+from carmad.engine.threads import run_in_threadpool
+from carmad.errors import CarmaError
+from carmad.http.connections import Peer, user_of
+from carmad.http.problems import explain_invalid
+from carmad.learned.estimates import Guess, explained, patient
+from carmad.learned.experience import Experience
+from carmad.options import MAX_WITHIN_S
+from estimators.experience import Past, context_mib, judged
+from estimators.tracer.report import PARTS, Explanation, Held
+
+router = resource()
+
+
+class EstimateOut(TypedDict):
+    """One estimator's answer: a number, or `why` it has none."""
+
+    source: str
+    mib: int | None  # per GPU, of the whole process
+    low: int | None
+    high: int | None  # a GPU with this much free is safe; null: no other than `mib`
+    seconds: float
+    chosen: bool
+    why: str | None
+    notes: list[str]
+    parts: dict[str, int]  # what it is made of, in MiB; empty if the estimator cannot tell
+
+
+class FitOut(TypedDict):
+    gpu: int
+    free_mib: int
+    fits: bool | None
+
+
+class HeldOut(TypedDict):
+    name: str  # of modules that differ only in numbers: encoder.layer.*.attention; or a line
+    kind: str  # the modules' class
+    count: int  # of these modules
+    mib: int
+
+
+class RemedyOut(TypedDict):
+    what: str
+    saved_mib: int
+    exact: bool  # as exact as the trace; else an approximation
+
+
+class MomentOut(TypedDict):
+    """When most is in use among several successive allocations."""
+
+    in_use: dict[str, int]  # MiB, by part
+    held_mib: int  # by the caching allocator, which includes these
+    mark: str  # "step1" if that step ended then
+
+
+class ExplanationOut(TypedDict):
+    """What a trace found out about the memory, without the CUDA context."""
+
+    modules: list[HeldOut]  # the largest holders of activations when most is in use
+    lines: list[HeldOut]
+    remedies: list[RemedyOut]  # the best first
+    moments: list[MomentOut]  # from the first layer to the end of the second step
+
+
+class EstimatesOut(TypedDict):
+    schema: int
+    crash: str | None  # how the script stops by itself; completes "your script stops …"
+    estimates: list[EstimateOut]
+    fits: list[FitOut]
+    verdicts: list[VerdictOut]
+    reasons: list[ReasonOut]
+    explanation: ExplanationOut | None  # null: not asked for, or there is no trace
+
+
+class CalibrationOut(TypedDict):
+    """Errors are those of `mib` against the measured peak; the bias is their median."""
+
+    name: str
+    jobs: int
+    bias_mib: float | None  # above 0: it says too much
+    p50_mib: int | None
+    p95_mib: int | None
+    early_p50_mib: int | None  # of the older half of the jobs
+    recent_p50_mib: int | None  # of the newer half
+    untaught_p50_mib: int | None  # without what similar jobs have taught
+    under: float | None  # share of jobs that used more than `high`
+
+
+class ContextOut(TypedDict):
+    """What the trace estimator adds to what it can trace."""
+
+    stack: str  # GPU, driver, torch
+    jobs: int
+    context_mib: int | None  # null: too few to tell, and the setting holds
+
+
+class EstimatorsOut(TypedDict):
+    schema: int
+    estimator: str  # the one in use
+    jobs: int
+    estimators: list[CalibrationOut]
+    contexts: list[ContextOut]
+
+
+class EstimateIn(SubmitIn):  # type: ignore[misc]  # it is frozen
+    """`within_s`: processor time for a script's first two steps, instead of
+    `estimation.patient_s`."""
+
+    within_s: Annotated[float, Field(gt=0, le=MAX_WITHIN_S)] | None = None
+
+
+@router.post("/estimate", responses={200: {"model": EstimatesOut}})
+async def estimate(
+    request: Request, call: Caller, body: EstimateIn, explain: bool = False
+) -> Response:
+    """All estimates for a job that is not submitted, and which GPUs would take it now.
+
+    `explain`: also what the traced memory is for, when, and what would lower it.
+
+    `chosen` is the estimate that would be used to place the job; `fits` uses the upper end of its
+    interval."""
+    spec = await check(call, body)
+    guesses, explained = await _ask_estimators(request, call, spec, body.within_s, explain)
+    chosen = next((guess.answer for guess in guesses if guess.chosen), None)
+    need = chosen if isinstance(chosen, Estimate) else None
+    now = call.service.now()
+    placement, _ = await call.service.ask(
+        lambda core: judge(core, trial(core, spec, need, now), core.snapshot(now))
+    )
+    scene = await call.service.scene()
+    fits: list[FitOut] = [
+        {
+            "gpu": gpu.gpu.index,
+            "free_mib": max(0, gpu.free_mib),
+            "fits": None if need is None else need.safe_mib <= gpu.free_mib,
+        }
+        for gpu in scene.view.gpus
+    ]
+    reasons = [reason_out(reason, scene) for reason in placement.reasons]
+    out = estimates_out(guesses, explained, fits, verdicts_out(placement, scene), reasons)
+    return answer(out)
+
+
+async def _ask_estimators(
+    request: Request, call: Call, spec: JobSpec, within_s: float | None, explain: bool
+) -> tuple[Sequence[Guess], Explanation | None]:
+    """Given up when the client has gone."""
+    service, abandoned = call.service, Event()
+    server = service.experience.server(explain, abandoned)
+    usual_s = patient(service.settings).estimation.within_s
+    watching = asyncio.ensure_future(disconnection(request))
+    watching.add_done_callback(lambda _: abandoned.set())
+    try:
+        async with contextlib.AsyncExitStack() as held:
+            await held.enter_async_context(call.turn.rest())
+            await held.enter_async_context(service.turns[spec.uid])
+            if within_s is not None and within_s > usual_s:
+                await held.enter_async_context(service.lengthy)
+            await held.enter_async_context(service.estimating)
+            return await run_in_threadpool(service.estimate, spec, within_s, server)
+    finally:
+        watching.cancel()
+
+
+@router.get("/estimators", responses={200: {"model": EstimatorsOut}})
+async def estimators(call: Caller) -> Response:
+    """Every estimator's accuracy on the measured peaks of recent successful jobs."""
+    service = call.service
+
+    def render() -> Response:
+        by_user = {uid: service.experience.runs(uid) for uid in service.experience.users()}
+        runs = [run for runs in by_user.values() for run in runs]
+        names = [name for name in registry.names("estimators") if name != "auto"]
+        out: EstimatorsOut = {
+            "schema": SCHEMA,
+            "estimator": service.settings.estimator,
+            "jobs": len(runs),
+            "estimators": calibrations(names, runs),
+            "contexts": contexts(by_user, call.peer.uid),
+        }
+        return answer(out)
+
+    return await run_in_threadpool(render)
+
+
+def estimates_out(
+    guesses: Sequence[Guess],
+    explained: Explanation | None,
+    fits: Sequence[FitOut] = (),
+    verdicts: Sequence[VerdictOut] = (),
+    reasons: Sequence[ReasonOut] = (),
+) -> EstimatesOut:
+    return {
+        "schema": SCHEMA,
+        "crash": next((guess.answer.crash for guess in guesses if guess.answer.crash), None),
+        "estimates": [guess_out(guess) for guess in guesses],
+        "fits": list(fits),
+        "verdicts": list(verdicts),
+        "reasons": list(reasons),
+        "explanation": explanation_out(explained) if explained else None,
+    }
+
+
+def guess_out(guess: Guess) -> EstimateOut:
+    said = guess.answer
+    found = said if isinstance(said, Estimate) else None
+    return {
+        "source": guess.source,
+        "mib": found.mib if found else None,
+        "low": found.low if found else None,
+        "high": found.high if found else None,
+        "seconds": round(guess.seconds, 4),
+        "chosen": guess.chosen,
+        "why": None if isinstance(said, Estimate) else said.why,
+        "notes": list(found.notes) if found else [],
+        "parts": dict(found.parts) if found else {},
+    }
+
+
+def explanation_out(found: Explanation) -> ExplanationOut:
+    def holders(ones: Sequence[Held]) -> list[HeldOut]:
+        return [pick(HeldOut, one, mib=one.nbytes >> 20) for one in ones]
+
+    return {
+        "modules": holders(found.modules),
+        "lines": holders(found.lines),
+        "remedies": [
+            {"what": one.what, "saved_mib": one.saved >> 20, "exact": one.exact}
+            for one in found.remedies
+        ],
+        "moments": [
+            {
+                "in_use": {
+                    part: nbytes >> 20
+                    for part, nbytes in zip(PARTS, one.in_use, strict=True)
+                    if part != "cached"
+                },
+                "held_mib": one.reserved >> 20,
+                "mark": one.mark,
+            }
+            for one in found.moments
+        ],
+    }
+
+
+def estimate_alone(body: dict[str, Any], explain: bool) -> EstimatesOut:
+    """The answer of `/v1/estimate` to `body`. Raises CarmaError."""
+    try:
+        asked = EstimateIn.model_validate_json(json.dumps(body))
+    except ValidationError as error:
+        raise CarmaError(explain_invalid(error.errors())) from None
+    user, named = user_of(os.getuid())
+    me = Peer(os.getuid(), os.getgid(), user, admin=False, named=named)
+    spec = job_spec(asked, me, (), ())
+    settings = patient(Settings(), asked.within_s)
+    experience = Experience(settings)
+    experience.committed(Step((Discovered(0.0, ()),), (), (), ()))
+    return estimates_out(*explained(settings, experience.server(explain), spec))
+
+
+def calibrations(names: Iterable[str], runs: Iterable[Run]) -> list[CalibrationOut]:
+    """Of each estimator in `names`, and of those that only the runs know."""
+    past: dict[str, list[tuple[Estimate, int]]] = {name: [] for name in names}
+    for run in sorted(runs, key=lambda run: run.ended_at):
+        for estimate in _estimates_of(run):
+            past.setdefault(estimate.source, []).append((estimate, run.peak_mib))
+    return [_calibration(name, pairs) for name, pairs in past.items()]
+
+
+def _calibration(name: str, past: Sequence[tuple[Estimate, int]]) -> CalibrationOut:
+    """`past`: the newest last."""
+    errors = [estimate.mib - peak for estimate, peak in past]
+    half = len(errors) // 2
+    untaught = [
+        (one.mib if one.traced_mib is None else one.traced_mib) - peak for one, peak in past
+    ]
+    under = sum(peak > estimate.safe_mib for estimate, peak in past)
+    return {
+        "name": name,
+        "jobs": len(past),
+        "bias_mib": median(errors) if errors else None,
+        "p50_mib": _percentile(errors, 0.50),
+        "p95_mib": _percentile(errors, 0.95),
+        "early_p50_mib": _percentile(errors[:half], 0.50),
+        "recent_p50_mib": _percentile(errors[half:], 0.50),
+        "untaught_p50_mib": _percentile(untaught, 0.50),
+        "under": round(under / len(past), 4) if past else None,
+    }
+
+
+def contexts(runs: Mapping[int, Sequence[Run]], uid: int) -> list[ContextOut]:
+    """What the trace estimator goes by for this user's jobs, on each GPU model, driver and torch.
+    `runs` by user."""
+    every = [estimate for mine in runs.values() for run in mine for estimate in _estimates_of(run)]
+    found: list[ContextOut] = []
+    for stack in sorted({each.stack for each in every if each.source == "trace" and each.stack}):
+        past = {user: judged(mine, "trace", stack) for user, mine in runs.items()}
+        jobs = sum(map(len, past.values()))
+        learned = context_mib(Past(past.pop(uid, []), list(past.values())))
+        found.append({"stack": stack, "jobs": jobs, "context_mib": learned[0] if learned else None})
+    return found
+
+
+def _estimates_of(run: Run) -> Iterator[Estimate]:
+    """What was said about it: the estimate that it was placed by, and the others'."""
+    if run.estimate is not None:
+        yield from {each.source: each for each in (*run.estimate.others, run.estimate)}.values()
+
+
+def _percentile(errors: Sequence[int], share: float) -> int | None:
+    """The quantile `share` of the errors' absolute values."""
+    sizes = sorted(map(abs, errors))
+    return sizes[ceil(share * len(sizes)) - 1] if sizes else None

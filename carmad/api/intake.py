@@ -1,0 +1,292 @@
+"""Submitting jobs: a request becomes jobs in the queue, or an error that says why it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import NotRequired
+
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from carmad.api import refusals
+from carmad.api.call import Call, Caller, answer, resolve, resource
+from carmad.api.outlook import OutlookOut, outlook_out
+from carmad.api.reasons import ReasonOut, VerdictOut, reason_out, verdicts_out
+from carmad.api.requests import AfterIn, SubmitIn, job_spec, tasks_of
+from carmad.api.service import Service
+from carmad.api.wire import SCHEMA, parse_selection
+from carmad.attempt.callers import own_process, slurm_job_of
+from carmad.attempt.environment import BATCH_SIZE
+from carmad.attempt.limits import CPU, MEMORY
+from carmad.core.decision import Placement, Reason
+from carmad.core.messages import Submitted
+from carmad.core.recurrence import group
+from carmad.core.scene import Scene
+from carmad.core.scheduler import Scheduler
+from carmad.core.types import After, AfterKind, Estimate, Job, JobId, JobSpec, JobState
+from carmad.engine.backlog import QUANTUM
+from carmad.engine.threads import run_in_threadpool
+from carmad.errors import CarmaError
+from carmad.http.problems import Forbidden
+from carmad.store import environments
+
+router = resource()
+
+
+class SubmittedOut(TypedDict):
+    schema: int
+    id: int
+    ids: list[int]
+    label: str
+    warnings: list[str]
+    outlook: NotRequired[OutlookOut | None]  # of a job with a deadline; of an array, its first task
+
+
+class DryRunOut(TypedDict):
+    schema: int
+    would_start: bool
+    verdicts: list[VerdictOut]
+    reasons: list[ReasonOut]
+    chosen: list[str]
+    warnings: list[str]
+    outlook: NotRequired[OutlookOut | None]  # of a job with a deadline
+
+
+async def enqueue(call: Call, body: SubmitIn) -> tuple[JobId, int]:
+    """Queue the job or the tasks of the array; returns the first id and the number of jobs.
+
+    Everything is checked before ids are reserved; when this returns, the jobs are on disk.
+    """
+    service, spec = call.service, await check(call, body)
+    if body.interactive and call.pid:
+        spec = await run_in_threadpool(_by_process, spec, call.pid)
+        if spec.runner and (known := await service.ask(lambda core: _same(core, spec))):
+            return known, 1
+    if not (spec.slurm_job and spec.gpus):
+        return await _queue(call, body, spec)
+    granted_gib = await run_in_threadpool(service.granted_gib, spec.slurm_job)
+    async with service.granting:  # what its other runs ask for is known then
+        if granted_gib is not None:
+            others = await service.ask(lambda core: _runs(core, spec.slurm_job))
+            refusals.within_grant(granted_gib, spec, others)
+        return await _queue(call, body, spec)
+
+
+async def _queue(call: Call, body: SubmitIn, spec: JobSpec) -> tuple[JobId, int]:
+    service, bare = call.service, environments.without(spec)
+    await refusals.require_room(call, tasks_of(bare, body.array))
+    count = len(body.array.indices) if body.array else 1
+    first = service.inbox.next_ids(count)  # no `await` since there was room for them
+    specs = tasks_of(bare, body.array, first)
+    service.tally.expect(first, specs)
+    env, text = spec.env, spec.script.text if spec.script else ""  # stored with the first part
+    done = first
+    while specs:
+        part, specs = specs[:QUANTUM], specs[QUANTUM:]
+        try:
+            now, groups = service.now(), call.peer.groups
+            await call.request(Submitted(now, done, part, body.held, env, text, groups))
+        except CarmaError as error:
+            service.tally.give_up(done, (*part, *specs))
+            if done > first:
+                tasks = f"only the first {done - first} tasks of array {first}"
+                error.message = f"{tasks} are queued: {error}"
+            raise
+        done, env, text = JobId(done + sum(each.tasks for each in part)), (), ""
+    return first, count
+
+
+def _by_process(spec: JobSpec, pid: int) -> JobSpec:
+    """With what is known of the process that is to run the job."""
+    process, slurm_job = own_process(pid, spec.uid), slurm_job_of(pid)
+    watched = spec.requeue or slurm_job
+    runner = (process.pid, process.start_ticks) if watched else None
+    return replace(spec, runner=runner, slurm_job=slurm_job)
+
+
+def _runs(core: Scheduler, slurm_job: int | None) -> list[JobSpec]:
+    specs = (job.spec for job in core.jobs.rows.values())
+    return [one for one in specs if one.slurm_job == slurm_job]
+
+
+def _same(core: Scheduler, spec: JobSpec) -> JobId | None:
+    """The job that this `carma run` has: it asks again if the answer was lost."""
+    its = spec.runner, spec.stdout, spec.argv
+    jobs = core.jobs.rows.items()
+    return next(
+        (id for id, job in jobs if its == (job.spec.runner, job.spec.stdout, job.spec.argv)), None
+    )
+
+
+async def foresee(service: Service, id: JobId) -> OutlookOut | None:
+    """Whether a job that was just submitted will meet its deadline, as if it were queued now."""
+    now = service.now()
+
+    def look(core: Scheduler) -> tuple[Job | None, Scene]:
+        job = core.jobs.get(id)
+        if job and job.state is JobState.PENDING:
+            job = core.knowledge.with_history(job, now)
+        return job, core.snapshot(now)
+
+    job, scene = await service.ask(look)
+    return await run_in_threadpool(outlook_out, job, scene) if job else None
+
+
+async def rehearse(
+    service: Service, spec: JobSpec
+) -> tuple[Scene, Placement, bool, OutlookOut | None]:
+    """For a dry run: the scene, the decision that would be made, whether the job would start at
+    once, and whether it would meet its deadline."""
+    now = service.now()
+
+    def look(core: Scheduler) -> tuple[Placement, bool, Job, Scene]:
+        job = trial(core, spec, spec.declared, now)
+        scene = core.snapshot(now)
+        return *judge(core, job, scene), job, scene
+
+    placement, starts, job, scene = await service.ask(look)
+    return scene, placement, starts, await run_in_threadpool(outlook_out, job, scene)
+
+
+async def check(call: Call, body: SubmitIn) -> JobSpec:
+    """The spec of the job, or of any task of the array."""
+    service = call.service
+    refusals.may_submit(call, body.nice)
+    refusals.fits_the_kernel(body)
+    refusals.fits_a_terminal(body)
+    refusals.in_time(body, service.now())
+    await service.ready()
+    gpus, unread = service.tally.gpus, service.tally.unread
+    refusals.needs_gpus(body)
+    refusals.fits_the_host(body, service.settings.host)
+    if not unread:
+        refusals.fits_the_server(body, gpus)
+    elif any(one.gpu for one in body.stage_times):
+        raise CarmaError(
+            f"the kinds of GPU are not known yet: {unread}",
+            "Leave gpu= out of the stage times, or submit the job later.",
+        )
+    refusals.within_the_quota(call, body)
+    if body.urgent:
+        refusals.within_the_budget(call.peer, await service.scene())
+    after = await dependencies(call, body.after) if body.after else ()
+    tasks = len(body.array.indices) if body.array else 1
+    refusals.few_waits(tasks, len(after))
+    return job_spec(body, call.peer, after, gpus)
+
+
+def warnings(body: SubmitIn, now: float, limited_by: Collection[str] = (CPU, MEMORY)) -> list[str]:
+    """Warnings about what is odd but allowed. `limited_by`: controllers of this server."""
+    found = []
+    begin_at, deadline_at = body.begin_at, body.deadline_at
+    if begin_at is not None and begin_at <= now:
+        found.append("the begin time is in the past: the job may start at once")
+    if begin_at is not None and deadline_at is not None and begin_at >= deadline_at:
+        found.append("it may begin only after its deadline")
+    if body.array and body.array.limit and body.array.limit >= len(body.array.indices) > 1:
+        found.append("the array's limit has no effect: there are no more tasks than that")
+    if body.warn and body.time_limit_s and body.warn.before_s >= body.time_limit_s:
+        found.append("the time limit is so short that the warning comes as soon as the job starts")
+    sizes = body.batch_size, body.array and body.array.params.get("batch_size")
+    if not any(sizes) and any(BATCH_SIZE in word for word in body.argv):
+        found.append(f"{BATCH_SIZE} in the command is not replaced without --batch-size")
+    for asked, controller in ((body.cpus, CPU), (body.host_memory_mib, MEMORY)):
+        if asked is not None and controller not in limited_by:
+            what = "CPUs are" if controller == CPU else "host memory is"
+            found.append(f"its {what} counted, but this server cannot hold it to that")
+    return found
+
+
+def trial(core: Scheduler, spec: JobSpec, estimate: Estimate | None, now: float) -> Job:
+    """The job as if it were queued now, with what is known from earlier runs of it."""
+    job = Job(JobId(0), spec, JobState.QUEUED, now, group=group(spec), estimate=estimate)
+    return core.knowledge.with_history(job, now)
+
+
+def judge(core: Scheduler, job: Job, scene: Scene) -> tuple[Placement, bool]:
+    """What would be decided if the job were queued now, and whether it would start at once.
+
+    Runs in the core's thread, and changes nothing there.
+    """
+    if reason := scene.blocked_by(job):
+        return Placement(job.id, reasons=(reason,)), False
+    if not job.spec.gpus:
+        return Placement(job.id), True
+    view = core.view(scene.now, joining=job)
+    try:
+        for queue, starts in ((view.queue, True), ((job,), False)):
+            for answer in core.acting.plan(replace(view, queue=queue)):
+                if isinstance(answer, Placement) and answer.job == job.id:
+                    return answer, starts and bool(answer.gpus)
+    except Exception as error:  # noqa: BLE001 - foreign code
+        reason = Reason("policy_failed", detail=f"it raised {error!r:.200}")
+        return Placement(job.id, reasons=(reason,)), False
+    return Placement(job.id, verdicts=view.judge(job)[1]), False
+
+
+async def dependencies(call: Call, after: Sequence[AfterIn]) -> tuple[After, ...]:
+    """Each named job, or all tasks of a named array, except those that are met already."""
+    wanted = list(dict.fromkeys((one.job, AfterKind(one.kind)) for one in after))
+    return await run_in_threadpool(_unmet, call, wanted, await call.service.scene())
+
+
+def _unmet(call: Call, wanted: list[tuple[str, AfterKind]], scene: Scene) -> tuple[After, ...]:
+    peer = call.peer
+    kept: dict[After, None] = {}
+    for label, kind in wanted:
+        named = resolve(call.service.store, peer, parse_selection(label), scene)
+        if not named:
+            raise CarmaError(f"there is no job {label} to wait for", "See `carma queue`.")
+        for job in named:
+            if job.spec.owner != peer.owner and not peer.admin:
+                raise Forbidden(
+                    f"job {label} is not yours, so your job cannot depend on it",
+                    "Name your own jobs.",
+                    code="not_yours",
+                )
+            if not job.ended:
+                kept |= dict.fromkeys(After(JobId(id), kind) for id in job.ids)
+            elif not kind.met_by(job.state):
+                raise CarmaError(
+                    f"job {label} has already ended as {job.state}: {kind} can never be met",
+                    "Leave the dependency out, or requeue that job first.",
+                )
+    return tuple(kept)
+
+
+@router.post(
+    "/jobs", status_code=201, responses={201: {"model": SubmittedOut}, 200: {"model": DryRunOut}}
+)
+async def submit(call: Caller, body: SubmitIn) -> Response:
+    """Submit a job. It is on disk when this answers."""
+    notes = warnings(body, call.service.now(), call.service.limited_by)
+    if body.dry_run:
+        return await _dry_run(call, body, notes)
+    first, count = await enqueue(call, body)
+    out: SubmittedOut = {
+        "schema": SCHEMA,
+        "id": first,
+        "ids": list(range(first, first + count)),
+        "label": str(first),
+        "warnings": notes,
+    }
+    if body.deadline_at is not None:
+        out["outlook"] = await foresee(call.service, first)
+    return answer(out, 201)
+
+
+async def _dry_run(call: Call, body: SubmitIn, notes: list[str]) -> Response:
+    spec = await check(call, body)
+    scene, placement, starts, outlook = await rehearse(call.service, spec)
+    out: DryRunOut = {
+        "schema": SCHEMA,
+        "would_start": starts and not body.held,
+        "verdicts": verdicts_out(placement, scene),
+        "reasons": [reason_out(reason, scene) for reason in placement.reasons],
+        "chosen": [] if body.held else list(placement.gpus),
+        "warnings": notes,
+    }
+    if outlook is not None:
+        out["outlook"] = outlook
+    return answer(out)

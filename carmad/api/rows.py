@@ -1,0 +1,253 @@
+"""Rows of listings: folded, rendered once and shared by all answers, kept for a while after the
+job's end."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+
+from starlette.responses import StreamingResponse
+
+from carmad.api.job import JobOut, Jobs
+from carmad.api.tally import weight
+from carmad.api.wire import as_json, label, state_code
+from carmad.core.messages import Step
+from carmad.core.scene import Scene
+from carmad.core.tasks import indices
+from carmad.core.types import ENDED, Job, JobId
+from carmad.loop import Follower
+from carmad.store.sql import SqlStore
+
+FIRST_ROWS = 50  # of the line, for everybody
+OWN_ROWS = 50  # and so many of one's own that stand behind these
+SPANS = 8  # of indices, that a row names
+
+Row = Sequence[Job]  # jobs of one array, or a single one, which may stand for several tasks, too
+
+PIECES = 256  # written at a time
+
+RECENT_S = 600.0
+MOST = 20  # jobs of a user, and of all users for those who may see them
+MOST_BYTES = 256 << 10  # likewise, of their commands
+READ = 2000  # of those that ended before this daemon started
+
+
+def fold(jobs: Iterable[Job], one: Jobs) -> list[Row]:
+    """A row for each job, but one for all tasks of an array that wait for the same reason: it
+    stands where the first of them would."""
+    rows: dict[object, list[Job]] = {}
+    for job in jobs:
+        array = job.spec.array
+        if array is None or job.holds_gpus or job.ended:
+            rows[job.id] = [job]
+        else:
+            alike = array.array, state_code(job), one.reason(job)
+            rows.setdefault(alike, []).append(job)
+    return list(rows.values())
+
+
+def waiting(scene: Scene, one: Jobs) -> list[Row]:
+    """All that hold no GPUs, the first in line first: the same for everybody who looks."""
+    return scene.memo.recall("waiting", lambda: fold(scene.waiting(), one))
+
+
+def visible_rows(owner: tuple[int, str], rows: Sequence[Row]) -> tuple[list[Row], int]:
+    """The first rows and one's own, and how many jobs are in the others."""
+    own = (row for row in rows[FIRST_ROWS:] if row[0].spec.owner == owner)
+    shown = [*rows[:FIRST_ROWS], *islice(own, OWN_ROWS)]
+    return shown, sum(map(count, rows)) - sum(map(count, shown))
+
+
+def count(row: Row) -> int:
+    """How many jobs it shows."""
+    return sum(job.tasks for job in row)
+
+
+def row_out(row: Row, one: Jobs) -> JobOut:
+    """The first job of the row, which tells of the others in `tasks` and `count`."""
+    first = row[0]
+    out = one(first)
+    if count(row) > 1:
+        out["count"] = count(row)
+        out["tasks"] = _tasks(row)
+        out["params"] = dict.fromkeys(out.get("params", ()), "*")  # they have different ones
+        out["label"] = row_label(row)
+    return out
+
+
+def row_label(row: Row) -> str:
+    """What people call the jobs of a row: `42`, or `42_[2-7,9]` of an array."""
+    first = label(row[0])
+    return first if count(row) == 1 else f"{first.partition('_')[0]}_[{_tasks(row)}]"
+
+
+def _tasks(row: Row) -> str:
+    """As squeue writes them: `2-7,9%4`; of many spans the first, and an ellipsis."""
+    found = sorted(chain.from_iterable(map(indices, row)))
+    spans = list(islice(_spans(found), SPANS + 1))
+    words = [f"{low}-{high}" if high > low else f"{low}" for low, high in spans[:SPANS]]
+    if len(spans) > SPANS:
+        words.append("...")
+    array = row[0].spec.array
+    limit = f"%{array.limit}" if array and array.limit is not None else ""
+    return ",".join(words) + limit
+
+
+def _spans(indices: Sequence[int]) -> Iterator[tuple[int, int]]:
+    low = high = indices[0]
+    for index in indices[1:]:
+        if index != high + 1:
+            yield low, high
+            low = index
+        high = index
+    yield low, high
+
+
+@dataclass(slots=True)
+class _Written:
+    job: Job
+    reason: str | None
+    full: bytes = b""  # for its owner; without the fields that change with time
+    outline: bytes = b""  # for others
+
+
+class Rows:
+    """Caches the JSON of waiting jobs while they and their reasons are unchanged. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._written: dict[JobId, _Written] = {}
+
+    def __len__(self) -> int:
+        return len(self._written)
+
+    def keep(self, live: Mapping[JobId, Job]) -> None:
+        """Forget ended jobs, if there must be some."""
+        if len(self._written) > len(live):
+            known = self._written.copy()  # atomic: other threads may be adding to it
+            self._written = {id: row for id, row in known.items() if id in live}
+
+    def json(self, rows: Iterable[Row], one: Jobs) -> list[bytes]:
+        """A JSON array, in pieces."""
+        pieces = [b"["]
+        for row in rows:
+            job = row[0]
+            if len(row) > 1 or job.tasks > 1 or job.holds_gpus or job.ended:
+                pieces += [as_json(row_out(row, one)), b","]
+            elif one.sees(job):
+                pieces += [self._full(job, one), as_json(one.moving(job))[1:], b","]
+            else:
+                pieces += [self._outline(job, one), b","]
+        return [*pieces[: -1 if len(pieces) > 1 else None], b"]"]
+
+    def _full(self, job: Job, one: Jobs) -> bytes:
+        row = self._row(job, one)
+        if not row.full:
+            out = one(job)
+            for name in one.moving(job):
+                del out[name]  # type: ignore[misc]
+            row.full = as_json(out)[:-1] + b","
+        return row.full
+
+    def _outline(self, job: Job, one: Jobs) -> bytes:
+        row = self._row(job, one)
+        row.outline = row.outline or as_json(one(job))
+        return row.outline
+
+    def _row(self, job: Job, one: Jobs) -> _Written:
+        reason, row = one.reason(job), self._written.get(job.id)
+        # By value: a task is another object whenever those that wait with it have changed.
+        if row is None or row.reason != reason or (row.job is not job and row.job != job):
+            row = self._written[job.id] = _Written(job, reason)
+        return row
+
+
+class Pieces(StreamingResponse):
+    """JSON sent in pieces, never assembled in memory. It has a length, since HTTP/1.0 clients
+    cannot read chunks."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        length = {"content-length": str(sum(map(len, pieces)))}
+        super().__init__(_join(pieces), headers=length, media_type="application/json")
+
+
+async def _join(pieces: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for first in range(0, len(pieces), PIECES):
+        yield b"".join(pieces[first : first + PIECES])
+
+
+@dataclass(slots=True)
+class Ended:
+    job: Job
+    _row: bytes = b""
+
+    def row(self, one: Jobs) -> bytes:
+        """As JSON, for those who may see all of it: it changes no more."""
+        self._row = self._row or as_json(row_out([self.job], one))
+        return self._row
+
+
+@dataclass(slots=True)
+class _Ends:
+    jobs: OrderedDict[JobId, Ended] = field(default_factory=OrderedDict)  # the last to end is last
+    bytes: int = 0
+
+    def add(self, ended: Ended) -> None:
+        job = ended.job
+        self._drop(job.id)
+        self.jobs[job.id] = ended
+        self.bytes += weight(job.spec)
+        while len(self.jobs) > MOST or (self.bytes > MOST_BYTES and len(self.jobs) > 1):
+            self._drop(next(iter(self.jobs)))
+
+    def _drop(self, id: JobId) -> None:
+        ended = self.jobs.pop(id, None)
+        if ended is not None:
+            self.bytes -= weight(ended.job.spec)
+
+
+class Recent(Follower):
+    """Jobs that ended a moment ago, in memory: who looks at the status waits neither for the disk
+    nor for the interpreter's lock at each row that is read."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self._store = store
+        self._begun = False
+        self._of: dict[str | None, _Ends] = {}  # None: of all users
+        self._lock = threading.Lock()
+
+    def committed(self, step: Step) -> None:
+        with self._lock:
+            self._add(step.jobs)
+
+    def latest(self, user: str | None, now: float) -> list[Ended]:
+        """The user's, or everybody's, in order of their ids. The first time, it reads those that
+        ended before the daemon started."""
+        since = now - RECENT_S
+        if not self._begun:
+            earlier = self._store.history(since=since, states=ENDED, limit=READ)
+            with self._lock:
+                self._begin(earlier)
+        with self._lock:
+            known = self._of.get(user, _Ends()).jobs.values()
+            found = [each for each in known if _end(each.job) >= since]
+        return sorted(found, key=lambda each: each.job.id)
+
+    def _begin(self, earlier: Iterable[Job]) -> None:
+        if not self._begun:
+            self._begun = True
+            later = [each.job for ends in self._of.values() for each in ends.jobs.values()]
+            self._add(sorted({job.id: job for job in (*earlier, *later)}.values(), key=_end))
+
+    def _add(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            if job.ended:
+                ended = Ended(job)
+                self._of.setdefault(job.spec.user, _Ends()).add(ended)
+                self._of.setdefault(None, _Ends()).add(ended)
+
+
+def _end(job: Job) -> float:
+    return job.ended_at or 0.0
