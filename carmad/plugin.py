@@ -2,7 +2,6 @@
 
 from carmad.config import Estimation, Links, Preconditions, Settings
 from carmad.core.admission import Demand, idle
-from carmad.core.company import beside
 from carmad.core.decision import (
     AskAgain,
     Placement,
@@ -25,7 +24,8 @@ from carmad.core.ports import (
     Server,
     Trial,
 )
-from carmad.core.template import Template, template
+from carmad.core.recurrence import Template, template
+from carmad.core.slowdown import beside
 from carmad.core.types import (
     Cause,
     Estimate,

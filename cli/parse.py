@@ -335,14 +335,14 @@ def _offset(rest: str) -> float:
 
 def stage(text: str) -> dict[str, Any]:
     """2x forward=20ms backward=40ms in=12M out=12M weights=320M: a stage of a layout."""
-    from carmad.core import layout_text
+    from carmad import layout_text
 
     return _read(layout_text.stage, text)
 
 
 def stage_times(text: str) -> dict[str, Any]:
     """load=10ms forward=37ms backward=76ms communication=98ms sync=forward gpu=NAME"""
-    from carmad.core import layout_text
+    from carmad import layout_text
 
     return _read(layout_text.stage_times, text)
 

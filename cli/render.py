@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carmad.core.layout_text import OF_STAGE, OF_TIMES, written
+from carmad.layout_text import OF_STAGE, OF_TIMES, format_fields
 from carmad.options import OPTIONS
 from carmad.readable import clean
 from cli.columns import COLUMNS, QUEUE, params, where, with_params
@@ -255,7 +255,7 @@ def _layout(job: JobOut) -> str:
 
 
 def _each(stages: Sequence[Mapping[str, Any]], words: dict[str, str]) -> str:
-    return "\n".join(clean(written(_round(one), words)) for one in stages) or NOTHING
+    return "\n".join(clean(format_fields(_round(one), words)) for one in stages) or NOTHING
 
 
 def _round(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The measured peaks of the user's recurring jobs.
 
 A run counts if it has the same user, directory, Python environment and number of GPUs, and the same
-command apart from arguments that do not affect memory (see `carmad.core.template`).
+command apart from arguments that do not affect memory (see `carmad.core.recurrence`).
 
 The estimate is the 95th percentile of the peaks, its interval a factor e^±h around it with
 h = 2·s·√(1 + 1/n), the usual prediction interval, and s² = (0.10² + (n−1)·r²)/n, where r

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from carmad.plugin import Demand, GpuId, GpuView, Job, Reason, Settings, View, idle
 from policies.builtin import exclusive, in_order
-from policies.filters import fits_memory, min_free, unoccupied
+from policies.filters import fits_memory, min_free, only_idle
 from policies.preemptive import Preemptive
 from policies.ranked import Filter, Fit, Order, Rank, Ranked, by_arrival
 
@@ -43,12 +43,12 @@ def fifo(settings: Settings) -> Ranked:
 
 def sjf(settings: Settings) -> Ranked:
     """Shortest job first (Lucid paper, 4.1). With predicted durations: SPJF (A-SRPT paper)."""
-    return _unshared("sjf", settings, shortest)
+    return _alone("sjf", settings, shortest)
 
 
 def ssf(settings: Settings) -> Ranked:
     """Shortest service first (Castor paper, 9.1). With predicted durations: SPWF (A-SRPT paper)."""
-    return _unshared("ssf", settings, least_service)
+    return _alone("ssf", settings, least_service)
 
 
 def qssf(settings: Settings) -> Ranked:
@@ -66,7 +66,7 @@ def srtf(settings: Settings) -> Preemptive:
     A job that is told to stop may run on for `kill_grace_s`. So it is not preempted for a job that
     is ahead of it by less, or it could be first in line again.
     """
-    unshared = _unshared("srtf", settings)
+    unshared = _alone("srtf", settings)
     return Preemptive("srtf", unshared, remaining_s, margin=settings.limits.kill_grace_s)
 
 
@@ -79,8 +79,8 @@ def tiresias(settings: Settings) -> Preemptive:
     the first queue preempt, and only jobs of the second. The paper's promotion of starving jobs is
     left out.
     """
-    unshared = _unshared("tiresias", settings)
-    return Preemptive("tiresias", unshared, queue_number, worse_at=demoted_at)
+    unshared = _alone("tiresias", settings)
+    return Preemptive("tiresias", unshared, queue_number, worse_at=demotion_at)
 
 
 # -- sharing
@@ -132,10 +132,10 @@ def remaining_s(job: Job, now: float) -> float:
 
 
 def queue_number(job: Job, now: float) -> float:
-    return float(now >= demoted_at(job))
+    return float(now >= demotion_at(job))
 
 
-def demoted_at(job: Job) -> float:
+def demotion_at(job: Job) -> float:
     """When its attained service will reach the first queue's limit; infinite while it waits.
 
     A time rather than a duration, so that a policy called at that time finds it reached.
@@ -155,11 +155,11 @@ def utilization_with_newcomer(settings: Settings) -> Rank:
     """The GPU's expected utilisation with one more job. On an idle GPU, only the newcomer counts:
     the window still shows earlier jobs."""
 
-    def expected(gpu: GpuView) -> float:
+    def utilization(gpu: GpuView) -> float:
         unused = idle(gpu, settings) is None
         return NEWCOMER_UTILIZATION + (0.0 if unused else gpu.score.sm_mean)
 
-    return expected
+    return utilization
 
 
 def packing_cost(utilization: Rank) -> Rank:
@@ -196,5 +196,5 @@ def _memory(policy: str, settings: Settings) -> tuple[Filter, Filter]:
     return fits_memory(conditions, settings), min_free(conditions, settings)
 
 
-def _unshared(name: str, settings: Settings, order: Order = by_arrival) -> Ranked:
-    return Ranked(name, (unoccupied(settings),), in_order, order)
+def _alone(name: str, settings: Settings, order: Order = by_arrival) -> Ranked:
+    return Ranked(name, (only_idle(settings),), in_order, order)

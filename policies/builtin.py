@@ -6,13 +6,13 @@ Every factory takes the settings, for the preconditions configured for that poli
 from __future__ import annotations
 
 from carmad.plugin import GpuView, Settings
-from policies.filters import preconditions, unoccupied
+from policies.filters import only_idle, preconditions
 from policies.ranked import Rank, Ranked, RoundRobin
 
 
 def exclusive(settings: Settings) -> Ranked:
-    """As many unoccupied GPUs as the job asks for, all to itself."""
-    return Ranked("exclusive", (unoccupied(settings),), in_order)
+    """As many only_idle GPUs as the job asks for, all to itself."""
+    return Ranked("exclusive", (only_idle(settings),), in_order)
 
 
 def rr(settings: Settings) -> RoundRobin:

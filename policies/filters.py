@@ -18,7 +18,7 @@ def preconditions(policy: str, settings: Settings) -> tuple[Filter, ...]:
     return tuple(filters)
 
 
-def unoccupied(settings: Settings) -> Filter:
+def only_idle(settings: Settings) -> Filter:
     """Neither jobs nor external processes use the GPU."""
 
     def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:

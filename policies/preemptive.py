@@ -78,7 +78,7 @@ class Preemptive:
                 return placement.gpus, (placement,)
             room = self._room(job, view, leaving)
             if room is None:
-                placement = self._refused(job, view, placement)
+                placement = self._with_refusal(job, view, placement)
                 chance = () if has_head else self._next_chance(job, view)
                 has_head = True
                 return (), (placement, *chance)
@@ -89,7 +89,7 @@ class Preemptive:
 
         return down_the_line(view, turn)
 
-    def _refused(self, head: Job, view: View, placement: Placement) -> Placement:
+    def _with_refusal(self, head: Job, view: View, placement: Placement) -> Placement:
         """The placement, with a reason if only `limits.preemption` protects running jobs."""
         if view.settings.limits.preemption or not self._lower(head, view, set()):
             return placement

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from carmad.plugin import GpuId, GpuView, Job, Placement, ProfilingRun, Reason, View
-from policies.reasons import expected
+from policies.reasons import expectation
 
 
 class ProfilingPool(NamedTuple):
@@ -42,11 +42,13 @@ class ProfilingPool(NamedTuple):
         return job.profile is None and job.retry is None and fits and not too_large
 
 
-def profiled(placement: Placement, job: Job, view: View, run_s: float, evict: bool) -> Placement:
+def profiling_run(
+    placement: Placement, job: Job, view: View, run_s: float, evict: bool
+) -> Placement:
     """The placement as a profiling run of `run_s`, with a reason; with `evict`, the job is requeued
     then."""
     run_s += job.spec.cold_start_s
-    explanation = (*expected(job), Reason("profiled_there", run_s, unit="s"))
+    explanation = (*expectation(job), Reason("profiled_there", run_s, unit="s"))
     run = ProfilingRun(view.now + run_s, evict)
     return replace(placement, profiling=run, explanation=explanation)
 

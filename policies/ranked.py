@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import itemgetter
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from carmad.plugin import (
     Demand,
@@ -23,7 +23,14 @@ from carmad.plugin import (
     View,
     idle,
 )
-from policies.holding import Held, hold, keeping, on_reserved, remaining_s, settled
+from policies.holding import (
+    Promise,
+    available_s,
+    remaining_s,
+    without_jobs,
+    without_reservations,
+    without_settling,
+)
 
 P = TypeVar("P", bound=Proposal)
 Filter = Callable[[Demand, GpuView], Reason | None]
@@ -33,6 +40,7 @@ Turn = tuple[tuple[GpuId, ...], Sequence[Proposal]]  # the GPUs that a job takes
 
 
 IDLE_FIRST = Reason("idle_first")
+NOT_RESERVED = Reason("reservation")  # nobody sees it: the job also has its turn in the line
 SEEN = 64  # jobs behind the first that waits: a plan is made every second
 EXPLAINED = 4  # the first of them, which get a verdict on each GPU
 
@@ -89,7 +97,7 @@ def down_the_line(view: View, turn: Callable[[Job, View], Turn]) -> tuple[Propos
         elif steps_past_the_head is None:
             steps_past_the_head = (view.settings.limits.backfill or 0) - job.overtaken
             if steps_past_the_head <= 0 and job is not queue[-1]:
-                plan = [_holding_the_line(each, job, view) for each in plan]
+                plan = [_hold_line(each, job, view) for each in plan]
         if steps_past_the_head is not None:
             if steps_past_the_head <= 0:
                 break
@@ -97,7 +105,7 @@ def down_the_line(view: View, turn: Callable[[Job, View], Turn]) -> tuple[Propos
     return tuple(plan)
 
 
-def _holding_the_line(proposal: P, head: Job, view: View) -> P | Placement:
+def _hold_line(proposal: P, head: Job, view: View) -> P | Placement:
     """The head's placement, with a reason if GPUs stay idle for it that others behind could use."""
     if not isinstance(proposal, Placement) or proposal.job != head.id:
         return proposal
@@ -105,8 +113,14 @@ def _holding_the_line(proposal: P, head: Job, view: View) -> P | Placement:
     unused = sum(gpu.id in willing and not idle(gpu, view.settings) for gpu in view.gpus)
     if not unused:
         return proposal
-    kept = Reason("holds_line", head.spec.gpus, unused, "GPUs")
-    return replace(proposal, reasons=(*proposal.reasons, kept))
+    reason = Reason("holds_line", head.spec.gpus, unused, "GPUs")
+    return replace(proposal, reasons=(*proposal.reasons, reason))
+
+
+def _not_own_reservation(wanted: Demand, gpu: GpuView) -> Reason | None:
+    if any(not slot.in_s and wanted.user in slot.of.users for slot in gpu.reserved):
+        return None
+    return NOT_RESERVED
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,62 +143,115 @@ class Ranked:
         return self.ordered(job)
 
     def plan(self, view: View) -> tuple[Proposal, ...]:
-        first, view = on_reserved(self, view)
+        first, view = self.place_on_reserved(view)
         if view.settings.limits.backfill is None:
-            return (*first, *self._backfilling(view))
+            return (*first, *self._backfill(view))
         return (*first, *down_the_line(view, self._turn))
 
     def by(self, rank: Rank) -> Ranked:
         """The same filters, but this rank alone."""
         return Ranked(self.name, self.filters, rank)
 
-    def _backfilling(self, view: View) -> tuple[Proposal, ...]:
+    def without(self, promise: Promise, now: float) -> Self:
+        """The same, off the GPUs that are promised."""
+        reason = Reason("held_for", promise.at - now, unit="s", detail=f"job {promise.job}")
+
+        def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
+            return reason if gpu.id in promise.gpus else None
+
+        return replace(self, filters=(*self.filters, refuse))
+
+    def place_on_reserved(self, view: View) -> tuple[tuple[Placement, ...], View]:
+        """The jobs of users for whom GPUs are reserved now start there before the line is looked
+        at: whoever is first in it cannot use these GPUs. Also the view after that."""
+        if not view.reserved:
+            return (), view
+        plan: list[Placement] = []
+        now = (slot for gpu in view.gpus for slot in gpu.reserved if not slot.in_s)
+        owners = {user for slot in now for user in slot.of.users}
+        on_own = replace(self, filters=(*self.filters, _not_own_reservation))
+        for job in view.queue:
+            if job.spec.user in owners:
+                placement = on_own.place(job, view)
+                if placement.gpus:
+                    plan.append(placement)
+                    view = view.with_placement(job, placement.gpus)
+        return tuple(plan), view
+
+    def promise(self, job: Job, view: View, left_s: Callable[[Job], float]) -> Promise | None:
+        """The GPUs that will be empty first, of those that would do then; None if there are too
+        few.
+
+        `left_s`: how long a running job will take, in seconds. GPUs that are reserved for others
+        are empty when the reservation is over, if the job does not end before it begins.
+        """
+        uid = view.demand(job).mps_uid
+
+        def in_use(gpu: GpuView) -> tuple[GpuView, ...]:
+            """What must be empty before: another user's MPS server may be the whole node's."""
+            if uid is None or gpu.mps_user is None or gpu.mps_user[0] == uid:
+                return (gpu,)
+            return view.nodes[view.node_of[gpu.id]].gpus
+
+        def empty_s(gpu: GpuView) -> float:
+            used = in_use(view.gpu(gpu.id))
+            empty = max((left_s(each) for one in used for each in one.residents), default=0.0)
+            return available_s(view.gpu(gpu.id), job, view, empty)
+
+        later = without_reservations(without_jobs(view, lambda _: True))
+        gpus = self.by(empty_s).place(job, later).gpus
+        if not gpus:
+            return None
+        needed = [view.gpu(gpu) for gpu in gpus]
+        promised = dict.fromkeys(each.id for gpu in needed for each in in_use(gpu))
+        return Promise(job.id, tuple(promised), view.now + max(map(empty_s, needed)))
+
+    def _backfill(self, view: View) -> tuple[Proposal, ...]:
         """EASY: the first job that waits is promised the GPUs that are expected to be empty first.
         Later ones may use others, and those if they end in time."""
         plan: list[Proposal] = []
-        held: Held | None = None
-        kept = self
+        promise: Promise | None = None
+        rest = self  # the rules for jobs that outlast the promise
         seen = 0  # jobs behind the one that waits
         for job in view.queue:
-            outlasts = held is not None and view.now + _longest_s(job, view.now) > held.at
-            placement = (kept if outlasts else self).place(job, view)
+            outlasts = promise is not None and view.now + _longest_s(job, view.now) > promise.at
+            placement = (rest if outlasts else self).place(job, view)
             if placement.gpus:
                 plan.append(placement)
                 view = view.with_placement(job, placement.gpus)
-            elif held is None:
-                held, why = self._promise(job, view)
-                barred = held is not None and not held.gpus
-                told = placement
-                if held is None and job is not view.queue[-1]:
-                    told = _holding_the_line(placement, job, view)
-                if held or told is not placement:
-                    told = replace(told, reasons=(*told.reasons, *why))
-                plan.append(told)
-                if held is None:
+            elif promise is None:
+                promise, why = self._promise_head(job, view)
+                answer = placement
+                if promise is None and job is not view.queue[-1]:
+                    answer = _hold_line(placement, job, view)
+                if promise or answer is not placement:
+                    answer = replace(answer, reasons=(*answer.reasons, *why))
+                plan.append(answer)
+                if promise is None:
                     break
-                if barred:  # nothing to keep for it: the next one that waits may have a promise
-                    held = None
+                if promise.gpus:
+                    rest = self.without(promise, view.now)
+                else:  # nothing to keep for it: the next one that waits may have a promise
+                    promise = None
                     seen += 1
-                else:
-                    kept = keeping(self, held, view.now)
             elif seen <= EXPLAINED:
                 plan.append(placement)
-            seen += held is not None
+            seen += promise is not None
             if seen > SEEN:
                 break
         return tuple(plan)
 
-    def _promise(self, head: Job, view: View) -> tuple[Held | None, tuple[Reason, ...]]:
+    def _promise_head(self, head: Job, view: View) -> tuple[Promise | None, tuple[Reason, ...]]:
         """None: it starts soon, or nobody knows when. No GPUs: not even empty ones would do now,
         because of reservations or drains."""
-        if self.place(head, settled(view)).gpus:
+        if self.place(head, without_settling(view)).gpus:
             return None, ()
-        held = hold(self, head, view, lambda job: _left_s(job, view.now))
-        if held is None:
-            return Held(head.id, (), math.inf), ()
-        if held.at < math.inf:
-            return held, (Reason("promised", held.at - view.now, len(held.gpus), "s"),)
-        there = {each.id: each for gpu in held.gpus for each in view.gpu(gpu).residents}
+        promise = self.promise(head, view, lambda job: _left_s(job, view.now))
+        if promise is None:
+            return Promise(head.id, (), math.inf), ()
+        if promise.at < math.inf:
+            return promise, (Reason("promised", promise.at - view.now, len(promise.gpus), "s"),)
+        there = {each.id: each for gpu in promise.gpus for each in view.gpu(gpu).residents}
         unknown = next(id for id, each in there.items() if _left_s(each, view.now) == math.inf)
         return None, (Reason("no_promise", detail=f"job {unknown}"),)
 
@@ -203,14 +270,14 @@ class Ranked:
         fits = [node.memo.recall(question, self._fit, node, wanted, view) for node in view.nodes]
         verdicts = tuple(chain.from_iterable(map(itemgetter(2), fits)))
         gpus = self.choose(fits, wanted.gpus, view)
-        why = (IDLE_FIRST,) if gpus and self._preferred_idle(gpus, fits, view) else ()
+        why = (IDLE_FIRST,) if gpus and self._prefers_idle(gpus, fits, view) else ()
         return Placement(job.id, gpus, verdicts, explanation=why)
 
     def _turn(self, job: Job, view: View) -> Turn:
         placement = self.place(job, view)
         return placement.gpus, (placement,)
 
-    def _preferred_idle(self, gpus: Sequence[GpuId], fits: Sequence[Fit], view: View) -> bool:
+    def _prefers_idle(self, gpus: Sequence[GpuId], fits: Sequence[Fit], view: View) -> bool:
         """Whether these GPUs are idle, and others that fit are not."""
         return any(fit.ranks and fit.ranks[-1][0] for fit in fits) and all(
             idle(view.gpu(gpu), view.settings) is None for gpu in gpus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from carmad.plugin import Job, Reason, Wording, duration, gib
 
 
-def expected(job: Job) -> tuple[Reason, ...]:
+def expectation(job: Job) -> tuple[Reason, ...]:
     """The job's expected duration and its source; empty if unknown."""
     if job.expected_s is None:
         return ()

@@ -15,12 +15,12 @@ class Totals(NamedTuple):
 
 def totals(view: View) -> Totals:
     settings = view.settings
-    counted = [node.memo.recall(_counted, _counted, node, settings) for node in view.nodes]
+    counted = [node.memo.recall(_count, _count, node, settings) for node in view.nodes]
     usable, idle, sizes = zip(Totals(0, 0, 0), *counted, strict=True)
     return Totals(sum(usable), sum(idle), max(sizes))
 
 
-def _counted(node: NodeView, settings: Settings) -> Totals:
+def _count(node: NodeView, settings: Settings) -> Totals:
     usable = [gpu for gpu in node.gpus if not _out_of_service(gpu)]
     islands = [gpu.gpu.island for gpu in node.gpus]
     free = sum(idle(gpu, settings) is None for gpu in usable)

@@ -1,1 +1,1 @@
-"""What follows a crash: finding its cause, and deciding on a retry."""
+"""How jobs that ran out of memory are retried."""

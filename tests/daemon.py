@@ -229,7 +229,7 @@ class Carmad:
         marks.ask(found)
         within = f"{self.state}/".encode()
         return [
-            pid for pid, at in found.items() if (marks.known(pid, at) or b"").startswith(within)
+            pid for pid, at in found.items() if (marks.value(pid, at) or b"").startswith(within)
         ]
 
     def cards(self) -> list[Card]:

@@ -164,7 +164,7 @@ def test_an_array_is_cancelled_held_and_updated_as_one() -> None:
     assert [[*job.ids] for job in step.jobs] == [[3, 4, 5]]
     step = server.tell(CancelRequested(1.0, JobId(2), "ada", 3))
     assert [(job.state.value, [*job.ids]) for job in step.jobs[-1:]] == [("cancelled", [3, 4, 5])]
-    assert server.scheduler.ended[JobId(5)] is JobState.CANCELLED
+    assert server.scheduler.outcomes[JobId(5)] is JobState.CANCELLED
     assert server.job(JobId(2)).state is JobState.STOPPING
 
 
@@ -181,7 +181,7 @@ def test_an_array_costs_the_core_what_a_job_costs() -> None:
         cancel = CancelRequested(1.0, JobId(1), "ada", tasks - 1)
         spent += lines(lambda: server.tell(cancel))
         spent += lines(lambda: server.scheduler.snapshot(1.0))
-        assert server.scheduler.ended[JobId(tasks + 1)] is JobState.CANCELLED
+        assert server.scheduler.outcomes[JobId(tasks + 1)] is JobState.CANCELLED
         return spent
 
     assert 0 < cost(TASKS) < 1.1 * cost(10)

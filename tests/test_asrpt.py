@@ -82,53 +82,53 @@ def left(machine):
 
 def test_the_least_is_served_first_and_preempts():
     long, short = queued(1, 100.0), queued(2, 30.0)
-    machine = Machine().followed((long,), 0.0, 2.0)
+    machine = Machine().follow((long,), 0.0, 2.0)
     assert left(machine) == {1: 100.0}
-    machine = machine.followed((long, short), 20.0, 2.0)
+    machine = machine.follow((long, short), 20.0, 2.0)
     assert left(machine) == {2: 30.0, 1: 60.0}, "40 GPU-seconds in 20 s on two GPUs"
-    machine = machine.followed((long, short), 40.0, 2.0)
+    machine = machine.follow((long, short), 40.0, 2.0)
     assert done(machine) == {2: 35.0}
     assert machine.ends_at(9) == [65.0]
 
 
 def test_work_is_gpus_times_seconds_and_unknown_work_is_none():
     jobs = (queued(1, 10.0, wants=4), queued(2, 30.0), queued(3), queued(4, expected_s=5.0))
-    machine = Machine().followed(jobs, 7.0, 8.0)
+    machine = Machine().follow(jobs, 7.0, 8.0)
     assert left(machine) == {4: 5.0, 2: 30.0, 1: 40.0}
     assert done(machine) == {3: 7.0}
 
 
 def test_nothing_that_changes_nothing_makes_another_machine():
     jobs = (queued(1, 100.0),)
-    machine = Machine().followed(jobs, 0.0, 2.0)
-    assert machine.followed(jobs, 49.0, 2.0) is machine
-    assert done(machine.followed(jobs, 50.0, 2.0)) == {1: 50.0}
+    machine = Machine().follow(jobs, 0.0, 2.0)
+    assert machine.follow(jobs, 49.0, 2.0) is machine
+    assert done(machine.follow(jobs, 50.0, 2.0)) == {1: 50.0}
 
 
 def test_who_leaves_is_forgotten_and_a_new_prediction_counts():
     jobs = (queued(1, 100.0), queued(2, 200.0), queued(3))
-    machine = Machine().followed(jobs, 0.0, 1.0)
-    machine = machine.followed(jobs[1:], 10.0, 1.0)
+    machine = Machine().follow(jobs, 0.0, 1.0)
+    machine = machine.follow(jobs[1:], 10.0, 1.0)
     assert left(machine) == {2: 190.0}, "the first left when the machine was last looked at"
-    machine = machine.followed((queued(2, 50.0), jobs[2]), 10.0, 1.0)
+    machine = machine.follow((queued(2, 50.0), jobs[2]), 10.0, 1.0)
     assert left(machine) == {2: 40.0}
-    assert done(machine.followed((queued(2, 5.0),), 11.0, 1.0)) == {2: 11.0}
+    assert done(machine.follow((queued(2, 5.0),), 11.0, 1.0)) == {2: 11.0}
 
 
 def test_gpus_that_come_and_go_make_it_faster_and_slower():
     jobs = (queued(1, 100.0),)
-    machine = Machine().followed(jobs, 0.0, 1.0).followed(jobs, 10.0, 3.0)
+    machine = Machine().follow(jobs, 0.0, 1.0).follow(jobs, 10.0, 3.0)
     assert left(machine) == {1: 90.0}
     assert machine.ends_at(1) == [40.0]
-    assert machine.followed(jobs, 20.0, 0.0).ends_at(1) == [math.inf]
+    assert machine.follow(jobs, 20.0, 0.0).ends_at(1) == [math.inf]
 
 
 def test_niceness_comes_before_work_and_recovery_before_all():
     again = changed(queued(4, 900.0), attempt=1, retry=Retry("out of memory"))
     jobs = (queued(1, 10.0, nice=5), queued(2, 50.0), queued(3, 20.0, nice=5), again)
-    machine = Machine().followed(jobs, 0.0, 1.0)
+    machine = Machine().follow(jobs, 0.0, 1.0)
     assert list(left(machine)) == [2, 1, 3]
-    machine = machine.followed(jobs, 100.0, 1.0)
+    machine = machine.follow(jobs, 100.0, 1.0)
     assert [each.id for each in machine.done] == [4, 2, 1, 3]
 
 
@@ -141,7 +141,7 @@ def test_after_a_restart_it_is_made_of_those_in_line():
 
 def settled(machine, now):
     """With what is left at `now`; it is worked out as from then on the speed differs."""
-    return machine.followed(machine.queue, now, machine.speed + 1)
+    return machine.follow(machine.queue, now, machine.speed + 1)
 
 
 STORIES = st.lists(  # arrival, work, whether it leaves, after how long
@@ -182,8 +182,8 @@ def test_it_is_what_stepping_from_zero_comes_to(story, looks, until):
         queue = tuple(jobs[id] for id in there if now < ends[id])
         if len(queue) < len(there):  # they were served until now
             before = tuple(jobs[id] for id in there if story[id - 1][0] < now)
-            machine = settled(machine.followed(before, now, 1.0), now)
-        machine = machine.followed(queue, now, 1.0)
+            machine = settled(machine.follow(before, now, 1.0), now)
+        machine = machine.follow(queue, now, 1.0)
     work, ended = by_steps(story, until)
     machine = settled(machine, until)
     assert left(machine) == work

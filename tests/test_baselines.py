@@ -450,9 +450,9 @@ def test_in_the_second_queue_jobs_go_by_arrival_and_preempt_nobody():
 
 def test_the_service_of_earlier_attempts_counts():
     first = running(1, 0, started_at=100.0)
-    assert baselines.demoted_at(first) == 100.0 + LIMIT
+    assert baselines.demotion_at(first) == 100.0 + LIMIT
     again = running(1, 0, started_at=100.0, served_s=3000.0)
-    assert baselines.demoted_at(again) == 100.0 + LIMIT - 3000.0
+    assert baselines.demotion_at(again) == 100.0 + LIMIT - 3000.0
     assert baselines.queue_number(queued(1, served_s=LIMIT), 0.0) == 1
     assert baselines.queue_number(queued(1, served_s=LIMIT - 1), 1e9) == 0
 

@@ -30,7 +30,7 @@ from carmad.sim.workload import Workload
 from carmad.store.codec import decode_model
 from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed, check_policy
 from policies.castor import castor
-from policies.castor.interference import Predicted, ratios, shipped
+from policies.castor.interference import Predicted, load_shipped, ratios
 from policies.castor.neighbours import OVERRUN, left_s
 from policies.castor.progress import Pace, Paces
 from policies.castor.steps import FIXED_SHARE
@@ -114,7 +114,7 @@ def test_time_beside_another_counts_divided_by_its_ratio():
     for now, residents in ((150.0, (one, two)), (300.0, (one,)), (350.0, (one,))):
         view = replace(view_of(1, [waits], *residents, now=now), memory=told)
         told = memory_after(policy, view)
-    assert told.worked[1] == 100 + 200 / 2 + 50
+    assert told.work[1] == 100 + 200 / 2 + 50
 
 
 def test_a_proposed_neighbour_slows_nobody_before_it_runs():
@@ -130,14 +130,14 @@ def test_a_proposed_neighbour_slows_nobody_before_it_runs():
         ((running(9, 0), new), {9: 40 + 50 / 1.25, 1: 50 / 1.5}),
     ):
         later = replace(view_of(1, [waits], *residents, now=90.0), memory=told)
-        assert memory_after(policy, later).worked == pytest.approx(worked)
+        assert memory_after(policy, later).work == pytest.approx(worked)
 
 
 def test_of_two_neighbours_the_one_that_slows_it_most_counts():
     policy = with_ratios({(1, 2): (1.25, 1.0), (1, 3): (2.0, 1.0)})
     two, three = (changed(running(n, n - 2), started_at=at) for n, at in ((2, 0.0), (3, 60.0)))
     view = view_of(2, [queued(4, left_s=None)], running(1, 0, 1), two, three, now=100.0)
-    assert memory_after(policy, view).worked == pytest.approx({1: 60 + 40 / 2, 2: 100, 3: 40})
+    assert memory_after(policy, view).work == pytest.approx({1: 60 + 40 / 2, 2: 100, 3: 40})
 
 
 def test_what_is_left_of_a_slowed_neighbour_decides():
@@ -156,7 +156,7 @@ def test_another_attempt_begins_anew():
     told = Paces({1: Pace(1, 0.0, 500.0, 1.0)})
     again = changed(running(1, 0), attempt=2, started_at=900.0)
     view = replace(view_of(1, [queued(2, wants=2)], again, now=1000.0), memory=told)
-    assert memory_after(with_ratios(), view).worked == {1: 100.0}
+    assert memory_after(with_ratios(), view).work == {1: 100.0}
 
 
 def test_those_behind_one_that_waits_have_their_turn():
@@ -549,8 +549,8 @@ def test_a_pair_is_worked_out_once_and_another_one_anew(monkeypatch):
 
 def test_the_shipped_model_is_read_as_it_was_written():
     text = files("policies.castor").joinpath("interference.json").read_text("utf-8")
-    assert shipped() == decode_model(text)
-    two_busy = ratios(shipped(), load(0.95, 0.0, 0.375), load(0.95, 0.0, 0.375), mps=False)
+    assert load_shipped() == decode_model(text)
+    two_busy = ratios(load_shipped(), load(0.95, 0.0, 0.375), load(0.95, 0.0, 0.375), mps=False)
     assert min(two_busy) > 1.2, "two that fill a GPU are slow together"
 
 

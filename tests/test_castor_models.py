@@ -58,7 +58,7 @@ class TestStep:
         assert all(one <= next_ * (1 + 1e-9) for one, next_ in pairwise(slowdowns))
 
     def test_what_is_assumed_keeps_the_step_and_repeats_the_fixed_share(self) -> None:
-        model = StepModel.assumed(0.8, 64)
+        model = StepModel.assume(0.8, 64)
         assert model.step_s(64) == pytest.approx(0.8)
         assert model.slowdown(64, 4) == pytest.approx(1 + 3 * FIXED_SHARE)
 
@@ -299,19 +299,19 @@ class TestShipped:
 def test_what_jobs_told_of_their_steps_becomes_a_model() -> None:
     true = StepModel(0.1, 0.01)
     told = [StepTime(parts, true.step_s(64, parts)) for parts in (1, 4)]
-    found = StepModel.told(told, 64)
+    found = StepModel.fit(told, 64)
     assert found is not None
     assert found.alpha_comp_s == pytest.approx(0.1)
     assert found.beta_comp_s == pytest.approx(0.01)
-    later = StepModel.told([StepTime(2, true.step_s(64, 2)), told[1]], 64)
+    later = StepModel.fit([StepTime(2, true.step_s(64, 2)), told[1]], 64)
     assert later is not None and later.step_s(64) == pytest.approx(true.step_s(64))
-    assert StepModel.told((), 64) is None
-    assert StepModel.told(told[:1], 64) is None
-    faster = StepModel.told([StepTime(1, 0.5), StepTime(2, 0.4)], 64)  # noise: no part is for free
+    assert StepModel.fit((), 64) is None
+    assert StepModel.fit(told[:1], 64) is None
+    faster = StepModel.fit([StepTime(1, 0.5), StepTime(2, 0.4)], 64)  # noise: no part is for free
     assert faster is not None and faster.slowdown(64, 2) == 1.0
-    nothing = StepModel.told([StepTime(1, 5e-324), StepTime(4, 5e-324)], 64)
+    nothing = StepModel.fit([StepTime(1, 5e-324), StepTime(4, 5e-324)], 64)
     assert nothing is not None and nothing.slowdown(64, 4) == 1.0
-    absurd = StepModel.told([StepTime(1, 0.1), StepTime(2, 0.9)], 64)
+    absurd = StepModel.fit([StepTime(1, 0.1), StepTime(2, 0.9)], 64)
     assert absurd is not None and absurd.beta_comp_s == 0.0
 
 
@@ -320,6 +320,6 @@ def test_step_times_on_two_kinds_of_gpu_are_not_mixed() -> None:
     true = StepModel(0.1, 0.01)
     slow = StepTime(1, 10 * true.step_s(64), "slow")
     fast = [StepTime(parts, true.step_s(64, parts), "fast") for parts in (2, 4)]
-    assert StepModel.told((slow, fast[1]), 64) is None
-    found = StepModel.told((slow, *fast), 64)
+    assert StepModel.fit((slow, fast[1]), 64) is None
+    found = StepModel.fit((slow, *fast), 64)
     assert found is not None and found.alpha_comp_s == pytest.approx(0.1)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carmad.attempt import exits as module
+from carmad.attempt.exits import AROUND, classify
 from carmad.core.types import Cause, Exit
 from carmad.store import codec
 from carmad.testing import a_job
-from recovery import classify as module
-from recovery.classify import AROUND, classify
 
 TORCH_24 = (
     "Traceback (most recent call last):\n"

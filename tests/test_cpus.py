@@ -34,7 +34,7 @@ def states(server: FakeServer, *jobs: JobId) -> list[JobState]:
 
 
 def why(server: FakeServer, job: JobId) -> str:
-    reason = server.scene.blocked_by(server.job(job))
+    reason = server.scene.blocker(server.job(job))
     assert reason
     return phrase(reason)
 
@@ -203,7 +203,7 @@ def test_ten_thousand_that_wait_for_cpus_are_refused_with_one_reason() -> None:
         server.submit(gpus=0, cpus=4)
     waiting = [job for job in server.scheduler.jobs.values() if job.state is S.QUEUED]
     scene = server.scene
-    behind = {id(scene.blocked_by(job)) for job in waiting[1:]}
+    behind = {id(scene.blocker(job)) for job in waiting[1:]}
     assert (len(waiting), len(behind)) == (18, 1)
 
 

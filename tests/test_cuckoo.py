@@ -33,7 +33,7 @@ from carmad.testing import a_gpu, a_view, changed, check_policy
 from policies.cuckoo.groups import _Known
 from policies.cuckoo.interleaving import Asynchronous, Exclusive
 from policies.cuckoo.members import UNHEARD_S, due_at, left_s
-from policies.cuckoo.packing import best_edges, matched, taken_apart
+from policies.cuckoo.packing import best_edges, matching, take_apart
 from policies.cuckoo.planning import (
     NEVER,
     Groups,
@@ -50,7 +50,7 @@ from policies.cuckoo.policy import TOLD, cuckoo
 from policies.cuckoo.remembering import Memory
 from policies.cuckoo.schedule import schedule
 from policies.cuckoo.settings import CuckooSettings
-from policies.cuckoo.stages import FORWARD, Speeds, known
+from policies.cuckoo.stages import FORWARD, Speeds, find_stage_times
 from policies.cuckoo.value import ddl_values, total_values
 from tests import planning
 from tests.planning import gpu_views, half_free, placements, refused, running_on, where
@@ -140,9 +140,9 @@ def table(count, edges):
 
 def test_the_heaviest_matching_is_not_the_heaviest_edge():
     edges = [(0, 1, 1.2), (1, 2, 2.0), (2, 3, 1.1)]
-    assert matched(edges) == [(0, 1), (2, 3)]
-    assert matched(best_edges(table(4, edges))) == [(0, 1), (2, 3)]
-    assert matched([]) == []
+    assert matching(edges) == [(0, 1), (2, 3)]
+    assert matching(best_edges(table(4, edges))) == [(0, 1), (2, 3)]
+    assert matching([]) == []
 
 
 def test_a_job_that_all_would_like_to_have_leaves_the_others_theirs():
@@ -152,7 +152,7 @@ def test_a_job_that_all_would_like_to_have_leaves_the_others_theirs():
     weights = 1 + rng.random((60, 60)) / 10 + liked[:, None] + liked
     weights = np.triu(weights, 1) + np.triu(weights, 1).T
     edges = best_edges(weights)
-    assert len(matched(edges)) == 30
+    assert len(matching(edges)) == 30
     assert len(edges) < 60 * 59 / 2 / 2
 
 
@@ -165,7 +165,7 @@ def test_little_is_lost_with_the_edges_that_are_left_out(seed):
     weights += weights.T
     every = [(i, j, weights[i, j]) for i, j in zip(*np.nonzero(np.triu(weights)), strict=True)]
     full, pruned = (
-        sum(weights[pair] for pair in matched((int(i), int(j), float(w)) for i, j, w in edges))
+        sum(weights[pair] for pair in matching((int(i), int(j), float(w)) for i, j, w in edges))
         for edges in (every, best_edges(weights))
     )
     assert 0.97 * full <= pruned <= full + 1e-4
@@ -177,9 +177,9 @@ def test_little_is_lost_with_the_edges_that_are_left_out(seed):
 def test_a_hundred_jobs_on_seventy_gpus():
     """The paper's example: 50 groups, 20 of them taken apart."""
     efficiencies = [1 + n / 100 for n in range(50)]
-    assert taken_apart(efficiencies, [1] * 50, 70 - 50) == set(range(20))
-    assert taken_apart(efficiencies, [1] * 50, 0) == set()
-    assert taken_apart([1.1, 1.2, 1.3], [4, 1, 1], 2.5) == {1, 2}, "as many as find room"
+    assert take_apart(efficiencies, [1] * 50, 70 - 50) == set(range(20))
+    assert take_apart(efficiencies, [1] * 50, 0) == set()
+    assert take_apart([1.1, 1.2, 1.3], [4, 1, 1], 2.5) == {1, 2}, "as many as find room"
 
 
 def test_what_is_known_of_pairs_does_not_depend_on_when_they_were_seen(monkeypatch):
@@ -330,7 +330,7 @@ def test_passes_are_scaled_as_other_jobs_have_it_and_nothing_else_is():
         queued(2, stages=(StageTimes(1, 1, 1, gpu="a"), StageTimes(5, 3, 5, gpu="b"))),
         queued(3, stages=(StageTimes(1, 1, 1, gpu="a"),)),
     ]
-    speeds = Speeds.told(told)
+    speeds = Speeds.compare(told)
     assert speeds.ratios == {("a", "b"): 3.0, ("b", "a"): (0.5 + 0.25) / 2}
     lone = StageTimes(1, 10, 20, 7, "backward", "a")
     assert speeds.on((lone,), "b") == StageTimes(1, 30, 60, 7, "backward", "b")
@@ -346,22 +346,24 @@ def test_one_owner_s_slip_moves_nobody_else_s_plan():
             placements = where(plan(view_of(2, jobs, kinds=kinds), packs=False))
             assert sorted(placements.values()) == [(0,), (1,)]
     told = [queued(n, stages=(*known_on_a, StageTimes(0, n, n, gpu="b"))) for n in (2, 3, 50)]
-    assert Speeds.told(told).ratios["a", "b"] == 3.0
+    assert Speeds.compare(told).ratios["a", "b"] == 3.0
 
 
 def test_an_iteration_of_next_to_no_time_is_not_known():
-    assert known(queued(1, stages=(StageTimes(1e-320, 0.0, 0.0),)), "a", Links()) == ()
+    assert find_stage_times(queued(1, stages=(StageTimes(1e-320, 0.0, 0.0),)), "a", Links()) == ()
 
 
 def test_stages_from_utilisation():
     profile = Profile(200.0, 9_000, (Indicator("gpu_utilization", 0.6, 0.01),))
     job = queued(1, stages=(), profile=profile, steps=(StepTime(2, 9.0), StepTime(1, 5.0)))
-    (found,) = known(job, "a", Links())
+    (found,) = find_stage_times(job, "a", Links())
     assert found == StageTimes(2.0, pytest.approx(1.0), pytest.approx(2.0), gpu="a")
     assert found.forward_s / (found.forward_s + found.backward_s) == pytest.approx(FORWARD)
     elsewhere = StepTime(1, 2.0, "b")
-    assert known(replace(job, steps=(StepTime(1, 5.0, "a"), elsewhere)), "a", Links()) == (found,)
-    (assumed,) = known(replace(job, steps=()), "a", Links())
+    assert find_stage_times(
+        replace(job, steps=(StepTime(1, 5.0, "a"), elsewhere)), "a", Links()
+    ) == (found,)
+    (assumed,) = find_stage_times(replace(job, steps=()), "a", Links())
     assert assumed.load_s == pytest.approx(0.4)
 
 
@@ -385,7 +387,7 @@ def test_communication_by_what_the_links_counted(
         200.0, 9_000, tuple(Indicator(name, mean, 0.0) for name, mean in told.items())
     )
     job = queued(1, wants=wants, stages=(), profile=profile, steps=(StepTime(1, 5.0),))
-    (found,) = known(job, "a", Links(within_mib_s=1000.0, between_mib_s=40.0))
+    (found,) = find_stage_times(job, "a", Links(within_mib_s=1000.0, between_mib_s=40.0))
     assert found.load_s == pytest.approx(2.0)
     times = found.forward_s, found.backward_s, found.communication_s
     assert times == pytest.approx((forward_s, backward_s, communication_s))
@@ -393,9 +395,11 @@ def test_communication_by_what_the_links_counted(
 
 def test_a_profile_is_of_the_kind_that_it_was_taken_on():
     profile = Profile(200.0, 9_000, (Indicator("gpu_utilization", 0.6, 0.01),), gpu="b")
-    (found,) = known(queued(1, stages=(), profile=profile), "a", Links())
+    (found,) = find_stage_times(queued(1, stages=(), profile=profile), "a", Links())
     assert found.gpu == "b"
-    (found,) = known(queued(1, stages=(), profile=replace(profile, gpu="")), "a", Links())
+    (found,) = find_stage_times(
+        queued(1, stages=(), profile=replace(profile, gpu="")), "a", Links()
+    )
     assert found.gpu == "a", "released ones do not say"
 
 
@@ -404,7 +408,7 @@ def test_a_profile_is_of_the_kind_that_it_was_taken_on():
     [{}, {"profile": Profile(200.0, 9_000)}, {"stages": (StageTimes(0, 0, 0),)}],
 )
 def test_of_others_nothing_is_known(changes):
-    assert known(queued(1, **{"stages": (), **changes}), "a", Links()) == ()
+    assert find_stage_times(queued(1, **{"stages": (), **changes}), "a", Links()) == ()
 
 
 # -- how long a job has left

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from carmad.core import control
-from carmad.core.attempt import KEPT, Attempt, appended
+from carmad.core.attempt import KEPT, Attempt, append
 from carmad.core.control import Verdict
-from carmad.core.endings import Ending, Trying, ending, placeable
+from carmad.core.endings import Ending, Retries, ending, placeable
 from carmad.core.messages import Exited
 from carmad.core.types import (
     After,
@@ -45,7 +45,7 @@ def of_shared(job: Job, exit: Exit) -> Retry | None:
 
 def ended(job: Job, exit: Exit, *beside: GpuSample, usable: tuple[str, ...] = (GPU,)) -> Ending:
     event = Exited(9.0, job.id, job.attempt, exit)
-    return ending(job, event, beside, Trying(of_shared, 3, 1000, set(usable)))
+    return ending(job, event, beside, Retries(of_shared, 3, 1000, set(usable)))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_of_many_attempts_those_that_crashed_are_kept() -> None:
     attempts: tuple[Attempt, ...] = ()
     for number in range(1, 3 * KEPT):
         preempted = Attempt(number, (GPU,), stop=Cause.PREEMPTED, exit=GONE, ended_at=number)
-        attempts = appended(attempts, crash if number == 2 else preempted)
+        attempts = append(attempts, crash if number == 2 else preempted)
     assert len(attempts) == KEPT
     assert (attempts[0], attempts[-1].number) == (crash, 3 * KEPT - 1)
 
@@ -153,3 +153,30 @@ def test_a_job_that_would_wait_in_vain_is_not_requeued() -> None:
     verdict = control.requeue(job, {JobId(7): JobState.TIMED_OUT})
     assert verdict == Verdict("depends on job 7, which ended as timed out", False, True)
     assert control.requeue(job, {JobId(7): JobState.SUCCEEDED}).acts
+
+
+def ended_at_once(state: JobState, stop: Cause | None, requeued_after: int = 0) -> Job:
+    """A job that has ended at the very time at which its last attempt did."""
+    over = Attempt(1, (GPU,), started_at=1.0, stop=stop, exit=OOM, ended_at=9.0)
+    job = a_job(1, state=JobState.QUEUED)
+    return replace(job, attempts=(over,), state=state, ended_at=9.0, requeued_after=requeued_after)
+
+
+@pytest.mark.parametrize(
+    ("job", "holds"),
+    [
+        (ended_at_once(JobState.OUT_OF_MEMORY, None), True),
+        (ended_at_once(JobState.CANCELLED, Cause.CANCELLED), True),
+        (ended_at_once(JobState.TIMED_OUT, Cause.PREEMPTED), True),
+        # It was back in line: the attempt is not what it ended with.
+        (ended_at_once(JobState.CANCELLED, None), False),
+        (ended_at_once(JobState.CANCELLED, Cause.PREEMPTED), False),
+        (ended_at_once(JobState.CANCELLED, Cause.CANCELLED, requeued_after=1), False),
+        (ended_at_once(JobState.QUEUED, None), False),
+    ],
+)
+def test_the_attempt_that_a_job_ended_with_is_not_told_by_the_clock(job: Job, holds: bool) -> None:
+    assert (job.current is not None) is holds
+    assert job.gpus == ((GPU,) if holds else ())
+    assert job.started_at == (1.0 if holds else None)
+    assert len(job.failures) == (0 if holds or job.requeued_after or job.attempts[0].stop else 1)

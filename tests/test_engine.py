@@ -9,7 +9,7 @@ import pytest
 
 from carmad.config import Settings
 from carmad.core import endings
-from carmad.core.finishing import Finisher
+from carmad.core.endings import Endings
 from carmad.core.messages import (
     CancelRequested,
     Discovered,
@@ -222,7 +222,7 @@ def test_on_a_full_disk_nobody_is_preempted(daemon):
     daemon.fill()
     core = daemon.scheduler
     core._take = lambda event: core._actions.append(
-        core._finisher.stop(core.jobs[id], Cause.PREEMPTED)
+        core._ledger.stop(core.jobs[id], Cause.PREEMPTED)
     )
     daemon.inbox.post(Tick(2.0))
     settle(daemon)
@@ -273,7 +273,7 @@ def test_one_bad_delivery_does_not_spoil_its_batch(daemon, caplog):
 
 def test_an_end_that_the_core_stumbles_over_is_a_failure(daemon, monkeypatch, caplog):
     id = daemon.start()
-    monkeypatch.setattr(endings, "_retried", lambda *_: 1 / 0)
+    monkeypatch.setattr(endings, "_decide_retry", lambda *_: 1 / 0)
     daemon.inbox.post(Exited(2.0, id, 1, Exit(Cause.GPU_OOM, 3, evidence="odd")))
     daemon.await_state(id, JobState.FAILED)
     assert daemon.store.store.job(id).exit == Exit(Cause.FAILURE, 3)
@@ -284,7 +284,7 @@ def test_an_end_that_cannot_be_handled_is_tried_until_it_can(daemon, monkeypatch
     id = daemon.start()
     monkeypatch.setattr(engine, "RETRY_END_S", math.inf)
     with monkeypatch.context() as broken:
-        broken.setattr(Finisher, "exited", lambda *_: 1 / 0)
+        broken.setattr(Endings, "end_attempt", lambda *_: 1 / 0)
         daemon.inbox.post(Exited(2.0, id, 1, Exit(Cause.GPU_OOM, 3)))
         settle(daemon)
         settle(daemon)

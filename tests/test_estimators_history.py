@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from carmad.config import Settings
-from carmad.core.template import template
+from carmad.core.recurrence import template
 from carmad.plugin import Estimate, JobSpec, Refusal, Run
 from carmad.testing import a_run, a_server, a_spec
 from estimators.history import current_history, history, unchecked_history

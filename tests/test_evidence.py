@@ -53,10 +53,10 @@ def jobs(evidence, *pids):
 def test_a_process_that_has_just_died_is_still_its_attempt_s():
     evidence = Evidence()
     with supervisor() as (pid, child):
-        evidence.supervised(FIRST, pid)
+        evidence.add_supervisor(FIRST, pid)
         assert jobs(evidence, child, 1) == {child: 7, 1: None}
     assert jobs(evidence, child, 1) == {child: 7, 1: None}
-    evidence.unsupervised(FIRST)
+    evidence.remove_supervisor(FIRST)
     assert jobs(evidence, child) == {child: 7}
 
 
@@ -64,15 +64,15 @@ def test_a_process_that_died_before_anybody_asked_is_not_an_external_one():
     """The reading shows it, but its owner can no longer be found."""
     evidence = Evidence()
     with supervisor() as (pid, child):
-        evidence.supervised(FIRST, pid)
+        evidence.add_supervisor(FIRST, pid)
     assert jobs(evidence, child, 1) == {1: None}
 
 
 def test_a_pid_that_is_given_again_has_a_new_owner():
     evidence = Evidence()
     with supervisor() as (pid, child), supervisor() as (other, others_child):
-        evidence.supervised(FIRST, pid)
-        evidence.supervised(SECOND, other)
+        evidence.add_supervisor(FIRST, pid)
+        evidence.add_supervisor(SECOND, other)
         assert evidence.attempt_of(others_child) == SECOND
         evidence._owners[others_child] = FIRST  # as if an earlier process of that pid were known
         evidence._attempts[FIRST].processes[others_child] = process_stat(child)[1]
@@ -82,7 +82,7 @@ def test_a_pid_that_is_given_again_has_a_new_owner():
 def test_an_attempt_s_running_processes_are_those_that_use_a_gpu_and_live():
     evidence = Evidence()
     with supervisor() as (pid, child):
-        evidence.supervised(FIRST, pid)
+        evidence.add_supervisor(FIRST, pid)
         assert evidence.running(FIRST) == set()
         evidence.add([reading(1.0, child)])
         assert evidence.running(FIRST) == {child}
@@ -95,7 +95,7 @@ def test_a_gpu_was_full_if_it_was_when_the_main_process_ended(until_s, full):
     """Its leftovers may be seen for some seconds, on a GPU whose memory is free again."""
     evidence = Evidence()
     with supervisor() as (pid, child):
-        evidence.supervised(FIRST, pid)
+        evidence.add_supervisor(FIRST, pid)
         for at, free_mib in ((1.0, 20_000), (2.0, 500), (3.0, 39_000), (4.0, 500)):
             evidence.add([reading(at, *([child] if at < 4 else []), free_mib=free_mib)])
     assert evidence.was_full(FIRST, until_s) is full
@@ -105,7 +105,7 @@ def test_a_gpu_was_full_if_it_was_when_the_main_process_ended(until_s, full):
 def test_old_readings_are_not_kept():
     evidence = Evidence()
     with supervisor() as (pid, child):
-        evidence.supervised(FIRST, pid)
+        evidence.add_supervisor(FIRST, pid)
         for at in range(100):
             evidence.add([reading(float(at), child)])
         assert len(evidence._attempts[FIRST].readings) == module.KEPT_S + 1
@@ -114,12 +114,12 @@ def test_old_readings_are_not_kept():
 def test_nothing_stays_of_attempts_that_ended_a_while_ago(monkeypatch):
     evidence = Evidence()
     with supervisor() as (pid, child):
-        evidence.supervised(FIRST, pid)
+        evidence.add_supervisor(FIRST, pid)
         evidence.add([reading(1.0, child)])
     monkeypatch.setattr(module, "KNOWN_S", 0.0)
     evidence.add([])
     assert evidence._attempts.keys() == {FIRST}, "it has not ended"
-    evidence.unsupervised(FIRST)
+    evidence.remove_supervisor(FIRST)
     evidence.add([])
     assert not (evidence._attempts or evidence._owners or evidence._supervisors)
 
@@ -128,7 +128,7 @@ def test_memory_is_gone_at_once_if_no_process_was_ever_seen():
     evidence = Evidence()
     job = a_job(7, attempt=1, gpus=(GPU,))
     assert evidence.memory_gone(job), "nobody knows it"
-    evidence.supervised(FIRST, 1)
+    evidence.add_supervisor(FIRST, 1)
     assert evidence.memory_gone(job)
     assert evidence.question(0.0) is None
 
@@ -137,7 +137,7 @@ def test_memory_is_gone_by_a_look_that_was_begun_later():
     evidence = Evidence()
     job = a_job(7, attempt=1, gpus=(GPU,))
     with supervisor() as (pid, child):
-        evidence.supervised(FIRST, pid)
+        evidence.add_supervisor(FIRST, pid)
         evidence.add([reading(1.0, child)])
     before = module.time.monotonic()
     assert not evidence.memory_gone(job)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from carmad.config import Collocation, Monitor, Settings
-from carmad.core.first_kernel import Reading, ran
+from carmad.core.readings import Reading, has_run_kernel
 from carmad.core.types import GpuId, GpuSample, Job, JobId, JobState, ProcessUse
 from carmad.testing import FakeServer, a_job
 
@@ -50,7 +50,7 @@ def readings(
     ],
 )
 def test_a_rise_of_the_gpu_s_activity_is_a_first_kernel(activity, alone, seen):
-    assert ran(job(), readings(activity), alone, SETTINGS) is seen
+    assert has_run_kernel(job(), readings(activity), alone, SETTINGS) is seen
 
 
 def test_a_change_of_metric_is_no_rise():
@@ -65,7 +65,7 @@ def test_a_change_of_metric_is_no_rise():
     found: list[Reading] = []
     for (sample, seconds), (its, seen) in zip(readings([None] * 5), steps, strict=True):
         found.append((replace(sample, **its), seconds))  # type: ignore[arg-type]
-        assert ran(job(), found, False, Settings(monitor=Monitor(window_s=60.0))) is seen
+        assert has_run_kernel(job(), found, False, Settings(monitor=Monitor(window_s=60.0))) is seen
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_change_of_metric_is_no_rise():
     ],
 )
 def test_beside_a_busy_neighbour_steady_memory_is_one_too(memory, seen):
-    assert ran(job(), readings([1.0] * len(memory), memory), False, SETTINGS) is seen
+    assert has_run_kernel(job(), readings([1.0] * len(memory), memory), False, SETTINGS) is seen
 
 
 @pytest.mark.parametrize(
@@ -100,32 +100,32 @@ def test_beside_a_busy_process_of_no_resident_a_context_is_no_kernel(other, seen
         (replace(sample, processes=(*sample.processes, other)), seconds)
         for sample, seconds in readings([0.4] * 5, [500] * 5)
     ]
-    assert ran(job(), busy, True, SETTINGS) is seen
+    assert has_run_kernel(job(), busy, True, SETTINGS) is seen
     *before, (last, seconds) = busy
-    assert ran(job(), [*before, (replace(last, sm_active=0.5), seconds)], True, SETTINGS)
+    assert has_run_kernel(job(), [*before, (replace(last, sm_active=0.5), seconds)], True, SETTINGS)
 
 
 def test_on_an_idle_gpu_no_kernel_has_run_however_steady_the_memory():
-    assert not ran(job(), readings([0.0] * 5), True, SETTINGS)
-    assert ran(job(), readings([0.01] * 5), True, SETTINGS)
+    assert not has_run_kernel(job(), readings([0.0] * 5), True, SETTINGS)
+    assert has_run_kernel(job(), readings([0.01] * 5), True, SETTINGS)
 
 
 def test_without_activity_memory_decides_and_without_either_presence():
     unknown: list[float | None] = [None] * 5
-    assert ran(job(), readings(unknown), False, SETTINGS)
-    assert not ran(job(), readings(unknown, [1, 2, 3, 4, 5]), False, SETTINGS)
+    assert has_run_kernel(job(), readings(unknown), False, SETTINGS)
+    assert not has_run_kernel(job(), readings(unknown, [1, 2, 3, 4, 5]), False, SETTINGS)
     blind = [(replace(s, memory_used_mib=None), 1.0) for s, _ in readings([None], [None])]
-    assert ran(job(), blind, False, SETTINGS)
+    assert has_run_kernel(job(), blind, False, SETTINGS)
 
 
 def test_a_sample_of_the_process_itself_decides():
-    assert ran(job(), readings([0.0], util=0.2), False, SETTINGS)
-    assert not ran(job(), readings([0.1, 0.9], util=0.0), False, SETTINGS)
+    assert has_run_kernel(job(), readings([0.0], util=0.2), False, SETTINGS)
+    assert not has_run_kernel(job(), readings([0.1, 0.9], util=0.0), False, SETTINGS)
 
 
 @pytest.mark.parametrize("changes", [{"job": 8}, {"attempt": 1}, {"job": None}])
 def test_other_processes_do_not_count(changes):
-    assert not ran(job(), readings([0.1, 0.9], **changes), False, SETTINGS)
+    assert not has_run_kernel(job(), readings([0.1, 0.9], **changes), False, SETTINGS)
 
 
 def test_an_mps_client_s_context_does_not_open_its_gpu():

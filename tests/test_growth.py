@@ -10,8 +10,7 @@ import pytest
 from carmad.config import Settings
 from carmad.core.admission import demand
 from carmad.core.messages import Submitted
-from carmad.core.recurrence import group
-from carmad.core.template import template
+from carmad.core.recurrence import group, template
 from carmad.core.types import Estimate, JobId
 from carmad.store import journal
 from carmad.testing import a_job, a_spec

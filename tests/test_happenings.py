@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from carmad.core.happenings import Kind, happenings, told, words
+from carmad.core.happenings import Kind, happenings, notices, words
 from carmad.core.messages import Step
 from carmad.core.types import Cause, Exit, JobId
 from carmad.testing import FakeServer
@@ -33,7 +33,7 @@ class Listening:
         return [each.kind for step in self.steps for each in happenings(step)]
 
     def told(self) -> list[tuple[str, ...]]:
-        found = [told(each) for step in self.steps for each in happenings(step)]
+        found = [notices(each) for step in self.steps for each in happenings(step)]
         return [each for each in found if each]
 
 

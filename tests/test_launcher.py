@@ -25,8 +25,9 @@ from carmad.attempt import shepherd as shepherd_module
 from carmad.attempt import supervisor
 from carmad.attempt.environment import job_environment
 from carmad.attempt.evidence import Evidence
+from carmad.attempt.exits import ExitFacts
 from carmad.attempt.launcher import Launcher, NotNow, Stopped, launch_fields
-from carmad.attempt.shepherd import Ended, Shepherd
+from carmad.attempt.shepherd import Shepherd
 from carmad.core.types import Cause, Job, JobId
 from carmad.errors import CarmaError
 from carmad.testing import changed
@@ -40,7 +41,7 @@ class Farm(Bench):
 
     def __init__(self, state: Path) -> None:
         super().__init__(state)
-        self.reports: list[tuple[JobId, int, Ended]] = []
+        self.reports: list[tuple[JobId, int, ExitFacts]] = []
         self.memory: set[JobId] = set()  # jobs whose memory has not left its GPUs yet
         self.shepherd = self.hire()
 
@@ -62,7 +63,7 @@ class Farm(Bench):
         self.shepherd.watch(job)
         return job
 
-    def report(self) -> Ended:
+    def report(self) -> ExitFacts:
         until(lambda: self.reports, "a report")
         ((_, _, ended),) = self.reports
         return ended
@@ -367,7 +368,7 @@ def test_ended_jobs_leave_nothing(farm: Farm) -> None:
     farm.launcher.release(JobId(1))
     assert sorted(path.name for path in (farm.state / "jobs").iterdir()) == ["11.1", "12.1"]
     farm.launcher.release(JobId(99))
-    assert farm.launcher.launched() == {11, 12}
+    assert farm.launcher.jobs_on_disk() == {11, 12}
 
 
 def test_a_supervisor_that_comes_late_finds_nothing_to_run(
@@ -387,10 +388,10 @@ def test_a_supervisor_that_comes_late_finds_nothing_to_run(
 
 
 def test_the_ids_on_record_are_known(farm: Farm) -> None:
-    assert max(farm.launcher.launched(), default=0) == 0
+    assert max(farm.launcher.jobs_on_disk(), default=0) == 0
     for id in (2, 11):
         farm.ended(farm.launch(farm.job("true", id=id)))
-    assert max(farm.launcher.launched(), default=0) == 11
+    assert max(farm.launcher.jobs_on_disk(), default=0) == 11
 
 
 def test_nobody_hears_a_signal_to_a_job_without_processes(farm: Farm) -> None:
@@ -705,7 +706,7 @@ def test_what_cannot_be_killed_is_reported_but_only_if_it_runs_no_more(
         farm.shepherd.watch(job)
         until(lambda: farm.evidence.attempt_of(int(pid)) == (job.id, 1), "it to be followed")
         os.kill(farm.started(job)["pid"], signal.SIGKILL)
-        until(lambda: farm.shepherd._attempts[job.id, 1].ended, "its end to be noticed")
+        until(lambda: farm.shepherd._attempts[job.id, 1].facts, "its end to be noticed")
         assert farm.reports == []
         stuck.append(int(pid))
         assert (farm.report().lost, farm.report().left) == (True, True)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from carmad import layout_text
 from carmad.api.requests import StageIn, StageTimesIn, StepStagesIn
-from carmad.core import layout_text
 from carmad.core.layout import Stage
-from carmad.core.layout_text import OF_STAGE, OF_TIMES, written
 from carmad.core.types import StageTimes
+from carmad.layout_text import OF_STAGE, OF_TIMES, format_fields
 
 
 def test_a_stage_is_read() -> None:
@@ -79,13 +79,13 @@ amounts = st.floats(0, 1e8)
 
 @given(st.builds(Stage, st.integers(1, 1024), *[amounts] * 5, st.integers(1, 1024), amounts))
 def test_a_stage_that_is_written_is_read_back(stage: Stage) -> None:
-    assert Stage(**layout_text.stage(written(asdict(stage), OF_STAGE))) == stage
+    assert Stage(**layout_text.stage(format_fields(asdict(stage), OF_STAGE))) == stage
 
 
 @given(st.builds(StageTimes, *[amounts] * 4, sync=st.sampled_from(["backward", "forward"])))
 def test_stage_times_that_are_written_are_read_back(times: StageTimes) -> None:
     assume(times.load_s + times.forward_s + times.backward_s + times.communication_s)
-    assert StageTimes(**layout_text.stage_times(written(asdict(times), OF_TIMES))) == times
+    assert StageTimes(**layout_text.stage_times(format_fields(asdict(times), OF_TIMES))) == times
 
 
 def test_every_field_has_a_word_and_a_place_in_a_request() -> None:

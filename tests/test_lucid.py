@@ -163,7 +163,7 @@ def test_memory_counts_as_a_share_of_the_card_and_amp_as_declared():
 
 
 def test_the_shipped_tree_is_as_the_store_would_read_it_and_steps_back_for_a_learned_one():
-    tree = packing.shipped()
+    tree = packing.load_shipped()
     assert codec.decode_model(codec.encode_model(tree)) == tree
     assert set(tree.classes) == set(packing.SCORES)
     assert packing.model({}) == tree

@@ -53,8 +53,8 @@ def test_the_values_are_those_of_the_processes() -> None:
         marks = Marks(b"MARK")
         found = starts(pids)
         assert marks.having(b"two", found) == {pids[1]: found[pids[1]]}
-        assert [marks.known(*each) for each in found.items()] == [b"one", b"two"]
-        assert marks.known(pids[0], 1) is None, "another process"
+        assert [marks.value(*each) for each in found.items()] == [b"one", b"two"]
+        assert marks.value(pids[0], 1) is None, "another process"
         assert own_environment(pids[0])["MARK"] == "one"
         assert found.items() <= processes().items()
     assert Marks(b"MARK").having(b"one", found) == {}, "they are gone"
@@ -71,7 +71,7 @@ def test_one_that_does_not_answer_keeps_nobody_from_the_others(
         monkeypatch.setattr(module, "program", lambda _: reader)
         marks, found = Marks(b"MARK"), starts(pids)
         marks.ask(found)
-        assert [marks.known(*each) for each in found.items()] == [b"one", b"", b"two"]
+        assert [marks.value(*each) for each in found.items()] == [b"one", b"", b"two"]
         assert capfd.readouterr().err.count(f"process {pids[1]} cannot be read") == 1
         marks.ask(found)
         assert capfd.readouterr().err == "", "it is asked once"

@@ -98,7 +98,7 @@ class Posts:
 @pytest.fixture
 def parts():
     source, inbox, seen, evidence = Source(), Posts(), [], Evidence()
-    evidence.supervised((JobId(7), 2), os.getpid())
+    evidence.add_supervisor((JobId(7), 2), os.getpid())
     monitor = Monitor(source, Settings(period_s=60), inbox, evidence, seen.append)
     yield monitor, source, inbox, seen
     monitor.stop()

@@ -14,7 +14,7 @@ from carmad.api.outlook import outlook_out, start_out
 from carmad.api.wire import iso
 from carmad.config import Limits, Settings
 from carmad.core.line import Held
-from carmad.core.outlook import FORESEEN, Outlook, expected, outlook
+from carmad.core.outlook import FORESEEN, Outlook, forecast, outlook
 from carmad.core.reservations import Reservation, slots
 from carmad.core.scene import Scene
 from carmad.core.tasks import JobsById
@@ -82,7 +82,7 @@ def test_a_job_that_runs_without_gpus_has_not_ended() -> None:
     follows = waiting(5, after=(After(first.id),))
     gpus = [a_gpu_view(0)]
     assert outlook(follows, [follows], gpus, NOW, [first]) == Outlook(NOW + 200, NOW + 300)
-    (found,) = expected([follows], gpus, NOW, [first]).values()
+    (found,) = forecast([follows], gpus, NOW, [first]).values()
     assert (found.likely.at, found.likely.after) == (NOW + 200, first.id)
 
 
@@ -270,13 +270,13 @@ def test_who_has_used_up_a_quota_is_told_so() -> None:
 def test_a_reserved_gpu_is_free_when_that_is_over() -> None:
     kept = Reservation(1, (a_gpu_view(0).id,), ("eve",), (NOW - 10.0,), 310.0, "root")
     gpu = a_gpu_view(0, reserved=slots((kept,), a_gpu_view(0).id, NOW))
-    (found,) = expected([waiting(5)], [gpu], NOW).values()
+    (found,) = forecast([waiting(5)], [gpu], NOW).values()
     assert found.likely.at == found.latest.at == NOW + 300
 
 
 def test_what_a_forecast_costs_is_bounded() -> None:
     line = [waiting(id) for id in range(1, FORESEEN + 2)]
-    assert len(expected(line, [a_gpu_view(0)], NOW)) == FORESEEN
+    assert len(forecast(line, [a_gpu_view(0)], NOW)) == FORESEEN
 
 
 @given(
@@ -290,5 +290,5 @@ def test_the_latest_start_is_not_before_the_likely_one(
         a_job(id, spec=a_spec(gpus=n, time_limit_s=float(s + more), expected_s=float(s)))
         for id, (n, s, more) in enumerate(jobs, 1)
     ]
-    found = expected(line, [a_gpu_view(n) for n in range(gpus)], NOW)
+    found = forecast(line, [a_gpu_view(n) for n in range(gpus)], NOW)
     assert all(NOW <= each.likely.at <= each.latest.at for each in found.values())

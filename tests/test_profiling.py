@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carmad.config import Limits, Monitor, Profiling, Settings
-from carmad.core.company import beside, loaded, with_company
 from carmad.core.decision import Placement
 from carmad.core.history import (
     BIN_S,
@@ -20,10 +19,11 @@ from carmad.core.history import (
     Past,
     past,
 )
-from carmad.core.knowledge import sharing_profiles
+from carmad.core.knowledge import with_shared_profiles
 from carmad.core.messages import CancelRequested, Discovered, HoldRequested, Stepped, Trained
-from carmad.core.profiling import UsageProfiler
+from carmad.core.readings import UsageProfiler
 from carmad.core.recurrence import group
+from carmad.core.slowdown import beside, load, with_company
 from carmad.core.types import (
     Cause,
     Estimate,
@@ -321,7 +321,7 @@ def test_mean_and_variance_are_weighted_by_time_and_only_of_training():
         profiler.add((job,), before, after, gap_s=5.0)
     profiler.add((job, a_job(2)), readings[-1], reading(15.0, 1.0), gap_s=5.0)  # in company
     profiler.add((job,), readings[-1], reading(30.0, 1.0), gap_s=5.0)  # after a gap
-    assert profiler.watched_s(job) == 4.0
+    assert profiler.seconds(job) == 4.0
     profile = profiler.profile(job, 7)
     mean = (3 * 0.2 + 0.6) / 4
     sm = next(each for each in profile.indicators if each.name == "sm_active")
@@ -330,7 +330,7 @@ def test_mean_and_variance_are_weighted_by_time_and_only_of_training():
     assert profile.mean("tensor_active") == 0.5
     assert profile.mean("dram_active") is None
     profiler.forget(job.id)
-    assert profiler.watched_s(job) == 0.0
+    assert profiler.seconds(job) == 0.0
 
 
 def test_predictions_come_when_a_job_joins_the_line_and_when_it_is_known():
@@ -614,7 +614,7 @@ def test_a_step_beside_another_is_kept_as_a_ratio_with_both_profiles():
     world.tell(Stepped(world.now, one, 0.3))
     (met,) = world.job(one).company
     assert (met.neighbour, met.ratio, met.mps) == (two, pytest.approx(1.5), False)
-    assert met.other == loaded(world.job(two).profile, 40_960)
+    assert met.other == load(world.job(two).profile, 40_960)
     assert met.own.memory_share == 4096 / 40_960
     assert world.job(one).steps == (StepTime(1, 0.2, KIND),), "that is still the time alone"
     before = world.job(one)
@@ -738,7 +738,7 @@ def test_a_restart_shares_equal_profiles_and_keeps_other_jobs_as_they_are():
     """Policies remember what they worked out for a version of a job, by identity."""
     first, again, other = (Profile(60.0, mib) for mib in (1_000, 1_000, 2_000))
     jobs = [a_job(1, profile=first), a_job(2, profile=again), a_job(3, profile=other), a_job(4)]
-    shared = list(sharing_profiles(jobs))
+    shared = list(with_shared_profiles(jobs))
     assert shared == jobs
     assert shared[1].profile is first
     assert [new is old for new, old in zip(shared, jobs, strict=True)] == [True, False, True, True]

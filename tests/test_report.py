@@ -21,7 +21,7 @@ from carmad.api.report import Period, ReportOut, Server, report_out
 from carmad.api.reporting import longest_wait_reason
 from carmad.core.decision import Decision, Placement, Reason, Verdict
 from carmad.core.messages import Step, Tick
-from carmad.core.ran import Ran, Said, Whose
+from carmad.core.sharing import EstimateSummary, JobSummary, SpecSummary
 from carmad.core.types import ArrayTask, Cause, Exit, GpuId, JobId, JobState, Usage
 from carmad.report import html, markdown
 from carmad.report.period import last
@@ -45,11 +45,11 @@ WEEK = Period(0.0, 100 * HOUR, 100 * HOUR)
 HOSTILE = "<img src=x onerror=alert(1)>|`*[x](javascript:1)\x1b[31m\u202e" + "A" * 10_000
 
 
-def report(*jobs: Ran, period: Period = WEEK, user: str | None = None) -> ReportOut:
+def report(*jobs: JobSummary, period: Period = WEEK, user: str | None = None) -> ReportOut:
     return report_out(jobs, period, Server(GPUS), lambda one: f"why {one.id}", user)
 
 
-def waiting(id: int, since_h: float, **its: Any) -> Ran:
+def waiting(id: int, since_h: float, **its: Any) -> JobSummary:
     return job(id, **{"submitted_at": since_h * HOUR, "state": JobState.QUEUED, **its})
 
 
@@ -94,8 +94,8 @@ def test_a_gpu_that_is_gone_is_there_while_it_was_used() -> None:
 
 
 def test_estimates_by_whose_they_were() -> None:
-    def estimated(id: int, mib: int, peak: int, source: str = "trace", **its: Any) -> Ran:
-        return job(id, stay(0, id), estimate=Said(mib, source), usage=Usage(peak), **its)
+    def estimated(id: int, mib: int, peak: int, source: str = "trace", **its: Any) -> JobSummary:
+        return job(id, stay(0, id), estimate=EstimateSummary(mib, source), usage=Usage(peak), **its)
 
     out = report(
         *(estimated(n, mib, 1000) for n, mib in enumerate((900, 1100, 1500), 1)),
@@ -123,11 +123,11 @@ def test_jobs_that_ran_out_of_memory_and_what_became_of_them() -> None:
 
 
 def test_the_longest_waits() -> None:
-    task = Whose("ada", 1000, "sweep", ArrayTask(JobId(10), 0))
+    task = SpecSummary("ada", 1000, "sweep", ArrayTask(JobId(10), 0))
     out = report(
         job(1, stay(7, 8)),
         waiting(2, 40),
-        waiting(3, 90, spec=Whose("ada", 1000, "later", begin_at=99 * HOUR)),
+        waiting(3, 90, spec=SpecSummary("ada", 1000, "later", begin_at=99 * HOUR)),
         waiting(4, 1, state=JobState.CANCELLED),
         job(5, stay(150, 160), submitted_at=80 * HOUR),
         *(waiting(n, 50, spec=task) for n in (10, 11, 12)),
@@ -144,7 +144,7 @@ def test_the_longest_waits() -> None:
 
 
 def test_jobs_that_held_gpus_without_using_them() -> None:
-    def idler(id: int, active: float, hours: float = 10.0, measured: float = 1.0) -> Ran:
+    def idler(id: int, active: float, hours: float = 10.0, measured: float = 1.0) -> JobSummary:
         gpu_s = hours * HOUR * measured
         usage = Usage(sm_seconds=active * gpu_s, gpu_seconds=gpu_s)
         return job(id, stay(id * 10, id * 10 + hours), usage=usage)
@@ -253,7 +253,7 @@ class Text(HTMLParser):
 
 def test_hostile_names_are_text() -> None:
     idle = Usage(gpu_seconds=10 * HOUR)
-    spec = Whose(HOSTILE, 1000, HOSTILE)
+    spec = SpecSummary(HOSTILE, 1000, HOSTILE)
     out = report(job(1, stay(5, 15), usage=idle, spec=spec))
     out["external"] = [{"user": HOSTILE, "processes": 1, "gpu_hours": 1.0}]
     page = Text()

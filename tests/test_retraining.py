@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from carmad.config import Settings
-from carmad.core.company import beside
 from carmad.core.history import History
 from carmad.core.messages import Step, Tick
 from carmad.core.recurrence import group
+from carmad.core.slowdown import beside
 from carmad.core.types import Company, GpuId, Indicator, Job, JobId, JobState, Loaded, Profile
 from carmad.learned import models
 from carmad.learned.models import Models, lacking, shipped

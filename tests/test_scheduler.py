@@ -567,7 +567,7 @@ def test_hold_release_and_requeue():
     server.tell(HoldRequested(server.now, id, True, "ada"))
     server.exit(running)
     assert server.job(id).state is S.QUEUED
-    assert server.scene.blocked_by(server.job(id)).code == "held"
+    assert server.scene.blocker(server.job(id)).code == "held"
     server.tell(HoldRequested(server.now, id, False, "ada"))
     assert server.job(id).state is S.STARTING
     server.exit(id, Exit(Cause.FAILURE, 1))
@@ -581,7 +581,7 @@ def test_who_is_not_there_any_more_has_no_job_started_until_it_is_released():
     server.exit(id, Exit(Cause.NO_ACCOUNT, evidence="there is no ada"))
     job = server.job(id)
     assert (job.state, job.held, job.barred) == (S.QUEUED, True, "there is no ada")
-    assert server.scene.blocked_by(job).code == "no_account"
+    assert server.scene.blocker(job).code == "no_account"
     assert server.job(other).state is S.STARTING
     server.exit(other)
     assert server.job(id).state is S.QUEUED
@@ -624,7 +624,7 @@ def test_dependencies(kind, cause, starts):
     first = server.submit()
     second = server.submit(after=(After(first, kind),))
     third = server.submit(after=(After(second),))
-    assert server.scheduler.snapshot(0.0).blocked_by(server.job(second)).code == "dependency"
+    assert server.scheduler.snapshot(0.0).blocker(server.job(second)).code == "dependency"
     server.exit(first, Exit(cause, 0 if cause is Cause.SUCCESS else 1))
     if starts:
         assert server.job(second).state is S.STARTING
@@ -660,9 +660,7 @@ def test_a_job_that_waits_for_many_names_a_few():
     server.next_id = 101
     last = server.submit(after=tuple(After(JobId(n)) for n in range(1, 101)))
     assert (
-        server.scheduler.snapshot(0.0)
-        .blocked_by(server.job(last))
-        .detail.endswith("job 7, job 8, …")
+        server.scheduler.snapshot(0.0).blocker(server.job(last)).detail.endswith("job 7, job 8, …")
     )
 
 
@@ -690,7 +688,7 @@ def test_a_quota_holds_its_user_back_and_nobody_else():
     mine = [server.submit(gpus=1) for _ in range(3)]
     hers = server.submit(user="bob", uid=1001)
     assert [server.job(i).state for i in mine] == [S.STARTING, S.STARTING, S.QUEUED]
-    assert server.scheduler.snapshot(0.0).blocked_by(server.job(mine[2])).code == "quota"
+    assert server.scheduler.snapshot(0.0).blocker(server.job(mine[2])).code == "quota"
     assert server.job(hers).state is S.STARTING
 
 
@@ -1085,7 +1083,7 @@ def test_within_a_plan_the_client_left_on_a_gpu_out_of_sight_still_counts():
     view = a_view([shown, a_gpu_view(1), a_gpu_view(2)], [], settings)
     node = NodeView(view.nodes[0].name, view.nodes[0].gpus[1:])
     job = a_job(spec=a_spec(exclusive=True, uid=1001))
-    alone = job.placed((a_gpu(1).id,), 0.0, mode=Mode.EXCLUSIVE)
+    alone = job.with_new_attempt((a_gpu(1).id,), 0.0, mode=Mode.EXCLUSIVE)
     after = node.with_resident(a_gpu(1).id, alone, settings)
     assert after.gpus[1].mps_stray == (1000, "pid 77 of ada")
 
@@ -1326,7 +1324,7 @@ def test_dependencies_that_are_changed_are_followed():
     server.tell(CancelRequested(server.now, ids[0], "ada"))
     assert server.job(ids[2]).state is S.QUEUED
     server.tell(CancelRequested(server.now, ids[1], "ada"))
-    assert server.scheduler.ended[ids[2]] is S.CANCELLED
+    assert server.scheduler.outcomes[ids[2]] is S.CANCELLED
 
 
 def test_a_job_that_is_to_follow_one_that_has_failed_meanwhile_is_cancelled():
@@ -1334,7 +1332,7 @@ def test_a_job_that_is_to_follow_one_that_has_failed_meanwhile_is_cancelled():
     failed, id = server.submit(), server.submit()
     server.tell(CancelRequested(server.now, failed, "ada"))
     step = update(server, id, after=(After(failed),))
-    assert server.scheduler.ended[id] is S.CANCELLED
+    assert server.scheduler.outcomes[id] is S.CANCELLED
     assert step.jobs[-1].exit.evidence == f"job {failed} ended as cancelled"
 
 

@@ -103,9 +103,9 @@ def cancelled_at_once(self: Requests, event: CancelRequested) -> list[Action]:
         self._ledger.put(job)
         stopping = job
         if job.holds_gpus:
-            self._finisher.stop(job, Cause.CANCELLED)
+            self._ledger.stop(job, Cause.CANCELLED)
             stopping = self._ledger.jobs[job.id]
-        self._finisher.end(stopping, JobState.CANCELLED, Exit(Cause.CANCELLED), event.at)
+        self._endings.end(stopping, JobState.CANCELLED, Exit(Cause.CANCELLED), event.at)
     return []
 
 

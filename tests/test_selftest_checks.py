@@ -285,13 +285,13 @@ def test_the_kernels_kills_for_memory(machine: Machine, monkeypatch: pytest.Monk
     monkeypatch.setattr(jobs, "GREEDY", killed)
     found = machine.check("host_oom")  # there is no cgroup: nobody counts
     assert found.verdict is Verdict.DIFFERS, found
-    exited = jobs.records.exited
+    exited = jobs.records.read_exit
 
     def counted(directory: Path) -> Any:
         record = exited(directory)
         return record and dataclasses.replace(record, host_oom_kills=1)
 
-    monkeypatch.setattr(jobs.records, "exited", counted)
+    monkeypatch.setattr(jobs.records, "read_exit", counted)
     found = machine.check("host_oom")
     assert found.verdict is Verdict.HOLDS, found
     assert found.observed["cause"] == "host_oom"

@@ -143,7 +143,7 @@ def test_a_shared_gpu_is_divided() -> None:
     second = server.submit(user="bob", memory_mib=1000)
     assert server.job(second).state is JobState.STARTING
     server.pass_time(60)
-    used = {user: server.scheduler.shares.used_s(user, server.now) for user in ("ada", "bob")}
+    used = {user: server.scheduler.shares.usage_s(user, server.now) for user in ("ada", "bob")}
     assert used == pytest.approx({"ada": 130, "bob": 30}, rel=0.01)
     server.exit(first)
     assert server.scheduler.shares.accounts["bob"].rate == 1.0
@@ -161,7 +161,7 @@ def test_shares_survive_a_restart_and_a_reboot_ends_what_was_used(tmp_path: Path
     for step in server.steps:
         store.commit(step)
     store.close()
-    used_s = server.scheduler.shares.used_s("ada", server.now + 50)
+    used_s = server.scheduler.shares.usage_s("ada", server.now + 50)
 
     store = SqlStore.open(tmp_path / "carma.db")
     store.keep_time("boot", 0.0)
@@ -169,7 +169,7 @@ def test_shares_survive_a_restart_and_a_reboot_ends_what_was_used(tmp_path: Path
     server.scheduler.restore(saved.jobs, accounts=saved.accounts)
     server.sample(50)
     after = server.scheduler.shares
-    assert after.used_s("ada", server.now) == pytest.approx(used_s)
+    assert after.usage_s("ada", server.now) == pytest.approx(used_s)
     assert after.accounts["bob"].groups == ("lab",)
     store.keep_time("boot", 1000.0)
     shifted = {each.user: each for each in store.restore().accounts}
@@ -267,7 +267,7 @@ def test_a_job_without_gpus_counts_as_the_part_of_the_gpus_that_it_has_of_the_ho
     server, jobs = flooded()
     ada = server.scheduler.shares.accounts["ada"]
     assert (ada.rate, ada.host_rate) == (0.0, 2.0), "all CPUs: as two GPUs"
-    assert server.scheduler.shares.used_s("ada", server.now) == pytest.approx(1200, rel=0.01)
+    assert server.scheduler.shares.usage_s("ada", server.now) == pytest.approx(1200, rel=0.01)
     (shown,) = shares_out(server.scene)["users"]
     assert (shown["gpus"], shown["host_gpus"]) == (0.0, 2.0)
     assert shown["gpu_hours"] == pytest.approx(1 / 3, rel=0.01)
@@ -302,11 +302,11 @@ def test_what_they_count_as_is_neither_gpus_held_nor_gpu_hours_of_a_limit() -> N
 
 def test_where_nobody_counts_cpus_or_there_are_no_gpus_they_count_as_nothing() -> None:
     server, _ = flooded(ALONE)
-    assert server.scheduler.shares.used_s("ada", server.now) == 0.0
+    assert server.scheduler.shares.usage_s("ada", server.now) == 0.0
     server = FakeServer(gpus=0, settings=HOST)
     server.submit(gpus=0, cpus=8)
     server.pass_time(60)
-    assert server.scheduler.shares.used_s("ada", server.now) == 0.0
+    assert server.scheduler.shares.usage_s("ada", server.now) == 0.0
 
 
 def test_other_settings_and_other_gpus_count_at_once() -> None:
@@ -328,11 +328,11 @@ def test_an_account_with_a_part_of_the_host_is_stored(tmp_path: Path) -> None:
     store.keep_time("boot", 0.0)
     for step in server.steps:
         store.commit(step)
-    used_s = server.scheduler.shares.used_s("ada", server.now + 50)
+    used_s = server.scheduler.shares.usage_s("ada", server.now + 50)
     saved = store.restore()
     server.scheduler.restore(saved.jobs, accounts=saved.accounts)
     server.sample(50)
-    assert server.scheduler.shares.used_s("ada", server.now) == pytest.approx(used_s)
+    assert server.scheduler.shares.usage_s("ada", server.now) == pytest.approx(used_s)
     store.keep_time("another boot", 5000.0)
     assert {each.host_rate for each in store.restore().accounts} == {0.0}
     store.close()
@@ -347,7 +347,7 @@ def test_an_account_with_a_part_of_the_host_is_stored(tmp_path: Path) -> None:
 
 def test_cancelling_and_submitting_again_gains_neither_use_nor_a_place() -> None:
     server, jobs = flooded()
-    used_s = server.scheduler.shares.used_s("ada", server.now)
+    used_s = server.scheduler.shares.usage_s("ada", server.now)
     bob = server.submit(user="bob", gpus=0, cpus=4)
     carl = server.submit(user="carl", gpus=0, cpus=4)
     for job in jobs:
@@ -361,7 +361,7 @@ def test_cancelling_and_submitting_again_gains_neither_use_nor_a_place() -> None
     assert line(server) == [carl, bob, again]
     for job in jobs[:2]:
         server.exit(job, Exit(Cause.CANCELLED))
-    assert server.scheduler.shares.used_s("ada", server.now) == used_s
+    assert server.scheduler.shares.usage_s("ada", server.now) == used_s
 
 
 def test_an_early_arrival_that_was_kept_gains_nothing_against_who_has_used_less() -> None:
@@ -389,7 +389,7 @@ def test_a_held_job_counts_as_nothing_and_one_that_is_being_preempted_until_it_i
     server.pass_time(60)
     assert shares.accounts["ada"].rate == 1.0
     server.tell(Exited(server.now, job, 1, Exit(Cause.FAILURE, signal=15)))
-    assert server.scheduler.shares.used_s("ada", server.now) == pytest.approx(120, rel=0.01)
+    assert server.scheduler.shares.usage_s("ada", server.now) == pytest.approx(120, rel=0.01)
 
 
 def test_an_adopted_job_counts_from_its_adoption_on() -> None:
@@ -400,4 +400,4 @@ def test_an_adopted_job_counts_from_its_adoption_on() -> None:
     server.tell(Adopted(server.now, JobId(50), spec, (gpu,), Mode.STREAMS))
     assert server.scheduler.shares.accounts["ada"].rate == 1.0
     server.pass_time(60)
-    assert server.scheduler.shares.used_s("ada", server.now) == pytest.approx(60, rel=0.01)
+    assert server.scheduler.shares.usage_s("ada", server.now) == pytest.approx(60, rel=0.01)

@@ -10,10 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carmad.core.ran import End, Ran, Stay, Whose, ran
-from carmad.core.receipt import Receipt, receipt
-from carmad.core.sharing import Met, Stayed, met
-from carmad.core.slowdown import Known, Slowdown, slowdown
+from carmad.core.sharing import (
+    AttemptSummary,
+    ExitSummary,
+    JobSummary,
+    Overlaps,
+    SpecSummary,
+    Stay,
+    overlaps,
+    summarize,
+)
+from carmad.core.slowdown import Basis, Receipt, Slowdown, receipt, slowdown
 from carmad.core.types import (
     Cause,
     Company,
@@ -40,37 +47,39 @@ NOBODY = Loaded((), 0.0)
 
 def stay(
     begin_h: float, end_h: float | None, *gpus: str, cause: Cause = Cause.SUCCESS, **its: object
-) -> Stay:
+) -> AttemptSummary:
     ended_at = None if end_h is None else end_h * HOUR
-    exit = None if end_h is None else End(cause)
+    exit = None if end_h is None else ExitSummary(cause)
     ids = tuple(GpuId(gpu) for gpu in gpus or ("g0",))
-    return Stay(ids, Mode.STREAMS, begin_h * HOUR, ended_at, exit=exit, **its)  # type: ignore[arg-type]
+    return AttemptSummary(ids, Mode.STREAMS, begin_h * HOUR, ended_at, exit=exit, **its)  # type: ignore[arg-type]
 
 
-def job(id: int, *stays: Stay, user: str = "ada", **its: object) -> Ran:
-    whose = Whose(user, 1000, f"train-{id}")
+def job(id: int, *stays: AttemptSummary, user: str = "ada", **its: object) -> JobSummary:
+    whose = SpecSummary(user, 1000, f"train-{id}")
     usual = {"spec": whose, "state": JobState.SUCCEEDED, "submitted_at": 0.0}
-    return Ran(JobId(id), attempts=stays, **usual | its)  # type: ignore[arg-type]
+    return JobSummary(JobId(id), attempts=stays, **usual | its)  # type: ignore[arg-type]
 
 
-def seen(*jobs: Ran, since_h: float = 0.0, until_h: float = 1000.0, now_h: float = 1000.0) -> Met:
-    return met(jobs, since_h * HOUR, until_h * HOUR, now_h * HOUR)
+def seen(
+    *jobs: JobSummary, since_h: float = 0.0, until_h: float = 1000.0, now_h: float = 1000.0
+) -> Overlaps:
+    return overlaps(jobs, since_h * HOUR, until_h * HOUR, now_h * HOUR)
 
 
 def known(
-    *jobs: Ran,
+    *jobs: JobSummary,
     runs_h: Sequence[float] = (),
     model: Boosted | None = None,
-    profiled: Sequence[Ran] = (),
-) -> Known:
+    profiled: Sequence[JobSummary] = (),
+) -> Basis:
     runs = [hours * HOUR for hours in runs_h]
     profile = Profile(200.0, 9_000, (Indicator("sm_active", 0.5, 0.01),))
     profiles = {one.id: profile for one in profiled}
     every = {one.id: one for one in jobs}
-    return Known(every, 0.0, lambda _: runs, lambda _: 40_000, model, profiles)
+    return Basis(every, 0.0, lambda _: runs, lambda _: 40_000, model, profiles)
 
 
-def of(one: Ran, *jobs: Ran, **its: object) -> Receipt:
+def of(one: JobSummary, *jobs: JobSummary, **its: object) -> Receipt:
     return receipt(one, seen(*jobs).stays[one.id], known(*jobs, **its))  # type: ignore[arg-type]
 
 
@@ -90,7 +99,7 @@ def test_two_jobs_share_for_part_of_their_time() -> None:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[Ran]:
+def histories(draw: st.DrawFn) -> list[JobSummary]:
     """Jobs that come and go at whole seconds, some of them several times."""
     made = []
     for id in range(1, draw(st.integers(2, 6))):
@@ -108,16 +117,16 @@ def histories(draw: st.DrawFn) -> list[Ran]:
 
 @given(histories(), st.integers(0, 20), st.integers(1, 20), st.integers(0, 20))
 def test_it_is_what_looking_every_second_shows(
-    jobs: list[Ran], since: int, length: int, later: int
+    jobs: list[JobSummary], since: int, length: int, later: int
 ) -> None:
     until, now = since + length, since + length + later
-    found = met(jobs, since, until, now)
+    found = overlaps(jobs, since, until, now)
     stays = [(job.id, stay) for job in jobs for stay in job.attempts]
     followed = [each for job in jobs for each in found.stays.get(job.id, ())]
-    looked = {id(each.stay): Stayed(each.job, each.stay) for each in followed}
+    looked = {id(each.attempt): Stay(each.job, each.attempt) for each in followed}
     busy, shared = Counter[GpuId](), Counter[GpuId]()
     for second in range(64):  # those that have ended may do so later than `now`
-        on: dict[GpuId, list[tuple[JobId, Stay]]] = {}
+        on: dict[GpuId, list[tuple[JobId, AttemptSummary]]] = {}
         for whose, here in stays:
             end = now if here.ended_at is None else round(here.ended_at)
             if round(here.started_at or 0) <= second < end:
@@ -140,7 +149,7 @@ def test_it_is_what_looking_every_second_shows(
                 its.beside = {**(its.beside or {})}
                 its.beside[min(others)] = its.beside.get(min(others), 0) + 1
     for each in followed:
-        its = looked[id(each.stay)]
+        its = looked[id(each.attempt)]
         for name in ("run_s", "shared_s", "held_s", "held_shared_s", "share"):
             assert getattr(each, name) == pytest.approx(getattr(its, name), abs=1e-6), name
         assert (each.beside or {}) == pytest.approx(its.beside or {}, abs=1e-6)
@@ -173,7 +182,7 @@ def test_each_of_a_job_s_gpus_counts_and_the_slowest_decides() -> None:
     its = of(replace(wide, company=(beside(2, 1.25),)), wide, other)
     assert (its.held, its.shared, its.share) == (4.0, 2.0, 3.5)
     assert its.alone == pytest.approx(2.0 + 2.0 / 1.25)
-    assert its.saved == pytest.approx(0.1)
+    assert its.saving == pytest.approx(0.1)
 
 
 def test_a_mig_instance_is_a_gpu_of_its_own() -> None:
@@ -186,27 +195,27 @@ def test_what_is_saved_is_what_alone_would_have_been_held_less_what_was() -> Non
     one = job(1, stay(0, 1.25), company=(beside(2, 1.25),))
     two = job(2, stay(0, 1.25), company=(beside(1, 1.25),))
     its, others = of(one, one, two), of(two, one, two)
-    assert (its.alone, its.share, its.saved) == (1.0, 0.625, 0.375)
-    assert its.saved_at_most == 0.625
-    assert (its.saved or 0) + (others.saved or 0) == 2 * 1.0 - 1.25
+    assert (its.alone, its.share, its.saving) == (1.0, 0.625, 0.375)
+    assert its.most_saving == 0.625
+    assert (its.saving or 0) + (others.saving or 0) == 2 * 1.0 - 1.25
 
 
 def test_sharing_may_cost_more_than_it_gives() -> None:
     one = job(1, stay(0, 2), company=(beside(2, 4.0),))
-    assert of(one, one, job(2, stay(0, 2))).saved == -0.5
+    assert of(one, one, job(2, stay(0, 2))).saving == -0.5
 
 
 def test_an_attempt_that_sharing_crashed_is_lost_and_one_alone_is_not() -> None:
     crash = stay(0, 1, cause=Cause.GPU_OOM)
     one = job(1, crash, stay(2, 4))
     assert of(one, one, job(2, stay(0, 1))) == Receipt(3.0, 1.0, 2.5, 1, None, 2.0)
-    assert of(one, one).saved == 0.0
+    assert of(one, one).saving == 0.0
 
 
 def test_without_anything_to_go_by_nothing_is_said() -> None:
     one = job(1, stay(0, 2))
     its = of(one, one, job(2, stay(0, 2)))
-    assert (its.slowdown, its.alone, its.saved, its.saved_at_most) == (None, None, None, 1.0)
+    assert (its.slowdown, its.alone, its.saving, its.most_saving) == (None, None, None, 1.0)
 
 
 def test_reported_steps_count_for_the_time_beside_each_neighbour() -> None:
@@ -273,7 +282,7 @@ def constant(ratio: float, **its: object) -> Boosted:
 def test_the_model_speaks_for_pairs_with_profiles_and_says_its_error() -> None:
     one, other = job(1, stay(0, 2)), job(2, stay(0, 2))
 
-    def predicted(model: Boosted, *profiled: Ran) -> Slowdown | None:
+    def predicted(model: Boosted, *profiled: JobSummary) -> Slowdown | None:
         return of(one, one, other, model=model, profiled=profiled).slowdown
 
     said = Slowdown(1.25, 1.125, 1.375, "model", 1)
@@ -299,5 +308,5 @@ def test_a_job_is_read_from_its_row_as_from_the_core() -> None:
         profile=Profile(200.0, 9_000, (Indicator("sm_active", 0.5, 0.01),)),
         group="abc",
     )
-    assert codec.decode_ran(codec.encode_job(whole)) == ran(whole)
-    assert ran(whole, Usage(1)).usage == Usage(1)
+    assert codec.decode_ran(codec.encode_job(whole)) == summarize(whole)
+    assert summarize(whole, Usage(1)).usage == Usage(1)

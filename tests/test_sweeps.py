@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from carmad.core import sweep
+from carmad.core import recurrence
 from carmad.core.recurrence import group
 from carmad.core.types import ArrayTask, JobId, JobSpec
 from carmad.learned.estimates import _alike
@@ -111,8 +111,8 @@ def task(*argv: str, **params: str) -> JobSpec:
 
 def test_values_take_the_places_of_their_names() -> None:
     spec = task("prog", "{a}-{b}", "{c}", '{"a": 1}', a="{b}", b="2")
-    assert sweep.command(spec) == ("prog", "{b}-2", "{c}", '{"a": 1}')
-    assert sweep.variables((("lr", "1"), ("opt.beta-1", "2"))) == {
+    assert recurrence.command(spec) == ("prog", "{b}-2", "{c}", '{"a": 1}')
+    assert recurrence.variables((("lr", "1"), ("opt.beta-1", "2"))) == {
         "CARMA_PARAM_LR": "1",
         "CARMA_PARAM_OPT_BETA_1": "2",
     }
@@ -136,7 +136,7 @@ def test_only_tasks_that_need_the_same_memory_share_an_estimate() -> None:
 
 def test_a_task_is_a_run_of_the_same_job_as_its_command() -> None:
     one = task(*TRAIN, batch_size="8", lr="1")
-    assert group(one) == group(replace(one, argv=sweep.command(one), array=None))
+    assert group(one) == group(replace(one, argv=recurrence.command(one), array=None))
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from carmad.accounts import NoAccount
+from carmad.attempt import exits
 from carmad.attempt.evidence import Evidence
-from carmad.attempt.shepherd import Ended
+from carmad.attempt.exits import ExitFacts
 from carmad.config import Collocation, Settings
 from carmad.core.messages import (
     Estimated,
@@ -27,7 +28,6 @@ from carmad.core.messages import (
 from carmad.core.tasks import JobsById
 from carmad.core.types import Cause, Estimate, Exit, GpuId, JobId, JobState, Mode, Refusal
 from carmad.daemon import doctor
-from carmad.daemon import world as module
 from carmad.daemon.main import _take_over
 from carmad.daemon.mpswatch import MpsWatch
 from carmad.daemon.world import DaemonWorld
@@ -60,10 +60,10 @@ class Inbox:
 class Launcher:
     def __init__(self):
         self.calls = []
-        self.has_begun = False
+        self.is_there = False
 
-    def begun(self, job):
-        return self.has_begun
+    def has_begun(self, job):
+        return self.is_there
 
     def launch(self, job, env, follow=None, cpus=()):
         self.calls.append(("launch", job.id, env))
@@ -326,7 +326,7 @@ def test_the_mps_daemon_of_an_attempt_that_has_begun_is_left_alone(tmp_path):
     without MPS."""
     mps = Mps(broken=True)
     world, inbox, launcher = a_world(tmp_path, mps)
-    launcher.has_begun = True
+    launcher.is_there = True
     performed(world, Launch(running(Mode.MPS)))
     assert mps.started == () and inbox.events == []
     assert [call[0] for call in launcher.calls] == ["launch"]
@@ -357,18 +357,18 @@ def test_a_client_leaves_mps_before_it_is_killed(tmp_path):
 @pytest.mark.parametrize(
     ("ended", "cause"),
     [
-        (Ended(code=0, ended_at=1.0), Cause.SUCCESS),
-        (Ended(code=3, ended_at=1.0), Cause.FAILURE),
-        (Ended(signal=9, ended_at=1.0, host_oom=True), Cause.HOST_OOM),
-        (Ended(code=1, ended_at=1.0, log_tail="CUDA error: out of memory"), Cause.GPU_OOM),
-        (Ended(error="no such directory", hint="cd", ended_at=1.0), Cause.LAUNCH_FAILED),
-        (Ended(lost=True, ended_at=1.0), Cause.LOST),
-        (Ended(never_started=True, ended_at=1.0), Cause.LOST),
+        (ExitFacts(code=0, ended_at=1.0), Cause.SUCCESS),
+        (ExitFacts(code=3, ended_at=1.0), Cause.FAILURE),
+        (ExitFacts(signal=9, ended_at=1.0, host_oom=True), Cause.HOST_OOM),
+        (ExitFacts(code=1, ended_at=1.0, log_tail="CUDA error: out of memory"), Cause.GPU_OOM),
+        (ExitFacts(error="no such directory", hint="cd", ended_at=1.0), Cause.LAUNCH_FAILED),
+        (ExitFacts(lost=True, ended_at=1.0), Cause.LOST),
+        (ExitFacts(never_started=True, ended_at=1.0), Cause.LOST),
     ],
 )
 def test_every_end_has_its_cause(tmp_path, ended, cause):
     world, inbox, _ = a_world(tmp_path)
-    world._ended(running(), ended)
+    world._report_exit(running(), ended)
     assert inbox.events[0].exit.cause is cause
 
 
@@ -389,14 +389,14 @@ def test_who_uses_more_memory_than_asked_for_is_told_so(
 ):
     world, inbox, _ = a_world(tmp_path)
     job = running(host_memory_mib=8192)
-    ended = Ended(
+    ended = ExitFacts(
         signal=9,
         ended_at=1.0,
         host_oom=True,
         over_limit=over_limit,
         shared_bytes=shared_bytes,
     )
-    world._ended(job, ended)
+    world._report_exit(job, ended)
     assert inbox.events[0].exit.evidence == evidence
 
 
@@ -404,14 +404,14 @@ def test_who_uses_more_memory_than_asked_for_is_told_so(
 def test_a_job_that_ends_well_because_it_was_told_to_is_not_done(tmp_path, stopped, cause):
     """It saved its work; a preempted job continues from there."""
     world, inbox, _ = a_world(tmp_path)
-    world._ended(running(), Ended(code=0, ended_at=1.0, stopped=stopped))
+    world._report_exit(running(), ExitFacts(code=0, ended_at=1.0, stopped=stopped))
     assert inbox.events[0].exit.cause is cause
 
 
 def test_an_end_that_cannot_be_judged_is_a_failure_and_told_once(tmp_path, monkeypatch, caplog):
     world, inbox, _ = a_world(tmp_path)
-    monkeypatch.setattr(module, "classify", lambda *_, **__: 1 / 0)
-    world._ended(running(), Ended(code=3, ended_at=1.0, log_tail="?"))
+    monkeypatch.setattr(exits, "classify", lambda *_, **__: 1 / 0)
+    world._report_exit(running(), ExitFacts(code=3, ended_at=1.0, log_tail="?"))
     (exited,) = inbox.events
     assert (exited.job, exited.exit) == (7, Exit(Cause.FAILURE, 3, tail=("?",)))
     assert caplog.text.count("cannot tell why job 7 ended") == 1
@@ -420,14 +420,18 @@ def test_an_end_that_cannot_be_judged_is_a_failure_and_told_once(tmp_path, monke
 
 def test_what_a_job_s_own_shell_said_of_its_start_can_be_shown(tmp_path):
     world, inbox, _ = a_world(tmp_path)
-    world._ended(running(), Ended(error="conda: \x1b[2J\0\ud800 no", hint="a\nb", ended_at=1.0))
+    world._report_exit(
+        running(), ExitFacts(error="conda: \x1b[2J\0\ud800 no", hint="a\nb", ended_at=1.0)
+    )
     evidence = inbox.events[0].exit.evidence
     assert evidence == "conda: \ufffd[2J\ufffd\ufffd no; a b"
 
 
 def test_the_word_of_the_attempt_on_why_it_was_stopped_is_passed_on(tmp_path):
     world, inbox, _ = a_world(tmp_path)
-    world._ended(running(), Ended(signal=15, ended_at=1.0, stopped=True, cause=Cause.TIME_LIMIT))
+    world._report_exit(
+        running(), ExitFacts(signal=15, ended_at=1.0, stopped=True, cause=Cause.TIME_LIMIT)
+    )
     assert inbox.events[0].stop is Cause.TIME_LIMIT
 
 
@@ -438,17 +442,17 @@ def test_only_what_is_not_owed_anything_is_adopted_at_the_start():
         a_job(id, state=state, gpus=(GPU,), attempt=1)
         for id, state in enumerate((JobState.STARTING, JobState.RUNNING, JobState.STOPPING), 1)
     ]
-    scheduler = SimpleNamespace(ended={}, jobs=JobsById(jobs))
+    scheduler = SimpleNamespace(outcomes={}, jobs=JobsById(jobs))
     world = SimpleNamespace(
         adopt=lambda job: adopted.append(job.id), shepherd=SimpleNamespace(start=lambda: None)
     )
-    _take_over(scheduler, SimpleNamespace(launched=set), world)
+    _take_over(scheduler, SimpleNamespace(jobs_on_disk=set), world)
     assert adopted == [2]
 
 
 def test_memory_that_does_not_come_back_is_told(tmp_path):
     world, inbox, _ = a_world(tmp_path)
-    world._ended(running(), Ended(code=0, ended_at=1.0, memory_held=True))
+    world._report_exit(running(), ExitFacts(code=0, ended_at=1.0, memory_held=True))
     noticed, exited = inbox.events
     assert (noticed.job, exited.exit.cause) == (7, Cause.SUCCESS)
     assert "memory" in noticed.note

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from signal import Signals
 from typing import TYPE_CHECKING, Any
 
-from carmad.core.layout_text import OF_STAGE, OF_TIMES, written
+from carmad.layout_text import OF_STAGE, OF_TIMES, format_fields
 from carmad.options import HINTS, OPTIONS, RESOURCES, RUN, START, Option
 from cli.format import clock
 from cli.problems import Usage
@@ -186,13 +186,13 @@ def _command(job: JobOut) -> list[str]:
 
 
 def _text(name: str, value: Any) -> str:
-    """As it is written on a command line."""
+    """As it is format_fields on a command line."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name == "layout":
-        return "\n".join(written(stage, OF_STAGE) for stage in value["stages"])
+        return "\n".join(format_fields(stage, OF_STAGE) for stage in value["stages"])
     if name == "stage_times":
-        return "\n".join(written(times, OF_TIMES) for times in value)
+        return "\n".join(format_fields(times, OF_TIMES) for times in value)
     if name == "warn":
         return f"{Signals(value['signum']).name.removeprefix('SIG')}@{value['before_s']:.0f}"
     if name.endswith("_s"):

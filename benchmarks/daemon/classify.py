@@ -20,9 +20,9 @@ from random import Random
 from benchmarks.harness.main import main
 from benchmarks.harness.report import Report, bullets, of_rows
 from benchmarks.harness.rows import Row, percentile
+from carmad.attempt import exits as module
 from carmad.attempt import records, supervisor
-from recovery import classify as module
-from recovery.classify import classify
+from carmad.attempt.exits import classify
 
 BYTES = records.TAIL_BYTES
 RUNS = 3

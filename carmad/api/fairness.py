@@ -176,7 +176,7 @@ def shares_out(scene: Scene) -> SharesOut:
             "user": user,
             "group": shares.group(user).removeprefix("@"),
             "weight": settings.weights.get(user, 1.0),
-            "gpu_hours": round(shares.used_s(user, scene.now) / HOUR_S, 3),
+            "gpu_hours": round(shares.usage_s(user, scene.now) / HOUR_S, 3),
             "gpus": round(account.rate, 3),
             "host_gpus": round(account.host_rate, 3),
             "rank": shares.rank(user),
@@ -188,7 +188,7 @@ def shares_out(scene: Scene) -> SharesOut:
         or account.host_rate
         or account.urgent
         or waiting[user]
-        or shares.used_s(user, scene.now) >= SHOWN_S
+        or shares.usage_s(user, scene.now) >= SHOWN_S
     ]
     return {
         "schema": SCHEMA,
@@ -257,4 +257,4 @@ def _for_its_share(first: Place, second: Place) -> bool:
 
 
 def _hours(user: str, scene: Scene) -> str:
-    return f"{scene.shares.used_s(user, scene.now) / HOUR_S:.3g} GPU-h"
+    return f"{scene.shares.usage_s(user, scene.now) / HOUR_S:.3g} GPU-h"

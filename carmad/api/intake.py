@@ -209,7 +209,7 @@ def judge(core: Scheduler, job: Job, scene: Scene) -> tuple[Placement, bool]:
 
     Runs in the core's thread, and changes nothing there.
     """
-    if reason := scene.blocked_by(job):
+    if reason := scene.blocker(job):
         return Placement(job.id, reasons=(reason,)), False
     if not job.spec.gpus:
         return Placement(job.id), True
@@ -247,7 +247,7 @@ def _unmet(call: Call, wanted: list[tuple[str, AfterKind]], scene: Scene) -> tup
                 )
             if not job.ended:
                 kept |= dict.fromkeys(After(JobId(id), kind) for id in job.ids)
-            elif not kind.met_by(job.state):
+            elif not kind.accepts(job.state):
                 raise CarmaError(
                     f"job {label} has already ended as {job.state}: {kind} can never be met",
                     "Leave the dependency out, or requeue that job first.",

@@ -14,7 +14,7 @@ from carmad.api.outlook import OutlookOut
 from carmad.api.reasons import short
 from carmad.api.report import ReceiptOut
 from carmad.api.wire import iso, label, pick, stamp, state_code, with_labels
-from carmad.core import sweep
+from carmad.core import recurrence
 from carmad.core.decision import Placement, Reason
 from carmad.core.layout import Layout, Stage
 from carmad.core.scene import Scene
@@ -294,7 +294,7 @@ class Jobs:
             "gpus_wanted": job.spec.gpus,
             "submitted_at": stamp(job.submitted_at),
             "started_at": iso(job.started_at),
-            "elapsed_s": _seconds(job.current.ran_s(self._scene.now)) if job.current else 0.0,
+            "elapsed_s": _seconds(job.current.run_s(self._scene.now)) if job.current else 0.0,
             "memory": self._memory(job),
         }
 
@@ -329,8 +329,8 @@ class Jobs:
         out["profiled_until"] = iso(job.profiling.until if job.profiling else None)
         out["prediction"] = _prediction(job.prediction) if job.prediction else None
         out["accumulation"] = job.accumulation
-        out["argv"] = list(sweep.command(spec))
-        out["params"] = dict(sweep.params(spec))
+        out["argv"] = list(recurrence.command(spec))
+        out["params"] = dict(recurrence.params(spec))
         out["metrics"] = dict(job.metrics)
         out["script_bytes"] = spec.script.bytes if spec.script else None
         out["cwd"] = spec.cwd
@@ -363,7 +363,7 @@ class Jobs:
             "estimate_low": estimate.low if estimate else None,
             "estimate_high": estimate.high if estimate else None,
             "estimate_source": estimate.source if estimate else None,
-            "used_mib": self._scene.used_mib(job.id) if job.holds_gpus else None,
+            "used_mib": self._scene.memory_mib(job.id) if job.holds_gpus else None,
             "peak_mib": self._usage(job).peak_mib or None,
         }
 
@@ -373,7 +373,7 @@ class Jobs:
             return "(Held)" if job.held else "(Estimating)"
         if job.state is not JobState.QUEUED:
             return None
-        if held_up := self._scene.blocked_by(job):
+        if held_up := self._scene.blocker(job):
             return f"({self._short(held_up)})"
         decision = self._scene.current(job.id)
         if decision is None:

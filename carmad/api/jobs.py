@@ -32,10 +32,10 @@ from carmad.api.rows import Pieces, count, fold, row_out
 from carmad.api.why import WhyOut, why_out
 from carmad.api.wire import SCHEMA, parse_selection, parse_states, parse_time, pick, stamp
 from carmad.core import control
-from carmad.core.company import untold
 from carmad.core.messages import Measured, Stepped
 from carmad.core.outlook import FORESEEN
 from carmad.core.scene import Scene
+from carmad.core.slowdown import why_no_ratio
 from carmad.core.tasks import singly
 from carmad.core.types import ENDED, Job, JobId, JobState, StageTimes
 from carmad.engine.threads import run_in_threadpool
@@ -279,7 +279,10 @@ def _why_unused(job: Job, scene: Scene) -> str:
     if not scene.view.node_of.keys() >= set(job.gpus[:1]):
         return "its GPU is no longer there"
     return next(
-        (untold(job, other, scene.view.gpu(job.gpus[0]).gpu) for other in _neighbours(job, scene)),
+        (
+            why_no_ratio(job, other, scene.view.gpu(job.gpus[0]).gpu)
+            for other in _neighbours(job, scene)
+        ),
         "",
     )
 

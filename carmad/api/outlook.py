@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 
 from carmad.api.reasons import phrase
 from carmad.api.wire import iso, label
-from carmad.core.outlook import FORESEEN, NOBODY, Expected, Outlook, Start, expected, outlook
+from carmad.core.outlook import FORESEEN, NOBODY, Forecast, Outlook, Start, forecast, outlook
 from carmad.core.scene import Scene
 from carmad.core.types import Job, JobState
 from carmad.readable import duration
@@ -63,7 +63,7 @@ def outlook_out(job: Job, scene: Scene) -> OutlookOut | None:
 
 
 def _text(job: Job, found: Outlook, deadline_at: float, scene: Scene) -> str:
-    now, blocked_by = scene.now, scene.blocked_by(job)
+    now, blocked_by = scene.now, scene.blocker(job)
     if deadline_at <= now:
         return f"its deadline was {duration(now - deadline_at)} ago"
     if job.held:
@@ -93,10 +93,10 @@ def start_out(job: Job, scene: Scene) -> StartOut | None:
     if job.state is not JobState.QUEUED:
         return None
     foreseen = scene.memo.recall(
-        "starts", expected, scene.line, scene.view.gpus, scene.now, scene.running
+        "starts", forecast, scene.line, scene.view.gpus, scene.now, scene.running
     )
     found = foreseen.get(job.id)
-    blocked_by = scene.blocked_by(job)
+    blocked_by = scene.blocker(job)
     if blocked_by and blocked_by.code in PREVENTED:
         return _unknown(job, phrase(blocked_by))
     if found is None:
@@ -131,7 +131,7 @@ def _endless(start: Start, job: Job, scene: Scene) -> str:
     return f"job {label(other) if other else start.after} has no known end"
 
 
-def _when(found: Expected, job: Job, scene: Scene) -> str:
+def _when(found: Forecast, job: Job, scene: Scene) -> str:
     likely, latest = found.likely.at, found.latest.at
     first = "as soon as a GPU suits it" if likely - scene.now < SOON_S else clock(likely)
     if latest == inf:

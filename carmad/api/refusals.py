@@ -10,9 +10,9 @@ from carmad.api.requests import SubmitIn
 from carmad.api.service import Service
 from carmad.api.tally import Tally
 from carmad.config import Host
+from carmad.core.recurrence import fill
 from carmad.core.scene import Scene
 from carmad.core.share import HOUR_S
-from carmad.core.sweep import filled
 from carmad.core.types import Gpu, JobSpec
 from carmad.errors import CarmaError
 from carmad.http.connections import Peer
@@ -67,7 +67,7 @@ def fits_the_kernel(body: SubmitIn) -> None:
     params = body.array.params.items() if body.array else ()
     longest = tuple((name, max(values, key=len)) for name, values in params)
     for what, words, most in (
-        ("arguments", filled(tuple(body.argv), longest), MAX_ARGV_BYTES),
+        ("arguments", fill(tuple(body.argv), longest), MAX_ARGV_BYTES),
         ("environment", env, MAX_ENV_BYTES),
     ):
         sizes = [len(word.encode()) + 1 for word in words]

@@ -13,10 +13,8 @@ from typing import NotRequired
 from typing_extensions import TypedDict
 
 from carmad.api.wire import SCHEMA, label, stamp
-from carmad.core.ran import Ran
-from carmad.core.receipt import HOUR_S, Receipt, receipt
-from carmad.core.sharing import Met, Stayed, met
-from carmad.core.slowdown import Known, Slowdown, taken_s
+from carmad.core.sharing import JobSummary, Overlaps, Stay, overlaps
+from carmad.core.slowdown import HOUR_S, Basis, Receipt, Slowdown, receipt, work_s
 from carmad.core.types import ENDED, Cause, Gpu, GpuId, JobId, JobState, Profile
 from carmad.models import Boosted
 
@@ -27,7 +25,7 @@ IDLE = 0.05  # SM activity below which a GPU is hardly used
 IDLE_HOURS = 1.0  # GPU-hours that a job must have held to be listed as idle
 MEASURED = 0.5  # of a job's GPU time, for its activity to count
 
-Why = Callable[[Ran], str]  # the main reason why a job waited
+Why = Callable[[JobSummary], str]  # the main reason why a job waited
 Profiles = Callable[[Collection[JobId]], Mapping[JobId, Profile]]
 
 
@@ -156,15 +154,15 @@ class Server:
     model: Boosted | None = None  # of interference, trained here
     profiles: Profiles = lambda ids: {}
 
-    def memory_mib(self, job: Ran) -> int | None:
+    def memory_mib(self, job: JobSummary) -> int | None:
         here = self._first(job)
         return here.memory_mib if here else None
 
-    def kind(self, job: Ran) -> str:
+    def kind(self, job: JobSummary) -> str:
         here = self._first(job)
         return here.name if here else ""
 
-    def _first(self, job: Ran) -> Gpu | None:
+    def _first(self, job: JobSummary) -> Gpu | None:
         gpus = (gpu for each in job.attempts for gpu in each.gpus[:1] if gpu in self.gpus)
         return next((self.gpus[gpu] for gpu in gpus), None)
 
@@ -173,18 +171,18 @@ class Server:
 class Entry:
     """A job that held GPUs in the period."""
 
-    job: Ran
-    stays: Sequence[Stayed]
+    job: JobSummary
+    stays: Sequence[Stay]
     receipt: Receipt
 
 
 def report_out(
-    jobs: Iterable[Ran], period: Period, server: Server, why: Why, user: str | None = None
+    jobs: Iterable[JobSummary], period: Period, server: Server, why: Why, user: str | None = None
 ) -> ReportOut:
     """`jobs`: all that were there in the period, and any others. `user`: who reads it, if not
     an administrator. Everything but the external processes."""
     known = list(jobs)
-    seen = met(known, period.since, period.until, period.now)
+    seen = overlaps(known, period.since, period.until, period.now)
     entries = list(_entries(known, seen, server, period))
     hours = (period.until - period.since) / HOUR_S
     mine = [job for job in known if user in (None, job.spec.user)]
@@ -206,7 +204,9 @@ def report_out(
     }
 
 
-def _entries(jobs: Sequence[Ran], seen: Met, server: Server, period: Period) -> Iterator[Entry]:
+def _entries(
+    jobs: Sequence[JobSummary], seen: Overlaps, server: Server, period: Period
+) -> Iterator[Entry]:
     known = knowledge(jobs, seen, server, period.since)
     for job in jobs:
         stays = seen.stays.get(job.id, ())
@@ -215,8 +215,12 @@ def _entries(jobs: Sequence[Ran], seen: Met, server: Server, period: Period) -> 
 
 
 def knowledge(
-    jobs: Iterable[Ran], seen: Met, server: Server, since: float, runs: Iterable[Ran] = ()
-) -> Known:
+    jobs: Iterable[JobSummary],
+    seen: Overlaps,
+    server: Server,
+    since: float,
+    runs: Iterable[JobSummary] = (),
+) -> Basis:
     """`since`: from when on all jobs are known. `runs`: further ones, which never shared."""
     listed = {job.id: job for job in jobs}
     shared = [id for id, stays in seen.stays.items() if any(each.shared_s for each in stays)]
@@ -225,12 +229,12 @@ def knowledge(
         stays, began_at = seen.stays.get(job.id, ()), job.first_started_at
         whole = began_at is not None and began_at >= since
         if job.state is JobState.SUCCEEDED and whole and not any(s.shared_s for s in stays):
-            alone[job.group, server.kind(job)].append(taken_s(stays))
+            alone[job.group, server.kind(job)].append(work_s(stays))
     for job in runs:
-        stays = met([job], since, since, since).stays.get(job.id, ())
+        stays = overlaps([job], since, since, since).stays.get(job.id, ())
         if stays and job.id not in listed:
-            alone[job.group, server.kind(job)].append(taken_s(stays))
-    return Known(
+            alone[job.group, server.kind(job)].append(work_s(stays))
+    return Basis(
         listed,
         since,
         lambda job: alone.get((job.group, server.kind(job)), ()) if job.group else (),
@@ -240,7 +244,7 @@ def knowledge(
     )
 
 
-def _gpus(seen: Met, server: Server, hours: float) -> Iterator[GpuReportOut]:
+def _gpus(seen: Overlaps, server: Server, hours: float) -> Iterator[GpuReportOut]:
     known = {gpu: (its.index, its.name) for gpu, its in server.gpus.items()}
     for id in [*sorted(known, key=lambda gpu: known[gpu]), *sorted(seen.gpus.keys() - known)]:
         index, name = known.get(id, (None, ""))
@@ -286,7 +290,7 @@ def _energy_j(entry: Entry) -> float:
     return entry.job.usage.energy_j * (held_s / run_s if run_s > 0 else 0.0)
 
 
-def _sharing(entries: Iterable[Entry], seen: Met) -> SharingReportOut:
+def _sharing(entries: Iterable[Entry], seen: Overlaps) -> SharingReportOut:
     busy_s = math.fsum(gpu.busy_s for gpu in seen.gpus.values())
     sharers = [each.receipt for each in entries if each.receipt.shared > 0]
     known = [one for one in sharers if one.alone is not None]
@@ -299,17 +303,17 @@ def _sharing(entries: Iterable[Entry], seen: Met) -> SharingReportOut:
         if busy_s
         else None,
         "jobs": len(sharers),
-        "saved_gpu_hours": round(math.fsum(one.saved or 0.0 for one in known), 4),
+        "saved_gpu_hours": round(math.fsum(one.saving or 0.0 for one in known), 4),
         "slowdown": slowed / work if work else None,
         "known": math.fsum(one.shared for one in known) / in_company if in_company else None,
         "sources": dict(Counter(how.source for _, how in measured)),
         "unknown_at_most_gpu_hours": round(
-            math.fsum(one.saved_at_most for one in sharers if one.alone is None), 4
+            math.fsum(one.most_saving for one in sharers if one.alone is None), 4
         ),
     }
 
 
-def _estimates(jobs: Iterable[Ran], period: Period) -> Iterator[EstimateReportOut]:
+def _estimates(jobs: Iterable[JobSummary], period: Period) -> Iterator[EstimateReportOut]:
     """Of jobs that ended well in the period, by whose estimate it was."""
     found: dict[str, list[float]] = defaultdict(list)
     for job in jobs:
@@ -326,12 +330,12 @@ def _estimates(jobs: Iterable[Ran], period: Period) -> Iterator[EstimateReportOu
         }
 
 
-def _ends_in(job: Ran, period: Period) -> bool:
+def _ends_in(job: JobSummary, period: Period) -> bool:
     ended_at = job.attempts[-1].ended_at if job.attempts else None
     return ended_at is not None and period.since <= ended_at < period.until
 
 
-def _ooms(jobs: Iterable[Ran], period: Period) -> OomReportOut:
+def _ooms(jobs: Iterable[JobSummary], period: Period) -> OomReportOut:
     found: OomReportOut = {"crashes": 0, "jobs": 0, "saved": 0, "waiting": 0}
     for job in jobs:
         crashes = sum(
@@ -349,9 +353,9 @@ def _ooms(jobs: Iterable[Ran], period: Period) -> OomReportOut:
     return found
 
 
-def _waits(jobs: Iterable[Ran], period: Period, why: Why) -> list[WaitReportOut]:
+def _waits(jobs: Iterable[JobSummary], period: Period, why: Why) -> list[WaitReportOut]:
     """The longest that ended in the period, or had not ended at its end; of an array, one."""
-    found: dict[tuple[bool, int], tuple[float, Ran, bool]] = {}
+    found: dict[tuple[bool, int], tuple[float, JobSummary, bool]] = {}
     for job in jobs:
         start, array = job.first_started_at, job.spec.array
         if start is None and job.state in ENDED:
@@ -377,7 +381,7 @@ def _idle(entries: Iterable[Entry]) -> list[IdleReportOut]:
     found: list[IdleReportOut] = []
     for each in entries:
         usage = each.job.usage
-        run_s = sum(one.run_s * len(one.stay.gpus) for one in each.stays)
+        run_s = sum(one.run_s * len(one.attempt.gpus) for one in each.stays)
         if usage.gpu_seconds <= 0 or usage.gpu_seconds < MEASURED * run_s:
             continue
         active = usage.sm_seconds / usage.gpu_seconds
@@ -387,7 +391,7 @@ def _idle(entries: Iterable[Entry]) -> list[IdleReportOut]:
     return sorted(found, key=lambda row: (-row["gpu_hours"], row["id"]))[:LONGEST]
 
 
-def _who(job: Ran) -> JobNameOut:
+def _who(job: JobSummary) -> JobNameOut:
     return {"id": job.id, "label": label(job), "user": job.spec.user, "name": job.spec.name}
 
 
@@ -399,7 +403,7 @@ def receipt_out(its: Receipt) -> ReceiptOut:
         "neighbours": its.neighbours,
         "slowdown": _slowdown(its.slowdown) if its.slowdown else None,
         "alone_gpu_hours": None if its.alone is None else round(its.alone, 4),
-        "saved_gpu_hours": None if its.saved is None else round(its.saved, 4),
+        "saved_gpu_hours": None if its.saving is None else round(its.saving, 4),
     }
 
 

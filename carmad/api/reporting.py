@@ -16,11 +16,9 @@ from carmad.api.report import (
     report_out,
 )
 from carmad.core.decision import Decision, Reason
-from carmad.core.ran import Ran, ran
-from carmad.core.receipt import receipt
 from carmad.core.scene import Scene
-from carmad.core.sharing import met
-from carmad.core.slowdown import MODEL
+from carmad.core.sharing import JobSummary, overlaps, summarize
+from carmad.core.slowdown import MODEL, receipt
 from carmad.core.types import Job, JobId, Profile
 from carmad.errors import CarmaError
 from carmad.models import Boosted
@@ -41,7 +39,7 @@ def report(
             "the period is empty", "Give a start that is in the past and before the end."
         )
 
-    def why(job: Ran) -> str:
+    def why(job: JobSummary) -> str:
         return longest_wait_reason(store.decisions(job.id, DECISIONS), scene.now)
 
     period = Period(since, until, scene.now)
@@ -53,7 +51,7 @@ def report(
 
 def receipt_of(job: Job, store: Reader, scene: Scene) -> ReceiptOut | None:
     """Over the job's whole run so far. None: it has not begun."""
-    own = ran(job, scene.usage.get(job.id))
+    own = summarize(job, scene.usage.get(job.id))
     since = own.first_started_at
     if since is None:
         return None
@@ -62,7 +60,7 @@ def receipt_of(job: Job, store: Reader, scene: Scene) -> ReceiptOut | None:
     jobs = list(_there(store, scene, since, until)) if shares else [own]
     alike = store.alike(job.spec.user, job.group) if shares else []
     alone = (each for each in alike if not any(stay.shared for stay in each.attempts))
-    seen = met(jobs, since, until, scene.now)
+    seen = overlaps(jobs, since, until, scene.now)
     known = knowledge(jobs, seen, _server(store, scene), since, alone)
     return receipt_out(receipt(own, seen.stays.get(job.id, ()), known))
 
@@ -85,9 +83,11 @@ def longest_wait_reason(decisions: Iterable[Decision], now: float) -> str:
     return short(max(lasted.values(), key=lambda each: each[0])[1]) if lasted else ""
 
 
-def _there(store: Reader, scene: Scene, since: float, until: float) -> Iterator[Ran]:
+def _there(store: Reader, scene: Scene, since: float, until: float) -> Iterator[JobSummary]:
     """Those that have ended, and those that have not. Raises CarmaError if they are too many."""
-    live = [ran(job, scene.usage.get(id)) for id, job in scene.live.rows.items() if job.spec.gpus]
+    live = [
+        summarize(job, scene.usage.get(id)) for id, job in scene.live.rows.items() if job.spec.gpus
+    ]
     yield from (job for job in live if job.submitted_at < until)
     for count, job in enumerate(store.ran(since, until)):
         if count >= MOST:

@@ -18,9 +18,10 @@ from carmad.api.gpus import is_named
 from carmad.api.requests import Body, Time, User
 from carmad.api.wire import SCHEMA, label, stamp
 from carmad.core.messages import Reserved, Unreserved
-from carmad.core.reservations import MOST, TIMES, Reservation, in_the_way, slots, suited
+from carmad.core.reservations import MOST, TIMES, Reservation, is_in_the_way, slots
 from carmad.core.scene import Scene
 from carmad.core.types import Gpu, GpuId
+from carmad.core.view import by_suitability
 from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
 from carmad.http.problems import Conflict, NotFound
@@ -153,7 +154,7 @@ def _free(number: int, wish: Reservation, scene: Scene) -> tuple[GpuId, ...]:
         alone = replace(wish, gpus=(gpu,))
         return [each for each in scene.reservations if alone.meets(each)]
 
-    best = suited(scene.view.gpus, wish, scene.now)
+    best = by_suitability(scene.view.gpus, wish, scene.now)
     if number > len(best):
         raise CarmaError(f"there are only {len(best)} GPUs", "Reserve fewer.")
     taken = {gpu: others for gpu in best if (others := others_on(gpu))}
@@ -199,7 +200,7 @@ def _reservation_out(each: Reservation, scene: Scene) -> ReservationOut:
             f"job {label(job)} of {job.spec.user} "
             + ("is still there" if not slot.in_s else "may still be there then")
             for job in scene.view.running
-            if not set(job.gpus).isdisjoint(each.gpus) and in_the_way(job, slot, now)
+            if not set(job.gpus).isdisjoint(each.gpus) and is_in_the_way(job, slot, now)
         ],
     }
 

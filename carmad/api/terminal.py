@@ -144,7 +144,7 @@ async def adopt(call: Caller, body: AdoptIn) -> Response:
     mode = Mode.MPS if any(use.mps_uid is not None for use in uses) else Mode.STREAMS
     id = service.inbox.next_ids(1)
     await call.request(Adopted(service.now(), id, spec, gpus, mode))
-    if await service.ask(lambda core: id not in core.jobs and id not in core.ended):
+    if await service.ask(lambda core: id not in core.jobs and id not in core.outcomes):
         hint = "Wait for that job to end."
         raise Conflict(f"process {body.pid} is on a GPU that a job has to itself", hint)
     job, scene = await call.own_job(str(id))

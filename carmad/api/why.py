@@ -209,7 +209,7 @@ def _ahead(job: Job, scene: Scene) -> list[AheadOut]:
     while len(found) < MOST_AHEAD:
         awaited = (after.job for after in job.spec.after if after.job in scene.live)
         before = next(awaited, None)
-        if before is None and not job.holds_gpus and scene.blocked_by(job) is None:
+        if before is None and not job.holds_gpus and scene.blocker(job) is None:
             before = scene.head
         if before is None or before in seen:
             break

@@ -65,10 +65,10 @@ def divide(unit: str, limits: dict[str, bytes]) -> str | None:
         for controller in CONTROLLERS:
             tell_kernel(f"{unit}/cgroup.subtree_control", controller)
         tell_kernel(f"{ours}/memory.min", KEPT_BYTES)
-    return limited(f"{unit}/job", limits)
+    return create(f"{unit}/job", limits)
 
 
-def limited(path: str, limits: dict[str, bytes]) -> str | None:
+def create(path: str, limits: dict[str, bytes]) -> str | None:
     """A new cgroup for the job alone; `limits`: contents of its files. None if there can be none:
     then the job runs without."""
     made = _make(path)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from carmad import hooks
-from carmad.core import sweep
+from carmad.core import recurrence
 from carmad.core.types import GpuId, Job, JobSpec, Mode
 
 ATTEMPT_VARIABLE = "CARMA_ATTEMPT_DIR"  # in the job's environment: identifies its processes
@@ -139,7 +139,7 @@ def job_environment(
     """
     spec = job.spec
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", **_user(spec.uid), **dict(spec.env)}
-    env |= sweep.variables(sweep.params(spec))
+    env |= recurrence.variables(recurrence.params(spec))
     for name, value in _ids(job).items():
         env[f"CARMA_{name}"] = env[f"SLURM_{name}"] = value
     host = socket.gethostname()

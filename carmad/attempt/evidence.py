@@ -66,7 +66,7 @@ class Evidence:
 
     # -- for the shepherd
 
-    def supervised(
+    def add_supervisor(
         self,
         attempt: Key,
         *pids: int,
@@ -84,7 +84,7 @@ class Evidence:
             if marked:
                 self._marked[marked] = attempt
 
-    def unsupervised(self, attempt: Key) -> None:
+    def remove_supervisor(self, attempt: Key) -> None:
         """Its supervisor has ended, and so has the attempt."""
         with self._lock:
             self._supervisors = _without(self._supervisors, attempt)
@@ -199,13 +199,13 @@ class Evidence:
         uid, *others = uids(pid) or {-1}
         if others or not any(uid == its for its, _ in marked):
             return None
-        if self._marks.known(pid, start) is None:
+        if self._marks.value(pid, start) is None:
             with contextlib.suppress(RuntimeError, TimeoutError):  # no thread can be started now
                 self._asking = self._asking or Threads(1, "marks", LATE_S)
                 asked = self._asking.submit(self._marks.ask, {pid: start})
                 asked.result(self._patience_s)
-            self._patience_s = 0.0 if self._marks.known(pid, start) is None else ASK_WITHIN_S
-        return marked.get((uid, self._marks.known(pid, start) or b""))
+            self._patience_s = 0.0 if self._marks.value(pid, start) is None else ASK_WITHIN_S
+        return marked.get((uid, self._marks.value(pid, start) or b""))
 
     def running(self, attempt: Key) -> frozenset[int]:
         """The pids of its live processes that use a GPU."""

@@ -97,8 +97,8 @@ class Launcher:
         Raises NotNow; Stopped; or another CarmaError if the attempt can never start.
         """
         directory = attempt_dir(self._state_dir, job.id, job.attempt)
-        env = self.marked(job, env)
-        if self.begun(job):
+        env = self.mark(job, env)
+        if self.has_begun(job):
             return env
         if supervisor.is_stopped(directory):
             raise Stopped(job.id, supervisor.why_stopped(directory))
@@ -154,17 +154,17 @@ class Launcher:
         directory.mkdir(mode=0o700, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             (directory / supervisor.STOP).symlink_to(supervisor.REVOKED)
-        return not self.begun(job)
+        return not self.has_begun(job)
 
-    def begun(self, job: Job) -> bool:
+    def has_begun(self, job: Job) -> bool:
         """Whether a supervisor has ever started the job's current attempt."""
         directory = attempt_dir(self._state_dir, job.id, job.attempt)
         return (directory / supervisor.STARTED).exists()
 
-    def followed(self, job: Job) -> int | None:
+    def owner_pid(self, job: Job) -> int | None:
         """The pid of the owner's process that runs the job's current attempt, if one does."""
         with contextlib.suppress(ValueError):  # it has not begun, or its record is damaged
-            if found := records.started(attempt_dir(self._state_dir, job.id, job.attempt)):
+            if found := records.read_start(attempt_dir(self._state_dir, job.id, job.attempt)):
                 return found.follows
         return None
 
@@ -172,7 +172,7 @@ class Launcher:
         """Send a signal to the job's processes. False: it has none, yet or any more."""
         return self._tell(job, f"signal {signum}\n")
 
-    def marked(self, job: Job, env: Mapping[str, str]) -> Mapping[str, str]:
+    def mark(self, job: Job, env: Mapping[str, str]) -> Mapping[str, str]:
         """With the variable that tells whose processes they are."""
         return {**env, ATTEMPT_VARIABLE: str(attempt_dir(self._state_dir, job.id, job.attempt))}
 
@@ -180,11 +180,11 @@ class Launcher:
         """Ask the supervisor to follow this process, too. False: there is none, yet or any more."""
         return self._tell(job, f"follow {process.pid} {process.start_ticks}\n")
 
-    def joined(self, job: Job, process: Process) -> bool:
+    def has_joined(self, job: Job, process: Process) -> bool:
         """Whether the supervisor follows this process since `join`. True only once."""
         directory = attempt_dir(self._state_dir, job.id, job.attempt)
         try:
-            (directory / process_tree.joined(process.pid, process.start_ticks)).unlink()
+            (directory / process_tree.join_link(process.pid, process.start_ticks)).unlink()
         except OSError:
             return False
         return True
@@ -198,7 +198,7 @@ class Launcher:
                 (directory / supervisor.LAUNCH).unlink()
             shutil.rmtree(directory, ignore_errors=True)
 
-    def launched(self) -> set[JobId]:
+    def jobs_on_disk(self) -> set[JobId]:
         """The jobs that have directories of attempts."""
         return set(folders.found(self._state_dir / "jobs").values())
 

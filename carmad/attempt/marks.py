@@ -35,14 +35,14 @@ class Marks:
         self._variable = variable
         self._known: dict[tuple[int, int], bytes] = {}
 
-    def known(self, pid: int, start: int) -> bytes | None:
+    def value(self, pid: int, start: int) -> bytes | None:
         """Its value as it was read; b"": it has none, or does not say. None: not asked yet."""
         return self._known.get((pid, start))
 
     def having(self, value: bytes, processes: dict[int, int]) -> dict[int, int]:
         """Those of these processes (pid and start time) that have this value."""
         self.ask(processes)
-        return {pid: start for pid, start in processes.items() if self.known(pid, start) == value}
+        return {pid: start for pid, start in processes.items() if self.value(pid, start) == value}
 
     def ask(self, processes: dict[int, int]) -> None:
         """Ask those that have not been asked. One that does not answer is named on standard
@@ -52,9 +52,9 @@ class Marks:
         left = [key for key in processes.items() if key not in self._known]
         for _ in range(MOST_STUCK):
             if left:
-                left = self._asked(left)
+                left = self._ask_some(left)
 
-    def _asked(self, processes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    def _ask_some(self, processes: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Ask these; returns those that come after one that does not answer."""
         answers, theirs = os.pipe()
         words = [os.fsdecode(self._variable), *(f"{pid}.{start}" for pid, start in processes)]

@@ -183,7 +183,7 @@ def handles(pid: int, signum: int, how: bytes = b"SigCgt:") -> bool:
     return False
 
 
-def contained_pid(pid: int) -> int | None:
+def pid_in_container(pid: int) -> int | None:
     """Its pid in the pid namespace below ours that it is in; None if that is our own."""
     try:
         status = read_file(f"/proc/{pid}/status")
@@ -193,6 +193,6 @@ def contained_pid(pid: int) -> int | None:
     return int(pids[-1]) if len(pids) > 1 else None
 
 
-def contained(found: dict[int, int]) -> dict[int, int]:
+def in_containers(found: dict[int, int]) -> dict[int, int]:
     """Those in a container."""
-    return {pid: start for pid, start in found.items() if contained_pid(pid) is not None}
+    return {pid: start for pid, start in found.items() if pid_in_container(pid) is not None}

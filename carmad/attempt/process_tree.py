@@ -15,11 +15,11 @@ import time
 from carmad.attempt import cgroup as cgroups
 from carmad.attempt.marks import Marks
 from carmad.attempt.proc import (
-    contained,
-    contained_pid,
     descendants,
     end_of,
     handles,
+    in_containers,
+    pid_in_container,
     process_stat,
     processes,
     running,
@@ -36,7 +36,7 @@ VARIABLE = b"CARMA_ATTEMPT_DIR"  # `environment.ATTEMPT_VARIABLE`
 LOOK_S = 0.1  # how often to look for processes that are not our children
 
 
-def joined(pid: int, start: int) -> str:
+def join_link(pid: int, start: int) -> str:
     """The name of the link that marks this process as followed."""
     return f"joined-{pid}-{start}"
 
@@ -103,10 +103,10 @@ class Tree:
     def _containers(self) -> dict[int, int]:
         """What another daemon runs in containers for the job. What the job has handed to another
         scheduler (`sbatch`, `at`) has the job's variables, too, but is not the job's."""
-        found = contained(processes(self._uid)) if self._mark else {}
+        found = in_containers(processes(self._uid)) if self._mark else {}
         return self._marks.having(self._mark, found) if found else {}
 
-    def _addressed(self) -> dict[int, int]:
+    def _recipients(self) -> dict[int, int]:
         """Those of all its processes that its signals are for: all, but in a container only the
         program's. Its init would pass them on, so that the program had them twice; and the engine's
         would leave the container half made or half removed. Without a program, the main process:
@@ -115,7 +115,9 @@ class Tree:
         everyone = self.everyone()
         if not self._contained:
             return everyone
-        program = {pid: start for pid, start in everyone.items() if (contained_pid(pid) or 1) > 1}
+        program = {
+            pid: start for pid, start in everyone.items() if (pid_in_container(pid) or 1) > 1
+        }
         if program:
             return program
         if self.status is None:
@@ -184,7 +186,7 @@ class Tree:
             elif verb == b"follow":
                 pid, start = map(int, value.split())
                 self.follow(pid, start)
-                os.symlink("-", joined(pid, start))  # even a full disk has room for it
+                os.symlink("-", join_link(pid, start))  # even a full disk has room for it
         except (ValueError, OSError):
             pass  # whoever wants it followed is told that it is not
 
@@ -196,7 +198,7 @@ class Tree:
         """
         if not 0 < signum <= 64:
             return
-        everyone = self._addressed()
+        everyone = self._recipients()
         chosen = [pid for pid in everyone if handles(pid, signum)] or list(everyone)
         for pid in chosen:
             send(pid, everyone[pid], signum)
@@ -204,7 +206,7 @@ class Tree:
     def end(self, grace_s: float) -> None:
         """SIGTERM all, SIGKILL them after `grace_s`. A repeated call can only shorten the grace."""
         if self._deadline is None:
-            for pid, start in self._addressed().items():
+            for pid, start in self._recipients().items():
                 send(pid, start, SIGTERM)
                 send(pid, start, SIGCONT)  # a stopped process would never see its SIGTERM
             self._deadline = time.monotonic() + grace_s
@@ -242,13 +244,13 @@ class Tree:
     def _kill_container(self) -> None:
         """SIGKILL what is in the container, and nothing of its engine."""
         for pid, start in self.everyone().items():
-            if contained_pid(pid) is not None:
+            if pid_in_container(pid) is not None:
                 send(pid, start, SIGKILL)
 
     def _dismiss(self) -> None:
         """SIGTERM what a container's engine would keep for the user's next one."""
-        for pid, start in self._addressed().items():
-            if contained_pid(pid) is None:
+        for pid, start in self._recipients().items():
+            if pid_in_container(pid) is None:
                 send(pid, start, SIGTERM)
 
     def _kill(self) -> None:

@@ -28,7 +28,7 @@ _Text = Annotated[str, Field(max_length=2 * starting.REPORT_BYTES)]
 
 @with_config(_SOUND)
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartRecord:
     """The start of an attempt: by which process, and when."""
 
     pid: Annotated[int, Field(ge=1, lt=1 << 31)]
@@ -41,7 +41,7 @@ class Started:
 
 @with_config(_SOUND)
 @dataclass(frozen=True, slots=True)
-class Exited:
+class ExitRecord:
     """How an attempt ended. Records of earlier releases lack some of the last fields."""
 
     code: Annotated[int, Field(ge=0, le=255)] | None
@@ -61,16 +61,16 @@ class Exited:
     left: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
 
 
-_STARTED = TypeAdapter(Started)
-_EXITED = TypeAdapter(Exited)
+_STARTED = TypeAdapter(StartRecord)
+_EXITED = TypeAdapter(ExitRecord)
 
 
-def started(directory: Path) -> Started | None:
+def read_start(directory: Path) -> StartRecord | None:
     """None if there is no record. Raises ValueError if it is invalid."""
     return _read(directory / supervisor.STARTED, _STARTED)
 
 
-def exited(directory: Path) -> Exited | None:
+def read_exit(directory: Path) -> ExitRecord | None:
     """None if there is no record. Raises ValueError if it is invalid."""
     return _read(directory / supervisor.EXIT, _EXITED)
 

@@ -26,11 +26,12 @@ from pathlib import Path
 from carmad import beats
 from carmad.attempt import cgroup, records, supervisor, sweep
 from carmad.attempt.evidence import Evidence
+from carmad.attempt.exits import ExitFacts, for_good
 from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.attempt.proc import process_stat, send, unkillable
 from carmad.attempt.process_tree import SIGKILL
 from carmad.attempt.starting import program
-from carmad.core.types import FOR_GOOD, Cause, Job, JobId
+from carmad.core.types import Job, JobId
 from carmad.engine.clock import boot_id, boottime
 
 START_WITHIN_S = 10.0  # a supervisor that has not started by then is given up
@@ -42,47 +43,23 @@ LATE_S = 10.0
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """How an attempt ended, without interpretation. Times are Unix seconds: the start by the wall
-    clock, the ends by the daemon's clock."""
-
-    code: int | None = None  # of the main process; None when `signal` ended it
-    signal: int | None = None
-    error: str = ""  # why the program could not be started at all
-    hint: str = ""
-    lost: bool = False  # its supervisor died, or was ended by a system shutdown
-    never_started: bool = False  # no supervisor started, and none will
-    started_at: float | None = None
-    ended_at: float
-    main_ended_at: float | None = None  # its main process; the others may live a little longer
-    stopped: bool = False  # the daemon stopped it before it ended by itself
-    cause: Cause | None = None  # why it was stopped, if for good
-    host_oom: bool | None = None  # the kernel's OOM killer struck; None: unknown
-    over_limit: bool = False  # it did because the job met its own limit
-    shared_bytes: int | None = None  # of files in /dev/shm when it did
-    left: bool = False  # some of its processes could not be killed
-    log_tail: str = ""  # the end of stdout, then of stderr
-    memory_held: bool = False  # its GPU memory was not seen to be freed in time
-
-
 @dataclass(slots=True)
 class _Attempt:
     job: Job
     directory: Path
     since: float  # monotonic
-    started: records.Started | None = None
+    started: records.StartRecord | None = None
     cgroup: str | None = None  # of all its processes; None: it has none, or none is known
     pidfd: int | None = None
     sweep: subprocess.Popen[bytes] | None = None  # ends what the supervisor left, without a cgroup
-    ended: Ended | None = None
+    facts: ExitFacts | None = None  # of its end, once it has ended
     clear_by: float = 0.0  # monotonic
     stumbled: bool = False  # an error with it was logged
     unseen: bool = False  # that its supervisor is not to be seen was logged
 
 
 class Shepherd:
-    """Calls `on_exit(job, ended)` in its own thread, once the driver has freed the attempt's GPU
+    """Calls `on_exit(job, facts)` in its own thread, once the driver has freed the attempt's GPU
     memory, or ten seconds after its end. `clock` is the daemon's.
     """
 
@@ -91,7 +68,7 @@ class Shepherd:
         state_dir: Path,
         launcher: Launcher,
         evidence: Evidence,
-        on_exit: Callable[[Job, Ended], None],
+        on_exit: Callable[[Job, ExitFacts], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._state_dir = state_dir.absolute()
@@ -170,9 +147,9 @@ class Shepherd:
     def _follow(self, attempt: _Attempt, supervisor_ended: bool) -> None:
         if supervisor_ended:
             self._close(attempt)
-        if attempt.ended is None and attempt.pidfd is None:
+        if attempt.facts is None and attempt.pidfd is None:
             self._find_supervisor(attempt)
-        if attempt.ended is not None:
+        if attempt.facts is not None:
             self._report_when_clear(attempt)
 
     def _find_supervisor(self, attempt: _Attempt) -> None:
@@ -180,7 +157,7 @@ class Shepherd:
         revoked = supervisor.why_stopped(attempt.directory) == supervisor.REVOKED
         started, why = None, ""
         try:
-            started = records.started(attempt.directory)
+            started = records.read_start(attempt.directory)
         except ValueError as error:
             why = f"the record of its start cannot be read: {error}"
         if started is None and not why:
@@ -194,7 +171,7 @@ class Shepherd:
             attempt.pidfd = _open_pidfd(started)
         # A reader of logs on a dead file server, left by a supervisor of 0.1.0, may hold the lock.
         over = attempt.pidfd is None and (attempt.directory / supervisor.EXIT).exists()
-        if over or not _lives(attempt.directory):
+        if over or not _is_alive(attempt.directory):
             if attempt.pidfd is not None:  # it is just ending, or that process is another one
                 ending = select.poll()
                 ending.register(attempt.pidfd, select.POLLIN)
@@ -208,7 +185,7 @@ class Shepherd:
             pids = filter(None, (started.pid, started.follows))
             mark = attempt.job.spec.uid, os.fsencode(attempt.directory)
             key = attempt.job.id, attempt.job.attempt
-            self._evidence.supervised(key, *pids, cgroup=attempt.cgroup, marked=mark)
+            self._evidence.add_supervisor(key, *pids, cgroup=attempt.cgroup, marked=mark)
         elif not attempt.unseen:  # its lock will show its end
             attempt.unseen = True
             why = why or f"there is no process {started.pid if started else 0}"
@@ -217,9 +194,9 @@ class Shepherd:
     def _give_up(self, attempt: _Attempt) -> None:
         """Report that no supervisor started, unless one has started just now."""
         if self._launcher.revoke(attempt.job):
-            cause = _for_good(supervisor.why_stopped(attempt.directory))
-            ended = Ended(never_started=True, cause=cause, ended_at=self._clock())
-            self._end(attempt, ended)
+            cause = for_good(supervisor.why_stopped(attempt.directory))
+            facts = ExitFacts(never_started=True, cause=cause, ended_at=self._clock())
+            self._end(attempt, facts)
 
     def _close(self, attempt: _Attempt) -> None:
         """The supervisor has ended: close its pidfd, and read its records."""
@@ -227,20 +204,20 @@ class Shepherd:
         self._poller.unregister(attempt.pidfd)
         os.close(attempt.pidfd)
         attempt.pidfd = None
-        self._evidence.unsupervised((attempt.job.id, attempt.job.attempt))
+        self._evidence.remove_supervisor((attempt.job.id, attempt.job.attempt))
         self._launcher.reap()
         self._end(attempt, self._read_end(attempt))
 
-    def _end(self, attempt: _Attempt, ended: Ended) -> None:
-        attempt.ended = ended
+    def _end(self, attempt: _Attempt, facts: ExitFacts) -> None:
+        attempt.facts = facts
         attempt.clear_by = time.monotonic() + CLEAR_WITHIN_S
 
     def _report_when_clear(self, attempt: _Attempt) -> None:
         """Report the end once nothing of the attempt is left, or the deadline has passed: but never
         while a process of it may still run, as the job could be started a second time."""
-        assert attempt.ended is not None
+        assert attempt.facts is not None
         late = time.monotonic() >= attempt.clear_by
-        if attempt.ended.lost and not self._swept(attempt, late):
+        if attempt.facts.lost and not self._sweep(attempt, late):
             return
         try:
             held = not self._evidence.memory_gone(attempt.job)
@@ -249,14 +226,13 @@ class Shepherd:
                 raise
             held = True
         if late or not held:
-            ended = replace(attempt.ended, memory_held=held)
-            self._on_exit(attempt.job, ended)
+            self._on_exit(attempt.job, replace(attempt.facts, memory_held=held))
             del self._attempts[attempt.job.id, attempt.job.attempt]
 
-    def _swept(self, attempt: _Attempt, late: bool) -> bool:
+    def _sweep(self, attempt: _Attempt, late: bool) -> bool:
         """Kill what a killed supervisor left running. True when nothing is left, or, if `late`,
         nothing that runs."""
-        assert attempt.ended is not None
+        assert attempt.facts is not None
         if attempt.cgroup is None:
             if attempt.sweep is None:
                 argv = [*program("carmad.attempt.sweep"), str(attempt.directory)]
@@ -266,60 +242,38 @@ class Shepherd:
             if code not in (None, 0, sweep.LEFT):  # it was killed, or found no memory
                 attempt.sweep = None
                 raise RuntimeError(f"the sweep of job {attempt.job.id} failed: {code}")
-            attempt.ended = replace(attempt.ended, left=code == sweep.LEFT)
+            attempt.facts = replace(attempt.facts, left=code == sweep.LEFT)
             return code is not None
         left = cgroup.members(attempt.cgroup)
         for pid, start in left.items():
             send(pid, start, SIGKILL)
         if late and left and all(map(unkillable, left)):
-            attempt.ended = replace(attempt.ended, left=True)
+            attempt.facts = replace(attempt.facts, left=True)
             return True
         return not left and cgroup.is_empty(attempt.cgroup)
 
-    def _read_end(self, attempt: _Attempt) -> Ended:
+    def _read_end(self, attempt: _Attempt) -> ExitFacts:
         started = attempt.started
         try:
-            record = records.exited(attempt.directory)
+            record = records.read_exit(attempt.directory)
         except ValueError as error:
             log.error("job %d: the record of its end cannot be read: %s", attempt.job.id, error)
             record = None
         if record is None:
             started_at = started.at if started else None
-            return Ended(lost=True, started_at=started_at, ended_at=self._clock())
+            return ExitFacts(lost=True, started_at=started_at, ended_at=self._clock())
         if record.cause == supervisor.REVOKED:
-            return Ended(never_started=True, ended_at=self._clock())
+            return ExitFacts(never_started=True, ended_at=self._clock())
         this_boot = started is not None and started.boot_id == boot_id()
-        ended_at = self._at(record.ended_boot_s if this_boot else None) or record.ended_at
-        kills = record.host_oom_kills
-        return Ended(
-            code=record.code,
-            signal=record.signal,
-            error=record.error,
-            hint=record.hint,
-            # A job that succeeded during a system shutdown has succeeded.
-            lost=record.interrupted and not record.stopped and record.code != 0,
-            started_at=record.started_at,
-            ended_at=ended_at,
-            main_ended_at=self._at(record.main_ended_boot_s if this_boot else None),
-            stopped=record.stopped,
-            cause=_for_good(record.cause),
-            host_oom=None if kills is None else kills > 0,
-            over_limit=bool(record.over_limit),
-            shared_bytes=record.shared_bytes,
-            left=record.left > 0,
-            log_tail=records.tail(attempt.directory),
-        )
+        tail = records.tail(attempt.directory)
+        return ExitFacts.of(record, tail, lambda boot_s: self._at(boot_s if this_boot else None))
 
     def _at(self, boot_s: float | None) -> float | None:
         """A time in seconds since boot, on the daemon's clock."""
         return None if boot_s is None else self._clock() - max(0.0, boottime() - boot_s)
 
 
-def _for_good(cause: str) -> Cause | None:
-    return next((each for each in FOR_GOOD if each == cause), None)
-
-
-def _open_pidfd(started: records.Started) -> int | None:
+def _open_pidfd(started: records.StartRecord) -> int | None:
     """A pidfd of that process; None if it has ended. Raises OSError if that is unknown."""
     try:
         pidfd = os.pidfd_open(started.pid)
@@ -335,7 +289,7 @@ def _open_pidfd(started: records.Started) -> int | None:
     return pidfd
 
 
-def _lives(directory: Path) -> bool:
+def _is_alive(directory: Path) -> bool:
     """Whether the attempt's supervisor, which has started, lives. Raises OSError if that is
     unknown."""
     try:
@@ -351,7 +305,7 @@ def _lives(directory: Path) -> bool:
     return False
 
 
-def _cgroup(started: records.Started, job: Job) -> str | None:
+def _cgroup(started: records.StartRecord, job: Job) -> str | None:
     """The attempt's cgroup. A supervisor of release 0.1.0 did not record it, but is in it."""
     found = started.cgroup or cgroup.cgroup_of(started.pid)
     return found if found and cgroup.is_of(found, job.id, job.attempt) else None

@@ -181,7 +181,7 @@ def become_job(launch: Launch) -> None:
         os.chdir(launch.cwd)
     except OSError as error:
         raise CannotStart(
-            f"cannot enter the working directory {shown(launch.cwd)}: {error.strerror}",
+            f"cannot enter the working directory {readable(launch.cwd)}: {error.strerror}",
             "submit from a directory that exists and that you can access on this machine",
         ) from error
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
@@ -193,7 +193,7 @@ def die_with_parent() -> None:
     libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
 
 
-def shown(name: bytes) -> str:
+def readable(name: bytes) -> str:
     return name[:200].decode("utf-8", "replace")
 
 
@@ -227,4 +227,4 @@ def start_program(launch: Launch, report: int) -> None:
     except OSError as error:
         what = "command not found" if error.errno == errno.ENOENT else error.strerror
         hint = HINTS.get(error.errno or 0, "")
-        raise CannotStart(f"cannot run {shown(launch.argv[0])}: {what}", hint) from error
+        raise CannotStart(f"cannot run {readable(launch.argv[0])}: {what}", hint) from error

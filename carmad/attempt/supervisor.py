@@ -36,7 +36,7 @@ import stat
 import sys
 import time
 
-from carmad.attempt.cgroup import MemoryEvents, divide, limited, unit_cgroup
+from carmad.attempt.cgroup import MemoryEvents, create, divide, unit_cgroup
 from carmad.attempt.proc import UNKNOWN, process_stat, read_file, tell_kernel, write_file
 from carmad.attempt.process_tree import SIGTERM, Tree
 from carmad.attempt.starting import (
@@ -53,7 +53,7 @@ from carmad.attempt.starting import (
     fork,
     libc,
     program,
-    shown,
+    readable,
     start_program,
     write_all,
 )
@@ -106,7 +106,7 @@ def open_log(path: bytes, target: int, header: bytes) -> int:
         os.dup2(os.open(path, flags, 0o666), target)
     except OSError as error:
         raise CannotStart(
-            f"cannot open the log file {shown(path)}: {error.strerror}",
+            f"cannot open the log file {readable(path)}: {error.strerror}",
             "name a file in an existing directory that you can write to (-o, -e)",
         ) from error
     status = os.fstat(target)
@@ -302,7 +302,7 @@ def open_followed(pid: int, start: int) -> int:
     return pidfd
 
 
-def quoted(text: str | None) -> str:
+def quote(text: str | None) -> str:
     """As JSON; null if that would take more than a line to write."""
     if text is None or not (text.isascii() and text.isprintable()):
         return "null"
@@ -336,7 +336,7 @@ def supervise(directory: str) -> None:
     tell_kernel(OOM_SCORE, KILLED_LAST)
     whole = group = None  # the cgroup of the attempt, and of the job alone
     if not launch.stays and (whole := launch.cgroup or unit_cgroup()):
-        group = (limited if launch.cgroup else divide)(whole, launch.limits)
+        group = (create if launch.cgroup else divide)(whole, launch.limits)
     memory = MemoryEvents(group)
     tree = Tree(0, group, launch.uid, os.fsencode(directory), launch.contained)
     report, follows = -1, "null"
@@ -349,7 +349,7 @@ def supervise(directory: str) -> None:
         STARTED,
         f'{{"pid": {os.getpid()}, "start_ticks": {own[1]}, "boot_id": "{launch.boot_id}", '
         f'"at": {started_at}, "follows": {follows}, '
-        f'"cgroup": {quoted(group and whole)}}}\n'.encode(),
+        f'"cgroup": {quote(group and whole)}}}\n'.encode(),
     )
     sync_directory("..")  # the launcher made our directory without syncing it
 

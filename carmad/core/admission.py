@@ -1,6 +1,6 @@
 """The hard rules: which GPUs a job may be placed on at all. Policies choose only among those.
 
-A rule sees only a job's `Demand`, so that equal demands are judged only once.
+A rule sees only a job's `Demand`, so equal demands get their verdicts only once.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Demand:
     mps_uid: int | None  # whose MPS server it needs, if a server serves only one user
     estimate: Estimate | None
     retry: Retry | None
-    user: str = ""  # "" where nothing is reserved: then it does not matter …
-    at_most_s: float = inf  # … nor does this
+    user: str = ""  # this and the next only matter, and are only set, if a GPU is reserved
+    at_most_s: float = inf
 
 
 def demand(
@@ -87,13 +87,13 @@ def _fault(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
     return None
 
 
-def _drained(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
+def _drain(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
     return Reason("drained", detail=gpu.drained) if gpu.drained else None
 
 
-def _reserved(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
-    """Whoever else's job runs there must have ended by the start; of one that nobody knows that of,
-    it is assumed within the notice."""
+def _reservation(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
+    """A job of anyone else must end before the reservation starts. One of unknown duration may not
+    start within the notice."""
     for slot in gpu.reserved:
         if wanted.user in slot.of.users:
             continue
@@ -160,8 +160,8 @@ def _avoid(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
 
 RULES: tuple[Rule, ...] = (
     _fault,
-    _drained,
-    _reserved,
+    _drain,
+    _reservation,
     _stale,
     _mig,
     _exclusive,

@@ -90,21 +90,21 @@ class Attempt:
     profiling: ProfilingRun | None = None  # while it is being profiled
     shared: bool = False  # another job was on one of its GPUs
     warned: bool = False  # the signal before its time limit was sent
-    nearing: bool = False  # 80 % of its time limit have passed, and its owner is told
-    stop: Cause | None = None  # why it was told to stop
+    nearing: bool = False  # 80 % of its time limit have passed, and its owner is notified
+    stop: Cause | None = None  # why it is being stopped
     exit: Exit | None = None
     ended_at: float | None = None
 
-    def ran_s(self, now: float) -> float:
+    def run_s(self, now: float) -> float:
         """How long it has run, or ran."""
         until = now if self.ended_at is None else self.ended_at
         return 0.0 if self.started_at is None else until - self.started_at
 
     def attained_s(self, now: float) -> float:
         """Its run time, plus that of earlier attempts whose work is not lost."""
-        return self.served_s + self.ran_s(now)
+        return self.served_s + self.run_s(now)
 
-    def shifted(self, by_s: float) -> Attempt:
+    def shift(self, by_s: float) -> Attempt:
         """With all times moved `by_s` later."""
         run = self.profiling
         return replace(
@@ -116,7 +116,7 @@ class Attempt:
         )
 
 
-def appended(attempts: tuple[Attempt, ...], new: Attempt) -> tuple[Attempt, ...]:
+def append(attempts: tuple[Attempt, ...], new: Attempt) -> tuple[Attempt, ...]:
     """`attempts` and `new`. Of more than `KEPT`, the oldest that was sent back is dropped."""
     if len(attempts) >= KEPT:
         sent_back = (n for n, each in enumerate(attempts) if each.stop in SENT_BACK)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from carmad.core.line import never_satisfied
+from carmad.core.line import unmet_dependency
 from carmad.core.messages import UpdateRequested
 from carmad.core.types import FOR_GOOD, SENT_BACK, After, Job, JobId, JobSpec, JobState
 from carmad.options import OPTIONS, RUNNING
@@ -23,7 +23,7 @@ class Verdict:
 def cancel(job: Job) -> Verdict:
     """Also cancels a job that is being stopped only to be requeued."""
     if job.ended:
-        return _refused(_ended(job))
+        return _refuse(_end_words(job))
     if job.stop in FOR_GOOD:
         return Verdict("is already being stopped", acts=False)
     return Verdict("is being stopped" if job.holds_gpus else "cancelled")
@@ -33,9 +33,9 @@ def hold(job: Job, held: bool) -> Verdict:
     """Hold (`held`) or release a job that is waiting or being stopped to be requeued."""
     word = "held" if held else "released"
     if job.ended:
-        return _refused(_ended(job))
+        return _refuse(_end_words(job))
     if job.holds_gpus and job.stop not in SENT_BACK:
-        return _refused(f"is {_words(job.state)}: only a waiting job can be {word}")
+        return _refuse(f"is {_words(job.state)}: only a waiting job can be {word}")
     if job.held == held:
         return Verdict("was already held" if held else "was not held", acts=False)
     return Verdict(word)
@@ -50,20 +50,20 @@ def update(
     changed = [name for name in asked.names if getattr(spec, name) != getattr(job.spec, name)]
     flags = ", ".join(OPTIONS[name].flag for name in changed)
     if job.ended:
-        return _refused(_ended(job)), job.spec
+        return _refuse(_end_words(job)), job.spec
     if not changed:
         return Verdict("is as it should be", acts=False), job.spec
     if job.holds_gpus:
         fixed = [OPTIONS[name].flag for name in changed if name not in changeable(job)]
         if fixed:
             words = f"is {_words(job.state)}: it is too late to change {', '.join(fixed)}"
-            return _refused(words), job.spec
+            return _refuse(words), job.spec
         if why := _wrong_limit(job, spec, asked.admin, now):
-            return _refused(f"is {_words(job.state)}: {why}"), job.spec
+            return _refuse(f"is {_words(job.state)}: {why}"), job.spec
     if spec.interactive and "requeue" in changed:
-        return _refused("runs at a terminal: only its owner can start it again"), job.spec
+        return _refuse("runs at a terminal: only its owner can start it again"), job.spec
     if "after" in changed and _waits_for(job.ids, spec.after, live):
-        return _refused("would wait for itself"), job.spec
+        return _refuse("would wait for itself"), job.spec
     return Verdict(f"updated: {flags}"), spec
 
 
@@ -116,19 +116,19 @@ def _waits_for(ids: range, after: Iterable[After], live: Mapping[JobId, Job]) ->
 def requeue(job: Job, ended: Mapping[JobId, JobState]) -> Verdict:
     """Run an ended job again, under the same id. `ended`: how its dependencies ended."""
     if not job.ended:
-        return _refused(f"has not ended: it is {_words(job.state)}")
+        return _refuse(f"has not ended: it is {_words(job.state)}")
     if job.spec.interactive:
-        return _refused("ran at a terminal: run it there again")
-    if culprit := never_satisfied(job, ended):
-        return _refused(f"depends on job {culprit}, which ended as {_words(ended[culprit])}")
+        return _refuse("ran at a terminal: run it there again")
+    if culprit := unmet_dependency(job, ended):
+        return _refuse(f"depends on job {culprit}, which ended as {_words(ended[culprit])}")
     return Verdict("requeued")
 
 
-def _refused(words: str) -> Verdict:
+def _refuse(words: str) -> Verdict:
     return Verdict(words, acts=False, refused=True)
 
 
-def _ended(job: Job) -> str:
+def _end_words(job: Job) -> str:
     return f"has already ended: {_words(job.state)}"
 
 

@@ -1,19 +1,58 @@
-"""Chooses who decides: the policy, or the configured fallback while the policy fails."""
+"""Calls to plugins: which fail, and who decides while the policy does.
+
+Whether a call fails does not follow from the inputs, since a plugin may time out. A replay needs
+the recorded failures to reproduce a step.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
+from typing import TypeVar
 
-from carmad.core.asking import FALLBACK, ORDER, PLAN, Asked, said
 from carmad.core.decision import Placement, Proposal, Reason
+from carmad.core.messages import Failure
 from carmad.core.ports import Policy
 from carmad.core.types import Job, JobId
 from carmad.core.view import View
 
+T = TypeVar("T")
+
+ORDER, PLAN, PREDICT, DECIDE = "order", "plan", "predict", "decide"
+FALLBACK = "fallback's "  # before ORDER and PLAN
 FIRST_TRY_S = 5.0  # until a failed policy is retried; doubled at each further failure
 LAST_TRY_S = 300.0
+
+
+class Calls:
+    """The calls of one step: how many of each kind, and which failed."""
+
+    def __init__(self) -> None:
+        self._numbers: Counter[str] = Counter()
+        self._failures: list[Failure] = []
+
+    def make(self, question: str, call: Callable[[], T]) -> T:
+        """Make the call, count it, and record its failure, which is raised."""
+        self._numbers[question] += 1
+        try:
+            return call()
+        except Exception as error:
+            self._failures.append(Failure(question, self._numbers[question], describe(error)))
+            raise
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        return tuple(self._failures)
+
+    def forget(self) -> None:
+        self._numbers.clear()
+        self._failures.clear()
+
+
+def describe(error: Exception) -> str:
+    return f"{error!r:.200}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +63,14 @@ class Plan:
 
 
 class Deciders:
-    """`unordered` has jobs for which `order` failed: they are last in the queue."""
+    """The policy, or the configured fallback while the policy fails. `unordered` has the jobs for
+    which `order` failed: they are last in the queue."""
 
-    def __init__(self, policy: Policy, fallback: Policy | None, asked: Asked) -> None:
+    def __init__(self, policy: Policy, fallback: Policy | None, calls: Calls) -> None:
         self.policy = policy
         self.unordered: dict[JobId, None] = {}
         self._fallback = fallback
-        self._asked = asked
+        self._calls = calls
         self._standing_in = False
         self._ask_at = -inf
         self._delay_s = FIRST_TRY_S
@@ -44,35 +84,35 @@ class Deciders:
         question = ORDER if policy is self.policy else FALLBACK + ORDER
         self.unordered.pop(job.id, None)
         try:
-            return self._asked.ask(question, lambda: policy.order(job))
+            return self._calls.make(question, lambda: policy.order(job))
         except Exception:  # noqa: BLE001 - foreign code
             self.unordered[job.id] = None
             return inf
 
-    def plan(self, view: View, renewed: Callable[[], View]) -> Plan:
-        """`renewed` reorders the queue for the policy that takes over, and returns the new view.
+    def plan(self, view: View, renew: Callable[[], View]) -> Plan:
+        """`renew` reorders the queue for the policy that takes over, and returns the new view.
         If no policy has a plan, all jobs wait, and the first one gets the reason."""
         if not self._standing_in:
             plan = self._of(self.policy, PLAN, view)
             if not self._fallback or isinstance(plan, tuple):
                 return _plan(self.policy, view, plan)
             self._stand_in(view.now)
-            view = renewed()
+            view = renew()
         elif view.now >= self._ask_at:
             if isinstance(self._of(self.policy, PLAN, view), tuple):  # it works again
                 self._standing_in = False
-                return self.plan(renewed(), renewed)
+                return self.plan(renew(), renew)
             self._wait_longer(view.now)
         assert self._fallback
         made = _plan(self._fallback, view, self._of(self._fallback, FALLBACK + PLAN, view))
         notice = Reason("policy_fallback", detail=self.policy.name)
-        return replace(made, proposals=tuple(_noted(each, notice) for each in made.proposals))
+        return replace(made, proposals=tuple(_with_notice(each, notice) for each in made.proposals))
 
     def _of(self, policy: Policy, question: str, view: View) -> tuple[Proposal, ...] | Reason:
         try:
-            return self._asked.ask(question, lambda: tuple(policy.plan(view)))
+            return self._calls.make(question, lambda: tuple(policy.plan(view)))
         except Exception as error:  # noqa: BLE001 - foreign code
-            return Reason("policy_failed", detail=f"it raised {said(error)}")
+            return Reason("policy_failed", detail=f"it raised {describe(error)}")
 
     def _stand_in(self, now: float) -> None:
         """Switch to the fallback. A policy that soon fails again keeps its back-off."""
@@ -94,7 +134,7 @@ def _plan(policy: Policy, view: View, plan: tuple[Proposal, ...] | Reason) -> Pl
     return Plan(policy.name, view, plan)
 
 
-def _noted(proposal: Proposal, notice: Reason) -> Proposal:
+def _with_notice(proposal: Proposal, notice: Reason) -> Proposal:
     if isinstance(proposal, Placement):
         return replace(proposal, explanation=(*proposal.explanation, notice))
     return proposal

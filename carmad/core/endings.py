@@ -1,14 +1,20 @@
-"""What the end of an attempt means for its job: takes the attempt and evidence, returns an
-`Ending`."""
+"""The end of an attempt: what it means for its job, and how that is carried out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from carmad.core.asking import said
-from carmad.core.line import never_satisfied
+from carmad.config import Settings
+from carmad.core.deciders import DECIDE, Calls, describe
+from carmad.core.fleet import Fleet
+from carmad.core.history import past
+from carmad.core.knowledge import Knowledge
+from carmad.core.ledger import Ledger
+from carmad.core.line import unmet_dependency
 from carmad.core.messages import Exited
+from carmad.core.ports import Recovery
+from carmad.core.states import advance, stopping
 from carmad.core.types import (
     FOR_GOOD,
     SENT_BACK,
@@ -21,11 +27,86 @@ from carmad.core.types import (
     JobState,
     Retry,
 )
+from carmad.core.watching import Watch
+
+
+class Endings:
+    """Ends attempts and jobs."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        fleet: Fleet,
+        knowledge: Knowledge,
+        watch: Watch,
+        recovery: Recovery,
+        calls: Calls,
+    ) -> None:
+        self._ledger = ledger
+        self._fleet = fleet
+        self._knowledge = knowledge
+        self._watch = watch
+        self._recovery = recovery
+        self._calls = calls
+
+    def end_attempt(self, event: Exited, settings: Settings) -> None:
+        """Requeue the attempt's job, or end it. Stale and repeated reports change nothing."""
+        job = self._ledger.holders.get(event.job)
+        if job is None or job.attempt != event.attempt:
+            return
+        if event.stop and job.stop not in FOR_GOOD:  # the disk was full when it was stopped
+            job = stopping(job, event.stop)
+            self._ledger.put(job)
+        retries = Retries(
+            lambda job, exit: self._calls.make(DECIDE, lambda: self._recovery.decide(job, exit)),
+            settings.recovery.retries,
+            settings.monitor.external_mib,
+            self._fleet.usable(),
+        )
+        end = ending(job, event, self._fleet.beside(job), retries)
+        if end.state is not JobState.QUEUED:
+            self.end(job, end.state, end.exit, end.at)
+            return
+        barred = end.exit.evidence if end.exit.cause is Cause.NO_ACCOUNT else ""
+        over = _with_exit(self._fleet.with_usage(job), replace(end.exit, tail=()), end.at)
+        self._ledger.put(
+            advance(
+                over,
+                JobState.QUEUED,
+                retry=end.retry,
+                overtaken=0,
+                held=job.held or end.exit.cause is Cause.NO_ACCOUNT,
+                barred=barred,
+            )
+        )
+
+    def end(self, job: Job, state: JobState, exit: Exit, now: float) -> None:
+        """End the job; cancel jobs whose dependency on it can no longer be met, transitively."""
+        job = self._knowledge.with_final_profile(job, state)
+        over = _with_exit(job, exit, now) if job.holds_gpus else job
+        self._record(advance(over, state, exit=exit, ended_at=now))
+        self._watch.inform_others(job, now)
+        ends = [(job.ids, state)]
+        for ids, how in ends:  # it grows while iterating: recursion could exhaust the stack
+            for id, waiting in self._ledger.dependents(ids):
+                if why := dependency_exit(waiting, {id: how}):
+                    self._record(advance(waiting, JobState.CANCELLED, exit=why, ended_at=now))
+                    ends.append((waiting.ids, JobState.CANCELLED))
+
+    def _record(self, job: Job) -> None:
+        self._ledger.put(job)
+        if run := past(job):
+            self._knowledge.history.remember(run)
+
+
+def _with_exit(job: Job, exit: Exit, at: float) -> Job:
+    """The job with its current attempt over."""
+    return job.with_attempt(exit=exit, ended_at=at, profiling=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What becomes of a job whose attempt is over."""
+    """What follows the end of an attempt."""
 
     state: JobState  # QUEUED: it is requeued
     exit: Exit
@@ -34,22 +115,22 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Trying:
+class Retries:
     """Whether a job that ran out of memory is retried, and where it may run."""
 
     decide: Callable[[Job, Exit], Retry | None]  # the recovery: foreign code, may raise
-    retries: int
+    most: int
     external_mib: int  # external processes that hold more than this count as neighbours
     usable: Set[GpuId]  # GPUs that it might get; empty while none are known
 
 
-def ending(job: Job, event: Exited, beside: Sequence[GpuSample], trying: Trying) -> Ending:
+def ending(job: Job, event: Exited, beside: Sequence[GpuSample], retries: Retries) -> Ending:
     """`beside`: the readings that show who held memory beside the job, see `Fleet.beside`."""
     exit, at = event.exit, min(event.at, event.ended_at or event.at)
     if exit.cause is Cause.GPU_OOM:
         exit = replace(exit, neighbours=_neighbours(job, beside))
     if job.stop in SENT_BACK and exit.cause is not Cause.SUCCESS:
-        return _sent_back(job, exit, at)
+        return _send_back(job, exit, at)
     if job.stop in FOR_GOOD:
         cancelled = job.stop is Cause.CANCELLED
         state = JobState.CANCELLED if cancelled else JobState.TIMED_OUT
@@ -59,21 +140,21 @@ def ending(job: Job, event: Exited, beside: Sequence[GpuSample], trying: Trying)
             return Ending(JobState.SUCCEEDED, exit, at)
         case Cause.GPU_OOM if job.gpus:
             external = max((_external_mib(reading) for reading in beside), default=0)
-            if external > trying.external_mib:
+            if external > retries.external_mib:
                 job = job.with_attempt(shared=True)
             again = job.spec.requeue or not job.spec.interactive  # who would run it again?
-            if again and not exit.left and (retry := _retried(job, exit, trying)):
+            if again and not exit.left and (retry := _decide_retry(job, exit, retries)):
                 return Ending(JobState.QUEUED, exit, at, retry)
             return Ending(JobState.OUT_OF_MEMORY, exit, at)
         case Cause.NO_ACCOUNT:
             return Ending(JobState.QUEUED, exit, at, job.retry)
-        case Cause.LOST if job.spec.requeue and not (exit.left or _lost_before(job)):
+        case Cause.LOST if job.spec.requeue and not (exit.left or _was_lost_before(job)):
             return Ending(JobState.QUEUED, exit, at, job.retry)
         case _:
             return Ending(JobState.FAILED, exit, at)
 
 
-def _sent_back(job: Job, exit: Exit, at: float) -> Ending:
+def _send_back(job: Job, exit: Exit, at: float) -> Ending:
     """Requeue a job that was preempted or profiled, unless its time limit has expired."""
     limit_s = None if job.spec.slurm_job else job.spec.time_limit_s
     if job.stop is Cause.PREEMPTED and limit_s is not None and job.attained_s(at) >= limit_s:
@@ -87,13 +168,13 @@ def _sent_back(job: Job, exit: Exit, at: float) -> Ending:
 
 def _neighbours(job: Job, beside: Sequence[GpuSample]) -> tuple[str, ...]:
     """Who else held memory, as text. Jobs that did not overlap with this one do not count."""
-    held = []
+    found = []
     for reading in beside:
         for p in reading.processes:
             if p.memory_mib and (p.job is None or (p.job != job.id and job.shared)):
                 who = f"job {p.job}" if p.job else f"pid {p.pid} ({p.user or '?'})"
-                held.append(f"{who} held {p.memory_mib} MiB")
-    return tuple(held)
+                found.append(f"{who} held {p.memory_mib} MiB")
+    return tuple(found)
 
 
 def _external_mib(reading: GpuSample) -> int:
@@ -104,16 +185,16 @@ def _external_mib(reading: GpuSample) -> int:
     return (reading.memory_used_mib or 0) - owned
 
 
-def _retried(job: Job, exit: Exit, trying: Trying) -> Retry | None:
+def _decide_retry(job: Job, exit: Exit, retries: Retries) -> Retry | None:
     ooms = sum(1 for failure in job.failures if failure.cause is Cause.GPU_OOM)
-    if ooms >= trying.retries:
+    if ooms >= retries.most:
         return None
     try:
-        retry = trying.decide(job, exit)
+        retry = retries.decide(job, exit)
     except Exception as error:  # noqa: BLE001 - foreign code
-        why = f"the recovery failed, so the job is retried alone: it raised {said(error)}"
+        why = f"the recovery failed, so the job is retried alone: it raised {describe(error)}"
         return Retry(why, exclusive=True)
-    return retry and placeable(retry, job.spec.gpus, trying.usable)
+    return retry and placeable(retry, job.spec.gpus, retries.usable)
 
 
 def placeable(retry: Retry, gpus: int, usable: Set[GpuId]) -> Retry:
@@ -123,13 +204,13 @@ def placeable(retry: Retry, gpus: int, usable: Set[GpuId]) -> Retry:
     return retry
 
 
-def _lost_before(job: Job) -> bool:
+def _was_lost_before(job: Job) -> bool:
     return any(failure.cause is Cause.LOST for failure in job.failures)
 
 
-def in_vain(job: Job, ended: Mapping[JobId, JobState]) -> Exit | None:
+def dependency_exit(job: Job, ended: Mapping[JobId, JobState]) -> Exit | None:
     """The exit of a job whose dependency can no longer be met; None if it still can."""
-    culprit = never_satisfied(job, ended)
+    culprit = unmet_dependency(job, ended)
     if culprit is None or job.holds_gpus:
         return None
     return Exit(Cause.DEPENDENCY, evidence=f"job {culprit} ended as {ended[culprit]}")

@@ -10,7 +10,7 @@ from carmad.config import Settings
 from carmad.core.gpuview import GpuView, free_memory, settling, stale, with_server
 from carmad.core.ledger import Ledger
 from carmad.core.messages import Drain
-from carmad.core.meter import metered
+from carmad.core.readings import meter
 from carmad.core.reservations import Reservation, slots
 from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, Usage
 from carmad.core.view import NodeView, by_node
@@ -98,7 +98,7 @@ class Fleet:
         if window is None or (window.last and sample.at < window.last.at):
             return None
         before, gap = window.last, self._settings.monitor.stale_s
-        usage = metered(self.usage, residents, before, sample, gap)
+        usage = meter(self.usage, residents, before, sample, gap)
         self.usage.update(usage)
         self._metered.update(dict.fromkeys(usage))
         window.add(sample)
@@ -155,7 +155,7 @@ class Fleet:
 
     def nodes(self, now: float, ledger: Ledger) -> tuple[NodeView, ...]:
         """Every node's current view. A node without changes is the same object as before."""
-        outdated = self._outdated | ledger.touched()
+        outdated = self._outdated | ledger.pop_touched()
         outdated.update(gpu for gpu, until in self._stands_until.items() if now > until)
         for each in self.reservations.values():  # how soon it is matters to each job differently
             outdated.update(each.gpus)
@@ -165,14 +165,14 @@ class Fleet:
             nodes = list(self._nodes)
             for at in {self.node_of[gpu] for gpu in outdated}:
                 gpus = [
-                    self._renewed(old, ledger.residents(old.id), now) if old.id in outdated else old
+                    self._renew(old, ledger.residents(old.id), now) if old.id in outdated else old
                     for old in nodes[at].gpus
                 ]
                 nodes[at] = NodeView(nodes[at].name, with_server(gpus, self._settings))
             self._nodes = tuple(nodes)
         return self._nodes
 
-    def _renewed(self, old: GpuView, residents: tuple[Job, ...], now: float) -> GpuView:
+    def _renew(self, old: GpuView, residents: tuple[Job, ...], now: float) -> GpuView:
         here, last = {job.id for job in residents}, self._windows[old.id].last
         gone = dict.fromkeys((job.id for job in old.residents), now) | self._left.get(old.id, {})
         left = {job: at for job, at in gone.items() if job not in here and last and last.at <= at}

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from carmad.config import Monitor, Settings
 from carmad.core.decision import Reason
-from carmad.core.memo import Memo
 from carmad.core.reservations import Slot
 from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, JobState, Mode
 from carmad.core.window import Recent, Score
+
+T = TypeVar("T")
+
+REMEMBERED = 256  # results per value
+
+
+class Memo:
+    """Cached results, which must depend only on the value that owns them and on the question."""
+
+    __slots__ = ("_answers",)
+
+    def __init__(self) -> None:
+        self._answers: dict[Hashable, Any] = {}
+
+    def recall(self, question: Hashable, answer: Callable[..., T], *given: object) -> T:
+        """`answer(*given)`, or its cached result."""
+        cached: T | None = self._answers.get(question)
+        if cached is None:
+            if len(self._answers) >= REMEMBERED:
+                self._answers.clear()
+            cached = self._answers[question] = answer(*given)
+        return cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +79,16 @@ def is_client(job: Job) -> bool:
 def with_server(gpus: Iterable[GpuView], settings: Settings) -> tuple[GpuView, ...]:
     """A node's GPUs, each with who uses its MPS server, if that serves one user only: the user of
     the server that they share, if they do, and a client that belongs to none of the residents. One
-    of a job that has just ended is told apart: the next reading may no longer show it."""
+    of a job that has just ended is kept separate: the next reading may no longer show it."""
     gpus, shared = tuple(gpus), settings.collocation
     if not shared.mps or shared.mps_multiuser:
         return gpus
     if shared.mps_scope == "gpu":
-        return tuple(_served(gpu, None, _stray(gpu), _leaving(gpu)) for gpu in gpus)
+        return tuple(_with_mps(gpu, None, _stray(gpu), _leaving(gpu)) for gpu in gpus)
     clients = (job.spec for gpu in gpus for job in gpu.residents if is_client(job))
     user = next(((spec.uid, spec.user) for spec in clients), None)
     stray, leaving = (next(filter(None, map(found, gpus)), None) for found in (_stray, _leaving))
-    return tuple(_served(gpu, user, stray, leaving) for gpu in gpus)
+    return tuple(_with_mps(gpu, user, stray, leaving) for gpu in gpus)
 
 
 def with_client(gpus: Iterable[GpuView], job: Job, settings: Settings) -> tuple[GpuView, ...]:
@@ -77,10 +99,10 @@ def with_client(gpus: Iterable[GpuView], job: Job, settings: Settings) -> tuple[
     if not one_user or not is_client(job):
         return gpus
     user = job.spec.uid, job.spec.user
-    return tuple(_served(gpu, user, gpu.mps_stray, gpu.mps_leaving) for gpu in gpus)
+    return tuple(_with_mps(gpu, user, gpu.mps_stray, gpu.mps_leaving) for gpu in gpus)
 
 
-def _served(
+def _with_mps(
     gpu: GpuView,
     user: tuple[int, str] | None,
     stray: tuple[int, str] | None,
@@ -126,7 +148,7 @@ def free_memory(
         left -= process.memory_mib or 0 if process.job else 0
         if process.job in by_job:
             by_job[process.job] += process.memory_mib or 0
-    held = sum(max(by_job[job.id], promised(job, settled)) for job in residents)
+    held = sum(max(by_job[job.id], promise_mib(job, settled)) for job in residents)
     if residents and any(process.memory_mib is None for process in processes):
         # This GPU does not report memory per process: all of it may be the residents' own.
         return gpu.memory_mib - max(used, held), 0
@@ -134,7 +156,7 @@ def free_memory(
     return gpu.memory_mib - external - held, external
 
 
-def promised(job: Job, settled: bool) -> int:
+def promise_mib(job: Job, settled: bool) -> int:
     need = job.need
     if need is None or (settled and not need.firm):
         return 0

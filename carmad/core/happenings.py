@@ -57,12 +57,12 @@ class Happening:
 def happenings(step: Step) -> Iterator[Happening]:
     """In order. Of GPUs, only what somebody asked for: faults are in the readings."""
     at = step.events[-1].at
-    known: dict[int, Job] = {job.id: job for job in step.before}
-    known |= {each.job.id: each.job for each in step.events if isinstance(each, RequeueRequested)}
+    latest: dict[int, Job] = {job.id: job for job in step.before}
+    latest |= {each.job.id: each.job for each in step.events if isinstance(each, RequeueRequested)}
     arrays: dict[int, list[Job]] = {}
     for job in step.jobs:
-        before = known.get(job.id)
-        known[job.id] = job
+        before = latest.get(job.id)
+        latest[job.id] = job
         if before is not None:
             yield from _changes(before, job, at)
         elif job.spec.array:
@@ -70,7 +70,7 @@ def happenings(step: Step) -> Iterator[Happening]:
         else:
             yield Happening(job.submitted_at, Kind.SUBMITTED, job)
     for array, tasks in arrays.items():
-        if tasks[0].id == array:  # a long one comes in parts, and is told with the first
+        if tasks[0].id == array:  # a long one comes in parts, and counts with the first
             its = tasks[0].spec.array
             count = max(len(tasks), its.tasks if its else 0)
             yield Happening(tasks[0].submitted_at, Kind.SUBMITTED, tasks[0], count=count)
@@ -112,8 +112,8 @@ def _changes(old: Job, job: Job, at: float) -> Iterator[Happening]:
             yield Happening(at, Kind.ENDED, job, cause=cause, count=job.tasks)
 
 
-def told(happening: Happening) -> tuple[str, ...]:
-    """What the owner of its job has asked to be told of (`--notify`), and this is."""
+def notices(happening: Happening) -> tuple[str, ...]:
+    """Which of the notices that the owner of its job asked for (`--notify`) this is."""
     job = happening.job
     if job is None or job.spec.notify is None:
         return ()
@@ -166,15 +166,15 @@ def where(job: Job, gpus: Mapping[GpuId, Gpu]) -> str:
 
 def how_ended(job: Job) -> str:
     """An ended job's state, its exit code and what proves the cause."""
-    said, exit = [job.state.value.replace("_", " ")], job.exit
+    parts, exit = [job.state.value.replace("_", " ")], job.exit
     if exit is None or job.state is JobState.SUCCEEDED:
-        return said[0]
+        return parts[0]
     if exit.cause is Cause.IDLE:
-        said.append(CAUSES[exit.cause])
+        parts.append(CAUSES[exit.cause])
     elif exit.signal:
-        said.append(f"signal {exit.signal}")
+        parts.append(f"signal {exit.signal}")
     elif exit.code:
-        said.append(f"exit code {exit.code}")
+        parts.append(f"exit code {exit.code}")
     elif job.state is JobState.FAILED and exit.cause in CAUSES:
-        said.append(CAUSES[exit.cause])
-    return ", ".join(said) + (f": {exit.evidence}" if exit.evidence else "")
+        parts.append(CAUSES[exit.cause])
+    return ", ".join(parts) + (f": {exit.evidence}" if exit.evidence else "")

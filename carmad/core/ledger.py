@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 
 from carmad.core.line import Held, Place, is_conditional, place_in_line
+from carmad.core.messages import Stop
 from carmad.core.share import Rates, Standing
+from carmad.core.states import stopping
 from carmad.core.tasks import Ended, JobsById, part
-from carmad.core.types import GpuId, Job, JobId, JobState
+from carmad.core.types import Cause, GpuId, Job, JobId, JobState
 
 ENDED_REMEMBERED = 4096  # outcomes kept for jobs that are submitted to depend on them
 
@@ -76,11 +77,17 @@ class Ledger:
         elif job.holds_gpus:
             self._hold(job)
 
+    def stop(self, job: Job, cause: Cause) -> Stop:
+        """Begin to stop a job that holds GPUs or runs without any."""
+        stopped = stopping(job, cause)
+        self.put(stopped)
+        return Stop(stopped)
+
     def note(self, id: JobId, note: str) -> None:
-        """Tell the owner of a live job, once."""
+        """Something that the owner of a live job should know."""
         job = self.jobs.rows.get(id)
-        if job and note not in job.notes:
-            self.put(replace(job, notes=(*job.notes, note)))
+        if job and (new := job.with_note(note)) is not job:
+            self.put(new)
 
     def reorder(self, jobs: Iterable[Job]) -> None:
         """Recompute the places of these queued jobs."""
@@ -98,7 +105,7 @@ class Ledger:
         self._of_cpus = [place for place in self._line if not self.jobs.rows[place[-1]].spec.gpus]
         self._queue = None
 
-    def changed(self) -> tuple[Job, ...]:
+    def changes(self) -> tuple[Job, ...]:
         """Every version put since the last `forget_changes`, in order."""
         return tuple(self._changed)
 
@@ -115,7 +122,7 @@ class Ledger:
         self._before.clear()
         self._pieces.clear()
 
-    def touched(self) -> set[GpuId]:
+    def pop_touched(self) -> set[GpuId]:
         """The GPUs on whose residents anything has changed since the last call."""
         touched, self._touched = self._touched, set()
         return touched

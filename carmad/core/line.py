@@ -1,4 +1,9 @@
-"""The queue: its order, and what keeps a job from being shown to the policy at all."""
+"""The queue: its order, and what keeps a job from being shown to the policy at all.
+
+Jobs may ask for a part of the host's CPUs and memory. The first job of each line, of those for GPUs
+and of those for CPUs alone, keeps what it wants free until it starts: otherwise small jobs could
+pass a large one for ever. A job that asks for nothing counts for nothing, and waits for nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from heapq import nlargest
 from itertools import islice
 from typing import TypeVar
 
 from carmad.config import Host
 from carmad.core.decision import Reason
-from carmad.core.host import Room, asks, counted
 from carmad.core.quota import Quotas
-from carmad.core.share import Standing
+from carmad.core.share import HostPart, Standing, host_part
 from carmad.core.types import Job, JobId, JobSpec, JobState
+from carmad.readable import gib
 
 FEW = 8  # dependencies of a job that are named
+NAMED = 3  # jobs that a reason names: those that have most of the host
+CPUS, MEMORY = "cpus", "host_memory_mib"  # fields of `JobSpec`
 
 
 K = TypeVar("K")
@@ -41,7 +49,7 @@ class Held:
 
     def add(self, job: Job) -> None:
         self._count(job, 1)
-        if asks(job.spec):
+        if asks_for_host(job.spec):
             self.of_host[job.id] = job.spec
 
     def remove(self, job: Job) -> None:
@@ -53,9 +61,14 @@ class Held:
 
     def _count(self, job: Job, sign: int) -> None:
         _add(self.gpus, job.spec.user, sign * len(job.gpus))
-        counted(self.host, job.spec, sign)
+        for kind in (CPUS, MEMORY):
+            self.host[kind] += sign * (getattr(job.spec, kind) or 0)
         if job.spec.array:
             _add(self.tasks, job.spec.array.array, sign)
+
+
+def asks_for_host(spec: JobSpec) -> bool:
+    return spec.cpus is not None or spec.host_memory_mib is not None
 
 
 def _add(counts: Counter[K], key: K, number: int) -> None:
@@ -69,7 +82,7 @@ def is_conditional(job: Job) -> bool:
     spec = job.spec
     limited = spec.array is not None and spec.array.limit is not None
     waits = job.held or spec.begin_at is not None or bool(spec.after) or limited
-    return waits or not spec.gpus or asks(spec)
+    return waits or not spec.gpus or asks_for_host(spec)
 
 
 def blockers(
@@ -94,7 +107,7 @@ def blockers(
         yield Reason("held")
     if spec.begin_at is not None and now < spec.begin_at:
         yield Reason("begin", spec.begin_at, now, "s")
-    if spec.after and (before := _named(a.job for a in spec.after if a.job in live)):
+    if spec.after and (before := _name_few(a.job for a in spec.after if a.job in live)):
         yield Reason("dependency", detail=before)
     if spec.array and spec.array.limit is not None:
         active = held.tasks[spec.array.array]
@@ -106,6 +119,65 @@ def blockers(
         yield lack
     if unread and spec.gpus:
         yield Reason("gpus_unread", detail=unread)
+
+
+class Room:
+    """What the host has left, as of one moment. `used`: the sums over `holders`, by field of
+    `JobSpec`; `firsts`: the first job of each line, in order."""
+
+    def __init__(
+        self,
+        total: Host,
+        used: Mapping[str, int],
+        holders: Mapping[JobId, JobSpec],
+        firsts: Iterable[Job] = (),
+    ) -> None:
+        self._total = {CPUS: total.cpus, MEMORY: total.memory_mib}
+        self._used = used
+        self._holders = holders
+        self._firsts = list(firsts)
+        self._lacks: dict[HostPart, Reason | None] = {}  # of jobs that are no first: they are alike
+
+    def lack(self, job: Job) -> Reason | None:
+        """What is missing for the job to start; None if nothing is."""
+        if not asks_for_host(job.spec):
+            return None
+        for place, first in enumerate(self._firsts):
+            if job.id in first.ids:
+                return self._lack(job.spec, self._firsts[:place])
+        wanted = host_part(job.spec)
+        if wanted not in self._lacks:
+            self._lacks[wanted] = self._lack(job.spec, self._firsts)
+        return self._lacks[wanted]
+
+    @property
+    def has_no_cpu(self) -> bool:
+        """Whether jobs have them all."""
+        total = self._total[CPUS]
+        return total is not None and total <= self._used.get(CPUS, 0)
+
+    def _lack(self, spec: JobSpec, ahead: list[Job]) -> Reason | None:
+        for kind in (CPUS, MEMORY):
+            wanted, total = getattr(spec, kind), self._total[kind]
+            if wanted is None or total is None:
+                continue
+            free = max(0, total - self._used.get(kind, 0))
+            if wanted > free - _sum(ahead, kind):
+                unit = "CPUs" if kind == CPUS else "MiB"
+                return Reason(kind, wanted, free, unit, self._who(kind, total, free, ahead))
+        return None
+
+    def _who(self, kind: str, total: int, free: int, ahead: list[Job]) -> str:
+        """Such as `8 of 32 are free: job 12 has 24`."""
+        show = str if kind == CPUS else gib
+        asked = ((id, getattr(spec, kind)) for id, spec in self._holders.items())
+        most = nlargest(NAMED, ((n, id) for id, n in asked if n))
+        has = [f"job {id} has {show(n)}" for n, id in most]
+        before = ((job.id, getattr(job.spec, kind)) for job in ahead)
+        has += [f"job {id} is before it and wants {show(n)}" for id, n in before if n]
+        are = "are" if kind == CPUS and free != 1 else "is"
+        left = f"{show(free)} of {show(total)} {are} free"
+        return f"{left}: {', '.join(has)}" if has else left
 
 
 def host_room(
@@ -129,16 +201,20 @@ def _array_limit(limit: int, active: int) -> Reason:
     return Reason("array_limit", limit, active, "tasks")
 
 
-def _named(jobs: Iterable[JobId]) -> str:
+def _name_few(jobs: Iterable[JobId]) -> str:
     """The first few of them, as text: there may be a whole array."""
     names = [f"job {job}" for job in islice(jobs, FEW + 1)]
     return ", ".join(names if len(names) <= FEW else [*names[:FEW], "…"])
 
 
-def never_satisfied(job: Job, ended: Mapping[JobId, JobState]) -> JobId | None:
+def unmet_dependency(job: Job, ended: Mapping[JobId, JobState]) -> JobId | None:
     """A dependency of the job that ended the wrong way, if any."""
     for after in job.spec.after:
         state = ended.get(after.job)
-        if state is not None and not after.kind.met_by(state):
+        if state is not None and not after.kind.accepts(state):
             return after.job
     return None
+
+
+def _sum(jobs: Iterable[Job], kind: str) -> int:
+    return sum(getattr(job.spec, kind) or 0 for job in jobs)

@@ -324,7 +324,7 @@ class Wake:
 Action = EstimateMemory | Launch | Signal | Stop | Wake
 
 
-def owed(job: Job) -> Action | None:
+def due_action(job: Job) -> Action | None:
     """The action a job's state calls for. Performing it twice must be harmless."""
     match job.state:
         case JobState.PENDING:
@@ -355,7 +355,7 @@ class Drain:
 class Failure:
     """A call to a plugin that failed."""
 
-    question: str  # the kind of call: see `carmad.core.asking`
+    question: str  # the kind of call: see `carmad.core.deciders`
     number: int  # which call of this kind in the step, from 1
     error: str
 

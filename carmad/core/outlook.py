@@ -39,7 +39,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class Forecast:
     """`likely`: if all take as long as predicted, or their limits; `latest`: if all take as long as
     they may."""
 
@@ -61,15 +61,15 @@ def outlook(
     return Outlook(starts_at, starts_at + _left_s(job, now))
 
 
-def expected(
+def forecast(
     line: Iterable[Job], gpus: Iterable[GpuView], now: float, running: Iterable[Job] = ()
-) -> dict[JobId, Expected]:
+) -> dict[JobId, Forecast]:
     """Of the first `FORESEEN` waiting jobs. `running`: see `outlook`."""
     waiting, there, run = tuple(islice(singly(line), FORESEEN)), tuple(gpus), tuple(running)
     likely = _starts(waiting, there, now, run, _likely_s)
     latest = _starts(waiting, there, now, run, Job.at_most_s)
     return {
-        id: Expected(one, max(one, latest[id], key=lambda start: start.at))
+        id: Forecast(one, max(one, latest[id], key=lambda start: start.at))
         for id, one in likely.items()
     }
 

@@ -21,13 +21,12 @@ from carmad.core.decision import (
 )
 from carmad.core.fleet import Fleet
 from carmad.core.history import History
-from carmad.core.host import Room, asks
 from carmad.core.ledger import Ledger
-from carmad.core.line import blockers, host_room
-from carmad.core.messages import Action, Launch, Stop, Wake
+from carmad.core.line import Room, asks_for_host, blockers, host_room
+from carmad.core.messages import Action, Launch, Wake
 from carmad.core.quota import Limit, Quotas
 from carmad.core.share import Shares
-from carmad.core.states import advance, stopping
+from carmad.core.states import advance
 from carmad.core.tasks import singly
 from carmad.core.types import Cause, GpuId, Job, JobId, JobState
 from carmad.core.view import View
@@ -87,10 +86,10 @@ class Placer:
             bool(self._fleet.reservations),
         )
 
-    def blocked_by(self, job: Job, now: float) -> Reason | None:
+    def blocker(self, job: Job, now: float) -> Reason | None:
         """Why a queued job is not shown to the policy, or does not start without GPUs; None if it
         is, or does."""
-        return self._blocked_by(job, self._quotas(now))
+        return self._blocker(job, self._quotas(now))
 
     def plan(self, now: float) -> list[Action]:
         """Ask the policy, start the jobs that it places and stop those that it preempts."""
@@ -123,15 +122,15 @@ class Placer:
             job
             for job in line
             if not (quotas.any or job.id in doubtful)
-            or (job.spec.gpus and not self._blocked_by(job, quotas))
+            or (job.spec.gpus and not self._blocker(job, quotas))
         )
 
     def _quotas(self, now: float) -> Quotas:
         settings, held = self._settings.limits, self._ledger.held.gpus
         return Quotas(self._limits, settings, held, self._shares, now)
 
-    def _blocked_by(self, job: Job, quotas: Quotas) -> Reason | None:
-        if self._room is None and asks(job.spec):
+    def _blocker(self, job: Job, quotas: Quotas) -> Reason | None:
+        if self._room is None and asks_for_host(job.spec):
             self._room = self._room_now(quotas)
         return next(self._blockers(job, quotas, self._room), None)
 
@@ -172,7 +171,7 @@ class Placer:
         view = self.view(now)
         if not view.queue:
             return False
-        made = self._deciders.plan(view, lambda: self._renewed(now))
+        made = self._deciders.plan(view, lambda: self._renew(now))
         view, plan = made.view, made.proposals
         hidden = self._hidden(view)
         waiting: list[JobId] = []  # refused, and overtaken by the jobs that start below
@@ -190,9 +189,9 @@ class Placer:
             job, row = self._ledger.jobs.get(proposal.job), self._ledger.jobs.row(proposal.job)
             if job is None or row is None or job.state is not JobState.QUEUED or row.id in hidden:
                 continue
-            if proposal.gpus and self.blocked_by(job, now):
+            if proposal.gpus and self.blocker(job, now):
                 return True
-            checked = self._checked(job, proposal, view)
+            checked = self._check(job, proposal, view)
             self._decide(Decision(now, made.by, checked))
             if not checked.gpus:
                 waiting.append(job.id)
@@ -216,14 +215,14 @@ class Placer:
         self._room = None
         for row in tuple(self._ledger.line_of_cpus()):
             for job in singly((row,)):
-                if self.blocked_by(job, now):
+                if self.blocker(job, now):
                     break
                 notes = () if job.attempt else job.notes
-                started = advance(job.placed((), now), JobState.STARTING, notes=notes)
+                started = advance(job.with_new_attempt((), now), JobState.STARTING, notes=notes)
                 self._ledger.put(started)
                 self._room = None
                 actions.append(Launch(started))
-            if self._room and self._room.no_cpu:
+            if self._room and self._room.has_no_cpu:
                 break
         return actions
 
@@ -237,17 +236,15 @@ class Placer:
         self._decide(Decision(now, by, Placement(job.id, reasons=(why,))))
         if not allowed:
             return []
-        stopped = stopping(job, Cause.PREEMPTED)
-        self._ledger.put(stopped)
-        return [Stop(stopped)]
+        return [self._ledger.stop(job, Cause.PREEMPTED)]
 
-    def _renewed(self, now: float) -> View:
+    def _renew(self, now: float) -> View:
         """A view for another policy than before: in its order, and without a memory."""
         self._ledger.reorder(self._ledger.line())
         self._memory = None
         return self.view(now)
 
-    def _checked(self, job: Job, placement: Placement, view: View) -> Placement:
+    def _check(self, job: Job, placement: Placement, view: View) -> Placement:
         """The placement, or a wait with the hard rule that it would have broken."""
         if not placement.gpus:
             return placement
@@ -271,7 +268,7 @@ class Placer:
     def _start(self, job: Job, placement: Placement, view: View) -> Job:
         gpus = placement.gpus
         job = self._ledger.jobs[job.id]
-        placed = job.placed(
+        placed = job.with_new_attempt(
             gpus,
             view.now,
             mode=mode(job, map(view.gpu, gpus), self._settings),

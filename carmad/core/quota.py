@@ -81,14 +81,14 @@ class Quotas:
         return sum(self.held.get(user, 0) for user in self._users(subject))
 
     def hours_used(self, subject: str, per: Period) -> float:
-        return self._used_s(subject, self._today - DAYS[per] + 1) / HOUR_S
+        return self._usage_s(subject, self._today - DAYS[per] + 1) / HOUR_S
 
     def frees_at(self, subject: str) -> float:
         """When the subject's GPU-hours are below the limit again, if no more are used; infinite:
         never."""
         limit = self.of(subject)
         most_s = (limit.gpu_hours or 0.0) * HOUR_S
-        return frees_at(partial(self._used_s, subject), most_s, DAYS[limit.per], self.now)
+        return frees_at(partial(self._usage_s, subject), most_s, DAYS[limit.per], self.now)
 
     def _refusal(self, user: str, gpus: int) -> Reason | None:
         account = self.shares.accounts.get(user)
@@ -110,7 +110,7 @@ class Quotas:
         accounts = self.shares.accounts.values()
         return (each.user for each in accounts if subject[1:] in each.groups)
 
-    def _used_s(self, subject: str, day: int) -> float:
+    def _usage_s(self, subject: str, day: int) -> float:
         accounts = self.shares.accounts
         found = (accounts[user] for user in self._users(subject) if user in accounts)
         return math.fsum(each.since(day, self.now) for each in found)

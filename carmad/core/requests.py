@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from carmad.core import control
-from carmad.core.endings import in_vain
-from carmad.core.finishing import Finisher
+from carmad.core.endings import Endings, dependency_exit
 from carmad.core.fleet import Fleet
 from carmad.core.knowledge import Knowledge
 from carmad.core.ledger import Ledger
@@ -30,12 +29,12 @@ class Requests:
     """Each method returns the actions that the request needs."""
 
     def __init__(
-        self, ledger: Ledger, fleet: Fleet, knowledge: Knowledge, finisher: Finisher
+        self, ledger: Ledger, fleet: Fleet, knowledge: Knowledge, endings: Endings
     ) -> None:
         self._ledger = ledger
         self._fleet = fleet
         self._knowledge = knowledge
-        self._finisher = finisher
+        self._endings = endings
 
     def adopt(self, event: Adopted) -> list[Action]:
         """No job comes of it if the process is not where a job may be."""
@@ -48,7 +47,9 @@ class Requests:
         spec = event.spec
         job = Job(event.id, spec, JobState.STARTING, event.at, group=group(spec))
         job = replace(job, estimate=spec.declared)
-        self._ledger.put(job.placed(event.gpus, event.at, mode=event.mode, shared=bool(beside)))
+        self._ledger.put(
+            job.with_new_attempt(event.gpus, event.at, mode=event.mode, shared=bool(beside))
+        )
         for resident in beside:
             self._ledger.put(resident.with_attempt(shared=True))
         return [Launch(self._ledger.jobs[event.id])]
@@ -60,9 +61,9 @@ class Requests:
             if not control.cancel(job).acts:
                 continue
             if job.holds_gpus:
-                actions.append(self._finisher.stop(job, Cause.CANCELLED))
+                actions.append(self._ledger.stop(job, Cause.CANCELLED))
             else:
-                self._finisher.end(job, JobState.CANCELLED, exit, event.at)
+                self._endings.end(job, JobState.CANCELLED, exit, event.at)
         return actions
 
     def hold(self, event: HoldRequested) -> None:
@@ -92,8 +93,8 @@ class Requests:
         self._ledger.put(job)
         if event.by != spec.user:
             self._ledger.note(job.id, f"{event.by} {verdict.words}")
-        if why := in_vain(job, self._ledger.ended):
-            self._finisher.end(self._ledger.jobs.rows[job.id], JobState.CANCELLED, why, event.at)
+        if why := dependency_exit(job, self._ledger.ended):
+            self._endings.end(self._ledger.jobs.rows[job.id], JobState.CANCELLED, why, event.at)
         return actions
 
     def requeue(self, event: RequeueRequested) -> list[Action]:

@@ -10,13 +10,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from carmad.core.types import GpuId, Job
-
-if TYPE_CHECKING:
-    from carmad.core.gpuview import GpuView
 
 MOST = 100  # at a time
 TIMES = 52  # that a weekly one recurs
@@ -72,20 +68,6 @@ def slots(reservations: Iterable[Reservation], gpu: GpuId, now: float) -> tuple[
     return tuple(sorted(found, key=lambda slot: slot.starts_at))
 
 
-def in_the_way(job: Job, slot: Slot, now: float) -> bool:
+def is_in_the_way(job: Job, slot: Slot, now: float) -> bool:
     """Whether a running job may still be on the GPU when this begins, or is there meanwhile."""
     return job.spec.user not in slot.of.users and job.at_most_s(now) > slot.in_s
-
-
-def suited(gpus: Iterable[GpuView], wish: Reservation, now: float) -> list[GpuId]:
-    """All of them, the best for a reservation first: usable ones, then those that are free by its
-    start, then the last in order, as policies take the first."""
-    in_s = wish.starts[0] - now
-
-    def rank(gpu: GpuView) -> tuple[bool, bool, int]:
-        broken = gpu.drained is not None or bool(gpu.sample and gpu.sample.fault)
-        others = [job for job in gpu.residents if job.spec.user not in wish.users]
-        latest_s = max((job.at_most_s(now) for job in others), default=-inf)
-        return broken, latest_s > in_s, -gpu.gpu.index
-
-    return [gpu.id for gpu in sorted(gpus, key=rank)]

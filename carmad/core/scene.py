@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 
 from carmad.config import Fairness
 from carmad.core.decision import Decision, Reason
-from carmad.core.gpuview import GpuView
-from carmad.core.host import Room
-from carmad.core.line import Held, Place, blockers, host_room
-from carmad.core.memo import Memo
+from carmad.core.gpuview import GpuView, Memo
+from carmad.core.line import Held, Place, Room, blockers, host_room
 from carmad.core.messages import Drain
 from carmad.core.quota import Limit, Quotas
 from carmad.core.reservations import Reservation
@@ -45,7 +43,7 @@ class Scene:
     def now(self) -> float:
         return self.view.now
 
-    def blocked_by(self, job: Job) -> Reason | None:
+    def blocker(self, job: Job) -> Reason | None:
         """Why a queued job is not shown to the policy, or does not start without GPUs; None if it
         is, or does."""
         return next(self.blockers(job), None)
@@ -84,7 +82,7 @@ class Scene:
         first = self.memo.recall("places", _places, self.line).get(row.id) if row else None
         return first + job - row.id if row and first else None
 
-    def used_mib(self, job: JobId) -> int | None:
+    def memory_mib(self, job: JobId) -> int | None:
         """The memory that a job holds now, on the GPU where it holds most."""
         return self.memo.recall("used", memory_by_job, self.view.gpus).get(job)
 

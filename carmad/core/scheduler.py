@@ -7,13 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from carmad.config import Settings
-from carmad.core.asking import Asked
-from carmad.core.deciders import Deciders
-from carmad.core.endings import in_vain, placeable
-from carmad.core.finishing import Finisher
+from carmad.core.deciders import Calls, Deciders
+from carmad.core.endings import Endings, dependency_exit, placeable
 from carmad.core.fleet import Fleet
 from carmad.core.history import History
-from carmad.core.knowledge import Knowledge, sharing_profiles
+from carmad.core.knowledge import Knowledge, with_shared_profiles
 from carmad.core.ledger import ENDED_REMEMBERED, Ledger
 from carmad.core.messages import (
     UNESTIMATED,
@@ -45,7 +43,7 @@ from carmad.core.messages import (
     Trained,
     Unreserved,
     UpdateRequested,
-    owed,
+    due_action,
 )
 from carmad.core.placing import Placer
 from carmad.core.ports import Policy, Predictor, Recovery
@@ -81,10 +79,10 @@ class Scheduler:
         """`fallback` decides while `policy` fails; None: jobs wait until it answers."""
         self.settings = settings
         self.recovery = recovery
-        self._asked = Asked()
-        self._deciders = Deciders(policy, fallback, self._asked)
+        self._calls = Calls()
+        self._deciders = Deciders(policy, fallback, self._calls)
         self._fleet = Fleet(settings)
-        self.knowledge = Knowledge(settings, self._fleet, predictor, self._asked)
+        self.knowledge = Knowledge(settings, self._fleet, predictor, self._calls)
         self._counted = OrderedDict[JobId, None]()  # submissions that the history has lately
         self.shares = Shares(settings.fairness)
         self.limits: dict[str, Limit] = {}
@@ -104,7 +102,7 @@ class Scheduler:
         self._begin()
         for event in events:
             self._take(event)
-        for job in self._ledger.changed():
+        for job in self._ledger.changes():
             if job.ended:
                 self._placer.decisions.pop(job.id, None)
         now = events[-1].at
@@ -116,18 +114,20 @@ class Scheduler:
         if not all(isinstance(event, Submitted) for event in events):
             self._actions += self._placer.plan(now)
         for job in self._ledger.pieces():  # each needs an estimate of its own
-            if (row := self.jobs.rows.get(job.id)) and isinstance(due := owed(row), EstimateMemory):
+            if (row := self.jobs.rows.get(job.id)) and isinstance(
+                due := due_action(row), EstimateMemory
+            ):
                 self._actions.append(due)
         self._ledger.rates.convert_by(self.settings.host, len(self.gpus))
         self.shares.follow(self._ledger.rates, now)
         self.check()
         return Step(
             events,
-            self._ledger.changed(),
+            self._ledger.changes(),
             self._placer.news(),
             tuple(self._actions),
             tuple(self._fleet.drains.values()) if self._drained else None,
-            self._asked.failures,
+            self._calls.failures,
             self._ledger.before(),
             tuple(self.shares.changed.values()),
             tuple(self._limited),
@@ -153,7 +153,7 @@ class Scheduler:
         """
         self.knowledge.history = history or self.history
         self.shares = Shares(self.settings.fairness, accounts, ranks or self.shares.ranks)
-        ledger = Ledger(self._deciders.order, sharing_profiles(jobs), ended, self._standing)
+        ledger = Ledger(self._deciders.order, with_shared_profiles(jobs), ended, self._standing)
         for job in ledger.running():
             self.history.learn(job)
         self.limits = {limit.subject: limit for limit in limits}
@@ -161,7 +161,7 @@ class Scheduler:
         self._fleet.drains = {drain.gpu: drain for drain in drains}
         self._fleet.reservations = {each.id: each for each in reservations}
         self._fleet.look_again()
-        return tuple(action for job in self.jobs.rows.values() if (action := owed(job)))
+        return tuple(action for job in self.jobs.rows.values() if (action := due_action(job)))
 
     # -- read access
 
@@ -171,7 +171,7 @@ class Scheduler:
         return self._ledger.jobs
 
     @property
-    def ended(self) -> Mapping[JobId, JobState]:
+    def outcomes(self) -> Mapping[JobId, JobState]:
         """How the most recent jobs ended."""
         return self._ledger.ended
 
@@ -223,7 +223,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert the invariants for all jobs that the last step changed."""
-        for id in {job.id for job in self._ledger.changed()}:
+        for id in {job.id for job in self._ledger.changes()}:
             job = self.jobs.rows.get(id)
             if job is None or not job.holds_gpus:
                 assert id not in self._ledger.holders
@@ -249,15 +249,15 @@ class Scheduler:
             case Estimated():
                 self._on_estimated(event)
             case Sampled():
-                self._watch.sampled(event)
+                self._watch.take_samples(event)
             case Silent():
                 self._fleet.note_silent(event.gpus)
             case Began():
-                self._watch.began(event)
+                self._watch.begin(event)
             case Postponed():
-                self._watch.postponed(event)
+                self._watch.postpone(event)
             case Exited():
-                self._finisher.exited(event, self.settings)
+                self._endings.end_attempt(event, self.settings)
             case CancelRequested():
                 self._actions += self._requests.cancel(event)
             case HoldRequested():
@@ -277,7 +277,7 @@ class Scheduler:
             case Noticed():
                 self._ledger.note(event.job, event.note)
             case Stepped():
-                self._watch.stepped(event)
+                self._watch.take_report(event)
             case Measured():
                 self._on_measured(event)
             case Trained():
@@ -320,8 +320,8 @@ class Scheduler:
                 if spec.gpus:
                     self.history.note_submission(event.at, spec.gpus, job.tasks)
             self._ledger.put(job)
-            if why := in_vain(job, self.ended):
-                self._finisher.end(job, JobState.CANCELLED, why, event.at)
+            if why := dependency_exit(job, self.outcomes):
+                self._endings.end(job, JobState.CANCELLED, why, event.at)
             else:
                 self._actions.append(EstimateMemory(job))
 
@@ -354,8 +354,8 @@ class Scheduler:
 
     def _on_limit_requested(self, event: LimitRequested) -> None:
         subject = event.limit.subject
-        known = self.limits.pop(subject, Limit(subject))
-        new = event.limit if event.clear else event.limit.over(known)
+        old = self.limits.pop(subject, Limit(subject))
+        new = event.limit if event.clear else event.limit.over(old)
         if not new.empty:
             self.limits[subject] = new
         self._limited.append(new)
@@ -368,10 +368,10 @@ class Scheduler:
     def _take_up(self, ledger: Ledger, last_placed: GpuId | None = None) -> None:
         """Replace the ledger, and what is built on it."""
         self._ledger = self._watch.ledger = ledger
-        self._finisher = Finisher(
-            ledger, self._fleet, self.knowledge, self._watch, self.recovery, self._asked
+        self._endings = Endings(
+            ledger, self._fleet, self.knowledge, self._watch, self.recovery, self._calls
         )
-        self._requests = Requests(ledger, self._fleet, self.knowledge, self._finisher)
+        self._requests = Requests(ledger, self._fleet, self.knowledge, self._endings)
         self._placer = Placer(
             self.settings,
             self._deciders,
@@ -387,7 +387,7 @@ class Scheduler:
     def _begin(self) -> None:
         """Forget the last step's changes, and the measurements of attempts that are over: that step
         is on disk, or `restore` would have been called."""
-        for job in self._ledger.changed():
+        for job in self._ledger.changes():
             if not job.holds_gpus:
                 self._fleet.forget(job.id)
             if job.ended:
@@ -395,7 +395,7 @@ class Scheduler:
         self._ledger.forget_changes()
         self.shares.changed.clear()
         self._placer.news()
-        self._asked.forget()
+        self._calls.forget()
         self._actions: list[Action] = []
         self._drained = self._reserved = False
         self._limited: list[Limit] = []

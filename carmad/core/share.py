@@ -1,10 +1,10 @@
 """Fair share: what each user has used of the server, and in which order their jobs wait.
 
 A GPU that several jobs share is divided evenly among them: two jobs on one GPU for an hour use half
-a GPU-hour each. Measured activity would be cheap for who holds memory without computing, is not
-known of every job (MPS, time slices), and could not be checked by hand.
+a GPU-hour each. Measured activity would be cheap for jobs that hold memory without computing. It is
+not known of every job (MPS, time slices), and could not be checked by hand.
 
-A job without GPUs counts as the part of the server's GPUs that it has of the host (`host.worth`):
+A job without GPUs counts as the part of the server's GPUs that it has of the host (`worth`):
 otherwise a user could fill the host with such jobs and keep the best rank.
 """
 
@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from carmad.config import Fairness, Host
-from carmad.core.host import Key, key, worth
-from carmad.core.types import Job
+from carmad.core.types import Job, JobSpec
 
 K = TypeVar("K")
 W = TypeVar("W")
@@ -33,6 +32,7 @@ Load = tuple[float, float]  # of a user's group and of the user, each divided by
 NONE: Load = (0.0, 0.0)
 Standing = tuple[bool, int]  # of a waiting job: whether it is not urgent, and its user's rank
 Days = tuple[tuple[int, float], ...]  # seconds per day (UTC, since 1970)
+HostPart = tuple[int | None, int | None]  # CPUs and MiB of the host; None: not asked for
 WEEK = 7  # days, with the current one
 
 
@@ -96,6 +96,18 @@ def frees_at(used_s: Callable[[int], float], most_s: float, days: int, now: floa
     return next((day * DAY_S for day in free), math.inf)
 
 
+def host_part(spec: JobSpec) -> HostPart:
+    """What a job asks for of the host."""
+    return spec.cpus, spec.host_memory_mib
+
+
+def worth(part: HostPart, total: Host, gpus: int) -> float:
+    """How many of the server's GPUs are as large a share of it as this part of the host: of its
+    CPUs or of its memory, whichever share is larger."""
+    shares = zip(part, (total.cpus, total.memory_mib), strict=True)
+    return max(wanted * gpus / whole if wanted and whole else 0.0 for wanted, whole in shares)
+
+
 class Rates:
     """What each user holds now, kept by the ledger: GPUs, and parts of the host by jobs without
     GPUs. Counted by how many share a GPU and by what is asked for, so that sums are exact whatever
@@ -104,7 +116,7 @@ class Rates:
     def __init__(self) -> None:
         self.moved: dict[str, None] = {}  # users whose rate has changed
         self._shared: dict[tuple[str, bool], Counter[int]] = {}
-        self._asked: dict[str, Counter[Key]] = {}  # of the host, by jobs without GPUs
+        self._asked: dict[str, Counter[HostPart]] = {}  # of the host, by jobs without GPUs
         self._server = Host(), 0
 
     def convert_by(self, host: Host, gpus: int) -> None:
@@ -115,11 +127,11 @@ class Rates:
 
     def hold(self, job: Job) -> None:
         """A job without GPUs has its part of the host from now on."""
-        _count(self._asked, job.spec.user, key(job.spec), 1)
+        _count(self._asked, job.spec.user, host_part(job.spec), 1)
         self.moved[job.spec.user] = None
 
     def let_go(self, job: Job) -> None:
-        _count(self._asked, job.spec.user, key(job.spec), -1)
+        _count(self._asked, job.spec.user, host_part(job.spec), -1)
         self.moved[job.spec.user] = None
 
     def change(self, before: Iterable[Job], after: Iterable[Job]) -> None:
@@ -158,11 +170,12 @@ def _count(counts: dict[W, Counter[K]], whose: W, what: K, number: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Places of users in line, from 1; 0, and not in here: nothing used."""
+    """The order of users in line, as of `at`: from 1, the one who has used least. Users who have
+    used nothing are not in it, and count as 0."""
 
     at: float = 0.0
     of: Mapping[str, int] = field(default_factory=dict)
-    spent: frozenset[str] = frozenset()  # users whose budget for urgent jobs is
+    spent: frozenset[str] = frozenset()  # users who have spent their budget for urgent jobs
 
 
 class Shares:
@@ -184,16 +197,16 @@ class Shares:
         self.ranks = replace(self.ranks, at=0.0)
 
     def note_groups(self, user: str, groups: tuple[str, ...], now: float) -> None:
-        known = self.accounts.get(user)
-        if known is None or known.groups != groups:
-            self._put(replace(known or Account(user, at=now), groups=groups))
+        old = self.accounts.get(user)
+        if old is None or old.groups != groups:
+            self._put(replace(old or Account(user, at=now), groups=groups))
 
     def follow(self, rates: Rates, now: float) -> None:
         """Take over who holds what from now on."""
         for user in rates.moved:
-            known = self._of(user, now)
+            old = self._of(user, now)
             rate, host, urgent = rates.of(user), rates.host(user), rates.urgent(user)
-            if (known.rate, known.host_rate, known.urgent_rate) != (rate, host, urgent):
+            if (old.rate, old.host_rate, old.urgent_rate) != (rate, host, urgent):
                 settled = self._settle(user, now)
                 self._put(replace(settled, rate=rate, host_rate=host, urgent_rate=urgent))
         rates.moved.clear()
@@ -203,8 +216,8 @@ class Shares:
 
     def save(self, now: float) -> None:
         self._saved_at = now
-        for user, known in tuple(self.accounts.items()):
-            if known.rate or known.host_rate:
+        for user, account in tuple(self.accounts.items()):
+            if account.rate or account.host_rate:
                 self._settle(user, now)
 
     def rank(self, user: str) -> int:
@@ -243,7 +256,7 @@ class Shares:
 
     def loads(self, now: float) -> Mapping[str, Load]:
         """Each user's load. The lowest goes first: groups are compared, then users within one."""
-        weights, used = self._settings.weights, {u: self.used_s(u, now) for u in self.accounts}
+        weights, used = self._settings.weights, {u: self.usage_s(u, now) for u in self.accounts}
         groups = {user: self.group(user) for user in used}
         totals: dict[str, float] = {}
         for user, group in groups.items():
@@ -260,7 +273,7 @@ class Shares:
         names = (f"@{name}" for name in self.accounts[user].groups)
         return next((name for name in names if name in self._settings.weights), "")
 
-    def used_s(self, user: str, now: float) -> float:
+    def usage_s(self, user: str, now: float) -> float:
         """In GPU-seconds, halved with every half-life."""
         return self._of(user, now).settled(now, self._half_life_s).used_s
 

@@ -1,4 +1,7 @@
-"""Who was on which GPU with whom, and for how long."""
+"""Who was on which GPU with whom, and for how long.
+
+Jobs come as summaries, with only what receipts and reports need of them: a month has 50,000.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,96 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from carmad.core.attempt import GpuId, JobId
-from carmad.core.ran import Ran, Stay
+from carmad.core.attempt import Cause, GpuId, JobId, Mode
+from carmad.core.findings import Company, Usage
+from carmad.core.types import ArrayTask, Job, JobState
 
 _LEAVES, _COMES = range(2)  # the order of simultaneous marks
 
 
+@dataclass(frozen=True, slots=True)
+class ExitSummary:
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSummary:
+    gpus: tuple[GpuId, ...]
+    mode: Mode | None = None
+    started_at: float | None = None
+    ended_at: float | None = None  # None: it is there now
+    shared: bool = False  # somebody else was on one of its GPUs, outside of the queue perhaps
+    exit: ExitSummary | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpecSummary:
+    user: str
+    uid: int
+    name: str
+    array: ArrayTask | None = None
+    begin_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateSummary:
+    mib: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """The fields are named as in `Job`, so that a summary can be read from a job's JSON."""
+
+    id: JobId
+    spec: SpecSummary
+    state: JobState
+    submitted_at: float
+    attempts: tuple[AttemptSummary, ...] = ()
+    group: str = ""
+    estimate: EstimateSummary | None = None
+    usage: Usage = Usage()  # noqa: RUF009 - it is frozen
+    company: tuple[Company, ...] = ()
+    alone_s: float | None = None  # how long it would have run alone, where that is known exactly
+
+    @property
+    def first_started_at(self) -> float | None:
+        times = (each.started_at for each in self.attempts)
+        return next((at for at in times if at is not None), None)
+
+
+def summarize(job: Job, usage: Usage | None = None) -> JobSummary:
+    """`usage`: newer than the job's own."""
+    spec, need = job.spec, job.estimate
+    return JobSummary(
+        id=job.id,
+        spec=SpecSummary(spec.user, spec.uid, spec.name, spec.array, spec.begin_at),
+        state=job.state,
+        submitted_at=job.submitted_at,
+        attempts=tuple(
+            AttemptSummary(
+                each.gpus,
+                each.mode,
+                each.started_at,
+                each.ended_at,
+                each.shared,
+                ExitSummary(each.exit.cause) if each.exit else None,
+            )
+            for each in job.attempts
+        ),
+        group=job.group,
+        estimate=EstimateSummary(need.mib, need.source) if need else None,
+        usage=usage or job.usage,
+        company=job.company,
+    )
+
+
 @dataclass(slots=True, eq=False)
-class Stayed:
-    """What became of one stay, in seconds; GPU-seconds where it says so."""
+class Stay:
+    """What became of one attempt on its GPUs, in seconds; GPU-seconds where it says so."""
 
     job: JobId
-    stay: Stay
+    attempt: AttemptSummary
     run_s: float = 0.0
     shared_s: float = 0.0  # with another job on any of its GPUs
     beside: dict[JobId, float] | None = None  # seconds with each that was once the only other
@@ -27,7 +108,7 @@ class Stayed:
     held_shared_s: float = 0.0
     share: float = 0.0  # GPU-seconds: of a GPU with n jobs, each has an n-th
     since: float = 0.0  # up to which it has been counted
-    there: tuple[list[Stayed], ...] = ()  # who is on each of its GPUs
+    there: tuple[list[Stay], ...] = ()  # who is on each of its GPUs
 
 
 @dataclass(slots=True)
@@ -41,30 +122,32 @@ class GpuTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
-    stays: dict[JobId, list[Stayed]]  # of the jobs that held GPUs
+class Overlaps:
+    """Who was on the GPUs at the same time."""
+
+    stays: dict[JobId, list[Stay]]  # of the jobs that held GPUs
     gpus: dict[GpuId, GpuTime]
 
 
-def met(jobs: Iterable[Ran], since: float, until: float, now: float) -> Met:
+def overlaps(jobs: Iterable[JobSummary], since: float, until: float, now: float) -> Overlaps:
     """Follow the jobs through time. `since` to `until` is the period; `now` ends the stays that
-    have not ended. With all jobs that were there in the period, what is said of it is exact, and
-    so is what is said of the whole run of a job that began in it."""
-    marks: list[tuple[float, int, JobId, int, Stayed]] = []
-    found: dict[JobId, list[Stayed]] = {}
+    have not ended. If `jobs` has all that were there in the period, the numbers for the period are
+    exact, and so are those for the whole run of a job that began in it."""
+    marks: list[tuple[float, int, JobId, int, Stay]] = []
+    found: dict[JobId, list[Stay]] = {}
     for job in jobs:
-        for number, stay in enumerate(job.attempts):
-            end = now if stay.ended_at is None else stay.ended_at
-            if stay.started_at is not None and stay.gpus and stay.started_at < end:
-                stayed = Stayed(job.id, stay, since=stay.started_at)
-                found.setdefault(job.id, []).append(stayed)
-                marks.append((stay.started_at, _COMES, job.id, number, stayed))
-                marks.append((end, _LEAVES, job.id, number, stayed))
+        for number, each in enumerate(job.attempts):
+            end = now if each.ended_at is None else each.ended_at
+            if each.started_at is not None and each.gpus and each.started_at < end:
+                stay = Stay(job.id, each, since=each.started_at)
+                found.setdefault(job.id, []).append(stay)
+                marks.append((each.started_at, _COMES, job.id, number, stay))
+                marks.append((end, _LEAVES, job.id, number, stay))
     marks.sort(key=itemgetter(0, 1, 2, 3))
     follow = _Follow(since, until)
-    for at, what, _, _, stayed in marks:
-        follow.mark(at, what, stayed)
-    return Met(found, follow.gpus)
+    for at, what, _, _, stay in marks:
+        follow.mark(at, what, stay)
+    return Overlaps(found, follow.gpus)
 
 
 class _Follow:
@@ -72,12 +155,12 @@ class _Follow:
         self.gpus: dict[GpuId, GpuTime] = {}
         self._since = since
         self._until = until
-        self._present: dict[GpuId, list[Stayed]] = {}
+        self._present: dict[GpuId, list[Stay]] = {}
 
-    def mark(self, at: float, what: int, stayed: Stayed) -> None:
-        gpus = dict.fromkeys(stayed.stay.gpus)
-        stayed.there = tuple([self._present.setdefault(gpu, []) for gpu in gpus])
-        for gpu, there in zip(gpus, stayed.there, strict=True):
+    def mark(self, at: float, what: int, stay: Stay) -> None:
+        gpus = dict.fromkeys(stay.attempt.gpus)
+        stay.there = tuple([self._present.setdefault(gpu, []) for gpu in gpus])
+        for gpu, there in zip(gpus, stay.there, strict=True):
             for each in there:
                 self._settle(each, at)
             time = self.gpus.get(gpu)
@@ -87,37 +170,37 @@ class _Follow:
                 time.busy_s += inside
                 time.shared_s += inside if len(there) > 1 else 0.0
             time.since = at
-            if self._since < at and (stayed.stay.started_at or 0.0) < self._until:
-                time.jobs.add(stayed.job)
-        for there in stayed.there:  # only now: until then, nobody has come or gone
+            if self._since < at and (stay.attempt.started_at or 0.0) < self._until:
+                time.jobs.add(stay.job)
+        for there in stay.there:  # only now: all have been settled as they were before
             if what == _COMES:
-                there.append(stayed)
+                there.append(stay)
             else:
-                there.remove(stayed)
+                there.remove(stay)
 
     def _inside(self, begin: float, end: float) -> float:
         return max(0.0, min(end, self._until) - max(begin, self._since))
 
-    def _settle(self, stayed: Stayed, at: float) -> None:
+    def _settle(self, stay: Stay, at: float) -> None:
         """Count the time since the last change on its GPUs."""
-        seconds = at - stayed.since
+        seconds = at - stay.since
         if seconds <= 0:
             return
-        inside = self._inside(stayed.since, at)
-        stayed.since = at
-        stayed.run_s += seconds
-        stayed.held_s += inside
+        inside = self._inside(stay.since, at)
+        stay.since = at
+        stay.run_s += seconds
+        stay.held_s += inside
         most = 0
-        for there in stayed.there:
-            stayed.share += inside / len(there)
+        for there in stay.there:
+            stay.share += inside / len(there)
             most = max(most, len(there))
         if most == 1:
             return
-        stayed.shared_s += seconds
-        stayed.held_shared_s += inside
-        others = {each.job for there in stayed.there for each in there if each is not stayed}
-        stayed.others = others if stayed.others is None else stayed.others | others
+        stay.shared_s += seconds
+        stay.held_shared_s += inside
+        others = {each.job for there in stay.there for each in there if each is not stay}
+        stay.others = others if stay.others is None else stay.others | others
         if len(others) == 1:
-            beside = stayed.beside = {} if stayed.beside is None else stayed.beside
+            beside = stay.beside = {} if stay.beside is None else stay.beside
             (other,) = others
             beside[other] = beside.get(other, 0.0) + seconds

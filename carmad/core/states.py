@@ -39,5 +39,5 @@ def advance(job: Job, to: JobState, **changes: Any) -> Job:
 
 def stopping(job: Job, cause: Cause) -> Job:
     """The job, asked to stop. One that is already stopping only takes the new cause."""
-    told = job.with_attempt(stop=cause)
-    return told if job.state is JobState.STOPPING else advance(told, JobState.STOPPING)
+    new = job.with_attempt(stop=cause)
+    return new if job.state is JobState.STOPPING else advance(new, JobState.STOPPING)

@@ -60,10 +60,12 @@ def spans(every: Sequence[int]) -> Iterator[range]:
 
 
 R = TypeVar("R", "Job", "Outcome")
+V = TypeVar("V")
 
 
-class Rows(Generic[R]):
-    """Each stands for the jobs of its ids. `rows`: by the first of them."""
+class Rows(Mapping[JobId, V], Generic[R, V]):
+    """What is known of jobs, by id. A row may stand for several jobs whose ids follow each other;
+    `rows` has it by the first of them."""
 
     def __init__(self) -> None:
         self.rows: dict[JobId, R] = {}
@@ -108,6 +110,16 @@ class Rows(Generic[R]):
             if row:
                 yield row
 
+    def _value(self, row: R, id: JobId) -> V:
+        """What `row` says of the job `id`, which is one of its own."""
+        raise NotImplementedError
+
+    def __getitem__(self, id: JobId) -> V:
+        row = self.row(id)
+        if row is None:
+            raise KeyError(id)
+        return self._value(row, id)
+
     def __contains__(self, id: object) -> bool:
         return id in self.rows or (isinstance(id, int) and self.row(JobId(id)) is not None)
 
@@ -118,7 +130,7 @@ class Rows(Generic[R]):
         return self._jobs
 
 
-class JobsById(Rows[Job], Mapping[JobId, Job]):
+class JobsById(Rows[Job, Job]):
     """Each job by its id, also the tasks that wait as one: asked for by its own id, a task is a job
     of its own."""
 
@@ -140,10 +152,7 @@ class JobsById(Rows[Job], Mapping[JobId, Job]):
         made._jobs = self._jobs
         return made
 
-    def __getitem__(self, id: JobId) -> Job:
-        row = self.row(id)
-        if row is None:
-            raise KeyError(id)
+    def _value(self, row: Job, id: JobId) -> Job:
         return row if row.tasks == 1 else part(row, range(id, id + 1))
 
 
@@ -152,7 +161,7 @@ class Outcome(NamedTuple):
     state: JobState
 
 
-class Ended(Rows[Outcome], Mapping[JobId, JobState]):
+class Ended(Rows[Outcome, JobState]):
     """How the latest jobs ended, at most so many of them: tasks that ended as one are one row."""
 
     rows: OrderedDict[JobId, Outcome]  # the latest at the end; a dict is slow to drop its first
@@ -180,8 +189,5 @@ class Ended(Rows[Outcome], Mapping[JobId, JobState]):
                 if rest:
                     self.put(Outcome(rest, row.state))
 
-    def __getitem__(self, id: JobId) -> JobState:
-        row = self.row(id)
-        if row is None:
-            raise KeyError(id)
+    def _value(self, row: Outcome, id: JobId) -> JobState:
         return row.state

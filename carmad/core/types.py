@@ -16,7 +16,7 @@ from carmad.core.attempt import GpuId as GpuId
 from carmad.core.attempt import JobId as JobId
 from carmad.core.attempt import Mode as Mode
 from carmad.core.attempt import ProfilingRun as ProfilingRun
-from carmad.core.attempt import appended
+from carmad.core.attempt import append
 from carmad.core.findings import Company as Company
 from carmad.core.findings import Estimate as Estimate
 from carmad.core.findings import Indicator as Indicator
@@ -61,7 +61,7 @@ class AfterKind(StrEnum):
     ANY = "afterany"
     NOT_OK = "afternotok"
 
-    def met_by(self, state: JobState) -> bool:
+    def accepts(self, state: JobState) -> bool:
         """Whether the dependency is satisfied by a job that ended in `state`."""
         return self is AfterKind.ANY or (state is JobState.SUCCEEDED) == (self is AfterKind.OK)
 
@@ -84,7 +84,7 @@ class ArrayTask:
     tasks: int = 0  # in the array; 0: it was submitted before they were counted
     least: int = 0  # index in the array
     most: int = 0
-    params: tuple[tuple[str, str], ...] = ()  # of a sweep, this task's: see `core.sweep`
+    params: tuple[tuple[str, str], ...] = ()  # of a sweep, this task's: see `core.recurrence`
     more: int = 0  # further tasks that wait with this one as one job: they have the next ids, …
     step: int = 1  # … and indices so far apart
 
@@ -162,7 +162,7 @@ class JobSpec(JobOptions):
         return 1 + self.array.more if self.array else 1
 
     def tells(self, what: str) -> bool:
-        """Whether its owner is told of it: one of `options.TOLD_OF`."""
+        """Whether its owner wants to be notified of it: one of `options.TOLD_OF`."""
         return self.notify is not None and what in self.notify.split(",")
 
     @property
@@ -228,27 +228,39 @@ class Job:
     @property
     def current(self) -> Attempt | None:
         """The attempt in progress, or the one that the job ended with; None while it waits."""
-        attempts = self.attempts
-        return attempts[-1] if attempts and attempts[-1].ended_at == self.ended_at else None
+        last = self.attempts[-1] if self.attempts else None
+        return last if last and (last.exit is None or self._is_final(last)) else None
 
-    def placed(self, gpus: tuple[GpuId, ...], now: float, **its: Any) -> Job:
+    def _is_final(self, last: Attempt) -> bool:
+        """Whether the job ended with this attempt, which is over. Only a cancelled job may have
+        ended while it waited; its last attempt then was not cancelled, unless its owner requeued
+        the job after that."""
+        if self.state is JobState.CANCELLED:
+            return last.stop is Cause.CANCELLED and last.number > self.requeued_after
+        return self.state in ENDED
+
+    def with_new_attempt(self, gpus: tuple[GpuId, ...], now: float, **its: Any) -> Job:
         """With a new attempt on these GPUs; `its` are further fields of the attempt."""
         number, served_s = self.attempt + 1, self.served_s
         new = Attempt(number, gpus, started_at=now, served_s=served_s, **its)
-        return replace(self, attempts=appended(self.attempts, new))
+        return replace(self, attempts=append(self.attempts, new))
 
     def with_attempt(self, **changes: Any) -> Job:
         """With these fields of the last attempt changed."""
         *earlier, last = self.attempts
         return replace(self, attempts=(*earlier, replace(last, **changes)))
 
-    def shifted(self, by_s: float) -> Job:
+    def with_note(self, note: str) -> Job:
+        """With something that its owner should know; the same object if that was noted before."""
+        return self if note in self.notes else replace(self, notes=(*self.notes, note))
+
+    def shift(self, by_s: float) -> Job:
         """With all recorded times moved `by_s` later. Times that its owner gave, such as the begin
         time, are wall-clock times and stay."""
         return replace(
             self,
             submitted_at=self.submitted_at + by_s,
-            attempts=tuple(each.shifted(by_s) for each in self.attempts),
+            attempts=tuple(each.shift(by_s) for each in self.attempts),
         )
 
     def attained_s(self, now: float) -> float:
@@ -265,9 +277,9 @@ class Job:
 
     @property
     def gpus(self) -> tuple[GpuId, ...]:
-        attempts = self.attempts  # `current`, inlined here and below: policies ask very often
-        its = attempts[-1] if attempts else None
-        return its.gpus if its and its.ended_at == self.ended_at else ()
+        # `current`, inlined here and below: policies ask very often
+        its = self.attempts[-1] if self.attempts else None
+        return its.gpus if its and (its.exit is None or self._is_final(its)) else ()
 
     @property
     def mode(self) -> Mode | None:
@@ -277,13 +289,13 @@ class Job:
     def started_at(self) -> float | None:
         """None: it waits, is yet to begin, or ended before it began."""
         its = self.attempts[-1] if self.attempts else None
-        return its.started_at if its and its.ended_at == self.ended_at else None
+        return its.started_at if its and (its.exit is None or self._is_final(its)) else None
 
     @property
     def kernels(self) -> tuple[tuple[GpuId, float], ...]:
         """When its first kernel was seen, per GPU."""
         its = self.attempts[-1] if self.attempts else None
-        return its.kernels if its and its.ended_at == self.ended_at else ()
+        return its.kernels if its and (its.exit is None or self._is_final(its)) else ()
 
     @property
     def accumulation(self) -> int:
@@ -294,7 +306,7 @@ class Job:
     def profiling(self) -> ProfilingRun | None:
         """The current profiling run, if any."""
         its = self.attempts[-1] if self.attempts else None
-        return its.profiling if its and its.ended_at == self.ended_at else None
+        return its.profiling if its and (its.exit is None or self._is_final(its)) else None
 
     @property
     def shared(self) -> bool:
@@ -311,7 +323,7 @@ class Job:
 
     @property
     def stop(self) -> Cause | None:
-        """Why it was told to stop."""
+        """Why it is being, or was, stopped."""
         return its.stop if (its := self.current) else None
 
     # -- of earlier attempts, since its owner last queued it

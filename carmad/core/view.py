@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from math import inf
 
 from carmad.config import Settings
 from carmad.core.admission import Demand, demand, mode, refusals
 from carmad.core.decision import Reason, Verdict
-from carmad.core.gpuview import GpuView, is_client, with_client
+from carmad.core.gpuview import GpuView, Memo, is_client, with_client
 from carmad.core.history import History
-from carmad.core.memo import Memo
+from carmad.core.reservations import Reservation
 from carmad.core.types import GpuId, Job, JobId, ProfilingRun
 from carmad.models import Model
 
@@ -74,10 +75,10 @@ class View:
     def judge(self, job: Job) -> tuple[tuple[GpuView, ...], tuple[Verdict, ...]]:
         """The GPUs that the hard rules allow for `job`, and a verdict on each of the others."""
         wanted = self.demand(job)
-        judged = [(gpu, self.refusals(wanted, gpu)) for gpu in self.gpus]
+        answers = [(gpu, self.refusals(wanted, gpu)) for gpu in self.gpus]
         return (
-            tuple(gpu for gpu, reasons in judged if not reasons),
-            tuple(Verdict(gpu.id, reasons) for gpu, reasons in judged if reasons),
+            tuple(gpu for gpu, reasons in answers if not reasons),
+            tuple(Verdict(gpu.id, reasons) for gpu, reasons in answers if reasons),
         )
 
     def with_placement(
@@ -88,7 +89,7 @@ class View:
         accumulation: int = 1,
     ) -> View:
         """The view after `job` was placed on `gpus`."""
-        placed = job.placed(
+        placed = job.with_new_attempt(
             gpus,
             self.now,
             mode=mode(job, map(self.gpu, gpus), self.settings),
@@ -133,3 +134,17 @@ def _without(queue: tuple[Job, ...], job: JobId) -> tuple[Job, ...]:
     """Sliced, not filtered: queues are long, and placed jobs are mostly near the front."""
     at = next((n for n, each in enumerate(queue) if each.id == job), len(queue))
     return queue[:at] + queue[at + 1 :]
+
+
+def by_suitability(gpus: Iterable[GpuView], wish: Reservation, now: float) -> list[GpuId]:
+    """All of them, the best for a reservation first: usable ones, then those that are free by its
+    start, then the last in order, as policies take the first."""
+    in_s = wish.starts[0] - now
+
+    def rank(gpu: GpuView) -> tuple[bool, bool, int]:
+        broken = gpu.drained is not None or bool(gpu.sample and gpu.sample.fault)
+        others = [job for job in gpu.residents if job.spec.user not in wish.users]
+        latest_s = max((job.at_most_s(now) for job in others), default=-inf)
+        return broken, latest_s > in_s, -gpu.gpu.index
+
+    return [gpu.id for gpu in sorted(gpus, key=rank)]

@@ -57,7 +57,7 @@ class Recent:
         self._score: Score | None = None
 
     @classmethod
-    def scored(cls, score: Score) -> Self:
+    def with_score(cls, score: Score) -> Self:
         """Samples with this score, for tests."""
         recent = cls((), Monitor(), Risk())
         recent._score = score
@@ -66,7 +66,7 @@ class Recent:
     @property
     def score(self) -> Score:
         if self._score is None:
-            self._score = self._scored()
+            self._score = self._compute_score()
         return self._score
 
     def risky(self, limits: Risk) -> bool:
@@ -79,7 +79,7 @@ class Recent:
                 return False
         return self.score.risky(limits)
 
-    def _scored(self) -> Score:
+    def _compute_score(self) -> Score:
         levels, sm_source = self._levels("sm_active"), "sm_active"
         if not levels:
             levels, sm_source = self._levels("utilization"), "utilization"

@@ -310,7 +310,7 @@ def _for_a_person() -> Iterator[None]:
 
 def _next_id(store: SqlStore, launcher: Launcher) -> JobId:
     """The first free id, also if the database is older than a backup or than records of jobs."""
-    known, recorded = store.restore().next_id, launcher.launched()
+    known, recorded = store.restore().next_id, launcher.jobs_on_disk()
     next_id = max(known, store.last_id_backed_up() + 1, max(recorded, default=0) + 1)
     if next_id > known:
         log.warning(
@@ -325,7 +325,7 @@ def _next_id(store: SqlStore, launcher: Launcher) -> JobId:
 def _take_over(scheduler: Scheduler, launcher: Launcher, world: DaemonWorld) -> None:
     """Take over running attempts from an earlier daemon, and remove records of ended ones. Attempts
     that were about to start or stop are watched once that owed action has been repeated."""
-    for ended in launcher.launched() & scheduler.ended.keys():
+    for ended in launcher.jobs_on_disk() & scheduler.outcomes.keys():
         world.release(ended)
     for job in scheduler.jobs.rows.values():
         if job.state is JobState.RUNNING:

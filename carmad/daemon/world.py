@@ -19,8 +19,9 @@ from carmad.attempt import limits
 from carmad.attempt.callers import Process, Taken
 from carmad.attempt.environment import at_a_terminal, command, in_a_slurm_job, job_environment
 from carmad.attempt.evidence import Evidence
+from carmad.attempt.exits import ExitFacts, exit_of, launch_failure
 from carmad.attempt.launcher import Launcher, NotNow, Stopped
-from carmad.attempt.shepherd import Ended, Shepherd
+from carmad.attempt.shepherd import Shepherd
 from carmad.core.messages import (
     UNESTIMATED,
     Action,
@@ -58,7 +59,6 @@ from carmad.learned.estimates import Estimates
 from carmad.loop import Follower
 from carmad.store.sql import StoreFull
 from carmad.threads import Threads
-from recovery.classify import classify, head, last_lines
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,6 @@ LEFT = (
     " system that does not answer, for instance; so it is not tried again"
 )
 NOT_STARTED = "it had not started yet"
-MOST_SAID = 2000  # characters of why a launch failed: a path in it may be long
 HANDS_LATE_S = 60.0  # systemd and an MPS daemon may each take half of that
 SIGNALS_LATE_S = 10.0
 CLOSE_WITHIN_S = 10.0  # for a launch that hangs: the next daemon repeats it
@@ -121,7 +120,7 @@ class DaemonWorld(Follower):
         self._again_after_s = AGAIN_AFTER_S
         self._pauses = Threads(1, "pauses", 2 * AGAIN_AFTER_AT_MOST_S)
         self._closed = Event()
-        self.shepherd = Shepherd(state_dir, launcher, evidence, self._ended, inbox.clock)
+        self.shepherd = Shepherd(state_dir, launcher, evidence, self._report_exit, inbox.clock)
 
     def perform(self, action: Action) -> None:
         """Never raises: failures come back as events."""
@@ -206,24 +205,24 @@ class DaemonWorld(Follower):
 
     def has_begun(self, job: Job) -> bool:
         """Whether the job's current attempt is supervised, so that it may begin."""
-        return self._launcher.begun(job)
+        return self._launcher.has_begun(job)
 
     def join(self, job: Job, process: Process) -> Future[Taken]:
         """Let a process of the owner's join the running job. Raises CarmaError in the future."""
         return self._signals.submit(self._join, job, process)
 
     def has_joined(self, job: Job, process: Process) -> bool:
-        return self._launcher.joined(job, process)
+        return self._launcher.has_joined(job, process)
 
     def _join(self, job: Job, process: Process) -> Taken:
-        env = self._launcher.marked(job, self._environment(self._with_all(job)))
+        env = self._launcher.mark(job, self._environment(self._with_all(job)))
         if not self._launcher.join(job, process):
             raise CarmaError(f"job {job.id} has not begun, or is ending", "Try again in a moment.")
         return Taken(job, job.spec.argv, env)
 
     def _take(self, asked: Job, process: Process) -> Taken:
         job = self._offers.get(asked.id)
-        if job is None and self._launcher.followed(asked) == process.pid:
+        if job is None and self._launcher.owner_pid(asked) == process.pid:
             job = asked  # it asks again: a daemon died before it answered
         if job is None:
             hint = "They were taken, or go to others."
@@ -253,7 +252,7 @@ class DaemonWorld(Follower):
 
     def _launch(self, job: Job) -> None:
         adopted = Process(*job.spec.process) if job.spec.process else None
-        if job.spec.interactive and not adopted and not self._launcher.begun(job):
+        if job.spec.interactive and not adopted and not self._launcher.has_begun(job):
             self._offer(job)
             return
         if self.outage:  # a try may take half a minute
@@ -270,13 +269,13 @@ class DaemonWorld(Follower):
             log.error("job %d is held: %s; %s", job.id, error, error.hint)
             self._report(job, Exit(Cause.NO_ACCOUNT, evidence=error.message))
         except CarmaError as error:
-            self._report(job, _not_launched(error.message, error.hint))
+            self._report(job, launch_failure(error.message, error.hint))
 
     def _start(self, job: Job, process: Process | None = None) -> Mapping[str, str]:
         """Start the attempt's supervisor; returns the attempt's environment. Raises CarmaError."""
         under_mps = True
         # Launches are repeated after a restart: what has begun keeps the daemon that it was given.
-        if job.mode is Mode.MPS and self._mps and not self._launcher.begun(job):
+        if job.mode is Mode.MPS and self._mps and not self._launcher.has_begun(job):
             try:
                 self._mps.start(*job.gpus)
             except CarmaError as error:
@@ -331,7 +330,7 @@ class DaemonWorld(Follower):
 
     def _find_begun(self) -> None:
         """A launch that failed may have begun all the same, and then end any time."""
-        for job in [job for job in self._postponed.values() if self._launcher.begun(job)]:
+        for job in [job for job in self._postponed.values() if self._launcher.has_begun(job)]:
             with contextlib.suppress(NotNow, StoreFull):
                 self._start(job)
                 del self._postponed[job.id]
@@ -373,7 +372,7 @@ class DaemonWorld(Follower):
             self._later(partial(self._stop_late, job))  # there is no room to leave word
             return
         self._later(partial(self._forget, job))
-        if unlaunched and not self._launcher.begun(job):
+        if unlaunched and not self._launcher.has_begun(job):
             self._report_unstarted(job)
             return
         self.shepherd.watch(job)
@@ -390,7 +389,7 @@ class DaemonWorld(Follower):
 
     def _stop_late(self, job: Job) -> None:
         """After its launch was tried."""
-        if self._forget(job) and not self._launcher.begun(job):
+        if self._forget(job) and not self._launcher.has_begun(job):
             self._report_unstarted(job)
         else:
             self._stop(job)
@@ -406,53 +405,17 @@ class DaemonWorld(Follower):
             if self._evidence.attempt_of(pid) == (job.id, job.attempt):
                 mps.terminate(gpu, pid)
 
-    def _ended(self, job: Job, ended: Ended) -> None:
-        if ended.memory_held:
+    def _report_exit(self, job: Job, facts: ExitFacts) -> None:
+        if facts.memory_held:
             log.warning("the GPU memory of job %d was not seen to be freed after its end", job.id)
             note = "its processes ended, but nobody saw its GPU memory being freed"
             self._notice(job.id, note)
-        try:
-            exit = self._judged(job, ended)
-        except Exception:  # it has ended all the same, and its GPUs are free
-            log.exception("cannot tell why job %d ended", job.id)
-            exit = Exit(Cause.FAILURE, ended.code, ended.signal)
-        if ended.stopped and exit.cause is Cause.SUCCESS:
-            # A job that saves its work when stopped, and exits with 0, has not finished.
-            exit = replace(exit, cause=Cause.CANCELLED)
-        if exit.cause is not Cause.SUCCESS:
-            exit = replace(exit, tail=last_lines(ended.log_tail))
-        if ended.left:
+        if facts.left:
             log.warning("processes of job %d cannot be killed: they wait in the kernel", job.id)
             self._notice(job.id, LEFT)
-            exit = replace(exit, left=True)
-        self._report(job, exit, ended.ended_at, ended.cause)
-
-    def _judged(self, job: Job, ended: Ended) -> Exit:
-        if ended.error:
-            return _not_launched(ended.error, ended.hint)
-        if ended.never_started:
-            return Exit(Cause.LOST, evidence="it did not start: no supervisor started in time")
-        if ended.lost:
-            return Exit(Cause.LOST, evidence="its supervisor is gone: a reboot, or it was killed")
-        if ended.code is None and ended.signal is None and not ended.stopped:
-            evidence = "how it ended is not known: whoever had started it was gone by then"
-            return Exit(Cause.FAILURE, evidence=evidence)
-        until = ended.main_ended_at or ended.ended_at
-        exit = classify(
-            ended.code,
-            ended.signal,
-            ended.log_tail,
-            host_oom=ended.host_oom,
-            gpu_full=self._evidence.was_full((job.id, job.attempt), until),
-        )
-        limit_mib = job.spec.host_memory_mib
-        if exit.cause is Cause.HOST_OOM and ended.over_limit and limit_mib:
-            size = f"{limit_mib}M" if limit_mib % 1024 else f"{limit_mib // 1024}G"
-            evidence = f"its processes used more than --mem {size}"
-            if shared_mib := (ended.shared_bytes or 0) >> 20:
-                evidence += f", {shared_mib} MiB of it in files in /dev/shm"
-            exit = replace(exit, evidence=evidence)
-        return exit
+        until = facts.main_ended_at or facts.ended_at
+        is_gpu_full = partial(self._evidence.was_full, (job.id, job.attempt), until)
+        self._report(job, exit_of(job, facts, is_gpu_full), facts.ended_at, facts.cause)
 
     def _report(
         self,
@@ -467,9 +430,3 @@ class DaemonWorld(Follower):
 
     def _notice(self, job: JobId, note: str) -> None:
         self._inbox.post(Noticed(self._inbox.clock(), job, note))
-
-
-def _not_launched(message: str, hint: str) -> Exit:
-    """Part of the message may come from the job's own shell."""
-    evidence = head(f"{message}; {hint}" if hint else message, most=MOST_SAID)
-    return Exit(Cause.LAUNCH_FAILED, evidence=evidence)

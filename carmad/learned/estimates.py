@@ -16,7 +16,7 @@ from typing import Any
 from carmad import beats, registry
 from carmad.config import Settings
 from carmad.core.ports import Server
-from carmad.core.sweep import telling
+from carmad.core.recurrence import telling_params
 from carmad.core.types import Estimate, Job, JobId, JobSpec, JobState, Refusal
 from carmad.errors import CarmaError
 from carmad.options import OPTIONS
@@ -269,5 +269,5 @@ class Estimates:
 
 def _alike(spec: JobSpec, patient: bool) -> bytes:
     """A key that is equal for jobs that need the same memory. A digest, as it outlives the jobs."""
-    what = replace(spec, **NEUTRAL), telling(spec), patient
+    what = replace(spec, **NEUTRAL), telling_params(spec), patient
     return blake2b(repr(what).encode(errors="surrogatepass"), digest_size=20).digest()

@@ -13,7 +13,7 @@ from carmad.attempt.copies import Copies
 from carmad.config import Settings
 from carmad.core.messages import Discovered, Step
 from carmad.core.ports import Run, Server, Trial
-from carmad.core.sweep import command
+from carmad.core.recurrence import command
 from carmad.core.types import Gpu, GpuId, Job, JobSpec, JobState
 from carmad.learned.trial import tried
 

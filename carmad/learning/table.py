@@ -8,8 +8,8 @@ from itertools import islice
 from operator import itemgetter
 from statistics import median_low
 
-from carmad.core.company import beside
 from carmad.core.history import Submission
+from carmad.core.slowdown import beside
 from carmad.core.types import ENDED, Job
 from carmad.learning.duration import Row
 from carmad.learning.interference import Beside

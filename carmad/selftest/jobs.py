@@ -11,11 +11,11 @@ from pathlib import Path
 
 from carmad import units
 from carmad.attempt import records
+from carmad.attempt.exits import classify
 from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.core.types import Attempt, Job, JobId, JobSpec, JobState
 from carmad.selftest.bench import Bench
 from carmad.selftest.report import Seen, judged, unknown
-from recovery.classify import classify
 
 LIMIT = "64M"
 ENDS_WITHIN_S = 30.0
@@ -62,7 +62,7 @@ def _starved(launcher: Launcher, job: Job, folder: Path) -> Seen:
     unit = f"carma-job-{job.id}-{job.attempt}.service"
     limits = [f"MemoryMax={LIMIT}", "MemorySwapMax=0"]
     deadline = time.monotonic() + ENDS_WITHIN_S
-    while not launcher.begun(job) and time.monotonic() < deadline:
+    while not launcher.has_begun(job) and time.monotonic() < deadline:
         time.sleep(0.05)
     asked = subprocess.run(
         ["systemctl", *manager, "set-property", "--runtime", unit, *limits],
@@ -76,7 +76,7 @@ def _starved(launcher: Launcher, job: Job, folder: Path) -> Seen:
     record = None
     while record is None and time.monotonic() < deadline:
         time.sleep(0.05)
-        record = records.exited(attempt_dir(folder / "state", job.id, job.attempt))
+        record = records.read_exit(attempt_dir(folder / "state", job.id, job.attempt))
     if record is None:
         return unknown(f"the job has not ended in {ENDS_WITHIN_S:g} s")
     if record.code == 0:

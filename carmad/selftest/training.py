@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from carmad.attempt.environment import HOOKS
+from carmad.attempt.exits import classify
 from carmad.plugin import Cause
 from carmad.selftest.bench import PIDS_HIDDEN, Bench, Probe, ProbeFailed
 from carmad.selftest.report import Seen, judged, unknown
-from recovery.classify import classify
 
 SCRIPT = Path(__file__).with_name("with_torch.py")
 WITHIN_S = 90.0  # importing torch takes long where its files are not cached

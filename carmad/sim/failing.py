@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from carmad.core.asking import DECIDE, FALLBACK, ORDER, PLAN, PREDICT
+from carmad.core.deciders import DECIDE, FALLBACK, ORDER, PLAN, PREDICT
 from carmad.core.decision import Proposal
 from carmad.core.history import History
 from carmad.core.messages import Failure

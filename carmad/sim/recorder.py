@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from carmad.core.asking import ORDER
+from carmad.core.deciders import ORDER
 from carmad.core.messages import Step
 from carmad.core.types import ENDED, Job, JobId, JobState
 from carmad.errors import CarmaError

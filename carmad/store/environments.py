@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Table, bindparam, delete, select
 from sqlalchemy.dialects.sqlite import insert
 
 from carmad.core.messages import Event, Submitted
-from carmad.core.recurrence import telling
+from carmad.core.recurrence import telling_variables
 from carmad.core.types import Environment, JobSpec, Script
 from carmad.errors import CarmaError
 from carmad.store.tables import ENVIRONMENTS, JOBS, SCRIPTS
@@ -32,7 +32,7 @@ def without(spec: JobSpec) -> JobSpec:
     if spec.env:
         body = to_json(spec.env)
         environment = Environment(_digest(spec.uid, body), len(body))
-        spec = replace(spec, env=telling(spec.env), environment=environment)
+        spec = replace(spec, env=telling_variables(spec.env), environment=environment)
     if spec.script:
         body = spec.script.text.encode()
         script = Script(_digest(spec.uid, body), len(body), spec.script.word)

@@ -45,7 +45,7 @@ def current_form(job: Body, moves: Sequence[Move] = (), placed: Sequence[Placed]
     if job["state"] in _HOLDING or (job["state"] not in _WAITING and flat.get("gpus")):
         its = {"gpus": []} | {name: flat[name] for name in _ITS if name in flat}
         its |= {"number": attempt, "served_s": served_s, "warned": flat.get("warned", False)}
-        if job["state"] == "stopping":
+        if job["state"] in ("stopping", "cancelled"):
             its.setdefault("stop", "cancelled")
         if job["state"] not in _HOLDING:
             its |= {"exit": job.get("exit"), "ended_at": job.get("ended_at"), "profiling": None}

@@ -218,7 +218,7 @@ class Journal(Follower):
                 replace(job, usage=scene.usage[id]) if id in scene.usage else job
                 for id, job in scene.live.rows.items()
             ),
-            tuple(core.ended.items()),
+            tuple(core.outcomes.items()),
             tuple(scene.drains.values()),
             tuple(core.history.runs),
             tuple(self._submissions.elements()),

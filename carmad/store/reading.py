@@ -19,9 +19,9 @@ from carmad.core.history import BIN_S, BINS, RUNS, Submission, past
 from carmad.core.ledger import ENDED_REMEMBERED
 from carmad.core.messages import Drain
 from carmad.core.quota import Limit
-from carmad.core.ran import Ran
+from carmad.core.recurrence import command
 from carmad.core.share import Account
-from carmad.core.sweep import command
+from carmad.core.sharing import JobSummary
 from carmad.core.tasks import JobsById
 from carmad.core.types import (
     ENDED,
@@ -279,13 +279,13 @@ class Reader:
             query = query.where(JOBS.c.id < before)
         return self._read_jobs(query, {})
 
-    def ran(self, since: float, until: float) -> Iterator[Ran]:
+    def ran(self, since: float, until: float) -> Iterator[JobSummary]:
         """Jobs that ended at `since` or later and were submitted before `until`, in order of their
         ends."""
         for rows in runs.there(self._reading, since, until):
             yield from self._ran(rows)
 
-    def alike(self, user: str, group: str) -> list[Ran]:
+    def alike(self, user: str, group: str) -> list[JobSummary]:
         """The latest runs of a user's job that succeeded."""
         return list(self._ran(runs.alike(self._reading, user, group)))
 
@@ -373,7 +373,7 @@ class Reader:
         """The jobs in rows of `_JOB_ROWS`."""
         return self._readable(rows, job_of, lambda row: f"job {row.id}")
 
-    def _ran(self, rows: Iterable[Any]) -> Iterator[Ran]:
+    def _ran(self, rows: Iterable[Any]) -> Iterator[JobSummary]:
         return self._readable(
             rows, lambda row: codec.decode_ran(row.body), lambda row: f"job {row.id}"
         )

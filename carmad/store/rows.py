@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from carmad.core.decision import Decision
-from carmad.core.happenings import happenings, told, words
+from carmad.core.happenings import happenings, notices, words
 from carmad.core.messages import Step
 from carmad.core.reservations import Reservation
 from carmad.core.types import Job, JobId, JobState
@@ -81,7 +81,7 @@ def notice_rows(step: Step) -> Iterator[Row]:
     if not any(job.spec.notify for job in step.jobs):
         return
     for each in happenings(step):
-        if each.job and (asked := told(each)):
+        if each.job and (asked := notices(each)):
             job = each.job
             # Of a single job, one message says all; of an array, its end and failures are apart.
             for what in asked if job.spec.array else asked[-1:]:

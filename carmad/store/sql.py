@@ -254,7 +254,7 @@ class SqlStore(Reader):
 
     def _shift(self, connection: Connection, by_s: float) -> None:
         live = self._decoded(connection.execute(LIVE_JOBS).all())
-        if rows := [job_row(job.shifted(by_s)) for job in live]:
+        if rows := [job_row(job.shift(by_s)) for job in live]:
             connection.exec_driver_sql(_UPSERT_JOBS, rows)
             connection.execute(
                 _SHIFT_TRANSITIONS, {"by_s": by_s, "ids": json.dumps([row["id"] for row in rows])}

@@ -97,7 +97,7 @@ def a_gpu_view(index: int = 0, *, at: float = 0.0, **changes: object) -> GpuView
     gpu = a_gpu(index)
     sample = GpuSample(gpu.id, at, 0, gpu.memory_mib, 0.0, 0.0, 0.0)
     score = changes.pop("score", None) or Score(0.0, 0.0, 0.0, "sm_active")
-    recent = Recent.scored(score)  # type: ignore[arg-type]
+    recent = Recent.with_score(score)  # type: ignore[arg-type]
     view = GpuView(gpu, sample, recent, (), gpu.memory_mib, 0, None, None, None)
     return replace(view, **changes)  # type: ignore[arg-type]
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from carmad.core.findings import StageTimes
 from carmad.core.layout import Stage
-from carmad.core.layout_text import OF_STAGE, OF_TIMES, written
-from carmad.core.sweep import filled, variables
+from carmad.core.recurrence import fill, variables
+from carmad.layout_text import OF_STAGE, OF_TIMES, format_fields
 from carmad.options import OPTIONS, Option
 from carmad.readable import job_name
 from cli.client import spans
@@ -143,13 +143,13 @@ def _for_carma(option: Option, value: Any) -> Iterator[str]:
         return
     if option.name == "layout":
         yield from (
-            f"{option.flag}={written(asdict(Stage(**stage)), OF_STAGE)}"
+            f"{option.flag}={format_fields(asdict(Stage(**stage)), OF_STAGE)}"
             for stage in value["stages"]
         )
         yield f"--allreduce={value['allreduce']}"
     elif option.repeated:
         yield from (
-            f"{option.flag}={written(asdict(StageTimes(**one)), OF_TIMES)}" for one in value
+            f"{option.flag}={format_fields(asdict(StageTimes(**one)), OF_TIMES)}" for one in value
         )
     elif option.name == "warn":
         yield f"{option.flag}={value['signum']}@{value['before_s']}"
@@ -215,7 +215,7 @@ def _tasks(body: Request) -> Iterator[tuple[int, Sequence[str], dict[str, str]]]
         body["array"]["indices"], zip(*columns.values(), strict=True), strict=True
     ):
         params = tuple(zip(columns, row, strict=True))
-        yield index, filled(tuple(body["argv"]), params), variables(params)
+        yield index, fill(tuple(body["argv"]), params), variables(params)
 
 
 def quote(word: str) -> str:

@@ -8,7 +8,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
-from carmad.core.sweep import filled, tells, variables
+from carmad.core.recurrence import fill, tells, variables
 from carmad.errors import CarmaError
 from carmad.readable import clean, gib
 from cli import cluster, output
@@ -132,7 +132,7 @@ def _samples(body: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         known
         | {
-            "argv": list(filled(tuple(body["argv"]), params)),
+            "argv": list(fill(tuple(body["argv"]), params)),
             "export": body["export"] | variables(params),
         }
         for params in tried

@@ -5,6 +5,7 @@ Only for `carma estimate --explain`: a plain trace does without.
 
 from __future__ import annotations
 
+import re
 import sys
 from types import FrameType
 from typing import Any, NamedTuple
@@ -108,3 +109,8 @@ class Attribution:
             pass  # one that raised has no end
         ids = (self._recorder.id_of(tensor) for tensor in tensors(output))
         self._recorder.events.append(("exit", (index, tuple(id for id in ids if id is not None))))
+
+
+def pattern(name: str) -> str:
+    """The name of a module, with a star for each number: layer.3.attn is layer.*.attn."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)

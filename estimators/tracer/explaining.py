@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from dataclasses import replace
 from typing import Any, Iterable
 
 from .allocator import Allocator, Options
-from .attribution import Attribution
+from .attribution import Attribution, pattern
 from .recording import Recorder
 from .replay import Replay, options_here
 from .report import Explanation, Held, Moment, Report
@@ -105,11 +104,6 @@ def _held(
     )
     by_line = (Held(line, "", 0, sum(sizes)) for line, sizes in lines.items())
     return _largest(by_module), _largest(by_line)
-
-
-def pattern(name: str) -> str:
-    """The name of a module, with a star for each number: layer.3.attn is layer.*.attn."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
 def _largest(found: Iterable[Held]) -> tuple[Held, ...]:

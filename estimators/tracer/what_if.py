@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterator, List, Tuple
 import torch
 
 from .allocator import Options
-from .attribution import Attribution
+from .attribution import Attribution, pattern
 from .convolution import Conv
 from .recording import Recorder
 from .replay import figures
@@ -219,8 +219,6 @@ class _Case:
     def _checkpointed(self) -> Iterator[tuple[str, int]]:
         """Of what a module allocates in its forward pass, only its output stays; the rest is
         computed again, in one go, just before the first of it is freed in the backward pass."""
-        from .explaining import pattern
-
         groups: dict[tuple[str, str], set[int]] = defaultdict(set)
         for index, module in enumerate(self._modules):
             if module.has_children and "." in f".{module.name}":

@@ -112,7 +112,7 @@ def others() -> Iterator[Case]:
 
 def measured(model: str, layout: Layout, cases: int = CASES) -> Iterator[Case]:
     for room in rooms(layout.gpus, cases):
-        for remembered in (heavy_edge._graph, heavy_edge._mapped):
+        for remembered in (heavy_edge._graph, heavy_edge._map):
             remembered.cache_clear()
         began = process_time()
         servers = heavy_edge.heavy_edge(layout, room)

@@ -17,8 +17,8 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from carmad.core.company import beside
 from carmad.core.findings import Indicator, Loaded
+from carmad.core.slowdown import beside
 from carmad.learning.interference import Beside, train
 from carmad.models import Boosted
 from carmad.sim.catalogue import Profile, Size

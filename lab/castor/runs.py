@@ -34,7 +34,7 @@ from lab.castor.workload import with_lucids_models as lucids
 from lab.data import DATA
 from lab.processes import in_processes
 from policies.castor.interference import NAME as INTERFERENCE
-from policies.castor.interference import shipped
+from policies.castor.interference import load_shipped
 
 POLICIES = ("fifo", "sjf", "tiresias", "lucid", "sjf_ffs", "castor")
 SHARING = ("lucid", "sjf_ffs", "castor")
@@ -223,7 +223,7 @@ def unprofiled(trace: Trace, gpus: str) -> Experiment:
 def knowing(experiment: Experiment) -> Experiment:
     """Castor is told the ratios that the simulator has."""
     loads = tuple({task.load: None for task in experiment.trace.tasks})
-    same = {each.name: getattr(shipped(), each.name) for each in fields(Boosted)}
+    same = {each.name: getattr(load_shipped(), each.name) for each in fields(Boosted)}
     memory_mib = min(node.kind.memory_mib for node in experiment.cluster.nodes)
     known = Known(**same, simulated=experiment.interference, loads=loads, memory_mib=memory_mib)
     return replace(experiment, models=((INTERFERENCE, known),))

@@ -83,7 +83,7 @@ def _parts(measured: Sequence[Measured]) -> tuple[list[float], list[float]]:
             step_s = (passes - 1) * (part.step_s - part.sync_s) + part.step_s
             real = step_s / whole.step_s
             told.append(abs(models[whole.placement].slowdown(whole.batch, passes) / real - 1))
-            guess = StepModel.assumed(whole.step_s, whole.batch)
+            guess = StepModel.assume(whole.step_s, whole.batch)
             assumed.append(abs(guess.slowdown(whole.batch, passes) / real - 1))
     return told, assumed
 

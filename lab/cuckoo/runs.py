@@ -24,7 +24,7 @@ from lab.cuckoo.workload import GPUS, load, trace
 from lab.policies import simulate_with
 from lab.processes import in_processes
 from policies.cuckoo.interleaving import Exclusive
-from policies.cuckoo.partners import remembered
+from policies.cuckoo.partners import recall
 from policies.cuckoo.planning import earliest_deadline_first, first_in_first_out
 from policies.cuckoo.policy import Cuckoo, cuckoo
 from policies.cuckoo.settings import CuckooSettings
@@ -154,7 +154,7 @@ class Watched:
         return plan
 
     def _may_start(self, policy: Cuckoo, view: View) -> bool:
-        awaited = remembered(view)
+        awaited = recall(view)
         idle = any(not gpu.residents for gpu in view.gpus)
         return idle or bool(awaited) or (policy.packs and policy.joins == "any")
 

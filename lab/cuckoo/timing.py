@@ -144,7 +144,7 @@ def pruned() -> Iterator[Pruned]:
 
 def _matched(weights: Numbers, edges: Sequence[packing.Edge]) -> tuple[float, float, int]:
     begun = perf_counter()
-    found = packing.matched(edges)
+    found = packing.matching(edges)
     took_s = perf_counter() - begun
     return took_s, sum(float(weights[pair]) for pair in found), len(edges)
 

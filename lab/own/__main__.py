@@ -37,7 +37,7 @@ from lab.own.runs import (
 )
 from policies.builtin import most_free_memory
 from policies.carma.policy import carma
-from policies.filters import unoccupied
+from policies.filters import only_idle
 from policies.ranked import Ranked
 
 SHARING = ("magm", "first_fit")  # FIFO, shared
@@ -58,7 +58,7 @@ def _without(**fields: object) -> Variant:
 
 def _unshared(settings: Settings) -> Policy:
     ours = carma(settings)
-    alone = replace(ours.rules.known, filters=(unoccupied(settings),))
+    alone = replace(ours.rules.known, filters=(only_idle(settings),))
     return replace(ours, rules=ours.rules._replace(known=alone))
 
 

@@ -21,7 +21,7 @@ from carmad.sim.task import Load, Task, Trace
 from lab.data import DATA
 from lab.lucid import packing, packing_tree, page, runs, sensitivity_page, timing, workload
 from lab.lucid.findings import Runs
-from policies.lucid.packing import shipped
+from policies.lucid.packing import load_shipped
 
 public = pytest.mark.skipif(not DATA.exists(), reason="the public traces are not at ../shared/data")
 
@@ -202,8 +202,8 @@ def _result(case: runs.Case, jct: float) -> runs.Result:
 
 @public
 def test_the_shipped_tree_is_what_the_public_pairs_teach() -> None:
-    again = packing_tree.fit(packing.rows(), shipped().source, 0.0, shipped().errors)
-    assert shipped() == again
+    again = packing_tree.fit(packing.rows(), load_shipped().source, 0.0, load_shipped().errors)
+    assert load_shipped() == again
 
 
 def _configurations() -> list[dict[str, object]]:

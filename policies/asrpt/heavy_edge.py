@@ -53,7 +53,7 @@ def heavy_edge(layout: Layout, room: Sequence[int]) -> tuple[int, ...]:
     alternative was found.
     """
     by_room = sorted(range(len(room)), key=lambda server: -room[server])
-    mapped = _mapped(layout, tuple(room[server] for server in by_room))
+    mapped = _map(layout, tuple(room[server] for server in by_room))
     return tuple(by_room[at] for at in mapped)
 
 
@@ -95,22 +95,22 @@ def _width(layout: Layout) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _mapped(layout: Layout, room: tuple[int, ...]) -> tuple[int, ...]:
+def _map(layout: Layout, room: tuple[int, ...]) -> tuple[int, ...]:
     """`room` is in descending order."""
     graph = _graph(layout)
     edges = iter(graph.edges)  # an edge skipped for one server is of no use to later ones
     free = dict.fromkeys(range(layout.gpus))  # the slots that have no server yet
     mapped = [0] * layout.gpus
     for server, gpus in enumerate(room):
-        chosen = list(free) if gpus == len(free) else _filled(graph, edges, free, gpus)
+        chosen = list(free) if gpus == len(free) else _fill(graph, edges, free, gpus)
         for slot in chosen:
             mapped[slot] = server
     if whole(layout, mapped):
         return tuple(mapped)
-    return _packed(graph, room) or tuple(mapped)
+    return _pack(graph, room) or tuple(mapped)
 
 
-def _packed(graph: Graph, room: tuple[int, ...]) -> tuple[int, ...] | None:
+def _pack(graph: Graph, room: tuple[int, ...]) -> tuple[int, ...] | None:
     """Best-fit, widest replicas first, ignoring communication: for when following the heaviest
     edges leaves a replica without room. None if that fails, too."""
     left = list(room)
@@ -126,7 +126,7 @@ def _packed(graph: Graph, room: tuple[int, ...]) -> tuple[int, ...] | None:
     return tuple(mapped)
 
 
-def _filled(graph: Graph, edges: Iterator[Pair], free: dict[int, None], gpus: int) -> list[int]:
+def _fill(graph: Graph, edges: Iterator[Pair], free: dict[int, None], gpus: int) -> list[int]:
     """The slots for a server, removed from `free`."""
     chosen: list[int] = []
     reach: dict[int, float] = {}  # of free slots, their heaviest edge into the server

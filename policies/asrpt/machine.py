@@ -65,7 +65,7 @@ class Machine:
     done: tuple[Done, ...] = ()  # in order
     queue: tuple[Job, ...] = ()  # the queue when last seen
 
-    def followed(self, queue: tuple[Job, ...], now: float, speed: float) -> Machine:
+    def follow(self, queue: tuple[Job, ...], now: float, speed: float) -> Machine:
         """The machine at `now` with this queue; the same object if nothing changed."""
         if queue is self.queue and speed == self.speed and self._first_end() > now:
             return self
@@ -77,7 +77,7 @@ class Machine:
         came = [job for job in new if job.id not in old]
         served, done = [*self.served], [*self.done]
         # Jobs that left were started or cancelled, and did not get any of the service since then.
-        _taken_out(served, gone - {each.id for each in _taken_out(done, gone)})
+        _take_out(served, gone - {each.id for each in _take_out(done, gone)})
         at = _serve(served, done, self.at, self.speed, now)
         for job in came:
             _arrive(served, done, job, at)
@@ -101,9 +101,9 @@ def rebuilt(queue: tuple[Job, ...], now: float, speed: float) -> Machine:
     finished: list[Job] = []
     working: list[Job] = []
     for job in queue:
-        (finished if _finished(job) else working).append(job)
+        (finished if _is_finished(job) else working).append(job)
     served: list[Served] = []
-    done = sorted(_done(job, min(job.submitted_at, now)) for job in finished)
+    done = sorted(_finish(job, min(job.submitted_at, now)) for job in finished)
     at = -math.inf
     for job in sorted(working, key=attrgetter("submitted_at", "id")):
         at = _serve(served, done, at, speed, min(job.submitted_at, now))
@@ -117,13 +117,13 @@ def _serve(served: list[Served], done: list[Done], at: float, speed: float, unti
     while served and speed and at + served[0].left / speed <= until:
         first = served.pop(0)
         at += first.left / speed
-        insort(done, _done(first.job, at))
+        insort(done, _finish(first.job, at))
     if served:
         served[0] = served[0]._replace(left=served[0].left - (until - at) * speed)
     return until
 
 
-def _taken_out(jobs: list[Entry], ids: Set[JobId]) -> list[Entry]:
+def _take_out(jobs: list[Entry], ids: Set[JobId]) -> list[Entry]:
     """Remove and return the entries of `jobs` with these ids, which are mostly near the front."""
     found: list[Entry] = []
     at = 0
@@ -136,19 +136,19 @@ def _taken_out(jobs: list[Entry], ids: Set[JobId]) -> list[Entry]:
 
 
 def _arrive(served: list[Served], done: list[Done], job: Job, at: float) -> None:
-    if _finished(job):
-        insort(done, _done(job, job.submitted_at if job.attempt else at))
+    if _is_finished(job):
+        insort(done, _finish(job, job.submitted_at if job.attempt else at))
     else:
         insort(served, Served(job.spec.nice, work(job), at, job.id, job))
 
 
-def _finished(job: Job) -> bool:
+def _is_finished(job: Job) -> bool:
     """Whether the machine has no work to do for it: it was started before, or its duration is
     unknown."""
     return bool(job.attempts) or not job.expected_s
 
 
-def _done(job: Job, at: float) -> Done:
+def _finish(job: Job, at: float) -> Done:
     return Done(job.retry is None, job.spec.nice, at, job.submitted_at, job.id, job)
 
 
@@ -156,10 +156,10 @@ def _update(
     served: list[Served], done: list[Done], old: dict[JobId, Job], new: dict[JobId, Job]
 ) -> None:
     """Update changed jobs: a prediction that grew by an hour adds an hour of work."""
-    has_been = _taken_out(done, new.keys())
+    has_been = _take_out(done, new.keys())
     for each in has_been:
-        insort(done, _done(new[each.id], each.done_at))
-    for other in _taken_out(served, new.keys() - {each.id for each in has_been}):
+        insort(done, _finish(new[each.id], each.done_at))
+    for other in _take_out(served, new.keys() - {each.id for each in has_been}):
         job = new[other.id]
         left = max(0.0, other.left + work(job) - work(old[job.id]))
         insort(served, other._replace(left=left, job=job))

@@ -28,7 +28,7 @@ from policies.asrpt.servers import Unshared
 from policies.asrpt.settings import AsrptSettings
 from policies.asrpt.turn import Aside, Turn
 from policies.builtin import in_order
-from policies.filters import unoccupied
+from policies.filters import only_idle
 from policies.ranked import Order
 
 
@@ -62,14 +62,14 @@ class Asrpt:
             return ()
         before = view.memory if isinstance(view.memory, Memory) else Memory(Machine())
         turn = Turn(self.unshared, self.patience, view, dict(before.aside), self.adaptive)
-        machine = before.machine if self.by else self._followed(before.machine, view, turn)
+        machine = before.machine if self.by else self._follow(before.machine, view, turn)
         plan, held = self._placements(self._line(machine, view), turn)
         if self.reserve and not self.by:
             told = sum(not placement.gpus for placement in plan)
-            plan += _unserved(machine, turn, max(0, turn.explained - told))
+            plan += _explain_waits(machine, turn, max(0, turn.explained - told))
         aside = _still(turn.aside, view)
         if turn.idle != turn.totals.idle and not (self.reserve or self.by):
-            machine = self._followed(machine, view, turn)
+            machine = self._follow(machine, view, turn)
         after = Memory(machine, aside)
         same = after.machine is before.machine and after.aside == before.aside
         asked = self._next_chance(machine, turn, held)
@@ -81,13 +81,13 @@ class Asrpt:
         done = (each.job for each in machine.done)
         return done if self.reserve else chain(done, (each.job for each in machine.served))
 
-    def _followed(self, machine: Machine, view: View, turn: Turn) -> Machine:
+    def _follow(self, machine: Machine, view: View, turn: Turn) -> Machine:
         """The machine has the speed of all GPUs; of the idle ones if jobs may start before it has
         finished them, since running jobs do their own work."""
         speed = turn.totals.usable if self.reserve else turn.idle
         if not machine.queue:
             return rebuilt(view.queue, view.now, speed)
-        return machine.followed(view.queue, view.now, speed)
+        return machine.follow(view.queue, view.now, speed)
 
     def _placements(self, line: Iterable[Job], turn: Turn) -> tuple[list[Placement], bool]:
         """The placements, and whether the queue is blocked by a job that finds too few idle GPUs
@@ -132,7 +132,7 @@ def _still(aside: Mapping[JobId, Aside], view: View) -> tuple[tuple[JobId, Aside
     return tuple(each for each in aside.items() if each[0] in queued)
 
 
-def _unserved(machine: Machine, turn: Turn, first: int) -> list[Placement]:
+def _explain_waits(machine: Machine, turn: Turn, first: int) -> list[Placement]:
     """Reasons for jobs the virtual machine has not finished: idle GPUs are being held."""
     waits = []
     for each, at in zip(machine.served[:first], machine.ends_at(first), strict=True):
@@ -143,5 +143,5 @@ def _unserved(machine: Machine, turn: Turn, first: int) -> list[Placement]:
 
 
 def asrpt(settings: Settings, own: AsrptSettings) -> Asrpt:
-    unshared = Unshared("asrpt", (unoccupied(settings),), in_order)
+    unshared = Unshared("asrpt", (only_idle(settings),), in_order)
     return Asrpt("asrpt", unshared, own.patience, own.reserve)

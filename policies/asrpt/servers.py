@@ -50,7 +50,7 @@ def closest(servers: Sequence[Server], gpus: int) -> list[Server]:
     return [min(enough, key=len)] if enough else most_available(servers)
 
 
-def taken(servers: Iterable[Server], gpus: int, width: int = 1) -> list[Server]:
+def take(servers: Iterable[Server], gpus: int, width: int = 1) -> list[Server]:
     """`gpus` GPUs of the servers in this order, a multiple of `width` on each if there are enough;
     none if there are too few."""
     parts: list[Server] = []

@@ -15,9 +15,9 @@ from policies.asrpt.servers import (
     closest,
     least_available,
     most_available,
-    taken,
+    take,
 )
-from policies.reasons import expected
+from policies.reasons import expectation
 from policies.totals import totals
 
 EXPLAINED = 4  # the first waiting jobs, which get reasons; the very first gets them per GPU
@@ -94,13 +94,13 @@ class Turn:
         together as possible, and does not wait for a better place."""
         servers, layout, gpus = self._servers_for(job), job.spec.layout, job.spec.gpus
         if layout is None:
-            parts = taken(closest(servers, gpus) if self._adaptive else servers, gpus)
+            parts = take(closest(servers, gpus) if self._adaptive else servers, gpus)
             return Place(tuple(chain.from_iterable(parts))) if parts else None
         links, size = self.view.settings.links, self.totals.size
         known = extremes(layout, links, size)
         if self._adaptive:
             servers = (most_available if known.heavy else least_available)(servers)
-        parts = taken(servers, gpus, known.width)
+        parts = take(servers, gpus, known.width)
         if not parts:
             return None
         found = mapping(layout, tuple(map(len, parts)), links, size)
@@ -152,6 +152,6 @@ class Turn:
 
 def _explanation(job: Job, place: Place) -> tuple[Reason, ...]:
     if not place.fastest_s:
-        return expected(job)
+        return expectation(job)
     kind = "communication-heavy" if place.heavy else "communication-light"
-    return (*expected(job), Reason("mapped", place.fastest_s, place.iteration_s, "s", kind))
+    return (*expectation(job), Reason("mapped", place.fastest_s, place.iteration_s, "s", kind))

@@ -38,10 +38,10 @@ from carmad.plugin import (
 from policies import holding
 from policies.builtin import magm
 from policies.filters import fits_memory, min_free, not_risky, preconditions
-from policies.holding import Held, hold, keeping, on_reserved, vacated
+from policies.holding import Promise, without_jobs
 from policies.preemptive import fewest, yields
 from policies.ranked import Ranked
-from policies.reasons import expected
+from policies.reasons import expectation
 from policies.totals import totals
 
 SEEN = 64  # waiting jobs per plan
@@ -77,9 +77,9 @@ class Rules(NamedTuple):
     def of(self, new: Newcomer) -> Ranked:
         return self.known if new.known else self.unknown
 
-    def keeping(self, held: Held, now: float) -> Rules:
-        """The same, off the GPUs that are held."""
-        return Rules(*(keeping(each, held, now) for each in self))
+    def without(self, promise: Promise, now: float) -> Rules:
+        """The same, off the GPUs that are promised."""
+        return Rules(*(each.without(promise, now) for each in self))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,27 +97,27 @@ class Carma:
     def plan(self, view: View) -> tuple[Proposal, ...]:
         if not view.queue:
             return ()
-        first, view = on_reserved(self.rules.unknown, view)
+        first, view = self.rules.unknown.place_on_reserved(view)
         plan: list[Proposal] = list(first)
         refused: dict[Hashable, list[tuple[int, float]]] = defaultdict(list)  # their needs
-        held: Held | None = None
-        kept = self.rules
+        promise: Promise | None = None
+        rest = self.rules  # for jobs that outlast the promise
         preempts = view.settings.limits.preemption and not any(job.stop for job in view.running)
         longest_s = _longest_s(view) if preempts else 0.0
         seen, tried, usable, stranger_waits = 0, 0, totals(view).usable, False
         for job in view.queue:
-            told = seen < EXPLAINED
-            if job.spec.gpus > usable and not told:
+            explained = seen < EXPLAINED
+            if job.spec.gpus > usable and not explained:
                 continue  # it must not keep jobs that can start from being tried
             new = _newcomer(job, view.now)
             behind = stranger_waits and not new.known  # in order of arrival, as under MAGM
             alike = refused[new.kind(view.demand(job))]
             harder = any(mib <= new.mib and left_s <= new.left_s for mib, left_s in alike)
             may_preempt = preempts and _much_shorter(new.left_s, longest_s)
-            skipped = harder or (held and not may_preempt and _too_large(new, view))
-            if not behind and (told or not skipped):
-                outlasts = held is not None and view.now + new.left_s > held.at
-                placement = _place(new, view, kept if outlasts else self.rules)
+            skipped = harder or (promise and not may_preempt and _too_large(new, view))
+            if not behind and (explained or not skipped):
+                outlasts = promise is not None and view.now + new.left_s > promise.at
+                placement = _place(new, view, rest if outlasts else self.rules)
                 if placement.gpus:
                     plan.append(placement)
                     view = view.with_placement(job, placement.gpus)
@@ -129,13 +129,13 @@ class Carma:
                     preempts = False
                     plan += [_preemption(victim, job) for victim in victims]
                     placement = replace(placement, reasons=(_making_room(job, victims),))
-                elif held is None and self._needs_empty(new, placement.verdicts):
-                    held = self._hold(new, view)
-                    if held:
-                        kept = self.rules.keeping(held, view.now)
-                        reason = Reason("promised", held.at - view.now, len(held.gpus), "s")
+                elif promise is None and self._needs_empty(new, placement.verdicts):
+                    promise = self._promise(new, view)
+                    if promise:
+                        rest = self.rules.without(promise, view.now)
+                        reason = Reason("promised", promise.at - view.now, len(promise.gpus), "s")
                         placement = replace(placement, reasons=(reason,))
-                if told:
+                if explained:
                     plan.append(placement)
             seen += 1
             if seen >= SEEN or tried >= TRIED:
@@ -144,7 +144,7 @@ class Carma:
 
     def _number(self, job: Job, now: float) -> float:
         """Lowest first."""
-        service_s = remaining_s(job, now) * job.spec.gpus if _known(job) else 0.0
+        service_s = remaining_s(job, now) * job.spec.gpus if _is_known(job) else 0.0
         return service_s if self.ageing == math.inf else job.submitted_at + self.ageing * service_s
 
     def _needs_empty(self, new: Newcomer, verdicts: Sequence[Verdict]) -> bool:
@@ -159,14 +159,14 @@ class Carma:
             or all(FULL & each for each in codes)
         )
 
-    def _hold(self, new: Newcomer, view: View) -> Held | None:
+    def _promise(self, new: Newcomer, view: View) -> Promise | None:
         """A running job of unknown duration is expected to run for as long again as it has."""
 
         def left_s(job: Job) -> float:
             known = job.expected_s is not None
             return remaining_s(job, view.now) if known else job.attained_s(view.now)
 
-        return hold(self.rules.of(new), new.job, view, left_s)
+        return self.rules.of(new).promise(new.job, view, left_s)
 
     def _victims(self, new: Newcomer, view: View, verdicts: Sequence[Verdict]) -> list[Job]:
         """The running jobs to preempt for it: the fewest of those of which much more is left."""
@@ -179,7 +179,7 @@ class Carma:
         for job in view.running:
             left_s = remaining_s(job, view.now)
             if (
-                _known(job)
+                _is_known(job)
                 and _much_shorter(new.left_s, left_s)
                 and _much_shorter(service_s, left_s * job.spec.gpus)
                 and self._number(job, view.now) > number + PREEMPTION_S
@@ -189,7 +189,7 @@ class Carma:
 
         def enough(jobs: Sequence[Job]) -> bool:
             gone = {job.id for job in jobs}
-            left = vacated(view, lambda job: job.id in gone)
+            left = without_jobs(view, lambda job: job.id in gone)
             return bool(self.rules.known.place(new.job, left).gpus)
 
         return fewest([job for *_, job in sorted(longer, reverse=True)], enough) or []
@@ -215,7 +215,7 @@ def remaining_s(job: Job, now: float) -> float:
 
 def _place(new: Newcomer, view: View, rules: Rules) -> Placement:
     placement = rules.of(new).place(new.job, view)
-    why = expected(new.job) if placement.gpus else ()
+    why = expectation(new.job) if placement.gpus else ()
     return replace(placement, explanation=(*why, *placement.explanation))
 
 
@@ -234,16 +234,18 @@ def _much_shorter(short_s: float, long_s: float) -> bool:
 
 def _longest_s(view: View) -> float:
     """What is left of the running job of which most is, of those that may be preempted at all."""
-    left = (remaining_s(job, view.now) for job in view.running if _known(job) and job.spec.requeue)
+    left = (
+        remaining_s(job, view.now) for job in view.running if _is_known(job) and job.spec.requeue
+    )
     return max(left, default=0.0)
 
 
-def _known(job: Job) -> bool:
+def _is_known(job: Job) -> bool:
     return job.expected_s is not None and job.estimate is not None
 
 
 def _newcomer(job: Job, now: float) -> Newcomer:
-    return Newcomer(job, remaining_s(job, now), _known(job))
+    return Newcomer(job, remaining_s(job, now), _is_known(job))
 
 
 def _preemption(victim: Job, first: Job) -> Preemption:

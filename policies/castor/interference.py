@@ -76,7 +76,7 @@ def ratios(model: Boosted, running: Loaded, new: Loaded, mps: bool) -> Ratios:
 
 
 @cache
-def shipped() -> Boosted:
+def load_shipped() -> Boosted:
     """The model trained by `python -m lab.castor.models`."""
     fields = json.loads(files("policies.castor").joinpath("interference.json").read_text("utf-8"))
     stages = tuple(

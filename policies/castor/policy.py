@@ -27,14 +27,14 @@ from carmad.plugin import (
     View,
 )
 from policies.builtin import in_order
-from policies.castor.interference import Predicted, shipped
+from policies.castor.interference import Predicted, load_shipped
 from policies.castor.neighbours import left_s, unknown
-from policies.castor.progress import Worked, remembered
+from policies.castor.progress import Worked, recall
 from policies.castor.sharing import Newcomer, Room, Sharing, look, newcomer
-from policies.filters import fits_memory, unoccupied
-from policies.profiling import profiled, set_aside
+from policies.filters import fits_memory, only_idle
+from policies.profiling import profiling_run, set_aside
 from policies.ranked import Ranked
-from policies.reasons import expected
+from policies.reasons import expectation
 
 EXPLAINED = 4  # the first waiting jobs, which get a verdict on each GPU
 TURNS = 500  # waiting jobs tried per plan: not thousands every second
@@ -54,8 +54,8 @@ class Castor:
     def plan(self, view: View) -> tuple[Proposal, ...]:
         if not view.queue:
             return ()
-        paces = remembered(view).now(view, self.sharing.interference)
-        return (*self._plan(view, paces.worked), Remember(paces))
+        paces = recall(view).now(view, self.sharing.interference)
+        return (*self._plan(view, paces.work), Remember(paces))
 
     def _plan(self, view: View, worked: Worked) -> tuple[Placement, ...]:
         aside = set_aside(view)
@@ -89,7 +89,7 @@ class Castor:
             placement = self.unshared.place(job, view)
             if placement.gpus:
                 free -= job.spec.gpus
-                placement = profiled(placement, job, view, run_s, evict=True)
+                placement = profiling_run(placement, job, view, run_s, evict=True)
                 view = view.with_placement(job, placement.gpus, placement.profiling)
             else:
                 wait = Reason("profiling_gpus", job.spec.gpus, free, "GPUs")
@@ -133,8 +133,8 @@ class Castor:
             return None
         settings = view.settings.profiling
         if job.profile is not None or job.spec.gpus > settings.largest:
-            return replace(placement, explanation=expected(job))
-        return profiled(placement, job, view, settings.run_s, evict=False)
+            return replace(placement, explanation=expectation(job))
+        return profiling_run(placement, job, view, settings.run_s, evict=False)
 
     def _beside(self, new: Newcomer, room: Room) -> Placement | None:
         """A placement on neighbours' GPUs, and on idle ones for the rest."""
@@ -147,7 +147,7 @@ class Castor:
         gpus = (*choice.gpus, *free)[: new.wanted.gpus]
         if len(gpus) < new.wanted.gpus:
             return None
-        explanation = (*expected(job), *choice.explanation)
+        explanation = (*expectation(job), *choice.explanation)
         return Placement(
             job.id, gpus, verdicts, accumulation=choice.accumulation, explanation=explanation
         )
@@ -162,11 +162,11 @@ class Castor:
 
 def castor(settings: Settings) -> Castor:
     conditions = settings.preconditions_for("castor")
-    filters = (unoccupied(settings), fits_memory(conditions, settings))
+    filters = (only_idle(settings), fits_memory(conditions, settings))
     return Castor(
         "castor",
         Ranked("castor", filters, in_order),
-        Sharing(conditions, Predicted(shipped())),
+        Sharing(conditions, Predicted(load_shipped())),
     )
 
 

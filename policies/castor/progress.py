@@ -34,7 +34,7 @@ class Paces:
 
     def now(self, view: View, interference: Interference) -> Paces:
         """Those of the jobs that run in this view, beside the neighbours that they have in it."""
-        slowed = _slowed(view, interference)
+        slowed = _rates(view, interference)
         found = {}
         for job in view.running:
             begun_at = view.now if job.started_at is None else job.started_at
@@ -49,15 +49,15 @@ class Paces:
         return Paces(found)
 
     @property
-    def worked(self) -> Worked:
+    def work(self) -> Worked:
         return {job: pace.worked_s for job, pace in self.by_job.items()}
 
 
-def remembered(view: View) -> Paces:
+def recall(view: View) -> Paces:
     return view.memory if isinstance(view.memory, Paces) else Paces({})
 
 
-def _slowed(view: View, interference: Interference) -> Mapping[JobId, tuple[float, float]]:
+def _rates(view: View, interference: Interference) -> Mapping[JobId, tuple[float, float]]:
     """The rate of each job beside the neighbour that slows it most, and since when it is there."""
     found: dict[JobId, tuple[float, float]] = {}
     for gpu in view.gpus:

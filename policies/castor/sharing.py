@@ -55,8 +55,8 @@ class Room(NamedTuple):
 
 
 def look(view: View, worked: Worked) -> Room:
-    unoccupied = tuple(gpu for gpu in view.gpus if idle(gpu, view.settings) is None)
-    return Room(view, unoccupied, neighbours(view, worked))
+    only_idle = tuple(gpu for gpu in view.gpus if idle(gpu, view.settings) is None)
+    return Room(view, only_idle, neighbours(view, worked))
 
 
 class Newcomer(NamedTuple):
@@ -150,7 +150,7 @@ class Sharing:
             if neighbour := known.get(gpu.id):
                 verdict = self._verdict(new, neighbour, gpu, judged, view)
             elif gpu.residents:
-                verdict = Verdict(gpu.id, self._closed(new, gpu, view))
+                verdict = Verdict(gpu.id, self._why_closed(new, gpu, view))
             found.append(verdict)
         return found
 
@@ -175,7 +175,7 @@ class Sharing:
         both = _at_once(new, neighbour, self._ratios(new, neighbour, passes, view), passes)
         return Verdict(gpu.id, (_reason("no_benefit", new, neighbour, both),))
 
-    def _closed(self, new: Newcomer, gpu: GpuView, view: View) -> tuple[Reason, ...]:
+    def _why_closed(self, new: Newcomer, gpu: GpuView, view: View) -> tuple[Reason, ...]:
         """Why a GPU without a neighbour cannot be shared: it has two jobs, or not enough is known
         about its job."""
         refused = self._refusals(new, gpu, view)

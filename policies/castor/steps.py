@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from carmad.plugin import StepTime
 
-FIXED_SHARE = 0.25  # see `StepModel.assumed`
+FIXED_SHARE = 0.25  # see `StepModel.assume`
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class StepModel:
     delta: float = 1.0  # ≥ 1; 1: communication does not overlap computation; ∞: it does fully
 
     @classmethod
-    def assumed(cls, step_s: float, batch: int) -> StepModel:
+    def assume(cls, step_s: float, batch: int) -> StepModel:
         """For a job with only a known step duration: FIXED_SHARE of it is alpha.
 
         That is the median share of the six applications on four kinds of GPU that the Sia
@@ -36,7 +36,7 @@ class StepModel:
         return cls(FIXED_SHARE * step_s, (1 - FIXED_SHARE) * step_s / batch)
 
     @classmethod
-    def told(cls, steps: Sequence[StepTime], batch: int) -> StepModel | None:
+    def fit(cls, steps: Sequence[StepTime], batch: int) -> StepModel | None:
         """Fitted to step times that runs of the job reported with different numbers of parts on
         one kind of GPU, that with the widest range of parts: each further part costs another alpha.
         Only communication without overlap would show, and it counts as computation. None if there
@@ -61,7 +61,7 @@ class StepModel:
 
         Gradients are exchanged only in the last pass."""
         compute = self.compute_s(batch / accumulation)
-        return (accumulation - 1) * compute + _overlapped(compute, self.comm_s, self.delta)
+        return (accumulation - 1) * compute + _overlap(compute, self.comm_s, self.delta)
 
     def slowdown(self, batch: int, accumulation: int) -> float:
         """≥ 1, and growing with the number of passes: each costs another alpha, and the last one,
@@ -74,7 +74,7 @@ def _range(ends: tuple[StepTime, StepTime]) -> int:
     return ends[1].parts - ends[0].parts
 
 
-def _overlapped(compute_s: float, comm_s: float, delta: float) -> float:
+def _overlap(compute_s: float, comm_s: float, delta: float) -> float:
     longer, shorter = max(compute_s, comm_s), min(compute_s, comm_s)
     if not longer:
         return 0.0

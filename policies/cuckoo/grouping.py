@@ -8,10 +8,10 @@ from statistics import median
 from carmad.plugin import View, idle
 from policies.cuckoo.groups import Group, Memory, Node, Packer, user
 from policies.cuckoo.members import Member, Site, memory_mib
-from policies.cuckoo.packing import taken_apart
+from policies.cuckoo.packing import take_apart
 
 
-def grouped(
+def group(
     view: View,
     line: Sequence[Member],
     running: Sequence[Member],
@@ -25,7 +25,7 @@ def grouped(
     wanted = sum(m.job.spec.gpus for m in single) + sum(pair.gpus for pair in pairs)
     occupied = sum(1 for gpu in where.gpus if gpu.residents)
     spare = capacity(where, [*line, *running]) - occupied - wanted
-    apart = taken_apart([p.efficiency for p in pairs], [p.gpus for p in pairs], spare)
+    apart = take_apart([p.efficiency for p in pairs], [p.gpus for p in pairs], spare)
     single += [member for n in apart for member in pairs[n].members]
     kept = [pair for n, pair in enumerate(pairs) if n not in apart]
     place = {member.job.id: n for n, member in enumerate(line)}

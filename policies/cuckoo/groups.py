@@ -14,7 +14,7 @@ from carmad.plugin import Demand, Preconditions, StageTimes
 from policies.castor.pairing import ends
 from policies.cuckoo.interleaving import Model, Numbers, Phases
 from policies.cuckoo.members import Member
-from policies.cuckoo.packing import best_edges, matched
+from policies.cuckoo.packing import best_edges, matching
 from policies.cuckoo.value import ddl_values, eff_values, rounds, standalone, total_values
 from policies.memory import margin_mib
 
@@ -90,13 +90,13 @@ class Packer:
 
     def together(self, one: Member, other: Member, kind: int) -> Group:
         """The two jobs as a group, rated on this kind of GPU, even if it gains nothing."""
-        slowed = self._slowed(one, other)
+        slowed = self._slowdowns(one, other)
         closeness = float(ddl_values(one.deadline_s, other.deadline_s))
         return Group((one, other), slowed, sum(1 / by for by in slowed[kind]), closeness)
 
     def ends_s(self, one: Member, other: Member, kind: int) -> tuple[float, float]:
         """When each of the two is done on this kind of GPU if both begin now (`Group.ends_s`)."""
-        slowed = _known_to(self).pair(one.stages[kind], other.stages[kind])
+        slowed = _cache_of(self).pair(one.stages[kind], other.stages[kind])
         return ends(one.left_s[kind], other.left_s[kind], slowed, 0.0)
 
     def pairs(self, nodes: Sequence[Node], open_to: Iterable[int], memory: Memory) -> list[Group]:
@@ -108,16 +108,16 @@ class Packer:
         left_s = np.array([node.member.deadline_s for node in nodes])
         ddl = ddl_values(left_s[:, None], left_s)
         table = np.where(eff > 1 + GAIN, total_values(eff, ddl, self.weight), 0.0)
-        found = matched(best_edges(table))
+        found = matching(best_edges(table))
         pairs = [_first_first(nodes[low].member, nodes[high].member) for low, high in found]
         return [
-            Group(pair, self._slowed(*pair), float(eff[low, high]), float(ddl[low, high]))
+            Group(pair, self._slowdowns(*pair), float(eff[low, high]), float(ddl[low, high]))
             for (low, high), pair in zip(found, pairs, strict=True)
         ]
 
     def company(self, rows: Sequence[Member], columns: Sequence[Member], kind: int) -> Company:
         """The tables of rows beside columns."""
-        return _known_to(self).table(
+        return _cache_of(self).table(
             [member.stages[kind] for member in rows], [member.stages[kind] for member in columns]
         )
 
@@ -128,7 +128,7 @@ class Packer:
         best = np.zeros((len(nodes), len(nodes)))
         members = [node.member for node in nodes]
         for kind in open_to:
-            allowed = _allowed(nodes, memory.by_kind[kind], memory.conditions)
+            allowed = _may_pack(nodes, memory.by_kind[kind], memory.conditions)
             if allowed.any():
                 values = self.company(members, members, kind).efficiency
                 np.maximum(best, np.where(allowed, values, 0.0), out=best)
@@ -139,9 +139,9 @@ class Packer:
         phases = Phases.of(stages)
         return phases if self.in_step else phases.slower(1 / standalone(self.model, phases))
 
-    def _slowed(self, one: Member, other: Member) -> Slowed:
+    def _slowdowns(self, one: Member, other: Member) -> Slowed:
         """For each kind of GPU, how many times as long the iterations of both take."""
-        known = _known_to(self)
+        known = _cache_of(self)
         return tuple(known.pair(*kind) for kind in zip(one.stages, other.stages, strict=True))
 
 
@@ -191,21 +191,23 @@ class _Known:
 
 
 @lru_cache(maxsize=8)
-def _known_to(packer: Packer) -> _Known:
+def _cache_of(packer: Packer) -> _Known:
     return _Known(packer)
 
 
-def _allowed(nodes: Sequence[Node], whole_mib: int, conditions: Preconditions) -> NDArray[np.bool_]:
+def _may_pack(
+    nodes: Sequence[Node], whole_mib: int, conditions: Preconditions
+) -> NDArray[np.bool_]:
     """Which jobs may be packed together on GPUs with this much memory, whichever comes second."""
     room = np.array([whole_mib - node.member.need_mib for node in nodes])
     uid = np.array([node.uid for node in nodes])
-    fits = admitted(nodes, room, conditions)
+    fits = may_join(nodes, room, conditions)
     allowed: NDArray[np.bool_] = fits & fits.T & (uid[:, None] == uid)
     np.fill_diagonal(allowed, False)
     return allowed
 
 
-def admitted(
+def may_join(
     nodes: Sequence[Node], room_mib: NDArray[np.int_], conditions: Preconditions
 ) -> NDArray[np.bool_]:
     """Whether each job (row) may join where this much room is left (column)."""

@@ -104,8 +104,8 @@ class Asynchronous:
                     forward[n], backward[n] = job.forward, job.backward
                 elif stage == n + 2:
                     communication[n] = job.communication
-            slow = _slowed(self.gpu, [f + b for f, b in zip(forward, backward, strict=True)])
-            jam = _slowed(self.network, communication)
+            slow = _slowdown(self.gpu, [f + b for f, b in zip(forward, backward, strict=True)])
+            jam = _slowdown(self.network, communication)
             length = NOTHING
             for n, job in enumerate(jobs):
                 done = np.maximum(slow * (forward[n] + backward[n]), jam * communication[n])
@@ -127,7 +127,7 @@ class Asynchronous:
         return steps
 
 
-def _slowed(factor: float, work: Sequence[Numbers]) -> Numbers:
+def _slowdown(factor: float, work: Sequence[Numbers]) -> Numbers:
     """The slowdown of a resource that does all this work at once."""
     users = sum((np.greater(each, 0).astype(float) for each in work), start=NOTHING)
     return 1.0 + (factor - 1.0) * np.maximum(users - 1.0, 0.0)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from carmad.plugin import GpuId, JobId, Preconditions, View
 from policies.cuckoo.grouping import packable
-from policies.cuckoo.groups import GAIN, Company, Group, Node, Packer, admitted, user
+from policies.cuckoo.groups import GAIN, Company, Group, Node, Packer, may_join, user
 from policies.cuckoo.interleaving import Numbers
 from policies.cuckoo.members import Member, Site
 from policies.cuckoo.planning import NEVER, Groups, Planner, Window
@@ -68,7 +68,7 @@ def joins(
     jobs must gain: the efficiency is above 1, and waiting costs more."""
     by_id = {gpu.id: gpu for gpu in where.gpus}
     conditions = view.settings.preconditions_for("cuckoo")
-    free = list(_kept(_places(view, running, where), planned))
+    free = list(_keep_turns(_places(view, running, where), planned))
     if not free:
         return
     rows = {
@@ -115,7 +115,7 @@ def _places(view: View, running: Sequence[Member], where: Site) -> Iterator[Plac
             yield Place(member, where.kind(there[0]), room_mib, user(wanted))
 
 
-def _kept(places: Iterable[Place], planned: Mapping[JobId, Planned]) -> Iterator[Place]:
+def _keep_turns(places: Iterable[Place], planned: Mapping[JobId, Planned]) -> Iterator[Place]:
     """The places with the next turn on their GPUs, which joining jobs must not delay for ever."""
     following: dict[GpuId, Planned] = {}
     for plan in planned.values():
@@ -172,7 +172,7 @@ def _costs(
     before = np.array([row.planned.rank for row in rows])[:, None] <= [p.rank for p in places]
     in_time = np.maximum(ends_s, their_ends_s) <= [place.until_s for place in places]
     uid = np.array([node.uid for node in nodes])[:, None] == [place.uid for place in places]
-    room = admitted(nodes, np.array([place.room_mib for place in places]), conditions)
+    room = may_join(nodes, np.array([place.room_mib for place in places]), conditions)
     return Cost(
         ends_s + delayed_s,
         _late_s(ends_s, deadline_s) + more_late_s,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from carmad.plugin import GpuId, GpuView, Job, Settings, StageTimes, View, idle
 from policies.castor.neighbours import OVERRUN
 from policies.cuckoo.interleaving import Model, Phases
-from policies.cuckoo.stages import Speeds, known
+from policies.cuckoo.stages import Speeds, find_stage_times
 from policies.cuckoo.value import standalone
 from policies.memory import need_mib
 
@@ -33,7 +33,7 @@ class Site(NamedTuple):
         """The user whose clients alone may be on a node's server beside the job; None: anyone's."""
         return job.spec.uid if self.one_user and not job.exclusive else None
 
-    def barred(self, job: Job) -> frozenset[GpuId]:
+    def unusable_gpus(self, job: Job) -> frozenset[GpuId]:
         """The GPUs that the job cannot use even when they are empty: because of its declared memory
         (an estimate does not keep it off an empty GPU), after a failure there, because a process
         can use only one MIG instance, or because another user's is left on the MPS server."""
@@ -54,7 +54,7 @@ class Site(NamedTuple):
 
     def holds(self, job: Job) -> bool:
         """Whether it can ever start there."""
-        return job.spec.gpus <= len(self.gpus) - len(self.barred(job))
+        return job.spec.gpus <= len(self.gpus) - len(self.unusable_gpus(job))
 
     def kind(self, gpu: GpuView) -> int:
         """The GPU's index in `kinds`. If there is only one kind, all GPUs count as that."""
@@ -99,8 +99,8 @@ class Member(NamedTuple):
 
 def members(jobs: Sequence[Job], where: Site, model: Model, view: View) -> list[Member]:
     """The jobs as members. A job of unknown duration is assumed to take the mean of the others."""
-    speeds, now = Speeds.told(jobs), view.now
-    told = [known(job, where.kinds[0], view.settings.links) for job in jobs]
+    speeds, now = Speeds.compare(jobs), view.now
+    told = [find_stage_times(job, where.kinds[0], view.settings.links) for job in jobs]
     on_kinds = {
         stages: tuple(speeds.on(stages, kind) for kind in where.kinds)
         for stages in dict.fromkeys(told)
@@ -135,7 +135,7 @@ def members(jobs: Sequence[Job], where: Site, model: Model, view: View) -> list[
 
 def is_known(job: Job, where: Site, view: View) -> bool:
     """Whether enough is known about it to pack it."""
-    return not _missing(job, known(job, where.kinds[0], view.settings.links))
+    return not _missing(job, find_stage_times(job, where.kinds[0], view.settings.links))
 
 
 def _missing(job: Job, stages: tuple[StageTimes, ...]) -> str:

@@ -43,7 +43,7 @@ def best_edges(weights: Numbers) -> list[Edge]:
     return list(zip(low[there].tolist(), high[there].tolist(), values[there].tolist(), strict=True))
 
 
-def matched(edges: Iterable[Edge]) -> list[tuple[int, int]]:
+def matching(edges: Iterable[Edge]) -> list[tuple[int, int]]:
     """The maximum-weight matching."""
     whole = [(low, high, round(weight * GRAIN)) for low, high, weight in edges]
     graph = rustworkx.PyGraph(multigraph=False)
@@ -52,7 +52,7 @@ def matched(edges: Iterable[Edge]) -> list[tuple[int, int]]:
     return sorted((min(pair), max(pair)) for pair in pairs)
 
 
-def taken_apart(efficiencies: Sequence[float], gpus: Sequence[int], spare: float) -> set[int]:
+def take_apart(efficiencies: Sequence[float], gpus: Sequence[int], spare: float) -> set[int]:
     """Which pairs not to pack, so that otherwise idle GPUs are used: the least efficient ones, as
     long as there is room for another job with as many GPUs. `spare` is in GPUs, where faster ones
     count for more."""

@@ -16,7 +16,7 @@ from policies.cuckoo.schedule import Turn
 from policies.cuckoo.telling import Planned
 
 
-def remembered(view: View) -> Mapping[JobId, JobId]:
+def recall(view: View) -> Mapping[JobId, JobId]:
     """By running job, the queued one that was to join it when the last plan was made."""
     return dict(view.memory.joining) if isinstance(view.memory, Memory) else {}
 
@@ -24,7 +24,7 @@ def remembered(view: View) -> Mapping[JobId, JobId]:
 def awaiting(view: View, jobs: Sequence[Job], where: Site) -> dict[JobId, Job]:
     """By running job, the partner among the queued `jobs` that can still join it: as long as enough
     is known about both. Otherwise the partner is planned like any other job."""
-    pairs = remembered(view)
+    pairs = recall(view)
     if not pairs:
         return {}
     wanted = set(pairs.values())

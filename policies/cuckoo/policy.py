@@ -40,7 +40,7 @@ from carmad.plugin import (
     idle,
 )
 from policies.builtin import in_order
-from policies.cuckoo.grouping import grouped
+from policies.cuckoo.grouping import group
 from policies.cuckoo.groups import Packer
 from policies.cuckoo.interleaving import Asynchronous
 from policies.cuckoo.joining import joins
@@ -52,9 +52,9 @@ from policies.cuckoo.remembering import Basis, Made, Memory, still_valid
 from policies.cuckoo.schedule import Schedule, Turn, first_due, schedule
 from policies.cuckoo.settings import CuckooSettings, Joins
 from policies.cuckoo.telling import explanation, waiting
-from policies.filters import fits_memory, min_free, unoccupied
+from policies.filters import fits_memory, min_free, only_idle
 from policies.memory import lacking, need_mib
-from policies.profiling import ProfilingPool, profiled, set_aside
+from policies.profiling import ProfilingPool, profiling_run, set_aside
 from policies.ranked import Ranked
 
 TOLD = 16  # the first waiting jobs, which get reasons with their plan
@@ -111,7 +111,7 @@ class Cuckoo:
             if gpus:
                 free -= job.spec.gpus
                 placement = Placement(job.id, gpus, verdicts)
-                placement = profiled(placement, job, view, aside.run_s, evict=True)
+                placement = profiling_run(placement, job, view, aside.run_s, evict=True)
                 view = view.with_placement(job, gpus, placement.profiling)
                 yield placement
             elif n < TOLD:
@@ -126,7 +126,7 @@ class Cuckoo:
             return
         where = site(view, closed, self.heterogeneous)
         partners = awaiting(view, jobs, where)
-        made = self._made(view, jobs, where, partners)
+        made = self._make(view, jobs, where, partners)
         plan, since_s = made.schedule, view.now - made.at
         pairs = {first: second.id for first, second in partners.items()}
         started: set[JobId] = set()
@@ -157,7 +157,7 @@ class Cuckoo:
             if plan.due_at is not None:
                 yield AskAgain(plan.due_at)
 
-    def _made(
+    def _make(
         self, view: View, jobs: Sequence[Job], where: Site, partners: Mapping[JobId, Job]
     ) -> Made:
         """The last plan if nothing has changed since, or else a new one."""
@@ -180,7 +180,7 @@ class Cuckoo:
         awaited = dict(zip(partners, known, strict=False))
         on_gpus = list(known)
         packs = self._packs(view)
-        groups = grouped(view, in_line, on_gpus, where, self.packer if packs else None)
+        groups = group(view, in_line, on_gpus, where, self.packer if packs else None)
         plan = schedule(groups, on_gpus, awaited, where, self.packer, self.planner)
         plan = plan._replace(due_at=first_due(on_gpus, where, view.now))
         if not packs:
@@ -203,14 +203,14 @@ class Cuckoo:
             return replace(placement, gpus=())  # another user's job has just started on the node
         new = member.missing == "unprofiled" and job.profile is None
         if new and job.spec.gpus <= profiling.largest:
-            return profiled(placement, job, view, profiling.run_s, evict=False)
+            return profiling_run(placement, job, view, profiling.run_s, evict=False)
         return replace(placement, explanation=explanation(member, turn.planned))
 
     def _joining(self, turn: Turn, view: View) -> Placement:
         """Place the second job of a group beside the first, if the GPUs there can take it now."""
         joins, there = turn.planned.group.members[1], {gpu.id for gpu in turn.gpus}
         verdicts = tuple(
-            self._judged(joins.job, view.gpu(v.gpu), view) if v.gpu in there else v
+            self._verdict(joins.job, view.gpu(v.gpu), view) if v.gpu in there else v
             for v in self.unshared.place(joins.job, view).verdicts
         )
         if any(verdict.refused for verdict in verdicts if verdict.gpu in there):
@@ -218,7 +218,7 @@ class Cuckoo:
         gpus = tuple(gpu.id for gpu in turn.gpus)
         return Placement(joins.job.id, gpus, verdicts, explanation=explanation(joins, turn.planned))
 
-    def _judged(self, job: Job, gpu: GpuView, view: View) -> Verdict:
+    def _verdict(self, job: Job, gpu: GpuView, view: View) -> Verdict:
         wanted = view.demand(job)
         asked = (
             lacking(need_mib(job), job, gpu, self.conditions),
@@ -246,7 +246,7 @@ class Cuckoo:
 
 def cuckoo(settings: Settings, own: CuckooSettings) -> Cuckoo:
     conditions = settings.preconditions_for("cuckoo")
-    filters = (unoccupied(settings), fits_memory(conditions, settings))
+    filters = (only_idle(settings), fits_memory(conditions, settings))
     return Cuckoo(
         "cuckoo",
         conditions,

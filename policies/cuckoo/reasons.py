@@ -5,7 +5,7 @@ from __future__ import annotations
 from carmad.plugin import Reason, Wording, duration, first_few
 
 
-def _planned_start(reason: Reason) -> str:
+def _start(reason: Reason) -> str:
     turn = "" if reason.need <= 1 else f", as number {reason.need:.0f} on its GPUs"
     after = f", after {first_few(reason.detail)}" if reason.detail else ""
     return f"its start is planned in {duration(reason.have)}{turn}{after}"
@@ -23,7 +23,7 @@ REASONS = {
     "no_partner": Wording(
         "NoPartner", lambda r: "no job to pack it with: none would gain, or it must be alone"
     ),
-    "planned_start": Wording("Planned", _planned_start),
+    "planned_start": Wording("Planned", _start),
     "deadline": Wording("Deadline", _deadline),
     # why it was placed there
     "packed": Wording(

@@ -60,7 +60,7 @@ def schedule(
     planned: list[Planned] = []
     for alike in classes(groups, where):
         first = alike[0].members[0].job
-        barred = where.barred(first) if first.spec.gpus > 1 else NOTHING
+        barred = where.unusable_gpus(first) if first.spec.gpus > 1 else NOTHING
         uid = where.server(first)
         seats = calendar.seats(first.spec.gpus, barred, uid)
         slots: list[Slot | None] = [None] * len(alike)
@@ -95,7 +95,7 @@ def classes(groups: Sequence[Group], where: Site) -> Iterator[Sequence[Group]]:
     alike: dict[tuple[bool, int, int, frozenset[GpuId], int | None], list[Group]] = {}
     for group in groups:
         job = group.members[0].job
-        barred = where.barred(job) if group.gpus > 1 else NOTHING
+        barred = where.unusable_gpus(job) if group.gpus > 1 else NOTHING
         rank = (job.retry is None, job.spec.nice, group.gpus, barred, where.server(job))
         alike.setdefault(rank, []).append(group)
     yield from (alike[rank] for rank in sorted(alike, key=lambda rank: rank[:2]))
@@ -130,7 +130,7 @@ def _table(groups: Sequence[Group], ends_s: Ends, seats: Sequence[Seats], where:
     deadlines_s = [[member.deadline_s for member in group.members] for group in groups]
     fits = np.ones((len(groups), len(seats)), dtype=bool)
     for n, group in enumerate(groups):
-        if barred := where.barred(group.members[0].job):
+        if barred := where.unusable_gpus(group.members[0].job):
             fits[n] = [barred.isdisjoint(each.ids) for each in seats]
     return Groups(
         np.array([[max(ends) for ends in kinds] for kinds in ends_s]),

@@ -15,7 +15,7 @@ FASTER = 100.0  # largest credible ratio of the speeds of two kinds
 ASSUMED_S = 1.0  # step time if unknown: between two such jobs only ratios matter
 
 
-def known(job: Job, measured_on: str, links: Links) -> tuple[StageTimes, ...]:
+def find_stage_times(job: Job, measured_on: str, links: Links) -> tuple[StageTimes, ...]:
     """Known stage times, by kind; empty if the job has neither stage times nor a profile, or if its
     iterations are implausibly short.
 
@@ -28,7 +28,7 @@ def known(job: Job, measured_on: str, links: Links) -> tuple[StageTimes, ...]:
     kind = job.profile.gpu or measured_on
     steps = {step.gpu: step.seconds for step in job.steps if step.parts == 1}
     step_s = steps.get(kind) or min(steps.values(), default=ASSUMED_S) or ASSUMED_S
-    derived = _derived(job.profile, step_s, links if job.spec.gpus > 1 else None)
+    derived = _derive(job.profile, step_s, links if job.spec.gpus > 1 else None)
     return (replace(derived, gpu=kind),) if derived else ()
 
 
@@ -37,7 +37,7 @@ def _total_s(stages: StageTimes) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _derived(profile: Profile, step_s: float, links: Links | None) -> StageTimes | None:
+def _derive(profile: Profile, step_s: float, links: Links | None) -> StageTimes | None:
     """Stage times from the share of time in which a kernel ran, and, if `links` are given, what the
     GPUs sent. The rest counts as loading: utilisation cannot distinguish waiting for data from
     waiting for the network, but NCCL's kernels run during the latter.
@@ -71,7 +71,7 @@ class Speeds:
     ratios: Mapping[tuple[str, str], float]  # from one kind to another
 
     @classmethod
-    def told(cls, jobs: Iterable[Job]) -> Speeds:
+    def compare(cls, jobs: Iterable[Job]) -> Speeds:
         seen: dict[tuple[str, str], list[float]] = {}
         for stages in {job.stage_times for job in jobs if len(job.stage_times) > 1}:
             computing = [(each.gpu, each.forward_s + each.backward_s) for each in stages]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from carmad.plugin import GpuId, Job, JobId, Reason
 from policies.cuckoo.groups import Group
 from policies.cuckoo.members import Member
-from policies.reasons import expected
+from policies.reasons import expectation
 
 
 class Planned(NamedTuple):
@@ -43,7 +43,7 @@ class Planned(NamedTuple):
 
 def explanation(member: Member, planned: Planned) -> tuple[Reason, ...]:
     """For a job that starts."""
-    return (*expected(member.job), *_pair(member, planned), *_deadline(member, planned))
+    return (*expectation(member.job), *_pair(member, planned), *_deadline(member, planned))
 
 
 def waiting(job: Job, planned: Planned, packs: bool) -> tuple[Reason, ...]:

@@ -21,7 +21,7 @@ WORDS = ("Tiny", "Medium", "Jumbo")  # by score
 
 def model(models: Mapping[str, Model]) -> Tree:
     learned = models.get(NAME)
-    return learned if isinstance(learned, Tree) else shipped()
+    return learned if isinstance(learned, Tree) else load_shipped()
 
 
 def score(tree: Tree, job: Job, memory_mib: int) -> int | None:
@@ -43,7 +43,7 @@ def score(tree: Tree, job: Job, memory_mib: int) -> int | None:
 
 
 @cache
-def shipped() -> Tree:
+def load_shipped() -> Tree:
     """The model trained by `python -m lab.lucid.models`."""
     fields = json.loads(files("policies.lucid").joinpath("packing.json").read_text("utf-8"))
     fields |= {name: tuple(fields[name]) for name in ("features", "classes")}

@@ -41,7 +41,7 @@ class Lucid:
         if not view.queue:
             return ()
         on = profiler(view, self.time_aware)
-        new = sorted(filter(on.takes, view.queue), key=self._profiled_first) if on.own else []
+        new = sorted(filter(on.takes, view.queue), key=self._profiling_order) if on.own else []
         turn = Turn(view, on, self._binder(view, on.own))
         turn.profile(new)
         turn.place(_without(view.queue, new))
@@ -59,7 +59,7 @@ class Lucid:
             return capacity
         return Binder(view, capacity, self.known.traits(tree, self.order), reserved)
 
-    def _profiled_first(self, job: Job) -> float:
+    def _profiling_order(self, job: Job) -> float:
         return job.spec.gpus if self.space_aware else job.submitted_at
 
 

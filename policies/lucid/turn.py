@@ -26,7 +26,7 @@ from policies.filters import fits_memory
 from policies.lucid.binder import Binder
 from policies.lucid.room import Room, idle_but, idle_of, refusals
 from policies.profiling import ProfilingPool
-from policies.reasons import expected
+from policies.reasons import expectation
 
 # A queue may be long, and there may be many GPUs: a plan gives reasons for the first REPORTED
 # waiting jobs, and verdicts per GPU until there are VERDICTS.
@@ -148,7 +148,7 @@ class Turn:
         *explanation: Reason,
         profiling: ProfilingRun | None = None,
     ) -> None:
-        told = [*explanation, *expected(job)]
+        told = [*explanation, *expectation(job)]
         if profiling:
             seconds = profiling.until - self._view.now
             told.append(Reason("profiled_there", seconds, unit="s"))

@@ -20,7 +20,7 @@ def set_the_wall(daemon: Carmad, by_s: float) -> None:
         database.execute("UPDATE clock SET ahead_s = ahead_s - ?", (by_s,))
         rows = database.execute("SELECT id, body FROM jobs WHERE ended_at IS NULL").fetchall()
         for id, body in rows:
-            job = codec.decode_job(body).shifted(-by_s)
+            job = codec.decode_job(body).shift(-by_s)
             database.execute("UPDATE jobs SET body = ? WHERE id = ?", (codec.encode_job(job), id))
 
 

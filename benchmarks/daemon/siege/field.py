@@ -240,7 +240,9 @@ class Field:
     def supervisor(self, id: int) -> int:
         """Its pid inside, once the job's program runs."""
         folder = Path(self.inside(f"{STATE}/jobs/{id}.1"))
-        started: records.Started = until(lambda: records.started(folder), f"job {id} to start")
+        started: records.StartRecord = until(
+            lambda: records.read_start(folder), f"job {id} to start"
+        )
         return started.pid
 
     # the honest user's work

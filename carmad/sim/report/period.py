@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 
 from carmad.api.report import Period, ReportOut, Server, report_out
-from carmad.core.ran import End, Ran, Said, Stay, Whose
+from carmad.core.sharing import (
+    AttemptSummary,
+    EstimateSummary,
+    ExitSummary,
+    JobSummary,
+    SpecSummary,
+)
 from carmad.core.types import Gpu, Usage
 from carmad.readable import duration
 from carmad.sim.outcome import JobOutcome, Outcome
@@ -27,21 +33,23 @@ def report(outcome: Outcome) -> ReportOut:
     return {**out, "since": None, "until": None, "title": whole}
 
 
-def _ran(job: JobOutcome, estimator: str) -> Ran:
+def _ran(job: JobOutcome, estimator: str) -> JobSummary:
     task = job.task
     known = {"oracle": task.load.memory_mib, **dict(task.estimates)}
     stays = tuple(
-        Stay(each.gpus, each.mode, each.launched_at, each.ended_at, exit=End(each.cause))
+        AttemptSummary(
+            each.gpus, each.mode, each.launched_at, each.ended_at, exit=ExitSummary(each.cause)
+        )
         for each in job.attempts
     )
     held_s = sum(len(each.gpus) * (each.ended_at - each.launched_at) for each in job.attempts)
-    return Ran(
+    return JobSummary(
         id=job.id,
-        spec=Whose(task.user, 0, task.name),
+        spec=SpecSummary(task.user, 0, task.name),
         state=job.state,
         submitted_at=task.submit_s,
         attempts=stays,
-        estimate=Said(known[estimator], estimator) if estimator in known else None,
+        estimate=EstimateSummary(known[estimator], estimator) if estimator in known else None,
         usage=Usage(task.load.memory_mib, job.energy_j, task.load.sm_active * held_s, held_s),
         alone_s=job.alone_s,
     )

@@ -14,11 +14,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
-from carmad.core import layout_text
+from carmad import layout_text
 from carmad.core.layout import Layout, Stage
-from carmad.core.layout_text import BETWEEN, OF_STAGE, OF_TIMES
 from carmad.core.types import StageTimes
 from carmad.errors import CarmaError
+from carmad.layout_text import BETWEEN, OF_STAGE, OF_TIMES
 from carmad.sim.task import Load, Task, Trace
 from carmad.sim.traces.rows import Known, Row, Unusable, collect, places, read_rows
 
@@ -84,7 +84,7 @@ _BEFORE, _AFTER = "estimate_", "_mib"
 
 
 def read(path: Path) -> Trace:
-    """Read a file from `write`, or written by hand. The trace has the file's name.
+    """Read a file from `write`, or format_fields by hand. The trace has the file's name.
 
     Raises CarmaError for a file that cannot be read, and for unknown columns.
     """
@@ -177,7 +177,7 @@ def _value(task: Task, column: str) -> _Cell:
 
 
 def _written(stages: Sequence[Stage | StageTimes], words: dict[str, str]) -> str:
-    return f" {BETWEEN} ".join(layout_text.written(asdict(stage), words) for stage in stages)
+    return f" {BETWEEN} ".join(layout_text.format_fields(asdict(stage), words) for stage in stages)
 
 
 def _text(value: _Cell) -> str:

@@ -67,16 +67,16 @@ def stage_times(text: str) -> dict[str, Any]:
     return {"load_s": 0.0} | fields | ({"gpu": gpu.strip()} if named else {})
 
 
-def written(fields: Mapping[str, Any], words: dict[str, str]) -> str:
+def format_fields(fields: Mapping[str, Any], words: dict[str, str]) -> str:
     """A `Stage` (`OF_STAGE`) or `StageTimes`, given by its fields, as text that parses to the same.
 
     Defaults of a stage are left out.
     """
-    said = [f"{word}={_said(field, fields[field])}" for word, field in words.items()]
+    parts = [f"{word}={_format(field, fields[field])}" for word, field in words.items()]
     if words is OF_STAGE:
-        kept = [word for word in said if not re.search(r"=(0(\.0)?[sM]|1)$", word)]
-        return " ".join((f"{fields['replicas']}x", *kept))
-    return " ".join((*said, *([GPU + fields["gpu"]] if fields["gpu"] else [])))
+        parts = [word for word in parts if not re.search(r"=(0(\.0)?[sM]|1)$", word)]
+        return " ".join((f"{fields['replicas']}x", *parts))
+    return " ".join((*parts, *([GPU + fields["gpu"]] if fields["gpu"] else [])))
 
 
 def time_s(text: str) -> float:
@@ -124,6 +124,6 @@ def _read(name: str, field: str, value: str) -> Any:
     return _count(name, value)
 
 
-def _said(field: str, value: Any) -> str:
+def _format(field: str, value: Any) -> str:
     unit = "s" if field.endswith("_s") else "M" if field.endswith("_mib") else ""
     return f"{value!r}{unit}" if unit else str(value)

@@ -1,7 +1,7 @@
-"""Finds out why a process ended, from its exit status and the end of its log. Pure; never raises.
+"""How an attempt ended: from what its supervisor recorded, and the end of its log, to its `Exit`.
 
 The exit status comes first: a job that succeeded did not run out of memory, whatever its log says.
-Stops by CARMA are the core's business and are not looked for here.
+What a stop by CARMA means for the job is for the core to decide.
 
 The log is written by untrusted users and read in the daemon. So each pattern begins with literal
 text and has no unbounded repetition: matching takes linear time.
@@ -9,14 +9,126 @@ text and has no unbounded repetition: matching takes linear time.
 
 from __future__ import annotations
 
+import logging
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Self
 
-from carmad.plugin import Cause, Exit
+from carmad.attempt.records import ExitRecord
+from carmad.core.types import FOR_GOOD, Cause, Exit, Job
+
+log = logging.getLogger(__name__)
 
 HEAD_LINE = 300  # characters kept of an evidence line
 LAST_LINES = 10
 AROUND = 2048  # characters of a line that are read before and after its clue
+MOST_SAID = 2000  # characters of why a launch failed: a path in it may be long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitFacts:
+    """What is known of an attempt's end, without interpretation. Times are Unix seconds: the start
+    by the wall clock, the ends by the daemon's clock."""
+
+    code: int | None = None  # of the main process; None when `signal` ended it
+    signal: int | None = None
+    error: str = ""  # why the program could not be started at all
+    hint: str = ""
+    lost: bool = False  # its supervisor died, or was ended by a system shutdown
+    never_started: bool = False  # no supervisor started, and none will
+    started_at: float | None = None
+    ended_at: float
+    main_ended_at: float | None = None  # its main process; the others may live a little longer
+    stopped: bool = False  # the daemon stopped it before it ended by itself
+    cause: Cause | None = None  # why it was stopped, if for good
+    host_oom: bool | None = None  # the kernel's OOM killer struck; None: unknown
+    over_limit: bool = False  # it did because the job met its own limit
+    shared_bytes: int | None = None  # of files in /dev/shm when it did
+    left: bool = False  # some of its processes could not be killed
+    log_tail: str = ""  # the end of stdout, then of stderr
+    memory_held: bool = False  # its GPU memory was not seen to be freed in time
+
+    @classmethod
+    def of(
+        cls, record: ExitRecord, log_tail: str, clock_at: Callable[[float | None], float | None]
+    ) -> Self:
+        """From the supervisor's record. `clock_at` converts seconds since boot to the daemon's
+        clock; None: the record is of another boot."""
+        kills = record.host_oom_kills
+        return cls(
+            code=record.code,
+            signal=record.signal,
+            error=record.error,
+            hint=record.hint,
+            # A job that succeeded during a system shutdown has succeeded.
+            lost=record.interrupted and not record.stopped and record.code != 0,
+            started_at=record.started_at,
+            ended_at=clock_at(record.ended_boot_s) or record.ended_at,
+            main_ended_at=clock_at(record.main_ended_boot_s),
+            stopped=record.stopped,
+            cause=for_good(record.cause),
+            host_oom=None if kills is None else kills > 0,
+            over_limit=bool(record.over_limit),
+            shared_bytes=record.shared_bytes,
+            left=record.left > 0,
+            log_tail=log_tail,
+        )
+
+
+def for_good(cause: str) -> Cause | None:
+    """The recorded cause of a stop, if it is final."""
+    return next((each for each in FOR_GOOD if each == cause), None)
+
+
+def exit_of(job: Job, facts: ExitFacts, is_gpu_full: Callable[[], bool]) -> Exit:
+    """How the job's attempt ended. Never raises: it has ended, and its GPUs are free.
+
+    `is_gpu_full`: see `classify`.
+    """
+    try:
+        exit = _explain(job, facts, is_gpu_full)
+    except Exception:
+        log.exception("cannot tell why job %d ended", job.id)
+        exit = Exit(Cause.FAILURE, facts.code, facts.signal)
+    if facts.stopped and exit.cause is Cause.SUCCESS:
+        # A job that saves its work when stopped, and exits with 0, has not finished.
+        exit = replace(exit, cause=Cause.CANCELLED)
+    if exit.cause is not Cause.SUCCESS:
+        exit = replace(exit, tail=last_lines(facts.log_tail))
+    return replace(exit, left=True) if facts.left else exit
+
+
+def launch_failure(message: str, hint: str) -> Exit:
+    """Part of the message may come from the job's own shell."""
+    evidence = head(f"{message}; {hint}" if hint else message, most=MOST_SAID)
+    return Exit(Cause.LAUNCH_FAILED, evidence=evidence)
+
+
+def _explain(job: Job, facts: ExitFacts, is_gpu_full: Callable[[], bool]) -> Exit:
+    if facts.error:
+        return launch_failure(facts.error, facts.hint)
+    if facts.never_started:
+        return Exit(Cause.LOST, evidence="it did not start: no supervisor started in time")
+    if facts.lost:
+        return Exit(Cause.LOST, evidence="its supervisor is gone: a reboot, or it was killed")
+    if facts.code is None and facts.signal is None and not facts.stopped:
+        evidence = "how it ended is not known: whoever had started it was gone by then"
+        return Exit(Cause.FAILURE, evidence=evidence)
+    exit = classify(
+        facts.code, facts.signal, facts.log_tail, host_oom=facts.host_oom, gpu_full=is_gpu_full()
+    )
+    limit_mib = job.spec.host_memory_mib
+    if exit.cause is Cause.HOST_OOM and facts.over_limit and limit_mib:
+        size = f"{limit_mib}M" if limit_mib % 1024 else f"{limit_mib // 1024}G"
+        evidence = f"its processes used more than --mem {size}"
+        if shared_mib := (facts.shared_bytes or 0) >> 20:
+            evidence += f", {shared_mib} MiB of it in files in /dev/shm"
+        exit = replace(exit, evidence=evidence)
+    return exit
+
+
+# -- what a log says
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +200,8 @@ def classify(
     host_oom: bool | None = None,
     gpu_full: bool = False,
 ) -> Exit:
-    """How an attempt ended, from its `code`, or the `signal` that ended it, and its log's tail.
+    """How an attempt ended, from its `code`, or the `signal` that ended it, and its log's tail. It
+    reads nothing else.
 
     `host_oom`: whether the kernel's OOM killer struck in the job's cgroup (None: unknown);
     `gpu_full`: whether a GPU of the job was full in the job's last sample.
@@ -140,10 +253,10 @@ def _last_clue(tail: str, gpu_full: bool) -> tuple[Clue, str, str] | None:
     return clue, line, around
 
 
-def head(said: str, most: int = HEAD_LINE) -> str:
+def head(text: str, most: int = HEAD_LINE) -> str:
     """The beginning of a job's output, as one line that is safe to store, log and show."""
     line = "".join(
-        " " if c.isspace() else c if c.isprintable() else "\ufffd" for c in said[: most + 1]
+        " " if c.isspace() else c if c.isprintable() else "\ufffd" for c in text[: most + 1]
     )
     return line if len(line) <= most else line[: most - 1] + "…"
 
