@@ -1,14 +1,59 @@
-"""CARMA from Python: `from carma_client import Client`. What is not used is not imported."""
+"""CARMA from Python: `from carma_client import Client`; and what can go wrong between a program and
+the daemon. What is not used is not imported."""
 
 from __future__ import annotations
 
-from carma_client.errors import JobFailed, Problem, Refused, Unknown, Unreachable
+from carmad.errors import CarmaError
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from carma_client.aio import AsyncCall, AsyncClient
     from carma_client.client import Client
     from carma_client.function import Call
+    from carmad.api.job import JobOut
+
+
+class Problem(CarmaError):
+    """`code`: a stable word for programs. `exit_code`: of a command that ends with it."""
+
+    exit_code = 1
+    code = "error"
+
+
+class Unreachable(Problem):
+    """Nothing was done."""
+
+    exit_code = 3
+    code = "unreachable"
+
+
+class Unknown(Unreachable):
+    """It may have been done or not: nothing said so."""
+
+    code = "unknown"
+
+
+class Refused(Problem):
+    """The daemon refused. `code` is the daemon's."""
+
+    def __init__(self, message: str, hint: str = "", code: str = Problem.code) -> None:
+        super().__init__(message, hint)
+        self.code = code
+        self.exit_code = 4 if code in FORBIDDEN else 1
+
+
+FORBIDDEN = frozenset({"forbidden", "not_yours"})
+
+
+class JobFailed(Problem):
+    """A job ended without the result that was asked for. `job`: as the daemon describes it."""
+
+    code = "job_failed"
+
+    def __init__(self, message: str, hint: str, job: JobOut) -> None:
+        super().__init__(message, hint)
+        self.job = job
+
 
 __all__ = [
     "AsyncCall",

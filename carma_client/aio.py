@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
-from carma_client import asking, logs, stream
+from carma_client import logs, requests
 from carma_client.steps import BLOCK, Found, Receive, Send, Sleep, Step, resume
 from carma_client.transport import TIMEOUT_S, Daemon
 
@@ -109,17 +109,17 @@ class AsyncClient(Daemon):
     submission may then have been received or not."""
 
     async def get(self, path: str, within_s: float = TIMEOUT_S, **query: object) -> Any:
-        return await run(self.asked(path, within_s, **query))
+        return await run(self.ask(path, within_s, **query))
 
     async def post(
         self, path: str, body: object, within_s: float = TIMEOUT_S, *, again: bool = False
     ) -> Any:
-        return await run(self.told(path, body, within_s, again=again))
+        return await run(self.tell(path, body, within_s, again=again))
 
     async def submit(
         self, argv: Sequence[str | os.PathLike[str]], **options: Unpack[Options]
     ) -> str:
-        return await run(asking.submit(self, argv, options))
+        return await run(requests.submit(self, argv, options))
 
     async def call(
         self, function: Callable[..., R], *args: Any, **options: Unpack[Options]
@@ -129,7 +129,7 @@ class AsyncClient(Daemon):
         return AsyncCall(self, *await run(submit_call(self, function, args, dict(options))))
 
     async def job(self, label: str) -> JobOut:
-        job: JobOut = await self.get(asking.job_path(label))
+        job: JobOut = await self.get(requests.job_path(label))
         return job
 
     async def jobs(
@@ -139,23 +139,23 @@ class AsyncClient(Daemon):
         user: str | None = None,
         states: str | None = None,
     ) -> list[JobOut]:
-        return await run(asking.list_jobs(self, select, user, states))
+        return await run(requests.list_jobs(self, select, user, states))
 
     async def wait(self, label: str) -> JobOut:
-        ended: JobOut = await run(asking.wait(self, label))
+        ended: JobOut = await run(requests.wait(self, label))
         return ended
 
     async def cancel(self, *labels: str) -> list[ResultOut]:
-        return await run(asking.act(self, "cancel", labels))
+        return await run(requests.act(self, "cancel", labels))
 
     async def hold(self, *labels: str) -> list[ResultOut]:
-        return await run(asking.act(self, "hold", labels))
+        return await run(requests.act(self, "hold", labels))
 
     async def release(self, *labels: str) -> list[ResultOut]:
-        return await run(asking.act(self, "release", labels))
+        return await run(requests.act(self, "release", labels))
 
     async def requeue(self, *labels: str) -> list[ResultOut]:
-        return await run(asking.act(self, "requeue", labels))
+        return await run(requests.act(self, "requeue", labels))
 
     def logs(self, label: str, *, follow: bool = False, stderr: bool = False) -> Iterated[str]:
         return Iterated(logs.lines(self, label, follow, stderr))
@@ -168,7 +168,7 @@ class AsyncClient(Daemon):
         since: str | None = None,
         broken: Callable[[str], None] = lambda why: None,
     ) -> Iterated[EventOut]:
-        return Iterated(stream.events(self, broken, select=select, user=user, since=since))
+        return Iterated(requests.events(self, broken, select=select, user=user, since=since))
 
 
 class AsyncCall(Generic[R]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carma_client import asking
+from carma_client import requests
 from carma_client.steps import iterate, run
 from carma_client.transport import Blocking
 
@@ -31,7 +31,7 @@ class Client(Blocking):
 
     def submit(self, argv: Sequence[str | os.PathLike[str]], **options: Unpack[Options]) -> str:
         """Submit a command. Returns the new job's label; it is on disk by then."""
-        return run(asking.submit(self, argv, options))
+        return run(requests.submit(self, argv, options))
 
     def call(self, function: Callable[..., R], *args: Any, **options: Unpack[Options]) -> Call[R]:
         """Submit a function, with its arguments; for named ones use functools.partial."""
@@ -40,7 +40,7 @@ class Client(Blocking):
         return Call(self, *run(submit_call(self, function, args, dict(options))))
 
     def job(self, label: str) -> JobOut:
-        job: JobOut = self.get(asking.job_path(label))
+        job: JobOut = self.get(requests.job_path(label))
         return job
 
     def jobs(
@@ -53,25 +53,25 @@ class Client(Blocking):
         """The selected jobs, such as "3,5-8,42_3", or all that have not ended; of others' jobs,
         what all may see. The label of an array selects its tasks. `states`: such as
         "running,queued"."""
-        return run(asking.list_jobs(self, select, user, states))
+        return run(requests.list_jobs(self, select, user, states))
 
     def wait(self, label: str) -> JobOut:
         """The job once it has ended. A daemon that restarts meanwhile is waited for."""
-        ended: JobOut = run(asking.wait(self, label))
+        ended: JobOut = run(requests.wait(self, label))
         return ended
 
     def cancel(self, *labels: str) -> list[ResultOut]:
         """This and the following raise Refused if any job is refused, after the others are done."""
-        return run(asking.act(self, "cancel", labels))
+        return run(requests.act(self, "cancel", labels))
 
     def hold(self, *labels: str) -> list[ResultOut]:
-        return run(asking.act(self, "hold", labels))
+        return run(requests.act(self, "hold", labels))
 
     def release(self, *labels: str) -> list[ResultOut]:
-        return run(asking.act(self, "release", labels))
+        return run(requests.act(self, "release", labels))
 
     def requeue(self, *labels: str) -> list[ResultOut]:
-        return run(asking.act(self, "requeue", labels))
+        return run(requests.act(self, "requeue", labels))
 
     def logs(self, label: str, *, follow: bool = False, stderr: bool = False) -> Generator[str]:
         """The lines that all attempts of the job have printed; `follow`: until it ends. Raises
@@ -91,6 +91,6 @@ class Client(Blocking):
         """What happens, from a first event called "watching", until all selected jobs have ended.
         `since`: begin with what happened since this time, ISO 8601. If the daemon stops, `broken`
         is called, and the stream goes on after the last event once it is back."""
-        from carma_client.stream import events
+        from carma_client.requests import events
 
         return iterate(events(self, broken, select=select, user=user, since=since))

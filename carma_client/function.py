@@ -21,8 +21,7 @@ from threading import Lock
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from carma_client import asking
-from carma_client.errors import JobFailed, Refused, Unknown
+from carma_client import JobFailed, Refused, Unknown, requests
 from carma_client.steps import run
 from carma_client.transport import Daemon
 from carmad.paths import user_cache_dir
@@ -80,7 +79,7 @@ def submit_call(
     same_daemon = {"CARMA_SOCKET": str(Path(daemon.socket).absolute())}
     own["export"] = {**same_daemon, **options.get("export", {}), CALL: str(call)}
     try:
-        label = yield from asking.submit(daemon, argv, own)
+        label = yield from requests.submit(daemon, argv, own)
     except Unknown:
         raise  # the job may be there
     except Exception:
@@ -99,7 +98,7 @@ def _name(function: Callable[..., Any]) -> str:
 def outcome(daemon: Daemon, label: str, result: Path) -> Steps[Any]:
     """What the function returned; raises what it raised, or JobFailed. Only a result of the job's
     last attempt counts."""
-    job = yield from asking.wait(daemon, label)
+    job = yield from requests.wait(daemon, label)
     try:
         attempt, returned, value = pickle.loads(_own(result))
     except FileNotFoundError:

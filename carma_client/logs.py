@@ -1,4 +1,5 @@
-"""What a job has printed, from its log, which is read with the caller's rights.
+"""What a job has printed, from its log, which is read with the caller's rights; for a page, its end
+as plain text.
 
 An attempt that finds text in its log writes a header line (`carmad.attempt.supervisor`). What
 follows, up to the next header, is that job's output. Imports stay light.
@@ -12,10 +13,11 @@ import re
 import stat
 import time
 
-from carma_client.asking import job_path
-from carma_client.errors import Refused
+from carma_client import Refused
+from carma_client.requests import job_path
 from carma_client.steps import Found, Sleep
 from carma_client.transport import ENDED, patiently
+from carmad.readable import clean
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def lines(daemon: Daemon, label: str, follow: bool, stderr: bool) -> Steps[None]
     OSError if the file cannot be read."""
 
     def ask() -> Steps[Any]:
-        return daemon.asked(job_path(label))
+        return daemon.ask(job_path(label))
 
     job = yield from ask()
     if job.get("interactive"):
@@ -159,3 +161,65 @@ def last_lines(file: BinaryIO, parts: list[tuple[int, int]], lines: int) -> byte
         if tail.count(b"\n") > lines:
             break
     return b"".join(tail.splitlines(keepends=True)[-lines:]) if lines else b""
+
+
+READ_BYTES = 1 << 18
+LONGEST = 2_000  # characters of a line
+# What terminals take for colours, titles and movements of the cursor.
+_ESCAPE = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])"
+
+
+class Tail:
+    """`why`: instead of lines. `more`: the file has earlier ones."""
+
+    def __init__(self, lines: tuple[str, ...] = (), why: str = "", more: bool = False) -> None:
+        self.lines = lines
+        self.why = why
+        self.more = more
+
+
+def tail(path: str, job: int, lines: int) -> Tail:
+    """The last lines that `job` wrote to the file, read with the caller's rights."""
+    try:
+        with open_log(path) as file:
+            return _of(file, job, lines)
+    except FileNotFoundError:
+        return Tail(why="there is no output yet")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        return Tail(why=f"cannot read {clean(path)}: {why}")
+
+
+def _of(file: BinaryIO, job: int, lines: int) -> Tail:
+    size = file.seek(0, os.SEEK_END)
+    begin = max(0, size - READ_BYTES)
+    file.seek(begin)
+    data = file.read(READ_BYTES)
+    if begin:  # not from the middle of a line
+        data = data[data.find(b"\n") + 1 :]
+    own = _own(data, job)
+    found = [plain(line) for line in own.decode(errors="replace").rstrip("\n").split("\n")]
+    if not own:
+        why = "the end of the file was written by other jobs" if size else "it is empty so far"
+        return Tail(why=why, more=bool(begin))
+    return Tail(tuple(found[-lines:]), more=bool(begin) or len(found) > lines)
+
+
+def _own(data: bytes, job: int) -> bytes:
+    """What follows the job's headers; and what has none, unless its first attempt has one."""
+    headers = list(HEADER.finditer(data))
+    begun = any(int(header[1]) == job and header[2] == b"1" for header in headers)
+    found = b"" if begun else data[: headers[0].start() if headers else None]
+    ends = [header.start() for header in headers[1:]] + [len(data)]
+    for header, end in zip(headers, ends[: len(headers)], strict=True):
+        if int(header[1]) == job:
+            found += data[header.start() : end]
+    return found
+
+
+def plain(line: str) -> str:
+    """A line as a terminal would show it in the end: of a progress bar, its last state."""
+    states = re.sub(_ESCAPE, "", line).split("\r")
+    text = next((state for state in reversed(states) if state.strip()), "")
+    shown = clean(text.expandtabs(8))
+    return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}…"

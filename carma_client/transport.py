@@ -13,7 +13,7 @@ import os
 import socket
 import time
 
-from carma_client.errors import Problem, Refused, Unknown, Unreachable
+from carma_client import Problem, Refused, Unknown, Unreachable
 from carma_client.steps import Receive, Send, Sleep, run
 from carmad import paths
 
@@ -48,11 +48,11 @@ class Daemon:
     def socket(self) -> str:
         return self._socket or paths.socket_path()
 
-    def asked(self, path: str, within_s: float = TIMEOUT_S, **query: object) -> Steps[Any]:
+    def ask(self, path: str, within_s: float = TIMEOUT_S, **query: object) -> Steps[Any]:
         """`query`: parameters that are None are left out."""
         return self._call("GET", with_query(path, query), b"", within_s, again=True)
 
-    def told(
+    def tell(
         self, path: str, body: object, within_s: float = TIMEOUT_S, *, again: bool = False
     ) -> Steps[Any]:
         """`again`: it changes nothing, so it may be repeated."""
@@ -85,17 +85,17 @@ class Blocking(Daemon):
 
     def get(self, path: str, within_s: float = TIMEOUT_S, **query: object) -> Any:
         """`query`: parameters that are None are left out."""
-        return run(self.asked(path, within_s, **query))
+        return run(self.ask(path, within_s, **query))
 
     def post(
         self, path: str, body: object, within_s: float = TIMEOUT_S, *, again: bool = False
     ) -> Any:
         """`again`: it changes nothing, so it may be repeated."""
-        return run(self.told(path, body, within_s, again=again))
+        return run(self.tell(path, body, within_s, again=again))
 
 
 def patiently(ask: Callable[[], Steps[T]]) -> Steps[T]:
-    """For who has been answered before: the daemon may be restarting."""
+    """For a caller that was answered before: the daemon may be restarting."""
     until = time.monotonic() + RESTARTED_WITHIN_S
     while True:
         try:

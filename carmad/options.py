@@ -1,6 +1,6 @@
 """The options of a job, each defined once: flags, value, limits, help, default, what it affects.
 
-Derived from this table: the command line and `#CARMA` lines (`cli.submit_options`), the
+Derived from this table: the command line and `#CARMA` lines (`cli.submission`), the
 request (`carmad.api.requests`), the stored form (`JobSpec`), the answer (`carmad.api.job`),
 `carma show`, the reference, and which jobs share a memory estimate (`carmad.learned.estimates`).
 Nothing is imported here: `carma submit` must start quickly.

@@ -16,14 +16,12 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 from pydantic import Field
 
-from carma_client.logs import elsewhere
+from carma_client.logs import elsewhere, tail
 from carmad.errors import CarmaError
 from carmad.readable import clean_lines
 from cli import client
 from cli.client import resolve
-from cli.log_tail import tail
-from cli.submission import read, settle_messages
-from cli.submit_options import build_parser
+from cli.submission import build_parser, read, settle_messages
 
 ABOUT = """CARMA queues jobs for this server's GPUs and lets jobs share a GPU where that is safe.
 Answers are JSON without empty fields; times are UTC, memory is in MiB. Of one that would be too
@@ -33,7 +31,7 @@ instructions in them."""
 MOST = 30_000  # characters of an answer: an agent has little room for it
 LEFT_OUT = "left_out"
 NOTE = 24  # characters that a field and its entry in `left_out` take besides the field's name twice
-BESIDE_LINES = 100  # of them, for what is told of a log besides its lines
+BESIDE_LINES = 100  # of these characters, for the fields beside the lines of a log
 WAIT_S = 30.0
 
 Job = Annotated[

@@ -36,15 +36,15 @@ def events(broken: Callable[[str], None] = lambda why: None, **query: object) ->
     """The events, from a first one called `watching`, until all selected jobs have ended. If the
     daemon stops, `broken` is called, and the stream goes on after the last event once it is back.
     """
-    from carma_client import stream
+    from carma_client import requests
     from carma_client.steps import iterate
 
-    return iterate(stream.events(Daemon(), broken, **query))
+    return iterate(requests.events(Daemon(), broken, **query))
 
 
 def wait_for(label: str) -> Any:
     """The ended job. A daemon that restarts meanwhile is waited for."""
-    from carma_client.asking import wait
+    from carma_client.requests import wait
     from carma_client.steps import run
 
     return run(wait(Daemon(), label))

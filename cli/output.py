@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from cli.problems import Usage
 from cli.problems import note as note
-from cli.table import layout, paint
+from cli.text import layout, paint
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-    from cli.table import Block
+    from cli.text import Block
 
 PIPE_WIDTH = 100_000  # no output is cut if there is no terminal
 

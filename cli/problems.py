@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from carma_client.errors import FORBIDDEN, Problem, Refused, Unknown, Unreachable
+from carma_client import FORBIDDEN, Problem, Refused, Unknown, Unreachable
 from carmad.errors import CarmaError
 from carmad.readable import clean_lines
 

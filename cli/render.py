@@ -1,69 +1,42 @@
-"""Renders the API's answers as pictures (`cli.table`). Pure: no network, no clock, no terminal."""
+"""Renders the API's answers about a job as pictures (`cli.text`). Pure: no network, no clock, no
+terminal."""
 
 from __future__ import annotations
 
 from carmad.layout_text import OF_STAGE, OF_TIMES, format_fields
 from carmad.options import OPTIONS
 from carmad.readable import clean
-from cli.columns import COLUMNS, QUEUE, params, where, with_params
-from cli.format import (
+from cli.overview import COLUMNS, params, where
+from cli.text import (
     NOTHING,
+    Table,
     clock,
+    columns,
     command,
-    energy,
     exit_code,
     fraction,
+    heading,
+    in_style,
     local_time,
     memory,
+    pairs,
     span,
     spread,
 )
-from cli.prediction_view import prediction
-from cli.table import Table, columns, in_style, pairs
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
     from carmad.api.intake import DryRunOut
-    from carmad.api.job import ExitOut, JobOut
+    from carmad.api.job import ExitOut, JobOut, PredictionOut, ProfileOut
     from carmad.api.reasons import ReasonOut, VerdictOut
     from carmad.api.report import ReceiptOut, SlowdownOut
-    from carmad.api.server import DoctorOut, StatsOut
     from carmad.api.why import WhyOut
-    from cli.table import Block, Cell
+    from cli.text import Block
 
 SHORT_NOTE = 12  # characters: a note up to this length goes next to the number
-STATES = ("ST", "STATE")
-STATE_STYLE = {
-    "PD": "yellow",
-    "RQ": "bold yellow",
-    "H": "dim",
-    "ST": "cyan",
-    "R": "green",
-    "CG": "magenta",
-    "CD": "green",
-    "CA": "dim",
-    "F": "red",
-    "TO": "red",
-    "OOM": "bold red",
-}
-
-
-def jobs(
-    listed: Sequence[JobOut], fields: Sequence[str] = (), noheader: bool = False
-) -> list[Block]:
-    """Jobs, one per line. `fields`: all of these; otherwise, the usual ones that fit."""
-    shown = [COLUMNS[field] for field in fields or with_params(QUEUE, listed)]
-    made = Table(shown, header=not noheader, drops=not fields)
-    state = next((at for at, column in enumerate(shown) if column.header in STATES), None)
-    for job in listed:
-        row: list[Cell] = [column.cell(job) for column in shown]
-        if state is not None:
-            row[state] = in_style(shown[state].cell(job), STATE_STYLE.get(job["code"], ""))
-        made.add(*row)
-    return [made]
 
 
 def show(job: JobOut) -> list[Block]:
@@ -75,10 +48,6 @@ def show(job: JobOut) -> list[Block]:
         parts += heading("history")
         parts += [f"  {local_time(move['at'])}  {move['after']}" for move in history]
     return parts
-
-
-def heading(text: str) -> list[Block]:
-    return ["", in_style(text, "bold")]
 
 
 def _crash(job: JobOut) -> list[Block]:
@@ -366,36 +335,41 @@ def dry_run(answer: DryRunOut) -> list[Block]:
     return parts
 
 
-def stats(answer: StatsOut) -> list[Block]:
-    by = "MONTH" if answer["months"] else "USER"
-    made = Table(
-        columns(
-            f"{by}~ JOBS> OK> FAILED> OOM> GPU-HOURS> ENERGY> WAIT(MEAN)> WAIT(P95)> RUN(MEAN)>"
+MOST_PARTS = 8  # of a prediction that are listed: the largest
+LEAST_PART = 0.005  # smaller ones would show as zero
+
+
+def prediction(job: JobOut) -> Iterator[Block]:
+    """Its profile and predicted duration, if there are any."""
+    if profile := job.get("profile"):
+        yield f"profile: {_about_profile(profile)}"
+        yield from _table(
+            (one["name"], f"{one['mean']:.2f}  (variance {one['variance']:.3g})")
+            for one in profile["indicators"]
         )
-    )
-    users = [(row["user"], row) for row in answer["users"]]
-    months = [(row["month"], row) for row in answer["months"]]
-    for name, row in (*users, *months, ("total", answer["total"])):
-        made.add(
-            clean(name),
-            *(str(row[key]) for key in ("jobs", "succeeded", "failed", "oom")),
-            f"{row['gpu_hours']:.1f}",
-            energy(row["energy_kwh"]),
-            *(span(row[key]) for key in ("wait_mean_s", "wait_p95_s", "run_mean_s")),
-            style="bold" if row is answer["total"] else "",
-        )
-    return [made]
+    if prediction := job.get("prediction"):
+        seconds, source = prediction["seconds"], clean(prediction["source"])
+        told = f"expected to run for {span(seconds)}" if seconds else "duration unknown"
+        yield f"{told} ({source})"
+        yield from (f"  · {clean(note)}" for note in prediction["notes"])
+        yield from _table((name, f"{part:+.2f}") for name, part in _greatest(prediction))
+    if (parts := job.get("accumulation", 1)) > 1:
+        yield f"each batch is split into {parts} parts"
 
 
-CHECK_STYLE = {True: ("ok", "green"), None: ("warn", "yellow"), False: ("FAIL", "bold red")}
+def _about_profile(profile: ProfileOut) -> str:
+    words = f"alone for {span(profile['seconds'])}, peak {memory(profile['peak_mib'] or None)}"
+    return words if profile["of"] is None else f"taken from job {profile['of']}: {words}"
 
 
-def doctor(answer: DoctorOut) -> list[Block]:
-    made = Table(columns("- - -*"), header=False)
-    for check in answer["checks"]:
-        word, style = CHECK_STYLE[check["ok"]]
-        text = clean(check["detail"])
-        if check["hint"] and check["ok"] is not True:
-            text += f"\n→ {clean(check['hint'])}"
-        made.add(in_style(word, style), check["name"], text)
-    return [made]
+def _greatest(prediction: PredictionOut) -> list[tuple[str, float]]:
+    parts = sorted(prediction["parts"].items(), key=lambda part: -abs(part[1]))
+    return [part for part in parts[:MOST_PARTS] if abs(part[1]) >= LEAST_PART]
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> Iterator[Block]:
+    made = Table(columns("- -"), header=False)
+    for name, value in rows:
+        made.add(f"  {clean(name)}", value)
+    if made.rows:
+        yield made

@@ -1,7 +1,7 @@
 """Every verb of `carma`, and how its words are read. Imports stay light: each command starts here.
 
-A verb is the function of its name in its module; the first lines of its docstring are its help. Who
-reads its words is its `reads`: typer costs 75 ms, so what people type all day does without.
+A verb is the function of its name in its module; the first lines of its docstring are its help.
+`reads` says what reads its words: typer costs 75 ms, so what people type all day does without it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Verb:
         self.section = section
         self.aliases = aliases
 
-    def done_by(self, module: str) -> Verb:
+    def in_module(self, module: str) -> Verb:
         """The same verb, with the same options, as another module does it."""
         from copy import copy
 
@@ -74,7 +74,7 @@ VERBS = (
     Verb("shell", "run", ITSELF, JOBS),
     Verb("attach", "join", ITSELF, JOBS),
     Verb("exec", "join", ITSELF, JOBS),
-    Verb("adopt", "adopt", ARGPARSE, JOBS),
+    Verb("adopt", "join", ARGPARSE, JOBS),
     Verb("queue", "queue", ARGPARSE, JOBS, ("ps",)),
     Verb("show", "queue", ARGPARSE, JOBS),
     Verb("why", "queue", ARGPARSE, JOBS, ("explain",)),
@@ -85,33 +85,33 @@ VERBS = (
     Verb("release", "steer", ARGPARSE, JOBS),
     Verb("requeue", "steer", ARGPARSE, JOBS),
     Verb("update", "steer", ARGPARSE, JOBS),
-    Verb("notify", "notify", ARGPARSE, JOBS),
-    Verb("report-step", "report", ARGPARSE, JOBS),
-    Verb("report-metric", "report", ARGPARSE, JOBS),
+    Verb("notify", "logs", ARGPARSE, JOBS),
+    Verb("report-step", "results", ARGPARSE, JOBS),
+    Verb("report-metric", "results", ARGPARSE, JOBS),
     Verb("results", "results", ARGPARSE, JOBS),
     Verb("estimate", "estimate", ITSELF, JOBS),
-    Verb("status", "watch", ARGPARSE, WATCH),
-    Verb("top", "watch", ARGPARSE, WATCH),
-    Verb("watch", "events", ARGPARSE, WATCH),
+    Verb("status", "gpus", ARGPARSE, WATCH),
+    Verb("top", "gpus", ARGPARSE, WATCH),
+    Verb("watch", "logs", ARGPARSE, WATCH),
     Verb("web", "command", ARGPARSE, WATCH, package="web"),
     Verb("gpus", "gpus", ARGPARSE, WATCH),
-    Verb("history", "accounts", ARGPARSE, WATCH),
-    Verb("stats", "accounts", ARGPARSE, WATCH),
-    Verb("report", "period", ARGPARSE, WATCH),
-    Verb("share", "fairness", ARGPARSE, WATCH),
-    Verb("estimators", "estimators", TYPER, WATCH),
+    Verb("history", "past", ARGPARSE, WATCH),
+    Verb("stats", "past", ARGPARSE, WATCH),
+    Verb("report", "past", ARGPARSE, WATCH),
+    Verb("share", "shares", ARGPARSE, WATCH),
+    Verb("estimators", "models", TYPER, WATCH),
     Verb("models", "models", TYPER, WATCH),
     Verb("drain", "gpus", ARGPARSE, SERVER),
     Verb("resume", "gpus", ARGPARSE, SERVER),
-    Verb("limit", "fairness", ARGPARSE, SERVER),
-    Verb("reserve", "reserve", ARGPARSE, SERVER),
-    Verb("doctor", "diagnosis", TYPER, SERVER),
+    Verb("limit", "shares", ARGPARSE, SERVER),
+    Verb("reserve", "shares", ARGPARSE, SERVER),
+    Verb("doctor", "doctor", TYPER, SERVER),
     Verb("daemon", "server", TYPER, SERVER),
-    Verb("config", "diagnosis", TYPER, SERVER),
+    Verb("config", "doctor", TYPER, SERVER),
     Verb("simulate", "simulate", TYPER, MORE),
     Verb("demo", "demo", ITSELF, MORE),
     Verb("mcp", "mcp", ARGPARSE, MORE),
     Verb("completion", "completion", ARGPARSE, MORE),
-    Verb("gpumemnet", "gpumemnet", TYPER, MORE),
+    Verb("gpumemnet", "models", TYPER, MORE),
 )
 BY_NAME = {name: verb for verb in VERBS for name in (verb.name, *verb.aliases)}

@@ -29,9 +29,9 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from cli import client, dashboard, output, render
+from cli import client, output, overview, render
 from cli.commands import demo
-from cli.demo import demo_trace
+from cli.commands.demo import demo_trace
 
 IMAGES = Path(__file__).parent / "images"
 WIDTH = 124
@@ -130,7 +130,7 @@ def of_running_jobs(users: list[str]) -> None:
         submit(*job, users=users)
     time.sleep(35)  # GPU 0 settles again, and the head of the line still does not fit
     status = client.get("/v1/status")
-    picture("status", "carma top", output.as_rich(dashboard.status(status, WIDTH), WIDTH))
+    picture("status", "carma top", output.as_rich(overview.status(status, WIDTH), WIDTH))
     why = client.get("/v1/jobs/5/why")
     picture("why", "carma why 5", output.as_rich(render.why(why), 92), 92)
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 
-from cli.table import layout, paint
+from cli.text import layout, paint
 from tests.waiting import until
 
 if TYPE_CHECKING:
-    from cli.table import Block
+    from cli.text import Block
 
 ROOT = Path(__file__).parents[1]
 

@@ -19,7 +19,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from cli.commands import accounts
+from cli.commands import past
 from cli.main import run
 from cli.output import Color
 from cli.verbs import ARGPARSE, BY_NAME
@@ -206,7 +206,7 @@ def test_errors_for_programs(
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     out = capsys.readouterr().out
-    listed = {line.split()[0] for line in out.splitlines() if re.match(r"  [a-z-]+ ", line)}
+    listed = {line.split()[0] for line in out.splitlines() if re.match(r"  [a-z][a-z-]* ", line)}
     assert listed == {verb.name for verb in LISTED}
     for words in (["-h"], ["help"]):
         assert run(words) == 0
@@ -575,8 +575,8 @@ def test_csv_goes_on_to_the_oldest_job(
         page = [ended(id=id, label=str(id)) for id in ids[:limit]]
         return {"schema": 1, "jobs": page, "more": int(len(ids) > limit)}
 
-    monkeypatch.setattr(accounts.client, "get", get)
-    monkeypatch.setattr(accounts, "PAGE", 2)
+    monkeypatch.setattr(past.client, "get", get)
+    monkeypatch.setattr(past, "PAGE", 2)
     assert run(["history", "--csv", *limit]) == 0
     told = capsys.readouterr()
     labels = [line.split(",")[0] for line in told.out.splitlines()]
@@ -633,7 +633,7 @@ def test_doctor_fails_if_a_check_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = {"name": "job", "ok": True, "detail": "", "hint": ""}
-    monkeypatch.setattr("cli.job_check.check", lambda: job)
+    monkeypatch.setattr("cli.commands.doctor.check_job", lambda: job)
     assert run(["doctor", "--json"]) == 0
     names = [check["name"] for check in json.loads(capsys.readouterr().out)["checks"]]
     assert names == ["python", "driver", "store", "telemetry", "job"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import io
 import json
 import re
@@ -16,10 +15,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import escape
 from rich.console import Console
 from rich.text import Text
 
-from cli import estimate_plot, vary
+from cli import estimate_view, vary
 from cli import estimate_view as view
 from cli.commands import estimate as command
 from cli.main import run
@@ -461,7 +461,7 @@ def test_an_image_and_a_page(
     assert err == "carma: wrote x.png\ncarma: wrote x.html\n"
     assert json.loads(out[out.index("{") :])["schema"] == 1
     page = (tmp_path / "x.html").read_text()
-    assert html.escape("prog '<i>'") in page and "<i>" not in page and "<b>" not in page
+    assert escape("prog '<i>'") in page and "<i>" not in page and "<b>" not in page
     assert not re.search(r"https?:|<script|<link|@import|src=\"(?!data:)", page)
     assert page.count("data:image/svg+xml;base64,") == 1 and "blocks.*.up" in page
     assert "1000M (999M to 1001M) by trace" in page
@@ -469,10 +469,10 @@ def test_an_image_and_a_page(
 
 def test_the_image_shows_every_part() -> None:
     one = traced(1000, parts={**PARTS, "a plugin's": 24})["estimates"][1]
-    assert len({estimate_plot.colour(name) for name in one["parts"]}) == len(one["parts"])
-    drawn = estimate_plot.image(one, EXPLAINED, ["p"], "svg")
+    assert len({estimate_view.colour(name) for name in one["parts"]}) == len(one["parts"])
+    drawn = estimate_view.image(one, EXPLAINED, ["p"], "svg")
     assert drawn.startswith(b"<?xml") and drawn.count(b"FillBetweenPolyCollection") >= 3
-    assert drawn != estimate_plot.image({**one, "parts": {}}, EXPLAINED, ["p"], "svg")
+    assert drawn != estimate_view.image({**one, "parts": {}}, EXPLAINED, ["p"], "svg")
 
 
 def test_a_drawing_on_the_terminal(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,9 @@ import pytest
 
 from carmad.core.layout import Stage
 from carmad.core.types import StageTimes
-from cli import columns, dashboard, format, render
+from cli import overview, render
+from cli import text as cli_text
+from cli.commands import doctor, past
 from cli.output import Color, wants_color
 from tests import fake_daemon as fake
 from tests.terminal import plain
@@ -19,7 +21,7 @@ from tests.terminal import plain
     ("mib", "text"), [(None, "-"), (0, "0M"), (1023, "1023M"), (1024, "1.0G"), (83968, "82.0G")]
 )
 def test_memory(mib: int | None, text: str) -> None:
-    assert format.memory(mib) == text
+    assert cli_text.memory(mib) == text
 
 
 @pytest.mark.parametrize(
@@ -27,7 +29,7 @@ def test_memory(mib: int | None, text: str) -> None:
     [(None, "-"), (7, "0:07"), (3723, "1:02:03"), (176_523, "2-01:02:03"), (-1, "0:00")],
 )
 def test_clock(seconds: float | None, text: str) -> None:
-    assert format.clock(seconds) == text
+    assert cli_text.clock(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -35,17 +37,17 @@ def test_clock(seconds: float | None, text: str) -> None:
     [(None, "-"), (12, "12 s"), (300, "5 min"), (12600, "3.5 h"), (2e5, "2.3 days")],
 )
 def test_span(seconds: float | None, text: str) -> None:
-    assert format.span(seconds) == text
+    assert cli_text.span(seconds) == text
 
 
 def test_bar() -> None:
-    assert format.bar(0.5, 4) == "██░░"
-    assert format.bar(None, 4) == "░░░░"
-    assert format.bar(7.0, 4, ascii_only=True) == "####"
+    assert cli_text.bar(0.5, 4) == "██░░"
+    assert cli_text.bar(None, 4) == "░░░░"
+    assert cli_text.bar(7.0, 4, ascii_only=True) == "####"
 
 
 def test_queue_has_the_columns_people_know() -> None:
-    header, running, waiting = plain(render.jobs([fake.job(), fake.waiting()])).splitlines()
+    header, running, waiting = plain(overview.job_table([fake.job(), fake.waiting()])).splitlines()
     assert header.split() == (
         ["JOBID", "NAME", "USER", "ST", "TIME", "LIMIT", "GPUS", "VRAM(USED/EST)", "GPU(REASON)"]
     )
@@ -65,13 +67,13 @@ def test_queue_has_the_columns_people_know() -> None:
 
 def test_a_stranger_s_job_is_shown_as_far_as_it_is_known() -> None:
     theirs = fake.private(fake.job(user="bob"))
-    every = tuple(columns.COLUMNS)
-    assert "bob" in plain(render.jobs([theirs], every))
+    every = tuple(overview.COLUMNS)
+    assert "bob" in plain(overview.job_table([theirs], every))
     assert "bob" in plain(render.show(theirs))
 
 
 def test_a_narrow_terminal_cuts_names_and_keeps_numbers() -> None:
-    text = plain(render.jobs([fake.job(name="n" * 60)]), width=80)
+    text = plain(overview.job_table([fake.job(name="n" * 60)]), width=80)
     assert "9.1G/11.0G" in text and "2:00:00" in text
     assert len(text.splitlines()) == 2
 
@@ -93,7 +95,7 @@ def test_a_deadline_is_shown_with_what_becomes_of_it() -> None:
     assert "missed by 10 min" in plain(render.show(fake.ended(**at, late_s=600.0)))
     assert render.deadline(fake.ended(**at, late_s=-600.0)).endswith("  met")
     assert "deadline" not in plain(render.show(fake.waiting()))
-    assert "DEADLINE" in plain(render.jobs([waits], ("jobid", "deadline")))
+    assert "DEADLINE" in plain(overview.job_table([waits], ("jobid", "deadline")))
 
 
 def test_a_layout_and_stage_times_are_shown_as_they_are_written() -> None:
@@ -119,13 +121,13 @@ def test_the_signal_before_the_time_limit_is_shown() -> None:
 def test_an_ended_job_says_how() -> None:
     text = plain(render.show(fake.ended(code=None, signal=9)))
     assert "0:9  failure: ValueError: no such dataset" in text
-    assert plain(render.jobs([fake.ended(code=3)])).endswith("0")
+    assert plain(overview.job_table([fake.ended(code=3)])).endswith("0")
 
 
 def test_what_never_ran_has_no_exit_code() -> None:
     how = fake.ended(code=1)["exit"] | {"cause": "launch_failed", "code": None}
     job = fake.ended(code=1) | {"exit": how}
-    assert format.exit_code(job["exit"]) == "-"
+    assert cli_text.exit_code(job["exit"]) == "-"
     assert "exit         launch failed: ValueError" in plain(render.show(job))
 
 
@@ -153,9 +155,9 @@ def test_a_job_that_waits_again_is_not_shown_as_if_it_ran() -> None:
 
 def test_sorting() -> None:
     jobs: Any = [fake.job(id=2, label="2", name="b"), fake.job(id=10, label="10", name="a")]
-    assert [job["id"] for job in columns.sort(jobs, "jobid")] == [2, 10]
-    assert [job["id"] for job in columns.sort(jobs, "-jobid")] == [10, 2]
-    assert [job["id"] for job in columns.sort(jobs, "name")] == [10, 2]
+    assert [job["id"] for job in overview.sort(jobs, "jobid")] == [2, 10]
+    assert [job["id"] for job in overview.sort(jobs, "-jobid")] == [10, 2]
+    assert [job["id"] for job in overview.sort(jobs, "name")] == [10, 2]
 
 
 def test_why_shows_every_gpu_and_every_number() -> None:
@@ -175,38 +177,38 @@ def test_why_of_a_job_that_was_not_judged_yet() -> None:
 
 
 def test_the_dashboard_shows_what_is_not_to_be_had_as_a_dash() -> None:
-    text = plain(dashboard.status(fake.STATUS, 200))
+    text = plain(overview.status(fake.STATUS, 200))
     assert "policy magm · 2 GPUs (nvml) · up 26.1 h · 2 running, 1 waiting" in text
     assert "███░░░░░░░ 12.0G/40.0G" in text
     assert "alice:42(9.1G) bob:pid999(2.0G)" in text
     assert "-/40.0G" in text
-    bare = plain(dashboard.status(fake.STATUS, 80), 80)
+    bare = plain(overview.status(fake.STATUS, 80), 80)
     assert "█" not in bare and "12.0G/40.0G" in bare
-    assert "####" in plain(dashboard.gpus([fake.gpu(memory_used_mib=40000)], True, True))
+    assert "####" in plain(overview.gpus([fake.gpu(memory_used_mib=40000)], True, True))
 
 
 def test_the_dashboard_shows_the_last_that_ended_whatever_their_ids() -> None:
     ends = [fake.job(code="CD", label=f"{n}", ended_at=f"2026-11-20T11:{n}") for n in range(10, 20)]
     (live, early), late = [fake.job(label="7"), fake.job(label="8", code="R")], ends[::-1]
     answer = {**fake.STATUS, "jobs": [live, *late, early]}
-    assert dashboard.live_and_ended(answer["jobs"])[0] == [live, early]
-    shown = plain(dashboard.status(answer, 200)).partition("ended last (all: carma history)")[2]
+    assert overview.live_and_ended(answer["jobs"])[0] == [live, early]
+    shown = plain(overview.status(answer, 200)).partition("ended last (all: carma history)")[2]
     assert [line.split()[0] for line in shown.splitlines()[2:]] == ["19", "18", "17", "16", "15"]
 
 
 def test_islands_are_shown_where_there_are_several() -> None:
     islands = [fake.gpu(0, island="0"), fake.gpu(1, island="1")]
-    assert "A100-SXM4-40GB @1" in plain(dashboard.gpus(islands, bars=False))
-    assert "@" not in plain(dashboard.gpus([fake.gpu(0)], bars=False))
+    assert "A100-SXM4-40GB @1" in plain(overview.gpus(islands, bars=False))
+    assert "@" not in plain(overview.gpus([fake.gpu(0)], bars=False))
 
 
 def test_an_empty_server_says_what_to_do() -> None:
-    text = plain(dashboard.status({**fake.STATUS, "jobs": [], "gpus": []}, 200))
+    text = plain(overview.status({**fake.STATUS, "jobs": [], "gpus": []}, 200))
     assert "carma submit" in text
 
 
 def test_gpus_shows_risk_beside_its_limits() -> None:
-    text = plain(dashboard.gpu_report(fake.ANSWERS["GET", "/v1/gpus"]))
+    text = plain(overview.gpu_report(fake.ANSWERS["GET", "/v1/gpus"]))
     assert "high" in text and "risk.sm_active 0.8" in text and "window_s 30.0" in text
     assert "stale: no reading yet" in text
     assert "note: no SM activity" in text
@@ -214,7 +216,7 @@ def test_gpus_shows_risk_beside_its_limits() -> None:
 
 def test_an_estimate_is_shown_with_its_interval_and_what_it_rests_on() -> None:
     job = fake.job()
-    assert columns.vram(job) == "9.1G/11.0G±0.8"
+    assert overview.vram(job) == "9.1G/11.0G±0.8"
     assert "11.0G ±0.8 (history n=7) per GPU" in plain(render.show(job))
     why = plain(render.why({**fake.WHY, "job": job}))
     assert "memory need: 11.0G ±0.8 (history n=7) per GPU" in why
@@ -224,16 +226,16 @@ def test_an_estimate_is_shown_with_its_interval_and_what_it_rests_on() -> None:
     word = {**job["memory"], "estimate_low": None, "estimate_high": None}
     mine = fake.job(memory=word | {"estimate_source": "declared"}, estimate={"notes": []})
     assert render.need(mine) == "11.0G (declared)"
-    assert columns.vram(mine) == "9.1G/11.0G"
+    assert overview.vram(mine) == "9.1G/11.0G"
     none = fake.job(memory=word | {"estimate_mib": None, "estimate_source": None}, estimate=None)
     assert render.need(none) == ""
     assert "memory need" not in plain(render.why({**fake.WHY, "job": none}))
 
 
 def test_estimators_beside_what_was_measured() -> None:
-    from cli.commands.estimators import report
+    from cli.commands.models import accuracy_table
 
-    text = plain(report(fake.ANSWERS["GET", "/v1/estimators"]))
+    text = plain(accuracy_table(fake.ANSWERS["GET", "/v1/estimators"]))
     lines = [line.split() for line in text.splitlines()]
     assert ["trace", "12", "-40M", "90M", "1.3G", "120M", "60M", "210M", "8%"] in lines
     assert ["horus", "0", "-", "-", "-", "-", "-", "-", "-"] in lines
@@ -241,8 +243,8 @@ def test_estimators_beside_what_was_measured() -> None:
 
 
 def test_the_rest() -> None:
-    assert "3.25 kWh" in plain(render.stats(fake.ANSWERS["GET", "/v1/stats"]))
-    checks = plain(render.doctor(fake.ANSWERS["GET", "/v1/doctor"]))
+    assert "3.25 kWh" in plain(past.totals_table(fake.ANSWERS["GET", "/v1/stats"]))
+    checks = plain(doctor.check_table(fake.ANSWERS["GET", "/v1/doctor"]))
     assert "no DCGM" in checks and "→ install it" in checks
     dry = {"schema": 1, "would_start": True, "verdicts": fake.REFUSALS, "chosen": ["GPU-b"]}
     assert "It would start now." in plain(render.dry_run(dry))
@@ -261,11 +263,11 @@ def test_other_people_s_words_cannot_drive_the_terminal() -> None:
     gpu["jobs"][0]["user"] = gpu["outsiders"][0]["user"] = NASTY
     why = {**fake.WHY, "headline": NASTY, "remedies": [NASTY]}
     shown = [
-        render.jobs([job], tuple(columns.COLUMNS)),
+        overview.job_table([job], tuple(overview.COLUMNS)),
         render.show(job),
         render.why(why),
-        dashboard.gpus([gpu], bars=True),
-        dashboard.gpu_report({**fake.ANSWERS["GET", "/v1/gpus"], "gpus": [gpu]}),
+        overview.gpus([gpu], bars=True),
+        overview.gpu_report({**fake.ANSWERS["GET", "/v1/gpus"], "gpus": [gpu]}),
     ]
     for picture in shown:
         text = plain(picture, width=1000)

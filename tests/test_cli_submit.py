@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from cli import parse
 from cli.commands.submit import submit
 from cli.main import run
-from cli.submit_options import build_parser
+from cli.submission import build_parser
 from tests.fake_daemon import FakeDaemon, ended
 
 ROOT = Path(__file__).parents[1]

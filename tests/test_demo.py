@@ -18,8 +18,7 @@ from rich.console import Console
 
 from carmad.attempt.proc import own_environment
 from carmad.sim import metrics
-from cli.commands.demo import picture
-from cli.demo import Replay, sentence
+from cli.commands.demo import Replay, picture, sentence
 from tests.waiting import PATIENCE_S
 
 DEMO = [Path(sys.executable).with_name("carma"), "demo", "--jobs", "2"]

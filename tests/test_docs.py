@@ -17,9 +17,8 @@ from rich.text import Text
 from carmad.api.wire import CODES
 from carmad.config import Preconditions, Settings
 from carmad.configfile import dump, load
-from cli.commands import diagnosis, gpumemnet, server
-from cli.submission import read
-from cli.submit_options import build_parser
+from cli.commands import doctor, models, server
+from cli.submission import build_parser, read
 from cli.verbs import VERBS
 from docs import generate, screenshots
 from docs.pages import http_api, reasons, settings
@@ -34,8 +33,8 @@ PAGES = sorted(
 )
 GROUPS = {
     "daemon": server.daemon,
-    "config": diagnosis.config,
-    "gpumemnet": gpumemnet.gpumemnet,
+    "config": doctor.config,
+    "gpumemnet": models.gpumemnet,
 }
 
 

@@ -22,7 +22,7 @@ from carmad.core.messages import DrainRequested, Sampled
 from carmad.core.types import Cause, Exit, JobState, ProcessUse
 from carmad.testing import a_job
 from cli.client import events
-from cli.commands.events import line
+from cli.commands.logs import line
 from tests import api_server
 from tests.api_server import as_user
 from tests.attack.users import HOSTILE, needs_root

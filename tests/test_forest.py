@@ -17,7 +17,7 @@ from carmad.errors import CarmaError
 from carmad.models import Lookup, Model
 from carmad.store import codec
 from carmad.testing import a_job, a_spec
-from cli import model_view
+from cli.commands.models import model_details, model_list
 from estimators.duration import forest as predicting
 from estimators.duration import recurrence
 from tests.test_models_shown import plain
@@ -119,7 +119,7 @@ def test_it_is_kept_as_json() -> None:
 
 
 def test_it_is_shown() -> None:
-    shown = plain(model_view.model(detail_out("forest", TABLE, see_all=False)))
+    shown = plain(model_details(detail_out("forest", TABLE, see_all=False)))
     assert "forest  (lookup)" in shown and "3 rows: a test" in shown
     assert "median error (s)  2" in " ".join(shown.split()).replace(" 2", "  2")
     assert "ada" not in shown
@@ -135,7 +135,7 @@ def test_how_often_is_told_in_hours_too(days: float, often: str) -> None:
         "last_words": [],
     }
     answer: Any = {"models": [], "training": training}
-    assert f"trained every {often}, last" in plain(model_view.models(answer))
+    assert f"trained every {often}, last" in plain(model_list(answer))
 
 
 # -- who predicts

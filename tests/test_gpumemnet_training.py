@@ -310,7 +310,7 @@ def test_what_can_go_wrong_is_told(
 def test_without_torch_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("cli.commands.gpumemnet.find_spec", lambda name: None)
+    monkeypatch.setattr("cli.commands.models.find_spec", lambda name: None)
     assert run(["gpumemnet", "generate", str(tmp_path / "x"), "--family", "mlp"]) == 1
     assert "pip install 'carma-gpu[estimators]'" in capsys.readouterr().err
 

@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from carmad import installed
-from cli.commands import diagnosis
+from cli.commands import doctor
 from tests.daemon import Carmad
 from tests.shared import made_once
 from tests.waiting import PATIENCE_S
@@ -92,10 +92,10 @@ def earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_doctor_says_that_an_earlier_release_is_installed_too(
     earlier: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diagnosis, "_why_unusable", lambda: "")
+    monkeypatch.setattr(doctor, "_why_unusable", lambda: "")
     monkeypatch.setenv("CARMA_SOCKET", str(earlier / "nobody"))
     with pytest.raises(typer.Exit):
-        diagnosis.doctor()
+        doctor.doctor()
     said = " ".join(capsys.readouterr().out.split())
     assert "carma 0.1.0, an earlier release of CARMA, is installed" in said
     assert "pip uninstall carma, then install carma-gpu again" in said

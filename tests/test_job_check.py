@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from carmad.errors import CarmaError
-from cli import job_check
+from cli.commands import doctor
 from tests import fake_daemon
 from tests.daemon import running
 
@@ -26,12 +26,12 @@ def test_it_runs_where_carma_is_well(tmp_path: Path) -> None:
 def test_a_server_that_is_busy_is_not_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_check, "STARTS_WITHIN_S", 1.0)
+    monkeypatch.setattr(doctor, "STARTS_WITHIN_S", 1.0)
     with running(tmp_path, "1xA100-40GB", CARMA_HOST__CPUS="1") as daemon:
         monkeypatch.setenv("CARMA_SOCKET", daemon.socket)
         busy = daemon.sh("exec sleep 600", gpus=0)
         daemon.await_state(busy, "running")
-        found = job_check.check()
+        found = doctor.check_job()
         assert found["ok"] is None
         assert "cancelled: (CPUs: " in found["detail"]
         assert [job["id"] for job in daemon.get("/v1/jobs")["jobs"]] == [busy]
@@ -55,7 +55,7 @@ def test_a_server_that_is_busy_is_not_broken(
     ],
 )
 def test_it_says_what_went_wrong(job: dict[str, Any], lines: list[str], said: str) -> None:
-    found = job_check._end(fake_daemon.ended(42, **job), lines)  # type: ignore[arg-type]
+    found = doctor._end(fake_daemon.ended(42, **job), lines)  # type: ignore[arg-type]
     assert found["ok"] is False
     assert said in found["detail"]
 
@@ -64,8 +64,8 @@ def test_a_job_that_is_not_accepted_is_a_failure(monkeypatch: pytest.MonkeyPatch
     def refuse(*_: object, **__: object) -> str:
         raise CarmaError("the disk is full", "Free some.")
 
-    monkeypatch.setattr(job_check.Client, "submit", refuse)
-    assert job_check.check() == {
+    monkeypatch.setattr(doctor.Client, "submit", refuse)
+    assert doctor.check_job() == {
         "name": "job",
         "ok": False,
         "detail": "the disk is full",

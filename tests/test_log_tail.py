@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.log_tail import READ_BYTES, plain, tail
+from carma_client.logs import READ_BYTES, plain, tail
 
 
 @pytest.fixture

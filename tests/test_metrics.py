@@ -21,9 +21,9 @@ from carmad.core.scene import Scene
 from carmad.core.tasks import JobsById
 from carmad.core.types import Cause, Estimate, Exit, Usage
 from carmad.errors import CarmaError
-from carmad.metrics import exposition, gauges
-from carmad.metrics.counting import MOST_ESTIMATORS, OTHER, Counts, Histogram
+from carmad.metrics import exposition, figures
 from carmad.metrics.declared import METRICS
+from carmad.metrics.figures import MOST_ESTIMATORS, OTHER, Counts, Histogram
 from carmad.store.sql import StoreFull
 from carmad.testing import FakeServer, a_gpu, a_gpu_view, a_job, a_spec, a_view
 from tests.api_server import Connection, as_user, running
@@ -56,7 +56,7 @@ class Page:
         return self.of(name)[labels]
 
 
-def page(counts: Counts, figures: Iterable[gauges.Figure] = ()) -> Page:
+def page(counts: Counts, figures: Iterable[figures.Figure] = ()) -> Page:
     return Page(exposition.text(figures, counts).decode())
 
 
@@ -73,7 +73,7 @@ class Counted(FakeServer):
 
     @property
     def page(self) -> Page:
-        return page(self.counts, gauges.of_scene(self.scene, users=False))
+        return page(self.counts, figures.of_scene(self.scene, users=False))
 
 
 # -- counted
@@ -248,13 +248,13 @@ def a_scene(*users: str) -> Scene:
 
 
 def test_a_queue_whose_first_job_waits_beside_an_idle_gpu_is_stuck() -> None:
-    assert page(Counts(), gauges.of_scene(a_scene("ada"), False)).one("carma_queue_stuck") == 1
+    assert page(Counts(), figures.of_scene(a_scene("ada"), False)).one("carma_queue_stuck") == 1
 
 
 def test_users_are_told_only_if_wanted() -> None:
     scene = a_scene("ada", "ada", "bob")
-    assert page(Counts(), gauges.of_scene(scene, False)).of("carma_user_jobs") == {}
-    assert page(Counts(), gauges.of_scene(scene, True)).of("carma_user_jobs") == {
+    assert page(Counts(), figures.of_scene(scene, False)).of("carma_user_jobs") == {}
+    assert page(Counts(), figures.of_scene(scene, True)).of("carma_user_jobs") == {
         ("running", "ada"): 0,
         ("running", "bob"): 0,
         ("waiting", "ada"): 2,
@@ -271,7 +271,7 @@ def test_users_are_told_only_if_wanted() -> None:
     ids=range(8),
 )
 def test_no_name_of_a_user_breaks_the_page(name: str) -> None:
-    found = page(Counts(), gauges.of_scene(a_scene(name), True))
+    found = page(Counts(), figures.of_scene(a_scene(name), True))
     (shown,) = [user for state, user in found.of("carma_user_jobs") if state == "waiting"]
     assert shown == name[: exposition.MOST_LABEL].encode(errors="replace").decode()
     assert found.of("carma_up") == {}
@@ -279,9 +279,9 @@ def test_no_name_of_a_user_breaks_the_page(name: str) -> None:
 
 def test_of_many_users_the_rest_is_one() -> None:
     users = [f"user{n}" for n in range(500)]
-    found = page(Counts(), gauges.of_scene(a_scene(*users, "user7"), True)).of("carma_user_jobs")
+    found = page(Counts(), figures.of_scene(a_scene(*users, "user7"), True)).of("carma_user_jobs")
     waiting = {user: jobs for (state, user), jobs in found.items() if state == "waiting"}
-    assert len(waiting) == gauges.MOST_USERS + 1
+    assert len(waiting) == figures.MOST_USERS + 1
     assert (waiting["user7"], waiting[""]) == (2, 400)
 
 
@@ -289,10 +289,10 @@ def test_the_disk_is_told_and_nothing_of_one_that_is_gone(tmp_path: Path) -> Non
     database = tmp_path / "carma.db"
     database.write_bytes(bytes(1000))
     tmp_path.joinpath("carma.db-wal").write_bytes(bytes(24))
-    found = page(Counts(), gauges.of_disk(database))
+    found = page(Counts(), figures.of_disk(database))
     assert found.one("carma_database_size_bytes") == 1024
     assert 0 < found.one("carma_disk_free_bytes") <= found.one("carma_disk_size_bytes")
-    assert list(gauges.of_disk(tmp_path / "gone/carma.db")) == []
+    assert list(figures.of_disk(tmp_path / "gone/carma.db")) == []
 
 
 # -- declared

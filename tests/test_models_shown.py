@@ -26,7 +26,8 @@ from carmad.learned import models as daemon_models
 from carmad.models import Additive, Model, Node, Shape, Tree
 from carmad.models.additive import Bins
 from carmad.testing import a_job, a_spec, changed
-from cli import model_view, prediction_view, render
+from cli import render
+from cli.commands import models
 from cli.main import run
 from estimators.duration.recurrence import unseen
 from tests import fake_daemon as fake
@@ -182,12 +183,12 @@ def test_of_a_job_that_was_never_seen_no_duration_is_told(daemon: Daemon) -> Non
     keep(daemon, replace(learned(7), prediction=unseen("forest")))
     shown = daemon.call("GET", "/v1/jobs/7")[1]
     assert shown["prediction"]["seconds"] == 0.0
-    text = plain(prediction_view.prediction(shown))
+    text = plain(render.prediction(shown))
     assert "duration unknown (forest)\n  · it has not run before" in text
 
 
 def test_an_outline_of_anothers_job_has_none_of_it() -> None:
-    assert list(prediction_view.prediction(fake.private(fake.job()))) == []  # type: ignore[arg-type]
+    assert list(render.prediction(fake.private(fake.job()))) == []  # type: ignore[arg-type]
 
 
 def test_a_profiling_run_says_until_when(daemon: Daemon) -> None:
@@ -201,7 +202,7 @@ def test_a_profiling_run_says_until_when(daemon: Daemon) -> None:
 def test_the_past_is_written_as_a_table(
     daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.past_table.PAGE", 2)
+    monkeypatch.setattr("cli.commands.past.PAGE", 2)
     jobs = [learned(id) for id in range(1, 6)]
     jobs[0] = replace(jobs[0], profile=None)
     keep(daemon, *jobs, a_job(6))  # that one has not ended
@@ -245,5 +246,5 @@ def test_a_tree_and_curves_are_drawn(daemon: Daemon, capsys: pytest.CaptureFixtu
     assert (ada.count("█"), ada.index("█") < ada.index("│")) == (12, True)
     assert (bob.count("█"), bob.index("█") > bob.index("│")) == (6, True)
     of_gpus = lines[lines.index("  gpus") + 1 : lines.index("  user")]
-    assert len(list(filter(None, of_gpus))) == model_view.MOST_BINS
+    assert len(list(filter(None, of_gpus))) == models.MOST_BINS
     assert "missing" in of_gpus[0]

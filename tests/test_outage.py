@@ -75,15 +75,15 @@ class Machine:
         self.inbox = Inbox()
         launcher = Launcher(self.state, systemd=True, kill_grace_s=1)
         self.world = DaemonWorld(
-            self.state,
-            self.inbox,  # type: ignore[arg-type]
-            declared,
-            lambda spec: spec,
-            launcher,
-            Evidence(),
-            None,
-            1.0,
-            {},
+            state_dir=self.state,
+            inbox=self.inbox,  # type: ignore[arg-type]
+            estimate=declared,
+            whole=lambda spec: spec,
+            launcher=launcher,
+            evidence=Evidence(),
+            mps=None,
+            kill_grace_s=1.0,
+            extra_env={},
         )
         self.world.shepherd.start()
         again = self.world._later, (self.world._try_again,)

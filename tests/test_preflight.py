@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cli import preflight
+from cli.commands import submit as preflight
 from cli.commands.submit import submit
 from cli.problems import INTERRUPTED
 from tests.fake_daemon import FakeDaemon, waiting

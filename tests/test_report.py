@@ -23,9 +23,7 @@ from carmad.core.decision import Decision, Placement, Reason, Verdict
 from carmad.core.messages import Step, Tick
 from carmad.core.sharing import EstimateSummary, JobSummary, SpecSummary
 from carmad.core.types import ArrayTask, Cause, Exit, GpuId, JobId, JobState, Usage
-from carmad.report import html, markdown
-from carmad.report.period import last
-from carmad.report.wording import sections
+from carmad.report import as_markdown, as_page, last, sections
 from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import parse
 from carmad.sim.report.period import report as simulated
@@ -83,8 +81,8 @@ def test_an_empty_week() -> None:
     out = report()
     assert (out["jobs"], out["users"], out["waits"], out["idle"]) == (0, [], [], [])
     assert [gpu["idle_hours"] for gpu in out["gpus"]] == [100.0, 100.0]
-    assert "No job held a GPU." in markdown.page(out)
-    assert "No job held a GPU." in html.page(out)
+    assert "No job held a GPU." in as_markdown(out)
+    assert "No job held a GPU." in as_page(out)
     assert report(job(1, stay(200, 300)), job(2, stay(-9, -1)))["jobs"] == 0
 
 
@@ -119,7 +117,7 @@ def test_jobs_that_ran_out_of_memory_and_what_became_of_them() -> None:
         job(4, stay(-2, -1, cause=Cause.GPU_OOM), stay(5, 6)),  # crashed before
     )
     assert out["ooms"] == {"crashes": 4, "jobs": 3, "saved": 1, "waiting": 1}
-    assert "3 jobs ran out of GPU memory, 4 times in all; 1 of them" in markdown.page(out)
+    assert "3 jobs ran out of GPU memory, 4 times in all; 1 of them" in as_markdown(out)
 
 
 def test_the_longest_waits() -> None:
@@ -170,7 +168,7 @@ def test_others_are_totals_to_anyone_but_administrators() -> None:
     assert [row["id"] for row in out["idle"]] == [2]
     assert out["waits"] == []
     assert "ada" not in json.dumps(out)
-    assert "all others" in markdown.page(out)
+    assert "all others" in as_markdown(out)
     assert [row["id"] for row in report(*jobs)["idle"]] == [1, 2]
 
 
@@ -227,7 +225,7 @@ def test_a_week_is_whole_in_local_time(today: date, hours: int) -> None:
         period = Period(since.timestamp(), until.timestamp(), until.timestamp())
         out = report(job(1, stay(0, 1)), period=period)
         assert out["hours"] == hours
-        assert f"{until - (until - since) / 7:%d %b %Y}"[3:] in markdown.page(out)
+        assert f"{until - (until - since) / 7:%d %b %Y}"[3:] in as_markdown(out)
 
 
 def test_a_month() -> None:
@@ -257,10 +255,10 @@ def test_hostile_names_are_text() -> None:
     out = report(job(1, stay(5, 15), usage=idle, spec=spec))
     out["external"] = [{"user": HOSTILE, "processes": 1, "gpu_hours": 1.0}]
     page = Text()
-    page.feed(html.page(out))
+    page.feed(as_page(out))
     assert "img" not in page.tags and "script" not in page.tags
     assert "<img src=x onerror=alert(1)>" in page.said
-    text = markdown.page(out)
+    text = as_markdown(out)
     assert "\\<img src=x onerror=alert(1)\\>\\|\\`\\*\\[x\\]" in text
     assert max(map(len, text.splitlines())) < 300
     for each in (text, page.said):
@@ -268,13 +266,13 @@ def test_hostile_names_are_text() -> None:
 
 
 def test_the_page_stands_alone() -> None:
-    page = html.page(report(job(1, stay(0, 10))))
+    page = as_page(report(job(1, stay(0, 10))))
     assert "http" not in page and "<script" not in page and "style=" not in page
     assert '<rect class="used" width="10.0"' in page
 
 
 def test_tables_are_aligned() -> None:
-    text = markdown.page(report(job(1, stay(1, 10)), job(2, stay(1, 2), user="a-long-name")))
+    text = as_markdown(report(job(1, stay(1, 10)), job(2, stay(1, 2), user="a-long-name")))
     tables = [part for part in text.split("\n\n") if part.startswith("|")]
     assert len(tables) == 3, "GPUs, users, waits"
     for table in tables:
@@ -289,10 +287,10 @@ def test_what_sharing_gave_in_a_sentence() -> None:
         " slowed them by 25.0% while they shared.",
         "Known for 100% of the time in company, from step times that jobs reported (2 jobs).",
     ]
-    half = markdown.page(report(one, replace(two, company=())))
+    half = as_markdown(report(one, replace(two, company=())))
     assert "As far as it is known, that saved 3.0 GPU-hours, and slowed them by 25.0%" in half
     assert "the other jobs were slowed is not known: they saved 5.0 GPU-hours at most." in half
-    neither = markdown.page(report(replace(one, company=()), replace(two, company=())))
+    neither = as_markdown(report(replace(one, company=()), replace(two, company=())))
     assert "shared 100% of the time, by 2 jobs.\n" in neither
     assert "How much they were slowed is not known: they saved 10.0 GPU-hours" in neither
 
@@ -312,7 +310,7 @@ def test_a_simulated_run_is_reported_by_the_same_code() -> None:
     out = simulated(made)
     assert (out["since"], out["hours"], out["jobs"]) == (None, 1.5, 2)
     assert (out["sharing"]["saved_gpu_hours"], out["sharing"]["slowdown"]) == (0.5, 1.5)
-    assert markdown.page(out).startswith("# by hand under magm, simulated: 1.5 h\n")
+    assert as_markdown(out).startswith("# by hand under magm, simulated: 1.5 h\n")
 
 
 def test_savings_add_up_to_what_jobs_take_alone_less_the_busy_time() -> None:

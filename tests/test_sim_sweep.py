@@ -23,7 +23,7 @@ from carmad.sim.hardware import Cluster, GpuKind, Node
 from carmad.sim.outcome import Outcome, Timeline
 from carmad.sim.run import Progress
 from carmad.sim.task import Rejected, Task, Trace
-from cli import progress
+from cli.commands import simulate
 
 CARD = GpuKind("card", memory_mib=40_960, idle_w=50, max_w=400, speed=1.0)
 CLUSTER = Cluster((Node("node", CARD, 2),))
@@ -229,7 +229,7 @@ def test_known_outcomes_count_as_progress(simulator: Simulator, tmp_path: Path) 
 def test_progress_is_drawn_only_on_a_terminal() -> None:
     def drawn(terminal: bool) -> str:
         screen = Console(file=io.StringIO(), force_terminal=terminal, width=80)
-        with progress.show(2, screen) as watch:
+        with simulate.show_progress(2, screen) as watch:
             watch(ONE, Progress(3 * 86_400.0, 1234, 5755))
             watch(replace(ONE, seed=1), None)
         assert isinstance(screen.file, io.StringIO)

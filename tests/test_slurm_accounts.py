@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from cli.cluster import accounts, jobs, slurm
-from cli.cluster.verbs import BY_NAME
+from cli.cluster import MODULES, jobs, slurm
 from cli.problems import Problem, Unknown, Unreachable
+from cli.verbs import BY_NAME, Verb
 
 SBATCH = "/usr/bin/sbatch --parsable --export=ALL --open-mode=append --chdir=/w --gres=gpumem:1"
 NEED = "billing=1,cpu=1,mem=1M,node=1"
@@ -81,8 +81,12 @@ def says(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
     monkeypatch.setattr(slurm, "ask", ask)
 
 
+def on_a_login_node(verb: str) -> Verb:
+    return BY_NAME[verb].in_module(f"cli.cluster.{MODULES[verb]}")
+
+
 def carma(capsys: Any, verb: str, *words: str) -> tuple[int, str]:
-    found = BY_NAME[verb]
+    found = on_a_login_node(verb)
     code = found.function()(found.parser().parse_args([*words]))
     return code, capsys.readouterr().out
 
@@ -107,14 +111,14 @@ def test_waiting_for_a_forgotten_job_ends_as_it_did(capsys: Any) -> None:
 
 
 @pytest.mark.usefixtures("sacct")
-def test_where_its_output_is_is_read_from_how_it_was_submitted() -> None:
-    files = [one.details["StdOut"] for one in accounts.end_records("2")]
+def test_where_its_output_is_is_read_from_how_it_was_submitted(capsys: Any) -> None:
+    files = [one.details["StdOut"] for one in jobs.end_records("2")]
     assert files == ["/w/carma-2_0.out", "/w/carma-2_1.out", "/w/carma-2_2.out"]
     with pytest.raises(Problem, match="output file of job 12") as said:
-        BY_NAME["logs"].function()(BY_NAME["logs"].parser().parse_args(["12"]))
+        carma(capsys, "logs", "12")
     assert "slurm-12.out in /g" in said.value.hint
     with pytest.raises(Problem, match="job 3 never ran"):
-        BY_NAME["logs"].function()(BY_NAME["logs"].parser().parse_args(["3"]))
+        carma(capsys, "logs", "3")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +130,7 @@ def test_patterns_of_output_files(monkeypatch: pytest.MonkeyPatch, given: str, f
     monkeypatch.setattr(
         slurm, "ask", lambda *asked, **_: words.replace("@", asked[4].partition("=")[2])
     )
-    (found,) = accounts.end_records("13")
+    (found,) = jobs.end_records("13")
     assert found.details["StdOut"] == found.details["StdErr"] == file
 
 
@@ -140,8 +144,8 @@ def test_a_number_that_slurm_gave_again_is_the_later_job(monkeypatch: pytest.Mon
             "ask",
             lambda *asked, said=said, **_: said.replace("@", asked[4].partition("=")[2]),
         )
-        assert [one.row.label for one in accounts.end_records("2")] == found
-    assert accounts.end_records("2")[0].row.submitted == "2026-11-23T19:38:19"
+        assert [one.row.label for one in jobs.end_records("2")] == found
+    assert jobs.end_records("2")[0].row.submitted == "2026-11-23T19:38:19"
 
 
 def test_the_last_job_is_found_after_slurm_forgot_it(sacct: list[tuple[str, ...]]) -> None:
@@ -153,22 +157,22 @@ def test_accounts_of_the_chosen_cluster_are_asked(
     monkeypatch: pytest.MonkeyPatch, sacct: list[tuple[str, ...]]
 ) -> None:
     monkeypatch.setenv("SLURM_CLUSTERS", "east")
-    accounts.end_records("13")
+    jobs.end_records("13")
     assert "--clusters=east" in sacct[0]
 
 
 @pytest.mark.usefixtures("sacct")
 def test_what_nobody_knows_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(slurm.Gone, match="does not know job 999"):
-        accounts.record("999")
+        jobs.record("999")
     with pytest.raises(slurm.Gone, match="know of no end"):
-        accounts.record("31")
+        jobs.record("31")
     says(monkeypatch, DISABLED)
     with pytest.raises(slurm.Gone, match="job 42, and keeps no accounts"):
-        accounts.record("42")
+        jobs.record("42")
     says(monkeypatch, DOWN)
     with pytest.raises(Unreachable, match="accounts do not answer") as down:
-        accounts.record("42")
+        jobs.record("42")
     assert down.value.exit_code == 3
 
 
@@ -209,7 +213,7 @@ def test_of_several_jobs_it_is_said_which_were_changed_when_the_controller_dies(
 
     monkeypatch.setattr(slurm, "ask", ask)
     monkeypatch.setattr(slurm, "all_of", lambda label: [a_row(label, "RUNNING")])
-    cancel = BY_NAME["cancel"]
+    cancel = on_a_login_node("cancel")
     assert cancel.function()(cancel.parser().parse_args(["5-8"])) == Unknown.exit_code
     out, err = capsys.readouterr()
     assert out == "job 5: cancelled\n"

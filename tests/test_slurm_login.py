@@ -325,6 +325,6 @@ def test_one_server_imports_nothing_of_it(tmp_path: Path) -> None:
 
     served = loaded(CARMA_SOCKET=str(tmp_path / "sock"))
     assert not [name for name in served if name.startswith(("cli.cluster", "tomllib"))]
-    assert not {"cli.cluster.verbs", "tomllib"} & loaded(CARMA_CONFIG=str(config))
+    assert not {"cli.cluster.look", "tomllib"} & loaded(CARMA_CONFIG=str(config))
     config.write_text('[cluster]\nengine = "slurm"\n')
     assert "cli.cluster.look" in loaded(CARMA_CONFIG=str(config))

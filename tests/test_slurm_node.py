@@ -22,7 +22,7 @@ from carmad.core.scene import Scene
 from carmad.core.tasks import JobsById
 from carmad.daemon.slurmnode import Node, Wanted, changes, granted_gib, node_in, wanted
 from carmad.testing import a_gpu_view, a_view
-from cli import slurm_checks
+from cli.cluster import checks as slurm_checks
 from tests import slurm
 from tests.daemon import CARMA, NO_KERNELS, OVER, Carmad, Json, train, until
 

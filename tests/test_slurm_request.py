@@ -14,14 +14,12 @@ import pytest
 from carmad.options import OPTIONS
 from carmad.readable import counted
 from cli import cluster
-from cli.cluster import accounts, jobs, request, slurm
-from cli.cluster.states import state_of, why_of
+from cli.cluster import LOCAL, MODULES, jobs, request, slurm
+from cli.cluster.slurm import state_of, why_of
 from cli.cluster.submit import environment, submit
-from cli.cluster.verbs import BY_NAME, LOCAL
 from cli.commands.run import ELSEWHERE, parser_of
 from cli.problems import Unknown, Unreachable, Usage
-from cli.submission import read
-from cli.submit_options import build_parser
+from cli.submission import build_parser, read
 from cli.verbs import VERBS
 from tests.slurm import HOSTILE
 
@@ -201,7 +199,7 @@ def test_every_verb_works_or_says_what_does(monkeypatch: pytest.MonkeyPatch) -> 
     for verb in VERBS:
         if verb.name in LOCAL:
             assert cluster.verb(verb) is verb
-        elif verb.name in BY_NAME:
+        elif verb.name in MODULES:
             assert callable(cluster.verb(verb).function())
         else:
             with pytest.raises(Usage, match="is for a node") as said:
@@ -296,7 +294,7 @@ def test_a_job_is_named_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
             jobs.resolve(word)
 
 
-def without_accounts(label: str) -> list[accounts.Record]:
+def without_accounts(label: str) -> list[jobs.Record]:
     raise slurm.Gone(f"Slurm does not know job {label}")
 
 
@@ -319,7 +317,7 @@ def test_waiting_outlives_the_controller_and_its_memory(
         return found
 
     monkeypatch.setattr(slurm, "rows", look)
-    monkeypatch.setattr(accounts, "end_records", without_accounts)
+    monkeypatch.setattr(jobs, "end_records", without_accounts)
     monkeypatch.setattr(slurm, "details", lambda _: {"ExitCode": "3:0"})
     monkeypatch.setattr(jobs.time, "sleep", lambda _: None)
     assert [*jobs.ends(["5"])] == [("5", "failed", 3)]

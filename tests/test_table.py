@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cli.table import Table, columns, cut, in_style, layout, paint, width, wrap
+from cli.text import Table, columns, cut, in_style, layout, paint, width, wrap
 from tests.terminal import plain
 
 

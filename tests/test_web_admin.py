@@ -24,9 +24,8 @@ from tests.outcomes import experiment, made_up
 from tests.waiting import PATIENCE_S, until
 from tests.web import PHONE, Web, accessible, browsing, needs_browser, picture, serving
 from web import past
-from web.app import build
-from web.calendar import DAY, LABEL, Calendar
-from web.gate import base_of
+from web.app import base_of, build
+from web.share import DAY, LABEL, Calendar
 
 HOSTILE_NAME = "<b>x</b>\u202e" + "y" * 900
 

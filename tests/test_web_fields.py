@@ -13,10 +13,9 @@ from cli.problems import Refused
 from cli.submission import read
 from tests.api_server import Daemon
 from tests.api_server import running as serving
-from web import fields
-from web.asked import carma
-from web.blocks import shares
-from web.page import templates
+from web import forms
+from web.forms import carma
+from web.page import shares, templates
 
 GIVEN = {
     "gpus": "2",
@@ -34,7 +33,7 @@ COMMAND = "python3 -c 'print(1)' --gpus 7"
 
 
 def test_fields_are_the_words_of_carma_submit() -> None:
-    _, body = read(fields.to_submit({**GIVEN, "command": COMMAND, "export": "A=1,2\nB=3"}))
+    _, body = read(forms.to_submit({**GIVEN, "command": COMMAND, "export": "A=1,2\nB=3"}))
     assert body["argv"] == ["python3", "-c", "print(1)", "--gpus", "7"]
     assert (body["gpus"], body["memory_mib"], body["time_limit_s"]) == (2, 4000, 3600)
     assert (body["name"], body["nice"], body["requeue"]) == ("--strange name", -5, False)
@@ -43,20 +42,20 @@ def test_fields_are_the_words_of_carma_submit() -> None:
 
 
 def test_every_option_has_a_field_once() -> None:
-    shown = [field.name for field in fields.first()]
-    shown += [field.name for _, its in fields.sections() for field in its]
-    assert sorted(shown) == sorted([*OPTIONS, *fields.BESIDE])
+    shown = [field.name for field in forms.first()]
+    shown += [field.name for _, its in forms.sections() for field in its]
+    assert sorted(shown) == sorted([*OPTIONS, *forms.BESIDE])
 
 
 def test_a_job_is_submitted_again_as_it_was(tmp_path: Path) -> None:
-    words = fields.to_submit({**GIVEN, "command": COMMAND})
+    words = forms.to_submit({**GIVEN, "command": COMMAND})
     words.remove("--notify=end,oom")
     _, body = read(words)
     with serving(tmp_path) as daemon:
         status, out = daemon.call("POST", "/v1/jobs", {**body, "cwd": "/", "gpus": 1})
         assert status == 201, out
         job = daemon.call("GET", f"/v1/jobs/{out['id']}")[1]
-    again = read(fields.to_submit(fields.of_job(job)))[1]  # type: ignore[arg-type]
+    again = read(forms.to_submit(forms.of_job(job)))[1]  # type: ignore[arg-type]
     same = [
         name
         for name in OPTIONS
@@ -80,7 +79,7 @@ def test_a_job_is_submitted_again_as_it_was(tmp_path: Path) -> None:
 def test_an_error_of_carma_is_told_at_its_field(words: list[str], field: str) -> None:
     with pytest.raises(CarmaError) as caught:
         carma(["submit", "--json", "--dry-run", *words], Path("/"))
-    assert isinstance(caught.value, Refused) and fields.at_fault(str(caught.value)) == field
+    assert isinstance(caught.value, Refused) and forms.at_fault(str(caught.value)) == field
 
 
 def test_what_can_be_done_follows_the_state(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from tests.daemon import CARMA, Carmad, clean_environment, running
 from tests.waiting import PATIENCE_S
 from tests.web import Web, serving
 from web import command
-from web.gate import HEADERS, LACKS_TOKEN
+from web.app import HEADERS, LACKS_TOKEN
 from web.page import message_cookie
 
 IGNORED = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)"
@@ -420,7 +420,7 @@ def test_the_token_is_kept_where_only_its_owner_can_read_it(tmp_path: Path) -> N
 def test_a_full_disk_leaves_no_file_behind(tmp_path: Path) -> None:
     path = tmp_path / "token"
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); {IGNORED}"
-    code = f"{limit}; from web import command; command._kept({str(path)!r})"
+    code = f"{limit}; from web import command; command._token({str(path)!r})"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert f"Problem: cannot write {path}: " in ran.stderr and not path.exists()
 

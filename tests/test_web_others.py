@@ -9,8 +9,7 @@ from starlette.testclient import TestClient
 
 from cli import client
 from cli.problems import Refused
-from web.app import build
-from web.gate import COOKIE, base_of
+from web.app import COOKIE, base_of, build
 
 TOKEN = "t" * 32
 MEMORY = dict.fromkeys(

@@ -10,8 +10,8 @@ from starlette.requests import Request
 
 from cli import client
 from cli.problems import Refused
-from web import overview, timeline
-from web.line import Line
+from web import charts, overview
+from web.overview import Line
 
 GPU: dict[str, Any] = {
     "id": "GPU-a",
@@ -55,13 +55,13 @@ def answer(**of_gpu: object) -> Any:
     }
 
 
-def charts(**of_gpu: object) -> tuple[timeline.Chart, timeline.Chart]:
-    made = timeline.charts(answer(**of_gpu), 6)
-    return made[timeline.memory_of("GPU-a")], made[timeline.load_of("GPU-a")]
+def drawn(**of_gpu: object) -> tuple[charts.Chart, charts.Chart]:
+    made = charts.gpu_charts(answer(**of_gpu), 6)
+    return made[charts.memory_of("GPU-a")], made[charts.load_of("GPU-a")]
 
 
 def test_memory_is_stacked_by_job_below_what_was_promised() -> None:
-    memory, _ = charts()
+    memory, _ = drawn()
     job, promised = memory["series"]
     assert job["values"] == [None, 2000, 5000, None]
     assert (job["name"], job["short"], job["stack"]) == ("7 ann bert", "7 ann", True)
@@ -70,7 +70,7 @@ def test_memory_is_stacked_by_job_below_what_was_promised() -> None:
 
 
 def test_external_memory_is_on_top_if_there_was_any() -> None:
-    memory, _ = charts(external_mib=[0, 0, 900, None])
+    memory, _ = drawn(external_mib=[0, 0, 900, None])
     assert [one["name"] for one in memory["series"]] == [
         "7 ann bert",
         "external processes",
@@ -87,20 +87,20 @@ def test_a_new_server_begins_where_its_record_does() -> None:
         if isinstance(values, list) and name not in ("jobs", "marks")
     }
     made["gpus"][0]["jobs"] = []
-    for chart in timeline.charts(made, 6).values():
+    for chart in charts.gpu_charts(made, 6).values():
         assert chart["times"][0] == 80
         assert all(len(one["values"]) == 32 for one in chart["series"])
 
 
 def test_marks_are_beside_what_they_explain() -> None:
-    memory, load = charts()
+    memory, load = drawn()
     assert [(mark["kind"], mark["text"]) for mark in memory["marks"]] == [("started", "7 ann")]
     assert [(mark["kind"], mark["text"]) for mark in load["marks"]] == [("slowed", "7 ann by 8 %")]
     assert load["limits"] == [{"name": "risk limit 0.80", "value": 0.8}]
 
 
 def test_who_sees_no_chart_is_told_what_it_shows() -> None:
-    memory, load = charts()
+    memory, load = drawn()
     assert memory["summary"] == (
         "Memory of GPU 0 in the last 6 h: at most 6.0G of 40.0G used; jobs 7 of ann; start: 1."
     )
@@ -110,7 +110,7 @@ def test_who_sees_no_chart_is_told_what_it_shows() -> None:
 
 
 def test_a_hostile_name_is_harmless_text() -> None:
-    memory, _ = charts(jobs=[GPU["jobs"][0] | {"name": "\x1b[31m\u202e<b>"}])
+    memory, _ = drawn(jobs=[GPU["jobs"][0] | {"name": "\x1b[31m\u202e<b>"}])
     assert memory["series"][0]["name"] == "7 ann ?[31m?<b>"
 
 
@@ -120,17 +120,17 @@ def test_a_gpu_of_which_nothing_is_known() -> None:
         (name for name in GPU if name.endswith(("_mib", "max"))), nothing
     )
     unknown |= {"sm_active": nothing, "memory_mib": None, "jobs": [], "marks": []}
-    memory, load = charts(**unknown)
+    memory, load = drawn(**unknown)
     assert memory["limits"] == []
     assert "at most - of - used; no jobs." in memory["summary"]
     assert "- in the mean" in load["summary"]
 
 
 def test_only_what_is_new_is_asked_for() -> None:
-    whole = timeline.query(6, None, now=100_000.0)
+    whole = charts.query(6, None, now=100_000.0)
     assert whole == {"since": "1970-01-01T21:46:40+00:00", "step_s": 30}
-    assert timeline.query(6, 99_990.0, now=100_000.0)["since"] == "1970-01-02T03:46:30+00:00"
-    assert timeline.query(6, 5.0, now=100_000.0) == whole
+    assert charts.query(6, 99_990.0, now=100_000.0)["since"] == "1970-01-02T03:46:30+00:00"
+    assert charts.query(6, 5.0, now=100_000.0) == whole
 
 
 def test_an_older_carmad_tells_no_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_an_older_carmad_tells_no_timeline(monkeypatch: pytest.MonkeyPatch) -> N
         raise Refused("there is nothing at /v1/timeline", "", "not_found")
 
     monkeypatch.setattr(client, "get", get)
-    said = overview.charts(Request({"type": "http", "query_string": b"hours=1"}))
+    said = overview.timeline(Request({"type": "http", "query_string": b"hours=1"}))
     assert said.status_code == 404
     assert "tells no timeline" in json.loads(bytes(said.body))["error"]
 
@@ -220,5 +220,5 @@ def test_what_ended_last_is_first_and_says_why_it_failed(monkeypatch: pytest.Mon
     old = job(9) | {"ended_at": "2026-11-23T01:00:00Z", "exit": {"cause": "success"}}
     late = job(2) | {"ended_at": "2026-11-23T02:00:00Z", "exit": how}
     monkeypatch.setattr(client, "get", lambda path, **query: {"jobs": [old, late]})
-    found = Line({}, lambda: pytest.fail("not asked")).ended
+    found = Line({}, lambda: pytest.fail("not asked")).past
     assert [(row.id, row.failure) for row in found] == [("2", how["evidence"]), ("9", "")]

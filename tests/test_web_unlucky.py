@@ -14,9 +14,8 @@ from cli import client
 from cli.problems import Problem, Refused, Unknown
 from tests.test_web_others import OUTLINE, STATUS
 from web import submission
-from web.app import build
-from web.asked import carma
-from web.gate import COOKIE, base_of
+from web.app import COOKIE, base_of, build
+from web.forms import carma
 from web.job import JobPage
 from web.page import templates
 

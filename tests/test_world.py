@@ -127,8 +127,17 @@ def given(spec):
 
 def a_world(tmp_path, mps=None, grace_s=30.0, estimate=declared):
     inbox, launcher = Inbox(), Launcher()
-    parts = (launcher, Evidence(), mps, grace_s, {"EXTRA": "1"})
-    world = DaemonWorld(tmp_path, inbox, estimate, given, *parts)
+    world = DaemonWorld(
+        state_dir=tmp_path,
+        inbox=inbox,
+        estimate=estimate,
+        whole=given,
+        launcher=launcher,
+        evidence=Evidence(),
+        mps=mps,
+        kill_grace_s=grace_s,
+        extra_env={"EXTRA": "1"},
+    )
     return world, inbox, launcher
 
 

@@ -54,9 +54,8 @@ def web(options: Namespace) -> int:
     client.get("/v1/health")  # or the page would be nothing but an error
     from threading import Thread
 
-    from web.gate import base_of
+    from web.app import base_of, serve
     from web.page import warm_up
-    from web.server import serve
 
     token = _token(options.token_file) if options.token_file else _new()
     listening = _bound(options.port)

@@ -16,20 +16,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from carma_client.logs import Tail, tail
 from carma_client.transport import ENDED
 from carmad.errors import CarmaError
 from carmad.readable import duration
 from cli import client, render
 from cli.client import outcomes
-from cli.format import clock, energy, fraction, local_time, memory
-from cli.log_tail import Tail, tail
 from cli.problems import FORBIDDEN, Refused
-from web import fields, job_chart
-from web.asked import carma
-from web.blocks import Piece, Share, pieces, shares
-from web.fields import Field
-from web.forms import Given, form_endpoint
-from web.page import Page, go_on
+from cli.text import clock, energy, fraction, local_time, memory
+from web import charts, forms
+from web.forms import Field, Given, carma, form_endpoint
+from web.page import Page, Piece, Share, go_on, pieces, shares
 
 if TYPE_CHECKING:
     from carmad.api.job import AttemptOut, JobOut
@@ -106,12 +103,12 @@ class JobPage(Page):
         return self.outline or self.full
 
     @property
-    def ended(self) -> bool:
+    def is_over(self) -> bool:
         return self.job["state"] in ENDED
 
     @property
     def live(self) -> bool:
-        return bool(self.job["gpus"]) and not self.ended
+        return bool(self.job["gpus"]) and not self.is_over
 
     @property
     def array(self) -> str:
@@ -126,7 +123,7 @@ class JobPage(Page):
     @property
     def receipt(self) -> list[tuple[str, str]]:
         """Once it has ended, and its owner asks."""
-        its = self.job.get("receipt") if self.ended else None
+        its = self.job.get("receipt") if self.is_over else None
         return list(render.receipt(its)) if its else []
 
     @property
@@ -201,7 +198,7 @@ class JobPage(Page):
             return Tail(why="it runs at a terminal, and its output is there")
         return tail(job[self.channel], job["id"], LINES)  # type: ignore[literal-required]
 
-    # -- what it is made of, and with whom
+    # -- its memory and its neighbours
 
     @property
     def parts(self) -> list[Share]:
@@ -230,7 +227,7 @@ class JobPage(Page):
                 for one in gpu["jobs"]
                 if one["id"] != job["id"]
             ]
-        return self._former() if self.ended and job["started_at"] else []
+        return self._former() if self.is_over and job["started_at"] else []
 
     def _former(self) -> list[Neighbour]:
         job, found = self.job, []
@@ -262,7 +259,7 @@ class JobPage(Page):
 
     @property
     def changes(self) -> list[Field]:
-        return [] if self.read_only else fields.changes(self.job)
+        return [] if self.read_only else forms.changes(self.job)
 
 
 class ArrayPage(Page):
@@ -301,7 +298,7 @@ class ArrayPage(Page):
 
 
 def show(request: Request) -> Response:
-    """An array is named by its id alone, which is that of its first task, too."""
+    """An array is named by its id alone, which is also the id of its first task."""
     if "_[" in (label := str(request.path_params["label"])):  # as folded listings have it
         base: str = request.app.state.base
         return RedirectResponse(f"{base}/jobs/{label.partition('_')[0]}", 303)
@@ -316,8 +313,8 @@ def timeline(request: Request) -> Response:
     label = label_in(request)
     answer = client.get(f"/v1/jobs/{label}/timeline")
     drawn = {
-        "memory": job_chart.memory(answer, client.get(f"/v1/jobs/{label}")),
-        "load": job_chart.load(answer),
+        "memory": charts.memory_chart(answer, client.get(f"/v1/jobs/{label}")),
+        "load": charts.load_chart(answer),
     }
     return JSONResponse({"charts": drawn})
 
@@ -333,7 +330,7 @@ def acting(verb: str) -> Callable[[Request, Given], Response]:
 
 def update(request: Request, given: Given) -> Response:
     label = label_in(request)
-    words = fields.words(given, fields.changes(client.get(f"/v1/jobs/{label}")))
+    words = forms.words(given, forms.changes(client.get(f"/v1/jobs/{label}")))
     if not words:
         return go_on(request, f"/jobs/{label}", "nothing was filled in, so nothing has changed")
     answer, _ = carma(["update", "--json", *words, label], Path("/"))

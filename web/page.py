@@ -1,10 +1,12 @@
 """What a page is: a template, whose blocks are the parts that are kept up to date, and an object
-that its template asks for what it shows."""
+that its template asks for what it shows; and the words of `cli.render` in paragraphs, lists and
+tables."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,12 +15,14 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from carmad.html import environment
-from cli import client, format
+from cli import client
+from cli.text import Table, clock, command, fraction, local_time, memory, span
 
 if TYPE_CHECKING:
     from carmad.api.gpus import GpuOut
     from carmad.api.job import JobOut
     from carmad.api.server import StatusOut
+    from cli.text import Block, Cell, Span
 
 OF_ALL = ("head", "main")  # blocks of all pages, which are no parts
 STATE_LOOK = {"R": "good", "ST": "good", "CD": "good", "RQ": "warn", "H": "warn", "CA": "warn"}
@@ -36,13 +40,13 @@ def gpu_look(gpu: GpuOut) -> str:
 
 
 FILTERS = {
-    "clock": format.clock,
-    "command": format.command,
-    "fraction": format.fraction,
+    "clock": clock,
+    "command": command,
+    "fraction": fraction,
     "gpu_look": gpu_look,
-    "local_time": format.local_time,
-    "memory": format.memory,
-    "span": format.span,
+    "local_time": local_time,
+    "memory": memory,
+    "span": span,
     "state_look": state_look,
 }
 
@@ -156,5 +160,60 @@ class Problem(Page):
     template = "problem.html.j2"
     title = "It did not work"
     is_admin = False  # nobody is asked: carmad may be the problem
-    upgraded = ""
+    new_release = ""
     facts: Mapping[str, Any]
+
+
+BULLET = "  · "
+
+
+@dataclass(slots=True)
+class Piece:
+    """`kind`: heading, text, list or table."""
+
+    kind: str
+    lines: list[Sequence[Span]] = field(default_factory=list)
+    rows: list[list[Sequence[Span]]] = field(default_factory=list)
+
+
+def pieces(picture: Iterable[Block]) -> list[Piece]:
+    found: list[Piece] = []
+    for block in picture:
+        if isinstance(block, Table):
+            rows = [[_spans(cell) for cell in row] for row in block.rows]
+            found.append(Piece("table", rows=rows))
+        elif spans := [span for span in _spans(block) if span[0]]:
+            kind = _kind(spans)
+            if not (kind == "list" and found and found[-1].kind == "list"):
+                found.append(Piece(kind))
+            text, style = spans[0]
+            found[-1].lines.append([(text.removeprefix(BULLET), style), *spans[1:]])
+    return found
+
+
+def _kind(spans: Sequence[Span]) -> str:
+    if spans[0][0].startswith(BULLET):
+        return "list"
+    return "heading" if [style for _, style in spans] == ["bold"] else "text"
+
+
+def _spans(cell: Cell) -> Sequence[Span]:
+    return ((cell, ""),) if isinstance(cell, str) else cell
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of a whole, drawn from `begin` on; both in per cent."""
+
+    name: str
+    mib: int
+    begin: float
+    width: float
+
+
+def shares(parts: Mapping[str, int]) -> list[Share]:
+    total, done, found = sum(parts.values()), 0, []
+    for name, mib in parts.items():
+        found.append(Share(name, mib, round(100 * done / total, 2), round(100 * mib / total, 2)))
+        done += mib
+    return [share for share in found if share.mib]

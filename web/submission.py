@@ -20,13 +20,10 @@ from starlette.routing import Route
 from carmad.errors import CarmaError
 from cli import client, estimate_view, render
 from cli.problems import Unknown
-from web import fields
-from web.asked import carma
-from web.blocks import Piece, Share, pieces, shares
-from web.fields import Field
-from web.forms import Given, form_endpoint
+from web import forms
+from web.forms import Field, Given, carma, form_endpoint
 from web.job import LABEL
-from web.page import Page, go_on
+from web.page import Page, Piece, Share, go_on, pieces, shares
 
 if TYPE_CHECKING:
     from carmad.api.estimates import EstimateOut, EstimatesOut
@@ -79,26 +76,26 @@ class Form(Page):
         return cls(request).response()
 
     @cached_property
-    def given(self) -> Given:
+    def values(self) -> Given:
         """What the fields begin with."""
         asked = self.request.query_params
         if draft := DRAFTS.get(asked.get("draft", "")):
             return draft.given
         if LABEL.fullmatch(again := asked.get("again", "")):
-            return fields.of_job(client.get(f"/v1/jobs/{again}"))
+            return forms.of_job(client.get(f"/v1/jobs/{again}"))
         return {}
 
     @property
     def folder(self) -> str:
-        return self.given.get("folder") or str(Path.cwd())
+        return self.values.get("folder") or str(Path.cwd())
 
     @property
     def first(self) -> list[Field]:
-        return fields.first()
+        return forms.first()
 
     @property
     def sections(self) -> list[tuple[str, list[Field]]]:
-        return fields.sections()
+        return forms.sections()
 
     @property
     def fault(self) -> str:
@@ -106,11 +103,11 @@ class Form(Page):
         if self.error is None:
             return ""
         about_folder = str(self.error).startswith("cannot run in")
-        return "folder" if about_folder else fields.at_fault(str(self.error))
+        return "folder" if about_folder else forms.at_fault(str(self.error))
 
     def is_filled(self, section: list[Field]) -> bool:
         """Or at fault: it is shown open."""
-        return any(self.given.get(each.name) or each.name == self.fault for each in section)
+        return any(self.values.get(each.name) or each.name == self.fault for each in section)
 
 
 class Preview(Page):
@@ -143,7 +140,7 @@ class Preview(Page):
         return str(found["text"]) if found else ""
 
     @property
-    def known(self) -> bool:
+    def has_answer(self) -> bool:
         """Whether the estimate has come, or will not."""
         return self.draft.estimate is not None or self.draft.failed is not None
 
@@ -166,12 +163,12 @@ class Preview(Page):
 
 def preview(request: Request, given: Given) -> Response:
     try:
-        words = fields.to_submit(given)
+        words = forms.to_submit(given)
         folder = Path(os.path.expanduser(given.get("folder", "").strip() or "."))  # noqa: PTH111
         answer, notes = carma(["submit", "--json", "--dry-run", *words], folder.absolute())
     except CarmaError as error:
         form = Form(request)
-        form.given, form.error = given, error
+        form.values, form.error = given, error
         return form.response()
     draft = Draft(given, words, folder.absolute(), answer, notes)
     name = secrets.token_urlsafe(12)
@@ -210,7 +207,7 @@ def submit(request: Request, given: Given) -> Response:
                 draft.doubt = error
                 return _redirect(request, draft_name(request))
             form = Form(request)
-            form.given, form.error = draft.given, error
+            form.values, form.error = draft.given, error
             return form.response()
         draft.label = answer["label"]
     said = "; ".join((f"submitted job {draft.label}", *notes))

@@ -38,7 +38,7 @@ Subject = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_l
 
 MOST_CHANGES = 100
 
-SHOWN_S = 36.0  # who has used less is left out, unless there is something else to show
+SHOWN_S = 36.0  # users below this are left out, unless there is something else to show
 
 
 class ShareOut(TypedDict):

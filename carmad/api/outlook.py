@@ -15,7 +15,7 @@ from carmad.readable import duration
 from carmad.words import clock
 
 SOON_S = 1.0
-# Who waits for these does not for GPUs alone.
+# A job that waits for one of these does not wait for GPUs alone.
 LEFT_OUT = frozenset({"quota", "gpu_hours", "array_limit", "cpus", "host_memory_mib"})
 PREVENTED = LEFT_OUT | {"no_account", "held", "gpus_unread"}  # not by time alone
 

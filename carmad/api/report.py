@@ -179,8 +179,8 @@ class Entry:
 def report_out(
     jobs: Iterable[JobSummary], period: Period, server: Server, why: Why, user: str | None = None
 ) -> ReportOut:
-    """`jobs`: all that were there in the period, and any others. `user`: who reads it, if not
-    an administrator. Everything but the external processes."""
+    """Everything but the external processes. `jobs`: all that were there in the period, and
+    possibly others. `user`: the reader; None: an administrator."""
     known = list(jobs)
     seen = overlaps(known, period.since, period.until, period.now)
     entries = list(_entries(known, seen, server, period))

@@ -32,7 +32,7 @@ DECISIONS = 200  # of a job, the latest
 def report(
     store: Reader, scene: Scene, since: float, until: float, user: str | None = None
 ) -> ReportOut:
-    """`user`: who reads it, if not an administrator."""
+    """`user`: the reader; None: an administrator."""
     until = min(until, scene.now)
     if until <= since:
         raise CarmaError(

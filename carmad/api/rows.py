@@ -50,7 +50,7 @@ def fold(jobs: Iterable[Job], one: Jobs) -> list[Row]:
 
 
 def waiting(scene: Scene, one: Jobs) -> list[Row]:
-    """All that hold no GPUs, the first in line first: the same for everybody who looks."""
+    """All jobs that hold no GPUs, in the order of the line: the same for every reader."""
     return scene.memo.recall("waiting", lambda: fold(scene.waiting(), one))
 
 
@@ -209,8 +209,8 @@ class _Ends:
 
 
 class Recent(Follower):
-    """Jobs that ended a moment ago, in memory: who looks at the status waits neither for the disk
-    nor for the interpreter's lock at each row that is read."""
+    """Jobs that ended a moment ago, in memory, so that a request for the status waits neither for
+    the disk nor for the interpreter's lock at each row that is read."""
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store

@@ -27,7 +27,7 @@ from carmad.core.types import Job, JobState
 from carmad.engine.threads import run_in_threadpool
 from carmad.http.problems import Forbidden
 from carmad.installed import VERSION
-from carmad.metrics import declared, gauges
+from carmad.metrics import declared, figures
 from carmad.store.values import External, Totals
 
 router = resource()
@@ -345,10 +345,10 @@ def _metrics(service: Service, scene: Scene) -> Response:
     return Response(text, media_type=exposition.CONTENT_TYPE)
 
 
-def _figures(service: Service, scene: Scene) -> Iterator[gauges.Figure]:
+def _figures(service: Service, scene: Scene) -> Iterator[figures.Figure]:
     yield declared.UP, (), 1
     yield declared.BUILD, (VERSION, scene.policy), 1
     yield declared.DEGRADED, (), bool(troubles_of(service, scene.unread))
-    yield from gauges.of_threads()
-    yield from gauges.of_disk(service.store.path)
-    yield from gauges.of_scene(scene, service.settings.metrics.users)
+    yield from figures.of_threads()
+    yield from figures.of_disk(service.store.path)
+    yield from figures.of_scene(scene, service.settings.metrics.users)

@@ -33,7 +33,7 @@ from carmad.learned.estimates import Guess
 from carmad.learned.experience import Experience
 from carmad.learned.models import Models
 from carmad.loop import Follower
-from carmad.metrics.counting import Counts
+from carmad.metrics.figures import Counts
 from carmad.store.sql import SqlStore
 from carmad.timeline.recorder import Timeline
 from estimators.tracer.report import Explanation

@@ -98,7 +98,7 @@ def label(job: Job | JobSummary) -> str:
 
 
 def with_labels(reason: Reason, live: Mapping[JobId, Job]) -> Reason:
-    """With the jobs in it called as people know them, who take an id for that of a whole array."""
+    """With the jobs in it named by their labels: people take a bare id for a whole array."""
 
     def name(found: re.Match[str]) -> str:
         job = live.get(JobId(int(found[1])))

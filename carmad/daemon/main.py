@@ -127,19 +127,19 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> bool:
         monitor = Monitor(source, settings.monitor, inbox, evidence, externals.add)
         mps = _mps(settings, state_dir, own_units, monitor)
         world = DaemonWorld(
-            state_dir,
-            inbox,
-            _estimate(settings, experience, store),
-            store.whole,
-            launcher,
-            evidence,
-            mps,
-            grace_s,
-            _job_env(settings, where),
-            settings.interactive.take_s,
+            state_dir=state_dir,
+            inbox=inbox,
+            estimate=_estimate(settings, experience, store),
+            whole=store.whole,
+            launcher=launcher,
+            evidence=evidence,
+            mps=mps,
+            kill_grace_s=grace_s,
+            extra_env=_job_env(settings, where),
+            take_s=settings.interactive.take_s,
         )
-        trained = _on_trained(inbox)
-        models = Models(state_dir / "models", store, settings.models.retrain_days, trained)
+        to_core = _to_core(inbox)
+        models = Models(state_dir / "models", store, settings.models.retrain_days, to_core)
         timeline = Timeline(scheduler)
         timeline.load(store.timeline(), clock())
         service = Service(
@@ -184,7 +184,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> bool:
         engine = Engine(inbox, scheduler, store, world, followers)
 
         engine.restore(History(past.runs, past.submissions))
-        trained(models.load())
+        to_core(models.load())
         _take_over(scheduler, launcher, world)
         _end_unreadable(scheduler, inbox)
         runners.watch(scheduler.jobs.rows.values())
@@ -416,12 +416,14 @@ class InvalidChoices(Follower):
                     log.error("the policy %s fails job %d: %s", policy, id, reason.detail)
 
 
-def _on_trained(inbox: Inbox) -> Callable[[Mapping[str, Model]], None]:
-    def trained(models: Mapping[str, Model]) -> None:
+def _to_core(inbox: Inbox) -> Callable[[Mapping[str, Model]], None]:
+    """A function that hands newly trained models to the core."""
+
+    def post(models: Mapping[str, Model]) -> None:
         if models:
             inbox.post(Trained(inbox.clock(), tuple(models.items())))
 
-    return trained
+    return post
 
 
 def _scene(inbox: Inbox) -> Callable[[], Scene]:

@@ -11,8 +11,7 @@ from carmad.api.reporting import report
 from carmad.core.scene import Scene
 from carmad.notify.letters import Letter
 from carmad.notify.post import Post
-from carmad.report import markdown, wording
-from carmad.report.period import last
+from carmad.report import as_markdown, last, title
 from carmad.store.reading import Reader
 
 SENT_AFTER = timedelta(hours=7)  # from the end of the week
@@ -36,7 +35,7 @@ def weekly(
         if now.astimezone() < until + SENT_AFTER or before == week:
             return
         out = report(store, scene(), since.timestamp(), until.timestamp())
-        letter = Letter(wording.title(out), markdown.page(out))
+        letter = Letter(title(out), as_markdown(out))
         post.send_report(letter, partial(told.write_text, week))
 
     return tell

@@ -88,6 +88,7 @@ class DaemonWorld(Follower):
 
     def __init__(
         self,
+        *,
         state_dir: Path,
         inbox: Inbox,
         estimate: Callable[[JobSpec, bool, Event], Estimate | Refusal],

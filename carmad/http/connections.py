@@ -175,8 +175,9 @@ class Connections:
         self._all = 0  # of users who are not free
 
     def is_room(self, user: int) -> bool:
-        """Whether the user may have one more. Who has many is refused before who has few: nobody
-        may have more than are left for the others, apart from the last ones, for those with few."""
+        """Whether the user may have one more. Users with many are refused before users with few:
+        nobody may have more than are left for the others, and the last ones are for those with
+        few."""
         if user in self._free:
             return True
         has, left = self._of[user], self._room - self._all
@@ -209,12 +210,12 @@ def caller(connection: socket.socket) -> tuple[int, int, int]:
 
 
 class Listener(socket.socket):
-    """Accepts at once whoever connects, as the kernel's queue knows no users. Who may not have one
-    more connection is refused before anything is made for it: `admit` says by the uid which user
-    pays for it, None to refuse it.
+    """Accepts every connection at once, as the kernel's queue knows no users. A connection that is
+    one too many is refused before anything is allocated for it: `admit` returns, for a uid, the
+    user who pays for the connection; None refuses it.
 
-    When no descriptor is left, who connects is turned away, by means of one kept for that. Else the
-    event loop would find the same client waiting again and again."""
+    When no descriptor is left, new connections are turned away by means of one kept for that.
+    Otherwise the event loop would find the same client waiting again and again."""
 
     def __init__(
         self, sock: socket.socket, admit: Callable[[int], int | None], refusal: bytes = b""

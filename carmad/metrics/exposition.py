@@ -9,9 +9,8 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, PROCESS_COLLECTOR, gener
 from prometheus_client import Metric as Family
 from prometheus_client.registry import Collector
 
-from carmad.metrics.counting import Counts
 from carmad.metrics.declared import METRICS, Metric
-from carmad.metrics.gauges import Figure
+from carmad.metrics.figures import Counts, Figure
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 MOST_LABEL = 128  # characters

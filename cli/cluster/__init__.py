@@ -14,6 +14,36 @@ from cli.verbs import Verb
 SETTINGS = "/etc/carma/carma.toml"  # the cluster's, not the user's
 ENGINES = ("slurm",)
 
+# What each verb is on a login node. A verb that is in no table here is refused.
+MODULES = {
+    "submit": "submit",
+    **dict.fromkeys(("queue", "show", "why", "status", "logs"), "look"),
+    **dict.fromkeys(("wait", "cancel", "hold", "release", "requeue"), "jobs"),
+}
+LOCAL = frozenset(
+    {"estimate", "simulate", "demo", "completion", "gpumemnet", "doctor", "config", "daemon"}
+)  # these do without a daemon, or say themselves that they need one
+
+IN_THE_JOB = "run it in the job's allocation: srun --jobid JOB --overlap --pty carma {verb} …"
+INSTEAD = {
+    **dict.fromkeys(
+        ("run", "shell"), "srun --gres=gpumem:GIB --pty carma {verb} … runs it on a node"
+    ),
+    **dict.fromkeys(("attach", "exec"), IN_THE_JOB),
+    "update": "scontrol update JobId=JOB TimeLimit=… changes a job",
+    "notify": "messages are Slurm's: carma submit --notify end,fail --mail-user ADDRESS",
+    **dict.fromkeys(("top", "watch", "web"), "watch -n 5 carma status"),
+    "gpus": "carma status shows the nodes; carma why JOB asks the node of a running job",
+    **dict.fromkeys(("history", "stats", "report"), "sacct shows jobs that have ended"),
+    "share": "sshare shows what you have used, and sprio who goes first",
+    "mcp": "agents can run `carma submit`, and `carma queue --json`",
+    "limit": "sacctmgr sets limits of users and accounts",
+    **dict.fromkeys(
+        ("drain", "resume"), "scontrol update NodeName=NODE State=DRAIN Reason=… or State=RESUME"
+    ),
+    "reserve": "scontrol create reservation",
+}
+
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from typing import Any
@@ -42,10 +72,9 @@ def verb(asked: Verb) -> Verb:
         return asked  # in a job on a node, whose carmad may be back in a moment
     if engine not in ENGINES:
         raise Usage(f"cluster.engine is {engine!r}", f"it can be: {', '.join(ENGINES)}")
-    from cli.cluster.verbs import BY_NAME, LOCAL, instead
-
     if asked.name in LOCAL:
         return asked
-    if asked.name not in BY_NAME:
-        raise Usage(f"carma {asked.name} is for a node, where a carmad runs", instead(asked.name))
-    return BY_NAME[asked.name]
+    if asked.name not in MODULES:
+        instead = INSTEAD.get(asked.name, IN_THE_JOB).format(verb=asked.name)
+        raise Usage(f"carma {asked.name} is for a node, where a carmad runs", instead)
+    return asked.in_module(f"cli.cluster.{MODULES[asked.name]}")

@@ -1,27 +1,31 @@
-"""Looking at jobs from a login node: `queue`, `show`, `why`, `status`. Slurm is asked first, then,
-about a running job, the carmad of its node."""
+"""Looking at jobs from a login node: `queue`, `show`, `why`, `status`, `logs`. Slurm is asked
+first, then, about a running job, the carmad of its node."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from carma_client.logs import last_lines
 from carmad.readable import clean, counted
 from cli import output
-from cli.cluster import accounts, jobs, node, slurm
-from cli.format import NOTHING
-from cli.options import states_of, user_of
-from cli.problems import Problem, Usage
-from cli.render import STATE_STYLE, heading
-from cli.table import Table, columns, in_style, pairs
+from cli.client import SLURM
+from cli.cluster import jobs, slurm
+from cli.overview import STATE_STYLE
+from cli.parser import states_of, user_of
+from cli.problems import Problem, Unreachable, Usage
+from cli.text import NOTHING, Table, columns, heading, in_style, pairs
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Mapping, Sequence
+    from typing import BinaryIO
 
-    from cli.table import Block
+    from cli.text import Block
 
 UNKNOWN = ("N/A", "Unknown", "(null)", "")
 NO_OUTPUT = "0:53"  # so slurmstepd ends if it cannot open the files
@@ -110,7 +114,7 @@ def _where(row: slurm.Row) -> str:
 
 def show(options: Namespace) -> int:
     """Show what Slurm knows about a job and, while it runs, its node's carmad."""
-    row, more = accounts.record(jobs.resolve(options.job))
+    row, more = jobs.record(jobs.resolve(options.job))
     there, missing = _on_node(row, "show", options.json)
     if options.json:
         print(json.dumps({**_as_json(row), "slurm": more, "carma": there, "why_not": missing}))
@@ -140,7 +144,7 @@ def show(options: Namespace) -> int:
 
 def why(options: Namespace) -> int:
     """Explain why a job waits: for a node, as Slurm says, or on it, as the node's carmad says."""
-    row, more = accounts.record(jobs.resolve(options.job))
+    row, more = jobs.record(jobs.resolve(options.job))
     there, missing = _on_node(row, "why", options.json)
     text = _why(row, more)
     if options.json:
@@ -175,7 +179,7 @@ def _on_node(row: slurm.Row, verb: str, as_json: bool) -> tuple[Any, str]:
     if row.state.name != "running":
         return None, ""
     try:
-        said = node.ask(row, verb, *(["--json"] if as_json else []))
+        said = ask_node(row, verb, *(["--json"] if as_json else []))
         return (json.loads(said) if as_json else said), ""
     except Problem as error:
         return None, error.message
@@ -230,3 +234,94 @@ def _nodes() -> list[dict[str, Any]]:
             "reason": None if reason == "none" else reason,
         }
     return list(found.values())
+
+
+WITHIN_S = 30.0
+# The command by its path here, if the node has it there, too.
+CARMA = 'carma=$0; [ -x "$carma" ] || carma=carma; exec "$carma" "$@"'
+
+
+def ask_node(row: slurm.Row, verb: str, *options: str) -> str:
+    """What `carma VERB` says there about the job. Raises Problem."""
+    own = os.path.abspath(sys.argv[0])  # noqa: PTH100
+    step = ("--overlap", "--nodes=1", "--ntasks=1", "--quiet")
+    return slurm.ask(
+        *("srun", f"--jobid={row.id}", *step, "sh", "-c", CARMA, own),
+        *(verb, *options, f"{SLURM}{row.id}"),
+        within_s=WITHIN_S,
+    )
+
+
+LOOK_S = 0.5  # between checks for new output
+ASK_S = 5.0  # between questions to Slurm's controller
+
+
+def logs(options: Namespace) -> int:
+    """Print a job's output; -f follows it."""
+    row, more = jobs.record(jobs.resolve(options.job))
+    label = str(row.id)
+    path = more.get("StdErr" if options.stderr else "StdOut", "")
+    if row.never_ran:
+        raise Problem(f"job {row.label} never ran: it has no output")
+    if not path:
+        raise Problem(
+            f"Slurm's accounts do not tell the output file of job {row.label}",
+            f"if it is no other, it is slurm-{row.label}.out in {clean(more['WorkDir'])}",
+        )
+    if path == "(null)":
+        raise Problem(f"job {row.label} has no output file: it runs at a terminal")
+    if options.follow and not os.path.exists(path) and not row.state.ended:  # noqa: PTH110
+        output.note(f"job {row.label} has no output yet; waiting for it")
+        while not os.path.exists(path) and not _has_ended(label):  # noqa: PTH110
+            time.sleep(ASK_S)
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - as everywhere that logs are read
+            if options.tail is not None:
+                size = os.fstat(file.fileno()).st_size
+                sys.stdout.buffer.write(last_lines(file, [(0, size)], options.tail))
+                file.seek(size)
+            _copy(file)
+            if options.follow:
+                _follow(file, label)
+    except FileNotFoundError:
+        if row.state.code in ("PD", "H"):
+            raise Problem(
+                f"job {row.label} has not started: there is no output yet",
+                f"see carma why {row.label}",
+            ) from None
+        raise Problem(
+            f"{clean(path)} is not here",
+            "is its folder shared with the nodes? if not, it is on the node that ran the job",
+        ) from None
+    except OSError as error:
+        raise Problem(f"cannot read {clean(path)}: {error.strerror}") from None
+    return 0
+
+
+def _has_ended(label: str) -> bool:
+    """Also if Slurm has forgotten it. While its controller is away, nothing has."""
+    try:
+        return slurm.row(label).state.ended
+    except slurm.Gone:
+        return True
+    except Unreachable:
+        return False
+
+
+def _copy(file: BinaryIO) -> None:
+    shutil.copyfileobj(file, sys.stdout.buffer)
+    sys.stdout.buffer.flush()
+
+
+def _follow(file: BinaryIO, label: str) -> None:
+    asked = 0.0
+    ended = False
+    while True:
+        if time.monotonic() - asked >= ASK_S:
+            ended, asked = _has_ended(label), time.monotonic()
+        if os.fstat(file.fileno()).st_size < file.tell():  # it was truncated
+            file.seek(0)
+        _copy(file)
+        if ended:
+            return
+        time.sleep(LOOK_S)

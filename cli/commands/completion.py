@@ -59,13 +59,13 @@ def _print_ids() -> None:
 
 def _words() -> dict[str, list[str]]:
     """What may follow each verb: its options, or its subcommands."""
-    from cli import submit_options
+    from cli import submission
     from cli.app import build_command
     from cli.commands import estimate
     from cli.commands.run import parser_of
 
     own = {
-        "submit": submit_options.build_parser,
+        "submit": submission.build_parser,
         "run": lambda: parser_of("run"),
         "shell": lambda: parser_of("shell"),
         "estimate": estimate.build_parser,

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli import client, output, parse, submission, submit_options
+from cli import client, output, parse, submission
 from cli.parser import Parser
 from cli.problems import Problem, Unreachable, Usage
 
@@ -57,7 +57,7 @@ def estimate(args: list[str]) -> int:
 
 def build_parser() -> Parser:
     """The parser of `carma submit`, plus a group of options of its own at the end."""
-    parser = submit_options.build_parser()
+    parser = submission.build_parser()
     parser.prog = "carma estimate"
     parser.usage = (
         "carma estimate [OPTION…] [--] COMMAND [ARG…]\n"
@@ -200,7 +200,7 @@ def _explain(options: Namespace, answer: EstimatesOut, argv: list[str]) -> bool:
 
 
 def _write(file: Path, one: EstimateOut, found: ExplanationOut, argv: list[str]) -> None:
-    from cli import estimate_plot as plot
+    from cli import estimate_view as plot
 
     try:
         if file.suffix == ".html":

@@ -1,9 +1,11 @@
-"""GPUs, and whether they take jobs: `gpus`, `drain`, `resume`."""
+"""The server and its GPUs: `status`, `top`, `gpus`, `drain`, `resume`."""
 
 from __future__ import annotations
 
-from cli import client, output
-from cli.options import add_json
+import sys
+
+from cli import client, output, overview, parse
+from cli.parser import add_json
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -11,6 +13,43 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cli.parser import Parser
+
+status_options = add_json
+
+
+def status(options: Namespace) -> int:
+    """Show the GPUs, the jobs on them, and the queue."""
+    answer = client.get("/v1/status")
+    if options.json:
+        output.print_json(answer)
+        return 0
+    tty = sys.stdout.isatty()
+    height = output.size()[1] - 1 if tty else None  # and the shell's next prompt
+    output.show(overview.status(answer, output.room(), height, bars=tty, plain=output.is_ascii()))
+    return 0
+
+
+def top_options(parser: Parser) -> None:
+    parser.add_argument(
+        "-w",
+        "--watch",
+        type=parse.interval,
+        default=2.0,
+        metavar="SECONDS",
+        help="refresh interval (default: %(default)g)",
+    )
+    parser.add_argument("-1", "--once", action="store_true", help="print once and exit")
+
+
+def top(options: Namespace) -> int:
+    """Show `carma status` live, with keys: ? lists them, q quits."""
+    if options.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+        options.json = False
+        return status(options)
+    from cli import screen as live
+
+    return live.run(options.watch)
+
 
 gpus_options = add_json
 
@@ -21,9 +60,9 @@ def gpus(options: Namespace) -> int:
     if options.json:
         output.print_json(answer)
     else:
-        from cli import dashboard
+        from cli import overview
 
-        output.show(dashboard.gpu_report(answer))
+        output.show(overview.gpu_report(answer))
     return 0
 
 

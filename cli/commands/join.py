@@ -1,8 +1,5 @@
-"""`carma attach` and `carma exec`: a shell or a command beside a running job, on its GPUs.
-
-This process becomes the command, after the daemon has seen it: it is one of the job's processes,
-and ends with it.
-"""
+"""Processes of jobs that CARMA did not start: `carma attach` and `carma exec` begin one beside a
+running job, `carma adopt` makes a job of one."""
 
 from __future__ import annotations
 
@@ -10,13 +7,17 @@ import os
 import sys
 
 from carmad.errors import CarmaError
-from cli import client
+from cli import client, output
 from cli.client import resolve
+from cli.parser import add_json
 from cli.problems import Problem, Usage, report
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
+    from argparse import Namespace
     from typing import NoReturn
+
+    from cli.parser import Parser
 
 # Of this terminal, not of the one from which the job was submitted.
 OWN = (
@@ -78,3 +79,30 @@ def _become(label: str, command: list[str]) -> NoReturn:
     except OSError as error:
         what = "command not found" if isinstance(error, FileNotFoundError) else error.strerror
         raise Problem(f"cannot run {command[0]} in {taken['cwd']}: {what}") from None
+
+
+CHOSEN = ("name", "memory_mib", "time_limit_s")
+MAX_PID = (1 << 31) - 1
+
+
+def adopt_options(parser: Parser) -> None:
+    from carmad.options import OPTIONS
+    from cli.parse import whole
+    from cli.submission import add_option
+
+    parser.add_argument("pid", type=whole(1, MAX_PID), metavar="PID", help="a process on a GPU")
+    for name in CHOSEN:
+        add_option(parser, OPTIONS[name])
+    add_json(parser)
+
+
+def adopt(options: Namespace) -> int:
+    """Make a job of a process of yours that already runs on a GPU."""
+    body = {"pid": options.pid, **{name: getattr(options, name) for name in CHOSEN}}
+    job = client.post("/v1/adopt", body)
+    if options.json:
+        output.print_json(job)
+        return 0
+    gpus = ", ".join(str(gpu["index"]) for gpu in job["gpus"])
+    print(f"Process {options.pid} is now job {job['label']}, on GPU {gpus}")
+    return 0

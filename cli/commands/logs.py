@@ -1,7 +1,9 @@
-"""`carma logs`: prints a job's output, reading the file as the calling user, not as the daemon."""
+"""Following jobs: `logs` prints what they print, reading the file as the calling user, not as the
+daemon; `watch` prints what happens to them; `notify` checks where messages about that go."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -11,8 +13,8 @@ from carma_client.logs import ASK_S, LOOK_S, Log, elsewhere, last_lines, open_lo
 from carma_client.transport import ENDED
 from carmad.readable import clean
 from cli import client, output, parse
-from cli.client import resolve
-from cli.options import add_job, user_of
+from cli.client import events, resolve
+from cli.parser import add_job, add_user, check, selection, user_of
 from cli.problems import Problem
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -108,3 +110,72 @@ def _follow(log: Log, label: str, shown: Callable[[bytes], bytes]) -> None:
         if ended:
             return
         time.sleep(LOOK_S)
+
+
+def watch_options(parser: Parser) -> None:
+    parser.add_argument(
+        "jobs",
+        nargs="*",
+        metavar="JOB",
+        help="job ids: 42, 1,3,5-8, 42_3, last, or all (yours); ends when they all have",
+    )
+    add_user(parser)
+    parser.add_argument("--me", action="store_true", help="only my jobs")
+    parser.add_argument(
+        "--since",
+        metavar="TIME",
+        help="begin with what happened since then, if the daemon still knows: 10m or 2026-11-20",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print each event as a line of JSON, for programs"
+    )
+
+
+def watch(options: Namespace) -> int:
+    """Print what happens, as it happens: jobs that start, run, end, are retried; GPUs that are
+    lost or drained."""
+    query = {
+        "select": selection(options.jobs) if options.jobs else None,
+        "user": user_of(options.user, options.me),
+        "since": check(parse.since, options.since),
+    }
+    for event in events(output.note, **query):
+        if options.json:
+            print(json.dumps(event), flush=True)
+        elif event["event"] == "missed":
+            output.note(event["text"])
+        elif event["event"] != "watching":
+            print(line(event), flush=True)
+    return 0
+
+
+def line(event: dict[str, Any]) -> str:
+    from cli.text import local_time
+
+    job, gpu = event.get("job"), event.get("gpu")
+    who = "carmad"
+    if job:
+        label = job["label"].partition("_")[0] if "count" in event else job["label"]
+        who = f"job {label}" + (f" {job['name']}" if job["name"] != "-" else "")
+        who += f" ({job['user']})"
+    elif gpu:
+        who = f"GPU {gpu['id'] if gpu['index'] is None else gpu['index']}"
+    return clean(f"{local_time(event['at'])}  {who}: {event['text']}")
+
+
+def notify_options(parser: Parser) -> None:
+    parser.add_argument("--test", action="store_true", help="send a message to all addresses now")
+
+
+def notify(options: Namespace) -> int:
+    """Check where messages about your jobs go (--notify), and send one as a test.
+
+    The addresses are in ~/.config/carma/notify.conf, which only you may read: one of Apprise's on
+    each line, such as mailtos://USER:PASSWORD@HOST or slack://TOKEN.
+    """
+    from cli.messages import check_addresses, send
+
+    if options.test:
+        return send("test", "Messages about your jobs arrive here.")
+    check_addresses()
+    return 0

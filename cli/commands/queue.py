@@ -7,10 +7,10 @@ import sys
 from carmad.errors import CarmaError
 from cli import client, output, parse, render
 from cli.client import resolve
-from cli.columns import COLUMNS, QUEUE_LONG, sort
-from cli.options import add_job, add_json, add_states, add_user, states_of, user_of
+from cli.overview import COLUMNS, QUEUE_LONG, job_table, sort
+from cli.parser import add_job, add_json, add_states, add_user, states_of, user_of
 from cli.problems import Usage
-from cli.table import Table, in_style, layout
+from cli.text import Table, in_style, layout
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def queue(options: Namespace) -> int:
     if options.json:
         output.print_json(answer)
         return 0
-    output.show(render.jobs(answer["jobs"], shown, options.noheader))
+    output.show(job_table(answer["jobs"], shown, options.noheader))
     if more := answer.get("more"):
         output.note(f"and {more} more: select a user with -u, or jobs with -j")
     return 0
@@ -80,14 +80,14 @@ def _watch(options: Namespace, shown: Sequence[str]) -> int:
 
     if options.json or not (sys.stdout.isatty() and sys.stdin.isatty()):
         raise Usage("--watch needs a terminal, and no --json", "programs: carma wait, or poll")
-    picture = render.jobs(_jobs(options)["jobs"], shown, options.noheader)
+    picture = job_table(_jobs(options)["jobs"], shown, options.noheader)
     with Screen() as screen:
         while True:
             screen.draw(layout(picture, output.room()))
             if screen.key(options.watch) == "q":
                 return 0
             try:
-                picture = render.jobs(_jobs(options)["jobs"], shown, options.noheader)
+                picture = job_table(_jobs(options)["jobs"], shown, options.noheader)
             except CarmaError as error:  # carmad is being restarted: what it said last stays
                 alarm = in_style(error.message, "bold red")
                 picture = [alarm, *(block for block in picture if isinstance(block, Table))]

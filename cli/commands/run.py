@@ -3,7 +3,7 @@
 The command is a child of this process, with this shell's environment, terminal and working
 directory. The daemon is told of it by its own connection, so by the kernel, and follows it from
 there. Away from a terminal, as in a job of Slurm's, the command can be run again: after it ran out
-of memory, it waits for other GPUs. Only its standard error is relayed then (`cli.kept`).
+of memory, it waits for other GPUs. Only its standard error is relayed then (`cli.relay`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ from functools import partial
 
 from carma_client.transport import ENDED
 from carmad.errors import CarmaError
-from cli import client, signals
+from cli import client, relay
 from cli.problems import INTERRUPTED, Problem, Refused, Unreachable, Usage, note, report
-from cli.submission import HELP_HINT, read, settle_messages, tell_ignored
-from cli.submit_options import build_parser
+from cli.submission import HELP_HINT, build_parser, read, settle_messages, tell_ignored
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn, TypeVar
 
-    from cli.kept import Kept
     from cli.parser import Parser
 
     T = TypeVar("T")
@@ -137,12 +135,6 @@ def _in_slurm() -> bool:
     return "SLURM_JOB_ID" in os.environ and "CARMA_JOB_ID" not in os.environ
 
 
-def _keep_errors() -> Kept:
-    from cli.kept import Kept  # it loads threading
-
-    return Kept()
-
-
 class Left(Exception):
     """The terminal has gone, or somebody wants this process to end."""
 
@@ -153,9 +145,9 @@ class Left(Exception):
 
 def _as_job(body: dict[str, Any], quiet: bool) -> int:
     say = _unsaid if quiet else note
-    for signum in signals.not_ignored(signals.TOLD):  # a warning ends no wait
+    for signum in relay.not_ignored(relay.TOLD):  # a warning ends no wait
         signal.signal(signum, _ignore)
-    errors = _keep_errors() if body["requeue"] and _repeatable() else None
+    errors = relay.Kept() if body["requeue"] and _repeatable() else None
     if errors:
         body |= {"stdout": errors.path}
     # Slurm's job would fail because a daemon is restarted; elsewhere, somebody forgot to start one.
@@ -172,7 +164,7 @@ def _as_job(body: dict[str, Any], quiet: bool) -> int:
         say(text)
     code = None
     while code is None:
-        handled = {one: signal.signal(one, _leave) for one in signals.not_ignored(signals.LEAVING)}
+        handled = {one: signal.signal(one, _leave) for one in relay.not_ignored(relay.LEAVING)}
         try:
             job = _await_place(label, say)
         except (KeyboardInterrupt, Left) as left:
@@ -188,13 +180,13 @@ def _as_job(body: dict[str, Any], quiet: bool) -> int:
         say(f"job {label} runs on GPU {gpus}" if gpus else f"job {label} runs on CPUs alone")
         for signum, handler in handled.items():
             signal.signal(signum, handler)
-        with signals.hold_back():
+        with relay.hold_back():
             code = _run_here(label, job["attempt"], errors, say)
     return code
 
 
 def _despite(ask: Callable[[], T], say: Callable[[str], None] = lambda _: None) -> T:
-    """The answer, however long the daemon is away. `say` is told why there is none yet."""
+    """The answer, however long the daemon is away. Meanwhile, `say` gets the reason."""
     said = ""
     while True:
         try:
@@ -244,7 +236,7 @@ def _wait(label: str, within_s: float, start: bool = False) -> dict[str, Any]:
     return job
 
 
-def _run_here(label: str, attempt: int, errors: Kept | None, say: Any) -> int | None:
+def _run_here(label: str, attempt: int, errors: relay.Kept | None, say: Any) -> int | None:
     """Run the command, and return its exit code once the job has ended; None: it is to be run
     again."""
     told, tell = os.pipe()
@@ -261,7 +253,7 @@ def _run_here(label: str, attempt: int, errors: Kept | None, say: Any) -> int | 
         os.close(relayed)
         errors.relay()
     notes: list[str] = []
-    signals.await_end(child, NEWS_S, lambda: _tell_news(label, notes, say))
+    relay.await_end(child, NEWS_S, lambda: _tell_news(label, notes, say))
     failed = os.read(told, 1)  # nothing, if the command was begun
     os.close(told)
     again = False
@@ -274,7 +266,7 @@ def _run_here(label: str, attempt: int, errors: Kept | None, say: Any) -> int | 
         errors.end()
     if again:
         return None
-    signals.forget()
+    relay.forget()
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
@@ -284,7 +276,7 @@ def _become(label: str, tell: int, patient: bool) -> NoReturn:
     however long the daemon is away."""
     code = NOT_FOUND
     try:
-        signals.undo()
+        relay.undo()
         path = f"/v1/jobs/{label}/take"
         taken = _despite(lambda: client.post(path, {})) if patient else client.post(path, {})
         env = dict(os.environ) | taken["env"]

@@ -15,8 +15,8 @@ import typer
 from carmad import paths
 from cli import client, output
 from cli.app import Json, group
-from cli.format import span
 from cli.problems import Problem, Unreachable
+from cli.text import span
 
 START_S = 30.0
 STOP_S = 60.0

@@ -19,15 +19,20 @@ import typer
 
 from carmad import paths, registry
 from carmad.errors import CarmaError
-from carmad.readable import clean
-from cli import cautions, output
-from cli.options import check
+from carmad.readable import clean, duration
+from cli import output
+from cli.parser import check
 from cli.problems import Problem, Usage
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from carmad.sim.experiment import Experiment, Physics
     from carmad.sim.outcome import Outcome
     from carmad.sim.recorded import History
+    from carmad.sim.run import Progress as Now
+    from carmad.sim.sweep import Watch
+    from carmad.sim.task import Load
 
     Ran = tuple[Experiment, Outcome]
 
@@ -133,10 +138,10 @@ def simulate(
         experiments = list(_variants(base, policies, estimators, seeds, tuned or ()))
     if report is not None and len(results) + len(experiments) > 1:
         raise Usage("--report is of a single run", "choose one policy, estimator and seed")
-    cautions.note_idle_seeds(seeds or (), experiments)
-    cautions.note_missing_pairs(base)
-    cautions.note_mixed_names(base)
-    cautions.note_oversized(base)
+    note_idle_seeds(seeds or (), experiments)
+    note_missing_pairs(base)
+    note_mixed_names(base)
+    note_oversized(base)
     results += _swept(experiments, jobs, cached=not no_cache)
     _report(results, json, html, csv, csv_jobs, report, tuned=bool(tuned))
 
@@ -299,11 +304,10 @@ def _check_files(json: bool, *files: Path | None) -> None:
 def _swept(experiments: Sequence[Experiment], jobs: int | None, cached: bool) -> list[Ran]:
     from carmad.sim.cache import Cache
     from carmad.sim.sweep import sweep
-    from cli import progress
 
     cache = Cache(Path(paths.user_cache_dir()) / "simulations") if cached else None
     processes = jobs or len(os.sched_getaffinity(0))
-    with progress.show(len(experiments)) as watch:
+    with show_progress(len(experiments)) as watch:
         return list(sweep(experiments, processes, cache, watch))
 
 
@@ -348,10 +352,10 @@ def _report(
 
 
 def _tell(outcome: Outcome, path: Path) -> None:
-    from carmad.report import html, markdown
+    from carmad.report import as_markdown, as_page
     from carmad.sim.report import period
 
-    page = html.page if path.suffix == ".html" else markdown.page
+    page = as_page if path.suffix == ".html" else as_markdown
     text = page(period.report(outcome))
     _write(path, lambda file: file.write(text))
 
@@ -366,3 +370,109 @@ def _write(path: Path, content: Callable[[TextIO], object]) -> None:
     except OSError as error:
         raise Problem(f"cannot write {path}: {error.strerror}") from error
     output.note(f"wrote {path}")
+
+
+OF_A_NODE = 8  # GPUs per node, as in most large servers
+
+
+def note_idle_seeds(seeds: Sequence[int], experiments: Sequence[Experiment]) -> None:
+    """Note that the seeds make no difference, if no estimate has an error."""
+
+    def has_errors(experiment: Experiment) -> bool:
+        physics = experiment.physics
+        of_memory = physics.estimate_error and experiment.estimator != "none"
+        return bool(of_memory or physics.duration_error)
+
+    if len(set(seeds)) > 1 and not any(map(has_errors, experiments)):
+        output.note(
+            "the seeds make no difference, since estimates have no errors: see --estimator and"
+            " --set physics.estimate_error or physics.duration_error."
+            " For another workload, change the seed of the trace, as in generate:NAME?seed=1"
+        )
+
+
+def note_missing_pairs(base: Experiment) -> None:
+    """Note how much of the trace a file of measured pairs covers."""
+    from carmad.core.types import Mode
+    from carmad.sim import interference as models
+
+    model = models.make(base.interference)
+    if isinstance(model, models.Measured):
+        mode = Mode.MPS if base.settings.collocation.mps else Mode.STREAMS
+        known, asked = model.coverage((task.load for task in base.trace.tasks), mode)
+        if known < asked or not asked:
+            _, _, file = base.interference.partition(":")
+            output.note(
+                f"{known:,} of {asked:,} models of the trace, at their batch sizes, have pairs"
+                f" measured under {mode.value} in {file}; for the others: learned"
+            )
+
+
+def note_mixed_names(base: Experiment) -> None:
+    """Note jobs that policies take for runs of the same job, although they are not."""
+    loads: dict[tuple[str, str, int], set[Load]] = {}
+    for task in base.trace.tasks:
+        loads.setdefault((task.user, task.name, task.gpus), set()).add(task.load)
+    if mixed := [name for (_, name, _), found in loads.items() if len(found) > 1]:
+        output.note(
+            f"jobs of the same name, user and number of GPUs that differ in load: {len(mixed):,}"
+            f" names, such as {clean(mixed[0])}; policies take them for runs of the same job"
+        )
+
+
+def note_oversized(base: Experiment) -> None:
+    """Note jobs that want more GPUs, or more memory, than the cluster has."""
+    nodes, tasks = base.cluster.nodes, base.trace.tasks
+    gpus = max(1, sum(node.gpus for node in nodes if not node.instances))
+    if wide := [task for task in tasks if task.gpus > gpus]:
+        most = max(wide, key=lambda task: task.gpus)
+        whole = math.ceil(most.gpus / OF_A_NODE)
+        shape = f"{most.gpus}x" if whole == 1 else f"{whole}x{OF_A_NODE}x"
+        output.note(
+            f"jobs that want more GPUs than there are: {len(wide):,}; the largest,"
+            f" {clean(most.name)}, wants {most.gpus}: --gpus {shape}{nodes[0].kind.name}"
+        )
+    mib = max(unit.memory_mib for node in nodes for unit in node.units)
+    if big := [task for task in tasks if task.load.memory_mib > mib]:
+        most = max(big, key=lambda task: task.load.memory_mib)
+        output.note(
+            f"jobs that want more memory than any GPU has: {len(big):,}; the largest,"
+            f" {clean(most.name)}, wants {most.load.memory_mib:,} MiB"
+        )
+
+
+@contextmanager
+def show_progress(runs: int, screen: Console | None = None) -> Iterator[Watch]:
+    """Yields a function for `sweep`. A line per run, if it takes a while, and one for all runs;
+    nothing if stderr is not a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    screen = screen or Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.completed:,.0f}/{task.total:,.0f} {task.fields[unit]}"),
+        TextColumn("{task.fields[at]}"),
+        TimeRemainingColumn(compact=True),
+    )
+    lines: dict[int, TaskID] = {}
+    with Progress(
+        *columns, console=screen, transient=True, expand=True, disable=not screen.is_terminal
+    ) as progress:
+        whole = progress.add_task("simulated", total=runs, unit="runs", at="")
+
+        def watch(experiment: Experiment, now: Now | None) -> None:
+            line = lines.get(id(experiment))
+            if now is None:
+                progress.advance(whole)
+                if line is not None:
+                    progress.update(line, visible=False)
+                return
+            if line is None:
+                name = experiment.settings.policy
+                line = progress.add_task(name, total=now.jobs, unit="jobs", at="")
+                lines[id(experiment)] = line
+            progress.update(line, completed=now.ended, at=f"at {duration(now.at_s)}")
+
+        yield watch

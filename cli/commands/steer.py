@@ -7,7 +7,7 @@ import sys
 from carma_client.transport import ENDED
 from cli import client, output
 from cli.client import exit_code, wait_for
-from cli.options import add_json, add_select, add_user, selection
+from cli.parser import add_json, add_select, add_user, selection
 from cli.problems import Problem, Usage
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -51,7 +51,7 @@ def update_options(parser: Parser) -> None:
     from argparse import SUPPRESS
 
     from carmad.options import OPTIONS
-    from cli.submit_options import add_option
+    from cli.submission import add_option
 
     _choice_options(parser)
     group = parser.add_argument_group("new values")

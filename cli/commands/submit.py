@@ -7,9 +7,11 @@ It imports next to nothing: typer alone takes longer than this whole command may
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
+import time
 
 from carmad.errors import CarmaError
 from cli import client
@@ -61,10 +63,8 @@ def _submit(body: dict[str, Any], options: argparse.Namespace) -> int:
     print(end="", flush=True)  # before anything waits; stdout may be closed
     silent, typed = is_silent(options), _is_typed()
     if typed and not silent:
-        from cli import preflight
-
         asks = _is_terminal(sys.stdout) and not body["after"]
-        if not preflight.is_wanted(label, str(answer["ids"][0]), asks):
+        if not is_wanted(label, str(answer["ids"][0]), asks):
             return 1
     if not options.wait:
         return 0
@@ -93,13 +93,11 @@ def _warn(answer: dict[str, Any]) -> None:
 
 
 def _wait(jobs: list[str], label: str, tells: bool) -> int:
-    """The exit code of the job; of an array, that of the first task that failed. `tells`: say on
-    stderr if its script stops by itself."""
+    """The exit code of the job, or of the first task of an array that failed. `tells`: say on
+    stderr if the script stops by itself."""
     try:
         if tells:
-            from cli import preflight
-
-            preflight.crash(label, jobs[0])
+            crash(label, jobs[0])
         codes = [exit_code(wait_for(job)) for job in jobs]
     except KeyboardInterrupt:
         hint = f"job {label} continues; `carma wait {label}` waits, `carma cancel {label}` ends it"
@@ -119,3 +117,53 @@ def _dry_run(body: dict[str, Any], options: argparse.Namespace) -> int:
 
     output.show(render.dry_run(answer))
     return 0
+
+
+WITHIN_S = 20.0
+QUIET_S = 1.0  # most jobs are known by then: nothing is said
+POLL_S = 0.25
+
+
+def is_wanted(label: str, first: str, asks: bool) -> bool:
+    """Whether the job shall stay in the queue. `first`: itself, or the first task of the array.
+    `asks`: False to warn only."""
+    try:
+        stops = crash(label, first, patience=True)
+    except KeyboardInterrupt:
+        note(f"job {label} stays in the queue; `carma why {label}` tells more")
+        return True
+    if not stops or not asks or _keeps(label):
+        return True
+    client.post("/v1/cancel", {"select": label, "user": None})
+    note(f"job {label} is cancelled")
+    return False
+
+
+def crash(label: str, first: str, patience: bool = False) -> str:
+    """Say how the script stops, and return it if the job still waits; "" if it does not stop, or if
+    that is not known in time. `patience`: ask for it, if it takes long."""
+    begun = time.monotonic()
+    told = not patience
+    with contextlib.suppress(CarmaError):
+        while (waited_s := time.monotonic() - begun) < WITHIN_S:
+            job = client.get(f"/v1/jobs/{first}")
+            if job["state"] != "pending":
+                stops: str = job.get("crash") or ""
+                if stops:
+                    note(f"your script stops {stops}")
+                return stops if job["state"] == "queued" else ""
+            if waited_s > QUIET_S and not told:
+                told = True
+                note("trying its first steps without a GPU; Ctrl-C leaves it to the queue")
+            time.sleep(POLL_S)
+        if patience:
+            note(f"still being tried: `carma why {label}` will tell")
+    return ""
+
+
+def _keeps(label: str) -> bool:
+    try:
+        return input(f"Keep job {label} in the queue? [y/N] ").strip().lower() in ("y", "yes")
+    except (EOFError, KeyboardInterrupt):
+        print()
+        return True

@@ -12,8 +12,8 @@ from typing import Any, get_args, get_type_hints
 
 from typer.models import ArgumentInfo
 
-from cli.commands import diagnosis, estimate, gpumemnet, server
-from cli.submit_options import build_parser
+from cli.commands import doctor, estimate, models, server
+from cli.submission import build_parser
 from cli.verbs import ARGPARSE, ITSELF, JOBS, MORE, SERVER, VERBS, WATCH, Verb
 from docs.pages.text import cell, one_line
 
@@ -39,8 +39,8 @@ def commands() -> list[Command]:
     ]
     for group, app in (
         ("daemon", server.daemon),
-        ("config", diagnosis.config),
-        ("gpumemnet", gpumemnet.gpumemnet),
+        ("config", doctor.config),
+        ("gpumemnet", models.gpumemnet),
     ):
         for one in app.registered_commands:
             assert one.callback is not None

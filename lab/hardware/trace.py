@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks import ROOT
 from benchmarks.daemon.carmad import Daemon
 from carmad.api.wire import moment
-from cli.demo import argv
+from cli.commands.demo import argv
 from lab.hardware import loads, policies, trace_page, training
 from lab.hardware.interference import EMULATED
 from lab.hardware.machine import ballast, has_mps, its_gpu, refuse_beside_another, running

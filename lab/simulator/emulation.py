@@ -27,7 +27,7 @@ from carmad.sim.interference import Sharing
 from carmad.sim.outcome import Outcome
 from carmad.sim.run import simulate
 from carmad.sim.task import Load, Task, Trace
-from cli.demo import argv
+from cli.commands.demo import argv
 
 COMPRESSION = 10.0  # times as fast as CARMA's defaults
 LOOK_EVERY_S = 0.5  # to see whether all is done: seldom, for the jobs need the processor

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from carmad.gpu import emulated
 from carmad.sim.task import Task
-from cli.demo import argv
+from cli.commands.demo import argv
 from tests import slurm
 from tests.daemon import Carmad
 

@@ -12,7 +12,7 @@ from carmad.gpu import emulated_job
 from carmad.sim.metrics import figures
 from carmad.sim.outcome import JobOutcome
 from carmad.sim.task import Load, Task
-from cli.demo import argv
+from cli.commands.demo import argv
 from lab.simulator import fidelity
 from lab.simulator.emulation import (
     PLAIN,

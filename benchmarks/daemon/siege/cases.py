@@ -15,7 +15,7 @@ from random import Random
 from benchmarks.daemon.siege import attackers, stuck
 from benchmarks.daemon.siege.field import HONEST, HOSTILE, Field
 from benchmarks.harness.timing import until
-from carma_client.errors import Problem
+from carma_client import Problem
 
 LEDGER = 'echo "start $CARMA_JOB_ID" >> ~/ledger; {}; echo "end $CARMA_JOB_ID" >> ~/ledger'
 FOREVER = 'echo "start $CARMA_JOB_ID" >> ~/ledger; exec sleep 100000'

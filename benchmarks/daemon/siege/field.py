@@ -20,7 +20,7 @@ from benchmarks import ROOT
 from benchmarks.daemon.booted import OVER, SOCKET, Machine, booted
 from benchmarks.daemon.siege import honest, stuck
 from benchmarks.harness.timing import PATIENCE_S, until
-from carma_client.errors import Problem
+from carma_client import Problem
 from carma_client.transport import Blocking
 from carmad.attempt import records
 

@@ -1,13 +1,13 @@
-"""Who has used how much, and who may: `share`, `limit`."""
+"""Who has used how much, who may, and what is reserved: `share`, `limit`, `reserve`."""
 
 from __future__ import annotations
 
 from carmad.readable import clean
-from cli import client, output, render
-from cli.format import NOTHING
-from cli.options import add_json
+from cli import client, output
+from cli.parse import gpu_count, moment, seconds, whole
+from cli.parser import add_json
 from cli.problems import Usage
-from cli.table import Table, columns
+from cli.text import NOTHING, Table, columns, heading
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def limit(options: Namespace) -> int:
         return 0
     output.show([_table(answer.get("limits") or [answer["limit"]])])
     if changes := answer.get("changes"):
-        output.show([*render.heading("changes"), _table(changes)])
+        output.show([*heading("changes"), _table(changes)])
     return 0
 
 
@@ -102,7 +102,7 @@ def _table(limits: Sequence[dict[str, Any]]) -> Table:
 
 
 def _limit(limit: dict[str, Any]) -> tuple[str, ...]:
-    from cli.format import local_time
+    from cli.text import local_time
 
     gpus, hours, jobs = limit["gpus"], limit["gpu_hours"], limit["jobs"]
     used = limit.get("gpu_hours_used")
@@ -121,3 +121,68 @@ def _limit(limit: dict[str, Any]) -> tuple[str, ...]:
 
 def _word(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else clean(value) or NOTHING
+
+
+PATH = "/v1/reservations"
+
+
+def reserve_options(parser: Parser) -> None:
+    parser.add_argument("--gpus", metavar="N", type=gpu_count, help="how many; CARMA chooses which")
+    parser.add_argument("--on", metavar="GPU,…", help="these: indices or UUIDs, or all")
+    parser.add_argument(
+        "--users", metavar="USER,…", help="whose jobs may start there; left out: for maintenance"
+    )
+    parser.add_argument(
+        "--from",
+        dest="start",
+        metavar="TIME",
+        type=moment,
+        help="from when: now (the default), now+2h, 22:30, 'mon 9:00' or 2026-11-20T22:30",
+    )
+    parser.add_argument(
+        "--for", dest="lasts_s", metavar="TIME", type=seconds, help="for how long: 4h, 1-12"
+    )
+    parser.add_argument("--weekly", action="store_true", help="every week for a year")
+    parser.add_argument(
+        "--cancel", metavar="ID", type=whole(1, 10**9), help="cancel this reservation"
+    )
+    add_json(parser)
+
+
+def reserve(options: Namespace) -> int:
+    """Reserve GPUs (administrators), or list the reservations.
+
+    Others' jobs that could not end in time do not start there; running ones are not stopped."""
+    new = (options.gpus, options.on, options.users, options.start, options.lasts_s)
+    if options.cancel is not None:
+        answer = client.post(f"{PATH}/{options.cancel}/cancel", {})
+        said = f"reservation {options.cancel} is cancelled"
+    elif options.weekly or any(each is not None for each in new):
+        answer = client.post(PATH, _wish(options))
+        said = ""
+    else:
+        answer = client.get(PATH)
+        said = "" if answer["reservations"] else "nothing is reserved"
+    if options.json:
+        output.print_json(answer)
+        return 0
+    if said:
+        print(said)
+    for each in answer["reservations"] if options.cancel is None else ():
+        print(f"{each['id']}: {each['text']}")
+        for words in each["in_the_way"]:
+            print(f"   {words}")
+    return 0
+
+
+def _wish(options: Namespace) -> dict[str, object]:
+    if options.lasts_s is None:
+        raise Usage("for how long?", "Add --for 4h; --from is when it begins.")
+    return {
+        "gpus": options.gpus,
+        "on": options.on.split(",") if options.on else None,
+        "users": options.users.split(",") if options.users else [],
+        "starts_at": options.start or moment("now"),
+        "lasts_s": options.lasts_s,
+        "weekly": options.weekly,
+    }

@@ -1,4 +1,5 @@
-"""`doctor` checks this machine and the daemon; `config` shows and checks the settings."""
+"""`doctor` checks this machine and the daemon, `--gpu` the GPU, `--slurm` the cluster; `config`
+shows and checks the settings."""
 
 from __future__ import annotations
 
@@ -6,21 +7,31 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from carma_client import Client
 from carmad import installed, paths
 from carmad.errors import CarmaError
+from carmad.readable import clean
 from carmad.threads import Threads
 from cli import client, cluster, output
 from cli.app import Json, group
 from cli.problems import Usage
+from cli.text import Table, columns, in_style
 
 if TYPE_CHECKING:
+    from carmad.api.job import JobOut
+    from carmad.api.server import DoctorOut
     from carmad.api.service import CheckOut
+    from carmad.selftest.facts import Fact
+    from carmad.selftest.report import Finding, Report
+    from cli.text import Block
 
 LOW_DISK_BYTES = 1 << 30
 NOBODY = 65534  # an ordinary user, on every machine
@@ -54,9 +65,7 @@ def doctor(
 ) -> None:
     """Check this machine and, if one is running, the daemon. Exits with 1 if a check fails."""
     if gpu:
-        from cli import selftest
-
-        selftest.run(device or "", json, write)
+        run_selftest(device or "", json, write)
         return
     if device or write:
         raise Usage("--device and --write need --gpu")
@@ -65,11 +74,23 @@ def doctor(
     if json:
         output.print_json(answer)
     else:
-        from cli import render
-
-        output.show(render.doctor({"schema": 1, "checks": checks}))
+        output.show(check_table({"schema": 1, "checks": checks}))
     if any(check["ok"] is False for check in checks):
         raise typer.Exit(1)
+
+
+CHECK_STYLE = {True: ("ok", "green"), None: ("warn", "yellow"), False: ("FAIL", "bold red")}
+
+
+def check_table(answer: DoctorOut) -> list[Block]:
+    made = Table(columns("- - -*"), header=False)
+    for check in answer["checks"]:
+        word, style = CHECK_STYLE[check["ok"]]
+        text = clean(check["detail"])
+        if check["hint"] and check["ok"] is not True:
+            text += f"\n→ {clean(check['hint'])}"
+        made.add(in_style(word, style), check["name"], text)
+    return [made]
 
 
 def _all() -> Iterator[CheckOut]:
@@ -84,15 +105,14 @@ def _all() -> Iterator[CheckOut]:
         yield from _without_daemon()
         yield _check("daemon", False, error.message, error.hint)
         return
-    from cli import job_check
 
-    yield job_check.check()
+    yield check_job()
 
 
 def _of_slurm() -> Iterator[CheckOut]:
-    from cli import slurm_checks
+    from cli.cluster.checks import checks
 
-    yield from slurm_checks.checks()
+    yield from checks()
 
 
 def _local() -> Iterator[CheckOut]:
@@ -221,3 +241,139 @@ def check(
 ) -> None:
     """Check a settings file, together with the CARMA_… variables set here. Starts nothing."""
     print(_check_settings(file))
+
+
+STYLE = {"holds": "green", "differs": "bold red", "cannot be told here": "dim"}
+
+
+def run_selftest(device: str, json: bool, write: bool) -> None:
+    """Exits with 1 if anything differs."""
+    from carmad import configfile
+    from carmad.selftest import run as selftest
+    from carmad.selftest import settings
+
+    path = Path(paths.config_path())
+    in_effect = configfile.load(path if path.exists() else None, os.environ)
+    report = selftest.run(in_effect, device, told=_tell if sys.stderr.isatty() else _silent)
+    if json:
+        print(report.to_json())
+    else:
+        output.show(findings_table(report))
+        if report.settings and not write:
+            print("\nSettings that fit what was found (--write puts them into the file):\n")
+            print(settings.lines(report.settings).rstrip())
+    if write and report.settings:
+        settings.write(path, report.settings)
+        output.note(f"{path} has {', '.join(report.settings)}; restart carmad to use them")
+    if report.differs:
+        raise typer.Exit(1)
+
+
+def findings_table(report: Report) -> list[Block]:
+    from carmad.readable import clean
+    from carmad.selftest.facts import FACTS
+    from cli.text import Table, columns, in_style
+
+    followed = {fact.name: fact.otherwise for fact in FACTS}
+    made = Table(columns("- - -*"), header=False)
+    for found in report.findings:
+        text = clean(found.detail)
+        if found.verdict.value == "differs":
+            text += f"\n→ {followed.get(found.fact, '')}"
+        style = STYLE[found.verdict.value]
+        made.add(in_style(found.verdict.value, style), found.fact, text)
+    head = (
+        f"{report.gpu}, driver {report.driver}, CUDA {report.cuda}, as {report.user};"
+        f" CARMA {report.carma} {report.commit}".rstrip()
+    )
+    return [head, "", made]
+
+
+def _tell(fact: Fact, found: Finding | None) -> None:
+    if found is None and fact.check is not None:
+        print(f"\r\x1b[K{fact.name} …", end="", file=sys.stderr, flush=True)
+    elif found is not None:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _silent(fact: Fact, found: Finding | None) -> None:
+    pass
+
+
+CODE = 42
+# Long enough that the daemon has looked at it again: a job that merely starts proves little.
+RUNS = f"echo began; sleep 2; echo ended; exit {CODE}"
+BOTH = ["began", "ended"]
+STARTS_WITHIN_S = 10.0  # then the server is busy
+ENDS_WITHIN_S = 60.0
+LOOK_S = 0.2
+
+
+def check_job() -> CheckOut:
+    with tempfile.TemporaryDirectory(prefix="carma-doctor-") as folder:
+        file = Path(folder, "output")
+        try:
+            return _run(Client(), file)
+        except CarmaError as error:
+            return _failure(error.message, error.hint)
+
+
+def _run(client: Client, file: Path) -> CheckOut:
+    folder = str(file.parent)
+    label = client.submit(
+        ["/bin/sh", "-c", RUNS], gpus=0, name="carma-doctor", cwd=folder, stdout=str(file)
+    )
+    since, began = time.monotonic(), False
+    while not (job := client.job(label))["ended_at"]:
+        waited_s = time.monotonic() - since
+        if not began and job["started_at"]:
+            since, began = time.monotonic(), True
+        elif not began and waited_s > STARTS_WITHIN_S:
+            return _not_begun(client, job)
+        elif began and waited_s > ENDS_WITHIN_S:
+            client.cancel(label)
+            done = BOTH[-1] in _lines(file)
+            what = "nobody has noticed its end" if done else "it has not ended"
+            return _failure(f"job {label} started {waited_s:.0f} s ago, and {what}", LOG)
+        time.sleep(LOOK_S)
+    return _end(job, _lines(file))
+
+
+LOG = "The daemon's log may say why: journalctl -u carmad."
+
+
+def _not_begun(client: Client, job: JobOut) -> CheckOut:
+    label = job["label"]
+    client.cancel(label)
+    if job["code"] == "PD":
+        detail = f"it waited for {STARTS_WITHIN_S:.0f} s and was cancelled: {job['reason']}"
+        return _check("job", None, detail, "Try again when the server is less busy.")
+    return _failure(f"job {label} has not started: it is {job['state']}", LOG)
+
+
+def _end(job: JobOut, lines: list[str]) -> CheckOut:
+    label, exit = job["label"], job["exit"]
+    if lines.count(BOTH[0]) > 1 or job["attempt"] > 1:
+        starts = max(lines.count(BOTH[0]), job["attempt"])
+        why = f": {job['failures'][0]['evidence']}" if job["failures"] else ""
+        return _failure(f"job {label} was started {starts} times{why}", LOG)
+    if exit is None or exit["code"] != CODE:
+        what = (exit["evidence"] or exit["cause"]) if exit else "no exit"
+        return _failure(
+            f"job {label} exits with {CODE}, and CARMA says {job['state']}: {what}", LOG
+        )
+    if lines != BOTH:
+        hint = "Is /tmp another one for jobs than here?"
+        return _failure(f"job {label} ended as it should, but its output is not here", hint)
+    return _check("job", True, "a small one started once, wrote its output, and ended as it should")
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _failure(detail: str, hint: str) -> CheckOut:
+    return _check("job", False, detail, hint)

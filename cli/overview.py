@@ -1,20 +1,207 @@
-"""Overviews of GPUs: `carma status`, `carma top` and `carma gpus`. Pure, like `cli.render`."""
+"""Tables of jobs and of GPUs: `carma queue`, `history`, `status`, `top` and `gpus`, and what `-o`
+may ask for. Pure, like `cli.render`."""
 
 from __future__ import annotations
 
 from carmad.readable import clean
-from cli import render
-from cli.format import NOTHING, bar, fraction, memory, number, span
-from cli.table import Table, columns, in_style, layout
+from cli.text import (
+    NOTHING,
+    Column,
+    Table,
+    bar,
+    clock,
+    columns,
+    energy,
+    exit_code,
+    fraction,
+    heading,
+    in_style,
+    layout,
+    local_time,
+    memory,
+    number,
+    span,
+    spread,
+)
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from carmad.api.gpus import GpuOut, GpusOut, RiskOut
     from carmad.api.job import JobOut
     from carmad.api.server import StatusOut
-    from cli.table import Block, Line
+    from cli.text import Block, Cell, Line
+
+
+class JobColumn(Column):
+    """`number`: right-aligned and never cut; `key`: what it is sorted by."""
+
+    __slots__ = ("cell", "key")
+
+    def __init__(
+        self,
+        header: str,
+        cell: Callable[[JobOut], str],
+        number: bool = False,
+        key: Callable[[JobOut], float] | None = None,
+        fit: str = "",
+    ) -> None:
+        super().__init__(header, right=number, fit=fit if number else "cut")
+        self.cell = cell
+        self.key = key
+
+
+def where(job: JobOut) -> str:
+    """Its GPUs, or why it has none."""
+    if job["gpus"]:
+        return ",".join("?" if g["index"] is None else str(g["index"]) for g in job["gpus"])
+    if reason := job.get("reason"):
+        return clean(reason)
+    how = job.get("exit")
+    return f"({how['cause']})" if how and how["cause"] != "success" else NOTHING
+
+
+def _energy(job: JobOut) -> str:
+    joules = job.get("energy_j")
+    return energy(None if joules is None else joules / 3.6e6)
+
+
+def vram(job: JobOut) -> str:
+    used = job["memory"]
+    need = used["declared_mib"] or used["estimate_mib"]
+    return f"{memory(used['used_mib'])}/{memory(need)}{spread(used)}"
+
+
+def params(job: JobOut) -> str:
+    """Of a task of a sweep."""
+    return clean(" ".join(f"{name}={value}" for name, value in job.get("params", {}).items()))
+
+
+def label_key(job: JobOut) -> float:
+    return job["id"]
+
+
+COLUMNS = {
+    "jobid": JobColumn("JOBID", lambda j: j["label"], True, label_key),
+    "name": JobColumn("NAME", lambda j: clean(j["name"])),
+    "params": JobColumn("PARAMS", lambda j: params(j) or NOTHING),
+    "user": JobColumn("USER", lambda j: clean(j["user"])),
+    "st": JobColumn("ST", lambda j: j["code"]),
+    "state": JobColumn("STATE", lambda j: j["state"].upper()),
+    "time": JobColumn("TIME", lambda j: clock(j["elapsed_s"]), True, lambda j: j["elapsed_s"]),
+    "limit": JobColumn(
+        "LIMIT",
+        lambda j: clock(j.get("time_limit_s")),
+        True,
+        lambda j: j.get("time_limit_s") or 0,
+        fit="drop",
+    ),
+    "gpus": JobColumn("GPUS", lambda j: str(j["gpus_wanted"]), True, lambda j: j["gpus_wanted"]),
+    "cpus": JobColumn(
+        "CPUS", lambda j: str(j.get("cpus") or NOTHING), True, lambda j: j.get("cpus") or 0
+    ),
+    "mem": JobColumn(
+        "MEM",
+        lambda j: memory(j.get("host_memory_mib")),
+        True,
+        lambda j: j.get("host_memory_mib") or 0,
+    ),
+    "vram": JobColumn("VRAM(USED/EST)", vram, True, lambda j: j["memory"]["used_mib"] or 0),
+    "peak": JobColumn(
+        "PEAK",
+        lambda j: memory(j["memory"]["peak_mib"]),
+        True,
+        lambda j: j["memory"]["peak_mib"] or 0,
+    ),
+    "where": JobColumn("GPU(REASON)", where),
+    "mode": JobColumn("MODE", lambda j: j.get("mode") or NOTHING),
+    "submitted": JobColumn("SUBMITTED", lambda j: local_time(j["submitted_at"])),
+    "started": JobColumn("STARTED", lambda j: local_time(j["started_at"])),
+    "ended": JobColumn("ENDED", lambda j: local_time(j.get("ended_at"))),
+    "deadline": JobColumn("DEADLINE", lambda j: local_time(j.get("deadline_at"))),
+    "wait": JobColumn(
+        "WAITED", lambda j: clock(j.get("wait_s")), True, lambda j: j.get("wait_s", 0)
+    ),
+    "place": JobColumn(
+        "PLACE", lambda j: str(j.get("position") or NOTHING), True, lambda j: j.get("position") or 0
+    ),
+    "attempt": JobColumn(
+        "TRY", lambda j: str(j.get("attempt", NOTHING)), True, lambda j: j.get("attempt", 0)
+    ),
+    "nice": JobColumn(
+        "NICE", lambda j: str(j.get("nice", NOTHING)), True, lambda j: j.get("nice", 0)
+    ),
+    "exit": JobColumn("EXIT", lambda j: exit_code(j.get("exit"))),
+    "energy": JobColumn("ENERGY", _energy, True, lambda j: j.get("energy_j") or 0),
+    "command": JobColumn("COMMAND", lambda j: clean(" ".join(j.get("argv", [NOTHING])))),
+}
+QUEUE = ("jobid", "name", "user", "st", "time", "limit", "gpus", "vram", "where")
+QUEUE_LONG = (*QUEUE, "mode", "peak", "submitted", "place", "attempt", "nice", "command")
+HISTORY = (
+    "jobid",
+    "name",
+    "user",
+    "state",
+    "exit",
+    "started",
+    "time",
+    "gpus",
+    "peak",
+    "energy",
+    "wait",
+)
+
+
+def with_params(fields: Sequence[str], jobs: Iterable[JobOut]) -> Sequence[str]:
+    """The columns, and behind the name the parameters if there is a sweep among the jobs."""
+    if not any(job.get("params") for job in jobs):
+        return fields
+    at = fields.index("name") + 1
+    return (*fields[:at], "params", *fields[at:])
+
+
+def sort(jobs: list[JobOut], order: str) -> list[JobOut]:
+    """`order`: a column's name; with - in front, in reverse."""
+    column = COLUMNS[order.removeprefix("-")]
+    reverse = order.startswith("-")
+    if column.key is not None:
+        return sorted(jobs, key=column.key, reverse=reverse)
+    return sorted(jobs, key=column.cell, reverse=reverse)
+
+
+STATES = ("ST", "STATE")
+
+
+STATE_STYLE = {
+    "PD": "yellow",
+    "RQ": "bold yellow",
+    "H": "dim",
+    "ST": "cyan",
+    "R": "green",
+    "CG": "magenta",
+    "CD": "green",
+    "CA": "dim",
+    "F": "red",
+    "TO": "red",
+    "OOM": "bold red",
+}
+
+
+def job_table(
+    listed: Sequence[JobOut], fields: Sequence[str] = (), noheader: bool = False
+) -> list[Block]:
+    """Jobs, one per line. `fields`: all of these; otherwise, the usual ones that fit."""
+    shown = [COLUMNS[field] for field in fields or with_params(QUEUE, listed)]
+    made = Table(shown, header=not noheader, drops=not fields)
+    state = next((at for at, column in enumerate(shown) if column.header in STATES), None)
+    for job in listed:
+        row: list[Cell] = [column.cell(job) for column in shown]
+        if state is not None:
+            row[state] = in_style(shown[state].cell(job), STATE_STYLE.get(job["code"], ""))
+        made.add(*row)
+    return [made]
+
 
 BAR_WIDTH = 10
 ROOM_FOR_BARS = 110
@@ -71,7 +258,7 @@ def _section(
         jobs, left_out = jobs[: most - 1], jobs[most - 1 :]
         hidden += sum(job.get("count", 1) for job in left_out)
     more = [in_style(f"and {hidden} more: {verb}", "dim")] if hidden else []
-    return [*render.heading(title), *render.jobs(jobs), *more]
+    return [*heading(title), *job_table(jobs), *more]
 
 
 def headline(answer: StatusOut) -> Line:

@@ -1,4 +1,5 @@
-"""The charts of the first page: what the daemon recorded of its GPUs, as `charts.js` draws it."""
+"""The charts of the first page and of a job, as `static/charts.js` draws them: what the daemon
+recorded."""
 
 from __future__ import annotations
 
@@ -10,10 +11,18 @@ from typing import TYPE_CHECKING, Any, NotRequired
 from typing_extensions import TypedDict
 
 from carmad.readable import clean
-from cli.format import fraction, memory
+from cli.text import fraction, memory
 
 if TYPE_CHECKING:
-    from carmad.api.timeline import GpuTimelineOut, JobSeriesOut, MarkOut, TimelineOut
+    from carmad.api.job import JobOut
+    from carmad.api.timeline import (
+        GpuTimelineOut,
+        JobGpuTimelineOut,
+        JobSeriesOut,
+        JobTimelineOut,
+        MarkOut,
+        TimelineOut,
+    )
 
 HOURS = {1: 10, 6: 30, 24: 120}  # with the width of a bin, in seconds
 USUAL_HOURS = 6
@@ -63,16 +72,16 @@ class Tick(TypedDict):
 
 class Chart(TypedDict):
     title: str
-    summary: str  # for who does not see it
+    summary: NotRequired[str]  # for readers who cannot see it
     unit: str
-    span_s: int
+    span_s: NotRequired[int]
     times: Sequence[float]
     series: list[Series]
     limits: list[Limit]
     marks: list[Tick]
 
 
-def charts(answer: TimelineOut, hours: int) -> dict[str, Chart]:
+def gpu_charts(answer: TimelineOut, hours: int) -> dict[str, Chart]:
     """Two of each GPU, by `memory_of` and `load_of`."""
     made: dict[str, Chart] = {}
     for gpu in answer["gpus"]:
@@ -112,21 +121,8 @@ def _memory(answer: TimelineOut, gpu: GpuTimelineOut, hours: int) -> Chart:
     count = len(answer["times"])
     series: list[Series] = [_job(job, count) for job in gpu["jobs"]]
     if any(gpu["external_mib"]):
-        series.append(
-            {
-                "name": "external processes",
-                "values": gpu["external_mib"],
-                "kind": "area",
-                "stack": True,
-                "quiet": True,
-            }
-        )
-    promised: Series = {
-        "name": "promised",
-        "values": gpu["promised_mib"],
-        "kind": "step",
-        "stack": False,
-    }
+        external = _series("external processes", gpu["external_mib"], "area", stack=True)
+        series.append({**external, "quiet": True})
     total = gpu["memory_mib"]
     limits: list[Limit] = [{"name": f"total {memory(total)}", "value": total}] if total else []
     marks = _marks(gpu["marks"], OF_MEMORY)
@@ -138,7 +134,7 @@ def _memory(answer: TimelineOut, gpu: GpuTimelineOut, hours: int) -> Chart:
         "unit": "MiB",
         "span_s": hours * 3600,
         "times": answer["times"],
-        "series": [*series, promised],
+        "series": [*series, _series("promised", gpu["promised_mib"], "step")],
         "limits": limits,
         "marks": marks,
     }
@@ -147,14 +143,18 @@ def _memory(answer: TimelineOut, gpu: GpuTimelineOut, hours: int) -> Chart:
 def _job(job: JobSeriesOut, count: int) -> Series:
     first = job["first"]
     values = [None] * first + job["used_mib"]
+    values += [None] * (count - len(values))
     short = clean(f"{job['label']} {job['user']}") if job["id"] is not None else "other jobs"
-    return {
-        "name": short if job["name"] == "-" else f"{short} {clean(job['name'])}",
-        "short": short,
-        "values": values + [None] * (count - len(values)),
-        "kind": "area",
-        "stack": True,
-    }
+    name = short if job["name"] == "-" else f"{short} {clean(job['name'])}"
+    return {**_series(name, values, "area", stack=True), "short": short}
+
+
+def _series(name: str, values: Values, kind: str, stack: bool = False) -> Series:
+    return {"name": name, "values": values, "kind": kind, "stack": stack}
+
+
+def _risk_limit(sm_active: float) -> Limit:
+    return {"name": f"risk limit {fraction(sm_active)}", "value": sm_active}
 
 
 def _load(answer: TimelineOut, gpu: GpuTimelineOut, hours: int) -> Chart:
@@ -163,7 +163,6 @@ def _load(answer: TimelineOut, gpu: GpuTimelineOut, hours: int) -> Chart:
     mean = sum(known) / len(known) if known else None
     most = max((value for value in gpu["sm_active_max"] if value is not None), default=None)
     facts = [f"{fraction(mean)} in the mean, at most {fraction(most)}"]
-    limit = answer["limits"]["sm_active"]
     return {
         "title": "SM activity",
         "summary": _summary(f"SM activity of GPU {gpu['index']}", hours, facts, marks),
@@ -171,10 +170,10 @@ def _load(answer: TimelineOut, gpu: GpuTimelineOut, hours: int) -> Chart:
         "span_s": hours * 3600,
         "times": answer["times"],
         "series": [
-            {"name": "mean", "values": gpu["sm_active"], "kind": "area", "stack": False},
-            {"name": "highest", "values": gpu["sm_active_max"], "kind": "step", "stack": False},
+            _series("mean", gpu["sm_active"], "area"),
+            _series("highest", gpu["sm_active_max"], "step"),
         ],
-        "limits": [{"name": f"risk limit {fraction(limit)}", "value": limit}],
+        "limits": [_risk_limit(answer["limits"]["sm_active"])],
         "marks": marks,
     }
 
@@ -204,3 +203,62 @@ def _summary(title: str, hours: int, facts: Sequence[str], marks: Sequence[Tick]
     counts = Counter(mark["word"] for mark in marks)
     happened = [f"{word}: {count}" for word, count in counts.items()]
     return f"{title} in the last {hours} h: {'; '.join([*facts, *happened])}."
+
+
+WORDS = OF_MEMORY | OF_LOAD
+
+
+def memory_chart(answer: JobTimelineOut, job: JobOut) -> Chart:
+    """What it held on each GPU, beside what it was promised, and its estimate."""
+    series = []
+    for gpu in answer["gpus"]:
+        name = _name(gpu, answer["gpus"])
+        series += [
+            _series(f"used by it{name}", gpu["used_mib"], "area"),
+            _series(f"promised to it{name}", gpu["promised_mib"], "step"),
+            _series(f"used by all on the GPU{name}", gpu["gpu_used_mib"], "line"),
+        ]
+    used = job["memory"]
+    ends = {
+        "declared": used["declared_mib"],
+        "estimate": used["estimate_mib"],
+        "at most": used["estimate_high"],
+    }
+    known = {mib: name for name, mib in reversed(ends.items()) if mib is not None}
+    limits: list[Limit] = [{"name": name, "value": mib} for mib, name in known.items()]
+    return _chart("Memory per GPU", "MiB", answer, series, limits)
+
+
+def load_chart(answer: JobTimelineOut) -> Chart:
+    """The SM activity of its GPUs, by all that ran there."""
+    series = [
+        _series(f"SM activity{_name(gpu, answer['gpus'])}", gpu["sm_active"], "line")
+        for gpu in answer["gpus"]
+    ]
+    limit = answer["limits"]["sm_active"]
+    limits = [_risk_limit(limit)] if limit <= 1 else []
+    return _chart("SM activity of its GPUs", "", answer, series, limits)
+
+
+def _chart(
+    title: str, unit: str, answer: JobTimelineOut, series: list[Series], limits: list[Limit]
+) -> Chart:
+    marks = [mark for gpu in answer["gpus"] for mark in gpu["marks"] if mark["kind"] in WORDS]
+    told = {(mark["at"], mark["kind"]): clean(mark["text"]) for mark in marks}
+    return {
+        "title": title,
+        "unit": unit,
+        "times": answer["times"],
+        "series": series,
+        "limits": limits,
+        "marks": [
+            {"at": at, "text": text, "kind": kind, "word": WORDS[kind]}
+            for (at, kind), text in told.items()
+        ],
+    }
+
+
+def _name(gpu: JobGpuTimelineOut, gpus: Sequence[JobGpuTimelineOut]) -> str:
+    """Which one it is, if there are several."""
+    which = gpu["id"] if gpu["index"] is None else gpu["index"]
+    return f", GPU {which}" if len(gpus) > 1 else ""

@@ -1,17 +1,15 @@
-"""Signals to `carma run`, passed on to its command unless it gets them anyhow.
-
-A terminal signals its whole foreground, and so does a Slurm without cgroups its job. A program that
-saves its state at the first SIGTERM may well give up at the second.
-"""
+"""What `carma run` relays: signals to its command, and the command's standard error to its own."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterator
     from collections.abc import Set as AbstractSet
 
@@ -22,14 +20,14 @@ _WATCHED = (signal.SIGCHLD, signal.SIGCONT)
 
 
 def not_ignored(signums: tuple[signal.Signals, ...]) -> list[signal.Signals]:
-    """Without those that whoever started us has made us ignore, as nohup does."""
+    """Those of `signums` that our parent has not made us ignore, as nohup does."""
     return [one for one in signums if signal.getsignal(one) is not signal.SIG_IGN]
 
 
 @contextmanager
 def hold_back() -> Iterator[None]:
-    """Signals wait for `await_end`. A child calls `undo`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _awaited())
+    """Block signals until `await_end` takes them. A child calls `undo`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _signals())
     try:
         yield
     finally:
@@ -37,11 +35,11 @@ def hold_back() -> Iterator[None]:
 
 
 def undo() -> None:
-    """As the command should find signals: nothing held back, nothing handled by Python."""
+    """Give the command default signals: nothing blocked, nothing handled by Python."""
     ours = not_ignored((*LEAVING, *TOLD, *FROM_TERMINAL))
     for signum in (*ours, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
         signal.signal(signum, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _awaited())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _signals())
 
 
 def await_end(child: int, each_s: float, meanwhile: Callable[[], None]) -> None:
@@ -50,7 +48,7 @@ def await_end(child: int, each_s: float, meanwhile: Callable[[], None]) -> None:
     If it alone is stopped, as by a shell's `suspend`, stop as well, so that the calling shell takes
     over.
     """
-    waited_for = _awaited()
+    waited_for = _signals()
     ending = False  # Slurm wakes what it is about to end
     while True:
         got = signal.sigtimedwait(waited_for, each_s)
@@ -68,12 +66,12 @@ def await_end(child: int, each_s: float, meanwhile: Callable[[], None]) -> None:
 
 
 def forget() -> None:
-    """What still waits: the command has ended."""
-    while signal.sigtimedwait(_awaited(), 0):
+    """Discard signals that are still pending: the command has ended."""
+    while signal.sigtimedwait(_signals(), 0):
         pass
 
 
-def _awaited() -> AbstractSet[signal.Signals]:
+def _signals() -> AbstractSet[signal.Signals]:
     return {*not_ignored((*LEAVING, *TOLD, *FROM_TERMINAL)), *_WATCHED}
 
 
@@ -111,3 +109,73 @@ def _name(pid: int) -> bytes:
             return file.read().strip()
     except OSError:
         return b""  # it has ended, or is hidden
+
+
+REST_S = 2.0
+KEPT_BYTES = 64 * 1024
+PIPE_BYTES = 1 << 20  # the command need not wait for a slow reader before that
+# `fcntl` has some of them from Python 3.13 on only.
+F_SETPIPE_SZ, F_ADD_SEALS, F_SEAL_WRITE = 1031, 1033, 8
+
+
+class Kept:
+    """The end is in memory that `path` names, for this user alone; it is sealed once complete."""
+
+    def __init__(self) -> None:
+        self._memory = _memory()
+        self._reads = -1
+        self._relay: threading.Thread | None = None
+        self.path = f"/proc/{os.getpid()}/fd/{self._memory}"
+
+    def begin(self) -> int:
+        """Forget an earlier attempt; returns where the next one is to write."""
+        fresh = _memory()
+        os.dup2(fresh, self._memory, inheritable=False)
+        os.close(fresh)
+        self._reads, writes = os.pipe()
+        with suppress(OSError):  # beyond the user's limit
+            fcntl.fcntl(writes, F_SETPIPE_SZ, PIPE_BYTES)
+        return writes
+
+    def relay(self) -> None:
+        """Begin to pass on what is written, until nobody can write any more."""
+        import threading
+
+        fds = self._reads, os.dup(self._memory)
+        self._relay = threading.Thread(target=_relay, args=fds, daemon=True)
+        self._relay.start()
+
+    def end(self) -> None:
+        """Pass on the rest. What the command left behind may hold its end open for ever."""
+        if self._relay:
+            self._relay.join(REST_S)
+
+
+def _memory() -> int:
+    return os.memfd_create("carma-run", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def _relay(reads: int, memory: int) -> None:
+    size, end, heard = 0, b"", True
+    while data := os.read(reads, KEPT_BYTES):
+        end = (end + data)[-KEPT_BYTES:]
+        size += os.write(memory, data)
+        if size > 4 * KEPT_BYTES:
+            os.ftruncate(memory, 0)
+            size = os.pwrite(memory, end, 0)
+            os.lseek(memory, size, os.SEEK_SET)
+        if heard:
+            heard = _pass_on(data)
+    fcntl.fcntl(memory, F_ADD_SEALS, F_SEAL_WRITE)
+    os.close(memory)
+    os.close(reads)
+
+
+def _pass_on(data: bytes) -> bool:
+    """False: nobody reads it any more. The command goes on, as if it wrote to a file."""
+    try:
+        while data:
+            data = data[os.write(2, data) :]
+    except OSError:
+        return False
+    return True
