@@ -60,11 +60,11 @@ def barring() -> Callable[[str, int], str]:
     as jobs may be many."""
 
     @cache
-    def barred(user: str, uid: int) -> str:
+    def bar_reason(user: str, uid: int) -> str:
         try:
             account(user, uid)
         except NoAccount as error:
             return error.message
         return ""
 
-    return barred
+    return bar_reason

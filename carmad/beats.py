@@ -73,6 +73,16 @@ def beating(name: str, late_s: float, *, fatal: bool = False) -> Iterator[None]:
         del _BEATS[beat.ident]
 
 
+def thread(name: str, late_s: float, run: Callable[[], object]) -> threading.Thread:
+    """A thread that runs this with a heartbeat; it has yet to be started."""
+
+    def beat() -> None:
+        with beating(name, late_s):
+            run()
+
+    return threading.Thread(target=beat, name=name, daemon=True)
+
+
 def at(what: str, late_s: float | None = None) -> None:
     """The current thread, if it has a heartbeat, begins to work on something else."""
     if beat := _BEATS.get(threading.get_ident()):
@@ -102,11 +112,6 @@ def ages() -> dict[str, float]:
         age = now - beat.work[1] if beat.work else 0.0
         found[beat.name] = max(found.get(beat.name, 0.0), age)
     return found
-
-
-def have_one() -> set[int]:
-    """The threads that have a heartbeat, by number."""
-    return set(_BEATS)
 
 
 def call_of(name: str) -> str:

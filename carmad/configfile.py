@@ -60,7 +60,7 @@ def _defaults() -> dict[_Key, Any]:
 
 @cache
 def _sections() -> set[_Key]:
-    kinds = {key[:1] for key in registry.declared_settings()}
+    kinds = {key[:1] for key in registry.settings_of_plugins()}
     return {key[:-1] for key in _defaults()} | kinds | {("policies",), _WEIGHTS_OF_USERS}
 
 
@@ -68,7 +68,7 @@ def as_tree(settings: Settings) -> _Tree:
     """Nested tables, as in a settings file: plugins' settings are below kind and name."""
     tree = asdict(settings)
     given = tree.pop("plugins")
-    for (kind, name), declared in registry.declared_settings().items():
+    for (kind, name), declared in registry.settings_of_plugins().items():
         own = asdict(declared()) | given.get(f"{kind}.{name}", {})
         tree.setdefault(kind, {}).setdefault(name, {}).update(own)
     return tree
@@ -76,8 +76,8 @@ def as_tree(settings: Settings) -> _Tree:
 
 def from_tree(tree: _Tree) -> Settings:
     """The settings of which this is the tree, also under the names of earlier releases."""
-    _renamed(tree)
-    return _checked(tree, _Sources(None, {}))
+    _rename(tree)
+    return _check(tree, _Sources(None, {}))
 
 
 def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
@@ -87,17 +87,17 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
     given.sort(key=lambda each: _current(each[0]) == each[0])  # a present name counts: it is last
     variables = {key: name for old, name in given if (key := _current(old))}
     sources = _Sources(path, variables)
-    _renamed(tree)
+    _rename(tree)
     for key, _ in _leaves(tree):
         sources.expect_setting(key)
-    _typed(tree, sources, strict=True)  # so that "5" is no number
+    _settings(tree, sources, strict=True)  # so that "5" is no number
     for key, name in variables.items():
         sources.expect_setting(key)
         _put(tree, key, environ[name])
-    return _checked(tree, sources)
+    return _check(tree, sources)
 
 
-def changed(settings: Settings, words: Iterable[str]) -> Settings:
+def change(settings: Settings, words: Iterable[str]) -> Settings:
     """`settings` changed by `--set` arguments: monitor.window_s=5."""
     tree = as_tree(settings)
     options = dict(map(_assignment, words))
@@ -107,7 +107,7 @@ def changed(settings: Settings, words: Iterable[str]) -> Settings:
         if key in _sections():
             raise sources.error(key, "is a group of settings, not a setting")
         _put(tree, key, value)
-    return _checked(tree, sources)
+    return _check(tree, sources)
 
 
 def address(text: str) -> tuple[str, int] | None:
@@ -163,7 +163,7 @@ class _Sources:
             hint = f"Did you mean {variable if key in self._variables else near}?"
         raise CarmaError(f"{self._where(key)} is not a setting", hint)
 
-    def validated(self, validate: Callable[[], T], below: _Key = ()) -> T:
+    def validate(self, validate: Callable[[], T], below: _Key = ()) -> T:
         """`below`: the value's place in the settings."""
         try:
             return validate()
@@ -219,18 +219,18 @@ def _assignment(word: str) -> tuple[_Key, str]:
     return _current(key) or key, value
 
 
-def _checked(tree: _Tree, sources: _Sources) -> Settings:
-    settings = _typed(tree, sources, strict=False)
+def _check(tree: _Tree, sources: _Sources) -> Settings:
+    settings = _settings(tree, sources, strict=False)
     for key, wrong in _faults(settings):
         raise sources.error(key, wrong)
     return settings
 
 
-def _typed(tree: _Tree, sources: _Sources, strict: bool) -> Settings:
+def _settings(tree: _Tree, sources: _Sources, strict: bool) -> Settings:
     """Only those settings of plugins that differ from the default are kept."""
     rest = {**tree}
     plugins: dict[str, _Tree] = {}
-    for (kind, name), declared in registry.declared_settings().items():
+    for (kind, name), declared in registry.settings_of_plugins().items():
         table = rest.get(kind)
         if not isinstance(table, dict) or not isinstance(table.get(name), dict):
             continue
@@ -251,10 +251,10 @@ def _typed(tree: _Tree, sources: _Sources, strict: bool) -> Settings:
 def _of_type(type_: type, tree: _Tree, sources: _Sources, strict: bool, at: _Key = ()) -> Any:
     adapter = _adapter(type_)
     if not strict:
-        return sources.validated(lambda: adapter.validate_python(tree), at)
+        return sources.validate(lambda: adapter.validate_python(tree), at)
     # As JSON, from which even a strict dataclass accepts a table.
     text = json.dumps(tree, default=str)
-    return sources.validated(lambda: adapter.validate_json(text, strict=True), at)
+    return sources.validate(lambda: adapter.validate_json(text, strict=True), at)
 
 
 @cache
@@ -270,7 +270,7 @@ def _put(tree: _Tree, key: _Key, value: str) -> None:
     tree[key[-1]] = value
 
 
-def _renamed(tree: _Tree) -> None:
+def _rename(tree: _Tree) -> None:
     """Rename settings from earlier releases. If the current name is also given, it takes
     precedence."""
     for (*above, name), now in _FORMER.items():

@@ -65,7 +65,7 @@ class _Answer:
         self._unsaid.release()
 
     @property
-    def said(self) -> bool:
+    def is_answered(self) -> bool:
         return not self._unsaid.locked()
 
     def await_it(self, within_s: float) -> bool:
@@ -120,7 +120,15 @@ class _Worker(Generic[P]):
                 del question, answer, asked  # otherwise they would be kept until the next call
 
 
-class _Guard(Generic[P]):
+class _Plugin(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=_Plugin)
+
+
+class _Guard(Generic[N]):
     """Calls a plugin that may raise or hang, without stopping the daemon.
 
     The plugin runs in its own thread. A call that takes too long fails, and so does every later
@@ -129,19 +137,17 @@ class _Guard(Generic[P]):
     `MOST_STUCK` allows; after that, the daemon must be restarted.
     """
 
+    kind: ClassVar[str]
+    without: str = ""  # what becomes of jobs while it cannot answer
+
     def __init__(
-        self,
-        plugin: P,
-        name: str,
-        timeout_s: float,
-        make: Callable[[], P] | None,
-        without: str,
+        self, plugin: N, timeout_s: float = CORE_WAITS_S, make: Callable[[], N] | None = None
     ) -> None:
+        self.name = plugin.name
         self.trouble: Trouble | None = None
-        self._name = name
+        self._label = f"{self.kind} {plugin.name}"
         self._timeout_s = timeout_s
         self._make = make
-        self._without = without
         self._one_at_a_time = threading.Lock()
         self._worker = self._new_worker(lambda: plugin)
         self._late: _Answer | None = None  # the call that has not returned
@@ -152,7 +158,7 @@ class _Guard(Generic[P]):
         self._logged = False  # the current trouble was logged
         self._fails_at = ""  # the kind of call it began with: it is over once that succeeds
 
-    def ask(self, question: Callable[[P], T], what: str, valid: Callable[[T], bool]) -> T:
+    def _ask(self, question: Callable[[N], T], what: str, valid: Callable[[T], bool]) -> T:
         """Raises what the plugin raises, TimeoutError, or TypeError for an invalid answer."""
         with self._one_at_a_time:
             try:
@@ -166,7 +172,7 @@ class _Guard(Generic[P]):
                 self._works(self.trouble)
             return answer
 
-    def _answer(self, question: Callable[[P], T], what: str) -> T:
+    def _answer(self, question: Callable[[N], T], what: str) -> T:
         self._require_free()
         answer = self._worker.ask(question)
         if not answer.await_it(self._timeout_s):
@@ -181,7 +187,7 @@ class _Guard(Generic[P]):
         return found
 
     def _require_free(self) -> None:
-        if self._late and self._late.said:
+        if self._late and self._late.is_answered:
             self._late = None
         rested_s = time.monotonic() - self._hung_at
         if self._late and rested_s >= self._timeout_s * LONGEST_REST:
@@ -192,22 +198,22 @@ class _Guard(Generic[P]):
             raise TimeoutError("it was late with an earlier answer, and is not asked for a while")
 
     def _give_up(self, late: _Answer) -> None:
-        self._stuck = [each for each in self._stuck if not each.said]
+        self._stuck = [each for each in self._stuck if not each.is_answered]
         if self._make and len(self._stuck) < MOST_STUCK:
             self._stuck.append(late)
             self._worker.leave()
             self._worker, self._late = self._new_worker(self._make), None
-            log.warning("the %s has not returned, and is reloaded", self._name)
+            log.warning("the %s has not returned, and is reloaded", self._label)
 
-    def _new_worker(self, make: Callable[[], P]) -> _Worker[P]:
-        return _Worker(self._name.replace(" ", "-"), make)
+    def _new_worker(self, make: Callable[[], N]) -> _Worker[N]:
+        return _Worker(self._label.replace(" ", "-"), make)
 
     def _fails(self, error: Exception, what: str) -> None:
         now, text = time.time(), f"{error!r:.200}"
         old = self.trouble
         if old is None or old.over:
             self._logged, self._fails_at = False, what
-            self.trouble = Trouble(self._name, text, now, now, 1, self._without)
+            self.trouble = Trouble(self._label, text, now, now, 1, self.without)
         else:
             self.trouble = replace(old, error=text, until=now, times=old.times + 1)
         if not self._logged and time.monotonic() - self._logged_at >= LOG_EVERY_S:
@@ -215,49 +221,19 @@ class _Guard(Generic[P]):
             hangs = self._late is not None
             where = f"; it is at\n{self._worker.where()}" if hangs else ""
             shown = None if hangs else error
-            log.error("the %s fails: %s%s", self._name, self._without, where, exc_info=shown)
+            log.error("the %s fails: %s%s", self._label, self.without, where, exc_info=shown)
 
     def _works(self, trouble: Trouble) -> None:
         self.trouble = replace(trouble, over=True)
         if self._logged:
-            log.warning("the %s answers again; it failed %d times", self._name, trouble.times)
+            log.warning("the %s answers again; it failed %d times", self._label, trouble.times)
 
 
 def _as_exception(error: BaseException) -> Exception:
     return error if isinstance(error, Exception) else RuntimeError(f"it gave up: {error!r:.200}")
 
 
-class _Plugin(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-N = TypeVar("N", bound=_Plugin)
-
-
-class _Guarded(Generic[N]):
-    """A plugin that the core asks. `make`: another of the same."""
-
-    kind: ClassVar[str]
-    without: ClassVar[str] = ""  # what becomes of jobs while it cannot answer
-
-    def __init__(
-        self,
-        plugin: N,
-        timeout_s: float = CORE_WAITS_S,
-        make: Callable[[], N] | None = None,
-        without: str = "",
-    ) -> None:
-        self.name = plugin.name
-        what, without = f"{self.kind} {plugin.name}", without or self.without
-        self._guard = _Guard(plugin, what, timeout_s, make, without)
-
-    @property
-    def trouble(self) -> Trouble | None:
-        return self._guard.trouble
-
-
-class GuardedPolicy(_Guarded[Policy]):
+class GuardedPolicy(_Guard[Policy]):
     kind = "policy"
 
     def __init__(
@@ -268,16 +244,16 @@ class GuardedPolicy(_Guarded[Policy]):
         deputy: str = "",
     ) -> None:
         """`deputy`: the policy that decides while this one fails."""
-        without = f"{deputy} decides meanwhile" if deputy else "no job is started meanwhile"
-        super().__init__(policy, timeout_s, make, without)
+        super().__init__(policy, timeout_s, make)
+        self.without = f"{deputy} decides meanwhile" if deputy else "no job is started meanwhile"
 
     def order(self, job: Job) -> float:
-        return self._guard.ask(
+        return self._ask(
             lambda policy: float(policy.order(job)), "place in line", lambda at: not math.isnan(at)
         )
 
     def plan(self, view: View) -> tuple[Proposal, ...]:
-        return self._guard.ask(lambda policy: tuple(policy.plan(view)), "plan", _are_proposals)
+        return self._ask(lambda policy: tuple(policy.plan(view)), "plan", _are_proposals)
 
 
 def _are_proposals(plan: tuple[object, ...]) -> bool:
@@ -287,26 +263,26 @@ def _are_proposals(plan: tuple[object, ...]) -> bool:
     return True
 
 
-class GuardedPredictor(_Guarded[Predictor]):
+class GuardedPredictor(_Guard[Predictor]):
     kind = "predictor"
     without = "jobs are queued without a predicted duration"
 
     def predict(
         self, job: Job, history: History, models: Mapping[str, Model], now: float
     ) -> Prediction | None:
-        return self._guard.ask(
+        return self._ask(
             lambda predictor: predictor.predict(job, history, models, now),
             "prediction",
             lambda answer: answer is None or is_prediction(answer),
         )
 
 
-class GuardedRecovery(_Guarded[Recovery]):
+class GuardedRecovery(_Guard[Recovery]):
     kind = "recovery"
     without = "jobs that ran out of memory are retried alone"
 
     def decide(self, job: Job, exit: Exit) -> Retry | None:
-        return self._guard.ask(
+        return self._ask(
             lambda recovery: recovery.decide(job, exit),
             "decision",
             lambda answer: answer is None or is_retry(answer),

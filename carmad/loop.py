@@ -18,16 +18,16 @@ class Follower:
     def hear(self, events: Sequence[Event]) -> None:
         """The core is about to handle these."""
 
-    def took(self, step: Step, core_s: float, commit_s: float) -> None:
+    def on_timing(self, step: Step, core_s: float, commit_s: float) -> None:
         """How long it took the core to make this step, and the store to write it."""
 
-    def committed(self, step: Step) -> None:
-        """This step is on disk. If this raises, `restored` is called."""
+    def on_commit(self, step: Step) -> None:
+        """This step is on disk. If this raises, `on_reset` is called."""
 
-    def unrecorded(self, error: CarmaError) -> None:
+    def on_failed_commit(self, error: CarmaError) -> None:
         """Events could not be committed, and will be retried: the disk is full."""
 
-    def restored(self) -> None:
+    def on_reset(self) -> None:
         """Steps may be missing: the core was reset to what is on disk."""
 
 

@@ -1,114 +1,63 @@
 """Everything a plugin author imports."""
 
-from carmad.config import Estimation, Links, Preconditions, Settings
-from carmad.core.admission import Demand, idle
-from carmad.core.decision import (
-    AskAgain,
-    Placement,
-    Preemption,
-    Proposal,
-    Reason,
-    Remember,
-    Verdict,
-)
-from carmad.core.gpuview import GpuView
-from carmad.core.history import History, Past
-from carmad.core.layout import Layout, Slot, Stage, iteration_s, slowest_s
-from carmad.core.ports import (
-    ANSWER_FD,
-    Estimator,
-    Policy,
-    Predictor,
-    Recovery,
-    Run,
-    Server,
-    Trial,
-)
-from carmad.core.recurrence import Template, template
-from carmad.core.slowdown import beside
-from carmad.core.types import (
-    Cause,
-    Estimate,
-    Exit,
-    Gpu,
-    GpuId,
-    Job,
-    JobId,
-    JobSpec,
-    Loaded,
-    Prediction,
-    Profile,
-    ProfilingRun,
-    Refusal,
-    Retry,
-    StageTimes,
-    StepTime,
-)
-from carmad.core.view import NodeView, View
-from carmad.models import Additive, Boosted, Lookup, Model, Tree
-from carmad.readable import duration, gib
-from carmad.words import Wording, clock, detail, first_few
-
-__all__ = [
-    "ANSWER_FD",
-    "Additive",
-    "AskAgain",
-    "Boosted",
-    "Cause",
-    "Demand",
-    "Estimate",
-    "Estimation",
-    "Estimator",
-    "Exit",
-    "Gpu",
-    "GpuId",
-    "GpuView",
-    "History",
-    "Job",
-    "JobId",
-    "JobSpec",
-    "Layout",
-    "Links",
-    "Loaded",
-    "Lookup",
-    "Model",
-    "NodeView",
-    "Past",
-    "Placement",
-    "Policy",
-    "Preconditions",
-    "Prediction",
-    "Predictor",
-    "Preemption",
-    "Profile",
-    "ProfilingRun",
-    "Proposal",
-    "Reason",
-    "Recovery",
-    "Refusal",
-    "Remember",
-    "Retry",
-    "Run",
-    "Server",
-    "Settings",
-    "Slot",
-    "Stage",
-    "StageTimes",
-    "StepTime",
-    "Template",
-    "Tree",
-    "Trial",
-    "Verdict",
-    "View",
-    "Wording",
-    "beside",
-    "clock",
-    "detail",
-    "duration",
-    "first_few",
-    "gib",
-    "idle",
-    "iteration_s",
-    "slowest_s",
-    "template",
-]
+from carmad.config import Estimation as Estimation
+from carmad.config import Links as Links
+from carmad.config import Preconditions as Preconditions
+from carmad.config import Settings as Settings
+from carmad.core.admission import Demand as Demand
+from carmad.core.admission import idle as idle
+from carmad.core.decision import AskAgain as AskAgain
+from carmad.core.decision import Placement as Placement
+from carmad.core.decision import Preemption as Preemption
+from carmad.core.decision import Proposal as Proposal
+from carmad.core.decision import Reason as Reason
+from carmad.core.decision import Remember as Remember
+from carmad.core.decision import Verdict as Verdict
+from carmad.core.gpuview import GpuView as GpuView
+from carmad.core.history import History as History
+from carmad.core.history import Past as Past
+from carmad.core.layout import Layout as Layout
+from carmad.core.layout import Slot as Slot
+from carmad.core.layout import Stage as Stage
+from carmad.core.layout import iteration_s as iteration_s
+from carmad.core.layout import slowest_s as slowest_s
+from carmad.core.ports import ANSWER_FD as ANSWER_FD
+from carmad.core.ports import Estimator as Estimator
+from carmad.core.ports import Policy as Policy
+from carmad.core.ports import Predictor as Predictor
+from carmad.core.ports import Recovery as Recovery
+from carmad.core.ports import Run as Run
+from carmad.core.ports import Server as Server
+from carmad.core.ports import Trial as Trial
+from carmad.core.recurrence import Template as Template
+from carmad.core.recurrence import template as template
+from carmad.core.slowdown import beside as beside
+from carmad.core.types import Cause as Cause
+from carmad.core.types import Estimate as Estimate
+from carmad.core.types import Exit as Exit
+from carmad.core.types import Gpu as Gpu
+from carmad.core.types import GpuId as GpuId
+from carmad.core.types import Job as Job
+from carmad.core.types import JobId as JobId
+from carmad.core.types import JobSpec as JobSpec
+from carmad.core.types import Loaded as Loaded
+from carmad.core.types import Prediction as Prediction
+from carmad.core.types import Profile as Profile
+from carmad.core.types import ProfilingRun as ProfilingRun
+from carmad.core.types import Refusal as Refusal
+from carmad.core.types import Retry as Retry
+from carmad.core.types import StageTimes as StageTimes
+from carmad.core.types import StepTime as StepTime
+from carmad.core.view import NodeView as NodeView
+from carmad.core.view import View as View
+from carmad.models import Additive as Additive
+from carmad.models import Boosted as Boosted
+from carmad.models import Lookup as Lookup
+from carmad.models import Model as Model
+from carmad.models import Tree as Tree
+from carmad.readable import duration as duration
+from carmad.readable import gib as gib
+from carmad.words import Wording as Wording
+from carmad.words import clock as clock
+from carmad.words import detail as detail
+from carmad.words import first_few as first_few

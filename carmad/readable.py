@@ -87,7 +87,7 @@ def count(text: str) -> int:
     return int(digits) << 10 * " KMGTP".index(text[len(digits) :] or " ")
 
 
-def counted(gres: str) -> int | None:
+def gpumem_count(gres: str) -> int | None:
     """N of gpumem in "gpu:2,gpumem:a100:80(S:0)"; None: there is none."""
     for one in gres.replace("gres:", "").replace("gres/", "").split(","):
         parts = one.partition("(")[0].replace("=", ":").split(":")

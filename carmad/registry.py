@@ -87,7 +87,7 @@ def own_names(kind: str) -> list[str]:
 
 
 @cache
-def declared_settings() -> Mapping[tuple[str, str], type]:
+def settings_of_plugins() -> Mapping[tuple[str, str], type]:
     """The dataclass of each plugin that has settings of its own, by kind and name.
 
     They are entry points of the group `carma.settings`, called KIND.NAME. A faulty one is logged
@@ -138,7 +138,7 @@ def _is_foreign(point: EntryPoint) -> bool:
 
 
 def _load(kind: str, name: str, settings: Settings, *given: object) -> object:
-    own = declared_settings().get((kind, name))
+    own = settings_of_plugins().get((kind, name))
     try:
         more = (own(**settings.plugins.get(f"{kind}.{name}", {})),) if own else ()
         plugin = _factory(kind, name)(settings, *given, *more)

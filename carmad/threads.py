@@ -3,9 +3,10 @@ machine's processes, no thread can be started, and the daemon must go on with th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from functools import partial
+from functools import cache, partial
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any, ParamSpec, TypeVar
@@ -75,3 +76,18 @@ class Threads(Executor):
                         future.set_exception(error)
                     beats.idle()
                 del item, future, call  # otherwise they would be kept until the next call
+
+
+API_THREADS = 32
+LATE_S = 600.0  # the longest request: an estimate by a script that is given more time
+
+
+@cache
+def api_threads() -> Threads:
+    return Threads(API_THREADS, "api-worker", LATE_S)
+
+
+async def run_in_threadpool(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Replaces starlette's, which starts threads on demand and ends them soon after."""
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(api_threads(), partial(call, *args, **kwargs))

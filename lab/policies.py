@@ -13,8 +13,7 @@ from carmad.core.decision import Proposal
 from carmad.core.ports import Policy
 from carmad.core.types import Job
 from carmad.core.view import View
-from carmad.sim.experiment import Experiment
-from carmad.sim.outcome import Outcome
+from carmad.sim.experiment import Experiment, Outcome
 from carmad.sim.run import simulate
 
 

@@ -117,7 +117,7 @@ class Daemon:
         """Stopped jobs end at once."""
         self.world.perform(action)
         if isinstance(action, Stop) and (action.job.id, action.job.attempt) in self.world.alive:
-            self.inbox.post(self.world.exited(action.job.id, Exit(Cause.CANCELLED, signal=15)))
+            self.inbox.post(self.world.end_attempt(action.job.id, Exit(Cause.CANCELLED, signal=15)))
 
     def start(self) -> None:
         self._core.start()
@@ -132,14 +132,14 @@ class Daemon:
         self.store.close()
 
     def sample(self) -> None:
-        self.inbox.request(self.world.sampled()).result(PATIENCE_S)
+        self.inbox.request(self.world.read_gpus()).result(PATIENCE_S)
 
     def run_kernel(self, job: int, mib: int = 1000) -> None:
         self.world.run_kernel(self._launched(job), mib)
         self.sample()
 
     def exit(self, job: int, exit: Exit | None = None) -> None:
-        self.inbox.request(self.world.exited(self._launched(job), exit)).result(PATIENCE_S)
+        self.inbox.request(self.world.end_attempt(self._launched(job), exit)).result(PATIENCE_S)
 
     def _launched(self, job: int) -> JobId:
         """A submission is acknowledged before its job is estimated and launched."""

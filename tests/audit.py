@@ -3,7 +3,7 @@
 Whoever reads another process's environment, command line or memory map waits for that process's
 memory, which it can lock for as long as it likes; and what its working directory, its program and
 its files are on may never answer. `python -m benchmarks.daemon.siege` has such a process. Only a
-process of its own that nobody needs may do it: `carmad.attempt.marks` and `title`, run alone.
+process of its own that nobody needs may do it: `carmad.attempt.marks`, run alone.
 """
 
 from __future__ import annotations

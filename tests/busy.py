@@ -14,7 +14,7 @@ from carmad.core.messages import (
     Tick,
 )
 from carmad.core.types import Cause, Exit, JobId
-from carmad.store import environments
+from carmad.store import retention
 from carmad.testing import FakeServer, a_spec
 
 OOM = Exit(Cause.GPU_OOM, 1, evidence="CUDA out of memory", tried_mib=2000, free_mib=100)
@@ -24,7 +24,7 @@ class Busy(FakeServer):
     def submit(self, **spec: object) -> JobId:
         """Like the daemon: with the environment separate from the job."""
         whole = a_spec(**spec)
-        bare = environments.without(whole)
+        bare = retention.without_contents(whole)
         id = JobId(self.next_id)
         self.next_id += 1
         self.tell(Submitted(self.now, id, (bare,), env=whole.env))

@@ -67,7 +67,7 @@ from carmad.core.types import (
 )
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
-from carmad.store.sql import StoreFull
+from carmad.store.database import StoreFull
 from carmad.store.values import Restored
 from carmad.testing import a_gpu, a_spec
 

@@ -10,10 +10,18 @@ from typing import Any
 
 from carmad.config import Settings
 from carmad.core.types import Cause, GpuId, JobId, JobState, Mode
-from carmad.sim.experiment import Experiment
+from carmad.sim.experiment import (
+    Attempt,
+    Experiment,
+    GpuTotals,
+    JobOutcome,
+    Outcome,
+    Rejected,
+    Task,
+    Timeline,
+    Trace,
+)
 from carmad.sim.hardware import Cluster, parse
-from carmad.sim.outcome import Attempt, GpuTotals, JobOutcome, Outcome, Timeline
-from carmad.sim.task import Rejected, Task, Trace
 
 FIELDS = tuple(field.name for field in fields(Timeline) if field.name != "at")
 TOTALS = tuple(

@@ -42,13 +42,13 @@ class Recorded(Busy):
     def _keep_journal(self) -> None:
         directory, cap_bytes = self._where
         self.journal = Journal(directory, self.scheduler, "1.2.3", cap_bytes)
-        self.journal.restored()
+        self.journal.on_reset()
         handle = self.scheduler.handle
 
         def recorded(*events: Event) -> Step:
             self.journal.hear(events)
             step = handle(*events)
-            self.journal.committed(step)
+            self.journal.on_commit(step)
             self.decided.append(len(step.decisions))
             return step
 

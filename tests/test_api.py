@@ -55,14 +55,15 @@ from carmad.core.types import (
     StepTime,
 )
 from carmad.core.view import View
-from carmad.engine.backlog import QUANTUM
+from carmad.engine.inbox import QUANTUM
 from carmad.errors import CarmaError
 from carmad.http import bounds, connections
 from carmad.http import server as server_module
 from carmad.http.connections import Credentials, Peer, Peers
 from carmad.http.turns import Share
 from carmad.learned.estimates import Guess
-from carmad.store.sql import SqlStore, StoreFull
+from carmad.store.database import StoreFull
+from carmad.store.sql import SqlStore
 from carmad.testing import a_gpu, a_job
 from tests.aio import run_async
 from tests.api_server import ROOT_JOBS, Connection, Daemon, as_uid, request, running, user_name

@@ -319,7 +319,7 @@ def test_a_task_without_a_row_is_found(store: SqlStore) -> None:
     assert store.job(JobId(6)) is None
     assert [[*each.ids] for each in store.history(array=JobId(1), index=3)] == [[3, 4, 5]]
     assert store.history(array=JobId(1), index=7) == []
-    names = store.named([JobId(n) for n in range(7)])
+    names = store.name_jobs([JobId(n) for n in range(7)])
     assert {id: name.label for id, name in names.items()} == {n: f"1_{n - 1}" for n in range(1, 6)}
     assert store.transitions(JobId(6)) == [] == store.decisions(JobId(6), 9)
 

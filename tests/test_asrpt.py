@@ -11,10 +11,9 @@ from carmad import registry
 from carmad.config import Limits, Links, Settings
 from carmad.core.types import Prediction, Retry
 from carmad.plugin import AskAgain, Layout, Reason, Remember, Stage
-from carmad.sim.experiment import Experiment, Physics
+from carmad.sim.experiment import Experiment, Physics, Task, Trace
 from carmad.sim.hardware import parse
 from carmad.sim.run import simulate
-from carmad.sim.task import Task, Trace
 from carmad.testing import a_gpu, a_view, changed, check_policy
 from policies.asrpt.heavy_edge import extremes
 from policies.asrpt.machine import Machine, rebuilt

@@ -18,14 +18,13 @@ from carmad.core.types import (
     ProfilingRun,
     Retry,
 )
-from carmad.models import Boosted
-from carmad.models.boosted import Stage
+from carmad.gpu.kinds import GpuKind
+from carmad.models import Boosted, Stage
 from carmad.plugin import Loaded, Placement, Reason, Remember
 from carmad.sim import interference as simulated
-from carmad.sim.experiment import Experiment, Physics
-from carmad.sim.hardware import Cluster, GpuKind, Node
+from carmad.sim.experiment import Experiment, Load, Physics, Task, Trace
+from carmad.sim.hardware import Cluster, Node
 from carmad.sim.run import simulate
-from carmad.sim.task import Load, Task, Trace
 from carmad.sim.workload import Workload
 from carmad.store.codec import decode_model
 from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed, check_policy

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from carmad.core.types import GpuId, GpuSample, StepTime
-from carmad.learning.interference import Beside, agreed, converted, mae, train
+from carmad.learning.interference import Beside, consensus, convert, mae, train
 from carmad.models import Boosted, Model
 from policies.castor.pairing import (
     accumulations,
@@ -179,7 +179,7 @@ class TestBoosted:
         table[random.random(table.shape) < 0.1] = np.nan
         matrix = xgboost.DMatrix(table, label=target)
         booster = xgboost.train({"max_depth": 5, "eta": 0.3, "nthread": 1}, matrix, 40)
-        model = Boosted("y", "made up", ("a", "b", "c"), *converted(booster), 400, 0.0)
+        model = Boosted("y", "made up", ("a", "b", "c"), *convert(booster), 400, 0.0)
         rows = [dict(zip("abc", map(float, row), strict=True)) for row in table]
         return booster.predict(matrix).tolist(), model, rows
 
@@ -203,7 +203,7 @@ class TestBoosted:
         table = np.random.default_rng(0).random((200, 3))
         matrix = xgboost.DMatrix(table, label=table[:, 1] * 5 + table[:, 2])
         booster = xgboost.train({"max_depth": 2, "nthread": 1}, matrix, 10)
-        model = Boosted("y", "", ("a", "b", "c"), *converted(booster), 200, 0.0)
+        model = Boosted("y", "", ("a", "b", "c"), *convert(booster), 200, 0.0)
         shares = dict(model.importance())
         assert list(shares) == ["b", "c", "a"]
         gains = booster.get_score(importance_type="total_gain")
@@ -248,11 +248,11 @@ class TestInterference:
         assert mae(train([*honest[0], *honest[1], *lies]), rows) > 3
         by_user = {"ada": honest[0], "bob": honest[1], "eve": lies}
         told = [replace(row, user=user) for user, its in by_user.items() for row in its]
-        assert mae(train(agreed(told)), rows) < 0.3
+        assert mae(train(consensus(told)), rows) < 0.3
 
     def test_who_alone_reports_of_a_pair_is_believed(self, rows: list[Beside]) -> None:
         told = [replace(rows[0], user="ada"), replace(rows[-1], user="eve")]
-        assert agreed(told) == told
+        assert consensus(told) == told
 
     def test_below_1_is_noise(self, rows: list[Beside]) -> None:
         idle = next(row for row in rows if row.ratio < 1)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from carmad.store.sql import SqlStore, StoreFull
+from carmad.store.database import StoreFull
+from carmad.store.sql import SqlStore
 from tests.daemon import NO_KERNELS, UNREACHABLE, Carmad, Json, running, train, until
 from tests.storm import GPUS, Storm
 

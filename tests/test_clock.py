@@ -14,10 +14,10 @@ from carmad.core.messages import Discovered, Sampled, Step, Submitted, Tick
 from carmad.core.reservations import Reservation
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import GpuSample, Job, JobId, JobState, ProfilingRun
-from carmad.daemon.wall import Wall
 from carmad.engine import clock as module
-from carmad.engine.clock import Clock
-from carmad.store.sql import SET_S, SqlStore, StoreFull
+from carmad.engine.clock import Clock, Wall
+from carmad.store.database import StoreFull
+from carmad.store.sql import SET_S, SqlStore
 from carmad.testing import a_gpu, a_job, a_spec, changed
 from policies import builtin
 from recovery import ladder

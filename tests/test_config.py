@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from carmad import registry
 from carmad.config import Limits, Monitor, Preconditions, Retention, Risk, Settings
-from carmad.configfile import by_name, changed, dump, from_tree, load
+from carmad.configfile import by_name, change, dump, from_tree, load
 from carmad.errors import CarmaError
 from policies.lucid.settings import LucidSettings
 
@@ -73,9 +73,9 @@ def test_round_robin_has_no_preconditions_unless_they_are_set(path: Path) -> Non
     assert of_rr("[policies.rr]") == Preconditions()
     assert of_rr(dump(Settings())) == of_rr(""), "a dump sets nothing that was not set"
     assert of_rr(dump(Settings(preconditions=Preconditions()))) == Preconditions()
-    some = changed(Settings(), ["preconditions.margin_mib=5"])
+    some = change(Settings(), ["preconditions.margin_mib=5"])
     assert some.preconditions_for("rr") == Preconditions(margin_mib=5)
-    assert changed(some, ["policy=rr"]).preconditions_for("rr") == Preconditions(margin_mib=5)
+    assert change(some, ["policy=rr"]).preconditions_for("rr") == Preconditions(margin_mib=5)
 
 
 def test_the_scope_of_mps_is_a_gpu_or_a_node(path: Path) -> None:
@@ -129,7 +129,7 @@ def test_the_names_of_0_1_0_still_work(path: Path) -> None:
         "policies.asrpt": {"reserve": True},
         "policies.cuckoo": {"weight": 0.5},
     }
-    assert changed(found, ["lucid.sharing_capacity=1"]).plugins["policies.lucid"] == {
+    assert change(found, ["lucid.sharing_capacity=1"]).plugins["policies.lucid"] == {
         "sharing_capacity": 1,
         "off_below": 4.0,
     }
@@ -270,7 +270,7 @@ def test_a_dump_reads_back_as_it_was(
 
 
 def test_every_setting_is_named_as_set_takes_it() -> None:
-    settings = changed(Settings(), ["policies.lucid.sharing_capacity=1"])
+    settings = change(Settings(), ["policies.lucid.sharing_capacity=1"])
     before, after = by_name(Settings()), by_name(settings)
     assert {name: (before[name], after[name]) for name in after if before[name] != after[name]} == {
         "policies.lucid.sharing_capacity": (2, 1)

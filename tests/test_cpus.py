@@ -13,14 +13,14 @@ import pytest
 
 from carmad import registry
 from carmad.api.reasons import phrase
-from carmad.attempt import limits
+from carmad.attempt import environment
 from carmad.attempt.launcher import Launcher
 from carmad.config import Host, Limits, Settings
 from carmad.core.decision import Proposal
 from carmad.core.messages import CancelRequested, Discovered, Reconfigured, Stepped
 from carmad.core.types import Cause, Exit, Job, JobId, JobState
 from carmad.core.view import View
-from carmad.gpu.topology import cpus_near
+from carmad.gpu.driver import cpus_near
 from carmad.testing import FakeServer, a_gpu, a_spec
 from tests.attempts import Bench
 from tests.daemon import Carmad, running, until
@@ -322,12 +322,12 @@ def test_it_outlives_its_daemon(tmp_path: Path) -> None:
 
 def test_limits_are_a_cgroups_files() -> None:
     spec = a_spec(cpus=3, host_memory_mib=1024)
-    assert limits.files(spec) == {
+    assert environment.limit_files(spec) == {
         "cpu.max": "300000 100000",
         "memory.max": str(1 << 30),
         "memory.swap.max": "0",
     }
-    assert limits.files(a_spec()) == {}
+    assert environment.limit_files(a_spec()) == {}
 
 
 def test_without_systemd_a_job_has_a_cgroup_below_the_delegated_one(tmp_path: Path) -> None:
@@ -397,11 +397,15 @@ def test_the_cpus_near_a_gpu_are_those_of_its_numa_node(tmp_path: Path) -> None:
 
 def test_only_a_job_that_asks_for_cpus_stays_near_and_only_if_they_are_enough() -> None:
     one, other, unknown = a_gpu(0, cpus=(0, 1)), a_gpu(1, cpus=(2, 3)), a_gpu(2)
-    assert limits.near(a_spec(cpus=2), [one]) == (0, 1)
-    assert limits.near(a_spec(cpus=3), [one, other]) == (0, 1, 2, 3)
-    assert limits.near(a_spec(cpus=3), [one]) == ()
-    assert limits.near(a_spec(), [one]) == limits.near(a_spec(cpus=1), [one, unknown]) == ()
-    assert limits.near(a_spec(cpus=1), []) == ()
+    assert environment.cpus_near(a_spec(cpus=2), [one]) == (0, 1)
+    assert environment.cpus_near(a_spec(cpus=3), [one, other]) == (0, 1, 2, 3)
+    assert environment.cpus_near(a_spec(cpus=3), [one]) == ()
+    assert (
+        environment.cpus_near(a_spec(), [one])
+        == environment.cpus_near(a_spec(cpus=1), [one, unknown])
+        == ()
+    )
+    assert environment.cpus_near(a_spec(cpus=1), []) == ()
 
 
 def test_a_job_starts_on_those_that_there_are(tmp_path: Path) -> None:

@@ -23,12 +23,12 @@ from carmad.core.types import (
     Retry,
     StepTime,
 )
+from carmad.gpu.kinds import GpuKind
 from carmad.plugin import AskAgain, Reason, Remember, StageTimes
 from carmad.sim import interference as simulated
-from carmad.sim.experiment import Experiment, Physics
-from carmad.sim.hardware import Cluster, GpuKind, Node
+from carmad.sim.experiment import Experiment, Load, Physics, Task, Trace
+from carmad.sim.hardware import Cluster, Node
 from carmad.sim.run import simulate
-from carmad.sim.task import Load, Task, Trace
 from carmad.testing import a_gpu, a_view, changed, check_policy
 from policies.cuckoo.groups import _Known
 from policies.cuckoo.interleaving import Asynchronous, Exclusive

@@ -12,7 +12,7 @@ import pytest
 from carmad.core.types import Gpu, GpuId
 from carmad.gpu import dcgm
 from carmad.gpu.dcgm import DcgmProfiler, Entity, Place, parse_discovery, parse_row
-from carmad.gpu.profiler import Activity, Unit
+from carmad.gpu.source import Activity, Unit
 from tests.waiting import until
 
 A, B = GpuId("GPU-aaaa"), GpuId("GPU-bbbb")

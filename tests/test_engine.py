@@ -27,7 +27,8 @@ from carmad.engine.clock import Clock
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Delivery, Inbox, Stopping
 from carmad.loop import Follower
-from carmad.store.sql import SqlStore, StoreFull
+from carmad.store.database import StoreFull
+from carmad.store.sql import SqlStore
 from carmad.testing import a_gpu, a_job, a_spec
 from carmad.testing.fake_server import FakeWorld
 from policies import builtin
@@ -63,7 +64,7 @@ class FullStore:
 
 class Steps(Follower):
     def __init__(self, steps):
-        self.committed = steps.append
+        self.on_commit = steps.append
 
 
 class Daemon:
@@ -79,7 +80,7 @@ class Daemon:
         )
         self.thread = threading.Thread(target=self.engine.run)
         self.inbox.post(Discovered(0.0, (GPU,)))
-        self.inbox.post(self.world.sampled())
+        self.inbox.post(self.world.read_gpus())
         self.thread.start()
 
     def submit(self, **spec):

@@ -27,7 +27,7 @@ from carmad.core.types import (
 )
 from carmad.errors import CarmaError
 from carmad.learned import estimates as module
-from carmad.learned.estimates import Answer, Estimates, ask, explained, guesses, patient
+from carmad.learned.estimates import Answer, Estimates, ask, ask_all, guesses, patient
 from carmad.options import OPTIONS, Option
 from carmad.testing import a_job, a_server, a_spec
 from tests.waiting import PATIENCE_S, until
@@ -161,7 +161,7 @@ def test_what_a_job_taught_is_asked_for(asked: Asked) -> None:
     asked.go_on.set()
     asked.put(1)
     until(lambda: len(asked.told) == 1)
-    asked.estimates.ended(JobId(1))
+    asked.estimates.end(JobId(1))
     asked.put(2)
     until(lambda: len(asked.told) == 2)
     assert len(asked.specs) == 2
@@ -199,14 +199,14 @@ def test_a_job_that_ended_is_not_asked_about_patiently(asked: Asked) -> None:
     until(lambda: asked.patiently)
     asked.put(2, "2.py")
     until(lambda: len(asked.told) == 2)
-    asked.estimates.ended(JobId(2))
+    asked.estimates.end(JobId(2))
     asked.go_on_patiently.set()
     asked.put(3, "3.py")
     until(lambda: len(asked.told) == 4)
     assert asked.patiently == ["1.py"]
 
 
-@pytest.mark.parametrize("is_over", [Estimates.ended, Estimates.drop])
+@pytest.mark.parametrize("is_over", [Estimates.end, Estimates.drop])
 def test_a_job_that_is_over_when_its_late_answer_comes_is_not_asked_about_again(
     asked: Asked, is_over: Callable[[Estimates, JobId], None]
 ) -> None:
@@ -320,7 +320,7 @@ def test_a_cancelled_job_is_not_asked_about(asked: Asked) -> None:
         asked.put(id, f"{id}.py")
     until(lambda: len(asked.specs) == module.AT_ONCE)
     for id in (3, 4, 99):
-        asked.estimates.ended(JobId(id))
+        asked.estimates.end(JobId(id))
     asked.go_on.set()
     until(lambda: len(asked.told) == 3)
     asked.estimates.close()
@@ -427,7 +427,7 @@ def test_the_estimator_that_decides_is_the_chosen_one(monkeypatch: pytest.Monkey
 def test_an_explanation_that_fails_costs_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     Scripted(horus=Estimate(9_000, "horus")).install(monkeypatch)
     monkeypatch.setattr(module, "explanation", lambda *asked: 1 // 0)
-    found, explanation = explained(
+    found, explanation = ask_all(
         Settings(estimator="horus"), replace(a_server(), explain=True), a_spec()
     )
     assert [guess.chosen for guess in found] == [True]

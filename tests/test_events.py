@@ -96,7 +96,7 @@ def test_holding_requeueing_and_draining(daemon: api_server.Daemon) -> None:
 def test_a_lost_gpu_is_told_once_and_when_it_is_back(daemon: api_server.Daemon) -> None:
     stream = events()
     next(stream)
-    sample = daemon.world.sampled().samples[0]
+    sample = daemon.world.read_gpus().samples[0]
     for fault in ("Xid 79", "Xid 79", None):
         now = daemon.inbox.clock()
         event = Sampled(now, (replace(sample, at=now, fault=fault),))
@@ -110,7 +110,7 @@ def test_a_process_of_no_job_is_told_once_it_has_been_there_for_a_while(
 ) -> None:
     stream = events()
     next(stream)
-    sample = daemon.world.sampled().samples[0]
+    sample = daemon.world.read_gpus().samples[0]
     now = daemon.inbox.clock()
     theirs = (ProcessUse(7, 5120, user="bob"), ProcessUse(8, 10, user="bob"))
     for after in (0.0, 10.0, 31.0, 32.0):

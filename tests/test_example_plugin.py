@@ -58,7 +58,7 @@ assert "\\n[policies.least_jobs]\\nmost_jobs = 4\\n" in configfile.dump(Settings
 
 environ = {"CARMA_POLICIES__LEAST_JOBS__MOST_JOBS": "3"}
 assert registry.bare_policy(configfile.load(file, environ)).most_jobs == 3
-tuned = configfile.changed(settings, ["policies.least_jobs.most_jobs=5"])
+tuned = configfile.change(settings, ["policies.least_jobs.most_jobs=5"])
 assert registry.bare_policy(tuned).most_jobs == 5
 
 file.write_text("[policies.least_jobs]\\nmost_jobs = '2'\\n")
@@ -66,7 +66,7 @@ refused(lambda: configfile.load(file, {}), "most_jobs should be a valid integer"
 file.write_text("[policies.least_jobs]\\nmost_job = 2\\n")
 refused(lambda: configfile.load(file, {}), "is not a setting", "policies.least_jobs.most_jobs?")
 few = "policies.least_jobs.most_jobs=few"
-refused(lambda: configfile.changed(settings, [few]), "--set", "valid integer")
+refused(lambda: configfile.change(settings, [few]), "--set", "valid integer")
 
 crowded = Reason("crowded", 4, 5, "jobs")
 assert phrase(crowded) == "has 5 jobs, and least_jobs allows 4"

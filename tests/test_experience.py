@@ -45,10 +45,10 @@ def a_step(*jobs: Job, gpus: tuple[Gpu, ...] | None = None) -> Step:
 
 def test_a_job_that_ended_well_teaches() -> None:
     experience = Experience(SETTINGS)
-    experience.committed(a_step(gpus=(a_gpu(0), a_gpu(1))))
+    experience.on_commit(a_step(gpus=(a_gpu(0), a_gpu(1))))
     job = a_past_job()
     running = changed(job, state=JobState.RUNNING, ended_at=None)
-    experience.committed(a_step(running, job))
+    experience.on_commit(a_step(running, job))
     (run,) = experience.server().runs(UID)
     assert list(experience.server().users()) == [UID]
     assert run == Run(job.spec, 8_000, job.estimate, a_gpu(0).name, job.started_at, 201.0)
@@ -69,7 +69,7 @@ def test_a_job_that_ended_well_teaches() -> None:
 )
 def test_what_teaches_nothing(changes: dict[str, object]) -> None:
     experience = Experience(SETTINGS)
-    experience.committed(a_step(a_past_job(**changes)))
+    experience.on_commit(a_step(a_past_job(**changes)))
     assert list(experience.users()) == []
     assert experience.runs(UID) == []
 
@@ -101,7 +101,7 @@ def test_it_is_there_again_after_a_restart(tmp_path: Path) -> None:
     for id in (1, 2, 3):
         step = a_step(a_past_job(id, peak_mib=1_000 * id))
         store.commit(replace(step, events=(Discovered(0.0, (a_gpu(0),)),)))
-        first.committed(step)
+        first.on_commit(step)
     store.commit(a_step(a_past_job(4, state=JobState.FAILED), gpus=()))
     store.close()
 
@@ -119,7 +119,7 @@ def test_a_question_of_an_early_job_waits_for_the_gpus() -> None:
     experience = Experience(SETTINGS)
     server = experience.server()
     found = a_step(gpus=(a_gpu(0, name="A100"),))
-    threading.Timer(0.05, experience.committed, [found]).start()
+    threading.Timer(0.05, experience.on_commit, [found]).start()
     assert server.gpu == "A100"
 
 
@@ -128,7 +128,7 @@ def test_the_servers_gpus_and_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     experience = Experience(SETTINGS, "570.86")
     assert (experience.server().gpu, experience.server().driver) == ("", "570.86")
     cards = (a_gpu(0, name="T4"), a_gpu(1, name="A100"), a_gpu(2, name="A100"))
-    experience.committed(a_step(gpus=cards))
+    experience.on_commit(a_step(gpus=cards))
     assert experience.server().gpu == "A100"
 
 
@@ -146,7 +146,7 @@ def test_the_same_program_is_tried_once_per_question(monkeypatch: pytest.MonkeyP
         tries.append(given)
         return Trial(b"%d" % len(tries), "")
 
-    monkeypatch.setattr(module, "tried", tried)
+    monkeypatch.setattr(module, "try_program", tried)
     experience = Experience(SETTINGS)
     server, other = experience.server(), experience.server()
     asked: Callable[..., Trial] = server.trial
@@ -170,7 +170,7 @@ def test_a_question_that_is_abandoned_ends_its_trials_alone(
         stops.append(asked[3])  # type: ignore[arg-type]
         return Trial(b"", "")
 
-    monkeypatch.setattr(module, "tried", tried)
+    monkeypatch.setattr(module, "try_program", tried)
     experience, abandoned = Experience(SETTINGS), threading.Event()
     experience.server(abandoned=abandoned).trial(a_spec(), ["a"], 5.0)
     experience.server().trial(a_spec(), ["a"], 5.0)

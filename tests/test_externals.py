@@ -8,8 +8,8 @@ from pathlib import Path
 
 from carmad.config import Retention
 from carmad.core.types import GpuSample, JobId, ProcessUse
-from carmad.daemon.externals import Externals
-from carmad.store.externals import KEPT_PER_USER
+from carmad.daemon.monitor import Externals
+from carmad.store.retention import KEPT_PER_USER
 from carmad.store.sql import SqlStore
 from carmad.store.values import External, ExternalTotals
 from carmad.testing import a_gpu

@@ -19,7 +19,7 @@ from carmad.core.types import Cause, Exit, JobState
 from carmad.daemon import doctor
 from carmad.errors import CarmaError
 from carmad.guards import GuardedPolicy, GuardedPredictor, GuardedRecovery, Trouble
-from carmad.sim import failing
+from carmad.sim import shadow
 from carmad.testing import FakeServer, a_job
 from policies import builtin
 from tests.waiting import PATIENCE_S
@@ -314,8 +314,8 @@ def test_doctor_names_everything_that_the_core_asks_and_counts_what_is_installed
 
 def test_a_fallback_is_another_policy() -> None:
     with pytest.raises(CarmaError, match="policy_fallback is the policy itself"):
-        configfile.changed(Settings(), ["policy_fallback=magm"])
-    assert configfile.changed(Settings(), ["policy_fallback=rr"]).policy_fallback == "rr"
+        configfile.change(Settings(), ["policy_fallback=magm"])
+    assert configfile.change(Settings(), ["policy_fallback=rr"]).policy_fallback == "rr"
     assert Settings().policy_fallback == "", "who chose a policy did not choose another"
 
 
@@ -354,7 +354,7 @@ def test_one_that_hangs_costs_its_time_once(kind, clock, hanging) -> None:
     for _ in range(100):
         assert "earlier question" in asked(guarded)
     hanging.release()
-    assert guarded._guard._late.await_it(LONG)
+    assert guarded._late.await_it(LONG)
     assert fake.plans + fake.orders == 1
     assert "not asked for a while" in asked(guarded)
     fake.act = lambda: None
@@ -377,12 +377,12 @@ def test_one_that_is_always_late_is_asked_ever_more_seldom(clock) -> None:
     guarded = GuardedPredictor(Fake(), SHORT)
     tries, begin = 0, clock[0]
     while clock[0] < begin + 3_600 * SHORT / guards.CORE_WAITS_S:
-        guard = guarded._guard
+        guard = guarded
         before = guard._hung_at
         released = threading.Event()
         guard_question = lambda plugin, released=released: released.wait(LONG)  # noqa: E731
         with pytest.raises(TimeoutError):
-            guard.ask(guard_question, "answer", bool)
+            guard._ask(guard_question, "answer", bool)
         released.set()
         if guard._hung_at != before:
             tries += 1
@@ -410,7 +410,7 @@ def test_a_thread_that_stays_away_is_given_up_a_few_times(clock, hanging) -> Non
     assert len(made) == len(threads()) == 1 + guards.MOST_STUCK, "then a restart is needed"
     hanging.release()
     for thread in threads():
-        if thread is not guarded._guard._worker._thread:
+        if thread is not guarded._worker._thread:
             thread.join(LONG)
     assert len(threads()) == 1, "who comes back after all goes"
 
@@ -433,13 +433,13 @@ def replayed(server: FakeServer, settings: Settings, policy, fallback) -> list[S
     from carmad.core.scheduler import Scheduler
     from recovery import ladder
 
-    script = failing.Script()
+    script = shadow.Script()
     core = Scheduler(
         settings,
-        failing.FailingPolicy(policy, script),
-        failing.FailingRecovery(ladder.exclusive(settings), script),
+        shadow.FailingPolicy(policy, script),
+        shadow.FailingRecovery(ladder.exclusive(settings), script),
         None,
-        failing.fallback(fallback, script),
+        shadow.failing_fallback(fallback, script),
     )
     made = []
     for step in server.steps:

@@ -44,24 +44,24 @@ def columns(runs: Mapping[str, list[float]]) -> tuple[list[str], list[str], list
 def test_of_each_group_it_says_about_the_mean() -> None:
     random = Random(1)
     runs = {f"{n:012x}": [(n + 1) * random.uniform(90, 110) for _ in range(40)] for n in range(8)}
-    told = forest.grown(*columns(runs))
+    told = forest.grow(*columns(runs))
     assert told.keys() == runs.keys()
     for name, seconds in runs.items():
         assert told[name] == pytest.approx(fmean(seconds), rel=0.03)
-    assert told == forest.grown(*columns(runs)), "drawn alike each time"
+    assert told == forest.grow(*columns(runs)), "drawn alike each time"
 
 
 def test_groups_stay_apart_whose_hashes_are_near() -> None:
     """As 32-bit floats these would be equal."""
     near = {"ffffffffffe0": [100.0] * 20, "ffffffffffff": [900.0] * 20}
-    told = forest.grown(*columns(near))
+    told = forest.grow(*columns(near))
     assert told["ffffffffffe0"] < 200 and told["ffffffffffff"] > 800
 
 
 def test_nobodys_jobs_move_what_is_told_of_anothers() -> None:
     """In every third tree, a group that ran once would get its neighbour's duration."""
     runs = {"b": [100.0], "c": [90.0, 120.0], **{f"a{n}": [1e6] for n in range(20)}, "d": [1e6]}
-    assert forest.grown(*columns(runs))["b"] > 10_000, "as the paper has it"
+    assert forest.grow(*columns(runs))["b"] > 10_000, "as the paper has it"
     told = forest.within_own(*columns(runs))
     assert told["b"] == 100.0
     assert 90.0 <= told["c"] <= 120.0
@@ -74,11 +74,11 @@ def test_what_it_is_compared_with() -> None:
 
 
 def test_errors_are_of_jobs_that_ran_before() -> None:
-    found = forest.measured({"a": 100.0}, ["a", "a", "a", "new"], [110.0, 112.0, 60.0, 9e9])
+    found = forest.measure({"a": 100.0}, ["a", "a", "a", "new"], [110.0, 112.0, 60.0, 9e9])
     assert found == forest.Errors(
         mean_s=pytest.approx(62 / 3), median_s=12, right=1 / 3, known=0.75
     )
-    assert forest.measured({}, ["new"], [1.0]) is None
+    assert forest.measure({}, ["new"], [1.0]) is None
 
 
 def test_the_newest_fifth_judges() -> None:
@@ -112,7 +112,7 @@ def test_where_nothing_recurs_nothing_is_learned(rows: list[dict[str, Any]]) -> 
 
 
 def test_it_is_kept_as_json() -> None:
-    text = codec.encode_model(TABLE)
+    text = codec.encode(TABLE)
     assert json.loads(text)["seconds"] == {"ada's": 50.0}
     assert codec.decode_model(text) == TABLE
     assert (TABLE.predict("ada's"), TABLE.predict("bob's")) == (50.0, 0.0)

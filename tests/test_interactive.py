@@ -75,7 +75,7 @@ def test_one_used_gpu_is_enough_and_batch_jobs_may_idle():
     for _ in range(200):
         server.now += 1
         server.run_kernel(shell)
-        used, *others = server.sampled().samples
+        used, *others = server.read_gpus().samples
         others = [replace(each, processes=()) for each in others]
         server.tell(Sampled(server.now, (used, *others)))
     assert server.job(shell).stop is None

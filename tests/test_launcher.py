@@ -733,7 +733,7 @@ def test_a_sweep_that_was_killed_has_swept_nothing(
     """Without a cgroup."""
     said = iter([["sh", "-c", "kill -9 $$"]])
     program = shepherd_module.program
-    monkeypatch.setattr(shepherd_module, "program", lambda name: next(said, program(name)))
+    monkeypatch.setattr(shepherd_module, "program", lambda *words: next(said, program(*words)))
     job = farm.start("sh", "-c", "setsid sh -c 'echo $$; exec sleep 600' & wait")
     (pid,) = until(farm.lines, "the job to speak")
     os.kill(farm.started(job)["pid"], signal.SIGKILL)

@@ -14,13 +14,10 @@ pytest.importorskip("sklearn", reason="the extra carma-gpu[policies] is not inst
 
 from interpret.glassbox import ExplainableBoostingRegressor
 
-from carmad.learning import additive, duration, throughput
-from carmad.learning.additive import Origin
-from carmad.learning.monotone import monotone
-from carmad.learning.names import exemplars
-from carmad.models import Additive, Shape
-from carmad.models.additive import Bins
-from carmad.models.workload import exemplars_of
+from carmad.learning import lucid
+from carmad.learning.lucid import Origin, exemplars, monotone
+from carmad.models import Additive, Bins, Shape
+from carmad.models.features import exemplars_of
 
 ORIGIN = Origin("what", "nowhere", 7.0)
 
@@ -29,8 +26,8 @@ ORIGIN = Origin("what", "nowhere", 7.0)
 def brief() -> Iterator[None]:
     """Reduces the training effort."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(additive, "ROUNDS", 60)
-        patch.setattr(additive, "BAGS", 4)
+        patch.setattr(lucid, "ROUNDS", 60)
+        patch.setattr(lucid, "BAGS", 4)
         yield
 
 
@@ -75,7 +72,7 @@ def test_an_additive_value_predicts_what_interpret_does() -> None:
 
     with pytest.warns(UserWarning, match="Missing values"):
         machine.fit(matrix(rows), [_truth(row) for row in rows])
-    model = additive.converted(machine, ORIGIN, "identity", len(rows))
+    model = lucid.convert(machine, ORIGIN, "identity", len(rows))
     assert len(model.pairs) == 4
     unseen = _rows(300, seed=2)
     unseen += [{"x": 99.0, "n": -1.0, "who": "nobody", "what": "30"}, {}]
@@ -91,7 +88,7 @@ def test_an_additive_value_predicts_what_interpret_does() -> None:
 @pytest.fixture(scope="module")
 def fitted() -> Additive:
     rows = [row for row in _rows(500, seed=3) if "x" in row]
-    return additive.fit(rows, [_truth(row) for row in rows], ORIGIN, interactions=3, alone="x")
+    return lucid.fit(rows, [_truth(row) for row in rows], ORIGIN, interactions=3, alone="x")
 
 
 def test_a_fit_learns_the_shapes(fitted: Additive) -> None:
@@ -108,7 +105,7 @@ def test_the_lonely_feature_is_in_no_pair(fitted: Additive) -> None:
 
 def test_with_the_link_log_predictions_multiply() -> None:
     rows: list[dict[str, float | str]] = [{"gpus": float(n % 4)} for n in range(80)]
-    model = additive.fit(rows, [10.0 ** float(row["gpus"]) for row in rows], ORIGIN, link="log")
+    model = lucid.fit(rows, [10.0 ** float(row["gpus"]) for row in rows], ORIGIN, link="log")
     assert model.predict({"gpus": 3.0}) == pytest.approx(1000, rel=0.2)
 
 
@@ -156,7 +153,7 @@ def test_only_what_had_ended_is_known_of_a_job() -> None:
         _job(50, 1, ended_at=500),  # it waited
         _job(60, 1),
     ]
-    known = duration.table(jobs, ())
+    known = lucid.duration_table(jobs, ())
     assert [row.get("user_mean_s") for row in known] == [None, None, None, 10, 17, 17]
     assert [row.get("group_last_s") for row in known] == [None, None, None, 10, 40, 40]
 
@@ -170,7 +167,7 @@ def test_durations_are_learned_by_name_and_user_and_grow_with_gpus() -> None:
         spread = random.uniform(0.9, 1.1)
         name = f"{name}-{random.randrange(3)}"
         jobs.append(_job(n * 600.0, seconds * gpus * spread, name=name, gpus=gpus, group=""))
-    model = duration.train(jobs, "nowhere", at=7.0)
+    model = lucid.train_duration(jobs, "nowhere", at=7.0)
     assert (model.rows, model.source, model.trained_at) == (400, "nowhere", 7.0)
     assert dict(model.errors)["R² of the logarithm"] > 0.9
     assert len(exemplars_of(model)) < 6
@@ -189,18 +186,18 @@ def test_throughput_that_repeats_by_the_hour_is_learned() -> None:
         (round(20 * (n // 6 % 24 in (9, 10, 11)) + random.random()), random.randrange(3))
         for n in range(8 * 144)
     ]
-    model = throughput.train(counts, 0.0, "jobs", "nowhere", at=7.0)
+    model = lucid.train_traffic(counts, 0.0, "jobs", "nowhere", at=7.0)
     errors = dict(model.errors)
     assert errors["MAE"] < 0.4 * errors["MAE of the last count known"]
-    table = throughput.table(counts, 0.0)
+    table = lucid.traffic_table(counts, 0.0)
     assert model.predict(table[10 * 6]) > 15
     assert model.predict(table[20 * 6]) < 3
 
 
 def test_a_row_of_traffic_knows_only_what_was_over_when_it_was_foretold() -> None:
     counts = [(n, 0) for n in range(2000)]
-    row = throughput.table(counts, 0.0)[1500]
+    row = lucid.traffic_table(counts, 0.0)[1500]
     assert (row["hour"], row["minute"]) == (1500 // 6 % 24, 0)
     assert row["jobs_1h_mean"] == np.mean([1490, 1491, 1492, 1493, 1494, 1495])
     changed = [*counts[:1496], *[(0, 0)] * 504]
-    assert throughput.table(changed, 0.0)[1500] == row
+    assert lucid.traffic_table(changed, 0.0)[1500] == row

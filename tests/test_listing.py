@@ -28,7 +28,7 @@ from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.tasks import JobsById
 from carmad.core.types import ArrayTask, Attempt, Job, JobId, JobState, Prediction
-from carmad.store.sql import StoreFull
+from carmad.store.database import StoreFull
 from carmad.testing import a_gpu_view, a_job, a_spec, a_view
 from tests.aio import run_async
 from tests.api_server import ROOT_JOBS, Daemon, as_uid, request, running
@@ -89,7 +89,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     count(Scheduler, "snapshot", "scenes")
     count(api_job.Jobs, "_public", "jobs")
-    count(service.Service, "committed", "steps")
+    count(service.Service, "on_commit", "steps")
     monkeypatch.setattr(service, "FRESH_S", 1e9)  # only a step outdates a scene here
     return counts
 

@@ -24,7 +24,7 @@ from carmad.errors import CarmaError
 from carmad.metrics import exposition, figures
 from carmad.metrics.declared import METRICS
 from carmad.metrics.figures import MOST_ESTIMATORS, OTHER, Counts, Histogram
-from carmad.store.sql import StoreFull
+from carmad.store.database import StoreFull
 from carmad.testing import FakeServer, a_gpu, a_gpu_view, a_job, a_spec, a_view
 from tests.api_server import Connection, as_user, running
 from tests.attack.users import HOSTILE, needs_root
@@ -409,6 +409,6 @@ def test_an_address_to_listen_at(text: str, found: tuple[str, int] | None) -> No
 
 def test_a_wrong_address_is_refused_with_an_example() -> None:
     with pytest.raises(CarmaError, match=r"metrics\.listen should be .*127\.0\.0\.1:9430"):
-        configfile.changed(Settings(), ["metrics.listen=9430"])
-    changed = configfile.changed(Settings(), ["metrics.listen=[::]:9430"])
+        configfile.change(Settings(), ["metrics.listen=9430"])
+    changed = configfile.change(Settings(), ["metrics.listen=[::]:9430"])
     assert changed.metrics == Metrics("[::]:9430")

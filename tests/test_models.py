@@ -8,12 +8,18 @@ import pytest
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from carmad.models import Additive, Model, Node, Pair, Shape, Tree
-from carmad.models.additive import Bins
-from carmad.models.names import bucket, distance
-from carmad.models.traffic import AHEAD, INTERVAL_S, LOOK_BACK, features, foretold
-from carmad.models.workload import exemplars_of
-from carmad.models.workload import features as of_job
+from carmad.models import Additive, Bins, Model, Node, Pair, Shape, Tree
+from carmad.models.features import (
+    AHEAD,
+    INTERVAL_S,
+    LOOK_BACK,
+    bucket,
+    distance,
+    exemplars_of,
+    foretold,
+    traffic_features,
+)
+from carmad.models.features import duration_features as of_job
 
 TREE = Tree(
     about="what",
@@ -141,7 +147,7 @@ def test_traffic_looks_back_from_the_interval_foretold() -> None:
     """Counts that encode their interval show which ones were used."""
     last = 2000
     counts = [(n, 10 * n) for n in range(last + 1)]
-    found = features(counts, (last + 1.5) * INTERVAL_S)
+    found = traffic_features(counts, (last + 1.5) * INTERVAL_S)
     target = last + AHEAD
     assert foretold((last + 1.5) * INTERVAL_S) == target * INTERVAL_S
     assert found["jobs_1h_ago"] == target - 6
@@ -156,27 +162,27 @@ def test_traffic_looks_back_from_the_interval_foretold() -> None:
 def test_soft_sums_weigh_the_middle_most() -> None:
     counts = [(0, 0)] * 100
     counts[-2] = (8, 0)  # an hour before what is foretold
-    assert features(counts, 0.0)["jobs_1h_soft"] == 4.0
+    assert traffic_features(counts, 0.0)["jobs_1h_soft"] == 4.0
     counts[-2], counts[-1] = (0, 0), (8, 0)
-    assert features(counts, 0.0)["jobs_1h_soft"] == 2.0
+    assert traffic_features(counts, 0.0)["jobs_1h_soft"] == 2.0
 
 
 def test_nothing_younger_than_the_last_interval_is_needed_nor_older_than_a_week() -> None:
     counts = [(n % 7, n % 5) for n in range(3000)]
-    assert features(counts[-LOOK_BACK:], 0.0) == features(counts, 0.0)
-    assert features(counts[-LOOK_BACK + 1 :], 0.0) != features(counts, 0.0)
+    assert traffic_features(counts[-LOOK_BACK:], 0.0) == traffic_features(counts, 0.0)
+    assert traffic_features(counts[-LOOK_BACK + 1 :], 0.0) != traffic_features(counts, 0.0)
 
 
 def test_a_short_past_leaves_features_out() -> None:
-    assert set(features([], 0.0)) == {"hour", "minute", "weekday", "day"}
-    hour = features([(1, 1)] * 6, 0.0)
+    assert set(traffic_features([], 0.0)) == {"hour", "minute", "weekday", "day"}
+    hour = traffic_features([(1, 1)] * 6, 0.0)
     assert "jobs_1h_mean" in hour
     assert not {"jobs_3h_mean", "jobs_1d_ago", "jobs_trend"} & set(hour)
 
 
 def test_the_calendar_is_that_of_the_interval_foretold() -> None:
     friday = 1_600_473_600.0  # 2020-09-19 00:00 UTC, a Saturday
-    found = features([], friday - 3000)  # 23:10 on the Friday before; foretold: 23:50
+    found = traffic_features([], friday - 3000)  # 23:10 on the Friday before; foretold: 23:50
     assert (found["hour"], found["minute"], found["weekday"], found["day"]) == (23, 50, 4, 18)
 
 

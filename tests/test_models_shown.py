@@ -23,8 +23,7 @@ from carmad.core.types import (
     ProfilingRun,
 )
 from carmad.learned import models as daemon_models
-from carmad.models import Additive, Model, Node, Shape, Tree
-from carmad.models.additive import Bins
+from carmad.models import Additive, Bins, Model, Node, Shape, Tree
 from carmad.testing import a_job, a_spec, changed
 from cli import render
 from cli.commands import models
@@ -68,7 +67,7 @@ ADDITIVE = Additive(
 @pytest.fixture
 def daemon(open_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:  # noqa: F811
     brought: dict[str, Model] = {"tree": TREE, "duration": TREE}
-    monkeypatch.setattr("carmad.api.models.shipped", lambda: brought)
+    monkeypatch.setattr("carmad.api.models.load_shipped", lambda: brought)
     monkeypatch.setenv("CARMA_SOCKET", str(open_path / "carmad.sock"))
     with running(open_path) as daemon:
         trained = Trained(daemon.inbox.clock(), (("duration", ADDITIVE),))

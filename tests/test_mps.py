@@ -20,9 +20,8 @@ import pytest
 
 from carmad.core.types import GpuId
 from carmad.errors import CarmaError
-from carmad.gpu import mps_daemon
-from carmad.gpu.mps import Mps
-from carmad.gpu.mps_daemon import MpsDaemon, ServerState
+from carmad.gpu import mps as mps_daemon
+from carmad.gpu.mps import Mps, MpsDaemon, ServerState
 from tests.here import shebang
 from tests.waiting import until
 

@@ -24,12 +24,13 @@ from carmad.core.happenings import Happening, Kind
 from carmad.core.messages import Step, Tick
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import ArrayTask, Attempt, Cause, Exit, Job, JobId, JobState
-from carmad.daemon.weekly import weekly
+from carmad.daemon.housekeeping import weekly_report
 from carmad.errors import CarmaError
 from carmad.notify import addresses, post, sender
 from carmad.notify.letters import ToldOnce, letter, lines
 from carmad.notify.post import Post
-from carmad.store.sql import SqlStore, StoreFull
+from carmad.store.database import StoreFull
+from carmad.store.sql import SqlStore
 from carmad.store.values import Notice
 from carmad.testing import a_job, a_spec
 from cli.main import run
@@ -249,7 +250,7 @@ def told(store: SqlStore) -> Iterator[Post]:
 
 def commit(store: SqlStore, thread: Post, step: Step) -> None:
     store.commit(step)
-    thread.committed(step)
+    thread.on_commit(step)
 
 
 def test_a_failure_is_told_and_forgotten(
@@ -370,7 +371,7 @@ def test_administrators_are_told_of_the_server(
     thread.heard([Happening(1.0, Kind.HELD, a_job())], {})
     barred = a_job(5, held=True, barred="there is no ada")
     thread.heard([Happening(1.0, Kind.RETRIED, barred, cause=Cause.NO_ACCOUNT)], {})
-    thread.unrecorded(StoreFull("the disk is full"))
+    thread.on_failed_commit(StoreFull("the disk is full"))
     thread.start()
     until(lambda: target.got)
     said = target.got[0]["message"].splitlines()
@@ -408,7 +409,7 @@ def test_the_week_s_report_goes_to_its_readers(
     scene = Scheduler(Settings(), builtin.magm(Settings()), ladder.exclusive(Settings())).snapshot
     thread = Post(store, Notify(report=str(file)))
     now, told = [datetime(2026, 11, 23, 6, 59)], tmp_path / "told"
-    look = weekly(store, lambda: scene(now[0].timestamp()), thread, told, lambda: now[0])
+    look = weekly_report(store, lambda: scene(now[0].timestamp()), thread, told, lambda: now[0])
     told.write_text("2026-11-09")  # the week before that was sent
     look()
     assert not thread._waiting(), "it is Monday, but not seven"

@@ -18,14 +18,13 @@ import pytest
 
 from carmad.core.types import GpuId, GpuSample, ProcessUse
 from carmad.errors import CarmaError
-from carmad.gpu import choose as choosing
-from carmad.gpu import lanes, xid
-from carmad.gpu.choose import choose
+from carmad.gpu import driver as lanes
+from carmad.gpu import events
+from carmad.gpu import nvml as choosing
 from carmad.gpu.driver import disconnect
 from carmad.gpu.gpm import GpmProfiler
-from carmad.gpu.nvml import NvmlSource
-from carmad.gpu.profiler import ActivityReader, Unprofiled
-from carmad.gpu.source import Health, TelemetrySource
+from carmad.gpu.nvml import NvmlSource, choose
+from carmad.gpu.source import ActivityReader, Health, TelemetrySource, Unprofiled
 from tests.waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
@@ -560,7 +559,7 @@ def test_an_upgraded_driver_asks_for_a_restart(nvml: FakeNvml) -> None:
 
 
 def drain_of(number: int) -> bool:
-    return xid.describe(number).drain
+    return events.describe_xid(number).drain
 
 
 def test_xids_drain_as_nvidias_catalog_has_it() -> None:

@@ -30,7 +30,7 @@ from carmad.models import Node, Tree
 from carmad.sim.shadow import reproduce
 from carmad.store import codec, journal
 from carmad.store.sql import SqlStore
-from carmad.store.table import row
+from carmad.store.values import table_row
 from carmad.testing import FakeServer, a_job, a_spec, changed
 from policies import builtin
 from tests.busy import Busy
@@ -117,7 +117,7 @@ def test_a_killed_daemon_knows_the_job_when_it_is_back(tmp_path: Path) -> None:
         carmad.ended(first)
         carmad.kill()
         (carmad.state / "models").mkdir()
-        (carmad.state / "models/leaf.json").write_text(codec.encode_model(LEAF))
+        (carmad.state / "models/leaf.json").write_text(codec.encode(LEAF))
         (carmad.state / "models/broken.json").write_text("nonsense")
         carmad.start()
         second = carmad.submit(*train(memory_mib=2000, seconds=2))
@@ -210,13 +210,13 @@ def test_the_journal_keeps_the_submissions_of_the_days_that_count(tmp_path: Path
     server = Recorded(tmp_path)
     kept = journal.Journal(tmp_path, server.scheduler, "1", PLENTY, given)
     kept.hear([Submitted(3e6 + 1, JobId(7), (a_spec(gpus=2), a_spec()))])
-    kept.restored()
+    kept.on_reset()
     kept.flush()
     begin, _ = journal.read(journal.segments(tmp_path)[-1])
     assert begin.submissions == ((0.0, 1), (0.0, 1), (3e6, 1), (3e6, 1), (3e6, 2))
     later = 3e6 + 9 * 86_400
     kept.hear([Submitted(later, JobId(9), (a_spec(),)), Submitted(later + 700, JobId(10), ())])
-    kept.restored()
+    kept.on_reset()
     kept.flush()
     begin, _ = journal.read(journal.segments(tmp_path)[-1])
     assert begin.submissions == ((3e6, 2), (later // 600 * 600, 1))
@@ -238,7 +238,7 @@ def test_a_row_has_what_models_learn_from() -> None:
         served_s=40.0,
         profile=Profile(30.0, 900, (Indicator("gpu_utilization", 0.5, 0.01),), of=JobId(3)),
     )
-    found = row(job)
+    found = table_row(job)
     assert (found["group"], found["gpus"], found["batch_size"], found["amp"]) == (
         "f00",
         2,
@@ -251,6 +251,6 @@ def test_a_row_has_what_models_learn_from() -> None:
 
 
 def test_a_job_that_never_ran_has_no_duration() -> None:
-    found = row(a_job(state=JobState.CANCELLED, ended_at=5.0))
+    found = table_row(a_job(state=JobState.CANCELLED, ended_at=5.0))
     assert found["duration_s"] is found["started_at"] is None
     assert found["state"] == "cancelled"

@@ -45,8 +45,8 @@ def store(tmp_path: Path) -> SqlStore:
 
 def test_it_is_a_user_s_own_and_everybody_s_in_order_of_ids(store: SqlStore) -> None:
     known = Recent(store)
-    known.committed(step(ended(3), ended(2, "bob"), a_job(4, state=JobState.QUEUED)))
-    known.committed(step(ended(1), ended(5, at=NOW - recent.RECENT_S - 1)))
+    known.on_commit(step(ended(3), ended(2, "bob"), a_job(4, state=JobState.QUEUED)))
+    known.on_commit(step(ended(1), ended(5, at=NOW - recent.RECENT_S - 1)))
     assert ids(known.latest("ada", NOW)) == [1, 3]
     assert ids(known.latest("bob", NOW)) == [2]
     assert ids(known.latest(None, NOW)) == [1, 2, 3]
@@ -55,8 +55,8 @@ def test_it_is_a_user_s_own_and_everybody_s_in_order_of_ids(store: SqlStore) -> 
 
 def test_a_job_that_ended_twice_is_there_once_as_it_is_now(store: SqlStore) -> None:
     known = Recent(store)
-    known.committed(step(ended(1, name="before")))
-    known.committed(step(ended(1, name="after")))
+    known.on_commit(step(ended(1, name="before")))
+    known.on_commit(step(ended(1, name="after")))
     assert [each.job.spec.name for each in known.latest("ada", NOW)] == ["after"]
 
 
@@ -64,9 +64,9 @@ def test_it_is_limited_by_number_and_by_length_and_no_user_pushes_out_another_s(
     store: SqlStore,
 ) -> None:
     known = Recent(store)
-    known.committed(step(ended(1)))
-    known.committed(step(*(ended(id, "bob") for id in range(2, 2 * recent.MOST))))
-    known.committed(step(*(ended(id, "eve", name="x" * recent.MOST_BYTES) for id in (901, 902))))
+    known.on_commit(step(ended(1)))
+    known.on_commit(step(*(ended(id, "bob") for id in range(2, 2 * recent.MOST))))
+    known.on_commit(step(*(ended(id, "eve", name="x" * recent.MOST_BYTES) for id in (901, 902))))
     assert ids(known.latest("ada", NOW)) == [1]
     assert ids(known.latest("bob", NOW)) == list(range(recent.MOST, 2 * recent.MOST))
     assert ids(known.latest("eve", NOW)) == [902]

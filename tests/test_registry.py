@@ -87,7 +87,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "carma_test_plugin", raising=False)
-    found = (registry.declared_settings, registry.wordings)
+    found = (registry.settings_of_plugins, registry.wordings)
     for each in found:
         each.cache_clear()
     yield
@@ -129,7 +129,7 @@ def test_a_plugin_that_cannot_be_loaded(installed: None, name: str, says: str) -
 
 
 def test_settings_that_are_declared_wrongly_are_left_out(installed: None, caplog) -> None:
-    mine = {key for key in registry.declared_settings() if key[1].startswith("carma_test")}
+    mine = {key for key in registry.settings_of_plugins() if key[1].startswith("carma_test")}
     assert mine == {("policies", "carma_test_good"), ("recoveries", "carma_test_any")}
     assert {record.getMessage() for record in caplog.records} == {
         "carma_test_plugin:WithoutDefaults is not a dataclass whose fields all have defaults",

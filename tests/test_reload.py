@@ -12,7 +12,7 @@ import pytest
 from carmad.config import Collocation, Limits, Settings, at_once
 from carmad.core.messages import Reconfigured
 from carmad.core.types import JobState
-from carmad.daemon.reload import reloaded
+from carmad.daemon.service import merge
 from carmad.sim.shadow import reproduce
 from carmad.store import journal
 from carmad.testing import FakeServer
@@ -87,7 +87,7 @@ def test_what_is_read_at_each_use_changes_at_once() -> None:
 
 def test_the_rest_stays() -> None:
     wanted = Settings(policy="rr", limits=Limits(gpus_per_user=2, kill_grace_s=1))
-    assert reloaded(Settings(), wanted) == Settings(limits=Limits(gpus_per_user=2))
+    assert merge(Settings(), wanted) == Settings(limits=Limits(gpus_per_user=2))
 
 
 def test_the_core_judges_by_the_new_settings_at_once() -> None:

@@ -26,10 +26,10 @@ from carmad.core.types import ArrayTask, Cause, Exit, GpuId, JobId, JobState, Us
 from carmad.report import as_markdown, as_page, last, sections
 from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import parse
-from carmad.sim.report.period import report as simulated
+from carmad.sim.report.export import report_of as simulated
 from carmad.sim.run import simulate
 from carmad.sim.traces import sources
-from carmad.store import runs
+from carmad.store import queries
 from carmad.store.values import External
 from carmad.testing import a_gpu, a_job, a_spec
 from cli.main import run
@@ -343,8 +343,8 @@ def test_simulate_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_daemon_reports_what_its_store_has_page_by_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "PAGE", 3)
-    monkeypatch.setattr(runs, "_THEN", runs._THEN.limit(3))
+    monkeypatch.setattr(queries, "PAGE", 3)
+    monkeypatch.setattr(queries, "_THEN", queries._THEN.limit(3))
     with running(tmp_path, gpus=2) as daemon:
         now = time.time()
         gpu = daemon.gpus[0].id

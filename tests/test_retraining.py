@@ -23,9 +23,9 @@ from carmad.core.recurrence import group
 from carmad.core.slowdown import beside
 from carmad.core.types import Company, GpuId, Indicator, Job, JobId, JobState, Loaded, Profile
 from carmad.learned import models
-from carmad.learned.models import Models, lacking, shipped
+from carmad.learned.models import Models, lacking, load_shipped
 from carmad.models import Additive, Boosted, Lookup, Model, Node, Tree
-from carmad.models.traffic import INTERVAL_S
+from carmad.models.features import INTERVAL_S
 from carmad.store import codec
 from carmad.store.sql import SqlStore
 from carmad.testing import a_job, a_spec, changed
@@ -33,7 +33,7 @@ from estimators.duration.additive import additive
 
 pytest.importorskip("interpret", reason="training needs carma-gpu[policies]")
 
-from carmad.learning import duration, forest, interference, retraining, table, throughput
+from carmad.learning import forest, interference, lucid, retraining
 from carmad.learning.retraining import retrain
 from tests.waiting import PATIENCE_S
 
@@ -75,12 +75,12 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
 
 def test_every_interval_that_is_over_is_counted() -> None:
     at = 10 * INTERVAL_S
-    found, begin = table.counts(
+    found, begin = retraining.count_submissions(
         [(at + 1, 2), (at + 599, 1), (at + 1300, 4), (at + 2400, 8)], at + 2401
     )
     assert begin == at
     assert found == [(2, 3), (0, 0), (1, 4), (0, 0)]
-    assert table.counts([], at) == ([], at)
+    assert retraining.count_submissions([], at) == ([], at)
 
 
 def test_a_profile_that_the_job_itself_got_is_not_learned_from(store: SqlStore) -> None:
@@ -93,7 +93,7 @@ def test_a_profile_that_the_job_itself_got_is_not_learned_from(store: SqlStore) 
             a_job(3, state=JobState.CANCELLED, ended_at=30.0),
         ],
     )
-    first, second = table.runs(store)
+    first, second = retraining.runs(store)
     assert first["duration_s"] == second["duration_s"] == 5.0
     assert "gpu_utilization" not in first and "peak_mib" not in first
     assert (second["gpu_utilization"], second["peak_mib"]) == (0.5, 700)
@@ -103,31 +103,33 @@ def test_all_pages_are_read_and_no_more_than_may_be(
     store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit(store, past(20))
-    monkeypatch.setattr(table, "PAGE", 7)
-    assert [row["submitted_at"] for row in table.runs(store)] == [j.submitted_at for j in past(20)]
-    monkeypatch.setattr(table, "MOST_RUNS", 9)
-    assert [row["submitted_at"] for row in table.runs(store)] == [
+    monkeypatch.setattr(retraining, "PAGE", 7)
+    assert [row["submitted_at"] for row in retraining.runs(store)] == [
+        j.submitted_at for j in past(20)
+    ]
+    monkeypatch.setattr(retraining, "MOST_RUNS", 9)
+    assert [row["submitted_at"] for row in retraining.runs(store)] == [
         j.submitted_at for j in past(20)[-9:]
     ]
 
 
 def test_nobodys_jobs_drown_the_others(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "MOST_OF_USER", 6)
+    monkeypatch.setattr(retraining, "MOST_OF_USER", 6)
     commit(store, past(20))
     flood = [ended(100 + n, BEGIN + n, "eve", 1.0) for n in range(60)]
     commit(store, flood)
-    users = [row["user"] for row in table.runs(store)]
+    users = [row["user"] for row in retraining.runs(store)]
     assert {user: users.count(user) for user in users} == {"ada": 10, "bob": 10, "eve": 10}
-    kept = [row["submitted_at"] for row in table.runs(store) if row["user"] == "eve"]
+    kept = [row["submitted_at"] for row in retraining.runs(store) if row["user"] == "eve"]
     assert kept == [job.submitted_at for job in flood[-10:]], "the latest"
 
 
 def test_who_is_alone_is_learned_from_whole(
     store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table, "MOST_OF_USER", 6)
+    monkeypatch.setattr(retraining, "MOST_OF_USER", 6)
     commit(store, [ended(1 + n, BEGIN + n, "ada", 1.0) for n in range(60)])
-    assert len(table.runs(store)) == 60
+    assert len(retraining.runs(store)) == 60
 
 
 # -- training
@@ -208,7 +210,7 @@ def test_the_ratio_of_jobs_that_share_is_learned_here(store: SqlStore, tmp_path:
 
 def test_nobodys_reports_drown_the_others(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """From three users on, nobody has more than a third."""
-    monkeypatch.setattr(table, "LEAST_MET", 1)
+    monkeypatch.setattr(retraining, "LEAST_MET", 1)
     dice = Random(0)
     many = {"ada": 100, "bob": 100, "eve": 5}
     jobs = [ended(n, BEGIN + n, list(many)[n % 3], 10.0) for n in range(1, 4)]
@@ -217,7 +219,7 @@ def test_nobodys_reports_drown_the_others(store: SqlStore, monkeypatch: pytest.M
         return tuple(met(dice, lambda own, other: 99.0) for _ in range(many[user]))
 
     commit(store, [changed(job, company=met_by(job.spec.user)) for job in jobs])
-    told = table.companies(store)
+    told = retraining.companies(store)
     assert len(told) == 3 * 5
     assert max(row.ratio for _, row in told) == 20
 
@@ -228,7 +230,7 @@ def test_a_pair_counts_once_for_a_user_with_its_median(store: SqlStore) -> None:
     ratios = (1.4, 1.5, 1.6, 19.0, 1.5)
     met_there = [(replace(pair, ratio=ratio),) for ratio in ratios]
     commit(store, [changed(job, company=its) for job, its in zip(jobs, met_there, strict=True)])
-    ((_, row),) = table.companies(store)
+    ((_, row),) = retraining.companies(store)
     assert row.ratio == 1.5
 
 
@@ -245,7 +247,7 @@ def test_a_user_who_lies_does_not_bend_the_model(store: SqlStore) -> None:
 
     by_job = [tuple(met(dice, ratio(job.spec.user)) for _ in "ab") for job in jobs]
     commit(store, [changed(job, company=its) for job, its in zip(jobs, by_job, strict=True)])
-    model = interference.judged([row for _, row in table.companies(store)], "", BEGIN)
+    model = interference.train_and_judge([row for _, row in retraining.companies(store)], "", BEGIN)
     for level in (0.2, 0.5, 0.8):
         load = Loaded((Indicator("sm_active", level, 0.0),), 0.1)
         assert model.predict(beside(load, load, mps=False)) == pytest.approx(1 + level**2, abs=0.5)
@@ -258,13 +260,13 @@ def test_runs_of_the_same_two_jobs_are_one_pair(store: SqlStore) -> None:
     back = replace(pair, own=pair.other, other=pair.own)
     first, again, *_ = past(10)
     commit(store, [changed(first, company=(pair,)), changed(again, company=(back,))])
-    assert len({row.pair for _, row in table.companies(store)}) == 1
+    assert len({row.pair for _, row in retraining.companies(store)}) == 1
 
 
 def test_a_ratio_that_nothing_explains_is_not_modelled(
     store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duration, "train", lambda rows, source, at: always(100.0, at))
+    monkeypatch.setattr(lucid, "train_duration", lambda rows, source, at: always(100.0, at))
     dice = Random(0)
     jobs = [
         changed(job, company=(met(dice, lambda own, other: 1 + dice.random()),))
@@ -282,8 +284,8 @@ def test_a_model_that_no_longer_holds_is_reported(
     store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retraining, "LEAST_INTERVALS", 100)
-    monkeypatch.setattr(duration, "train", lambda rows, source, at: always(100.0, at))
-    monkeypatch.setattr(throughput, "train", lambda *words: always(1.0, words[-1]))
+    monkeypatch.setattr(lucid, "train_duration", lambda rows, source, at: always(100.0, at))
+    monkeypatch.setattr(lucid, "train_traffic", lambda *words: always(1.0, words[-1]))
     monkeypatch.setattr(forest, "train", lambda rows, source, at: of_groups(110.0, at))
     monkeypatch.setitem(SECONDS, "bob", 110.0)
     commit(store, past())
@@ -319,7 +321,7 @@ def test_a_damaged_model_is_ignored_and_replaced(
     store: SqlStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "duration.json").write_text("nonsense")
-    (tmp_path / "leaf.json").write_text(codec.encode_model(LEAF))
+    (tmp_path / "leaf.json").write_text(codec.encode(LEAF))
     assert Models(tmp_path, store, 7.0, lambda found: None).load() == {"leaf": LEAF}
     assert "duration.json is not a model" in caplog.text
     assert retraining._read(tmp_path / "duration.json") is None
@@ -328,7 +330,7 @@ def test_a_damaged_model_is_ignored_and_replaced(
 def always(value: float, at: float) -> Additive:
     """A model with only one answer, which is off by 10 %, or by a factor of 2."""
     model = Additive("", "a test", log(value), (), (), "log", 240, at)
-    name = duration.measured(model, [{}], [{"duration_s": 1.0}])[-1][0]
+    name = lucid.measure_duration(model, [{}], [{"duration_s": 1.0}])[-1][0]
     return replace(model, errors=((name, 0.1), ("MAE", 2.0)))
 
 
@@ -366,14 +368,14 @@ def test_what_failed_is_tried_again_after_a_day_and_leaves_nothing(
     begun: list[float] = []
 
     class Failing(Models):
-        def _trained(self) -> bool:
+        def _train(self) -> bool:
             begun.append(time.time())
             return False
 
     keeper = Failing(tmp_path / "models", store, 7.0, lambda found: None)
     keeper.train_if_due()
     keeper.train_if_due()
-    assert len(begun) == 1 and keeper.trained_at is None
+    assert len(begun) == 1 and keeper.last_training_at is None
     (tmp_path / "models/training").mkdir()
     (tmp_path / "models/training/past.db").touch()
     (tmp_path / "models/duration.new").touch()
@@ -433,7 +435,7 @@ def test_without_a_model_the_rules_of_the_history_hold() -> None:
 
 
 def test_what_is_shipped_can_be_read() -> None:
-    for name, model in shipped().items():
+    for name, model in load_shipped().items():
         assert model.trained_at == 0, name
         assert model.source, name
         assert model.errors, name

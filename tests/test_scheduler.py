@@ -1529,7 +1529,7 @@ def test_what_was_measured_is_saved_once_a_minute_on_a_full_disk_too():
     stored, saved = server.job(id), 0
     for _ in range(75):  # before it is profiled
         server.run_kernel(id, 9_000)
-        step = server.scheduler.handle(server.sampled())
+        step = server.scheduler.handle(server.read_gpus())
         if step.jobs:
             saved += 1
             server.scheduler.restore([stored])

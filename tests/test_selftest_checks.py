@@ -14,7 +14,7 @@ import pytest
 from carmad import units
 from carmad.config import Preconditions, Settings
 from carmad.configfile import by_name
-from carmad.selftest import faults, jobs, risk, training
+from carmad.selftest import activity, faults, training
 from carmad.selftest.bench import Probe
 from carmad.selftest.facts import FACTS, SECTIONS
 from carmad.selftest.report import Verdict
@@ -161,7 +161,7 @@ def test_checks_of_dcgm(machine: Machine, name: str, word: str) -> None:
 def test_a_dcgm_that_is_not_running_is_no_difference(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(risk, "ANSWERS_WITHIN_S", 1.0)
+    monkeypatch.setattr(activity, "ANSWERS_WITHIN_S", 1.0)
     machine.program("dcgmi", "#!/bin/sh\necho 'Error: unable to establish a connection'\nexit 1\n")
     found = machine.check("dcgm_activity")
     assert found.verdict is Verdict.UNKNOWN
@@ -282,16 +282,16 @@ def test_the_kernels_kills_for_memory(machine: Machine, monkeypatch: pytest.Monk
     killed = (
         "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)\nos.kill(os.getpid(), 9)"
     )
-    monkeypatch.setattr(jobs, "GREEDY", killed)
+    monkeypatch.setattr(faults, "GREEDY", killed)
     found = machine.check("host_oom")  # there is no cgroup: nobody counts
     assert found.verdict is Verdict.DIFFERS, found
-    exited = jobs.records.read_exit
+    exited = faults.exits.read_exit
 
     def counted(directory: Path) -> Any:
         record = exited(directory)
         return record and dataclasses.replace(record, host_oom_kills=1)
 
-    monkeypatch.setattr(jobs.records, "read_exit", counted)
+    monkeypatch.setattr(faults.exits, "read_exit", counted)
     found = machine.check("host_oom")
     assert found.verdict is Verdict.HOLDS, found
     assert found.observed["cause"] == "host_oom"

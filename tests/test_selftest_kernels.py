@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from carmad.selftest.cuda import PTX
+from carmad.selftest.probe import PTX
 
 PTXAS = shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin")
 

@@ -20,12 +20,11 @@ from carmad.core.messages import Step
 from carmad.core.types import Cause, GpuId, Job, JobId, JobState, Mode
 from carmad.errors import CarmaError
 from carmad.sim import past, recorded, shadow
+from carmad.sim.experiment import Attempt, Load
 from carmad.sim.metrics import figures
-from carmad.sim.outcome import Attempt
 from carmad.sim.past import Ran
 from carmad.sim.run import simulate
-from carmad.sim.task import Load
-from carmad.sim.traces import native
+from carmad.sim.traces import rows
 from carmad.sim.workload import Workload
 from carmad.store import journal
 from carmad.store.sql import SqlStore
@@ -335,8 +334,8 @@ def test_neighbours_that_are_not_on_record_are_told_of() -> None:
 def test_a_trace_with_a_job_that_used_no_gpu_is_read_as_it_was_written(tmp_path: Path) -> None:
     never: Json = {"estimate_mib": None, "declared_mib": None, "peak_mib": 0}
     trace = history(past_job(1, 0, tried(0, None, 50), memory=never)).experiment.trace
-    native.write(trace, tmp_path / "history.csv")
-    assert native.read(tmp_path / "history.csv") == trace
+    rows.write_trace(trace, tmp_path / "history.csv")
+    assert rows.read_trace(tmp_path / "history.csv") == trace
 
 
 def test_with_no_job_there_is_nothing_to_replay() -> None:
@@ -537,7 +536,7 @@ def test_what_a_daemon_decided_is_decided_again_and_what_it_ran_can_be_simulated
 
     assert "carma simulate day.csv --gpus 2xA100-40GB --estimator none --set physics." in told
     assert on_stdout == (tmp_path / "work" / "day.csv").read_text(encoding="utf-8")
-    trace = native.read(tmp_path / "work" / "day.csv")
+    trace = rows.read_trace(tmp_path / "work" / "day.csv")
     assert trace.tasks == found.experiment.trace.tasks
     assert len(trace.tasks) == len(jobs) + 1, "all but the one that never started"
     *fit, too_much = sorted(task.load.memory_mib for task in trace.tasks)

@@ -35,8 +35,7 @@ from carmad.core.types import (
     Profile,
     Usage,
 )
-from carmad.models import Boosted
-from carmad.models.boosted import LEAF, Stage
+from carmad.models import LEAF, Boosted, Stage
 from carmad.store import codec
 from carmad.testing import a_job
 

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carmad.errors import CarmaError
-from carmad.sim.hardware import KINDS, GpuKind, parse
-from carmad.sim.report.runs import gpus
+from carmad.gpu.kinds import KINDS, GpuKind
+from carmad.sim.hardware import parse
+from carmad.sim.report.measures import gpus
 
 A100 = KINDS["A100-40GB"]
 fractions = st.floats(0, 1)

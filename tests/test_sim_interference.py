@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from carmad.core.types import Mode
 from carmad.errors import CarmaError
+from carmad.sim.experiment import Load
 from carmad.sim.interference import (
     Additive,
     Interference,
@@ -23,7 +24,6 @@ from carmad.sim.interference import (
     make,
     speeds_by_mode,
 )
-from carmad.sim.task import Load
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public pairs are not there")

@@ -20,16 +20,22 @@ from carmad.config import Collocation, Settings
 from carmad.core.types import Cause, JobId, JobState
 from carmad.errors import CarmaError
 from carmad.readable import change, number, time_unit
+from carmad.sim.experiment import Outcome, Rejected
 from carmad.sim.hardware import parse
-from carmad.sim.outcome import Outcome
-from carmad.sim.report import charts, export, gantt, html
+from carmad.sim.report import charts, export, gantt
 from carmad.sim.report.charts import cdfs, means
-from carmad.sim.report.measures import MEASURES, SIMULATOR
-from carmad.sim.report.rows import Row, notes, rows
-from carmad.sim.report.runs import Run, gpus, runs
-from carmad.sim.report.style import BAD, RC, image
+from carmad.sim.report.gantt import BAD, RC, image
+from carmad.sim.report.measures import (
+    MEASURES,
+    SIMULATOR,
+    Row,
+    Run,
+    gpus,
+    measure_notes,
+    measure_rows,
+    runs,
+)
 from carmad.sim.report.table import Comparison, Overview, comparison
-from carmad.sim.task import Rejected
 from tests.outcomes import attempt, experiment, gpu, job, made_up, outcome
 from tests.terminal import plain_rich
 
@@ -135,7 +141,7 @@ def test_time_unit(seconds: float, name: str) -> None:
 
 
 def test_a_row_has_one_unit_the_best_is_marked_and_changes_are_against_the_first() -> None:
-    found = row(rows(of(SLOW, FAST)), "JCT mean")
+    found = row(measure_rows(of(SLOW, FAST)), "JCT mean")
     assert found.unit == "h"
     assert [cell.text for cell in found.cells] == ["2.00", "1.50"]
     assert [cell.change for cell in found.cells] == ["", "-25%"]
@@ -143,37 +149,37 @@ def test_a_row_has_one_unit_the_best_is_marked_and_changes_are_against_the_first
 
 
 def test_where_more_is_better_the_largest_is_the_best() -> None:
-    found = row(rows(of(SLOW, FAST)), "throughput")
+    found = row(measure_rows(of(SLOW, FAST)), "throughput")
     assert [cell.best for cell in found.cells] == [False, True]
 
 
 def test_what_is_the_same_everywhere_has_no_best_and_no_change() -> None:
     for label in ("finished", "no-wait makespan"):
-        found = row(rows(of(SLOW, SLOW)), label)
+        found = row(measure_rows(of(SLOW, SLOW)), label)
         assert all(not cell.best and not cell.change for cell in found.cells)
 
 
 def test_rows_of_what_never_happened_are_left_out() -> None:
-    labels = {row.measure.label for row in rows(of(SLOW, FAST))}
+    labels = {row.measure.label for row in measure_rows(of(SLOW, FAST))}
     assert not labels & {"preemptions", "lost mean", "deadlines met", "unfinished"}
     assert "OOM crashes" in labels
     late = replace(
         SLOW, jobs=(job(0, attempt(0, 9), deadline_s=5.0), job(0, state=JobState.QUEUED))
     )
-    labels = {row.measure.label for row in rows(of(SLOW, late))}
+    labels = {row.measure.label for row in measure_rows(of(SLOW, late))}
     assert {"deadlines met", "unfinished"} <= labels
 
 
 def test_what_cannot_be_told_is_a_dash() -> None:
     nothing = outcome(job(0, state=JobState.QUEUED), policy="stuck")
-    found = row(rows(of(SLOW, nothing)), "JCT mean")
+    found = row(measure_rows(of(SLOW, nothing)), "JCT mean")
     assert [(cell.text, cell.best) for cell in found.cells] == [("2.00", False), ("-", False)]
 
 
 def test_what_no_run_can_tell_is_a_row_of_dashes_where_it_is_a_time() -> None:
     """One job ends and one never does: of all together there is neither an end nor a bound."""
     half = outcome(job(0, attempt(0, 60), alone_s=60.0), job(0, state=JobState.QUEUED))
-    found = rows(of(half))
+    found = measure_rows(of(half))
     for label in ("makespan", "throughput", "queue mean", "no-wait makespan", "unshared makespan"):
         assert [cell.text for cell in row(found, label).cells] == ["-"]
     for label in ("JCT mean", "no-wait JCT mean"):
@@ -200,7 +206,7 @@ def test_who_leaves_jobs_undone_is_not_faster_for_it(undone: Outcome) -> None:
         replace(run, gpus=(of_all,))
         for run, of_all in zip((ALL, undone, BETTER), power, strict=True)
     ]
-    found = rows(of(*made))
+    found = measure_rows(of(*made))
     for label in ("makespan", "energy"):
         cells = row(found, label).cells
         assert [cell.best for cell in cells] == [False, False, True]
@@ -212,7 +218,7 @@ def test_who_leaves_jobs_undone_is_not_faster_for_it(undone: Outcome) -> None:
 
 
 def test_nobody_is_compared_with_a_first_run_that_leaves_jobs_undone() -> None:
-    found = rows(of(LOSSY, ALL, BETTER))
+    found = measure_rows(of(LOSSY, ALL, BETTER))
     assert [cell.change for cell in row(found, "makespan").cells] == ["", "", ""]
     assert [cell.best for cell in row(found, "makespan").cells] == [False, False, True]
     assert row(found, "finished").cells[1].change == "+200%"
@@ -225,14 +231,14 @@ def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_which_runs_are_not_compared_and_why_is_told(no_charts: None) -> None:
-    shown = plain_rich(Comparison(of(ALL, LOSSY, STUCK))), html.page(of(ALL, LOSSY, STUCK))
+    shown = plain_rich(Comparison(of(ALL, LOSSY, STUCK))), export.page(of(ALL, LOSSY, STUCK))
     for why in (
         "time, energy and fairness are not compared if fewer jobs finished: lossy, stuck",
         "there is no makespan, nor anything derived from it, if some jobs never end: stuck",
     ):
         assert all(why in each for each in shown)
     assert "fewer jobs" not in plain_rich(Comparison(of(ALL, BETTER)), 100)
-    assert "fewer jobs" not in html.page(of(ALL, BETTER))
+    assert "fewer jobs" not in export.page(of(ALL, BETTER))
 
 
 # the table
@@ -293,7 +299,7 @@ def test_a_note_names_the_runs_that_shared_nothing_knew_no_profile_or_could_not_
         in " ".join(said.split())
     )
     assert "no job could be preempted (limits.preemption is off): srtf" in said
-    assert not notes(of(beside))
+    assert not measure_notes(of(beside))
 
 
 def test_the_best_is_seen_without_colour() -> None:
@@ -445,7 +451,7 @@ def test_a_crowd_has_a_heat_map() -> None:
 @pytest.fixture(scope="module")
 def page() -> str:
     found = (Rejected(12, "'<b>x</b>' is no number"),)
-    return html.page(of(*FIVE[:2], rejected=found), made_at="2026-11-30")
+    return export.page(of(*FIVE[:2], rejected=found), made_at="2026-11-30")
 
 
 def test_the_page_needs_nothing_else(page: str) -> None:
@@ -467,7 +473,7 @@ def test_the_page_tells_what_was_run_and_escapes_it(page: str) -> None:
 
 
 def test_the_page_has_every_listed_figure_but_the_simulators(page: str) -> None:
-    for found in rows(of(*FIVE[:2])):
+    for found in measure_rows(of(*FIVE[:2])):
         told = f"<td>{found.measure.label.replace(chr(39), '&#39;')}</td>" in page
         assert told == (found.measure.group != SIMULATOR)
 
@@ -475,7 +481,7 @@ def test_the_page_has_every_listed_figure_but_the_simulators(page: str) -> None:
 def test_the_same_runs_make_the_same_page(page: str) -> None:
     again = [replace(made, wall_s=9.0) for made in FIVE[:2]]
     found = (Rejected(12, "'<b>x</b>' is no number"),)
-    assert html.page(of(*again, rejected=found), made_at="2026-11-30") == page
+    assert export.page(of(*again, rejected=found), made_at="2026-11-30") == page
 
 
 def test_large_runs_make_no_large_charts() -> None:
@@ -492,7 +498,7 @@ def test_large_runs_make_no_large_charts() -> None:
 def test_runs_in_which_nothing_happened_have_a_page() -> None:
     """Empty axes would say no more than the sentence."""
     stuck = outcome(job(0, state=JobState.QUEUED, id=3, name="<i>", gpus=16), makespan_s=0.0)
-    page = html.page(of(stuck))
+    page = export.page(of(stuck))
     assert "unfinished" in page and "<img" not in page
     assert "<p>No job finished in any run: there are no times to draw.</p>" in page
     assert '<td class="number">job 3</td><td>&lt;i&gt;</td><td>16 GPUs</td>' in page
@@ -502,13 +508,13 @@ def test_runs_in_which_nothing_happened_have_a_page() -> None:
 @pytest.mark.filterwarnings("error")
 def test_runs_in_which_all_jobs_crashed_are_drawn_all_the_same() -> None:
     crash = attempt(0, 10, cause=Cause.GPU_OOM)
-    page = html.page(of(outcome(job(0, crash, state=JobState.OUT_OF_MEMORY))))
+    page = export.page(of(outcome(job(0, crash, state=JobState.OUT_OF_MEMORY))))
     assert page.count("<img") == 2, "over time, and which job was where"
 
 
 def test_the_page_has_a_thousand_of_the_rows_that_were_left_out(no_charts: None) -> None:
     found = tuple(Rejected(line, "no\x1b duration") for line in range(1, 1102))
-    page = html.page(of(SLOW, rejected=found))
+    page = export.page(of(SLOW, rejected=found))
     assert '<td class="number">line 1000</td><td>no? duration</td>' in page
     assert "1101, of which the first 1000" in page and "line 1001" not in page
 
@@ -517,13 +523,13 @@ def test_without_matplotlib_the_page_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.delitem(sys.modules, "carmad.sim.report.charts", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(CarmaError) as failed:
-        html.page(of(SLOW))
+        export.page(of(SLOW))
     assert "matplotlib" in failed.value.message
     assert failed.value.hint == "pip install 'carma-gpu[sim]'"
 
 
 def test_only_the_page_loads_what_draws() -> None:
-    modules = "html, export, table"
+    modules = "export, table"
     code = f"import sys; from carmad.sim.report import {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"matplotlib", "numpy", "jinja2"} & set(done.stdout.split())

@@ -16,13 +16,12 @@ from rich.console import Console
 
 from carmad.config import Collocation, Settings
 from carmad.errors import CarmaError
+from carmad.gpu.kinds import GpuKind
 from carmad.sim import run, sweep
-from carmad.sim.cache import KEPT_DAYS, Cache, keys
-from carmad.sim.experiment import Experiment, Physics
-from carmad.sim.hardware import Cluster, GpuKind, Node
-from carmad.sim.outcome import Outcome, Timeline
+from carmad.sim.experiment import Experiment, Outcome, Physics, Rejected, Task, Timeline, Trace
+from carmad.sim.hardware import Cluster, Node
 from carmad.sim.run import Progress
-from carmad.sim.task import Rejected, Task, Trace
+from carmad.sim.sweep import KEPT_DAYS, Cache, cache_keys
 from cli.commands import simulate
 
 CARD = GpuKind("card", memory_mib=40_960, idle_w=50, max_w=400, speed=1.0)
@@ -127,7 +126,7 @@ def test_without_a_cache_all_are_simulated(simulator: Simulator) -> None:
     ],
 )
 def test_whatever_differs_is_another_experiment(other: Experiment) -> None:
-    first, second = keys([ONE, other])
+    first, second = cache_keys([ONE, other])
     assert (first == second) is (other == ONE), "equal content has an equal key, and no other has"
 
 
@@ -135,20 +134,20 @@ def test_a_file_of_measured_pairs_counts_by_its_content(tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.csv"
     measured = replace(ONE, interference=f"measured:{pairs}")
     pairs.write_text("one", encoding="utf-8")
-    before = keys([measured])
-    assert keys([measured]) == before
+    before = cache_keys([measured])
+    assert cache_keys([measured]) == before
     pairs.write_text("two", encoding="utf-8")
-    assert keys([measured]) != before
+    assert cache_keys([measured]) != before
 
 
 def test_other_code_means_other_outcomes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The author of a plugin edits a policy and wants to see the effect."""
-    without = keys([ONE])
+    without = cache_keys([ONE])
     module = plugin(tmp_path, monkeypatch, "def mine(settings): ...")
-    before = keys([ONE])
-    assert keys([ONE]) == before != without
+    before = cache_keys([ONE])
+    assert cache_keys([ONE]) == before != without
     module.write_text("", encoding="utf-8")
-    assert keys([ONE]) != before
+    assert cache_keys([ONE]) != before
 
 
 @pytest.mark.parametrize("spoilt", [b"", b"\x00" * 40, b"half"])
@@ -178,18 +177,18 @@ def test_nobody_elses_file_is_read(
     swept(seeds(1), store)
     other = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: other)
-    assert store.get(keys(seeds(1))[0]) is None
+    assert store.get(cache_keys(seeds(1))[0]) is None
 
 
 def test_what_nobody_asks_for_is_forgotten(simulator: Simulator, tmp_path: Path) -> None:
     store = Cache(tmp_path)
     swept(seeds(1, 2), store)
     long_ago = time.time() - (KEPT_DAYS + 1) * 86_400
-    for key in keys(seeds(1, 2)):
+    for key in cache_keys(seeds(1, 2)):
         os.utime(tmp_path / key, (long_ago, long_ago))
     swept(seeds(1), store)  # asked for: it is as good as new
     swept(seeds(3), store)
-    assert {path.name for path in tmp_path.iterdir()} == set(keys(seeds(1, 3)))
+    assert {path.name for path in tmp_path.iterdir()} == set(cache_keys(seeds(1, 3)))
 
 
 # -- progress
@@ -283,7 +282,7 @@ def test_processes_answer_as_one_alone_does_and_in_the_order_asked(tmp_path: Pat
     assert [replace(found, wall_s=0) for _, found in parallel] == [
         replace(found, wall_s=0) for _, found in alone
     ]
-    assert {path.name for path in tmp_path.iterdir()} == set(keys(asked))
+    assert {path.name for path in tmp_path.iterdir()} == set(cache_keys(asked))
 
 
 def test_a_failure_in_a_process_says_which_and_ends_the_others() -> None:

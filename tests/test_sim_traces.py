@@ -15,11 +15,11 @@ from carmad.core.types import StageTimes
 from carmad.errors import CarmaError
 from carmad.options import MAX_TIME_S
 from carmad.sim.catalogue import Profile, find, load_of
-from carmad.sim.task import Load, Rejected, Task, Trace
-from carmad.sim.traces import native, public
-from carmad.sim.traces.assign import assign
+from carmad.sim.experiment import Load, Rejected, Task, Trace
+from carmad.sim.traces import public
+from carmad.sim.traces import rows as native
 from carmad.sim.traces.generators import GENERATORS
-from carmad.sim.traces.sources import load
+from carmad.sim.traces.sources import assign, load
 
 PROJECT = Path(__file__).parent.parent
 LAB_DAY = PROJECT / "examples" / "traces" / "lab_day.csv"
@@ -129,20 +129,20 @@ def test_what_is_written_is_read_back(tmp_path_factory, suffix, drawn):
         pytest.importorskip("pyarrow")
     path = tmp_path_factory.mktemp("traces") / f"mine.{suffix}"
     trace = Trace("mine", begun(drawn))
-    native.write(trace, path)
-    assert native.read(path) == trace
+    native.write_trace(trace, path)
+    assert native.read_trace(path) == trace
 
 
 def test_a_trace_of_nothing_is_one_too(tmp_path):
-    native.write(Trace("empty", ()), tmp_path / "empty.csv")
-    assert native.read(tmp_path / "empty.csv") == Trace("empty", ())
+    native.write_trace(Trace("empty", ()), tmp_path / "empty.csv")
+    assert native.read_trace(tmp_path / "empty.csv") == Trace("empty", ())
 
 
 def test_missing_columns_and_empty_numbers_are_defaults(tmp_path):
     path = file(
         tmp_path, "t.csv", "name,submit_s,duration_s,gpus,fails\na,0,60,,\nb,1.5,60,2,True\n"
     )
-    assert native.read(path).tasks == (
+    assert native.read_trace(path).tasks == (
         Task(name="a", submit_s=0, duration_s=60),
         Task(name="b", submit_s=1.5, duration_s=60, gpus=2, fails=True),
     )
@@ -150,13 +150,16 @@ def test_missing_columns_and_empty_numbers_are_defaults(tmp_path):
 
 def test_the_first_task_in_time_begins_the_trace(tmp_path):
     path = file(tmp_path, "t.csv", "name,submit_s,duration_s\nlate,130,5\nearly,100,5\n")
-    assert [(t.name, t.submit_s) for t in native.read(path).tasks] == [("early", 0), ("late", 30)]
+    assert [(t.name, t.submit_s) for t in native.read_trace(path).tasks] == [
+        ("early", 0),
+        ("late", 30),
+    ]
 
 
 def test_only_columns_that_say_something_are_written(tmp_path):
     path = tmp_path / "t.csv"
     task = Task(name="a", submit_s=0.0, duration_s=0.1, gpus=2, estimates=(("horus", 900),))
-    native.write(Trace("t", (task,)), path)
+    native.write_trace(Trace("t", (task,)), path)
     assert path.read_text() == "name,submit_s,duration_s,gpus,estimate_horus_mib\na,0,0.1,2,900\n"
 
 
@@ -179,7 +182,7 @@ def test_bad_rows_are_named_by_line_and_reason(tmp_path, cells, why):
     # A name of two lines before, and an empty line: both count.
     header = "name,submit_s,duration_s,gpus,sm_active"
     path = file(tmp_path, "t.csv", f'{header}\n"a\nb",0,60,1,0.5\n\n{cells}\nc,9,60,1,0.5\n')
-    trace = native.read(path)
+    trace = native.read_trace(path)
     assert trace.rejected == (Rejected(5, why),)
     assert [task.name for task in trace.tasks] == ["a\nb", "c"]
 
@@ -188,7 +191,7 @@ def test_a_layout_that_makes_no_sense_is_no_task(tmp_path):
     text = "name,submit_s,duration_s,gpus,layout,stages\n"
     text += "a,0,1,2,2x forward=20ms,load=1ms forward=2ms backward=3ms\n"
     text += "b,0,1,2,3x forward=20ms,\nc,0,1,2,2x forward=20,\nd,0,1,2,,load=1ms\n"
-    trace = native.read(file(tmp_path, "t.csv", text))
+    trace = native.read_trace(file(tmp_path, "t.csv", text))
     assert [task.layout for task in trace.tasks] == [Layout((Stage(2, 0.02),))]
     assert trace.tasks[0].stages == (StageTimes(0.001, 0.002, 0.003),)
     words = [rejected.why for rejected in trace.rejected]
@@ -208,12 +211,12 @@ def test_a_layout_that_makes_no_sense_is_no_task(tmp_path):
 )
 def test_wrong_columns_are_an_error(tmp_path, text, message):
     with pytest.raises(CarmaError, match=message):
-        native.read(file(tmp_path, "t.csv", text))
+        native.read_trace(file(tmp_path, "t.csv", text))
 
 
 def test_unknown_columns_are_told_which_are_known(tmp_path):
     with pytest.raises(CarmaError) as raised:
-        native.read(file(tmp_path, "t.csv", "name,submit_s,duration_s,gpu\n"))
+        native.read_trace(file(tmp_path, "t.csv", "name,submit_s,duration_s,gpu\n"))
     known = raised.value.hint
     assert known.startswith("known: name, submit_s, duration_s, gpus, user, ")
     assert known.endswith(", fails, estimate_NAME_mib")
@@ -221,7 +224,7 @@ def test_unknown_columns_are_told_which_are_known(tmp_path):
 
 def test_memory_may_be_none_at_all_and_not_less(tmp_path):
     text = "name,submit_s,duration_s,memory_mib\na,0,1,0\nb,0,1,-1\n"
-    trace = native.read(file(tmp_path, "t.csv", text))
+    trace = native.read_trace(file(tmp_path, "t.csv", text))
     assert [task.load.memory_mib for task in trace.tasks] == [0]
     assert trace.rejected == (Rejected(3, "memory_mib is -1, but must be 0 or more"),)
 
@@ -230,17 +233,17 @@ def test_what_is_no_text_is_an_error(tmp_path):
     path = tmp_path / "t.csv"
     path.write_bytes(b"\x1f\x8b\xff\xfe")
     with pytest.raises(CarmaError, match="not a CSV file"):
-        native.read(path)
+        native.read_trace(path)
     with pytest.raises(CarmaError, match="No such file"):
-        native.read(tmp_path / "none.csv")
+        native.read_trace(tmp_path / "none.csv")
     with pytest.raises(CarmaError, match="cannot write"):
-        native.write(Trace("t", ()), tmp_path / "none" / "t.csv")
+        native.write_trace(Trace("t", ()), tmp_path / "none" / "t.csv")
 
 
 def test_parquet_says_what_it_needs(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(CarmaError) as raised:
-        native.read(tmp_path / "t.parquet")
+        native.read_trace(tmp_path / "t.parquet")
     assert raised.value.hint == "pip install 'carma-gpu[sim]'"
 
 
@@ -248,7 +251,7 @@ def test_what_is_no_parquet_is_an_error(tmp_path):
     pytest.importorskip("pyarrow")
     path = file(tmp_path, "t.parquet", "name,submit_s,duration_s\n")
     with pytest.raises(CarmaError, match="cannot read"):
-        native.read(path)
+        native.read_trace(path)
 
 
 # Importers, on small fixtures
@@ -373,7 +376,7 @@ def test_the_load_of_an_unknown_model_is_the_default():
 )
 def test_a_row_that_no_simulation_can_use_says_why(tmp_path, row, why):
     path = file(tmp_path, "t.csv", f"name,submit_s,duration_s\nb,0,60\n{row}\n")
-    trace = native.read(path)
+    trace = native.read_trace(path)
     assert [task.name for task in trace.tasks] == ["b"]
     assert trace.rejected == (Rejected(3, why),)
 

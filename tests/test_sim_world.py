@@ -21,13 +21,12 @@ from carmad.core.layout import Layout, Stage
 from carmad.core.messages import Tick, Wake
 from carmad.core.types import Cause, Estimate, JobId, JobState, Mode
 from carmad.errors import CarmaError
+from carmad.gpu.kinds import KINDS, GpuKind
 from carmad.sim import interference
-from carmad.sim.clock import Clock, not_before
-from carmad.sim.experiment import Experiment, Physics
-from carmad.sim.hardware import KINDS, Cluster, GpuKind, Node, parse
+from carmad.sim.experiment import Experiment, Load, Physics, Task, Trace
+from carmad.sim.hardware import Cluster, Node, parse
 from carmad.sim.run import simulate
-from carmad.sim.task import Load, Task, Trace
-from carmad.sim.workload import Workload, submit_in_time
+from carmad.sim.workload import Clock, Workload, not_before, submit_in_time
 from carmad.sim.world import World
 
 FAST = GpuKind("fast", 40_960, 50.0, 400.0, 1.0)

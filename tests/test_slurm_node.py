@@ -20,7 +20,7 @@ from carmad.config import Cluster
 from carmad.core.messages import Drain
 from carmad.core.scene import Scene
 from carmad.core.tasks import JobsById
-from carmad.daemon.slurmnode import Node, Wanted, changes, granted_gib, node_in, wanted
+from carmad.daemon.slurmnode import Node, Wanted, changes, goal, grant_gib, node_in
 from carmad.testing import a_gpu_view, a_view
 from cli.cluster import checks as slurm_checks
 from tests import slurm
@@ -216,8 +216,8 @@ def test_without_an_answer_of_slurms_nothing_is_held_to_it(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert granted_gib(Cluster("slurm"), 1) is None
-    assert granted_gib(Cluster(), 1) is None
+    assert grant_gib(Cluster("slurm"), 1) is None
+    assert grant_gib(Cluster(), 1) is None
 
 
 LISTENS = """\
@@ -355,7 +355,7 @@ def test_what_scontrol_prints_of_a_node() -> None:
 def test_a_reason_is_one_line_whatever_was_typed() -> None:
     gpu = a_gpu_view()
     drains = {gpu.id: Drain(gpu.id, "a fan\nis loud", "root", 0.0)}
-    want = wanted(Scene(a_view([gpu], []), {gpu.id: gpu.gpu}, JobsById(), {}, (), drains=drains))
+    want = goal(Scene(a_view([gpu], []), {gpu.id: gpu.gpu}, JobsById(), {}, (), drains=drains))
     assert want and want.why == "GPU 0 drained by root: a fan?is loud"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from carmad.options import OPTIONS
-from carmad.readable import counted
+from carmad.readable import gpumem_count
 from cli import cluster
 from cli.cluster import LOCAL, MODULES, jobs, request, slurm
 from cli.cluster.slurm import state_of, why_of
@@ -274,7 +274,7 @@ def test_problems_say_what_to_do() -> None:
 
 
 def test_counted_memory_is_found_among_other_resources() -> None:
-    found = map(counted, ("gpu:a100:2,gpumem:80(S:0)", "gres:gpumem:7", "gpu:2", "N/A"))
+    found = map(gpumem_count, ("gpu:a100:2,gpumem:80(S:0)", "gres:gpumem:7", "gpu:2", "N/A"))
     assert [*found] == [80, 7, None, None]
 
 

@@ -578,7 +578,7 @@ def test_a_container_s_engine_is_not_signalled_while_it_makes_the_container(
     asked: set[int] = set()
     tree = process_tree.Tree(main, None, contained=True)
     monkeypatch.setattr(process_tree, "descendants", lambda _: dict.fromkeys(pids, 5))
-    monkeypatch.setattr(process_tree, "contained_pid", pids.get)
+    monkeypatch.setattr(process_tree, "pid_in_container", pids.get)
     monkeypatch.setattr(process_tree, "process_stat", lambda pid: (os.getpid(), 5))
     monkeypatch.setattr(process_tree, "send", lambda pid, *_: asked.add(pid))
     tree.end(30.0)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from carmad.daemon import systemd
+from carmad.daemon import service
 from carmad.errors import CarmaError
 from tests.waiting import PATIENCE_S
 
@@ -27,33 +27,33 @@ def test_notify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool)
         listener.bind(name.replace("@", "\0"))
         listener.settimeout(PATIENCE_S)
         monkeypatch.setenv("NOTIFY_SOCKET", name)
-        assert systemd.notify("READY=1\nSTATUS=up")
+        assert service.notify("READY=1\nSTATUS=up")
         assert listener.recv(100) == b"READY=1\nSTATUS=up"
 
 
 @pytest.mark.parametrize("name", ["", "relative", "/no/such/socket"])
 def test_notify_without_a_listener(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", name)
-    assert not systemd.notify("READY=1")
+    assert not service.notify("READY=1")
     monkeypatch.delenv("NOTIFY_SOCKET")
-    assert not systemd.notify("READY=1")
+    assert not service.notify("READY=1")
 
 
 def test_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WATCHDOG_PID", raising=False)
     monkeypatch.delenv("WATCHDOG_USEC", raising=False)
-    assert systemd.watchdog_interval_s() is None
+    assert service.watchdog_interval_s() is None
     monkeypatch.setenv("WATCHDOG_USEC", "30000000")
-    assert systemd.watchdog_interval_s() == 15.0
+    assert service.watchdog_interval_s() == 15.0
     monkeypatch.setenv("WATCHDOG_PID", "1")
-    assert systemd.watchdog_interval_s() is None
+    assert service.watchdog_interval_s() is None
 
 
 def test_listen_fds() -> None:
     """In a separate process: the fds and its pid must be real."""
     child = (
         "import os\n"
-        "from carmad.daemon.systemd import listen_fds\n"
+        "from carmad.daemon.service import listen_fds\n"
         "os.dup2(int(os.environ['HELD']), 3)\n"
         "os.environ['LISTEN_PID'] = os.environ['FOR'].replace('me', str(os.getpid()))\n"
         "fds = listen_fds()\n"
@@ -93,7 +93,7 @@ def carmad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_units_run_this_interpreters_carmad(carmad: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
-    written = systemd.install(root)
+    written = service.install(root)
     assert [str(path.relative_to(root)) for path in written] == [
         "etc/systemd/system/carmad.service",
         "etc/systemd/system/carmad.socket",
@@ -104,28 +104,28 @@ def test_the_units_run_this_interpreters_carmad(carmad: Path, tmp_path: Path) ->
     assert f"\nExecReload={carmad.with_name('carma')} config check\n" in written[0].read_text()
     assert f"\nExecStart={carmad.with_name('carma')} web --read-only " in written[2].read_text()
     assert not re.search("@[A-Z]+@", "".join(path.read_text() for path in written))
-    assert systemd.install(root) == written
+    assert service.install(root) == written
 
 
-@pytest.mark.parametrize("directory", systemd.PACKAGED)
+@pytest.mark.parametrize("directory", service.PACKAGED)
 def test_install_does_not_override_the_units_of_a_package(tmp_path: Path, directory: str) -> None:
     unit = tmp_path / directory / "carmad.service"
     unit.parent.mkdir(parents=True)
     unit.touch()
     with pytest.raises(CarmaError, match="a package has installed the units"):
-        systemd.install(tmp_path)
+        service.install(tmp_path)
     assert not (tmp_path / "etc").exists()
 
 
 def test_no_comment_trails_a_setting(carmad: Path) -> None:
-    for text in systemd.render().values():
+    for text in service.render().values():
         for line in text.splitlines():
             assert line.startswith("#") or "#" not in line
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
 def test_systemd_understands_the_units(carmad: Path, tmp_path: Path) -> None:
-    written = systemd.install(tmp_path / "root")
+    written = service.install(tmp_path / "root")
     units = [str(path) for path in written if path.suffix in (".service", ".socket")]
     verified = subprocess.run(
         ["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False
@@ -142,7 +142,7 @@ EXPOSURE = 43  # in tenths, as reached with systemd 252 (41) and a little more f
 def test_the_sandbox_is_as_tight_as_told_and_each_exception_explained(
     carmad: Path, tmp_path: Path
 ) -> None:
-    unit = systemd.install(tmp_path / "root")[0]
+    unit = service.install(tmp_path / "root")[0]
     rated = subprocess.run(
         [*ANALYZE, "--json=short", f"--threshold={EXPOSURE}", str(unit)],
         capture_output=True,
@@ -161,7 +161,7 @@ def test_the_sandbox_is_as_tight_as_told_and_each_exception_explained(
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
 def test_the_screens_page_has_hardly_any_rights(carmad: Path, tmp_path: Path) -> None:
-    unit = systemd.install(tmp_path / "root")[2]
+    unit = service.install(tmp_path / "root")[2]
     rated = subprocess.run(
         [*ANALYZE, f"--threshold={EXPOSURE_OF_SCREEN}", str(unit)], capture_output=True, text=True
     )
@@ -171,21 +171,21 @@ def test_the_screens_page_has_hardly_any_rights(carmad: Path, tmp_path: Path) ->
 
 
 def test_the_wheels_files_are_found_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = tmp_path / "lib/carmad/daemon/systemd.py"
-    monkeypatch.setattr(systemd, "__file__", str(installed))
-    monkeypatch.setattr(systemd.sysconfig, "get_path", lambda _name: str(tmp_path))
+    installed = tmp_path / "lib/carmad/daemon/service.py"
+    monkeypatch.setattr(service, "__file__", str(installed))
+    monkeypatch.setattr(service.sysconfig, "get_path", lambda _name: str(tmp_path))
     with pytest.raises(CarmaError):
-        systemd.unit_files()
+        service.unit_files()
     shared = tmp_path / "share/carma/systemd"
     shared.mkdir(parents=True)
     (shared / "carmad.service").touch()
     # The real systemd module, which a site-packages directory may hold.
     (tmp_path / "lib/systemd").mkdir(parents=True)
-    assert systemd.unit_files() == shared
+    assert service.unit_files() == shared
 
 
 def test_without_a_carmad_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CarmaError, match="no carmad command"):
-        systemd.render()
+        service.render()

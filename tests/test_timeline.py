@@ -35,8 +35,21 @@ from carmad.store.database import StoreFull
 from carmad.store.sql import SqlStore
 from carmad.store.values import Named
 from carmad.testing import a_gpu, a_job, changed
-from carmad.timeline.bins import CELLS, OTHERS, UNKNOWN, Bins, Cell, Row
-from carmad.timeline.hours import HOUR_S, KEPT_S, MOST, Kind, Mark, Marks, Saved
+from carmad.timeline.hours import (
+    CELLS,
+    HOUR_S,
+    KEPT_S,
+    MOST,
+    OTHERS,
+    UNKNOWN,
+    Bins,
+    Cell,
+    Kind,
+    Mark,
+    Marks,
+    Row,
+    Saved,
+)
 from carmad.timeline.recorder import Timeline
 from policies import builtin
 from recovery import ladder
@@ -157,7 +170,7 @@ class Recorded:
         before = tuple(self.jobs[job.id] for job in jobs if job.id in self.jobs)
         step = Step(events, jobs, decisions, (), before=before)
         self.jobs |= {job.id: job for job in jobs}
-        self.timeline.committed(step)
+        self.timeline.on_commit(step)
         self.timeline.heard(list(happenings(step)), {})
 
     def read(self, at: float, *uses: ProcessUse, gpu: GpuId = GPU.id, **its: object) -> None:

@@ -13,8 +13,7 @@ import pytest
 
 from carmad.api.timeline import MOST_JOBS
 from carmad.core.types import Cause, Exit, JobId
-from carmad.timeline.bins import Bins, Cell, Row
-from carmad.timeline.hours import HOUR_S
+from carmad.timeline.hours import HOUR_S, Bins, Cell, Row
 from tests import daemon as carmad
 from tests.api_server import Daemon, as_uid, running, user_name
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from carmad.attempt.copies import Copies
+from carmad.attempt.launcher import Copies
 from carmad.core.ports import Trial
 from carmad.core.types import JobSpec, Script
-from carmad.learned import bounds
-from carmad.learned import trial as trial_module
+from carmad.learned import attendant
+from carmad.learned import experience as trial_module
 from carmad.learned.attendant import NICE
-from carmad.learned.trial import MOST_ANSWER_BYTES, TAIL_BYTES, tried
+from carmad.learned.experience import MOST_ANSWER_BYTES, TAIL_BYTES, try_program
 from carmad.testing import a_spec
 from tests.waiting import PATIENCE_S, until
 
@@ -47,11 +47,11 @@ def never() -> bool:
 
 
 def bash(words: str, spec: JobSpec | None = None, within_s: float = ENOUGH_S) -> Trial:
-    return tried(spec or mine(), ("bash", "-c", words), within_s, never)
+    return try_program(spec or mine(), ("bash", "-c", words), within_s, never)
 
 
 def python(words: str, within_s: float = ENOUGH_S) -> Trial:
-    return tried(mine(), (sys.executable, "-c", words), within_s, never)
+    return try_program(mine(), (sys.executable, "-c", words), within_s, never)
 
 
 def late(words: str) -> Trial:
@@ -72,7 +72,7 @@ def test_a_job_script_is_tried_as_it_was_submitted(folder: Path) -> None:
     words = {"uid": other.pw_uid, "gid": other.pw_gid, "user": other.pw_name}
     spec = replace(mine(folder, argv=("sh", path), script=script), **words)
     copies = Copies(folder / "scripts")
-    done = tried(spec, ("sh", path), ENOUGH_S, never, copies=copies)
+    done = try_program(spec, ("sh", path), ENOUGH_S, never, copies=copies)
     assert (done.code, json.loads(done.answer)) == (3, {"at": path}), done
     assert done.output == f"{path}: cannot\n"
     assert not list((folder / "scripts").iterdir())
@@ -143,7 +143,7 @@ def test_a_user_that_the_daemon_cannot_become(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_why_it_could_not_be_started(spec: JobSpec, argv: tuple[str, ...], why: str) -> None:
-    done = tried(spec, argv, ENOUGH_S, never)
+    done = try_program(spec, argv, ENOUGH_S, never)
     assert why in done.error and "\n" not in done.error
     assert (done.answer, done.code, done.signal, done.timed_out) == (b"", None, None, False)
 
@@ -221,13 +221,13 @@ def test_one_that_closes_everything_is_awaited_all_the_same(folder: Path) -> Non
 
 def test_one_that_nobody_waits_for_is_ended(folder: Path) -> None:
     words = f"echo $$ > {folder}/new; mv {folder}/new {folder}/pid; exec sleep 10000"
-    done = tried(mine(), ("bash", "-c", words), 3600.0, (folder / "pid").exists)
+    done = try_program(mine(), ("bash", "-c", words), 3600.0, (folder / "pid").exists)
     assert done.error == "nobody waits for it any more"
     until(lambda: gone(folder / "pid"))
 
 
 def test_one_that_nobody_waits_for_is_not_begun(folder: Path) -> None:
-    done = tried(mine(), ("touch", f"{folder}/begun"), ENOUGH_S, lambda: True)
+    done = try_program(mine(), ("touch", f"{folder}/begun"), ENOUGH_S, lambda: True)
     assert done.error == "nobody waits for it any more"
     assert not any(folder.iterdir())
 
@@ -270,12 +270,12 @@ def test_what_it_leaves_in_shared_memory_goes_with_it() -> None:
 def test_what_it_takes_with_all_that_it_started() -> None:
     """A single process is limited individually, several by their total."""
     one = "dd if=/dev/zero of=/dev/null bs={}M count=1000000"
-    alone = tried(mine(), ("bash", "-c", one.format(300)), ENOUGH_S, never, 200)
+    alone = try_program(mine(), ("bash", "-c", one.format(300)), ENOUGH_S, never, 200)
     assert alone.code or alone.beyond
     words = " & ".join([one.format(120)] * 3) + " & wait"
-    together = tried(mine(), ("bash", "-c", words), ENOUGH_S, never, 200)
+    together = try_program(mine(), ("bash", "-c", words), ENOUGH_S, never, 200)
     assert together.beyond == "it used more than 200 MiB of memory, with all that it started"
-    assert tried(mine(), ("bash", "-c", one.format(120)), 1.0, never, 200).timed_out
+    assert try_program(mine(), ("bash", "-c", one.format(120)), 1.0, never, 200).timed_out
 
 
 def test_what_is_shared_counts_once() -> None:
@@ -284,7 +284,7 @@ def test_what_is_shared_counts_once() -> None:
         "import os, time; data = bytearray(120 << 20); pids = [os.fork() for _ in range(3)];"
         "time.sleep(1); 0 in pids or os.waitpid(pids[0], 0)"
     )
-    done = tried(mine(), (sys.executable, "-c", words), ENOUGH_S, never, 300)
+    done = try_program(mine(), (sys.executable, "-c", words), ENOUGH_S, never, 300)
     assert (done.code, done.beyond) == (0, "")
 
 
@@ -292,14 +292,14 @@ def test_a_trial_that_is_about_to_begin_keeps_its_cgroup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has no process yet when another trial cleans up after earlier ones."""
-    monkeypatch.setattr(bounds, "write_file", lambda path, data: None)
-    monkeypatch.setattr(bounds, "tell_kernel", lambda path, data: None)
+    monkeypatch.setattr(attendant, "write_file", lambda path, data: None)
+    monkeypatch.setattr(attendant, "tell_kernel", lambda path, data: None)
     left = tmp_path / "trial-9"
     left.mkdir()
-    first = bounds.make(str(tmp_path), "1", 1 << 20)
-    second = bounds.make(str(tmp_path), "2", 1 << 20)
+    first = attendant.make_cgroup(str(tmp_path), "1", 1 << 20)
+    second = attendant.make_cgroup(str(tmp_path), "2", 1 << 20)
     assert first and second
     assert sorted(map(str, tmp_path.iterdir())) == [first, second]
-    bounds.remove(first)
-    bounds.remove(second)
+    attendant.remove_cgroup(first)
+    attendant.remove_cgroup(second)
     assert not list(tmp_path.iterdir())

@@ -18,7 +18,7 @@ import pytest
 from carmad.accounts import groups_of
 from carmad.core.messages import Noticed
 from carmad.core.types import JobId
-from carmad.engine.backlog import QUANTUM, Backlog, Delivery
+from carmad.engine.inbox import QUANTUM, Backlog, Delivery
 from carmad.http import connections, turns
 from carmad.http.bounds import Bounded
 from carmad.http.connections import FEW, PER_USER, Connections, Credentials, Owners, Peer, Peers

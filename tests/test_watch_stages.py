@@ -215,7 +215,7 @@ def iteration(at: float) -> list[object]:
 
 def test_kernels_are_told_apart_by_where_they_are_launched() -> None:
     profiled = [one for n in range(5) for one in iteration(100.0 * n)]
-    found = stages.divided(profiled, seconds=0.05)
+    found = stages.divide(profiled, seconds=0.05)
     assert found == {
         "load_s": pytest.approx(0.005),  # the host's: the job takes half as long without a profiler
         "forward_s": pytest.approx(0.035),
@@ -224,7 +224,7 @@ def test_kernels_are_told_apart_by_where_they_are_launched() -> None:
         "sync": "backward",
     }
     with pytest.raises(ValueError, match="not recorded"):
-        stages.divided(profiled[:8], seconds=0.05)
+        stages.divide(profiled[:8], seconds=0.05)
 
 
 def test_what_is_told_is_a_request(fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:

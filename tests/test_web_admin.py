@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from carmad.sim.report.runs import runs
+from carmad.sim.report.measures import runs
 from tests.api_server import as_user
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import NO_KERNELS, Carmad, running, train

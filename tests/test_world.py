@@ -29,10 +29,10 @@ from carmad.core.tasks import JobsById
 from carmad.core.types import Cause, Estimate, Exit, GpuId, JobId, JobState, Mode, Refusal
 from carmad.daemon import doctor
 from carmad.daemon.main import _take_over
-from carmad.daemon.mpswatch import MpsWatch
+from carmad.daemon.monitor import MpsWatch
 from carmad.daemon.world import DaemonWorld
 from carmad.errors import CarmaError
-from carmad.gpu.mps_daemon import ServerState
+from carmad.gpu.mps import ServerState
 from carmad.testing import a_gpu_view, a_job, a_spec
 from carmad.testing.builders import changed
 from tests.waiting import PATIENCE_S, until
@@ -174,7 +174,7 @@ def test_what_an_attempt_left_is_removed_after_all_that_was_to_be_done_for_it(tm
     world.shepherd.start()
     for action in (Launch(job), Stop(job)):
         world.perform(action)
-    world.committed(Step((), (changed(job, state=JobState.CANCELLED),), (), ()))
+    world.on_commit(Step((), (changed(job, state=JobState.CANCELLED),), (), ()))
     until(lambda: launcher.calls, "the stop")
     goes_on.set()
     world.close()
@@ -302,7 +302,7 @@ def test_an_estimate_that_takes_long_keeps_nothing_else_waiting(tmp_path):
     until(lambda: launcher.calls)
     until(lambda: inbox.events)
     assert [event.job for event in inbox.events] == [9], "it says itself what it needs"
-    world.committed(Step((), (a_job(18, state=JobState.CANCELLED),), (), ()))
+    world.on_commit(Step((), (a_job(18, state=JobState.CANCELLED),), (), ()))
     released.set()
     until(lambda: len(inbox.events) == 8)
     performed(world)

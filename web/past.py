@@ -19,7 +19,7 @@ from carmad.errors import CarmaError
 
 if TYPE_CHECKING:
     from carmad.sim.experiment import Experiment
-    from carmad.sim.report.runs import Run
+    from carmad.sim.report.measures import Run
     from carmad.sim.run import Progress
 
 PROCESSES = 1  # jobs need the others
@@ -56,9 +56,8 @@ def _simulate(days: str, policies: Sequence[str]) -> tuple[Sequence[Run], Sequen
 
     from carmad import paths
     from carmad.sim import shadow
-    from carmad.sim.cache import Cache
-    from carmad.sim.report.runs import runs
-    from carmad.sim.sweep import sweep
+    from carmad.sim.report.measures import runs
+    from carmad.sim.sweep import Cache, sweep
     from cli import client, parse
 
     past = shadow.from_history(client.get, since=parse.since(f"{days}d"))
@@ -95,7 +94,7 @@ def _row(run: Run) -> dict[str, Any]:
 
 
 def _report(found: Sequence[Run]) -> dict[str, str]:
-    from carmad.sim.report.html import page
+    from carmad.sim.report.export import page
 
     try:
         return {"report": page(found)}

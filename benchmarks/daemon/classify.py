@@ -20,11 +20,11 @@ from random import Random
 from benchmarks.harness.main import main
 from benchmarks.harness.report import Report, bullets, of_rows
 from benchmarks.harness.rows import Row, percentile
+from carmad.attempt import exits, supervisor
 from carmad.attempt import exits as module
-from carmad.attempt import records, supervisor
 from carmad.attempt.exits import classify
 
-BYTES = records.TAIL_BYTES
+BYTES = exits.TAIL_BYTES
 RUNS = 3
 CHANCES = 250
 BOUND_MS = 50.0
@@ -65,7 +65,7 @@ def milliseconds(directory: Path, said: bytes) -> float:
     taken = []
     for _ in range(RUNS):
         begun = time.thread_time()
-        classify(1, None, records.tail(directory), gpu_full=True)
+        classify(1, None, exits.tail(directory), gpu_full=True)
         taken.append((time.thread_time() - begun) * 1000)
     return min(taken)
 

@@ -186,10 +186,10 @@ class Pretended(Follower):
             case Stop():
                 raise AssertionError(f"nothing is stopped here: {action}")
 
-    def committed(self, step: Step) -> None:
+    def on_commit(self, step: Step) -> None:
         for job in step.jobs:
             if job.ended:
-                self.estimates.ended(job.id)
+                self.estimates.end(job.id)
 
     def _estimated(self, job: JobId, answer: Answer) -> None:
         assert isinstance(answer, Estimate)
@@ -212,7 +212,7 @@ class Pretended(Follower):
         self.clock.now += 1.0
         while self._ending and self._ending[0][0] <= self.clock.now:
             _, id = self._ending.popleft()
-            self.inbox.post(self.world.exited(id))
+            self.inbox.post(self.world.end_attempt(id))
         self.monitor._read()
         self.inbox.ask(lambda core: None).result(60)
 

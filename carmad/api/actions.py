@@ -27,13 +27,13 @@ from carmad.core.messages import (
     UpdateRequested,
 )
 from carmad.core.types import Job, JobId, JobSpec
-from carmad.engine.backlog import QUANTUM
-from carmad.engine.threads import run_in_threadpool
+from carmad.engine.inbox import QUANTUM
 from carmad.errors import CarmaError
 from carmad.http.problems import Forbidden, NotFound
 from carmad.options import OPTIONS
 from carmad.readable import job_name
-from carmad.store.sql import StoreFull
+from carmad.store.database import StoreFull
+from carmad.threads import run_in_threadpool
 
 PER_STEP = QUANTUM  # jobs
 

@@ -22,13 +22,13 @@ from carmad.core.messages import Event, Submitted
 from carmad.core.scene import Scene
 from carmad.core.tasks import ids_of, part
 from carmad.core.types import ENDED, Job, JobId
-from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
 from carmad.http.connections import Credentials, Peer, Peers
 from carmad.http.problems import PROBLEMS, Forbidden, NotFound
 from carmad.http.turns import Turn
 from carmad.options import MAX_TASKS
 from carmad.store.sql import SqlStore
+from carmad.threads import run_in_threadpool
 
 MAX_IDS_EVER = 10**15
 

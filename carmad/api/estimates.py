@@ -27,13 +27,13 @@ from carmad.config import Settings
 from carmad.core.messages import Discovered, Step
 from carmad.core.ports import Run
 from carmad.core.types import Estimate, JobSpec
-from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
 from carmad.http.connections import Peer, user_of
 from carmad.http.problems import explain_invalid
-from carmad.learned.estimates import Guess, explained, patient
+from carmad.learned.estimates import Guess, ask_all, patient
 from carmad.learned.experience import Experience
 from carmad.options import MAX_WITHIN_S
+from carmad.threads import run_in_threadpool
 from estimators.experience import Past, context_mib, judged
 from estimators.tracer.report import PARTS, Explanation, Held
 
@@ -282,8 +282,8 @@ def estimate_alone(body: dict[str, Any], explain: bool) -> EstimatesOut:
     spec = job_spec(asked, me, (), ())
     settings = patient(Settings(), asked.within_s)
     experience = Experience(settings)
-    experience.committed(Step((Discovered(0.0, ()),), (), (), ()))
-    return estimates_out(*explained(settings, experience.server(explain), spec))
+    experience.on_commit(Step((Discovered(0.0, ()),), (), (), ()))
+    return estimates_out(*ask_all(settings, experience.server(explain), spec))
 
 
 def calibrations(names: Iterable[str], runs: Iterable[Run]) -> list[CalibrationOut]:

@@ -134,7 +134,7 @@ class Events(Follower):
         # Called in the core's thread.
         self.listeners: list[Callable[[Sequence[Happening], Mapping[GpuId, Gpu]], None]] = []
 
-    def committed(self, step: Step) -> None:
+    def on_commit(self, step: Step) -> None:
         """In the core's thread."""
         new = [*(happenings(step) if step.jobs or step.drains is not None else ())]
         for event in step.events:

@@ -23,10 +23,10 @@ from carmad.core.quota import DEFAULT, Limit, Period
 from carmad.core.scene import Scene
 from carmad.core.share import HOUR_S
 from carmad.core.types import Job
-from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
 from carmad.http.problems import NotFound
 from carmad.options import MAX_GPUS
+from carmad.threads import run_in_threadpool
 
 log = logging.getLogger(__name__)
 

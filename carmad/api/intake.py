@@ -17,19 +17,18 @@ from carmad.api.requests import AfterIn, SubmitIn, job_spec, tasks_of
 from carmad.api.service import Service
 from carmad.api.wire import SCHEMA, parse_selection
 from carmad.attempt.callers import own_process, slurm_job_of
-from carmad.attempt.environment import BATCH_SIZE
-from carmad.attempt.limits import CPU, MEMORY
+from carmad.attempt.environment import BATCH_SIZE, CPU, MEMORY
 from carmad.core.decision import Placement, Reason
 from carmad.core.messages import Submitted
 from carmad.core.recurrence import group
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import After, AfterKind, Estimate, Job, JobId, JobSpec, JobState
-from carmad.engine.backlog import QUANTUM
-from carmad.engine.threads import run_in_threadpool
+from carmad.engine.inbox import QUANTUM
 from carmad.errors import CarmaError
 from carmad.http.problems import Forbidden
-from carmad.store import environments
+from carmad.store import retention
+from carmad.threads import run_in_threadpool
 
 router = resource()
 
@@ -74,7 +73,7 @@ async def enqueue(call: Call, body: SubmitIn) -> tuple[JobId, int]:
 
 
 async def _queue(call: Call, body: SubmitIn, spec: JobSpec) -> tuple[JobId, int]:
-    service, bare = call.service, environments.without(spec)
+    service, bare = call.service, retention.without_contents(spec)
     await refusals.require_room(call, tasks_of(bare, body.array))
     count = len(body.array.indices) if body.array else 1
     first = service.inbox.next_ids(count)  # no `await` since there was room for them

@@ -38,10 +38,10 @@ from carmad.core.scene import Scene
 from carmad.core.slowdown import why_no_ratio
 from carmad.core.tasks import singly
 from carmad.core.types import ENDED, Job, JobId, JobState, StageTimes
-from carmad.engine.threads import run_in_threadpool
 from carmad.http.problems import Conflict, Forbidden
 from carmad.http.turns import ROWS
 from carmad.options import MAX_METRICS, MAX_TASKS, MAX_TIME_S
+from carmad.threads import run_in_threadpool
 
 router = resource()
 SHORTEST_STEP_S = 1e-6

@@ -13,11 +13,11 @@ from carmad.api.call import Before, Call, Caller, Limit, Moment, Word, answer, r
 from carmad.api.jobs import past_jobs
 from carmad.api.wire import SCHEMA, iso, parse_time, pick
 from carmad.core.types import ENDED
-from carmad.engine.threads import run_in_threadpool
 from carmad.http.problems import Conflict, NotFound
-from carmad.learned.models import lacking, shipped
+from carmad.learned.models import lacking, load_shipped
 from carmad.models import Additive, Model, Shape, Tree
-from carmad.store.table import row
+from carmad.store.values import table_row
+from carmad.threads import run_in_threadpool
 
 router = resource()
 
@@ -128,7 +128,7 @@ async def past(
         found = await past_jobs(call, user, ENDED, limit, *span, before)
 
         def render() -> Response:
-            out: PastOut = {"schema": SCHEMA, "rows": [dict(row(job)) for job in found]}
+            out: PastOut = {"schema": SCHEMA, "rows": [dict(table_row(job)) for job in found]}
             return answer(out)
 
         return await run_in_threadpool(render)
@@ -136,7 +136,7 @@ async def past(
 
 async def _models(call: Call) -> Mapping[str, Model]:
     trained = await call.service.ask(lambda core: dict(core.knowledge.models))
-    return {**await run_in_threadpool(shipped), **trained}
+    return {**await run_in_threadpool(load_shipped), **trained}
 
 
 def _training(call: Call) -> TrainingOut:
@@ -145,7 +145,7 @@ def _training(call: Call) -> TrainingOut:
         "every_days": call.service.settings.models.retrain_days,
         "lacking": lacking(),
         "under_way": models.under_way,
-        "last_at": iso(models.trained_at),
+        "last_at": iso(models.last_training_at),
         "last_words": list(models.last_words) if call.peer.admin else [],
     }
 

@@ -89,7 +89,7 @@ def _there(store: Reader, scene: Scene, since: float, until: float) -> Iterator[
         summarize(job, scene.usage.get(id)) for id, job in scene.live.rows.items() if job.spec.gpus
     ]
     yield from (job for job in live if job.submitted_at < until)
-    for count, job in enumerate(store.ran(since, until)):
+    for count, job in enumerate(store.summaries(since, until)):
         if count >= MOST:
             raise CarmaError(f"more than {MOST:,} jobs ran then", "Choose a shorter period.")
         held = any(each.gpus for each in job.attempts)

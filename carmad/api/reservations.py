@@ -22,11 +22,11 @@ from carmad.core.reservations import MOST, TIMES, Reservation, is_in_the_way, sl
 from carmad.core.scene import Scene
 from carmad.core.types import Gpu, GpuId
 from carmad.core.view import by_suitability
-from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
 from carmad.http.problems import Conflict, NotFound
 from carmad.options import MAX_GPUS, MAX_TIME_S
 from carmad.readable import duration
+from carmad.threads import run_in_threadpool
 from carmad.words import clock
 
 GpuRef = Annotated[str, StringConstraints(max_length=128)]

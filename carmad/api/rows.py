@@ -218,7 +218,7 @@ class Recent(Follower):
         self._of: dict[str | None, _Ends] = {}  # None: of all users
         self._lock = threading.Lock()
 
-    def committed(self, step: Step) -> None:
+    def on_commit(self, step: Step) -> None:
         with self._lock:
             self._add(step.jobs)
 

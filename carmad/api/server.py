@@ -24,11 +24,11 @@ from carmad.core.decision import Reason
 from carmad.core.scene import Scene
 from carmad.core.share import DAY_S
 from carmad.core.types import Job, JobState
-from carmad.engine.threads import run_in_threadpool
 from carmad.http.problems import Forbidden
 from carmad.installed import VERSION
 from carmad.metrics import declared, figures
 from carmad.store.values import External, Totals
+from carmad.threads import run_in_threadpool
 
 router = resource()
 

@@ -16,7 +16,7 @@ from carmad.api.events import Events
 from carmad.api.rows import Recent, Rows
 from carmad.api.tally import Tally
 from carmad.attempt.callers import Process, Taken
-from carmad.attempt.limits import CPU, MEMORY
+from carmad.attempt.environment import CPU, MEMORY
 from carmad.config import Settings
 from carmad.core.messages import Event, Step
 from carmad.core.ports import Server
@@ -25,7 +25,6 @@ from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Job, JobId, JobSpec
 from carmad.engine.inbox import Inbox
-from carmad.engine.threads import run_in_threadpool
 from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
 from carmad.http.problems import Unavailable
@@ -35,6 +34,7 @@ from carmad.learned.models import Models
 from carmad.loop import Follower
 from carmad.metrics.figures import Counts
 from carmad.store.sql import SqlStore
+from carmad.threads import run_in_threadpool
 from carmad.timeline.recorder import Timeline
 from estimators.tracer.report import Explanation
 
@@ -123,7 +123,7 @@ class Service(Follower):
     config_path: str | None = None
     config_toml: str | None = None
     troubles: Callable[[], Sequence[Trouble]] = tuple  # with plugins, including past ones
-    limited_by: Collection[str] = (CPU, MEMORY)  # controllers: see `carmad.attempt.limits`
+    limited_by: Collection[str] = (CPU, MEMORY)  # controllers: see `carmad.attempt.environment`
     # The GPU memory in GiB that Slurm gave a job of its own; None: it does not count. Slow.
     granted_gib: Callable[[int], int | None] = lambda _: None
     uid: int = field(default_factory=os.geteuid)
@@ -152,13 +152,13 @@ class Service(Follower):
         self.recent = Recent(self.store)
         self.events.listeners += [self.timeline.heard, self.counts.heard]
 
-    def committed(self, step: Step) -> None:
+    def on_commit(self, step: Step) -> None:
         self._scene = None
-        self.recent.committed(step)
+        self.recent.on_commit(step)
         self.tally.note(step)
-        self.experience.committed(step)
+        self.experience.on_commit(step)
         self.endings.note(step)
-        self.events.committed(step)
+        self.events.on_commit(step)
         self.starts.note(step)
 
     def stop(self) -> None:

@@ -16,15 +16,14 @@ from carmad.api.refusals import may_submit
 from carmad.api.requests import Body, Name, option_fields
 from carmad.api.service import Terminals
 from carmad.api.wire import SCHEMA
-from carmad.attempt.callers import Process, Taken, own_process
+from carmad.attempt.callers import Process, Taken, own_process, title_of
 from carmad.attempt.proc import with_descendants
-from carmad.attempt.title import title_of
 from carmad.core.messages import Adopted
 from carmad.core.scene import Scene
 from carmad.core.types import GpuId, Job, JobSpec, JobState, Mode, ProcessUse
-from carmad.engine.threads import run_in_threadpool
 from carmad.http.problems import Conflict, Unavailable
 from carmad.readable import job_name
+from carmad.threads import run_in_threadpool
 
 router = resource()
 

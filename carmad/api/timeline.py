@@ -24,8 +24,7 @@ from carmad.core.types import GpuId, Job, JobId
 from carmad.errors import CarmaError
 from carmad.http.problems import NotFound
 from carmad.store.values import Named
-from carmad.timeline.bins import OTHERS, Bins, Cell
-from carmad.timeline.hours import FINE_S, HOUR_S, KEPT_S, Mark, Track
+from carmad.timeline.hours import FINE_S, HOUR_S, KEPT_S, OTHERS, Bins, Cell, Mark, Track
 
 router = resource()
 
@@ -220,7 +219,7 @@ def _limits(call: Call) -> dict[str, float]:
 def _names(call: Call, scene: Scene, jobs: Iterable[JobId]) -> Name:
     """Live jobs are named by the core, the others by the store."""
     live = {id: scene.live[id] for id in jobs if id in scene.live}
-    named = call.service.store.named([id for id in jobs if id not in live])
+    named = call.service.store.name_jobs([id for id in jobs if id not in live])
     for id, job in live.items():
         named[id] = Named(label_of(job), job.spec.user, job.spec.uid, job.spec.name)
     return namer(named, lambda owner: call.peer.admin or owner == call.peer.owner)

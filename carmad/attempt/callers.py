@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from carmad.attempt.proc import process_stat, read_file, uids
+from carmad.attempt.starting import program
 from carmad.core.types import Job
 from carmad.errors import CarmaError
 
@@ -18,6 +20,7 @@ _SLURM_CGROUP = re.compile(
     rb"^\d+:[^:]*:/(?:slurm(?:_[^/]*)?|system\.slice/[^/]*slurmstepd\.scope)/(?:uid_\d+/)?job_(\d+)\b",
     re.MULTILINE,
 )
+TITLE_WITHIN_S = 5.0
 _SLURMSTEPD = re.compile(rb"slurmstepd: \[(\d+)\.")  # its title; it starts a step's processes
 
 
@@ -77,3 +80,24 @@ def slurm_job_in(cgroups: bytes) -> int | None:
     """Likewise, of a process with these cgroups, as in /proc/PID/cgroup."""
     found = _SLURM_CGROUP.search(cgroups)
     return int(found[1]) if found else None
+
+
+def title_of(pid: int) -> tuple[list[str], str]:
+    """The arguments and the directory of a user's process. Raises CarmaError.
+
+    A process of its own reads them: whoever does waits for as long as that process likes."""
+    try:
+        read = subprocess.run(
+            [*program("carmad.attempt.marks", "write_title"), str(pid)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=TITLE_WITHIN_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CarmaError(
+            f"the command and directory of process {pid} cannot be read",
+            "It may have ended, or wait for a file system that does not answer.",
+        ) from error
+    directory, *words = os.fsdecode(read.stdout).removesuffix("\0").split("\0")
+    return words, directory

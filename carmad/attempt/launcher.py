@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import struct
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -16,10 +17,9 @@ from pathlib import Path
 
 from carmad import units
 from carmad.accounts import account
-from carmad.attempt import callers, folders, limits, process_tree, records, supervisor
+from carmad.attempt import callers, environment, exits, process_tree, supervisor
 from carmad.attempt.callers import Process
 from carmad.attempt.cgroup import name_of
-from carmad.attempt.copies import Copies, of_job
 from carmad.attempt.environment import (
     ATTEMPT_VARIABLE,
     REPORT_FD,
@@ -27,9 +27,80 @@ from carmad.attempt.environment import (
     has_log,
     log_paths,
 )
-from carmad.core.types import FOR_GOOD, Job, JobId
+from carmad.core.types import FOR_GOOD, Job, JobId, JobSpec
 from carmad.engine.clock import boot_id
 from carmad.errors import CarmaError
+
+# -- copies of job scripts, for attempts and trials: what was submitted, whatever has become of the
+# original since
+
+NAMELESS = 0xFFFFFFFF
+ACL = "system.posix_acl_access"
+ENTRY = struct.Struct("<HHI")  # tag, permissions, id
+OWNER, USER, GROUP, MASK, OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
+R, X = 4, 1
+
+
+class Copies:
+    """One file for each job, replaced for each of its attempts; and one for each trial.
+
+    Users can enter the directory, but not list it. Each can read and execute the copies of their
+    own scripts only, and write to none: otherwise they could fill root's file system.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def path(self, name: str) -> str:
+        return str(self._directory / name)
+
+    def write(self, name: str, spec: JobSpec) -> None:
+        """Copy the spec's script there. Raises OSError."""
+        assert spec.script
+        path = self._directory / name
+        self._directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+        self._directory.chmod(0o711)  # whatever our umask
+        part = path.with_name(f"{name}.part")
+        part.unlink(missing_ok=True)
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o500)
+        with os.fdopen(fd, "wb") as file:
+            file.write(spec.script.text.encode())
+            file.flush()
+            if spec.uid != os.geteuid():
+                _share(fd, spec.uid)
+        part.replace(path)
+
+    def remove(self, name: str) -> None:
+        """Does nothing if it is not there."""
+        for each in (name, f"{name}.part"):
+            with contextlib.suppress(OSError):
+                (self._directory / each).unlink(missing_ok=True)
+
+    def clear_trials(self) -> None:
+        """Remove what the trials of a daemon that was killed have left."""
+        for path in self._directory.glob("trial*"):
+            self.remove(path.name)
+
+
+def copy_name(job: JobId) -> str:
+    """The name of its copy."""
+    return f"job{job}"
+
+
+def _share(fd: int, uid: int) -> None:
+    """Let this user, and nobody else but us, read and execute it."""
+    entries = (
+        (OWNER, R | X, NAMELESS),
+        (USER, R | X, uid),
+        (GROUP, 0, NAMELESS),
+        (MASK, R | X, NAMELESS),
+        (OTHER, 0, NAMELESS),
+    )
+    try:
+        os.setxattr(fd, ACL, struct.pack("<I", 2) + b"".join(ENTRY.pack(*one) for one in entries))
+    except OSError:  # a file system without access control lists
+        os.fchown(fd, uid, -1)
+
 
 UNIT_EXISTS = ("already loaded", "already exists")  # systemd's wording, now and in the past
 
@@ -75,7 +146,7 @@ class Launcher:
         self._kill_grace_s = kill_grace_s
         self._group = "" if systemd else group
         self._cards = cards
-        self.limited_by = limits.controllers(systemd, group)
+        self.limited_by = environment.controllers(systemd, group)
         self._children: list[subprocess.Popen[bytes]] = []
         jobs = self._state_dir / "jobs"
         try:
@@ -102,7 +173,7 @@ class Launcher:
             return env
         if supervisor.is_stopped(directory):
             raise Stopped(job.id, supervisor.why_stopped(directory))
-        script = self._copies.path(of_job(job.id)) if job.spec.script else None
+        script = self._copies.path(copy_name(job.id)) if job.spec.script else None
         fields = launch_fields(job, {} if follow else env, self._kill_grace_s, script, self._cards)
         if follow:
             fields += f"follow={follow.pid} {follow.start_ticks}\0".encode()
@@ -110,7 +181,7 @@ class Launcher:
         if listed := ",".join(map(str, cpus)):
             fields += f"cpus={listed}\0".encode()
         fields += f"boot_id={boot_id()}\0".encode()
-        for name, value in limits.files(job.spec).items():
+        for name, value in environment.limit_files(job.spec).items():
             fields += f"limit={name}={value}\0".encode()
         if self._group:
             group = f"{self._group}/{name_of(job.id, job.attempt)}"
@@ -119,7 +190,7 @@ class Launcher:
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
             if script:
-                self._copies.write(of_job(job.id), job.spec)
+                self._copies.write(copy_name(job.id), job.spec)
             with contextlib.suppress(FileExistsError):
                 os.mkfifo(directory / supervisor.CONTROL, 0o600)
             _write(directory / supervisor.LAUNCH, fields)
@@ -164,7 +235,7 @@ class Launcher:
     def owner_pid(self, job: Job) -> int | None:
         """The pid of the owner's process that runs the job's current attempt, if one does."""
         with contextlib.suppress(ValueError):  # it has not begun, or its record is damaged
-            if found := records.read_start(attempt_dir(self._state_dir, job.id, job.attempt)):
+            if found := exits.read_start(attempt_dir(self._state_dir, job.id, job.attempt)):
                 return found.follows
         return None
 
@@ -191,7 +262,7 @@ class Launcher:
 
     def release(self, job: JobId) -> None:
         """Remove the directories of an ended job's attempts, and the copy of its script."""
-        self._copies.remove(of_job(job))
+        self._copies.remove(copy_name(job))
         for directory in (self._state_dir / "jobs").glob(f"{job}.*"):
             # First: a late supervisor must not find this, but not `started`.
             with contextlib.suppress(OSError):
@@ -200,7 +271,7 @@ class Launcher:
 
     def jobs_on_disk(self) -> set[JobId]:
         """The jobs that have directories of attempts."""
-        return set(folders.found(self._state_dir / "jobs").values())
+        return set(exits.attempt_folders(self._state_dir / "jobs").values())
 
     def reap(self) -> None:
         """Reap supervisors that have ended, so that none stays a zombie."""

@@ -4,12 +4,11 @@ for a job.
 
 A process can keep everybody who reads its environment waiting for ever. So a process of its own
 does that (`main`), which nobody needs: it is killed if one process keeps it waiting, and another
-one asks the others.
+one asks the others. The same holds for its command and its directory (`write_title`).
 
 Part of the supervisor's program, so imports are few (see there).
 """
-
-# contextlib would cost more to import than the supervisor takes to start a job:
+# ruff: noqa: PTH115
 
 from __future__ import annotations
 
@@ -124,3 +123,10 @@ def main() -> None:
         stat = process_stat(pid)
         mine = value if stat is not None and stat[1] == start else b""
         os.write(1, mine.hex().encode() + b"\n")
+
+
+def write_title() -> None:
+    """Write the directory and the command of the process that is named in the arguments."""
+    pid = int(sys.argv[1])
+    os.write(1, os.fsencode(os.readlink(f"/proc/{pid}/cwd")) + b"\0")
+    os.write(1, read_file(f"/proc/{pid}/cmdline"))

@@ -4,12 +4,11 @@ those that another daemon (Docker's) started for the job with the job's mark.
 
 Part of the supervisor's program, so imports are few (see there).
 """
-# pathlib and contextlib would cost more to import than the supervisor takes to start a job:
-# ruff: noqa: PTH211
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from carmad.attempt import cgroup as cgroups
@@ -28,11 +27,17 @@ from carmad.attempt.proc import (
     unkillable,
 )
 
+# pathlib and contextlib would cost more to import than the supervisor takes to start a job:
+# ruff: noqa: PTH211
+
+
 LEFTOVER_GRACE_S = 5.0  # for processes that outlive the job's main process
 CLEARED_WITHIN_S = 10.0  # what a container's engine has to remove, once all in it is killed
 KILLED_WITHIN_S = 10.0  # what is still there then waits in the kernel, or is started again
 SIGHUP, SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 1, 9, 15, 18, 19  # `signal` is imported only later
 VARIABLE = b"CARMA_ATTEMPT_DIR"  # `environment.ATTEMPT_VARIABLE`
+SWEEP_EVERY_S = 0.05
+LEFT = 3  # the exit code of `sweep`
 LOOK_S = 0.1  # how often to look for processes that are not our children
 
 
@@ -267,3 +272,22 @@ class Tree:
             frozen |= fresh
         for pid, start in frozen.items():
             send(pid, start, SIGKILL)
+
+
+def sweep() -> None:
+    """Kill what a killed supervisor left running where there is no cgroup: `ATTEMPT_DIR UID`. In a
+    process of its own, as finding it can take long. Returns when none is left, or exits with LEFT
+    when what is left cannot be killed."""
+    mark, uid = os.fsencode(sys.argv[1]), int(sys.argv[2])
+    marks, began = Marks(VARIABLE), time.monotonic()
+    while found := marks.having(mark, _running_processes(uid)):
+        for pid, start in found.items():
+            send(pid, start, SIGKILL)
+        if time.monotonic() - began > KILLED_WITHIN_S and all(map(unkillable, found)):
+            sys.exit(LEFT)
+        time.sleep(SWEEP_EVERY_S)
+
+
+def _running_processes(uid: int) -> dict[int, int]:
+    """The user's processes but for zombies, which their parents may never reap."""
+    return {pid: start for pid, start in processes(uid).items() if running(pid, start)}

@@ -17,14 +17,13 @@ import os
 import queue
 import select
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from carmad import beats
-from carmad.attempt import cgroup, records, supervisor, sweep
+from carmad.attempt import cgroup, exits, process_tree, supervisor
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.exits import ExitFacts, for_good
 from carmad.attempt.launcher import Launcher, attempt_dir
@@ -48,7 +47,7 @@ class _Attempt:
     job: Job
     directory: Path
     since: float  # monotonic
-    started: records.StartRecord | None = None
+    started: exits.StartRecord | None = None
     cgroup: str | None = None  # of all its processes; None: it has none, or none is known
     pidfd: int | None = None
     sweep: subprocess.Popen[bytes] | None = None  # ends what the supervisor left, without a cgroup
@@ -82,7 +81,7 @@ class Shepherd:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._poller.register(self._wake, select.POLLIN)
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="shepherd", daemon=True)
+        self._thread = beats.thread("shepherd", LATE_S, self._run)
 
     def start(self) -> None:
         """When this returns, the processes of all attempts watched so far are known."""
@@ -112,13 +111,12 @@ class Shepherd:
         os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
-        with beats.beating("shepherd", LATE_S):
-            while not self._closing:
-                try:
-                    self._turn()
-                except Exception:
-                    log.exception("the shepherd failed and continues")
-                    time.sleep(1.0)
+        while not self._closing:
+            try:
+                self._turn()
+            except Exception:
+                log.exception("the shepherd failed and continues")
+                time.sleep(1.0)
 
     def _turn(self) -> None:
         restless = any(attempt.pidfd is None for attempt in self._attempts.values())
@@ -157,7 +155,7 @@ class Shepherd:
         revoked = supervisor.why_stopped(attempt.directory) == supervisor.REVOKED
         started, why = None, ""
         try:
-            started = records.read_start(attempt.directory)
+            started = exits.read_start(attempt.directory)
         except ValueError as error:
             why = f"the record of its start cannot be read: {error}"
         if started is None and not why:
@@ -235,14 +233,14 @@ class Shepherd:
         assert attempt.facts is not None
         if attempt.cgroup is None:
             if attempt.sweep is None:
-                argv = [*program("carmad.attempt.sweep"), str(attempt.directory)]
+                argv = [*program("carmad.attempt.process_tree", "sweep"), str(attempt.directory)]
                 argv.append(str(attempt.job.spec.uid))
                 attempt.sweep = subprocess.Popen(argv, stdin=subprocess.DEVNULL, cwd="/")
             code = attempt.sweep.poll()
-            if code not in (None, 0, sweep.LEFT):  # it was killed, or found no memory
+            if code not in (None, 0, process_tree.LEFT):  # it was killed, or found no memory
                 attempt.sweep = None
                 raise RuntimeError(f"the sweep of job {attempt.job.id} failed: {code}")
-            attempt.facts = replace(attempt.facts, left=code == sweep.LEFT)
+            attempt.facts = replace(attempt.facts, left=code == process_tree.LEFT)
             return code is not None
         left = cgroup.members(attempt.cgroup)
         for pid, start in left.items():
@@ -255,7 +253,7 @@ class Shepherd:
     def _read_end(self, attempt: _Attempt) -> ExitFacts:
         started = attempt.started
         try:
-            record = records.read_exit(attempt.directory)
+            record = exits.read_exit(attempt.directory)
         except ValueError as error:
             log.error("job %d: the record of its end cannot be read: %s", attempt.job.id, error)
             record = None
@@ -265,7 +263,7 @@ class Shepherd:
         if record.cause == supervisor.REVOKED:
             return ExitFacts(never_started=True, ended_at=self._clock())
         this_boot = started is not None and started.boot_id == boot_id()
-        tail = records.tail(attempt.directory)
+        tail = exits.tail(attempt.directory)
         return ExitFacts.of(record, tail, lambda boot_s: self._at(boot_s if this_boot else None))
 
     def _at(self, boot_s: float | None) -> float | None:
@@ -273,12 +271,12 @@ class Shepherd:
         return None if boot_s is None else self._clock() - max(0.0, boottime() - boot_s)
 
 
-def _open_pidfd(started: records.StartRecord) -> int | None:
+def _open_pidfd(started: exits.StartRecord) -> int | None:
     """A pidfd of that process; None if it has ended. Raises OSError if that is unknown."""
     try:
         pidfd = os.pidfd_open(started.pid)
     except OSError as error:
-        if error.errno in records.SHORTAGES:
+        if error.errno in exits.SHORTAGES:
             raise
         return None
     # Looked at after opening: from then on, the pidfd cannot refer to another process.
@@ -305,7 +303,7 @@ def _is_alive(directory: Path) -> bool:
     return False
 
 
-def _cgroup(started: records.StartRecord, job: Job) -> str | None:
+def _cgroup(started: exits.StartRecord, job: Job) -> str | None:
     """The attempt's cgroup. A supervisor of release 0.1.0 did not record it, but is in it."""
     found = started.cgroup or cgroup.cgroup_of(started.pid)
     return found if found and cgroup.is_of(found, job.id, job.attempt) else None

@@ -95,11 +95,11 @@ def adopt_orphans() -> None:
         raise OSError(ctypes.get_errno(), "cannot become a subreaper")
 
 
-def program(module: str) -> list[str]:
-    """The argv that calls `main` of a module of this CARMA, without importing `site`, which would
-    double the time until a job starts."""
+def program(module: str, function: str = "main") -> list[str]:
+    """The argv that calls a function of a module of this CARMA, without importing `site`, which
+    would double the time until a job starts."""
     root = os.path.dirname(__file__).removesuffix("/carmad/attempt")
-    code = f"import sys; sys.path.append({root!r}); import {module} as m; m.main()"
+    code = f"import sys; sys.path.append({root!r}); import {module} as m; m.{function}()"
     return [sys.executable, "-I", "-S", "-c", code]
 
 

@@ -18,15 +18,14 @@ from pathlib import Path
 from carmad import beats
 from carmad.api.gpus import gpu_state
 from carmad.api.service import CheckOut
-from carmad.attempt import folders
+from carmad.attempt import exits
 from carmad.attempt.environment import HOOKS
 from carmad.config import Settings
 from carmad.core.gpuview import GpuView
 from carmad.core.scene import Scene
 from carmad.core.types import Mode
 from carmad.errors import CarmaError
-from carmad.gpu.mps import Mps
-from carmad.gpu.mps_daemon import ServerState
+from carmad.gpu.mps import Mps, ServerState
 from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
 from carmad.readable import gib
@@ -285,13 +284,13 @@ def _damage(store: SqlStore) -> Iterator[CheckOut]:
 def _records(store: SqlStore) -> Iterator[CheckOut]:
     """Entries in `jobs` without a job: a backup was restored, or somebody created them."""
     jobs = store.path.parent / "jobs"
-    left = folders.found(jobs)
+    left = exits.attempt_folders(jobs)
     known = store.existing(set(left.values()))
     for path in [path for path, job in left.items() if job not in known][:MOST_NAMED]:
         unit = f"carma-job-{path.name.replace('.', '-')}"
         hint = f"CARMA does not manage it. If {unit} is still running, let it finish or stop it."
         yield _check("records", None, f"{path} belongs to no job in the database", hint)
-    for path in folders.strange(jobs)[:MOST_NAMED]:
+    for path in exits.strange_entries(jobs)[:MOST_NAMED]:
         yield _check("records", None, f"{path} is not a record of an attempt", "Remove it.")
 
 

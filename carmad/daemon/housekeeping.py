@@ -1,4 +1,5 @@
-"""Regular chores: deleting old jobs, backups, and keeping the daemon's files small."""
+"""Regular chores: deleting old jobs, backups, keeping the daemon's files small, and the week's
+report."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,13 +18,19 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from carmad import beats
 from carmad.accounts import barring
-from carmad.attempt import folders
+from carmad.api.reporting import report
+from carmad.attempt import exits
 from carmad.config import Retention
 from carmad.core.messages import HoldRequested
+from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Job
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
+from carmad.notify.letters import Letter
+from carmad.notify.post import Post
+from carmad.report import as_markdown, last, title
+from carmad.store.reading import Reader
 from carmad.store.sql import SqlStore
 from carmad.threads import Threads
 
@@ -75,7 +83,7 @@ class Housekeeping:
 
     def start(self) -> None:
         def add(chore: str, do: Callable[[], object], trigger: str, **when: object) -> None:
-            self._scheduler.add_job(_guarded(chore, do), trigger, name=chore, **when)
+            self._scheduler.add_job(_guard(chore, do), trigger, name=chore, **when)
 
         soon = datetime.now().astimezone() + _SOON
         add("flush", self._flush, "interval", seconds=_FLUSH_S)
@@ -96,9 +104,9 @@ class Housekeeping:
     def stop(self) -> None:
         """Wait for the current chore, flush and save once more. Then the store may be closed."""
         self._scheduler.shutdown(wait=True)
-        _guarded("flush", self._flush)()
+        _guard("flush", self._flush)()
         if self._save is not None:
-            _guarded("save", self._save)()
+            _guard("save", self._save)()
 
     def purge(self) -> None:
         purged = self._store.purge(time.time(), self.retention)
@@ -123,11 +131,11 @@ def release(inbox: Inbox) -> None:
     """Release the jobs that were held as their users were not to be found, and are: a directory
     server that does not answer looks the same as an account that was deleted."""
 
-    def held(core: Scheduler) -> list[Job]:
+    def list_held(core: Scheduler) -> list[Job]:
         return [job for job in core.jobs.rows.values() if job.barred]
 
     barred = barring()
-    for job in inbox.ask(held).result():
+    for job in inbox.ask(list_held).result():
         if not barred(job.spec.user, job.spec.uid):
             inbox.post(HoldRequested(inbox.clock(), job.id, False, _BY, job.tasks - 1))
 
@@ -140,7 +148,7 @@ def remove_attempts(directory: Path, store: SqlStore) -> int:
     settled = time.time() - _SETTLED_S
     found = {
         path: job
-        for path, job in folders.found(directory).items()
+        for path, job in exits.attempt_folders(directory).items()
         if path.lstat().st_mtime < settled
     }
     known = store.existing(set(found.values()))
@@ -178,7 +186,7 @@ def _open(path: Path, flags: int) -> BinaryIO:
     return os.fdopen(descriptor, "r+b" if flags & os.O_RDWR else "wb")
 
 
-def _guarded(chore: str, do: Callable[[], object]) -> Callable[[], None]:
+def _guard(chore: str, do: Callable[[], object]) -> Callable[[], None]:
     def run() -> None:
         beats.at(chore)
         try:
@@ -189,3 +197,30 @@ def _guarded(chore: str, do: Callable[[], object]) -> Callable[[], None]:
             _log.exception("%s failed", chore)
 
     return run
+
+
+SENT_AFTER = timedelta(hours=7)  # from the end of the week
+
+
+def weekly_report(
+    store: Reader,
+    scene: Callable[[], Scene],
+    post: Post,
+    told: Path,
+    clock: Callable[[], datetime] = datetime.now,
+) -> Callable[[], None]:
+    """A chore for every hour: makes the report of the last whole week, and has it sent, unless it
+    was before. The file `told` says which week's was the last."""
+
+    def tell() -> None:
+        now = clock()
+        since, until = last("week", now.date())
+        week = f"{since:%F}"
+        before = told.read_text(errors="replace") if told.exists() else ""
+        if now.astimezone() < until + SENT_AFTER or before == week:
+            return
+        out = report(store, scene(), since.timestamp(), until.timestamp())
+        letter = Letter(title(out), as_markdown(out))
+        post.send_report(letter, partial(told.write_text, week))
+
+    return tell

@@ -20,46 +20,49 @@ from threading import Event
 from carmad import beats, configfile, installed, paths, registry, units
 from carmad.api.app import create_app
 from carmad.api.service import Service
-from carmad.attempt.copies import Copies
 from carmad.attempt.evidence import Evidence
-from carmad.attempt.launcher import Launcher
+from carmad.attempt.launcher import Copies, Launcher
 from carmad.config import Settings
 from carmad.core.history import History
 from carmad.core.messages import CancelRequested, Reconfigured, Step, Trained
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import GpuId, JobId, JobSpec, JobState, Refusal
-from carmad.daemon import doctor, systemd
-from carmad.daemon.externals import Externals
-from carmad.daemon.housekeeping import Housekeeping, release
-from carmad.daemon.listening import listen
-from carmad.daemon.monitor import Monitor
-from carmad.daemon.mpswatch import MpsWatch
-from carmad.daemon.reload import EMULATED, Reloader, read
+from carmad.daemon import doctor
+from carmad.daemon.housekeeping import Housekeeping, release, weekly_report
+from carmad.daemon.monitor import Externals, Monitor, MpsWatch
 from carmad.daemon.runners import Runners
-from carmad.daemon.slurmnode import SlurmNode, granted_gib
-from carmad.daemon.wall import Wall
-from carmad.daemon.weekly import weekly
+from carmad.daemon.service import (
+    EMULATED,
+    Reloader,
+    is_service,
+    listen,
+    listen_fds,
+    notify,
+    read_settings,
+    watchdog,
+)
+from carmad.daemon.slurmnode import SlurmNode, grant_gib
 from carmad.daemon.world import DaemonWorld
-from carmad.engine.clock import Clock, boot_id, wall_ahead
+from carmad.engine.clock import Clock, Wall, boot_id, wall_ahead
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError, Hopeless
 from carmad.gpu import emulated
-from carmad.gpu.choose import choose
 from carmad.gpu.mps import Mps
+from carmad.gpu.nvml import choose
 from carmad.guards import Trouble
 from carmad.http.server import Server, turn_away
 from carmad.installed import VERSION
-from carmad.learned import bounds
-from carmad.learned.estimates import Answer, ask, explained, patient
+from carmad.learned import attendant
+from carmad.learned.estimates import Answer, ask, ask_all, patient
 from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.learned.models import Models
 from carmad.loop import Follower
 from carmad.metrics.keeper import Keeper
 from carmad.models import Model
+from carmad.notify.letters import stuck
 from carmad.notify.post import Post
-from carmad.notify.stuck import stuck
 from carmad.store.damage import stands_in
 from carmad.store.journal import Journal
 from carmad.store.sql import SqlStore
@@ -78,7 +81,7 @@ EX_TEMPFAIL = 75  # systemd starts it again
 def main(argv: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(argv)
     os.umask(0o022)  # sockets, pipes and cards are for others to reach
-    fds = systemd.listen_fds()
+    fds = listen_fds()
     listener = socket.socket(fileno=fds[0]) if fds else None
     try:
         _log_to(options.log_file)
@@ -138,7 +141,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> bool:
             extra_env=_job_env(settings, where),
             take_s=settings.interactive.take_s,
         )
-        to_core = _to_core(inbox)
+        to_core = _on_trained(inbox)
         models = Models(state_dir / "models", store, settings.models.retrain_days, to_core)
         timeline = Timeline(scheduler)
         timeline.load(store.timeline(), clock())
@@ -149,7 +152,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> bool:
             started_at=time.time(),
             capabilities=monitor.capabilities,
             experience=experience,
-            estimate=lambda spec, within_s, server: explained(
+            estimate=lambda spec, within_s, server: ask_all(
                 patient(settings, within_s), server, spec
             ),
             doctor=lambda scene: doctor.checks(
@@ -169,7 +172,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> bool:
             config_toml=configfile.dump(settings),
             troubles=troubles,
             limited_by=launcher.limited_by,
-            granted_gib=lambda job: granted_gib(settings.cluster, job),
+            granted_gib=lambda job: grant_gib(settings.cluster, job),
         )
         server = Server(listener or listen(where), create_app(service))
         past = store.past(clock())
@@ -190,15 +193,21 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> bool:
         runners.watch(scheduler.jobs.rows.values())
         stack.callback(world.close)
         again = Event()
-        wall = Wall(clock, _restart(inbox, again) if systemd.is_service() else None)
-        _start(stack, beats.Watcher(_each(systemd.watchdog(), wall.look), monitor.hangs))
+        wall = Wall(clock, _restart(inbox, again) if is_service() else None)
+        alive = watchdog()
+
+        def feed() -> None:
+            alive()
+            wall.look()
+
+        _start(stack, beats.Watcher(feed, monitor.hangs))
         _start(stack, monitor)
         if mps:
             _start(stack, MpsWatch(mps, inbox, evidence))
         flush = _flush(journal, store, externals)
         train, save = models.train_if_due, lambda: timeline.save(store.record_timeline, clock())
         sent = state_dir / "report.sent"
-        report = weekly(store, scene, post, sent) if settings.notify.report else None
+        report = weekly_report(store, scene, post, sent) if settings.notify.report else None
         back = functools.partial(release, inbox)
         chores = Housekeeping(
             store, settings.retention, state_dir, flush, train, report, save, back
@@ -214,16 +223,16 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> bool:
         stack.callback(experience.close)  # first: the others wait for the trials under way
 
         reconfigure = _reconfigure(inbox, service, chores)
-        reloader.start(settings, lambda: read(options, state_dir)[0], reconfigure)
+        reloader.start(settings, lambda: read_settings(options, state_dir)[0], reconfigure)
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda *_: inbox.close())
         gc.freeze()  # this stays for good: looking through it would stop everybody for 40 ms
         gc.set_threshold(GARBAGE)
-        systemd.notify("READY=1")
+        notify("READY=1")
         log.info("ready: policy %s, telemetry %s", settings.policy, source.name)
         engine.run()
         inbox.refuse()
-        systemd.notify("STOPPING=1")
+        notify("STOPPING=1")
         log.info("stopping; running jobs continue")
     return again.is_set()
 
@@ -234,14 +243,6 @@ def _restart(inbox: Inbox, again: Event) -> Callable[[], None]:
         inbox.close()
 
     return restart
-
-
-def _each(*calls: Callable[[], None]) -> Callable[[], None]:
-    def call() -> None:
-        for each in calls:
-            each()
-
-    return call
 
 
 def _start(
@@ -260,7 +261,7 @@ def _scripts_dir(state_dir: Path, emulated: bool) -> Path:
 
 
 def _experience(settings: Settings, store: SqlStore, copies: Copies) -> Experience:
-    experience = Experience(settings, driver_version(), bounds.home(), copies)
+    experience = Experience(settings, driver_version(), attendant.trials_cgroup(), copies)
     for user in store.users():
         ended_well = store.history(user=user, states=[JobState.SUCCEEDED], limit=JOBS_PER_USER)
         experience.remember(reversed(ended_well))
@@ -366,7 +367,7 @@ def _log_to(path: str | None) -> None:
 def _settings(options: argparse.Namespace, state_dir: Path) -> tuple[Settings, Path | None]:
     """The settings in effect, and the file that they came from."""
     with _for_a_person():
-        settings, file = read(options, state_dir)
+        settings, file = read_settings(options, state_dir)
     if options.emulated:
         emulated.create(state_dir / EMULATED, options.emulated)
         if os.geteuid() == 0:
@@ -408,7 +409,7 @@ def _mps(settings: Settings, state_dir: Path, own_units: bool, monitor: Monitor)
 class InvalidChoices(Follower):
     """Logs a policy's invalid choices; its guard logs what it raises."""
 
-    def committed(self, step: Step) -> None:
+    def on_commit(self, step: Step) -> None:
         for decision in step.decisions:
             for reason in decision.placement.reasons:
                 if reason.code == "policy_failed" and not step.failures:
@@ -416,14 +417,14 @@ class InvalidChoices(Follower):
                     log.error("the policy %s fails job %d: %s", policy, id, reason.detail)
 
 
-def _to_core(inbox: Inbox) -> Callable[[Mapping[str, Model]], None]:
+def _on_trained(inbox: Inbox) -> Callable[[Mapping[str, Model]], None]:
     """A function that hands newly trained models to the core."""
 
-    def post(models: Mapping[str, Model]) -> None:
+    def deliver(models: Mapping[str, Model]) -> None:
         if models:
             inbox.post(Trained(inbox.clock(), tuple(models.items())))
 
-    return post
+    return deliver
 
 
 def _scene(inbox: Inbox) -> Callable[[], Scene]:

@@ -1,20 +1,28 @@
-"""Reads the GPUs once per period, and passes the readings on to `Evidence` and to the core."""
+"""Watches the GPUs: reads them once per period, notices processes outside of the queue, and checks
+MPS. Readings go to `Evidence` and to the core."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import psutil
 
 from carmad import beats
-from carmad.attempt.evidence import Evidence
+from carmad.attempt.evidence import Evidence, Key
 from carmad.config import Monitor as Settings
-from carmad.core.messages import Discovered, DrainRequested, Sampled, Silent
-from carmad.core.types import Gpu, GpuId, GpuSample
+from carmad.core.messages import Discovered, DrainRequested, Noticed, Sampled, Silent
+from carmad.core.scheduler import Scheduler
+from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobState, Mode, ProcessUse
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
+from carmad.gpu.mps import Mps, ServerState
 from carmad.gpu.source import Capabilities, TelemetrySource
+from carmad.store.values import External
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +58,7 @@ class Monitor:
         self._telling = threading.Lock()
         self._looked = threading.Event()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+        self._thread = beats.thread("monitor", LATE_S, self._run)
 
     def start(self) -> None:
         """Read once before the first placement, then every period. If the GPUs cannot be read yet,
@@ -83,11 +91,10 @@ class Monitor:
         return tuple(gpu for gpu in known if gpu.id not in self._faulty)
 
     def _run(self) -> None:
-        with beats.beating("monitor", LATE_S):
-            try:
-                self._read_until_stopped()
-            finally:
-                self._source.close()
+        try:
+            self._read_until_stopped()
+        finally:
+            self._source.close()
 
     def _read_until_stopped(self) -> None:
         due = discover_at = self._inbox.clock()
@@ -180,3 +187,131 @@ class Monitor:
             log.warning("GPU %s: %s", item.gpu, item.message)
             if item.drain:
                 self._inbox.post(DrainRequested(now, item.gpu, item.message, "carmad"))
+
+
+# -- processes that use GPUs outside of the queue, for the record of them
+
+MOST_LETTERS = 256  # of a command
+MOST_EXTERNALS = 1000  # that are kept while nothing can be written
+
+
+class Externals:
+    """Filled by the monitor's thread, emptied by housekeeping's. Small ones, such as a desktop's,
+    are left out: those that never held more than `least_mib` on a GPU."""
+
+    def __init__(self, least_mib: int) -> None:
+        self._least_mib = least_mib
+        self._lock = threading.Lock()
+        self._present: dict[tuple[GpuId, int], External] = {}
+        self._gone: deque[External] = deque(maxlen=MOST_EXTERNALS)
+
+    def add(self, samples: Iterable[GpuSample]) -> None:
+        """A reading of all GPUs."""
+        present: dict[tuple[GpuId, int], External] = {}
+        for sample in samples:
+            for use in sample.processes:
+                if use.job is None:
+                    key = sample.gpu, use.pid
+                    known = self._present.get(key) or _external(sample, use)
+                    present[key] = replace(
+                        known, seen_to=sample.at, peak_mib=_larger(known.peak_mib, use.memory_mib)
+                    )
+        with self._lock:
+            self._gone += [one for key, one in self._present.items() if key not in present]
+            self._present = present
+
+    def take(self) -> list[External]:
+        """Those seen since the last call; what is still there will come again."""
+        with self._lock:
+            found = [*self._gone, *self._present.values()]
+            self._gone.clear()
+        return [one for one in found if one.peak_mib is None or one.peak_mib > self._least_mib]
+
+
+def _external(sample: GpuSample, use: ProcessUse) -> External:
+    try:
+        started_at = psutil.Process(use.pid).create_time()
+    except psutil.Error:  # already gone, or out of our sight
+        started_at = sample.at
+    command = use.command[:MOST_LETTERS]
+    return External(
+        sample.gpu, use.pid, started_at, use.user, command, sample.at, sample.at, use.memory_mib
+    )
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    known = [each for each in (one, other) if each is not None]
+    return max(known, default=None)
+
+
+# -- MPS while jobs run: daemons that are gone, servers with faults, jobs outside their server
+
+MPS_EVERY_S = 30.0
+MPS_LATE_S = 60.0  # for one job: each question to its daemon has a deadline
+
+
+class MpsWatch:
+    def __init__(self, mps: Mps, inbox: Inbox, evidence: Evidence) -> None:
+        self._mps = mps
+        self._inbox = inbox
+        self._evidence = evidence
+        self._outside: set[Key] = set()  # the attempts without a client at the last round
+        self._stopped = threading.Event()
+        self._thread = beats.thread("mps-watch", MPS_LATE_S, self._run)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(timeout=5)
+
+    def look(self) -> None:
+        """Check all jobs under MPS, and their servers."""
+        outside = set()
+        for job in self._inbox.ask(_running_under_mps).result():
+            beats.at(f"the MPS server of job {job.id}")
+            gpu = job.gpus[0]  # all its GPUs have the same server
+            if not self._mps.healthy(gpu):
+                self._notice(job, "its MPS daemon does not answer")
+                continue
+            if self._runs_outside(job):
+                outside.add((job.id, job.attempt))
+            if (state := self._mps.server_state(gpu)) is ServerState.FAULT:
+                self._notice(job, f"its MPS server is in state {state}: one of its clients crashed")
+        self._outside = outside
+
+    def _runs_outside(self, job: Job) -> bool:
+        """Whether its processes use the GPU, but none of them is a client. Reported the second
+        time, since a process that has just started may be about to connect."""
+        attempt = (job.id, job.attempt)
+        clients = self._mps.clients(job.gpus[0])
+        running = self._evidence.running(attempt)  # last: an ended process is not a client
+        if not running or running & clients:
+            return False
+        if attempt in self._outside:
+            self._notice(job, "runs outside MPS: it is time-sliced with its neighbours")
+        return True
+
+    def _run(self) -> None:
+        while not self._stopped.wait(MPS_EVERY_S):
+            beats.at("the jobs under MPS")
+            try:
+                self.look()
+            except CarmaError as error:
+                log.error("%s; %s", error, error.hint)
+            except Exception:
+                log.exception("the MPS watch failed")
+            beats.idle()
+
+    def _notice(self, job: Job, note: str) -> None:
+        self._inbox.post(Noticed(self._inbox.clock(), job.id, note))
+
+
+def _running_under_mps(core: Scheduler) -> list[Job]:
+    """Jobs that were launched under MPS and have run a kernel, so should be clients by now."""
+    return [
+        job
+        for job in core.jobs.rows.values()
+        if job.mode is Mode.MPS and job.kernels and job.state is JobState.RUNNING
+    ]

@@ -42,7 +42,7 @@ class Runners(Follower):
         self._poller = select.epoll()
         self._thread: threading.Thread | None = None
 
-    def committed(self, step: Step) -> None:
+    def on_commit(self, step: Step) -> None:
         self.watch(step.jobs)
 
     def watch(self, jobs: Iterable[Job]) -> None:
@@ -60,28 +60,27 @@ class Runners(Follower):
             self._watched[job.id] = _Runner(job, known.pidfd)
         elif (pidfd := open_followed(pid, start)) < 0:
             if not running(pid, start):  # else there are too many open files
-                self._gone(job)
+                self._cancel(job)
         else:
             self._watched[job.id] = _Runner(job, pidfd)
             self._poller.register(pidfd, select.EPOLLIN)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="runners", daemon=True)
+                self._thread = beats.thread("runners", LATE_S, self._run)
                 self._thread.start()
 
     def _run(self) -> None:
-        with beats.beating("runners", LATE_S):
-            while True:
-                beats.idle()
-                ended = {fd for fd, _ in self._poller.poll()}
-                beats.at("runners that have ended")
-                with self._lock:
-                    gone = [each.job for each in self._watched.values() if each.is_gone(ended)]
-                    for job in gone:
-                        self._forget(job.id)
+        while True:
+            beats.idle()
+            ended = {fd for fd, _ in self._poller.poll()}
+            beats.at("runners that have ended")
+            with self._lock:
+                gone = [each.job for each in self._watched.values() if each.is_gone(ended)]
                 for job in gone:
-                    self._gone(job)
+                    self._forget(job.id)
+            for job in gone:
+                self._cancel(job)
 
-    def _gone(self, job: Job) -> None:
+    def _cancel(self, job: Job) -> None:
         self._inbox.post(CancelRequested(self._inbox.clock(), job.id, BY))
 
     def _forget(self, id: JobId) -> None:

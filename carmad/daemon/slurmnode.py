@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from carmad import beats
 from carmad.config import Cluster
 from carmad.core.scene import Scene
-from carmad.readable import clean, count, counted
+from carmad.readable import clean, count, gpumem_count
 
 LOOK_S = 1.0
 ASK_S = 60.0  # `scontrol reconfigure` restores what slurm.conf says, for instance
@@ -55,7 +55,7 @@ class SlurmFailed(Exception):
     pass
 
 
-def wanted(scene: Scene) -> Wanted | None:
+def goal(scene: Scene) -> Wanted | None:
     """None: nobody knows the GPUs yet."""
     usable_mib, all_mib, why = 0, 0, []
     for view in scene.view.gpus:
@@ -78,7 +78,7 @@ def name_of(setting: str) -> str:
 
 def look(name: str) -> Node:
     """Raises SlurmFailed."""
-    return node_in(scontrol("--oneliner", "show", "node", name), configured_gib(name))
+    return node_in(scontrol("--oneliner", "show", "node", name), configuration_gib(name))
 
 
 def node_in(said: str, configured: int) -> Node:
@@ -94,23 +94,23 @@ def node_in(said: str, configured: int) -> Node:
     )
 
 
-def configured_gib(name: str) -> int:
+def configuration_gib(name: str) -> int:
     """The node's gpumem by slurm.conf, as its slurmd reads that; 0: none. Raises SlurmFailed."""
-    _, said = asked("slurmd", "-G", "-N", name)
+    _, said = ask("slurmd", "-G", "-N", name)
     found = re.search(r"Name=gpumem .*?Count=(\d+[KMGTP]?)", said)
     return count(found[1]) if found else 0
 
 
-def granted_gib(cluster: Cluster, job: int) -> int | None:
+def grant_gib(cluster: Cluster, job: int) -> int | None:
     """The GPU memory that Slurm gave a job on each of its nodes; None: gpumem is not counted here,
     or Slurm does not answer."""
     if not cluster.engine:
         return None
     try:
-        said, _ = asked("squeue", "--noheader", f"--jobs={job}", "--format=%b")
-        if (granted := counted(said.strip())) is not None:
+        said, _ = ask("squeue", "--noheader", f"--jobs={job}", "--format=%b")
+        if (granted := gpumem_count(said.strip())) is not None:
             return granted
-        return 0 if configured_gib(name_of(cluster.node)) else None
+        return 0 if configuration_gib(name_of(cluster.node)) else None
     except SlurmFailed as error:
         log.warning("not known how much GPU memory Slurm gave its job %d: %s", job, error)
         return None
@@ -133,10 +133,10 @@ def changes(node: Node, want: Wanted) -> Iterator[dict[str, str]]:
 
 
 def scontrol(*words: str) -> str:
-    return asked("scontrol", *words)[0]
+    return ask("scontrol", *words)[0]
 
 
-def asked(*words: str) -> tuple[str, str]:
+def ask(*words: str) -> tuple[str, str]:
     """What a command of Slurm's prints, and what it writes to standard error, as slurmd does.
     Raises SlurmFailed."""
     try:
@@ -163,7 +163,7 @@ class SlurmNode:
         self._told: Wanted | None = None
         self._failing = ""
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="slurm-node", daemon=True)
+        self._thread = beats.thread("slurm-node", LATE_S, self._watch)
 
     def start(self) -> None:
         self._thread.start()
@@ -171,17 +171,13 @@ class SlurmNode:
     def stop(self) -> None:
         self._stopped.set()  # it may be waiting for scontrol
 
-    def _run(self) -> None:
-        with beats.beating("slurm-node", LATE_S):
-            self._watch()
-
     def _watch(self) -> None:
         looks = 0
         while not self._stopped.wait(LOOK_S):
             looks += 1
             beats.at("what Slurm has on record")
             try:
-                want = wanted(self._scene())
+                want = goal(self._scene())
                 if want and (want != self._told or looks * LOOK_S >= ASK_S):
                     looks = 0
                     self._told = want  # if it fails, the next try is with the next ASK_S

@@ -15,7 +15,7 @@ from threading import Event, Timer
 
 from carmad import beats
 from carmad.accounts import NoAccount
-from carmad.attempt import limits
+from carmad.attempt import environment
 from carmad.attempt.callers import Process, Taken
 from carmad.attempt.environment import at_a_terminal, command, in_a_slurm_job, job_environment
 from carmad.attempt.evidence import Evidence
@@ -57,7 +57,7 @@ from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
 from carmad.learned.estimates import Estimates
 from carmad.loop import Follower
-from carmad.store.sql import StoreFull
+from carmad.store.database import StoreFull
 from carmad.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class DaemonWorld(Follower):
         self._gpus: dict[GpuId, Gpu] = {}  # replaced as a whole, as "hands" reads it
         self._hands = Threads(1, "hands", HANDS_LATE_S)
         self._signals = Threads(1, "signals", SIGNALS_LATE_S)
-        self._estimates = Estimates(estimate, self._estimated)
+        self._estimates = Estimates(estimate, self._deliver_estimate)
         self._whose: dict[JobId, int] = {}  # the users of jobs that are being estimated
         self._unlaunched: set[tuple[JobId, int]] = set()  # attempts: nobody watches them yet
         # Launches to retry, and what prevents them. Set only by the thread "hands".
@@ -140,7 +140,7 @@ class DaemonWorld(Follower):
             else:
                 self._signals.submit(self._do, action)
 
-    def committed(self, step: Step) -> None:
+    def on_commit(self, step: Step) -> None:
         for event in step.events:
             if isinstance(event, Discovered):
                 self._gpus = {gpu.id: gpu for gpu in event.gpus}
@@ -148,7 +148,7 @@ class DaemonWorld(Follower):
             if job.state is not JobState.PENDING and not job.estimate_late:
                 self._whose.pop(job.id, None)
             if job.ended:
-                self._estimates.ended(job.id)
+                self._estimates.end(job.id)
                 if job.attempt:
                     self.release(job.id)
 
@@ -171,7 +171,7 @@ class DaemonWorld(Follower):
         self._pauses.shutdown()
         self.shepherd.close()
 
-    def _estimated(self, job: JobId, answer: Estimate | Refusal) -> None:
+    def _deliver_estimate(self, job: JobId, answer: Estimate | Refusal) -> None:
         if isinstance(answer, Estimate):
             event = Estimated(self._inbox.clock(), job, answer, crash=answer.crash)
         else:
@@ -283,7 +283,9 @@ class DaemonWorld(Follower):
                 under_mps = False
                 self._notice(job.id, f"runs without MPS: {error}")
         whole = self._with_all(job)
-        near = limits.near(job.spec, [self._gpus[gpu] for gpu in job.gpus if gpu in self._gpus])
+        near = environment.cpus_near(
+            job.spec, [self._gpus[gpu] for gpu in job.gpus if gpu in self._gpus]
+        )
         env = self._environment(whole, under_mps)
         complete = self._launcher.launch(whole, env, process, near)
         self._unlaunched.discard((job.id, job.attempt))

@@ -23,11 +23,11 @@ from carmad.core.messages import (
 from carmad.core.ports import World
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import FOR_GOOD, Cause, Exit, JobId
-from carmad.engine.backlog import Delivery
-from carmad.engine.inbox import Inbox, Question
+from carmad.engine.inbox import Delivery, Inbox, Question
 from carmad.errors import CarmaError
 from carmad.loop import Follower, turn
-from carmad.store.sql import SqlStore, StoreFull
+from carmad.store.database import StoreFull
+from carmad.store.sql import SqlStore
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class Engine:
             self._keep_until = time.monotonic() + RETRY_S
             self._stop_uncommitted(stops)
             for delivery in batch:
-                self._failed(delivery, error)
+                self._fail(delivery, error)
         except Exception as error:
             if not isinstance(error, CarmaError):
                 log.exception("a batch of %d deliveries failed", len(batch))
@@ -121,17 +121,17 @@ class Engine:
                 for delivery in batch:
                     self._handle([delivery])
             else:
-                self._failed(batch[0], error)
+                self._fail(batch[0], error)
 
     def _turn(self, batch: list[Delivery], stops: list[Stop]) -> None:
         """If the step is not committed, `stops` gets its final stops."""
         began = made = 0.0
 
-        def handled() -> None:
+        def note_handling() -> None:
             nonlocal made
             made = time.perf_counter()
 
-        def committed(step: Step) -> None:
+        def note_commit(step: Step) -> None:
             self._stopped.clear()
             self._keep_until = 0.0
             self._notify(step, made - began, time.perf_counter() - made)
@@ -139,7 +139,7 @@ class Engine:
                 if delivery.done:
                     delivery.done.set_result(None)
 
-        def refused(step: Step) -> None:
+        def note_refusal(step: Step) -> None:
             for action in step.actions:
                 if isinstance(action, Stop) and action.job.stop in FOR_GOOD:
                     stops.append(action)
@@ -155,20 +155,20 @@ class Engine:
             self._store,
             self._world,
             *events,
-            handled=handled,
-            committed=committed,
-            refused=refused,
+            handled=note_handling,
+            committed=note_commit,
+            refused=note_refusal,
         )
 
     def _notify(self, step: Step, core_s: float, commit_s: float) -> None:
         """Errors here are only logged: the step is committed."""
         for follower in self._followers:
             try:
-                follower.took(step, core_s, commit_s)
-                follower.committed(step)
+                follower.on_timing(step, core_s, commit_s)
+                follower.on_commit(step)
             except Exception:
                 log.exception("%s missed a committed step", type(follower).__name__)
-                follower.restored()
+                follower.on_reset()
 
     def _stop_uncommitted(self, stops: Sequence[Stop]) -> None:
         """Carry out each stop once, although every retry of the step repeats it."""
@@ -177,10 +177,10 @@ class Engine:
                 self._stopped[stop.job.id] = stop.job.attempt
                 self._world.perform(stop)
 
-    def _failed(self, delivery: Delivery, error: Exception) -> None:
-        if isinstance(error, StoreFull) and delivery.done and self._carried_out(delivery):
+    def _fail(self, delivery: Delivery, error: Exception) -> None:
+        if isinstance(error, StoreFull) and delivery.done and self._is_done(delivery):
             delivery.done.set_result(None)
-            if not _cancelled(delivery) <= set().union(*map(_cancelled, self._kept)):
+            if not _cancels(delivery) <= set().union(*map(_cancels, self._kept)):
                 self._kept.append(Delivery(delivery.events, None))
         elif delivery.done:
             delivery.done.set_exception(error)
@@ -209,9 +209,9 @@ class Engine:
             for delivery in stuck:
                 self._handle([delivery])
 
-    def _carried_out(self, delivery: Delivery) -> bool:
+    def _is_done(self, delivery: Delivery) -> bool:
         """Whether the whole request has been carried out, though it is not on disk yet."""
-        cancelled = _cancelled(delivery)
+        cancelled = _cancels(delivery)
         return len(cancelled) == len(delivery.events) and cancelled <= self._stopped.keys()
 
     def _complain(self, error: CarmaError) -> None:
@@ -220,7 +220,7 @@ class Engine:
             self._complain_at = time.monotonic() + COMPLAIN_EVERY_S
             log.error("cannot record events: %s; %s", error, error.hint)
             for follower in self._followers:
-                follower.unrecorded(error)
+                follower.on_failed_commit(error)
 
     def _reload(self, history: History | None = None) -> tuple[Action, ...]:
         """Reset the core to what is on disk: after a failed commit, it may be ahead of it. Its
@@ -236,7 +236,7 @@ class Engine:
             reservations=saved.reservations,
         )
         for follower in self._followers:
-            follower.restored()
+            follower.on_reset()
         return owed
 
     def _answer(self, question: Question) -> None:
@@ -260,5 +260,5 @@ def _bare_ends(delivery: Delivery) -> list[Exited]:
     ]
 
 
-def _cancelled(delivery: Delivery) -> set[JobId]:
+def _cancels(delivery: Delivery) -> set[JobId]:
     return {event.job for event in delivery.events if isinstance(event, CancelRequested)}

@@ -267,7 +267,7 @@ class Card:
     # Used by observers.
 
     @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         return bool(self._ints[_LOST])
 
     def set_lost(self, lost: bool) -> None:
@@ -343,7 +343,7 @@ class Card:
         self._floats[_REAPED_AT] = now
 
     def _refuse_if_lost(self) -> None:
-        if self.lost:
+        if self.is_lost:
             raise CardLost(self.uuid)
 
 

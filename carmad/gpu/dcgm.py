@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from carmad import beats
 from carmad.core.types import GpuId
-from carmad.gpu.profiler import PROFILED, TRAFFIC, Activity, Unit, activity_of
+from carmad.gpu.source import PROFILED, TRAFFIC, Activity, Unit, activity_of
 
 # The columns come in this order. GPUs before Hopper cannot count all of these at once; DCGM
 # multiplexes them, or refuses: then it is asked for the first three only.
@@ -80,14 +80,14 @@ class DcgmProfiler:
     def open(self, units: tuple[Unit, ...]) -> None:
         self._units = units
         self._stopping.clear()
-        self._thread = threading.Thread(target=self._run, name="dcgm-dmon", daemon=True)
+        self._thread = beats.thread("dcgm-dmon", _LATE_S, self._keep_watching)
         self._thread.start()
 
     def read(self) -> Mapping[GpuId, Activity]:
         oldest = time.monotonic() - _FRESH_PERIODS * self._period_s
         with self._lock:
             fresh = {e: activity for e, (at, activity) in self._rows.items() if at >= oldest}
-            found = {unit.gpu.id: _combined(unit, self._entities, fresh) for unit in self._units}
+            found = {unit.gpu.id: _combine(unit, self._entities, fresh) for unit in self._units}
         return {gpu: activity for gpu, activity in found.items() if activity is not None}
 
     def missing(self) -> tuple[tuple[str, str], ...]:
@@ -106,10 +106,6 @@ class DcgmProfiler:
         self._rows.clear()
 
     # --- in the thread ---
-
-    def _run(self) -> None:
-        with beats.beating("dcgm-dmon", _LATE_S):
-            self._keep_watching()
 
     def _keep_watching(self) -> None:
         wait_s, longest_s = _BACK_OFF_S
@@ -136,7 +132,7 @@ class DcgmProfiler:
             listing += self._ask("discovery", "-c")
         with self._lock:
             self._entities = parse_discovery(listing)
-        wanted = [e.argument for e in _wanted(self._units, self._entities)]
+        wanted = [e.argument for e in _entities(self._units, self._entities)]
         if not wanted:
             return _last_words(listing) or "discovery shows none of these GPUs"
         period_ms = str(max(1, round(self._period_s * 1000)))
@@ -240,7 +236,7 @@ def parse_discovery(text: str) -> dict[Place, Entity]:
     return places
 
 
-def _wanted(units: Iterable[Unit], entities: Mapping[Place, Entity]) -> list[Entity]:
+def _entities(units: Iterable[Unit], entities: Mapping[Place, Entity]) -> list[Entity]:
     places = [place for unit in units for place in _places(unit)]
     return [entities[place] for place in dict.fromkeys(places) if place in entities]
 
@@ -253,7 +249,7 @@ def _places(unit: Unit) -> tuple[Place, ...]:
     return (instance._replace(compute_instance=unit.compute_instance), instance)
 
 
-def _combined(
+def _combine(
     unit: Unit, entities: Mapping[Place, Entity], fresh: Mapping[Entity, Activity]
 ) -> Activity | None:
     """On MIG, SM figures come from the compute instance, DRAM's from the GPU instance; for the

@@ -1,18 +1,158 @@
-"""A session with NVIDIA's driver: opening it, listing GPUs, and its errors in words."""
+"""A session with NVIDIA's driver: opening it, listing GPUs, which of them are near each other, and
+its errors in words."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import combinations
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pynvml
 
+from carmad import beats
 from carmad.core.types import Gpu, GpuId
 from carmad.errors import CarmaError
-from carmad.gpu.profiler import Unit
-from carmad.gpu.topology import cpus_near
+from carmad.gpu.source import Unit
+from carmad.threads import Threads
+
+# -- which GPUs are close to each other: GPUs connected by NVLink, directly or through others, form
+# an island; with NVSwitch that is all of them. GPUs without NVLink form an island with those below
+# the same NUMA node: the driver's "common ancestor" says nothing about NVLink
+
+Near = Callable[[GpuId, GpuId], bool]
+
+
+def islands(gpus: Sequence[GpuId]) -> dict[GpuId, str]:
+    """The island of each physical GPU, numbered in the order given; "" where there is only one.
+
+    NVML must be initialised. If the driver cannot tell, all are one island.
+    """
+    try:
+        found = [part for part in _components(gpus, _have_link) if len(part) > 1]
+        lonely = [gpu for gpu in gpus if not any(gpu in part for part in found)]
+        found += _components(lonely, _below_one_node)
+    except pynvml.NVMLError:
+        found = []
+    if len(found) < 2:
+        return dict.fromkeys(gpus, "")
+    found.sort(key=lambda part: min(gpus.index(gpu) for gpu in part))
+    return {gpu: str(next(n for n, part in enumerate(found) if gpu in part)) for gpu in gpus}
+
+
+def cpus_near(domain: int, bus: int, device: int, sysfs: Path = Path("/sys")) -> tuple[int, ...]:
+    """The CPUs on the NUMA node of a PCI device; none if all are, or the kernel does not tell."""
+    folder = sysfs / "bus/pci/devices" / f"{domain:04x}:{bus:02x}:{device:02x}.0"
+    try:
+        near = _numbers(folder / "local_cpulist")
+        there = _numbers(sysfs / "devices/system/cpu/online")
+    except (OSError, ValueError):
+        return ()
+    return near if set(near) < set(there) else ()
+
+
+def _numbers(path: Path) -> tuple[int, ...]:
+    """A kernel's list: 0-15,32-47."""
+    spans = [span.partition("-") for span in path.read_text().strip().split(",")]
+    return tuple(n for low, _, high in spans for n in range(int(low), int(high or low) + 1))
+
+
+def _components(gpus: Sequence[GpuId], near: Near) -> list[set[GpuId]]:
+    """The connected components."""
+    parts = [{gpu} for gpu in gpus]
+    for one, other in combinations(gpus, 2):
+        first = next(part for part in parts if one in part)
+        second = next(part for part in parts if other in part)
+        if first is not second and near(one, other):
+            first |= second
+            parts.remove(second)
+    return parts
+
+
+def _have_link(one: GpuId, other: GpuId) -> bool:
+    status = pynvml.nvmlDeviceGetP2PStatus(
+        _handle_of(one), _handle_of(other), pynvml.NVML_P2P_CAPS_INDEX_NVLINK
+    )
+    return bool(status == pynvml.NVML_P2P_STATUS_OK)
+
+
+def _below_one_node(one: GpuId, other: GpuId) -> bool:
+    level = pynvml.nvmlDeviceGetTopologyCommonAncestor(_handle_of(one), _handle_of(other))
+    return bool(level <= pynvml.NVML_TOPOLOGY_NODE)
+
+
+def _handle_of(gpu: GpuId) -> object:
+    return pynvml.nvmlDeviceGetHandleByUUID(gpu)
+
+
+# -- calls, each GPU's in a thread of its own: any of them may hang, and one that does must not keep
+# the others from being read
+
+T = TypeVar("T")
+
+ANSWER_WITHIN_S = 2.0
+LANE_LATE_S = 10.0  # a driver without persistence takes seconds to wake its GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    kind: str
+    answer: Future[Any]
+
+
+class Lanes:
+    """Used by one thread at a time. A lane that hangs is not asked until it has answered."""
+
+    def __init__(self) -> None:
+        self._threads: dict[str, Threads] = {}
+        self._under_way: dict[str, _Call] = {}
+
+    def ask(self, kind: str, calls: Mapping[str, Callable[[], T]]) -> dict[str, T]:
+        """The answers by lane: those that come in time, and late ones to the same kind of call.
+        Raises what a call raises."""
+        begun = []
+        for lane, call in calls.items():
+            earlier = self._under_way.get(lane)
+            if earlier is None or (earlier.answer.done() and earlier.kind != kind):
+                self._under_way[lane] = _Call(kind, self._thread(lane).submit(call))
+                begun.append(self._under_way[lane].answer)
+        wait(begun, ANSWER_WITHIN_S)
+        return {
+            lane: self._under_way.pop(lane).answer.result()
+            for lane in calls
+            if self._under_way[lane].answer.done() and self._under_way[lane].kind == kind
+        }
+
+    def hangs(self, lane: str) -> str:
+        """The driver's function that it hangs in; "": it does not."""
+        earlier = self._under_way.get(lane)
+        if earlier is None or earlier.answer.done():
+            return ""
+        return beats.call_of(_thread_name(lane)) or "a question"
+
+    @property
+    def any_hangs(self) -> bool:
+        return any(not call.answer.done() for call in self._under_way.values())
+
+    def close(self) -> None:
+        """A thread that hangs ends when its call returns, if it does."""
+        for lane, threads in self._threads.items():
+            threads.shutdown(wait=not self.hangs(lane))
+        self._threads.clear()
+        self._under_way.clear()
+
+    def _thread(self, lane: str) -> Threads:
+        if lane not in self._threads:
+            self._threads[lane] = Threads(1, _thread_name(lane), LANE_LATE_S)
+        return self._threads[lane]
+
+
+def _thread_name(lane: str) -> str:
+    return f"nvml-{lane}"
+
 
 MIB = 1024 * 1024
 

@@ -120,7 +120,7 @@ class EmulatedSource:
         return tuple(self._sample(gpu, each, at) for gpu, each in self._cards.items())
 
     def _sample(self, gpu: GpuId, each: Card, at: float) -> GpuSample:
-        if each.lost:
+        if each.is_lost:
             if gpu not in self._lost:
                 self._lost.add(gpu)
                 self._news.append(Health(gpu, at, "Xid 79: GPU has fallen off the bus", drain=True))
@@ -146,7 +146,7 @@ class EmulatedSource:
 
     def pids(self, gpu: GpuId) -> frozenset[int] | None:
         each = self._cards.get(gpu)
-        if each is None or each.lost:
+        if each is None or each.is_lost:
             return None
         return frozenset(tenant.pid for tenant in each.read().tenants)
 

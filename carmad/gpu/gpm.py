@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 
 from carmad.core.types import GpuId
-from carmad.gpu.profiler import PROFILED, TRAFFIC, Activity, Unit, activity_of
+from carmad.gpu.source import PROFILED, TRAFFIC, Activity, Unit, activity_of
 
 _METRICS = {
     "sm_active": pynvml.NVML_GPM_METRIC_SM_UTIL,

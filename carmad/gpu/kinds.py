@@ -53,7 +53,7 @@ class GpuKind:
         return card.power_w(self.idle_w, self.busy_w, sm_active, dram_active)
 
 
-def _measured(**speeds: float) -> tuple[tuple[str, float], ...]:
+def _speeds(**speeds: float) -> tuple[tuple[str, float], ...]:
     return tuple(speeds.items())
 
 
@@ -82,7 +82,7 @@ _MEASURED = (
         10,
         70,
         0.21,
-        _measured(bert=0.18, cifar10=0.17, imagenet=0.29, deepspeech2=0.59, ncf=0.50, yolov3=0.92),
+        _speeds(bert=0.18, cifar10=0.17, imagenet=0.29, deepspeech2=0.59, ncf=0.50, yolov3=0.92),
     ),
     GpuKind(
         "RTX2080Ti-11GB",
@@ -90,7 +90,7 @@ _MEASURED = (
         15,
         250,
         0.44,
-        _measured(bert=0.36, cifar10=0.39, imagenet=0.59, deepspeech2=0.98, ncf=0.53, yolov3=0.51),
+        _speeds(bert=0.36, cifar10=0.39, imagenet=0.59, deepspeech2=0.98, ncf=0.53, yolov3=0.51),
     ),
     GpuKind(
         "RTX6000-24GB",
@@ -98,7 +98,7 @@ _MEASURED = (
         15,
         260,
         0.47,
-        _measured(bert=0.44, cifar10=0.44, imagenet=0.54, deepspeech2=1.16, ncf=0.66, yolov3=1.31),
+        _speeds(bert=0.44, cifar10=0.44, imagenet=0.54, deepspeech2=1.16, ncf=0.66, yolov3=1.31),
     ),
     # Gavel
     GpuKind(
@@ -107,7 +107,7 @@ _MEASURED = (
         28,
         250,
         0.20,
-        _measured(resnet50=0.28, transformer=0.22, lm=0.25, cyclegan=0.23),
+        _speeds(resnet50=0.28, transformer=0.22, lm=0.25, cyclegan=0.23),
     ),
     GpuKind(
         "K80-12GB",
@@ -115,13 +115,13 @@ _MEASURED = (
         29,
         150,
         0.06,
-        _measured(resnet50=0.07, transformer=0.08, lm=0.08, cyclegan=0.05),
+        _speeds(resnet50=0.07, transformer=0.08, lm=0.08, cyclegan=0.05),
     ),
 )
 KINDS = {kind.name: kind for kind in _MEASURED}
 
 
-def _estimated(
+def _estimate(
     name: str, memory_mib: int, idle_w: float, max_w: float, like: str, ratio: float = 1.0
 ) -> GpuKind:
     """A kind that trains every model `ratio` times as fast as the kind `like`."""
@@ -137,10 +137,10 @@ def _estimated(
 
 
 _ESTIMATED = (
-    _estimated("H200-141GB", 143_771, 75, 700, "H100-80GB"),
-    _estimated("A30-24GB", 24_576, 30, 165, "A100-40GB", 933 / 1555),  # GB/s
-    _estimated("A40-48GB", 46_068, 30, 300, "A6000-48GB", 696 / 768),
-    _estimated("L4-24GB", 23_034, 14, 72, "A10-24GB", 300 / 600),
-    _estimated("L40S-48GB", 46_068, 25, 350, "RTX6000Ada-48GB", 864 / 960),
+    _estimate("H200-141GB", 143_771, 75, 700, "H100-80GB"),
+    _estimate("A30-24GB", 24_576, 30, 165, "A100-40GB", 933 / 1555),  # GB/s
+    _estimate("A40-48GB", 46_068, 30, 300, "A6000-48GB", 696 / 768),
+    _estimate("L4-24GB", 23_034, 14, 72, "A10-24GB", 300 / 600),
+    _estimate("L40S-48GB", 46_068, 25, 350, "RTX6000Ada-48GB", 864 / 960),
 )
 KINDS |= {kind.name: kind for kind in _ESTIMATED}

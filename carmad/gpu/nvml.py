@@ -1,11 +1,14 @@
-"""Reads NVIDIA GPUs and MIG instances through NVML (driver R510 or newer).
+"""Reads NVIDIA GPUs and MIG instances through NVML (driver R510 or newer), and chooses the
+telemetry source.
 
-Profiling metrics come from a `ActivityReader`, the driver's events from an `EventWatcher`."""
+Profiling metrics come from an `ActivityReader`, the driver's events from an `EventWatcher`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import queue
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -18,23 +21,34 @@ import pynvml
 
 from carmad.core.types import Gpu, GpuId, GpuSample, ProcessUse
 from carmad.errors import CarmaError
+from carmad.gpu import gpm
+from carmad.gpu.dcgm import DcgmProfiler
 from carmad.gpu.driver import (
     FAULTS,
     MIB,
     NEVER,
     Board,
+    Lanes,
     connect,
     count_boards,
     disconnect,
     in_words,
+    islands,
     open_board,
     units_of,
 )
 from carmad.gpu.events import EventWatcher
-from carmad.gpu.lanes import Lanes
-from carmad.gpu.profiler import PROFILED, Activity, ActivityReader, Unit
-from carmad.gpu.source import Capabilities, Health
-from carmad.gpu.topology import islands
+from carmad.gpu.gpm import GpmProfiler
+from carmad.gpu.source import (
+    PROFILED,
+    Activity,
+    ActivityReader,
+    Capabilities,
+    Health,
+    TelemetrySource,
+    Unit,
+    Unprofiled,
+)
 
 _T = TypeVar("_T")
 
@@ -93,7 +107,7 @@ class NvmlSource:
             raise CarmaError(
                 f"the driver does not answer {self._lanes.hangs(_DRIVER)}", _CHECK_DRIVER
             )
-        boards, unopened = self._opened(count)
+        boards, unopened = self._open(count)
         if unopened:
             # A known GPU that cannot be opened is faulty, not gone.
             here = {board.id for board in boards}
@@ -109,7 +123,7 @@ class NvmlSource:
             raise CarmaError(unopened[0], _CHECK_DRIVER)
         return tuple(unit.gpu for unit in units)
 
-    def _opened(self, count: int) -> tuple[list[Board], list[str]]:
+    def _open(self, count: int) -> tuple[list[Board], list[str]]:
         """The physical GPUs in NVML's order, and notes on those that cannot be opened."""
         calls = {str(index): partial(open_board, index) for index in range(count)}
         found = self._lanes.ask("open", calls)
@@ -173,7 +187,7 @@ class NvmlSource:
 
     def _pids(self, gpu: GpuId) -> frozenset[int] | None:
         try:
-            listed = self._listed(gpu)
+            listed = self._list(gpu)
         except pynvml.NVMLError:
             return None
         return None if listed is None else frozenset(listed[0])
@@ -234,7 +248,7 @@ class NvmlSource:
             return False
         self._retry_after = at
         try:
-            if not self._lanes.ask("connect", {_DRIVER: _connected}):
+            if not self._lanes.ask("connect", {_DRIVER: _connect}):
                 return False
         except CarmaError as error:
             self._faults = dict.fromkeys(self._faults, error.message)
@@ -320,7 +334,7 @@ class NvmlSource:
             return None
 
     def _processes(self, gpu: Gpu) -> tuple[ProcessUse, ...]:
-        memory, mps_clients = self._listed(gpu.id) or ({}, frozenset())
+        memory, mps_clients = self._list(gpu.id) or ({}, frozenset())
         busy = self._ask(gpu.id, "process_sm_util", lambda: self._busy_by_pid(gpu.id))
         uses = []
         for pid, mib in memory.items():
@@ -337,7 +351,7 @@ class NvmlSource:
             )
         return tuple(uses)
 
-    def _listed(self, gpu: GpuId) -> tuple[dict[int, int | None], frozenset[int]] | None:
+    def _list(self, gpu: GpuId) -> tuple[dict[int, int | None], frozenset[int]] | None:
         """MiB by pid, None if the driver does not say, and the pids of MPS clients. The MPS server
         is among the pids."""
         handle = self._handle(gpu)
@@ -413,7 +427,69 @@ def _count(connected: bool) -> int:
         raise
 
 
-def _connected() -> bool:
+def _connect() -> bool:
     """Raises CarmaError."""
     connect()
     return True
+
+
+# -- the choice: the source named in the settings, or the best one for this machine
+
+_DCGMI = "dcgmi"
+_REMEDY = "needs DCGM or a Hopper GPU; install datacenter-gpu-manager and start nvidia-dcgm"
+
+
+def choose(name: str, period_s: float) -> TelemetrySource:
+    """The source `name`: auto, nvml, gpm, dcgm or emulated:DIR, to be sampled every `period_s`.
+
+    Does not need the driver yet, which may be loaded later. Raises CarmaError for other names."""
+    kind, _, argument = name.partition(":")
+    if kind == "emulated" and argument:
+        from carmad.gpu.emulated import EmulatedSource
+
+        return EmulatedSource(Path(argument))
+    match name:
+        case "auto":
+            return NvmlSource(BestProfiler(period_s))
+        case "nvml":
+            return NvmlSource(Unprofiled("the plain nvml source was asked for"))
+        case "gpm":
+            return NvmlSource(GpmProfiler())
+        case "dcgm":
+            return NvmlSource(DcgmProfiler(period_s))
+    raise CarmaError(
+        f"no telemetry source is called {name!r}", "use auto, nvml, gpm, dcgm or emulated:DIR"
+    )
+
+
+class BestProfiler:
+    """GPM if every GPU has it, otherwise DCGM if it is installed: its host engine may start later.
+    Decided at the start of each session with the driver."""
+
+    def __init__(self, period_s: float) -> None:
+        self._period_s = period_s
+        self._best: ActivityReader = Unprofiled("no GPU has been opened yet")
+
+    @property
+    def name(self) -> str:
+        return self._best.name
+
+    def open(self, units: tuple[Unit, ...]) -> None:
+        without_gpm = gpm.lacking(units)
+        if not without_gpm:
+            self._best = GpmProfiler()
+        elif shutil.which(_DCGMI):
+            self._best = DcgmProfiler(self._period_s, _DCGMI)
+        else:
+            why = next(iter(without_gpm.values()))
+            self._best = Unprofiled(f"{_REMEDY} ({why}; {_DCGMI} is not installed)")
+        self._best.open(units)
+
+    def read(self) -> Mapping[GpuId, Activity]:
+        return self._best.read()
+
+    def missing(self) -> tuple[tuple[str, str], ...]:
+        return self._best.missing()
+
+    def close(self) -> None:
+        self._best.close()

@@ -44,10 +44,10 @@ class Watch:
         from torch.compiler import is_compiling
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        def stepped(optimizer: Any, *_: Any) -> None:
+        def on_step(optimizer: Any, *_: Any) -> None:
             """Skips torch.compile's tracing of this function, which could fail."""
             if not is_compiling():
-                self._stepped(optimizer)
+                self._on_step(optimizer)
 
         self._ends: list[float] = []
         self._optimizer = 0  # the id of the one that stepped first
@@ -56,7 +56,7 @@ class Watch:
         self._starting = False
         self._kind, self._init = profile, profile.__init__
         profile.__init__ = self._others()
-        self._hook = register_optimizer_step_post_hook(stepped)
+        self._hook = register_optimizer_step_post_hook(on_step)
 
     def _others(self) -> Any:
         """Gives up if the job starts a profiler of its own: only one can run at a time."""
@@ -69,7 +69,7 @@ class Watch:
 
         return init
 
-    def _stepped(self, optimizer: Any) -> None:
+    def _on_step(self, optimizer: Any) -> None:
         try:
             self._step(optimizer)
         except Exception as error:  # noqa: BLE001 - the job must continue whatever happens
@@ -113,7 +113,7 @@ class Watch:
         profile.stop()
         ends = self._ends[WARM_UP : WARM_UP + TIMED + 1]
         seconds = median(after - before for before, after in zip(ends, ends[1:]))
-        tell(seconds, divided(list(profile.events()), seconds))
+        tell(seconds, divide(list(profile.events()), seconds))
 
     def _give_up(self, why: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # closed, or the disk is full
@@ -149,7 +149,7 @@ def _mark() -> None:
         pass
 
 
-def divided(events: list[Any], seconds: float) -> dict[str, Any]:
+def divide(events: list[Any], seconds: float) -> dict[str, Any]:
     """Stage times of one iteration, from the events of profiled ones and the duration without.
 
     The profiler slows down the host but not the kernels, so the host's times are scaled back.
@@ -168,18 +168,18 @@ def divided(events: list[Any], seconds: float) -> dict[str, Any]:
 
     load = spans(lambda name: "DataLoader" in name and "__next__" in name)
     backward = spans(lambda name: name.startswith(BACKWARD))
-    gathered = _merged(backward, BRIDGED_US)
+    gathered = _merge(backward, BRIDGED_US)
     told = spans(lambda name: name.startswith(COLLECTIVES))
     kernels = _kernels(host, gathered, begin, end)
     if any(kernels):
         forward_s, backward_s, communication_s = (us / US / count for us in kernels)
     else:
-        busy = _length(_merged([*load, *gathered, *told]))
+        busy = _length(_merge([*load, *gathered, *told]))
         forward_us = wall_us - busy
-        parts = forward_us, _length(gathered), _length(_merged(told))
+        parts = forward_us, _length(gathered), _length(_merge(told))
         forward_s, backward_s, communication_s = (us * scale / count for us in parts)
     return {
-        "load_s": _length(_merged(load)) * scale / count,
+        "load_s": _length(_merge(load)) * scale / count,
         "forward_s": forward_s,
         "backward_s": backward_s,
         "communication_s": communication_s,
@@ -210,7 +210,7 @@ def _kernels(
     return forward_us, backward_us, communication_us
 
 
-def _merged(spans: list[tuple[float, float]], bridged: float = 0.0) -> list[tuple[float, float]]:
+def _merge(spans: list[tuple[float, float]], bridged: float = 0.0) -> list[tuple[float, float]]:
     """The union of the spans, with gaps of up to `bridged` filled."""
     made: list[tuple[float, float]] = []
     for begin, end in sorted(spans):

@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 
 from carmad.engine.inbox import Stopping
 from carmad.errors import CarmaError
-from carmad.store.sql import StoreFull
+from carmad.store.database import StoreFull
 
 
 class ErrorOut(TypedDict):

@@ -17,7 +17,6 @@ from pydantic_core import to_json
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from carmad import beats
-from carmad.engine.threads import api_threads
 from carmad.errors import CarmaError
 from carmad.http.connections import (
     FREE,
@@ -32,6 +31,7 @@ from carmad.http.connections import (
 )
 from carmad.http.turns import LARGE, RoundRobin
 from carmad.installed import VERSION
+from carmad.threads import api_threads
 
 log = logging.getLogger(__name__)
 READ_AT_ONCE = 16 << 10

@@ -45,13 +45,13 @@ Answer = Estimate | Refusal
 def ask(name: str, settings: Settings, server: Server, spec: JobSpec) -> Answer:
     """Ask one estimator about one job. Never raises. If auto has no estimate, declared memory is
     used."""
-    answer = _asked(name, settings, server, spec)
+    answer = _ask(name, settings, server, spec)
     if name == "auto" and isinstance(answer, Refusal) and spec.declared:
         return replace(spec.declared, seconds=answer.seconds, notes=(answer.why,))
     return answer
 
 
-def _asked(name: str, settings: Settings, server: Server, spec: JobSpec) -> Answer:
+def _ask(name: str, settings: Settings, server: Server, spec: JobSpec) -> Answer:
     begun = time.perf_counter()
     try:
         return registry.estimator(name, settings, server).estimate(spec)
@@ -99,7 +99,7 @@ def guesses(settings: Settings, server: Server, spec: JobSpec) -> list[Guess]:
     ]
 
 
-def explained(
+def ask_all(
     settings: Settings, server: Server, spec: JobSpec
 ) -> tuple[list[Guess], Explanation | None]:
     """The same, and what the trace has found out about the memory if `server` wants to know."""
@@ -118,7 +118,7 @@ class _Asked:
     jobs: set[JobId] = field(default_factory=set)  # that it was asked for
     abandoned: Event = field(default_factory=Event)  # none of them needs the answer any more
 
-    def outdated(self, now: float) -> bool:
+    def is_outdated(self, now: float) -> bool:
         return self.abandoned.is_set() or (self.answer.done() and now - self.at >= FRESH_S)
 
 
@@ -194,7 +194,7 @@ class Estimates:
                 if not asked.jobs:
                     asked.abandoned.set()
 
-    def ended(self, job: JobId) -> None:
+    def end(self, job: JobId) -> None:
         """As `drop`, and others may get a better answer thanks to it."""
         self.drop(job)
         with self._lock:
@@ -222,7 +222,7 @@ class Estimates:
         asked, new = self._question(job.id, _alike(job.spec, patient))
         if asked is None:
             return
-        asked.answer.add_done_callback(lambda _: self._answered(job, asked, patient))
+        asked.answer.add_done_callback(lambda _: self._deliver(job, asked, patient))
         if new:
             beats.at(f"the memory of job {job.id}")
             try:
@@ -232,7 +232,7 @@ class Estimates:
                 answer = Refusal(f"it failed: {error!r:.200}", "carmad")
             asked.answer.set_result(answer)
 
-    def _answered(self, job: Job, asked: _Asked, patient: bool) -> None:
+    def _deliver(self, job: Job, asked: _Asked, patient: bool) -> None:
         answer = asked.answer.result()
         if patient and isinstance(answer, Refusal):
             answer = replace(answer, late=False)  # there is no third answer
@@ -256,7 +256,7 @@ class Estimates:
             if job not in self._wanted:
                 return None, False
             asked = self._asked.get(alike)
-            new = asked is None or asked.outdated(now)
+            new = asked is None or asked.is_outdated(now)
             if asked is None or new:
                 self._asked.pop(alike, None)
                 asked = self._asked[alike] = _Asked(now)

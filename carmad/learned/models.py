@@ -34,7 +34,7 @@ LOOK_S = 0.2  # between two checks whether the daemon is stopping
 
 
 @cache
-def shipped() -> Mapping[str, Model]:
+def load_shipped() -> Mapping[str, Model]:
     """The models shipped with CARMA's policies, as policies/POLICY/NAME.json."""
     return {
         file.name.removesuffix(".json"): codec.decode_model(file.read_text(encoding="utf-8"))
@@ -84,7 +84,7 @@ class Models:
         return self._at_it.locked()
 
     @property
-    def trained_at(self) -> float | None:
+    def last_training_at(self) -> float | None:
         """When the last training was completed (Unix s)."""
         try:
             return (self._directory / TRAINED).stat().st_mtime
@@ -93,7 +93,7 @@ class Models:
 
     def train_if_due(self) -> None:
         """Call it regularly."""
-        last = self.trained_at
+        last = self.last_training_at
         due = last is None or time.time() - last >= self._retrain_days * DAY_S
         failed = self._failed_at is not None and time.monotonic() - self._failed_at < DAY_S
         if self._retrain_days and due and not failed:
@@ -103,11 +103,7 @@ class Models:
         """Train in a new thread. Raises CarmaError if packages are missing."""
         if packages := lacking():
             raise CarmaError(f"{packages} is not installed", "pip install 'carma-gpu[policies]'")
-        threading.Thread(target=self._train_apart, name="training", daemon=True).start()
-
-    def _train_apart(self) -> None:
-        with beats.beating("training", TRAIN_LATE_S):
-            self.train()
+        beats.thread("training", TRAIN_LATE_S, self.train).start()
 
     def train(self) -> None:
         """Train, unless a training is running. Errors are logged."""
@@ -120,7 +116,7 @@ class Models:
             if packages := lacking():
                 log.info("no models are trained: that needs %s (carma-gpu[policies])", packages)
                 return
-            if self._trained():
+            if self._train():
                 (self._directory / TRAINED).touch()
                 self._failed_at = None
                 self._tell(dict(self._read()))
@@ -142,7 +138,7 @@ class Models:
             except (OSError, ValueError) as error:
                 log.error("%s is not a model, and is ignored: %.200s", path, error)
 
-    def _trained(self) -> bool:
+    def _train(self) -> bool:
         """Whether the process succeeded."""
         apart = self._directory / APART  # a killed process leaves SQLite files there
         shutil.rmtree(apart, ignore_errors=True)

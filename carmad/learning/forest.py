@@ -26,7 +26,7 @@ import numpy as np
 from sklearn.ensemble import RandomForestRegressor
 
 from carmad.errors import CarmaError
-from carmad.learning.duration import HELD_OUT, Row
+from carmad.learning.lucid import HELD_OUT, Row
 from carmad.models import Lookup
 
 ABOUT = "seconds that a run of a job takes alone, from its earlier runs"
@@ -48,7 +48,7 @@ class Errors:
 
 
 def train(rows: Sequence[Row], source: str, at: float) -> Lookup:
-    """A model trained on all rows whose group is known; rows as in `carmad.learning.duration`. Its
+    """A model trained on all rows whose group is known; rows as in `carmad.learning.lucid`. Its
     errors are those of a model trained without the latest fifth of the jobs, on that fifth, along
     with those of the groups' means and medians. `at` is now.
 
@@ -60,9 +60,7 @@ def train(rows: Sequence[Row], source: str, at: float) -> Lookup:
     return Lookup(ABOUT, source, within_own(*_columns(ordered)), len(ordered), at, errors)
 
 
-def grown(
-    groups: Sequence[str], users: Sequence[str], seconds: Sequence[float]
-) -> dict[str, float]:
+def grow(groups: Sequence[str], users: Sequence[str], seconds: Sequence[float]) -> dict[str, float]:
     """The predictions, per group, of a forest trained on these runs."""
     names, of_group = np.unique(np.array(groups), return_inverse=True)
     _, of_user = np.unique(np.array(users), return_inverse=True)
@@ -78,25 +76,25 @@ def within_own(
     groups: Sequence[str], users: Sequence[str], seconds: Sequence[float]
 ) -> dict[str, float]:
     """The forest's predictions, clipped to the range of each group's own runs."""
-    least = _folded(groups, seconds, min)
-    most = _folded(groups, seconds, max)
-    told = grown(groups, users, seconds)
+    least = _fold(groups, seconds, min)
+    most = _fold(groups, seconds, max)
+    told = grow(groups, users, seconds)
     return {group: min(max(told[group], least[group]), most[group]) for group in told}
 
 
 def means(
     groups: Sequence[str], users: Sequence[str], seconds: Sequence[float]
 ) -> dict[str, float]:
-    return _folded(groups, seconds, fmean)
+    return _fold(groups, seconds, fmean)
 
 
 def medians(
     groups: Sequence[str], users: Sequence[str], seconds: Sequence[float]
 ) -> dict[str, float]:
-    return _folded(groups, seconds, median)
+    return _fold(groups, seconds, median)
 
 
-def measured(
+def measure(
     told: Mapping[str, float], groups: Sequence[str], seconds: Sequence[float]
 ) -> Errors | None:
     """None if no job's group is known."""
@@ -111,14 +109,14 @@ def measured(
 def since(model: Lookup, rows: Sequence[Row]) -> tuple[str, float] | None:
     """Its median error on these rows, named as in its `errors`; robust against a few outliers."""
     groups, _, seconds = _columns(rows)
-    found = measured(model.seconds, groups, seconds)
+    found = measure(model.seconds, groups, seconds)
     return ("median error (s)", found.median_s) if found else None
 
 
 def _errors(seen: Sequence[Row], unseen: Sequence[Row]) -> Iterator[tuple[str, float]]:
     groups, _, seconds = _columns(unseen)
     for of, learner in (("", within_own), ("group's mean: ", means), ("group's median: ", medians)):
-        found = measured(learner(*_columns(seen)), groups, seconds) if seen else None
+        found = measure(learner(*_columns(seen)), groups, seconds) if seen else None
         if found is None:
             raise CarmaError("no job has run again")
         yield f"{of}median error (s)", found.median_s
@@ -136,7 +134,7 @@ def _columns(rows: Sequence[Row]) -> tuple[list[str], list[str], list[float]]:
     )
 
 
-def _folded(
+def _fold(
     groups: Sequence[str], seconds: Sequence[float], fold: Callable[[Sequence[float]], float]
 ) -> dict[str, float]:
     runs: dict[str, list[float]] = defaultdict(list)

@@ -18,8 +18,7 @@ import xgboost
 from scipy.spatial import distance
 
 from carmad.errors import CarmaError
-from carmad.models import Boosted
-from carmad.models.boosted import LEAF, Stage
+from carmad.models import LEAF, Boosted, Stage
 
 ABOUT = "interference ratio: a job's step time beside another over that alone, at least 1"
 ERROR = "MAE"  # of the ratio
@@ -54,18 +53,18 @@ def train(rows: Sequence[Beside], source: str = "") -> Boosted:
         label=np.tile([row.target for row in rows], 1 + len(gaps)),
         weight=np.repeat([1.0, *[1 / len(gaps)] * len(gaps)], len(rows)),
     )
-    base, stages = converted(xgboost.train(PARAMETERS, matrix, ROUNDS))
+    base, stages = convert(xgboost.train(PARAMETERS, matrix, ROUNDS))
     return Boosted(ABOUT, source, features, base, stages, rows=len(rows), trained_at=0.0)
 
 
-def judged(rows: Sequence[Beside], source: str, now: float) -> Boosted:
-    """`train` on what users `agreed` on, with the error of a model that has not seen a fifth of the
-    pairs, on these. Raises CarmaError if that is hardly better there than the median of all."""
+def train_and_judge(rows: Sequence[Beside], source: str, now: float) -> Boosted:
+    """Train on the `consensus` of users. The error is that of a model without a fifth of the
+    pairs, on that fifth. Raises CarmaError if it is hardly better there than the overall median."""
     pairs = sorted({row.pair for row in rows})
     unseen = set(Random(0).sample(pairs, max(1, len(pairs) // 5)))
     # Apart: agreement across the two would tell the model of what it is judged by.
     seen, tested = (
-        agreed([row for row in rows if (row.pair in unseen) is held]) for held in (False, True)
+        consensus([row for row in rows if (row.pair in unseen) is held]) for held in (False, True)
     )
     error = mae(train(seen), tested) if seen else inf
     middle = median(row.target for row in seen or rows)
@@ -75,10 +74,10 @@ def judged(rows: Sequence[Beside], source: str, now: float) -> Boosted:
             f"on pairs that it has not seen, a model is hardly better ({error:.3g}) than the median"
             f" ({constant:.3g})"
         )
-    return replace(train(agreed(rows), source), trained_at=now, errors=((ERROR, error),))
+    return replace(train(consensus(rows), source), trained_at=now, errors=((ERROR, error),))
 
 
-def agreed(rows: Sequence[Beside]) -> list[Beside]:
+def consensus(rows: Sequence[Beside]) -> list[Beside]:
     """Each row with the median over users of what they report of a pair like it: each with the
     ratio of their nearest, if it is within `NEAR`. So a user who reports nonsense is outvoted
     wherever two others report."""
@@ -98,7 +97,7 @@ def mae(model: Boosted, rows: Sequence[Beside]) -> float:
     return fmean(abs(model.predict(row.values) - row.target) for row in rows)
 
 
-def converted(booster: xgboost.Booster) -> tuple[float, tuple[Stage, ...]]:
+def convert(booster: xgboost.Booster) -> tuple[float, tuple[Stage, ...]]:
     """Base and stages for `Boosted`, from a regression with squared error."""
     learner = json.loads(booster.save_raw("json"))["learner"]
     trees = learner["gradient_booster"]["model"]["trees"]

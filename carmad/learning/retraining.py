@@ -2,19 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
+from statistics import median_low
 
+from carmad.core.history import Submission
+from carmad.core.slowdown import beside
+from carmad.core.types import ENDED, Job
 from carmad.errors import CarmaError
-from carmad.learning import duration, forest, interference, table, throughput
-from carmad.learning.duration import Row
+from carmad.learning import forest, interference, lucid
 from carmad.learning.interference import Beside
+from carmad.learning.lucid import Row
 from carmad.models import Additive, Boosted, Lookup, Model
-from carmad.models.traffic import INTERVAL_S, WEEK
-from carmad.models.workload import exemplars_of
+from carmad.models.features import INTERVAL_S, PROFILE, WEEK, exemplars_of
 from carmad.store import codec
 from carmad.store.sql import SqlStore
+from carmad.store.values import Cell, table_row
+
+# -- training tables, from a copy of the daemon's database
+
+MOST_RUNS = 50_000  # the latest ones, to limit memory and time
+MOST_OF_USER = 1_000  # unless the median user has more: no user may dominate
+MOST_RATIO = 20.0  # reports are the users' own words; the largest ever measured is 11 (Gavel, V100)
+MOST_MET, LEAST_MET = 300, 50  # step times of a user beside others, even if others have fewer
+PAGE = 500  # jobs read at a time: their environments are large
+KEPT = ("user", "group", "name", "gpus", "submitted_at", "ended_at", "duration_s")
+
+
+def runs(store: SqlStore) -> list[Row]:
+    """The latest jobs that ran, in order of submission, as rows for `carmad.learning.lucid`;
+    limited per user."""
+    users = store.users()
+    if not users:
+        return []
+    share = max(MOST_OF_USER, MOST_RUNS // len(users))
+    by_user = [list(islice(_newest_first(store, user), share)) for user in users]
+    most = max(MOST_OF_USER, median_low(map(len, by_user)))
+    found = (each for rows in by_user for each in rows[:most])
+    return sorted(found, key=lambda one: float(one["submitted_at"]))[-MOST_RUNS:]
+
+
+def companies(store: SqlStore) -> list[tuple[float, Beside]]:
+    """Slowdowns that jobs reported beside others, and when these jobs ended, the oldest first.
+
+    Reports are the users' own words. Of each user every pair counts once, with the median of its
+    ratios, and of these the latest, as many as the user has who is a third of the way up: from
+    three users on, nobody has more than a third of all, or `LEAST_MET`.
+    """
+    everybodys = (_medians(islice(_pairs(store, user), MOST_MET)) for user in store.users())
+    by_user = sorted((told for told in everybodys if told), key=len)
+    most = max(LEAST_MET, len(by_user[(len(by_user) - 1) // 3])) if by_user else 0
+    return sorted((row for told in by_user for row in told[:most]), key=itemgetter(0))
+
+
+def count_submissions(
+    submissions: Sequence[Submission], now: float
+) -> tuple[list[tuple[int, int]], float]:
+    """Jobs submitted, and GPUs that they asked for, in each complete interval from the first
+    submission on; and when the first interval began. `submissions` are in order."""
+    if not submissions:
+        return [], now
+    first, end = (int(at // INTERVAL_S) for at in (submissions[0][0], now))
+    jobs, gpus = [0] * (end - first), [0] * (end - first)
+    for at, wanted in submissions:
+        if (n := int(at // INTERVAL_S) - first) < len(jobs):
+            jobs[n] += 1
+            gpus[n] += wanted
+    return list(zip(jobs, gpus, strict=True)), first * INTERVAL_S
+
+
+def _pairs(store: SqlStore, user: str) -> Iterator[tuple[float, Beside]]:
+    """The newest first."""
+    for job in _jobs(store, user):
+        for each in job.company:
+            # Recurring jobs share a profile: their later runs are the same pair.
+            pair = "|".join(sorted((repr(each.own), repr(each.other))))
+            ratio = min(each.ratio, MOST_RATIO)
+            values = beside(each.own, each.other, each.mps)
+            yield job.ended_at or 0.0, Beside(values, ratio, pair, user)
+
+
+def _medians(told: Iterable[tuple[float, Beside]]) -> list[tuple[float, Beside]]:
+    """One row per features, with the median ratio, in the order of their latest."""
+    by_values: dict[tuple[tuple[str, float], ...], list[tuple[float, Beside]]] = {}
+    for at, met in told:
+        by_values.setdefault(tuple(met.values.items()), []).append((at, met))
+    return [
+        (alike[0][0], replace(alike[0][1], ratio=median_low(met.ratio for _, met in alike)))
+        for alike in by_values.values()
+    ]
+
+
+def _newest_first(store: SqlStore, user: str) -> Iterator[Row]:
+    cells = map(table_row, _jobs(store, user))
+    return (_as_known(each) for each in cells if each["duration_s"] is not None)
+
+
+def _jobs(store: SqlStore, user: str) -> Iterator[Job]:
+    """A user's ended jobs, the newest first."""
+    page = store.history(user=user, states=ENDED, limit=PAGE)
+    while page:
+        yield from page
+        page = store.history(user=user, states=ENDED, before=page[-1].id, limit=PAGE)
+
+
+def _as_known(cells: Mapping[str, Cell]) -> Row:
+    """What was known of the job when it was submitted. Its own profile is left out: short jobs have
+    none, which would reveal their duration."""
+    known = {name: cells[name] for name in KEPT}
+    if cells["profile_of"] is None:
+        return known
+    profile = {name: cells[name] for name in PROFILE if name in cells}
+    return known | profile | {"peak_mib": cells["profile_peak_mib"]}
+
 
 SOURCE = "this server's own jobs"
 LEAST_RUNS = 200  # with fewer, the rules for unknown jobs are as good
@@ -43,12 +146,12 @@ class Subject:
 
 def retrain(store: SqlStore, directory: Path, now: float) -> Iterator[Said]:
     """Train all models with enough data, and report the results. `now` is in Unix s."""
-    rows = table.runs(store)
+    rows = runs(store)
     subjects = (
         _traffic(store, now),
         _durations(rows, now),
         _recurring(rows, now),
-        _sharing(table.companies(store), now),
+        _sharing(companies(store), now),
     )
     for subject in subjects:
         path = directory / f"{subject.name}.json"
@@ -80,14 +183,14 @@ def _alarm(subject: str, old: Model, drift: Error) -> Iterator[Said]:
 def _durations(rows: Sequence[Row], now: float) -> Subject:
     def train() -> Model:
         _enough(rows)
-        return duration.train(rows, SOURCE, now)
+        return lucid.train_duration(rows, SOURCE, now)
 
     def since(old: Model) -> Error | None:
-        new = _begun_since(rows, old.trained_at)
+        new = _first_since(rows, old.trained_at)
         if not isinstance(old, Additive) or len(rows) - new < LEAST_NEW:
             return None
-        known = duration.table(rows, exemplars_of(old))[new:]
-        return duration.measured(old, known, rows[new:])[-1]  # the median: robust to outliers
+        known = lucid.duration_table(rows, exemplars_of(old))[new:]
+        return lucid.measure_duration(old, known, rows[new:])[-1]  # the median: robust to outliers
 
     return Subject("duration", train, since)
 
@@ -98,7 +201,7 @@ def _recurring(rows: Sequence[Row], now: float) -> Subject:
         return forest.train(rows, SOURCE, now)
 
     def since(old: Model) -> Error | None:
-        new = _begun_since(rows, old.trained_at)
+        new = _first_since(rows, old.trained_at)
         if not isinstance(old, Lookup) or len(rows) - new < LEAST_NEW:
             return None
         return forest.since(old, rows[new:])
@@ -107,19 +210,19 @@ def _recurring(rows: Sequence[Row], now: float) -> Subject:
 
 
 def _traffic(store: SqlStore, now: float) -> Subject:
-    counts, begin = table.counts(store.submissions(), now)
+    counts, begin = count_submissions(store.submissions(), now)
 
     def train() -> Model:
         if len(counts) < LEAST_INTERVALS:
             known, wanted = (n * INTERVAL_S / 86_400 for n in (len(counts), LEAST_INTERVALS))
             raise CarmaError(f"{known:.1f} days are on record; {wanted:.0f} are needed")
-        return throughput.train(counts, begin, "gpus", SOURCE, now)
+        return lucid.train_traffic(counts, begin, "gpus", SOURCE, now)
 
     def since(old: Model) -> Error | None:
         new = max(0, int((old.trained_at - begin) // INTERVAL_S) + 1)
         if not isinstance(old, Additive) or len(counts) - new < LEAST_NEW:
             return None
-        known = throughput.table(counts, begin)[new:]
+        known = lucid.traffic_table(counts, begin)[new:]
         off = (
             abs(max(0.0, old.predict(values)) - gpus)
             for values, (_, gpus) in zip(known, counts[new:], strict=True)
@@ -136,13 +239,13 @@ def _sharing(told: Sequence[tuple[float, Beside]], now: float) -> Subject:
         rows = [row for _, row in told]
         if len(rows) < LEAST_COMPANY:
             raise CarmaError(f"{len(rows)} step times beside others; {LEAST_COMPANY} are needed")
-        return interference.judged(rows, SOURCE, now)
+        return interference.train_and_judge(rows, SOURCE, now)
 
     def since(old: Model) -> Error | None:
         new = [row for at, row in told if at > old.trained_at]
         if not isinstance(old, Boosted) or len(new) < LEAST_NEW:
             return None
-        return interference.ERROR, interference.mae(old, interference.agreed(new))
+        return interference.ERROR, interference.mae(old, interference.consensus(new))
 
     return Subject("interference", train, since)
 
@@ -152,7 +255,7 @@ def _enough(rows: Sequence[Row]) -> None:
         raise CarmaError(f"{len(rows)} jobs have run; {LEAST_RUNS} are needed")
 
 
-def _begun_since(rows: Sequence[Row], at: float) -> int:
+def _first_since(rows: Sequence[Row], at: float) -> int:
     """The index of the first row submitted after `at`."""
     return next((n for n, row in enumerate(rows) if row["submitted_at"] > at), len(rows))
 
@@ -169,5 +272,5 @@ def _write(path: Path, model: Model) -> None:
     """Atomically, and readable by the owner only: it has the names of users and jobs."""
     draft = path.with_suffix(".new")
     draft.touch(mode=0o600)
-    draft.write_text(codec.encode_model(model), encoding="utf-8")
+    draft.write_text(codec.encode(model), encoding="utf-8")
     draft.replace(path)

@@ -22,7 +22,7 @@ from carmad.core.types import ENDED, Cause, Gpu, GpuId, GpuSample, Job, JobState
 from carmad.loop import Follower
 from carmad.metrics import declared
 from carmad.metrics.declared import Metric
-from carmad.notify.stuck import stuck
+from carmad.notify.letters import stuck
 
 Figure = tuple[Metric, tuple[str, ...], float]
 K = TypeVar("K")
@@ -175,14 +175,14 @@ class Counts(Follower):
     def hear(self, events: Sequence[Event]) -> None:
         self._under_way = True
 
-    def took(self, step: Step, core_s: float, commit_s: float) -> None:
+    def on_timing(self, step: Step, core_s: float, commit_s: float) -> None:
         self._under_way = False
         with self._lock:
             self._step_s.observe(core_s)
             if step.to_write:
                 self._commit_s.observe(commit_s)
 
-    def restored(self) -> None:
+    def on_reset(self) -> None:
         if self._under_way:
             self._under_way = False
             with self._lock:

@@ -1,4 +1,5 @@
-"""What a message says: one for all that a user is to be told at the moment."""
+"""What a message says: one for all that a user is to be told at the moment; and whether the queue
+is stuck, which administrators are told."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from carmad.core.scene import Scene
 from carmad.core.types import ENDED, Job, JobId, JobState
 from carmad.readable import clean
 from carmad.store.values import Notice
@@ -56,7 +58,7 @@ def lines(
         elif notice.what == "end":
             counts = tasks(array.array)
             if counts.keys() <= ENDED:
-                found[f"array {array.array} {job.spec.name}: {_counted(counts)}"] = None
+                found[f"array {array.array} {job.spec.name}: {_counts(counts)}"] = None
         elif once.first(array.array, notice.what):
             label = f"{array.array}_{array.index}"
             first = f"job {label} {job.spec.name}: {notice.words} (its array's first)"
@@ -64,7 +66,7 @@ def lines(
     return list(found)
 
 
-def _counted(counts: Mapping[JobState, int]) -> str:
+def _counts(counts: Mapping[JobState, int]) -> str:
     said = (f"{number} {state.value.replace('_', ' ')}" for state, number in sorted(counts.items()))
     return f"all {sum(counts.values())} tasks have ended: {', '.join(said)}"
 
@@ -77,3 +79,21 @@ def letter(said: Sequence[str], where: str) -> Letter:
     if more := len(short) - MOST_LINES:
         short = [*short[:MOST_LINES], f"… and {more} more"] if more > 0 else short
     return Letter(title[:MOST_LINE], "\n".join(short))
+
+
+def stuck(scene: Scene) -> tuple[JobId, str] | None:
+    """The first in line of those that may start, if it waits although as many GPUs as it wants are
+    idle; and that in words."""
+    head = scene.live.get(scene.head) if scene.head is not None else None
+    external_mib = scene.view.settings.monitor.external_mib
+    idle = [
+        view
+        for view in scene.view.gpus
+        if view.sample
+        and not (view.sample.fault or view.drained or view.residents)
+        and view.external_mib <= external_mib
+    ]
+    if head is None or len(idle) < head.spec.gpus:
+        return None
+    said = f"job {head.id} of {head.spec.user}, the first in line, does not start, and"
+    return head.id, f"{said} {len(idle)} GPUs are idle: see `carma why {head.id}`"

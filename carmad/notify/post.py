@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Event, Thread
+from threading import Event
 
 from carmad import beats, units
 from carmad.accounts import NoAccount, account
@@ -95,7 +95,7 @@ class Sender:
                 if said := units.start(unit, "CARMA sends a message", BOUNDS, argv):
                     raise CarmaError(f"systemd did not start the unit: {said:.300}")
             else:
-                self._process = _started(argv)
+                self._process = _start(argv)
         except BaseException:
             os.close(self._shared)
             raise
@@ -118,7 +118,7 @@ class Sender:
                 self._process.wait(1.0)
 
 
-def _started(argv: list[str]) -> subprocess.Popen[bytes]:
+def _start(argv: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
@@ -141,7 +141,7 @@ class Recipient:
     sender: Sender | None = None
     sent: deque[float] = field(default_factory=deque)  # in the last hour
 
-    def told_at(self, now: float) -> float:
+    def next_at(self, now: float) -> float:
         """When the next message may be sent."""
         while self.sent and self.sent[0] <= now - AN_HOUR_S:
             self.sent.popleft()
@@ -175,11 +175,11 @@ class Post(Follower):
         self._news = Event()
         self._news.set()  # an earlier daemon may have left notices
         self._closed = False
-        self._thread = Thread(target=self._run, name="post", daemon=True)
+        self._thread = beats.thread("post", LATE_S, self._tell)
 
     # -- in the core's thread
 
-    def committed(self, step: Step) -> None:
+    def on_commit(self, step: Step) -> None:
         if any(job.spec.notify for job in step.jobs):
             self._news.set()
 
@@ -192,7 +192,7 @@ class Post(Follower):
             elif each.job is not None and each.cause is Cause.NO_ACCOUNT:
                 self._tell_admins(f"job {each.job.id} is held: {each.job.barred}")
 
-    def unrecorded(self, error: CarmaError) -> None:
+    def on_failed_commit(self, error: CarmaError) -> None:
         if self._settings.administrators:
             self._tell_admins(f"carmad cannot record events: {error}")
 
@@ -220,10 +220,6 @@ class Post(Follower):
         self._closed = True
         self._news.set()
         self._thread.join(5.0)
-
-    def _run(self) -> None:
-        with beats.beating("post", LATE_S):
-            self._tell()
 
     def _tell(self) -> None:
         while not self._closed:
@@ -261,7 +257,7 @@ class Post(Follower):
         for uid in self._waiting():
             each = self._users.setdefault(uid, Recipient())
             if not each.waits:
-                each.waits, each.due = True, each.told_at(now)
+                each.waits, each.due = True, each.next_at(now)
         for uid, each in list(self._users.items()):
             busy = sum(1 for one in self._users.values() if one.sender)
             if each.waits and not each.sender and each.due <= now and busy < AT_ONCE:
@@ -272,7 +268,7 @@ class Post(Follower):
                 except Exception:  # whatever it is, others are to be told
                     log.exception("cannot tell uid %d", uid)
                     self._over(uid, each, FAILED, now)
-            elif not each.waits and each.told_at(now) and not each.sent:
+            elif not each.waits and each.next_at(now) and not each.sent:
                 del self._users[uid]
 
     def _waiting(self) -> list[int]:

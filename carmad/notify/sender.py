@@ -38,12 +38,12 @@ def main() -> None:
     logging.disable()  # Apprise logs addresses
     shared = os.open(sys.argv[1], os.O_RDWR)
     order = json.loads(os.pread(shared, MOST_BYTES, 0))
-    outcome = _carried_out(order)
+    outcome = _carry_out(order)
     os.ftruncate(shared, 0)
     os.pwrite(shared, b"%d" % outcome, 0)
 
 
-def _carried_out(order: dict[str, Any]) -> int:
+def _carry_out(order: dict[str, Any]) -> int:
     try:
         _load()  # now: the user may not be allowed to read Python's files
         become(order["uid"], order["gid"], order["groups"])

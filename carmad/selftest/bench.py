@@ -24,8 +24,7 @@ from carmad.config import Settings
 from carmad.core.types import GpuId, GpuSample, ProcessUse
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
-from carmad.gpu.profiler import Unit
-from carmad.gpu.source import Health, TelemetrySource
+from carmad.gpu.source import Health, TelemetrySource, Unit
 
 T = TypeVar("T")
 
@@ -99,7 +98,7 @@ class Probe:
                 raise Silent(f"the probe has not answered in {within_s:g} s")
             part = os.read(self._child.stdout.fileno(), 65536)
             if not part:
-                words = self.said().rpartition("\n")[2] or "it does not say why"
+                words = self.errors().rpartition("\n")[2] or "it does not say why"
                 raise ProbeFailed(f"the probe has ended: {words}")
             self._read += part
         if "error" in answer:
@@ -115,7 +114,7 @@ class Probe:
                     return answer
         return None
 
-    def said(self) -> str:
+    def errors(self) -> str:
         """Its standard error."""
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip()

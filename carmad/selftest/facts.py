@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from carmad.selftest import faults, jobs, kernels, memory, mps, risk, training
+from carmad.selftest import activity, faults, memory, mps, training
 from carmad.selftest.bench import Bench
 from carmad.selftest.report import Seen
 
@@ -31,7 +31,7 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             " is what can be allocated",
             "NVML bindings; reports on gpustat#141. nvml.h contradicts itself",
             "free memory is off by the reserved part (hundreds of MiB)",
-            memory.used,
+            memory.totals,
         ),
         Fact(
             "process_memory",
@@ -70,21 +70,21 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             "nvml.h",
             "the job stays `ST` and keeps others off its GPU for ten minutes"
             " (`monitor.first_kernel_timeout_s`)",
-            kernels.busy,
+            activity.busy_sampled,
         ),
         Fact(
             "mps_clients_sampled",
             "utilisation is reported per MPS client",
             "undocumented; without a sample, the GPU's activity and the job's memory decide",
             "under MPS a job may become `R` a window late, or when a neighbour's load rises",
-            kernels.mps_clients,
+            activity.mps_clients,
         ),
         Fact(
             "context_unsampled",
             "a context without kernels, as after `import torch`, gives no sample",
             "inference",
             "a job is judged too early",
-            kernels.idle,
+            activity.context_unsampled,
         ),
         Fact(
             "mig_utilization",
@@ -92,7 +92,7 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             " instance have to do",
             "nvml.h",
             "a job on an instance becomes `R` before its first kernel",
-            kernels.mig,
+            activity.mig,
         ),
     ),
     "Risk (GPM and DCGM)": (
@@ -101,21 +101,21 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             "GPM can be read by the daemon, and gives percent",
             "nvml.h, DCGM's source",
             "no SMACT on Hopper, or 100 times too small: `monitor.source`",
-            risk.gpm_activity,
+            activity.gpm_activity,
         ),
         Fact(
             "gpm_traffic",
             "GPM reports PCIe traffic in MiB/s, and receiving is from the host",
             "nvml.h, DCGM's source",
             "profiles have these indicators in other units",
-            risk.gpm_traffic,
+            activity.gpm_traffic,
         ),
         Fact(
             "dcgm_activity",
             "`dcgmi dmon` prints what its source suggests, with DCGM 3 and 4, in fractions",
             "DCGM 4.6 source",
             "no SMACT on A100; `carma doctor` says so",
-            risk.dcgm_activity,
+            activity.dcgm_activity,
         ),
         Fact(
             "dcgm_traffic",
@@ -123,7 +123,7 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             " ends without a row",
             "DCGM's source and guide",
             "profiles lack these indicators, or have them in other units",
-            risk.dcgm_traffic,
+            activity.dcgm_traffic,
         ),
         Fact(
             "gpm_pipes",
@@ -365,7 +365,7 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             " whose kills for memory are counted",
             "systemd manual",
             "host-memory kills are not recognised",
-            jobs.host_oom,
+            faults.host_oom,
         ),
         Fact(
             "containers",

@@ -1,16 +1,24 @@
-"""Checks of health, energy and the order and nearness of GPUs."""
+"""Checks of health, energy, the order and nearness of GPUs, and the kernel's OOM killer."""
 
 from __future__ import annotations
 
+import getpass
+import os
 import re
 import shutil
 import subprocess
+import sys
 import time
+from pathlib import Path
 
-from carmad.gpu.driver import Board, count_boards, open_board
-from carmad.gpu.topology import islands
+from carmad import units
+from carmad.attempt import exits
+from carmad.attempt.exits import classify
+from carmad.attempt.launcher import Launcher, attempt_dir
+from carmad.core.types import Attempt, Job, JobId, JobSpec, JobState
+from carmad.gpu.driver import Board, count_boards, islands, open_board
 from carmad.selftest.bench import Bench, ProbeFailed
-from carmad.selftest.report import Seen, judged, unknown
+from carmad.selftest.report import Seen, judge, unknown
 
 NEWS_WITHIN_S = 3.0
 ENERGY_OFF = 0.15  # power is an average over a second or less, read now and then
@@ -38,7 +46,7 @@ def kills(bench: Bench) -> Seen:
         return unknown("an illegal address caused no Xid: the driver tells this process of none")
     drained = [each.message for each in news if each.drain]
     said = "; ".join(each.message for each in news)
-    return judged(
+    return judge(
         not drained,
         f"a busy process was killed, and one made a fault: {said}",
         xids=len(news),
@@ -63,7 +71,7 @@ def energy(bench: Bench) -> Seen:
     counted = ((last.energy_mj or 0) - (begun.energy_mj or 0)) / MJ
     seconds = last.at - begun.at
     uncertain = (begun_late_s + last_late_s) / seconds
-    return judged(
+    return judge(
         abs(counted - joules) <= (ENERGY_OFF + uncertain) * joules,
         f"in {seconds:.1f} s, {counted:.0f} J were counted; power adds up to {joules:.0f} J",
         counted_j=counted,
@@ -79,7 +87,7 @@ def order(bench: Bench) -> Seen:
         return unknown("there is one GPU")
     buses = [board.bus for board in boards]
     said = ", ".join(f"{domain:x}:{bus:02x}:{device:02x}" for domain, bus, device in buses)
-    return judged(buses == sorted(buses), f"NVML lists them in this order: {said}")
+    return judge(buses == sorted(buses), f"NVML lists them in this order: {said}")
 
 
 def nearness(bench: Bench) -> Seen:
@@ -101,7 +109,7 @@ def nearness(bench: Bench) -> Seen:
     taken = {ours[n] for n in linked}
     strangers = [n for n in range(len(boards)) if n not in linked and ours[n] in taken]
     said = ", ".join(f"GPU {n}: {name or 'the only island'}" for n, name in enumerate(ours))
-    return judged(not apart and not strangers, said, links=len(links), islands=len(set(ours)))
+    return judge(not apart and not strangers, said, links=len(links), islands=len(set(ours)))
 
 
 def links_of(matrix: str, count: int) -> list[tuple[int, int]] | None:
@@ -122,3 +130,79 @@ def links_of(matrix: str, count: int) -> list[tuple[int, int]] | None:
 def _boards() -> list[Board]:
     found = map(open_board, range(count_boards()))
     return [board for board in found if isinstance(board, Board)]
+
+
+# -- the OOM killer, as noticed by a job's own launcher and supervisor
+
+LIMIT = "64M"
+ENDS_WITHIN_S = 30.0
+# Takes the memory when its unit has a limit: `go` says so.
+GREEDY = """\
+import os, time
+while not os.path.exists("go"):
+    time.sleep(0.05)
+taken = b"x" * (512 << 20)
+"""
+
+
+def host_oom(bench: Bench) -> Seen:
+    if not units.available():
+        return unknown("this process cannot ask systemd for a unit: jobs run without one")
+    folder = bench.folder / "job"
+    folder.mkdir()
+    launcher = Launcher(folder / "state", systemd=True, kill_grace_s=1.0)
+    job = _job(folder)
+    launcher.launch(job, {"PATH": os.environ.get("PATH", os.defpath)})
+    try:
+        return _starve(launcher, job, folder)
+    finally:
+        launcher.stop(job, 0.0)
+
+
+def _job(folder: Path) -> Job:
+    """With a number that no daemon's job has."""
+    spec = JobSpec(
+        argv=(sys.executable, "-c", GREEDY),
+        user=getpass.getuser(),
+        uid=os.geteuid(),
+        gid=os.getegid(),
+        cwd=str(folder),
+        name="selftest",
+    )
+    number = JobId(10**9 + os.getpid())
+    attempts = (Attempt(1, ()),)
+    return Job(number, spec, JobState.STARTING, time.time(), attempts=attempts)
+
+
+def _starve(launcher: Launcher, job: Job, folder: Path) -> Seen:
+    manager = ["--user"] if os.geteuid() != 0 else []
+    unit = f"carma-job-{job.id}-{job.attempt}.service"
+    limits = [f"MemoryMax={LIMIT}", "MemorySwapMax=0"]
+    deadline = time.monotonic() + ENDS_WITHIN_S
+    while not launcher.has_begun(job) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    asked = subprocess.run(
+        ["systemctl", *manager, "set-property", "--runtime", unit, *limits],
+        capture_output=True,
+        text=True,
+        timeout=ENDS_WITHIN_S,
+    )
+    if asked.returncode != 0:
+        return unknown(f"systemd sets no limit of memory: {asked.stderr.strip()}")
+    (folder / "go").touch()
+    record = None
+    while record is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+        record = exits.read_exit(attempt_dir(folder / "state", job.id, job.attempt))
+    if record is None:
+        return unknown(f"the job has not ended in {ENDS_WITHIN_S:g} s")
+    if record.code == 0:
+        return unknown("the job took more memory than its unit may have, and was not killed")
+    kills = record.host_oom_kills
+    end = classify(record.code, record.signal, "", host_oom=None if kills is None else kills > 0)
+    return judge(
+        bool(kills),
+        f"a job that took more than {LIMIT} ended with the cause {end.cause.value}",
+        oom_kills=kills,
+        cause=end.cause.value,
+    )

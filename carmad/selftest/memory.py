@@ -7,7 +7,7 @@ import subprocess
 import time
 
 from carmad.selftest.bench import NEAR_MIB, PIDS_HIDDEN, Bench, ProbeFailed
-from carmad.selftest.report import Seen, judged, unknown
+from carmad.selftest.report import Seen, judge, unknown
 
 LARGE_MIB = 4096
 SPARE_MIB = 256  # what the driver may keep of what is free
@@ -16,7 +16,7 @@ GONE_WITHIN_S = 10.0  # as long as a daemon waits for a job's memory to come bac
 LOOK_S = 0.02
 
 
-def used(bench: Bench) -> Seen:
+def totals(bench: Bench) -> Seen:
     probe = bench.probe()
     used_before, free_before = bench.memory()
     mib = bench.mib(LARGE_MIB)
@@ -32,7 +32,7 @@ def used(bench: Bench) -> Seen:
         f"{mib} MiB allocated: used grew by {grown} MiB, free shrank by {shrunk} MiB; of {free} MiB"
         f" free, {free - SPARE_MIB} MiB could {'' if fits else 'not '}be allocated"
     )
-    return judged(
+    return judge(
         max(agree) <= NEAR_MIB and fits,
         detail,
         allocated_mib=mib,
@@ -93,9 +93,9 @@ def of_process(bench: Bench) -> Seen:
     grown = bench.memory()[0] - before
     use = bench.use(probe)
     if use is None or use.memory_mib is None:
-        return judged(False, "the process is not listed with its memory", gpu_grew_mib=grown)
+        return judge(False, "the process is not listed with its memory", gpu_grew_mib=grown)
     detail = f"the GPU's memory grew by {grown} MiB, the process has {use.memory_mib} MiB"
-    return judged(
+    return judge(
         abs(use.memory_mib - grown) <= NEAR_MIB,
         detail,
         allocated_mib=mib,
@@ -129,10 +129,10 @@ def leaves(bench: Bench) -> Seen:
         time.sleep(LOOK_S)
     if left_s is None or held_mib is None:
         detail = f"killed while busy, it is still listed after {GONE_WITHIN_S:g} s"
-        return judged(False, detail, allocated_mib=mib, memory_back_s=back_s)
+        return judge(False, detail, allocated_mib=mib, memory_back_s=back_s)
     detail = f"killed while busy, it left the list after {left_s:.2f} s"
     detail += "" if back_s is None else f", and its memory was free after {back_s:.2f} s"
-    return judged(
+    return judge(
         held_mib <= NEAR_MIB,
         detail,
         allocated_mib=mib,
@@ -163,7 +163,7 @@ def mps_lists(bench: Bench) -> Seen:
     whole = abs(sum(listed.values()) + server - grown) <= 2 * NEAR_MIB
     right = whole and all(wanted[p] <= listed.get(p.pid, 0) for p in wanted)
     said = ", ".join(f"{listed.get(p.pid, 'no')} MiB for {wanted[p]} allocated" for p in wanted)
-    return judged(
+    return judge(
         len(uses) == 2 and right,
         f"two clients are listed {len(uses)} times: {said}",
         clients_listed=len(uses),

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from carmad.config import Preconditions
 from carmad.core.types import GpuId
 from carmad.errors import CarmaError
-from carmad.gpu.mps import Mps
-from carmad.gpu.mps_daemon import ServerState
+from carmad.gpu.mps import Mps, ServerState
 from carmad.selftest.bench import NEAR_MIB, Bench, Probe, ProbeFailed, Silent
 from carmad.selftest.memory import OOM
-from carmad.selftest.report import Seen, judged, unknown
+from carmad.selftest.report import Seen, judge, unknown
 
 CONTROL = "nvidia-cuda-mps-control"
 NOBODY = 65534
@@ -31,17 +30,17 @@ def daemon(bench: Bench) -> Seen:
     try:
         mps = bench.serve()
     except CarmaError as error:
-        return judged(False, f"{error.message}; {error.hint}", WITHOUT)
+        return judge(False, f"{error.message}; {error.hint}", WITHOUT)
     try:
         probe = bench.probe(mps)
     except ProbeFailed as error:
-        return judged(False, f"a client cannot start: {error}", WITHOUT)
+        return judge(False, f"a client cannot start: {error}", WITHOUT)
     probe.ask("spin", s=bench.busy_s / 4)
     clients = mps.clients(bench.gpu.id)
     detail = f"its clients are {sorted(clients)}; the probe is {probe.pid}"
     if not clients:
-        return judged(False, "the process runs without MPS, and nothing says so", WITHOUT)
-    return judged(clients == {probe.pid}, detail, WITHOUT, clients=len(clients))
+        return judge(False, "the process runs without MPS, and nothing says so", WITHOUT)
+    return judge(clients == {probe.pid}, detail, WITHOUT, clients=len(clients))
 
 
 def daemons(bench: Bench) -> Seen:
@@ -51,7 +50,7 @@ def daemons(bench: Bench) -> Seen:
     try:
         mps = bench.serve(bench.gpu.id, other)
     except CarmaError as error:
-        return judged(False, f"{error.message}; {error.hint}", WITHOUT)
+        return judge(False, f"{error.message}; {error.hint}", WITHOUT)
     here, there = bench.probe(mps), bench.probe(mps, gpu=other)
     for probe in (here, there):
         probe.ask("spin", s=bench.busy_s / 4)
@@ -59,7 +58,7 @@ def daemons(bench: Bench) -> Seen:
     detail = (
         f"the daemons of two GPUs {'each serve' if served else 'do not serve'} their own client"
     )
-    return judged(served, detail, WITHOUT)
+    return judge(served, detail, WITHOUT)
 
 
 def node(bench: Bench) -> Seen:
@@ -69,19 +68,19 @@ def node(bench: Bench) -> Seen:
     try:
         mps = bench.serve(bench.gpu.id, other, one=True)
     except CarmaError as error:
-        return judged(False, f"{error.message}; {error.hint}", PER_GPU)
+        return judge(False, f"{error.message}; {error.hint}", PER_GPU)
     faulty, neighbour = bench.probe(mps), bench.probe(mps)
     elsewhere = bench.probe(mps, gpu=other)
     served = mps.clients(other)
     if served != {faulty.pid, neighbour.pid, elsewhere.pid}:
         detail = f"of three clients on two GPUs, one daemon serves {len(served)}"
-        return judged(False, detail, PER_GPU, clients=len(served))
+        return judge(False, detail, PER_GPU, clients=len(served))
     neighbour.begin("spin", s=4 * bench.busy_s)
     elsewhere.begin("spin", s=bench.busy_s)
     time.sleep(bench.busy_s / 4)
     _error(faulty, "fault")
     near, far = _answer(neighbour), _answer(elsewhere)
-    refused = not _served(bench, mps, other)
+    refused = not _serves(bench, mps, other)
     for probe in (faulty, neighbour):
         probe.end()
     recovered = _comes_back(bench, mps, other)
@@ -91,7 +90,7 @@ def node(bench: Bench) -> Seen:
         f" GPU was {'refused' if refused else 'served'}, and afterwards it is"
         f" {'served' if recovered else 'refused'}"
     )
-    return judged(
+    return judge(
         bool(near) and not far and refused and recovered,
         detail,
         PER_GPU if far or not recovered else None,
@@ -107,9 +106,9 @@ def names_gpu(bench: Bench) -> Seen:
     try:
         its = bench.probe(mps).ask("context")["uuid"]
     except ProbeFailed as error:
-        return judged(False, f"CUDA_VISIBLE_DEVICES={bench.gpu.id}: {error}", WITHOUT)
+        return judge(False, f"CUDA_VISIBLE_DEVICES={bench.gpu.id}: {error}", WITHOUT)
     wanted = bench.gpu.id.partition("-")[2]
-    return judged(its == wanted, f"CUDA_VISIBLE_DEVICES={bench.gpu.id} gives {its}", WITHOUT)
+    return judge(its == wanted, f"CUDA_VISIBLE_DEVICES={bench.gpu.id} gives {its}", WITHOUT)
 
 
 def multiuser(bench: Bench) -> Seen:
@@ -119,10 +118,10 @@ def multiuser(bench: Bench) -> Seen:
         mps = bench.serve(multiuser=True)
     except CarmaError as error:
         said = f"{error.message}; {error.hint}"
-        return judged(False, said, {"collocation.mps_multiuser": False})
+        return judge(False, said, {"collocation.mps_multiuser": False})
     one, other = bench.probe(mps), bench.probe(mps, uid=NOBODY)
     clients = mps.clients(bench.gpu.id)
-    return judged(
+    return judge(
         {one.pid, other.pid} <= clients,
         f"clients of two users: {len(clients)} served",
         {"collocation.mps_multiuser": False},
@@ -141,12 +140,12 @@ def two_users(bench: Bench) -> Seen:
     except Silent:
         first.end()
         second.answer()
-        return judged(True, "it waits, and is served when the first user's client has ended")
+        return judge(True, "it waits, and is served when the first user's client has ended")
     except ProbeFailed as error:
-        return judged(False, f"it does not wait, but fails: {error}", error=str(error))
+        return judge(False, f"it does not wait, but fails: {error}", error=str(error))
     if second.pid in mps.clients(bench.gpu.id):
-        return judged(False, "it is served at once, beside the first user's")
-    return judged(False, "it runs at once, without MPS")
+        return judge(False, "it is served at once, beside the first user's")
+    return judge(False, "it runs at once, without MPS")
 
 
 def limit(bench: Bench) -> Seen:
@@ -162,9 +161,9 @@ def limit(bench: Bench) -> Seen:
     except ProbeFailed as error:
         held = error.name == OOM and most // 2 <= got <= most
         detail = f"with a limit of {most} MiB, {got} MiB were allocated, then {error.name}"
-        return judged(held, detail, limit_mib=most, allocated_mib=got, error=error.name)
+        return judge(held, detail, limit_mib=most, allocated_mib=got, error=error.name)
     detail = f"with a limit of {most} MiB, {got} MiB were allocated without an error"
-    return judged(False, detail, limit_mib=most, allocated_mib=got, error="")
+    return judge(False, detail, limit_mib=most, allocated_mib=got, error="")
 
 
 def fault(bench: Bench) -> Seen:
@@ -186,7 +185,7 @@ def fault(bench: Bench) -> Seen:
         f" {'and' if others else 'not'} one outside of MPS; the server's state: {state or 'none'};"
         f" a new client is {'served' if recovered else 'refused'} afterwards"
     )
-    return judged(
+    return judge(
         bool(own and theirs) and not others and state is ServerState.FAULT and recovered,
         detail,
         WITHOUT if others or not recovered else None,
@@ -202,13 +201,13 @@ def _comes_back(bench: Bench, mps: Mps, gpu: GpuId | None = None) -> bool:
     """Whether a new client is served once all that the fault has hit are gone."""
     deadline = time.monotonic() + 2 * REFUSED_WITHIN_S
     while time.monotonic() < deadline:
-        if _served(bench, mps, gpu):
+        if _serves(bench, mps, gpu):
             return True
         time.sleep(0.5)
     return False
 
 
-def _served(bench: Bench, mps: Mps, gpu: GpuId | None) -> bool:
+def _serves(bench: Bench, mps: Mps, gpu: GpuId | None) -> bool:
     """Whether a new client runs kernels."""
     try:
         bench.probe(mps, gpu=gpu).ask("spin", s=0.1)
@@ -230,7 +229,7 @@ def terminate(bench: Bench) -> Seen:
         f"a busy client was {'' if disconnected else 'not '}disconnected and then killed;"
         f" its neighbour {'ended with ' + harm if harm else 'went on'}"
     )
-    return judged(
+    return judge(
         disconnected and not harm,
         detail,
         WITHOUT if harm else None,
@@ -241,21 +240,21 @@ def terminate(bench: Bench) -> Seen:
 
 def contexts(bench: Bench) -> Seen:
     """Bare ones, after a first kernel: libraries, PyTorch's too, take more."""
-    alone = _grown(bench, [None])
+    alone = _growth(bench, [None])
     try:
         mps = bench.serve()
     except CarmaError as error:
         served: list[int] = []
         why = f"; MPS: {error.message}"
     else:
-        served = _grown(bench, [mps] * CLIENTS)
+        served = _growth(bench, [mps] * CLIENTS)
         why = f"; clients of MPS: {', '.join(f'{mib} MiB' for mib in served)}, server included"
     expected = bench.settings.estimation.context_mib
     largest = max([*alone, *served[1:]])
-    settings = {"estimation.context_mib": _rounded(largest)}
+    settings = {"estimation.context_mib": _round(largest)}
     if largest > (bench.settings.preconditions or Preconditions()).min_free_mib:
-        settings["preconditions.min_free_mib"] = 2 * _rounded(largest)
-    return judged(
+        settings["preconditions.min_free_mib"] = 2 * _round(largest)
+    return judge(
         largest <= expected,
         f"without MPS {alone[0]} MiB{why}; {expected} MiB are reckoned with, libraries included",
         settings,
@@ -264,7 +263,7 @@ def contexts(bench: Bench) -> Seen:
     )
 
 
-def _grown(bench: Bench, served: Sequence[Mps | None]) -> list[int]:
+def _growth(bench: Bench, served: Sequence[Mps | None]) -> list[int]:
     """By how many MiB each context made the GPU's memory grow."""
     grown = []
     for mps in served:
@@ -274,7 +273,7 @@ def _grown(bench: Bench, served: Sequence[Mps | None]) -> list[int]:
     return grown
 
 
-def _rounded(mib: int) -> int:
+def _round(mib: int) -> int:
     return -(-(mib + NEAR_MIB) // 64) * 64
 
 

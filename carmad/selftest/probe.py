@@ -1,8 +1,9 @@
-"""One GPU process that does as it is told: `python -m carmad.selftest.probe`.
+"""One GPU process that does as it is told: `python -m carmad.selftest.probe`. It uses the CUDA
+driver API by ctypes: neither a toolkit nor PyTorch.
 
-A line of standard input is a request in JSON, `{"do": "allocate", "mib": 1024}`, answered by a
-line of standard output: what was found, or the driver's `error` and the `call` that it came from.
-It ends with its input, and with its parent.
+A line of standard input is a request in JSON, `{"do": "allocate", "mib": 1024}`, answered by a line
+of standard output: what was found, or the driver's `error` and the `call` that it came from. It
+ends with its input, and with its parent.
 
     hello                   without the driver: has it come up?
     context                 the context alone; also what a first request makes
@@ -20,9 +21,158 @@ import json
 import os
 import signal
 import sys
+import time
+import uuid
 from typing import Any
 
-from carmad.selftest.cuda import Cuda, CudaError
+MIB = 1 << 20
+KERNEL_S = 0.02  # of one launch: whoever waits for it can stop soon
+COPIED_MIB = 256  # per call
+THREADS, BLOCKS_PER_SM = 128, 4
+SM_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+
+# `spin` keeps an SM busy for so many ns, or at most some seconds if the timer stands still.
+# `fault` writes to an address that nobody has.
+PTX = b"""\
+.version 6.3
+.target sm_70
+.address_size 64
+
+.visible .entry spin(.param .u64 spin_ns)
+{
+    .reg .pred %late, %tired;
+    .reg .b32 %turns;
+    .reg .b64 %wanted, %begun, %now;
+
+    ld.param.u64 %wanted, [spin_ns];
+    mov.u64 %begun, %globaltimer;
+    mov.u32 %turns, 0;
+again:
+    add.u32 %turns, %turns, 1;
+    setp.gt.u32 %tired, %turns, 100000000;
+    @%tired bra done;
+    mov.u64 %now, %globaltimer;
+    sub.u64 %now, %now, %begun;
+    setp.lt.u64 %late, %now, %wanted;
+    @%late bra again;
+done:
+    ret;
+}
+
+.visible .entry fault()
+{
+    .reg .b32 %value;
+    .reg .b64 %address;
+
+    mov.u32 %value, 1;
+    mov.u64 %address, 8;
+    st.global.u32 [%address], %value;
+    ret;
+}
+"""
+
+
+class CudaError(Exception):
+    """`name` is the driver's, such as CUDA_ERROR_OUT_OF_MEMORY."""
+
+    def __init__(self, name: str, call: str) -> None:
+        super().__init__(f"{call}: {name}")
+        self.name = name
+
+
+class Cuda:
+    """The primary context of the first visible device. Raises CudaError, and OSError if there is no
+    libcuda.so.1."""
+
+    def __init__(self) -> None:
+        self._c = ctypes.CDLL("libcuda.so.1")
+        self._blocks: list[ctypes.c_uint64] = []
+        self._functions: dict[str, ctypes.c_void_p] = {}
+        self._call("cuInit", ctypes.c_uint(0))
+        self._device = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(self._device), ctypes.c_int(0))
+        context = ctypes.c_void_p()
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
+        self._call("cuCtxSetCurrent", context)
+
+    def uuid(self) -> str:
+        """Without NVML's prefix (GPU- or MIG-)."""
+        its = (ctypes.c_ubyte * 16)()
+        self._call("cuDeviceGetUuid_v2", its, self._device)
+        return str(uuid.UUID(bytes=bytes(its)))
+
+    def memory_mib(self) -> tuple[int, int]:
+        """Free and total, as the driver tells this process."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return free.value // MIB, total.value // MIB
+
+    def allocate(self, mib: int) -> None:
+        block = ctypes.c_uint64()
+        self._call("cuMemAlloc_v2", ctypes.byref(block), ctypes.c_size_t(mib * MIB))
+        self._blocks.append(block)
+
+    def free(self) -> None:
+        """Everything allocated."""
+        while self._blocks:
+            self._call("cuMemFree_v2", self._blocks.pop())
+
+    def spin(self, seconds: float) -> None:
+        """Keep every SM busy; of memory and its bandwidth it takes next to nothing."""
+        sms = ctypes.c_int()
+        self._call("cuDeviceGetAttribute", ctypes.byref(sms), ctypes.c_int(SM_COUNT), self._device)
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            wanted = ctypes.c_uint64(round(min(left, KERNEL_S) * 1e9))
+            self._launch("spin", sms.value * BLOCKS_PER_SM, wanted)
+
+    def fault(self) -> None:
+        """Raises CudaError; the context is of no use any more."""
+        self._launch("fault", 1)
+
+    def copy(self, seconds: float) -> float:
+        """Copy to the device. Returns at how many MiB/s."""
+        source = ctypes.create_string_buffer(COPIED_MIB * MIB)
+        block = ctypes.c_uint64()
+        size = ctypes.c_size_t(COPIED_MIB * MIB)
+        self._call("cuMemAlloc_v2", ctypes.byref(block), size)
+        self._blocks.append(block)
+        begun, copied = time.monotonic(), 0
+        while (elapsed := time.monotonic() - begun) < seconds:
+            self._call("cuMemcpyHtoD_v2", block, source, size)
+            copied += COPIED_MIB
+        return copied / elapsed
+
+    def _launch(self, name: str, blocks: int, *parameters: ctypes.c_uint64) -> None:
+        """Returns when the kernel has ended."""
+        if name not in self._functions:
+            self._load()
+        words = (ctypes.c_void_p * max(1, len(parameters)))()
+        for n, parameter in enumerate(parameters):
+            words[n] = ctypes.addressof(parameter)
+        one, none = ctypes.c_uint(1), ctypes.c_uint(0)
+        grid = (ctypes.c_uint(blocks), one, one)
+        block = (ctypes.c_uint(THREADS if parameters else 1), one, one)
+        self._call("cuLaunchKernel", self._functions[name], *grid, *block, none, None, words, None)
+        self._call("cuCtxSynchronize")
+
+    def _load(self) -> None:
+        """Only for the first kernel: loading takes memory that a context alone does not."""
+        module = ctypes.c_void_p()
+        self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(PTX))
+        for name in ("spin", "fault"):
+            function = ctypes.c_void_p()
+            named = ctypes.c_char_p(name.encode())
+            self._call("cuModuleGetFunction", ctypes.byref(function), module, named)
+            self._functions[name] = function
+
+    def _call(self, function: str, *arguments: object) -> None:
+        code = getattr(self._c, function)(*arguments)
+        if code:
+            name = ctypes.c_char_p()
+            known = self._c.cuGetErrorName(code, ctypes.byref(name)) == 0 and name.value
+            raise CudaError(known.decode() if known else f"CUDA error {code}", function)
+
 
 PR_SET_PDEATHSIG = 1
 

@@ -20,9 +20,8 @@ from carmad.config import Settings
 from carmad.configfile import by_name
 from carmad.core.types import GpuId, GpuSample
 from carmad.errors import CarmaError
-from carmad.gpu.choose import choose
-from carmad.gpu.nvml import NvmlSource
-from carmad.gpu.profiler import Unit
+from carmad.gpu.nvml import NvmlSource, choose
+from carmad.gpu.source import Unit
 from carmad.selftest import bench as benches
 from carmad.selftest.bench import Bench, ProbeFailed
 from carmad.selftest.facts import FACTS, Fact
@@ -47,7 +46,7 @@ def run(
 
     Whatever has been started is gone when this returns or raises; a Ctrl-C or SIGTERM makes it
     raise KeyboardInterrupt. The last check may take longer than `within_s` is."""
-    with benches.orderly(), _opened(settings) as source, benches.folder() as folder:
+    with benches.orderly(), _open(settings) as source, benches.folder() as folder:
         unit = _idle(source, device)
         report = _blank(unit)  # now: a driver may be lost on the way
         bench = Bench(unit, source, settings, folder, busy_s)
@@ -59,7 +58,7 @@ def run(
 
 
 @contextmanager
-def _opened(settings: Settings) -> Iterator[NvmlSource]:
+def _open(settings: Settings) -> Iterator[NvmlSource]:
     """The source that the daemon would read a real GPU with."""
     source = choose(SOURCE, settings.monitor.period_s)
     assert isinstance(source, NvmlSource)
@@ -79,7 +78,7 @@ def _idle(source: NvmlSource, device: str) -> Unit:
     if not units:
         raise CarmaError("there is no GPU to test", "does nvidia-smi list any?")
     if busy and not device:
-        used = ", ".join(_said(unit, busy) for unit in units if unit.gpu.id in busy)
+        used = ", ".join(_describe(unit, busy) for unit in units if unit.gpu.id in busy)
         hint = f"name one that is idle: carma doctor --gpu --device N ({others})"
         raise CarmaError(f"in use: {used}", hint)
     named = (unit for unit in units if (device or "0") in (str(unit.gpu.index), unit.gpu.id))
@@ -87,7 +86,7 @@ def _idle(source: NvmlSource, device: str) -> Unit:
     if chosen is None:
         raise CarmaError(f"there is no GPU {device}", others)
     if chosen.gpu.id in busy:
-        raise CarmaError(f"in use: {_said(chosen, busy)}", others)
+        raise CarmaError(f"in use: {_describe(chosen, busy)}", others)
     return chosen
 
 
@@ -95,7 +94,7 @@ def _in_use(sample: GpuSample) -> bool:
     return bool(sample.processes or sample.fault)
 
 
-def _said(unit: Unit, busy: Mapping[GpuId, GpuSample]) -> str:
+def _describe(unit: Unit, busy: Mapping[GpuId, GpuSample]) -> str:
     sample = busy[unit.gpu.id]
     pids = ", ".join(str(use.pid) for use in sample.processes)
     return f"GPU {unit.gpu.index} ({sample.fault or f'processes {pids}'})"
@@ -107,14 +106,14 @@ def _findings(
     current = by_name(bench.settings)
     for fact in facts:
         told(fact, None)
-        seen = _seen(bench, fact, deadline)
+        seen = _check(bench, fact, deadline)
         changes = {name: its for name, its in seen.settings.items() if current.get(name) != its}
         found = Finding(fact=fact.name, **asdict(replace(seen, settings=changes)))
         told(fact, found)
         yield found
 
 
-def _seen(bench: Bench, fact: Fact, deadline: float) -> Seen:
+def _check(bench: Bench, fact: Fact, deadline: float) -> Seen:
     if fact.check is None:
         return unknown(f"by hand: {fact.by_hand}")
     if time.monotonic() > deadline:

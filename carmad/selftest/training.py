@@ -17,7 +17,7 @@ from carmad.attempt.environment import HOOKS
 from carmad.attempt.exits import classify
 from carmad.plugin import Cause
 from carmad.selftest.bench import PIDS_HIDDEN, Bench, Probe, ProbeFailed
-from carmad.selftest.report import Seen, judged, unknown
+from carmad.selftest.report import Seen, judge, unknown
 
 SCRIPT = Path(__file__).with_name("with_torch.py")
 WITHIN_S = 90.0  # importing torch takes long where its files are not cached
@@ -36,10 +36,10 @@ def context(bench: Bench) -> Seen:
     found = program.answer(WITHIN_S)
     use = bench.use(program)
     if use is None or use.memory_mib is None:
-        return judged(False, "the process is not listed with its memory")
+        return judge(False, "the process is not listed with its memory")
     constant = round(use.memory_mib - found["reserved_mib"])
     expected = bench.settings.estimation.context_mib
-    return judged(
+    return judge(
         abs(constant - expected) <= CONTEXT_OFF * expected,
         f"PyTorch {found['version']} takes {constant} MiB beside its tensors; {expected} MiB are"
         " reckoned with",
@@ -55,7 +55,7 @@ def allocator(bench: Bench) -> Seen:
     got = tuple(found["reserved_mib"])
     said = ", ".join(f"{mib:g} MiB" for mib in got)
     expected = ", ".join(f"{mib:g}" for mib in RESERVED_MIB)
-    return judged(
+    return judge(
         got == RESERVED_MIB,
         f"for tensors of 0.5, 1.5 and 100.5 MiB it reserves {said}; expected are {expected}",
         torch=found["version"],
@@ -66,9 +66,9 @@ def allocator(bench: Bench) -> Seen:
 def oom_text(bench: Bench) -> Seen:
     program = _start(bench, "oom")
     program.answer(WITHIN_S)
-    end = classify(program.code(WITHIN_S), None, program.said())
-    line = program.said().rpartition("\n")[2]
-    return judged(
+    end = classify(program.code(WITHIN_S), None, program.errors())
+    line = program.errors().rpartition("\n")[2]
+    return judge(
         end.cause is Cause.GPU_OOM and end.tried_mib == 1024,
         f"read as {end.cause.value}: {line}",
         cause=end.cause.value,
@@ -92,13 +92,13 @@ def profiler(bench: Bench) -> Seen:
         hook = {"CARMA_JOB_ID": JOB, "CARMA_SOCKET": str(path), "PYTHONPATH": folders}
         program = _start(bench, "stages", hook)
         found = program.answer(WITHIN_S)
-    said = program.said()
+    said = program.errors()
     if not told:
-        return judged(False, f"nothing was measured: {said or 'nothing is said'}", text=said)
+        return judge(False, f"nothing was measured: {said or 'nothing is said'}", text=said)
     parts = told[0]["stages"]
     kernels = parts["forward_s"] + parts["backward_s"]
     step = found["step_s"]
-    return judged(
+    return judge(
         abs(kernels - step) <= STEP_OFF * step,
         f"a step took {1000 * step:.1f} ms by the GPU's clock; its kernels take"
         f" {1000 * kernels:.1f} ms by the profiler",

@@ -27,7 +27,7 @@ from importlib.resources import files
 from typing import Literal, cast
 
 from carmad.gpu.source import MOST_DRAM, SM_EXPONENT
-from carmad.sim.task import Load
+from carmad.sim.experiment import Load
 
 Size = Literal["light", "medium", "heavy"]
 

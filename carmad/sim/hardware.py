@@ -15,8 +15,6 @@ from difflib import get_close_matches
 from carmad.errors import CarmaError
 from carmad.gpu.kinds import KINDS, GpuKind
 
-__all__ = ["KINDS", "Cluster", "GpuKind", "Node", "parse"]
-
 
 @dataclass(frozen=True, slots=True)
 class Node:

@@ -23,7 +23,7 @@ from typing import Protocol
 from carmad.core.types import Mode
 from carmad.errors import CarmaError
 from carmad.sim.catalogue import key
-from carmad.sim.task import Load
+from carmad.sim.experiment import Load
 from carmad.sim.traces.rows import Row, Unusable, read_rows
 
 _COLUMNS = ("model1", "batchsize1", "speed1", "model2", "batchsize2", "speed2")
@@ -55,7 +55,7 @@ class Sharing(ABC):
     """
 
     def __init__(self) -> None:
-        self._kept = lru_cache(maxsize=1 << 17)(self.shared)
+        self._kept = lru_cache(maxsize=1 << 17)(self.speeds_together)
 
     def speeds(self, loads: Sequence[Load], mode: Mode) -> tuple[float, ...]:
         if len(loads) < 2 or mode is Mode.EXCLUSIVE or mode is Mode.MIG:
@@ -63,7 +63,7 @@ class Sharing(ABC):
         return self._kept(tuple(loads), mode)
 
     @abstractmethod
-    def shared(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
+    def speeds_together(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
         """Like `speeds`, for two or more loads under MPS or on streams."""
 
 
@@ -74,7 +74,7 @@ class Additive(Sharing):
     Beyond that all jobs slow down equally, by the larger sum, under MPS as on streams.
     """
 
-    def shared(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
+    def speeds_together(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
         sm = fsum(load.sm_active for load in loads)
         dram = fsum(load.dram_active for load in loads)
         return (1.0 / max(1.0, sm, dram),) * len(loads)
@@ -93,7 +93,7 @@ class Learned(Sharing):
         super().__init__()
         self._coefficients = coefficients or _COMMITTED
 
-    def shared(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
+    def speeds_together(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
         fitted = self._coefficients[mode]
         return tuple(_speed(own, loads[:i] + loads[i + 1 :], fitted) for i, own in enumerate(loads))
 
@@ -105,12 +105,12 @@ def _speed(own: Load, others: tuple[Load, ...], fitted: float) -> float:
     return 1.0 / (1.0 + own.sm_active * (fitted * sm + (1.0 - fitted) * excess))
 
 
-def _committed() -> dict[Mode, float]:
+def _load_coefficients() -> dict[Mode, float]:
     text = files("carmad.sim").joinpath("coefficients/interference.json").read_text()
     return {Mode(mode): fit["sm"] for mode, fit in json.loads(text)["modes"].items()}
 
 
-_COMMITTED = _committed()
+_COMMITTED = _load_coefficients()
 
 
 class Measured(Sharing):
@@ -135,7 +135,7 @@ class Measured(Sharing):
         known = {config for measured, config, _ in self._pairs if measured is mode}
         return len(asked & known), len(asked)
 
-    def shared(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
+    def speeds_together(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
         if len(loads) == 2:
             one, other = (_config(load.model, load.batch_size) for load in loads)
             speeds = self._pairs.get((mode, one, other))

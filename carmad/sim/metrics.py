@@ -12,7 +12,7 @@ from statistics import fmean, median, quantiles
 
 from carmad.core.types import ENDED, Cause, JobState
 from carmad.sim import past
-from carmad.sim.outcome import JobOutcome, Outcome
+from carmad.sim.experiment import JobOutcome, Outcome
 from carmad.sim.past import Ran
 
 MJ = 1e6  # joules
@@ -127,7 +127,7 @@ class Bounds:
     unshared_makespan_s: float | None  # the work over all GPUs, none of them shared; see `bounds`
 
 
-def finished(job: JobOutcome) -> bool:
+def has_finished(job: JobOutcome) -> bool:
     return job.state is JobState.SUCCEEDED or (job.state is JobState.FAILED and job.task.fails)
 
 
@@ -160,24 +160,24 @@ def times(job: JobOutcome) -> Times | None:
 
 def crashes(job: JobOutcome) -> int:
     """Its attempts that ran out of GPU memory."""
-    return _ended_by(job, Cause.GPU_OOM)
+    return _count_ends(job, Cause.GPU_OOM)
 
 
 def preemptions(job: JobOutcome) -> int:
-    return _ended_by(job, Cause.PREEMPTED)
+    return _count_ends(job, Cause.PREEMPTED)
 
 
 def in_time(job: JobOutcome) -> bool | None:
     """None for a job without a deadline."""
     if job.task.deadline_s is None:
         return None
-    return finished(job) and job.ended_at - job.task.submit_s <= job.task.deadline_s
+    return has_finished(job) and job.ended_at - job.task.submit_s <= job.task.deadline_s
 
 
 def figures(outcome: Outcome) -> Figures:
     jobs, last_end_s, wall_s = outcome.jobs, outcome.makespan_s, outcome.wall_s
     endless = any(map(never_ends, jobs))
-    done = [job for job in jobs if finished(job)]
+    done = [job for job in jobs if has_finished(job)]
     measured = [found for job in done if (found := times(job)) is not None]
     ratios = [r for t in measured if (r := t.finish_ratio) is not None]
     promises = [kept for job in jobs if (kept := in_time(job)) is not None]
@@ -226,7 +226,7 @@ def bounds(outcome: Outcome) -> Bounds:
     evenly over all GPUs" (r = 0: work over capacity). It only bounds exclusive policies: shared
     GPUs can do more than one job's work at a time, and then a run may beat it.
     """
-    done = [job for job in outcome.jobs if job.attempts and finished(job)]
+    done = [job for job in outcome.jobs if job.attempts and has_finished(job)]
     work_s = unshared_s = 0.0  # per GPU of the cluster
     for job in sorted(done, key=lambda job: job.task.submit_s, reverse=True):
         work_s += job.alone_s * len(job.attempts[-1].gpus) / len(outcome.gpus)
@@ -257,7 +257,7 @@ def jain(values: Sequence[float]) -> float | None:
     return _per(sum(values) ** 2, len(values) * sum(value * value for value in values))
 
 
-def _ended_by(job: JobOutcome, cause: Cause) -> int:
+def _count_ends(job: JobOutcome, cause: Cause) -> int:
     return sum(attempt.cause is cause for attempt in job.attempts)
 
 

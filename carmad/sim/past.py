@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from carmad.core.types import Cause, GpuId
+from carmad.sim.experiment import Attempt, Load
 from carmad.sim.interference import Interference, speeds_by_mode
-from carmad.sim.outcome import Attempt
-from carmad.sim.task import Load
 
 _SWEEPS = 50
 _LEAVES, _COMES, _TRAINS = range(3)  # the order of simultaneous events

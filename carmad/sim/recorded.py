@@ -17,12 +17,22 @@ from carmad.api.wire import moment
 from carmad.config import Settings
 from carmad.core.types import Cause, GpuId, JobId, JobState, Mode
 from carmad.errors import CarmaError
+from carmad.gpu.kinds import KINDS, GpuKind
 from carmad.sim import interference, past
-from carmad.sim.experiment import Experiment, Physics
-from carmad.sim.hardware import KINDS, Cluster, GpuKind, Node
-from carmad.sim.outcome import Attempt, GpuTotals, JobOutcome, Outcome, Timeline
+from carmad.sim.experiment import (
+    Attempt,
+    Experiment,
+    GpuTotals,
+    JobOutcome,
+    Load,
+    Outcome,
+    Physics,
+    Task,
+    Timeline,
+    Trace,
+)
+from carmad.sim.hardware import Cluster, Node
 from carmad.sim.past import Ran, Stretch
-from carmad.sim.task import Load, Task, Trace
 
 if TYPE_CHECKING:
     from carmad.api.gpus import GpuOut
@@ -67,8 +77,8 @@ def history(
     out. Raises CarmaError if no job in `ended` ever held a GPU."""
     ended, live = ([job for job in jobs if job["gpus_wanted"]] for jobs in (ended, live))
     kinds = {GpuId(gpu["id"]): kind_of(gpu["name"], gpu["memory_mib"]) for gpu in gpus}
-    submitted = _submitted(ended)
-    jobs, brief, physics = _told_apart([job for job in ended if job["attempts"]])
+    submitted = _submission_times(ended)
+    jobs, brief, physics = _split([job for job in ended if job["attempts"]])
     if not jobs:
         raise CarmaError(
             "there is no past job that could be simulated",
@@ -76,11 +86,11 @@ def history(
         )
     jobs.sort(key=lambda job: (submitted[job["id"]], job["id"]))
     begin = submitted[jobs[0]["id"]]
-    ran = [_ran(job, job["attempts"], begin) for job in jobs]
+    ran = [_past_of(job, job["attempts"], begin) for job in jobs]
     last = max(job["attempts"][-1]["ended_at"] for job in jobs)
     beside = [(job, [_until(job, last)]) for job in live if job["started_at"] is not None]
     beside += [(job, job["attempts"]) for job in brief]
-    everybody = [*ran, *(_ran(job, attempts, begin) for job, attempts in beside)]
+    everybody = [*ran, *(_past_of(job, attempts, begin) for job, attempts in beside)]
     met = past.stretches(everybody)
     own = past.activity(everybody, met)
     present = [*jobs, *(job for job, _ in beside)]
@@ -128,7 +138,7 @@ def _since(begin: float, text: str) -> float:
     return round(_seconds(text) - begin, 3)  # the resolution of times in the API
 
 
-def _submitted(jobs: Sequence[JobOut]) -> dict[int, float]:
+def _submission_times(jobs: Sequence[JobOut]) -> dict[int, float]:
     """When each job could first have started; its dependencies may have run again since."""
     ended = {job["id"]: _seconds(job["ended_at"]) for job in jobs if job["ended_at"]}
     found = {}
@@ -142,25 +152,25 @@ def _submitted(jobs: Sequence[JobOut]) -> dict[int, float]:
     return found
 
 
-def _told_apart(started: Sequence[JobOut]) -> tuple[list[JobOut], list[JobOut], Physics]:
+def _split(started: Sequence[JobOut]) -> tuple[list[JobOut], list[JobOut], Physics]:
     """Jobs to simulate, jobs too short for that, and the times of first kernels and crashes."""
-    ran = [_ran(job, job["attempts"], _seconds(job["submitted_at"])) for job in started]
+    ran = [_past_of(job, job["attempts"], _seconds(job["submitted_at"])) for job in started]
     physics = _physics(ran)
     jobs: list[JobOut] = []
     brief: list[JobOut] = []
     for job, one in zip(started, ran, strict=True):
         held_s = one.attempts[-1].ended_at - one.attempts[-1].launched_at
-        long_enough = _used_gpus(one) or held_s > physics.first_kernel_s
+        long_enough = _uses_gpus(one) or held_s > physics.first_kernel_s
         (jobs if long_enough else brief).append(job)
     return jobs, brief, physics
 
 
-def _used_gpus(ran: Ran) -> bool:
+def _uses_gpus(ran: Ran) -> bool:
     """Whether it ran a kernel, or ran out of memory before that."""
     return any(a.ready_at is not None or a.cause is Cause.GPU_OOM for a in ran.attempts)
 
 
-def _ran(job: JobOut, attempts: Sequence[AttemptOut], begin: float) -> Ran:
+def _past_of(job: JobOut, attempts: Sequence[AttemptOut], begin: float) -> Ran:
     return Ran(tuple(_attempt(attempt, begin) for attempt in attempts), job.get("sm_active_mean"))
 
 
@@ -193,19 +203,19 @@ def _until(job: JobOut, last: str) -> AttemptOut:
 
 def _load(job: JobOut, ran: Ran, sm_active: float | None, kinds: Mapping[GpuId, GpuKind]) -> Load:
     memory = job["memory"]
-    if not memory["peak_mib"] and not _used_gpus(ran):
+    if not memory["peak_mib"] and not _uses_gpus(ran):
         return _NOTHING
     peak = memory["peak_mib"] or memory["estimate_mib"] or memory["declared_mib"]
     mib = peak or _UNKNOWN.memory_mib
     if job["state"] == JobState.OUT_OF_MEMORY:
-        mib = max(mib, _wanted_mib(job, mib, kinds))
+        mib = max(mib, _need_mib(job, mib, kinds))
     if sm_active is None:
         return replace(_UNKNOWN, memory_mib=mib)
     sm, occupancy, dram = (round(sm_active * share, 4) for share in (1.0, _OCCUPANCY, _DRAM))
     return Load("", 0, mib, sm, occupancy, dram)
 
 
-def _wanted_mib(job: JobOut, peak_mib: int, kinds: Mapping[GpuId, GpuKind]) -> int:
+def _need_mib(job: JobOut, peak_mib: int, kinds: Mapping[GpuId, GpuKind]) -> int:
     """A lower bound on the memory of a job that was given up after running out of memory."""
     tried = job["exit"]["tried_mib"] if job["exit"] else None
     if job["shared"]:

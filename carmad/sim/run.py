@@ -1,9 +1,11 @@
-"""Runs an experiment: clock, world and core, driven by the daemon's own loop body."""
+"""Runs an experiment: clock, world and core, driven by the daemon's own loop body; and keeps of
+every step what the outcome needs."""
 
 from __future__ import annotations
 
 import gc
 import math
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,16 +14,122 @@ from typing import NamedTuple
 
 from carmad import registry
 from carmad.config import Settings
+from carmad.core.deciders import ORDER
+from carmad.core.messages import Step
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import JobId, JobState
+from carmad.core.types import ENDED, Job, JobId, JobState
+from carmad.errors import CarmaError
 from carmad.loop import turn
 from carmad.sim import interference
-from carmad.sim.clock import Clock
-from carmad.sim.experiment import Experiment
-from carmad.sim.outcome import JobOutcome, Outcome
-from carmad.sim.recorder import Recorder, TimelineKeeper
-from carmad.sim.workload import Workload, submit_in_time
+from carmad.sim.card import Gauges
+from carmad.sim.experiment import Attempt, Experiment, JobOutcome, Outcome, Timeline
+from carmad.sim.workload import Clock, Workload, submit_in_time
 from carmad.sim.world import World
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.attempts: dict[JobId, list[Attempt]] = {}
+        self.states: dict[JobId, JobState] = {}
+        self.queued = 0
+        self.events = 0
+        self.decisions = 0
+        self.last_end = 0.0
+        self.ended = 0
+        self.profiled: set[JobId] = set()  # those whose profile was known when they started
+        self.reasons: set[str] = set()  # codes
+        self._holders: set[JobId] = set()  # those that hold GPUs
+
+    def commit(self, step: Step) -> None:
+        """Raises CarmaError when the policy failed: waiting for a better answer is in vain."""
+        self.events += len(step.events)
+        self.decisions += len(step.decisions)
+        for failure in step.failures:
+            if failure.question == ORDER:
+                raise CarmaError(
+                    f"the policy failed to say where a job stands in line: {failure.error}",
+                    "this is a fault in the policy, not in the trace",
+                )
+        for decision in step.decisions:
+            for reason in decision.placement.reasons:
+                self.reasons.add(reason.code)
+                if reason.code == "policy_failed":
+                    raise CarmaError(
+                        f"the policy {decision.policy!r} failed: {reason.detail}",
+                        "this is a fault in the policy, not in the trace",
+                    )
+        for job in step.jobs:
+            self._note(job, step.events[-1].at)
+
+    def _note(self, job: Job, now: float) -> None:
+        old, new = self.states.get(job.id), job.state
+        self.queued += (new is JobState.QUEUED) - (old is JobState.QUEUED)
+        self.states[job.id] = new
+        self.ended += job.ended and old not in ENDED
+        if job.holds_gpus:
+            if job.id not in self._holders and job.profile is not None:
+                self.profiled.add(job.id)
+            self._holders.add(job.id)
+        elif job.id in self._holders:
+            self._holders.remove(job.id)
+            self.last_end = now
+            self.attempts.setdefault(job.id, []).append(_last(job))
+
+    @property
+    def holding(self) -> int:
+        return len(self._holders)
+
+
+class TimelineKeeper:
+    """Adds a row whenever the cluster looks different from the last one."""
+
+    def __init__(self, gauges: Gauges, gpus: int, memory_mib: int) -> None:
+        self.timeline = Timeline(*(array("d") for _ in range(9)))
+        self._columns = tuple(
+            getattr(self.timeline, name) for name in Timeline.__dataclass_fields__ if name != "at"
+        )
+        self._gauges = gauges
+        self._gpus = gpus
+        self._memory_mib = memory_mib
+        self._idle_w = gauges.power_w
+        self._last: tuple[float, ...] = ()
+
+    def row(self, at: float, queued: int, running: int) -> None:
+        gauges, gpus = self._gauges, self._gpus
+        if not gauges.busy_gpus:  # sums of many small changes do not come back to 0 by themselves
+            gauges.sm_active = gauges.sm_occupancy = gauges.dram_active = 0.0
+            gauges.power_w = self._idle_w
+        row = (
+            float(queued),
+            float(running),
+            float(gauges.busy_gpus),
+            gauges.memory_mib / self._memory_mib,
+            gauges.sm_active / gpus,
+            gauges.sm_occupancy / gpus,
+            gauges.dram_active / gpus,
+            gauges.power_w,
+        )
+        if row == self._last:
+            return
+        self._last = row
+        times = self.timeline.at
+        if times and times[-1] == at:  # the same instant went on
+            for column, value in zip(self._columns, row, strict=True):
+                column[-1] = value
+            return
+        times.append(at)
+        for column, value in zip(self._columns, row, strict=True):
+            column.append(value)
+
+
+def _last(job: Job) -> Attempt:
+    """Its last attempt, which is over."""
+    its = job.attempts[-1]
+    assert its.mode is not None and its.started_at is not None
+    assert its.ended_at is not None and its.exit is not None
+    ready_at = its.kernels[0][1] if its.kernels else None
+    return Attempt(its.gpus, its.mode, its.started_at, ready_at, its.ended_at, its.exit.cause)
+
 
 REPORTED_S = 0.5  # between two reports of a run's progress, by the wall clock
 
@@ -44,7 +152,7 @@ def simulate(experiment: Experiment, watch: Watch | None = None) -> Outcome:
     """
     began = perf_counter()
     due = began + REPORTED_S
-    settings = simulated(experiment.settings)
+    settings = for_simulation(experiment.settings)
     scheduler = core(settings)
     clock, workload, recorder = Clock(), Workload(experiment), Recorder()
     model = interference.make(experiment.interference)
@@ -53,7 +161,7 @@ def simulate(experiment: Experiment, watch: Watch | None = None) -> Outcome:
     memory_mib = sum(card.gpu.memory_mib for card in world.cards.values())
     keeper = TimelineKeeper(world.gauges, len(world.cards), memory_mib)
 
-    with uncollected():
+    with without_collection():
         turn(scheduler, recorder, world, *world.opening())
         while clock.advance():
             catch_up(scheduler, recorder, world)
@@ -81,7 +189,7 @@ def simulate(experiment: Experiment, watch: Watch | None = None) -> Outcome:
     )
 
 
-def simulated(settings: Settings) -> Settings:
+def for_simulation(settings: Settings) -> Settings:
     """The settings, as they apply to modelled GPUs."""
     # Modelled GPUs report every change, so a reading is valid until the next one.
     monitor = replace(settings.monitor, stale_s=math.inf)
@@ -108,7 +216,7 @@ def catch_up(scheduler: Scheduler, recorder: Recorder, world: World) -> None:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     """Disable garbage collection, which takes a fifth of the time: a run leaves no cycles."""
     enabled = gc.isenabled()
     gc.disable()

@@ -1,26 +1,75 @@
-"""The trace as users would submit it: what the core knows about a task, and its real behaviour.
+"""The trace as users would submit it, in virtual time: what the core knows about a task, and its
+real behaviour.
 
-MIG is modelled by shares only. A job that uses no more of the SMs and the memory bandwidth
-than its instance has is as fast as on the whole GPU, others are slower by the larger of the two
-ratios. Other instances of the GPU do not affect it.
+MIG is modelled by shares only. A job that uses no more of the SMs and the memory bandwidth than its
+instance has is as fast as on the whole GPU, others are slower by the larger of the two ratios.
+Other instances of the GPU do not affect it.
 
 Each task has its own random stream, so that a policy's decisions do not change the draws.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from enum import IntEnum
+from heapq import heappop, heappush
 from random import Random
+from typing import Any
 
 from carmad.core.layout import Layout, iteration_s
 from carmad.core.types import Estimate, JobId, JobSpec
 from carmad.errors import CarmaError
+from carmad.gpu.kinds import KINDS, GpuKind
 from carmad.sim.catalogue import key
-from carmad.sim.clock import Clock, Order
-from carmad.sim.experiment import Experiment
-from carmad.sim.hardware import KINDS, GpuKind
-from carmad.sim.task import Load, Task
+from carmad.sim.experiment import Experiment, Load, Task
+
+# -- virtual time: a queue of calls, independent of jobs and GPUs
+
+
+class Order(IntEnum):
+    """Priority within one instant: departures make room for arrivals."""
+
+    ENDS = 0
+    BEGINS = 1
+    REST = 2
+
+
+class Clock:
+    """Calls with the same instant and order are made in the order in which they were scheduled."""
+
+    def __init__(self) -> None:
+        self.now = -math.inf
+        self._calls = 0
+        self._due: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
+
+    def call_at(self, at: float, order: Order, act: Callable[..., None], *subject: Any) -> None:
+        """Schedule `act(*subject)` for `at`, which must not be in the past."""
+        self._calls += 1
+        heappush(self._due, (at, order, self._calls, act, subject))
+
+    def advance(self) -> bool:
+        """Go to the next instant and make all calls due then. False if there are none."""
+        due = self._due
+        if not due:
+            return False
+        self.now = now = due[0][0]
+        while due and due[0][0] == now:
+            _, _, _, act, subject = heappop(due)
+            act(*subject)
+        return True
+
+
+def not_before(since: float, span_s: float, before_s: float = 0.0) -> float:
+    """The first instant at which `before_s + (at - since) >= span_s`, as the core computes it.
+
+    Rounding may make the sum slightly too small, and then nothing would check again.
+    """
+    at = since + max(0.0, span_s - before_s)
+    while before_s + (at - since) < span_s:
+        at = math.nextafter(at, math.inf)
+    return at
 
 
 class Workload:
@@ -127,7 +176,7 @@ class Workload:
             self._rates[question] = rate
         return rate * _pace(task.load, kind) / split
 
-    def mapped(self, job: JobId, servers: Sequence[str]) -> float:
+    def mapping_rate(self, job: JobId, servers: Sequence[str]) -> float:
         """Its speed with its GPUs on these servers, relative to where its duration was measured
         (A-SRPT paper, equation 7); 1 if the time of an iteration is not known."""
         task = self.task(job)

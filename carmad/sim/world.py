@@ -25,13 +25,11 @@ from carmad.core.messages import (
 )
 from carmad.core.types import Cause, Exit, Gpu, GpuId, GpuSample, Job, JobId, ProcessUse
 from carmad.errors import CarmaError
-from carmad.sim.card import Card, Gauges, relief
-from carmad.sim.clock import Clock, Order, not_before
-from carmad.sim.execution import Execution
+from carmad.sim.card import Card, Execution, Gauges, relief
 from carmad.sim.experiment import Experiment, Physics
 from carmad.sim.hardware import Cluster
 from carmad.sim.interference import Interference
-from carmad.sim.workload import Workload
+from carmad.sim.workload import Clock, Order, Workload, not_before
 
 MOST_ATTEMPTS = 10_000  # of one job: preempted that often, it will never get anywhere
 MOST_WAKES = 1_000  # that a policy may ask for in a row while nothing runs or arrives
@@ -151,9 +149,9 @@ class World:
             self._wakes += 1
         if self._wakes <= MOST_WAKES:
             self._wakes_at = at
-            self._clock.call_at(at, Order.REST, self._woken)
+            self._clock.call_at(at, Order.REST, self._wake_up)
 
-    def _woken(self) -> None:
+    def _wake_up(self) -> None:
         self._look = self._look or self._clock.now == self._wakes_at
 
     def _launch(self, job: Job) -> None:
@@ -169,7 +167,7 @@ class World:
             card.admit(now)
         task = self._workload.task(id)
         parts = job.accumulation
-        mapped = self._workload.mapped(id, [card.gpu.node for card in cards])
+        mapped = self._workload.mapping_rate(id, [card.gpu.node for card in cards])
         full = tuple(mapped * self._workload.full_rate(id, card.kind, parts) for card in cards)
         left = task.duration_s
         if id in self._left:

@@ -1,16 +1,212 @@
-"""Opens the SQLite file the way CARMA needs it, and explains its errors."""
+"""The SQLite file: opened the way CARMA needs it, copied to `backups/` beside it, and upgraded; and
+its errors, explained.
+
+The file is opened only through SQLite: closing another descriptor of it would drop the locks that
+this process holds.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
+import time
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy import (
+    URL,
+    Column,
+    Connection,
+    Engine,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    create_engine,
+    event,
+    insert,
+    inspect,
+    select,
+)
 from sqlalchemy.exc import DBAPIError
 
 from carmad.errors import CarmaError, Hopeless
-from carmad.store import backups
+from carmad.store.tables import METADATA
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+# -- backups
+
+_PAGES = 256  # 1 MiB at a time
+
+
+def back_up(engine: Engine, state_dir: Path) -> Path:
+    """A verified copy, renamed to its final name once it is complete and on disk."""
+    directory = state_dir / "backups"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    partial = directory / "partial"
+    copy_database(engine, partial)
+    final = directory / f"carma-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}.db"
+    partial.rename(final)
+    _sync_directory(directory)
+    return final
+
+
+def copy_database(engine: Engine, path: Path) -> None:
+    """A verified copy at `path`, readable only by its owner. If it fails, none is left."""
+    _remove(path)
+    path.touch(mode=0o600)
+    try:
+        _copy(engine, path)
+    except BaseException:
+        _remove(path)  # the disk may be full
+        raise
+
+
+def _remove(path: Path) -> None:
+    """With the files that SQLite keeps beside it while it is written."""
+    for its in (path, *(path.with_name(f"{path.name}-{kind}") for kind in ("wal", "shm"))):
+        its.unlink(missing_ok=True)
+
+
+def _copy(engine: Engine, path: Path) -> None:
+    """Returns the connection to the pool between pieces, so that commits need not wait for all.
+
+    As they use the same connection, SQLite applies their changes to the copy as well.
+    """
+    held = engine.raw_connection()
+
+    def give_way(_status: int, _remaining: int, _total: int) -> None:
+        nonlocal held
+        held.close()
+        time.sleep(0.001)
+        held = engine.raw_connection()
+
+    target = sqlite3.connect(path)
+    try:
+        source = held.driver_connection
+        assert isinstance(source, sqlite3.Connection)
+        source.backup(target, pages=_PAGES, progress=give_way)
+        target.execute("PRAGMA journal_mode = DELETE")  # one file, readable on its own
+        (verdict,) = target.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(f"the copy is damaged: {verdict}")
+    finally:
+        target.close()
+        held.close()
+
+
+def prune_backups(state_dir: Path, keep: int) -> None:
+    """Delete all but the newest `keep`."""
+    for old in _backups(state_dir)[:-keep]:
+        old.unlink()
+
+
+def newest_backup(state_dir: Path) -> Path | None:
+    """The newest undamaged copy. Slow: copies are read completely."""
+    return next((copy for copy in reversed(_backups(state_dir)) if _is_whole(copy)), None)
+
+
+def last_id_backed_up(state_dir: Path) -> int:
+    """The last job id when the newest readable copy was made; 0 if there was none."""
+    query = "SELECT seq FROM sqlite_sequence WHERE name = 'jobs'"
+    answers = (_query(copy, query) for copy in reversed(_backups(state_dir)))
+    return next((int(row[0]) for row in answers if row), 0)
+
+
+def _is_whole(copy: Path) -> bool:
+    tables = _query(copy, "SELECT 1 FROM alembic_version")
+    return tables is not None and _query(copy, "PRAGMA quick_check(1)") == ("ok",)
+
+
+def _query(copy: Path, query: str) -> tuple[Any, ...] | None:
+    """The first row of the result, if any."""
+    with contextlib.suppress(sqlite3.Error):
+        uri = f"file:{quote(str(copy))}?mode=ro&immutable=1"
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+            row: tuple[Any, ...] | None = connection.execute(query).fetchone()
+            return row
+    return None
+
+
+def _backups(state_dir: Path) -> list[Path]:
+    return sorted((state_dir / "backups").glob("carma-*.db"))  # names contain the time
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# -- tables: Alembic is only imported to upgrade, as that takes as long as all of the store
+
+MIGRATIONS = str(Path(__file__).with_name("migrations"))
+
+# As Alembic itself would create it.
+_VERSION = Table(
+    "alembic_version",
+    MetaData(),
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
+
+
+def schema_revision(connection: Connection) -> str | None:
+    """The revision of the tables; None for a database without tables."""
+    if not inspect(connection).has_table(_VERSION.name):
+        return None
+    found: str | None = connection.scalar(select(_VERSION.c.version_num))
+    return found
+
+
+def needs_upgrade(current: str | None) -> bool:
+    """Whether tables at revision `current` have to be upgraded."""
+    known = _revisions()
+    if current not in {None, *known}:
+        raise Hopeless(
+            f"the database was made by a newer release of CARMA (schema {current})",
+            "Install that release again, or restore a backup made by this one.",
+        )
+    return current != known[-1]
+
+
+def create_tables(connection: Connection) -> None:
+    """Create the tables of this release, the same that all migrations together make."""
+    METADATA.create_all(connection, checkfirst=False)
+    _VERSION.create(connection)
+    connection.execute(insert(_VERSION).values(version_num=_revisions()[-1]))
+
+
+def upgrade_tables(connection: Connection) -> None:
+    """Runs in the caller's transaction: a failed migration leaves no trace."""
+    from alembic import command
+
+    config = _alembic_config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _revisions() -> list[str]:
+    """All of them, oldest first: a migration's file begins with its revision."""
+    return sorted(
+        script.name.partition("_")[0] for script in Path(MIGRATIONS).glob("versions/*_*.py")
+    )
+
+
+def _alembic_config() -> Config:
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", MIGRATIONS)
+    return config
+
 
 DatabaseErrors = (sqlite3.Error, DBAPIError)  # raw while connecting, wrapped from then on
 
@@ -77,15 +273,15 @@ def explain(error: Exception, path: Path) -> CarmaError | None:
                 f"Is another carmad running? `fuser {path}` shows it.",
             )
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-            return damaged(path, str(cause))
+            return damage(path, str(cause))
         case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
             return CarmaError(f"cannot use the database {path}: {cause}", f"See `ls -l {path}`.")
         case _:
             return None
 
 
-def damaged(path: Path, how: str) -> Hopeless:
-    newest = backups.newest(path.parent)
+def damage(path: Path, how: str) -> Hopeless:
+    newest = newest_backup(path.parent)
     # The old write-ahead log would damage the restored file.
     aside = f"mv {path} {path}.damaged && rm -f {path}-wal"
     return Hopeless(
@@ -97,7 +293,7 @@ def damaged(path: Path, how: str) -> Hopeless:
     )
 
 
-def expect(path: Path) -> None:
+def expect_database(path: Path) -> None:
     """Raises Hopeless if the database is missing but once existed: an empty one would lose the
     queue, and SQLite would delete the write-ahead log that still belongs to it."""
     log = path.with_name(f"{path.name}-wal")
@@ -110,14 +306,14 @@ def expect(path: Path) -> None:
 
 def expect_backed_up(path: Path) -> None:
     """Raises Hopeless if there is a backup, so that an empty database is not the original one."""
-    newest = backups.newest(path.parent)
+    newest = newest_backup(path.parent)
     if newest:
         folder = newest.parent
         raise _missing(path, f"{newest} is a backup of it", f"mv {folder} {folder}.old")
 
 
 def _missing(path: Path, proof: str, anew: str) -> Hopeless:
-    newest = backups.newest(path.parent)
+    newest = newest_backup(path.parent)
     back = f"cp -p {newest} {path}"
     return Hopeless(
         f"the database {path} is missing or empty, but it once existed: {proof}",

@@ -38,8 +38,7 @@ from carmad.core.types import Gpu, GpuId, Job, JobId, JobSpec, JobState
 from carmad.errors import CarmaError
 from carmad.loop import Follower
 from carmad.models import Model
-from carmad.store.codec import in_current_names
-from carmad.store.flat import current_form, renamed
+from carmad.store.codec import current_form, in_current_names, rename_fields
 
 T = TypeVar("T")
 
@@ -129,14 +128,14 @@ class Journal(Follower):
         if self._cap_bytes:
             self._remember(events)
 
-    def restored(self) -> None:
+    def on_reset(self) -> None:
         """Begin a new segment."""
         if self._cap_bytes:
             self._forget_unseen()
             with self._lock:
                 self._begin()
 
-    def committed(self, step: Step) -> None:
+    def on_commit(self, step: Step) -> None:
         if not self._cap_bytes:
             return
         bare = Turn(tuple(map(_bare, step.events)), step.decisions, step.failures)
@@ -243,7 +242,7 @@ class Journal(Follower):
             if isinstance(entry, Begin):
                 self._append(pieces)
                 self._segment, pieces, size = self._new(), [], 0
-            for piece in _encoded(entry) if self._segment is not None else ():
+            for piece in _encode(entry) if self._segment is not None else ():
                 pieces.append(piece)
                 size += len(piece)
                 if size > MEMBER_BYTES:
@@ -307,8 +306,8 @@ def read(path: Path) -> tuple[Begin, Iterator[Turn]]:
     begin = next(lines, None)
     if begin is None:
         raise CarmaError(f"{path} is empty")
-    first = _decoded(path, begin, _begin)
-    return first, (_decoded(path, line, _turn) for line in lines)
+    first = _decode(path, begin, _begin)
+    return first, (_decode(path, line, _turn) for line in lines)
 
 
 def _begin(told: Any) -> Begin:
@@ -317,7 +316,7 @@ def _begin(told: Any) -> Begin:
         if name in settings:
             settings.setdefault("plugins", {})[f"policies.{name}"] = settings.pop(name)
     told["jobs"] = list(map(current_form, told["jobs"]))
-    told["runs"] = list(map(renamed, told.get("runs", ())))
+    told["runs"] = list(map(rename_fields, told.get("runs", ())))
     begin: Begin = _adapter(Begin).validate_python(told)
     return begin
 
@@ -332,7 +331,7 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise CarmaError(f"cannot read {path}: {error}") from error
 
 
-def _encoded(entry: Begin | Turn) -> Iterator[bytes]:
+def _encode(entry: Begin | Turn) -> Iterator[bytes]:
     """Its line, in pieces: all commands of a queue may not fit into memory at once, and a single
     call would make the core's thread wait."""
     # pydantic_core.to_json, as in `codec`: it preserves infinite ranks.
@@ -386,7 +385,7 @@ def _bare(event: Event) -> Event:
     return replace(event, env=(), script="") if isinstance(event, Submitted) else event
 
 
-def _decoded(path: Path, line: tuple[int, bytes], decode: Callable[[Any], T]) -> T:
+def _decode(path: Path, line: tuple[int, bytes], decode: Callable[[Any], T]) -> T:
     number, text = line
     try:
         return decode(from_json(in_current_names(text)))
@@ -398,7 +397,7 @@ def _event(kind: str, body: Any) -> Event:
     if kind == RequeueRequested.__name__:
         body = body | {"job": current_form(body["job"])}
     elif kind == Submitted.__name__:
-        body = body | {"specs": list(map(renamed, body["specs"]))}
+        body = body | {"specs": list(map(rename_fields, body["specs"]))}
     event: Event = _adapter(_EVENTS[kind]).validate_python(body)
     return event
 

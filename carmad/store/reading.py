@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Select, bindparam, case, func, or_, select, text
+from sqlalchemy import Connection, Engine, Select, case, func, or_, select, text
 from sqlalchemy import Row as Found
 from sqlalchemy.sql.selectable import TextualSelect
 
@@ -35,14 +35,15 @@ from carmad.core.types import (
     Script,
 )
 from carmad.errors import CarmaError
-from carmad.store import codec, environments, externals, names, runs, statistics
+from carmad.store import codec, queries, retention
+from carmad.store.codec import Row, job_of, transition_of
 from carmad.store.damage import Damage, as_text, expect_live, is_text, set_aside, stand_in
 from carmad.store.database import DatabaseErrors, explain
-from carmad.store.rows import Row, job_of, reservation_of, transition_of
 from carmad.store.tables import (
     ACCOUNTS,
     DECISIONS,
     DRAINS,
+    GIVEN_IDS,
     JOBS,
     LIMITS,
     NOTICES,
@@ -68,8 +69,7 @@ MAX_ID = 10**12  # a thousand jobs a second for thirty years: ids stay below
 _LIVE = [state.value for state in JobState if state not in ENDED]
 _MOST_READ = 64 << 20  # characters of jobs' bodies at a time
 
-# SQLAlchemy compiles each of these once. Ids travel as one JSON list: an IN has a limit.
-GIVEN_IDS = select(func.json_each(bindparam("ids")).table_valued("value").c.value)
+# SQLAlchemy compiles each of these once.
 # AUTOINCREMENT's counter and the rows, as somebody may have patched the file together.
 _LAST_ID = text(
     "SELECT max(n) FROM (SELECT seq AS n FROM sqlite_sequence WHERE name = 'jobs'"
@@ -135,7 +135,11 @@ class Reader:
             accounts=tuple(self._accounts(accounts)),
             limits=tuple(limit for limit in self._limits(limits) if not limit.empty),
             reservations=tuple(
-                self._readable(kept, reservation_of, lambda row: f"reservation {row.id}")
+                self._readable(
+                    kept,
+                    lambda row: codec.decode_reservation(row.body),
+                    lambda row: f"reservation {row.id}",
+                )
             ),
         )
 
@@ -148,9 +152,9 @@ class Reader:
         )
         with self._reading() as connection:  # one by one: a body has a whole environment
             rows = connection.execution_options(yield_per=100).execute(latest)
-            ended = [past(job) for job in self._decoded(rows)]
-        runs = tuple(run for run in reversed(ended) if run is not None)
-        return Remembered(runs, tuple(self.submissions(now - BINS * BIN_S)))
+            ended = [past(job) for job in self._decode(rows)]
+        queries = tuple(run for run in reversed(ended) if run is not None)
+        return Remembered(queries, tuple(self.submissions(now - BINS * BIN_S)))
 
     def submissions(self, since: float = 0.0) -> list[Submission]:
         """In order, beginning with the last one before `since`, which shows that recording began
@@ -182,7 +186,7 @@ class Reader:
         last = self._last_read
         if last is None or last[0] != key:
             with self._transaction() as connection:  # not `_reading`: launches skip that queue
-                last = self._last_read = key, environments.whole(connection, spec)
+                last = self._last_read = key, retention.with_contents(connection, spec)
         return replace(spec, env=last[1].env, script=last[1].script)
 
     def job(self, job_id: JobId) -> Job | None:
@@ -217,10 +221,10 @@ class Reader:
             rows = connection.execute(query).all()
         return [Notice(*row) for row in rows]
 
-    def named(self, ids: Collection[JobId]) -> dict[JobId, Named]:
+    def name_jobs(self, ids: Collection[JobId]) -> dict[JobId, Named]:
         """Those that exist."""
         with self._reading() as connection:
-            return names.read(connection, ids)
+            return queries.read_names(connection, ids)
 
     def tasks(self, array: JobId) -> dict[JobState, int]:
         """How many tasks of an array are in each state."""
@@ -279,21 +283,21 @@ class Reader:
             query = query.where(JOBS.c.id < before)
         return self._read_jobs(query, {})
 
-    def ran(self, since: float, until: float) -> Iterator[JobSummary]:
+    def summaries(self, since: float, until: float) -> Iterator[JobSummary]:
         """Jobs that ended at `since` or later and were submitted before `until`, in order of their
         ends."""
-        for rows in runs.there(self._reading, since, until):
-            yield from self._ran(rows)
+        for rows in queries.read_summaries(self._reading, since, until):
+            yield from self._read_ran(rows)
 
     def alike(self, user: str, group: str) -> list[JobSummary]:
         """The latest runs of a user's job that succeeded."""
-        return list(self._ran(runs.alike(self._reading, user, group)))
+        return list(self._read_ran(queries.read_alike(self._reading, user, group)))
 
     def profiles(self, ids: Collection[JobId]) -> dict[JobId, Profile]:
         """Of those of these jobs that have one; equal ones are the same object."""
         found: dict[JobId, Profile] = {}
         known: dict[str, Profile] = {}
-        for rows in runs.profiles(self._reading, ids):
+        for rows in queries.read_profiles(self._reading, ids):
             for id, profile in ((row.id, row.profile) for row in rows if row.profile):
                 if profile not in known:
                     known[profile] = codec.decode_profile(profile)
@@ -332,8 +336,8 @@ class Reader:
     ) -> Statistics:
         """Totals over the jobs that ended at some time in `since` ≤ t < `until`."""
         with self._reading() as connection:
-            rows = connection.execute(statistics.query(since, until, user)).all()
-        return statistics.summarise(rows)
+            rows = connection.execute(queries.totals_query(since, until, user)).all()
+        return queries.sum_up(rows)
 
     def externals(
         self, since: float, user: str | None = None, until: float | None = None
@@ -342,8 +346,8 @@ class Reader:
         the latest ones."""
         with self._reading() as connection:
             return (
-                externals.totals(connection, since, user, until),
-                externals.latest(connection, since, user),
+                retention.total_externals(connection, since, user, until),
+                retention.latest_externals(connection, since, user),
             )
 
     def limit_changes(self, subject: str, limit: int) -> list[Limit]:
@@ -367,15 +371,15 @@ class Reader:
                     if left < 0 and rows:
                         break
                     rows.append(row)
-            return list(self._decoded(rows))
+            return list(self._decode(rows))
 
-    def _decoded(self, rows: Iterable[Any]) -> Iterator[Job]:
+    def _decode(self, rows: Iterable[Any]) -> Iterator[Job]:
         """The jobs in rows of `_JOB_ROWS`."""
         return self._readable(rows, job_of, lambda row: f"job {row.id}")
 
-    def _ran(self, rows: Iterable[Any]) -> Iterator[JobSummary]:
+    def _read_ran(self, rows: Iterable[Any]) -> Iterator[JobSummary]:
         return self._readable(
-            rows, lambda row: codec.decode_ran(row.body), lambda row: f"job {row.id}"
+            rows, lambda row: codec.decode_summary(row.body), lambda row: f"job {row.id}"
         )
 
     def _readable(
@@ -426,11 +430,11 @@ class Reader:
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        with self._explained(), self._engine.begin() as connection:
+        with self._explain(), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explain(self) -> Iterator[None]:
         try:
             yield
         except DatabaseErrors as error:

@@ -1,16 +1,173 @@
-"""Deletes jobs that ended long ago, and the oldest ended jobs of users who have too many."""
+"""What is kept beside the rows of jobs, and when it is deleted: environments and scripts, external
+processes, and jobs that ended long ago or are too many.
+
+Environments and scripts may contain secrets, so they are only in the database, which root alone can
+read, and in memory only while a job is launched or estimated. Each kind has a table of its own;
+equal ones of a user are stored once.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
+from hashlib import blake2b
+from typing import Any
 
-from sqlalchemy import BindParameter, Connection, bindparam, delete, func, select
+from pydantic_core import from_json, to_json
+from sqlalchemy import BindParameter, Connection, Table, bindparam, delete, func, select, tuple_
+from sqlalchemy.dialects.sqlite import insert
 
 from carmad.config import Retention
-from carmad.store import environments, externals
-from carmad.store.tables import ENVIRONMENTS, JOBS, SCRIPTS
+from carmad.core.messages import Event, Submitted
+from carmad.core.recurrence import telling_variables
+from carmad.core.types import Environment, JobSpec, Script
+from carmad.errors import CarmaError
+from carmad.store.tables import ENVIRONMENTS, EXTERNALS, GIVEN_IDS, JOBS, SCRIPTS
+from carmad.store.values import External, ExternalTotals
+
+_DIGEST_BYTES = 20
+_KINDS = ((ENVIRONMENTS, JOBS.c.environment), (SCRIPTS, JOBS.c.script))
+
+
+def without_contents(spec: JobSpec) -> JobSpec:
+    """The spec as the core and its row have it: with references in place of its environment and
+    its script."""
+    if spec.env:
+        body = to_json(spec.env)
+        environment = Environment(_digest(spec.uid, body), len(body))
+        spec = replace(spec, env=telling_variables(spec.env), environment=environment)
+    if spec.script:
+        body = spec.script.text.encode()
+        script = Script(_digest(spec.uid, body), len(body), spec.script.word)
+        spec = replace(spec, script=script)
+    return spec
+
+
+def _digest(uid: int, body: bytes) -> str:
+    # Users do not share equal ones: each counts against its user's quota.
+    return blake2b(b"%d " % uid + body, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def keep_contents(connection: Connection, events: Iterable[Event]) -> None:
+    """Store what new jobs bring, in the transaction that adds the jobs."""
+    for event in events:
+        if isinstance(event, Submitted) and event.specs:
+            spec = event.specs[0]  # all tasks of an array share one
+            if event.env:
+                _keep(connection, ENVIRONMENTS, spec, spec.environment, to_json(event.env).decode())
+            if event.script:
+                _keep(connection, SCRIPTS, spec, spec.script, event.script)
+
+
+def _keep(
+    connection: Connection,
+    table: Table,
+    spec: JobSpec,
+    named: Environment | Script | None,
+    body: str,
+) -> None:
+    if named:
+        row = {"id": named.id, "user": spec.user, "bytes": named.bytes, "body": body}
+        connection.execute(insert(table).on_conflict_do_nothing(), row)
+
+
+def with_contents(connection: Connection, spec: JobSpec) -> JobSpec:
+    """The spec with its complete environment and script. Raises CarmaError if they are no longer
+    stored."""
+    changes: dict[str, Any] = {}
+    if spec.environment:
+        body = _read_content(connection, ENVIRONMENTS, spec.environment.id)
+        changes["env"] = tuple((name, value) for name, value in from_json(body))
+    if spec.script:
+        text = _read_content(connection, SCRIPTS, spec.script.id)
+        changes["script"] = replace(spec.script, text=text)
+    return replace(spec, **changes)
+
+
+def _read_content(connection: Connection, table: Table, id: str) -> str:
+    body: str | None = connection.scalar(select(table.c.body).where(table.c.id == id))
+    if body is None:
+        what = table.name.removesuffix("s")
+        raise CarmaError(f"the job's {what} is no longer stored", "Submit the job again.")
+    return body
+
+
+def forget_unused_contents(connection: Connection, user: str | None = None) -> None:
+    """Delete what no stored job uses; `user`: only this user's."""
+    for table, used in _KINDS:
+        unused = delete(table).where(~select(JOBS.c.id).where(used == table.c.id).exists())
+        if user is None:
+            connection.execute(unused)
+        else:
+            connection.execute(unused.where(table.c.user == bindparam("name")), {"name": user})
+
+
+KEPT_PER_USER = 1000
+SHOWN = 100
+
+_INSERT_EXTERNAL = insert(EXTERNALS)
+_SEEN, _ITS = _INSERT_EXTERNAL.excluded, EXTERNALS.c
+_UPSERT_EXTERNAL = _INSERT_EXTERNAL.on_conflict_do_update(
+    index_elements=[_ITS.gpu, _ITS.pid, _ITS.started_at],
+    set_={
+        "seen_to": _SEEN.seen_to,
+        "peak_mib": func.max(
+            func.coalesce(_ITS.peak_mib, _SEEN.peak_mib),
+            func.coalesce(_SEEN.peak_mib, _ITS.peak_mib),
+        ),
+    },
+)
+_EXTERNAL = (_ITS.gpu, _ITS.pid, _ITS.started_at)
+_RANKED = select(
+    *_EXTERNAL,
+    func.row_number().over(partition_by=_ITS.user, order_by=_ITS.seen_to.desc()).label("place"),
+).subquery()
+_SURPLUS = select(_RANKED.c.gpu, _RANKED.c.pid, _RANKED.c.started_at).where(
+    _RANKED.c.place > KEPT_PER_USER
+)
+
+
+def record_externals(connection: Connection, found: Sequence[External]) -> None:
+    """Add processes, or what has become of those that are known."""
+    connection.execute(_UPSERT_EXTERNAL, [asdict(one) for one in found])
+
+
+def forget_externals(connection: Connection, before: float) -> None:
+    """Delete those that were last seen before that, and each user's oldest if there are many."""
+    connection.execute(delete(EXTERNALS).where(_ITS.seen_to < before))
+    connection.execute(delete(EXTERNALS).where(tuple_(*_EXTERNAL).in_(_SURPLUS)))
+
+
+def latest_externals(
+    connection: Connection, since: float, user: str | None
+) -> tuple[External, ...]:
+    """Those seen since `since`, the most recently seen first."""
+    query = select(EXTERNALS).where(_ITS.seen_to >= since).order_by(_ITS.seen_to.desc())
+    if user is not None:
+        query = query.where(_ITS.user == user)
+    return tuple(External(**row) for row in connection.execute(query.limit(SHOWN)).mappings())
+
+
+def total_externals(
+    connection: Connection, since: float, user: str | None, until: float | None = None
+) -> tuple[ExternalTotals, ...]:
+    """Per user, of what was there in `since` ≤ t < `until`; only the time in between counts."""
+    begin = func.max(_ITS.seen_from, since)
+    end = _ITS.seen_to if until is None else func.min(_ITS.seen_to, until)
+    query = (
+        select(_ITS.user, func.count(), func.sum(end - begin) / 3600, func.max(_ITS.peak_mib))
+        .where(_ITS.seen_to >= since)
+        .group_by(_ITS.user)
+        .order_by(_ITS.user)
+    )
+    if user is not None:
+        query = query.where(_ITS.user == user)
+    if until is not None:
+        query = query.where(_ITS.seen_from < until)
+    return tuple(ExternalTotals(*row) for row in connection.execute(query))
+
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
 
@@ -18,9 +175,7 @@ CHUNK = 500  # jobs deleted per transaction, so that commits can go in between
 DAY = 86_400.0
 
 _USER: BindParameter[str] = bindparam("name")
-_GIVEN = delete(JOBS).where(
-    JOBS.c.id.in_(select(func.json_each(bindparam("ids")).table_valued("value").c.value))
-)
+_GIVEN = delete(JOBS).where(JOBS.c.id.in_(GIVEN_IDS))
 _OLD = (
     select(JOBS.c.id)
     .where(JOBS.c.ended_at < bindparam("before"))
@@ -44,7 +199,7 @@ _TAKEN = [
 ]
 
 
-def purge(transaction: Transaction, now: float, retention: Retention) -> int:
+def purge_jobs(transaction: Transaction, now: float, retention: Retention) -> int:
     """Delete jobs, with their history, that have been kept for long enough; how many."""
     before = {"before": now - retention.ended_days * DAY}
     jobs, chunk = 0, CHUNK
@@ -54,12 +209,12 @@ def purge(transaction: Transaction, now: float, retention: Retention) -> int:
             chunk = connection.execute(_GIVEN, {"ids": json.dumps(list(ids))}).rowcount
         jobs += chunk
     with transaction() as connection:
-        environments.forget_unused(connection)
-        externals.forget(connection, before["before"])
+        forget_unused_contents(connection)
+        forget_externals(connection, before["before"])
     return jobs
 
 
-def trim(transaction: Transaction, user: str, most_bytes: int) -> int:
+def trim_jobs(transaction: Transaction, user: str, most_bytes: int) -> int:
     """Delete a user's oldest ended jobs until all together take at most `most_bytes`; returns how
     many."""
     forgotten, chunk = 0, 1
@@ -83,5 +238,5 @@ def _trim_some(connection: Connection, user: str, most_bytes: int) -> int:
             break
     if ids:
         connection.execute(_GIVEN, {"ids": json.dumps(ids)})
-        environments.forget_unused(connection, user)
+        forget_unused_contents(connection, user)
     return len(ids)

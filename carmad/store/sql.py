@@ -7,7 +7,7 @@ full, and then writes nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,17 +29,19 @@ from sqlalchemy.dialects.sqlite import Insert, dialect, insert
 from carmad.config import Retention
 from carmad.core.messages import Step
 from carmad.core.share import Account
-from carmad.core.types import GpuId, JobId
+from carmad.core.tasks import part
+from carmad.core.types import ENDED, GpuId, Job, JobId
 from carmad.errors import CarmaError
-from carmad.store import backups, codec, environments, externals, migrate, parts, retention
-from carmad.store.database import StoreFull, connect, damaged, expect, expect_backed_up
-from carmad.store.reading import GIVEN_IDS, LIVE_JOBS, MAX_ID, Reader
-from carmad.store.rows import decision_row, job_row, moves, notice_rows, reservation_row
+from carmad.store import codec, database, retention
+from carmad.store.codec import decision_row, job_of, job_row, moves, notice_rows
+from carmad.store.database import StoreFull, connect, damage, expect_backed_up, expect_database
+from carmad.store.reading import LIVE_JOBS, Reader
 from carmad.store.tables import (
     ACCOUNTS,
     CLOCK,
     DECISIONS,
     DRAINS,
+    GIVEN_IDS,
     JOBS,
     LIMITS,
     NOTICES,
@@ -50,7 +52,65 @@ from carmad.store.tables import (
 from carmad.store.values import External
 from carmad.timeline.hours import Saved
 
-__all__ = ["MAX_ID", "SqlStore", "StoreFull"]
+# -- tasks of an array that wait alike are one row (`core.tasks`); one that gets a row of its own
+# keeps the past that they shared
+
+_STANDING = text(
+    "SELECT value AS id, jobs.id AS row, jobs.state, jobs.tasks FROM json_each(:ids)"
+    " JOIN jobs ON jobs.id = (SELECT max(id) FROM jobs WHERE id <= value)"
+    " WHERE jobs.id + jobs.tasks > value"
+)
+_ROWS = text("SELECT * FROM jobs WHERE id IN (SELECT value FROM json_each(:ids))")
+_COPY_PAST = text(
+    "INSERT INTO transitions (step, at, job, before, after, attempt) SELECT"
+    " step, at, :id, before, after, attempt FROM transitions WHERE job = :row ORDER BY id"
+)
+_TAKE_IDS = text("UPDATE sqlite_sequence SET seq = :last WHERE name = 'jobs' AND seq < :last")
+
+Rows = dict[JobId, JobId]  # which one each is a part of
+
+
+def _standing(
+    connection: Connection, jobs: Mapping[JobId, Job]
+) -> tuple[dict[JobId, str], Rows, list[Job]]:
+    """Before `jobs` are written: the states of those that are known, which of them another row
+    stands for, and the rest of such rows, if the core does not know it: tasks that have ended."""
+    found = connection.execute(_STANDING, {"ids": json.dumps(list(jobs))}).all()
+    states = {JobId(each.id): str(each.state) for each in found}
+    rows = {JobId(each.id): JobId(each.row) for each in found if each.id != each.row}
+    ended = {each.row for each in found if each.tasks > 1 and each.state in ENDED}
+    rest: list[Job] = []
+    if ended:
+        for row in connection.execute(_ROWS, {"ids": json.dumps(list(ended))}).all():
+            whole = job_of(row)
+            taken = (jobs[id].ids for id in sorted(jobs) if id in whole.ids)
+            rest += [part(whole, ids) for ids in _without(whole.ids, taken)]
+            rows |= {each.id: whole.id for each in rest if each.id != whole.id}
+    return states, rows, rest
+
+
+def _without(ids: range, taken: Iterable[range]) -> Iterator[range]:
+    """The parts of `ids` outside the ranges in `taken`, which are sorted."""
+    start = ids.start
+    for each in taken:
+        if start < each.start:
+            yield range(start, each.start)
+        start = max(start, each.stop)
+    if start < ids.stop:
+        yield range(start, ids.stop)
+
+
+def _share_past(connection: Connection, rows: Rows) -> None:
+    """After the rows were written, and before what is new of them."""
+    if rows:
+        connection.execute(_COPY_PAST, [{"id": id, "row": row} for id, row in rows.items()])
+
+
+def _take_ids(connection: Connection, jobs: Iterable[Job]) -> None:
+    """No other job gets the ids of the tasks that have no row yet."""
+    if last := max((job.ids[-1] for job in jobs if job.tasks > 1), default=0):
+        connection.execute(_TAKE_IDS, {"last": last})
+
 
 _VERSION_BYTES = 256  # disk space for the rows that record a change of a job
 SET_S = 1.0  # a smaller difference of the wall clock does not count as a change
@@ -105,7 +165,7 @@ class SqlStore(Reader):
         """Check and upgrade the database at `path`, or create it if there is none."""
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            expect(path)
+            expect_database(path)
             path.touch(mode=0o600)
             path.chmod(0o600)  # it contains the environments of everyone's jobs
         except OSError as error:
@@ -135,13 +195,13 @@ class SqlStore(Reader):
         decision_rows = [decision_row(decision) for decision in step.decisions]
         with self._transaction() as connection:
             self._step += 1
-            environments.keep(connection, step.events)
+            retention.keep_contents(connection, step.events)
             if last:
-                states, divided, rest = parts.standing(connection, last)
+                states, divided, rest = _standing(connection, last)
                 written = [job_row(job) for job in (*last.values(), *rest)]
                 connection.exec_driver_sql(_UPSERT_JOBS, written)
-                parts.share_past(connection, divided)
-                parts.take_ids(connection, last.values())
+                _share_past(connection, divided)
+                _take_ids(connection, last.values())
                 when = {"at": step.events[-1].at, "step": self._step}
                 if notices := [*notice_rows(step)]:
                     connection.execute(_INSERT_NOTICE, notices)
@@ -151,7 +211,7 @@ class SqlStore(Reader):
                 connection.execute(_INSERT_DECISION, decision_rows)
             self._keep(connection, step.accounts)
             if step.limits:
-                rows = [{"subject": e.subject, "body": codec.encode_limit(e)} for e in step.limits]
+                rows = [{"subject": e.subject, "body": codec.encode(e)} for e in step.limits]
                 connection.execute(_INSERT_LIMIT, rows)
             if step.drains is not None:
                 connection.execute(_DELETE_DRAINS)
@@ -160,8 +220,8 @@ class SqlStore(Reader):
             if step.reservations is not None:
                 connection.execute(_DELETE_RESERVATIONS)
                 if step.reservations:
-                    rows = list(map(reservation_row, step.reservations))
-                    connection.execute(_INSERT_RESERVATION, rows)
+                    kept = [{"id": e.id, "body": codec.encode(e)} for e in step.reservations]
+                    connection.execute(_INSERT_RESERVATION, kept)
 
     def forget_notices(self, ids: Iterable[int]) -> None:
         """Their owners have been told, or cannot be."""
@@ -187,7 +247,7 @@ class SqlStore(Reader):
     def record_externals(self, found: Sequence[External]) -> None:
         if found:
             with self._transaction() as connection:
-                externals.record(connection, found)
+                retention.record_externals(connection, found)
 
     def keep_time(self, boot_id: str, ahead_s: float) -> float:
         """How far the daemon's clock should be ahead of the time since boot, in seconds.
@@ -220,7 +280,7 @@ class SqlStore(Reader):
 
     def purge(self, now: float, keep: Retention) -> int:
         """Delete jobs, with their history, once kept for long enough; returns how many."""
-        return retention.purge(self._transaction, now, keep)
+        return retention.purge_jobs(self._transaction, now, keep)
 
     def trim(self, keep: Retention) -> int:
         """Delete the oldest ended jobs of users who exceed their disk quota; returns how many.
@@ -229,7 +289,7 @@ class SqlStore(Reader):
         for user in tuple(self._written):  # the core adds to it meanwhile
             self._written.discard(user)
             try:
-                forgotten += retention.trim(self._transaction, user, keep.mib_per_user << 20)
+                forgotten += retention.trim_jobs(self._transaction, user, keep.mib_per_user << 20)
             except BaseException:
                 self._written.add(user)  # the remaining users are still in the set
                 raise
@@ -238,22 +298,22 @@ class SqlStore(Reader):
     def backup(self, keep: int) -> Path:
         """Make a copy in `backups/` beside the database, and keep only the newest `keep`."""
         copy = self._copy()
-        backups.prune(self.path.parent, keep)
+        database.prune_backups(self.path.parent, keep)
         return copy
 
     def last_id_backed_up(self) -> JobId:
         """The last job id in the newest readable backup; 0: there is none."""
-        return JobId(backups.last_id(self.path.parent))
+        return JobId(database.last_id_backed_up(self.path.parent))
 
     def copy_to(self, path: Path) -> None:
         """Make a copy for another process, since no other process can read this one."""
-        with self._explained():
-            backups.copy(self._engine, path)
+        with self._explain():
+            database.copy_database(self._engine, path)
 
     # -- internals
 
     def _shift(self, connection: Connection, by_s: float) -> None:
-        live = self._decoded(connection.execute(LIVE_JOBS).all())
+        live = self._decode(connection.execute(LIVE_JOBS).all())
         if rows := [job_row(job.shift(by_s)) for job in live]:
             connection.exec_driver_sql(_UPSERT_JOBS, rows)
             connection.execute(
@@ -268,7 +328,7 @@ class SqlStore(Reader):
         self._keep(connection, map(change, found))
 
     def _keep(self, connection: Connection, accounts: Iterable[Account]) -> None:
-        rows = [{"user": each.user, "body": codec.encode_account(each)} for each in accounts]
+        rows = [{"user": each.user, "body": codec.encode(each)} for each in accounts]
         if rows:
             connection.execute(_REPLACE_ACCOUNT, rows)
 
@@ -276,17 +336,17 @@ class SqlStore(Reader):
         with self._transaction() as connection:
             verdict = connection.execute(text("PRAGMA quick_check(1)")).scalar_one()
         if verdict != "ok":
-            raise damaged(self.path, verdict)
+            raise damage(self.path, verdict)
 
     def _migrate(self) -> None:
         with self._transaction() as connection:
-            current = migrate.revision(connection)
-        if not migrate.pending(current):
+            current = database.schema_revision(connection)
+        if not database.needs_upgrade(current):
             return
         if current is None:
             expect_backed_up(self.path)
             with self._transaction() as connection:
-                migrate.create(connection)
+                database.create_tables(connection)
             return
         copy = self._copy()
         try:
@@ -299,7 +359,7 @@ class SqlStore(Reader):
         # Copying a table drops the old one, which would also delete the rows that refer to it.
         self._set_foreign_keys("OFF")
         with self._transaction() as connection:
-            migrate.upgrade(connection)
+            database.upgrade_tables(connection)
             broken = connection.execute(text("PRAGMA foreign_key_check")).first()
             if broken is not None:
                 raise CarmaError(f"upgrading {self.path} broke a reference: {broken}")
@@ -311,8 +371,8 @@ class SqlStore(Reader):
             connection.cursor().execute(f"PRAGMA foreign_keys = {mode}")
 
     def _copy(self) -> Path:
-        with self._explained():
-            return backups.make(self._engine, self.path.parent)
+        with self._explain():
+            return database.back_up(self._engine, self.path.parent)
 
     def _last_step(self) -> int:
         with self._transaction() as connection:

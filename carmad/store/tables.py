@@ -16,6 +16,9 @@ from sqlalchemy import (
     PrimaryKeyConstraint,
     Table,
     Text,
+    bindparam,
+    func,
+    select,
 )
 
 # SQLite alters a table by copying it, and can only drop a constraint that has a name.
@@ -188,3 +191,6 @@ TIMELINE = Table(
     Column("body", LargeBinary, nullable=False),
     PrimaryKeyConstraint("gpu", "start"),
 )
+
+# Ids travel as one JSON list, the parameter `ids`: an IN has a limit.
+GIVEN_IDS = select(func.json_each(bindparam("ids")).table_valued("value").c.value)

@@ -6,17 +6,17 @@ functions run them all and stop at the first that fails. CARMA's own plugins pas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial, wraps
-from typing import ParamSpec, TypeVar
+from functools import wraps
+from inspect import isfunction
+from typing import ParamSpec
 
 from carmad.config import Settings
 from carmad.core.ports import Estimator, Policy, Predictor, Recovery, Server
-from carmad.testing import of_estimators, of_policies, of_predictors, of_recoveries
+from carmad.testing.rules import EstimatorRules, PolicyRules, PredictorRules, RecoveryRules
 
 P = ParamSpec("P")
-T = TypeVar("T")
 
 Failures = Mapping[str, str]  # checks that are expected to fail, by name: why
 
@@ -50,14 +50,14 @@ def policy_checks(
     expected_failures: Failures | None = None,
 ) -> Iterator[Check]:
     """Checks of a placement policy, on `views` random servers and queues."""
-    trials = of_policies.Trials(policy, settings or Settings(), views)
-    return _checks(of_policies.CHECKS, trials, expected_failures)
+    rules = PolicyRules(policy, settings or Settings(), views)
+    return _checks(rules, expected_failures)
 
 
 def recovery_checks(
     recovery: Recovery, expected_failures: Failures | None = None
 ) -> Iterator[Check]:
-    return _checks(of_recoveries.CHECKS, of_recoveries.Trials(recovery), expected_failures)
+    return _checks(RecoveryRules(recovery), expected_failures)
 
 
 def estimator_checks(
@@ -67,15 +67,15 @@ def estimator_checks(
 ) -> Iterator[Check]:
     """Checks of an estimator's factory, on jobs of many kinds and on servers where programs fail
     in every way."""
-    trials = of_estimators.Trials(make, settings or Settings())
-    return _checks(of_estimators.CHECKS, trials, expected_failures)
+    rules = EstimatorRules(make, settings or Settings())
+    return _checks(rules, expected_failures)
 
 
 def predictor_checks(
     predictor: Predictor, expected_failures: Failures | None = None
 ) -> Iterator[Check]:
     """Checks of a predictor, on jobs that the history knows and on others."""
-    return _checks(of_predictors.CHECKS, of_predictors.Trials(predictor), expected_failures)
+    return _checks(PredictorRules(predictor), expected_failures)
 
 
 def _all_of(checks: Callable[P, Iterator[Check]]) -> Callable[P, None]:
@@ -95,12 +95,11 @@ check_estimator = _all_of(estimator_checks)
 check_predictor = _all_of(predictor_checks)
 
 
-def _checks(
-    rules: Iterable[Callable[[T], None]], trials: T, expected_failures: Failures | None
-) -> Iterator[Check]:
-    """A check per rule, with the name of its function. They share the trials."""
+def _checks(rules: object, expected_failures: Failures | None) -> Iterator[Check]:
+    """A check per rule, with its name. They share the cases that were tried."""
+    names = [name for name, its in vars(type(rules)).items() if isfunction(its) and name[0] != "_"]
     expected = dict(expected_failures or {})
-    checks = [Check(r.__name__, expected.pop(r.__name__, ""), partial(r, trials)) for r in rules]
+    checks = [Check(name, expected.pop(name, ""), getattr(rules, name)) for name in names]
     if expected:
-        raise ValueError(f"there is no check {min(expected)}: {', '.join(map(str, checks))}")
+        raise ValueError(f"there is no check {min(expected)}: {', '.join(names)}")
     return iter(checks)

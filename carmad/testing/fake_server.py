@@ -98,13 +98,13 @@ class FakeWorld:
         process = self.alive[self.attempt(id)]
         process.memory_mib, process.ran_kernel = memory_mib, True
 
-    def exited(self, id: JobId, exit: Exit | None = None) -> Exited:
+    def end_attempt(self, id: JobId, exit: Exit | None = None) -> Exited:
         """End the job's attempt, successfully unless `exit` is given."""
         key = self.attempt(id)
         del self.alive[key]
         return Exited(self._clock(), *key, exit or Exit(Cause.SUCCESS, 0))
 
-    def sampled(self) -> Sampled:
+    def read_gpus(self) -> Sampled:
         """Sample every GPU."""
         at = self._clock()
         return Sampled(at, tuple(self.reading(gpu, at) for gpu in self.gpus))
@@ -188,7 +188,7 @@ class FakeServer(FakeWorld):
     def sample(self, seconds: float = 0.0) -> None:
         """Advance the clock and sample the GPUs."""
         self.now += seconds
-        self.tell(self.sampled())
+        self.tell(self.read_gpus())
 
     def pass_time(self, seconds: float, period: float = 1.0) -> None:
         for _ in range(round(seconds / period)):
@@ -196,7 +196,7 @@ class FakeServer(FakeWorld):
 
     def exit(self, id: JobId, exit: Exit | None = None) -> None:
         """End the job, successfully unless `exit` is given."""
-        self.tell(self.exited(id, exit))
+        self.tell(self.end_attempt(id, exit))
 
     @property
     def scene(self) -> Scene:

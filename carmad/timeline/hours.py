@@ -1,10 +1,16 @@
-"""An hour of one GPU: its bins, what happened on it, and both as bytes for the store."""
+"""An hour of one GPU: its bins, what happened on it, and both as bytes for the store.
+
+A bin is a span of time with the means and maxima of what was read in it. A day of a GPU, an hour of
+it and an answer to a request are the same thing with other spans, so finer bins are added to
+coarser ones as readings are added to the finest.
+"""
 
 from __future__ import annotations
 
+import math
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
@@ -14,7 +20,197 @@ from pydantic_core import from_json, to_json
 from carmad.core.happenings import Happening
 from carmad.core.happenings import Kind as Happened
 from carmad.core.types import Cause, Gpu, GpuId, JobId, JobState
-from carmad.timeline.bins import Bins
+
+UNKNOWN = math.nan
+CELLS = 16  # jobs of which a bin tells; the others are added up as `OTHERS`
+OTHERS = JobId(0)
+
+MEANS = ("used_mib", "external_mib", "sm_active", "power_w")
+MAXIMA = ("used_max_mib", "sm_active_max")
+_CELLS = {"bin": "H", "job": "H", "used": "f", "most": "f", "promised": "f"}
+
+
+class Cell(NamedTuple):
+    """A job on a GPU, in MiB; means over the whole bin, also if it was there for a part of it."""
+
+    job: JobId
+    used: float
+    most: float
+    promised: float
+
+
+class Row(NamedTuple):
+    """A reading. NaN: not known."""
+
+    means: tuple[float, ...]  # as `MEANS`
+    maxima: tuple[float, ...]  # as `MAXIMA`
+    cells: tuple[Cell, ...] = ()
+
+
+class Bins:
+    """`count` bins of `step_s` seconds from `start`, in Unix seconds, filled in order of time."""
+
+    __slots__ = ("_cells", "_numbers", "columns", "jobs", "last", "start", "step_s", "weights")
+
+    def __init__(self, start: int, step_s: int, count: int) -> None:
+        self.start = start
+        self.step_s = step_s
+        self.weights = array("f", bytes(4 * count))  # readings; 0: a gap
+        self.columns = {name: array("f", [UNKNOWN]) * count for name in (*MEANS, *MAXIMA)}
+        self.jobs = array("q")  # those that cells tell of, by their number
+        self._cells: dict[str, array[Any]] = {name: array(kind) for name, kind in _CELLS.items()}
+        self._numbers: dict[int, int] = {}  # the inverse of `jobs`, while it is filled
+        self.last = -1  # the bin filled last
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def add(self, at: float, row: Row) -> None:
+        """Add a reading. One that is older than the last bin is ignored."""
+        bin = int((at - self.start) // self.step_s)
+        if max(0, self.last) <= bin < len(self):
+            values = [(value,) for value in (*row.means, *row.maxima)]
+            self._merge([bin], [1.0], values, [row.cells])
+
+    def take(self, other: Bins) -> None:
+        """Add the bins of `other`, which are later. Wider ones stand for all that they cover."""
+        wide = max(1, other.step_s // self.step_s)
+        bins: list[int] = []
+        sources: list[int] = []
+        for source, weight in enumerate(other.weights):
+            if weight:
+                first = (other.start + source * other.step_s - self.start) // self.step_s
+                for bin in range(max(first, 0), min(first + wide, len(self))):
+                    bins.append(bin)
+                    sources.append(source)
+        weights = [other.weights[source] / wide for source in sources]
+        values = [[column[source] for source in sources] for column in other.columns.values()]
+        cells = other.cells()
+        self._merge(bins, weights, values, [cells.get(source, ()) for source in sources])
+
+    def _merge(
+        self,
+        bins: Sequence[int],
+        weights: Sequence[float],
+        values: Sequence[Sequence[float]],
+        cells: Sequence[Sequence[Cell]],
+    ) -> None:
+        """Add to each of `bins`, which are in order: that many readings, a value per column and
+        cells."""
+        shares = []  # of the added in what the bin then has
+        for bin, weight in zip(bins, weights, strict=True):
+            self.weights[bin] += weight
+            shares.append(weight / self.weights[bin])
+        for name, its in zip(MEANS, values, strict=False):
+            column = self.columns[name]
+            for bin, share, value in zip(bins, shares, its, strict=True):
+                if value == value:  # known
+                    old = column[bin]
+                    column[bin] = old + (value - old) * share if old == old else value
+        for name, its in zip(MAXIMA, values[len(MEANS) :], strict=True):
+            column = self.columns[name]
+            for bin, value in zip(bins, its, strict=True):
+                if value == value and not column[bin] >= value:
+                    column[bin] = value
+        for bin, share, here in zip(bins, shares, cells, strict=True):
+            self._add_cells(bin, share, here)
+        self.last = max([self.last, *bins[-1:]])
+
+    def _add_cells(self, bin: int, share: float, cells: Sequence[Cell]) -> None:
+        """What the bin has stands for the rest of it."""
+        bins, jobs, used, most, promised = self._cells.values()
+        here: dict[int, int] = {}
+        at = len(bins) - 1
+        while at >= 0 and bins[at] == bin:
+            used[at] *= 1 - share
+            promised[at] *= 1 - share
+            here[jobs[at]] = at
+            at -= 1
+        for id, its_used, its_most, its_promised in cells:
+            job = self._number(id)
+            if job not in here and len(here) >= CELLS:
+                job = self._number(OTHERS)
+            known = here.get(job)
+            if known is None:
+                here[job] = len(bins)
+                bins.append(bin)
+                jobs.append(job)
+                used.append(its_used * share)
+                most.append(its_most)
+                promised.append(its_promised * share)
+            else:
+                used[known] += its_used * share
+                promised[known] += its_promised * share
+                if its_most == its_most and not most[known] >= its_most:
+                    most[known] = its_most
+
+    def _number(self, job: JobId) -> int:
+        if len(self._numbers) != len(self.jobs):
+            self._numbers = {job: number for number, job in enumerate(self.jobs)}
+        number = self._numbers.setdefault(job, len(self.jobs))
+        if number == len(self.jobs):
+            self.jobs.append(job)
+        return number
+
+    def cells(self) -> dict[int, list[Cell]]:
+        """By bin, in order."""
+        found: dict[int, list[Cell]] = {}
+        jobs = self.jobs
+        for bin, job, used, most, promised in zip(*self._cells.values(), strict=True):
+            found.setdefault(bin, []).append(Cell(JobId(jobs[job]), used, most, promised))
+        return found
+
+    def coarser(self, step_s: int) -> Bins:
+        """The same time in bins of `step_s`."""
+        made = Bins(self.start, step_s, len(self) * self.step_s // step_s)
+        made.take(self)
+        made._numbers = {}  # nothing will be added
+        return made
+
+    def copy(self) -> Bins:
+        """A copy that does not change when something is added."""
+        made = Bins(self.start, self.step_s, 0)
+        made.weights, made.jobs, made.last = self.weights[:], self.jobs[:], self.last
+        made.columns = {name: column[:] for name, column in self.columns.items()}
+        made._cells = {name: column[:] for name, column in self._cells.items()}
+        return made
+
+    def dump(self) -> dict[str, Any]:
+        """For JSON; see `load`."""
+        named: dict[str, array[Any]] = {"weights": self.weights, "jobs": self.jobs, **self.columns}
+        named |= {f"cell_{name}": column for name, column in self._cells.items()}
+        return {"start": self.start, "step_s": self.step_s} | {
+            name: column.tolist() for name, column in named.items()
+        }
+
+    @classmethod
+    def load(cls, dumped: dict[str, Any]) -> Self:
+        """Raises LookupError, TypeError, ValueError or OverflowError for anything else."""
+        start, step_s = int(dumped["start"]), int(dumped["step_s"])
+        if step_s < 1:
+            raise ValueError("its bins have no length")
+        made = cls(start, step_s, len(dumped["weights"]))
+        made.weights[:] = array("f", dumped["weights"])
+        made.jobs.extend(dumped["jobs"])
+        for name, column in made.columns.items():
+            column[:] = array("f", _floats(dumped[name]))
+        for name, cells in made._cells.items():
+            cells.extend(_floats(dumped[f"cell_{name}"]))
+        lengths = {len(column) for column in made.columns.values()}
+        of_cells = {len(column) for column in made._cells.values()}
+        if lengths != {len(made)} or len(of_cells) != 1:
+            raise ValueError("its columns differ in length")
+        for number, count in (("bin", len(made)), ("job", len(made.jobs))):
+            if max(made._cells[number], default=-1) >= count:
+                raise ValueError("its cells are of no bin or job")
+        filled = [bin for bin, weight in enumerate(made.weights) if weight]
+        made.last = filled[-1] if filled else -1
+        return made
+
+
+def _floats(values: list[float | None]) -> list[float]:
+    return [UNKNOWN if each is None else each for each in values]
+
 
 HOUR_S = 3600
 KEPT_S = 24 * HOUR_S

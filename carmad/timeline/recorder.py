@@ -13,15 +13,18 @@ from carmad.core.messages import Discovered, Sampled, Step
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId
 from carmad.loop import Follower
-from carmad.timeline.bins import UNKNOWN, Bins, Cell, Row
 from carmad.timeline.hours import (
     COARSE_S,
     FINE_S,
     HOUR_S,
     KEPT_S,
+    UNKNOWN,
+    Bins,
+    Cell,
     Hour,
     Kind,
     Mark,
+    Row,
     Saved,
     Track,
     decode,
@@ -52,10 +55,10 @@ class Timeline(Follower):
 
     # -- in the core's thread
 
-    def restored(self) -> None:
+    def on_reset(self) -> None:
         self._residents = {job.id: job for job in self._core.jobs.rows.values() if job.holds_gpus}
 
-    def committed(self, step: Step) -> None:
+    def on_commit(self, step: Step) -> None:
         new = [*self._slowdowns(step), *self._risks(step)]
         for job in step.jobs:
             if job.holds_gpus:

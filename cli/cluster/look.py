@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from carma_client.logs import last_lines
-from carmad.readable import clean, counted
+from carmad.readable import clean, gpumem_count
 from cli import output
 from cli.client import SLURM
 from cli.cluster import jobs, slurm
@@ -227,8 +227,8 @@ def _nodes() -> list[dict[str, Any]]:
         found[name] = {
             "name": name,
             "state": state,
-            "gpumem_used_gib": counted(used) or 0,
-            "gpumem_gib": counted(gres) or 0,
+            "gpumem_used_gib": gpumem_count(used) or 0,
+            "gpumem_gib": gpumem_count(gres) or 0,
             "cpus_used": int(busy),
             "cpus": int(total),
             "reason": None if reason == "none" else reason,

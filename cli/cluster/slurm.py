@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from carmad.readable import clean, counted
+from carmad.readable import clean, gpumem_count
 from cli import output
 from cli.problems import Problem, Refused, Unknown, Unreachable, Usage
 
@@ -137,7 +137,7 @@ class Row(NamedTuple):
 
     @property
     def gpumem_gib(self) -> int | None:
-        return counted(self.gres)
+        return gpumem_count(self.gres)
 
     @property
     def number(self) -> int:

@@ -23,9 +23,8 @@ from rich.text import Text
 
 from carmad import paths
 from carmad.sim import metrics, shadow
+from carmad.sim.experiment import Outcome, Task
 from carmad.sim.metrics import Figures
-from carmad.sim.outcome import Outcome
-from carmad.sim.task import Task
 from carmad.sim.traces import generators
 from cli import client, output, parse
 from cli.parser import Parser

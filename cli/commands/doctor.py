@@ -250,7 +250,7 @@ def run_selftest(device: str, json: bool, write: bool) -> None:
     """Exits with 1 if anything differs."""
     from carmad import configfile
     from carmad.selftest import run as selftest
-    from carmad.selftest import settings
+    from carmad.selftest.report import settings_text, write_settings
 
     path = Path(paths.config_path())
     in_effect = configfile.load(path if path.exists() else None, os.environ)
@@ -261,9 +261,9 @@ def run_selftest(device: str, json: bool, write: bool) -> None:
         output.show(findings_table(report))
         if report.settings and not write:
             print("\nSettings that fit what was found (--write puts them into the file):\n")
-            print(settings.lines(report.settings).rstrip())
+            print(settings_text(report.settings).rstrip())
     if write and report.settings:
-        settings.write(path, report.settings)
+        write_settings(path, report.settings)
         output.note(f"{path} has {', '.join(report.settings)}; restart carmad to use them")
     if report.differs:
         raise typer.Exit(1)

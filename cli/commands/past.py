@@ -134,9 +134,9 @@ def _export(file: str, **query: Any) -> None:
     import shlex
     from pathlib import Path
 
-    from carmad.sim.report.runs import gpus
+    from carmad.sim.report.measures import gpus
     from carmad.sim.shadow import from_history
-    from carmad.sim.traces import native
+    from carmad.sim.traces.rows import write_csv, write_trace
 
     history = from_history(client.get, **query)
     experiment, physics = history.experiment, history.experiment.physics
@@ -148,10 +148,10 @@ def _export(file: str, **query: Any) -> None:
         f" --set physics.oom_s={physics.oom_s:.3g}"
     )
     if file == "-":
-        native.write_csv(experiment.trace, sys.stdout)
+        write_csv(experiment.trace, sys.stdout)
         output.note(f"to simulate it: carma simulate FILE {words}")
         return
-    native.write(experiment.trace, Path(file))
+    write_trace(experiment.trace, Path(file))
     print(f"wrote {len(experiment.trace.tasks)} jobs; to simulate them:")
     print(f"carma simulate {shlex.quote(file)} {words}")
 

@@ -129,9 +129,9 @@ def install(
     root: Annotated[Path, typer.Option(help="Install under this directory.")] = Path("/"),
 ) -> None:
     """Install the systemd units of carmad. For root."""
-    from carmad.daemon import systemd
+    from carmad.daemon import service
 
-    for path in systemd.install(root):
+    for path in service.install(root):
         print(path)
     output.note("now: systemd-sysusers && systemctl daemon-reload && systemctl enable --now carmad")
 

@@ -27,12 +27,10 @@ from cli.problems import Problem, Usage
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from carmad.sim.experiment import Experiment, Physics
-    from carmad.sim.outcome import Outcome
+    from carmad.sim.experiment import Experiment, Load, Outcome, Physics
     from carmad.sim.recorded import History
     from carmad.sim.run import Progress as Now
     from carmad.sim.sweep import Watch
-    from carmad.sim.task import Load
 
     Ran = tuple[Experiment, Outcome]
 
@@ -215,7 +213,7 @@ def _with_settings(
     return replace(
         base,
         cluster=base.cluster if gpus is None else hardware.parse(gpus),
-        settings=configfile.changed(settings, (w for w in words if not w.startswith(PHYSICS))),
+        settings=configfile.change(settings, (w for w in words if not w.startswith(PHYSICS))),
         interference=interference or base.interference,
         physics=_physics(base.physics, (w for w in words if w.startswith(PHYSICS))),
     )
@@ -240,7 +238,7 @@ def _variants(
             raise CarmaError(f"the trace has no estimates by {name!r}", hint)
     for policy in dict.fromkeys(_policies(policies or [base.settings.policy])):
         for words in product(*map(_each, tuned)):
-            settings = configfile.changed(replace(base.settings, policy=policy), words)
+            settings = configfile.change(replace(base.settings, policy=policy), words)
             registry.bare_policy(settings)
             for estimator in dict.fromkeys(estimators or [base.estimator]):
                 for seed in dict.fromkeys(seeds or [base.seed]):
@@ -302,8 +300,7 @@ def _check_files(json: bool, *files: Path | None) -> None:
 
 
 def _swept(experiments: Sequence[Experiment], jobs: int | None, cached: bool) -> list[Ran]:
-    from carmad.sim.cache import Cache
-    from carmad.sim.sweep import sweep
+    from carmad.sim.sweep import Cache, sweep
 
     cache = Cache(Path(paths.user_cache_dir()) / "simulations") if cached else None
     processes = jobs or len(os.sched_getaffinity(0))
@@ -322,8 +319,8 @@ def _report(
 ) -> None:
     """Files come first, so that they exist even if `| less` is left early."""
     from carmad.sim.report import export, table
-    from carmad.sim.report.html import page
-    from carmad.sim.report.runs import runs
+    from carmad.sim.report.export import page
+    from carmad.sim.report.measures import runs
 
     found = runs(results)
     if csv is not None:
@@ -353,10 +350,10 @@ def _report(
 
 def _tell(outcome: Outcome, path: Path) -> None:
     from carmad.report import as_markdown, as_page
-    from carmad.sim.report import period
+    from carmad.sim.report.export import report_of
 
     page = as_page if path.suffix == ".html" else as_markdown
-    text = page(period.report(outcome))
+    text = page(report_of(outcome))
     _write(path, lambda file: file.write(text))
 
 

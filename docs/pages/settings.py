@@ -54,7 +54,7 @@ def settings() -> list[Setting]:
 
 def _sections() -> Iterator[tuple[str, type]]:
     yield from config.sections()
-    for key, declared in registry.declared_settings().items():
+    for key, declared in registry.settings_of_plugins().items():
         yield ".".join(key), declared
 
 

@@ -1,4 +1,4 @@
-"""The Workload Estimate Model (Lucid paper, 3.5.3), trained by `carmad.learning.duration` on this
+"""The Workload Estimate Model (Lucid paper, 3.5.3), trained by `carmad.learning.lucid` on this
 server's past jobs; until there is one, the history predictor."""
 
 from __future__ import annotations
@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from carmad.models.names import bucket
-from carmad.models.workload import exemplars_of, features
+from carmad.models.features import bucket, duration_features, exemplars_of
 from carmad.plugin import Additive, History, Job, Model, Prediction, Settings
 from estimators.duration.declared import said
 from estimators.duration.history import recurring, unheard_of
@@ -40,7 +39,7 @@ def _values(job: Job, history: History, exemplars: tuple[str, ...]) -> Mapping[s
     if job.profile is not None and job.profile.seconds:
         profile = {each.name: each.mean for each in job.profile.indicators}
         profile["peak_mib"] = float(job.profile.peak_mib)
-    return features(
+    return duration_features(
         job.spec.user,
         bucket(job.spec.name, exemplars),
         job.spec.gpus,

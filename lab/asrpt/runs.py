@@ -13,11 +13,9 @@ from carmad.core.ports import Policy
 from carmad.core.types import Job
 from carmad.learning import forest
 from carmad.models import Lookup
-from carmad.sim.experiment import Experiment, Physics
+from carmad.sim.experiment import Experiment, Outcome, Physics, Task, Trace
 from carmad.sim.hardware import parse
-from carmad.sim.metrics import Times, finished, times
-from carmad.sim.outcome import Outcome
-from carmad.sim.task import Task, Trace
+from carmad.sim.metrics import Times, has_finished, times
 from lab.asrpt.workload import LINKS, SERVERS, SIZE, learned, load, made
 from lab.policies import Timed, simulate_with
 from lab.processes import in_processes
@@ -70,7 +68,7 @@ BASELINES: Mapping[str, tuple[Order, bool]] = {
     "WCS-subtime": (by_arrival, True),
 }
 LEARNERS: Mapping[str, forest.Learner] = {
-    "forest": forest.grown,
+    "forest": forest.grow,
     "median": forest.medians,
     "mean": forest.means,
 }
@@ -207,7 +205,7 @@ def policy(case: Case) -> Callable[[Settings], Policy]:
 
 
 def result(case: Case, outcome: Outcome, plans_s: Sequence[float], run_s: float) -> Result:
-    done = [(job, t) for job in outcome.jobs if finished(job) and (t := times(job))]
+    done = [(job, t) for job in outcome.jobs if has_finished(job) and (t := times(job))]
     assert len(done) == len(outcome.jobs)
     slowdowns = [_mapped(t) for job, t in done if job.task.gpus > 1]
     return Result(

@@ -40,7 +40,7 @@ from carmad.core.recurrence import group
 from carmad.core.types import JobSpec
 from carmad.learning import forest
 from carmad.models import Lookup
-from carmad.sim.task import Task, Trace
+from carmad.sim.experiment import Task, Trace
 from carmad.sim.traces.public import philly
 from lab.asrpt.layouts import drawn
 from lab.data import DATA
@@ -134,7 +134,7 @@ def made(
 
 
 def learned(
-    single_gpu: float | None = None, how: forest.Learner = forest.grown, part: int = 1
+    single_gpu: float | None = None, how: forest.Learner = forest.grow, part: int = 1
 ) -> Lookup:
     """What the jobs before those of `made` teach, as the predictor `forest` asks for it under the
     name `forest`. `how`: also `forest.means` or `forest.medians`, for the paper's comparison."""

@@ -16,8 +16,7 @@ from statistics import median
 from benchmarks.harness.report import Report, bullets
 from benchmarks.harness.rows import columns
 from carmad.sim import metrics
-from carmad.sim.outcome import GpuTotals, Outcome
-from carmad.sim.task import Trace
+from carmad.sim.experiment import GpuTotals, Outcome, Trace
 from carmad.sim.traces.sources import load
 from lab import compare
 from lab.carma import figures

@@ -16,7 +16,7 @@ from functools import cache
 from benchmarks.harness import markdown
 from benchmarks.harness.report import Report
 from carmad.sim import metrics
-from carmad.sim.task import Trace
+from carmad.sim.experiment import Trace
 from carmad.sim.traces.sources import load
 from lab import RESULTS
 from lab.carma.paper import FREE_5GB, GPUS, KNOWN, TRACE, in_orders, simulated

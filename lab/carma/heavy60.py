@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from benchmarks.harness.report import Report, bullets
 from benchmarks.harness.rows import columns
 from carmad.sim.catalogue import PROFILES
-from carmad.sim.task import Task, Trace
+from carmad.sim.experiment import Task, Trace
 from carmad.sim.traces.sources import load
 from lab import compare
 from lab.carma import figures

@@ -13,12 +13,10 @@ import numpy as np
 
 from carmad.config import Collocation, Preconditions, Settings
 from carmad.sim import catalogue, metrics
-from carmad.sim.experiment import Experiment, Physics
+from carmad.sim.experiment import Experiment, Load, Outcome, Physics, Task, Trace
 from carmad.sim.hardware import parse
 from carmad.sim.interference import MODELS
-from carmad.sim.outcome import Outcome
 from carmad.sim.run import simulate
-from carmad.sim.task import Load, Task, Trace
 from lab.carma.catalogue import MEMORY_OVER_GPU
 from lab.carma.figures import power_by_smact
 from lab.data import DATA

@@ -19,12 +19,12 @@ from tempfile import TemporaryDirectory
 
 from carmad.core.findings import Indicator, Loaded
 from carmad.core.slowdown import beside
+from carmad.gpu.kinds import KINDS
 from carmad.learning.interference import Beside, train
 from carmad.models import Boosted
 from carmad.sim.catalogue import Profile, Size
-from carmad.sim.hardware import KINDS
-from carmad.sim.task import Load, Task, Trace
-from carmad.sim.traces.assign import assign
+from carmad.sim.experiment import Load, Task, Trace
+from carmad.sim.traces.sources import assign
 from lab.simulator.interference import gavel
 
 GPU = "V100-32GB"

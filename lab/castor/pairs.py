@@ -12,8 +12,8 @@ from statistics import fmean
 from carmad.core.types import Mode
 from carmad.learning.interference import Beside, train
 from carmad.sim import catalogue
+from carmad.sim.experiment import Load
 from carmad.sim.interference import Additive
-from carmad.sim.task import Load
 from lab.data import SEEDS, folds
 from lab.pairs import gavel_rates, lucid_alone
 from lab.simulator import interference

@@ -13,13 +13,11 @@ from carmad.config import Collocation, Limits, Settings
 from carmad.core.types import Mode
 from carmad.models import Boosted
 from carmad.sim import interference
-from carmad.sim.experiment import Experiment
+from carmad.sim.experiment import Experiment, Load, Outcome, Trace
 from carmad.sim.hardware import parse
 from carmad.sim.interference import Interference
-from carmad.sim.metrics import crashes, finished, preemptions, times
-from carmad.sim.outcome import Outcome
+from carmad.sim.metrics import crashes, has_finished, preemptions, times
 from carmad.sim.run import simulate
-from carmad.sim.task import Load, Trace
 from lab.castor import gavel
 from lab.castor.sharing import crowded, decisions
 from lab.castor.workload import (
@@ -171,7 +169,7 @@ def run(case: Case) -> Result:
 def result(case: Case, outcome: Outcome) -> Result:
     begin_s = BEGIN_S if case.profiled_before else 0.0
     jobs = [job for job in outcome.jobs if job.task.submit_s >= begin_s]
-    done = [(job.task.gpus, t) for job in jobs if finished(job) and (t := times(job))]
+    done = [(job.task.gpus, t) for job in jobs if has_finished(job) and (t := times(job))]
 
     def contribution(of: str, large: bool = False) -> float:
         """To the mean over all jobs."""

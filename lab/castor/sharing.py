@@ -17,10 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from carmad.core.types import GpuId, JobId, Mode
-from carmad.sim.experiment import Experiment
+from carmad.sim.experiment import Attempt, Experiment, JobOutcome, Load, Outcome
 from carmad.sim.interference import Interference, make
-from carmad.sim.outcome import Attempt, JobOutcome, Outcome
-from carmad.sim.task import Load
 from policies.castor.pairing import sharing_benefit
 
 LEAST_S = 1e-6  # of work: less is a float's doing

@@ -23,12 +23,11 @@ from pathlib import Path
 from random import Random
 from statistics import linear_regression, median
 
+from carmad.gpu.kinds import KINDS
 from carmad.sim.catalogue import PROFILES, key
-from carmad.sim.hardware import KINDS
-from carmad.sim.task import Load, Task, Trace
-from carmad.sim.traces.assign import assign
-from carmad.sim.traces.rows import ordered
-from carmad.sim.traces.sources import load
+from carmad.sim.experiment import Load, Task, Trace
+from carmad.sim.traces.rows import in_order
+from carmad.sim.traces.sources import assign, load
 from lab.data import DATA, read
 from lab.pairs import lucid_alone
 from policies.castor.steps import FIXED_SHARE
@@ -58,7 +57,7 @@ def sampled(family: str, first: int, jobs: int = JOBS, gpu: str = GPU) -> Trace:
         tasks += more if missing >= len(more) else Random(first).sample(more, missing)
         if len(tasks) == jobs:
             break
-    return ordered(f"{family}-{first + 1}", (on(gpu, task) for task in tasks))
+    return in_order(f"{family}-{first + 1}", (on(gpu, task) for task in tasks))
 
 
 def muri(number: int, jobs: int, gpu: str = MURI_GPU) -> Trace:
@@ -67,7 +66,7 @@ def muri(number: int, jobs: int, gpu: str = MURI_GPU) -> Trace:
     begins = range(len(tasks) - min(jobs, len(tasks)) + 1)
     last = min(jobs, len(tasks)) - 1
     begin = min(begins, key=lambda n: tasks[n + last].submit_s - tasks[n].submit_s)
-    return ordered(f"muri-{number}", (on(gpu, task) for task in tasks[begin : begin + last + 1]))
+    return in_order(f"muri-{number}", (on(gpu, task) for task in tasks[begin : begin + last + 1]))
 
 
 def on(gpu: str, task: Task) -> Task:

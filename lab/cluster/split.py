@@ -21,14 +21,12 @@ from benchmarks.harness.report import Report
 from benchmarks.harness.rows import columns
 from carmad.config import Settings
 from carmad.sim import metrics
-from carmad.sim.experiment import Experiment
+from carmad.sim.experiment import Experiment, Outcome, Task, Trace
 from carmad.sim.hardware import parse
-from carmad.sim.outcome import Outcome
 from carmad.sim.run import simulate
-from carmad.sim.task import Task, Trace
-from carmad.sim.traces.assign import assign
 from carmad.sim.traces.public import philly
-from carmad.sim.traces.rows import ordered
+from carmad.sim.traces.rows import in_order
+from carmad.sim.traces.sources import assign
 from lab.cluster.stages import First, simulate_staged
 from lab.data import DATA
 from lab.main import main
@@ -169,7 +167,7 @@ def _drawn(seed: int, count: int, gpus: int) -> Trace:
     small = [task for task in _philly().tasks if task.gpus <= gpus]
     begin = Random(f"cluster/{seed}").randrange(len(small) - count + 1)
     run = small[begin : begin + count]
-    return assign(ordered(f"philly[{begin}:{begin + count}]", run), seed)
+    return assign(in_order(f"philly[{begin}:{begin + count}]", run), seed)
 
 
 def loaded(tasks: Sequence[Task], gpus: int, case: Case) -> tuple[Task, ...]:

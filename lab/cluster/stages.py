@@ -20,14 +20,11 @@ from carmad.core.messages import Step
 from carmad.core.types import JobId, JobState
 from carmad.loop import turn
 from carmad.sim import interference
-from carmad.sim.clock import Clock, Order
-from carmad.sim.experiment import Experiment
+from carmad.sim.experiment import Experiment, Outcome, Timeline
 from carmad.sim.hardware import Cluster, Node
 from carmad.sim.interference import Interference
-from carmad.sim.outcome import Outcome, Timeline
-from carmad.sim.recorder import Recorder
-from carmad.sim.run import catch_up, core, job_outcome, simulated, uncollected
-from carmad.sim.workload import Workload, submit_in_time
+from carmad.sim.run import Recorder, catch_up, core, for_simulation, job_outcome, without_collection
+from carmad.sim.workload import Clock, Order, Workload, submit_in_time
 from carmad.sim.world import World
 
 # Among the nodes where a job's sum fits: `least`, the one whose jobs asked for the fewest GPUs
@@ -132,7 +129,7 @@ class _Site:
 class _Cluster:
     def __init__(self, experiment: Experiment, first: First) -> None:
         settings, model = (
-            simulated(experiment.settings),
+            for_simulation(experiment.settings),
             interference.make(experiment.interference),
         )
         self.first = first
@@ -228,7 +225,7 @@ def simulate_staged(experiment: Experiment, first: First) -> Staged:
     """
     began = perf_counter()
     cluster = _Cluster(experiment, first)
-    with uncollected():
+    with without_collection():
         cluster.run()
     jobs = []
     for number in range(1, len(cluster.workload.tasks) + 1):

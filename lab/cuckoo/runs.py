@@ -14,10 +14,10 @@ from carmad.core.decision import Placement, Proposal
 from carmad.core.ports import Policy
 from carmad.core.types import Job, JobId
 from carmad.core.view import View
+from carmad.gpu.kinds import GpuKind
 from carmad.sim import interference, metrics
-from carmad.sim.experiment import Experiment, Physics
-from carmad.sim.hardware import GpuKind, parse
-from carmad.sim.outcome import Outcome
+from carmad.sim.experiment import Experiment, Outcome, Physics
+from carmad.sim.hardware import parse
 from carmad.sim.workload import Workload
 from lab.cuckoo.truth import FreeRunning
 from lab.cuckoo.workload import GPUS, load, trace
@@ -186,7 +186,7 @@ def _result(case: Case, outcome: Outcome, watched: Watched) -> Result:
     for job in outcome.jobs:
         if job.id in watched.late and job.task.deadline_s is not None:
             in_time = job.ended_at - job.task.submit_s <= job.task.deadline_s
-            told[watched.late[job.id], in_time and metrics.finished(job)] += 1
+            told[watched.late[job.id], in_time and metrics.has_finished(job)] += 1
     return Result(
         case.setting,
         case.what,

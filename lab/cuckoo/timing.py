@@ -18,9 +18,8 @@ from carmad.config import Settings
 from carmad.core.decision import Proposal
 from carmad.core.view import View
 from carmad.errors import CarmaError
-from carmad.sim.experiment import Experiment
+from carmad.sim.experiment import Experiment, Trace
 from carmad.sim.hardware import parse
-from carmad.sim.task import Trace
 from lab import policies
 from lab.cuckoo.workload import GPUS, trace
 from lab.data import DATA

@@ -16,8 +16,8 @@ from math import fsum
 from statistics import fmean
 
 from carmad.core.types import Mode, StageTimes
+from carmad.sim.experiment import Load, Trace
 from carmad.sim.interference import Sharing
-from carmad.sim.task import Load, Trace
 from lab.cuckoo.workload import alone_s, named
 
 LAMBDA_GPU = 1.5  # as `pairs` fits it to Lucid's measured pairs
@@ -35,7 +35,7 @@ class FreeRunning(Sharing):
         super().__init__()
         self._stages = {named(task, each.gpu): each for task in trace.tasks for each in task.stages}
 
-    def shared(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
+    def speeds_together(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
         """Beside several others, each adds what it costs where they are two."""
         jobs = [self._stages[load.model] for load in loads]
         slowed = (

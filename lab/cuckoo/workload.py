@@ -27,9 +27,9 @@ from statistics import fmean
 from typing import Literal
 
 from carmad.core.types import StageTimes
+from carmad.gpu.kinds import KINDS
 from carmad.sim.catalogue import activity
-from carmad.sim.hardware import KINDS
-from carmad.sim.task import Load, Task, Trace
+from carmad.sim.experiment import Load, Task, Trace
 from carmad.sim.traces.generators import cuckoo
 from lab.data import DATA, read
 

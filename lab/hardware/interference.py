@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from carmad.core.types import Mode
+from carmad.sim.experiment import Load
 from carmad.sim.interference import Interference, Learned, Sharing
-from carmad.sim.task import Load
 from lab.hardware import loads
 from lab.hardware.pairs_page import Group, groups, samples
 from lab.hardware.visit import Visit
@@ -40,7 +40,7 @@ class Measured(Sharing):
                 told = tuple(min(1.0, speed[name]) for name in names)
                 self._speeds[group.mode, names] = told
 
-    def shared(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
+    def speeds_together(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
         names = tuple(load.model for load in loads)
         known = self._speeds.get((mode, names))
         return self._otherwise[mode].speeds(loads, mode) if known is None else known

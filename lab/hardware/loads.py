@@ -12,7 +12,7 @@ from benchmarks.harness.report import bullets
 from benchmarks.harness.rows import columns
 from carmad.gpu.source import utilization
 from carmad.sim.catalogue import activity
-from carmad.sim.task import Load
+from carmad.sim.experiment import Load
 from lab.hardware import pool
 from lab.hardware.pool import Pool
 from lab.hardware.telemetry import Watch

@@ -10,8 +10,8 @@ from statistics import fmean, median
 from benchmarks.harness.report import bullets
 from benchmarks.harness.rows import columns, percentile
 from carmad.core.types import Mode
+from carmad.sim.experiment import Load
 from carmad.sim.interference import Additive, Interference, Learned, Unslowed
-from carmad.sim.task import Load
 from lab.data import SEEDS, folds
 from lab.hardware import loads
 from lab.hardware.visit import Entry, Visit

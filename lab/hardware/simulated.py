@@ -9,12 +9,10 @@ from unittest import mock
 
 from carmad.core.types import Cause, JobState
 from carmad.sim import interference
-from carmad.sim.experiment import Experiment, Physics
+from carmad.sim.experiment import Experiment, Load, Outcome, Physics, Task, Trace
 from carmad.sim.hardware import Cluster, Node
-from carmad.sim.outcome import Outcome
 from carmad.sim.recorded import kind_of
 from carmad.sim.run import simulate
-from carmad.sim.task import Load, Task, Trace
 from lab.hardware import policies
 from lab.hardware.interference import Chosen
 from lab.hardware.policies import Run

@@ -15,8 +15,8 @@ import pynvml
 
 from carmad.core.types import Gpu, GpuId, GpuSample, ProcessUse
 from carmad.errors import CarmaError
-from carmad.gpu.choose import choose
 from carmad.gpu.driver import MIB, connect, disconnect
+from carmad.gpu.nvml import choose
 from carmad.gpu.source import Capabilities, Health, TelemetrySource
 from lab.hardware.visit import Visit
 

@@ -10,8 +10,8 @@ from benchmarks.harness import markdown
 from benchmarks.harness.report import bullets
 from benchmarks.harness.rows import columns
 from carmad.core.types import Cause, JobState
+from carmad.sim.experiment import Outcome
 from carmad.sim.metrics import figures
-from carmad.sim.outcome import Outcome
 from lab.hardware import interference, simulated
 from lab.hardware.policies import RUNS, Run
 from lab.hardware.simulated import attempts, overheads

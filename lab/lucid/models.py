@@ -22,11 +22,10 @@ from xgboost import XGBRegressor
 
 from benchmarks import ROOT
 from benchmarks.harness.report import Report
-from carmad.learning import additive, duration, throughput
-from carmad.learning.additive import Origin
-from carmad.learning.monotone import monotone
+from carmad.learning import lucid
+from carmad.learning.lucid import Origin, monotone
 from carmad.models import Additive, Tree
-from carmad.models.traffic import AHEAD, DAY, HOUR, WEEK
+from carmad.models.features import AHEAD, DAY, HOUR, WEEK
 from carmad.store import codec
 from lab.data import DATA, read
 from lab.lucid import packing, packing_tree
@@ -56,7 +55,7 @@ def _ship() -> Tree:
     """The tree from all configurations, in the file that CARMA ships."""
     table = packing.rows()
     tree = packing_tree.train(table, f"{LUCID}. {LUCID_LICENCE}", 0.0)
-    fields = json.loads(codec.encode_model(tree))
+    fields = json.loads(codec.encode(tree))
     SHIPPED.write_text(json.dumps(fields, indent=1, ensure_ascii=False) + "\n")
     return tree
 
@@ -66,7 +65,7 @@ def _throughput() -> dict[str, Any]:
     lines = list(read("lucid/venus_throughput_10min.csv"))
     counts = [(int(line["submit_gpu_job"]), int(line["submit_gpu_num"])) for line in lines]
     begin = _moment(lines[0]["time"])
-    table = throughput.table(counts, begin)
+    table = lucid.traffic_table(counts, begin)
     seen = next(n for n, line in enumerate(lines) if _moment(line["time"]) >= _unix(TEST_FROM))
     jobs, gpus = (np.array(each, dtype=float) for each in zip(*counts, strict=True))
     rows = [
@@ -117,7 +116,7 @@ def _baselines() -> dict[str, Any]:
 
 def _timed(table: Sequence[Mapping[str, float]], targets: Any) -> tuple[Additive, float]:
     begun = time.perf_counter()
-    model = additive.fit(table, targets.tolist(), ORIGIN)
+    model = lucid.fit(table, targets.tolist(), ORIGIN)
     return model, time.perf_counter() - begun
 
 
@@ -125,18 +124,18 @@ def _durations() -> dict[str, Any]:
     """On Philly, which tells neither users nor names: its virtual cluster stands for the user."""
     rows = _philly()
     cut = int(PHILLY_TRAINED * len(rows))
-    table = duration.table(rows, ())
-    truth = [max(duration.SHORTEST_S, row["duration_s"]) for row in rows]
+    table = lucid.duration_table(rows, ())
+    truth = [max(lucid.SHORTEST_S, row["duration_s"]) for row in rows]
     found = []
 
     def judged(name: str, model: Additive) -> None:
-        measures = duration.measured(model, table[cut:], rows[cut:])
+        measures = lucid.measure_duration(model, table[cut:], rows[cut:])
         found.append({"model": name, **dict(measures)})
 
-    free = additive.fit(table[:cut], truth[:cut], ORIGIN, link="log", alone="gpus")
+    free = lucid.fit(table[:cut], truth[:cut], ORIGIN, link="log", alone="gpus")
     judged("GA²M, monotone in GPUs", monotone(free, "gpus"))
     judged("the same, not made monotone", free)
-    judged("GA²M of seconds", additive.fit(table[:cut], truth[:cut], ORIGIN, alone="gpus"))
+    judged("GA²M of seconds", lucid.fit(table[:cut], truth[:cut], ORIGIN, alone="gpus"))
     naive = replace(free, shapes=(), pairs=(), intercept=fmean(np.log(truth[:cut])))
     judged("the same for all", naive)
     names = [name for name in dict.fromkeys(n for row in table for n in row) if name != "name"]
@@ -147,7 +146,7 @@ def _durations() -> dict[str, Any]:
     for name, regressor in _baselines().items():
         regressor.fit(values[:cut], truth[:cut])
         told = regressor.predict(values[cut:]).tolist()
-        found.append({"model": f"{name} of seconds", "R²": duration.r_squared(told, truth[cut:])})
+        found.append({"model": f"{name} of seconds", "R²": lucid.r_squared(told, truth[cut:])})
     return {
         "rows": found,
         "trained": cut,

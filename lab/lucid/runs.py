@@ -13,10 +13,8 @@ from unittest import mock
 from carmad import registry
 from carmad.config import Limits, Profiling, Settings
 from carmad.sim import metrics
-from carmad.sim.experiment import Experiment, Physics
+from carmad.sim.experiment import Experiment, JobOutcome, Outcome, Physics, Trace
 from carmad.sim.hardware import parse
-from carmad.sim.outcome import JobOutcome, Outcome
-from carmad.sim.task import Trace
 from lab.lucid import packing
 from lab.lucid.workload import (
     ASKED,

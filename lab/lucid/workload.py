@@ -4,7 +4,7 @@ speeds of measured pairs, and models trained on the weeks afterwards.
 Lucid (4.1) lets long jobs on many GPUs more likely be large models, by "hierarchical sampling" that
 it does not describe. Here: the configurations that its authors measured, in thirds by how busy they
 keep a GPU; jobs are put in the order of their GPU time and draw a third by their place, then a
-configuration (`carmad.sim.traces.assign`, whose shares of 30, 60 and 10 % are CARMA's). Each job
+configuration (`carmad.sim.traces.sources`, whose shares of 30, 60 and 10 % are CARMA's). Each job
 has a name of its own, so that each is profiled, as in the paper's simulation.
 """
 
@@ -21,14 +21,14 @@ from statistics import fmean
 from typing import Literal, get_args
 
 from carmad.gpu.source import utilization
-from carmad.learning import duration, throughput
-from carmad.learning.additive import Origin
+from carmad.learning import lucid
+from carmad.learning.lucid import Origin
 from carmad.models import Model
 from carmad.sim.catalogue import Profile, Size, activity
-from carmad.sim.task import Load, Task, Trace
-from carmad.sim.traces.assign import assign
+from carmad.sim.experiment import Load, Task, Trace
 from carmad.sim.traces.public import philly
-from carmad.sim.traces.rows import ordered, read_rows
+from carmad.sim.traces.rows import in_order, read_rows
+from carmad.sim.traces.sources import assign
 from lab.data import DATA
 from lab.traces import muri
 
@@ -57,19 +57,19 @@ LEFT_OUT: dict[Busy, int | None] = {"low": 2, "median": None, "high": 0}
 
 
 def week(first_day: str, seed: int = 0, busy: Busy = "median") -> Trace:
-    return ordered(f"philly-{first_day}", _drawn(first_day, 7, seed, busy))
+    return in_order(f"philly-{first_day}", _drawn(first_day, 7, seed, busy))
 
 
 @cache
 def sample(first_day: str, number: int, busy: Busy = "median") -> Trace:
     found = week(first_day, number, busy).tasks[number::PARTS]
-    return ordered(f"philly-{first_day}-{number}", found)
+    return in_order(f"philly-{first_day}-{number}", found)
 
 
 def nearest_week(jobs: int, mean_s: float) -> Trace:
     """The one from a midnight on that has most nearly so many jobs of such a mean duration."""
     days = {datetime.fromtimestamp(task.submit_s, UTC).date() for task in _philly()}
-    weeks = [ordered(f"philly-{day}", _submitted(day.isoformat(), 7)) for day in sorted(days)]
+    weeks = [in_order(f"philly-{day}", _submitted(day.isoformat(), 7)) for day in sorted(days)]
 
     def apart(trace: Trace) -> float:
         found = (len(trace.tasks) / jobs, mean_duration(trace) / mean_s)
@@ -132,10 +132,10 @@ def trained(*, profiled: bool, seed: int = 0) -> Models:
     rows = [_row(task, begin, profiled) for task in seen]
     unseen = [_row(task, begin, profiled) for task in test]
     source = Origin("seconds that a job runs", f"Philly, {AFTER_DAYS} days from {AFTER}", 0.0)
-    judged, names = duration.fitted(rows, source)
-    errors = duration.measured(judged, duration.table(unseen, names), unseen)
+    judged, names = lucid.fit_jobs(rows, source)
+    errors = lucid.measure_duration(judged, lucid.duration_table(unseen, names), unseen)
     first, counts = _bins(seen[::PARTS], begin)
-    forecast = throughput.train(counts, first, "gpus", source.source, 0.0)
+    forecast = lucid.train_traffic(counts, first, "gpus", source.source, 0.0)
     return ("duration", replace(judged, errors=errors)), ("throughput", forecast)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.harness.report import Report, of_rows
 from benchmarks.harness.rows import Row, columns, of_runs
-from carmad.learned.trial import tried
+from carmad.learned.experience import try_program
 from estimators.look import look
 from estimators.tracer.report import Report as TraceReport
 from lab.main import main
@@ -73,7 +73,7 @@ def _timed(path: Path, runs: int) -> Timed:
             looks.append(_look_s((sys.executable, path.name), folder))
             argv = (sys.executable, "-c", program)
             before = processor_s()
-            ended = tried(spec_of(argv, folder), argv, 60.0, never)
+            ended = try_program(spec_of(argv, folder), argv, 60.0, never)
             alone.append(processor_s() - before)
             if ended.code != 0:  # a script whose imports fail is no yardstick
                 sys.exit(f"the imports of {path.name} fail: {ended.output[-300:]}")

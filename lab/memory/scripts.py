@@ -36,7 +36,7 @@ from benchmarks.harness.rows import Row, columns, of_runs
 from carmad.config import Estimation, Settings
 from carmad.core.ports import Run, Trial
 from carmad.core.types import JobSpec
-from carmad.learned.trial import tried
+from carmad.learned.experience import try_program
 from estimators.look import TRACER, look
 from estimators.tracer.report import Report as TraceReport
 from lab.main import main
@@ -74,7 +74,7 @@ class Here:
 
     def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
         if self._tracers is None or str(TRACER) != argv[1]:
-            return tried(spec, argv, within_s, never)
+            return try_program(spec, argv, within_s, never)
         with tempfile.TemporaryDirectory() as folder:
             answer, output = Path(folder, "answer"), Path(folder, "output")
             code = self._tracers.run(argv[1:], spec.cwd, answer, output, within_s)
@@ -217,7 +217,7 @@ def never() -> bool:
 def _torch_alone() -> float:
     argv = (sys.executable, "-c", "import torch")
     begun = time.perf_counter()
-    tried(spec_of(argv, "/"), argv, 60.0, never)
+    try_program(spec_of(argv, "/"), argv, 60.0, never)
     return time.perf_counter() - begun
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from statistics import fmean
 
 from carmad.core.types import Mode
+from carmad.sim.experiment import Load, Task
 from carmad.sim.interference import Learned
-from carmad.sim.task import Load, Task
 from lab.own.families import Case
 
 NEIGHBOURS = 8  # `collocation.max_jobs_per_gpu`

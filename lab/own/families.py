@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
+from carmad.sim.experiment import Trace
 from carmad.sim.hardware import Cluster, parse
-from carmad.sim.task import Trace
-from carmad.sim.traces.assign import assign
-from carmad.sim.traces.rows import ordered
-from carmad.sim.traces.sources import load
+from carmad.sim.traces.rows import in_order
+from carmad.sim.traces.sources import assign, load
 from lab.asrpt import workload as asrpt
 from lab.cuckoo import workload as cuckoo
 from lab.data import DATA
@@ -52,7 +51,7 @@ def thinned(source: str, every: int, first: int, gpus: str, jobs: int = 100) -> 
     widest = sum(node.gpus for node in cluster.nodes)
     trace = load(source)
     kept = [task for task in trace.tasks[first::every] if task.gpus <= widest][:jobs]
-    return Case(ordered(trace.name, kept), cluster)
+    return Case(in_order(trace.name, kept), cluster)
 
 
 def whole(source: str, gpus: str) -> Case:

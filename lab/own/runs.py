@@ -14,8 +14,7 @@ from carmad import registry
 from carmad.config import Collocation, Limits, Settings
 from carmad.core.ports import Policy
 from carmad.sim import metrics
-from carmad.sim.experiment import Experiment
-from carmad.sim.outcome import Outcome
+from carmad.sim.experiment import Experiment, Outcome
 from lab.castor import gavel
 from lab.lucid.runs import PHYSICS
 from lab.own.families import Case

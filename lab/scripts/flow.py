@@ -1,7 +1,6 @@
 """A normalizing flow of affine coupling layers."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,7 +1,6 @@
 """Predicts a data set in batches; there is no training."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,7 +1,6 @@
 """Low-rank adapters on a frozen model, with hooks on nothing else."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 device = "cuda" if torch.cuda.is_available() else "cpu"

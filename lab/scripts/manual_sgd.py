@@ -1,8 +1,6 @@
 """No optimizer: parameters are updated by hand."""
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 

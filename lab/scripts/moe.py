@@ -1,7 +1,6 @@
 """A mixture of experts: each token goes to the best two."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 device = "cuda" if torch.cuda.is_available() else "cpu"

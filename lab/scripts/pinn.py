@@ -1,7 +1,6 @@
 """A physics-informed network: derivatives of the network in the loss."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 device = "cuda" if torch.cuda.is_available() else "cpu"

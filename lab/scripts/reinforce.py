@@ -1,7 +1,6 @@
 """Policy gradients: an episode, returns, one step."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,7 +1,6 @@
 """A vision transformer with class token, cosine schedule and label smoothing."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 device = "cuda" if torch.cuda.is_available() else "cpu"

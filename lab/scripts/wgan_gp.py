@@ -1,7 +1,6 @@
 """A Wasserstein GAN with gradient penalty: five critic steps for one of the generator."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 device = "cuda" if torch.cuda.is_available() else "cpu"

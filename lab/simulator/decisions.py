@@ -25,9 +25,7 @@ from benchmarks.harness import markdown
 from benchmarks.harness.report import Report
 from carmad.config import Profiling, Settings
 from carmad.core.types import StageTimes
-from carmad.sim.experiment import Physics
-from carmad.sim.outcome import Outcome
-from carmad.sim.task import Load, Task, Trace
+from carmad.sim.experiment import Load, Outcome, Physics, Task, Trace
 from lab.main import main
 from lab.simulator import emulation
 from lab.simulator.emulation import (

@@ -21,12 +21,10 @@ from carmad.core.types import Mode
 from carmad.gpu.card import DRAM_CONTENTION
 from carmad.gpu.emulated_job import EPOCHS, noise
 from carmad.sim import interference, shadow
-from carmad.sim.experiment import Experiment, Physics
+from carmad.sim.experiment import Experiment, Load, Outcome, Physics, Task, Trace
 from carmad.sim.hardware import parse
 from carmad.sim.interference import Sharing
-from carmad.sim.outcome import Outcome
 from carmad.sim.run import simulate
-from carmad.sim.task import Load, Task, Trace
 from cli.commands.demo import argv
 
 COMPRESSION = 10.0  # times as fast as CARMA's defaults
@@ -52,7 +50,7 @@ def compressed(policy: str) -> Settings:
 class EmulatedCard(Sharing):
     """How `carmad.gpu.card` slows its tenants."""
 
-    def shared(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
+    def speeds_together(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
         sm = max(1.0, math.fsum(load.sm_active for load in loads))
         dram = math.fsum(load.dram_active for load in loads)
         beside = [dram - load.dram_active for load in loads]

@@ -21,12 +21,10 @@ from benchmarks.harness import markdown
 from benchmarks.harness.report import Report
 from benchmarks.harness.rows import verdict
 from carmad.config import Preconditions, Settings
-from carmad.sim.experiment import Physics
+from carmad.sim.experiment import Outcome, Physics, Trace
 from carmad.sim.metrics import figures
-from carmad.sim.outcome import Outcome
-from carmad.sim.task import Trace
 from carmad.sim.traces import generators
-from carmad.sim.traces.generators import log_normal, scaled, strata
+from carmad.sim.traces.generators import log_normal, scale, strata
 from lab.main import main
 from lab.simulator import emulation
 from lab.simulator.emulation import (
@@ -133,8 +131,8 @@ def trace(seed: int = SEED) -> Trace:
     """Tasks as in CARMA's first trace, each of which trains for a minute or few before the
     compression: log-normal durations, exponential gaps."""
     dice = Random(f"fidelity/{seed}")
-    durations = scaled(log_normal(strata(dice, JOBS), sigma=0.6), DURATION_S / COMPRESSION)
-    gaps = scaled([-math.log(1 - share) for share in strata(dice, JOBS - 1)], GAP_S / COMPRESSION)
+    durations = scale(log_normal(strata(dice, JOBS), sigma=0.6), DURATION_S / COMPRESSION)
+    gaps = scale([-math.log(1 - share) for share in strata(dice, JOBS - 1)], GAP_S / COMPRESSION)
     each = zip(
         generators.carma_1(seed, JOBS).tasks, accumulate(gaps, initial=0.0), durations, strict=True
     )

@@ -25,8 +25,8 @@ from benchmarks.harness.report import Report, bullets
 from benchmarks.harness.rows import columns
 from carmad.core.types import Mode
 from carmad.sim import catalogue
+from carmad.sim.experiment import Load
 from carmad.sim.interference import Additive, Interference, Learned, Unslowed
-from carmad.sim.task import Load
 from lab.data import DATA, FOLDS, SEEDS, Row, folds, read
 from lab.main import main
 from lab.pairs import (

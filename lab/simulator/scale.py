@@ -18,10 +18,9 @@ from benchmarks.harness.report import Report
 from benchmarks.harness.rows import columns, verdict
 from carmad.config import Settings
 from carmad.sim import metrics
-from carmad.sim.experiment import Experiment
+from carmad.sim.experiment import Experiment, Trace
 from carmad.sim.hardware import parse
 from carmad.sim.run import simulate
-from carmad.sim.task import Trace
 from carmad.sim.traces.sources import load
 from lab.data import DATA
 from lab.main import main

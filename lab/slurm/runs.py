@@ -11,7 +11,7 @@ from statistics import fmean, median
 
 import psutil
 
-from carmad.sim.task import Task
+from carmad.sim.experiment import Task
 from carmad.sim.traces import generators
 from lab.slurm.ways import GPUS, NODES, Way
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from carmad.gpu import emulated
-from carmad.sim.task import Task
+from carmad.sim.experiment import Task
 from cli.commands.demo import argv
 from tests import slurm
 from tests.daemon import Carmad

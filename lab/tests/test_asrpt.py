@@ -15,8 +15,7 @@ pytest.importorskip("sklearn", reason="carma-gpu[policies] is not installed")
 from benchmarks.harness import report as harness
 from carmad.core.layout import Layout, Stage
 from carmad.models import Lookup
-from carmad.sim.outcome import JobOutcome
-from carmad.sim.task import Task, Trace
+from carmad.sim.experiment import JobOutcome, Task, Trace
 from lab import RESULTS
 from lab.asrpt import claims, layouts, runs, testbed, workload
 from lab.asrpt.page import report

@@ -102,7 +102,7 @@ def test_the_simulator_tells_groups_as_the_benchmark_does(monkeypatch: pytest.Mo
     groups = [group(submitted.spec(n)) for n in range(1, 901)]
     seen = sum(g in known.seconds for g in groups) / 900
     assert 0.2 < seen < 0.9
-    right = forest.measured(known.seconds, groups, [task.duration_s for task in trace.tasks])
+    right = forest.measure(known.seconds, groups, [task.duration_s for task in trace.tasks])
     assert right and right.right > 0.2, "the table is of these groups"
 
 

@@ -10,8 +10,7 @@ import pytest
 from carmad.config import Monitor, Settings
 from carmad.sim import metrics
 from carmad.sim.catalogue import find
-from carmad.sim.experiment import Physics
-from carmad.sim.task import Load, Task, Trace
+from carmad.sim.experiment import Load, Physics, Task, Trace
 from carmad.sim.traces.sources import load
 from cli.commands.demo import GPUS, demo_trace
 from lab.carma import figures, heavy60

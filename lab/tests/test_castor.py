@@ -13,11 +13,10 @@ import pytest
 from carmad.config import Settings
 from carmad.core.recurrence import group
 from carmad.core.types import JobId, Mode
-from carmad.sim.experiment import Experiment
+from carmad.sim.experiment import Experiment, Load, Task, Trace
 from carmad.sim.hardware import parse
 from carmad.sim.interference import Learned, make
 from carmad.sim.run import simulate
-from carmad.sim.task import Load, Task, Trace
 from carmad.sim.traces.sources import load
 from carmad.sim.workload import Workload
 from lab.castor import gavel

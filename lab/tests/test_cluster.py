@@ -1,8 +1,7 @@
 from carmad.config import Settings
-from carmad.sim.experiment import Experiment
+from carmad.sim.experiment import Experiment, Load, Task, Trace
 from carmad.sim.hardware import parse
 from carmad.sim.run import simulate
-from carmad.sim.task import Load, Task, Trace
 from carmad.sim.traces.sources import load
 from lab.cluster.stages import First, simulate_staged
 

@@ -13,9 +13,8 @@ from benchmarks.harness import main as harness
 from benchmarks.harness.report import Report
 from carmad import registry
 from carmad.config import Settings
-from carmad.sim.experiment import Experiment
+from carmad.sim.experiment import Experiment, Task, Trace
 from carmad.sim.hardware import parse
-from carmad.sim.task import Task, Trace
 from lab.data import folds
 from lab.main import main
 from lab.policies import Timed, simulate_with

@@ -9,9 +9,8 @@ import pytest
 
 from carmad.core.types import Cause, Mode
 from carmad.gpu import emulated_job
+from carmad.sim.experiment import JobOutcome, Load, Task
 from carmad.sim.metrics import figures
-from carmad.sim.outcome import JobOutcome
-from carmad.sim.task import Load, Task
 from cli.commands.demo import argv
 from lab.simulator import fidelity
 from lab.simulator.emulation import (

@@ -14,8 +14,8 @@ import pytest
 from benchmarks.daemon.carmad import Daemon
 from carmad.config import Settings
 from carmad.core.types import Mode
+from carmad.sim.experiment import Load
 from carmad.sim.interference import Learned
-from carmad.sim.task import Load
 from lab.data import DATA, read
 from lab.hardware import interference, loads, machine, simulated, trace
 from lab.hardware.mix import GPUS, HEAVY, LOAD, Measured, as_published, nearest, parts

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from carmad.core.types import Mode
+from carmad.sim.experiment import Load
 from carmad.sim.interference import Learned
-from carmad.sim.task import Load
 from lab.data import DATA
 from lab.simulator.interference import SHIPPED, Sample, fit, lucid, saturating
 

@@ -16,8 +16,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 from carmad.core.types import Cause, JobId, JobState, Mode
 from carmad.sim import interference
-from carmad.sim.outcome import Attempt, JobOutcome
-from carmad.sim.task import Load, Task, Trace
+from carmad.sim.experiment import Attempt, JobOutcome, Load, Task, Trace
 from lab.data import DATA
 from lab.lucid import packing, packing_tree, page, runs, sensitivity_page, timing, workload
 from lab.lucid.findings import Runs

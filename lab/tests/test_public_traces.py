@@ -10,8 +10,8 @@ from carmad.config import Settings
 from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import parse
 from carmad.sim.metrics import bounds, figures
-from carmad.sim.report import export, html, table
-from carmad.sim.report.runs import runs
+from carmad.sim.report import export, table
+from carmad.sim.report.measures import runs
 from carmad.sim.run import simulate
 from carmad.sim.traces.sources import load
 from lab.data import DATA
@@ -49,4 +49,4 @@ def test_from_the_file_to_the_report(source: str, gpus: str) -> None:
     export.write_json(told, file)
     assert json.loads(file.getvalue())
     if source.startswith(("carma", "philly")):  # a page takes seconds
-        assert "<svg" in html.page(told) or "data:image/svg" in html.page(told)
+        assert "<svg" in export.page(told) or "data:image/svg" in export.page(told)

@@ -5,10 +5,9 @@ import pytest
 from carmad.config import Settings
 from carmad.errors import CarmaError
 from carmad.sim.catalogue import find
-from carmad.sim.experiment import Experiment
+from carmad.sim.experiment import Experiment, Load, Rejected
 from carmad.sim.hardware import parse
 from carmad.sim.run import simulate
-from carmad.sim.task import Load, Rejected
 from carmad.sim.traces.sources import load
 from lab.data import DATA
 from lab.traces import carma, muri, sia

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from carmad.errors import CarmaError
 from carmad.sim.catalogue import load_of
-from carmad.sim.task import Task, Trace
+from carmad.sim.experiment import Task, Trace
 from carmad.sim.traces.rows import Row, Unusable, collect, read_rows
 
 _TABLE_4: tuple[str, ...] = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from carmad.sim.catalogue import load_of
-from carmad.sim.task import Task, Trace
+from carmad.sim.experiment import Task, Trace
 from carmad.sim.traces.rows import Row, collect, configuration, read_rows
 
 _COLUMNS = ("num_gpu", "submit_time", "model_name", "batch_size", "duration")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from carmad.errors import CarmaError
 from carmad.sim.catalogue import load_of
-from carmad.sim.task import Task, Trace
+from carmad.sim.experiment import Task, Trace
 from carmad.sim.traces.rows import Row, Unusable, collect, configuration, read_rows
 
 _COLUMNS = ("time", "application", "num_replicas", "batch_size")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import NamedTuple
 
-from carmad.models.traffic import HOUR, INTERVAL_S, features
+from carmad.models.features import HOUR, INTERVAL_S, traffic_features
 from carmad.plugin import Additive, AskAgain, Reason, View
 from policies.lucid.settings import LucidSettings
 
@@ -57,4 +57,4 @@ def throughput(view: View) -> float:
     model = view.models.get(NAME)
     if not isinstance(model, Additive):
         return lately
-    return max(lately, model.predict(features(counts, view.now)))
+    return max(lately, model.predict(traffic_features(counts, view.now)))

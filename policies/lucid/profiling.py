@@ -13,7 +13,7 @@ visible in the view, as jobs that are being profiled on GPUs which are not the p
 
 from __future__ import annotations
 
-from carmad.models.traffic import INTERVAL_S
+from carmad.models.features import INTERVAL_S
 from carmad.plugin import GpuId, Job, View
 from policies.lucid.mode import throughput
 from policies.lucid.room import idle_of

@@ -1,4 +1,4 @@
-/* A stand-in for libcuda.so.1: the functions that carmad.selftest.cuda calls, in the world of
+/* A stand-in for libcuda.so.1: the functions that carmad.selftest.probe calls, in the world of
  * tests/fake_gpu.py. What a process has on a GPU stands in $FAKE_GPU/processes/PID, where
  * fake_nvml.c and fake_mps read it:
  *   UUID MIB compute|mps PIPE BUSY_US COPIED_US MIB_S UID

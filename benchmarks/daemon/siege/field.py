@@ -22,7 +22,7 @@ from benchmarks.daemon.siege import honest, stuck
 from benchmarks.harness.timing import PATIENCE_S, until
 from carma_client import Problem
 from carma_client.transport import Blocking
-from carmad.attempt import records
+from carmad.attempt import exits
 
 HONEST, HOSTILE = "ada", ("bob", "eve", "mal")
 USERS = {name: 61_001 + n for n, name in enumerate((HONEST, *HOSTILE))}
@@ -240,9 +240,7 @@ class Field:
     def supervisor(self, id: int) -> int:
         """Its pid inside, once the job's program runs."""
         folder = Path(self.inside(f"{STATE}/jobs/{id}.1"))
-        started: records.StartRecord = until(
-            lambda: records.read_start(folder), f"job {id} to start"
-        )
+        started: exits.StartRecord = until(lambda: exits.read_start(folder), f"job {id} to start")
         return started.pid
 
     # the honest user's work

@@ -22,10 +22,9 @@ from matplotlib.ticker import (
 from numpy.typing import NDArray
 
 from carmad.readable import TimeUnit, number
-from carmad.sim.metrics import Times, finished, times
+from carmad.sim.metrics import Times, has_finished, times
 from carmad.sim.report import gantt
-from carmad.sim.report.runs import Run
-from carmad.sim.report.style import (
+from carmad.sim.report.gantt import (
     RC,
     WIDTH_IN,
     colour,
@@ -36,6 +35,7 @@ from carmad.sim.report.style import (
     time_axis,
     time_label,
 )
+from carmad.sim.report.measures import Run
 
 POINTS = 400  # per curve: more jobs than that are drawn as so many evenly spaced quantiles
 LOG_FROM = 10.0  # slowdowns beyond it need a logarithmic axis
@@ -145,8 +145,8 @@ def cdfs(runs: Sequence[Run]) -> Figure:
     figure = Figure(figsize=(WIDTH_IN, 3.8), layout="constrained")
     jct, wait = figure.subplots(1, 2, sharey=True)
     shares = [run.figures.finished / max(1, run.figures.jobs) for run in runs]
-    _cdf(jct, [_sorted(run, lambda job: job.jct_s) for run in runs], shares)
-    _cdf(wait, [_sorted(run, lambda job: job.wait_s) for run in runs], shares)
+    _cdf(jct, [_sort(run, lambda job: job.jct_s) for run in runs], shares)
+    _cdf(wait, [_sort(run, lambda job: job.wait_s) for run in runs], shares)
     jct.set_xlabel("job completion time (JCT)")
     wait.set_xlabel("wait in the queue")
     jct.set_ylabel("jobs [%]")
@@ -158,16 +158,16 @@ def boxes(runs: Sequence[Run]) -> Figure:
     """Slowdown and finish ratio: percentiles 5, 25, 50, 75 and 95, and the worst job."""
     figure = Figure(figsize=(WIDTH_IN, 1.3 + 0.34 * len(runs)), layout="constrained")
     slowdown, ratio = figure.subplots(1, 2, sharey=True)
-    _boxes(slowdown, [_sorted(run, lambda job: job.slowdown) for run in runs])
-    _boxes(ratio, [_sorted(run, lambda job: job.finish_ratio) for run in runs])
+    _boxes(slowdown, [_sort(run, lambda job: job.slowdown) for run in runs])
+    _boxes(ratio, [_sort(run, lambda job: job.finish_ratio) for run in runs])
     slowdown.set_yticks(range(len(runs)), [run.name for run in runs])
     slowdown.set_xlabel("slowdown: execution / alone [×]")
     ratio.set_xlabel("finish ratio ρ: JCT / alone [×]")
     return figure
 
 
-def _sorted(run: Run, of: Callable[[Times], float | None]) -> _Array:
-    found = (times(job) for job in run.outcome.jobs if finished(job))
+def _sort(run: Run, of: Callable[[Times], float | None]) -> _Array:
+    found = (times(job) for job in run.outcome.jobs if has_finished(job))
     values = (of(job) for job in found if job is not None)
     return np.sort([value for value in values if value is not None])
 

@@ -11,8 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from carmad.sim.report.rows import Cell, Row, notes, rows
-from carmad.sim.report.runs import Run
+from carmad.sim.report.measures import Cell, Row, Run, measure_notes, measure_rows
 
 _GAP = 2
 _BEST = "*"  # visible without colour, too
@@ -38,7 +37,7 @@ class Overview:
     runs: Sequence[Run]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        by_key = {row.measure.key: row for row in rows(self.runs)}
+        by_key = {row.measure.key: row for row in measure_rows(self.runs)}
         left = [by_key[key] for key in _OVERVIEW if key in by_key]
         names = max(cell_len(run.name) for run in self.runs)
         while left:
@@ -58,7 +57,7 @@ class Overview:
             title.append("\n" * (1 + lines - len(_title(row))) + row.unit, style="not bold dim")
             table.add_column(title, justify="right", no_wrap=True)
         for n, run in enumerate(self.runs):
-            table.add_row(run.name, *(_marked(row.cells[n]) for row in found))
+            table.add_row(run.name, *(_mark(row.cells[n]) for row in found))
         return table
 
 
@@ -73,7 +72,7 @@ class Comparison:
     runs: Sequence[Run]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        found = rows(self.runs)
+        found = measure_rows(self.runs)
         columns = [
             _Column(run.name, [row.cells[n] for row in found]) for n, run in enumerate(self.runs)
         ]
@@ -89,7 +88,7 @@ class Comparison:
 def _footer(runs: Sequence[Run], more: str) -> Iterator[Text]:
     if len(runs) > 1:
         yield Text(f"{_BEST} best of all runs; {more}", style="dim")
-    for note in notes(runs):
+    for note in measure_notes(runs):
         yield Text(note, style="dim")
 
 
@@ -98,13 +97,13 @@ def _title(row: Row) -> list[str]:
     return row.measure.label.split()
 
 
-def _marked(cell: Cell) -> Text:
+def _mark(cell: Cell) -> Text:
     return Text(f"{cell.text}{_BEST}", style="bold green") if cell.best else Text(f"{cell.text} ")
 
 
 def _width(row: Row) -> int:
     """Of its column in an overview."""
-    cells = (_marked(cell).plain for cell in row.cells)
+    cells = (_mark(cell).plain for cell in row.cells)
     return max(map(cell_len, (*_title(row), row.unit, *cells)))
 
 

@@ -13,8 +13,8 @@ from random import Random
 from statistics import NormalDist
 
 from carmad.sim.catalogue import PROFILES, Profile, load_of
-from carmad.sim.task import Task, Trace
-from carmad.sim.traces.rows import configuration, ordered
+from carmad.sim.experiment import Task, Trace
+from carmad.sim.traces.rows import configuration, in_order
 
 Points = tuple[tuple[float, float], ...]  # of a quantile function: a share, 0–1, and its value
 
@@ -130,9 +130,9 @@ def cuckoo(seed: int = 0, tasks: int = 521) -> Trace:
     of 8 durations and no sharing, half the jobs met theirs at a mean JCT of 3953 s (table 1).
     """
     dice = Random(f"cuckoo/{seed}")
-    durations = scaled(log_normal(strata(dice, tasks), sigma=1.0), mean=494)
+    durations = scale(log_normal(strata(dice, tasks), sigma=1.0), mean=494)
     moments = _cuckoo_moments(dice, tasks)
-    return ordered(
+    return in_order(
         "cuckoo",
         [_cuckoo_task(dice, *both) for both in zip(moments, durations, strict=True)],
     )
@@ -169,7 +169,7 @@ def _server(name: str, dice: Random, gaps: Sequence[float]) -> Trace:
     """Tasks of Table 4, in whole seconds since the first."""
     moments = accumulate((round(gap) for gap in gaps), initial=0)
     profiles = _mix(dice, len(gaps) + 1)
-    return ordered(name, [_of(dice, *both) for both in zip(profiles, moments, strict=True)])
+    return in_order(name, [_of(dice, *both) for both in zip(profiles, moments, strict=True)])
 
 
 def _mix(dice: Random, count: int) -> list[Profile]:
@@ -235,16 +235,16 @@ def _like(cluster: _Cluster, seed: int, tasks: int, gpus: int) -> Trace:
     dice = Random(f"{cluster.name}/{seed}")
     sizes = [_size(cluster, share) for share in strata(dice, tasks)]
     spread = log_normal(strata(dice, tasks), _SIGMA)
-    durations = scaled(
+    durations = scale(
         (size.longer * factor for size, factor in zip(sizes, spread, strict=True)), cluster.mean_s
     )
     gaps = [-math.log(1 - share) for share in strata(dice, tasks)]
     per_job_s = _DAY_S / cluster.jobs_a_day * cluster.gpus / gpus
-    moments = accumulate(scaled(gaps, per_job_s))
+    moments = accumulate(scale(gaps, per_job_s))
     users = dice.choices(
         range(_CLUSTER_USERS), [1 / (rank + 1) for rank in range(_CLUSTER_USERS)], k=tasks
     )
-    return ordered(
+    return in_order(
         cluster.name,
         (
             Task(
@@ -294,7 +294,7 @@ def log_normal(shares: Iterable[float], sigma: float) -> list[float]:
     return [math.exp(normal.inv_cdf(share)) for share in shares]
 
 
-def scaled(values: Iterable[float], mean: float) -> list[float]:
+def scale(values: Iterable[float], mean: float) -> list[float]:
     values = list(values)
     factor = mean * len(values) / sum(values)
     return [value * factor for value in values]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from carmad.sim.task import Rejected, Task, Trace
+from carmad.sim.experiment import Rejected, Task, Trace
 from carmad.sim.traces.rows import Row, Unusable, collect, read_rows
 
 _PHILLY = ("timestamp", "duration", "num_gpus", "cluster")

@@ -1,4 +1,4 @@
-"""Runs migrations on the connection that `carmad.store.migrate` hands over."""
+"""Runs migrations on the connection that `carmad.store.database` hands over."""
 
 from __future__ import annotations
 

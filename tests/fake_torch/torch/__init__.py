@@ -7,7 +7,7 @@ import os
 import socket
 from unittest.mock import MagicMock
 
-from carmad.selftest.cuda import Cuda, CudaError
+from carmad.selftest.probe import Cuda, CudaError
 
 MIB = 1 << 20
 LIBRARIES_MIB = 150  # beside the context

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from alembic import op
 from pydantic_core import from_json, to_json
 
-from carmad.store.flat import Body, Move, Placed, current_form
+from carmad.store.codec import Body, Move, Placed, current_form
 
 revision = "0002"
 down_revision = "0001"
@@ -129,7 +129,7 @@ def _convert_jobs(connection: sa.Connection, environments: sa.Table) -> None:
     connection.execute(sa.update(JOBS).values(bytes=sa.func.length(JOBS.c.body)))
     for rows in _jobs(connection):
         ids = [row.id for row in rows]
-        moves, placed = _moves(connection, ids), _placed(connection, ids)
+        moves, placed = _moves(connection, ids), _placements(connection, ids)
         for row in rows:
             new = {}
             try:
@@ -180,7 +180,7 @@ def _moves(connection: sa.Connection, ids: Sequence[int]) -> dict[int, list[Move
     return found
 
 
-def _placed(connection: sa.Connection, ids: Sequence[int]) -> dict[int, list[Placed]]:
+def _placements(connection: sa.Connection, ids: Sequence[int]) -> dict[int, list[Placed]]:
     """Most decisions are to wait: one at a time, as a job may have thousands."""
     found = defaultdict(list)
     its = DECISIONS.c

@@ -1,0 +1,198 @@
+"""Queries behind lists and reports: names of jobs, the runs of a period, and totals."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Select, bindparam, case, func, select, tuple_
+
+from carmad.core.types import ENDED, JobId, JobState
+from carmad.store.damage import is_text
+from carmad.store.tables import GIVEN_IDS, JOBS, TRANSITIONS
+from carmad.store.values import Named, Spread, Statistics, Totals
+
+# -- how people know jobs, without reading the jobs themselves
+
+_BODY = case((func.json_valid(JOBS.c.body), JOBS.c.body))
+_ID = func.json_each(bindparam("ids")).table_valued("value").c.value
+_ROW = JOBS.alias()
+_INDEX, _STEP = (func.json_extract(_BODY, f"$.spec.array.{name}") for name in ("index", "step"))
+_NAMES = select(
+    _ID.label("id"),
+    JOBS.c.user,
+    JOBS.c.name,
+    func.json_extract(_BODY, "$.spec.uid").label("uid"),
+    JOBS.c.array,
+    (_INDEX + (_ID - JOBS.c.id) * func.coalesce(_STEP, 1)).label("index"),
+).where(  # tasks of an array may be one row, which has the id of the first
+    JOBS.c.id == select(func.max(_ROW.c.id)).where(_ROW.c.id <= _ID).scalar_subquery(),
+    JOBS.c.id + JOBS.c.tasks > _ID,
+)
+
+
+def read_names(connection: Connection, ids: Collection[JobId]) -> dict[JobId, Named]:
+    """Of those that exist and are not damaged."""
+    rows = connection.execute(_NAMES, {"ids": json.dumps(list(ids))}).all() if ids else ()
+    return {
+        JobId(id): Named(f"{array}_{index}" if array else str(id), user, uid, name)
+        for id, user, name, uid, array, index in rows
+        if isinstance(uid, int) and is_text(user) and is_text(name)
+    }
+
+
+# -- jobs that held GPUs: a page at a time, so that commits can go in between
+
+PAGE = 500  # jobs
+LATEST = 2000  # of a user's jobs, in which runs of the same one are looked for
+ALIKE = 64  # of those runs, the latest
+
+Rows = Sequence[Any]
+Reading = Callable[[], AbstractContextManager[Connection]]
+
+_ROWS = select(JOBS.c.id, JOBS.c.ended_at, JOBS.c.body)
+_THEN = (
+    _ROWS.where(
+        JOBS.c.ended_at >= bindparam("since"),
+        JOBS.c.submitted_at < bindparam("until"),
+        tuple_(JOBS.c.ended_at, JOBS.c.id) > tuple_(bindparam("at"), bindparam("id")),
+    )
+    .order_by(JOBS.c.ended_at, JOBS.c.id)
+    .limit(PAGE)
+)
+_VALID = func.json_valid(JOBS.c.body)
+_ALIKE = (
+    _ROWS.where(
+        JOBS.c.id.in_(
+            select(JOBS.c.id)
+            .where(JOBS.c.user == bindparam("user"))
+            .order_by(JOBS.c.id.desc())
+            .limit(LATEST)
+        ),
+        JOBS.c.state == JobState.SUCCEEDED.value,
+        case((_VALID, func.json_extract(JOBS.c.body, "$.group"))) == bindparam("group"),
+    )
+    .order_by(JOBS.c.id.desc())
+    .limit(ALIKE)
+)
+
+
+_PROFILES = select(
+    JOBS.c.id, case((_VALID, func.json_extract(JOBS.c.body, "$.profile"))).label("profile")
+).where(JOBS.c.id.in_(GIVEN_IDS))
+
+
+def read_profiles(reading: Reading, ids: Collection[int]) -> Iterator[Rows]:
+    """The profiles of these jobs, as JSON; null: they have none."""
+    left = list(ids)
+    while left:
+        page, left = left[:PAGE], left[PAGE:]
+        with reading() as connection:
+            yield connection.execute(_PROFILES, {"ids": json.dumps(page)}).all()
+
+
+def read_summaries(reading: Reading, since: float, until: float) -> Iterator[Rows]:
+    """Jobs that ended at `since` or later and were submitted before `until`."""
+    page: dict[str, float] = {"since": since, "until": until, "at": since, "id": -1}
+    more = True
+    while more:
+        with reading() as connection:
+            rows = connection.execute(_THEN, page).all()
+        yield rows
+        if more := len(rows) == PAGE:
+            page |= {"at": rows[-1].ended_at, "id": rows[-1].id}
+
+
+def read_alike(reading: Reading, user: str, group: str) -> Rows:
+    """The latest runs of the user's job that succeeded, among their latest jobs."""
+    with reading() as connection:
+        return connection.execute(_ALIKE, {"user": user, "group": group}).all()
+
+
+# -- totals over ended jobs, for `carma stats`
+
+
+class _Row(NamedTuple):
+    user: str
+    state: str
+    tasks: int  # of an array; they ended before they started
+    submitted_at: float
+    first_start: float | None  # null: it ended without having started
+    started_at: float | None
+    ended_at: float
+    gpu_seconds: float
+    energy_j: float
+
+
+def totals_query(since: float, until: float | None, user: str | None) -> Select[*tuple[Any, ...]]:
+    """Selects the jobs that ended at some time in `since` ≤ t < `until`, as one `_Row` each."""
+    first_start = (
+        select(func.min(TRANSITIONS.c.at))
+        .where(TRANSITIONS.c.job == JOBS.c.id, TRANSITIONS.c.after == JobState.STARTING.value)
+        .scalar_subquery()
+    )
+    rows = select(
+        JOBS.c.user,
+        JOBS.c.state,
+        JOBS.c.tasks,
+        JOBS.c.submitted_at,
+        first_start,
+        JOBS.c.started_at,
+        JOBS.c.ended_at,
+        JOBS.c.gpu_seconds,
+        JOBS.c.energy_j,
+    ).where(JOBS.c.ended_at >= since)
+    if until is not None:
+        rows = rows.where(JOBS.c.ended_at < until)
+    return rows if user is None else rows.where(JOBS.c.user == user)
+
+
+def sum_up(rows: Iterable[Sequence[object]]) -> Statistics:
+    every = [_Row(*row) for row in rows if _sound(row)]  # type: ignore[arg-type]
+    return Statistics(
+        overall=_totals(every),
+        users=_by(lambda row: row.user, every),
+        months=_by(lambda row: f"{datetime.fromtimestamp(row.ended_at):%Y-%m}", every),
+    )
+
+
+def _by(key: Callable[[_Row], str], rows: Iterable[_Row]) -> tuple[tuple[str, Totals], ...]:
+    found = defaultdict(list)
+    for row in rows:
+        found[key(row)].append(row)
+    return tuple((name, _totals(found[name])) for name in sorted(found))
+
+
+def _sound(row: Sequence[object]) -> bool:
+    """Whether a row of `query` has valid columns: damaged rows are ignored."""
+    user, state, tasks, *numbers = row
+    right = is_text(user) and state in ENDED and isinstance(tasks, int)
+    return right and all(number is None or isinstance(number, float) for number in numbers)
+
+
+def _totals(rows: Sequence[_Row]) -> Totals:
+    states = Counter[JobState]()
+    for row in rows:
+        states[JobState(row.state)] += row.tasks
+    return Totals(
+        jobs=tuple((state, states[state]) for state in JobState if states[state]),
+        gpu_hours=math.fsum(row.gpu_seconds for row in rows) / 3600,
+        energy_j=math.fsum(row.energy_j for row in rows),
+        wait=_spread([r.first_start - r.submitted_at for r in rows if r.first_start is not None]),
+        run=_spread([r.ended_at - r.started_at for r in rows if r.started_at is not None]),
+    )
+
+
+def _spread(seconds: list[float]) -> Spread:
+    if not seconds:
+        return Spread()
+    seconds.sort()
+    return Spread(
+        mean_s=math.fsum(seconds) / len(seconds),
+        p95_s=seconds[math.ceil(0.95 * len(seconds)) - 1],
+    )
