@@ -38,6 +38,6 @@ def trace(
     this PyTorch, or if the process has run a backward pass on the CPU before. Not thread-safe:
     PyTorch is patched while it runs.
     """
-    from estimators.tracer.module import trace as trace_module
+    from estimators.tracer.model import trace as trace_module
 
     return trace_module(model, inputs, optimizer, loss=loss, steps=steps, explain=explain)

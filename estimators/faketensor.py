@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from math import ceil
 
-from carmad.plugin import Estimate, JobSpec, Refusal, Server, Settings
-from estimators.look import look
+from carmad.plugin import Estimate, Server, Settings
+from estimators.look import Reader
+from estimators.tracer.report import Report
 
+NAME = "faketensor"
 NOTE = "live tensors of one pass: no CUDA context, optimizer state, workspace or fragmentation"
 
 
-@dataclass(frozen=True, slots=True)
-class FakeTensor:
+def read(report: Report, settings: Settings) -> Estimate:
     """The plain reading, which is nearly always too low; `high` adds the paper's margin, which
     makes it usable for placement."""
-
-    settings: Settings
-    server: Server
-    name: str = "faketensor"
-
-    def estimate(self, spec: JobSpec) -> Estimate | Refusal:
-        report = look(spec, self.settings, self.server)
-        if isinstance(report, Refusal):
-            return replace(report, source=self.name)
-        mib = max(1, ceil(report.faketensor / 2**20))
-        high = mib + self.settings.estimation.faketensor_margin_mib
-        return Estimate(mib, self.name, mib, high, seconds=report.seconds, notes=(NOTE,))
+    mib = max(1, ceil(report.faketensor / 2**20))
+    high = mib + settings.estimation.faketensor_margin_mib
+    return Estimate(mib, NAME, mib, high, notes=(NOTE,))
 
 
-def faketensor(settings: Settings, server: Server) -> FakeTensor:
-    return FakeTensor(settings, server)
+def faketensor(settings: Settings, server: Server) -> Reader:
+    return Reader(NAME, settings, server, read)

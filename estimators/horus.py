@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from math import ceil
 
-from carmad.plugin import Estimate, JobSpec, Refusal, Server, Settings
-from estimators.look import look
+from carmad.plugin import Estimate, Refusal, Server, Settings
+from estimators.look import Reader
 from estimators.summary import computes
-from estimators.tracer.report import Layer
+from estimators.tracer.report import Layer, Report
 
+NAME = "horus"
 CONTEXT_MIB = 800
 FLOAT_BYTES = 4
 NOTE = "a formula over layers, in fp32: off by gigabytes for many models, mostly too high"
@@ -29,21 +29,11 @@ def formula(layers: Sequence[Layer], batch: int) -> float:
     return CONTEXT_MIB + FLOAT_BYTES * elements / 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class Horus:
-    settings: Settings
-    server: Server
-    name: str = "horus"
-
-    def estimate(self, spec: JobSpec) -> Estimate | Refusal:
-        report = look(spec, self.settings, self.server)
-        if isinstance(report, Refusal):
-            return replace(report, source=self.name)
-        if not report.layers:
-            return Refusal("its model has no layers to count", self.name, report.seconds)
-        mib = ceil(formula(report.layers, report.batch))
-        return Estimate(mib, self.name, seconds=report.seconds, notes=(NOTE,))
+def read(report: Report, settings: Settings) -> Estimate | Refusal:
+    if not report.layers:
+        return Refusal("its model has no layers to count", NAME)
+    return Estimate(ceil(formula(report.layers, report.batch)), NAME, notes=(NOTE,))
 
 
-def horus(settings: Settings, server: Server) -> Horus:
-    return Horus(settings, server)
+def horus(settings: Settings, server: Server) -> Reader:
+    return Reader(NAME, settings, server, read)

@@ -12,13 +12,13 @@ import importlib.util
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from carmad.plugin import JobSpec, Refusal, Server, Settings, Trial
+from carmad.plugin import Estimate, JobSpec, Refusal, Server, Settings, Trial
 from estimators.tracer import command
-from estimators.tracer.command import Program, Unreadable
-from estimators.tracer.options import Options
+from estimators.tracer.command import Options, Program, Unreadable
 from estimators.tracer.report import LONGER, Report, loads
 
 TRACER = Path(__file__).parent / "tracer"
@@ -48,6 +48,22 @@ def look(spec: JobSpec, settings: Settings, server: Server) -> Report | Refusal:
         return Refusal(str(error), "look", seconds, late=error.late, crash=error.crash)
 
 
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """An estimator that reads its estimate off the report on a job's script."""
+
+    name: str
+    settings: Settings
+    server: Server
+    read: Callable[[Report, Settings], Estimate | Refusal]
+
+    def estimate(self, spec: JobSpec) -> Estimate | Refusal:
+        seen = look(spec, self.settings, self.server)
+        if isinstance(seen, Refusal):
+            return replace(seen, source=self.name)
+        return replace(self.read(seen, self.settings), seconds=seen.seconds)
+
+
 def report(trial: Trial, longest_s: float) -> Report:
     """The trial's report. Raises Unreadable with the reason if there is none."""
     if trial.error:
@@ -59,11 +75,11 @@ def report(trial: Trial, longest_s: float) -> Report:
             raise Unreadable("its tracer was cut short") from None
         if isinstance(answer, Report):
             return answer
-        why = _bounded(answer.why)
+        why = _bound(answer.why)
         raise Unreadable(
             f"{why}; {LONGER}" if answer.late else why,
             late=answer.late,
-            crash=_bounded(answer.crash),
+            crash=_bound(answer.crash),
         )
     if trial.beyond:
         raise Unreadable(trial.beyond)
@@ -79,7 +95,7 @@ def report(trial: Trial, longest_s: float) -> Report:
     raise Unreadable(f"it left with status {trial.code} before two optimizer steps{words}")
 
 
-def _bounded(text: str) -> str:
+def _bound(text: str) -> str:
     return text[:MOST_LETTERS].encode(errors="replace").decode()
 
 

@@ -56,7 +56,7 @@ def parse(text: str) -> Summary:
         for (depth, kind, shapes, parameters), below in pairwise((*rows, ends))
         if below[0] <= depth
     )
-    return Summary((*layers, *_unowned(text, layers)), batch)
+    return Summary((*layers, *_rest(text, layers)), batch)
 
 
 def computes(layer: Layer) -> bool:
@@ -76,7 +76,7 @@ def _count(cell: str) -> int:
     return int(digits) if digits.isdigit() else 0
 
 
-def _unowned(text: str, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+def _rest(text: str, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     total = TOTAL.search(text)
     rest = _count(total[1]) - sum(layer.parameters for layer in layers) if total else 0
     return (Layer("Parameter", 0, rest),) if rest > 0 else ()

@@ -1,24 +1,178 @@
-"""Runs two steps of the job's own script without a GPU, and replays its allocations."""
+"""Runs two steps of the job's own script without a GPU, and replays its allocations.
+
+From finished jobs it learns the size of the context, its shortfall, and its error about jobs like
+the one that is estimated.
+
+Users learn from their own runs. Other users' runs cannot be trusted, since whoever submits a job
+decides what it holds and what is traced: a new user gets the median over users, one vote each, and
+only if there are enough. So whatever one user runs, the value stays between those of honest users.
+
+Some jobs end before they have grown to their full size, which a measured peak does not reveal. So
+only robust statistics are used, and a run whose peak stayed below the bytes that the trace found
+live at once (its `low`, minus the context) is not counted at all.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import accumulate, pairwise
 from math import ceil
+from statistics import median
 
-from carmad.plugin import Estimate, JobSpec, Refusal, Server, Settings
-from estimators.experience import (
-    Past,
-    context_mib,
-    correction_mib,
-    past,
-    shortfall_mib,
-)
+from carmad.plugin import Estimate, JobSpec, Refusal, Run, Server, Settings, template
 from estimators.look import look
+from estimators.tracer.command import Unreadable, parse
 from estimators.tracer.report import PARTS, Explanation, Report
 
+ENOUGH_FOR_CONTEXT = 3  # runs: the median of three survives one that is far off
+ENOUGH_FOR_MARGIN = 10
+ENOUGH_USERS = 3  # likewise
+COVERED = 0.95
+SMALL_MIB = 1024  # below this, errors do not shrink with the job
+# What CUDA and its libraries can take per process: about 300 MiB with kernels loaded on demand
+# (CUDA 11.7 and newer), more than 1 GiB before; the stacks behind `lab.memory.mlp` and
+# `lab.memory.timm` took 1,429 and 1,793 MiB.
+CONTEXT_MIB = (200, 3072)
+CORRECTED = 0.5  # at most, of what was traced
+
 MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A trace estimate and the measured peak, in MiB."""
+
+    body_mib: int  # what was traced, without the context
+    peak_mib: int
+    shape: str = ""  # of the model
+    spec: JobSpec | None = None
+
+    def error(self, context_mib: int) -> float:
+        """The measured peak less the estimate, as a share of the job, or of 1 GiB if that is
+        more."""
+        return (self.peak_mib - context_mib - self.body_mib) / max(SMALL_MIB, self.body_mib)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Successful runs on one stack: the user's own, and those of each other user."""
+
+    own: Sequence[Judged]
+    others: Sequence[Sequence[Judged]] = ()
+
+    def learn(
+        self, enough: int, lesson: Callable[[Sequence[Judged]], float]
+    ) -> tuple[float, str] | None:
+        """The value from the user's own runs if there are enough, otherwise the median over the
+        other users' values; and whose runs they were, in words. None if there are too few."""
+        if len(self.own) >= enough:
+            count = len(self.own)
+            return lesson(self.own), "one run" if count == 1 else f"{count} runs"
+        votes = [lesson(runs) for runs in self.others if len(runs) >= enough]
+        if len(votes) < ENOUGH_USERS:
+            return None
+        return median(votes), f"{len(votes)} users"
+
+    def like(self, shape: str, spec: JobSpec) -> Past:
+        """The user's own runs of a model of the same shape, or else of the same script; and other
+        users' runs of that shape."""
+
+        def alike(runs: Sequence[Judged]) -> list[Judged]:
+            return [one for one in runs if shape and one.shape == shape]
+
+        own = alike(self.own)
+        if not own:
+            wanted = script(spec)
+            own = [one for one in self.own if one.spec and script(one.spec) == wanted]
+        return Past(own, [alike(runs) for runs in self.others])
+
+
+def past(server: Server, uid: int, source: str, stack: str) -> Past:
+    others = (server.runs(other) for other in server.users() if other != uid)
+    return Past(
+        find_estimates(server.runs(uid), source, stack),
+        [find_estimates(runs, source, stack) for runs in others],
+    )
+
+
+def find_estimates(runs: Iterable[Run], source: str, stack: str) -> list[Judged]:
+    """The runs with an estimate by this estimator, on the same GPU, driver and torch."""
+    found = []
+    for run in runs:
+        if run.estimate is None:
+            continue
+        for estimate in (run.estimate, *run.estimate.others):
+            context_mib = dict(estimate.parts).get("context")
+            if estimate.source != source or estimate.stack != stack or context_mib is None:
+                continue
+            if run.peak_mib >= (estimate.low or 0) - context_mib:
+                traced = estimate.mib if estimate.traced_mib is None else estimate.traced_mib
+                body_mib = traced - context_mib
+                found.append(Judged(body_mib, run.peak_mib, estimate.shape, run.spec))
+    return found
+
+
+def script(spec: JobSpec) -> tuple[object, ...]:
+    """Equal for jobs whose Python commands differ in the script's options alone. Other commands are
+    not taken apart here: equal ones are alike, as `template` compares them."""
+    return spec.cwd, spec.conda_env, spec.container, spec.gpus, _script(spec)
+
+
+def _script(spec: JobSpec) -> object:
+    try:
+        program = parse(spec.argv, spec.gpus)
+    except Unreadable:
+        return template(spec.argv)
+    if "" in program.python:  # which Python is for `find` to see
+        return template(spec.argv)
+    count = 2 if program.script[0] in ("-m", "-c") else 1
+    return program.script[:count], template(program.script[count:]).words
+
+
+def context_mib(past: Past) -> tuple[int, str] | None:
+    """The median of what processes held beyond what was traced, within the bounds for a context;
+    and whose runs it is from. None if there are too few."""
+    taught = past.learn(ENOUGH_FOR_CONTEXT, _context_mib)
+    return (round(taught[0]), taught[1]) if taught else None
+
+
+def _context_mib(runs: Sequence[Judged]) -> float:
+    least, most = CONTEXT_MIB
+    return min(max(median(run.peak_mib - run.body_mib for run in runs), least), most)
+
+
+def shortfall_mib(past: Past, context_mib: int, body_mib: int) -> int:
+    """What to add to an estimate so that it covers 95 of 100 runs like the past ones.
+
+    Of a user's n shortfalls, as shares of their jobs, the ⌈0.95·(n+1)⌉-th smallest is used, or the
+    largest if there are fewer: a job drawn from the same distribution stays below it with 95 %,
+    whatever the distribution. 0 with fewer than ten runs.
+    """
+
+    def share(runs: Sequence[Judged]) -> float:
+        shares = sorted(run.error(context_mib) for run in runs)
+        return shares[min(len(shares), ceil(COVERED * (len(shares) + 1))) - 1]
+
+    taught = past.learn(ENOUGH_FOR_MARGIN, share)
+    return max(0, ceil(taught[0] * max(SMALL_MIB, body_mib))) if taught else 0
+
+
+def correction_mib(like: Past, context_mib: int, body_mib: int) -> tuple[int, str] | None:
+    """What to add to an estimate of `body_mib` so that it is right for jobs like it, in the median;
+    and whose runs say so. None if there were none.
+
+    Of n runs, n/(n+1) of their median error count: as if there had been one more run, without
+    an error. At most CORRECTED of the job, or of 1 GiB if that is more.
+    """
+
+    def error(runs: Sequence[Judged]) -> float:
+        middle = median(run.error(context_mib) for run in runs)
+        return max(-CORRECTED, min(middle, CORRECTED)) * len(runs) / (len(runs) + 1)
+
+    taught = like.learn(1, error)
+    return (round(taught[0] * max(SMALL_MIB, body_mib)), taught[1]) if taught else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from benchmarks.harness import markdown
+from benchmarks.harness import markdown_table
 from carmad.readable import number
 
 CLOSE = 0.25  # of the paper's effect
@@ -65,4 +65,4 @@ class Claim:
 
 def table(claims: Iterable[Claim]) -> str:
     headings = ("claim", "paper", "ours: median (range)", "verdict", "why")
-    return markdown.table(headings, [claim.cells() for claim in claims], (1, 2))
+    return markdown_table(headings, [claim.cells() for claim in claims], (1, 2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.harness import markdown
+from benchmarks.harness import markdown_table
 from carmad.readable import change, number
 
 _HEADINGS = ("", "paper", "ours", "difference", "note")
@@ -36,4 +36,4 @@ class Quote:
 
 
 def table(quotes: Sequence[Quote]) -> str:
-    return markdown.table(_HEADINGS, [quote.cells for quote in quotes], _NUMBERS)
+    return markdown_table(_HEADINGS, [quote.cells for quote in quotes], _NUMBERS)

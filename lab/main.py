@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 
-from benchmarks.harness import main as harness
-from benchmarks.harness.report import Report
+from benchmarks import harness
+from benchmarks.harness import Report
 
 
 def main(name: str, measure: Callable[..., Report], needs: Path | None = None) -> None:

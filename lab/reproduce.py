@@ -16,8 +16,7 @@ import lab.carma.claims
 import lab.castor.claims
 import lab.cuckoo.claims
 import lab.lucid.claims
-from benchmarks.harness import markdown
-from benchmarks.harness.report import Report
+from benchmarks.harness import Report, markdown_table
 from lab import RESULTS
 from lab.claims import CLOSE, Claim, Verdict, table
 from lab.main import main
@@ -69,7 +68,7 @@ def counted(counts: Mapping[str, Mapping[Verdict, int]]) -> str:
     rows = [
         (name, *(str(its.get(verdict, 0)) for verdict in Verdict)) for name, its in counts.items()
     ]
-    return markdown.table(("", *Verdict), rows, range(1, len(Verdict) + 1))
+    return markdown_table(("", *Verdict), rows, range(1, len(Verdict) + 1))
 
 
 if __name__ == "__main__":

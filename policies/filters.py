@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from carmad.plugin import Demand, GpuView, Preconditions, Reason, Settings, idle
-from policies.memory import margin_mib
 from policies.ranked import Filter
+from policies.views import margin_mib
 
 
 def preconditions(policy: str, settings: Settings) -> tuple[Filter, ...]:

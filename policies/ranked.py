@@ -23,7 +23,7 @@ from carmad.plugin import (
     View,
     idle,
 )
-from policies.holding import (
+from policies.views import (
     Promise,
     available_s,
     remaining_s,

@@ -16,7 +16,7 @@ from carmad.sim.hardware import parse
 from carmad.sim.run import simulate
 from carmad.testing import a_gpu, a_view, changed, check_policy
 from policies.asrpt.heavy_edge import extremes
-from policies.asrpt.machine import Machine, rebuilt
+from policies.asrpt.machine import Machine, rebuild
 from policies.baselines import least_service, shortest
 from tests import planning
 from tests.planning import gpu_views, placements, running_on, where
@@ -133,7 +133,7 @@ def test_niceness_comes_before_work_and_recovery_before_all():
 
 def test_after_a_restart_it_is_made_of_those_in_line():
     jobs = (queued(1, 100.0, submitted_at=0.0), queued(2, 30.0, submitted_at=20.0), queued(3))
-    machine = rebuilt(jobs, 60.0, 1.0)
+    machine = rebuild(jobs, 60.0, 1.0)
     assert done(machine) == {3: 3.0, 2: 50.0}
     assert left(machine) == {1: 70.0}
 

@@ -7,7 +7,7 @@ import subprocess
 import psutil
 import pytest
 
-from benchmarks.daemon import planning
+from benchmarks.daemon import ticks
 from benchmarks.daemon.carmad import SLEEPER, Daemon
 from carmad import registry
 from carmad.attempt.proc import own_environment
@@ -75,17 +75,17 @@ def test_what_a_benchmark_raised_is_not_hidden(capfd: pytest.CaptureFixture[str]
 def test_the_tick_that_starts_jobs_is_not_the_policy_s_first(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "QUEUED", 16)
-    monkeypatch.setattr(planning, "RESTORED", 1)
+    monkeypatch.setattr(ticks, "QUEUED", 16)
+    monkeypatch.setattr(ticks, "RESTORED", 1)
     started = []
-    timed = planning._timed
+    timed = ticks._time
 
-    def noted(core: Scheduler, event: Sampled, placed: int) -> planning.Tick:
+    def noted(core: Scheduler, event: Sampled, placed: int) -> ticks.Tick:
         started.append(placed)
         return timed(core, event, placed)  # fails unless so many start
 
-    monkeypatch.setattr(planning, "_timed", noted)
-    planning.placing(policy, backfill=0)
+    monkeypatch.setattr(ticks, "_time", noted)
+    ticks.placing(policy, backfill=0)
     assert started == [0, 8]
 
 

@@ -11,10 +11,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from benchmarks.harness import main as entry
-from benchmarks.harness.main import main
-from benchmarks.harness.report import Report, of_rows
-from benchmarks.harness.rows import Row, columns
+from benchmarks import harness
+from benchmarks.harness import Report, Row, columns, main, of_rows
 from tests.commands import is_there, undescribed, written
 
 Run = Callable[..., dict[str, str]]
@@ -35,7 +33,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
         monkeypatch.setitem(sys.modules, "__main__", module)
         monkeypatch.setattr(sys, "argv", ["speed", *arguments])
         monkeypatch.setattr("benchmarks.RESULTS", tmp_path / "results")
-        monkeypatch.setattr(entry, "circumstances", lambda: {"date": "today"})
+        monkeypatch.setattr(harness, "circumstances", lambda: {"date": "today"})
         with pytest.raises(SystemExit) as ended:
             main("speed_test", measured)
         assert ended.value.code == 0

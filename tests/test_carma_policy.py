@@ -12,9 +12,8 @@ from carmad.core.window import Score
 from carmad.plugin import Placement, Preemption, Reason
 from carmad.testing import FakeServer, a_gpu, a_view
 from policies.builtin import magm
-from policies.carma import carma
-from policies.carma.policy import EXPLAINED, SEEN, TRIED, remaining_s
-from policies.holding import LEAST_S
+from policies.carma.policy import EXPLAINED, SEEN, TRIED, carma, remaining_s
+from policies.views import LEAST_S
 from tests.planning import gpu_views, half_free, placements, queued, refused, running_on, where
 
 HOUR = 3600.0

@@ -28,13 +28,12 @@ from carmad.sim.run import simulate
 from carmad.sim.workload import Workload
 from carmad.store.codec import decode_model
 from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed, check_policy
-from policies.castor import castor
 from policies.castor.interference import Predicted, load_shipped, ratios
-from policies.castor.neighbours import OVERRUN, left_s
-from policies.castor.progress import Pace, Paces
-from policies.castor.steps import FIXED_SHARE
-from policies.memory import need_mib
+from policies.castor.neighbours import OVERRUN, Pace, Paces, left_s
+from policies.castor.pairing import FIXED_SHARE
+from policies.castor.policy import castor
 from policies.profiling import set_aside
+from policies.views import need_mib
 from tests import planning
 from tests.planning import gpu_views, half_free, placements, refused, running_on, where
 

@@ -19,16 +19,16 @@ from pydantic_core import to_json
 from carmad.core.types import GpuId, GpuSample, StepTime
 from carmad.learning.interference import Beside, consensus, convert, mae, train
 from carmad.models import Boosted, Model
+from lab.castor.theorem import best_start, sharing_benefit
 from policies.castor.pairing import (
+    FIXED_SHARE,
+    StepModel,
     accumulations,
     at_once,
     best_split,
-    best_start,
     ends,
     later,
-    sharing_benefit,
 )
-from policies.castor.steps import FIXED_SHARE, StepModel
 
 seconds = st.floats(1e-2, 1e6)
 ratios = st.floats(1, 10)
@@ -120,8 +120,8 @@ class TestTheorem1:
 
     def test_the_sharing_benefit(self) -> None:
         assert sharing_benefit(110, 20) == 5.5
-        assert best_start(100, 10, (2.0, 2.0)).benefit == 5.5
-        assert later(100, 10).benefit == 1
+        assert sharing_benefit(110, best_start(100, 10, (2.0, 2.0)).new_jct_s) == 5.5
+        assert sharing_benefit(110, later(100, 10).new_jct_s) == 1
 
 
 class TestAlgorithm2:

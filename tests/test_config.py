@@ -14,7 +14,7 @@ from carmad import registry
 from carmad.config import Limits, Monitor, Preconditions, Retention, Risk, Settings
 from carmad.configfile import by_name, change, dump, from_tree, load
 from carmad.errors import CarmaError
-from policies.lucid.settings import LucidSettings
+from policies.lucid import LucidSettings
 
 
 @pytest.fixture

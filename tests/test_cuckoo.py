@@ -30,10 +30,11 @@ from carmad.sim.experiment import Experiment, Load, Physics, Task, Trace
 from carmad.sim.hardware import Cluster, Node
 from carmad.sim.run import simulate
 from carmad.testing import a_gpu, a_view, changed, check_policy
-from policies.cuckoo.groups import _Known
-from policies.cuckoo.interleaving import Asynchronous, Exclusive
-from policies.cuckoo.members import UNHEARD_S, due_at, left_s
-from policies.cuckoo.packing import best_edges, matching, take_apart
+from lab.cuckoo.muri import Exclusive, earliest_deadline_first, first_in_first_out
+from policies.cuckoo import CuckooSettings
+from policies.cuckoo.groups import _Known, best_edges, matching, take_apart
+from policies.cuckoo.interleaving import Asynchronous, ddl_values, total_values
+from policies.cuckoo.members import FORWARD, UNHEARD_S, Speeds, due_at, find_stage_times, left_s
 from policies.cuckoo.planning import (
     NEVER,
     Groups,
@@ -41,17 +42,12 @@ from policies.cuckoo.planning import (
     Slots,
     Window,
     costs,
-    earliest_deadline_first,
-    first_in_first_out,
     first_slots,
     min_cost,
 )
 from policies.cuckoo.policy import TOLD, cuckoo
 from policies.cuckoo.remembering import Memory
 from policies.cuckoo.schedule import schedule
-from policies.cuckoo.settings import CuckooSettings
-from policies.cuckoo.stages import FORWARD, Speeds, find_stage_times
-from policies.cuckoo.value import ddl_values, total_values
 from tests import planning
 from tests.planning import gpu_views, half_free, placements, refused, running_on, where
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from carmad.config import Estimation, Settings
 from carmad.plugin import Estimate, Refusal, Run, Trial
 from carmad.testing import a_report, a_run, a_server, a_spec
-from estimators.experience import CONTEXT_MIB, Judged, Past, context_mib, script, shortfall_mib
 from estimators.tracer.command import Program
-from estimators.tracing import trace
+from estimators.tracing import CONTEXT_MIB, Judged, Past, context_mib, script, shortfall_mib, trace
 
 MIB = 2**20
 ME = a_spec().uid
@@ -221,7 +220,7 @@ def test_unlike_commands_are_unlike_scripts(line: str, other: str) -> None:
 def test_only_ones_own_commands_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others may have run thousands of jobs."""
     read = []
-    monkeypatch.setattr("estimators.experience.parse", lambda *argv: read.append(argv) or PARSED)
+    monkeypatch.setattr("estimators.tracing.parse", lambda *argv: read.append(argv) or PARSED)
     estimated(*OTHERS, *[like(4100, uid=uid) for uid in range(11, 99)])
     assert 0 < len(read) <= 1 + len(OTHERS)
 

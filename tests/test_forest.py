@@ -18,8 +18,7 @@ from carmad.models import Lookup, Model
 from carmad.store import codec
 from carmad.testing import a_job, a_spec
 from cli.commands.models import model_details, model_list
-from estimators.duration import forest as predicting
-from estimators.duration import recurrence
+from estimators import duration
 from tests.test_models_shown import plain
 
 pytest.importorskip("sklearn", reason="training needs carma-gpu[policies]")
@@ -150,7 +149,7 @@ def asked(predictor: Any, models: Mapping[str, Model], past: tuple[float, ...] =
 
 
 def test_the_forest_goes_before_the_history_and_what_neither_knows_is_short() -> None:
-    predictor = predicting.forest(Settings())
+    predictor = duration.forest(Settings())
     table = {"forest": TABLE}
     for models, past, seconds, source in (
         (table, (7.0,), 50.0, "forest"),
@@ -166,8 +165,8 @@ def test_the_forest_goes_before_the_history_and_what_neither_knows_is_short() ->
 def test_mean_and_median_are_of_earlier_runs() -> None:
     runs = (1.0, 2.0, 9.0)
     for predictor, seconds in (
-        (recurrence.mean(Settings()), fmean(runs)),
-        (recurrence.median(Settings()), median(runs)),
+        (duration.mean(Settings()), fmean(runs)),
+        (duration.median(Settings()), median(runs)),
     ):
         said = asked(predictor, {"forest": TABLE}, runs)
         assert (said.seconds, said.source) == (seconds, predictor.name)
@@ -179,6 +178,6 @@ def test_the_owner_knows_best() -> None:
     sure = a_job(group="ada's", spec=a_spec(expected_s=3.0))
     known = History()
     known.by_group.add("ada's", 7.0)
-    for made in (predicting.forest, recurrence.mean, recurrence.median):
+    for made in (duration.forest, duration.mean, duration.median):
         said = made(Settings()).predict(sure, known, {"forest": TABLE}, 0.0)
         assert said is not None and (said.seconds, said.source) == (3.0, "declared")

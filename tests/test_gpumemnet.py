@@ -12,11 +12,7 @@ import pytest
 from carmad.config import Estimation, Settings
 from carmad.plugin import Estimate, Refusal, Trial
 from carmad.testing import a_report, a_server, a_spec, check_estimator
-from estimators.gpumemnet import GpuMemNet, gpumemnet
-from estimators.gpumemnet.answer import answer
-from estimators.gpumemnet.card import WEIGHTS, read
-from estimators.gpumemnet.dataset import Origin, Sample, write
-from estimators.gpumemnet.dataset import read as read_data
+from estimators.gpumemnet import answer, gpumemnet
 from estimators.gpumemnet.features import (
     END,
     FAMILIES,
@@ -27,6 +23,8 @@ from estimators.gpumemnet.features import (
     family,
     features,
 )
+from estimators.gpumemnet.files import WEIGHTS, Origin, Sample, read_card, write_samples
+from estimators.gpumemnet.files import read_samples as read_data
 from estimators.tracer.report import Layer
 
 CONTEXT_MIB = 544
@@ -148,13 +146,13 @@ def test_a_vision_transformer_is_no_cnn_and_a_recommender_no_mlp() -> None:
 
 def test_the_shipped_weights_are_as_right_as_the_paper() -> None:
     for name, accuracy in (("cnn", 0.83), ("transformer", 0.88)):
-        scores = {(each.ensemble, each.range_gb): each for each in read(name).scores}
+        scores = {(each.ensemble, each.range_gb): each for each in read_card(name).scores}
         assert scores["both", 8].accuracy >= accuracy
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_estimate_is_a_bin_of_the_shipped_weights(name: str) -> None:
-    card = read(name)
+    card = read_card(name)
     found = answer(NETWORKS[name], 16, CONTEXT_MIB)
     assert isinstance(found, Estimate)
     width = card.range_gb * 1000
@@ -202,7 +200,7 @@ def test_it_knows_what_it_was_not_trained_on(layers: list[Layer], batch: int, wh
 def test_the_look_at_the_script_is_what_it_judges() -> None:
     settings = Settings(estimation=Estimation(context_mib=CONTEXT_MIB))
     report = a_report(layers=tuple(a_cnn()), batch=16, seconds=1.25)
-    estimator = GpuMemNet(settings, a_server(Trial(report.dumps(), "")))
+    estimator = gpumemnet(settings, a_server(Trial(report.dumps(), "")))
     found = estimator.estimate(a_spec(argv=("python", "train.py")))
     expected = answer(a_cnn(), 16, CONTEXT_MIB)
     assert isinstance(found, Estimate) and isinstance(expected, Estimate)
@@ -229,7 +227,7 @@ def test_the_daemon_loads_neither_numpy_nor_torch_with_it() -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_card_says_what_the_weights_rest_on(name: str) -> None:
-    card = read(name)
+    card = read_card(name)
     assert card.origin.family == name
     assert card.origin.label == "traced"
     assert card.samples > 500
@@ -246,7 +244,7 @@ def test_weights_are_small() -> None:
 def test_data_are_read_as_they_were_written(tmp_path: Path) -> None:
     origin = Origin("mlp", 3, "traced", "2.13.0", CONTEXT_MIB)
     samples = [Sample(16, tuple(an_mlp()), 900), Sample(32, tuple(an_mlp(64)), 560)]
-    write(tmp_path / "data.jsonl.gz", origin, samples)
+    write_samples(tmp_path / "data.jsonl.gz", origin, samples)
     assert read_data(tmp_path / "data.jsonl.gz") == (origin, samples)
     assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl.gz"]
 

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from cli.main import run
-from estimators.gpumemnet import dataset, network
-from estimators.gpumemnet.card import read
-from estimators.gpumemnet.dataset import Origin, Sample
+from estimators.gpumemnet import files, network
 from estimators.gpumemnet.features import FAMILIES, TYPE_OF, TYPES, family, features, kinds
+from estimators.gpumemnet.files import Origin, Sample, read_card
 from estimators.gpumemnet.synthesis import BLOCKS, INPUTS, Cnn, Mlp, Stage, Transformer, synthesise
 from estimators.tracer.report import Layer
 
@@ -24,7 +23,7 @@ pytest.importorskip("sklearn")
 
 import torch
 
-from estimators.gpumemnet import labels, training
+from estimators.gpumemnet import networks, training
 from estimators.gpumemnet.networks import build
 from estimators.tracer import fakecuda
 
@@ -128,7 +127,7 @@ def _loss_of(drawn: Cnn | Transformer) -> float:
 
 def test_a_trace_labels_a_network() -> None:
     drawn = Mlp(64, 1000, 10, (4096, 4096), "ReLU", batch_norm=True, dropout=False)
-    sample = labels.traced(drawn)
+    sample = networks.label_by_trace(drawn)
     assert sample.batch == 64
     assert Counter(kinds(sample.layers)) == {"Linear": 3, "BatchNorm1d": 2, "ReLU": 2}
     weights = 1000 * 4096 + 4096**2 + 4096 * 10
@@ -140,7 +139,7 @@ def test_a_trace_labels_a_network() -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_is_drawn_is_of_the_family_that_it_is_taken_for(name: str) -> None:
     for drawn in islice(synthesise(name, 1), 3):
-        sample = labels.traced(drawn)
+        sample = networks.label_by_trace(drawn)
         assert family(sample.layers) == name
         assert sample.batch == drawn.batch
         assert set(kinds(sample.layers)) <= TYPE_OF.keys()
@@ -148,10 +147,10 @@ def test_what_is_drawn_is_of_the_family_that_it_is_taken_for(name: str) -> None:
 
 def test_networks_that_do_not_fit_are_passed_over_but_not_for_ever() -> None:
     kept = iter([None, Sample(1, (), 1), None, Sample(2, (), 2), Sample(3, (), 3)])
-    found = labels.samples("mlp", 0, 2, lambda _: next(kept))
+    found = networks.samples("mlp", 0, 2, lambda _: next(kept))
     assert [sample.batch for sample in found] == [1, 2]
     with pytest.raises(RuntimeError, match="did not fit"):
-        list(labels.samples("mlp", 0, 1, lambda _: None))
+        list(networks.samples("mlp", 0, 1, lambda _: None))
 
 
 # -- training
@@ -222,7 +221,7 @@ def test_training_learns_and_is_judged_on_what_it_has_not_seen(
 ) -> None:
     made = training.train(ORIGIN, samples)
     made.save(tmp_path)
-    card = read("mlp", tmp_path)
+    card = read_card("mlp", tmp_path)
     assert card == made.card
     score = {score.ensemble: score for score in card.scores}
     truth = training.labels(samples, 2, 8)
@@ -240,7 +239,7 @@ def test_training_learns_and_is_judged_on_what_it_has_not_seen(
 
 def test_nothing_of_the_test_split_is_learned_from(samples: list[Sample]) -> None:
     truth = training.labels(samples, 1, 8)
-    rest, test = training.held_out(truth)
+    rest, test = training.split_test(truth)
     assert not set(rest) & set(test)
     assert len(test) == round(0.3 * len(samples))
     for learn, check in training._folds(rest, truth):
@@ -263,11 +262,11 @@ def test_generate_train_evaluate(
     few = tmp_path / "few.jsonl.gz"
     words = ["gpumemnet", "generate", str(few), "--family", "mlp", "--count", "3", "--seed", "5"]
     assert run(words) == 0
-    origin, labelled = dataset.read(few)
+    origin, labelled = files.read_samples(few)
     assert (origin.family, origin.seed, len(labelled)) == ("mlp", 5, 3)
 
     many, folder = tmp_path / "many.jsonl.gz", tmp_path / "weights"
-    dataset.write(many, ORIGIN, samples)
+    files.write_samples(many, ORIGIN, samples)
     assert run(["gpumemnet", "train", str(many), "--to", str(folder)]) == 0
     assert run(["gpumemnet", "evaluate", "--weights", str(folder)]) == 0
     trained = capsys.readouterr().out
@@ -302,7 +301,7 @@ def test_what_can_go_wrong_is_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    dataset.write(Path("twice.gz"), ORIGIN, samples[:3])
+    files.write_samples(Path("twice.gz"), ORIGIN, samples[:3])
     assert run(["gpumemnet", *words]) == 1
     assert problem in capsys.readouterr().err
 

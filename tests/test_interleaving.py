@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carmad.plugin import StageTimes
-from policies.cuckoo.interleaving import Asynchronous, Exclusive, Phases
-from policies.cuckoo.value import eff_values, rounds, standalone
+from lab.cuckoo.muri import Exclusive
+from policies.cuckoo.interleaving import Asynchronous, Phases, eff_values, rounds, standalone
 
 AM = Asynchronous(2.0, 2.0)  # as in table 4
 RESNET = StageTimes(10, 37, 76, 98)

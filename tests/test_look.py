@@ -16,7 +16,7 @@ from carmad.config import Estimation
 from carmad.plugin import JobSpec, Refusal, Settings, Trial
 from carmad.testing import a_report, a_server, a_spec
 from estimators.look import TRACER, look, parse
-from estimators.tracer import command, options
+from estimators.tracer import command
 from estimators.tracer.command import CONFIGURED, FIND, Unreadable
 from estimators.tracer.find import resolve, shebang
 from estimators.tracer.report import Explanation, Held, Report, loads, refusal
@@ -263,7 +263,7 @@ def test_what_the_tracer_is_asked() -> None:
     look(spec("torchrun", "--nproc-per-node", "2", "t.py", gpus=2), Settings(), server)
     [argv] = server.tried
     assert argv[:-2] == (*FIND, "python", "torchrun", str(TRACER))
-    asked = options.loads(argv[-2])
+    asked = command.Options.loads(argv[-2])
     assert (asked.processes, asked.gpus, asked.gpu) == (2, 2, "NVIDIA H100 PCIe")
     limits = Settings().estimation
     assert (asked.within_s, asked.longest_s) == (limits.within_s, limits.longest_s)
@@ -308,7 +308,7 @@ def test_what_became_of_a_trial(trial: Trial, why: str) -> None:
 def test_accelerates_configuration_is_not_read() -> None:
     server = a_server()
     look(spec("python", "-m", "accelerate.commands.launch", "t.py"), Settings(), server)
-    assert options.loads(server.tried[0][-2]).skipped == CONFIGURED
+    assert command.Options.loads(server.tried[0][-2]).skipped == CONFIGURED
 
 
 def test_a_script_that_was_slow_says_so_and_what_to_do() -> None:

@@ -30,9 +30,8 @@ from carmad.sim.hardware import parse
 from carmad.sim.run import simulate
 from carmad.store import codec
 from carmad.testing import FakeServer, a_gpu, a_view, changed, check_policy
-from policies.lucid import Lucid, packing
-from policies.lucid.settings import LucidSettings
-from policies.lucid.turn import REPORTED, VERDICTS
+from policies.lucid import LucidSettings, traits
+from policies.lucid.policy import REPORTED, VERDICTS, Lucid
 from tests.planning import gpu_views, queued, running_on, where
 
 S = JobState
@@ -138,35 +137,36 @@ def test_order_is_gpus_times_predicted_duration():
 
 
 def test_scores_are_told_from_the_profile():
-    assert [packing.score(TREE, job(utilization=u), 1) for u in (TINY, MEDIUM, JUMBO)] == [0, 1, 2]
+    jobs = [job(utilization=each) for each in (TINY, MEDIUM, JUMBO)]
+    assert [traits.sharing_score(TREE, each, 1) for each in jobs] == [0, 1, 2]
 
 
 def test_no_score_without_all_that_the_tree_asks_for():
-    assert packing.score(TREE, job(utilization=None), 1) is None
+    assert traits.sharing_score(TREE, job(utilization=None), 1) is None
     silent = job(profile=Profile(0.0, 4_000))
-    assert packing.score(TREE, silent, 1) is None
+    assert traits.sharing_score(TREE, silent, 1) is None
     by_memory = replace(TREE, features=("memory_share", "amp"))
-    assert packing.score(by_memory, job(profile=profile(TINY, peak_mib=0)), 40_960) is None
-    assert packing.score(by_memory, silent, 40_960) == 0
+    assert traits.sharing_score(by_memory, job(profile=profile(TINY, peak_mib=0)), 40_960) is None
+    assert traits.sharing_score(by_memory, silent, 40_960) == 0
     nodes = (*TREE.nodes[:2], replace(TREE.nodes[2], feature=1), *TREE.nodes[3:])
     bare = Profile(200.0, 0, (Indicator("gpu_utilization", MEDIUM, 0.0),))
-    assert packing.score(replace(TREE, nodes=nodes), job(profile=bare, amp=True), 1) == 2
+    assert traits.sharing_score(replace(TREE, nodes=nodes), job(profile=bare, amp=True), 1) == 2
 
 
 def test_memory_counts_as_a_share_of_the_card_and_amp_as_declared():
     by_memory = replace(TREE, features=("memory_share", "amp"))
-    assert packing.score(by_memory, job(), 8_000) == 1  # 0.5
-    assert packing.score(by_memory, job(), 4_500) == 2
+    assert traits.sharing_score(by_memory, job(), 8_000) == 1  # 0.5
+    assert traits.sharing_score(by_memory, job(), 4_500) == 2
     by_amp = replace(TREE, features=("amp", "gpu_utilization"))
-    assert [packing.score(by_amp, job(amp=amp), 1) for amp in (False, True)] == [0, 2]
+    assert [traits.sharing_score(by_amp, job(amp=amp), 1) for amp in (False, True)] == [0, 2]
 
 
 def test_the_shipped_tree_is_as_the_store_would_read_it_and_steps_back_for_a_learned_one():
-    tree = packing.load_shipped()
+    tree = traits.load_shipped()
     assert codec.decode_model(codec.encode(tree)) == tree
-    assert set(tree.classes) == set(packing.SCORES)
-    assert packing.model({}) == tree
-    assert packing.model({"packing": TREE}) is TREE
+    assert set(tree.classes) == set(traits.SCORES)
+    assert traits.packing_model({}) == tree
+    assert traits.packing_model({"packing": TREE}) is TREE
 
 
 # -- the binder, rule by rule

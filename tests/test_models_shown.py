@@ -28,7 +28,6 @@ from carmad.testing import a_job, a_spec, changed
 from cli import render
 from cli.commands import models
 from cli.main import run
-from estimators.duration.recurrence import unseen
 from tests import fake_daemon as fake
 from tests.api_server import Daemon, Untrained, as_uid, running, user_name
 from tests.terminal import plain
@@ -179,7 +178,8 @@ def test_a_job_tells_what_is_known_of_it_and_why_it_went_there(daemon: Daemon) -
 
 
 def test_of_a_job_that_was_never_seen_no_duration_is_told(daemon: Daemon) -> None:
-    keep(daemon, replace(learned(7), prediction=unseen("forest")))
+    unseen = Prediction(0.0, "forest", notes=("it has not run before",))
+    keep(daemon, replace(learned(7), prediction=unseen))
     shown = daemon.call("GET", "/v1/jobs/7")[1]
     assert shown["prediction"]["seconds"] == 0.0
     text = plain(render.prediction(shown))

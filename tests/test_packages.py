@@ -360,7 +360,7 @@ def test_the_life_of_the_package(debs: list[Path], machine: Machine) -> None:
     until(lambda: machine.show("carma-web.service", "MainPID") not in (page, "0"), "a new page")
     assert machine.show(unit, "MainPID") == supervisor
     go()
-    ended = machine.ended(job)
+    ended = machine.await_end(job)
     assert (ended["exit"]["code"], ended["attempt"]) == (42, 1)
 
     # Removed with a job running: it goes on, and its records stay.
@@ -403,7 +403,7 @@ def test_the_life_of_the_package(debs: list[Path], machine: Machine) -> None:
     configure(settings)
     machine.systemctl("unmask", "carma-web.service")
     machine.systemctl("start", "carmad.service")
-    ended = machine.ended(job)
+    ended = machine.await_end(job)
     assert (ended["exit"]["code"], ended["attempt"]) == (42, 1)
 
     # Purged, though it is damaged, and has a disk of its own.

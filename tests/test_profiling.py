@@ -43,7 +43,7 @@ from carmad.guards import GuardedPolicy, GuardedPredictor
 from carmad.models import Boosted
 from carmad.store.codec import encode_job
 from carmad.testing import FakeServer, a_gpu, a_job, a_spec, changed
-from estimators.duration.history import Recurring
+from estimators import duration
 from policies import builtin
 from recovery import ladder
 
@@ -387,7 +387,7 @@ def test_a_job_says_that_its_prediction_failed_until_one_succeeds():
 
 def test_history_predicts_recurring_jobs_then_the_users_then_equal_demands():
     history = History()
-    recurring = Recurring()
+    recurring = duration.history(Settings())
 
     def ran(user, gpus, seconds, number, argv=("a",)):
         spec = a_spec(user=user, gpus=gpus, argv=argv)

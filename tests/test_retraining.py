@@ -29,7 +29,7 @@ from carmad.models.features import INTERVAL_S
 from carmad.store import codec
 from carmad.store.sql import SqlStore
 from carmad.testing import a_job, a_spec, changed
-from estimators.duration.additive import additive
+from estimators.duration import additive
 
 pytest.importorskip("interpret", reason="training needs carma-gpu[policies]")
 

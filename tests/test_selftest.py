@@ -19,7 +19,7 @@ import psutil
 import pytest
 from pydantic import TypeAdapter
 
-from benchmarks.harness.report import circumstances
+from benchmarks.harness import circumstances
 from carmad.config import Settings
 from carmad.configfile import load
 from carmad.errors import CarmaError

@@ -12,9 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import estimators  # noqa: E402
-from estimators.tracer import norms, torchvision_ops  # noqa: E402
+from estimators.tracer import kernels, libraries  # noqa: E402
 from estimators.tracer.fakecuda import _virtual_functions  # noqa: E402
-from estimators.tracer.layers import Layers  # noqa: E402
+from estimators.tracer.modules import Layers  # noqa: E402
 from estimators.tracer.recording import Recorder  # noqa: E402
 
 F, nn = torch.nn.functional, torch.nn
@@ -271,7 +271,7 @@ def test_recurrent_layers_run_as_a_whole(recorder: Recorder) -> None:
     assert len(allocated(recorder)) - count < 40, "not step by step"
 
 
-@pytest.mark.skipif(not norms.fused(), reason="this torch composes RMSNorm on GPUs as well")
+@pytest.mark.skipif(not kernels.has_kernels(), reason="this torch composes RMSNorm on GPUs as well")
 def test_rms_norm_keeps_its_input_alone(recorder: Recorder) -> None:
     size, weight = 4096 * 256 * 4, nn.Parameter(torch.empty(256, device="cuda"))
     x = torch.empty(4096, 256, device="cuda", requires_grad=True) * 1
@@ -371,7 +371,7 @@ def test_inputs_and_losses_of_all_shapes() -> None:
 def test_remembered_answers_are_those_of_the_slow_way(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torchvision_ops.declare()
+    libraries.declare_torchvision()
     timm = pytest.importorskip("timm")
 
     def trace() -> Any:

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="the tracer runs in a Python that has PyTorch")
 
 from estimators.tracer.allocator import DEFAULTS, MIB, Options
-from estimators.tracer.convolution import Conv
-from estimators.tracer.explaining import _Filmed
+from estimators.tracer.convolution import BLAS, Conv, autotuning, images, workspace
+from estimators.tracer.explanation import _Filmed
 from estimators.tracer.replay import Figures, figures, replay
 from estimators.tracer.report import PARTS, Report
-from estimators.tracer.workspace import BLAS, autotuning, images, workspace
 
 SQUARE = Conv(
     backward=False,

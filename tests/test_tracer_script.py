@@ -940,7 +940,7 @@ def test_an_explanation_costs_no_estimate(explained: str, note: str, job: Path) 
         def explained(report, recorder, attribution):
             trace = sys._getframe(1).f_locals["self"]
             {explained}
-        sys.modules["carma_tracer.script"].explained = explained
+        sys.modules["carma_tracer.script"].with_explanation = explained
     """
     script = written(job, textwrap.dedent(text) + loop("for _ in range(9): step()"))
     found = report(job, script, explain=True)
@@ -951,9 +951,8 @@ def test_an_explanation_costs_no_estimate(explained: str, note: str, job: Path) 
 DEADLINE = """
 import sys, time
 sys.path.insert(0, {root!r})
-from estimators.tracer.answering import Answer
-from estimators.tracer.clock import Clock
-from estimators.tracer.options import Options
+from estimators.tracer.answering import Answer, Clock
+from estimators.tracer.command import Options
 from carmad.testing import a_report
 answer = Answer(Clock(time.monotonic()), Options(3600, 0.8, 1000))
 answer.keep(a_report(notes=("kept",)))
@@ -975,7 +974,7 @@ IMPORTS = """
 import sys
 from types import SimpleNamespace
 sys.path.insert(0, {root!r})
-from estimators.tracer import clock as module
+from estimators.tracer import answering as module
 spent = 7.0
 def work(seconds):
     global spent

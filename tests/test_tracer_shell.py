@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from estimators.tracer.prefixes import unwrapped
+from estimators.tracer.command import unwrap
 from estimators.tracer.shell import Unclear, command
 
 ENV = {"HOME": "/home/u", "PATH": "/bin", "EPOCHS": "7"}
@@ -242,4 +242,4 @@ def test_any_text_is_understood_or_refused(text: str) -> None:
     "front", ["nohup", "nice -n 5", "timeout -k 1 3h", "taskset -c 0-3", "time", "stdbuf -oL nohup"]
 )
 def test_programs_in_front_are_left_out(front: str) -> None:
-    assert unwrapped([*front.split(), "python", "-u", "t.py"]) == ["python", "-u", "t.py"]
+    assert unwrap([*front.split(), "python", "-u", "t.py"]) == ["python", "-u", "t.py"]

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import estimators  # noqa: E402
-from estimators.tracer.explaining import pattern  # noqa: E402
+from estimators.tracer.explanation import pattern  # noqa: E402
 from estimators.tracer.report import PARTS, Explanation, Report, loads  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional

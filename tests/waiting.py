@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-from benchmarks.harness.timing import PATIENCE_S as PATIENCE_S
-from benchmarks.harness.timing import until as until
+from benchmarks.harness import PATIENCE_S as PATIENCE_S
+from benchmarks.harness import until as until

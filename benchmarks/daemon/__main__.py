@@ -12,18 +12,17 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.daemon import cancelling, command, idling, planning, starting, submitting, ticks
-from benchmarks.harness.main import main
-from benchmarks.harness.report import Report, of_rows
+from benchmarks.daemon import idling, starting, submitting, ticks
+from benchmarks.harness import Report, main, of_rows
 
 MEASUREMENTS = {
     "submitting": submitting.measure,
-    "command": command.measure,
-    "planning": planning.measure,
+    "command": submitting.measure_command,
+    "planning": ticks.measure_planning,
     "starting": starting.measure,
-    "cancelling": cancelling.measure,
+    "cancelling": submitting.measure_cancel,
     "idling": idling.measure,
-    "ticks": ticks.measure,
+    "ticks": ticks.measure_growth,
 }
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
-from benchmarks.harness.timing import PATIENCE_S, until
+from benchmarks.harness import PATIENCE_S, until
 from carmad.core.types import ENDED
 
 SYSTEMD = Path("/lib/systemd/systemd")
@@ -146,7 +146,7 @@ class Machine:
         body = {**request, "name": "sh", **fields}
         return int(self.call("POST", "/v1/jobs", body, user)["id"])
 
-    def ended(self, id: int, user: str = "ada") -> Json:
+    def await_end(self, id: int, user: str = "ada") -> Json:
         def over() -> Json | None:
             job = self.call("GET", f"/v1/jobs/{id}", user=user)
             return job if job["state"] in OVER else None
@@ -197,7 +197,7 @@ class Machine:
 
 
 @contextlib.contextmanager
-def booted(folder: Path, users: Mapping[str, int] = USERS, **settings: str) -> Iterator[Machine]:
+def boot(folder: Path, users: Mapping[str, int] = USERS, **settings: str) -> Iterator[Machine]:
     """A machine with CARMA installed and its socket open; carmad has not been started."""
     if " " in CARMA:
         raise NotBooted(f"systemd would split {CARMA} at its spaces")

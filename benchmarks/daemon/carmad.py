@@ -1,5 +1,5 @@
-"""A real carmad, on emulated GPUs or the machine's own: started, asked, killed, stopped, and what
-it takes of the machine."""
+"""A real carmad, on emulated GPUs or the machine's own: starts it, asks it, kills and stops it, and
+measures what it takes of the machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class NotStarted(SystemExit):
 
 
 class Daemon:
-    """`directory` given: a database may be there already, and all of it stays. `gpus` "": the
+    """With `directory`, which may hold a database, everything in it is kept. `gpus` "": the
     machine's own."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Daemon:
         return self
 
     def start(self) -> None:
-        """It is up when this returns. Again after a `kill`: on the same state."""
+        """Returns when it is up. After a `kill`, it starts again on the same state."""
         words = [sys.executable, "-m", "carmad.daemon.main"]
         words += ["--emulated", self._gpus] if self._gpus else []
         words += ["--state-dir", str(self.directory), "--socket", self.socket]
@@ -86,7 +86,7 @@ class Daemon:
         raise NotStarted(f"carmad did not start; see {self.directory}/carmad.log")
 
     def kill(self) -> None:
-        """As a crash would: its jobs go on."""
+        """Like a crash: its jobs go on."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
@@ -97,7 +97,7 @@ class Daemon:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Nothing of it is left on the machine, however it went."""
+        """Leaves nothing of it on the machine, whatever happened."""
         try:
             if kind is not None:
                 self._show_log()
@@ -125,7 +125,7 @@ class Daemon:
         self._process.wait(timeout=STOP_S)
 
     def _kill_all(self) -> None:
-        """It, its jobs and their supervisors, which are meant to outlive it, if they are there."""
+        """Kill it, and its jobs and their supervisors, which are meant to outlive it."""
         assert self._process is not None
         if self._process.poll() is None:
             os.killpg(self.pid, signal.SIGKILL)
@@ -145,8 +145,8 @@ class Daemon:
         psutil.wait_procs(left, timeout=STOP_S)
 
     def _stop_mps(self) -> None:
-        """Its control daemons are meant to outlive it, too. Only those of its GPUs: root's share a
-        folder."""
+        """Stop the control daemons of its GPUs, which are meant to outlive it, too. There may be
+        others: all of root's share a folder."""
         folder = Path(paths.mps_dir(str(self.directory)))
         if self._settings.collocation.mps and folder.exists():
             mps = Mps(folder, multiuser=False, systemd=units.available())
@@ -203,7 +203,7 @@ class Daemon:
             time.sleep(0.05)
 
     def cpu_s(self) -> float:
-        """Processor time of all its threads so far; its jobs' own is not in it."""
+        """Processor time of all its threads so far, without that of its jobs."""
         times = psutil.Process(self.pid).cpu_times()
         return float(times.user + times.system)
 

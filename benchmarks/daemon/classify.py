@@ -1,10 +1,10 @@
-"""The longest that any job's output keeps the daemon at the job's end.
+"""How long a job's output can keep the daemon busy at the job's end, at worst.
 
-Classifying holds the GIL, and so everybody up. Timed is all of it, from the `tail` file that a
-supervisor leaves (both logs' last 64 KiB) to the cause, in CPU time of the thread: the best of a
-few runs per case, and of the cases the worst. The cases are what is meant to hurt (each text that
-a pattern looks for, or part of one, over and over, with every way to end a line, and beside
-another), and 128 KiB of chance.
+Classifying holds the GIL, so all other threads wait for it. The whole of it is timed, from the
+`tail` file that a supervisor leaves (both logs' last 64 KiB) to the cause, in CPU time of the
+thread: the best of a few runs of each case, and the worst of the cases. Cases are made to hurt
+(each text that a pattern looks for, or part of one, repeated, with every line ending, and beside
+another), or are 128 KiB of random text.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from itertools import product
 from pathlib import Path
 from random import Random
 
-from benchmarks.harness.main import main
-from benchmarks.harness.report import Report, bullets, of_rows
-from benchmarks.harness.rows import Row, percentile
+from benchmarks.harness import Report, Row, bullets, main, of_rows, percentile
 from carmad.attempt import exits, supervisor
 from carmad.attempt import exits as module
 from carmad.attempt.exits import classify

@@ -27,9 +27,7 @@ from pathlib import Path
 
 from benchmarks.daemon import http, server
 from benchmarks.daemon.carmad import memory_mb
-from benchmarks.harness.main import main
-from benchmarks.harness.report import Report
-from benchmarks.harness.rows import columns
+from benchmarks.harness import Report, columns, main
 from carmad import registry
 from carmad.api.app import create_app
 from carmad.api.service import Service
@@ -138,10 +136,10 @@ class Pretended(Follower):
             Cards(self.world), settings.monitor, self.inbox, Owners(self.world)
         )
 
-        def asked(spec: object, *_: object) -> Answer:
+        def answer(spec: object, *_: object) -> Answer:
             return ask("declared", settings, experience.server(), spec)  # type: ignore[arg-type]
 
-        self.estimates = Estimates(asked, self._estimated)
+        self.estimates = Estimates(answer, self._post_estimate)
         self.service = Service(
             inbox=self.inbox,
             store=self.store,
@@ -191,7 +189,7 @@ class Pretended(Follower):
             if job.ended:
                 self.estimates.end(job.id)
 
-    def _estimated(self, job: JobId, answer: Answer) -> None:
+    def _post_estimate(self, job: JobId, answer: Answer) -> None:
         assert isinstance(answer, Estimate)
         self.inbox.post(Estimated(self.clock.now, job, answer))
 

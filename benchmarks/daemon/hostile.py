@@ -1,8 +1,8 @@
 """Three users attack the daemon, and a fourth submits; to be run as root.
 
-The fourth's latencies stand beside those of the same run before the attack. `carma submit` is the
-command from where Python has started, in a process of its own: the attackers, and whatever else
-the machine does, take processor time of the same cores; a process that does nothing tells how much.
+The fourth's latencies are compared with those of the same run before the attack. `carma submit` is
+timed from where Python has started, in a process of its own. The attackers, and whatever else the
+machine does, take processor time of the same cores: a process that does nothing shows how much.
 """
 
 from __future__ import annotations
@@ -17,13 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.daemon.attacks import Hostile
 from benchmarks.daemon.carmad import Daemon, plain_environment
-from benchmarks.daemon.http import ask, request
-from benchmarks.harness.main import main
-from benchmarks.harness.report import Report, of_rows
-from benchmarks.harness.rows import Row, percentile
-from benchmarks.harness.timing import fsync_ms, milliseconds
+from benchmarks.daemon.http import Hostile, ask, request
+from benchmarks.harness import Report, Row, fsync_ms, main, milliseconds, of_rows, percentile
 from cli.commands.submit import submit
 
 HOSTILE = (65534, 1, 2)
@@ -114,16 +110,17 @@ def hostile(path: str, kind: int, seconds: float) -> dict[str, int]:
 
 
 def honest(path: str, seconds: float) -> Latencies:
-    """Of the request alone, of the command, and for scale of what needs no daemon, or no disk."""
+    """Latencies of the request alone, of the command, and, for scale, of what needs no daemon or no
+    disk."""
     os.environ.update({"CARMA_SOCKET": path, "HOME": "/"})
     body = {"argv": ["/bin/true"], "cwd": "/tmp", "env": plain_environment(), "held": True}
     sent = request("POST", "/v1/jobs", json.dumps(body).encode())
     command = ["--hold", "--quiet", "--chdir", "/tmp", "--", "/bin/true"]
     asked: dict[str, Callable[[], object]] = {
         "the request of `carma submit`": lambda: ask(path, sent),
-        "`carma submit`": lambda: forked(lambda: submit(command)),
+        "`carma submit`": lambda: in_fork(lambda: submit(command)),
         "`GET /v1/health`, which writes nothing": lambda: ask(path, request("GET", "/v1/health")),
-        "a process that does nothing": lambda: forked(lambda: 0),
+        "a process that does nothing": lambda: in_fork(lambda: 0),
         "fsync of 4 KiB": fsync_ms,
     }
     taken: Latencies = {what: [] for what in asked}
@@ -135,7 +132,7 @@ def honest(path: str, seconds: float) -> Latencies:
     return taken
 
 
-def forked(do: Callable[[], int]) -> None:
+def in_fork(do: Callable[[], int]) -> None:
     child = os.fork()
     if child == 0:
         os._exit(do())

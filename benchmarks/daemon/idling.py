@@ -1,4 +1,4 @@
-"""What a daemon takes while nothing happens: processor and memory.
+"""How much processor time and memory a daemon takes while nothing happens.
 
 Three daemons idle side by side: without jobs, with two that sleep, and with a long past.
 """
@@ -11,9 +11,9 @@ from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.daemon import history
+from benchmarks.daemon import server
 from benchmarks.daemon.carmad import SLEEPER, Daemon
-from benchmarks.harness.rows import Row
+from benchmarks.harness import Row
 
 GROUP = "idle daemon"
 PAST = 20_000
@@ -26,7 +26,7 @@ WINDOW_S = 10.0
 def measure() -> list[Row]:
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="carma-bench-")))
-        history.write_ended(directory, PAST)
+        server.write_ended(directory, PAST)
         daemons = {
             "no jobs": stack.enter_context(Daemon()),
             "2 jobs asleep": stack.enter_context(Daemon()),

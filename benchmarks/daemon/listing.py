@@ -20,12 +20,9 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from benchmarks.daemon import history, http, server
+from benchmarks.daemon import http, server
 from benchmarks.daemon.carmad import SLEEPER, Daemon
-from benchmarks.harness.main import main
-from benchmarks.harness.report import Report, of_rows
-from benchmarks.harness.rows import Row, of_runs
-from benchmarks.harness.timing import milliseconds
+from benchmarks.harness import Report, Row, main, milliseconds, of_rows, of_runs
 from carmad.core.types import ArrayTask, Job, JobId
 
 QUEUED = 10_000
@@ -67,7 +64,7 @@ def _fresh() -> list[Row]:
 
 def _queue(name: str, array: bool) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="carma-bench-") as directory:
-        _write(Path(directory), array)
+        server.write_waiting(Path(directory), list(_jobs(Path(directory), array)))
         with Daemon(Path(directory)) as daemon:
             time.sleep(IDLE_S)
             idle = daemon.rss_mb()
@@ -81,11 +78,11 @@ def _queue(name: str, array: bool) -> list[Row]:
                 ("every job, each after another step", "/v1/jobs", None, 1.05),
             ]
             rows = [_one(daemon, name, *each) for each in asked]
-            rows.append(_cancelled(daemon, name))
+            rows.append(_cancel(daemon, name))
             before = daemon.rss_mb()
             rows += [
-                _polled(daemon, name, "status", "/v1/status", bound=20.0),
-                _polled(daemon, name, "every job", "/v1/jobs", bound=None),
+                _poll(daemon, name, "status", "/v1/status", bound=20.0),
+                _poll(daemon, name, "every job", "/v1/jobs", bound=None),
                 _at_once(daemon, name, "status", "/v1/status", EACH),
                 Row(name, "RSS: idle", idle, "MB"),
                 Row(name, "RSS: after one of each", before, "MB"),
@@ -96,12 +93,8 @@ def _queue(name: str, array: bool) -> list[Row]:
             return rows
 
 
-def _write(directory: Path, array: bool) -> None:
-    """Of more memory than is free beside the eight that run: so they stay in line."""
-    history.write_waiting(directory, list(_jobs(directory, array)))
-
-
 def _jobs(directory: Path, array: bool) -> Iterator[Job]:
+    """They need more memory than is free beside the eight that run, so they stay in line."""
     me = pwd.getpwuid(os.getuid())
     for number in range(1, QUEUED + 1):
         job = server.job(number)
@@ -130,7 +123,7 @@ def _one(
     return of_runs(name, f"{what}: 1 client, p50", taken, "ms", bound=bound, note=note)
 
 
-def _cancelled(daemon: Daemon, name: str) -> Row:
+def _cancel(daemon: Daemon, name: str) -> Row:
     taken = [
         milliseconds(partial(daemon.post, "/v1/cancel", {"select": str(job)}))
         for job in range(QUEUED - ONE_BY_ONE, QUEUED)
@@ -138,7 +131,7 @@ def _cancelled(daemon: Daemon, name: str) -> Row:
     return of_runs(name, "cancel, one job: p50", taken, "ms")
 
 
-def _polled(daemon: Daemon, name: str, what: str, path: str, bound: float | None) -> Row:
+def _poll(daemon: Daemon, name: str, what: str, path: str, bound: float | None) -> Row:
     """Share of a core that six clients keep busy, above what the daemon takes for itself."""
     alone = _share(daemon, [])
     clients = [(path, n * POLL_S / POLLING) for n in range(POLLING)]

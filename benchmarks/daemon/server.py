@@ -1,21 +1,28 @@
-"""A scheduler in this process, with eight GPUs and as many jobs on them and in line as asked."""
+"""A scheduler in this process, with eight GPUs and as many jobs on them and in line as asked; and a
+daemon's database with many jobs, written through the store as the daemon would."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 from benchmarks.daemon.carmad import GPUS
 from carmad import registry
 from carmad.config import Limits, Settings
-from carmad.core.messages import Discovered, Sampled
+from carmad.core.messages import Discovered, Event, Exited, Sampled, Step, Submitted, Tick
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Estimate, GpuId, GpuSample, Job, JobState, ProcessUse
+from carmad.core.types import Cause, Estimate, Exit, GpuId, GpuSample, Job, JobState, ProcessUse
+from carmad.store.sql import SqlStore
 from carmad.testing import a_gpu, a_job, a_spec
 
 BEGUN = 1_000_000.0
 CARDS = tuple(a_gpu(index) for index in range(GPUS))
 ENV = tuple((f"VARIABLE_{n}", "some value of ordinary length " * 2) for n in range(40))
 HOLDS_MIB = 10_000
+
+AT_ONCE = 1000
 
 
 def scheduler(policy: str = "magm", backfill: int = 0) -> Scheduler:
@@ -60,7 +67,7 @@ def line(first: int, count: int, mib: int = HOLDS_MIB) -> list[Job]:
     return [job(id, mib) for id in range(first, first + count)]
 
 
-def sampled(at: float, running: Iterable[Job] = (), external_mib: int = 0) -> Sampled:
+def reading(at: float, running: Iterable[Job] = (), external_mib: int = 0) -> Sampled:
     """A reading of all GPUs, on each of which its jobs hold their memory, and maybe a process of no
     job holds some."""
     uses: dict[GpuId, list[ProcessUse]] = {card.id: [] for card in CARDS}
@@ -89,3 +96,36 @@ def sampled(at: float, running: Iterable[Job] = (), external_mib: int = 0) -> Sa
             for card in CARDS
         ),
     )
+
+
+def write_ended(directory: Path, count: int) -> None:
+    ids = range(1, count + 1)
+    _commit(directory, (_end(ids[n : n + AT_ONCE]) for n in range(0, count, AT_ONCE)))
+
+
+def write_waiting(directory: Path, jobs: Sequence[Job]) -> None:
+    _commit(directory, (waiting(jobs[n : n + AT_ONCE]) for n in range(0, len(jobs), AT_ONCE)))
+
+
+def waiting(jobs: Iterable[Job]) -> Step:
+    return Step((Tick(BEGUN),), tuple(jobs), (), ())
+
+
+def _commit(directory: Path, steps: Iterator[Step]) -> None:
+    with closing(SqlStore.open(directory / "carma.db")) as store:
+        for step in steps:
+            store.commit(step)
+
+
+def _end(ids: range) -> Step:
+    """Submitted, run and ended, all in one commit."""
+    done, end = Exit(Cause.SUCCESS, 0), BEGUN + 60
+    ran: dict[str, Any] = {"attempt": 1, "gpus": (CARDS[0].id,), "started_at": BEGUN}
+    queued = [job(id) for id in ids]
+    running = [job(id, state=JobState.RUNNING, **ran) for id in ids]
+    ended = [job(id, state=JobState.SUCCEEDED, exit=done, ended_at=end, **ran) for id in ids]
+    events: tuple[Event, ...] = (
+        Submitted(BEGUN, queued[0].id, tuple(job.spec for job in queued)),
+        *(Exited(end, job.id, 1, done) for job in queued),
+    )
+    return Step(events, (*queued, *running, *ended), (), ())

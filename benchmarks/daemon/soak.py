@@ -1,8 +1,7 @@
 """Thousands of modelled lives with every fault, and hundreds of kills of a real daemon under load.
 
-Then the reckoning: 0 lost, 0 doubled, 0 invariants broken. A seed is one life of `tests.model`, and
-the same each time. A storm (`tests.storm`) is not quite: its dice are, what the machine does
-meanwhile is not.
+In the end nothing may be lost, doubled or broken. A seed is one life of `tests.model`, and the same
+each time. A storm (`tests.storm`) is so only in its dice, not in what the machine does meanwhile.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from typing import Annotated
 import typer
 
 from benchmarks import RESULTS
-from benchmarks.harness import markdown
-from benchmarks.harness.report import circumstances, listed, write
+from benchmarks.harness import circumstances, list_facts, markdown_table, write
 from tests.daemon import NO_KERNELS, Carmad
 from tests.model import live_through
 from tests.storm import GPUS, Storm
@@ -46,7 +44,7 @@ class Lives:
         text = (
             f"{self.seeds:,} lives, {self.jobs:,} jobs, {self.attempts:,} attempts; in"
             f" {len(self.failed)} of them something was lost, doubled or broken."
-            f" {self.seconds:.0f} s.\n\n" + markdown.table(("fault", "times"), rows)
+            f" {self.seconds:.0f} s.\n\n" + markdown_table(("fault", "times"), rows)
         )
         if self.failed:
             first = min(self.failed)
@@ -157,7 +155,7 @@ def keep(part: str, facts: dict[str, str], found: Lives | Kills) -> None:
     kept[part] = {"facts": facts, "found": vars(found), "page": found.page()}
     page = ["# Soak: `python -m benchmarks.daemon.soak`"]
     for each in (name for name in TITLES if name in kept):
-        page += [f"## {TITLES[each]}", listed(kept[each]["facts"]), kept[each]["page"]]
+        page += [f"## {TITLES[each]}", list_facts(kept[each]["facts"]), kept[each]["page"]]
     write(RESULTS, "soak", "\n\n".join(page) + "\n", kept)
 
 

@@ -1,8 +1,8 @@
 """From the moment a submission is sent until the job's program runs, on an idle server; and from
 the start of the daemon until it answers.
 
-Between the two lie two commits and a process of the job's own, its supervisor. A Python started
-right before each job tells how much of the time is the machine's.
+Between submission and start lie two commits and the start of the job's supervisor. A Python started
+right before each job shows how much of the time is the machine's.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import sys
 import time
 
 from benchmarks.daemon.carmad import Daemon, plain_environment
-from benchmarks.daemon.command import run_ms
-from benchmarks.harness.rows import Row, of_runs, percentile
+from benchmarks.daemon.submitting import run_ms
+from benchmarks.harness import Row, of_runs, percentile
 
 GROUP = "submit to start"
 DAEMON = "start of the daemon"
@@ -49,7 +49,7 @@ def measure() -> list[Row]:
 
 
 def start_ms(daemon: Daemon) -> float:
-    """The job itself writes down when it started; its own start-up is in the number."""
+    """The job itself writes down when it started; its own start-up is included."""
     stamp = daemon.directory / "stamp"
     stamp.unlink(missing_ok=True)
     begun = time.time_ns()

@@ -34,8 +34,8 @@ from carmad.learned.estimates import Guess, ask_all, patient
 from carmad.learned.experience import Experience
 from carmad.options import MAX_WITHIN_S
 from carmad.threads import run_in_threadpool
-from estimators.experience import Past, context_mib, judged
 from estimators.tracer.report import PARTS, Explanation, Held
+from estimators.tracing import Past, context_mib, find_estimates
 
 router = resource()
 
@@ -322,7 +322,7 @@ def contexts(runs: Mapping[int, Sequence[Run]], uid: int) -> list[ContextOut]:
     every = [estimate for mine in runs.values() for run in mine for estimate in _estimates_of(run)]
     found: list[ContextOut] = []
     for stack in sorted({each.stack for each in every if each.source == "trace" and each.stack}):
-        past = {user: judged(mine, "trace", stack) for user, mine in runs.items()}
+        past = {user: find_estimates(mine, "trace", stack) for user, mine in runs.items()}
         jobs = sum(map(len, past.values()))
         learned = context_mib(Past(past.pop(uid, []), list(past.values())))
         found.append({"stack": stack, "jobs": jobs, "context_mib": learned[0] if learned else None})

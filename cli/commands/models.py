@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from carmad.api.estimates import EstimatorsOut
     from carmad.api.models import BinOut, ModelDetailOut, ModelOut, ModelsOut, TrainingOut
     from cli.text import Block
-    from estimators.gpumemnet.card import Card, Score
-    from estimators.gpumemnet.dataset import Origin, Sample
+    from estimators.gpumemnet.files import Card, Origin, Sample, Score
 
 
 def models(
@@ -225,16 +224,16 @@ def generate(
     _check_installed()
     import torch
 
-    from estimators.gpumemnet import dataset, labels
+    from estimators.gpumemnet import files, networks
 
     if measure and not torch.cuda.is_available():
         raise Problem("torch finds no GPU here", "leave out --measure to trace the networks")
     torch.set_num_threads(1)  # more would only wait
-    label = labels.measured if measure else labels.traced
+    label = networks.label_by_run if measure else networks.label_by_trace
     with _report_errors():
-        origin = labels.origin(str(family), seed, measure)
-        samples = labels.samples(str(family), seed, count, label)
-        dataset.write(to, origin, _track(samples, count))
+        origin = networks.origin(str(family), seed, measure)
+        samples = networks.samples(str(family), seed, count, label)
+        files.write_samples(to, origin, _track(samples, count))
     print(f"{count} networks, {origin.label}, in {to}")
 
 
@@ -278,13 +277,13 @@ def evaluate(
     Without DATA, the accuracy recorded in training. Of DATA that they were trained on, only the
     test split is used.
     """
-    from estimators.gpumemnet.card import WEIGHTS, read
+    from estimators.gpumemnet.files import WEIGHTS, read_card
 
     folder = weights or WEIGHTS
     rows: list[tuple[Card, Score]] = []
     with _report_errors():
         if not data:
-            cards = [read(str(each), folder) for each in Family if _is_there(each, folder)]
+            cards = [read_card(str(each), folder) for each in Family if _is_there(each, folder)]
             if not cards:
                 raise Problem(f"no weights in {folder}", "create some with `carma gpumemnet train`")
             rows = [(card, score) for card in cards for score in card.scores]
@@ -293,7 +292,7 @@ def evaluate(
             from estimators.gpumemnet.training import test
 
             for origin, samples in _datasets(data):
-                card = read(origin.family, folder)
+                card = read_card(origin.family, folder)
                 rows += [(card, test(card, folder, origin, samples))]
     output.show(_table(rows))
 
@@ -318,10 +317,10 @@ def _report_errors() -> Iterator[None]:
 
 
 def _datasets(paths: Iterable[Path]) -> list[tuple[Origin, list[Sample]]]:
-    from estimators.gpumemnet.dataset import read
+    from estimators.gpumemnet.files import read_samples
 
     with _report_errors():
-        read_in = [read(path) for path in paths]
+        read_in = [read_samples(path) for path in paths]
     families = [origin.family for origin, _ in read_in]
     if twice := {family for family in families if families.count(family) > 1}:
         raise Problem(f"two files of {', '.join(sorted(twice))}", "give one file per family")
@@ -343,7 +342,7 @@ def _track(things: Iterable[T], total: int) -> Iterator[T]:
 
 def _table(rows: Iterable[tuple[Card, Score]]) -> list[Block]:
     from cli.text import NOTHING, Table, columns, fraction
-    from estimators.gpumemnet.card import TABLE_3
+    from estimators.gpumemnet.files import TABLE_3
 
     made = Table(columns("FAMILY CLASSIFIERS BIN> NETWORKS> VALIDATED> ACCURACY> F1> PAPER> USED"))
     for card, score in rows:

@@ -115,7 +115,7 @@ def features(layers: Sequence[Layer], batch: int) -> Features:
     )
     pieces = [_token(types[part], kept[part]) for part in _pieces(len(kept))]
     tensors = _tensors(kept, named, types, batch, parameters)
-    return Features(tuple(map(float, sizes)), _encoded(named), tuple(pieces), tensors)
+    return Features(tuple(map(float, sizes)), _encode_activation(named), tuple(pieces), tensors)
 
 
 def family(layers: Sequence[Layer]) -> str | None:
@@ -154,7 +154,7 @@ def _tensors(
     return tuple(found)
 
 
-def _encoded(named: Sequence[str]) -> tuple[float, float]:
+def _encode_activation(named: Sequence[str]) -> tuple[float, float]:
     used = Counter(kind for kind in named if kind in ACTIVATIONS)
     if not used:
         return 0.0, 0.0

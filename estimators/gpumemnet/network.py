@@ -30,7 +30,7 @@ class Ensemble:
 
     def probabilities(self, seen: Features) -> Array:
         """Probability of each bin, by member: (members, bins)."""
-        return np.stack([binned(member, seen) for member in self.members])
+        return np.stack([bin_probabilities(member, seen) for member in self.members])
 
 
 @cache
@@ -44,15 +44,15 @@ def load(path: Path) -> Ensemble:
     return Ensemble(tuple(members.values()))
 
 
-def binned(weights: Weights, seen: Features) -> Array:
+def bin_probabilities(weights: Weights, seen: Features) -> Array:
     """Probabilities, (bins,), from an MLP, or from a transformer, which also uses the layers."""
     sums = np.log(np.exp(weights["mix"]) @ np.asarray(seen.tensors, np.float32))
     scalars = np.asarray(seen.scalars, np.float32)
     scalars = np.concatenate([(scalars - weights["mean"]) / weights["deviation"], sums])
     if "position" in weights:
-        read = _encoded(weights, np.asarray(seen.tokens, np.float32))
+        read = _encode(weights, np.asarray(seen.tokens, np.float32))
         scalars = np.concatenate([scalars, read])
-    layers = list(_numbered(weights, "head"))
+    layers = list(_parts(weights, "head"))
     for layer in layers[:-1]:
         scalars = np.maximum(_linear(weights, layer, scalars), 0)
     shift, spread = _linear(weights, layers[-1], scalars)
@@ -67,10 +67,10 @@ def softmax(values: Array) -> Array:
     return np.asarray(powers / powers.sum(-1, keepdims=True))
 
 
-def _encoded(weights: Weights, tokens: Array) -> Array:
+def _encode(weights: Weights, tokens: Array) -> Array:
     """(tokens, features) to (width,): pre-norm encoder layers, then the mean of the outputs."""
     out = _linear(weights, "embed", tokens) + weights["position"][: len(tokens)]
-    for layer in _numbered(weights, "layers"):
+    for layer in _parts(weights, "layers"):
         out = out + _attention(weights, f"{layer}.self_attn", _norm(weights, f"{layer}.norm1", out))
         wide = _linear(weights, f"{layer}.linear1", _norm(weights, f"{layer}.norm2", out))
         out = out + _linear(weights, f"{layer}.linear2", np.maximum(wide, 0))
@@ -95,7 +95,7 @@ def _norm(weights: Weights, name: str, values: Array) -> Array:
     return np.asarray(scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"])
 
 
-def _numbered(weights: Weights, name: str) -> Iterator[str]:
+def _parts(weights: Weights, name: str) -> Iterator[str]:
     """NAME.0, NAME.3 …: the parts of a list in torch that have weights, in order."""
     starts = {tuple(key.split(".")[:2]) for key in weights if key.startswith(f"{name}.")}
     for _, number in sorted(starts, key=lambda start: int(start[1])):

@@ -111,7 +111,7 @@ def _mlp(random: Random) -> Mlp:
         batch=1,
         inputs=_even(random, 8, 16384),
         outputs=_even(random, 2, 2048),
-        widths=_shaped(random, _even(random, 32, 12_288), random.randint(1, 12)),
+        widths=_widths(random, _even(random, 32, 12_288), random.randint(1, 12)),
         activation=random.choice(ACTIVATIONS),
         batch_norm=random.random() < 0.5,
         dropout=random.random() < 0.5,
@@ -128,7 +128,7 @@ def _cnn(random: Random) -> Cnn:
     block = random.choice(tuple(BLOCKS))
     stages = random.randint(2, 5)
     blocks = _even(random, stages, BLOCKS[block].most)
-    widths = _shaped(random, _even(random, 64, BLOCKS[block].widest), stages)
+    widths = _widths(random, _even(random, 64, BLOCKS[block].widest), stages)
     if random.random() < 0.7:
         widths = widths[::-1]  # narrow where the image is large, as most CNNs are
     shares = [random.random() + 0.3 for _ in widths]
@@ -167,7 +167,7 @@ def _transformer(random: Random) -> Transformer:
         outputs=_even(random, 2, 1000) if vision else _even(random, 1000, 60_000),
         width=width,
         heads=max(1, width // random.choice((32, 64, 64, 64))),
-        feed_forward=_shaped(random, ratio * width, depth),
+        feed_forward=_widths(random, ratio * width, depth),
         activation=random.choice(("ReLU", "GELU", "GELU", "SiLU", "Tanh")),
         dropout=random.random() < 0.7,
         fused=random.random() < 0.7,
@@ -199,7 +199,7 @@ def _even(random: Random, low: int, high: int) -> int:
     return round(exp(random.uniform(log(low), log(high))))
 
 
-def _shaped(random: Random, widest: int, depth: int) -> tuple[int, ...]:
+def _widths(random: Random, widest: int, depth: int) -> tuple[int, ...]:
     shape = SHAPES[random.choice(tuple(SHAPES))]
     last = max(1, depth - 1)
     return tuple(max(8, 8 * round(widest * shape(i / last) / 8)) for i in range(depth))

@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from estimators.gpumemnet import network
-from estimators.gpumemnet.card import GB, Card, Score, measured
-from estimators.gpumemnet.dataset import Origin, Sample
 from estimators.gpumemnet.features import TENSORS, TOKENS, TYPES, Features, features, kinds
+from estimators.gpumemnet.files import GB, Card, Origin, Sample, Score, span_values
 
 Labels = NDArray[np.int64]
 Indices = NDArray[np.intp]
@@ -70,7 +69,7 @@ def train(origin: Origin, samples: Sequence[Sample]) -> Trained:
     together = [score for score in outcome.scores if score.ensemble == "both"]
     good = [score.range_gb for score in together if (score.validation or 0) >= GOOD]
     range_gb = min(good, default=RANGES_GB[-1])
-    spans = [dict(measured(each)) for each in seen]
+    spans = [dict(span_values(each)) for each in seen]
     card = Card(
         origin,
         len(samples),
@@ -103,7 +102,7 @@ def test(card: Card, folder: Path, origin: Origin, samples: Sequence[Sample]) ->
                 f"{card.samples} {origin.family} networks of this seed were trained on, and here "
                 f"are {len(samples)}: generate some with another seed"
             )
-        among = held_out(labels(samples, RANGES_GB[-1], card.limit_gb))[1]
+        among = split_test(labels(samples, RANGES_GB[-1], card.limit_gb))[1]
     ensemble = network.load(folder / f"{origin.family}.npz")
     asked = [samples[i] for i in among]
     told = [
@@ -142,7 +141,7 @@ class Outcome:
 def cross_validate(seen: Sequence[Features], samples: Sequence[Sample], limit_gb: int) -> Outcome:
     """`seen` are the samples' features. Splits are stratified by the widest bins."""
     truths = {range_gb: labels(samples, range_gb, limit_gb) for range_gb in RANGES_GB}
-    rest, test = held_out(truths[RANGES_GB[-1]])
+    rest, test = split_test(truths[RANGES_GB[-1]])
     checks: dict[int, Indices] = {}
     members: list[Member] = []
     for fold, (learn, check) in enumerate(_folds(rest, truths[RANGES_GB[-1]])):
@@ -174,9 +173,9 @@ def _edges(range_gb: int, limit_gb: int) -> Tensor:
     return torch.arange(range_gb, limit_gb + 1, range_gb, dtype=torch.float32)
 
 
-def held_out(truth: Labels) -> tuple[Indices, Indices]:
+def split_test(truth: Labels) -> tuple[Indices, Indices]:
     """The training indices, and the 30 % for testing; deterministic."""
-    return next(_stratified(1, np.arange(len(truth)), truth))
+    return next(_stratify(1, np.arange(len(truth)), truth))
 
 
 def judge(
@@ -190,11 +189,11 @@ def judge(
 
 
 def _folds(rest: Indices, truth: Labels) -> Iterator[tuple[Indices, Indices]]:
-    for learn, check in _stratified(FOLDS, rest, truth[rest]):
+    for learn, check in _stratify(FOLDS, rest, truth[rest]):
         yield rest[learn], rest[check]
 
 
-def _stratified(splits: int, among: Indices, truth: Labels) -> Iterator[tuple[Indices, Indices]]:
+def _stratify(splits: int, among: Indices, truth: Labels) -> Iterator[tuple[Indices, Indices]]:
     """Stratified splits. A class with too few members to be split is merged with the one below."""
     strata = truth.copy()
     counts = Counter(strata.tolist())
@@ -273,7 +272,7 @@ def _fit(
     scalars = torch.tensor([each.scalars for each in seen])
     mean, deviation = scalars[learn].mean(0), scalars[learn].std(0) + 1e-3
     tensors = torch.tensor([each.tensors for each in seen])
-    inputs = (tensors, (scalars - mean) / deviation, *_padded(seen))
+    inputs = (tensors, (scalars - mean) / deviation, *_pad(seen))
     target = torch.from_numpy(truth)
     made = _Classifier if kind == "mlp" else _Transformer
     model = made(scalars.shape[1], edges)
@@ -305,7 +304,7 @@ def _fit(
     return Member(kind, fold, {name: best[name].numpy() for name in best}, probabilities)
 
 
-def _padded(seen: Sequence[Features]) -> tuple[Tensor, Tensor]:
+def _pad(seen: Sequence[Features]) -> tuple[Tensor, Tensor]:
     """(samples, most tokens, features), and the padding mask."""
     tokens = pad_sequence([torch.tensor(each.tokens) for each in seen], batch_first=True)
     lengths = torch.tensor([[len(each.tokens)] for each in seen])

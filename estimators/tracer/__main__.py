@@ -46,14 +46,12 @@ def main() -> None:
 
     global __package__
     __package__ = "carma_tracer"
-    from . import options as asked
-    from .answering import Answer
-    from .clock import Clock
-    from .command import CONFIGURED
+    from .answering import Answer, Clock
+    from .command import CONFIGURED, Options
     from .confine import confine
     from .scratch import Tree
 
-    options = asked.loads(sys.argv[1])
+    options = Options.loads(sys.argv[1])
     os.environ.update(ASKED)
     os.environ.update(options.env)
     show_gpus(options.gpus)

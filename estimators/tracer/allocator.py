@@ -100,9 +100,9 @@ class Allocator:
         """Raises OutOfMemory if the allocator has a capacity that is exceeded."""
         if nbytes <= 0:
             return  # an empty tensor has no memory
-        size = self._rounded(nbytes)
+        size = self._round_up(nbytes)
         pool = self._small if size <= SMALL else self._large
-        block = self._fitting(pool, size) or self._grown(pool, size)
+        block = self._fitting(pool, size) or self._grow(pool, size)
         block.free = False
         if self._splits(pool, block.size - size, size):
             self._split(pool, block, size)
@@ -131,7 +131,7 @@ class Allocator:
             for entry in pool.free:
                 block = entry[2]
                 if self.options.expandable:
-                    kept += [(one.size, one.address, one) for one in self._unmapped(pool, block)]
+                    kept += [(one.size, one.address, one) for one in self._unmap(pool, block)]
                 elif block.before is None and block.after is None:
                     self.reserved -= block.size
                 else:
@@ -146,7 +146,7 @@ class Allocator:
             for _, _, block in pool.free:
                 yield block
 
-    def _rounded(self, nbytes: int) -> int:
+    def _round_up(self, nbytes: int) -> int:
         divisions = self.options.divisions
         if divisions > 1 and nbytes > UNIT * divisions:
             step = (1 << (nbytes.bit_length() - 1)) // divisions
@@ -194,7 +194,7 @@ class Allocator:
         if pool.last is next_one:
             pool.last = block
 
-    def _grown(self, pool: Pool, size: int) -> Block:
+    def _grow(self, pool: Pool, size: int) -> Block:
         """A new block, including any free memory at the segment's end."""
         needed = self._growth(pool, size)
         if self.capacity is not None and self.reserved + needed > self.capacity:
@@ -228,7 +228,7 @@ class Allocator:
             return pool.page
         return -(-size // STEP) * STEP
 
-    def _unmapped(self, pool: Pool, block: Block) -> list[Block]:
+    def _unmap(self, pool: Pool, block: Block) -> list[Block]:
         """What is left of a free block when its whole pages are freed: at most its two ends.
 
         Simplification: the gap is not filled again; the segment grows at its end instead.

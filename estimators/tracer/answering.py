@@ -1,4 +1,5 @@
-"""The tracer's single answer: a report or a refusal, on file descriptor 3, followed by exit.
+"""The tracer's single answer, a report or a refusal, on file descriptor 3, followed by exit; and
+the clock by which it is due.
 
 Answering ends the process at once: none of the script's `except` or `finally` blocks, threads or
 exit handlers can interfere. A process that the script forked exits without an answer.
@@ -17,8 +18,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from .clock import Clock
-from .options import Options
+from .command import Options
 from .report import Report, refusal
 
 ANSWER_FD = 3
@@ -35,6 +35,48 @@ _INSTALLED = re.compile(r"(site|dist)-packages/")
 _OTHERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen")
 
 
+class Clock:
+    def __init__(self, started: float) -> None:
+        """`started`: by the monotonic clock. What the process has done so far counts as import."""
+        self._started = started
+        self._imports_s = time.process_time()
+        self._importing: float | None = None  # processor time when the import began
+
+    @property
+    def seconds(self) -> float:
+        """By the clock."""
+        return time.monotonic() - self._started
+
+    @property
+    def own_s(self) -> float:
+        """Of a processor, by all threads, except for imports in the main thread."""
+        importing = self._importing
+        return (time.process_time() if importing is None else importing) - self._imports_s
+
+    def works(self) -> None:
+        """From now on an import that is in progress counts: the script trains in it."""
+        if self._importing is not None:
+            self._imports_s += time.process_time() - self._importing
+            self._importing = None
+
+    def install(self) -> None:
+        """Notice imports from now on."""
+        importlib: Any = sys.modules["_frozen_importlib"]
+        find = importlib._find_and_load  # the interpreter calls it by this name
+        main = threading.get_ident()
+
+        def find_and_load(*args: Any) -> Any:
+            if self._importing is not None or threading.get_ident() != main:
+                return find(*args)
+            self._importing = time.process_time()
+            try:
+                return find(*args)
+            finally:
+                self.works()
+
+        importlib._find_and_load = find_and_load
+
+
 class Answer:
     def __init__(self, clock: Clock, options: Options) -> None:
         self.clock = clock
@@ -49,7 +91,7 @@ class Answer:
         os.close(ANSWER_FD)
 
     @property
-    def hurried(self) -> bool:
+    def is_half_over(self) -> bool:
         """Half of the time has passed."""
         return self._left_s < min(self._within_s, self._longest_s) / 2
 
@@ -106,7 +148,7 @@ def where(frame: FrameType | None) -> str:
     """The innermost line of the user's own code."""
     while frame is not None:
         if is_own(frame):
-            return f"it was at {shown(frame)}:{frame.f_lineno}"
+            return f"it was at {short_path(frame)}:{frame.f_lineno}"
         frame = frame.f_back
     return "it was loading libraries"
 
@@ -130,7 +172,7 @@ def place_of(error: BaseException) -> str:
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
         if is_own(trace.tb_frame):
-            place = f"{shown(trace.tb_frame)}:{trace.tb_lineno}"
+            place = f"{short_path(trace.tb_frame)}:{trace.tb_lineno}"
         trace = trace.tb_next
     return place
 
@@ -161,7 +203,7 @@ def first_line(error: Any) -> str:
     return lines[0][:300] if lines else "no message"
 
 
-def shown(frame: FrameType) -> str:
+def short_path(frame: FrameType) -> str:
     """The path of its file, relative to the working directory if it is below that."""
     path = frame.f_code.co_filename
     below = os.path.join(os.getcwd(), "")  # noqa: PTH109, PTH118

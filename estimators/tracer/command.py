@@ -1,4 +1,5 @@
-"""Takes Python commands apart: the interpreter, the script, and what a launcher adds.
+"""Takes Python commands apart: what stands in front, the interpreter, the script, and what a
+launcher adds; and has the options of the tracer, which runs in their place.
 
 Known launchers are torchrun, deepspeed and `accelerate launch` (only their command line:
 `accelerate config` is not read), of which the first process is traced. Anything else is left to
@@ -9,11 +10,12 @@ Known launchers are torchrun, deepspeed and `accelerate launch` (only their comm
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 CONFIGURED = "accelerate's configuration was not read"
 HINT = "give --gpu-mem, or submit the python command itself"
@@ -36,6 +38,43 @@ FLAGS = frozenset(
 )
 SHARDED = frozenset({"use-deepspeed", "use-fsdp", "use-megatron-lm", "use-parallelism-config"})
 
+# How many words of their own follow, besides options; the options that have a value.
+PREFIXES = {
+    "env": (0, ""),
+    "nohup": (0, ""),
+    "setsid": (0, ""),
+    "time": (0, "fo"),
+    "nice": (0, "n"),
+    "ionice": (0, "cn"),
+    "stdbuf": (0, "ioe"),
+    "timeout": (1, "ks"),
+    "taskset": (1, ""),
+    "numactl": (0, "CmNi"),
+    "srun": (0, "nNpGctJ"),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The tracer's options, passed as one argument of its command line."""
+
+    within_s: float  # of a processor, without imports: then say how far it came
+    longest_s: float  # by the clock, imports included: likewise
+    host_memory_mib: int
+    gpu: str = ""  # the model, as NVML names it; "": an A100
+    gpus: int = 1  # the job's
+    processes: int = 0  # that a launcher would start, over all nodes; 0: there is no launcher
+    explain: bool = False  # with what, where, and what would help
+    env: dict[str, str] = field(default_factory=dict)  # set on top of the job's own
+    skipped: str = ""  # of the command, what is left out and might prevent the script's failure
+
+    def dumps(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def loads(cls, text: str) -> Options:
+        return cls(**json.loads(text))
+
 
 class Unreadable(Exception):
     """The command cannot be tried; the message tells the job's owner why.
@@ -49,7 +88,7 @@ class Unreadable(Exception):
         self.crash = crash
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Program:
     """A parsed Python command."""
 
@@ -70,7 +109,7 @@ def parse(argv: Sequence[str], gpus: int) -> Program:
         front, argv = tuple(argv[:count]), argv[count:]
     name = os.path.basename(argv[0])
     if PYTHON.fullmatch(name):
-        return _python((*front, argv[0]), argv[1:], gpus)
+        return _parse_python((*front, argv[0]), argv[1:], gpus)
     launch = _LAUNCHERS.get(name)
     if launch is not None:
         folder, slash, _ = argv[0].rpartition("/")
@@ -79,7 +118,7 @@ def parse(argv: Sequence[str], gpus: int) -> Program:
     return Program((*front, *FIND, "", argv[0]), tuple(argv[1:]))
 
 
-def _python(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Program:
+def _parse_python(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Program:
     """`words`: what follows the interpreter's name."""
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "-":
@@ -95,26 +134,26 @@ def _python(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Program
         if kind == "m" and value in KERNELS:
             raise Unreadable("a notebook's kernel may run anything: give --gpu-mem")
         if kind == "m" and value in TORCHRUN:
-            return _torchrun(python, rest, gpus)
+            return _parse_torchrun(python, rest, gpus)
         if kind == "m" and value in ACCELERATE:
-            return _accelerate(python, ["launch", *rest], gpus)
+            return _parse_accelerate(python, ["launch", *rest], gpus)
         return Program(python, (f"-{kind}", value, *rest))
     if not rest or rest[0] == "-":
         raise Unreadable("its program comes from the terminal or a pipe, not from a file")
     return Program(python, tuple(rest))
 
 
-def _torchrun(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Program:
-    options, script = _launched(words)
+def _parse_torchrun(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Program:
+    options, script = _split_launcher(words)
     each, nodes = options.get("nproc-per-node", "1"), options.get("nnodes", "1")
     on_node = whole(each, gpus)  # gpu, auto
     return Program(python, script, on_node * whole(nodes.partition(":")[0], 1))
 
 
-def _accelerate(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Program:
+def _parse_accelerate(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Program:
     if not words or words[0] != "launch":
         raise Unreadable(f"of accelerate, only `accelerate launch` is known: {HINT}")
-    options, script = _launched(words[1:])
+    options, script = _split_launcher(words[1:])
     if "config-file" in options:
         raise Unreadable("accelerate's --config_file is not read: give --gpu-mem")
     told = {
@@ -126,8 +165,8 @@ def _accelerate(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Pro
     return Program(python, script, count if count > 1 else 0, env, CONFIGURED)
 
 
-def _deepspeed(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Program:
-    options, script = _launched(words)
+def _parse_deepspeed(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Program:
+    options, script = _split_launcher(words)
     each, nodes = options.get("num-gpus", ""), options.get("num-nodes", "1")
     count = whole(each, gpus) * whole(nodes, 1)
     if "no-local-rank" not in options:
@@ -141,10 +180,14 @@ def whole(text: str, otherwise: int) -> int:
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else otherwise
 
 
-_LAUNCHERS = {"torchrun": _torchrun, "accelerate": _accelerate, "deepspeed": _deepspeed}
+_LAUNCHERS = {
+    "torchrun": _parse_torchrun,
+    "accelerate": _parse_accelerate,
+    "deepspeed": _parse_deepspeed,
+}
 
 
-def _launched(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+def _split_launcher(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """A launcher's options, by name without dashes, and the command that it launches."""
     options: dict[str, str] = {}
     rest = list(words)
@@ -163,3 +206,23 @@ def _launched(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     if not rest:
         raise Unreadable("its launcher is given no script")
     return options, ("-m", *rest) if module else tuple(rest)
+
+
+def prefix_note(words: Sequence[str]) -> str:
+    """What the programs in front of a command would change for it."""
+    front = words[: len(words) - len(unwrap(words))]
+    return "`srun` was left out" if "srun" in map(os.path.basename, front) else ""
+
+
+def unwrap(words: Sequence[str]) -> list[str]:
+    """A command without `nohup`, `nice -n 10`, `timeout 3h` and their like in front."""
+    rest = list(words)
+    while rest and (base := os.path.basename(rest[0])) in PREFIXES and base != "env":
+        own, valued = PREFIXES[base]
+        rest.pop(0)
+        while rest and rest[0].startswith("-"):
+            option = rest.pop(0)
+            if re.fullmatch(rf"-[{valued or '-'}]", option) and valued and rest:
+                rest.pop(0)
+        del rest[:own]
+    return rest

@@ -1,16 +1,34 @@
-"""Convolutions as in cuDNN: output shapes, memory layouts, and copies.
+"""Convolutions as in cuDNN: output shapes, memory layouts, copies, and workspaces.
 
 PyTorch's own shape rule asks the CUDA library for its choice of algorithm, which is different
 without a GPU. The rule here: everything is in channels-last layout if the input or the weight
 is, otherwise contiguous; tensors in another layout are copied for the duration of the call.
+
+Workspaces are memory of kernels besides tensors: of cuBLAS, and of the algorithms cuDNN chooses.
+The libraries do not reveal their choice in advance. Of about 40 sets of parameters tried, those
+here fit GPUMemNet's timm data best (A100, float32, cudnn.benchmark on). The optimum is flat, and
+the explanations are guesses: no kernel was inspected. `lab/memory/timm.py` has the method.
 """
 
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from __future__ import annotations
+
+from math import inf, prod
+from typing import Any, Iterator, NamedTuple, Sequence, Tuple
 
 import torch
 
 Shape = Tuple[int, ...]
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+# Bytes per thread that runs GEMMs, kept for good. Hopper takes 24 MiB more, which then show as part
+# of the context that is measured there.
+BLAS = 8_519_680
+PADDED = 8  # channels that an image of at most IMAGE is padded to: what tensor cores take at once
+IMAGE = 4
+TRANSFORMED = 256  # side of the largest plane that cuDNN transforms as a whole
+TILE = 32  # side of what it transforms piece by piece
+PAIRS = 2_000_000  # of channels; below, transforms of tiles cost more surplus than they explain
+NARROW = 48  # channels per group, below which tensor cores are not used
 
 
 class Conv(NamedTuple):
@@ -117,7 +135,7 @@ def _output_shape(
     groups: int,
 ) -> Shape:
     """(N, C, spatial…); an option with one value is meant for all the dimensions."""
-    out: List[int] = []
+    out: list[int] = []
     for i, size in enumerate(x[2:]):
         step, pad, gap, extra = (
             option[i if len(option) > 1 else 0]
@@ -131,7 +149,7 @@ def _output_shape(
     return (x[0], weight[1] * groups if transposed else weight[0], *out)
 
 
-def _layout(x: Any, weight: Any) -> Optional[torch.memory_format]:
+def _layout(x: Any, weight: Any) -> torch.memory_format | None:
     """Channels-last if one of the two is that and not contiguous at the same time; else None."""
     last = _CHANNELS_LAST.get(x.dim())
     if last is not None and any(
@@ -141,7 +159,7 @@ def _layout(x: Any, weight: Any) -> Optional[torch.memory_format]:
     return None
 
 
-def _strides(shape: Shape, last: Optional[torch.memory_format]) -> Optional[Shape]:
+def _strides(shape: Shape, last: torch.memory_format | None) -> Shape | None:
     """Of a dense channels-last tensor; None if it is to be contiguous."""
     if last is None:
         return None
@@ -152,10 +170,74 @@ def _strides(shape: Shape, last: Optional[torch.memory_format]) -> Optional[Shap
     return tuple(strides)
 
 
-def _copies(recorder: Any, tensors: Any, last: Optional[torch.memory_format]) -> List[int]:
+def _copies(recorder: Any, tensors: Any, last: torch.memory_format | None) -> list[int]:
     form = torch.contiguous_format if last is None else last
     return [
         recorder.hold(t.numel() * t.element_size())
         for t in tensors
         if not t.is_contiguous(memory_format=form)
     ]
+
+
+def images(conv: Conv) -> int:
+    """Bytes kept for good for images with more channels, without data. That they are kept is what
+    fits: the data show 2.6 times the images' size at all batch sizes."""
+    is_image = conv.groups == 1 and conv.input[1] <= IMAGE and max(conv.weight[2:]) > 1
+    return prod(conv.input) // conv.input[1] * PADDED * conv.itemsize if is_image else 0
+
+
+def workspace(conv: Conv) -> int:
+    """Bytes that the convolution takes while it runs.
+
+    Tensor cores want channels last, so a copy of input and output is made going forward, and nearly
+    two going backward; and the weight, in another layout. Kernels of one point work on what is
+    there; those of few channels per group copy a quarter.
+    """
+    if not _has_algorithms(conv):
+        return 0
+    moved = (prod(conv.input) + prod(conv.output)) * conv.itemsize
+    if conv.groups == conv.input[1] > 1:  # depthwise
+        return moved // 4
+    weight = prod(conv.weight) * conv.itemsize
+    share = 1.75 if conv.backward else 1.0
+    if conv.groups > 1 and conv.input[1] // conv.groups <= NARROW:
+        share /= 4
+    return int(share * (moved + weight)) + weight
+
+
+def autotuning(conv: Conv, free: float = inf) -> int:
+    """Bytes that cudnn.benchmark takes when it first meets the convolution: what the greediest
+    algorithm wants of those that are satisfied with what is `free`."""
+    return max((size for size in _greediest(conv) if size <= free), default=0)
+
+
+def _greediest(conv: Conv) -> Iterator[int]:
+    if conv.input[1] <= IMAGE:
+        return
+    if max(conv.weight[2:]) > 1:
+        # A matrix product: twice the input with every window written out. Fitted.
+        positions = conv.input if conv.transposed else conv.output
+        window = prod(conv.weight[1:])
+        yield 2 * positions[0] * prod(positions[2:]) * window * conv.itemsize
+    plane = max(conv.input[2:])
+    if len(conv.input) == 4 and plane <= TRANSFORMED and {1} == {*conv.stride, *conv.dilation}:
+        # Fourier transforms of planes, padded to squares of a power of two: much where planes are
+        # 4 by 256, as in mobilevitv2.
+        batch, channels, outputs = conv.input[0], conv.input[1], conv.output[1]
+        pairs = channels * outputs // conv.groups
+        side = 1 << (plane - 1).bit_length()
+        yield (batch * (channels + outputs) + pairs) * _transform_size(side, conv)
+        # And of tiles, whose number hardly matters beside the weight's. The data show at most those
+        # of a few models, and in one run of several: what is sampled once a second misses most.
+        if conv.groups == 1 and pairs >= PAIRS:
+            yield (batch * (channels + outputs) + pairs) * _transform_size(TILE, conv)
+
+
+def _transform_size(side: int, conv: Conv) -> int:
+    """Bytes of the Fourier transform of a square of numbers."""
+    return side * (side // 2 + 1) * 2 * conv.itemsize
+
+
+def _has_algorithms(conv: Conv) -> bool:
+    """Whether cuDNN can choose among algorithms with a workspace."""
+    return conv.input[1] > IMAGE and max(conv.weight[2:]) > 1

@@ -1,7 +1,10 @@
-"""Makes `torch.cuda` look as on the server, and patches what else a trace needs.
+"""Makes `torch.cuda` look as on the server.
 
 The GPU has the name, size and compute capability of the server's. Streams and events do nothing,
 as the trace has only one stream. Random states are ignored.
+
+It runs out of memory where the script waits for that, because it looks for the largest batch that
+fits. Any other script is traced as if the GPU were larger, and its report says how much it needs.
 """
 
 from __future__ import annotations
@@ -9,17 +12,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
+import threading
 from collections import defaultdict
+from dataclasses import replace
 from itertools import takewhile
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Callable
+from types import CodeType, FrameType, SimpleNamespace
+from typing import Any, Callable, Iterator
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
-from . import out_of_memory
 from .recording import Recorder
+from .report import Report
 
 # GPU, compute capability, GiB of memory, unless the name has them ("A100-SXM4-40GB").
 _MODELS = (
@@ -44,8 +48,9 @@ _MODELS = (
     ("V100", (7, 0), 16),
     ("P100", (6, 0), 16),
 )
-Refuse = Callable[[str], None]
-_UNWRITTEN = "checkpoints are not written"
+_NAME, _WORDS = "OutOfMemoryError", "out of memory"
+_NAMES = frozenset((_NAME, "should_reduce_batch_size", "is_oom_error"))  # Accelerate, Lightning
+FULL = "it tries until the GPU is full, as it would on the server: what it takes is what there is"
 _UNKNOWN = ("NVIDIA A100-SXM4-80GB", (8, 0), 80)
 # What these do has no effect on the trace.
 _NOTHING = (
@@ -137,22 +142,16 @@ def visible(gpus: int) -> int:
     return sum(1 for _ in takewhile(lambda one: one and not one.startswith("-"), ids))
 
 
-def pretend(recorder: Recorder, gpu: str, gpus: int, refuse: Refuse) -> None:
-    """Make `torch` look as if it had `gpus` GPUs of this model, the first of them in use.
-    `refuse` ends the trace with a reason."""
+def pretend(recorder: Recorder, gpu: str, gpus: int) -> None:
+    """Make `torch` look as if it had `gpus` GPUs of this model, the first of them in use."""
     _cuda(recorder, gpu, gpus)
-    _tensors()
-    _storages(recorder)
     _accelerator(gpus)
-    _one_graph(recorder)
-    _values()
-    _checkpoints(recorder, refuse)
 
 
 def _cuda(recorder: Recorder, gpu: str, gpus: int) -> None:
     name, capability, size = model(gpu)
     recorder.memory = size
-    recorder.full = out_of_memory.raiser(recorder)
+    recorder.full = _raiser(recorder)
     properties = _Properties(
         name=name,
         major=capability[0],
@@ -165,7 +164,7 @@ def _cuda(recorder: Recorder, gpu: str, gpus: int) -> None:
         gcnArchName="",
         uuid="",
     )
-    properties.size, properties.asked = size, recorder.deceived
+    properties.size, properties.asked = size, recorder.deceive
     used, most = (lambda *_, **__: recorder.live), (lambda *_, **__: recorder.peak)
     constants: dict[str, Any] = {
         "is_initialized": True,
@@ -211,7 +210,7 @@ def _cuda(recorder: Recorder, gpu: str, gpus: int) -> None:
     }
     functions.update((key, _always(value)) for key, value in constants.items())
     if not any(part in gpu for part, _, _ in _MODELS):
-        functions.update((key, _guessed(constants[key], recorder)) for key in _OF_THE_MODEL)
+        functions.update((key, _guess(constants[key], recorder)) for key in _OF_THE_MODEL)
     _replace(functions)
 
 
@@ -235,9 +234,9 @@ def _always(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
-def _guessed(value: Any, recorder: Recorder) -> Callable[..., Any]:
+def _guess(value: Any, recorder: Recorder) -> Callable[..., Any]:
     def answer(*_: Any, **__: Any) -> Any:
-        recorder.deceived()
+        recorder.deceive()
         return value
 
     return answer
@@ -262,159 +261,51 @@ def _accelerator(gpus: int) -> None:
         torch._C._get_accelerator = _always(torch.device("cuda"))
 
 
-def _tensors() -> None:
-    """Patches methods and factories that access the GPU without the dispatcher."""
-    torch.Tensor.pin_memory = lambda self, *_, **__: self
-    torch.Tensor.is_pinned = lambda self, *_, **__: False
-    torch.Tensor.record_stream = _always(None)
-    dtypes = {
-        "FloatTensor": torch.float,
-        "DoubleTensor": torch.double,
-        "HalfTensor": torch.half,
-        "BFloat16Tensor": torch.bfloat16,
-        "LongTensor": torch.long,
-        "IntTensor": torch.int,
-        "ShortTensor": torch.short,
-        "CharTensor": torch.int8,
-        "ByteTensor": torch.uint8,
-        "BoolTensor": torch.bool,
-    }
-    convert = torch.Tensor.type
-
-    def type_(self: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if dtype is None:
-            return convert(self)
-        kind = isinstance(dtype, type)
-        name = f"{dtype.__module__}.{dtype.__name__}" if kind else str(dtype)
-        if name.startswith("torch.cuda."):
-            return self.to("cuda", dtypes[name.rpartition(".")[2]])
-        return convert(self, dtype, *args, **kwargs)
-
-    torch.Tensor.type = type_
-    formatted = torch.Tensor.__format__
-
-    def format_(self: Any, spec: str) -> str:
-        """PyTorch formats a single value so only if the class is Tensor itself."""
-        if isinstance(self, FakeTensor) and self.dim() == 0:
-            return format(self.item(), spec)
-        return str(formatted(self, spec))
-
-    torch.Tensor.__format__ = format_
-    make = torch.Generator
-
-    class Generator(make):  # type: ignore[misc,valid-type]
-        """Always on the CPU: random numbers are never drawn on the GPU."""
-
-        def __new__(cls, device: Any = "cpu") -> Any:
-            return make.__new__(cls, device="cpu")
-
-    torch.Generator = Generator
-    torch._VF._pack_padded_sequence = _packed
-    torch.inference_mode = _inference_mode
+# -- running out of memory
 
 
-def _storages(recorder: Recorder) -> None:
-    """FSDP frees what it gathered by resizing its storage to nothing."""
-    resize = torch.UntypedStorage.resize_
+def _raiser(recorder: Recorder) -> Callable[[int], None]:
+    """Called from the main thread; what it returns, from any."""
+    main = threading.get_ident()
+    kind: Any = getattr(torch, _NAME, None) or torch.cuda.OutOfMemoryError  # torch 2.5
 
-    def resize_(storage: Any, size: int) -> Any:
-        resize(storage, size)
-        recorder.resized(storage)
-        return storage
+    def full(nbytes: int) -> None:
+        if any(map(_waits, _stack(sys._current_frames().get(main)))):
+            recorder.note(FULL)
+            mib, has_mib = (round(size / 2**20, 2) for size in (nbytes, recorder.memory))
+            raise kind(
+                f"CUDA out of memory. Tried to allocate {mib} MiB. GPU 0 has a total capacity of "
+                f"{has_mib} MiB"
+            )
 
-    torch.UntypedStorage.resize_ = resize_
-
-
-def _packed(padded: Any, lengths: Any, batch_first: bool) -> Any:
-    """`lengths`, on the CPU, falls: what is left of each time step, one after the other."""
-    steps = padded.transpose(0, 1) if batch_first else padded
-    count = int(lengths[0])
-    sizes = (lengths[None] > torch.arange(count)[:, None]).sum(1)
-    return torch.cat([steps[i, :size] for i, size in enumerate(sizes.tolist())]), sizes
+    return full
 
 
-def _inference_mode(mode: Any = True) -> Any:
-    """The same memory; in the real one operators come to the recorder in larger pieces."""
-    return torch.no_grad()(mode) if callable(mode) else torch.set_grad_enabled(not mode)
+def within_memory(report: Report, recorder: Recorder) -> Report:
+    """A GPU that was full once: the allocator gave its cache back before it failed."""
+    above = report.reserved - int(min(recorder.memory, report.reserved))
+    if FULL not in recorder.notes or above <= 0:
+        return report
+    parts = {**report.parts, "cached": report.parts["cached"] - above}
+    return replace(report, reserved=report.reserved - above, parts=parts)
 
 
-def _one_graph(recorder: Recorder) -> None:
-    """Disables compilers: the trace is of the program as written."""
-
-    def unchanged(program: Any = None, *_: Any, **__: Any) -> Any:
-        recorder.note("torch.compile and torch.jit are left out: traced in eager mode")
-        return program if program is not None else (lambda wrapped: wrapped)
-
-    torch.compile = torch.jit.script = unchanged
-    torch.nn.Module.compile = lambda self, *_, **__: unchanged(self) and None
+def _stack(frame: FrameType | None) -> Iterator[CodeType]:
+    while frame is not None:
+        yield frame.f_code
+        frame = frame.f_back
 
 
-def _values() -> None:
-    """Skips checks of values, of which there are none: no overflow, every step is taken."""
-    import torch.amp.grad_scaler as scaling
-    from torch.distributions import Distribution
-
-    def step(self: Any, optimizer: Any, found: Any, *args: Any, **kwargs: Any) -> Any:
-        return optimizer.step(*args, **kwargs)
-
-    scaling.GradScaler._maybe_opt_step = step
-    Distribution.set_default_validate_args(False)
+def _waits(code: CodeType) -> bool:
+    """Whether the function names the error, or what it says, and may catch it."""
+    may_catch = getattr(code, "co_exceptiontable", True)  # Python 3.11
+    named = not _NAMES.isdisjoint(code.co_names)
+    return bool(may_catch) and (named or any(_WORDS in text for text in _texts(code.co_consts)))
 
 
-def _checkpoints(recorder: Recorder, refuse: Refuse) -> None:
-    load, places = torch.load, []  # type: Callable[..., Any], list[str]
-
-    def loaded(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Load to the device used on the server, where the copy takes memory, too."""
-        del places[:]
-        on_gpu = _on_gpu(map_location)
-
-        def keep(storage: Any, place: str) -> Any:
-            places.append(place)
-            return storage
-
-        try:
-            value = load(file, keep, *args, **kwargs)
-        except EOFError:  # an empty file, as `save` leaves them
-            if _UNWRITTEN in recorder.notes:
-                refuse(f"{_UNWRITTEN} by a trace, and cannot be loaded again")
-            raise
-        if on_gpu is None:
-            on_gpu = any(place.startswith("cuda") for place in places)
-        return _moved(value) if on_gpu else value
-
-    def save(value: Any, file: Any, *_: Any, **__: Any) -> None:
-        recorder.note(_UNWRITTEN)
-        if not hasattr(file, "write"):
-            Path(file).touch()
-
-    torch.load, torch.save = loaded, save
-
-
-def _on_gpu(map_location: Any) -> bool | None:
-    """None if the file itself says where its tensors go."""
-    if isinstance(map_location, dict):
-        map_location = next(iter(map_location.values()), None)
-    if map_location is None:
-        return None
-    if callable(map_location):  # `lambda storage, place: storage`, or `storage.cuda()`
-        try:
-            kept = map_location(torch.UntypedStorage(0), "cpu")
-        except Exception:  # noqa: BLE001  the script's own; there is no GPU to move it to
-            return True
-        return None if kept is None else False
-    return torch.device(map_location).type == "cuda"
-
-
-def _moved(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to("cuda")
-    if isinstance(value, dict):
-        for key in value:
-            value[key] = _moved(value[key])
-        return value
-    if isinstance(value, torch.nn.Module):
-        return value.cuda()
-    if type(value) in (list, tuple):
-        return type(value)(_moved(item) for item in value)
-    return value
+def _texts(values: Any) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, str):
+            yield value.lower()
+        elif isinstance(value, tuple):
+            yield from _texts(value)

@@ -20,9 +20,16 @@ from dataclasses import replace
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from estimators.tracer import options as asked
-from estimators.tracer import prefixes, shell
-from estimators.tracer.command import HINT, PYTHON, Unreadable, parse
+from estimators.tracer import shell
+from estimators.tracer.command import (
+    HINT,
+    PYTHON,
+    Options,
+    Unreadable,
+    parse,
+    prefix_note,
+    unwrap,
+)
 
 LINE_BYTES = 256  # that the kernel reads of a first line
 MOST_STEPS = 8  # of shell scripts that run shell scripts
@@ -40,7 +47,7 @@ def main() -> None:
         if other:
             path = name if "/" in name else shutil.which(name)
             start((*(shebang(path) or (other,)), tracer, text, *words), dict(os.environ))
-        options = asked.loads(text)
+        options = Options.loads(text)
         argv, env, cwd, skipped = resolve(
             [name, *words], dict(os.environ), os.getcwd(), options.gpus
         )
@@ -63,8 +70,8 @@ def resolve(words: Sequence[str], env: dict[str, str], cwd: str, gpus: int) -> s
     """The Python command that a command ends up running. Raises Unreadable, Unclear or OSError."""
     skipped = ""
     for _ in range(MOST_STEPS):
-        skipped = skipped or prefixes.outside(words)
-        words = prefixes.unwrapped(words)
+        skipped = skipped or prefix_note(words)
+        words = unwrap(words)
         name = os.path.basename(words[0]) if words else ""
         if PYTHON.fullmatch(name) or name in KNOWN:
             return shell.Command(list(words), env, cwd, skipped)

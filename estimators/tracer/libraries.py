@@ -1,12 +1,26 @@
-"""Patches to libraries that the script may import, applied when it does."""
+"""Patches to libraries that the script may import, applied when it does; and stand-ins for
+torch._dynamo and for torchvision's operators.
+
+torch._dynamo takes as long to import as torch itself and is hardly needed. When it makes fake
+tensors, PyTorch reads two settings from it and marks some functions. A stub package provides just
+that. If more of it is used, as some libraries do, the real package is imported then.
+
+torchvision, and so timm, becomes importable if its compiled operators do not load. It describes the
+shapes of its operators at import, which fails if they do not exist at all; their declarations are
+enough for everything but running them.
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import math
 import sys
+import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,22 +28,53 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from . import substitutes
 
+DYNAMO = "torch._dynamo"
+CONFIG = f"{DYNAMO}.config"
+
+_ROIS = "Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width"
+_BACK = "float spatial_scale, SymInt pooled_height, SymInt pooled_width"
+_FROM = "SymInt batch_size, SymInt channels, SymInt height, SymInt width"
+_DEFORM = (
+    "SymInt stride_h, SymInt stride_w, SymInt pad_h, SymInt pad_w, SymInt dilation_h, "
+    "SymInt dilation_w, SymInt groups, SymInt offset_groups, bool use_mask"
+)
+_SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    f"roi_align({_ROIS}, int sampling_ratio, bool aligned) -> Tensor",
+    f"_roi_align_backward(Tensor grad, Tensor rois, {_BACK}, {_FROM}, int sampling_ratio, "
+    "bool aligned) -> Tensor",
+    f"roi_pool({_ROIS}) -> (Tensor, Tensor)",
+    f"_roi_pool_backward(Tensor grad, Tensor rois, Tensor argmax, {_BACK}, {_FROM}) -> Tensor",
+    f"ps_roi_align({_ROIS}, int sampling_ratio) -> (Tensor, Tensor)",
+    f"_ps_roi_align_backward(Tensor grad, Tensor rois, Tensor channel_mapping, {_BACK}, "
+    f"int sampling_ratio, {_FROM}) -> Tensor",
+    f"ps_roi_pool({_ROIS}) -> (Tensor, Tensor)",
+    f"_ps_roi_pool_backward(Tensor grad, Tensor rois, Tensor channel_mapping, {_BACK}, {_FROM}) "
+    "-> Tensor",
+    f"deform_conv2d(Tensor input, Tensor weight, Tensor offset, Tensor mask, Tensor bias, {_DEFORM}"
+    ") -> Tensor",
+    "_deform_conv2d_backward(Tensor grad, Tensor input, Tensor weight, Tensor offset, Tensor mask, "
+    f"Tensor bias, {_DEFORM}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+_declared: list[Any] = []
+
 
 def _generation(module: Any) -> None:
     """Beam search goes on until all beams are as long as they may be: whether they could still
     improve depends on scores, of which there are none."""
 
-    def unfinished(
+    def has_unfinished(
         improvable: Any, sent: Any, next_token_hits_stopping_criteria: Any, early_stopping: Any
     ) -> bool:
         return not bool(torch.all(next_token_hits_stopping_criteria))
 
     mixin = module.GenerationMixin
     if hasattr(mixin, "_beam_search_has_unfinished_sequences"):  # transformers 4.50
-        mixin._beam_search_has_unfinished_sequences = staticmethod(unfinished)
+        mixin._beam_search_has_unfinished_sequences = staticmethod(has_unfinished)
 
 
-def _deepspeed(module: Any) -> None:
+def _never_overflow(module: Any) -> None:
     """Every step is taken: overflow depends on the gradients' values, which are unknown."""
     for name in ("DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3", "CheckOverflow"):
         for check in ("has_overflow", "check_using_norm"):
@@ -84,13 +129,13 @@ def _parameter(make: Callable[..., Any]) -> Callable[..., Any]:
 _PATCHES: dict[str, Callable[[Any], None]] = {
     "bitsandbytes.nn.modules": _bitsandbytes,
     "transformers.generation.utils": _generation,
-    "deepspeed.runtime.utils": _deepspeed,
-    "deepspeed.runtime.zero.stage3": _deepspeed,
-    "deepspeed.runtime.zero.stage_1_and_2": _deepspeed,
+    "deepspeed.runtime.utils": _never_overflow,
+    "deepspeed.runtime.zero.stage3": _never_overflow,
+    "deepspeed.runtime.zero.stage_1_and_2": _never_overflow,
 }
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _PatchFinder(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         patch = _PATCHES.get(name)
         spec = importlib.machinery.PathFinder.find_spec(name, path, target) if patch else None
@@ -107,4 +152,80 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _PatchFinder())
+
+
+class _SparseDynamo(types.ModuleType):
+    """A stub of the package."""
+
+    def __init__(self) -> None:
+        super().__init__(DYNAMO)
+        self.__path__ = [str(Path(torch.__file__).parent / "_dynamo")]
+
+    @staticmethod
+    def disable(function: Any = None, *_: Any, **__: Any) -> Any:
+        return function if function is not None else (lambda wrapped: wrapped)
+
+    @staticmethod
+    def graph_break(*_: Any, **__: Any) -> None:
+        """Called by optimizers in each step."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name == "config":  # it needs nothing of the package
+            return importlib.import_module(CONFIG)
+        return getattr(_real_dynamo(), name)
+
+
+class _DynamoFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports the whole package if one of its modules is imported, and returns that module."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if not name.startswith(f"{DYNAMO}.") or name == CONFIG:
+            return None
+        if not isinstance(sys.modules.get(DYNAMO), _SparseDynamo):
+            return None
+        _real_dynamo()
+        return importlib.machinery.ModuleSpec(name, self) if name in sys.modules else None
+
+    def create_module(self, spec: Any) -> Any:
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: Any) -> None:
+        pass
+
+
+def spare_dynamo() -> None:
+    """Call this before the first fake tensor is made."""
+    if DYNAMO not in sys.modules:
+        sys.modules[DYNAMO] = torch._dynamo = _SparseDynamo()
+        sys.meta_path.insert(0, _DynamoFinder())
+
+
+def _real_dynamo() -> Any:
+    """The package itself, imported when it is first asked for. `from torch._dynamo import name` in
+    a module that was given the stub asks twice."""
+    if isinstance(sys.modules.get(DYNAMO), _SparseDynamo):
+        for name in (DYNAMO, CONFIG):
+            sys.modules.pop(name, None)
+        del torch._dynamo  # its own modules look for it there while they are imported
+    return importlib.import_module(DYNAMO)
+
+
+def declare_torchvision() -> None:
+    """Does nothing if torchvision is absent, or its operators can be loaded."""
+    found = importlib.util.find_spec("torchvision")
+    if _declared or found is None or hasattr(torch.ops.torchvision, "nms"):
+        return
+    for folder in found.submodule_search_locations or ():
+        for compiled in Path(folder).glob("_C*.so"):
+            try:
+                torch.ops.load_library(str(compiled))
+                return
+            except OSError:
+                continue
+    library = torch.library.Library("torchvision", "DEF")
+    for schema in _SCHEMAS:
+        library.define(schema)
+    _declared.append(library)

@@ -93,14 +93,14 @@ def _stride(tensor: Any) -> Any:
         return object()
 
 
-def mapped(change: Callable[[Any], Any], value: Any) -> Any:
+def map_tensors(change: Callable[[Any], Any], value: Any) -> Any:
     """A copy with `change` applied to every tensor."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):
-        return {name: mapped(change, part) for name, part in value.items()}
+        return {name: map_tensors(change, part) for name, part in value.items()}
     if isinstance(value, (tuple, list)):
-        return type(value)([mapped(change, part) for part in value])
+        return type(value)([map_tensors(change, part) for part in value])
     return value
 
 

@@ -86,7 +86,7 @@ def _buckets(parameters: Any, cap_mib: float) -> list[Any]:
     return buckets
 
 
-def launched(processes: int) -> None:
+def set_launcher_environment(processes: int) -> None:
     """The environment that a launcher gives to the first process."""
     count = str(processes)
     os.environ.update(
@@ -136,14 +136,14 @@ def install(recorder: Recorder) -> None:
                 setattr(module, name, _nothing)
         module.broadcast_object_list = _nothing
         module.is_nccl_available = lambda: True
-        module.all_gather_object = _gathered
+        module.all_gather_object = _gather_objects
 
 
 def _nothing(*_: Any, async_op: bool = False, **__: Any) -> Any:
     return Work() if async_op else None
 
 
-def _gathered(objects: Any, value: Any, *_: Any, **__: Any) -> None:
+def _gather_objects(objects: Any, value: Any, *_: Any, **__: Any) -> None:
     objects[:] = [value] * len(objects)
 
 

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import fakecuda, substitutes
 from .convolution import Conv
+from .made_up import is_only_printed
 from .operators import (
     GEMMS,
     KINDS,
@@ -34,10 +35,9 @@ from .operators import (
     describe,
     kind_of,
     leaves_gpu,
-    mapped,
+    map_tensors,
     recipe_of,
 )
-from .printed import is_only_printed
 from .values import Values
 
 GPU = torch.device("cuda:0")
@@ -111,7 +111,7 @@ class Recorder(TorchDispatchMode):
         self._answers: Dict[Tuple[Any, ...], Any] = {}
         self._home = self._thread = threading.get_ident()
         self._blas: List[str] = []
-        self.values = Values(self._kept)
+        self.values = Values(self._storage_of)
         self._mode = FakeTensorMode()
         # Copied tensors stay in this mode: with one of their own, CUDA's kernels would be called.
         self._mode.__deepcopy__ = lambda memo: self._mode
@@ -142,7 +142,7 @@ class Recorder(TorchDispatchMode):
     def empty_cache(self) -> None:
         self.events.append(("empty", 0))
 
-    def deceived(self) -> None:
+    def deceive(self) -> None:
         """Call this when the program gets something that a real run would not."""
         self.made_up = self.made_up or not is_only_printed()
 
@@ -175,10 +175,10 @@ class Recorder(TorchDispatchMode):
         """The id of its storage among the events; None for anything but a tensor on the GPU."""
         if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
             return None
-        storage = self._kept(tensor)
+        storage = self._storage_of(tensor)
         return None if storage is None else int(storage.id)
 
-    def _kept(self, tensor: Any) -> Any:
+    def _storage_of(self, tensor: Any) -> Any:
         return self._storages.get(tensor.untyped_storage()._cdata)
 
     @property
@@ -201,12 +201,12 @@ class Recorder(TorchDispatchMode):
         """Allocate bytes that belong to no tensor, until they are released."""
         self._ids += 1
         self._held[self._ids] = nbytes
-        self._allocated(self._ids, nbytes, None)
+        self._log_allocation(self._ids, nbytes, None)
         return self._ids
 
     def release(self, held: Iterable[int]) -> None:
         for id in held:
-            self._freed(id, self._held.pop(id))
+            self._log_release(id, self._held.pop(id))
 
     def _fake(self, meta: Any) -> Any:
         """What FakeTensor(mode, meta, GPU) makes, in a fifth of the time."""
@@ -216,7 +216,7 @@ class Recorder(TorchDispatchMode):
         vars(tensor).update(self._attributes)
         return tensor
 
-    def resized(self, storage: Any) -> None:
+    def note_resize(self, storage: Any) -> None:
         """Call this when a storage was resized other than by an operator."""
         if storage._cdata in self._storages:
             self._watch_storage(storage)
@@ -232,29 +232,29 @@ class Recorder(TorchDispatchMode):
         if known is not None:
             if known.nbytes == nbytes:
                 return
-            self._gone(known)  # resized
+            self._drop(known)  # resized
         self._ids += 1
-        watched = self._Watched(storage, self._gone)
+        watched = self._Watched(storage, self._drop)
         watched.address, watched.id, watched.nbytes = address, self._ids, nbytes
         watched.value = None
         self._storages[address] = watched
-        self._allocated(self._ids, nbytes, dtype)
+        self._log_allocation(self._ids, nbytes, dtype)
 
-    def _gone(self, watched: Any) -> None:
+    def _drop(self, watched: Any) -> None:
         del self._storages[watched.address]
-        self._freed(watched.id, watched.nbytes)
+        self._log_release(watched.id, watched.nbytes)
 
-    def _allocated(self, id: int, nbytes: int, dtype: Optional[torch.dtype]) -> None:
+    def _log_allocation(self, id: int, nbytes: int, dtype: Optional[torch.dtype]) -> None:
         if self._Watched is _Polled:
             for watched in [w for w in self._storages.values() if w.id != id and w.expired()]:
-                self._gone(watched)
+                self._drop(watched)
         self.events.append((id, nbytes))
         self.live += nbytes
         self.peak = max(self.peak, self.live)
         if self.witness is not None:
             self.witness(id, dtype)
 
-    def _freed(self, id: int, nbytes: int) -> None:
+    def _log_release(self, id: int, nbytes: int) -> None:
         self.events.append((id, -1))
         self.live -= nbytes
 
@@ -296,15 +296,15 @@ class Recorder(TorchDispatchMode):
         if func in substitutes.READS or leaves_gpu(func, kwargs):
             real = self.values.result(func, args, kwargs)
             if real is not None:
-                return self._known(real, kwargs.get("device"))
+                return self._place_result(real, kwargs.get("device"))
         out = self._answer(func, args, kwargs, key)
         self.values.follow(func, args, kwargs, out)
         return out
 
-    def _known(self, real: Any, place: Any) -> Any:
+    def _place_result(self, real: Any, place: Any) -> Any:
         """A result that is known: a number, or tensors, on the GPU unless they go elsewhere."""
         if isinstance(real, (tuple, list)):
-            return type(real)([self._known(one, place) for one in real])
+            return type(real)([self._place_result(one, place) for one in real])
         if not isinstance(real, torch.Tensor) or place is not None:
             return real
         return self.values.keep(self.new(real.shape, real.dtype, real.stride()), real)
@@ -313,7 +313,7 @@ class Recorder(TorchDispatchMode):
         answer = substitutes.ANSWERS.get(func)
         if answer is not None:
             if func not in KNOWN:
-                self.deceived()
+                self.deceive()
             out = answer(self, *args, **kwargs)
             if out is not NotImplemented:
                 return out
@@ -322,7 +322,7 @@ class Recorder(TorchDispatchMode):
             return args[0] if func._schema.returns else None
         if kind == "view":
             return self._view(func, args, kwargs)
-        copies = [self.hold(nbytes) for nbytes in substitutes.copied(func, args)]
+        copies = [self.hold(nbytes) for nbytes in substitutes.copy_sizes(func, args)]
         out = self.run(func, args, kwargs, tuple(key) if kind == "function" else None)
         self.release(copies)
         return out
@@ -378,13 +378,13 @@ class Recorder(TorchDispatchMode):
             kwargs = {**kwargs, "device": META}
         try:
             with fake_tensor.in_kernel_invocation_manager(self._mode):
-                out = func(*mapped(as_meta, args), **kwargs)
+                out = func(*map_tensors(as_meta, args), **kwargs)
         except NotImplementedError:
-            out = func(*mapped(as_zeros, args), **mapped(as_zeros, kwargs))
+            out = func(*map_tensors(as_zeros, args), **map_tensors(as_zeros, kwargs))
         if place is not None and torch.device(place).type != "cuda":
-            self.deceived()
-            return mapped(lambda tensor: substitutes.stand_in(tensor, place), out)
-        return mapped(self._receive, out)
+            self.deceive()
+            return map_tensors(lambda tensor: substitutes.stand_in(tensor, place), out)
+        return map_tensors(self._receive, out)
 
     def _receive(self, tensor: Any) -> Any:
         if tensor.layout is not torch.strided:

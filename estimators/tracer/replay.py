@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Iterable, Sequence
 import torch
 
 from .allocator import DEFAULTS, Allocator, Options, options
+from .convolution import BLAS, autotuning, images, workspace
 from .report import PARTS, Report
-from .workspace import BLAS, autotuning, images, workspace
 
 if TYPE_CHECKING:
     from .convolution import Conv
-    from .layers import Layers
+    from .modules import Layers
     from .recording import Recorder
 
 

@@ -68,8 +68,8 @@ class Explanation:
             if not moments:
                 return None
             return cls(
-                modules=tuple(map(_held, fields["modules"][:MOST_HOLDERS])),
-                lines=tuple(map(_held, fields["lines"][:MOST_HOLDERS])),
+                modules=tuple(map(_holder, fields["modules"][:MOST_HOLDERS])),
+                lines=tuple(map(_holder, fields["lines"][:MOST_HOLDERS])),
                 remedies=tuple(
                     Remedy(_text(one["what"]), _number(one["saved"]), bool(one["exact"]))
                     for one in fields["remedies"][:MOST_HOLDERS]
@@ -80,7 +80,7 @@ class Explanation:
             return None
 
 
-def _held(one: Any) -> Held:
+def _holder(one: Any) -> Held:
     name, kind = _text(one["name"]), _text(one["kind"])
     return Held(name, kind, _number(one["count"]), _number(one["nbytes"]))
 

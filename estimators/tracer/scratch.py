@@ -286,7 +286,7 @@ class Tree:
         own = self._path(path, dir_fd)
         if own is None:
             return _fd_open(path, flags, mode, dir_fd=dir_fd)
-        if flags & _CHANGES and self._kept() >= KEPT_BYTES:
+        if flags & _CHANGES and self._bytes_in_files() >= KEPT_BYTES:
             raise _error(errno.ENOSPC, path)
         if _TEMPORARY and flags & _TEMPORARY:
             return os.memfd_create("temporary")
@@ -304,7 +304,7 @@ class Tree:
         again = flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
         return _fd_open(f"/proc/self/fd/{self._files[own]}", again)
 
-    def _kept(self) -> int:
+    def _bytes_in_files(self) -> int:
         return sum(os.fstat(fd).st_blocks * 512 for fd in self._files.values())
 
     def _adopt(self, own: str, path: Any, flags: int) -> None:

@@ -3,14 +3,22 @@
 With several optimizers (a GAN) it continues until each has stepped twice, but waits for an inactive
 one only until another has stepped ENOUGH times, or half of the time has passed. With gradient
 accumulation a step is one of the optimizer, not an iteration. Patches to the script's torch and
-other libraries are in `device`, `samples`, `moving`, `ranks`, `libraries` and `repeats`; its
-confinement is in `confine` and `scratch`.
+other libraries are in `device`, `tensors`, `shortcuts`, `ranks` and `libraries`; its confinement is
+in `confine` and `scratch`.
+
+Of a Jupyter notebook the code cells are run, without a kernel. Lines that begin with `%` or `!`
+(magics, shell commands) are left out, as are cells in another language. `display` does nothing, and
+`get_ipython()` returns an object that accepts any call.
 """
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import builtins
 import contextlib
+import json
+import re
 import runpy
 import sys
 import types
@@ -26,33 +34,30 @@ from torch.optim.optimizer import (
 )
 
 from . import (
-    compiler,
     device,
     libraries,
-    moving,
-    notebook,
-    out_of_memory,
-    outside,
+    made_up,
     ranks,
-    samples,
-    torchvision_ops,
+    shortcuts,
+    tensors,
 )
-from .answering import Answer, first_line, offline, what_went_wrong
-from .attribution import Attribution
+from .answering import Answer, Clock, first_line, offline, what_went_wrong
 from .blame import own_crash
-from .clock import Clock
-from .explaining import explained
+from .command import Options
+from .explanation import with_explanation
 from .fakecuda import Unfit
-from .layers import Layers
-from .options import Options
+from .modules import Attribution, Layers
 from .recording import Recorder
-from .repeats import Repeats
 from .replay import replay
 from .report import LONGER, Report
+from .shortcuts import Repeats
 
 STEPS = 2
 ENOUGH = 12
 OTHERS = {"jax": "JAX", "tensorflow": "TensorFlow", "cupy": "CuPy", "paddle": "Paddle"}
+
+SAME = re.compile(r"%%(time|timeit|capture|prun|memit)\b.*")  # the rest of the cell is Python
+MAGIC = re.compile(r"^(\s*)(?:[%!].*|(?:[\w, ]+=\s*)[!%].*|\?.*|[\w.]+\?+\s*)$", re.MULTILINE)
 
 
 class Steps:
@@ -87,26 +92,26 @@ class Trace:
     def __init__(self, options: Options, answer: Answer) -> None:
         self._answer = answer
         self._steps = Steps(answer.clock)
-        compiler.spare()
+        libraries.spare_dynamo()
         self.recorder = Recorder()
         self.layers = Layers(self.recorder)
-        device.pretend(self.recorder, options.gpu, options.gpus, answer.refuse)
+        device.pretend(self.recorder, options.gpu, options.gpus)
+        tensors.install(self.recorder, answer.refuse)
         ranks.install(self.recorder)
-        samples.install()
-        moving.install()
-        outside.watch(self.recorder.deceived)
+        shortcuts.load_few_samples()
+        made_up.watch(self.recorder.deceive)
         libraries.install()
         self.attribution = Attribution(self.recorder) if options.explain else None
         self._repeats = Repeats(self.recorder)
         self._repeats.install()
         register_optimizer_step_pre_hook(lambda *_: self.recorder.mark("optimizer"))
-        register_optimizer_step_post_hook(self._stepped)
+        register_optimizer_step_post_hook(self._after_step)
 
-    def _stepped(self, optimizer: Any, *_: Any) -> None:
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
         self.recorder.mark("stepped")
         before = self._steps.rounds
-        last = self._steps.count(optimizer, self._answer.hurried)
-        self._repeats.stepped()
+        last = self._steps.count(optimizer, self._answer.is_half_over)
+        self._repeats.note_step()
         self.recorder.label_optimizer(optimizer)
         self._answer.steps = self._steps.rounds
         if self._steps.rounds > before:
@@ -125,16 +130,16 @@ class Trace:
             recorder.note("it ended by itself after one optimizer step: the second may take more")
         recorder.benchmark = bool(torch.backends.cudnn.benchmark)
         report = replay(recorder, self.layers, steps, self._answer.clock.seconds)
-        report = out_of_memory.within(report, recorder)
+        report = device.within_memory(report, recorder)
         if self.attribution is not None:
-            report = self._explained(report, self.attribution)
+            report = self._explain(report, self.attribution)
         self._answer.report(report)
 
-    def _explained(self, report: Report, attribution: Attribution) -> Report:
+    def _explain(self, report: Report, attribution: Attribution) -> Report:
         """An estimate without an explanation is better than none."""
         self._answer.keep(_with_note(report, f"there was no time to explain it: {LONGER}"))
         try:
-            return explained(report, self.recorder, attribution)
+            return with_explanation(report, self.recorder, attribution)
         except Exception as error:  # noqa: BLE001 - else it would pass for the script's own
             return _with_note(report, f"it cannot be explained: {error!r:.200}")
 
@@ -151,9 +156,9 @@ def _without_torch() -> str:
 def run(words: list[str], options: Options, answer: Answer) -> None:
     """`words`: the script or -m or -c, and its arguments. Does not return."""
     if options.processes:
-        ranks.launched(options.processes)
+        ranks.set_launcher_environment(options.processes)
     try:
-        torchvision_ops.declare()
+        libraries.declare_torchvision()
         trace = Trace(options, answer)
     except Unfit as error:
         answer.refuse(str(error))
@@ -214,6 +219,48 @@ def _execute(words: list[str]) -> None:
         sys.path.insert(0, str(Path(words[0]).resolve().parent))
         if words[0].endswith(".ipynb"):
             sys.path.insert(0, "")
-            notebook.run(Path(words[0]))
+            run_notebook(Path(words[0]))
         else:
             runpy.run_path(words[0], run_name="__main__")
+
+
+class _Shell:
+    """What a script that was exported from a notebook calls for its magics."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Shell()
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return None
+
+
+def run_notebook(path: Path) -> None:
+    """In a module `__main__` of its own, one cell after the other."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(
+        __builtins__=builtins,
+        __file__=str(path),
+        get_ipython=_Shell,
+        display=lambda *_, **__: None,
+    )
+    sys.modules["__main__"] = main
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    for number, cell in enumerate(cells, 1):
+        if cell["cell_type"] == "code":
+            source = cell["source"]
+            text = python(source if isinstance(source, str) else "".join(source))
+            name, flags = f"{path.name}, cell {number}", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            waits = eval(compile(text, name, "exec", flags), main.__dict__)
+            if waits is not None:
+                asyncio.run(waits)
+
+
+def python(cell: str) -> str:
+    """The cell's Python, on the same lines; "" if it is in another language."""
+    text = cell.lstrip()
+    if text.startswith("%%"):
+        first, _, rest = text.partition("\n")
+        return f"\n{python(rest)}" if SAME.fullmatch(first) else ""
+    return MAGIC.sub(r"\1pass", cell)

@@ -15,8 +15,7 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from estimators.tracer.command import whole
-from estimators.tracer.prefixes import PREFIXES
+from estimators.tracer.command import PREFIXES, whole
 
 MOST_BYTES = 1 << 20
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh"))
@@ -189,7 +188,7 @@ class _Script:
                 at, quoted = end + 1, True
             elif char == '"':
                 several = SEVERAL.match(text, at)
-                value, at = self._quoted(text, at + 1)
+                value, at = self._read_quoted(text, at + 1)
                 first, *others = value.split(NEXT)
                 parts[-1] += first
                 parts += others
@@ -198,7 +197,7 @@ class _Script:
                 parts[-1] += text[at + 1 : at + 2]
                 at += 2
             elif char in "$`":
-                value, at = self._expanded(text, at)
+                value, at = self._expand(text, at)
                 first, *others = value.replace(NEXT, " ").split() or [""]
                 splits = True
                 parts[-1] += first
@@ -213,21 +212,21 @@ class _Script:
                 at += 1
         return [part for part in parts if part or quoted or not splits], at
 
-    def _quoted(self, text: str, at: int) -> tuple[str, int]:
+    def _read_quoted(self, text: str, at: int) -> tuple[str, int]:
         value = ""
         while at < len(text) and text[at] != '"':
             if text[at] == "\\" and text[at + 1 : at + 2] in {*'"\\$`'}:
                 value += text[at + 1]
                 at += 2
             elif text[at] in "$`":
-                more, at = self._expanded(text, at)
+                more, at = self._expand(text, at)
                 value += more
             else:
                 value += text[at]
                 at += 1
         return value, at + 1
 
-    def _expanded(self, text: str, at: int) -> tuple[str, int]:
+    def _expand(self, text: str, at: int) -> tuple[str, int]:
         """What begins with $ or a backquote."""
         if text[at] == "`":
             end = text.find("`", at + 1) % (len(text) + 1)
@@ -264,7 +263,7 @@ class _Script:
         if "*" in match[0]:
             value = value.replace(NEXT, " ")
         if not value and match[3]:
-            value = self._quoted(match[4].strip("\"'"), 0)[0]
+            value = self._read_quoted(match[4].strip("\"'"), 0)[0]
             if "=" in match[3]:
                 self._own[name] = value
         return value

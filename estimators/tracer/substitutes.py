@@ -6,7 +6,7 @@ it is not known (`values`), it gets one that usually allocates at least as much 
 every element is selected, numbers are 1.
 
 Choices: without a GPU, attention uses the implementation that keeps all scores, and RMSNorm and the
-derivatives of SiLU and Mish are decomposed into pieces with large temporaries.
+derivatives of SiLU and Mish are decomposed into pieces with large temporaries (`kernels`).
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 
-from . import convolution, norms, recurrent
+from . import convolution, kernels
 
 aten = torch.ops.aten
 _installed: List[Any] = []
@@ -33,19 +33,19 @@ def install() -> None:
         library = torch.library.Library("aten", "IMPL")
         for name in ("silu_backward", "mish_backward"):
             library.impl(name, lambda gradient, x: torch.empty_like(x), "CUDA")
-        norms.install(library)
+        kernels.install_rms_norm(library)
         _installed.append(library)
     original = F.scaled_dot_product_attention
-    attention = _attention(original)
+    attention = kernels.attention(original)
     F.scaled_dot_product_attention = attention
     torch._C._nn.scaled_dot_product_attention = attention
     _installed.append(original)
-    recurrent.install()
+    kernels.install_rnns()
     _let_optimizers_batch()
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+def replace_attributes(owner: Any, **attributes: Any) -> Iterator[None]:
     before = {name: getattr(owner, name) for name in attributes}
     try:
         for name, value in attributes.items():
@@ -61,7 +61,7 @@ def recording() -> Iterator[None]:
     """What holds only while a Recorder is at work: parameters are not drawn from the truncated
     normal distribution, which may be done until the values fit, and `torch.tensor(…,
     device="cuda")` makes a CPU tensor first, which is then moved under the Recorder's eyes."""
-    with replaced(torch.nn.init, _no_grad_trunc_normal_=lambda tensor, *_, **__: tensor):
+    with replace_attributes(torch.nn.init, _no_grad_trunc_normal_=lambda tensor, *_, **__: tensor):
         if hasattr(torch._C, "_set_only_lift_cpu_tensors"):
             before = torch._C._only_lift_cpu_tensors()
             torch._C._set_only_lift_cpu_tensors(True)
@@ -70,7 +70,7 @@ def recording() -> Iterator[None]:
             finally:
                 torch._C._set_only_lift_cpu_tensors(before)
         else:
-            with replaced(torch, tensor=_tensor_by_way_of_cpu):
+            with replace_attributes(torch, tensor=_tensor_by_way_of_cpu):
                 yield
 
 
@@ -159,7 +159,7 @@ _PRODUCTS: Dict[Any, Tuple[int, ...]] = {
 }
 
 
-def copied(func: Any, args: Any) -> List[int]:
+def copy_sizes(func: Any, args: Any) -> List[int]:
     """Bytes of the arguments that a kernel copies, because of their strides, while it runs."""
     out = [args[i] for i in _CONTIGUOUS.get(func, ()) if not args[i].is_contiguous()]
     out += [args[i] for i in _PRODUCTS.get(func, ()) if not _fit_for_blas(args[i])]
@@ -187,13 +187,13 @@ def _nonzero(recorder: Any, tensor: Any) -> Any:
     return recorder.new((tensor.numel(), tensor.dim()), torch.int64)
 
 
-def _masked_select(recorder: Any, tensor: Any, mask: Any) -> Any:
+def _select_by_mask(recorder: Any, tensor: Any, mask: Any) -> Any:
     real = recorder.values.of(mask)
     if real is not None:
         shape = torch.broadcast_shapes(tensor.shape, mask.shape)
         return recorder.new((int(real.expand(shape).sum()),), tensor.dtype)
     recorder.note("masks are taken to select everything")
-    recorder.deceived()
+    recorder.deceive()
     return recorder.new(
         (math.prod(torch.broadcast_shapes(tensor.shape, mask.shape)),), tensor.dtype
     )
@@ -238,7 +238,7 @@ def _positions(recorder: Any, indices: Any) -> List[Any]:
                 )
                 continue
             recorder.note("masks are taken to select everything")
-            recorder.deceived()
+            recorder.deceive()
             count = index.numel()
             out.extend(recorder.new((count,), torch.int64) for _ in range(index.dim()))
         else:
@@ -268,26 +268,26 @@ def _is_mask(index: Any) -> bool:
 ANSWERS: Dict[Any, Callable[..., Any]] = {
     aten.convolution.default: convolution.forward,
     aten.convolution_backward.default: convolution.backward,
-    aten._cudnn_rnn.default: recurrent.forward,
-    aten._cudnn_rnn_backward.default: recurrent.backward,
+    aten._cudnn_rnn.default: kernels.rnn,
+    aten._cudnn_rnn_backward.default: kernels.rnn_backward,
     aten._local_scalar_dense.default: _item,
     aten.is_nonzero.default: lambda recorder, tensor: False,
     aten.equal.default: lambda recorder, a, b: True,
-    aten._thnn_fused_gru_cell.default: recurrent.gru_cell,
-    aten._thnn_fused_gru_cell_backward.default: recurrent.gru_cell_backward,
-    aten._thnn_fused_lstm_cell.default: recurrent.lstm_cell,
-    aten._thnn_fused_lstm_cell_backward_impl.default: recurrent.lstm_cell_backward,
+    aten._thnn_fused_gru_cell.default: kernels.gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: kernels.gru_cell_backward,
+    aten._thnn_fused_lstm_cell.default: kernels.lstm_cell,
+    aten._thnn_fused_lstm_cell_backward_impl.default: kernels.lstm_cell_backward,
     aten.nonzero.default: _nonzero,
     aten.index.Tensor: _index,
     aten.index_put_.default: _index_put,
     aten.index_put.default: _index_put,
     aten._index_put_impl_.default: _index_put,
-    aten.masked_select.default: _masked_select,
+    aten.masked_select.default: _select_by_mask,
     aten._unique2.default: _unique,
     aten.unique_dim.default: _unique,
     aten.unique_consecutive.default: _unique,
     aten.repeat_interleave.Tensor: _repeat_interleave,
-    **norms.answers(),
+    **kernels.answer_rms_norm(),
 }
 # Those of them that give other values or shapes where the contents of their operands are known.
 READS = frozenset(
@@ -312,79 +312,3 @@ for _name, _answer in (  # some have an overload more in newer versions
     if hasattr(aten, _name):
         _packet = getattr(aten, _name)
         ANSWERS.update((getattr(_packet, overload), _answer) for overload in _packet.overloads())
-
-
-# -- attention -------------------------------------------------------------------------------------
-
-
-def _attention(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`scaled_dot_product_attention` with the choice that a GPU since Ampere makes."""
-
-    def scaled_dot_product_attention(
-        query: Any,
-        key: Any,
-        value: Any,
-        attn_mask: Any = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: Any = None,
-        enable_gqa: bool = False,
-    ) -> Any:
-        if not isinstance(query, FakeTensor):
-            more = {"enable_gqa": True} if enable_gqa else {}
-            return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)
-        if enable_gqa and key.shape[-3] != query.shape[-3]:
-            times = query.shape[-3] // key.shape[-3]
-            key, value = (t.repeat_interleave(times, -3) for t in (key, value))
-        rest = dropout_p, is_causal
-        if _flash(query, value, attn_mask):
-            width = query.shape[-1]
-            if width % 8:
-                query, key, value = (F.pad(t, (0, 8 - width % 8)) for t in (query, key, value))
-                scale = 1 / math.sqrt(width) if scale is None else scale
-            out = aten._scaled_dot_product_flash_attention(
-                query, key, value, *rest, False, scale=scale
-            )[0]
-            return out[..., :width]
-        if _efficient(query, value):
-            keep = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-            bias = None if attn_mask is None else _bias(attn_mask, query, key)
-            return aten._scaled_dot_product_efficient_attention(
-                query, key, value, bias, keep, *rest, scale=scale
-            )[0]
-        return torch._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, *rest, scale=scale
-        )[0]
-
-    return scaled_dot_product_attention
-
-
-def _flash(query: Any, value: Any, mask: Any) -> bool:
-    return bool(
-        torch.backends.cuda.flash_sdp_enabled()
-        and mask is None
-        and query.dim() == 4
-        and query.dtype in (torch.float16, torch.bfloat16)
-        and query.shape[-1] == value.shape[-1] <= 256
-    )
-
-
-def _efficient(query: Any, value: Any) -> bool:
-    step = 4 if query.dtype is torch.float32 else 8
-    return bool(
-        torch.backends.cuda.mem_efficient_sdp_enabled()
-        and query.dim() == 4
-        and query.dtype in (torch.float16, torch.bfloat16, torch.float32)
-        and query.shape[-1] % step == 0
-        and value.shape[-1] % step == 0
-    )
-
-
-def _bias(mask: Any, query: Any, key: Any) -> Any:
-    """The mask as numbers, its rows padded to 16, for every head."""
-    if mask.dtype is torch.bool:
-        shut = torch.full((), -math.inf, dtype=query.dtype, device=query.device)
-        mask = torch.where(mask, torch.zeros_like(shut), shut)
-    if mask.shape[-1] % 16:
-        mask = F.pad(mask, (0, 16 - mask.shape[-1] % 16))[..., : mask.shape[-1]]
-    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])

@@ -85,7 +85,7 @@ class Values:
             kept = self._kept(out)
             if kept is not None and kept.value is None:  # it is no view of what is known
                 real = self.result(func, args, kwargs)
-                real = self._settled(func, args, out) if real is None else real
+                real = self._settle(func, args, out) if real is None else real
                 if real is not None:
                     self.keep(out, real)
 
@@ -115,7 +115,7 @@ class Values:
             return type(value)([self._real(part, made) for part in value])
         return value
 
-    def _settled(self, func: Any, args: Any, out: Any) -> Any:
+    def _settle(self, func: Any, args: Any, out: Any) -> Any:
         by = _SETTLED.get(func.overloadpacket)
         for arg in args[:2] if by is not None else ():
             real = self.of(arg) if isinstance(arg, FakeTensor) else None

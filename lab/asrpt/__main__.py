@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.harness.report import Report
+from benchmarks.harness import Report
 from lab.asrpt.page import report
 from lab.asrpt.runs import cases, results
 from lab.asrpt.workload import PHILLY

@@ -21,9 +21,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from benchmarks.harness import markdown
-from benchmarks.harness.report import Report
-from benchmarks.harness.rows import columns
+from benchmarks.harness import Report, columns, markdown_table
 from carmad.config import Links
 from carmad.core.layout import Layout, Stage, iteration_s, slowest_s
 from lab import compare
@@ -309,7 +307,7 @@ def _models(cases: Sequence[Case]) -> str:
         "median PCT",
         "longest PCT of the optimum",
     )
-    return markdown.table(headings, rows, numbers=range(1, 6))
+    return markdown_table(headings, rows, numbers=range(1, 6))
 
 
 def _each(cases: Sequence[Case]) -> str:

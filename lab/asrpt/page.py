@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
 
-from benchmarks.harness import markdown
-from benchmarks.harness.report import Report
-from benchmarks.harness.rows import columns
+from benchmarks.harness import Report, columns, markdown_table
 from lab.asrpt import notes
 from lab.asrpt.runs import (
     ADAPTIVE,
@@ -160,7 +158,7 @@ def beside_paper(rows: Sequence[Beside]) -> str:
         return f"{middle:+.0f} % ({low:+.0f} to {high:+.0f})"
 
     headings = ("total completion time", "paper", *OURS)
-    return markdown.table(
+    return markdown_table(
         headings,
         [(row.what, f"{row.paper:+.0f} %", *(ours(row, name) for name in OURS)) for row in rows],
         numbers=range(1, len(headings)),
@@ -190,7 +188,7 @@ def _table(runs: Runs, cases: Mapping[str, Case], policies: Sequence[str]) -> st
             middle, low, high = extent(runs.changes(case, its))
             cells.append("" if policy == PAPER else f"{middle:+.0f} % ({low:+.0f} to {high:+.0f})")
         rows.append((policy, *cells))
-    return markdown.table(headings, rows, numbers=range(1, len(headings)))
+    return markdown_table(headings, rows, numbers=range(1, len(headings)))
 
 
 def _crowd(runs: Runs, cases: Mapping[str, Case]) -> str:
@@ -207,7 +205,7 @@ def _crowd(runs: Runs, cases: Mapping[str, Case]) -> str:
         (name, *(format(runs.median(case, of), form) for case in cases.values()))
         for name, of, form in told
     ]
-    return markdown.table(headings, rows, numbers=range(1, len(headings)))
+    return markdown_table(headings, rows, numbers=range(1, len(headings)))
 
 
 def _slowdowns(runs: Runs, cases: Mapping[str, Case]) -> str:
@@ -224,7 +222,7 @@ def _slowdowns(runs: Runs, cases: Mapping[str, Case]) -> str:
                 ),
             )
         )
-    return markdown.table(headings, rows, numbers=range(1, len(headings)))
+    return markdown_table(headings, rows, numbers=range(1, len(headings)))
 
 
 def _predictions(runs: Runs) -> str:
@@ -237,7 +235,7 @@ def _predictions(runs: Runs) -> str:
             above = median(runs.changes(case, replace(case, prediction=PERFECT)))
             cells += [f"{runs.median(case, 'total') / 1000:,.2f}", f"{above:+.0f} %"]
         rows.append((prediction, *cells))
-    return markdown.table(headings, rows, numbers=range(1, len(headings)))
+    return markdown_table(headings, rows, numbers=range(1, len(headings)))
 
 
 _BESIDE = ("thousand h", "above perfect")

@@ -19,9 +19,9 @@ from carmad.sim.metrics import Times, has_finished, times
 from lab.asrpt.workload import LINKS, SERVERS, SIZE, learned, load, made
 from lab.policies import Timed, simulate_with
 from lab.processes import in_processes
+from policies.asrpt import AsrptSettings
 from policies.asrpt.heavy_edge import extremes
 from policies.asrpt.policy import asrpt
-from policies.asrpt.settings import AsrptSettings
 from policies.ranked import Order, by_arrival
 
 GBIT_MIB = 1e9 / 8 / (1 << 20)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.harness import markdown
-from benchmarks.harness.report import Report
+from benchmarks.harness import Report, markdown_table
 from lab.asrpt.page import POLICIES, Beside, Runs, beside_paper, extent, extreme
 from lab.asrpt.runs import BASELINES, PAPER, PERFECT, SMALL, Result, results, testbed
 from lab.asrpt.workload import PHILLY
@@ -50,7 +49,7 @@ def _table(runs: Runs) -> str:
             cells.append(f"{runs.median(case, what):,.2f}")
             cells.append("" if case == SMALL else f"{middle:+.0f} % ({low:+.0f} to {high:+.0f})")
         rows.append(cells)
-    return markdown.table(headings, rows, numbers=range(1, len(headings)))
+    return markdown_table(headings, rows, numbers=range(1, len(headings)))
 
 
 if __name__ == "__main__":

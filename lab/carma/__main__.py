@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 
-from benchmarks.harness.report import Report, bullets
-from benchmarks.harness.rows import columns
+from benchmarks.harness import Report, bullets, columns
 from carmad.sim import metrics
 from carmad.sim.experiment import GpuTotals, Outcome, Trace
 from carmad.sim.traces.sources import load

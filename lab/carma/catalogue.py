@@ -20,8 +20,7 @@ from statistics import fmean
 
 import numpy as np
 
-from benchmarks.harness.report import Report
-from benchmarks.harness.rows import columns
+from benchmarks.harness import Report, columns
 from carmad.gpu.card import POWER_EXPONENT
 from carmad.gpu.kinds import KINDS
 from carmad.gpu.source import utilization

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from benchmarks.harness import markdown
-from benchmarks.harness.report import Report
+from benchmarks.harness import Report, markdown_table
 from carmad.sim import metrics
 from carmad.sim.experiment import Trace
 from carmad.sim.traces.sources import load
@@ -128,7 +127,7 @@ def _table(orders: Sequence[Trace]) -> str:
         *("test of risk", "policy", "estimator", "makespan h", "gain"),
         *("of the oracle's", "OOM crashes"),
     )
-    return markdown.table(headings, rows, numbers=range(3, 7))
+    return markdown_table(headings, rows, numbers=range(3, 7))
 
 
 def _gain(orders: Sequence[Trace], run: Run) -> float:

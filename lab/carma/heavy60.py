@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
-from benchmarks.harness.report import Report, bullets
-from benchmarks.harness.rows import columns
+from benchmarks.harness import Report, bullets, columns
 from carmad.sim.catalogue import PROFILES
 from carmad.sim.experiment import Task, Trace
 from carmad.sim.traces.sources import load

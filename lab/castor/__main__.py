@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.report import Report
+from benchmarks.harness import Report
 from lab.castor.page import report
 from lab.castor.runs import OF_THE_PAPER, cases, results
 from lab.castor.timing import taken

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from benchmarks.harness import markdown
+from benchmarks.harness import markdown_table
 from lab.castor.found import Runs, named, relative
 from lab.castor.paper import PAPERS, SIMULATED
 from lab.castor.runs import FAMILIES, GPUS, POLICIES, Result
@@ -26,7 +26,7 @@ def against(runs: Runs) -> str:
             )
             cause = CAUSE_OF.get(of) or CAUSE[other]
             rows.append((f"{other}, {named(family)}", what, f"{paper:+.0f} %", *apart, cause))
-    return markdown.table(headings, rows, numbers=range(2, len(headings) - 1))
+    return markdown_table(headings, rows, numbers=range(2, len(headings) - 1))
 
 
 CAUSE_OF = {

@@ -16,8 +16,7 @@ from statistics import fmean
 from pydantic_core import to_json
 
 from benchmarks import ROOT
-from benchmarks.harness.report import Report, bullets
-from benchmarks.harness.rows import columns
+from benchmarks.harness import Report, bullets, columns
 from carmad.learning.interference import train
 from carmad.models import Boosted
 from lab import compare

@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from statistics import fmean
 
-from benchmarks.harness import markdown
-from benchmarks.harness.report import Report
-from benchmarks.harness.rows import columns, percentile
+from benchmarks.harness import Report, columns, markdown_table, percentile
 from lab.castor import against, notes
 from lab.castor.found import Runs, named, relative
 from lab.castor.paper import sums
@@ -151,7 +149,7 @@ def _policies(runs: Runs, family: str, size: str) -> str:
                 "" if what == "castor" else f"{relative(castor, jct):+.0f} %",
             )
         )
-    return markdown.table(headings, rows, numbers=range(1, len(headings)))
+    return markdown_table(headings, rows, numbers=range(1, len(headings)))
 
 
 def _muri(runs: Runs) -> str:
@@ -163,7 +161,7 @@ def _muri(runs: Runs) -> str:
             row = ("muri", f"muri-{number}", "128", policy)
             cells += [f"{runs.mean(of, *row):.1f}" for of in ("makespan", "jct", "wait")]
         rows.append((policy, *cells))
-    return markdown.table(headings, rows, numbers=range(1, len(headings)))
+    return markdown_table(headings, rows, numbers=range(1, len(headings)))
 
 
 _WHAT = ("makespan", "JCT", "queueing")
@@ -179,7 +177,7 @@ def _intensity(runs: Runs, family: str) -> str:
     for policy in GROWING:
         hours = [_jct_at(runs, family, jobs, policy) for jobs in INTENSITIES]
         rows.append((policy, *(f"{h:.2f}" for h in hours), f"×{hours[-1] / hours[0]:.1f}"))
-    return markdown.table(headings, rows, numbers=range(1, len(headings)))
+    return markdown_table(headings, rows, numbers=range(1, len(headings)))
 
 
 def _jct_at(runs: Runs, family: str, jobs: int, policy: str) -> float:
@@ -200,7 +198,7 @@ def _techniques(runs: Runs) -> str:
             hours = (f"{runs.mean(of, *row):.2f}" for of in ("makespan", "jct", "wait", "slowdown"))
             change = relative(runs.mean("jct", *row), first)
             rows.append((what, workload, *hours, f"{change:+.0f} %"))
-    return markdown.table(headings, rows, numbers=range(2, len(headings)))
+    return markdown_table(headings, rows, numbers=range(2, len(headings)))
 
 
 # -- the sharing benefit
@@ -216,7 +214,7 @@ def _benefits(runs: Runs) -> str:
         for policy in SHARING:
             found = _all_benefits(runs.at("benefits", family, FULL, policy))
             rows.append((policy, family, FULL, *_spread(found)))
-    return markdown.table(headings, rows, numbers=range(2, len(headings)))
+    return markdown_table(headings, rows, numbers=range(2, len(headings)))
 
 
 def _spread(benefits: Sequence[float]) -> tuple[str, ...]:
@@ -244,7 +242,7 @@ def _predictions(runs: Runs) -> str:
         pairs = f"{family}, Lucid's models"
         found = runs.at("predictions", pairs, FULL, "castor, ratios foretold")
         rows.append(_foretold(pairs, FULL, found, runs))
-    return markdown.table(headings, rows, numbers=range(1, len(headings)))
+    return markdown_table(headings, rows, numbers=range(1, len(headings)))
 
 
 def _foretold(workload: str, size: str, foretold: Sequence[Result], runs: Runs) -> tuple[str, ...]:
@@ -277,7 +275,7 @@ def _gavel(runs: Runs) -> str:
         span = f"{min(jcts):.2f}–{max(jcts):.2f}"
         change = f"{relative(runs.mean('jct', *row), base):+.0f} %"
         rows.append((what, makespan, jct, span, wait, slowdown, change))
-    return markdown.table(headings, rows, numbers=range(1, len(headings)))
+    return markdown_table(headings, rows, numbers=range(1, len(headings)))
 
 
 def _splits(runs: Runs) -> str:
@@ -299,7 +297,7 @@ def _splits(runs: Runs) -> str:
                 f"{sum(getattr(r, of) for r in runs.at(*row))}" for of in ("crowded", "oom_crashes")
             )
             rows.append((workload, gpu, what, *hours, *counts, f"{relative(jct, first):+.1f} %"))
-    return markdown.table(headings, rows, numbers=range(3, len(headings)))
+    return markdown_table(headings, rows, numbers=range(3, len(headings)))
 
 
 def _decisions(taken: Sequence[Taken]) -> str:

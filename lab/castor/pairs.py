@@ -14,10 +14,11 @@ from carmad.learning.interference import Beside, train
 from carmad.sim import catalogue
 from carmad.sim.experiment import Load
 from carmad.sim.interference import Additive
+from lab.castor.theorem import best_start, sharing_benefit
 from lab.data import SEEDS, folds
 from lab.pairs import gavel_rates, lucid_alone
 from lab.simulator import interference
-from policies.castor.pairing import Ratios, at_once, best_start, ends, later
+from policies.castor.pairing import Ratios, at_once, ends, later
 
 RTX_3090_MIB = 24_576
 HELD_OUT = 0.2  # the paper's split is 80:20, by pair
@@ -198,7 +199,9 @@ def decide(judged: Judged, durations_s: Sequence[float]) -> Decided:
         shared.append(best.share)
         otherwise.append(best.share != guess.share)
         lost.append(real.pair_jct_s / best.pair_jct_s - 1)
-        deviations.append(abs(real.benefit / best.benefit - 1))
+        wait_s = running_s + new_s
+        benefits = (sharing_benefit(wait_s, start.new_jct_s) for start in (real, best))
+        deviations.append(abs(next(benefits) / next(benefits) - 1))
     return Decided(fmean(shared), fmean(otherwise), fmean(lost), fmean(deviations))
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from carmad.core.types import GpuId, JobId, Mode
 from carmad.sim.experiment import Attempt, Experiment, JobOutcome, Load, Outcome
 from carmad.sim.interference import Interference, make
-from policies.castor.pairing import sharing_benefit
+from lab.castor.theorem import sharing_benefit
 
 LEAST_S = 1e-6  # of work: less is a float's doing
 

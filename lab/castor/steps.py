@@ -8,11 +8,10 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
-from benchmarks.harness import markdown
-from benchmarks.harness.rows import percentile
+from benchmarks.harness import markdown_table, percentile
 from lab.castor.time_model import Measured, fit
 from lab.data import read
-from policies.castor.steps import FIXED_SHARE, StepModel
+from policies.castor.pairing import FIXED_SHARE, StepModel
 
 GPUS = {"aws": "T4", "dgx": "A100", "quad": "Quadro RTX 6000", "rtx": "RTX 2080 Ti"}
 FOLDS = 5
@@ -112,7 +111,7 @@ def table(steps: Sequence[Fitted]) -> str:
     def told(errors: Sequence[float]) -> tuple[str, str]:
         return f"{100 * median(errors):.1f} %", f"{100 * percentile(errors, 0.9):.1f} %"
 
-    return markdown.table(
+    return markdown_table(
         (
             *("application", "GPU", "steps", "batch sizes", "step", "P90"),
             *("slow-down", "P90", "assumed", "P90", "alpha", "delta"),

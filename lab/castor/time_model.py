@@ -1,4 +1,4 @@
-"""Fits Castor's time model (`policies.castor.steps`) to measured step times."""
+"""Fits Castor's time model (`policies.castor.pairing`) to measured step times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from policies.castor.steps import StepModel
+from policies.castor.pairing import StepModel
 
 Floats = NDArray[np.float64]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from benchmarks.harness.rows import percentile
+from benchmarks.harness import percentile
 from carmad import registry
 from carmad.config import Settings
 from carmad.sim.experiment import Experiment

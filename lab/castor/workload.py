@@ -30,7 +30,7 @@ from carmad.sim.traces.rows import in_order
 from carmad.sim.traces.sources import assign, load
 from lab.data import DATA, read
 from lab.pairs import lucid_alone
-from policies.castor.steps import FIXED_SHARE
+from policies.castor.pairing import FIXED_SHARE
 
 GPU = "A6000-48GB"  # the paper's
 MURI_GPU = "V100-32GB"  # on which Muri's durations were measured
@@ -99,7 +99,7 @@ def profiled_before(trace: Trace) -> Trace:
 def resizable(trace: Trace) -> Trace:
     """The trace with every owner's leave to split batches.
 
-    Each part takes again the share of a step's time that `policies.castor.steps` assumes, the
+    Each part takes again the share of a step's time that `policies.castor.pairing` assumes, the
     median of what was fitted to Sia's applications."""
     shares = batch_shares()
     usual = median(shares.values())

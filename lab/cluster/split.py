@@ -17,8 +17,7 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from benchmarks.harness.report import Report
-from benchmarks.harness.rows import columns
+from benchmarks.harness import Report, columns
 from carmad.config import Settings
 from carmad.sim import metrics
 from carmad.sim.experiment import Experiment, Outcome, Task, Trace

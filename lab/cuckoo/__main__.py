@@ -7,7 +7,7 @@ the paper's mean JCT and deadlines met; nothing else is fitted to the paper's re
 
 from __future__ import annotations
 
-from benchmarks.harness.report import Report
+from benchmarks.harness import Report
 from lab.cuckoo.page import report
 from lab.cuckoo.pairs import judged
 from lab.cuckoo.runs import cases, results

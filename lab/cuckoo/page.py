@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from statistics import median
 
-from benchmarks.harness import markdown
-from benchmarks.harness.report import Report
-from benchmarks.harness.rows import columns
+from benchmarks.harness import Report, columns, markdown_table
 from lab.cuckoo import notes
 from lab.cuckoo.pairs import Found
 from lab.cuckoo.paper import (
@@ -186,7 +184,7 @@ def _table(runs: Runs, setting: Setting) -> str:
         )
     unfinished = sum(r.jobs - r.finished for r in runs.results if r.setting == setting)
     note = f"Medians of {SEEDS} seeds. Jobs that never finished: {unfinished}."
-    return markdown.table(headings, rows, numbers=range(1, len(headings))) + LINE + note
+    return markdown_table(headings, rows, numbers=range(1, len(headings))) + LINE + note
 
 
 def _weights(runs: Runs) -> str:
@@ -206,7 +204,7 @@ def _weights(runs: Runs) -> str:
     headings = ("w", "deadlines met", "mean JCT s", "99th percentile s")
     low, high = BEST_WEIGHTS
     return (
-        f"{markdown.table(headings, rows, numbers=range(4))}{LINE}Most deadlines at w = {best:g}, "
+        f"{markdown_table(headings, rows, numbers=range(4))}{LINE}Most deadlines at w = {best:g}, "
         f"the shortest JCT at {quick:g}; the paper: both from {low} to {high}."
     )
 
@@ -222,7 +220,7 @@ def _predicted(runs: Runs) -> str:
         *("", "in time, and was", "and was not", "late, and was", "and was not"),
         *("precision", "recall", "F1"),
     )
-    return markdown.table(headings, rows, numbers=range(1, 8))
+    return markdown_table(headings, rows, numbers=range(1, 8))
 
 
 def _pairs(found: Sequence[Found]) -> str:

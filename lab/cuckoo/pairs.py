@@ -1,7 +1,7 @@
 """How far the models of packed jobs are off on pairs that somebody measured (4.3, figure 10).
 
 - Lucid's pairs, on one RTX 3090 under streams: an iteration is a batch at the speed alone, and of
-  it as much on the GPU as NVML says, the rest loading, as `policies.cuckoo.stages` derives it.
+  it as much on the GPU as NVML says, the rest loading, as `policies.cuckoo.members` derives it.
 - Gavel's on one V100 under MPS, of the models that Muri has, too: its rate alone, divided as Muri
   measured it on one GPU (A3C as A2C; ResNet-50 as in `workload`).
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from carmad.core.types import StageTimes
 from lab.cuckoo import truth
+from lab.cuckoo.muri import Exclusive
 from lab.cuckoo.workload import FORWARD_SHARE, alone_s, by_muri, gpu_share
 from lab.pairs import (
     GUESSED,
@@ -29,7 +30,7 @@ from lab.pairs import (
     lucid_alone,
     lucid_pairs,
 )
-from policies.cuckoo.interleaving import Asynchronous, Exclusive, Model, Phases
+from policies.cuckoo.interleaving import Asynchronous, Model, Phases
 
 SPLITS = range(10)
 LAMBDAS = tuple(round(1.0 + 0.1 * n, 1) for n in range(11))

@@ -19,15 +19,14 @@ from carmad.sim import interference, metrics
 from carmad.sim.experiment import Experiment, Outcome, Physics
 from carmad.sim.hardware import parse
 from carmad.sim.workload import Workload
+from lab.cuckoo.muri import Exclusive, earliest_deadline_first, first_in_first_out
 from lab.cuckoo.truth import FreeRunning
 from lab.cuckoo.workload import GPUS, load, trace
 from lab.policies import simulate_with
 from lab.processes import in_processes
-from policies.cuckoo.interleaving import Exclusive
-from policies.cuckoo.partners import recall
-from policies.cuckoo.planning import earliest_deadline_first, first_in_first_out
+from policies.cuckoo import CuckooSettings
+from policies.cuckoo.joining import recall
 from policies.cuckoo.policy import Cuckoo, cuckoo
-from policies.cuckoo.settings import CuckooSettings
 
 Setting = tuple[str, str]  # whose stages (`workload.STAGES`), and what pairs come to
 

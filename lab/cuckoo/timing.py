@@ -11,8 +11,7 @@ from unittest import mock
 
 import numpy as np
 
-from benchmarks.harness.report import Report
-from benchmarks.harness.rows import columns, verdict
+from benchmarks.harness import Report, columns, verdict
 from carmad import registry
 from carmad.config import Settings
 from carmad.core.decision import Proposal
@@ -26,7 +25,7 @@ from lab.data import DATA
 from lab.main import main
 from lab.policies import simulate_with
 from lab.traces import muri
-from policies.cuckoo import packing
+from policies.cuckoo.groups import Edge, best_edges, matching
 from policies.cuckoo.interleaving import Numbers
 
 LINES = ((GPUS, 100, 20), (GPUS, 2000, 5), ("64x8xA100-80GB", 2000, 5))  # jobs, and plans
@@ -136,14 +135,14 @@ def pruned() -> Iterator[Pruned]:
             ends = (axis.tolist() for axis in np.triu_indices(len(weights), 1))
             table = weights.tolist()
             full = [(a, b, table[a][b]) for a, b in zip(*ends, strict=True) if table[a][b] > 0]
-            few_s, few, few_edges = _matched(weights, packing.best_edges(weights))
+            few_s, few, few_edges = _matched(weights, best_edges(weights))
             full_s, whole, _ = _matched(weights, full)
             yield Pruned(jobs, few_edges, len(full), 1 - few / whole, few_s, full_s)
 
 
-def _matched(weights: Numbers, edges: Sequence[packing.Edge]) -> tuple[float, float, int]:
+def _matched(weights: Numbers, edges: Sequence[Edge]) -> tuple[float, float, int]:
     begun = perf_counter()
-    found = packing.matching(edges)
+    found = matching(edges)
     took_s = perf_counter() - begun
     return took_s, sum(float(weights[pair]) for pair in found), len(edges)
 
@@ -152,9 +151,9 @@ def _tables(jobs: int) -> list[Numbers]:
     """What `best_edges` is given in the first plan for so many jobs."""
     found: list[Numbers] = []
 
-    def keep(weights: Numbers) -> list[packing.Edge]:
+    def keep(weights: Numbers) -> list[Edge]:
         found.append(weights)
-        return packing.best_edges(weights)
+        return best_edges(weights)
 
     with mock.patch("policies.cuckoo.groups.best_edges", keep):
         _took_ms(GPUS, jobs, 1)
@@ -174,7 +173,7 @@ def measure() -> Report:
 
 PLANS = """\
 Processor time of whole plans, with all jobs submitted at once. A plan covers a few jobs for each \
-set of GPUs (`policies/cuckoo/reach.py`), so the length of the queue hardly matters."""
+set of GPUs (`policies/cuckoo/members.py`), so the length of the queue hardly matters."""
 WHOLE = f"""\
 Muri's fourth trace is not at hand; these are the first {MURI_JOBS:,} jobs of its second one. \
 Processor time of the whole simulation; `recurring`: jobs of one \

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.report import Report
+from benchmarks.harness import Report
 from carmad.errors import CarmaError
 from lab.hardware import stages
 from lab.main import main

@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from benchmarks.harness.report import Report, bullets, circumstances
+from benchmarks.harness import Report, bullets, circumstances
 from carmad.errors import CarmaError
 from lab import RESULTS
 from lab.hardware import stages

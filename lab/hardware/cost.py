@@ -24,8 +24,7 @@ from itertools import pairwise
 from random import Random
 
 from benchmarks.daemon.carmad import Daemon, plain_environment
-from benchmarks.harness.report import bullets
-from benchmarks.harness.rows import Row, of_runs, summary, table
+from benchmarks.harness import Row, bullets, of_runs, row_table, summary
 from carmad.api.wire import moment
 from carmad.config import Collocation, Monitor, Settings
 from carmad.core.types import ENDED, JobState
@@ -259,7 +258,7 @@ def blocks(visit: Visit) -> list[str]:
     ]
     rows += _runs(kept)
     return [
-        *((table(rows), summary(rows)) if rows else ()),
+        *((row_table(rows), summary(rows)) if rows else ()),
         *(("## Not measured", bullets(failed)) if failed else ()),
         METHOD,
     ]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from carmad.core.types import JobSpec
 from carmad.plugin import Estimate, Refusal
 from carmad.testing import a_run, a_server, a_spec
-from estimators.gpumemnet.answer import answer
+from estimators.gpumemnet import answer
 from estimators.history import History
 from estimators.horus import formula
 from estimators.look import look

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from benchmarks.daemon.carmad import NotStarted
-from benchmarks.harness import markdown
-from benchmarks.harness.rows import verdict
+from benchmarks.harness import markdown_table, verdict
 from lab.hardware.cases import CASES, FIRST, Case, Lab, settings
 from lab.hardware.machine import fake_driver, refuse_beside_another, running
 from lab.hardware.visit import Entry, Portion, Stage, Visit
@@ -71,10 +70,10 @@ def blocks(visit: Visit) -> list[str]:
     return [
         f"{found.count(True)} of {len(found) - found.count(None)} expectations met{unknown}."
         + (f" Not tried yet: {', '.join(left)}." if left else ""),
-        markdown.table(HEADINGS, rows),
+        markdown_table(HEADINGS, rows),
         "## What was told",
         "From `carma show`: how each job ended, and why its earlier attempts did.",
-        markdown.table(
+        markdown_table(
             ("case", "job", "state", "attempts ended with", "said"),
             [(case.name, *_told(job)) for case, entry in done for job in entry["jobs"]],
         ),

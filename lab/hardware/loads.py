@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from benchmarks.harness.report import bullets
-from benchmarks.harness.rows import columns
+from benchmarks.harness import bullets, columns
 from carmad.gpu.source import utilization
 from carmad.sim.catalogue import activity
 from carmad.sim.experiment import Load

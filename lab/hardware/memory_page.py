@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.harness.report import bullets
-from benchmarks.harness.rows import columns
+from benchmarks.harness import bullets, columns
 from carmad.config import Estimation
 from lab.hardware import estimates
 from lab.hardware.visit import Entry, Visit

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, median
 
-from benchmarks.harness.report import bullets
-from benchmarks.harness.rows import columns, percentile
+from benchmarks.harness import bullets, columns, percentile
 from carmad.core.types import Mode
 from carmad.sim.experiment import Load
 from carmad.sim.interference import Additive, Interference, Learned, Unslowed

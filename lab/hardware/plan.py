@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.harness.report import Report, bullets, circumstances
-from benchmarks.harness.rows import columns
+from benchmarks.harness import Report, bullets, circumstances, columns
 from lab.hardware import stages
 from lab.hardware.visit import Portion, Stage, Visit
 

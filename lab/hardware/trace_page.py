@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from benchmarks.harness import markdown
-from benchmarks.harness.report import bullets
-from benchmarks.harness.rows import columns
+from benchmarks.harness import bullets, columns, markdown_table
 from carmad.core.types import Cause, JobState
 from carmad.sim.experiment import Outcome
 from carmad.sim.metrics import figures
@@ -136,7 +134,7 @@ def _fidelity(kept: Mapping[Run, Entry], visit: Visit) -> Iterator[str]:
         for row in _compared(measured(run, entry), simulated.simulated(run, entry, costs, chosen))
     ]
     judged = [row for row in rows if row.met is not None]
-    yield markdown.table(HEADINGS, [row.cells for row in rows])
+    yield markdown_table(HEADINGS, [row.cells for row in rows])
     yield f"{sum(bool(row.met) for row in judged)} of {len(judged)} within {TARGET:g} %."
     yield (
         "The simulator is told the loads and step times of stage `loads`, the daemon's estimates"

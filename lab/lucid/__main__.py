@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.harness.report import Report
+from benchmarks.harness import Report
 from lab.data import DATA
 from lab.lucid.page import report
 from lab.lucid.runs import cases, prepared, results

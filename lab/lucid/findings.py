@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Any
 
-from benchmarks.harness.rows import columns
+from benchmarks.harness import columns
 from carmad.readable import number
 from lab import compare
 from lab.compare import Quote

@@ -21,7 +21,7 @@ from sklearn.neural_network import MLPRegressor
 from xgboost import XGBRegressor
 
 from benchmarks import ROOT
-from benchmarks.harness.report import Report
+from benchmarks.harness import Report
 from carmad.learning import lucid
 from carmad.learning.lucid import Origin, monotone
 from carmad.models import Additive, Tree

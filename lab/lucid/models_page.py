@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.harness import markdown
-from benchmarks.harness.report import Report
-from benchmarks.harness.rows import columns
+from benchmarks.harness import Report, columns, markdown_table
 from carmad.models import Tree
 from lab import compare
 from lab.compare import Quote
@@ -196,7 +194,7 @@ def _packings(found: Found) -> str:
         f"{GUARD} was chosen on these very pairs, and we know of no others with utilisations to "
         f"test it on; {ALL_OF_IT:.1f}, all the time that a GPU has, could be chosen without any."
     )
-    return f"{markdown.table(headings, rows, numbers=(0, 2, 3, 4, 5, 6))}\n\n{note}"
+    return f"{markdown_table(headings, rows, numbers=(0, 2, 3, 4, 5, 6))}\n\n{note}"
 
 
 def _throughput(found: Found) -> str:
@@ -214,7 +212,7 @@ def _throughput(found: Found) -> str:
         f"{found['gpus_naive_mae']:.1f}.",
         f"The shape of `hour` (UTC as written in the file): {_shape(found['hour'])}.",
     ]
-    table = markdown.table(("model", "MAE", "training s"), rows, numbers=(1, 2))
+    table = markdown_table(("model", "MAE", "training s"), rows, numbers=(1, 2))
     return "\n\n".join([table, *notes])
 
 
@@ -235,7 +233,7 @@ def _durations(found: Found) -> str:
         f"Mean absolute scores: {told}.",
         f"The shape of `gpus`, made monotone: {_shape(found['gpus'])}.",
     ]
-    table = markdown.table(headings, rows, numbers=(1, 2, 3))
+    table = markdown_table(headings, rows, numbers=(1, 2, 3))
     return "\n\n".join([table, *notes])
 
 

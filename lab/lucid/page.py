@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from statistics import median
 
-from benchmarks.harness import markdown
-from benchmarks.harness.report import Report
-from benchmarks.harness.rows import columns, verdict
+from benchmarks.harness import Report, columns, markdown_table, verdict
 from lab import compare
 from lab.compare import Quote
 from lab.lucid import notes
@@ -155,7 +153,7 @@ def foretold(models: Mapping[Known, Models]) -> str:
         model = dict(learned)["duration"]
         headings[2:] = [what for what, _ in model.errors]
         rows.append((name, f"{model.rows:,}", *(f"{error:.2f}" for _, error in model.errors)))
-    return markdown.table(headings, rows, range(1, len(headings)))
+    return markdown_table(headings, rows, range(1, len(headings)))
 
 
 def _ablations(runs: Runs) -> Iterator[Finding]:

@@ -30,7 +30,8 @@ from lab.lucid.workload import (
 )
 from lab.policies import simulate_with
 from lab.processes import in_processes
-from policies.lucid import binder, turn
+from policies.lucid import binder
+from policies.lucid import policy as planning
 
 POLICIES = ("fifo", "sjf", "qssf", "horus", "tiresias", "lucid")
 # The share of the GPUs that the samples keep busy within the week, if no job waits: on the paper's
@@ -313,7 +314,7 @@ def run(case: Case) -> Result:
     made = registry.bare_policy(case.settings)
     if case.ablation:
         made = replace(made, **case.ablation)  # type: ignore[type-var]
-    unread = mock.patch.object(turn, "VERDICTS", 0)  # they take half of the time
+    unread = mock.patch.object(planning, "VERDICTS", 0)  # they take half of the time
     with unread, mock.patch.object(binder, "OUTLASTS", case.outlasts):
         return _result(case, simulate_with(made, experiment))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.harness.report import Report
+from benchmarks.harness import Report
 from lab.data import DATA
 from lab.lucid.findings import Runs
 from lab.lucid.runs import TUNED, knobs_told, prepared, results, sensitivity, tuned

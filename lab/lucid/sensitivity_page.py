@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from benchmarks.harness.report import Report
-from benchmarks.harness.rows import columns
+from benchmarks.harness import Report, columns
 from lab.lucid import notes
 from lab.lucid.findings import Figure, Finding, Runs, claims, tables
 from lab.lucid.runs import (

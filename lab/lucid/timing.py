@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from statistics import median
 
-from benchmarks.harness.rows import percentile
+from benchmarks.harness import percentile
 from carmad import registry
 from carmad.config import Settings
 from carmad.core.messages import Discovered, Launch, Sampled

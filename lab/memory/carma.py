@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import estimators
-from benchmarks.harness import markdown
-from benchmarks.harness.report import Report
-from benchmarks.harness.rows import Row, table
+from benchmarks.harness import Report, Row, markdown_table, row_table
 from carmad.config import Estimation
 from lab.data import DATA, read
 from lab.main import main
@@ -49,7 +47,7 @@ def measure() -> Report:
     distinct = _distinct(told)
     return Report(
         "The CARMA paper's tasks, traced",
-        [table(_rows(distinct)), _tasks(distinct, rows), NOT_BUILT],
+        [row_table(_rows(distinct)), _tasks(distinct, rows), NOT_BUILT],
         {"tasks": told},
         [
             f"{len(told)} of {len(rows)} tasks",
@@ -114,7 +112,7 @@ def _tasks(told: Sequence[Told], rows: Sequence[dict[str, str]]) -> str:
             )
         )
     headings = ("task", "batch", "measured", "trace", "error", "low–safe", *THEIRS)
-    return markdown.table(headings, cells, numbers=range(1, 9))
+    return markdown_table(headings, cells, numbers=range(1, 9))
 
 
 NOT_BUILT = """\

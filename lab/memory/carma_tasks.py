@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from estimators.tracer import torchvision_ops
+from estimators.tracer import libraries
 
 TIMM = {
     "inception": "inception_v3",
@@ -38,7 +38,7 @@ class Built:
 
 def build(model: str, dataset: str, batch_size: int, gpus: int) -> Built | None:
     """One GPU's share of a task; None for those whose set-up the paper does not tell."""
-    torchvision_ops.declare()
+    libraries.declare_torchvision()
     if model in TIMM:
         return _picture(model, dataset, batch_size)
     if model in _TEXT:

@@ -16,14 +16,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.harness.report import Report, of_rows
-from benchmarks.harness.rows import Row, columns, percentile
-from benchmarks.harness.timing import milliseconds
-from estimators.gpumemnet import dataset
-from estimators.gpumemnet.answer import answer
-from estimators.gpumemnet.card import TABLE_3, WEIGHTS, Score, read
-from estimators.gpumemnet.dataset import Sample
+from benchmarks.harness import Report, Row, columns, milliseconds, of_rows, percentile
+from estimators.gpumemnet import answer, files
 from estimators.gpumemnet.features import FAMILIES, features
+from estimators.gpumemnet.files import TABLE_3, WEIGHTS, Sample, Score, read_card
 from estimators.tracer.report import Layer
 from lab.main import main
 from lab.memory.truth import MLPS, networks
@@ -111,7 +107,7 @@ def mlp_runs() -> list[Sample]:
 def shipped() -> list[Row]:
     rows = []
     for family in FAMILIES:
-        card = read(family)
+        card = read_card(family)
         for score in card.scores:
             used = ", in use" if score.range_gb == card.range_gb else ""
             group = f"{card.samples} synthesised, {family}, {score.range_gb} GB{used}"
@@ -126,13 +122,13 @@ def shipped() -> list[Row]:
 def _bins(group: str, family: str, score: Score) -> list[Row]:
     """How far the accuracy owes to the mix of bins, which is not the same in the paper's data."""
     from estimators.gpumemnet.network import load
-    from estimators.gpumemnet.training import LIMITS_GB, held_out, labels
+    from estimators.gpumemnet.training import LIMITS_GB, labels, split_test
 
-    _, samples = dataset.read(SYNTHESISED / f"{family}.jsonl.gz")
+    _, samples = files.read_samples(SYNTHESISED / f"{family}.jsonl.gz")
     truth = labels(samples, score.range_gb, LIMITS_GB[family])
     ensemble = load(WEIGHTS / f"{family}.npz")
     right: dict[int, list[bool]] = defaultdict(list)
-    for i in held_out(truth)[1]:
+    for i in split_test(truth)[1]:
         seen = features(samples[i].layers, samples[i].batch)
         told = ensemble.probabilities(seen).mean(0).argmax()
         right[int(truth[i])].append(bool(told == truth[i]))
@@ -155,7 +151,7 @@ def beside_the_paper() -> str:
     lines = [
         (family, score)
         for family, (range_gb, _) in WANTED.items()
-        for score in read(family).scores
+        for score in read_card(family).scores
         if score.range_gb == range_gb
     ]
     return columns(

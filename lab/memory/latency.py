@@ -15,8 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness.report import Report, of_rows
-from benchmarks.harness.rows import Row, columns, of_runs
+from benchmarks.harness import Report, Row, columns, of_rows, of_runs
 from carmad.learned.experience import try_program
 from estimators.look import look
 from estimators.tracer.report import Report as TraceReport

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import estimators
-from benchmarks.harness.report import Report, of_rows
+from benchmarks.harness import Report, of_rows
 from estimators.horus import formula
 from lab.main import main
 from lab.memory.truth import (

@@ -31,8 +31,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks import ROOT
-from benchmarks.harness.report import Report, of_rows
-from benchmarks.harness.rows import Row, columns, of_runs
+from benchmarks.harness import Report, Row, columns, of_rows, of_runs
 from carmad.config import Estimation, Settings
 from carmad.core.ports import Run, Trial
 from carmad.core.types import JobSpec

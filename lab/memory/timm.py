@@ -8,11 +8,12 @@ reading of FakeTensor counts: that is no measurement. The constant for context a
 stack comes from half of the model families; targets are judged on the other half.
 
 That half is not untouched. What is kept for images, the transforms of tiles, and the margin in
-`safe` were chosen on the whole fitting half alone. But the shares in `estimators.tracer.workspace`
-(about 40 sets tried) were chosen by the errors of a fitting half on part of the models, when the
-halves were not yet quite these; errors of the other half were printed on the way; and how these
-models were trained was found out with models of both. Only data that nobody looked at can tell how
-far this flatters. With `--every N`, only every Nth model is traced, and nothing is kept.
+`safe` were chosen on the whole fitting half alone. But the shares of workspaces in
+`estimators.tracer.convolution` (about 40 sets tried) were chosen by the errors of a fitting half on
+part of the models, when the halves were not yet quite these; errors of the other half were printed
+on the way; and how these models were trained was found out with models of both. Only data that
+nobody looked at can tell how far this flatters. With `--every N`, only every Nth model is traced,
+and nothing is kept.
 
 Training, as far as it can be told from the numbers: float32, SGD with momentum and weight decay
 (its step copies all parameters once more, which the largest transformers show), cross entropy,
@@ -36,10 +37,9 @@ from math import log
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.harness.report import Report, bullets, of_rows
-from benchmarks.harness.rows import Row, percentile
+from benchmarks.harness import Report, Row, bullets, of_rows, percentile
 from carmad.plugin import Estimate
-from estimators.gpumemnet.answer import answer
+from estimators.gpumemnet import answer
 from estimators.horus import formula
 from estimators.tracer.replay import replay
 from estimators.tracer.report import Report as TraceReport
@@ -182,21 +182,21 @@ def record(
     processor, for the machine is shared; height and width of the images, by default the model's."""
     import torch
 
-    from estimators.tracer import torchvision_ops
-    from estimators.tracer.layers import Layers
+    from estimators.tracer import libraries
+    from estimators.tracer.modules import Layers
     from estimators.tracer.recording import GPU, Recorder
-    from estimators.tracer.substitutes import replaced
+    from estimators.tracer.substitutes import replace_attributes
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.backends.cudnn.benchmark = True
-    torchvision_ops.declare()
+    libraries.declare_torchvision()
     import timm
 
     begun = time.process_time()
     recorder = Recorder()
     recorder.memory = GPU_MIB * MIB
-    pretend = replaced(torch.cuda, is_available=lambda: True, _lazy_init=lambda: None)
+    pretend = replace_attributes(torch.cuda, is_available=lambda: True, _lazy_init=lambda: None)
     with pretend, recorder, Layers(recorder) as layers:
         network = timm.create_model(model).to(GPU).train()
         channels, *own = network.pretrained_cfg.get("input_size", (3, *USUAL))

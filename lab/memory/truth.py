@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from benchmarks.harness import markdown
-from benchmarks.harness.rows import Row, percentile
+from benchmarks.harness import Row, markdown_table, percentile
 from lab.data import DATA, read
 
 MLPS, TIMM = DATA / "memory" / "mlp_runs.csv", DATA / "memory" / "timm_runs.csv"
@@ -101,7 +100,7 @@ def comparison(named: Sequence[tuple[str, Accuracy]], unit: str, published: Sequ
     ]
     if published:
         rows.append([*published, *[""] * (len(head) - len(published))])
-    return markdown.table(head, rows, numbers=range(1, len(head)))
+    return markdown_table(head, rows, numbers=range(1, len(head)))
 
 
 def halves(count: Counter[str]) -> Collection[str]:

@@ -11,8 +11,7 @@ from functools import cache
 from itertools import product
 from statistics import geometric_mean, median
 
-from benchmarks.harness.report import Report, bullets
-from benchmarks.harness.rows import columns, verdict
+from benchmarks.harness import Report, bullets, columns, verdict
 from carmad.config import Settings
 from carmad.core.ports import Policy
 from lab.data import DATA

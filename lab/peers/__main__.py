@@ -14,9 +14,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from benchmarks.harness.report import Report, of_rows
-from benchmarks.harness.rows import Row, of_runs
-from benchmarks.harness.timing import milliseconds
+from benchmarks.harness import Report, Row, milliseconds, of_rows, of_runs
 from lab.main import main
 from lab.peers.system import SHORT, System, Taken
 from lab.peers.systems import SYSTEMS, Carma

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 
-from benchmarks.harness import markdown
-from benchmarks.harness.report import Report
+from benchmarks.harness import Report, markdown_table
 from lab.main import main
 from lab.peers.system import LONG, SHORT, Lacking, System, wait_for
 from lab.peers.systems import SYSTEMS
@@ -65,7 +64,7 @@ def side_by_side(
         for n, task in enumerate(tasks)
     }
     rows = [(what, *of.values()) for what, of in cells.items()]
-    return markdown.table(["", *(kind.name for kind in kinds)], rows), cells
+    return markdown_table(["", *(kind.name for kind in kinds)], rows), cells
 
 
 def _column(tasks: Sequence[Task], kind: type[System]) -> list[str]:

@@ -21,8 +21,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness import markdown
-from benchmarks.harness.report import Report
+from benchmarks.harness import Report, markdown_table
 from carmad.config import Profiling, Settings
 from carmad.core.types import StageTimes
 from carmad.sim.experiment import Load, Outcome, Physics, Task, Trace
@@ -178,7 +177,7 @@ def measure(policies: Annotated[list[str] | None, typer.Argument()] = None) -> R
         }
     return Report(
         "Decisions: the daemon's and the simulator's",
-        [markdown.table(HEADINGS, rows)],
+        [markdown_table(HEADINGS, rows)],
         kept,
         [f"{JOBS} jobs, {GPUS}, {COMPRESSION:g} times as fast"],
         kept=not policies,

@@ -17,9 +17,7 @@ from random import Random
 from statistics import fmean, median
 from typing import ClassVar
 
-from benchmarks.harness import markdown
-from benchmarks.harness.report import Report
-from benchmarks.harness.rows import verdict
+from benchmarks.harness import Report, markdown_table, verdict
 from carmad.config import Preconditions, Settings
 from carmad.sim.experiment import Outcome, Physics, Trace
 from carmad.sim.metrics import figures
@@ -199,11 +197,11 @@ def measure() -> Report:
     return Report(
         "Fidelity: one trace through the daemon and through the simulator",
         [
-            markdown.table(HEADINGS, [row.cells for row in comparisons]),
+            markdown_table(HEADINGS, [row.cells for row in comparisons]),
             f"{sum(bool(row.met) for row in judged)} of {len(judged)} targets met.",
             "## Job by job",
             "How far apart two runs put a job's completion time, on average over the jobs:",
-            markdown.table(
+            markdown_table(
                 ("policy", "simulator and daemon", "daemon and daemon"),
                 [(name, f"{a:.2f} s", f"{b:.2f} s") for name, (a, b) in by_job.items()],
             ),

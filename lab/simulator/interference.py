@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import ROOT
-from benchmarks.harness.report import Report, bullets
-from benchmarks.harness.rows import columns
+from benchmarks.harness import Report, bullets, columns
 from carmad.core.types import Mode
 from carmad.sim import catalogue
 from carmad.sim.experiment import Load

@@ -14,8 +14,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 
-from benchmarks.harness.report import Report
-from benchmarks.harness.rows import columns, verdict
+from benchmarks.harness import Report, columns, verdict
 from carmad.config import Settings
 from carmad.sim import metrics
 from carmad.sim.experiment import Experiment, Trace

@@ -19,8 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.harness.report import Report
-from benchmarks.harness.rows import columns
+from benchmarks.harness import Report, columns
 from lab.main import main
 from lab.slurm import ends as of_slurm
 from lab.slurm.faults import all_of_them

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import ClassVar
 
-from benchmarks.harness.rows import columns
+from benchmarks.harness import columns
 from lab.slurm.ways import GPUS, SETTINGS, WithCarma
 from tests.daemon import CARMA, OVER, Carmad, train
 from tests.waiting import until

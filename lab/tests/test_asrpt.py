@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("sklearn", reason="carma-gpu[policies] is not installed")
 
-from benchmarks.harness import report as harness
+from benchmarks import harness
 from carmad.core.layout import Layout, Stage
 from carmad.models import Lookup
 from carmad.sim.experiment import JobOutcome, Task, Trace

@@ -46,7 +46,7 @@ from lab.castor.workload import (
     sampled,
 )
 from lab.data import DATA
-from policies.castor.steps import StepModel
+from policies.castor.pairing import StepModel
 
 BUSY = Load("busy", 32, 1024, sm_active=0.8, sm_occupancy=0.4, dram_active=0.1)
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="the public traces are not here")

@@ -9,8 +9,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from benchmarks.harness import main as harness
-from benchmarks.harness.report import Report
+from benchmarks import harness
+from benchmarks.harness import Report
 from carmad import registry
 from carmad.config import Settings
 from carmad.sim.experiment import Experiment, Task, Trace

@@ -19,9 +19,9 @@ from lab.cuckoo.paper import PREDICTED, TABLES
 from lab.cuckoo.runs import ALL, HEADLINE, VARIANTS, Case, Result, Variant, cases, run
 from lab.cuckoo.workload import GPUS, KINDS_THERE, MEANS_S, SIGMA, alone_s, load, trace
 from lab.data import DATA
+from policies.cuckoo import CuckooSettings
 from policies.cuckoo.interleaving import Asynchronous, Phases
 from policies.cuckoo.policy import cuckoo
-from policies.cuckoo.settings import CuckooSettings
 
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="needs ../shared/data")
 

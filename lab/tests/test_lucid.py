@@ -20,7 +20,7 @@ from carmad.sim.experiment import Attempt, JobOutcome, Load, Task, Trace
 from lab.data import DATA
 from lab.lucid import packing, packing_tree, page, runs, sensitivity_page, timing, workload
 from lab.lucid.findings import Runs
-from policies.lucid.packing import load_shipped
+from policies.lucid.traits import load_shipped
 
 public = pytest.mark.skipif(not DATA.exists(), reason="the public traces are not at ../shared/data")
 

@@ -21,9 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.daemon.carmad import GPUS, SLEEPER, Daemon, memory_mb, plain_environment
-from benchmarks.harness.report import Report, of_rows
-from benchmarks.harness.rows import Row, of_runs
-from benchmarks.harness.timing import milliseconds
+from benchmarks.harness import Report, Row, milliseconds, of_rows, of_runs
 from lab.main import main
 
 if TYPE_CHECKING:

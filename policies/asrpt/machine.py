@@ -67,7 +67,8 @@ class Machine:
 
     def follow(self, queue: tuple[Job, ...], now: float, speed: float) -> Machine:
         """The machine at `now` with this queue; the same object if nothing changed."""
-        if queue is self.queue and speed == self.speed and self._first_end() > now:
+        first_end = min(self.ends_at(1), default=math.inf)
+        if queue is self.queue and speed == self.speed and first_end > now:
             return self
         before, after = _differing(self.queue, queue)
         old = {job.id: job for job in before}
@@ -92,11 +93,8 @@ class Machine:
         work_left = accumulate(each.left for each in self.served[:first])
         return [self.at + left / self.speed for left in work_left]
 
-    def _first_end(self) -> float:
-        return min(self.ends_at(1), default=math.inf)
 
-
-def rebuilt(queue: tuple[Job, ...], now: float, speed: float) -> Machine:
+def rebuild(queue: tuple[Job, ...], now: float, speed: float) -> Machine:
     """A machine rebuilt as if only these jobs had existed, each since its submission."""
     finished: list[Job] = []
     working: list[Job] = []

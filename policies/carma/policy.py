@@ -35,14 +35,13 @@ from carmad.plugin import (
     View,
     first_few,
 )
-from policies import holding
+from policies import views
 from policies.builtin import magm
 from policies.filters import fits_memory, min_free, not_risky, preconditions
-from policies.holding import Promise, without_jobs
 from policies.preemptive import fewest, yields
 from policies.ranked import Ranked
 from policies.reasons import expectation
-from policies.totals import totals
+from policies.views import Promise, totals, without_jobs
 
 SEEN = 64  # waiting jobs per plan
 TRIED = 16  # of them, those for which GPUs are looked for
@@ -109,7 +108,7 @@ class Carma:
             explained = seen < EXPLAINED
             if job.spec.gpus > usable and not explained:
                 continue  # it must not keep jobs that can start from being tried
-            new = _newcomer(job, view.now)
+            new = Newcomer(job, remaining_s(job, view.now), _is_known(job))
             behind = stranger_waits and not new.known  # in order of arrival, as under MAGM
             alike = refused[new.kind(view.demand(job))]
             harder = any(mib <= new.mib and left_s <= new.left_s for mib, left_s in alike)
@@ -210,7 +209,7 @@ def carma(settings: Settings) -> Carma:
 
 
 def remaining_s(job: Job, now: float) -> float:
-    return holding.remaining_s(job, now, math.inf)
+    return views.remaining_s(job, now, math.inf)
 
 
 def _place(new: Newcomer, view: View, rules: Rules) -> Placement:
@@ -242,10 +241,6 @@ def _longest_s(view: View) -> float:
 
 def _is_known(job: Job) -> bool:
     return job.expected_s is not None and job.estimate is not None
-
-
-def _newcomer(job: Job, now: float) -> Newcomer:
-    return Newcomer(job, remaining_s(job, now), _is_known(job))
 
 
 def _preemption(victim: Job, first: Job) -> Preemption:

@@ -1,5 +1,25 @@
 """Castor: which two jobs share GPUs, from when, and how the newer one's batch is split."""
 
-from policies.castor.policy import castor
+from __future__ import annotations
 
-__all__ = ["castor"]
+from carmad.plugin import Reason, Wording, duration
+
+# Wording of the policy's own reasons.
+
+
+def _beside(reason: Reason, end: str) -> str:
+    return (
+        f"sharing, it and {reason.detail} {end} after {duration(reason.have)} on average;"
+        f" one after the other, after {duration(reason.need)}"
+    )
+
+
+REASONS = {
+    "no_benefit": Wording("NoBenefit", lambda r: _beside(r, "would end")),
+    # why it was placed there
+    "sharing_benefit": Wording("SharingBenefit", lambda r: _beside(r, "end")),
+    "split_batch": Wording(
+        "SplitBatch",
+        lambda r: f"batches of {r.need:.0f} are split into {r.detail} of {r.have:.0f}",
+    ),
+}

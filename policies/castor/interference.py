@@ -10,7 +10,7 @@ from typing import Protocol
 from carmad.models import Stage
 from carmad.plugin import Boosted, Job, Loaded, View, beside
 from policies.castor.pairing import Ratios
-from policies.memory import peak_mib
+from policies.views import peak_mib
 
 NAME = "interference"  # of the trained model
 REMEMBERED = 65_536  # pairs

@@ -28,8 +28,7 @@ from carmad.plugin import (
 )
 from policies.builtin import in_order
 from policies.castor.interference import Predicted, load_shipped
-from policies.castor.neighbours import left_s, unknown
-from policies.castor.progress import Worked, recall
+from policies.castor.neighbours import Worked, left_s, recall, unknown
 from policies.castor.sharing import Newcomer, Room, Sharing, look, newcomer
 from policies.filters import fits_memory, only_idle
 from policies.profiling import profiling_run, set_aside

@@ -33,6 +33,7 @@ from policies.baselines import CASTOR_JOBS
 from policies.castor.interference import Interference
 from policies.castor.neighbours import (
     Neighbour,
+    Worked,
     batch,
     left_s,
     most_passes,
@@ -41,9 +42,8 @@ from policies.castor.neighbours import (
     unknown,
 )
 from policies.castor.pairing import Ratios, Start, accumulations, at_once, best_split, ends, later
-from policies.castor.progress import Worked
 from policies.filters import min_free
-from policies.memory import lacking, need_mib
+from policies.views import lacking, need_mib
 
 
 class Room(NamedTuple):

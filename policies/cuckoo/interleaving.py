@@ -1,7 +1,8 @@
-"""The duration of a round, in which each of several collocated jobs does one iteration.
+"""The duration of a round, in which each of several collocated jobs does one iteration, and what a
+pair of jobs is worth (Cuckoo paper, equations 1, 11 and 12).
 
-The asynchronous-invocation model (Cuckoo paper, 3.2, algorithms 1 and 2), and Muri's, which it is
-compared with. The listings are garbled in our copy; this reproduces table 4 to the millisecond:
+The asynchronous-invocation model (3.2, algorithms 1 and 2). The listings are garbled in our copy;
+this reproduces table 4 to the millisecond:
 
 - A job goes through three stages: loading, computing, communicating. Each job is one stage behind
   the one before it, so a round of n jobs has n + 2 stages. (The text says three stages, and listing
@@ -25,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -36,6 +36,8 @@ from carmad.plugin import StageTimes
 Numbers = NDArray[np.float64]
 
 NOTHING: Numbers = np.zeros(())
+
+AT_ONCE = 16_384  # pairs per block of the table, which fits into the processor's cache
 
 
 class Phases(NamedTuple):
@@ -54,10 +56,6 @@ class Phases(NamedTuple):
         load, forward, backward, communication = np.array(times, dtype=float).reshape(-1, 4).T
         awaited = np.array([s.sync == "backward" for s in jobs], dtype=bool)
         return cls(load, forward, backward, communication, awaited)
-
-    @property
-    def compute(self) -> Numbers:
-        return self.forward + self.backward
 
     def slower(self, factor: Numbers) -> Phases:
         load, forward, backward, communication = (time * factor for time in self[:4])
@@ -140,18 +138,43 @@ def _work(todo: Numbers, slow: Numbers, length: Numbers) -> tuple[Numbers, Numbe
     return np.where(needs <= length, 0.0, todo - length / slow), np.minimum(needs, length)
 
 
-@dataclass(frozen=True, slots=True)
-class Exclusive:
-    """Muri's (Zhao et al., SIGCOMM 2022; the paper's Muri-P): each stage uses one resource and
-    nothing overlaps, so jobs rotate over the three resources, one ahead of the other, and each time
-    wait for the slowest."""
+def standalone(model: Model, jobs: Phases) -> Numbers:
+    """The duration of an iteration of each alone: a round of one."""
+    return model.iteration_s((jobs,))
 
-    def iteration_s(self, jobs: Sequence[Phases]) -> Numbers:
-        rows = [(job.load, job.compute, job.communication) for job in jobs]
-        if len(rows) > 3:
-            raise ValueError("at most three jobs: no two may use the same of three resources")
-        total = NOTHING
-        for stage in range(3):
-            busy = (row[(stage - n) % 3] for n, row in enumerate(rows))
-            total = total + reduce(np.maximum, busy, NOTHING)
-        return total
+
+def rounds(model: Model, rows: Phases, columns: Phases) -> Numbers:
+    """The duration of a round of each row with each column, in the better of both orders."""
+    round_s = np.empty((len(rows.load), len(columns.load)))
+    at_once = max(1, AT_ONCE // max(1, len(columns.load)))
+    other = columns.at((None, slice(None)))
+    for at in range(0, len(rows.load), at_once):
+        block = slice(at, at + at_once)
+        one = rows.at((block, None))
+        round_s[block] = model.iteration_s((one, other))
+        if rows is not columns:
+            np.minimum(round_s[block], model.iteration_s((other, one)), out=round_s[block])
+    return np.minimum(round_s, round_s.T) if rows is columns else round_s
+
+
+def eff_values(row_s: Numbers, column_s: Numbers, round_s: Numbers) -> Numbers:
+    """Equation 1, for each row with each column."""
+    return (row_s[:, None] + column_s) / round_s
+
+
+def ddl_values(one_s: Numbers | float, other_s: Numbers | float) -> Numbers:
+    """Equation 11, for deadlines in seconds from now. One that has passed counts as due now.
+
+    Equal deadlines have the value 1, even if both have passed or neither exists. So only efficiency
+    counts among jobs without deadlines, as in the paper (5.2). A deadline beside none has the value
+    0.
+    """
+    one, other = np.maximum(one_s, 0.0), np.maximum(other_s, 0.0)
+    later, sooner = np.maximum(one, other), np.minimum(one, other)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(later == sooner, 1.0, sooner / later)
+
+
+def total_values(eff: Numbers, ddl: Numbers, weight: float) -> Numbers:
+    """Equation 12."""
+    return weight * eff + (1 - weight) * ddl

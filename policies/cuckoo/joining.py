@@ -7,6 +7,10 @@ place keeps its turn, at the cost of its lateness; its end does not count then, 
 leaves the queue, all others move up by as much, if all take the average time (3.3.3). Joining must
 not delay the next turn on the GPUs: only jobs ahead of that one in the queue may keep them busy for
 longer than planned.
+
+With `joins = "partner"` only its partner joins a running job. In the paper both jobs of a group
+start at once. Here the second one joins when the GPU has settled, and until then neither may be
+paired with another job.
 """
 
 from __future__ import annotations
@@ -19,12 +23,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from carmad.plugin import GpuId, JobId, Preconditions, View
-from policies.cuckoo.grouping import packable
-from policies.cuckoo.groups import GAIN, Company, Group, Node, Packer, may_join, user
+from carmad.plugin import GpuId, Job, JobId, Preconditions, View
+from policies.cuckoo.groups import GAIN, Company, Group, Node, Packer, may_join, packable, user
 from policies.cuckoo.interleaving import Numbers
-from policies.cuckoo.members import Member, Site
+from policies.cuckoo.members import Member, Site, is_known
 from policies.cuckoo.planning import NEVER, Groups, Planner, Window
+from policies.cuckoo.remembering import Memory
 from policies.cuckoo.schedule import Turn, classes
 from policies.cuckoo.telling import Planned
 
@@ -194,3 +198,45 @@ def _ends_s(
 
 def _late_s(ends_s: Numbers, deadline_s: Numbers) -> Numbers:
     return np.maximum(0.0, ends_s - deadline_s)
+
+
+def recall(view: View) -> Mapping[JobId, JobId]:
+    """By running job, the queued one that was to join it when the last plan was made."""
+    return dict(view.memory.joining) if isinstance(view.memory, Memory) else {}
+
+
+def awaiting(view: View, jobs: Sequence[Job], where: Site) -> dict[JobId, Job]:
+    """By running job, the partner among the queued `jobs` that can still join it: as long as enough
+    is known about both. Otherwise the partner is planned like any other job."""
+    pairs = recall(view)
+    if not pairs:
+        return {}
+    wanted = set(pairs.values())
+    queued = {job.id: job for job in jobs if job.id in wanted and is_known(job, where, view)}
+    return {
+        first.id: queued[pairs[first.id]]
+        for first in _alone(view, where)
+        if pairs.get(first.id) in queued and is_known(first, where, view)
+    }
+
+
+def _alone(view: View, where: Site) -> Iterator[Job]:
+    """The jobs that have their GPUs to themselves and have not been told to stop."""
+    residents = {gpu.id: len(gpu.residents) for gpu in where.gpus}
+    for job in view.running:
+        if job.stop is None and all(residents.get(gpu) == 1 for gpu in job.gpus):
+            yield job
+
+
+def turns(
+    partners: Mapping[JobId, Member], running: Sequence[Member], where: Site, packer: Packer
+) -> Iterator[Turn]:
+    """The joins of partners, whether or not their GPUs can take them yet."""
+    by_id = {gpu.id: gpu for gpu in where.gpus}
+    for first in running:
+        second = partners.get(first.job.id)
+        if second:
+            gpus = tuple(by_id[gpu] for gpu in first.job.gpus)
+            kind = where.kind(gpus[0])
+            group = packer.together(first, second, kind)
+            yield Turn(Planned(group, ends_s=group.ends_s(kind)), gpus)

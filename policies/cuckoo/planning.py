@@ -116,36 +116,3 @@ def first_slots(groups: Groups, windows: Sequence[Window]) -> Slots:
     kept[:, 0] = True
     window, order = np.nonzero(kept)
     return Slots(window, order + 1, starts_s[window, order])
-
-
-def first_in_first_out(groups: Groups, windows: Sequence[Window]) -> list[Slot | None]:
-    return _in_turn(groups, windows, np.argsort(groups.submitted_at, kind="stable"))
-
-
-def earliest_deadline_first(groups: Groups, windows: Sequence[Window]) -> list[Slot | None]:
-    return _in_turn(groups, windows, np.argsort(groups.deadline_s, kind="stable"))
-
-
-def _in_turn(
-    groups: Groups, windows: Sequence[Window], turns: NDArray[np.intp]
-) -> list[Slot | None]:
-    """Assigns each group to the window that is free first, and among several to the one where it
-    is fastest."""
-    plan: list[Slot | None] = [None] * len(groups.time_s)
-    free_s = [window.begin_s for window in windows]
-    orders = [0] * len(windows)
-    for group in turns.tolist():
-        times_s = groups.time_s[group].tolist()
-        open_to = [
-            (free_s[n], times_s[window.kind], n)
-            for n, window in enumerate(windows)
-            if groups.fits[group, n]
-            and free_s[n] + times_s[window.kind] <= window.end_s
-            and (window.whole or not orders[n])
-        ]
-        if open_to:
-            begin_s, time_s, n = min(open_to)
-            orders[n] += 1
-            plan[group] = Slot(n, orders[n], begin_s)
-            free_s[n] = begin_s + time_s
-    return plan

@@ -3,13 +3,13 @@ uses which GPUs when, at the lowest cost.
 
 The paper packs jobs and starts both at once. On CARMA's GPUs the second job may join only when the
 first has run its first kernel and settled. So the job of a pair with the earlier deadline starts,
-and its partner follows (`partners`); or, with `joins = "any"`, a place beside a job that runs alone
-goes to the job that saves most by it, whoever it was packed with (`joining`). Planning starts over
+and its partner follows (`joining`); or, with `joins = "any"`, a place beside a job that runs alone
+goes to the job that saves most by it, whoever it was packed with. Planning starts over
 when something has changed (`remembering`), and so adapts to what really happens: a job that has
 outlived its prediction is assumed to continue, and its successors are planned for later.
 
 A plan covers a few jobs for each set of GPUs, so that its cost depends on the number of GPUs and
-not on the length of the queue (`reach`).
+not on the length of the queue.
 
 A job with unknown iteration times is profiled: on the GPUs reserved by `profiling.gpus`, from which
 it is requeued; if there are none, or it is too large for them or must not be restarted, on idle
@@ -40,22 +40,19 @@ from carmad.plugin import (
     idle,
 )
 from policies.builtin import in_order
-from policies.cuckoo.grouping import group
-from policies.cuckoo.groups import Packer
+from policies.cuckoo import CuckooSettings, Joins
+from policies.cuckoo.groups import Packer, group
 from policies.cuckoo.interleaving import Asynchronous
-from policies.cuckoo.joining import joins
-from policies.cuckoo.members import NOTHING, Site, members, site
-from policies.cuckoo.partners import awaiting, turns
+from policies.cuckoo.joining import awaiting, joins, turns
+from policies.cuckoo.members import NOTHING, Site, in_reach, joinable, members, site
 from policies.cuckoo.planning import Planner, min_cost
-from policies.cuckoo.reach import in_reach, joinable
 from policies.cuckoo.remembering import Basis, Made, Memory, still_valid
 from policies.cuckoo.schedule import Schedule, Turn, first_due, schedule
-from policies.cuckoo.settings import CuckooSettings, Joins
 from policies.cuckoo.telling import explanation, waiting
 from policies.filters import fits_memory, min_free, only_idle
-from policies.memory import lacking, need_mib
 from policies.profiling import ProfilingPool, profiling_run, set_aside
 from policies.ranked import Ranked
+from policies.views import lacking, need_mib
 
 TOLD = 16  # the first waiting jobs, which get reasons with their plan
 EXPLAINED = 4  # the first ones, which also get a verdict on each GPU

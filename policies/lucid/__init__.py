@@ -3,13 +3,64 @@ interpretable models."""
 
 from __future__ import annotations
 
-from carmad.plugin import Settings
-from policies.lucid.policy import Lucid
-from policies.lucid.settings import LucidSettings
+from dataclasses import dataclass
+from typing import Annotated
 
-__all__ = ["Lucid", "lucid"]
+from annotated_types import Ge
+
+from carmad.plugin import Reason, Wording, duration
 
 
-def lucid(settings: Settings, own: LucidSettings) -> Lucid:
-    """`[profiling]` is read from each view."""
-    return Lucid(settings=own)
+@dataclass(frozen=True, slots=True)
+class LucidSettings:
+    """`policy = "lucid"` (Lucid paper, 3.2 to 3.4)."""
+
+    sharing_capacity: Annotated[int, Ge(0)] = 2  # GSS: limit for the sum of sharing scores on a GPU
+    utilization_capacity: Annotated[float, Ge(0)] = 1.2  # limit for the sum of GPU utilisations
+    apathetic_below: Annotated[float, Ge(0)] = 0.0  # GPUs requested in 10 min: below, it is 1
+    off_below: Annotated[float, Ge(0)] = 0.0  # GPUs requested in 10 min: below, sharing is off
+
+
+# Wording of the policy's own reasons.
+
+
+def _outlasts(reason: Reason) -> str:
+    if not reason.have:
+        return f"it might run much longer than {reason.detail}: its duration is not known"
+    numbers = f"{duration(reason.have)} × GPUs, limit {duration(reason.need)}"
+    return f"it would run much longer than {reason.detail} ({numbers})"
+
+
+def _sharing_off(reason: Reason) -> str:
+    if not reason.need:
+        return "sharing is off"
+    asked = f"{reason.have:.0f} GPUs are requested in ten minutes"
+    return f"sharing is off now: {asked}, below {reason.need:.0f}"
+
+
+REASONS = {
+    # of one GPU: of its neighbour there
+    "sharing_score": Wording(
+        "SharingScore",
+        lambda r: f"the sharing scores add up to {r.have:.0f} (limit {r.need:.0f}): {r.detail}",
+    ),
+    "busy_pair": Wording(
+        "BusyPair",
+        lambda r: (
+            f"GPU utilisation would add up to {r.have:.2f} with {r.detail} (limit {r.need:.2f})"
+        ),
+    ),
+    "gpu_demand": Wording(
+        "GpuDemand",
+        lambda r: f"{r.detail} uses {r.have:.0f} GPUs, but the job wants {r.need:.0f}",
+    ),
+    "distributed": Wording("Distributed", lambda r: f"{r.detail} is spread over several servers"),
+    "outlasts": Wording("Outlasts", _outlasts),
+    "kept_for_profiling": Wording("ForProfiling", lambda r: "is for profiling new jobs"),
+    # of the job
+    "sharing_off": Wording("SharingOff", _sharing_off),
+    # why it was placed there
+    "affine": Wording(
+        "Affine", lambda r: f"{r.detail}: scores add up to {r.have:.0f} of {r.need:.0f}"
+    ),
+}

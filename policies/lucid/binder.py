@@ -2,7 +2,7 @@
 
 The paper's rules: (1) both jobs' memory fits, (2) both want the same number of GPUs, and get the
 same ones, (3) at most two jobs are on a set of GPUs, (4) jobs with unstable GPU usage are not
-packed (and evicted if they are: `stability`), (5) nor are jobs that run on several nodes. The
+packed (and evicted if they are: `traits`), (5) nor are jobs that run on several nodes. The
 sharing scores must not add up to more than the capacity.
 
 Nor must the GPU utilisations that the two have alone. In the paper, utilisation "should be
@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 from carmad.plugin import Demand, GpuId, GpuView, Job, JobId, NodeView, Reason, View
 from policies.lucid.mode import Capacity
-from policies.lucid.packing import WORDS
 from policies.lucid.room import refusals
-from policies.lucid.traits import Traits, TraitsOf
+from policies.lucid.traits import WORDS, Traits, TraitsOf
+from policies.views import margin_mib
 
 PAIR = 2  # jobs per set of GPUs
 OUTLASTS = 2.0  # times the partner's priority value
@@ -89,7 +89,7 @@ class Binder:
         self.view = view
         self._capacity = capacity
         self._traits = traits
-        self._margin_mib = view.settings.preconditions_for("lucid").margin_mib
+        self._conditions = view.settings.preconditions_for("lucid")
         # By number of GPUs, and by the memory of the smallest of them; none is empty.
         self.partners = self._found(reserved)
 
@@ -195,8 +195,7 @@ class Binder:
 
     def _need_mib(self, mine: Traits) -> int:
         """With a margin."""
-        retry = mine.job.retry
-        return mine.need_mib + max(self._margin_mib, retry.margin_mib if retry else 0)
+        return mine.need_mib + margin_mib(mine.job.retry, self._conditions)
 
     def _both(self, job: Job, gpu: GpuView) -> tuple[Traits, Traits]:
         memory_mib = gpu.gpu.memory_mib

@@ -1,14 +1,27 @@
-"""The properties of a job that packing depends on, computed once per version of the job."""
+"""The properties of a job that packing depends on, and which packed jobs turn out to lack them.
+
+Sharing scores say how much two jobs that share slow each other down (Lucid paper, 3.2 and 3.5.1):
+the Packing Analyze Model classifies a job as Tiny, Medium or Jumbo by its profile. It is the model
+trained here, if there is one, or else the one shipped with CARMA. Pairs whose GPU usage deviates
+from their profiles are split again (3.3, rule 4).
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.resources import files
 from typing import NamedTuple
 
-from carmad.plugin import Job, JobId, Reason, Tree
-from policies.lucid import packing
-from policies.memory import need_mib
+from carmad.models import Node
+from carmad.plugin import GpuView, Job, JobId, Model, NodeView, Preemption, Reason, Tree, View
+from policies.views import need_mib
+
+MODEL = "packing"  # of the trained model
+SCORES = {"tiny": 0, "medium": 1, "jumbo": 2}
+WORDS = ("Tiny", "Medium", "Jumbo")  # by score
 
 # The paper does not define "an unstable resource utilization pattern" (Lucid paper, 3.3, rule 4).
 # Here it is a utilisation (0–1) whose standard deviation exceeds 0.3: it swings between idle and
@@ -16,6 +29,47 @@ from policies.memory import need_mib
 UNSTABLE = 0.3**2
 UTILIZATION = ("gpu_utilization", "memory_utilization")
 REMEMBERED = 16_384  # jobs
+
+# The indicator that scores are based on.
+PROFILED_AS: Mapping[str | None, str] = {
+    "sm_active": "sm_active",
+    "utilization": "gpu_utilization",
+}
+
+
+def packing_model(models: Mapping[str, Model]) -> Tree:
+    learned = models.get(MODEL)
+    return learned if isinstance(learned, Tree) else load_shipped()
+
+
+def sharing_score(tree: Tree, job: Job, memory_mib: int) -> int | None:
+    """The sharing score on a GPU with this much memory; None if the profile lacks what it needs.
+
+    With a value missing, a tree follows most of its training jobs. That would be a guess, and
+    packing is a risk: the profile must have all the values that the tree uses. It does not if the
+    job ran no kernel while it was profiled, or on a MIG instance, for which NVML reports no
+    utilisation. SMACT cannot replace it: it is lower, so every job would look Tiny.
+    """
+    if job.profile is None:
+        return None
+    values = {each.name: each.mean for each in job.profile.indicators}
+    values["amp"] = float(job.spec.amp)
+    if job.profile.peak_mib:
+        values["memory_share"] = job.profile.peak_mib / memory_mib
+    asked = {tree.features[node.feature] for node in tree.nodes if node.feature >= 0}
+    return SCORES[tree.predict(values)] if asked <= values.keys() else None
+
+
+@cache
+def load_shipped() -> Tree:
+    """The model trained by `python -m lab.lucid.models`."""
+    fields = json.loads(files("policies.lucid").joinpath("packing.json").read_text("utf-8"))
+    fields |= {name: tuple(fields[name]) for name in ("features", "classes")}
+    fields["nodes"] = tuple(
+        Node(**{**node, "counts": tuple(node["counts"])}) for node in fields["nodes"]
+    )
+    fields["errors"] = tuple((name, error) for name, error in fields["errors"])
+    return Tree(**fields)
 
 
 class Traits(NamedTuple):
@@ -66,11 +120,11 @@ def _remembering(tree: Tree, priority: Priority) -> TraitsOf:
 
 
 def _traits(job: Job, memory_mib: int, tree: Tree, priority: float) -> Traits:
-    mib, score = need_mib(job), packing.score(tree, job, memory_mib)
+    mib, score = need_mib(job), sharing_score(tree, job, memory_mib)
     utilization = job.profile.mean("gpu_utilization") if job.profile else None
     if not mib or score is None or utilization is None:
         aloof = Reason("unprofiled", detail="this job")
-        return Traits(job, priority, mib, packing.SCORES["jumbo"], 1.0, aloof)
+        return Traits(job, priority, mib, SCORES["jumbo"], 1.0, aloof)
     return Traits(job, priority, mib, score, utilization, _unstable(job))
 
 
@@ -82,3 +136,44 @@ def _unstable(job: Job) -> Reason | None:
     if variance > UNSTABLE:
         return Reason("unstable", UNSTABLE, variance, detail="this job")
     return None
+
+
+def evictions(view: View) -> tuple[Preemption, ...]:
+    """Evicts the later job of each such pair. It does not share again."""
+    if not view.settings.limits.preemption:
+        return ()
+    found: dict[int, Preemption] = {}
+    for node in view.nodes:
+        for gpu in node.memo.recall(_pairs_on, _pairs_on, node):
+            deviation = gpu.memo.recall(_deviation, _deviation, gpu)
+            if deviation > UNSTABLE and (job := _to_go(gpu)):
+                reason = Reason("unstable", UNSTABLE, deviation, detail=f"job {job.id}")
+                found.setdefault(job.id, Preemption(job.id, reason))
+    return tuple(found.values())
+
+
+def _pairs_on(node: NodeView) -> tuple[GpuView, ...]:
+    return tuple(
+        gpu
+        for gpu in node.gpus
+        if len(gpu.residents) > 1
+        and gpu.settling is None
+        and all(job.stop is None for job in gpu.residents)
+    )
+
+
+def _deviation(gpu: GpuView) -> float:
+    """The square of how much busier the GPU recently was than the sum of its jobs' profiles: a
+    variance about the prediction. Being less busy is normal for jobs that slow each other down."""
+    score = gpu.score
+    name = PROFILED_AS.get(score.sm_source)
+    profiles = [job.profile for job in gpu.residents if job.profile]
+    means = [mean for each in profiles if name and (mean := each.mean(name)) is not None]
+    if len(means) < len(gpu.residents):
+        return 0.0  # unknown
+    return max(0.0, score.sm_mean - sum(means)) ** 2
+
+
+def _to_go(gpu: GpuView) -> Job | None:
+    may_go = [job for job in gpu.residents if job.spec.requeue]
+    return max(may_go, key=lambda job: (job.started_at or 0.0, job.id), default=None)

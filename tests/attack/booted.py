@@ -17,7 +17,7 @@ from tests.daemon import NO_KERNELS, QUICK
 
 @contextlib.contextmanager
 def booted(folder: Path, users: Mapping[str, int] = USERS, **settings: str) -> Iterator[Machine]:
-    with skipped(), machines.booted(folder, users, **QUICK | NO_KERNELS | settings) as machine:
+    with skipped(), machines.boot(folder, users, **QUICK | NO_KERNELS | settings) as machine:
         yield machine
 
 

@@ -78,7 +78,7 @@ def test_each_users_job_has_a_unit_of_its_own_outside_of_the_sandbox(machine: Ma
     bounding = machine.run("sed", "-n", "s/^CapBnd:\\t//p", "/proc/1/status")
     for user, uid in USERS.items():
         job = machine.sh(script, user)
-        assert machine.ended(job, user)["exit"]["code"] == 0
+        assert machine.await_end(job, user)["exit"]["code"] == 0
         said = machine.read(f"/home/{user}/carma-{job}.out").split("\n")
         assert said[0] == str(uid)
         assert f"0::/carma.slice/carma-job-{job}-1.service/job" in said
@@ -109,9 +109,9 @@ def test_what_a_job_asks_of_the_host_is_a_limit_of_its_cgroup(machine: Machine) 
     why = machine.call("GET", f"/v1/jobs/{second}/why", user="bob")["headline"]
     assert why.endswith(f"0 of {cpus} are free: job {first} has {cpus}"), why
     machine.run("touch", "/home/ada/go", user="ada")
-    assert machine.ended(first, "ada")["exit"]["code"] == 42
+    assert machine.await_end(first, "ada")["exit"]["code"] == 42
     machine.run("rm", "/home/ada/go")
-    assert machine.ended(second, "bob")["exit"]["code"] == 0
+    assert machine.await_end(second, "bob")["exit"]["code"] == 0
     assert machine.read(f"/home/bob/carma-{second}.out") == "1"
 
 
@@ -174,7 +174,7 @@ def test_a_killed_daemon_comes_back_and_its_jobs_never_noticed(machine: Machine)
     assert int(machine.show("carmad.service", "NRestarts")) > 0
     for user, job in jobs.items():
         machine.run("touch", f"/home/{user}/go", user=user)
-        ended = machine.ended(job, user)
+        ended = machine.await_end(job, user)
         assert (ended["exit"]["code"], ended["attempt"]) == (42, 1)
         machine.run("rm", f"/home/{user}/go")
 
@@ -189,7 +189,7 @@ def test_a_stop_leaves_jobs_and_the_next_request_finds_them(machine: Machine) ->
         lambda: machine.show(f"carma-job-{job}-1.service", "ActiveState") != "active",
         "the job to end while the daemon is away",
     )
-    ended = machine.ended(job)
+    ended = machine.await_end(job)
     assert (ended["exit"]["code"], ended["attempt"]) == (42, 1)
     machine.run("rm", "/home/ada/go")
 
@@ -219,7 +219,7 @@ def test_systemd_may_be_upgraded_while_jobs_start(machine: Machine) -> None:
     for _ in range(4):
         jobs += [machine.sh("exit 7") for _ in range(5)]
         machine.systemctl("daemon-reexec")
-    ends = [machine.ended(job) for job in jobs]
+    ends = [machine.await_end(job) for job in jobs]
     assert [(end["exit"]["cause"], end["exit"]["code"]) for end in ends] == [("failure", 7)] * 20
 
 
@@ -229,7 +229,7 @@ def test_nobody_reads_what_is_the_daemons(machine: Machine, tmp_path: Path) -> N
     for path in ("/var/lib/carma/carma.db", "/var/cache/carma/x", f"/proc/{pid}/environ"):
         assert machine.run("sh", "-c", f"cat {path} || echo refused", user="ada") == "refused"
     hidden = machine.sh("exit 0", "bob", export={"API_KEY": "s3cret"})
-    machine.ended(hidden, "bob")
+    machine.await_end(hidden, "bob")
     shown = json.dumps(machine.call("GET", "/v1/status")) + json.dumps(
         machine.call("GET", "/v1/jobs")
     )
@@ -245,7 +245,7 @@ def test_mps_daemons_are_outside_and_are_reached_from_inside(tmp_path: Path) -> 
     with booted(tmp_path, CARMA_COLLOCATION__MPS="true", PATH=path) as machine:
         for _ in range(2):
             machine.systemctl("restart", "carmad.service")  # the second finds the first one's
-            job = machine.ended(machine.sh("ls $CUDA_MPS_PIPE_DIRECTORY"))
+            job = machine.await_end(machine.sh("ls $CUDA_MPS_PIPE_DIRECTORY"))
             assert job["mode"] == "mps"
             assert not [note for note in job["notes"] if "MPS" in note]
             gpu = job["gpus"][0]["id"]

@@ -37,18 +37,18 @@ def test_while_systemd_hangs_a_job_is_stopped_and_none_is_lost(machine: Machine)
     try:
         waits = machine.sh("echo ran")  # carmad is at it now
         machine.call("POST", "/v1/cancel", {"select": str(one)})
-        assert machine.ended(one)["state"] == "cancelled"
-        assert machine.ended(limited)["state"] == "timed_out"
+        assert machine.await_end(one)["state"] == "cancelled"
+        assert machine.await_end(limited)["state"] == "timed_out"
         mistaken = machine.sh("echo ran too", stdout="mistaken")
         machine.call("POST", "/v1/cancel", {"select": str(mistaken)})
-        assert machine.ended(mistaken)["state"] == "cancelled"
+        assert machine.await_end(mistaken)["state"] == "cancelled"
         assert machine.call("GET", f"/v1/jobs/{other}")["state"] in ("starting", "running")
     finally:
         os.kill(machine.pid1, signal.SIGCONT)
-    assert machine.ended(waits)["state"] == "succeeded"
+    assert machine.await_end(waits)["state"] == "succeeded"
     assert "ran too" not in machine.read("/home/ada/mistaken")
     machine.call("POST", "/v1/cancel", {"select": str(other)})
-    assert machine.ended(other)["state"] == "cancelled"
+    assert machine.await_end(other)["state"] == "cancelled"
 
 
 def test_jobs_wait_until_the_socket_of_systemd_is_back(machine: Machine) -> None:
@@ -57,6 +57,6 @@ def test_jobs_wait_until_the_socket_of_systemd_is_back(machine: Machine) -> None
     waits = machine.sh("echo ran")
     until(lambda: "launches are postponed" in machine.log(), "the log to say so")
     machine.call("POST", "/v1/cancel", {"select": str(runs)})
-    assert machine.ended(runs)["state"] == "cancelled"
+    assert machine.await_end(runs)["state"] == "cancelled"
     machine.run("mv", f"{SYSTEMD_S_OWN}.gone", SYSTEMD_S_OWN)
-    assert machine.ended(waits)["state"] == "succeeded"
+    assert machine.await_end(waits)["state"] == "succeeded"

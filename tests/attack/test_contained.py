@@ -63,7 +63,7 @@ def test_in_a_container_that_boots_systemd(machine: Machine) -> None:
         began_and_ended = "echo began >> ~/ledger; sleep 2; echo ended >> ~/ledger; exit "
         jobs = {code: inner.sh(f"{began_and_ended}{code}", "ada", gpus=0) for code in CODES}
         for code, job in jobs.items():
-            ended = inner.ended(job, "ada")
+            ended = inner.await_end(job, "ada")
             assert (ended["exit"]["code"], ended["attempt"]) == (code, 1), ended
         ledger = inner.read("/home/ada/ledger").split()
         assert (ledger.count("began"), ledger.count("ended")) == (len(CODES), len(CODES))

@@ -22,10 +22,8 @@ import typer
 
 from benchmarks.daemon.booted import NotBooted
 from benchmarks.daemon.siege.cases import CASES, Case, NotHere
-from benchmarks.daemon.siege.field import Asked, Field, besieged
-from benchmarks.harness.main import main
-from benchmarks.harness.report import Report, of_rows
-from benchmarks.harness.rows import Row, percentile
+from benchmarks.daemon.siege.field import Asked, Field, open_field
+from benchmarks.harness import Report, Row, main, of_rows, percentile
 
 ROUNDS, TIMES = 5, 60
 JOBS = 2  # of each kind that must end while an attack goes on
@@ -76,7 +74,7 @@ def besiege(field: Field, case: Case, rounds: int, times: int, jobs: int = JOBS)
         field.await_rest()
     except Exception as error:  # noqa: BLE001 - likewise
         found.failed = found.failed or f"{type(error).__name__}: {error}"
-    found.jobs, found.lost, found.doubled = field.reckoned()
+    found.jobs, found.lost, found.doubled = field.reckon()
     found.stale_s, found.unnoticed_s = field.seen.stale_s, field.seen.unnoticed_s
     return found
 
@@ -132,7 +130,7 @@ def measure(
             continue
         begun = time.monotonic()
         try:
-            with besieged() as field:
+            with open_field() as field:
                 everything[case.name] = found = besiege(field, case, rounds, times)
         except NotBooted as error:
             sys.exit(f"not run: {error}")

@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
-from benchmarks.daemon.attacks import Hostile
 from benchmarks.daemon.booted import SOCKET
-from benchmarks.daemon.http import request
-from benchmarks.daemon.siege.honest import UNREACHABLE, asked, job
+from benchmarks.daemon.http import Hostile, request
+from benchmarks.daemon.siege.honest import UNREACHABLE, exchange, job
 
 FOR_EVER_S = 86_400.0
 STREAM = request("GET", "/v1/events", version="1.1")
@@ -32,8 +31,8 @@ def arrays(tasks: str) -> None:
     array = job("/bin/true", gpus=1, array={"indices": list(range(int(tasks)))})
     while True:
         with contextlib.suppress(*UNREACHABLE, KeyError):  # nor has a refusal an id
-            _, said = asked("POST", "/v1/jobs", array)
-            asked("POST", "/v1/cancel", {"select": str(said["id"])})
+            _, said = exchange("POST", "/v1/jobs", array)
+            exchange("POST", "/v1/cancel", {"select": str(said["id"])})
 
 
 def subuids(first: str, count: str, connections: str) -> None:
@@ -68,10 +67,10 @@ def hold_connections(count: int, only_streams: bool = False) -> None:
                 break
             held.append(connection)
         time.sleep(0.5)
-        held = [each for each in held if not closed(each)]
+        held = [each for each in held if not is_closed(each)]
 
 
-def closed(connection: socket.socket) -> bool:
+def is_closed(connection: socket.socket) -> bool:
     """By the daemon. Reads nothing: what was sent stays in the way."""
     try:
         seen = connection.recv(1 << 16, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -91,7 +90,7 @@ def adopt(pid: str) -> None:
     def ask() -> None:
         while True:
             with contextlib.suppress(*UNREACHABLE):
-                asked("POST", "/v1/adopt", {"pid": int(pid)})
+                exchange("POST", "/v1/adopt", {"pid": int(pid)})
             time.sleep(0.05)
 
     together(*[ask] * 8)
@@ -129,7 +128,7 @@ def _letters(count: int) -> None:
     while True:
         for _ in range(count):
             with contextlib.suppress(*UNREACHABLE):
-                asked("POST", "/v1/jobs", job("/bin/false", gpus=0, notify="all"))
+                exchange("POST", "/v1/jobs", job("/bin/false", gpus=0, notify="all"))
         time.sleep(1.0)
 
 

@@ -14,7 +14,7 @@ from random import Random
 
 from benchmarks.daemon.siege import attackers, stuck
 from benchmarks.daemon.siege.field import HONEST, HOSTILE, Field
-from benchmarks.harness.timing import until
+from benchmarks.harness import until
 from carma_client import Problem
 
 LEDGER = 'echo "start $CARMA_JOB_ID" >> ~/ledger; {}; echo "end $CARMA_JOB_ID" >> ~/ledger'
@@ -54,7 +54,7 @@ def fuse(field: Field) -> Iterator[None]:
 
 
 @contextmanager
-def lost(field: Field) -> Iterator[None]:
+def lose(field: Field) -> Iterator[None]:
     machine = field.machine
     with field.stuck(HOSTILE[0], 0):
         # A process that the job starts in a session of its own is the daemon's to find.
@@ -86,7 +86,7 @@ def within(field: Field) -> Iterator[None]:
     """The job's own process is stuck. The kernel lets nobody end it; but that holds up nobody else,
     and the administrator's cancel is taken."""
     user = HOSTILE[0]
-    with field.mounted(user) as folder:
+    with field.mount(user) as folder:
         hold = f"exec {sys.executable} {stuck.__file__} hold {folder}/page 0"
         script = f'echo "start $CARMA_JOB_ID" >> ~/ledger; echo $$ > ~/stuck; {hold}'
         job = field.machine.sh(script, user, time_limit_s=5, memory_mib=1000)
@@ -221,7 +221,7 @@ def flood(field: Field) -> Iterator[None]:
 def paths(field: Field) -> Iterator[None]:
     """A log, a directory and a script from which nothing ever comes; the script is tried first."""
     user = HOSTILE[0]
-    with field.mounted(user) as folder:
+    with field.mount(user) as folder:
         jobs = [
             field.machine.sh("true", user, gpus=0, stdout=f"{folder}/never.out"),
             field.machine.sh("true", user, gpus=0, cwd=f"{folder}/never", stdout="/dev/null"),
@@ -241,7 +241,7 @@ def _python(field: Field, user: str, script: str) -> int:
     return int(field.machine.call("POST", "/v1/jobs", body, user)["id"])
 
 
-AT_ONCE = (lost, limit, paths, adopt, subuids, three_arrays, streams, flood)
+AT_ONCE = (lose, limit, paths, adopt, subuids, three_arrays, streams, flood)
 
 
 @contextmanager
@@ -254,7 +254,7 @@ def everything(field: Field) -> Iterator[None]:
 
 CASES = (
     Case("fuse", "a stuck process outside of jobs holds memory on every GPU", fuse),
-    Case("lost", "a supervisor is killed while a stuck process is there", lost),
+    Case("lost", "a supervisor is killed while a stuck process is there", lose),
     Case("limit", "jobs with time limits beside a stuck process of their user's", limit),
     Case("within", "a job's own process is stuck, and its time is over", within),
     Case("shm", "a job fills /dev/shm beyond its memory", shm),

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
-from benchmarks.daemon.booted import OVER, SOCKET, Machine, booted
+from benchmarks.daemon.booted import OVER, SOCKET, Machine, boot
 from benchmarks.daemon.siege import honest, stuck
-from benchmarks.harness.timing import PATIENCE_S, until
+from benchmarks.harness import PATIENCE_S, until
 from carma_client import Problem
 from carma_client.transport import Blocking
 from carmad.attempt import exits
@@ -173,7 +173,7 @@ class Field:
             self.machine.systemctl("stop", "--no-block", name, check=False)
 
     @contextlib.contextmanager
-    def mounted(self, user: str) -> Iterator[str]:
+    def mount(self, user: str) -> Iterator[str]:
         """A directory of the user's on a file system whose pages never come. When this is over,
         whoever was stuck in it no longer is."""
         where = f"/home/{user}/mnt-{next(self._numbers)}"
@@ -194,7 +194,7 @@ class Field:
     @contextlib.contextmanager
     def stuck(self, user: str, mib: int = 2000) -> Iterator[Stuck]:
         """A process of the user's outside of all jobs, with memory on each GPU, that is stuck."""
-        with self.mounted(user) as folder:
+        with self.mount(user) as folder:
             words = [sys.executable, stuck.__file__, "hold", f"{folder}/page", str(mib)]
             with self.unit(user, *words, CARMA_EMULATED_DIR=CARDS) as unit:
                 pid = int(self.machine.show(unit, "MainPID"))
@@ -263,7 +263,7 @@ class Field:
             if len(words := line.split()) == 2 and words[0].startswith(verb)
         ]
 
-    def given(self) -> dict[int, int]:
+    def job_kinds(self) -> dict[int, int]:
         """The ids of the honest user's jobs that carmad accepted, and their kind."""
         lines = self._text(HONEST, "ledger.given").splitlines()
         return {int(line.split()[0]): int(line.split()[1]) for line in lines}
@@ -276,14 +276,16 @@ class Field:
     def await_work(self, jobs: int) -> None:
         """Until so many more of each kind have ended, and carmad knows it: a few are live at a
         time, so the next ones tell of that."""
-        before = self._done()
+        before = self._counts()
         until(
-            lambda: all(now - then >= jobs for now, then in zip(self._done(), before, strict=True)),
+            lambda: all(
+                now - then >= jobs for now, then in zip(self._counts(), before, strict=True)
+            ),
             f"{jobs} more jobs of each kind to end, after {before}",
         )
 
-    def _done(self) -> list[int]:
-        given = self.given()
+    def _counts(self) -> list[int]:
+        given = self.job_kinds()
         done = Counter(given.get(id) for _, id in self.lines(verb="end"))
         return [done[kind] for kind in range(len(honest.KINDS))]
 
@@ -294,11 +296,11 @@ class Field:
             "the honest user's jobs to end",
         )
 
-    def reckoned(self) -> tuple[int, list[int], list[int]]:
+    def reckon(self) -> tuple[int, list[int], list[int]]:
         """How many jobs, and which of them are lost or doubled."""
         starts = Counter(id for verb, id in self.lines() if verb == "start")
         ends = Counter(id for verb, id in self.lines() if verb == "end")
-        given = self.given()
+        given = self.job_kinds()
         lost = sorted(id for id in given if not starts[id] or not ends[id])
         doubled = sorted(id for id, times in (starts + ends).items() if times > 2)
         return len(given), lost, doubled
@@ -343,12 +345,12 @@ class Field:
 
 
 @contextlib.contextmanager
-def besieged() -> Iterator[Field]:
+def open_field() -> Iterator[Field]:
     """A machine of its own. Raises NotBooted."""
     with tempfile.TemporaryDirectory(prefix="carma-siege-", dir="/tmp") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        with booted(folder, USERS, **SETTINGS) as machine, in_field(machine) as field:
+        with boot(folder, USERS, **SETTINGS) as machine, in_field(machine) as field:
             yield field
 
 

@@ -40,7 +40,7 @@ SCRIPT = 'echo "start $CARMA_JOB_ID" >> "$0"; sleep 0.5; echo "end $CARMA_JOB_ID
 UNREACHABLE = (OSError, ValueError, IndexError)
 
 
-def asked(method: str, path: str, body: object = None) -> tuple[int, Any]:
+def exchange(method: str, path: str, body: object = None) -> tuple[int, Any]:
     """Raises one of UNREACHABLE if there is no whole answer."""
     sent = request(method, path, b"" if body is None else json.dumps(body).encode())
     with socket.socket(socket.AF_UNIX) as connection:
@@ -86,7 +86,7 @@ def ask(count: int) -> dict[str, list[float]]:
         for what, call in requests.items():
             begun = time.perf_counter()
             try:
-                status, said = asked(*call)
+                status, said = exchange(*call)
                 fine = status < 300
                 if fine and what == "submit":
                     held.append(str(said["id"]))
@@ -99,7 +99,7 @@ def ask(count: int) -> dict[str, list[float]]:
         taken["control"].append((time.perf_counter() - begun) * 1000)
         time.sleep(PAUSE_S)
     with contextlib.suppress(*UNREACHABLE):
-        asked("POST", "/v1/cancel", {"select": ",".join(held)})
+        exchange("POST", "/v1/cancel", {"select": ",".join(held)})
     return taken
 
 
@@ -124,15 +124,17 @@ class Work:
     def go_on(self) -> None:
         """As carmad tells it: a job that it lists no more has ended."""
         states = "pending,queued,starting,running,stopping"
-        listed = asked("GET", f"/v1/jobs?user={pwd.getpwuid(os.getuid()).pw_name}&states={states}")[
-            1
-        ]["jobs"]
+        listed = exchange(
+            "GET", f"/v1/jobs?user={pwd.getpwuid(os.getuid()).pw_name}&states={states}"
+        )[1]["jobs"]
         for id in self._live.keys() - {one["id"] for one in listed}:
             del self._live[id]
         for kind, fields in enumerate(KINDS):
             while list(self._live.values()).count(kind) < AT_ONCE:
                 argv = "/bin/sh", "-c", SCRIPT, str(self._ledger)
-                status, said = asked("POST", "/v1/jobs", job(*argv, name="siege-works", **fields))
+                status, said = exchange(
+                    "POST", "/v1/jobs", job(*argv, name="siege-works", **fields)
+                )
                 if status >= 300:
                     break
                 self._live[said["id"]] = kind

@@ -1,17 +1,21 @@
-"""The card stored with trained weights, and which networks they do not apply to (CARMA paper, 2.3:
-such estimators extrapolate poorly).
+"""GPUMemNet's files: labelled networks (gzipped JSON lines, the first of which has their origin),
+and the card stored with trained weights.
+
+A card says which networks the weights do not apply to (CARMA paper, 2.3: such estimators
+extrapolate poorly).
 """
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from estimators.gpumemnet.dataset import Origin
 from estimators.gpumemnet.features import SIZES, Features
+from estimators.tracer.report import Layer
 
 WEIGHTS = Path(__file__).parent / "weights"
 GB = 1000  # MiB; the unit of the paper's bins
@@ -29,6 +33,56 @@ TABLE_3 = {
     ("transformer", "mlp", 8): (0.88, 0.88),
     ("transformer", "transformer", 8): (0.86, 0.86),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """How samples were made."""
+
+    family: str  # one of features.FAMILIES
+    seed: int
+    label: str  # "traced", or "measured on" a GPU
+    torch: str  # its version
+    context_mib: int  # CUDA context and libraries, part of each label
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A network that was briefly trained, or traced."""
+
+    batch: int
+    layers: tuple[Layer, ...]
+    mib: int  # the peak of its process on the GPU
+
+
+def write_samples(path: Path, origin: Origin, samples: Iterable[Sample]) -> None:
+    """`path` appears only when all samples are written."""
+    unfinished = path.with_name(path.name + ".part")
+    with gzip.open(unfinished, "wt", encoding="utf-8") as file:
+        print(json.dumps(asdict(origin)), file=file)
+        for sample in samples:
+            layers = [[each.kind, each.activations, each.parameters] for each in sample.layers]
+            row = {"batch": sample.batch, "mib": sample.mib, "layers": layers}
+            print(json.dumps(row, separators=(",", ":")), file=file)
+    unfinished.replace(path)
+
+
+def read_samples(path: Path) -> tuple[Origin, Sequence[Sample]]:
+    """Raises OSError, or ValueError for a file that `write` did not write."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            origin = Origin(**json.loads(next(file)))
+            return origin, [_sample(json.loads(line)) for line in file]
+    except (EOFError, KeyError, StopIteration, TypeError, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path}: not labelled networks of `carma gpumemnet`: {error}") from error
+
+
+def _sample(row: dict[str, object]) -> Sample:
+    return Sample(
+        int(row["batch"]),  # type: ignore[call-overload]
+        tuple(Layer(*layer) for layer in row["layers"]),  # type: ignore[attr-defined]
+        int(row["mib"]),  # type: ignore[call-overload]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +120,7 @@ class Card:
 
 
 @cache
-def read(family: str, folder: Path = WEIGHTS) -> Card:
+def read_card(family: str, folder: Path = WEIGHTS) -> Card:
     """Raises OSError if there are no such weights."""
     fields = json.loads((folder / f"{family}.json").read_text())
     return Card(
@@ -78,7 +132,7 @@ def read(family: str, folder: Path = WEIGHTS) -> Card:
     )
 
 
-def measured(seen: Features) -> Iterator[tuple[str, float]]:
+def span_values(seen: Features) -> Iterator[tuple[str, float]]:
     """Values that must be within the spans of the training data."""
     sizes = dict(zip(SIZES, seen.sizes, strict=True))
     yield from sizes.items()
@@ -93,7 +147,7 @@ def outside(card: Card, named: Sequence[str], seen: Features | None) -> str:
     new = sorted(set(named) - set(card.kinds))
     if new or seen is None:
         return f"layers that it was not trained on: {', '.join(new)}"
-    values = dict(measured(seen))
+    values = dict(span_values(seen))
     for name, least, most in card.spans:
         if not least / SLACK <= values[name] <= most * SLACK:
             return f"{values[name]:,.0f} {name}, and it was trained on {least:,.0f} to {most:,.0f}"

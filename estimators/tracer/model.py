@@ -3,19 +3,19 @@
 import contextlib
 import copy
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional
 
 import torch
 import torch.nn.functional as F
 
-from .attribution import Attribution
-from .explaining import explained
+from .explanation import with_explanation
 from .fakecuda import Unfit
-from .layers import Layers
+from .modules import Attribution, Layers, tensors
+from .operators import map_tensors
 from .recording import GPU, Recorder
 from .replay import replay
 from .report import Report
-from .substitutes import replaced
+from .substitutes import replace_attributes
 
 
 def trace(
@@ -33,8 +33,8 @@ def trace(
     yes = {"is_available": lambda: True, "is_bf16_supported": lambda *_, **__: True}
     attribution = Attribution(recorder)
     witness = attribution if explain else contextlib.nullcontext()
-    with replaced(torch.cuda, **yes), recorder, Layers(recorder) as layers, witness:
-        model = _shared_copy(model) if isinstance(model, torch.nn.Module) else model()
+    with replace_attributes(torch.cuda, **yes), recorder, Layers(recorder) as layers, witness:
+        model = _copy_modules(model) if isinstance(model, torch.nn.Module) else model()
         _move(model)
         try:
             _train(recorder, model, inputs, (optimizer or _adam)(model.parameters()), loss, steps)
@@ -46,7 +46,7 @@ def trace(
                 " mind that there is no GPU: trace in a new process"
             ) from error
     report = replay(recorder, layers, steps, time.perf_counter() - start)
-    return explained(report, recorder, attribution) if explain else report
+    return with_explanation(report, recorder, attribution) if explain else report
 
 
 def _train(
@@ -54,7 +54,7 @@ def _train(
 ) -> None:
     """Like a training loop: values of one iteration live until the next one replaces them."""
     for step in range(1, steps + 1):
-        batch = _on_gpu(inputs)
+        batch = map_tensors(_put_on_gpu, inputs)
         if isinstance(batch, dict):
             output = model(**batch)
         else:
@@ -81,20 +81,10 @@ def _loss(output: Any) -> Any:
         return own
     if isinstance(output, torch.Tensor) and output.dim() == 2 and output.shape[1] > 1:
         return F.cross_entropy(output, torch.zeros(len(output), dtype=torch.long, device=GPU))
-    return sum(part.mean() for part in _tensors(output) if part.requires_grad)
+    return sum(part.mean() for part in tensors(output) if part.requires_grad)
 
 
-def _tensors(value: Any) -> Iterator[Any]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _tensors(part)
-
-
-def _shared_copy(model: Any) -> Any:
+def _copy_modules(model: Any) -> Any:
     """A copy of the modules that shares parameters; computed tensors are detached."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     for module in model.modules():
@@ -110,8 +100,8 @@ def _move(model: Any) -> None:
     moved: Dict[int, Any] = {}
     alive: List[Any] = []  # so that ids stay those of these tensors
     for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
+        for owned in (module._parameters, module._buffers):
+            for name, tensor in owned.items():
                 if tensor is None:
                     continue
                 if id(tensor) not in moved:
@@ -120,14 +110,8 @@ def _move(model: Any) -> None:
                     if isinstance(tensor, torch.nn.Parameter):
                         fake = torch.nn.Parameter(fake, tensor.requires_grad)
                     moved[id(tensor)] = fake
-                tensors[name] = moved[id(tensor)]
+                owned[name] = moved[id(tensor)]
 
 
-def _on_gpu(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return torch.empty_like(value, device=GPU, requires_grad=value.requires_grad)
-    if isinstance(value, dict):
-        return {key: _on_gpu(part) for key, part in value.items()}
-    if isinstance(value, (tuple, list)):
-        return type(value)(_on_gpu(part) for part in value)
-    return value
+def _put_on_gpu(tensor: Any) -> Any:
+    return torch.empty_like(tensor, device=GPU, requires_grad=tensor.requires_grad)

@@ -1,24 +1,72 @@
-"""Notes for every storage which module and which line of the script allocated it.
-
-Only for `carma estimate --explain`: a plain trace does without.
-"""
+"""What a trace learns from the modules that are called: the model's layers and, for an explanation,
+which module and which line of the script allocated each storage."""
 
 from __future__ import annotations
 
 import re
 import sys
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Iterable, NamedTuple
 
 import torch
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from .answering import is_own, shown
-from .layers import tensors
+from .answering import is_own, short_path
 from .recording import Recorder
+from .report import Layer
+
+
+class Layers:
+    """Use as `with Layers(recorder) as layers:` around the first forward pass, or more: modules
+    count once. Also tells the recorder which storages are parameters and buffers, frozen ones
+    included."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.batch = 0  # the first dimension of the first tensor that a module was called with
+        self._recorder = recorder
+        self._seen: dict[int, Layer | None] = {}
+        self._alive: list[Any] = []  # an id is of one module as long as it lives
+
+    def __enter__(self) -> Layers:
+        self._hook = register_module_forward_hook(self._note_call)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._hook.remove()
+
+    @property
+    def layers(self) -> list[Layer]:
+        return [layer for layer in self._seen.values() if layer is not None]
+
+    def _note_call(self, module: Any, inputs: Any, output: Any) -> None:
+        if id(module) in self._seen:
+            return
+        self._alive.append(module)
+        own = [p for p in module._parameters.values() if p is not None]
+        self._recorder.label("parameters", own)
+        self._recorder.label("parameters", module._buffers.values())
+        if not self.batch:
+            self.batch = next((t.shape[0] for t in tensors(inputs) if t.dim()), 0)
+        layer = None
+        if own or not module._modules:
+            elements = sum(t.numel() for t in tensors(output))
+            layer = Layer(
+                type(module).__name__,
+                elements // (self.batch or 1),
+                sum(p.numel() for p in own),
+                inner=bool(module._modules),
+            )
+        self._seen[id(module)] = layer
+
+
+def tensors(value: Any) -> Iterable[Any]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from tensors(part)
+    elif isinstance(value, dict):
+        yield from tensors(list(value.values()))
 
 
 class Module(NamedTuple):
@@ -55,10 +103,10 @@ class Attribution:
         self._own: dict[str, bool] = {}
 
     def __enter__(self) -> Attribution:
-        self._recorder.witness = self.allocated
+        self._recorder.witness = self.note_allocation
         self._hooks = [
-            register_module_forward_pre_hook(self._entered),
-            register_module_forward_hook(self._left),
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave),
         ]
         return self
 
@@ -67,7 +115,7 @@ class Attribution:
         for hook in self._hooks:
             hook.remove()
 
-    def allocated(self, id: int, dtype: torch.dtype | None) -> None:
+    def note_allocation(self, id: int, dtype: torch.dtype | None) -> None:
         module = self._running[-1] if self._running else -1
         backward = self._recorder.is_backward
         line = "" if backward else self._line(sys._getframe(2))
@@ -81,11 +129,11 @@ class Attribution:
             if own is None:
                 own = self._own[file] = is_own(frame)
             if own:
-                return f"{shown(frame)}:{frame.f_lineno}"
+                return f"{short_path(frame)}:{frame.f_lineno}"
             frame = frame.f_back
         return ""
 
-    def _entered(self, module: Any, inputs: Any) -> None:
+    def _enter(self, module: Any, inputs: Any) -> None:
         index = self._known.get(id(module))
         if index is None:
             index = self._meet(module)
@@ -103,7 +151,7 @@ class Attribution:
         self._known[id(module)] = len(self.modules) - 1
         return len(self.modules) - 1
 
-    def _left(self, module: Any, inputs: Any, output: Any) -> None:
+    def _leave(self, module: Any, inputs: Any, output: Any) -> None:
         index = self._known.get(id(module), -1)
         while self._running and self._running.pop() != index:
             pass  # one that raised has no end

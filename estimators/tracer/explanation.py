@@ -1,8 +1,9 @@
-"""What would lower a trace's memory, by how much: the recording is changed, and replayed.
+"""Explains a trace: who holds memory when most is in use, the way there, and what would help.
 
-`expandable_segments` is as exact as the trace itself, because nothing else changes. The others are
-approximations; each function says what it leaves out. `tests/test_tracer_what_if.py` holds each
-against a trace of a script that really does it.
+For the remedies, the recording is changed and replayed. `expandable_segments` is as exact as the
+trace itself, because nothing else changes. The others are approximations; each function says what
+it leaves out. `tests/test_tracer_what_if.py` compares each with a trace of a script that really
+does it.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import replace
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Tuple
 
 import torch
 
-from .allocator import Options
-from .attribution import Attribution, pattern
+from .allocator import Allocator, Options
 from .convolution import Conv
+from .modules import Attribution, pattern
 from .recording import Recorder
-from .replay import figures
-from .report import Remedy, Report
+from .replay import Replay, figures, options_here
+from .report import Explanation, Held, Moment, Remedy, Report
+
+MOST_HELD = 12  # of modules, and of lines
+POINTS = 200  # of the picture
+_KINDS = ("parameters", "gradients", "optimizer")
 
 Events = List[Tuple[Any, Any]]  # as in Recorder.events
 WORTH = 0.02  # of what is reserved: less is not worth telling
@@ -28,6 +33,98 @@ BLOCK = 256  # values that share a scale there
 GROUPS = 3  # of modules, whose checkpointing is tried
 _UNCHANGED = re.compile("Norm|Softmax|Loss")  # autocast computes these in float32
 _MULTIPLIES = re.compile(r"Linear|Conv|Attention|LSTM|GRU")
+
+
+class _Filmed(Replay):
+    """Keeps the fullest moment of each of POINTS stretches of events."""
+
+    def __init__(self, recorder: Recorder, chosen: Options) -> None:
+        super().__init__(
+            recorder.convs,
+            recorder.kinds,
+            recorder.benchmark,
+            Allocator(chosen),
+            recorder.memory,
+        )
+        events = recorder.events
+        begin = next((at for at, event in enumerate(events) if event[0] == "enter"), 0)
+        width = max(1, -(-(len(events) - begin) // POINTS))
+        self.moments: list[Moment] = []
+        self.peak = 0  # the event at which most is in use
+        self._fullest: tuple[int, ...] = tuple(self.parts.values())
+        self._most_reserved, self._mark_as = 0, ""
+        for at, (what, how) in enumerate(events):
+            if at <= begin or (at - begin) % width == 0:
+                self._next()
+            before = self.most_in_use
+            self.take(what, how)
+            self.peak = at if self.most_in_use > before else self.peak
+            if what == "mark" and how.startswith("step") and how != "stepped":
+                self._mark_as = how
+            if at >= begin and ((at - begin) % width == width - 1 or at == len(events) - 1):
+                self.moments.append(Moment(self._fullest, self._most_reserved, self._mark_as))
+
+    def allocate(self, name: Any, nbytes: int, part: str) -> None:
+        super().allocate(name, nbytes, part)
+        self._most_reserved = max(self._most_reserved, self.allocator.reserved)
+        if self.in_use > sum(self._fullest):
+            self._fullest = tuple(self.parts.values())
+
+    def _next(self) -> None:
+        self._fullest = tuple(self.parts.values())
+        self._most_reserved, self._mark_as = self.allocator.reserved, ""
+
+
+def with_explanation(report: Report, recorder: Recorder, attribution: Attribution) -> Report:
+    """The report on what `recorder` saw, with an explanation."""
+    chosen, _ = options_here()
+    film = _Filmed(recorder, chosen)
+    modules, lines = _holders(recorder, attribution, film.peak)
+    help = remedies(recorder, attribution, chosen, report)
+    return replace(report, explanation=Explanation(modules, lines, help, tuple(film.moments)))
+
+
+def _holders(
+    recorder: Recorder, attribution: Attribution, peak: int
+) -> tuple[tuple[Held, ...], tuple[Held, ...]]:
+    """The activations that are live after event `peak`: by module, where those that differ only in
+    numbers are one (layer.*.attn), and by line."""
+    live: dict[int, int] = {}
+    in_step = False
+    taken: set[int] = set()  # by the optimizer's step
+    for what, how in recorder.events[: peak + 1]:
+        if what == "mark":
+            in_step = how == "optimizer" or (in_step and how != "stepped")
+        elif isinstance(what, int) and how >= 0:
+            live[what] = how
+            taken.update([what] if in_step else [])
+        elif isinstance(what, int):
+            live.pop(what, None)
+    modules: dict[tuple[str, str], list[int]] = defaultdict(list)
+    members: dict[tuple[str, str], set[int]] = defaultdict(set)
+    lines: dict[str, list[int]] = defaultdict(list)
+    for id, nbytes in live.items():
+        origin = attribution.origins.get(id)
+        if recorder.kinds.get(id) in _KINDS or id in taken or origin is None:
+            continue
+        key = ("", "the backward pass" if origin.backward else "outside of modules")
+        if origin.module >= 0:
+            module = attribution.modules[origin.module]
+            key = (pattern(module.name), module.kind)
+            members[key].add(origin.module)
+        modules[key].append(nbytes)
+        if origin.line:
+            lines[origin.line].append(nbytes)
+    by_module = (
+        Held(name, kind, len(members[name, kind]), sum(sizes))
+        for (name, kind), sizes in modules.items()
+    )
+    by_line = (Held(line, "", 0, sum(sizes)) for line, sizes in lines.items())
+    return _largest(by_module), _largest(by_line)
+
+
+def _largest(found: Iterable[Held]) -> tuple[Held, ...]:
+    return tuple(sorted(found, key=lambda one: -one.nbytes)[:MOST_HELD])
 
 
 def remedies(
@@ -57,21 +154,23 @@ class _Case:
         if not self._chosen.expandable:
             moved = replace(self._chosen, expandable=True)
             text = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-            yield text, True, self._reserved(self._events, chosen=moved)
+            yield text, True, self._bytes_reserved(self._events, chosen=moved)
         if self._is_float32():
             yield "mixed precision: torch.autocast with bfloat16", False, self._in_half()
         if batch > 1:
             yield f"half the batch: {batch // 2} instead of {batch}", False, self._half_batch()
         if "optimizer" in self._kinds.values():
-            yield "an 8-bit optimizer, such as bitsandbytes has", False, self._quantised()
-        early = self._freed_early()
+            yield "an 8-bit optimizer, such as bitsandbytes has", False, self._in_8_bits()
+        early = self._free_early()
         if early is not None:
             text = "optimizer.zero_grad(set_to_none=True) right after optimizer.step()"
             yield text, False, early
-        if checkpointed := min(self._checkpointed(), key=lambda one: one[1], default=None):
+        if checkpointed := min(self._with_checkpoints(), key=lambda one: one[1], default=None):
             yield checkpointed[0], False, checkpointed[1]
 
-    def _reserved(self, events: Events, convs: Any = None, chosen: Options | None = None) -> int:
+    def _bytes_reserved(
+        self, events: Events, convs: Any = None, chosen: Options | None = None
+    ) -> int:
         return figures(
             events,
             self._convs if convs is None else convs,
@@ -81,7 +180,7 @@ class _Case:
             self._memory,
         ).reserved
 
-    def _resized(self, size: Callable[[int, int], int]) -> Events:
+    def _resize(self, size: Callable[[int, int], int]) -> Events:
         return [
             (what, size(what, how)) if isinstance(what, int) and how >= 0 else (what, how)
             for what, how in self._events
@@ -114,7 +213,7 @@ class _Case:
 
         events: Events = []
         cast: set[int] = set()
-        for what, how in self._resized(size):
+        for what, how in self._resize(size):
             events.append((what, how))
             if what == "enter" and how not in cast:
                 module = self._modules[how]
@@ -125,7 +224,7 @@ class _Case:
                 events += [(-1 - one, -1) for one in cast]
                 cast.clear()
         convs = [conv._replace(itemsize=min(2, conv.itemsize)) for conv in self._convs]
-        return self._reserved(events, convs)
+        return self._bytes_reserved(events, convs)
 
     # -- a smaller batch
 
@@ -137,14 +236,14 @@ class _Case:
             fixed = id in self._kinds or id in in_step
             return nbytes if fixed else nbytes // 2
 
-        def halved(shape: tuple[int, ...]) -> tuple[int, ...]:
+        def halve(shape: tuple[int, ...]) -> tuple[int, ...]:
             return (max(1, shape[0] // 2), *shape[1:])
 
         convs = [
-            conv._replace(input=halved(conv.input), output=halved(conv.output))
+            conv._replace(input=halve(conv.input), output=halve(conv.output))
             for conv in self._convs
         ]
-        return self._reserved(self._resized(size), convs)
+        return self._bytes_reserved(self._resize(size), convs)
 
     def _of_steps(self) -> set[int]:
         """What is allocated in the optimizer's steps."""
@@ -159,7 +258,7 @@ class _Case:
 
     # -- an 8-bit optimizer
 
-    def _quantised(self) -> int:
+    def _in_8_bits(self) -> int:
         """A byte per value, and a scale in float32 per block; its kernels need no temporaries."""
         in_step = self._of_steps()
 
@@ -168,11 +267,11 @@ class _Case:
                 return nbytes // 4 + nbytes // BLOCK
             return 0 if id in in_step and id not in self._kinds else nbytes
 
-        return self._reserved(self._resized(size))
+        return self._bytes_reserved(self._resize(size))
 
     # -- gradients that are kept through the forward pass
 
-    def _freed_early(self) -> int | None:
+    def _free_early(self) -> int | None:
         """Gradients are freed after each step, and come back as in the first backward pass: at the
         same share of its way. None if that is so already."""
         marks = [(at, how) for at, (what, how) in enumerate(self._events) if what == "mark"]
@@ -212,11 +311,11 @@ class _Case:
                 events.append((what, how))
             if at == stepped:
                 events += [(id, -1) for id in sizes]
-        return self._reserved(events)
+        return self._bytes_reserved(events)
 
     # -- gradient checkpointing
 
-    def _checkpointed(self) -> Iterator[tuple[str, int]]:
+    def _with_checkpoints(self) -> Iterator[tuple[str, int]]:
         """Of what a module allocates in its forward pass, only its output stays; the rest is
         computed again, in one go, just before the first of it is freed in the backward pass."""
         groups: dict[tuple[str, str], set[int]] = defaultdict(set)
@@ -225,13 +324,13 @@ class _Case:
                 groups[pattern(module.name), module.kind].add(index)
         held = dict.fromkeys(range(len(self._modules)), 0)
         for start, end, index, outputs in self._calls():
-            held[index] += sum(self._kept(start, end, outputs).values())
+            held[index] += sum(self._leftovers(start, end, outputs).values())
         ranked = sorted(groups, key=lambda key: -sum(held[index] for index in groups[key]))
         for name, kind in [key for key in ranked if "*" in key[0]][:GROUPS] or ranked[:1]:
             members = groups[name, kind]
             number = f"{len(members)} × {kind}" if len(members) > 1 else kind
             text = f"gradient checkpointing of {name} ({number})"
-            yield text, self._reserved(self._recomputed(members))
+            yield text, self._bytes_reserved(self._recompute(members))
 
     def _calls(self) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
         """The forward passes of modules: first and last event, module, storages of the output."""
@@ -247,7 +346,7 @@ class _Case:
                         yield start, at, index, outputs
                         break
 
-    def _kept(self, start: int, end: int, outputs: tuple[int, ...]) -> dict[int, int]:
+    def _leftovers(self, start: int, end: int, outputs: tuple[int, ...]) -> dict[int, int]:
         """The storages, with their bytes, that a forward pass leaves besides its output."""
         left: dict[int, int] = {}
         for what, how in self._events[start:end]:
@@ -273,7 +372,7 @@ class _Case:
                     live.add(name) if how >= 0 else live.discard(name)
         return [*events, *((name, -1) for name in live)]
 
-    def _recomputed(self, members: set[int]) -> Events:
+    def _recompute(self, members: set[int]) -> Events:
         """The events if these modules are checkpointed."""
         freed = {what: at for at, (what, how) in enumerate(self._events) if how == -1}
         turns = [at for at, event in enumerate(self._events) if event == ("mark", "forward")]
@@ -284,7 +383,7 @@ class _Case:
             turn = next((at for at in turns if at > end), None)
             if turn is None:
                 continue
-            kept = self._kept(start, end, outputs)
+            kept = self._leftovers(start, end, outputs)
             again = {id: nbytes for id, nbytes in kept.items() if freed.get(id, 0) > turn}
             if again:
                 first = min(freed[id] for id in again)

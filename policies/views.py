@@ -1,4 +1,5 @@
-"""GPUs promised to a waiting job, and views as they will look by then."""
+"""What policies read from a view: how much memory and time a job needs, which GPUs are in service,
+and how the view will look when jobs have ended."""
 
 from __future__ import annotations
 
@@ -7,11 +8,77 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from carmad.plugin import GpuId, GpuView, Job, JobId, NodeView, View
-from policies.memory import need_mib
+from carmad.plugin import (
+    GpuId,
+    GpuView,
+    Job,
+    JobId,
+    NodeView,
+    Preconditions,
+    Reason,
+    Retry,
+    Settings,
+    View,
+    idle,
+)
 
 OVERRUN = 0.25  # of its run time is assumed to be left of a job that has outlived its prediction
 LEAST_S = 1.0  # that is left of any job
+
+
+def need_mib(job: Job, passes: int = 1) -> int:
+    """The larger of its estimated and its measured memory, in `passes` per batch; 0 if both are
+    unknown.
+
+    A measured peak does not show how much is due to the batch; only an estimate may say what more
+    passes save.
+    """
+    measured = job.profile.peak_mib if job.profile else 0
+    if job.estimate is None:
+        return measured
+    whole = job.estimate.safe_mib
+    return max(whole, measured) - (whole - job.estimate.accumulating(passes).safe_mib)
+
+
+def peak_mib(job: Job, passes: int) -> int:
+    """The measured memory of a run in one pass per batch, less what more passes save."""
+    measured = job.profile.peak_mib if job.profile else 0
+    if passes == 1:
+        return measured
+    return max(1, measured - need_mib(job) + need_mib(job, passes))
+
+
+def margin_mib(retry: Retry | None, conditions: Preconditions) -> int:
+    """The larger of the configured margin and the job's own after a crash."""
+    return max(conditions.margin_mib, retry.margin_mib if retry else 0)
+
+
+def lacking(need: int, job: Job, gpu: GpuView, conditions: Preconditions) -> Reason | None:
+    """Why `need` MiB, plus the margins, do not fit on the GPU; None if they do."""
+    need += margin_mib(job.retry, conditions)
+    return Reason("memory", need, gpu.free_mib, "MiB") if need > gpu.free_mib else None
+
+
+class Totals(NamedTuple):
+    usable: int  # GPUs that are neither drained nor faulty
+    idle: int  # the unused ones among them
+    size: int  # GPUs of the largest server (island)
+
+
+def totals(view: View) -> Totals:
+    settings = view.settings
+    counted = [node.memo.recall(_count, _count, node, settings) for node in view.nodes]
+    usable, idle, sizes = zip(Totals(0, 0, 0), *counted, strict=True)
+    return Totals(sum(usable), sum(idle), max(sizes))
+
+
+def _count(node: NodeView, settings: Settings) -> Totals:
+    usable = [
+        gpu for gpu in node.gpus if gpu.drained is None and not (gpu.sample and gpu.sample.fault)
+    ]
+    islands = [gpu.gpu.island for gpu in node.gpus]
+    free = sum(idle(gpu, settings) is None for gpu in usable)
+    return Totals(len(usable), free, max(map(islands.count, islands)))
 
 
 class Promise(NamedTuple):

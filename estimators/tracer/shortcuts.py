@@ -1,8 +1,13 @@
-"""Skips passes that repeat earlier ones; their outputs are created as if they had run.
+"""Shortcuts: a trace loads few samples, and skips passes that repeat earlier ones.
 
-An evaluation over 200 batches, or 40 backward passes for one optimizer step, would take longer
-than a user waits, and allocate nothing new. A call of a model counts as a repetition if the same
-module was called in the same mode with the same shapes
+**Samples.** Data are loaded in one process. Of a dataset with indices, the first SAMPLES that are
+requested are read; later requests return one of these. Only their shapes matter. Other datasets are
+read as they are.
+
+**Passes.** An evaluation over 200 batches, or 40 backward passes for one optimizer step, would take
+longer than a user waits, and allocate nothing new. Their outputs are created as if they had run. A
+call of a model counts as a repetition if the same module was called in the same mode with the same
+shapes
 
 - twice before, without gradients; or
 - in each of three backward passes since the last optimizer step, with gradients. The first of
@@ -15,16 +20,52 @@ with gradients, a model with hooks that wait for them, as DeepSpeed has.
 
 from __future__ import annotations
 
+import copy
+import inspect
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from .recording import Recorder
 
+SAMPLES = 8
+
 QUIET, PASSES = 2, 3
 _PLAIN = (int, float, str, bool, type(None))
+
+
+def load_few_samples() -> None:
+    make = DataLoader.__init__
+    signature = inspect.signature(make)
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(self, *args, **kwargs).arguments
+        given.pop("self")
+        for name in ("num_workers", "timeout", "multiprocessing_context"):
+            given.pop(name, None)
+        for name in ("pin_memory", "persistent_workers", "prefetch_factor"):
+            given.pop(name, None)
+        make(self, **given)
+
+    read: dict[int, tuple[Any, list[Any]]] = {}  # by id: the dataset, which keeps its id, and these
+
+    def fetch(self: Any, index: Any) -> Any:
+        if not self.auto_collation:
+            return self.collate_fn(self.dataset[index])
+        _, samples = read.setdefault(id(self.dataset), (self.dataset, []))
+        batch = []
+        for turn, one in enumerate(index):
+            if len(samples) < SAMPLES:
+                samples.append(self.dataset[one])
+            batch.append(copy.copy(samples[turn % len(samples)]))  # collating may change it
+        return self.collate_fn(batch)
+
+    DataLoader.__init__ = init
+    _MapDatasetFetcher.fetch = fetch
 
 
 class Repeats:
@@ -61,13 +102,13 @@ class Repeats:
         torch.nn.Module.__call__ = call
         torch.autograd.backward = count
 
-    def stepped(self) -> None:
+    def note_step(self) -> None:
         self._passes = 0
         self._loud.clear()
 
     def _call(self, run: Any, module: Any, args: Any, kwargs: Any) -> Any:
         loud = torch.is_grad_enabled()
-        question = None if loud and _awaited(module) else _question(module, args, kwargs)
+        question = None if loud and _has_hooks(module) else _question(module, args, kwargs)
         known = (self._loud if loud else self._quiet).setdefault(question, [])
         enough = self._passes >= PASSES and len(known) >= PASSES if loud else len(known) >= QUIET
         if question is not None and enough and known[-1] is not None:
@@ -78,7 +119,7 @@ class Repeats:
         return out
 
 
-def _awaited(module: Any) -> bool:
+def _has_hooks(module: Any) -> bool:
     hooks = "_post_accumulate_grad_hooks"  # torch 2.1
     return any(getattr(parameter, hooks, None) for parameter in module.parameters())
 
@@ -115,9 +156,9 @@ def _answer(out: Any) -> Any:
 
 def _again(answer: Any) -> Any:
     parts, form = answer
-    return tree_unflatten([_made(*p) if isinstance(p, tuple) else p for p in parts], form)
+    return tree_unflatten([_make(*p) if isinstance(p, tuple) else p for p in parts], form)
 
 
-def _made(shape: Any, stride: Any, dtype: Any, requires_grad: bool) -> Any:
+def _make(shape: Any, stride: Any, dtype: Any, requires_grad: bool) -> Any:
     made = torch.empty_strided(shape, stride, dtype=dtype, device="cuda")
     return made.requires_grad_(requires_grad)

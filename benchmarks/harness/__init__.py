@@ -1,1 +1,0 @@
-"""What all measurements share: one entry point, reports, rows with targets, timing."""

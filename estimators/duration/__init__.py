@@ -1,1 +1,0 @@
-"""Predictors of how long a job will run. A declared duration (`--expect`) takes precedence."""

@@ -1,0 +1,166 @@
+"""Notices when a script gets what a real run would not give it: from then on it may behave
+differently.
+
+It may turn to the world outside of its process (`watch`): programs that it starts can write
+nothing, workers do not answer, and there are no sockets. It may go on without them, and fail later
+for a reason that no longer shows.
+
+A value that is only printed decides nothing that comes later (`is_only_printed`). Only plain
+statements count, such as `print(f"loss {loss.item():.3f}")`: the call of `print`, of a logger or a
+progress bar, whose arguments neither keep what they get, nor fail for its value.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import logging
+import os
+import socket
+import subprocess
+import sys
+from multiprocessing.process import BaseProcess
+from types import FrameType
+from typing import Any, Callable
+
+from .answering import is_own
+
+_LOGS = frozenset(("debug", "info", "warning", "error"))
+_SHOWS = frozenset(("set_description", "set_postfix"))
+# Functions and methods that may be part of such a statement. Those of the script's own are not
+# meant: what these ask for, they ask for in a statement of their own.
+_PURE = frozenset(
+    (
+        *("abs", "float", "format", "len", "max", "min", "round", "str", "sum"),
+        *("cpu", "detach", "item", "mean", "norm", "numpy", "tolist"),
+        *("current_device", "get_device_capability", "get_device_name", "get_device_properties"),
+        *("is_bf16_supported", "mem_get_info", "perf_counter", "time"),
+    )
+)
+_PARTS = (
+    *(ast.Call, ast.keyword, ast.Name, ast.Attribute, ast.Constant, ast.expr_context),
+    *(ast.JoinedStr, ast.FormattedValue, ast.BinOp, ast.operator, ast.Tuple, ast.List),
+)
+_MAY_FAIL = (ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.LShift, ast.RShift)
+
+_LOOKS = frozenset(("git", what) for what in ("rev-parse", "describe", "log"))
+_BETWEEN = (__file__, os.__file__, subprocess.__file__)
+
+
+def is_only_printed() -> bool:
+    """Judged by the innermost line of the script that is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_own(frame):
+        frame = frame.f_back
+    if frame is None:
+        return False
+    calls = _calls(frame.f_code.co_filename, frame.f_lineno)
+    return bool(calls) and all(call is not None and _shows(call.func, frame) for call in calls)
+
+
+def _shows(function: ast.expr, frame: FrameType) -> bool:
+    if isinstance(function, ast.Name):
+        return function.id == "print" and _value_of("print", frame) is None
+    if not isinstance(function, ast.Attribute) or not isinstance(function.value, ast.Name):
+        return False
+    thing = _value_of(function.value.id, frame)
+    if thing is logging or type(thing) is logging.Logger:
+        return function.attr in _LOGS
+    return type(thing).__module__.startswith("tqdm.") and function.attr in _SHOWS
+
+
+def _value_of(name: str, frame: FrameType) -> Any:
+    return frame.f_locals.get(name, frame.f_globals.get(name))
+
+
+@functools.lru_cache(maxsize=None)
+def _calls(path: str, line: int) -> list[ast.Call | None]:
+    """Of each statement at this line, the call that may only print; None if it may do more."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(path)))
+    except (SyntaxError, ValueError):
+        return []
+    statements = (node for node in ast.walk(tree) if isinstance(node, ast.stmt))
+    return [_call(one) for one in statements if one.lineno <= line <= _end(one)]
+
+
+def _end(statement: ast.stmt) -> int:
+    """The last line of a statement, or of the head of one that contains others."""
+    if not hasattr(statement, "body"):
+        return statement.end_lineno or statement.lineno
+    head = [node for node in ast.iter_child_nodes(statement) if isinstance(node, ast.expr)]
+    return max([statement.lineno, *(node.end_lineno or 0 for node in head)])
+
+
+def _call(statement: ast.stmt) -> ast.Call | None:
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or any(one.arg == "file" for one in call.keywords):
+        return None
+    given: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+    return call if all(map(_is_harmless, (n for one in given for n in ast.walk(one)))) else None
+
+
+def _is_harmless(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return getattr(node.func, "id", getattr(node.func, "attr", "")) in _PURE
+    if isinstance(node, ast.BinOp) and isinstance(node.op, _MAY_FAIL):
+        text = isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
+        return text or not any(isinstance(part, ast.Call) for part in ast.walk(node.right))
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.slice, ast.Constant)
+    return isinstance(node, _PARTS)
+
+
+def watch(notice: Callable[[], None]) -> None:
+    """Call `notice` each time. Programs that libraries start, to ask the machine something, do not
+    count."""
+
+    def noticing(function: Callable[..., Any], by_anyone: bool) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if by_anyone or _is_called_by_script(sys._getframe(1)):
+                if any(map(_only_looks, args)):
+                    return _or_noticed(function, notice, args, kwargs)
+                notice()
+            return function(*args, **kwargs)
+
+        return call
+
+    for name in ("system", "popen", "posix_spawn", "posix_spawnp"):
+        setattr(os, name, noticing(getattr(os, name), by_anyone=False))
+    for name in ("fork", "forkpty"):
+        setattr(os, name, noticing(getattr(os, name), by_anyone=True))
+    subprocess.Popen.__init__ = noticing(subprocess.Popen.__init__, False)  # type: ignore[method-assign]
+    BaseProcess.start = noticing(BaseProcess.start, True)  # type: ignore[method-assign]
+    make = socket.socket.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if len(args) < 4 and kwargs.get("fileno") is None:  # not one of a pair that exists
+            notice()
+        make(self, *args, **kwargs)
+
+    socket.socket.__init__ = init  # type: ignore[method-assign]
+
+
+def _only_looks(command: Any) -> bool:
+    """Whether it asks git which version of the program this is, as many scripts do to log it:
+    which needs to write nothing."""
+    if isinstance(command, str) and not set("|&;<>$`()\n") & set(command):
+        command = command.split()
+    return isinstance(command, (list, tuple)) and tuple(command[:2]) in _LOOKS
+
+
+def _or_noticed(
+    function: Callable[..., Any], notice: Callable[[], None], args: Any, kwargs: Any
+) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except OSError:  # where Landlock is missing no program starts
+        notice()
+        raise
+
+
+def _is_called_by_script(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_filename in _BETWEEN:
+        frame = frame.f_back
+    return frame is not None and (is_own(frame) or "GPUtil" in frame.f_code.co_filename)

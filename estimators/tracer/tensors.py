@@ -1,0 +1,255 @@
+"""Patches PyTorch where a trace would fail or differ: what accesses the GPU without the dispatcher,
+compilers, checks of values, checkpoints."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Callable
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn import Module, Parameter
+
+from .recording import Recorder
+
+Refuse = Callable[[str], None]
+_UNWRITTEN = "checkpoints are not written"
+
+
+def install(recorder: Recorder, refuse: Refuse) -> None:
+    """`refuse` ends the trace with a reason."""
+    _methods()
+    _storages(recorder)
+    _moves()
+    _one_graph(recorder)
+    _values()
+    _checkpoints(recorder, refuse)
+
+
+def _methods() -> None:
+    """Patches methods and factories that access the GPU without the dispatcher."""
+    torch.Tensor.pin_memory = lambda self, *_, **__: self
+    torch.Tensor.is_pinned = lambda self, *_, **__: False
+    torch.Tensor.record_stream = lambda *_, **__: None
+    dtypes = {
+        "FloatTensor": torch.float,
+        "DoubleTensor": torch.double,
+        "HalfTensor": torch.half,
+        "BFloat16Tensor": torch.bfloat16,
+        "LongTensor": torch.long,
+        "IntTensor": torch.int,
+        "ShortTensor": torch.short,
+        "CharTensor": torch.int8,
+        "ByteTensor": torch.uint8,
+        "BoolTensor": torch.bool,
+    }
+    convert = torch.Tensor.type
+
+    def type_(self: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if dtype is None:
+            return convert(self)
+        kind = isinstance(dtype, type)
+        name = f"{dtype.__module__}.{dtype.__name__}" if kind else str(dtype)
+        if name.startswith("torch.cuda."):
+            return self.to("cuda", dtypes[name.rpartition(".")[2]])
+        return convert(self, dtype, *args, **kwargs)
+
+    torch.Tensor.type = type_
+    formatted = torch.Tensor.__format__
+
+    def format_(self: Any, spec: str) -> str:
+        """PyTorch formats a single value so only if the class is Tensor itself."""
+        if isinstance(self, FakeTensor) and self.dim() == 0:
+            return format(self.item(), spec)
+        return str(formatted(self, spec))
+
+    torch.Tensor.__format__ = format_
+    make = torch.Generator
+
+    class Generator(make):  # type: ignore[misc,valid-type]
+        """Always on the CPU: random numbers are never drawn on the GPU."""
+
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return make.__new__(cls, device="cpu")
+
+    torch.Generator = Generator
+    torch._VF._pack_padded_sequence = _pack
+    torch.inference_mode = _inference_mode
+
+
+def _storages(recorder: Recorder) -> None:
+    """FSDP frees what it gathered by resizing its storage to nothing."""
+    resize = torch.UntypedStorage.resize_
+
+    def resize_(storage: Any, size: int) -> Any:
+        resize(storage, size)
+        recorder.note_resize(storage)
+        return storage
+
+    torch.UntypedStorage.resize_ = resize_
+
+
+def _pack(padded: Any, lengths: Any, batch_first: bool) -> Any:
+    """`lengths`, on the CPU, falls: what is left of each time step, one after the other."""
+    steps = padded.transpose(0, 1) if batch_first else padded
+    count = int(lengths[0])
+    sizes = (lengths[None] > torch.arange(count)[:, None]).sum(1)
+    return torch.cat([steps[i, :size] for i, size in enumerate(sizes.tolist())]), sizes
+
+
+def _inference_mode(mode: Any = True) -> Any:
+    """The same memory; in the real one operators come to the recorder in larger pieces."""
+    return torch.no_grad()(mode) if callable(mode) else torch.set_grad_enabled(not mode)
+
+
+def _one_graph(recorder: Recorder) -> None:
+    """Disables compilers: the trace is of the program as written."""
+
+    def skip_compiling(program: Any = None, *_: Any, **__: Any) -> Any:
+        recorder.note("torch.compile and torch.jit are left out: traced in eager mode")
+        return program if program is not None else (lambda wrapped: wrapped)
+
+    torch.compile = torch.jit.script = skip_compiling
+    torch.nn.Module.compile = lambda self, *_, **__: skip_compiling(self) and None
+
+
+def _values() -> None:
+    """Skips checks of values, of which there are none: no overflow, every step is taken."""
+    import torch.amp.grad_scaler as scaling
+    from torch.distributions import Distribution
+
+    def step(self: Any, optimizer: Any, found: Any, *args: Any, **kwargs: Any) -> Any:
+        return optimizer.step(*args, **kwargs)
+
+    scaling.GradScaler._maybe_opt_step = step
+    Distribution.set_default_validate_args(False)
+
+
+def _checkpoints(recorder: Recorder, refuse: Refuse) -> None:
+    load, places = torch.load, []  # type: Callable[..., Any], list[str]
+
+    def load_here(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Load to the device used on the server, where the copy takes memory, too."""
+        del places[:]
+        on_gpu = _on_gpu(map_location)
+
+        def keep(storage: Any, place: str) -> Any:
+            places.append(place)
+            return storage
+
+        try:
+            value = load(file, keep, *args, **kwargs)
+        except EOFError:  # an empty file, as `save` leaves them
+            if _UNWRITTEN in recorder.notes:
+                refuse(f"{_UNWRITTEN} by a trace, and cannot be loaded again")
+            raise
+        if on_gpu is None:
+            on_gpu = any(place.startswith("cuda") for place in places)
+        return _move_to_gpu(value) if on_gpu else value
+
+    def save(value: Any, file: Any, *_: Any, **__: Any) -> None:
+        recorder.note(_UNWRITTEN)
+        if not hasattr(file, "write"):
+            Path(file).touch()
+
+    torch.load, torch.save = load_here, save
+
+
+def _on_gpu(map_location: Any) -> bool | None:
+    """None if the file itself says where its tensors go."""
+    if isinstance(map_location, dict):
+        map_location = next(iter(map_location.values()), None)
+    if map_location is None:
+        return None
+    if callable(map_location):  # `lambda storage, place: storage`, or `storage.cuda()`
+        try:
+            kept = map_location(torch.UntypedStorage(0), "cpu")
+        except Exception:  # noqa: BLE001  the script's own; there is no GPU to move it to
+            return True
+        return None if kept is None else False
+    return torch.device(map_location).type == "cuda"
+
+
+def _move_to_gpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to("cuda")
+    if isinstance(value, dict):
+        for key in value:
+            value[key] = _move_to_gpu(value[key])
+        return value
+    if isinstance(value, torch.nn.Module):
+        return value.cuda()
+    if type(value) in (list, tuple):
+        return type(value)(_move_to_gpu(item) for item in value)
+    return value
+
+
+def _moves() -> None:
+    """`model.cuda()` and its like, so that parameters stay who they are.
+
+    Whoever holds a parameter (an optimizer, a second layer with the same weights) must hold the
+    moved one. PyTorch lets it keep its identity by changing it in place, which it refuses between
+    a real and a fake tensor; there the two change places instead.
+    """
+    if hasattr(torch.utils, "swap_tensors"):  # torch 2.3
+        Module._apply = _apply
+        torch.Tensor.data = property(_data.__get__, _set_data)
+
+
+_data = torch._C.TensorBase.data
+
+
+def _set_data(tensor: Any, value: Any) -> None:
+    """`parameter.data = parameter.data.cuda()`: in place, as above."""
+    if isinstance(value, FakeTensor) == isinstance(tensor, FakeTensor):
+        _data.__set__(tensor, value)
+    else:
+        _swap(tensor, value)
+
+
+def _swap(parameter: Any, value: Any) -> None:
+    """Keeps what libraries have set on the parameter, such as its quantization."""
+    new = Parameter(value, parameter.requires_grad)
+    vars(new).update((k, v) for k, v in vars(parameter).items() if k not in _of_fakes())
+    for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        if getattr(parameter, hooks, None):
+            setattr(new, hooks, getattr(parameter, hooks))
+    # As torch.utils.swap_tensors, which refuses where there are weak references: they may stay.
+    parameter.__class__, new.__class__ = new.__class__, parameter.__class__
+    parameter.__dict__, new.__dict__ = new.__dict__, parameter.__dict__
+    torch._C._swap_tensor_impl(parameter, new)
+
+
+@lru_cache(maxsize=None)
+def _of_fakes() -> frozenset[str]:
+    """Attributes that every fake parameter has."""
+    meta = torch.empty(0, device="meta")
+    return frozenset((*vars(FakeTensor(FakeTensorMode(), meta, meta.device)), "_is_param"))
+
+
+def _apply(module: Any, change: Any, recurse: bool = True) -> Any:
+    """As `Module._apply`: `change` maps a tensor to the moved or converted one."""
+    if recurse:
+        for child in module.children():
+            child._apply(change)
+    for key, parameter in module._parameters.items():
+        if parameter is None:
+            continue
+        gradient, parameter.grad = parameter.grad, None
+        with torch.no_grad():
+            changed = change(parameter)
+        if changed is not parameter:
+            if isinstance(changed, FakeTensor) == isinstance(parameter, FakeTensor):
+                parameter.data = changed
+            elif parameter._use_count() > 2:  # a graph refers to it: nobody trains it now
+                parameter = module._parameters[key] = Parameter(changed, parameter.requires_grad)
+            else:
+                _swap(parameter, changed)
+        if gradient is not None:
+            with torch.no_grad():
+                parameter.grad = change(gradient)
+    for key, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[key] = change(buffer)
+    return module
