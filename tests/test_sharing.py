@@ -307,5 +307,5 @@ def test_a_job_is_read_from_its_row_as_from_the_core() -> None:
         profile=Profile(200.0, 9_000, (Indicator("sm_active", 0.5, 0.01),)),
         group="abc",
     )
-    assert codec.decode_ran(codec.encode_job(whole)) == summarize(whole)
+    assert codec.decode_summary(codec.encode_job(whole)) == summarize(whole)
     assert summarize(whole, Usage(1)).usage == Usage(1)
