@@ -197,7 +197,7 @@ def _command(job: JobOut) -> list[str]:
 
 
 def _text(name: str, value: Any) -> str:
-    """As it is format_fields on a command line."""
+    """The value as one writes it on a command line."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name == "layout":
