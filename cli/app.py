@@ -1,5 +1,4 @@
-"""`carma` without a verb: its help and version; and verbs that typer reads, as they need not start
-at once."""
+"""Verbs that typer reads, as they need not start at once."""
 
 from __future__ import annotations
 
@@ -7,67 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from carmad import DISTRIBUTION
-from cli import output
-from cli.parser import Parser
 from cli.problems import Usage
-from cli.verbs import BY_NAME, JOBS, MORE, SERVER, VERBS, WATCH, Verb
+from cli.verbs import Verb
 
 Json = Annotated[bool, typer.Option("--json", help="Print the daemon's answer as JSON.")]
 
 # typer exports only this subclass, and its base moves between releases.
 UsageError: Any = typer.BadParameter.__bases__[0]
-
-
-def run_without_verb(words: list[str]) -> int:
-    """Raises Usage for a verb that does not exist."""
-    parser = build_parser()
-    if words and not words[0].startswith("-"):
-        from difflib import get_close_matches
-
-        near = [f"'{name}'" for name in get_close_matches(words[0], BY_NAME)]
-        hint = f"did you mean {', '.join(near)}?" if near else "see `carma --help`"
-        raise Usage(f"no such command '{words[0]}'", hint)
-    options = parser.parse_args(words)
-    if options.version:
-        from importlib.metadata import version
-
-        print(f"carma {version(DISTRIBUTION)}")
-        return 0
-    parser.print_help()
-    return Usage.exit_code
-
-
-def build_parser() -> Parser:
-    """It reads only options: verbs are arguments so that its help lists them."""
-    parser = Parser(
-        "carma",
-        usage="carma [--color WHEN] VERB [WORD…]\n       carma help [VERB]",
-        description="CARMA runs jobs on the GPUs of a server, several on one GPU where they fit and"
-        " do not slow each other down too much.",
-        allow_abbrev=False,
-        add_help=False,
-    )
-    for section in (JOBS, WATCH, SERVER, MORE):
-        group = parser.add_argument_group(section)
-        for verb in VERBS:
-            if verb.section == section:
-                group.add_argument(verb.name, nargs="?", help=_summary(verb))
-    own = parser.add_argument_group("options")
-    own.add_argument("-h", "--help", action="help", help="show this help; also after a verb")
-    own.add_argument("--version", action="store_true", help="print the version and exit")
-    colors = [color.value for color in output.Color]
-    own.add_argument(
-        "--color", choices=colors, metavar="WHEN", help=f"when to colour: {', '.join(colors)}"
-    )
-    return parser
-
-
-def _summary(verb: Verb) -> str:
-    function = verb.function()
-    about = function.info.help if isinstance(function, typer.Typer) else function.__doc__
-    first = " ".join(str(about).split("\n\n")[0].split())
-    return first.replace("%", "%%")
 
 
 def group(about: str) -> typer.Typer:

@@ -49,7 +49,7 @@ def dispatch(args: list[str]) -> int:
 
         verb = cluster.verb(verb)
     if verb is None:
-        from cli.app import run_without_verb
+        from cli.help import run_without_verb
 
         return run_without_verb(words)
     if verb.reads == ITSELF:

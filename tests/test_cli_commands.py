@@ -806,6 +806,15 @@ def test_what_people_type_all_day_imports_nothing_heavy(
     assert not [name for name in loaded if name.startswith(("carmad.daemon", "carmad.api"))]
 
 
+@pytest.mark.parametrize("words", [["--version"], ["qeue"]])
+def test_the_version_and_a_misspelt_verb_import_no_verb(words: list[str]) -> None:
+    code = f"import sys; from cli.main import run; run({words}); print('', *sorted(sys.modules))"
+    loaded = set(carma_code(code).stdout.split())
+    assert "cli.help" in loaded
+    assert not HEAVY & loaded - {"typing"}  # importlib.metadata has it
+    assert not [name for name in loaded if name.startswith(("cli.commands", "cli.cluster"))]
+
+
 def carma_code(code: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-c", code]
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
