@@ -465,6 +465,9 @@ def test_it_asks_to_be_asked_when_a_job_comes_to_give_way():
     late = [running(8, 0, started_at=5.0, requeue=False), running(9, 1, started_at=7.0)]
     plan = policy.plan(view_of(2, [queued(1)], late, PREEMPTING, now=100.0))
     assert plan[-1] == AskAgain(7.0 + LIMIT)
+    gone = [running(8, 0, started_at=5.0), running(9, 1, requeue=False)]
+    wide = view_of(2, [queued(1, wants=2)], gone, PREEMPTING, now=LIMIT + 100)
+    assert not any(isinstance(p, AskAgain) for p in policy.plan(wide)), "it has come already"
     demoted = queued(1, served_s=LIMIT)
     plan = policy.plan(view_of(2, [demoted], residents, PREEMPTING, now=100.0))
     assert not any(isinstance(p, AskAgain) for p in plan)

@@ -20,7 +20,7 @@ from carmad.core.types import (
 )
 from carmad.gpu.kinds import GpuKind
 from carmad.models import Boosted, Stage
-from carmad.plugin import Loaded, Placement, Reason, Remember
+from carmad.plugin import Loaded, Placement, Reason, Remember, Verdict
 from carmad.sim import interference as simulated
 from carmad.sim.experiment import Experiment, Load, Physics, Task, Trace
 from carmad.sim.hardware import Cluster, Node
@@ -31,7 +31,7 @@ from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed, ch
 from policies.castor.interference import Predicted, load_shipped, ratios
 from policies.castor.neighbours import OVERRUN, Pace, Paces, left_s
 from policies.castor.pairing import FIXED_SHARE
-from policies.castor.policy import castor
+from policies.castor.policy import _obstacles, castor
 from policies.profiling import set_aside
 from policies.views import need_mib
 from tests import planning
@@ -451,6 +451,12 @@ def test_a_long_line_is_explained_in_front_and_ends_where_nothing_is_to_be_had()
     assert where(plan(view_of(1, [*large, queued(6)])))[6] == (0,), "there is an idle one"
     harsh.pop((99, 20))
     assert where(plan(view_of(1, waiting, running(99, 0)), harsh))[20] == (0,)
+
+
+def test_of_neighbours_without_a_gain_the_closest_to_one_is_told():
+    far, near = Reason("no_benefit", 3.0, 3.5), Reason("no_benefit", 0.2, 0.5)
+    verdicts = tuple(Verdict(a_gpu(n).id, (one,)) for n, one in enumerate((far, near)))
+    assert _obstacles(queued(1), verdicts) == (near,)
 
 
 # -- the ratios

@@ -45,7 +45,7 @@ from policies.cuckoo.planning import (
     first_slots,
     min_cost,
 )
-from policies.cuckoo.policy import TOLD, cuckoo
+from policies.cuckoo.policy import TOLD, _on_one_node, cuckoo
 from policies.cuckoo.remembering import Memory
 from policies.cuckoo.schedule import schedule
 from tests import planning
@@ -215,6 +215,21 @@ TABLE_6 = {  # cost by GPU and order
     (1, 1): (3, 4),
     (1, 2): (8, 10),
 }
+
+
+@given(st.integers(0, 10_000))
+def test_the_slots_that_end_first_are_considered(seed):
+    rng = np.random.default_rng(seed)
+    groups = groups_of(rng.random((12, 3)) + 0.1, np.full(12, 99.0), windows=3)
+    windows = [Window(kind, begin_s=float(rng.random())) for kind in range(3)]
+    ends_s = sorted(
+        window.begin_s + order * length_s
+        for window, length_s in zip(windows, groups.average_s(), strict=True)
+        for order in range(1, 13)
+    )
+    slots = first_slots(groups, windows)
+    found_s = sorted(slots.begin_s + groups.average_s()[slots.window])
+    assert found_s == pytest.approx(ends_s[: len(found_s)])
 
 
 def test_table_6_and_its_optimum():
@@ -445,6 +460,14 @@ def test_on_another_kind_it_takes_as_much_longer_as_its_iterations():
 
 
 # -- packing
+
+
+def test_gpus_of_two_nodes_are_not_taken_as_those_of_one():
+    cards = [a_gpu(n, node=node) for n, node in enumerate("abbb")]
+    view = a_view(gpu_views(cards), ())
+    first, *others = (gpu.id for gpu in cards)
+    assert _on_one_node((first, *others), queued(1, wants=2), view) == tuple(others[:2])
+    assert _on_one_node((first, others[0]), queued(1, wants=2), view) == ()
 
 
 def beside(*residents, queue=None, **changes):

@@ -237,6 +237,13 @@ def test_a_margin_is_for_neighbours():
     assert (server.job(second).retry.margin_mib, server.job(second).state) == (4096, S.STARTING)
 
 
+def test_a_margin_may_be_used_by_the_job_that_it_was_made_for():
+    retry = Retry("out of memory", margin_mib=500)
+    declared = Estimate(4000, "declared", firm=True)
+    assert a_job(estimate=declared, mode=Mode.MPS).limit_mib == 4000
+    assert a_job(estimate=declared, mode=Mode.MPS, retry=retry).limit_mib == 4500
+
+
 def test_the_evidence_says_who_filled_the_gpu():
     server = FakeServer(gpus=1)
     first = server.submit()

@@ -74,6 +74,12 @@ def test_what_is_being_used_is_saved_every_minute_and_not_more_often() -> None:
     assert shares.accounts["ada"].at == 1000.0 + SAVED_EVERY_S
 
 
+def test_who_has_no_urgent_jobs_uses_none_of_the_budget_for_them() -> None:
+    shares = shared()
+    shares.note_groups("ada", ("staff",), 0.0)
+    assert shares.urgent_s("ada", DAY_S) == shares.urgent_s("bob", DAY_S) == 0.0
+
+
 def test_weights_divide_what_was_used() -> None:
     shares = shared(Fairness(weights={"ada": 4.0}), ada=30, bob=10)
     assert shares.rerank(20.0)
