@@ -91,6 +91,12 @@ def test_idle_gpus_on_two_nodes_come_before_shared_ones_on_one():
     assert where(plan) == {1: (0, 2)}
 
 
+def test_a_job_too_wide_for_a_node_takes_those_with_most_gpus_first():
+    views = [a_gpu_view(n, gpu=a_gpu(n, node=node)) for n, node in enumerate("abbcc")]
+    plan = baselines.fifo(Settings()).plan(a_view(views, [queued(1, wants=4)]))
+    assert where(plan) == {1: (1, 2, 3, 4)}
+
+
 def test_a_gpu_that_others_use_is_not_idle():
     looks = {"gpu0": {"external_mib": 9_000, "free_mib": 31_960}}
     assert where(baselines.sjf_ffs(Settings()).plan(view_of(2, [queued(1)], **looks))) == {1: (1,)}

@@ -96,9 +96,8 @@ def test_of_levels_at_one_instant_the_mean_is_the_last():
 
 
 def test_a_sample_shorter_than_a_period_counts_for_what_it_is():
-    levels = [(0.0, 0.5), (1.0, 0.5)]
-    assert percentile(levels, 0.5, 1.0) == pytest.approx(0.5)  # midway between two midpoints
-    assert percentile([*levels, (2.0, 1.0)], 0.0, 1.0) == pytest.approx(0.5)
+    levels = [(0.0, 0.5), (1.0, 0.5), (2.0, 1.0)]  # the last two have their middles at 0.75 and 1.5
+    assert percentile(levels, 0.5, 1.0) == pytest.approx(1 + (1.0 - 0.75) / (1.5 - 0.75))
 
 
 def test_only_the_window_counts():
