@@ -445,6 +445,13 @@ def test_it_waits_neither_without_patience_nor_without_a_prediction():
     assert where(plan(scattered(unknown))) == {1: (0, 3, 7)}
 
 
+def test_only_news_is_remembered():
+    policy, view = replace(made(SETTINGS), by=shortest), scattered(CHOOSY)
+    again = scattered(CHOOSY, memory=remembered(view, by=shortest))
+    assert any(isinstance(each, Remember) for each in policy.plan(view))
+    assert not any(isinstance(each, Remember) for each in policy.plan(again))
+
+
 @pytest.mark.parametrize("by", [None, shortest])
 def test_who_is_gone_is_forgotten(by):
     memory = remembered(scattered(CHOOSY), by=by)

@@ -364,6 +364,11 @@ def test_an_iteration_of_next_to_no_time_is_not_known():
     assert find_stage_times(queued(1, stages=(StageTimes(1e-320, 0.0, 0.0),)), "a", Links()) == ()
 
 
+def test_speeds_are_compared_by_times_under_a_second_too():
+    told = [queued(1, stages=(StageTimes(0, 0.1, 0.2, gpu="a"), StageTimes(0, 0.2, 0.4, gpu="b")))]
+    assert Speeds.compare(told).ratios == pytest.approx({("a", "b"): 2.0, ("b", "a"): 0.5})
+
+
 def test_stages_from_utilisation():
     profile = Profile(200.0, 9_000, (Indicator("gpu_utilization", 0.6, 0.01),))
     job = queued(1, stages=(), profile=profile, steps=(StepTime(2, 9.0), StepTime(1, 5.0)))
