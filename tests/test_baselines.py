@@ -14,6 +14,7 @@ from carmad.plugin import AskAgain, Placement, Preemption
 from carmad.testing import FakeServer, a_gpu, a_gpu_view, a_view, check_policy
 from policies import baselines
 from policies.preemptive import Preemptive
+from policies.views import without_jobs
 from tests.planning import gpu_views, queued, running_on, where
 
 S = JobState
@@ -95,6 +96,20 @@ def test_a_job_too_wide_for_a_node_takes_those_with_most_gpus_first():
     views = [a_gpu_view(n, gpu=a_gpu(n, node=node)) for n, node in enumerate("abbcc")]
     plan = baselines.fifo(Settings()).plan(a_view(views, [queued(1, wants=4)]))
     assert where(plan) == {1: (1, 2, 3, 4)}
+
+
+def test_gpus_are_kept_for_the_head_only_if_nobody_may_pass_it():
+    for backfill, codes in ((0, ["holds_line"]), (2, [])):
+        settings = Settings(limits=Limits(backfill=backfill))
+        view = view_of(2, [queued(1, wants=2), queued(2)], [running(9, 0)], settings)
+        (head,) = (each for each in baselines.fifo(settings).plan(view) if each.job == 1)
+        assert [reason.code for reason in head.reasons] == codes
+
+
+def test_without_a_job_its_memory_is_free_beside_those_that_stay():
+    gone, stays = (running(n, 0, estimate=Estimate(5_000, "declared")) for n in (8, 9))
+    view = without_jobs(view_of(1, [], [gone, stays], gpu0={"free_mib": 9_000}), gone.__eq__)
+    assert [(gpu.residents, gpu.free_mib) for gpu in view.gpus] == [((stays,), 14_000)]
 
 
 def test_a_gpu_that_others_use_is_not_idle():

@@ -17,6 +17,7 @@ from carmad.core.types import (
     Profile,
     ProfilingRun,
     Retry,
+    StepTime,
 )
 from carmad.gpu.kinds import GpuKind
 from carmad.models import Boosted, Stage
@@ -30,7 +31,7 @@ from carmad.store.codec import decode_model
 from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed, check_policy
 from policies.castor.interference import Predicted, load_shipped, ratios
 from policies.castor.neighbours import OVERRUN, Pace, Paces, left_s
-from policies.castor.pairing import FIXED_SHARE
+from policies.castor.pairing import FIXED_SHARE, StepModel
 from policies.castor.policy import _obstacles, castor
 from policies.profiling import set_aside
 from policies.views import need_mib
@@ -380,6 +381,14 @@ def test_the_admin_s_margins_count():
     free = Settings(policies={"castor": Preconditions(min_free_mib=20_001)})
     waits = plan(view_of(1, [queued(1)], running(9, 0), settings=free))[1]
     assert refused(waits) == {0: ["min_free"]}
+    just = Settings(policies={"castor": Preconditions(min_free_mib=20_000)})
+    assert where(plan(view_of(1, [queued(1)], running(9, 0), settings=just))) == {1: (0,)}
+
+
+def test_a_step_is_fitted_on_the_kind_with_the_widest_range_of_parts():
+    narrow = StepTime(3, 5.0, "a"), StepTime(4, 5.5, "a")
+    wide = StepTime(1, 2.0, "b"), StepTime(4, 5.0, "b")
+    assert StepModel.fit((*narrow, *wide), 10) == StepModel.fit(wide, 10)
 
 
 SPLITTABLE = {
