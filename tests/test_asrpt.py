@@ -15,6 +15,7 @@ from carmad.sim.experiment import Experiment, Physics, Task, Trace
 from carmad.sim.hardware import parse
 from carmad.sim.run import simulate
 from carmad.testing import a_gpu, a_view, changed, check_policy
+from policies.asrpt import REASONS
 from policies.asrpt.heavy_edge import extremes
 from policies.asrpt.machine import Machine, rebuild
 from policies.baselines import least_service, shortest
@@ -430,7 +431,8 @@ def test_it_starts_where_it_is_faster_than_at_the_first_try():
 def test_when_its_patience_ends_it_takes_what_there_is():
     memory = remembered(scattered(CHOOSY))
     assert where(plan(scattered(CHOOSY, now=74.0, memory=memory))) == {1: ()}
-    assert where(plan(scattered(CHOOSY, now=75.0, memory=memory))) == {1: (0, 3, 7)}
+    for late in (75.0, 80.0):
+        assert where(plan(scattered(CHOOSY, now=late, memory=memory))) == {1: (0, 3, 7)}
     held = plan(scattered(CHOOSY, LONG, now=75.0, memory=memory, free="7"))
     assert why(held[1]) == ["few_idle"], "and holds the line until there is enough"
     assert why(held[3]) == ["line_held"]
@@ -443,11 +445,23 @@ def test_it_waits_neither_without_patience_nor_without_a_prediction():
     assert where(plan(scattered(unknown))) == {1: (0, 3, 7)}
 
 
+def test_only_news_is_remembered():
+    policy, view = replace(made(SETTINGS), by=shortest), scattered(CHOOSY)
+    again = scattered(CHOOSY, memory=remembered(view, by=shortest))
+    assert any(isinstance(each, Remember) for each in policy.plan(view))
+    assert not any(isinstance(each, Remember) for each in policy.plan(again))
+
+
 @pytest.mark.parametrize("by", [None, shortest])
 def test_who_is_gone_is_forgotten(by):
     memory = remembered(scattered(CHOOSY), by=by)
     assert [id for id, _ in memory.aside] == [1]
     assert remembered(scattered(HASTY, now=1.0, memory=memory), by=by).aside == ()
+
+
+@pytest.mark.parametrize(("wants", "words"), [(1, "no GPU that it"), (3, "0 of the 3 GPUs")])
+def test_how_many_gpus_are_idle_is_said_to_who_wants_several(wants, words):
+    assert words in REASONS["few_idle"].sentence(Reason("few_idle", wants, 0, "GPUs"))
 
 
 # -- as a whole

@@ -14,6 +14,7 @@ from carmad.plugin import AskAgain, Placement, Preemption
 from carmad.testing import FakeServer, a_gpu, a_gpu_view, a_view, check_policy
 from policies import baselines
 from policies.preemptive import Preemptive
+from policies.views import without_jobs
 from tests.planning import gpu_views, queued, running_on, where
 
 S = JobState
@@ -89,6 +90,26 @@ def test_idle_gpus_on_two_nodes_come_before_shared_ones_on_one():
     ]
     plan = baselines.sjf_ffs(Settings()).plan(a_view(views, [queued(1, wants=2)]))
     assert where(plan) == {1: (0, 2)}
+
+
+def test_a_job_too_wide_for_a_node_takes_those_with_most_gpus_first():
+    views = [a_gpu_view(n, gpu=a_gpu(n, node=node)) for n, node in enumerate("abbcc")]
+    plan = baselines.fifo(Settings()).plan(a_view(views, [queued(1, wants=4)]))
+    assert where(plan) == {1: (1, 2, 3, 4)}
+
+
+def test_gpus_are_kept_for_the_head_only_if_nobody_may_pass_it():
+    for backfill, codes in ((0, ["holds_line"]), (2, [])):
+        settings = Settings(limits=Limits(backfill=backfill))
+        view = view_of(2, [queued(1, wants=2), queued(2)], [running(9, 0)], settings)
+        (head,) = (each for each in baselines.fifo(settings).plan(view) if each.job == 1)
+        assert [reason.code for reason in head.reasons] == codes
+
+
+def test_without_a_job_its_memory_is_free_beside_those_that_stay():
+    gone, stays = (running(n, 0, estimate=Estimate(5_000, "declared")) for n in (8, 9))
+    view = without_jobs(view_of(1, [], [gone, stays], gpu0={"free_mib": 9_000}), gone.__eq__)
+    assert [(gpu.residents, gpu.free_mib) for gpu in view.gpus] == [((stays,), 14_000)]
 
 
 def test_a_gpu_that_others_use_is_not_idle():
@@ -465,6 +486,9 @@ def test_it_asks_to_be_asked_when_a_job_comes_to_give_way():
     late = [running(8, 0, started_at=5.0, requeue=False), running(9, 1, started_at=7.0)]
     plan = policy.plan(view_of(2, [queued(1)], late, PREEMPTING, now=100.0))
     assert plan[-1] == AskAgain(7.0 + LIMIT)
+    gone = [running(8, 0, started_at=5.0), running(9, 1, requeue=False)]
+    wide = view_of(2, [queued(1, wants=2)], gone, PREEMPTING, now=LIMIT + 100)
+    assert not any(isinstance(p, AskAgain) for p in policy.plan(wide)), "it has come already"
     demoted = queued(1, served_s=LIMIT)
     plan = policy.plan(view_of(2, [demoted], residents, PREEMPTING, now=100.0))
     assert not any(isinstance(p, AskAgain) for p in plan)

@@ -17,10 +17,11 @@ from carmad.core.types import (
     Profile,
     ProfilingRun,
     Retry,
+    StepTime,
 )
 from carmad.gpu.kinds import GpuKind
 from carmad.models import Boosted, Stage
-from carmad.plugin import Loaded, Placement, Reason, Remember
+from carmad.plugin import Loaded, Placement, Reason, Remember, Verdict
 from carmad.sim import interference as simulated
 from carmad.sim.experiment import Experiment, Load, Physics, Task, Trace
 from carmad.sim.hardware import Cluster, Node
@@ -30,8 +31,8 @@ from carmad.store.codec import decode_model
 from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed, check_policy
 from policies.castor.interference import Predicted, load_shipped, ratios
 from policies.castor.neighbours import OVERRUN, Pace, Paces, left_s
-from policies.castor.pairing import FIXED_SHARE
-from policies.castor.policy import castor
+from policies.castor.pairing import FIXED_SHARE, StepModel
+from policies.castor.policy import _obstacles, castor
 from policies.profiling import set_aside
 from policies.views import need_mib
 from tests import planning
@@ -380,6 +381,14 @@ def test_the_admin_s_margins_count():
     free = Settings(policies={"castor": Preconditions(min_free_mib=20_001)})
     waits = plan(view_of(1, [queued(1)], running(9, 0), settings=free))[1]
     assert refused(waits) == {0: ["min_free"]}
+    just = Settings(policies={"castor": Preconditions(min_free_mib=20_000)})
+    assert where(plan(view_of(1, [queued(1)], running(9, 0), settings=just))) == {1: (0,)}
+
+
+def test_a_step_is_fitted_on_the_kind_with_the_widest_range_of_parts():
+    narrow = StepTime(3, 5.0, "a"), StepTime(4, 5.5, "a")
+    wide = StepTime(1, 2.0, "b"), StepTime(4, 5.0, "b")
+    assert StepModel.fit((*narrow, *wide), 10) == StepModel.fit(wide, 10)
 
 
 SPLITTABLE = {
@@ -451,6 +460,12 @@ def test_a_long_line_is_explained_in_front_and_ends_where_nothing_is_to_be_had()
     assert where(plan(view_of(1, [*large, queued(6)])))[6] == (0,), "there is an idle one"
     harsh.pop((99, 20))
     assert where(plan(view_of(1, waiting, running(99, 0)), harsh))[20] == (0,)
+
+
+def test_of_neighbours_without_a_gain_the_closest_to_one_is_told():
+    far, near = Reason("no_benefit", 3.0, 3.5), Reason("no_benefit", 0.2, 0.5)
+    verdicts = tuple(Verdict(a_gpu(n).id, (one,)) for n, one in enumerate((far, near)))
+    assert _obstacles(queued(1), verdicts) == (near,)
 
 
 # -- the ratios

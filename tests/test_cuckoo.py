@@ -45,7 +45,7 @@ from policies.cuckoo.planning import (
     first_slots,
     min_cost,
 )
-from policies.cuckoo.policy import TOLD, cuckoo
+from policies.cuckoo.policy import TOLD, _on_one_node, cuckoo
 from policies.cuckoo.remembering import Memory
 from policies.cuckoo.schedule import schedule
 from tests import planning
@@ -217,6 +217,21 @@ TABLE_6 = {  # cost by GPU and order
 }
 
 
+@given(st.integers(0, 10_000))
+def test_the_slots_that_end_first_are_considered(seed):
+    rng = np.random.default_rng(seed)
+    groups = groups_of(rng.random((12, 3)) + 0.1, np.full(12, 99.0), windows=3)
+    windows = [Window(kind, begin_s=float(rng.random())) for kind in range(3)]
+    ends_s = sorted(
+        window.begin_s + order * length_s
+        for window, length_s in zip(windows, groups.average_s(), strict=True)
+        for order in range(1, 13)
+    )
+    slots = first_slots(groups, windows)
+    found_s = sorted(slots.begin_s + groups.average_s()[slots.window])
+    assert found_s == pytest.approx(ends_s[: len(found_s)])
+
+
 def test_table_6_and_its_optimum():
     slots = first_slots(TABLE_5, A_AND_B)
     found = [Slot(*each) for each in zip(*slots, strict=True)]
@@ -349,6 +364,11 @@ def test_an_iteration_of_next_to_no_time_is_not_known():
     assert find_stage_times(queued(1, stages=(StageTimes(1e-320, 0.0, 0.0),)), "a", Links()) == ()
 
 
+def test_speeds_are_compared_by_times_under_a_second_too():
+    told = [queued(1, stages=(StageTimes(0, 0.1, 0.2, gpu="a"), StageTimes(0, 0.2, 0.4, gpu="b")))]
+    assert Speeds.compare(told).ratios == pytest.approx({("a", "b"): 2.0, ("b", "a"): 0.5})
+
+
 def test_stages_from_utilisation():
     profile = Profile(200.0, 9_000, (Indicator("gpu_utilization", 0.6, 0.01),))
     job = queued(1, stages=(), profile=profile, steps=(StepTime(2, 9.0), StepTime(1, 5.0)))
@@ -445,6 +465,14 @@ def test_on_another_kind_it_takes_as_much_longer_as_its_iterations():
 
 
 # -- packing
+
+
+def test_gpus_of_two_nodes_are_not_taken_as_those_of_one():
+    cards = [a_gpu(n, node=node) for n, node in enumerate("abbb")]
+    view = a_view(gpu_views(cards), ())
+    first, *others = (gpu.id for gpu in cards)
+    assert _on_one_node((first, *others), queued(1, wants=2), view) == tuple(others[:2])
+    assert _on_one_node((first, others[0]), queued(1, wants=2), view) == ()
 
 
 def beside(*residents, queue=None, **changes):

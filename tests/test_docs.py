@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -17,7 +18,7 @@ from rich.text import Text
 from carmad.api.wire import CODES
 from carmad.config import Preconditions, Settings
 from carmad.configfile import dump, load
-from cli.commands import doctor, models, server
+from cli.commands import doctor, models, server, simulate
 from cli.submission import build_parser, read
 from cli.verbs import VERBS
 from docs import generate, screenshots
@@ -88,6 +89,16 @@ def test_every_setting_is_documented_and_says_what_it_means() -> None:
     for setting in settings.settings():
         assert setting.comment, setting.key
     assert set(settings.PLUGINS) <= known
+
+
+def test_help_and_reference_name_every_policy_and_other_plugin_of_carma() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        declared = tomllib.load(file)["project"]["entry-points"]
+    meanings = {setting.key: settings.meaning(setting) for setting in settings.settings()}
+    for key, kind in settings.PLUGINS.items():
+        for name in declared[f"carma.{kind}"]:
+            assert f"`{name}`" in meanings[key]
+    assert sorted(declared["carma.policies"]) == simulate.POLICIES
 
 
 def test_every_reason_has_an_example_and_a_word() -> None:

@@ -37,6 +37,13 @@ def test_long_commands_are_not_kept(grown) -> None:
     assert grown() < 2 * MIB
 
 
+def test_what_an_ordinary_command_is_a_run_of_is_found_once() -> None:
+    ordinary, long = ("python", "train.py", "--seed", "3"), ("python", "train.py", "x" * 2000)
+    assert template(ordinary) is template(ordinary)
+    assert template(long) == template(long)
+    assert template(long) is not template(long)
+
+
 def test_what_estimators_said_of_ended_jobs_is_not_kept_for_long(grown) -> None:
     for n in range(3000):
         estimate = Estimate(1000 + n, "auto", notes=(f"{n} {'because ' * 500}",))

@@ -74,6 +74,18 @@ def test_a_server_with_one_gpu_takes_who_talks_least():
     assert heavy_edge(layout, (1, 1, 1))[2] == 0
 
 
+def test_what_stages_exchange_is_divided_among_the_slices_of_both():
+    """Each slice of the second stage exchanges 4 MB with the first one, and 6 MB with the third."""
+    layout = Layout(
+        (
+            Stage(1, out_mib=4.0),
+            Stage(1, in_mib=4.0, out_mib=6.0, tensor=2),
+            Stage(1, in_mib=6.0),
+        )
+    )
+    assert heavy_edge(layout, (3, 1)) == (1, 0, 0, 0)
+
+
 def test_without_an_edge_the_lowest_slot_is_next():
     assert heavy_edge(Layout((Stage(6),)), (3, 2, 1)) == (0, 0, 0, 1, 1, 2)
 

@@ -19,6 +19,11 @@ def test_on_one_gpu_there_is_computing_alone() -> None:
     assert iteration_s(data_parallel(1), ["a"], LINKS, SIZE) == 3.0
 
 
+def test_a_pass_of_which_nothing_is_told_takes_no_time() -> None:
+    assert iteration_s(Layout((Stage(forward_s=1.0),)), "a", LINKS, SIZE) == 1.0
+    assert iteration_s(Layout((Stage(backward_s=2.0),)), "a", LINKS, SIZE) == 2.0
+
+
 def test_weights_are_reduced_within_a_server_that_has_all_replicas() -> None:
     # 2 (k - 1) / k · h / B_intra
     assert iteration_s(data_parallel(3), "aaa", LINKS, SIZE) == pytest.approx(3 + 400 / 1000)

@@ -106,6 +106,11 @@ def codes(reasons):
     return [reason.code for reason in reasons]
 
 
+def test_a_job_does_not_join_one_that_is_being_stopped():
+    neighbour = changed(running(9, 0), stop=Cause.CANCELLED)
+    assert Reason("busy", 0, 1, "jobs", "job 9") in refused(plan(1, [job()], [neighbour]))
+
+
 # -- what every policy must do
 
 

@@ -10,25 +10,104 @@ from carmad.config import Collocation, Limits, Settings
 from carmad.core.admission import demand, refusals
 from carmad.core.deciders import FIRST_TRY_S, LAST_TRY_S, Calls, Deciders
 from carmad.core.decision import Placement, Proposal
-from carmad.core.gpuview import GpuView
+from carmad.core.gpuview import GpuView, free_memory
+from carmad.core.history import BIN_S, BINS, History, past
+from carmad.core.knowledge import with_report
+from carmad.core.messages import Stepped
 from carmad.core.readings import energy_j, meter
+from carmad.core.recurrence import LETTERS, group
 from carmad.core.reservations import Reservation, slots
 from carmad.core.slowdown import with_company
 from carmad.core.types import (
+    Cause,
+    Estimate,
+    Exit,
     GpuSample,
     Indicator,
     Job,
     JobId,
     JobState,
+    Mode,
+    ProcessUse,
     Profile,
+    StageTimes,
     StepTime,
 )
-from carmad.core.view import View
-from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view
+from carmad.core.view import NodeView, View
+from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed
 from policies.ranked import down_the_line
 from tests.planning import queued, running_on
 
 GPU = a_gpu(0)
+
+
+# -- memory
+
+
+def test_where_memory_is_not_known_per_process_all_of_it_may_be_the_residents_own() -> None:
+    silent = GpuSample(GPU.id, 0.0, 9_000, processes=(ProcessUse(7, None, job=1),))
+    for promised_mib, free_mib in ((4_000, 31_960), (20_000, 20_960)):
+        resident = a_job(1, estimate=Estimate(promised_mib, "declared", firm=True))
+        assert free_memory(GPU, silent, (resident,), True) == (free_mib, 0)
+    assert free_memory(GPU, silent, (), True) == (31_960, 9_000), "the job has ended"
+
+
+def test_a_view_says_which_gpus_the_hard_rules_allow_and_why_not_the_others() -> None:
+    drained = a_gpu_view(1, drained="maintenance")
+    view = a_view([a_gpu_view(0), drained], ())
+    allowed, verdicts = view.judge(queued(1))
+    assert [gpu.id for gpu in allowed] == [GPU.id]
+    assert [(each.gpu, *(one.code for one in each.refused)) for each in verdicts] == [
+        (drained.id, "drained")
+    ]
+
+
+def test_clients_of_any_other_user_must_end_before_a_server_of_the_node_serves_one() -> None:
+    spec = {uid: a_spec(uid=uid) for uid in (1000, 1001, 1002)}
+    there = tuple(
+        a_job(n, spec=each, state=JobState.RUNNING, gpus=(GPU.id,), mode=Mode.MPS)
+        for n, each in enumerate(spec.values())
+    )
+    node = NodeView("a", (a_gpu_view(0, residents=there, mps_user=(1000, "ada")),))
+    assert node.clients_of_others(1001) == {0, 2}
+    assert node.clients_of_others(None) == set()
+
+
+# -- what is known of runs
+
+
+def test_a_run_lasted_from_its_start_to_its_end_and_never_less_than_nothing() -> None:
+    ended = a_job(1, state=JobState.SUCCEEDED, gpus=(GPU.id,), started_at=10.0, ended_at=10.5)
+    for ended_at, duration_s in ((10.5, 0.5), (9.0, 0.0)):  # the clock was set back
+        found = past(changed(ended, ended_at=ended_at))
+        assert found and found.duration_s == duration_s
+
+
+def test_submissions_are_counted_for_eight_days_and_the_oldest_are_forgotten() -> None:
+    history = History()
+    for number in range(BINS + 2):
+        history.note_submission(number * BIN_S, 2)
+    assert sum(count for count, _ in history._bins.values()) == BINS
+    assert min(history._bins) == 2
+
+
+def test_stage_times_on_other_kinds_of_gpu_are_kept() -> None:
+    job = a_job(1, state=JobState.RUNNING)
+    for kind in ("B", "A", "C", "B"):
+        step_s = {"A": 1.0, "B": 2.0, "C": 3.0}[kind] + len(job.stage_times)
+        job = with_report(job, Stepped(0.0, job.id, step_s, StageTimes(0.0, step_s, 0.0)), kind)
+    assert {each.gpu: each.forward_s for each in job.stage_times} == {"A": 2.0, "B": 5.0, "C": 5.0}
+
+
+def test_runs_in_other_containers_are_not_of_the_same_job() -> None:
+    groups = {group(a_spec(container=image)) for image in (None, "a.sif", "b.sif")}
+    assert len(groups) == 3
+    assert {len(each) for each in groups} == {LETTERS}
+
+
+def test_an_allocation_failed_of_fragments_if_enough_was_free() -> None:
+    assert not Exit(Cause.GPU_OOM, 1, tried_mib=1).fragmented
+    assert Exit(Cause.GPU_OOM, 1, tried_mib=1, unused_mib=1).fragmented
 
 
 # -- reservations

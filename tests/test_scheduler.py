@@ -21,6 +21,7 @@ from carmad.core.messages import (
     Noticed,
     Postponed,
     RequeueRequested,
+    Reserved,
     Sampled,
     Signal,
     Submitted,
@@ -28,6 +29,7 @@ from carmad.core.messages import (
     UpdateRequested,
     Wake,
 )
+from carmad.core.reservations import Reservation
 from carmad.core.scheduler import Scheduler
 from carmad.core.states import IllegalTransition, advance
 from carmad.core.types import (
@@ -176,6 +178,12 @@ def test_an_incumbent_that_gets_company_is_shared_too():
     assert server.job(first).retry.exclusive
 
 
+def test_a_job_without_gpus_shares_none():
+    server = FakeServer(gpus=1)
+    server.submit()
+    assert not server.job(server.submit(gpus=0, cpus=1)).shared
+
+
 def test_the_adaptive_ladder_tries_another_gpu_first():
     settings = Settings(recovery=Recovery("adaptive", margin_mib=4096))
     server = FakeServer(gpus=2, settings=settings, recovery=ladder.adaptive(settings))
@@ -227,6 +235,13 @@ def test_a_margin_is_for_neighbours():
     server.tell(DrainRequested(server.now, server.gpus[1].id, None, "root"))
     server.exit(second, OOM)
     assert (server.job(second).retry.margin_mib, server.job(second).state) == (4096, S.STARTING)
+
+
+def test_a_margin_may_be_used_by_the_job_that_it_was_made_for():
+    retry = Retry("out of memory", margin_mib=500)
+    declared = Estimate(4000, "declared", firm=True)
+    assert a_job(estimate=declared, mode=Mode.MPS).limit_mib == 4000
+    assert a_job(estimate=declared, mode=Mode.MPS, retry=retry).limit_mib == 4500
 
 
 def test_the_evidence_says_who_filled_the_gpu():
@@ -721,6 +736,16 @@ def test_a_drained_gpu_takes_nothing_and_keeps_what_it_has():
     assert server.job(first).state is S.RUNNING
     server.tell(DrainRequested(server.now, server.gpus[0].id, None, "root"))
     assert server.job(second).state is S.STARTING
+
+
+def test_a_step_in_which_only_a_drain_or_a_reservation_changed_is_stored():
+    server = FakeServer(gpus=1)
+    assert not server.tell(Tick(server.now)).to_write
+    drained = server.tell(DrainRequested(server.now, server.gpus[0].id, "riser card", "root"))
+    assert drained.to_write and drained.reservations is None
+    wish = Reservation(1, (server.gpus[0].id,), ("ada",), (1000.0,), 60.0, "root")
+    reserved = server.tell(Reserved(server.now, wish))
+    assert reserved.to_write and reserved.drains is None
 
 
 def test_a_faulty_or_silent_gpu_takes_nothing():

@@ -20,7 +20,7 @@ from carmad.core.messages import (
     RequeueRequested,
     Submitted,
 )
-from carmad.core.share import DAY_S, RANKED_EVERY_S, Account, Shares
+from carmad.core.share import DAY_S, RANKED_EVERY_S, SAVED_EVERY_S, Account, Rates, Shares
 from carmad.core.states import stopping
 from carmad.core.types import Cause, Exit, JobId, JobState, Mode
 from carmad.store import codec
@@ -59,6 +59,25 @@ def test_days_are_forgotten() -> None:
     ada = Account("ada", rate=1.0).settled(100.5 * DAY_S, WEEK_S)
     assert len(ada.days) == 31
     assert ada.since(100, 100.75 * DAY_S) == pytest.approx(0.75 * DAY_S)
+    later = replace(ada, rate=0.0).settled(131 * DAY_S, WEEK_S)
+    assert not later.days, "nothing was used since"
+
+
+def test_what_is_being_used_is_saved_every_minute_and_not_more_often() -> None:
+    shares, rates = shared(ada=0), Rates()
+    shares.follow(rates, 0.0)
+    shares.accounts["ada"] = Account("ada", at=1000.0, rate=1.0)
+    shares.follow(rates, 1000.0)
+    shares.follow(rates, 1000.0 + SAVED_EVERY_S - 1)
+    assert shares.accounts["ada"].at == 1000.0
+    shares.follow(rates, 1000.0 + SAVED_EVERY_S)
+    assert shares.accounts["ada"].at == 1000.0 + SAVED_EVERY_S
+
+
+def test_who_has_no_urgent_jobs_uses_none_of_the_budget_for_them() -> None:
+    shares = shared()
+    shares.note_groups("ada", ("staff",), 0.0)
+    assert shares.urgent_s("ada", DAY_S) == shares.urgent_s("bob", DAY_S) == 0.0
 
 
 def test_weights_divide_what_was_used() -> None:

@@ -291,6 +291,18 @@ def test_the_model_speaks_for_pairs_with_profiles_and_says_its_error() -> None:
     assert predicted(constant(1.25), one) is None
 
 
+def test_the_model_is_told_whether_they_shared_by_mps() -> None:
+    split = Stage(
+        (0, LEAF, LEAF), (0.5, 0.0, 0.0), (1, LEAF, LEAF), (2, LEAF, LEAF), (2, LEAF, LEAF),
+        (0.0, 0.0, 0.5), (1.0, 0.0, 0.0),
+    )  # fmt: skip
+    model = constant(1.25, stages=(split,))
+    for mode, ratio in ((Mode.STREAMS, 1.25), (Mode.MPS, 1.75), (Mode.EXCLUSIVE, 1.25)):
+        pair = [job(n, replace(stay(0, 2), mode=mode)) for n in (1, 2)]
+        how = of(pair[0], *pair, model=model, profiled=pair).slowdown
+        assert how and how.ratio == pytest.approx(ratio), mode
+
+
 def test_a_job_is_read_from_its_row_as_from_the_core() -> None:
     whole = a_job(
         7,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from carmad.config import Monitor, Risk
 from carmad.core.types import GpuSample
-from carmad.core.window import Score, Window, ema, percentile, risk
+from carmad.core.window import Score, Window, ema, mean, percentile, risk
 
 fractions = st.lists(st.floats(0, 1), min_size=1, max_size=60)
 
@@ -89,6 +89,15 @@ def test_samples_at_one_instant_divide_by_nothing():
     window.add(GpuSample("g", 0.0, sm_active=0.5))
     window.add(GpuSample("g", 0.0, sm_active=0.9))
     assert window.score.sm_mean == pytest.approx(0.5)  # the second stood for no time
+
+
+def test_of_levels_at_one_instant_the_mean_is_the_last():
+    assert mean([(0.2, 0.0), (0.4, 0.0), (0.9, 0.0)]) == 0.9
+
+
+def test_a_sample_shorter_than_a_period_counts_for_what_it_is():
+    levels = [(0.0, 0.5), (1.0, 0.5), (2.0, 1.0)]  # the last two have their middles at 0.75 and 1.5
+    assert percentile(levels, 0.5, 1.0) == pytest.approx(1 + (1.0 - 0.75) / (1.5 - 0.75))
 
 
 def test_only_the_window_counts():
