@@ -27,6 +27,7 @@ from carmad.attempt.environment import (
     has_log,
     log_paths,
 )
+from carmad.attempt.forks import Forks
 from carmad.core.types import FOR_GOOD, Job, JobId, JobSpec
 from carmad.engine.clock import boot_id
 from carmad.errors import CarmaError
@@ -102,6 +103,7 @@ def _share(fd: int, uid: int) -> None:
         os.fchown(fd, uid, -1)
 
 
+SOCKET = "forkserver"  # in the state directory
 UNIT_EXISTS = ("already loaded", "already exists")  # systemd's wording, now and in the past
 
 
@@ -147,7 +149,7 @@ class Launcher:
         self._group = "" if systemd else group
         self._cards = cards
         self.limited_by = environment.controllers(systemd, group)
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._forks = Forks(self._state_dir / SOCKET)
         jobs = self._state_dir / "jobs"
         try:
             jobs.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -186,7 +188,6 @@ class Launcher:
         if self._group:
             group = f"{self._group}/{name_of(job.id, job.attempt)}"
             fields += os.fsencode(f"cgroup={group}\0")
-        self.reap()
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
             if script:
@@ -273,10 +274,6 @@ class Launcher:
         """The jobs that have directories of attempts."""
         return set(exits.attempt_folders(self._state_dir / "jobs").values())
 
-    def reap(self) -> None:
-        """Reap supervisors that have ended, so that none stays a zombie."""
-        self._children = [child for child in self._children if child.poll() is None]
-
     def _tell(self, job: Job, line: str) -> bool:
         path = attempt_dir(self._state_dir, job.id, job.attempt) / supervisor.CONTROL
         try:
@@ -294,15 +291,13 @@ class Launcher:
     def _run_child(self, directory: Path) -> None:
         # Anything that the supervisor itself prints is the traceback of a bug.
         with (directory / "supervisor.log").open("ab") as log:
-            child = subprocess.Popen(
-                supervisor.command(str(directory)),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                cwd="/",
-                start_new_session=True,
-            )
-        self._children.append(child)
+            self._forks.start(
+                "carmad.attempt.supervisor",
+                "main",
+                f"carma:{directory.name}",
+                str(directory),
+                fds={2: log.fileno()},
+            ).close()
 
     def _run_unit(self, job: Job, directory: Path) -> None:
         """Every failure here is NotNow: systemd would refuse any other job's unit, too."""
