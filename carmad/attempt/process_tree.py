@@ -108,7 +108,7 @@ class Tree:
     def _containers(self) -> dict[int, int]:
         """What another daemon runs in containers for the job. What the job has handed to another
         scheduler (`sbatch`, `at`) has the job's variables, too, but is not the job's."""
-        found = in_containers(processes(self._uid)) if self._mark else {}
+        found = in_containers(self._uid) if self._mark else {}
         return self._marks.having(self._mark, found) if found else {}
 
     def _recipients(self) -> dict[int, int]:
@@ -157,9 +157,13 @@ class Tree:
         """Whether the main process and those that are not our children have all ended."""
         if self.status is None:
             return False
-        if not self._followed and not self._strangers:
+        if self._followed or self._strangers:
+            left = bool(self.everyone())
+        else:
+            # Without a child, we have no descendant either: orphans become our children.
             self._strangers = bool(self._containers())
-        if not self.everyone():
+            left = self._strangers or bool(self.cgroup and cgroups.members(self.cgroup))
+        if not left:
             return True
         self.end(LEFTOVER_GRACE_S)
         return self._gives_up()

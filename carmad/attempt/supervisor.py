@@ -1,7 +1,8 @@
 """The process that starts one attempt of a job, outlives the daemon, and records how it ended.
 
-`command(ATTEMPT_DIR)` runs it. Standard library only, and little of it: the job waits for every
-import, so `signal` and `json` are imported after the fork. In the attempt directory:
+It is forked from a server (`forkserver`), or `command(ATTEMPT_DIR)` runs it. Standard library only,
+and little of it: all that is imported is in the memory of every supervisor. In the attempt
+directory:
 
 - `launch`   what to run (`Launch`), written by the launcher
 - `lock`     held (flock) for as long as a supervisor lives
@@ -15,7 +16,7 @@ import, so `signal` and `json` are imported after the fork. In the attempt direc
 - `stop`     if it exists, the job is not started: a stop that came before we read `control`, or
              the attempt was revoked. A dangling symbolic link whose target is the cause: even a
              full disk has room for one
-- `tail`     the last 64 KiB that this attempt added to its logs
+- `tail`     the last 64 KiB that this attempt added to its logs, if it added anything
 - `exit`     JSON: code, signal, error, hint, started_at, ended_at, ended_boot_s and
              main_ended_boot_s (seconds since boot; the latter of the main process),
              host_oom_kills, over_limit (how often the job met its own limit of memory, while
@@ -30,8 +31,10 @@ import, so `signal` and `json` are imported after the fork. In the attempt direc
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import select
+import signal
 import stat
 import sys
 import time
@@ -165,9 +168,6 @@ def watch(
 ) -> bytes:
     """Serve the job until none of its processes is left. Returns what came over `report`; if the
     main process is `followed`, that is a pidfd of it."""
-    import json  # noqa: F401 - needed at the end, when Python may have been upgraded
-    import signal
-
     wake_in, wake_out = os.pipe()
     os.set_blocking(wake_in, False)
     os.set_blocking(wake_out, False)
@@ -380,12 +380,11 @@ def supervise(directory: str) -> None:
         except OSError:
             pass  # it never was, or what the job made in it is still there
 
-    import json
-
     begins, error = split_report(said)
     message, _, hint = error.decode("utf-8", "replace").strip().partition("\n")
     try:
-        write_durably(TAIL, read_tails(launch, begins or [0]))
+        if tail := read_tails(launch, begins or [0]):
+            write_durably(TAIL, tail)
     except OSError:
         pass  # the tail is optional, `exit` is not
     record = {
