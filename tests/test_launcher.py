@@ -464,7 +464,16 @@ class FakeSystemdRun:
         return subprocess.CompletedProcess(argv, self._answer[0], "", self._answer[1])
 
 
-def test_under_systemd_each_attempt_is_a_unit(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def own_units(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An administrator has set something for each job's unit."""
+    monkeypatch.setattr(launcher_module, "DROP_INS", ["/nonexistent", str(farm.state)])
+
+
+@pytest.mark.usefixtures("own_units")
+def test_where_units_of_jobs_have_a_drop_in_each_attempt_is_a_unit(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     systemd = FakeSystemdRun(0)
     monkeypatch.setattr(launcher_module.subprocess, "run", systemd)
     launcher = Launcher(farm.state, systemd=True, kill_grace_s=30)
@@ -475,6 +484,31 @@ def test_under_systemd_each_attempt_is_a_unit(farm: Farm, monkeypatch: pytest.Mo
     assert "--unit=carma-job-1-2" in argv
     assert "--property=KillMode=mixed" in argv
     assert argv[-6:] == supervisor.command(str(farm.directory(job)))
+
+
+class SystemdRun(FakeSystemdRun):
+    """Starts what it is asked to start."""
+
+    def __call__(self, argv: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        command = argv[argv.index(sys.executable) :]
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        return super().__call__(argv)
+
+
+def test_under_systemd_one_unit_starts_all_jobs(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    systemd = SystemdRun(0)
+    monkeypatch.setattr(launcher_module, "DROP_INS", ["/nonexistent"])
+    monkeypatch.setattr(units.subprocess, "run", systemd)
+    farm.launcher = Launcher(farm.state, systemd=True, kill_grace_s=30)
+    for id in range(1, 6):
+        assert farm.run("true", id=id)["code"] == 0
+    (argv,) = systemd.asked
+    assert [word for word in argv if word.startswith("--unit=carma-jobs-")]
+    wanted = {"KillMode=process", "Delegate=yes", "TimeoutStopSec=60", "LimitNOFILE=65536"}
+    wanted |= {"OOMPolicy=continue", "TasksMax=infinity", "LimitMEMLOCK=infinity"}
+    assert {f"--property={each}" for each in wanted} <= set(argv)
 
 
 def test_what_podman_keeps_in_run_user_is_there_while_its_job_runs(
@@ -492,6 +526,7 @@ def test_what_podman_keeps_in_run_user_is_there_while_its_job_runs(
     assert "--property=Wants=user-runtime-dir@4001.service" in systemd.asked[0]
 
 
+@pytest.mark.usefixtures("own_units")
 def test_a_unit_that_is_there_already_is_no_error(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

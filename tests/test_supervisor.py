@@ -506,7 +506,7 @@ def test_a_unit_of_its_own_lets_the_kernel_kill_the_job(bench: Bench) -> None:
         until(lambda: bench.lines()[1:], "the job to speak")
         assert any(line.endswith(f"{unit.name}/job") for line in bench.lines())
         started = bench.started(job)
-        assert (unit / "supervisor/cgroup.procs").read_text().split() == [str(started["pid"])]
+        assert (unit / "supervisors/cgroup.procs").read_text().split() == [str(started["pid"])]
         assert started["cgroup"] == str(unit)
         bench.launcher.stop(job, 0.0)
         assert bench.ended(job)["signal"] == signal.SIGKILL

@@ -14,7 +14,7 @@ copies no lock that another thread holds.
 Standard library only, and little of it, as this memory is every supervisor's.
 """
 # pathlib and contextlib would be a part of it:
-# ruff: noqa: PTH104, PTH108, PTH110, PTH116, PTH119, PTH120, PTH208, SIM105
+# ruff: noqa: PTH104, PTH108, PTH116, PTH120, PTH208, SIM105
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ import sys
 import zlib
 from importlib import import_module
 
-from carmad.attempt.cgroup import own_cgroup
+from carmad.attempt.cgroup import SERVER, settle, unit_cgroup
 from carmad.attempt.proc import read_file
 from carmad.attempt.starting import block, libc
 
@@ -38,7 +38,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-UNIT = "carma-jobs-"  # of the one that runs in a systemd unit: the beginning of its name
 REQUEST_BYTES, ANSWER_BYTES, MOST_FDS = 1 << 16, 64, 8
 FIRST_WITHIN_S = 30.0  # whoever started it connects by then
 HIGH = 64  # descriptors from here on are nobody's target
@@ -74,8 +73,9 @@ class _Server:
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        if os.path.basename(own_cgroup() or "").startswith(UNIT):
+        if unit := unit_cgroup(SERVER):
             signal.signal(signal.SIGTERM, lambda *_: self._stop())
+            settle(unit)
         self._poller.register(self._wake, select.POLLIN)
         self._listener: socket.socket | None = None
         self._stopped = False
@@ -119,9 +119,12 @@ class _Server:
             elif pause_s is None or not ready:
                 break
         if self._listener is not None:
-            with ShortPath(self._path) as name:
-                if os.path.exists(name) and os.stat(name).st_ino == self._inode:
-                    os.unlink(name)
+            try:
+                with ShortPath(self._path) as name:
+                    if os.stat(name).st_ino == self._inode:
+                        os.unlink(name)
+            except FileNotFoundError:
+                pass  # another one had taken its place, and has gone, too
 
     def _accept(self, listener: socket.socket) -> None:
         connection = listener.accept()[0]

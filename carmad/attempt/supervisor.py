@@ -39,7 +39,14 @@ import stat
 import sys
 import time
 
-from carmad.attempt.cgroup import MemoryEvents, create, divide, unit_cgroup
+from carmad.attempt.cgroup import (
+    MemoryEvents,
+    cgroup_beside,
+    create,
+    name_of,
+    settle,
+    unit_cgroup,
+)
 from carmad.attempt.proc import UNKNOWN, process_stat, read_file, tell_kernel, write_file
 from carmad.attempt.process_tree import SIGTERM, Tree
 from carmad.attempt.starting import (
@@ -334,9 +341,14 @@ def supervise(directory: str) -> None:
     assert own is not None
     oom_score = read_file(OOM_SCORE)
     tell_kernel(OOM_SCORE, KILLED_LAST)
-    whole = group = None  # the cgroup of the attempt, and of the job alone
-    if not launch.stays and (whole := launch.cgroup or unit_cgroup()):
-        group = (create if launch.cgroup else divide)(whole, launch.limits)
+    whole = group = alone = None  # the cgroup of the attempt; of the job, which may be the same
+    if not launch.stays:
+        alone = launch.cgroup or cgroup_beside(name_of(*os.path.basename(os.getcwd()).split(".")))
+        if alone:
+            whole = group = create(alone, launch.limits)
+        elif whole := unit_cgroup():
+            settle(whole)
+            group = create(f"{whole}/job", launch.limits)
     memory = MemoryEvents(group)
     tree = Tree(0, group, launch.uid, os.fsencode(directory), launch.contained)
     report, follows = -1, "null"
@@ -374,9 +386,9 @@ def supervise(directory: str) -> None:
     assert tree.status is not None
     code, killed_by = how_it_ended(tree.status)
     memory.look()
-    if launch.cgroup:
+    if alone:
         try:
-            os.rmdir(launch.cgroup)
+            os.rmdir(alone)
         except OSError:
             pass  # it never was, or what the job made in it is still there
 
