@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 REQUEST_BYTES, ANSWER_BYTES, MOST_FDS = 1 << 16, 64, 8
 FIRST_WITHIN_S = 30.0  # whoever started it connects by then
 HIGH = 64  # descriptors from here on are nobody's target
-MOST_OPEN = 1 << 30
 PR_SET_NAME = 15
 HANDLED = (signal.SIGCHLD, signal.SIGTERM)
 
@@ -65,6 +64,7 @@ class _Server:
     def __init__(self, path: str) -> None:
         self._greeting = fingerprint()
         self._path = path
+        self._stopped = False
         self._children: set[int] = set()
         self._connections: dict[int, socket.socket] = {}
         self._poller = select.poll()
@@ -78,7 +78,6 @@ class _Server:
             settle(unit)
         self._poller.register(self._wake, select.POLLIN)
         self._listener: socket.socket | None = None
-        self._stopped = False
         if path:
             self._listen()
         else:
@@ -176,12 +175,11 @@ class _Server:
         try:
             pid = os.fork()
             if pid == 0:
-                _become(
-                    module, function, name, words, dict(zip(_numbers(targets), fds, strict=True))
-                )
+                given = dict(zip(map(int, targets.split()), fds, strict=True))
+                _become(module, function, name, words, given)
+            self._children.add(pid)  # before a SIGTERM can come
         finally:
             block()
-        self._children.add(pid)
         return pid, os.pidfd_open(pid)
 
     def _reap(self) -> None:
@@ -211,10 +209,6 @@ class ShortPath:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
-
-
-def _numbers(words: str) -> list[int]:
-    return [int(word) for word in words.split()]
 
 
 def _become(
@@ -251,12 +245,12 @@ def _take(fds: dict[int, int]) -> None:
     high = {target: fcntl.fcntl(fd, fcntl.F_DUPFD, HIGH) for target, fd in wanted.items()}
     for target, fd in high.items():
         os.dup2(fd, target)
-    above = 0
-    for kept in sorted({2, *wanted}):
-        if above < kept:  # Python has the kernel close everything from 0 on for (0, 0)
-            os.closerange(above, kept)
-        above = kept + 1
-    os.closerange(above, MOST_OPEN)
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd not in {2, *wanted}:
+            try:
+                os.close(fd)
+            except OSError:
+                pass  # it was that of the listing
 
 
 def _rename(name: str, words: list[str]) -> None:
