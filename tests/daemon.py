@@ -19,7 +19,7 @@ from typing import Any
 from carmad.attempt.environment import ATTEMPT_VARIABLE
 from carmad.attempt.launcher import SOCKET
 from carmad.attempt.marks import Marks
-from carmad.attempt.proc import processes, uids
+from carmad.attempt.proc import process_stat, processes, uids
 from carmad.core.types import ENDED
 from carmad.gpu.card import Card, paths
 from tests.api_server import request
@@ -216,7 +216,9 @@ class Carmad:
         return self._named(f"{self.state}/jobs/")
 
     def fork_servers(self) -> list[int]:
-        return self._named(f"{self.state}/{SOCKET}")
+        """Without children that have only just been forked, and have no name of their own yet."""
+        found = self._named(f"{self.state}/{SOCKET}")
+        return [pid for pid in found if (process_stat(pid) or (0, 0))[0] not in found]
 
     def _named(self, word: str) -> list[int]:
         """Its processes with that in their command lines."""

@@ -48,7 +48,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def servers(state: Path) -> list[int]:
-    """The fork servers of this state directory, the oldest first."""
+    """The fork servers of this state directory, the oldest first; without children that have only
+    just been forked, and have no name of their own yet."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -57,8 +58,9 @@ def servers(state: Path) -> list[int]:
             continue
         stat = process_stat(int(folder.name))
         if stat and words[-1:] == [os.fsencode(state / SOCKET)]:
-            found.append((stat[1], int(folder.name)))
-    return [pid for _, pid in sorted(found)]
+            found.append((stat[1], int(folder.name), stat[0]))
+    pids = {pid for _, pid, _ in found}
+    return [pid for _, pid, parent in sorted(found) if parent not in pids]
 
 
 def server(bench: Bench) -> int:
