@@ -118,5 +118,5 @@ def in_a_unit(bench: Bench, *argv: str, **spec: Any) -> Iterator[tuple[Job, Path
         (unit / "cgroup.kill").write_text("1")
         program.wait()
         until(lambda: "populated 0" in (unit / "cgroup.events").read_text(), "all to end")
-        for each in ("job", "supervisor", "."):
+        for each in ("job", "supervisors", "."):
             (unit / each).rmdir()

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from carmad.attempt.environment import ATTEMPT_VARIABLE
+from carmad.attempt.launcher import SOCKET
 from carmad.attempt.marks import Marks
-from carmad.attempt.proc import processes, uids
+from carmad.attempt.proc import process_stat, processes, uids
 from carmad.core.types import ENDED
 from carmad.gpu.card import Card, paths
 from tests.api_server import request
@@ -136,7 +137,7 @@ class Carmad:
     def clear_away(self) -> None:
         """Leave no process behind, however the test ended."""
         self.kill()
-        for pid in self.supervisors() + self.processes():
+        for pid in self.fork_servers() + self.supervisors() + self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -212,7 +213,16 @@ class Carmad:
         return int(json.loads(started.read_text())["pid"])
 
     def supervisors(self) -> list[int]:
-        mark = f"{self.state}/jobs/".encode()
+        return self._named(f"{self.state}/jobs/")
+
+    def fork_servers(self) -> list[int]:
+        """Without children that have only just been forked, and have no name of their own yet."""
+        found = self._named(f"{self.state}/{SOCKET}")
+        return [pid for pid in found if (process_stat(pid) or (0, 0))[0] not in found]
+
+    def _named(self, word: str) -> list[int]:
+        """Its processes with that in their command lines."""
+        mark = word.encode()
         found = []
         for pid in processes():
             with contextlib.suppress(OSError):

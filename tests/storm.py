@@ -6,8 +6,11 @@ from its kind and its id. So the files and the database must agree.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import shlex
+import signal
 import threading
 import time
 from collections import Counter
@@ -96,6 +99,7 @@ class Storm:
     seed: int
     forgetful: bool = False
     kills: int = 0
+    servers: int = 0  # fork servers that were killed
     down: list[tuple[float, float]] = field(default_factory=list)
     acknowledged: dict[int, str] = field(default_factory=dict)
     refused: list[Json] = field(default_factory=list)
@@ -182,17 +186,28 @@ class Storm:
     # the kills
 
     def _kill_again_and_again(self, kills: int) -> None:
-        """Half of the deaths come from outside at any time, half from inside, after a commit."""
+        """Half of the deaths come from outside at any time, half from inside, after a commit. The
+        fork server is killed as often, too, while the daemon is up or down."""
         dice = random.Random(self.seed)
         while self.kills < kills:
             crash_after = dice.choice((0, dice.randint(1, 12)))
             self.daemon.start(crash_after, self.forgetful, wait=False)
-            self.daemon.await_death(2.0 if crash_after else dice.uniform(0.0, 1.0))
+            within_s = 2.0 if crash_after else dice.uniform(0.0, 1.0)
+            before_s = dice.uniform(0.0, within_s)
+            self.daemon.await_death(before_s)
+            self._kill_fork_servers()
+            self.daemon.await_death(within_s - before_s)
             self.daemon.kill()
             self.kills += 1
             since = time.time()
             time.sleep(dice.choice((0.0, 0.05, 0.4)))
             self.down.append((since, time.time()))
+
+    def _kill_fork_servers(self) -> None:
+        for pid in self.daemon.fork_servers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                self.servers += 1
 
     # the clients
 

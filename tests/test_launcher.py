@@ -26,6 +26,7 @@ from carmad.attempt import supervisor
 from carmad.attempt.environment import job_environment
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.exits import ExitFacts
+from carmad.attempt.forks import Child, helpers
 from carmad.attempt.launcher import Launcher, NotNow, Stopped, launch_fields
 from carmad.attempt.shepherd import Shepherd
 from carmad.core.types import Cause, Job, JobId
@@ -137,7 +138,6 @@ def test_an_end_while_the_daemon_was_down_is_reported(farm: Farm) -> None:
     farm.shepherd.close()
     job = farm.launch(farm.job("sh", "-c", "exit 9"))
     farm.ended(job)
-    farm.launcher.reap()
     farm.hire().watch(job)
     assert farm.report().code == 9
 
@@ -278,7 +278,7 @@ def test_an_attempt_that_was_given_up_is_never_launched(
     assert farm.report().never_started
     with pytest.raises(Stopped):
         farm.launch(job)
-    assert farm.launcher._children == [], "nothing was started"
+    assert not (farm.state / "forkserver").exists(), "nothing was started"
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["no supervisor", "a late supervisor"])
@@ -464,7 +464,16 @@ class FakeSystemdRun:
         return subprocess.CompletedProcess(argv, self._answer[0], "", self._answer[1])
 
 
-def test_under_systemd_each_attempt_is_a_unit(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def own_units(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An administrator has set something for each job's unit."""
+    monkeypatch.setattr(launcher_module, "DROP_INS", ["/nonexistent", str(farm.state)])
+
+
+@pytest.mark.usefixtures("own_units")
+def test_where_units_of_jobs_have_a_drop_in_each_attempt_is_a_unit(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     systemd = FakeSystemdRun(0)
     monkeypatch.setattr(launcher_module.subprocess, "run", systemd)
     launcher = Launcher(farm.state, systemd=True, kill_grace_s=30)
@@ -475,6 +484,31 @@ def test_under_systemd_each_attempt_is_a_unit(farm: Farm, monkeypatch: pytest.Mo
     assert "--unit=carma-job-1-2" in argv
     assert "--property=KillMode=mixed" in argv
     assert argv[-6:] == supervisor.command(str(farm.directory(job)))
+
+
+class SystemdRun(FakeSystemdRun):
+    """Starts what it is asked to start."""
+
+    def __call__(self, argv: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        command = argv[argv.index(sys.executable) :]
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        return super().__call__(argv)
+
+
+def test_under_systemd_one_unit_starts_all_jobs(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    systemd = SystemdRun(0)
+    monkeypatch.setattr(launcher_module, "DROP_INS", ["/nonexistent"])
+    monkeypatch.setattr(units.subprocess, "run", systemd)
+    farm.launcher = Launcher(farm.state, systemd=True, kill_grace_s=30)
+    for id in range(1, 6):
+        assert farm.run("true", id=id)["code"] == 0
+    (argv,) = systemd.asked
+    assert [word for word in argv if word.startswith("--unit=carma-jobs-")]
+    wanted = {"KillMode=process", "Delegate=yes", "TimeoutStopSec=60", "LimitNOFILE=65536"}
+    wanted |= {"OOMPolicy=continue", "TasksMax=infinity", "LimitMEMLOCK=infinity"}
+    assert {f"--property={each}" for each in wanted} <= set(argv)
 
 
 def test_what_podman_keeps_in_run_user_is_there_while_its_job_runs(
@@ -492,6 +526,7 @@ def test_what_podman_keeps_in_run_user_is_there_while_its_job_runs(
     assert "--property=Wants=user-runtime-dir@4001.service" in systemd.asked[0]
 
 
+@pytest.mark.usefixtures("own_units")
 def test_a_unit_that_is_there_already_is_no_error(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -582,7 +617,7 @@ def test_an_attempt_keeps_why_it_was_stopped_for_good(
         with pytest.raises(Stopped) as caught:
             farm.launch(job)
         assert caught.value.cause is cause
-        assert farm.launcher._children == [], "nothing was started"
+        assert not (farm.state / "forkserver").exists(), "nothing was started"
 
 
 def test_an_attempt_that_is_stopped_to_be_sent_back_does_not_say_so(farm: Farm) -> None:
@@ -731,14 +766,22 @@ def test_a_sweep_that_was_killed_has_swept_nothing(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a cgroup."""
-    said = iter([["sh", "-c", "kill -9 $$"]])
-    program = shepherd_module.program
-    monkeypatch.setattr(shepherd_module, "program", lambda *words: next(said, program(*words)))
+    killed: list[Child] = []
+
+    def kill_the_first(*words: str, fds: dict[int, int]) -> Child:
+        if killed:
+            return helpers().start(*words, fds=fds)
+        killed.append(helpers().start("time", "sleep", "carma:sweep", fds=fds))
+        killed[0].kill()
+        return killed[0]
+
+    monkeypatch.setattr(shepherd_module, "helpers", lambda: SimpleNamespace(start=kill_the_first))
     job = farm.start("sh", "-c", "setsid sh -c 'echo $$; exec sleep 600' & wait")
     (pid,) = until(farm.lines, "the job to speak")
     os.kill(farm.started(job)["pid"], signal.SIGKILL)
     assert farm.report().lost
     assert is_gone(int(pid))
+    assert killed
 
 
 def test_a_zombie_that_nobody_reaps_does_not_keep_an_attempt_from_its_end(farm: Farm) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from carmad.attempt import launcher as launcher_module
 from carmad.attempt import shepherd, supervisor
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, attempt_dir
@@ -73,6 +74,7 @@ class Machine:
         monkeypatch.setattr(Soon, "delays", [], raising=False)
         self.state = folder / "state"
         self.inbox = Inbox()
+        monkeypatch.setattr(launcher_module, "DROP_INS", [str(folder)])  # a unit for each job
         launcher = Launcher(self.state, systemd=True, kill_grace_s=1)
         self.world = DaemonWorld(
             state_dir=self.state,

@@ -6,15 +6,17 @@ import json
 import os
 import pwd
 import shlex
-import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from carmad.attempt.forks import Child, Forks, helpers
 from carmad.attempt.launcher import Copies
 from carmad.core.ports import Trial
 from carmad.core.types import JobSpec, Script
@@ -237,19 +239,28 @@ def test_an_attendant_that_is_late_is_waited_for_no_longer(
 ) -> None:
     monkeypatch.setattr(trial_module, "GRACE_S", 0.0)
     monkeypatch.setattr(trial_module, "KILLED_WITHIN_S", 0.1)
-    slow = folder / "slow"
-    slow.write_text(f"#!/bin/sh\necho $$ > {folder}/pid\nexec sleep 10000\n")
-    slow.chmod(0o755)
-    monkeypatch.setattr(trial_module, "program", lambda name: [str(slow)])
+    begun: list[Child] = []
+
+    def pause(*_: str, fds: dict[int, int]) -> Child:
+        begun.append(helpers().start("signal", "pause", "slow", fds=fds))
+        return Child(begun[0].pid, os.dup(begun[0].pidfd))
+
+    monkeypatch.setattr(trial_module, "helpers", lambda: SimpleNamespace(start=pause))
     assert bash("true", within_s=0.1).timed_out
-    until(lambda: (folder / "pid").exists() and (folder / "pid").read_text(), "it to begin")
-    os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
+    assert not begun[0].has_ended()
+    begun[0].kill()
+    begun[0].close()
 
 
 def test_an_attendant_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_module, "program", lambda name: ["/bin/ls", "/nowhere"])
-    assert "the trial failed: " in bash("true").error
-    monkeypatch.setattr(trial_module, "program", lambda name: ["/no/such/python"])
+    def fail(*_: str, fds: dict[int, int]) -> Child:
+        return helpers().start("os", "no_such_function", "broken", fds=fds)
+
+    monkeypatch.setattr(trial_module, "helpers", lambda: SimpleNamespace(start=fail))
+    assert "the trial failed: AttributeError: " in bash("true").error
+    none = Forks()
+    monkeypatch.setattr(none, "_run", lambda argv, stdin: subprocess.Popen(["/no/such/python"]))
+    monkeypatch.setattr(trial_module, "helpers", lambda: none)
     assert "cannot start a process: No such file" in bash("true").error
 
 

@@ -57,14 +57,15 @@ class Lives:
 class Kills:
     seed: int
     kills: int = 0
+    servers: int = 0
     jobs: int = 0
     failed: str = ""
     seconds: float = 0.0
 
     def page(self) -> str:
         text = (
-            f"{self.kills} kills (`--storm-seed {self.seed}`), {self.jobs:,} jobs accepted;"
-            f" {self.seconds:.0f} s. "
+            f"{self.kills} kills (`--storm-seed {self.seed}`), and {self.servers} of its fork"
+            f" server; {self.jobs:,} jobs accepted; {self.seconds:.0f} s. "
         )
         if self.failed:
             return text + f"The reckoning failed:\n\n```\n{self.failed}```"
@@ -143,7 +144,8 @@ def kill(kills: int, seed: int) -> Kills:
             print(daemon.log.read_text()[-8000:], file=sys.stderr)
         finally:
             daemon.clear_away()
-        found.kills, found.jobs = storm.kills, len(storm.acknowledged)
+        found.kills, found.servers = storm.kills, storm.servers
+        found.jobs = len(storm.acknowledged)
     found.seconds = time.monotonic() - begun
     return found
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from carmad.attempt.forks import ask
 from carmad.attempt.proc import process_stat, read_file, uids
-from carmad.attempt.starting import program
 from carmad.core.types import Job
 from carmad.errors import CarmaError
 
@@ -87,17 +86,11 @@ def title_of(pid: int) -> tuple[list[str], str]:
 
     A process of its own reads them: whoever does waits for as long as that process likes."""
     try:
-        read = subprocess.run(
-            [*program("carmad.attempt.marks", "write_title"), str(pid)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=TITLE_WITHIN_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
+        title = ask("carmad.attempt.marks", "write_title", str(pid), within_s=TITLE_WITHIN_S)
+    except OSError as error:
         raise CarmaError(
             f"the command and directory of process {pid} cannot be read",
             "It may have ended, or wait for a file system that does not answer.",
         ) from error
-    directory, *words = os.fsdecode(read.stdout).removesuffix("\0").split("\0")
+    directory, *words = os.fsdecode(title).removesuffix("\0").split("\0")
     return words, directory

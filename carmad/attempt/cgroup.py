@@ -1,11 +1,15 @@
 """The cgroups of attempts (v2): who is in one, what it may use, and what happened in it.
 
 An attempt is its cgroup: the kernel keeps it, no process can leave it by itself, and reading it
-waits for nobody. Under systemd it is the attempt's unit, with the job and its supervisor beside
-each other:
+waits for nobody. Under systemd it is below the unit of the fork server:
 
-    carma-job-7-1.service/job         the job, with its limits
-    carma-job-7-1.service/supervisor  which a limit of the job's must not end
+    carma-jobs-1f3c.service/carma-job-7-1  the job, with its limits
+    carma-jobs-1f3c.service/supervisors    with the server: a limit of a job's must not end them
+
+or, of an attempt that has a unit of its own:
+
+    carma-job-7-1.service/job              the job, with its limits
+    carma-job-7-1.service/supervisors      its own
 
 Part of the supervisor's program, so imports are few (see there).
 """
@@ -18,8 +22,10 @@ import os
 from carmad.attempt.proc import process_stat, read_file, tell_kernel
 
 MOUNTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+SERVER = "carma-jobs-"  # the beginning of the name of a fork server's unit
+OURS = "supervisors"
 CONTROLLERS = (b"+memory", b"+cpu")
-KEPT_BYTES = b"%d" % (16 << 20)  # of memory for a supervisor, which uses some 10 MiB
+KEPT_BYTES = b"%d" % (16 << 20)  # of memory for a supervisor, or for a server and some of them
 
 
 def cgroup_of(pid: int | str) -> str | None:
@@ -40,7 +46,7 @@ def own_cgroup() -> str | None:
     return cgroup_of("self")
 
 
-def name_of(job: int, attempt: int) -> str:
+def name_of(job: int | str, attempt: int | str) -> str:
     """Of an attempt's cgroup where it has no unit; its unit has the same name with a suffix."""
     return f"carma-job-{job}-{attempt}"
 
@@ -50,22 +56,29 @@ def is_of(cgroup: str, job: int, attempt: int) -> bool:
     return os.path.basename(cgroup).removesuffix(".service") == name_of(job, attempt)
 
 
-def unit_cgroup() -> str | None:
-    """The cgroup of the attempt's unit. None: this process does not run in one."""
+def unit_cgroup(prefix: str = "carma-job-") -> str | None:
+    """The cgroup of the unit of that name that this process runs in. None: it does not."""
     own = own_cgroup()
-    return own if own and os.path.basename(own).startswith("carma-job-") else None
+    return own if own and os.path.basename(own).startswith(prefix) else None
 
 
-def divide(unit: str, limits: dict[str, bytes]) -> str | None:
-    """Divide our unit's cgroup into the job's, which this returns, and ours."""
-    ours = _make(f"{unit}/supervisor")
+def cgroup_beside(name: str) -> str | None:
+    """The cgroup of that name in the unit of the fork server that this process is in. None: it is
+    in none."""
+    unit, _, ours = (own_cgroup() or "").rpartition("/")
+    served = ours == OURS and os.path.basename(unit).startswith(SERVER)
+    return f"{unit}/{name}" if served else None
+
+
+def settle(unit: str) -> None:
+    """Move to a cgroup of our own in our unit's, so that jobs can have theirs beside it."""
+    ours = _make(f"{unit}/{OURS}")
     if ours is not None:
         # A cgroup whose children have controllers must not have processes itself.
         tell_kernel(f"{ours}/cgroup.procs", b"0")
         for controller in CONTROLLERS:
             tell_kernel(f"{unit}/cgroup.subtree_control", controller)
         tell_kernel(f"{ours}/memory.min", KEPT_BYTES)
-    return create(f"{unit}/job", limits)
 
 
 def create(path: str, limits: dict[str, bytes]) -> str | None:

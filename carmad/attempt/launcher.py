@@ -11,7 +11,7 @@ import os
 import shutil
 import struct
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from carmad import units
 from carmad.accounts import account
 from carmad.attempt import callers, environment, exits, process_tree, supervisor
 from carmad.attempt.callers import Process
-from carmad.attempt.cgroup import name_of
+from carmad.attempt.cgroup import SERVER, name_of
 from carmad.attempt.environment import (
     ATTEMPT_VARIABLE,
     REPORT_FD,
@@ -27,6 +27,7 @@ from carmad.attempt.environment import (
     has_log,
     log_paths,
 )
+from carmad.attempt.forks import Forks
 from carmad.core.types import FOR_GOOD, Job, JobId, JobSpec
 from carmad.engine.clock import boot_id
 from carmad.errors import CarmaError
@@ -102,6 +103,12 @@ def _share(fd: int, uid: int) -> None:
         os.fchown(fd, uid, -1)
 
 
+SOCKET = "forkserver"  # in the state directory
+DROP_INS = [
+    f"{folder}/{kind}/carma-job-.service.d"
+    for folder in ("/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd")
+    for kind in ("system", "user")
+] + [str(Path("~/.config/systemd/user/carma-job-.service.d").expanduser())]
 UNIT_EXISTS = ("already loaded", "already exists")  # systemd's wording, now and in the past
 
 
@@ -123,11 +130,13 @@ def attempt_dir(state_dir: Path, job: JobId, attempt: int) -> Path:
 
 
 class Launcher:
-    """`systemd`: run each attempt in a transient unit, so that it outlives the daemon's own unit.
+    """Supervisors come from a fork server (`forks`). `systemd`: run that in a unit of its own, so
+    that it outlives the daemon's; jobs have cgroups below it. Attempts for which systemd has more
+    to do have a unit each.
 
-    Otherwise supervisors are plain children in their own sessions, and jobs have cgroups below
-    `group`, a delegated one; "": they have none. `cards`: the directory of the emulated GPUs; "":
-    they are real.
+    Otherwise the server is a child in a session of its own, and jobs have cgroups below `group`, a
+    delegated one; "": they have none. `cards`: the directory of the emulated GPUs; "": they are
+    real.
     """
 
     def __init__(
@@ -147,7 +156,7 @@ class Launcher:
         self._group = "" if systemd else group
         self._cards = cards
         self.limited_by = environment.controllers(systemd, group)
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._forks = Forks(self._state_dir / SOCKET, self._run_server if systemd else None)
         jobs = self._state_dir / "jobs"
         try:
             jobs.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -186,7 +195,6 @@ class Launcher:
         if self._group:
             group = f"{self._group}/{name_of(job.id, job.attempt)}"
             fields += os.fsencode(f"cgroup={group}\0")
-        self.reap()
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
             if script:
@@ -194,7 +202,7 @@ class Launcher:
             with contextlib.suppress(FileExistsError):
                 os.mkfifo(directory / supervisor.CONTROL, 0o600)
             _write(directory / supervisor.LAUNCH, fields)
-            if self._systemd:
+            if self._systemd and _has_unit(job):
                 self._run_unit(job, directory)
             else:
                 self._run_child(directory)
@@ -273,10 +281,6 @@ class Launcher:
         """The jobs that have directories of attempts."""
         return set(exits.attempt_folders(self._state_dir / "jobs").values())
 
-    def reap(self) -> None:
-        """Reap supervisors that have ended, so that none stays a zombie."""
-        self._children = [child for child in self._children if child.poll() is None]
-
     def _tell(self, job: Job, line: str) -> bool:
         path = attempt_dir(self._state_dir, job.id, job.attempt) / supervisor.CONTROL
         try:
@@ -294,38 +298,57 @@ class Launcher:
     def _run_child(self, directory: Path) -> None:
         # Anything that the supervisor itself prints is the traceback of a bug.
         with (directory / "supervisor.log").open("ab") as log:
-            child = subprocess.Popen(
-                supervisor.command(str(directory)),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                cwd="/",
-                start_new_session=True,
-            )
-        self._children.append(child)
+            self._forks.start(
+                "carmad.attempt.supervisor",
+                "main",
+                f"carma:{directory.name}",
+                str(directory),
+                fds={2: log.fileno()},
+            ).close()
+
+    def _run_server(self, argv: Sequence[str]) -> None:
+        """A name of its own, as the cgroup of an earlier one may still have jobs. If that one was
+        killed, systemd must not kill these; if it is stopped, it stops them itself."""
+        name = f"{SERVER}{os.urandom(4).hex()}"
+        self._ask_systemd(name, "CARMA starts jobs", {"KillMode": "process"}, argv)
 
     def _run_unit(self, job: Job, directory: Path) -> None:
-        """Every failure here is NotNow: systemd would refuse any other job's unit, too."""
-        hint = "see `systemctl status` and `journalctl -b -p err`"
-        properties = {
-            "KillMode": "mixed",
-            "Delegate": "yes",  # the supervisor puts the job into a cgroup below its own
-            "TimeoutStopSec": f"{self._kill_grace_s + 30:.0f}",
-            "LimitNOFILE": "65536",
-        }
-        if job.spec.container is not None and os.geteuid() == 0:
+        properties = {"KillMode": "mixed"}
+        if _is_podman(job):
             # It has podman's files, and would be gone when its user has logged out.
             runtime = f"user-runtime-dir@{job.spec.uid}.service"
             properties |= {"Wants": runtime, "After": runtime}
-        name = name_of(job.id, job.attempt)
         about = f"CARMA job {job.id} of {job.spec.user}, attempt {job.attempt}"
+        argv = supervisor.command(str(directory))
+        self._ask_systemd(name_of(job.id, job.attempt), about, properties, argv)
+
+    def _ask_systemd(
+        self, name: str, about: str, properties: Mapping[str, str], argv: Sequence[str]
+    ) -> None:
+        """Every failure here is NotNow: systemd would refuse any other unit, too."""
+        hint = "see `systemctl status` and `journalctl -b -p err`"
+        always = {
+            "Delegate": "yes",  # jobs have cgroups below
+            "TimeoutStopSec": f"{self._kill_grace_s + 30:.0f}",
+            "LimitNOFILE": "65536",
+        }
         try:
-            said = units.start(name, about, properties, supervisor.command(str(directory)))
+            said = units.start(name, about, {**always, **properties}, argv)
         except subprocess.TimeoutExpired as error:
             raise NotNow("systemd does not answer", hint) from error
         # A second launch of the same attempt finds that its unit exists, which is fine.
         if said and not any(words in said for words in UNIT_EXISTS):
             raise NotNow(f"systemd did not start the unit: {said[:300]}", hint)
+
+
+def _is_podman(job: Job) -> bool:
+    return job.spec.container is not None and os.geteuid() == 0
+
+
+def _has_unit(job: Job) -> bool:
+    """Whether systemd has more to do for the job than to let it outlive us: an administrator has
+    set something for each job's unit, or podman needs its user's directory in /run."""
+    return _is_podman(job) or any(map(os.path.isdir, DROP_INS))
 
 
 def launch_fields(

@@ -17,7 +17,7 @@ import select
 import sys
 
 from carmad.attempt.proc import process_stat, read_file
-from carmad.attempt.starting import program
+from carmad.attempt.starting import program, write_all
 
 WITHIN_S = 2.0  # to read the environment of one process, which takes some microseconds
 START_WITHIN_S = 10.0
@@ -128,5 +128,5 @@ def main() -> None:
 def write_title() -> None:
     """Write the directory and the command of the process that is named in the arguments."""
     pid = int(sys.argv[1])
-    os.write(1, os.fsencode(os.readlink(f"/proc/{pid}/cwd")) + b"\0")
-    os.write(1, read_file(f"/proc/{pid}/cmdline"))
+    directory = os.fsencode(os.readlink(f"/proc/{pid}/cwd"))
+    write_all(1, directory + b"\0" + read_file(f"/proc/{pid}/cmdline"))

@@ -13,6 +13,10 @@ from __future__ import annotations
 
 import os
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 UNKNOWN = -1  # the status of a process that ended unseen
 
 
@@ -79,12 +83,16 @@ def end_of(pid: int, start: int) -> int:
     return int(fields[49]) if told and int(fields[19]) == start else UNKNOWN
 
 
-def processes(uid: int | None = None) -> dict[int, int]:
-    """All processes, or a user's: pid and start time."""
+def processes(
+    uid: int | None = None, which: Callable[[int], bool] = lambda _: True
+) -> dict[int, int]:
+    """All processes, or a user's, or those of them for which `which` is true: pid and start
+    time."""
     found = {}
     for name in os.listdir("/proc"):
         try:
-            if name.isdigit() and (uid is None or os.stat(f"/proc/{name}").st_uid == uid):
+            mine = name.isdigit() and (uid is None or os.stat(f"/proc/{name}").st_uid == uid)
+            if mine and which(int(name)):
                 stat = process_stat(int(name))
                 if stat is not None:
                     found[int(name)] = stat[1]
@@ -193,6 +201,6 @@ def pid_in_container(pid: int) -> int | None:
     return int(pids[-1]) if len(pids) > 1 else None
 
 
-def in_containers(found: dict[int, int]) -> dict[int, int]:
-    """Those in a container."""
-    return {pid: start for pid, start in found.items() if pid_in_container(pid) is not None}
+def in_containers(uid: int) -> dict[int, int]:
+    """A user's processes in containers: pid and start time."""
+    return processes(uid, lambda pid: pid_in_container(pid) is not None)

@@ -37,7 +37,7 @@ KILLED_WITHIN_S = 10.0  # what is still there then waits in the kernel, or is st
 SIGHUP, SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 1, 9, 15, 18, 19  # `signal` is imported only later
 VARIABLE = b"CARMA_ATTEMPT_DIR"  # `environment.ATTEMPT_VARIABLE`
 SWEEP_EVERY_S = 0.05
-LEFT = 3  # the exit code of `sweep`
+GONE, LEFT = b"gone", b"left"  # what `sweep` says
 LOOK_S = 0.1  # how often to look for processes that are not our children
 
 
@@ -108,7 +108,7 @@ class Tree:
     def _containers(self) -> dict[int, int]:
         """What another daemon runs in containers for the job. What the job has handed to another
         scheduler (`sbatch`, `at`) has the job's variables, too, but is not the job's."""
-        found = in_containers(processes(self._uid)) if self._mark else {}
+        found = in_containers(self._uid) if self._mark else {}
         return self._marks.having(self._mark, found) if found else {}
 
     def _recipients(self) -> dict[int, int]:
@@ -157,9 +157,13 @@ class Tree:
         """Whether the main process and those that are not our children have all ended."""
         if self.status is None:
             return False
-        if not self._followed and not self._strangers:
+        if self._followed or self._strangers:
+            left = bool(self.everyone())
+        else:
+            # Without a child, we have no descendant either: orphans become our children.
             self._strangers = bool(self._containers())
-        if not self.everyone():
+            left = self._strangers or bool(self.cgroup and cgroups.members(self.cgroup))
+        if not left:
             return True
         self.end(LEFTOVER_GRACE_S)
         return self._gives_up()
@@ -276,16 +280,17 @@ class Tree:
 
 def sweep() -> None:
     """Kill what a killed supervisor left running where there is no cgroup: `ATTEMPT_DIR UID`. In a
-    process of its own, as finding it can take long. Returns when none is left, or exits with LEFT
-    when what is left cannot be killed."""
+    process of its own, as finding it can take long. Writes at the end whether none is left (GONE),
+    or what is left cannot be killed (LEFT)."""
     mark, uid = os.fsencode(sys.argv[1]), int(sys.argv[2])
     marks, began = Marks(VARIABLE), time.monotonic()
     while found := marks.having(mark, _running_processes(uid)):
         for pid, start in found.items():
             send(pid, start, SIGKILL)
         if time.monotonic() - began > KILLED_WITHIN_S and all(map(unkillable, found)):
-            sys.exit(LEFT)
+            break
         time.sleep(SWEEP_EVERY_S)
+    os.write(1, LEFT if found else GONE)
 
 
 def _running_processes(uid: int) -> dict[int, int]:

@@ -16,7 +16,6 @@ import logging
 import os
 import queue
 import select
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,10 +25,10 @@ from carmad import beats
 from carmad.attempt import cgroup, exits, process_tree, supervisor
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.exits import ExitFacts, for_good
+from carmad.attempt.forks import helpers
 from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.attempt.proc import process_stat, send, unkillable
 from carmad.attempt.process_tree import SIGKILL
-from carmad.attempt.starting import program
 from carmad.core.types import Job, JobId
 from carmad.engine.clock import boot_id, boottime
 
@@ -50,7 +49,8 @@ class _Attempt:
     started: exits.StartRecord | None = None
     cgroup: str | None = None  # of all its processes; None: it has none, or none is known
     pidfd: int | None = None
-    sweep: subprocess.Popen[bytes] | None = None  # ends what the supervisor left, without a cgroup
+    sweep: int | None = None  # the pipe of who ends what the supervisor left, without a cgroup
+    swept: bool = False
     facts: ExitFacts | None = None  # of its end, once it has ended
     clear_by: float = 0.0  # monotonic
     stumbled: bool = False  # an error with it was logged
@@ -95,8 +95,9 @@ class Shepherd:
         os.eventfd_write(self._wake, 1)
         self._thread.join()
         for attempt in self._attempts.values():
-            if attempt.pidfd is not None:
-                os.close(attempt.pidfd)
+            for fd in (attempt.pidfd, attempt.sweep):
+                if fd is not None:
+                    os.close(fd)
         os.close(self._wake)
 
     def watch(self, job: Job) -> None:
@@ -176,7 +177,6 @@ class Shepherd:
                 ending.poll(ENDING_S * 1000)
                 os.close(attempt.pidfd)
                 attempt.pidfd = None
-            self._launcher.reap()
             self._end(attempt, self._read_end(attempt))
         elif attempt.pidfd is not None and started is not None:
             self._poller.register(attempt.pidfd, select.POLLIN)
@@ -203,7 +203,6 @@ class Shepherd:
         os.close(attempt.pidfd)
         attempt.pidfd = None
         self._evidence.remove_supervisor((attempt.job.id, attempt.job.attempt))
-        self._launcher.reap()
         self._end(attempt, self._read_end(attempt))
 
     def _end(self, attempt: _Attempt, facts: ExitFacts) -> None:
@@ -232,16 +231,21 @@ class Shepherd:
         nothing that runs."""
         assert attempt.facts is not None
         if attempt.cgroup is None:
+            if attempt.swept:
+                return True
             if attempt.sweep is None:
-                argv = [*program("carmad.attempt.process_tree", "sweep"), str(attempt.directory)]
-                argv.append(str(attempt.job.spec.uid))
-                attempt.sweep = subprocess.Popen(argv, stdin=subprocess.DEVNULL, cwd="/")
-            code = attempt.sweep.poll()
-            if code not in (None, 0, process_tree.LEFT):  # it was killed, or found no memory
-                attempt.sweep = None
-                raise RuntimeError(f"the sweep of job {attempt.job.id} failed: {code}")
-            attempt.facts = replace(attempt.facts, left=code == process_tree.LEFT)
-            return code is not None
+                attempt.sweep = _sweep(attempt.directory, attempt.job.spec.uid)
+            try:
+                said = os.read(attempt.sweep, len(process_tree.LEFT))
+            except BlockingIOError:
+                return False
+            os.close(attempt.sweep)
+            attempt.sweep = None
+            if not said:  # it was killed, or found no memory
+                raise RuntimeError(f"the sweep of job {attempt.job.id} failed")
+            attempt.facts = replace(attempt.facts, left=said == process_tree.LEFT)
+            attempt.swept = True
+            return True
         left = cgroup.members(attempt.cgroup)
         for pid, start in left.items():
             send(pid, start, SIGKILL)
@@ -269,6 +273,24 @@ class Shepherd:
     def _at(self, boot_s: float | None) -> float | None:
         """A time in seconds since boot, on the daemon's clock."""
         return None if boot_s is None else self._clock() - max(0.0, boottime() - boot_s)
+
+
+def _sweep(directory: Path, uid: int) -> int:
+    """Start a sweep; returns the end of a pipe, on which it says what came of it."""
+    ours, theirs = os.pipe()
+    os.set_blocking(ours, False)
+    words = str(directory), str(uid)
+    try:
+        sweep = helpers().start(
+            "carmad.attempt.process_tree", "sweep", "carma:sweep", *words, fds={1: theirs}
+        )
+    except OSError:
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
+    sweep.close()
+    return ours
 
 
 def _open_pidfd(started: exits.StartRecord) -> int | None:

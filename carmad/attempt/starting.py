@@ -14,6 +14,8 @@ import select
 import sys
 import time
 
+from carmad.attempt.proc import read_file
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,6 +87,17 @@ def block(*signums: int) -> None:
     """Block these signals and no others, whatever the daemon had blocked when it started us."""
     mask = sum(1 << signum - 1 for signum in signums)
     libc.sigprocmask(SIG_SETMASK, mask.to_bytes(128, "little"), None)
+
+
+def heed_signals() -> None:
+    """Ignore none: a new program would ignore it, too. Python ignores SIGPIPE, and we ignore
+    others."""
+    ignored = read_file("/proc/self/status").partition(b"\nSigIgn:\t")[2][:16]
+    mask = int(ignored, 16)
+    while mask:
+        signum = (mask & -mask).bit_length()
+        libc.signal(signum, SIG_DFL)
+        mask &= mask - 1
 
 
 def adopt_orphans() -> None:
@@ -219,8 +232,7 @@ def start_program(launch: Launch, report: int) -> None:
     if launch.report_fd is not None:
         os.dup2(report, launch.report_fd)
         os.set_inheritable(launch.report_fd, True)
-    for signum in range(1, 65):
-        libc.signal(signum, SIG_DFL)  # Python ignores SIGPIPE, and we ignore others
+    heed_signals()
     block()
     try:
         execute(launch.argv, launch.env)

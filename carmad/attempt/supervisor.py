@@ -1,7 +1,8 @@
 """The process that starts one attempt of a job, outlives the daemon, and records how it ended.
 
-`command(ATTEMPT_DIR)` runs it. Standard library only, and little of it: the job waits for every
-import, so `signal` and `json` are imported after the fork. In the attempt directory:
+It is forked from a server (`forkserver`), or `command(ATTEMPT_DIR)` runs it. Standard library only,
+and little of it: all that is imported is in the memory of every supervisor. In the attempt
+directory:
 
 - `launch`   what to run (`Launch`), written by the launcher
 - `lock`     held (flock) for as long as a supervisor lives
@@ -15,7 +16,7 @@ import, so `signal` and `json` are imported after the fork. In the attempt direc
 - `stop`     if it exists, the job is not started: a stop that came before we read `control`, or
              the attempt was revoked. A dangling symbolic link whose target is the cause: even a
              full disk has room for one
-- `tail`     the last 64 KiB that this attempt added to its logs
+- `tail`     the last 64 KiB that this attempt added to its logs, if it added anything
 - `exit`     JSON: code, signal, error, hint, started_at, ended_at, ended_boot_s and
              main_ended_boot_s (seconds since boot; the latter of the main process),
              host_oom_kills, over_limit (how often the job met its own limit of memory, while
@@ -30,13 +31,22 @@ import, so `signal` and `json` are imported after the fork. In the attempt direc
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import select
+import signal
 import stat
 import sys
 import time
 
-from carmad.attempt.cgroup import MemoryEvents, create, divide, unit_cgroup
+from carmad.attempt.cgroup import (
+    MemoryEvents,
+    cgroup_beside,
+    create,
+    name_of,
+    settle,
+    unit_cgroup,
+)
 from carmad.attempt.proc import UNKNOWN, process_stat, read_file, tell_kernel, write_file
 from carmad.attempt.process_tree import SIGTERM, Tree
 from carmad.attempt.starting import (
@@ -165,9 +175,6 @@ def watch(
 ) -> bytes:
     """Serve the job until none of its processes is left. Returns what came over `report`; if the
     main process is `followed`, that is a pidfd of it."""
-    import json  # noqa: F401 - needed at the end, when Python may have been upgraded
-    import signal
-
     wake_in, wake_out = os.pipe()
     os.set_blocking(wake_in, False)
     os.set_blocking(wake_out, False)
@@ -334,9 +341,14 @@ def supervise(directory: str) -> None:
     assert own is not None
     oom_score = read_file(OOM_SCORE)
     tell_kernel(OOM_SCORE, KILLED_LAST)
-    whole = group = None  # the cgroup of the attempt, and of the job alone
-    if not launch.stays and (whole := launch.cgroup or unit_cgroup()):
-        group = (create if launch.cgroup else divide)(whole, launch.limits)
+    whole = group = alone = None  # the cgroup of the attempt; of the job, which may be the same
+    if not launch.stays:
+        alone = launch.cgroup or cgroup_beside(name_of(*os.path.basename(os.getcwd()).split(".")))
+        if alone:
+            whole = group = create(alone, launch.limits)
+        elif whole := unit_cgroup():
+            settle(whole)
+            group = create(f"{whole}/job", launch.limits)
     memory = MemoryEvents(group)
     tree = Tree(0, group, launch.uid, os.fsencode(directory), launch.contained)
     report, follows = -1, "null"
@@ -374,18 +386,17 @@ def supervise(directory: str) -> None:
     assert tree.status is not None
     code, killed_by = how_it_ended(tree.status)
     memory.look()
-    if launch.cgroup:
+    if alone:
         try:
-            os.rmdir(launch.cgroup)
+            os.rmdir(alone)
         except OSError:
             pass  # it never was, or what the job made in it is still there
-
-    import json
 
     begins, error = split_report(said)
     message, _, hint = error.decode("utf-8", "replace").strip().partition("\n")
     try:
-        write_durably(TAIL, read_tails(launch, begins or [0]))
+        if tail := read_tails(launch, begins or [0]):
+            write_durably(TAIL, tail)
     except OSError:
         pass  # the tail is optional, `exit` is not
     record = {

@@ -287,8 +287,10 @@ def _records(store: SqlStore) -> Iterator[CheckOut]:
     left = exits.attempt_folders(jobs)
     known = store.existing(set(left.values()))
     for path in [path for path, job in left.items() if job not in known][:MOST_NAMED]:
-        unit = f"carma-job-{path.name.replace('.', '-')}"
-        hint = f"CARMA does not manage it. If {unit} is still running, let it finish or stop it."
+        cgroup = f"carma-job-{path.name.replace('.', '-')}"
+        hint = (
+            f"CARMA does not manage it. If `systemd-cgls` shows {cgroup}, let it finish or stop it."
+        )
         yield _check("records", None, f"{path} belongs to no job in the database", hint)
     for path in exits.strange_entries(jobs)[:MOST_NAMED]:
         yield _check("records", None, f"{path} is not a record of an attempt", "Remove it.")
@@ -296,7 +298,7 @@ def _records(store: SqlStore) -> Iterator[CheckOut]:
 
 def _systemd(systemd: bool) -> CheckOut:
     if systemd:
-        return _check("systemd", True, "each job has its own unit, and outlives carmad's")
+        return _check("systemd", True, "jobs outlive carmad's own unit")
     return _check(
         "systemd",
         None,

@@ -2,8 +2,8 @@
 left.
 
 Standard library only, and little of it, as in `supervisor`. Its arguments are the file descriptor
-for the program's answer, its number inside the program, the limits in seconds and in bytes of
-memory, and the cgroup, if any. Its other file descriptors are
+for the program's answer, the limits in seconds and in bytes of memory, and the cgroup, if any. Its
+other file descriptors are
 
 - 0  what to run (`starting.Launch`)
 - 1  the program's stdout and stderr
@@ -229,18 +229,15 @@ def own_shared_memory(memory: int) -> None:
 
 
 def main() -> None:
-    answer, known_as, within_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    memory, cgroup = int(sys.argv[4]), sys.argv[5] or None
+    answer, within_s, memory = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    cgroup = sys.argv[4] or None
     deadline = time.monotonic() + within_s
-    if answer != known_as:
-        os.dup2(answer, known_as)
-        os.close(answer)
     block(SIGCHLD)  # `sigtimedwait` receives it
     adopt_orphans()
     launch = Launch(read_file("/proc/self/fd/0"))
     tree = Tree(0, cgroup)
     tree.main, report = fork(lambda report: run_program(launch, report, memory, cgroup))
-    os.close(known_as)
+    os.close(answer)
     os.close(1)
     ended, beyond = _await_end(tree.main, deadline, memory, cgroup)
     _end(tree, 0.0 if beyond else GRACE_S)

@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import selectors
-import subprocess
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -23,8 +22,8 @@ from pathlib import Path
 from threading import Event, Lock
 
 from carmad.attempt.environment import job_environment
+from carmad.attempt.forks import helpers
 from carmad.attempt.launcher import Copies, launch_fields
-from carmad.attempt.starting import program
 from carmad.config import Settings
 from carmad.core.messages import Discovered, Step
 from carmad.core.ports import ANSWER_FD, Run, Server, Trial
@@ -140,25 +139,20 @@ def _attend(
         from_answer, answer = pipe()
         from_output, output = pipe()
         from_verdict, verdict = pipe()
-        attendant = subprocess.Popen(
-            [
-                *program("carmad.learned.attendant"),
-                *map(str, (answer, ANSWER_FD, within_s, *bound)),
-            ],
-            stdin=request,
-            stdout=output,
-            stderr=verdict,
-            pass_fds=[answer],
-            cwd="/",
-            start_new_session=True,
+        attendant = helpers().start(
+            "carmad.learned.attendant",
+            "main",
+            "carma:trial",
+            *map(str, (ANSWER_FD, within_s, *bound)),
+            fds={0: request, 1: output, 2: verdict, ANSWER_FD: answer},
         )
         writers.close()
         try:
             yield from_answer, from_output, from_verdict
         finally:
             readers.close()  # if it is still running, this ends it
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                attendant.wait(KILLED_WITHIN_S)
+            attendant.has_ended(KILLED_WITHIN_S)
+            attendant.close()
 
 
 def _heard(

@@ -361,7 +361,7 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
     "Jobs": (
         Fact(
             "host_oom",
-            "transient units with `Delegate=yes` let the supervisor make a cgroup below its own,"
+            "a transient unit with `Delegate=yes` may make cgroups for jobs below its own,"
             " whose kills for memory are counted",
             "systemd manual",
             "host-memory kills are not recognised",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -44,6 +45,13 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         yield machine
 
 
+def cgroup_of(machine: Machine, job: int) -> str:
+    """Below the unit of the fork server."""
+    found = machine.run("find", "/sys/fs/cgroup", "-name", f"carma-job-{job}-1", check=False)
+    (path,) = {line for line in found.splitlines() if "/carma.slice/carma-jobs-" in line} or {""}
+    return path
+
+
 def main_pid(machine: Machine) -> str:
     return machine.show("carmad.service", "MainPID")
 
@@ -51,6 +59,13 @@ def main_pid(machine: Machine) -> str:
 def in_sandbox(machine: Machine, *words: str, check: bool = True) -> str:
     """A root shell with carmad's mounts, to see what it sees."""
     return machine.run("nsenter", f"--target={main_pid(machine)}", "--mount", *words, check=check)
+
+
+def is_in(line: str, job: int) -> bool:
+    """Whether this line of /proc/PID/cgroup is of the job's processes."""
+    return bool(
+        re.fullmatch(rf"0::/carma\.slice/carma-jobs-[0-9a-f]+\.service/carma-job-{job}-1", line)
+    )
 
 
 def start(machine: Machine) -> None:
@@ -66,7 +81,7 @@ def test_a_users_request_starts_it_and_it_tells_systemd_when_it_is_ready(machine
     until(lambda: machine.show("carmad.service", "ActiveState") == "active", "READY=1")
 
 
-def test_each_users_job_has_a_unit_of_its_own_outside_of_the_sandbox(machine: Machine) -> None:
+def test_each_users_job_has_a_cgroup_of_its_own_outside_of_the_sandbox(machine: Machine) -> None:
     """It writes its home, /tmp and /var/tmp, may gain privileges, and sees what its user sees."""
     script = """
         id -u; cat /proc/self/cgroup
@@ -81,7 +96,7 @@ def test_each_users_job_has_a_unit_of_its_own_outside_of_the_sandbox(machine: Ma
         assert machine.await_end(job, user)["exit"]["code"] == 0
         said = machine.read(f"/home/{user}/carma-{job}.out").split("\n")
         assert said[0] == str(uid)
-        assert f"0::/carma.slice/carma-job-{job}-1.service/job" in said
+        assert [line for line in said if is_in(line, job)], said
         assert "wrote" in said
         assert {"NoNewPrivs:\t0", "Seccomp:\t0", f"CapBnd:\t{bounding}"} <= set(said)
         assert set(USERS) <= set(said)
@@ -94,17 +109,18 @@ def test_what_a_job_asks_of_the_host_is_a_limit_of_its_cgroup(machine: Machine) 
     cpus = len(os.sched_getaffinity(0))
     first = machine.sh(WAITS, "ada", gpus=0, cpus=cpus, host_memory_mib=512)
     machine.await_line(f"/home/ada/carma-{first}.out", "up")
-    cgroup = f"/sys/fs/cgroup/carma.slice/carma-job-{first}-1.service"
-    controllers = machine.read(f"{cgroup}/cgroup.controllers").split()
+    cgroup = cgroup_of(machine, first)
+    unit = cgroup.rpartition("/")[0]
+    controllers = machine.read(f"{unit}/cgroup.controllers").split()
     if "cpu" in controllers:
-        assert machine.read(f"{cgroup}/job/cpu.max") == f"{cpus * 100_000} 100000"
-        assert machine.read(f"{cgroup}/supervisor/cpu.max").startswith("max")
+        assert machine.read(f"{cgroup}/cpu.max") == f"{cpus * 100_000} 100000"
+        assert machine.read(f"{unit}/supervisors/cpu.max").startswith("max")
     if "memory" in controllers:
-        assert machine.read(f"{cgroup}/job/memory.max") == str(512 << 20)
-        assert machine.read(f"{cgroup}/job/memory.swap.max") == "0"
-        assert machine.read(f"{cgroup}/supervisor/memory.max") == "max"
-    [supervisor] = machine.read(f"{cgroup}/supervisor/cgroup.procs").split()
-    assert supervisor == machine.show(f"carma-job-{first}-1.service", "MainPID")
+        assert machine.read(f"{cgroup}/memory.max") == str(512 << 20)
+        assert machine.read(f"{cgroup}/memory.swap.max") == "0"
+        assert machine.read(f"{unit}/supervisors/memory.max") == "max"
+    ours = machine.read(f"{unit}/supervisors/cgroup.procs").split()
+    assert machine.show(unit.rpartition("/")[2], "MainPID") in ours
     second = machine.sh("echo $CARMA_CPUS", "bob", gpus=0)
     why = machine.call("GET", f"/v1/jobs/{second}/why", user="bob")["headline"]
     assert why.endswith(f"0 of {cpus} are free: job {first} has {cpus}"), why
@@ -183,15 +199,64 @@ def test_a_stop_leaves_jobs_and_the_next_request_finds_them(machine: Machine) ->
     job = machine.sh(WAITS)
     machine.await_line(f"/home/ada/carma-{job}.out", "up")
     machine.systemctl("stop", "carmad.service")
-    assert machine.show(f"carma-job-{job}-1.service", "ActiveState") == "active"
+    assert cgroup_of(machine, job)
     machine.run("touch", "/home/ada/go", user="ada")
     until(
-        lambda: machine.show(f"carma-job-{job}-1.service", "ActiveState") != "active",
+        lambda: not cgroup_of(machine, job),
         "the job to end while the daemon is away",
     )
     ended = machine.await_end(job)
     assert (ended["exit"]["code"], ended["attempt"]) == (42, 1)
     machine.run("rm", "/home/ada/go")
+
+
+def server_unit(machine: Machine) -> str:
+    """The fork server's unit that is active."""
+    words = ("list-units", "--plain", "--no-legend", "--state=active", "carma-jobs-*")
+    found = machine.systemctl(*words).split()
+    return found[0] if found else ""
+
+
+def test_a_killed_fork_server_is_replaced_and_its_jobs_never_noticed(machine: Machine) -> None:
+    before = machine.sh(WAITS)
+    machine.await_line(f"/home/ada/carma-{before}.out", "up")
+    unit = server_unit(machine)
+    machine.systemctl("kill", "--kill-whom=main", "--signal=KILL", unit)
+    after = machine.sh(WAITS)
+    machine.await_line(f"/home/ada/carma-{after}.out", "up")
+    assert server_unit(machine) not in ("", unit)
+    machine.run("touch", "/home/ada/go", user="ada")
+    for job in (before, after):
+        ended = machine.await_end(job)
+        assert (ended["exit"]["code"], ended["attempt"]) == (42, 1)
+        assert not cgroup_of(machine, job)
+    machine.run("rm", "/home/ada/go")
+
+
+def test_a_shutdown_tells_jobs_and_gives_them_time(machine: Machine) -> None:
+    """As a stop of the unit does. They are run again when the server is up."""
+    script = "trap 'sleep 0.3; echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done"
+    job = machine.sh(script)
+    machine.await_line(f"/home/ada/carma-{job}.out", "up")
+    machine.systemctl("stop", server_unit(machine))
+    assert "saved" in machine.read(f"/home/ada/carma-{job}.out")
+    assert machine.await_end(job)["exit"]["code"] == 0
+    assert machine.await_end(machine.sh("exit 5"))["exit"]["code"] == 5, "another one is started"
+
+
+def test_a_job_has_a_unit_of_its_own_where_an_administrator_limits_these(machine: Machine) -> None:
+    folder = "/etc/systemd/system/carma-job-.service.d"
+    machine.run("mkdir", "-p", folder)
+    machine.run("tee", f"{folder}/limits.conf", stdin="[Service]\nLimitNPROC=4242\n")
+    machine.systemctl("daemon-reload")
+    try:
+        job = machine.sh("ulimit -p; grep ^0:: /proc/self/cgroup")
+        machine.await_end(job)
+        said = machine.read(f"/home/ada/carma-{job}.out").splitlines()
+        assert said == ["4242", f"0::/carma.slice/carma-job-{job}-1.service/job"]
+    finally:
+        machine.run("rm", "-r", folder)
+        machine.systemctl("daemon-reload")
 
 
 def test_systemctl_reload_takes_good_settings_and_refuses_broken_ones(machine: Machine) -> None:
@@ -254,14 +319,14 @@ def test_mps_daemons_are_outside_and_are_reached_from_inside(tmp_path: Path) -> 
         assert len((tmp_path / "starts").read_text().splitlines()) == 1
 
 
-def test_a_job_at_a_terminal_and_who_joins_it_are_in_the_jobs_unit(machine: Machine) -> None:
+def test_a_job_at_a_terminal_and_who_joins_it_are_in_the_jobs_cgroup(machine: Machine) -> None:
     """The user's own process is moved there; a scope of its own would be a second unit."""
     look = "grep ^0:: /proc/self/cgroup"
     script = f"{look}; {CARMA[0]} exec $CARMA_JOB_ID {look}"
     command = f"cd /; CARMA_SOCKET={SOCKET} {CARMA[0]} run -Q sh -c '{script}'"
     said = machine.run("sh", "-c", command, user="ada").splitlines()
     job = machine.call("GET", "/v1/jobs?select=last")["jobs"][0]
-    assert said == [f"0::/carma.slice/carma-job-{job['id']}-1.service/job"] * 2
+    assert [is_in(line, job["id"]) for line in said] == [True, True], said
     assert (job["state"], job["exit"]["code"]) == ("succeeded", 0)
 
 

@@ -40,7 +40,7 @@ sys.addaudithook(hook)
 
 HAS_STRACE = shutil.which("strace") is not None
 STRACE = ("strace", "-f", "-D", "-qq", "--seccomp-bpf")
-STRACE += ("-e", "trace=%file,clone,clone3,fork,vfork,setresuid")
+STRACE += ("-e", "trace=%file,clone,clone3,fork,vfork,setresuid,prctl")
 
 
 @contextlib.contextmanager
