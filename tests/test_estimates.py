@@ -263,7 +263,7 @@ def test_a_job_that_comes_again_is_not_given_the_abandoned_answer() -> None:
 
 
 def test_the_next_daemon_asks_patiently_at_once(asked: Asked) -> None:
-    asked.estimates.put(a_job(1, state=JobState.QUEUED, spec=a_spec(argv=("python", "a.py"))))
+    asked.estimates.put(a_job(1, estimate_late=True, spec=a_spec(argv=("python", "a.py"))))
     until(lambda: asked.told)
     assert (asked.patiently, asked.specs) == (["a.py"], [])
 

@@ -112,9 +112,9 @@ class Requests:
             retry=None,
             overtaken=0,
             requeued_after=job.attempt,
+            estimate_late=False,
         )
-        if again.state is JobState.QUEUED:
-            again = self._knowledge.with_history(again, event.at)
+        again = self._knowledge.with_history(again, event.at)
         self._ledger.ended.forget(again.ids)
         self._ledger.put(again)
         return [EstimateMemory(again)] if again.state is JobState.PENDING else []
