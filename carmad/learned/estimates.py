@@ -195,10 +195,12 @@ class Estimates:
                     asked.abandoned.set()
 
     def end(self, job: JobId) -> None:
-        """As `drop`, and others may get a better answer thanks to it."""
+        """As `drop`, and others may get a better answer thanks to it. A question that is being
+        asked stays one: short jobs end while others like them wait for it."""
         self.drop(job)
         with self._lock:
-            self._asked.clear()
+            asking = {alike: one for alike, one in self._asked.items() if not one.answer.done()}
+            self._asked = asking
 
     def close(self) -> None:
         """Jobs without an answer stay as they are: the next daemon requests their estimates."""
