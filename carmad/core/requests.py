@@ -89,6 +89,7 @@ class Requests:
             job = advance(job, JobState.PENDING)
         if anew:
             job = replace(job, estimate=None, estimate_late=False, crash="")
+            job = self._knowledge.with_history(job, event.at)
             actions.append(EstimateMemory(job))
         self._ledger.put(job)
         if event.by != spec.user:

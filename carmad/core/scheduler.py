@@ -342,7 +342,9 @@ class Scheduler:
             crash=event.crash,
             notes=tuple(note for note in job.notes if not note.startswith(UNESTIMATED)),
         )
-        self._ledger.put(self.knowledge.with_history(job, event.at) if job.waits else job)
+        if job.waits and not job.prediction:  # of an earlier release; or nobody could say
+            job = self.knowledge.with_history(job, event.at)
+        self._ledger.put(job)
         if event.note:
             self._ledger.note(event.job, event.note)
 
