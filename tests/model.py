@@ -61,7 +61,6 @@ from carmad.core.types import (
     GpuSample,
     Job,
     JobId,
-    JobState,
     ProcessUse,
     WarnSignal,
 )
@@ -574,7 +573,7 @@ class Model:
         core._fleet.look_again()
         assert kept == [_facts(gpu) for gpu in core.view(self.now).gpus]
         jobs, ledger = core.jobs.rows.values(), core._ledger
-        queued = [job for job in jobs if job.state is JobState.QUEUED]
+        queued = [job for job in jobs if job.waits]
 
         def place(job: Job) -> Place:
             order = core.policy.order(job) if job.spec.gpus else 0.0

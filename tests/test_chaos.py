@@ -59,7 +59,7 @@ def die_after(port: Carmad, commits: int) -> None:
     accepted = False
     while port.alive:
         with contextlib.suppress(*UNREACHABLE):
-            accepted = accepted or bool(port.sh("echo once >> begun; exit 7"))
+            accepted = accepted or bool(port.sh("echo once >> begun; exit 7", memory_mib=1000))
         time.sleep(0.02)
 
 

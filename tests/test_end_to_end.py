@@ -134,7 +134,7 @@ def test_a_daemon_that_stops_leaves_the_look_at_a_script_to_the_next(tmp_path: P
     endless = {"CARMA_ESTIMATOR": "auto", "CARMA_ESTIMATION__WITHIN_S": "3600"}
     with running(tmp_path, "1xA100-40GB", **endless) as daemon:
         (daemon.work / "train.py").write_text("while True: pass")
-        id = daemon.submit(sys.executable, "train.py")
+        id = daemon.submit(sys.executable, "train.py", held=True)
         until(lambda: at_work_in(daemon.work), "the script to be tried")
         daemon.stop()
         until(lambda: not at_work_in(daemon.work), "the trial to be ended")
@@ -217,6 +217,7 @@ def test_what_jobs_used_corrects_the_next_estimate(tmp_path: Path) -> None:
         errors = []
         for batch in range(4):
             id = daemon.submit(sys.executable, "wrong.py", "--batch-size", str(batch))
+            until(lambda id=id: daemon.job(id)["memory"]["estimate_mib"], "its estimate")
             memory = told(daemon, id, 3_600)["memory"]
             errors.append(memory["peak_mib"] - memory["estimate_mib"])
             assert memory["estimate_source"] == "trace"

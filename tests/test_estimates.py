@@ -167,6 +167,17 @@ def test_what_a_job_taught_is_asked_for(asked: Asked) -> None:
     assert len(asked.specs) == 2
 
 
+def test_the_end_of_a_job_opens_no_question_twice(asked: Asked) -> None:
+    """Tasks that are over sooner than their trial, one after the other."""
+    for id in range(1, 5):
+        asked.put(id)
+        until(lambda id=id: any(id in one.jobs for one in asked.estimates._asked.values()))
+        asked.estimates.end(JobId(id - 1))
+    asked.go_on.set()
+    until(lambda: asked.told)
+    assert (asked.jobs, len(asked.specs)) == ([4], 1)
+
+
 def test_one_that_fails_leaves_no_job_without_an_answer() -> None:
     told: list[Answer] = []
     estimates = Estimates(lambda *asked: 1 // 0, lambda job, answer: told.append(answer))  # type: ignore[arg-type,return-value]
@@ -263,7 +274,7 @@ def test_a_job_that_comes_again_is_not_given_the_abandoned_answer() -> None:
 
 
 def test_the_next_daemon_asks_patiently_at_once(asked: Asked) -> None:
-    asked.estimates.put(a_job(1, state=JobState.QUEUED, spec=a_spec(argv=("python", "a.py"))))
+    asked.estimates.put(a_job(1, estimate_late=True, spec=a_spec(argv=("python", "a.py"))))
     until(lambda: asked.told)
     assert (asked.patiently, asked.specs) == (["a.py"], [])
 

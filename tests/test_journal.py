@@ -405,7 +405,7 @@ def test_samples_whose_commit_failed_are_what_the_next_segment_begins_with(tmp_p
     core = Scheduler(settings, builtin.magm(settings), ladder.exclusive(settings))
     log = Journal(tmp_path / "journal", core, "1.2.3", PLENTY)
     store = FullOnce(SqlStore.open(tmp_path / "carma.db"))
-    inbox = Inbox(Clock(), 1)
+    inbox = Inbox(lambda: 2.0, 1)
     engine = Engine(inbox, core, store, Idle(), (log,))  # type: ignore[arg-type]
     gpu = a_gpu()
     engine.restore()

@@ -153,7 +153,7 @@ def test_those_whose_memory_is_being_estimated_stand_in_line() -> None:
     spec = a_spec(expected_s=60.0, deadline_at=NOW + 7200, after=(After(first.id),))
     second = a_job(5, spec=spec, state=JobState.PENDING)
     view = a_view([a_gpu_view(0), a_gpu_view(1)], (), now=NOW)
-    found = outlook_out(second, Scene(view, {}, JobsById((first, second)), {}, ()))
+    found = outlook_out(second, Scene(view, {}, JobsById((first, second)), {}, (first, second)))
     assert found and found["starts_at"] == iso(NOW + 3600)
 
 

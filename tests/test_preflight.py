@@ -115,6 +115,23 @@ def test_a_job_that_has_started_is_only_told(
     assert f"your script stops {CRASH}" in capsys.readouterr().err and not asked
 
 
+def test_who_types_has_the_terminal_back_when_the_job_starts(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its script is tried on; whoever waits for the job is told."""
+    tried = waiting(state="running", estimating=True)
+    found(fake, tried, waiting(state="starting", estimating=False, crash=CRASH))
+    says(monkeypatch, "n")
+    assert submit(["python", "train.py"]) == 0
+    assert capsys.readouterr() == ("Submitted batch job 42\n", "")
+    found(fake, tried, waiting(state="starting", estimating=False, crash=CRASH))
+    monkeypatch.setattr("cli.commands.submit.wait_for", lambda job: {})
+    monkeypatch.setattr("cli.commands.submit.exit_code", lambda job: 3)
+    monkeypatch.setattr(preflight, "_is_typed", lambda: False)
+    assert submit(["--wait", "python", "train.py"]) == 3
+    assert f"your script stops {CRASH}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--anyway", "--quiet", "--json", "--parsable"])
 def test_nobody_is_asked_who_does_not_want_to_be(
     fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, option: str

@@ -266,20 +266,22 @@ def test_a_script_that_stops_by_itself_is_reported_with_or_without_an_estimate(t
     assert [(event.note, event.crash) for event in inbox.events] == [("", "at t.py:1")] * 2
 
 
-def test_a_job_that_starts_needs_no_estimate_any_more(tmp_path):
-    world, inbox, _ = a_world(
-        tmp_path, estimate=lambda spec, patiently, over: begun.append(over) or declined(over)
-    )
+def test_a_trial_goes_on_when_its_job_starts_and_stops_when_it_ends(tmp_path):
     begun, job = [], running()
 
-    def declined(over):
+    def hear(spec, patiently, over):
+        begun.append(over)
         assert over.wait(PATIENCE_S)
         return Refusal("nobody waits for it", "test")
 
+    world, inbox, _ = a_world(tmp_path, estimate=hear)
     world.perform(EstimateMemory(job))
     until(lambda: begun)
-    performed(world, Launch(job))
+    world.perform(Launch(job))
+    assert not begun[0].is_set()
+    world.on_commit(Step((), (changed(job, state=JobState.CANCELLED),), (), ()))
     assert begun[0].is_set()
+    performed(world)
     assert not any(isinstance(event, Estimated) for event in inbox.events)
 
 

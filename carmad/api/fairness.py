@@ -169,7 +169,7 @@ def _require_subject(subject: str) -> None:
 def shares_out(scene: Scene) -> SharesOut:
     settings, shares = scene.view.settings.fairness, scene.shares
     waiting = Counter[str]()
-    for job in scene.waiting():
+    for job in scene.line:
         waiting[job.spec.user] += job.tasks
     users: list[ShareOut] = [
         {

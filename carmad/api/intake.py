@@ -122,13 +122,7 @@ async def foresee(service: Service, id: JobId) -> OutlookOut | None:
     """Whether a job that was just submitted will meet its deadline, as if it were queued now."""
     now = service.now()
 
-    def look(core: Scheduler) -> tuple[Job | None, Scene]:
-        job = core.jobs.get(id)
-        if job and job.state is JobState.PENDING:
-            job = core.knowledge.with_history(job, now)
-        return job, core.snapshot(now)
-
-    job, scene = await service.ask(look)
+    job, scene = await service.ask(lambda core: (core.jobs.get(id), core.snapshot(now)))
     return await run_in_threadpool(outlook_out, job, scene) if job else None
 
 

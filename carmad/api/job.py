@@ -219,6 +219,7 @@ class JobOut(OptionsOut):
     # Until it runs: how its script stopped in a trial; completes "its script stops …".
     crash: NotRequired[str | None]
     estimate: NotRequired[NeedOut | None]
+    estimating: NotRequired[bool]  # an estimate, or how its script stops, is to follow
     group: NotRequired[str]  # the same for runs of the same job
     profile: NotRequired[ProfileOut | None]
     profiled_until: NotRequired[str | None]  # this attempt is alone until then
@@ -324,6 +325,7 @@ class Jobs:
         out["notes"] = list(job.notes)
         out["crash"] = job.crash or None if _is_untested(job) else None
         out["estimate"] = _need(job.estimate) if job.estimate else None
+        out["estimating"] = job.awaits_estimate
         out["group"] = job.group
         out["profile"] = _profile(job.profile) if job.profile else None
         out["profiled_until"] = iso(job.profiling.until if job.profiling else None)

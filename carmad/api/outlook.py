@@ -52,7 +52,7 @@ def outlook_out(job: Job, scene: Scene) -> OutlookOut | None:
     deadline_at = job.spec.deadline_at
     if deadline_at is None or job.ended:
         return None
-    found = outlook(job, scene.waiting(), scene.view.gpus, scene.now, scene.running)
+    found = outlook(job, scene.line, scene.view.gpus, scene.now, scene.running)
     late_s = found.ends_at - deadline_at
     return {
         "starts_at": iso(found.starts_at) if isfinite(found.starts_at) else None,

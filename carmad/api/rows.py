@@ -51,7 +51,7 @@ def fold(jobs: Iterable[Job], one: Jobs) -> list[Row]:
 
 def waiting(scene: Scene, one: Jobs) -> list[Row]:
     """All jobs that hold no GPUs, in the order of the line: the same for every reader."""
-    return scene.memo.recall("waiting", lambda: fold(scene.waiting(), one))
+    return scene.memo.recall("waiting", lambda: fold(scene.line, one))
 
 
 def visible_rows(owner: tuple[int, str], rows: Sequence[Row]) -> tuple[list[Row], int]:

@@ -141,7 +141,7 @@ def _headline(
 ) -> str:
     match job.state:
         case JobState.PENDING:
-            return "waits: its memory need is being estimated"
+            return "waits: its memory need is not known yet; until then only idle GPUs can take it"
         case JobState.STARTING:
             return "starting: no kernel of it has been seen yet" if job.gpus else "starting"
         case JobState.RUNNING:

@@ -13,7 +13,7 @@ from math import inf
 from carmad.config import Settings
 from carmad.core.decision import Reason
 from carmad.core.gpuview import GpuView, is_client
-from carmad.core.types import Estimate, Job, Mode, Retry
+from carmad.core.types import Estimate, Job, JobState, Mode, Retry
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,10 +33,11 @@ class Demand:
 def demand(
     job: Job, settings: Settings, alone_for_now: bool = False, reserved_at: float | None = None
 ) -> Demand:
-    """`reserved_at`: the present time, if any GPU is reserved."""
+    """A job whose memory need is not known yet may only have idle GPUs. `reserved_at`: the present
+    time, if any GPU is reserved."""
     one_user = under_mps(job, settings) and not settings.collocation.mps_multiuser
     uid = job.spec.uid if one_user else None
-    alone = alone_for_now or job.exclusive
+    alone = alone_for_now or job.exclusive or job.state is JobState.PENDING
     its = () if reserved_at is None else (job.spec.user, job.at_most_s(reserved_at))
     return _demand(job.spec.gpus, alone, uid, job.estimate, job.retry, *its)
 

@@ -72,7 +72,7 @@ class Endings:
         self._ledger.put(
             advance(
                 over,
-                JobState.QUEUED,
+                JobState.PENDING if job.estimate_late else JobState.QUEUED,
                 retry=end.retry,
                 overtaken=0,
                 held=job.held or end.exit.cause is Cause.NO_ACCOUNT,

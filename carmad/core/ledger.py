@@ -64,7 +64,7 @@ class Ledger:
         elif old.spec.after is not job.spec.after:
             self._follow_no_more(old)
             self._follow(job)
-        if old is not None and old.state is JobState.QUEUED:
+        if old is not None and old.waits:
             self._leave_line(old)
         elif old is not None and old.holds_gpus and not job.holds_gpus:
             self._let_go(old)
@@ -72,7 +72,7 @@ class Ledger:
             self._end(job)
             return
         self.jobs.put(job)
-        if job.state is JobState.QUEUED:
+        if job.waits:
             self._join_line(job)
         elif job.holds_gpus:
             self._hold(job)
@@ -181,7 +181,7 @@ class Ledger:
     def _divide(self, row: Job, ids: range) -> Job:
         """Make these of its tasks a job, and those before and behind them others."""
         was = self._before.setdefault(row.id, row)
-        if row.state is JobState.QUEUED:
+        if row.waits:
             self._leave_line(row)
         for its in (range(row.id, ids.start), ids, range(ids.stop, row.ids.stop)):
             if not its:
@@ -194,7 +194,7 @@ class Ledger:
             self.jobs.put(piece)
             if piece.id != row.id:
                 self._follow(piece)
-            if row.state is JobState.QUEUED:
+            if row.waits:
                 self._join_line(piece)
         return part(row, ids)
 

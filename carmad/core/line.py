@@ -82,7 +82,8 @@ def is_conditional(job: Job) -> bool:
     spec = job.spec
     limited = spec.array is not None and spec.array.limit is not None
     waits = job.held or spec.begin_at is not None or bool(spec.after) or limited
-    return waits or not spec.gpus or asks_for_host(spec)
+    estimating = job.state is JobState.PENDING
+    return waits or estimating or not spec.gpus or asks_for_host(spec)
 
 
 def blockers(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from carmad.config import Settings
@@ -324,21 +325,17 @@ class Wake:
 Action = EstimateMemory | Launch | Signal | Stop | Wake
 
 
-def due_action(job: Job) -> Action | None:
-    """The action a job's state calls for. Performing it twice must be harmless."""
+def due_actions(job: Job) -> Iterator[Action]:
+    """The actions a job's state calls for. Performing them twice must be harmless."""
     match job.state:
-        case JobState.PENDING:
-            return EstimateMemory(job)
-        case JobState.QUEUED if job.estimate_late:
-            return EstimateMemory(job)
         case JobState.STARTING:
-            return Launch(job)
+            yield Launch(job)
         case JobState.STOPPING:
-            return Stop(job)
+            yield Stop(job)
         case JobState.RUNNING if job.warned and job.spec.warn:
-            return Signal(job, job.spec.warn.signum)
-        case _:
-            return None
+            yield Signal(job, job.spec.warn.signum)
+    if job.awaits_estimate:
+        yield EstimateMemory(job)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from itertools import islice
 from math import inf
 
 from carmad.config import Settings
-from carmad.core.admission import mode
+from carmad.core.admission import Demand, demand, idle, mode, refusals
 from carmad.core.deciders import Deciders
 from carmad.core.decision import (
     AskAgain,
@@ -29,7 +29,7 @@ from carmad.core.share import Shares
 from carmad.core.states import advance
 from carmad.core.tasks import singly
 from carmad.core.types import Cause, GpuId, Job, JobId, JobState
-from carmad.core.view import View
+from carmad.core.view import NodeView, View
 from carmad.models import Model
 
 FEW = 64  # jobs whose `order` is asked for again per step: all of them could take too long
@@ -72,11 +72,12 @@ class Placer:
         """The policy's view; with `joining`, as if that job were queued."""
         self._room = None
         line = self._ledger.line_with(joining) if joining else self._ledger.line()
+        nodes = self._fleet.nodes(now, self._ledger)
         return View(
             now,
-            self._fleet.nodes(now, self._ledger),
+            nodes,
             self._fleet.node_of,
-            self._ready(line, now),
+            self._ready(line, nodes, now),
             self._ledger.on_gpus(),
             self._settings,
             self._history,
@@ -111,19 +112,28 @@ class Placer:
         news, self._news = tuple(self._news), []
         return news
 
-    def _ready(self, line: tuple[Job, ...], now: float) -> tuple[Job, ...]:
-        """The queue without blocked jobs."""
+    def _ready(
+        self, line: tuple[Job, ...], nodes: tuple[NodeView, ...], now: float
+    ) -> tuple[Job, ...]:
+        """The queue without blocked jobs, and without those that await their estimates and would
+        get no idle GPUs if all before them took some: they hold up nobody."""
         if self._fleet.unread:
             return ()  # policies are not asked while the GPUs are unknown
         doubtful, quotas = self._ledger.conditional, self._quotas(now)
         if not doubtful and not quotas.any:
             return line
-        return tuple(
-            job
-            for job in line
-            if not (quotas.any or job.id in doubtful)
-            or (job.spec.gpus and not self._blocker(job, quotas))
-        )
+        free = _Free(nodes, self._settings, now if self._fleet.reservations else None)
+        ready: list[Job] = []
+        before = 0  # GPUs that they want
+        for job in line:
+            if quotas.any or job.id in doubtful:
+                if not job.spec.gpus or self._blocker(job, quotas):
+                    continue
+                if job.state is JobState.PENDING and not free.is_enough(job, before):
+                    continue
+            ready.append(job)
+            before += job.tasks * job.spec.gpus
+        return tuple(ready)
 
     def _quotas(self, now: float) -> Quotas:
         settings, held = self._settings.limits, self._ledger.held.gpus
@@ -142,7 +152,7 @@ class Placer:
         ledger = self._ledger
 
         def ready(job: Job) -> bool:
-            return next(self._blockers(job, quotas), None) is None
+            return job.state is JobState.QUEUED and next(self._blockers(job, quotas), None) is None
 
         lines = (job for job in ledger.line() if job.spec.gpus), ledger.line_of_cpus()
         return host_room(self._settings.host, ledger.held, lines, ready, self._shares.standing)
@@ -151,7 +161,7 @@ class Placer:
         """Retry `order` for a few of the jobs for which it failed."""
         for id in tuple(islice(self._deciders.unordered, FEW)):
             job = self._ledger.jobs.rows.get(id)
-            if job and job.state is JobState.QUEUED:
+            if job and job.waits:
                 self._ledger.reorder((job,))
             else:
                 del self._deciders.unordered[id]
@@ -187,7 +197,7 @@ class Placer:
                 actions += self._preempt(proposal, now, made.by)
                 continue
             job, row = self._ledger.jobs.get(proposal.job), self._ledger.jobs.row(proposal.job)
-            if job is None or row is None or job.state is not JobState.QUEUED or row.id in hidden:
+            if job is None or row is None or not job.waits or row.id in hidden:
                 continue
             if proposal.gpus and self.blocker(job, now):
                 return True
@@ -278,7 +288,8 @@ class Placer:
         )
         # Notes made before its first attempt are about the job, so they are kept.
         notes = () if job.attempt else job.notes
-        started = advance(placed, JobState.STARTING, notes=notes)
+        late = job.awaits_estimate
+        started = advance(placed, JobState.STARTING, notes=notes, estimate_late=late)
         for gpu in gpus:
             for resident in self._ledger.residents(gpu):
                 if not resident.shared:
@@ -293,6 +304,30 @@ class Placer:
         self.decisions[new.placement.job] = new
         if old is None or not old.same_story(new):
             self._news.append(new)
+
+
+class _Free:
+    """Which GPUs a job may have whose memory need is not known yet: idle ones."""
+
+    def __init__(
+        self, nodes: tuple[NodeView, ...], settings: Settings, reserved_at: float | None
+    ) -> None:
+        self._gpus = [g for node in nodes for g in node.gpus if idle(g, settings) is None]
+        self._settings = settings
+        self._reserved_at = reserved_at
+        self._counts: dict[Demand, int] = {}
+
+    def is_enough(self, job: Job, before: int) -> bool:
+        """Whether there are enough for it if jobs before it take so many. Declared memory must be
+        known first: it is a limit, and the answer takes no time."""
+        wanted = before + job.spec.gpus
+        if wanted > len(self._gpus) or job.spec.memory_mib is not None:
+            return False
+        its = demand(job, self._settings, reserved_at=self._reserved_at)
+        if its not in self._counts:
+            admissible = (gpu for gpu in self._gpus if not refusals(its, gpu, self._settings))
+            self._counts[its] = sum(1 for _ in admissible)
+        return wanted <= self._counts[its]
 
 
 def _splits(job: Job, parts: int) -> bool:

@@ -89,6 +89,7 @@ class Requests:
             job = advance(job, JobState.PENDING)
         if anew:
             job = replace(job, estimate=None, estimate_late=False, crash="")
+            job = self._knowledge.with_history(job, event.at)
             actions.append(EstimateMemory(job))
         self._ledger.put(job)
         if event.by != spec.user:
@@ -112,9 +113,9 @@ class Requests:
             retry=None,
             overtaken=0,
             requeued_after=job.attempt,
+            estimate_late=False,
         )
-        if again.state is JobState.QUEUED:
-            again = self._knowledge.with_history(again, event.at)
+        again = self._knowledge.with_history(again, event.at)
         self._ledger.ended.forget(again.ids)
         self._ledger.put(again)
         return [EstimateMemory(again)] if again.state is JobState.PENDING else []

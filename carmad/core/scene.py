@@ -26,7 +26,7 @@ class Scene:
     gpus: Mapping[GpuId, Gpu]
     live: JobsById
     usage: Mapping[JobId, Usage]
-    line: tuple[Job, ...]  # all queued jobs, in order
+    line: tuple[Job, ...]  # all jobs that wait, in order
     running: tuple[Job, ...] = ()  # with those that hold no GPUs
     decisions: Mapping[JobId, Decision] = field(default_factory=dict)
     held: Held = field(default_factory=Held)
@@ -64,17 +64,12 @@ class Scene:
 
     def _room(self) -> Room:
         def ready(job: Job) -> bool:
-            return next(self._blockers(job), None) is None
+            return job.state is JobState.QUEUED and next(self._blockers(job), None) is None
 
         of_gpus = (job for job in self.line if job.spec.gpus)
         of_cpus = (job for job in self.line if not job.spec.gpus)
         host, standing = self.view.settings.host, self.shares.standing
         return host_room(host, self.held, (of_gpus, of_cpus), ready, standing)
-
-    def waiting(self) -> tuple[Job, ...]:
-        """The line, and those that join it once their memory is estimated."""
-        pending = (job for job in self.live.rows.values() if job.state is JobState.PENDING)
-        return *self.line, *pending
 
     def place(self, job: JobId) -> int | None:
         """A job's place in line, from 1."""

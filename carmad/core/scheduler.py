@@ -43,7 +43,7 @@ from carmad.core.messages import (
     Trained,
     Unreserved,
     UpdateRequested,
-    due_action,
+    due_actions,
 )
 from carmad.core.placing import Placer
 from carmad.core.ports import Policy, Predictor, Recovery
@@ -96,8 +96,8 @@ class Scheduler:
     def handle(self, *events: Event) -> Step:
         """Process a batch of events, in time order, then plan once.
 
-        Submissions alone need no plan, as a job joins the queue only once it is estimated. So a
-        user need not wait for a plan to learn that a job is safely stored.
+        Submissions alone make no plan: it is made with the next event. So a user need not wait for
+        a plan to learn that a job is safely stored.
         """
         self._begin()
         for event in events:
@@ -114,10 +114,8 @@ class Scheduler:
         if not all(isinstance(event, Submitted) for event in events):
             self._actions += self._placer.plan(now)
         for job in self._ledger.pieces():  # each needs an estimate of its own
-            if (row := self.jobs.rows.get(job.id)) and isinstance(
-                due := due_action(row), EstimateMemory
-            ):
-                self._actions.append(due)
+            if (row := self.jobs.rows.get(job.id)) and row.awaits_estimate:
+                self._actions.append(EstimateMemory(row))
         self._ledger.rates.convert_by(self.settings.host, len(self.gpus))
         self.shares.follow(self._ledger.rates, now)
         self.check()
@@ -161,7 +159,7 @@ class Scheduler:
         self._fleet.drains = {drain.gpu: drain for drain in drains}
         self._fleet.reservations = {each.id: each for each in reservations}
         self._fleet.look_again()
-        return tuple(action for job in self.jobs.rows.values() if (action := due_action(job)))
+        return tuple(action for job in self.jobs.rows.values() for action in due_actions(job))
 
     # -- read access
 
@@ -312,6 +310,7 @@ class Scheduler:
         id = event.first
         for spec in event.specs:
             job = Job(id, spec, JobState.PENDING, event.at, held=event.held, group=group(spec))
+            job = self.knowledge.with_history(job, event.at)
             id = JobId(id + job.tasks)
             if job.id not in self._counted:  # after a failed commit, the same event comes again
                 self._counted[job.id] = None
@@ -326,12 +325,15 @@ class Scheduler:
                 self._actions.append(EstimateMemory(job))
 
     def _on_estimated(self, event: Estimated) -> None:
-        """A later answer counts, too, if it comes before the job starts: its script took long, or
-        its options were changed."""
+        """A job that waits may get several answers: its script took long, or its options were
+        changed. One that runs gets the answer that it did not wait for; a verdict on its script
+        does not stop it."""
         job = self.jobs.rows.get(event.job)
-        if job and job.state is JobState.PENDING:  # else: cancelled meanwhile
+        if not job or not (job.waits or job.awaits_estimate):  # else: cancelled meanwhile
+            return
+        if job.state is JobState.PENDING:
             job = advance(job, JobState.QUEUED)
-        elif not job or job.state is not JobState.QUEUED or (job.estimate and not event.estimate):
+        elif job.estimate and not event.estimate:
             return
         job = replace(
             job,
@@ -340,7 +342,9 @@ class Scheduler:
             crash=event.crash,
             notes=tuple(note for note in job.notes if not note.startswith(UNESTIMATED)),
         )
-        self._ledger.put(self.knowledge.with_history(job, event.at))
+        if job.waits and not job.prediction:  # of an earlier release; or nobody could say
+            job = self.knowledge.with_history(job, event.at)
+        self._ledger.put(job)
         if event.note:
             self._ledger.note(event.job, event.note)
 

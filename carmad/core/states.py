@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from carmad.core.types import ENDED, Cause, Job, JobState
+from carmad.core.types import ENDED, WAITING, Cause, Job, JobState
 
 S = JobState
 
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
-    S.PENDING: frozenset({S.QUEUED, S.CANCELLED}),
+    S.PENDING: frozenset({S.QUEUED, S.STARTING, S.CANCELLED}),
     S.QUEUED: frozenset({S.STARTING, S.CANCELLED, S.PENDING}),  # it is estimated anew
     S.STARTING: frozenset(
-        {S.RUNNING, S.QUEUED, S.STOPPING, S.SUCCEEDED, S.FAILED, S.OUT_OF_MEMORY}
+        {S.RUNNING, *WAITING, S.STOPPING, S.SUCCEEDED, S.FAILED, S.OUT_OF_MEMORY}
     ),
-    S.RUNNING: frozenset({S.QUEUED, S.STOPPING, S.SUCCEEDED, S.FAILED, S.OUT_OF_MEMORY}),
+    S.RUNNING: frozenset({*WAITING, S.STOPPING, S.SUCCEEDED, S.FAILED, S.OUT_OF_MEMORY}),
     # A preempted job is requeued, unless it had just finished.
-    S.STOPPING: frozenset({S.CANCELLED, S.TIMED_OUT, S.QUEUED, S.SUCCEEDED}),
+    S.STOPPING: frozenset({*WAITING, S.CANCELLED, S.TIMED_OUT, S.SUCCEEDED}),
     # Only a user's requeue brings a job back; it is PENDING while it has no estimate.
-    **dict.fromkeys(ENDED, frozenset({S.QUEUED, S.PENDING})),
+    **dict.fromkeys(ENDED, WAITING),
 }
 
 

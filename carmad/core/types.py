@@ -32,7 +32,7 @@ from carmad.options import JobOptions
 
 
 class JobState(StrEnum):
-    PENDING = "pending"  # accepted; its memory need is not known yet
+    PENDING = "pending"  # waiting; its memory need is not known yet: only idle GPUs can take it
     QUEUED = "queued"  # waiting for GPUs
     STARTING = "starting"  # handed to the launcher; no kernel seen yet
     RUNNING = "running"  # its first kernel was seen
@@ -44,6 +44,7 @@ class JobState(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
 
 
+WAITING = frozenset({JobState.PENDING, JobState.QUEUED})
 HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
 ENDED = frozenset(
     {
@@ -191,7 +192,7 @@ class Job:
     barred: str = ""  # why nothing may be done as its user: it is held until there is no reason
     group: str = ""  # the same for runs of the same job: see `carmad.core.recurrence`
     estimate: Estimate | None = None
-    estimate_late: bool = False  # there is none because its script took too long: one may follow
+    estimate_late: bool = False  # it started first, or its script took too long: one may follow
     prediction: Prediction | None = None
     profile: Profile | None = None
     steps: tuple[StepTime, ...] = ()  # reported by it or an earlier run; per `parts`, `gpu`
@@ -216,6 +217,15 @@ class Job:
     @property
     def tasks(self) -> int:
         return self.spec.tasks
+
+    @property
+    def waits(self) -> bool:
+        return self.state in WAITING
+
+    @property
+    def awaits_estimate(self) -> bool:
+        """Whether an answer about its memory is to come."""
+        return self.state is JobState.PENDING or (self.estimate_late and not self.ended)
 
     @property
     def holds_gpus(self) -> bool:

@@ -48,7 +48,6 @@ from carmad.core.types import (
     Job,
     JobId,
     JobSpec,
-    JobState,
     Mode,
     Refusal,
 )
@@ -134,7 +133,6 @@ class DaemonWorld(Follower):
                 self._inbox.post(its, user=action.job.spec.uid)
         elif not isinstance(action, Wake):  # the engine handles an event every second or two anyway
             if isinstance(action, Launch):
-                self._estimates.drop(action.job.id)
                 self._unlaunched.add((action.job.id, action.job.attempt))
                 self._hands.submit(self._do, action)
             else:
@@ -145,7 +143,7 @@ class DaemonWorld(Follower):
             if isinstance(event, Discovered):
                 self._gpus = {gpu.id: gpu for gpu in event.gpus}
         for job in step.jobs:
-            if job.state is not JobState.PENDING and not job.estimate_late:
+            if not job.awaits_estimate:
                 self._whose.pop(job.id, None)
             if job.ended:
                 self._estimates.end(job.id)

@@ -145,7 +145,8 @@ class Engine:
                     stops.append(action)
 
         events = [event for delivery in batch for event in delivery.events]
-        if not all(isinstance(event, Submitted) for event in events):  # else it makes no plan
+        planned = not all(isinstance(event, Submitted) for event in events)
+        if planned:
             self._tick_at = time.monotonic() + TICK_S
         for follower in self._followers:
             follower.hear(events)
@@ -159,6 +160,8 @@ class Engine:
             committed=note_commit,
             refused=note_refusal,
         )
+        if not planned:  # now that they know that their jobs are safe
+            self._inbox.post(Tick(events[-1].at), user=batch[0].user)
 
     def _notify(self, step: Step, core_s: float, commit_s: float) -> None:
         """Errors here are only logged: the step is committed."""

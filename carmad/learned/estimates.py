@@ -17,7 +17,7 @@ from carmad import beats, registry
 from carmad.config import Settings
 from carmad.core.ports import Server
 from carmad.core.recurrence import telling_params
-from carmad.core.types import Estimate, Job, JobId, JobSpec, JobState, Refusal
+from carmad.core.types import Estimate, Job, JobId, JobSpec, Refusal
 from carmad.errors import CarmaError
 from carmad.options import OPTIONS
 from carmad.threads import Threads
@@ -152,7 +152,7 @@ class Estimates:
     `ask` may take long, and longer if it is patient; `tell` gets the answer for each job that was
     `put`. If the time was too short for it, `ask` is asked again patiently, one job at a time, and
     `tell` gets a second answer: a job need not wait for its start meanwhile. A job that is `put`
-    when it is queued has had its first answer, from an earlier daemon.
+    with a late estimate has had its first answer, or did not wait for it, under an earlier daemon.
     Jobs with declared memory are answered separately, so that they do not wait for scripts to be
     traced.
     """
@@ -181,10 +181,10 @@ class Estimates:
         if job.spec.memory_mib is not None:
             self._declared.submit(self._answer, job, False)
         else:
-            self._wait(job, patient=job.state is JobState.QUEUED)
+            self._wait(job, patient=job.estimate_late)
 
     def drop(self, job: JobId) -> None:
-        """The job needs no answer any more: it starts, or has ended."""
+        """The job needs no answer any more."""
         with self._lock:
             asked = self._wanted.pop(job, None)
             for line in self._lines.values():
@@ -195,10 +195,12 @@ class Estimates:
                     asked.abandoned.set()
 
     def end(self, job: JobId) -> None:
-        """As `drop`, and others may get a better answer thanks to it."""
+        """As `drop`, and others may get a better answer thanks to it. A question that is being
+        asked stays one: short jobs end while others like them wait for it."""
         self.drop(job)
         with self._lock:
-            self._asked.clear()
+            asking = {alike: one for alike, one in self._asked.items() if not one.answer.done()}
+            self._asked = asking
 
     def close(self) -> None:
         """Jobs without an answer stay as they are: the next daemon requests their estimates."""

@@ -121,7 +121,7 @@ def _dry_run(body: dict[str, Any], options: argparse.Namespace) -> int:
 
 WITHIN_S = 20.0
 QUIET_S = 1.0  # most jobs are known by then: nothing is said
-POLL_S = 0.25
+FIRST_S, POLL_S = 0.02, 0.25  # between the first two looks, and at most: most jobs start at once
 
 
 def is_wanted(label: str, first: str, asks: bool) -> bool:
@@ -141,13 +141,14 @@ def is_wanted(label: str, first: str, asks: bool) -> bool:
 
 def crash(label: str, first: str, patience: bool = False) -> str:
     """Say how the script stops, and return it if the job still waits; "" if it does not stop, or if
-    that is not known in time. `patience`: ask for it, if it takes long."""
+    that is not known in time. `patience`: ask for it, if it takes long; but only while the job
+    waits: when it starts, its owner has the terminal back."""
     begun = time.monotonic()
     told = not patience
     with contextlib.suppress(CarmaError):
         while (waited_s := time.monotonic() - begun) < WITHIN_S:
             job = client.get(f"/v1/jobs/{first}")
-            if job["state"] != "pending":
+            if job["state"] != "pending" and (patience or not job.get("estimating")):
                 stops: str = job.get("crash") or ""
                 if stops:
                     note(f"your script stops {stops}")
@@ -155,7 +156,7 @@ def crash(label: str, first: str, patience: bool = False) -> str:
             if waited_s > QUIET_S and not told:
                 told = True
                 note("trying its first steps without a GPU; Ctrl-C leaves it to the queue")
-            time.sleep(POLL_S)
+            time.sleep(min(POLL_S, FIRST_S + waited_s))
         if patience:
             note(f"still being tried: `carma why {label}` will tell")
     return ""
