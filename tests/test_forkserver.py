@@ -104,8 +104,11 @@ def test_a_job_cannot_tell_it_from_a_program_of_its_own(
     assert said.splitlines() == (bench.cwd / "said").read_bytes().splitlines()
 
 
-def test_a_supervisor_has_nothing_of_the_servers(bench: Bench) -> None:
+def test_a_supervisor_has_nothing_of_the_servers(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither its sockets nor another job's files; and it says whose it is."""
+    monkeypatch.delenv("TZ", raising=False)
     first, second = waiting(bench), waiting(bench, id=2)
     pid = bench.started(second)["pid"]
     links = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]

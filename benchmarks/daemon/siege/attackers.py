@@ -20,6 +20,7 @@ from random import Random
 from benchmarks.daemon.booted import SOCKET
 from benchmarks.daemon.http import Hostile, request
 from benchmarks.daemon.siege.honest import UNREACHABLE, exchange, job
+from carmad.attempt.proc import process_stat, read_file
 
 FOR_EVER_S = 86_400.0
 STREAM = request("GET", "/v1/events", version="1.1")
@@ -102,17 +103,30 @@ def flood(kind: str) -> None:
 
 
 def launchers() -> None:
-    """Kill every other systemd-run, as late as dice will have it: root's, an accident."""
+    """Kill each fork server, and every other systemd-run that starts one, as late as dice will have
+    it: root's, an accident."""
     dice = Random(7)
+    ends: dict[int, float] = {}  # of servers
     while True:
         for process in processes():
             with contextlib.suppress(OSError):
-                its = (process / "comm").read_text()
-                if int(process.name) % 2 and its == "systemd-run\n":
+                pid, its = int(process.name), (process / "comm").read_text()
+                if pid % 2 and its == "systemd-run\n":
                     time.sleep(dice.uniform(0.0, 0.03))
-                    os.kill(int(process.name), signal.SIGKILL)
-                    print("killed", process.name, flush=True)
+                elif not _is_fork_server(pid) or time.monotonic() < ends.setdefault(
+                    pid, time.monotonic() + dice.uniform(0, 2)
+                ):
+                    continue
+                os.kill(pid, signal.SIGKILL)
+                print("killed", pid, its, flush=True)
         time.sleep(0.002)
+
+
+def _is_fork_server(pid: int) -> bool:
+    """A child that has only just been forked looks like it, but has another parent."""
+    stat = process_stat(pid)
+    command = read_file(f"/proc/{pid}/cmdline").split(b"\0")
+    return stat is not None and stat[0] == 1 and any(b"attempt.forkserver" in it for it in command)
 
 
 def processes() -> Iterator[Path]:

@@ -162,11 +162,11 @@ def _await_other(field: Field, pid: str) -> None:
 
 @contextmanager
 def launches(field: Field) -> Iterator[None]:
-    """Kills of systemd-run while it starts a job's unit: of every other, for work to go on."""
+    """Kills of the fork server, and of every other systemd-run that starts one."""
     with field.attack("", attackers.launchers) as unit:
         yield
         log = f"{field.machine.folder}/{unit}.log"
-        until(lambda: "killed" in field.machine.read(log), "a systemd-run to kill")
+        until(lambda: "killed" in field.machine.read(log), "a fork server to kill")
 
 
 @contextmanager
@@ -262,7 +262,12 @@ CASES = (
     Case("array", f"an array of {TASKS:,} submitted and cancelled in a loop", array),
     Case("arrays", "the same by three users", three_arrays),
     Case("kills", "carmad and supervisors killed while jobs run", kills, None),
-    Case("launches", "every other systemd-run killed while it starts a job", launches, None),
+    Case(
+        "launches",
+        "the fork server killed again and again, and every other systemd-run",
+        launches,
+        None,
+    ),
     Case("forks", f"jobs with {FORKS} processes each", forks),
     Case("letters", "messages to a dead address, their senders stopped and killed", letters),
     Case("adopt", "a stuck process adopted again and again", adopt),
