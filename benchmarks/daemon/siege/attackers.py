@@ -108,21 +108,20 @@ def launchers() -> None:
     dice = Random(7)
     ends: dict[int, float] = {}  # of servers
     while True:
+        now = time.monotonic()
         for process in processes():
             with contextlib.suppress(OSError):
                 pid, its = int(process.name), (process / "comm").read_text()
                 if pid % 2 and its == "systemd-run\n":
                     time.sleep(dice.uniform(0.0, 0.03))
-                elif not _is_fork_server(pid) or time.monotonic() < ends.setdefault(
-                    pid, time.monotonic() + dice.uniform(0, 2)
-                ):
+                elif not _is_server(pid) or now < ends.setdefault(pid, now + dice.uniform(0, 2)):
                     continue
                 os.kill(pid, signal.SIGKILL)
                 print("killed", pid, its, flush=True)
         time.sleep(0.002)
 
 
-def _is_fork_server(pid: int) -> bool:
+def _is_server(pid: int) -> bool:
     """A child that has only just been forked looks like it, but has another parent."""
     stat = process_stat(pid)
     command = read_file(f"/proc/{pid}/cmdline").split(b"\0")
