@@ -108,19 +108,13 @@ class Forks:
                 self._run(program("carmad.attempt.forkserver"), theirs.fileno())
             _greet(ours, START_WITHIN_S)
             return ours
-        with contextlib.suppress(OSError):
-            found = _open(self._path)
-            if _greet(found, ANSWER_WITHIN_S) == fingerprint():
-                return found
-            found.close()
+        if found := _find(self._path):
+            return found
         (self._spawn or self._run)([*program("carmad.attempt.forkserver"), str(self._path)])
         deadline = time.monotonic() + START_WITHIN_S
         while True:
-            with contextlib.suppress(OSError):
-                found = _open(self._path)
-                if _greet(found, ANSWER_WITHIN_S) == fingerprint():
-                    return found
-                found.close()
+            if found := _find(self._path):
+                return found
             if self._servers and self._servers[-1].poll() is not None:
                 raise ConnectionResetError("the fork server ended before it answered")
             if time.monotonic() > deadline:
@@ -139,6 +133,16 @@ class Forks:
                 start_new_session=True,
             )
         )
+
+
+def _find(path: Path) -> socket.socket | None:
+    """A connection to the server there; None: there is none, or it has other code than we."""
+    with contextlib.suppress(OSError):
+        found = _open(path)
+        if _greet(found, ANSWER_WITHIN_S) == fingerprint():
+            return found
+        found.close()
+    return None
 
 
 def _open(path: Path) -> socket.socket:
