@@ -119,7 +119,7 @@ def main() -> None:
 STAGE = Stage(
     name="facts",
     about="what CARMA relies on, checked on this GPU",
-    parts=(Portion(f"{len(CHECKED)} facts", 5.0),),
+    parts=(Portion(f"{len(CHECKED)} facts", 3.0),),
     packages=(),
     measure=measure,
     blocks=blocks,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -19,7 +20,7 @@ from lab.hardware.visit import Entry, Portion, Stage, Visit, provenance
 from lab.hardware.workloads import WORKLOADS
 
 # Of networks that ask for little to all of the GPU. Those of PAIRED come first, and are of a dozen
-# models. All together they need about 110 GiB, by what `trace` says of them.
+# models.
 PAIRED = (
     "resnet50-b64",
     "mobilenetv3_small_100-b64",
@@ -57,14 +58,21 @@ WINDOW_S, REHEARSED_S = 2.0, 1.0
 
 
 def measure(visit: Visit) -> None:
-    """All are loaded at once, and train in turn: contexts that are idle take no time of the GPU."""
+    """As many as the GPU has room for are loaded at once, and train in turn: contexts that are idle
+    take no time of the GPU."""
     seconds = REHEARSED_S if visit.rehearse else WINDOW_S
     names = REHEARSED if visit.rehearse else (*PAIRED, *MORE)
     missing = list(visit.todo(names, str, pool.START_S))
-    if not missing:
-        return
-    with Watch(visit) as watch, Pool(missing, pool.on(watch.gpu.id), visit.rehearse) as held:
-        for name in visit.todo((IDLE, *missing), str, seconds):
+    with Watch(visit) as watch:
+        waves = math.ceil(len(missing) / pool.most(watch.gpu.memory_mib))
+        for wave in (missing[n::waves] for n in range(waves)):
+            if wave := list(visit.todo(wave, str, pool.START_S)):
+                _wave(wave, seconds, visit, watch)
+
+
+def _wave(names: Sequence[str], seconds: float, visit: Visit, watch: Watch) -> None:
+    with Pool(names, pool.on(watch.gpu.id), visit.rehearse) as held:
+        for name in visit.todo((IDLE, *names), str, seconds):
             visit.keep(name, _one(name, seconds, held, watch))
 
 
@@ -130,8 +138,8 @@ def blocks(visit: Visit) -> list[str]:
     failures = [f"{name}: {why}" for name, entry in entries.items() if (why := entry.get("failed"))]
     rows = catalogue_rows(visit)
     return [
-        f"{len(good)} training runs, each alone while the others waited, loaded. Means of a window "
-        f"of {WINDOW_S:g} s. With all of them loaded and none training, the GPU took "
+        f"{len(good)} training runs, each alone while others waited, loaded. Means of a window "
+        f"of {WINDOW_S:g} s. With some of them loaded and none training, the GPU took "
         f"{_number(idle.get('power_w'), '{:.0f}')} W.",
         *_notes(visit, good),
         *([_table(good)] if good else []),

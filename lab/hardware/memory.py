@@ -20,7 +20,7 @@ CONSTANTS = Path(__file__).with_name("constants.py")
 EACH_MIB = 14_000  # of the GPU for each of those that run at once: more than they take on average
 FULL = 0.9  # share of the GPU's memory in use
 SECONDS = 0.4  # that each trains for, once it is warm
-TAKES_S = 40.0  # the slowest, which is compiled
+TAKES_S, COMPILED_S = 15.0, 40.0  # that a run may take
 
 
 def measure(visit: Visit) -> None:
@@ -28,7 +28,7 @@ def measure(visit: Visit) -> None:
         for _ in visit.todo(["constants"], str, TAKES_S):
             visit.keep("constants", _constants(visit, watch))
         names = loads.REHEARSED if visit.rehearse else tuple(WORKLOADS)
-        todo = visit.todo(names, str, TAKES_S)
+        todo = visit.todo(names, str, _takes_s)
         for name in todo:  # one alone, to learn whether the driver lists its processes by our pids
             found = _run(name, visit, watch, alone=True)
             visit.keep(name, found)
@@ -59,8 +59,12 @@ def _several(todo: Iterator[str], at_once: int, visit: Visit, watch: Watch) -> N
                 collect()
         while running:
             collect()
-    for name in visit.todo(again, str, TAKES_S):
+    for name in visit.todo(again, str, _takes_s):
         visit.keep(name, _run(name, visit, watch, alone=True))
+
+
+def _takes_s(name: str) -> float:
+    return COMPILED_S if WORKLOADS[name].compile else TAKES_S
 
 
 def _run(name: str, visit: Visit, watch: Watch, alone: bool) -> Entry:

@@ -38,7 +38,7 @@ class Setting:
     name: str
     mps: bool = False
     percentage: int = 100
-    sizes: tuple[int, ...] = (1, 2, 3)  # of the groups that are measured so; 1: alone
+    sizes: tuple[int, ...] = (1, 2, 3, 4, 8)  # of the groups that are measured so; 1: alone
     later: bool = False  # not needed of a first visit
 
 
@@ -65,21 +65,37 @@ class Case:
 
 
 def groups(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Each alone, then pairs and triples, so that each of the 16 is in about as many."""
+    """Each alone, then pairs, triples, fours and eights, so that each is in about as many of a
+    size; of few names, there are fewer groups, and none twice."""
     count = len(names)
-    return [
-        *((name,) for name in names),
-        *((names[n], names[(n + apart) % count]) for apart in APART for n in range(count)),
-        *((names[n], names[(n + 4) % count], names[(n + 9) % count]) for n in range(0, count, 4)),
-        *((names[n], names[(n + 2) % count], names[(n + 7) % count]) for n in range(0, count, 2)),
+
+    def apart(every: int, *others: int) -> list[tuple[str, ...]]:
+        return [
+            (names[n], *(names[(n + other) % count] for other in others))
+            for n in range(0, count, every)
+        ]
+
+    found = [
+        *apart(1),
+        *(group for other in APART for group in apart(1, other)),
+        *apart(4, 4, 9),
+        *apart(2, 2, 7),
+        *apart(4, 1, 4, 7),
+        *apart(8, *range(1, 8)),
     ]
+    distinct: dict[frozenset[str], tuple[str, ...]] = {}
+    for group in found:
+        if len(set(group)) == len(group):
+            distinct.setdefault(frozenset(group), group)
+    return list(distinct.values())
 
 
-def cases(setting: Setting, rehearse: bool) -> list[Case]:
-    """A rehearsal has two runs and no triple: each process takes seconds to start. What is alone
-    is the denominator of many speeds, so it is measured before the groups and after them."""
+def cases(setting: Setting, rehearse: bool, most: int = len(loads.PAIRED)) -> list[Case]:
+    """Of `most` runs. A rehearsal has two and one pair: each process takes seconds to start. What
+    is alone is the denominator of many speeds, so it is measured before the groups and after
+    them."""
     pair = loads.REHEARSED
-    some = [*((name,) for name in pair), pair] if rehearse else groups(loads.PAIRED)
+    some = [*((name,) for name in pair), pair] if rehearse else groups(loads.PAIRED[:most])
     wanted = [Case(setting, each) for each in some if len(each) in setting.sizes]
     return wanted + [replace(case, again=True) for case in wanted if len(case.names) == 1]
 
@@ -87,7 +103,7 @@ def cases(setting: Setting, rehearse: bool) -> list[Case]:
 def measure(visit: Visit) -> None:
     with Watch(visit) as watch, _mps(visit, watch.gpu.id) as mps:
         for setting in SETTINGS:
-            wanted = cases(setting, visit.rehearse)
+            wanted = cases(setting, visit.rehearse, pool.most(watch.gpu.memory_mib))
             todo = list(visit.todo(wanted, lambda case: case.key, pool.START_S))
             if todo:
                 _measure(setting, todo, visit, watch, mps)

@@ -39,7 +39,7 @@ def blocks(visit: Visit) -> list[str]:
     failures = [f"{key}: {entry['failed']}" for key, entry in entries.items() if "failed" in entry]
     return [
         f"{sum(len(group.names) == 2 for group in found)} pairs and "
-        f"{sum(len(group.names) == 3 for group in found)} triples, counted in each setting. A "
+        f"{sum(len(group.names) > 2 for group in found)} larger groups, counted in each setting. A "
         "speed is the median step alone over the median step in the time in which all train; "
         "under MPS, also with percentages, alone is under MPS without. Alone is measured before "
         "the groups and after them, and the median counts.",
@@ -121,7 +121,7 @@ def _settings(found: Iterable[Group], size: int) -> dict[str, list[Group]]:
 def _summary(found: Sequence[Group]) -> str:
     rows = [
         (f"{setting}, {size}", [speed for each in some for speed in each.speeds], some)
-        for size in (2, 3)
+        for size in sorted({len(group.names) for group in found})
         for setting, some in _settings(found, size).items()
     ]
     return columns(
@@ -144,6 +144,8 @@ def _judged(found: Sequence[Group], known: Mapping[str, Load]) -> list[str]:
         if len(models) < THIRDS:
             continue
         held_out = [fold for seed in SEEDS for fold in folds(models, seed, THIRDS)]
+        if not all(any(not side.models & fold for side in sides) for fold in held_out):
+            continue  # too few pairs: nothing to fit to
         rows += interference.compare(setting, _mode(setting), sides, sides, held_out)
         coefficients[setting] = fit(sides)
     if not rows:
@@ -156,16 +158,18 @@ def _judged(found: Sequence[Group], known: Mapping[str, Load]) -> list[str]:
         interference.table(rows),
         f"The coefficient of `learned` from all pairs: {fitted}. Shipped: see "
         "`carmad/sim/coefficients/interference.json`.",
-        *_triples(found, known, coefficients),
+        *_larger(found, known, coefficients),
     ]
 
 
-def _triples(
+def _larger(
     found: Sequence[Group], known: Mapping[str, Load], coefficients: Mapping[str, float]
 ) -> list[str]:
-    """How well what pairs taught predicts triples, whose models it has seen."""
+    """How well what pairs taught predicts larger groups, whose models it has seen."""
     cells = []
-    for setting, some in _settings(found, 3).items():
+    sizes = sorted({len(group.names) for group in found} - {2})
+    settings = [(n, *each) for n in sizes for each in _settings(found, n).items()]
+    for size, setting, some in settings:
         mode = _mode(setting)
         groups = [group for group in some if all(name in known for name in group.names)]
         coefficient = coefficients.get(setting, coefficients.get(str(mode)))
@@ -179,15 +183,15 @@ def _triples(
         for name, model in models.items():
             errors = _errors(groups, known, model, mode)
             rmse = sqrt(fmean(error**2 for error in errors))
-            cells.append((setting, len(errors), name, rmse))
+            cells.append((f"{setting}, {size}", len(errors), name, rmse))
     if not cells:
         return []
     return [
-        "Triples, of models that the fit has seen in pairs:",
+        "Larger groups, of models that the fit has seen in pairs:",
         columns(
             cells,
-            ("setting", "{0[0]}"),
-            ("sides of triples", "{0[1]}"),
+            ("setting, runs", "{0[0]}"),
+            ("speeds", "{0[1]}"),
             ("model", "{0[2]}"),
             ("RMSE of the speed", "{0[3]:.3f}"),
             text=(0, 2),

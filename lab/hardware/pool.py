@@ -22,6 +22,7 @@ from carmad.attempt.environment import NO_MPS
 from lab.hardware.training import Trained, Window, command, event, parse, window
 
 START_S = 30.0  # that two dozen take to load, by estimate
+EACH_MIB = 7_000  # of the GPU for each of those held at once: a full one changes what cuDNN chooses
 READY_WITHIN_S = 150.0
 REST_WITHIN_S = 60.0  # on top of the window
 END_WITHIN_S = 20.0
@@ -175,6 +176,11 @@ class Pool:
         except Lost as error:
             self.lost[name] = str(error)
             return None
+
+
+def most(gpu_mib: int) -> int:
+    """How many may be held at once on a GPU of that memory."""
+    return max(1, gpu_mib // EACH_MIB)
 
 
 def common(windows: Iterable[Window]) -> list[list[float]]:

@@ -8,10 +8,12 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -246,12 +248,56 @@ def test_enough_groups_and_none_of_them_twice() -> None:
     assert len(set(names)) == len(names) >= 20 and set(names) <= set(WORKLOADS)
     found = pairs.groups(loads.PAIRED)
     by_size = Counter(map(len, found))
-    assert by_size[2] >= 60 and by_size[3] >= 10
+    assert by_size[2] >= 60 and by_size[3] >= 10 and by_size[4] >= 4 and by_size[8] >= 2
     assert len({frozenset(each) for each in found}) == len(found)
     assert all(len(set(each)) == len(each) for each in found)
     partners = Counter(name for each in found if len(each) == 2 for name in each)
     assert len(set(partners.values())) == 1, "each in as many pairs"
     assert len({WORKLOADS[name].model for name in loads.PAIRED}) >= 12
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8, 11])
+def test_groups_of_few_runs_have_none_twice(count: int) -> None:
+    found = pairs.groups(loads.PAIRED[:count])
+    assert found[:count] == [(name,) for name in loads.PAIRED[:count]]
+    assert len({frozenset(each) for each in found}) == len(found)
+    assert all(len(set(each)) == len(each) for each in found)
+    assert max(map(len, found)) == (8 if count >= 8 else min(count, 3 if count < 5 else 4))
+
+
+def test_on_a_small_gpu_runs_are_loaded_in_waves_that_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waves: list[Sequence[str]] = []
+    monkeypatch.setattr(loads, "_wave", lambda names, *rest: waves.append(names))
+    monkeypatch.setattr(loads, "Watch", lambda visit: nullcontext(FakeWatch(81559)))
+    loads.measure(Visit(tmp_path, "loads", rehearse=False))
+    assert sorted(chain(*waves)) == sorted((*loads.PAIRED, *loads.MORE))
+    assert [len(wave) for wave in waves] == [8, 8, 8], "11 would fit"
+    waves.clear()
+    monkeypatch.setattr(loads, "Watch", lambda visit: nullcontext(FakeWatch(183000)))
+    loads.measure(Visit(tmp_path, "loads", rehearse=False))
+    assert [len(wave) for wave in waves] == [24]
+
+
+class FakeWatch:
+    def __init__(self, memory_mib: int) -> None:
+        self.gpu = SimpleNamespace(memory_mib=memory_mib)
+
+
+def test_too_few_pairs_to_judge_a_model_are_said(tmp_path: Path) -> None:
+    """A fold may leave nothing to fit to: as on a GPU where most runs did not fit."""
+    one = _measured(tmp_path)
+    names = ("resnet50-b64", "vgg16-b32", "gpt2-b4-t512")
+    few = {key: entry for key, entry in one.entries().items() if set(key.split(" + ")) <= {*names}}
+    there = visit(tmp_path / "few", "pairs")
+    for name, entry in visit(tmp_path).entries().items():
+        visit(tmp_path / "few").keep(name, entry)
+    for key, entry in few.items():
+        if key != "vgg16-b32 + gpt2-b4-t512":
+            there.keep(key, entry)
+    page = "\n".join(pairs_page.blocks(there))
+    assert "No interference model is judged" in page and "2 pairs" in page
 
 
 def test_what_a_run_printed_is_read_even_if_it_was_cut_off() -> None:
@@ -412,14 +458,14 @@ def test_a_run_that_met_a_full_gpu_is_measured_again_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(name: str, visit: Visit, watch: Watch, alone: bool) -> dict[str, Any]:
-        return {"gpu_used": 0.95 if name == "full" else 0.5, "alone": alone}
+        return {"gpu_used": 0.95 if name == "resnet50-b64" else 0.5, "alone": alone}
 
     monkeypatch.setattr(memory, "_run", run)
     one = visit(tmp_path, "memory")
-    memory._several(iter(["full", "fits"]), 2, one, Watch(one))
+    memory._several(iter(["resnet50-b64", "resnet18-b32"]), 2, one, Watch(one))
     assert {name: entry["alone"] for name, entry in one.entries().items()} == {
-        "full": True,
-        "fits": False,
+        "resnet50-b64": True,
+        "resnet18-b32": False,
     }
 
 
@@ -497,11 +543,11 @@ def test_the_interference_models_are_judged_on_unseen_models_and_on_triples(
     tmp_path: Path,
 ) -> None:
     page = "\n".join(pairs_page.blocks(_measured(tmp_path)))
-    assert "15 pairs and 1 triples" in page
+    assert "15 pairs and 1 larger groups" in page
     rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
     errors = {row[4]: float(row[5]) for row in rows if row[1:4] == ["streams", "streams", "30"]}
     assert errors["learned"] == 0.0 < errors["additive"] < errors["none"]
-    assert ["", "streams", "3", "learned, from pairs", "0.000", ""] in rows
+    assert ["", "streams, 3", "3", "learned, from pairs", "0.000", ""] in rows
     assert "from all pairs: streams 0.600" in page
 
 
