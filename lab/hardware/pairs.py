@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 
 import psutil
 
@@ -127,7 +127,9 @@ def _measure(setting: Setting, todo: Sequence[Case], visit: Visit, watch: Watch,
 
 
 def _together(case: Case, seconds: float, held: Pool, watch: Watch) -> Entry:
-    """The median step of each in the time in which all of them train."""
+    """The mean step of each in the time in which all of them train: under time slices, a step that
+    is shorter than a slice is either as fast as alone or waits for all the others, so a median
+    would tell one of the two."""
     known = {"setting": case.setting.name, "names": case.names}
     windows = held.train(case.names, lasts_s(seconds, case))
     if not windows:
@@ -140,7 +142,7 @@ def _together(case: Case, seconds: float, held: Pool, watch: Watch) -> Entry:
     ended = min(window.ended[-1] for window in windows.values())
     return {
         **known,
-        "step_s": [round(median(each), 6) for each in steps],
+        "step_s": [round(fmean(each), 6) for each in steps],
         "steps": [len(each) for each in steps],
         **watch.means(began, ended),
     }

@@ -40,9 +40,9 @@ def blocks(visit: Visit) -> list[str]:
     return [
         f"{sum(len(group.names) == 2 for group in found)} pairs and "
         f"{sum(len(group.names) > 2 for group in found)} larger groups, counted in each setting. A "
-        "speed is the median step alone over the median step in the time in which all train; "
+        "speed is the mean step alone over the mean step in the time in which all train; "
         "under MPS, also with percentages, alone is under MPS without. Alone is measured before "
-        "the groups and after them, and the median counts.",
+        "the groups and after them, and the median of both counts.",
         *([_summary(found)] if found else []),
         *_noise(entries.values()),
         *_judged(found, loads.loads(visit)),

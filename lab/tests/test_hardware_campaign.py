@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import chain, combinations
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -283,6 +283,25 @@ def test_on_a_small_gpu_runs_are_loaded_in_waves_that_fit(
 class FakeWatch:
     def __init__(self, memory_mib: int) -> None:
         self.gpu = SimpleNamespace(memory_mib=memory_mib)
+
+
+class FakePool:
+    def __init__(self, windows: dict[str, Window]) -> None:
+        self._windows = windows
+
+    def train(self, names: Sequence[str], seconds: float) -> dict[str, Window]:
+        return {name: self._windows[name] for name in names}
+
+
+def test_a_step_shorter_than_a_time_slice_counts_with_its_waits() -> None:
+    """Alone a step takes 1 ms; of two that share, four run in a slice, then it waits 4 ms."""
+    ends = [0.001 * (8 * burst + n) for burst in range(50) for n in (1, 2, 3, 4)]
+    other = [0.008 * n for n in range(51)]
+    held = FakePool({"short": Window(0.0, tuple(ends)), "long": Window(0.0, tuple(other))})
+    watch = SimpleNamespace(means=lambda began, ended: {})
+    case = pairs.Case(pairs.SETTINGS[0], ("short", "long"))
+    entry = pairs._together(case, 0.4, cast(Pool, held), cast(Watch, watch))
+    assert entry["step_s"] == pytest.approx([0.002, 0.008], rel=0.03)
 
 
 def test_too_few_pairs_to_judge_a_model_are_said(tmp_path: Path) -> None:
