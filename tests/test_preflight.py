@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
+import psutil
 import pytest
 
 from cli.commands import submit as preflight
 from cli.commands.submit import submit
 from cli.problems import INTERRUPTED
+from tests.daemon import CARMA
 from tests.fake_daemon import FakeDaemon, waiting
+from tests.terminal import Terminal
+from tests.waiting import until
 
 CRASH = "at train.py:5: RuntimeError: a and b must have same reduction dim"
 
@@ -130,6 +135,31 @@ def test_who_types_has_the_terminal_back_when_the_job_starts(
     monkeypatch.setattr(preflight, "_is_typed", lambda: False)
     assert submit(["--wait", "python", "train.py"]) == 3
     assert f"your script stops {CRASH}" in capsys.readouterr().err
+
+
+def left_behind(session: int) -> list[int]:
+    found = []
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError):
+            if os.getsid(pid) == session:
+                found.append(pid)
+    return found
+
+
+@pytest.mark.parametrize("stops", [CRASH, "", "late"])
+def test_what_is_known_later_is_said_on_the_terminal_that_is_still_there(
+    fake: FakeDaemon, stops: str
+) -> None:
+    tried = waiting(state="running", estimating=True)
+    ended = "2026-11-26T12:00:00Z" if stops == "late" else None
+    then = waiting(state="running", estimating=False, crash=stops and CRASH, ended_at=ended)
+    found(fake, tried, tried, tried, then)
+    with Terminal([*CARMA, "submit", "python", "train.py"]) as terminal:
+        assert terminal.process.wait() == 0, "the prompt is back"
+        assert "your script stops" not in terminal.written
+        until(lambda: not left_behind(terminal.process.pid), "the end of what was left behind")
+        said = f"carma: job 42: your script stops {CRASH}"
+        assert (said in " ".join(terminal.picture)) is (stops == CRASH)
 
 
 @pytest.mark.parametrize("option", ["--anyway", "--quiet", "--json", "--parsable"])

@@ -121,6 +121,7 @@ def _dry_run(body: dict[str, Any], options: argparse.Namespace) -> int:
 
 WITHIN_S = 20.0
 QUIET_S = 1.0  # most jobs are known by then: nothing is said
+LATER_S = 600.0
 FIRST_S, POLL_S = 0.02, 0.25  # between the first two looks, and at most: most jobs start at once
 
 
@@ -149,6 +150,8 @@ def crash(label: str, first: str, patience: bool = False) -> str:
         while (waited_s := time.monotonic() - begun) < WITHIN_S:
             job = client.get(f"/v1/jobs/{first}")
             if job["state"] != "pending" and (patience or not job.get("estimating")):
+                if job.get("estimating"):
+                    _tell_later(label, first)
                 stops: str = job.get("crash") or ""
                 if stops:
                     note(f"your script stops {stops}")
@@ -159,7 +162,32 @@ def crash(label: str, first: str, patience: bool = False) -> str:
             time.sleep(min(POLL_S, FIRST_S + waited_s))
         if patience:
             note(f"still being tried: `carma why {label}` will tell")
+            _tell_later(label, first)
     return ""
+
+
+def _tell_later(label: str, first: str) -> None:
+    """Leave a process behind which says how the script stops, once that is known, if the job has
+    not ended by then and the terminal is still there. Its own process group keeps Ctrl-C from it:
+    that is for what is typed next."""
+    if not _is_terminal(sys.stderr) or os.fork():
+        return
+    try:
+        os.setpgid(0, 0)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1):
+            os.dup2(nowhere, fd)  # whoever reads them shall see their end
+        until = time.monotonic() + LATER_S
+        while (job := client.get(f"/v1/jobs/{first}")).get("estimating"):
+            if time.monotonic() > until:
+                return
+            time.sleep(POLL_S)
+        if job.get("crash") and not job.get("ended_at"):
+            note(f"job {label}: your script stops {job['crash']}")
+    except (CarmaError, OSError):
+        pass  # `carma why` tells it, too
+    finally:
+        os._exit(0)
 
 
 def _keeps(label: str) -> bool:
