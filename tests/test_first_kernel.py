@@ -123,6 +123,17 @@ def test_a_sample_of_the_process_itself_decides():
     assert not has_run_kernel(job(), readings([0.1, 0.9], util=0.0), False, SETTINGS)
 
 
+def test_a_faint_one_does_if_it_lasts_for_a_window():
+    """An H100 says 1 % of a context that has run nothing."""
+    faint = readings([0.0] * 5, util=0.01)
+    assert not has_run_kernel(job(), faint[:1], True, SETTINGS)
+    assert not has_run_kernel(job(), faint[:4], True, SETTINGS)
+    assert has_run_kernel(job(), faint, True, SETTINGS)
+    paused = [*faint[:2], *readings([0.0], util=0.0), *faint[3:]]
+    assert not has_run_kernel(job(), paused, True, SETTINGS)
+    assert has_run_kernel(job(), readings([0.0], util=0.011), True, SETTINGS)
+
+
 @pytest.mark.parametrize("changes", [{"job": 8}, {"attempt": 1}, {"job": None}])
 def test_other_processes_do_not_count(changes):
     assert not has_run_kernel(job(), readings([0.1, 0.9], **changes), False, SETTINGS)

@@ -13,6 +13,7 @@ from carmad.config import Monitor, Settings
 from carmad.core.types import GpuSample, Indicator, Job, JobId, ProcessUse, Profile, Usage
 from carmad.readable import duration
 
+FAINT = 0.01  # utilisation that a context without kernels may show for a moment (an H100's did)
 RISE = 0.05  # of the GPU's activity, beyond all readings of the last window: a new load
 STEADY = 0.01  # relative change of memory over a window that still counts as none
 IDLE_WARNING_S = 600.0  # before the end of an idle job, or half of the limit if that is less
@@ -147,11 +148,17 @@ def has_run_kernel(job: Job, readings: Sequence[Reading], alone: bool, settings:
     has risen, or, since a neighbour may hide that, the job holds more memory than a context takes,
     and has held the same for a window. Whose rise it is, and whether steady memory waits for data,
     is unknown.
+
+    Where it does say, FAINT utilisation is one only if it lasts for a window.
     """
     latest = readings[-1][0]
     own = _processes(job, latest)
-    if any(process.sm_util for process in own):
+    if any((process.sm_util or 0.0) > FAINT for process in own):
         return True
+    if any(process.sm_util for process in own):
+        return _fills_window(readings, settings) and all(
+            any(process.sm_util for process in _processes(job, sample)) for sample, _ in readings
+        )
     if all(process.sm_util is not None for process in own):
         return False
     activity = latest.activity
@@ -187,13 +194,17 @@ def _highest_before(readings: Sequence[Reading]) -> float:
 def _is_steady(job: Job, readings: Sequence[Reading], settings: Settings) -> bool:
     """Whether it has held more than a bare context for a whole window, without allocating or
     freeing memory."""
-    monitor, context_mib = settings.monitor, settings.estimation.context_mib
-    seconds = sum(seconds for _, seconds in readings)
+    context_mib = settings.estimation.context_mib
     memory = [_memory(job, sample) for sample, _ in readings]
     reported = [mib for mib in memory if mib is not None]
-    if len(reported) < len(memory) or seconds <= monitor.window_s - monitor.period_s:
+    if len(reported) < len(memory) or not _fills_window(readings, settings):
         return False
     return min(reported) > context_mib and max(reported) - min(reported) <= STEADY * max(reported)
+
+
+def _fills_window(readings: Sequence[Reading], settings: Settings) -> bool:
+    monitor = settings.monitor
+    return sum(seconds for _, seconds in readings) > monitor.window_s - monitor.period_s
 
 
 def _memory(job: Job, sample: GpuSample) -> int | None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from statistics import median
 
+from carmad.core.readings import FAINT
 from carmad.gpu import gpm
 from carmad.gpu.dcgm import DcgmProfiler
 from carmad.gpu.gpm import GpmProfiler
@@ -49,7 +50,7 @@ def context_unsampled(bench: Bench) -> Seen:
     if highest is None:
         return unknown("the driver reports no utilisation per process")
     detail = f"a context without kernels for {bench.busy_s:g} s: highest sample {highest:.0%}"
-    return judge(highest == 0, detail, sm_util_percent=100 * highest)
+    return judge(highest <= FAINT, detail, sm_util_percent=100 * highest)
 
 
 def _highest(bench: Bench, probe: Probe) -> float | None:

@@ -81,7 +81,7 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
         ),
         Fact(
             "context_unsampled",
-            "a context without kernels, as after `import torch`, gives no sample",
+            "a context without kernels, as after `import torch`, gives no sample above 1 %",
             "inference",
             "a job is judged too early",
             activity.context_unsampled,
