@@ -21,7 +21,7 @@ import pytest
 
 from cli.commands import past
 from cli.main import run
-from cli.output import Color
+from cli.output import AUTO
 from cli.verbs import ARGPARSE, BY_NAME
 from cli.verbs import VERBS as LISTED
 from tests.attack.users import needs_root
@@ -864,7 +864,7 @@ def test_colour_goes_to_terminals_only(
         ("queue", True),
         ("queue --json", False),
     ):
-        monkeypatch.setattr("cli.output._chosen", Color.AUTO)
+        monkeypatch.setattr("cli.output._chosen", AUTO)
         assert run(words.split()) == 0
         assert ("\x1b" in capsys.readouterr().out) is color, words
 
