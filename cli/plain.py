@@ -70,9 +70,12 @@ class Plain:
     def read(self, words: list[str]) -> Read:
         left = iter(words)
         own: list[str] = []
+        last = ""
         for word in left:
             name, given, text = word.partition("=")
             if not word.startswith("-"):
+                if own and own[-1] != last:
+                    raise _Hard  # they are apart
                 own.append(word)
             elif word in self._flags:
                 self._values[self._flags[word]] = True
@@ -83,6 +86,7 @@ class Plain:
                 if text.startswith("-") and not given:
                     raise _Hard
                 self._values[self._texts[name]] = text
+            last = word
         self._take(own)
         return Read(self._values)
 

@@ -31,6 +31,7 @@ from carmad.core.tasks import JobsById, singly, split
 from carmad.core.types import ArrayTask, Attempt, Job, JobId, JobState, Prediction
 from carmad.store.database import StoreFull
 from carmad.testing import a_gpu_view, a_job, a_spec, a_view
+from cli.output import print_json
 from tests.aio import run_async
 from tests.api_server import ROOT_JOBS, Daemon, as_uid, request, running
 from tests.test_api import ADA, JOB, needs_root, submit
@@ -349,6 +350,33 @@ def test_a_long_listing_is_sent_in_pieces_of_a_known_length(daemon: Daemon) -> N
     head, _, body = answer.partition(b"\r\n\r\n")
     assert f"content-length: {len(body)}".encode() in head and b"chunked" not in head
     assert len(json.loads(body)["jobs"]) == PIECES + 1
+
+
+def test_a_listing_is_written_as_json_is_printed(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So `carma queue --json` passes it on."""
+    array(daemon, 5)
+    for path in ("/v1/jobs", "/v1/jobs?user=nobody"):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(daemon.path)
+            connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        text = answer.partition(b"\r\n\r\n")[2].decode()
+        print_json(json.loads(text))
+        assert capsys.readouterr().out == text + "\n"
+
+
+@needs_root
+def test_administrators_share_what_is_written_and_others_do_not(
+    daemon: Daemon, counted: Counter[str]
+) -> None:
+    sweep(daemon)
+    daemon.call("GET", "/v1/jobs")
+    counted.clear()
+    for _ in range(3):
+        as_uid(ADA, daemon.path, "GET", "/v1/jobs")
+    assert counted["jobs"] == ARRAY + 1
 
 
 def test_a_sweep_is_rendered_once(daemon: Daemon, counted: Counter[str]) -> None:
