@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Compiling what nobody imports, most of torch, would take longer than the rest.
 INSTALL = $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
+# From pip 26 on, what starts `carma` imports no `re`, which takes as long as half of Python's start.
+VENV = $(PYTHON) -m venv .venv && $(BIN)/pip install --quiet --upgrade 'pip>=26'
 
 # It is compiled when first imported instead, once for all of the tests' processes. Traced scripts
 # may not write, so what they import is compiled when it is installed.
@@ -52,17 +54,17 @@ deb-life: .venv/installed-test
 	CARMA_CLEAN_SYSTEM=$(CLEAN) $(BIN)/pytest tests/test_packages.py -k "life or package"
 
 .venv/installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
+	$(VENV)
 	$(INSTALL) --editable .
 	touch $@
 
 .venv/installed-docs: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
+	$(VENV)
 	$(INSTALL) --editable '.[docs]'
 	touch .venv/installed $@
 
 .venv/installed-test: pyproject.toml lab/pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
+	$(VENV)
 	$(INSTALL) --editable '.[test]' --editable ./lab
 	$(BIN)/python -m compileall -q -x transformers/models/ \
 		$(foreach package,$(CONFINED),.venv/lib/python3*/site-packages/$(package))

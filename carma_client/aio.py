@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import _socket
 import asyncio
 import os
-import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
@@ -93,7 +93,7 @@ async def _perform(step: Step) -> bytes | None:
 
 
 async def _ready(
-    socket: socket.socket, within_s: float, add: Callable[..., Any], remove: Callable[..., Any]
+    socket: _socket.socket, within_s: float, add: Callable[..., Any], remove: Callable[..., Any]
 ) -> None:
     ready = asyncio.Event()
     add(socket, ready.set)

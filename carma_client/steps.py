@@ -10,7 +10,7 @@ import time
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    import socket
+    import _socket
     from collections.abc import Generator
     from typing import Any, TypeVar
 
@@ -38,7 +38,7 @@ class Send(Step):
 
     __slots__ = ("data", "socket", "within_s")
 
-    def __init__(self, socket: socket.socket, data: bytes, within_s: float) -> None:
+    def __init__(self, socket: _socket.socket, data: bytes, within_s: float) -> None:
         self.socket = socket
         self.data = memoryview(data)
         self.within_s = within_s
@@ -49,7 +49,7 @@ class Receive(Step):
 
     __slots__ = ("socket", "within_s")
 
-    def __init__(self, socket: socket.socket, within_s: float) -> None:
+    def __init__(self, socket: _socket.socket, within_s: float) -> None:
         self.socket = socket
         self.within_s = within_s
 

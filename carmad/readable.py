@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class TimeUnit:  # no dataclass: `carma` must start quickly
@@ -98,6 +99,8 @@ def gpumem_count(gres: str) -> int | None:
 
 def job_name(argv: Sequence[str]) -> str:
     """Of a job without one: the program's, or the script's that an interpreter is given."""
+    import re
+
     words = [word.rpartition("/")[2] for word in argv]
     name = words[0]
     if re.fullmatch(r"python[0-9.]*|bash|sh|zsh|torchrun|accelerate", name):

@@ -3,7 +3,7 @@ commands name them. Imports stay light."""
 
 from __future__ import annotations
 
-from carma_client.transport import TIMEOUT_S, Blocking, Broken, Daemon, with_query
+from carma_client.transport import TIMEOUT_S, Blocking, Broken, Daemon, parse, with_query
 from cli.problems import Usage
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -18,7 +18,9 @@ __all__ = [
     "events",
     "exit_code",
     "get",
+    "get_text",
     "outcomes",
+    "parse",
     "post",
     "resolve",
     "spans",
@@ -29,7 +31,7 @@ __all__ = [
 SLURM = "slurm:"
 
 _daemon = Blocking()
-get, post = _daemon.get, _daemon.post
+get, get_text, post = _daemon.get, _daemon.get_text, _daemon.post
 
 
 def events(broken: Callable[[str], None] = lambda why: None, **query: object) -> Iterator[Any]:

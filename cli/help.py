@@ -42,9 +42,11 @@ def build_parser() -> Parser:
     own = parser.add_argument_group("options")
     own.add_argument("-h", "--help", action="store_true", help="show this help; also after a verb")
     own.add_argument("--version", action="store_true", help="print the version and exit")
-    colors = [color.value for color in output.Color]
     own.add_argument(
-        "--color", choices=colors, metavar="WHEN", help=f"when to colour: {', '.join(colors)}"
+        "--color",
+        choices=output.COLORS,
+        metavar="WHEN",
+        help=f"when to colour: {', '.join(output.COLORS)}",
     )
     return parser
 

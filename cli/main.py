@@ -40,7 +40,7 @@ def dispatch(args: list[str]) -> int:
     if color:
         from cli import output
 
-        output.choose_color(output.as_color(color))
+        output.choose_color(color)
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     verb = BY_NAME.get(words[0]) if words else None
@@ -55,7 +55,7 @@ def dispatch(args: list[str]) -> int:
     if verb.reads == ITSELF:
         return int(verb.function()(words[1:]))
     if verb.reads == ARGPARSE:
-        return int(verb.function()(verb.parser().parse_args(words[1:])))
+        return int(verb.function()(verb.read(words[1:])))
     from cli.app import run_typer
 
     return run_typer(verb, words[1:])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import sys
-from enum import StrEnum
 
 from cli.problems import Usage
 from cli.problems import note as note
@@ -25,31 +23,22 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 100_000  # no output is cut if there is no terminal
 
 
-class Color(StrEnum):
-    AUTO = "auto"
-    ALWAYS = "always"
-    NEVER = "never"
+COLORS = AUTO, ALWAYS, NEVER = "auto", "always", "never"
+_chosen = AUTO
 
 
-def as_color(word: str) -> Color:
+def choose_color(word: str) -> None:
     """Raises Usage."""
-    if word not in tuple(Color):
-        raise Usage(f"--color {word}: no such choice", f"choose one of {', '.join(Color)}")
-    return Color(word)
-
-
-_chosen = Color.AUTO
-
-
-def choose_color(color: Color) -> None:
     global _chosen
-    _chosen = color
+    if word not in COLORS:
+        raise Usage(f"--color {word}: no such choice", f"choose one of {', '.join(COLORS)}")
+    _chosen = word
 
 
-def wants_color(chosen: Color, environ: Mapping[str, str], tty: bool) -> bool:
+def wants_color(chosen: str, environ: Mapping[str, str], tty: bool) -> bool:
     """Decided by the flag, NO_COLOR, FORCE_COLOR, or whether it is a terminal, in this order."""
-    if chosen is not Color.AUTO:
-        return chosen is Color.ALWAYS
+    if chosen != AUTO:
+        return chosen == ALWAYS
     if environ.get("NO_COLOR"):
         return False
     if environ.get("FORCE_COLOR"):
@@ -144,10 +133,21 @@ def show_rich(renderable: RenderableType) -> None:
 def print_json(answer: Mapping[str, object]) -> None:
     """A field on each line, and a line for each item of a list: to read, and for grep. Indenting
     all of it would take longer than everything else."""
+    import json
+
     fields = []
     for name, value in answer.items():
-        text = json.dumps(value)
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            text = "[\n" + ",\n".join(map(json.dumps, value)) + "\n]"
+            rows = [json.dumps(item, separators=(",", ":")) for item in value]
+            text = "[\n" + ",\n".join(rows) + "\n]"
+        else:
+            text = json.dumps(value)
         fields.append(f"{json.dumps(name)}: {text}")
     print("{\n" + ",\n".join(fields) + "\n}")
+
+
+def print_text(json: Iterable[bytes]) -> None:
+    """JSON that is written as `print_json` does."""
+    sys.stdout.flush()
+    sys.stdout.buffer.writelines(json)
+    print()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 from carma_client import FORBIDDEN, Problem, Refused, Unknown, Unreachable
@@ -37,6 +36,8 @@ class Usage(Problem):
 def report(error: CarmaError, as_json: bool) -> int:
     """Report an error, as text or JSON. Returns the exit code."""
     if as_json:
+        import json
+
         code = error.code if isinstance(error, Problem) else Problem.code
         print(json.dumps({"error": error.message, "hint": error.hint, "code": code}))
     else:

@@ -6,14 +6,15 @@ A verb is the function of its name in its module; the first lines of its docstri
 
 from __future__ import annotations
 
-from importlib import import_module
-
-from cli.parser import Parser
+from cli.plain import read
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from cli.parser import Parser
+    from cli.plain import Options
 
 JOBS, WATCH, SERVER, MORE = "Jobs", "Monitoring", "Administration", "More"
 
@@ -48,24 +49,37 @@ class Verb:
 
     def function(self) -> Callable[..., Any]:
         """What it does; for a group, its app."""
-        found: Callable[..., Any] = getattr(import_module(self.module), self._own_name)
+        found: Callable[..., Any] = _find(self.module, self._own_name)
         return found
+
+    def read(self, words: list[str]) -> Any:
+        """The options of a verb that argparse reads, unless they are so plain that it need not."""
+        return read(self._declare, words) or self.parser().parse_args(words)
 
     def parser(self) -> Parser:
         """Of a verb that argparse reads."""
+        from cli.parser import Parser
+
         about = self.function().__doc__
         parser = Parser(
             prog=f"carma {self.name}", description=about, allow_abbrev=False, add_help=False
         )
-        getattr(import_module(self.options_module), f"{self._own_name}_options")(parser)
+        self._declare(parser)
         if not parser.knows("--help"):
             names = ("--help",) if parser.knows("-h") else ("-h", "--help")
             parser.add_argument(*names, action="help", help="show this help")
         return parser
 
+    def _declare(self, parser: Options) -> None:
+        _find(self.options_module, f"{self._own_name}_options")(parser)
+
     @property
     def _own_name(self) -> str:
         return self.name.replace("-", "_")
+
+
+def _find(module: str, name: str) -> Any:
+    return getattr(__import__(module, fromlist=(name,)), name)  # importlib takes longer
 
 
 VERBS = (

@@ -21,7 +21,7 @@ import pytest
 
 from cli.commands import past
 from cli.main import run
-from cli.output import Color
+from cli.output import AUTO
 from cli.verbs import ARGPARSE, BY_NAME
 from cli.verbs import VERBS as LISTED
 from tests.attack.users import needs_root
@@ -298,6 +298,30 @@ def test_queue_keeps_what_is_wanted(fake: FakeDaemon, capsys: pytest.CaptureFixt
     assert "COMMAND" in capsys.readouterr().out
     assert run(["queue", "--json", "-t", "queued"]) == 0
     assert [one["id"] for one in json.loads(capsys.readouterr().out)["jobs"]] == [50]
+
+
+JOBS = b'{\n"schema": 1,\n"more": 0,\n"jobs": [\n{"id":50, "code":"H","name":"x"}\n]\n}'
+
+
+def test_a_line_is_passed_on_as_the_daemon_has_written_it(
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    text = JOBS
+
+    def get_text(path: str, **query: object) -> list[bytes]:
+        return [text[:9], text[9:]]
+
+    monkeypatch.setattr("cli.client.get_text", get_text)
+    assert run(["queue", "--json"]) == 0
+    assert capsysbinary.readouterr().out == JOBS + b"\n"
+    text = JOBS.replace(b"x", "\x9b2J".encode())
+    assert run(["queue", "--json"]) == 0
+    escaped = capsysbinary.readouterr().out
+    assert escaped.isascii(), "to a terminal, U+009B is the beginning of a command"
+    assert json.loads(escaped) == json.loads(text)
+    text = JOBS.replace(b"\n", b"")
+    assert run(["queue", "--json"]) == 0
+    assert capsysbinary.readouterr().out.splitlines() == JOBS.replace(b", ", b",").splitlines()
 
 
 # steering
@@ -806,6 +830,20 @@ def test_what_people_type_all_day_imports_nothing_heavy(
     assert not [name for name in loaded if name.startswith(("carmad.daemon", "carmad.api"))]
 
 
+@pytest.mark.parametrize("words", ["queue", "queue -r -u alice", "status"])
+def test_looking_at_the_line_imports_no_more_than_it_takes(fake: FakeDaemon, words: str) -> None:
+    """`re` alone, which argparse and json need, takes as long as half of `python -c pass`."""
+    code = (
+        "import sys; before = set(sys.modules); from cli.main import run;"
+        f"code = run({words.split()});"
+        "print('', *sorted(set(sys.modules) - before)); sys.exit(code)"
+    )
+    argv = [sys.executable, "-S", "-c", code]  # packages in the environment may import anything
+    found = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = found.stdout.splitlines()[-1].split()
+    assert not {"re", "argparse", "json", "socket", "enum", "collections", "urllib"} & {*loaded}
+
+
 @pytest.mark.parametrize("words", [["--version"], ["qeue"]])
 def test_the_version_and_a_misspelt_verb_import_no_verb(words: list[str]) -> None:
     code = f"import sys; from cli.main import run; run({words}); print('', *sorted(sys.modules))"
@@ -864,7 +902,7 @@ def test_colour_goes_to_terminals_only(
         ("queue", True),
         ("queue --json", False),
     ):
-        monkeypatch.setattr("cli.output._chosen", Color.AUTO)
+        monkeypatch.setattr("cli.output._chosen", AUTO)
         assert run(words.split()) == 0
         assert ("\x1b" in capsys.readouterr().out) is color, words
 

@@ -12,7 +12,7 @@ from carmad.core.types import StageTimes
 from cli import overview, render
 from cli import text as cli_text
 from cli.commands import doctor, past
-from cli.output import Color, wants_color
+from cli.output import wants_color
 from tests import fake_daemon as fake
 from tests.terminal import plain
 
@@ -290,4 +290,4 @@ def test_other_people_s_words_cannot_drive_the_terminal() -> None:
     ],
 )
 def test_colour(chosen: str, environ: dict[str, str], tty: bool, color: bool) -> None:
-    assert wants_color(Color(chosen), environ, tty) is color
+    assert wants_color(chosen, environ, tty) is color

@@ -3,22 +3,57 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from carma_client import transport
 from carmad import paths
 from cli import client
-from cli.problems import Unreachable
+from cli.problems import Refused, Unreachable
 
 ANSWER = b'HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n{"good": 42}'
 Behaviour = Callable[[socket.socket], None]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"a": [1, 2.5, -1e3, "\\u00e9é", true, null, {}, NaN]}', ' {"a": Infinity} \n', "{}"],
+)
+def test_json_is_read_as_pythons_json_does(text: str) -> None:
+    assert repr(transport.parse([text.encode()[:3], text.encode()[3:]])) == repr(json.loads(text))
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"a": 1} x', "nothing", '{"a": tru}', "[1]", '"\n"'])
+def test_what_is_no_json_is_refused(text: str) -> None:
+    with pytest.raises(Refused, match="not JSON"):
+        transport.parse([text.encode()])
+    assert transport.parse([text.encode()], refused=True) == {}
+
+
+@pytest.mark.parametrize("size", [1, 2, 20, 1000])
+def test_an_answer_comes_in_any_parts(size: int) -> None:
+    chunks = [ANSWER[at : at + size] for at in range(0, len(ANSWER), size)]
+    head, body = transport._divide(chunks)
+    assert head + transport.END + b"".join(body) == ANSWER and all(body)
+    assert transport._is_whole(head, body)
+    assert not transport._is_whole(*transport._divide(chunks[:-1]))
+
+
+@pytest.mark.parametrize("value", ["ann", "a b", "R,PD", "a&b=c", "é", "a_b", "", "x%20"])
+def test_a_query_says_what_it_is_given(value: str) -> None:
+    query = transport.with_query("/v1/jobs", {"user": value, "fold": True, "select": None})
+    assert parse_qs(urlsplit(query).query, keep_blank_values=True) == {
+        "user": [value],
+        "fold": ["True"],
+    }
 
 
 def answer(connection: socket.socket) -> None:

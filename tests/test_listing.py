@@ -20,16 +20,18 @@ from carmad.api import actions, call, service
 from carmad.api import job as api_job
 from carmad.api.job import Jobs
 from carmad.api.rows import FIRST_ROWS, OWN_ROWS, PIECES, Rows, fold, row_out, visible_rows
-from carmad.api.wire import Selection, parse_selection
+from carmad.api.wire import Selection, as_json, parse_selection
+from carmad.attempt.environment import log_paths
 from carmad.config import Limits, Settings
 from carmad.core.line import Held
 from carmad.core.messages import Step
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
-from carmad.core.tasks import JobsById
+from carmad.core.tasks import JobsById, singly, split
 from carmad.core.types import ArrayTask, Attempt, Job, JobId, JobState, Prediction
 from carmad.store.database import StoreFull
 from carmad.testing import a_gpu_view, a_job, a_spec, a_view
+from cli.output import print_json
 from tests.aio import run_async
 from tests.api_server import ROOT_JOBS, Daemon, as_uid, request, running
 from tests.test_api import ADA, JOB, needs_root, submit
@@ -179,6 +181,40 @@ def test_of_a_long_line_its_head_is_shown_and_one_s_own() -> None:
 # rows that are written once
 
 
+@pytest.mark.parametrize("uid", [UID, UID + 1])
+def test_tasks_that_wait_alike_are_written_as_each_of_them_would_be(uid: int) -> None:
+    """Also names that look like what a pattern is made of, and digits beside numbers."""
+    array = ArrayTask(JobId(4), 10, None, more=5, step=3)
+    spec = a_spec(
+        uid=UID,
+        array=array,
+        name='100%d "%(id)d"',
+        argv=("train", "%b%(place)d", "4", "10"),
+        stdout="1%j0/%A_%a%a-%%a-%x.log",
+        stderr="%j%%",
+    )
+    other = a_job(1, state=JobState.QUEUED, spec=a_spec(uid=UID))
+    job = a_job(4, state=JobState.QUEUED, spec=spec, submitted_at=0.0)
+    scene = scene_of(other, job)
+    one = Jobs(scene, log_paths, (uid, a_spec().user), False)
+    expected = [one(task) for task in singly([other, job])]
+    text = b"".join(Rows().json_singly([other, job], one))
+    assert json.loads(text) == json.loads(as_json(expected))
+    assert len(text.splitlines()) == len(expected) + 2, "a line for each"
+    assert expected[-1]["label"] == "4_25" and expected[-1].get("position") in (7, None)
+
+
+def test_tasks_of_which_none_is_in_line_have_no_place() -> None:
+    """As those that wait for an estimate, or were cancelled together."""
+    for state in (JobState.PENDING, JobState.CANCELLED):
+        job = task(4, 1, state=state)
+        job = replace(job, spec=replace(job.spec, array=ArrayTask(JobId(4), 1, more=2)))
+        one = viewer(scene_of(job), see_all=True)
+        found = json.loads(b"".join(Rows().json_singly([job], one)))
+        assert found == json.loads(as_json([one(each) for each in singly([job])]))
+        assert [each["position"] for each in found] == [None] * 3
+
+
 def test_a_row_stands_as_long_as_its_job_and_the_reason_do(counted: Counter[str]) -> None:
     jobs = [a_job(id) for id in range(1, 51)]
     rows = Rows()
@@ -222,6 +258,15 @@ def test_what_json_has_no_word_for_is_null() -> None:
 
 def test_an_empty_list_is_json_too() -> None:
     assert b"".join(Rows().json([], viewer(scene_of()))) == b"[]"
+
+
+def test_the_first_tasks_and_how_many_others_there_are() -> None:
+    jobs = [a_job(1), a_job(2, spec=a_spec(array=ArrayTask(JobId(2), 0, more=9))), a_job(12)]
+    every = [job.id for job in singly(jobs)]
+    for most in range(15):
+        first, others = split(jobs, most)
+        assert [job.id for job in singly(first)] == every[:most]
+        assert others == len(every[most:])
 
 
 # over the API
@@ -283,10 +328,8 @@ def test_every_task_is_listed_unless_folded(daemon: Daemon, counted: Counter[str
     counted.clear()
     everyone = daemon.call("GET", "/v1/jobs")[1]
     assert [job["id"] for job in everyone["jobs"]] == [first - 1, *range(first, first + ARRAY)]
-    assert counted["jobs"] == ARRAY + 1
-    daemon.sample()
-    daemon.call("GET", "/v1/jobs")
-    assert counted["jobs"] == ARRAY + 2, "of these only the one that runs is rendered again"
+    assert [job["position"] for job in everyone["jobs"]] == [None, *range(1, ARRAY + 1)]
+    assert counted["jobs"] == 3, "the one that runs, the first task, and a pattern for the others"
 
     rows = daemon.call("GET", "/v1/jobs?fold=true")[1]
     assert [row.get("count") for row in rows["jobs"]] == [None, ARRAY]
@@ -309,8 +352,45 @@ def test_a_long_listing_is_sent_in_pieces_of_a_known_length(daemon: Daemon) -> N
     assert len(json.loads(body)["jobs"]) == PIECES + 1
 
 
+def test_a_listing_is_written_as_json_is_printed(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So `carma queue --json` passes it on."""
+    array(daemon, 5)
+    for path in ("/v1/jobs", "/v1/jobs?user=nobody"):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(daemon.path)
+            connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        text = answer.partition(b"\r\n\r\n")[2].decode()
+        print_json(json.loads(text))
+        assert capsys.readouterr().out == text + "\n"
+
+
+@needs_root
+def test_administrators_share_what_is_written_and_others_do_not(
+    daemon: Daemon, counted: Counter[str]
+) -> None:
+    sweep(daemon)
+    daemon.call("GET", "/v1/jobs")
+    counted.clear()
+    for _ in range(3):
+        as_uid(ADA, daemon.path, "GET", "/v1/jobs")
+    assert counted["jobs"] == ARRAY + 1
+
+
+def test_a_sweep_is_rendered_once(daemon: Daemon, counted: Counter[str]) -> None:
+    sweep(daemon)
+    counted.clear()
+    daemon.call("GET", "/v1/jobs")
+    assert counted["jobs"] == ARRAY + 1
+    daemon.sample()
+    daemon.call("GET", "/v1/jobs")
+    assert counted["jobs"] == ARRAY + 2, "of these only the one that runs is rendered again"
+
+
 def test_rows_are_kept_of_live_jobs_only(daemon: Daemon) -> None:
-    array(daemon)
+    sweep(daemon)
     daemon.call("GET", "/v1/jobs")
     assert len(daemon.service.rows) == ARRAY
     daemon.call("POST", "/v1/cancel", {"select": "all"})

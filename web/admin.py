@@ -24,7 +24,7 @@ from carmad import registry
 from carmad.config import Settings
 from carmad.errors import CarmaError
 from cli import client, parse
-from cli.parser import check
+from cli.options import check
 from cli.problems import Problem
 from web.forms import Given, form_endpoint
 from web.page import Page, go_on

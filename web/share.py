@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from carmad.report import Section, last, sections, title
 from cli import client, parse
-from cli.parser import check
+from cli.options import check
 from cli.problems import Usage
 from web.forms import Given, form_endpoint
 from web.page import Page, go_on

@@ -6,17 +6,19 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
+from itertools import count as count_from
+from secrets import randbelow
 
 from starlette.responses import StreamingResponse
 
-from carmad.api.job import JobOut, Jobs
+from carmad.api.job import JobOut, Jobs, MovingOut
 from carmad.api.tally import weight
 from carmad.api.wire import as_json, label, state_code
 from carmad.core.messages import Step
 from carmad.core.scene import Scene
-from carmad.core.tasks import indices
+from carmad.core.tasks import indices, part
 from carmad.core.types import ENDED, Job, JobId
 from carmad.loop import Follower
 from carmad.store.sql import SqlStore
@@ -24,6 +26,8 @@ from carmad.store.sql import SqlStore
 FIRST_ROWS = 50  # of the line, for everybody
 OWN_ROWS = 50  # and so many of one's own that stand behind these
 SPANS = 8  # of indices, that a row names
+
+NEXT = b",\n"  # between rows
 
 Row = Sequence[Job]  # jobs of one array, or a single one, which may stand for several tasks, too
 
@@ -130,17 +134,28 @@ class Rows:
             self._written = {id: row for id, row in known.items() if id in live}
 
     def json(self, rows: Iterable[Row], one: Jobs) -> list[bytes]:
-        """A JSON array, in pieces."""
-        pieces = [b"["]
+        """A JSON array with a line for each row, in pieces."""
+        pieces: list[bytes] = []
         for row in rows:
-            job = row[0]
-            if len(row) > 1 or job.tasks > 1 or job.holds_gpus or job.ended:
-                pieces += [as_json(row_out(row, one)), b","]
-            elif one.sees(job):
-                pieces += [self._full(job, one), as_json(one.moving(job))[1:], b","]
+            if len(row) > 1 or row[0].tasks > 1:
+                pieces += [as_json(row_out(row, one)), NEXT]
             else:
-                pieces += [self._outline(job, one), b","]
-        return [*pieces[: -1 if len(pieces) > 1 else None], b"]"]
+                pieces += self._single(row[0], one)
+        return _array(pieces)
+
+    def json_singly(self, jobs: Iterable[Job], one: Jobs) -> list[bytes]:
+        """Likewise, with a row for each task."""
+        pieces: list[bytes] = []
+        for job in jobs:
+            pieces += self._single(job, one) if job.tasks == 1 else _alike(job, one)
+        return _array(pieces)
+
+    def _single(self, job: Job, one: Jobs) -> tuple[bytes, ...]:
+        if job.holds_gpus or job.ended:
+            return as_json(row_out([job], one)), NEXT
+        if one.sees(job):
+            return self._full(job, one), as_json(one.moving(job))[1:], NEXT
+        return self._outline(job, one), NEXT
 
     def _full(self, job: Job, one: Jobs) -> bytes:
         row = self._row(job, one)
@@ -162,6 +177,40 @@ class Rows:
         if row is None or row.reason != reason or (row.job is not job and row.job != job):
             row = self._written[job.id] = _Written(job, reason)
         return row
+
+
+def _array(pieces: list[bytes]) -> list[bytes]:
+    """Of rows, each with NEXT behind it."""
+    return [b"[\n", *pieces[:-1], b"\n]"] if pieces else [b"[]"]
+
+
+def _alike(job: Job, one: Jobs) -> Iterator[bytes]:
+    """The rows of all tasks that the job stands for. Those behind the first, which may head the
+    line, differ only in their ids, indices and places, so they are written from one pattern."""
+    first, second = (part(job, range(id, id + 1)) for id in job.ids[:2])
+    yield from (as_json(one(first)), NEXT)
+    moving = one.moving(second)
+    row = _pattern(second, moving, one)
+    places = count_from(moving["position"] or 0)
+    for id, index, place in zip(job.ids[1:], indices(job)[1:], places, strict=False):
+        yield row % {b"id": id, b"index": index, b"place": place}
+        yield NEXT
+
+
+def _pattern(task: Job, moving: MovingOut, one: Jobs) -> bytes:
+    """The task's row with `%(id)d`, `%(index)d` and `%(place)d` where these are, also in the paths
+    of its logs. It is written with numbers that nobody can have guessed, which are then found."""
+    assert task.spec.array
+    id, index, place = (10**17 + randbelow(10**17) for _ in range(3))
+    array = replace(task.spec.array, index=index)
+    out = one(replace(task, id=JobId(id), spec=replace(task.spec, array=array)))
+    if one.sees(task):
+        out["reason"], out["wait_s"] = one.reason(task), moving["wait_s"]
+        out["position"] = moving["position"] and place
+    row = as_json(out).replace(b"%", b"%%")
+    for name, number in ((b"id", id), (b"index", index), (b"place", place)):
+        row = row.replace(b"%d" % number, b"%%(%s)d" % name)
+    return row
 
 
 class Pieces(StreamingResponse):

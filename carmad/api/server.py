@@ -187,7 +187,7 @@ def _status(call: Call, scene: Scene) -> Response:
         "me": {"user": peer.user, "uid": peer.uid, "admin": peer.admin},
         "jobs": [],  # last: what is written already comes in here
     }
-    live = b"".join(service.rows.json(rows, one))[1:-1]
+    live = b"".join(service.rows.json(rows, one))[1:-1].strip()
     jobs = b",".join(filter(None, (live, *(each.row(one) for each in ended))))
     return Response(as_json(out)[:-2] + jobs + b"]}", media_type="application/json")
 

@@ -31,6 +31,19 @@ def singly(jobs: Iterable[Job]) -> Iterator[Job]:
             yield from (part(job, range(id, id + 1)) for id in job.ids)
 
 
+def split(jobs: Iterable[Job], most: int) -> tuple[list[Job], int]:
+    """The first tasks, at most so many, and the number of the others."""
+    first: list[Job] = []
+    others = 0
+    for job in jobs:
+        taken = min(job.tasks, most)
+        if taken:
+            first.append(part(job, job.ids[:taken]))
+        most -= taken
+        others += job.tasks - taken
+    return first, others
+
+
 def indices(job: Job) -> range:
     """Of the tasks that it stands for; none: it is of no array."""
     array = job.spec.array

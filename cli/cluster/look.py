@@ -15,8 +15,8 @@ from carmad.readable import clean, gpumem_count
 from cli import output
 from cli.client import SLURM
 from cli.cluster import jobs, slurm
+from cli.options import states_of, user_of
 from cli.overview import STATE_STYLE
-from cli.parser import states_of, user_of
 from cli.problems import Problem, Unreachable, Usage
 from cli.text import NOTHING, Table, columns, heading, in_style, pairs
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from cli import client, output, overview, parse
-from cli.parser import add_json
+from cli import client, output, overview
+from cli.options import add_json, interval
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def top_options(parser: Parser) -> None:
     parser.add_argument(
         "-w",
         "--watch",
-        type=parse.interval,
+        type=interval,
         default=2.0,
         metavar="SECONDS",
         help="refresh interval (default: %(default)g)",

@@ -9,7 +9,7 @@ import sys
 from carmad.errors import CarmaError
 from cli import client, output
 from cli.client import resolve
-from cli.parser import add_json
+from cli.options import add_json
 from cli.problems import Problem, Usage, report
 
 TYPE_CHECKING = False  # importing typing takes 2 ms

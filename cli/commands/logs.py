@@ -14,7 +14,7 @@ from carma_client.transport import ENDED
 from carmad.readable import clean
 from cli import client, output, parse
 from cli.client import events, resolve
-from cli.parser import add_job, add_user, check, selection, user_of
+from cli.options import add_job, add_user, check, selection, user_of
 from cli.problems import Problem
 
 TYPE_CHECKING = False  # importing typing takes 2 ms

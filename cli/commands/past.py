@@ -7,8 +7,8 @@ from argparse import ArgumentTypeError
 
 from carmad.readable import clean
 from cli import client, output, parse
+from cli.options import add_json, add_states, add_user, check, states_of, user_of
 from cli.overview import HISTORY, job_table, params, with_params
-from cli.parser import add_json, add_states, add_user, check, states_of, user_of
 from cli.problems import Problem, Usage
 from cli.text import Table, columns, energy, span
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 
 from carmad.errors import CarmaError
-from cli import client, output, parse, render
+from cli import client, output
 from cli.client import resolve
+from cli.options import add_job, add_json, add_states, add_user, interval, states_of, user_of
 from cli.overview import COLUMNS, QUEUE_LONG, job_table, sort
-from cli.parser import add_job, add_json, add_states, add_user, states_of, user_of
 from cli.problems import Usage
 from cli.text import Table, in_style, layout
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from cli.parser import Parser
+    from cli.plain import Options
 
 WATCH_S = 2.0
 
 
-def queue_options(parser: Parser) -> None:
+def queue_options(parser: Options) -> None:
     add_user(parser, me=True)
     add_states(parser)
     add = parser.add_argument
@@ -41,7 +41,7 @@ def queue_options(parser: Parser) -> None:
     add(
         "-w",
         "--watch",
-        type=parse.interval,
+        type=interval,
         nargs="?",
         const=WATCH_S,
         metavar="SECONDS",
@@ -65,14 +65,28 @@ def queue(options: Namespace) -> int:
         _fields(options.sort.removeprefix("-"))
     if options.watch:
         return _watch(options, shown)
-    answer = _jobs(options)
     if options.json:
-        output.print_json(answer)
+        _print_json(options)
         return 0
+    answer = _jobs(options)
     output.show(job_table(answer["jobs"], shown, options.noheader))
     if more := answer.get("more"):
         output.note(f"and {more} more: select a user with -u, or jobs with -j")
     return 0
+
+
+def _print_json(options: Namespace) -> None:
+    """As the daemon has written it, where that will do: to read a long line takes long. What is not
+    ASCII, and might control the terminal, is escaped; one of 0.1.0 writes no lines."""
+    names, codes = states_of(options.states)
+    if codes or options.sort:
+        output.print_json(_jobs(options))
+        return
+    text = client.get_text("/v1/jobs", **_query(options, names))
+    if text[:1] and text[0].startswith(b"{\n") and all(map(bytes.isascii, text)):
+        output.print_text(text)
+    else:
+        output.print_json(client.parse(text))
 
 
 def _watch(options: Namespace, shown: Sequence[str]) -> int:
@@ -95,18 +109,21 @@ def _watch(options: Namespace, shown: Sequence[str]) -> int:
 
 def _jobs(options: Namespace) -> Any:
     names, codes = states_of(options.states)
-    answer = client.get(
-        "/v1/jobs",
-        select=options.jobs,
-        user=user_of(options.user, options.me),
-        states=names,
-        fold=None if options.array or options.json else True,
-    )
+    answer = client.get("/v1/jobs", **_query(options, names))
     if codes:
         answer["jobs"] = [job for job in answer["jobs"] if job["code"] in codes]
     if options.sort:
         answer["jobs"] = sort(answer["jobs"], options.sort)
     return answer
+
+
+def _query(options: Namespace, states: str | None) -> dict[str, Any]:
+    return {
+        "select": options.jobs,
+        "user": user_of(options.user, options.me),
+        "states": states,
+        "fold": None if options.array or options.json else True,
+    }
 
 
 def _starts(user: str | None, json: bool) -> None:
@@ -130,7 +147,7 @@ def _fields(text: str) -> tuple[str, ...]:
     return fields
 
 
-def _job_options(parser: Parser) -> None:
+def _job_options(parser: Options) -> None:
     add_job(parser)
     add_json(parser)
 
@@ -144,6 +161,8 @@ def show(options: Namespace) -> int:
     if options.json:
         output.print_json(answer)
     else:
+        from cli import render
+
         output.show(render.show(answer))
     return 0
 
@@ -154,5 +173,7 @@ def why(options: Namespace) -> int:
     if options.json:
         output.print_json(answer)
     else:
+        from cli import render
+
         output.show(render.why(answer))
     return 0

@@ -9,7 +9,7 @@ import sys
 from carmad.readable import clean
 from cli import client, output, parse
 from cli.client import resolve
-from cli.parser import add_json, check
+from cli.options import add_json, check
 from cli.problems import Usage
 from cli.text import NOTHING, Column, Table
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from carmad.readable import clean
 from cli import client, output
+from cli.options import add_json
 from cli.parse import gpu_count, moment, seconds, whole
-from cli.parser import add_json
 from cli.problems import Usage
 from cli.text import NOTHING, Table, columns, heading
 

@@ -21,7 +21,7 @@ from carmad import paths, registry
 from carmad.errors import CarmaError
 from carmad.readable import clean, duration
 from cli import output
-from cli.parser import check
+from cli.options import check
 from cli.problems import Problem, Usage
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import sys
 from carma_client.transport import ENDED
 from cli import client, output
 from cli.client import exit_code, wait_for
-from cli.parser import add_json, add_select, add_user, selection
+from cli.options import add_json, add_select, add_user, selection
 from cli.problems import Problem, Usage
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
