@@ -71,7 +71,8 @@ class Daemon:
     def __init__(self, path):
         settings = Settings()
         self.store = FullStore(SqlStore.open(path / "carma.db"))
-        self.inbox = Inbox(lambda: 1.0, 1)  # as if no time passed: the reading below stays fresh
+        self.now = 1.0  # no time passes by itself: the reading below stays fresh
+        self.inbox = Inbox(lambda: self.now, 1)
         self.world = FakeWorld((GPU,), lambda: 0.0, self.inbox.post)
         self.scheduler = Scheduler(settings, builtin.magm(settings), ladder.exclusive(settings))
         self.steps = []
@@ -314,6 +315,7 @@ def test_what_was_measured_is_saved_when_the_daemon_stops(daemon):
 def test_time_passes_though_nobody_has_news(daemon):
     """When the driver hangs, and the monitor with it, time limits still hold."""
     id = daemon.start(time_limit_s=60.0)
+    daemon.now += 61.0
     until(lambda: daemon.world.stops, "the job to be stopped")
     assert daemon.world.stops[0] == (id, 1, Cause.TIME_LIMIT)
     ticks = [event for step in daemon.steps for event in step.events if isinstance(event, Tick)]
