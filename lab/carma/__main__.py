@@ -140,7 +140,7 @@ def measure() -> Report:
             },
         },
         [
-            f"60 tasks, {GPUS}, MPS with one server for the node, interference `learned`, if"
+            f"60 tasks, {GPUS}, MPS with one server for the node, interference `conserving`, if"
             " nothing else is said; nothing is drawn"
         ],
     )
@@ -201,7 +201,7 @@ def _band(band: Band) -> str:
 
 _BAND_NOTE = (
     "`none`: nobody slows anybody, a bound. `additive`: SMs are shared out, nothing is lost or"
-    " saved. `learned`: the fit on measured pairs. Per GPU: one MPS server for each GPU; jobs of"
+    " saved. `conserving`: the fit on measured pairs. Per GPU: one MPS server for each GPU; jobs of"
     " two GPUs are then time-sliced beside the servers."
 )
 
@@ -343,7 +343,7 @@ def _causes(
             "It depends on loads that no figure shows: light tasks half or twice as busy give"
             f" {makespan('light tasks half as busy')} and {makespan('light tasks twice as busy')},"
             f" DRAMA halved {makespan('DRAMA halved')}.",
-            f"Energy, recovery only, {energy('as above')} with `learned`, under which jobs that"
+            f"Energy, recovery only, {energy('as above')} with `conserving`, under which jobs that"
             f" share need {100 - kept['learned']:.0f} % fewer SM-busy seconds. The paper's SMACT"
             " and makespan multiply to as many as alone, the figures of heavy-60 to"
             f" {-busy:.1f} % fewer."

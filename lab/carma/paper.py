@@ -57,7 +57,7 @@ Scope = Literal["node", "gpu"]
 class Assumed:
     """What the paper does not tell, and our answer to it."""
 
-    interference: str = "learned"
+    interference: str = "conserving"
     scope: Scope = "node"  # as the artifact's MPS_enabling.sh: one MPS server for all GPUs
     mps: bool = True  # False: streams
     first_kernel_s: float = 10.0

@@ -69,7 +69,7 @@ class Known(Boosted):
 
     The paper's "mathematical fitting" (9.5), for which every pair has been measured."""
 
-    simulated: str = "learned"
+    simulated: str = "conserving"
     loads: tuple[Load, ...] = ()  # of all jobs
     memory_mib: int = 1  # of a GPU
 
@@ -204,7 +204,7 @@ def result(case: Case, outcome: Outcome) -> Result:
 
 
 def experiment(
-    trace: Trace, gpus: str, policy: str, backfill: int = 0, simulated: str = "learned"
+    trace: Trace, gpus: str, policy: str, backfill: int = 0, simulated: str = "conserving"
 ) -> Experiment:
     """Memory needs are known, and durations to those policies that ask; only Tiresias preempts."""
     limits = Limits(preemption=policy == "tiresias", backfill=backfill)

@@ -76,7 +76,7 @@ class Case:
     knows: Known = "nothing"
     ablation: Mapping[str, Any] = field(default_factory=dict)
     outlasts: float = binder.OUTLASTS  # of the time-aware rule
-    measured: bool = True  # interference by measured pairs, else as `learned`
+    measured: bool = True  # interference by measured pairs, else as `conserving`
     thresholds: tuple[float, float] | None = None  # of another packing tree than the shipped one
 
 
@@ -306,7 +306,7 @@ def run(case: Case) -> Result:
         parse(case.gpus),
         case.settings,
         estimator="oracle" if policy == "horus" else "none",  # Horus predicts it
-        interference=given.interference if case.measured else "learned",
+        interference=given.interference if case.measured else "conserving",
         expected=case.knows == "truth",
         physics=PHYSICS,
         models=models,
