@@ -41,10 +41,8 @@ def web_options(parser: Parser) -> None:
 
 
 def web(options: Namespace) -> int:
-    """Serve a page of the server: its GPUs, the queue, and your jobs, live.
-
-    It prints a link with a token that lets in whoever has it, as you: keep it to yourself. Ctrl-C
-    ends it.
+    """It prints a link with a token that lets in whoever has it, as you: keep it to yourself.
+    Ctrl-C ends it.
     """
     if options.token_file and not options.read_only:
         raise Usage(

@@ -38,7 +38,7 @@ NOBODY = 65534  # an ordinary user, on every machine
 PYTHON_WITHIN_S = 20.0
 DRIVER_WITHIN_S = 20.0  # without persistence, it takes seconds to wake each GPU
 
-config = group("Show the daemon's settings, or check a settings file.")
+config = group()
 
 
 def doctor(
@@ -63,7 +63,6 @@ def doctor(
         bool, typer.Option("--slurm", help="Check instead that Slurm and CARMA fit each other.")
     ] = False,
 ) -> None:
-    """Check this machine and, if one is running, the daemon. Exits with 1 if a check fails."""
     if gpu:
         run_selftest(device or "", json, write)
         return

@@ -27,7 +27,6 @@ TERMINAL = Path("-")
 
 
 def estimate(args: list[str]) -> int:
-    """Predict how much GPU memory a command needs, and where it fits. Nothing runs on a GPU."""
     from cli import estimate_view as view
 
     parser = build_parser()

@@ -55,12 +55,10 @@ ELSEWHERE = {
 
 
 def run(args: list[str]) -> int:
-    """Wait for GPUs, then run a command here, in this terminal, as a job."""
     return _run("run", args)
 
 
 def shell(args: list[str]) -> int:
-    """Wait for GPUs, then start a shell here, as a job."""
     return _run("shell", args)
 
 

@@ -123,7 +123,6 @@ def simulate(
         bool, typer.Option("--no-cache", help="Do not reuse earlier results.")
     ] = False,
 ) -> None:
-    """Simulate a trace of jobs under one or more policies, and compare the results."""
     _check_files(json, html, csv, csv_jobs, report)
     base, results = _source(source, history, since)
     if history:
