@@ -201,7 +201,7 @@ class Placer:
                 continue
             if proposal.gpus and self.blocker(job, now):
                 return True
-            checked = self._check(job, proposal, view)
+            checked = self._enforce_rules(job, proposal, view)
             self._decide(Decision(now, made.by, checked))
             if not checked.gpus:
                 waiting.append(job.id)
@@ -254,7 +254,7 @@ class Placer:
         self._memory = None
         return self.view(now)
 
-    def _check(self, job: Job, placement: Placement, view: View) -> Placement:
+    def _enforce_rules(self, job: Job, placement: Placement, view: View) -> Placement:
         """The placement, or a wait with the hard rule that it would have broken."""
         if not placement.gpus:
             return placement

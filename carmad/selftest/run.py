@@ -106,14 +106,14 @@ def _findings(
     current = by_name(bench.settings)
     for fact in facts:
         told(fact, None)
-        seen = _check(bench, fact, deadline)
+        seen = _observe(bench, fact, deadline)
         changes = {name: its for name, its in seen.settings.items() if current.get(name) != its}
         found = Finding(fact=fact.name, **asdict(replace(seen, settings=changes)))
         told(fact, found)
         yield found
 
 
-def _check(bench: Bench, fact: Fact, deadline: float) -> Seen:
+def _observe(bench: Bench, fact: Fact, deadline: float) -> Seen:
     if fact.check is None:
         return unknown(f"by hand: {fact.by_hand}")
     if time.monotonic() > deadline:
