@@ -142,7 +142,7 @@ class Service(Follower):
     def __post_init__(self) -> None:
         self.events = Events(str(int(self.started_at * 1000)), self.settings.monitor.external_mib)
         self.recent = Recent(self.store)
-        self.events.listeners += [self.timeline.heard, self.counts.heard]
+        self.events.listeners += [self.timeline.note, self.counts.note]
 
     def on_commit(self, step: Step) -> None:
         self._scene = None

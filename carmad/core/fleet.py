@@ -116,7 +116,7 @@ class Fleet:
         self._outdated.add(sample.gpu)
         return before
 
-    def newly_metered(self) -> list[JobId]:
+    def take_newly_metered(self) -> list[JobId]:
         """The jobs whose usage has changed since the last call."""
         jobs, self._metered = list(self._metered), {}
         return jobs

@@ -166,7 +166,7 @@ class Placer:
             else:
                 del self._deciders.unordered[id]
 
-    def _hidden(self, view: View) -> Set[JobId]:
+    def _find_hidden(self, view: View) -> Set[JobId]:
         """Queued jobs that the view does not show."""
         line = self._ledger.line()
         if view.queue is line:
@@ -183,7 +183,7 @@ class Placer:
             return False
         made = self._deciders.plan(view, lambda: self._renew(now))
         view, plan = made.view, made.proposals
-        hidden = self._hidden(view)
+        hidden = self._find_hidden(view)
         waiting: list[JobId] = []  # refused, and overtaken by the jobs that start below
         starts = [n for n, each in enumerate(plan) if isinstance(each, Placement) and each.gpus]
         for n, proposal in enumerate(plan):

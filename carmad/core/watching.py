@@ -50,7 +50,7 @@ class Watch:
             self.save_usage()
 
     def save_usage(self) -> None:
-        for id in self._fleet.newly_metered():
+        for id in self._fleet.take_newly_metered():
             if holder := self.ledger.holders.get(id):
                 self.ledger.put(self._fleet.with_usage(holder))
 

@@ -269,7 +269,7 @@ def _state(state_dir: Path) -> Iterator[CheckOut]:
 
 
 def _damage(store: SqlStore) -> Iterator[CheckOut]:
-    for what, why in store.damage.found().items():
+    for what, why in store.damage.reasons().items():
         hint = "It is skipped in all output. A backup may have it intact."
         yield verdict("damage", None, f"{what} in the database cannot be read: {why}", hint)
     for path in sorted((store.path.parent / FOLDER).glob("*.json")):

@@ -49,7 +49,7 @@ from carmad.learned.models import Models
 from carmad.loop import Follower
 from carmad.metrics.keeper import Keeper
 from carmad.models import Model
-from carmad.notify.letters import stuck
+from carmad.notify.letters import find_stuck
 from carmad.notify.post import Post
 from carmad.store.damage import stands_in
 from carmad.store.journal import Journal
@@ -174,9 +174,12 @@ class Daemon:
             self._past.submissions,
         )
         self._post = Post(
-            store, settings.notify, own_units=self._own_units, stuck=lambda: stuck(self._scene())
+            store,
+            settings.notify,
+            own_units=self._own_units,
+            stuck=lambda: find_stuck(self._scene()),
         )
-        self._service.events.listeners.append(self._post.heard)
+        self._service.events.listeners.append(self._post.note)
         self._runners = Runners(self.inbox)
         followers = (
             InvalidChoices(),
