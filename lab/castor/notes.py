@@ -26,9 +26,9 @@ TECHNIQUES = """\
 Castor, on 64 A6000. A process can be the client of one MPS
 server only. With a server per GPU (`collocation.mps_scope = "gpu"`, the default) a job of several
 GPUs shares by time slices, beside the servers; with one per node it is a client, as on the paper's
-testbed. All of Sia's jobs have four GPUs or more. The interference under MPS is `conserving`, which
-explains nothing there (interference.md). The figure has no numbers for JCT; its claim is that MPS
-does better in everything."""
+testbed. All of Sia's jobs have four GPUs or more. The figure has no numbers for JCT; its claim is
+that MPS does better in everything. That cannot be tested here: `conserving` has one coefficient for
+both, as no public pairs under MPS tell another (interference.md)."""
 
 BENEFIT = """\
 For each job that started beside others: how long until its end had it waited for idle GPUs, over
@@ -70,9 +70,9 @@ CAUSES = """\
 - **Load.** All differences grow with it, and that of the paper's samples is not known; by what
   share of FIFO's JCT is queueing (above) it lies between our two sizes. With 128 GPUs and two jobs
   on each hardly anybody waits here, whatever the ratios.
-- **Interference.** Two busy jobs on a GPU together do 1.2 times what one does alone (`conserving`,
-  fitted to an RTX 3090's pairs); no pair comes near the ratios of up to 6 that the paper saw. So
-  sharing seldom loses, and little is left for Castor to avoid. SJF-FFS, which always shares, comes
+- **Interference.** However many jobs share a GPU, none does less than its share of it
+  (`conserving`); no pair comes near the ratios of up to 6 that the paper saw. So sharing seldom
+  loses, and little is left for Castor to avoid. SJF-FFS, which always shares, comes
   out alike once it does not hold the line, either. What Castor chooses shows in the benefits, which
   are above 1 more often, and that counts little beside whose turn it is: at high load single
   decisions send runs of one sample different ways, by more than the policies differ on average.
