@@ -1,4 +1,4 @@
-"""CARMA beside the peers that are installed: how soon jobs start, how many a second, what they cost,
+"""CARMA beside the peers that are installed: how soon jobs start, how many a second, at what cost,
 how long commands take, what the daemons take; then everyday tasks (`python -m lab.peers.tasks` for
 these alone). `python -m lab.peers table` writes the README's table from the results.
 
@@ -21,10 +21,10 @@ from lab.peers.tasks import TITLE, side_by_side
 HOW = """\
 A time is a multiple of `python -c pass` (py), which took its turn between the systems, with the
 interpreter of CARMA's daemon and of the jobs; medians of the wall clock. A job wants one of 8 GPUs
-(emulated, faked, or files; 8 slots in task-spooler), and no time limit. Many jobs write a byte each.
-gflow's many want no GPU and run all at once: it takes ten seconds to see that a job has ended.
-task-spooler has no arrays, and holds 940 jobs: these stand for 1,000. Slurm's and gflow's tuned
-settings change only how jobs start. Processor time is that of all processes of a system and of the
+(emulated, faked, or files; 8 slots in task-spooler), and no time limit. Many jobs write a byte
+each. gflow's many want no GPU and run all at once: it sees only after ten seconds that a job has
+ended. task-spooler has no arrays, and holds 940 jobs: these stand for 1,000. Tuned settings change
+only how jobs start. Processor time is that of all processes of a system and of the
 job's shell, without the client's. Memory is that of all its processes, shared pages in parts."""
 
 

@@ -1,5 +1,7 @@
 """The README's table: what was measured, marked †, and what the programs' documentation says."""
 
+# ruff: noqa: E501 - a row of the table is a line
+
 from __future__ import annotations
 
 import json
@@ -86,7 +88,9 @@ def draw(found: Mapping[str, Any]) -> str:
         heads.append(title.replace(name, f"[{name}]({link})") if link else title)
     rows = [["", *heads], ["---"] * (len(heads) + 1)]
     for what, begins in SPEED.items():
-        lines = [line for each in begins for line in found["lines"] if line["what"].startswith(each)]
+        lines = [
+            line for each in begins for line in found["lines"] if line["what"].startswith(each)
+        ]
         rows.append([what, *(_draw_speed(lines, name) for name in LINKS)])
     for line in FACTS.strip().splitlines():
         what, *cells = line.split(" | ")

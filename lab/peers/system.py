@@ -272,10 +272,9 @@ class System(ABC):
 
     def clear(self, jobs: Sequence[str]) -> None:
         """Cancel what waits."""
-        words = self.verbs()["cancel"]
-        for job in jobs:
-            with contextlib.suppress(subprocess.CalledProcessError):
-                self.run([word.replace("{job}", job) for word in words])
+        words = [word for word in self.verbs()["cancel"] if word != "{job}"]
+        with contextlib.suppress(subprocess.CalledProcessError):  # some were cancelled before
+            self.run([*words, *jobs])
 
     def submit_many(self, command: list[str], count: int) -> float:
         """At once, as it does that best, of one GPU each; the processor time of its client."""
@@ -305,7 +304,9 @@ class System(ABC):
         stamp = self.folder / "stamp"
         stamp.unlink(missing_ok=True)
         script = self.folder / "t.py"
-        script.write_text(f"import time\nopen({str(stamp)!r}, 'w').write(f'{{time.time_ns()}}\\n')\n")
+        script.write_text(
+            f"import time\nopen({str(stamp)!r}, 'w').write(f'{{time.time_ns()}}\\n')\n"
+        )
         shell = ["/bin/sh", "-c", f"date +%s%N > {stamp}"]
         command = [sys.executable, str(script)] if python else shell
         begun = time.time_ns()

@@ -1,5 +1,5 @@
-"""CARMA, gflow, Slurm and task-spooler, each with its defaults where these let it run here; gflow and
-Slurm also as their documentation advises for many short jobs."""
+"""CARMA, gflow, Slurm and task-spooler, each with its defaults where these let it run here; gflow
+and Slurm also as their documentation advises for many short jobs."""
 
 from __future__ import annotations
 
@@ -88,8 +88,10 @@ class Carma(System):
         return []
 
     def fill(self, count: int) -> list[str]:
+        """With their memory, as nothing here is about estimating it."""
         words = ([LONG[0], f"{3600 + n}"] for n in range(count))
-        return [str(self._carmad.run(command, exclusive=True)) for command in words]
+        wishes = {"exclusive": True, "memory_mib": 1024}
+        return [str(self._carmad.run(command, **wishes)) for command in words]
 
     def verbs(self) -> Mapping[str, list[str]]:
         return {
