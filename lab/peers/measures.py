@@ -18,7 +18,7 @@ from lab.peers.system import LONG, System, python_ms
 from lab.peers.systems import Carma, GflowProcess, Spooler
 
 GPUS = 8
-GOES = 3  # in each, every system takes its turn
+GOES = 2  # in each, every system takes its turn
 STARTS = 3  # of a job, in a go
 ROUNDS = 9  # of a command
 MANY = 300

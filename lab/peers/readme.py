@@ -23,9 +23,9 @@ LINKS = {
     "task-spooler": "https://github.com/justanhduc/task-spooler",
 }
 LEGEND = """\
-Y: yes, P: partly, N: no. **†: measured side by side by `python -m lab.peers`** ([results](lab/results/peers.md); tuned: by their
-documentation's advice); × py: as long as `python -c pass`. The rest is from documentation of November 2026, task-spooler's from
-that of its GPU fork; what CARMA's column says is tested, on fake GPUs."""
+Y: yes, P: partly, N: no. **†: measured side by side by `python -m lab.peers`** ([results](lab/results/peers.md); tuned: as its
+documentation advises); × py: so many times `python -c pass`. Slurm is Debian 12's. The rest is from documentation of November
+2026, task-spooler's from that of its GPU fork; what CARMA's column says is tested, on fake GPUs."""
 
 SPEED = {  # the beginnings of the lines that a row shows
     "A Python job has started; a shell job (× py)": ("a Python job", "a job of /bin/sh"),
@@ -40,25 +40,21 @@ Several jobs on a GPU, by measured memory and load | Y | N: MPS shares and shard
 Out-of-memory crashes detected and retried | Y | N: a CUDA OOM is a failure | N: retries any failure, on request | N
 Accounts for processes outside the queue | Y | N | P | P
 Says why a job waits | Y: per GPU, with numbers | P†: `{why:words}` | P†: `{why:words}` | N†
-Refuses a job wider than the server | {wide} | {wide} | {wide} | {wide}
-The shell's environment reaches the job | {environment} | {environment} | {environment} | {environment}
+Refuses a job wider than the server; passes the shell's environment on | {wide}; {environment} | {wide}; {environment} | {wide}; {environment} | {wide}; {environment}
 Runs jobs as the submitting user | {user} | {user} | {user}: as the daemon's | P†: a server per user
-Jobs survive kill -9 of the daemon: 8 of 25 s | {killed:words} | {killed:words}; short ones not: it saves its state every five seconds | {killed:words}; with tmux none | {killed:words}
+Jobs survive kill -9 of the daemon: 8 of 25 s | {killed}: {killed:words} | {killed}: {killed:words}; of 20 of 3 s, {killed short:words}, as it saves its state every five seconds | P†: {killed:words}; with its process executor only | P†: {killed:words}
 MPS; MIG | Y; P: uses instances that exist | Y; P: static | N; N | N; N
-Memory limit on the GPU enforced | P: under MPS | N | N | N
 Arrays, dependencies, begin times, hold | Y: also sweeps | Y†: more kinds | P†: also sweeps; 9,000 tasks are too many | P†: dependencies
 Recurring jobs | **N** | Y: `scrontab` | N | N
 A command at the terminal; in a running job | {here}; {inside} | {here}; {inside} | {here}; with tmux, its terminal† | {here}; {inside}
 Several servers; AMD GPUs | **N; N** | Y; Y | N; N | N; N
-Fair share | Y | Y: needs slurmdbd, a database server | Y | N
-Quotas, changed live | {quota} | Y: needs slurmdbd† | Y†: by anybody | {quota}
+Fair share; quotas, changed live | Y; {quota} | Y; Y: both need slurmdbd, a database server† | Y; Y†: by anybody | N; {quota}
 Reservations; preemption | {reserved}: of GPUs; P: off by default | {reserved}; Y | P†: from a full or half hour on; N | {reserved}; N
 Jobs behind a wide one use idle GPUs | {behind} | P†: {behind:words} | {behind} | {behind}
-Host memory and CPUs | Y | Y | P: memory | N
-Mail and webhooks | Y | P: mail | Y | P: mail
-Web page | Y | P: third party | P†: `/ui` shows jobs and logs; no login ([the walk](lab/results/web_walk.md)) | N
+Host memory and CPUs; a limit of GPU memory enforced | Y; P: under MPS | Y; N | P: memory; N | N; N
+Mail and webhooks; web page | Y; Y | P: mail; P: third party | Y; P†: `/ui` shows jobs and logs, no login ([the walk](lab/results/web_walk.md)) | P: mail; N
 Prometheus; a week's report | Y; Y | Y: from 25.11; P: `sreport`, needs slurmdbd | P†: not in PyPI's build; P: `gstats` | N; N
-Verified on real hardware; in use | **P: [on one H100](docs/hardware.md); new** | Y; for decades | Y; young | Y; for years
+Verified on real hardware; in use | **P: [on one H100](docs/hardware.md); new** | by its users; for decades | by its users | by its users; since 2007†
 """
 
 

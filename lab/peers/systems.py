@@ -18,12 +18,14 @@ from typing import ClassVar
 
 from benchmarks.daemon.carmad import Daemon, plain_environment
 from benchmarks.daemon.hostile import as_user
+from carmad.config import Limits, Settings
 from cli.main import run
 from cli.verbs import VERBS
 from lab.peers.system import LONG, SHORT, System, wait_for
 from tests import fake_gpu
 from tests.slurm import free_ports
 
+MOST_QUEUED = 10_000  # by the defaults of CARMA and Slurm: a few more do not fit
 BIN = Path(sys.executable).parent
 CARMA = str(BIN / "carma")
 
@@ -50,7 +52,8 @@ class Carma(System):
     EXIT: ClassVar[str] = r"(?m)^exit +(\d+):"
 
     def start(self) -> None:
-        self._carmad = Daemon(gpus=f"{self.gpus}xA100-40GB")
+        settings = Settings(limits=Limits(queued_per_user=4 * MOST_QUEUED))
+        self._carmad = Daemon(gpus=f"{self.gpus}xA100-40GB", settings=settings)
         self._carmad.__enter__()
         self._carmad.directory.chmod(0o711)
         self.env = plain_environment() | {"CARMA_SOCKET": self._carmad.socket}
@@ -172,13 +175,12 @@ class Gflow(System):
 
     def fill(self, count: int) -> list[str]:
         """As an array: its tasks are jobs like any others."""
-        before = self._jobs()
-        for most in _parts(count, MOST_GFLOW):
+        ids = ["gqueue", "-n", "0", "-f", "JOBID"]
+        before = self.says(ids).split()
+        for done in range(0, count, MOST_GFLOW):
+            most = min(MOST_GFLOW, count - done)
             self.submit(LONG, options=self.options(gpus=1, array=f"1-{most}"))
-        return sorted(self._jobs() - before, key=int)
-
-    def _jobs(self) -> set[str]:
-        return set(self.says(["gqueue", "-n", "0", "-f", "JOBID"]).split()) - {"JOBID"}
+        return sorted({*self.says(ids).split()} - {*before}, key=int)
 
     def clear(self, jobs: Sequence[str]) -> None:
         self.run(["gcancel", ",".join(jobs)])
@@ -222,7 +224,7 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 MaxArraySize=10001
-MaxJobCount=20000
+MaxJobCount={most}
 GresTypes=gpu
 SlurmdParameters=config_overrides
 NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus}{gres} State=UNKNOWN
@@ -266,6 +268,7 @@ class Slurm(System):
                 slurmd_port=slurmd_port,
                 cpus=max(os.cpu_count() or 1, 2 * self.gpus),
                 gres=f" Gres=gpu:{self.gpus}",
+                most=4 * MOST_QUEUED,
                 settings=self.SETTINGS,
             )
         )
@@ -392,10 +395,6 @@ def _printed(words: list[str], env: Mapping[str, str]) -> tuple[int, str]:
             return run(words), printed.getvalue()
         except BaseException as error:  # noqa: BLE001 - this process goes no further
             return 1, repr(error)
-
-
-def _parts(count: int, most: int) -> list[int]:
-    return [most] * (count // most) + [count % most] * bool(count % most)
 
 
 SYSTEMS: tuple[type[System], ...] = (Carma, Gflow, GflowProcess, Slurm, SlurmTuned, Spooler)
