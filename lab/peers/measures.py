@@ -69,12 +69,17 @@ class Line:
         if name not in self.values:
             return ""
         value = f"{number(self.values[name])} {self.unit}"
-        return f"{self.values[name] / self.py_ms:.2g} × ({value})" if self.py_ms else value
+        return f"{short(self.values[name] / self.py_ms)} × ({value})" if self.py_ms else value
 
     def cells(self, names: Sequence[str]) -> tuple[str, ...]:
         first, *others = map(self.cell, names)
         py = f"{self.py_ms:.1f} ms" if self.py_ms else ""
         return self.what, self.describe_goal(), first, verdict(self.met), *others, py
+
+
+def short(value: float) -> str:
+    """With two digits, or as a whole."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def draw(lines: Sequence[Line], titles: Mapping[str, str]) -> str:

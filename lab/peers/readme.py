@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import ROOT
-from carmad.readable import number
 from lab import RESULTS
+from lab.peers.measures import short
 
 PAGE = ROOT / "README.md"
 BEGIN, END = "<!-- python -m lab.peers table -->", "<!-- end -->"
@@ -110,8 +110,7 @@ def _draw_speed(lines: Sequence[Mapping[str, Any]], name: str) -> str:
 def _draw_value(line: Mapping[str, Any], system: str) -> str:
     if system not in line["values"]:
         return "–"
-    value = line["values"][system] / (line["py_ms"] or 1.0)
-    return number(round(value)) if value >= 10 else f"{value:.1f}"
+    return short(line["values"][system] / (line["py_ms"] or 1.0))
 
 
 def _outcomes(found: Mapping[str, Any], name: str) -> dict[str, Outcome]:

@@ -96,6 +96,10 @@ class Carma(System):
         wishes = {"exclusive": True, "memory_mib": 1024}
         return [str(self._carmad.run(command, **wishes)) for command in words]
 
+    def clear(self, jobs: Sequence[str]) -> None:
+        numbers = [int(job) for job in jobs]
+        super().clear([f"{min(numbers)}-{max(numbers)}"])
+
     def verbs(self) -> Mapping[str, list[str]]:
         return {
             "submit": self.submission(SHORT, queued=True),
@@ -112,7 +116,7 @@ class Carma(System):
         }
 
 
-MOST_GFLOW = 2_000  # tasks of an array: the body of a request has a limit
+MOST_GFLOW = 1_000  # tasks of an array: the body of a request has a limit
 
 
 class Gflow(System):
