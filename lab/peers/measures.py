@@ -30,7 +30,7 @@ SETTLE_S = 2.0  # what follows the end of a job is the job's, too
 NEAR_EMPTY = 2 * ROUNDS + 2  # jobs in line: enough to hold and cancel one each time
 CANCELLED = 5_000
 LISTINGS = ("queue", "queue, as JSON")
-GOALS = dict(zip(LISTINGS, (1.5, 3.0), strict=True))
+GOAL, GOAL_OF_MANY = 1.5, 3.0  # of a listing, × py
 PY = "py"
 PROCESS = GflowProcess.name
 
@@ -200,7 +200,7 @@ def measure_commands(
             system.block()
         jobs = {system.name: system.fill(NEAR_EMPTY) for system in systems}
         lines += _time(systems, "near-empty", jobs, rounds)
-        lines += _time_arrays(systems, few, rounds)
+        lines += _time_arrays(systems, few, rounds, GOAL)
         for system in systems:
             jobs[system.name] += system.fill(few)
         lines += _time(systems, f"{few:,} jobs in line", jobs, rounds)
@@ -211,10 +211,11 @@ def measure_commands(
             more = list(pool.map(lambda system: system.fill(most - few), able))
         for system, added in zip(able, more, strict=True):
             jobs[system.name] += added
-        lines += _time(able, f"{most:,} jobs in line", jobs, rounds, LISTINGS)
+        when = f"{most:,} jobs in line"
+        lines += _time(able, when, jobs, rounds, LISTINGS, GOAL_OF_MANY)
         for system in able:
             system.clear(jobs[system.name])
-        lines += _time_arrays(able, most, rounds)
+        lines += _time_arrays(able, most, rounds, GOAL_OF_MANY)
         lines += measure_cancel([one for one in systems if one.folds])
     return lines
 
@@ -225,6 +226,7 @@ def _time(
     jobs: Mapping[str, list[str]],
     rounds: int,
     verbs: Sequence[str] = (),
+    goal: float = GOAL,
 ) -> Iterator[Line]:
     """Programs take turns, so that what else the machine does meets all of them."""
     for verb in verbs or systems[0].verbs():
@@ -239,14 +241,15 @@ def _time(
                     if job and verb not in ("hold", "cancel"):
                         jobs[system.name].append(job)
         values = _medians(runs)
-        py_ms, goal = values.pop(PY), GOALS.get(verb)
-        yield Line(f"{verb}, {when}", "ms", values, py_ms, goal, PY if goal else "")
+        py_ms, judged = values.pop(PY), (goal, PY) if verb in LISTINGS else (None, "")
+        yield Line(f"{verb}, {when}", "ms", values, py_ms, *judged)
 
 
-def _time_arrays(systems: Sequence[System], count: int, rounds: int) -> list[Line]:
+def _time_arrays(systems: Sequence[System], count: int, rounds: int, goal: float) -> list[Line]:
     folding = [system for system in systems if system.folds]
     arrays = {system.name: system.fill_array(count) for system in folding}
-    lines = list(_time(folding, f"an array of {count:,} in line", arrays, rounds, LISTINGS))
+    when = f"an array of {count:,} in line"
+    lines = list(_time(folding, when, arrays, rounds, LISTINGS, goal))
     for system in folding:
         system.clear(arrays[system.name])
     return lines

@@ -54,7 +54,7 @@ Jobs behind a wide one use idle GPUs | {behind} | P†: {behind:words} | {behind
 Host memory and CPUs; a limit of GPU memory enforced | Y; P: under MPS | Y; N | P: memory; N | N; N
 Mail and webhooks; web page | Y; Y | P: mail; P: third party | Y; P†: `/ui` shows jobs and logs, no login ([the walk](lab/results/web_walk.md)) | P: mail; N
 Prometheus; a week's report | Y; Y | Y: from 25.11; P: `sreport`, needs slurmdbd | P†: not in PyPI's build; P: `gstats` | N; N
-Verified on real hardware; in use | **P: [on one H100](docs/hardware.md); new** | by its users; for decades | by its users | by its users; since 2007†
+Verified on real hardware; in use | **P: [on one H100](docs/hardware.md); new** | by its users; for decades | by its users | by its users; since 2007
 """
 
 
