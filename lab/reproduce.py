@@ -18,7 +18,7 @@ import lab.cuckoo.claims
 import lab.lucid.claims
 from benchmarks.harness import Report, markdown_table
 from lab import RESULTS
-from lab.claims import CLOSE, Claim, Verdict, table
+from lab.claims import CLOSE, CONFIDENCE, Claim, Verdict, table
 from lab.main import main
 
 Read = Callable[[str], Any]  # a result by its name
@@ -34,16 +34,44 @@ PAPERS: Mapping[str, Callable[[Read], Iterable[Claim]]] = {
 
 def measure() -> Report:
     sections = {name: _section(name, claims) for name, claims in PAPERS.items()}
-    counts = {name: Counter(claim.verdict for claim in its) for name, (its, _) in sections.items()}
+    all_claims = {name: its for name, (its, _) in sections.items()}
+    counts = {name: Counter(claim.verdict for claim in its) for name, its in all_claims.items()}
     return Report(
         "The papers' main claims",
-        [counted(counts), *(block for _, blocks in sections.values() for block in blocks)],
+        [
+            counted(counts),
+            summary(all_claims),
+            *(block for _, blocks in sections.values() for block in blocks),
+        ],
         {"counts": counts},
         notes=[
-            f"reproduced: our median is within {CLOSE:.0%} of the paper's effect; direction only:"
-            " all of ours show the effect, of another size; not reproduced: not all do",
-            "a range is over samples, loads or orders of the same jobs: see the benchmark's page",
+            f"one row per claim; reproduced: the interval of our median ({CONFIDENCE:.0%}, by"
+            f" bootstrap) meets the paper's effect within {CLOSE:.0%}, or keeps its bound;"
+            " stronger, weaker: all of it lies beyond, or short of that; not: it includes none;"
+            " undecided: it includes both the paper's effect and none",
+            "values are of samples, loads or orders of the same jobs: see the benchmark's page",
         ],
+    )
+
+
+def testable(counts: Mapping[Verdict, int]) -> int:
+    return sum(counts.values()) - counts.get(Verdict.UNTESTED, 0)
+
+
+def held(counts: Mapping[Verdict, int]) -> int:
+    """Reproduced, or stronger than the paper has it."""
+    return counts.get(Verdict.REPRODUCED, 0) + counts.get(Verdict.STRONGER, 0)
+
+
+def summary(claims: Mapping[str, Sequence[Claim]]) -> str:
+    verdicts = Counter(claim.verdict for its in claims.values() for claim in its)
+    hanging = sum(bool(claim.disagreeing) for its in claims.values() for claim in its)
+    compared = sum(bool(claim.under) for its in claims.values() for claim in its)
+    return (
+        f"Of the {testable(verdicts)} claims that public data can test, {held(verdicts)}"
+        f" ({held(verdicts) / testable(verdicts):.0%}) are reproduced or stronger. Of {compared}"
+        f" that were simulated under other models of interference, too, the verdict of {hanging}"
+        " hangs on the model."
     )
 
 

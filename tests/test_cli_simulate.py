@@ -440,7 +440,7 @@ def test_measured_pairs_of_other_models_make_no_difference(
 
     beginning = "carma: {} of 2 models of the trace, at their batch sizes, have pairs measured "
     assert told("vgg,8,0.5,vgg,8,0.5\n") == beginning.format(1) + (
-        "under streams in pairs.csv; for the others: learned\n"
+        "under streams in pairs.csv; for the others: conserving\n"
     )
     assert told("vgg,8,0.5,gpt,8,0.5\n") == ""
     assert told("vgg,8,0.5,gpt,8,0.5\n", "--mps").startswith(beginning.format(0) + "under mps ")

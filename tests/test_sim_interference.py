@@ -12,18 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carmad.config import Collocation, Settings
 from carmad.core.types import Mode
 from carmad.errors import CarmaError
-from carmad.sim.experiment import Load
+from carmad.sim.conformance import check_interference, interference_checks
+from carmad.sim.experiment import Experiment, Load, Outcome
+from carmad.sim.hardware import parse
 from carmad.sim.interference import (
     Additive,
+    Conserving,
     Interference,
-    Learned,
     Measured,
     Unslowed,
     make,
     speeds_by_mode,
 )
+from carmad.sim.metrics import figures
+from carmad.sim.run import simulate
+from carmad.sim.traces.sources import load as load_trace
+from carmad.testing import Check
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public pairs are not there")
@@ -48,59 +55,71 @@ def measured(tmp_path: Path) -> Measured:
     return Measured(path, Additive())
 
 
-MODELS = [Unslowed(), Additive(), Learned()]
 loads = st.builds(load, st.floats(0, 1), st.floats(0, 1))
 neighbourhoods = st.lists(loads, min_size=2, max_size=6)
-modes = st.sampled_from(SHARED)
+
+NOT_CONSERVED = "an upper bound: it makes work out of nothing"
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
-class TestEvery:
-    def test_nobody_and_somebody_alone(self, model: Interference) -> None:
-        assert model.speeds((), Mode.MPS) == ()
-        assert model.speeds([load(1, 1)], Mode.STREAMS) == (1.0,)
+@pytest.mark.parametrize(
+    "check", [*interference_checks(Additive()), *interference_checks(Conserving())], ids=str
+)
+def test_the_models_keep_the_rules(check: Check) -> None:
+    check()
 
-    @pytest.mark.parametrize("mode", [Mode.EXCLUSIVE, Mode.MIG])
-    def test_no_neighbour_reaches_into_a_partition(self, model: Interference, mode: Mode) -> None:
-        assert model.speeds([load(1, 1)] * 3, mode) == (1.0, 1.0, 1.0)
 
-    @given(neighbours=neighbourhoods, mode=modes, shift=st.integers(1, 5))
-    def test_order_does_not_matter(
-        self, model: Interference, neighbours: list[Load], mode: Mode, shift: int
-    ) -> None:
-        at = shift % len(neighbours)
-        speeds = model.speeds(neighbours, mode)
-        turned = model.speeds(neighbours[at:] + neighbours[:at], mode)
-        assert turned == speeds[at:] + speeds[:at]
-        assert all(0 < speed <= 1 for speed in speeds)
+def test_without_slowdown_work_is_made_out_of_nothing() -> None:
+    names = ("work_is_conserved", "work_is_conserved_in_mixed_company")
+    check_interference(Unslowed(), dict.fromkeys(names, NOT_CONSERVED))
 
-    @given(neighbours=neighbourhoods, mode=modes, more=loads)
-    def test_nobody_gains_by_company(
-        self, model: Interference, neighbours: list[Load], mode: Mode, more: Load
-    ) -> None:
-        before = model.speeds(neighbours, mode)
-        after = model.speeds([*neighbours, more], mode)
-        assert all(now <= then + 1e-12 for now, then in zip(after, before, strict=False))
 
-    @given(neighbours=neighbourhoods, mode=modes, sm=st.floats(0, 1), dram=st.floats(0, 1))
-    def test_nobody_gains_by_a_busier_neighbour(
-        self, model: Interference, neighbours: list[Load], mode: Mode, sm: float, dram: float
-    ) -> None:
-        *others, last = neighbours
-        busier = replace(
-            last,
-            sm_active=max(sm, last.sm_active),
-            dram_active=max(dram, last.dram_active),
-        )
-        before = model.speeds(neighbours, mode)[:-1]
-        after = model.speeds([*others, busier], mode)[:-1]
-        assert all(now <= then + 1e-12 for now, then in zip(after, before, strict=True))
+class Regression:
+    """Slowdown = 1 + own · (c · others + (1 - c) · excess over a GPU), as the default once was."""
+
+    def speeds(self, loads: Sequence[Load], mode: Mode) -> tuple[float, ...]:
+        others = [sum(load.sm_active for load in loads) - own.sm_active for own in loads]
+        costs = [0.687 * sm + 0.313 * max(0.0, sm - 1) for sm in others]
+        pairs = zip(loads, costs, strict=True)
+        return tuple(1 / (1 + own.sm_active * cost) for own, cost in pairs)
+
+
+def test_a_regression_on_pairs_that_knows_no_capacity_is_found_out() -> None:
+    busy = [load(share / 10) for share in range(1, 11)]
+    checks = {check.name: check for check in interference_checks(Regression(), loads=busy)}
+    with pytest.raises(AssertionError, match=r"keep 1\.\d\d times the GPU's sm_active busy"):
+        checks["work_is_conserved"]()
+
+
+@pytest.mark.parametrize("mps", [True, False], ids=["MPS", "streams"])
+@pytest.mark.parametrize("name", ["additive", "conserving"])
+def test_sharing_keeps_the_sm_busy_seconds_of_a_trace(name: str, mps: bool) -> None:
+    """Those of the same jobs, each with a GPU to itself."""
+    settings = Settings(collocation=Collocation(mps=mps, mps_scope="node"))
+    trace, cluster = load_trace("generate:carma-1?seed=5&tasks=60"), parse("3xA100-40GB")
+    shared, alone = (
+        simulate(Experiment(trace, cluster, replace(settings, policy=policy), "oracle", name))
+        for policy in ("first_fit", "exclusive")
+    )
+    assert figures(shared).shared > 10 and not figures(shared).oom_crashes
+    assert busy_s(shared) == pytest.approx(busy_s(alone), rel=0.02)
+    assert figures(shared).sm_kept == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_run_says_how_much_work_its_model_makes_out_of_nothing() -> None:
+    trace, cluster = load_trace("generate:carma-1?seed=5&tasks=60"), parse("3xA100-40GB")
+    settings = Settings(policy="first_fit")
+    outcome = simulate(Experiment(trace, cluster, settings, "oracle", "none"))
+    assert (figures(outcome).sm_kept or 1) < 0.98
+
+
+def busy_s(outcome: Outcome) -> float:
+    return sum(gpu.sm_active_s for gpu in outcome.gpus)
 
 
 class TestByMode:
     """An MPS server takes turns with the processes outside it."""
 
-    model = Learned({Mode.MPS: 0.5, Mode.STREAMS: 1.0})
+    model = Conserving({Mode.MPS: 0.5, Mode.STREAMS: 1.0})
 
     def test_one_mode_is_the_model_s_own(self) -> None:
         pair = [load(0.8), load(0.6)]
@@ -155,32 +174,33 @@ def test_additive_slows_all_by_what_exceeds_one(
     assert Additive().speeds(neighbours, mode) == pytest.approx([speed] * len(neighbours))
 
 
-class TestLearned:
-    model = Learned({Mode.MPS: 0.5, Mode.STREAMS: 1.0})
+class TestConserving:
+    model = Conserving({Mode.MPS: 0.5, Mode.STREAMS: 1.0})
 
-    def test_a_pair(self) -> None:
-        # 1 + 0.5 · 0.8 · 0.6 = 1.24, the same for the other, whatever they ask of DRAM
-        speeds = self.model.speeds([load(0.8, 0.5), load(0.6, 0.4)], Mode.MPS)
-        assert speeds == pytest.approx([1 / 1.24, 1 / 1.24])
+    def test_a_pair_that_leaves_room_slows_by_the_regression(self) -> None:
+        # 1 + 0.5 · 0.4 · 0.6 = 1.12, the same for the other; 0.4 + 0.6 is no more than a GPU
+        speeds = self.model.speeds([load(0.4, 0.5), load(0.6, 0.4)], Mode.MPS)
+        assert speeds == pytest.approx([1 / 1.12, 1 / 1.12])
 
     def test_the_modes_have_their_own_coefficients(self) -> None:
-        speeds = self.model.speeds([load(0.8, 0.5), load(0.6, 0.4)], Mode.STREAMS)
-        assert speeds == pytest.approx([1 / 1.48, 1 / 1.48])
-
-    def test_what_exceeds_a_gpu_costs_in_full(self) -> None:
-        # the first's neighbours want 1.7: 0.5 · 1.7 + 0.5 · 0.7 = 1.2; the others' 1.9 and 1.8
-        speeds = self.model.speeds([load(1.0), load(0.8), load(0.9)], Mode.MPS)
-        assert speeds == pytest.approx([1 / 2.2, 1 / (1 + 0.8 * 1.4), 1 / (1 + 0.9 * 1.3)])
-
-    def test_a_light_job_hardly_feels_heavy_ones(self) -> None:
-        light, *_ = Learned().speeds([load(0.05), load(1.0), load(1.0)], Mode.STREAMS)
-        assert light > 0.9
+        speeds = self.model.speeds([load(0.4, 0.5), load(0.6, 0.4)], Mode.STREAMS)
+        assert speeds == pytest.approx([1 / 1.24, 1 / 1.24])
 
     @pytest.mark.parametrize("mode", SHARED)
-    def test_more_jobs_get_no_more_done_than_two_busy_ones(self, mode: Mode) -> None:
-        done = [sum(Learned().speeds([load(1.0)] * count, mode)) for count in (2, 3, 5, 20)]
-        assert done == sorted(done, reverse=True)
-        assert 1.0 <= done[-1] < 1.05 < done[0] < 1.5
+    def test_a_full_gpu_is_shared_by_demand(self, mode: Mode) -> None:
+        neighbours = [load(1.0), load(0.8), load(0.9)]
+        assert Conserving().speeds(neighbours, mode) == pytest.approx([1 / 2.7] * 3)
+
+    def test_a_job_that_asks_much_beside_little_is_slowed_by_the_regression(self) -> None:
+        # 1 + 1.0 · 0.9 · 0.2 = 1.18; 0.9 + 0.2 = 1.1
+        speeds = self.model.speeds([load(0.9), load(0.2)], Mode.STREAMS)
+        assert speeds == pytest.approx([1 / 1.18, 1 / 1.18])
+
+    @pytest.mark.parametrize("mode", SHARED)
+    def test_however_many_jobs_do_the_work_of_one_gpu(self, mode: Mode) -> None:
+        for count in (2, 3, 5, 20):
+            speeds = Conserving().speeds([load(0.7)] * count, mode)
+            assert sum(0.7 * speed for speed in speeds) == pytest.approx(1.0)
 
 
 class TestMeasured:
@@ -250,16 +270,16 @@ class TestMeasured:
 
 class TestMake:
     @pytest.mark.parametrize(
-        ("name", "kind"), [("none", Unslowed), ("additive", Additive), ("learned", Learned)]
+        ("name", "kind"), [("none", Unslowed), ("additive", Additive), ("conserving", Conserving)]
     )
     def test_by_name(self, name: str, kind: type[Interference]) -> None:
         assert type(make(name)) is kind
 
-    @pytest.mark.parametrize("name", ["", "Learned", "measured", "measured:", "learned:x"])
+    @pytest.mark.parametrize("name", ["", "learned", "measured", "measured:", "additive:x"])
     def test_another_name_is_told_what_there_is(self, name: str) -> None:
         with pytest.raises(CarmaError) as caught:
             make(name)
-        assert "none, additive, learned or measured:FILE" in caught.value.hint
+        assert "none, additive, conserving or measured:FILE" in caught.value.hint
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(CarmaError, match=r"nowhere\.csv: No such file or directory$"):

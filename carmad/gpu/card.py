@@ -6,13 +6,13 @@ may be killed at any moment and its memory is freed, as with a real driver. All 
 must be in one pid namespace. Any user may write to it: it is for trying CARMA out, and protects
 nothing.
 
-Interference. Demands are what a job uses when alone, as shares of the GPU. With S the sum of the SM
-demands of all jobs that run kernels, and D the DRAM demand of a job's neighbours, that job runs at
+Interference. Demands are what a job uses when alone, as shares of the GPU. With S and D the sums of
+the SM and DRAM demands of all jobs that run kernels, and d the neighbours' part of D, a job runs at
 
-    rate = min(1, 1 / S) / (1 + DRAM_CONTENTION · D)
+    rate = min(min(1, 1 / S) / (1 + DRAM_CONTENTION · d), 1 / D)
 
 so jobs that fit together lose only a little to shared memory bandwidth, and jobs that do
-not fit share the SMs in proportion to their demand.
+not fit share the SMs, or the bandwidth, in proportion to their demand.
 
 Fragmentation. While several processes are resident, a fixed share of the free memory cannot be
 allocated, although it is reported as free. The share is set when the card is made; 0 turns it off.
@@ -255,7 +255,8 @@ class Card:
                 sm += floats[slot + _SM]
                 if slot != self._slot:
                     neighbours += floats[slot + _DRAM]
-        return 1 / (max(1.0, sm) * (1 + DRAM_CONTENTION * neighbours))
+        dram = floats[self._slot + _DRAM] + neighbours
+        return 1 / max(max(1.0, sm) * (1 + DRAM_CONTENTION * neighbours), dram)
 
     def detach(self) -> None:
         """Free everything and unregister this process."""

@@ -58,6 +58,7 @@ class Card:
         "share_j",
         "sm_active",
         "sm_occupancy",
+        "sm_work",
         "speeds",
         "used_mib",
     )
@@ -72,6 +73,7 @@ class Card:
         self.paces: dict[JobId, float] = {}
         self.used_mib = 0
         self.sm_active = self.sm_occupancy = self.dram_active = 0.0  # the level since changed_at
+        self.sm_work = 0.0  # that the jobs do; more than `sm_active` if a model makes work up
         self.power_w = kind.power_w(0.0, 0.0)
         self.changed_at = 0.0
         self.settles_at = -math.inf  # until then the core places no job here, whatever the readings
@@ -79,7 +81,7 @@ class Card:
         self.energy_j = 0.0
         self.share_j = 0.0  # energy per guest, for one that was here all the time
         self._elapsed_to = 0.0
-        self._totals = [0.0] * 5  # busy, memory, SMACT, SMOCC, DRAMA
+        self._totals = [0.0] * 6  # busy, memory, SMACT, SMOCC, DRAMA, SM work
         self._gauges = gauges
         gauges.power_w += self.power_w
 
@@ -164,7 +166,7 @@ class Card:
             sm_occupancy += load.sm_occupancy * pace
             dram_active += load.dram_active * pace
         before = (self.sm_active, self.sm_occupancy, self.dram_active, self.power_w)
-        self.sm_active = min(1.0, sm_active)
+        self.sm_active, self.sm_work = min(1.0, sm_active), sm_active
         self.sm_occupancy = min(1.0, sm_occupancy)
         self.dram_active = min(1.0, dram_active)
         self.power_w = self.kind.power_w(self.sm_active, self.dram_active)
@@ -199,6 +201,7 @@ class Card:
             totals[2] += self.sm_active * seconds
             totals[3] += self.sm_occupancy * seconds
             totals[4] += self.dram_active * seconds
+            totals[5] += self.sm_work * seconds
 
 
 def relief(card: Card, now: float, monitor: Monitor, limits: Risk) -> float | None:

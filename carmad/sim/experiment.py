@@ -89,7 +89,7 @@ class Experiment:
     cluster: Cluster
     settings: Settings = field(default_factory=Settings)  # policy, recovery, MPS
     estimator: str = "none"  # none, oracle, or one of the trace's own columns
-    interference: str = "learned"  # none, additive, learned or measured:FILE
+    interference: str = "conserving"  # none, additive, conserving or measured:FILE
     physics: Physics = Physics()
     seed: int = 0
     expected: bool = True  # do users declare expected durations?
@@ -138,6 +138,7 @@ class GpuTotals:
     sm_active_s: float
     sm_occupancy_s: float
     dram_active_s: float
+    sm_work_s: float = 0.0  # SM-busy seconds that what was done takes alone; 0: not known
 
 
 @dataclass(slots=True)

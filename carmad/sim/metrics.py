@@ -98,6 +98,7 @@ class Figures:
     gpus_busy: float | None  # share of GPU time with any job, up to the last end
     over_makespan: Use | None  # up to the last end, though some job may never end
     while_busy: Use | None  # over the time with any job, GPU by GPU
+    sm_kept: float | None  # SM-busy seconds, over those that the same work takes alone
     energy_mj: float  # megajoules, of all GPUs
     oom_crashes: int  # attempts that ran out of GPU memory
     preemptions: int
@@ -204,6 +205,9 @@ def figures(outcome: Outcome) -> Figures:
         gpus_busy=_per(busy_s, last_end_s * len(outcome.gpus)),
         over_makespan=_use(outcome, [last_end_s] * len(outcome.gpus)),
         while_busy=_use(outcome, [gpu.busy_s for gpu in outcome.gpus]),
+        sm_kept=_per(
+            sum(gpu.sm_active_s for gpu in outcome.gpus), sum(gpu.sm_work_s for gpu in outcome.gpus)
+        ),
         energy_mj=sum(gpu.energy_j for gpu in outcome.gpus) / MJ,
         oom_crashes=sum(map(crashes, jobs)),
         preemptions=sum(map(preemptions, jobs)),

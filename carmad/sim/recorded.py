@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 ESTIMATE = "recorded"  # the column of the trace with the estimates that were used
 
 _STAND_IN = "A100-40GB"  # for a GPU not in the table
-_MODEL = "learned"  # of the interference between jobs that shared
+_MODEL = "conserving"  # of the interference between jobs that shared
 _UNKNOWN = Load()
 _NOTHING = Load("", 0, 0, 0.0, 0.0, 0.0)
 _OCCUPANCY = _UNKNOWN.sm_occupancy / _UNKNOWN.sm_active

@@ -51,13 +51,13 @@ def policy_checks(
 ) -> Iterator[Check]:
     """Checks of a placement policy, on `views` random servers and queues."""
     rules = PolicyRules(policy, settings or Settings(), views)
-    return _checks(rules, expected_failures)
+    return checks_of(rules, expected_failures)
 
 
 def recovery_checks(
     recovery: Recovery, expected_failures: Failures | None = None
 ) -> Iterator[Check]:
-    return _checks(RecoveryRules(recovery), expected_failures)
+    return checks_of(RecoveryRules(recovery), expected_failures)
 
 
 def estimator_checks(
@@ -68,14 +68,14 @@ def estimator_checks(
     """Checks of an estimator's factory, on jobs of many kinds and on servers where programs fail
     in every way."""
     rules = EstimatorRules(make, settings or Settings())
-    return _checks(rules, expected_failures)
+    return checks_of(rules, expected_failures)
 
 
 def predictor_checks(
     predictor: Predictor, expected_failures: Failures | None = None
 ) -> Iterator[Check]:
     """Checks of a predictor, on jobs that the history knows and on others."""
-    return _checks(PredictorRules(predictor), expected_failures)
+    return checks_of(PredictorRules(predictor), expected_failures)
 
 
 def _all_of(checks: Callable[P, Iterator[Check]]) -> Callable[P, None]:
@@ -95,7 +95,7 @@ check_estimator = _all_of(estimator_checks)
 check_predictor = _all_of(predictor_checks)
 
 
-def _checks(rules: object, expected_failures: Failures | None) -> Iterator[Check]:
+def checks_of(rules: object, expected_failures: Failures | None) -> Iterator[Check]:
     """A check per rule, with its name. They share the cases that were tried."""
     names = [name for name, its in vars(type(rules)).items() if isfunction(its) and name[0] != "_"]
     expected = dict(expected_failures or {})

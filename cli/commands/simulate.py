@@ -79,7 +79,7 @@ def simulate(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Slowdown of jobs that share a GPU: none, additive, learned, measured:FILE.",
+            help="Slowdown of jobs that share a GPU: none, additive, conserving, measured:FILE.",
         ),
     ] = None,
     seeds: Annotated[
@@ -400,7 +400,7 @@ def note_missing_pairs(base: Experiment) -> None:
             _, _, file = base.interference.partition(":")
             output.note(
                 f"{known:,} of {asked:,} models of the trace, at their batch sizes, have pairs"
-                f" measured under {mode.value} in {file}; for the others: learned"
+                f" measured under {mode.value} in {file}; for the others: conserving"
             )
 
 

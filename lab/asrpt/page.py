@@ -35,12 +35,11 @@ POLICIES = (*OURS, *BASELINES)
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A figure of the paper's beside ours, in %: of each of `OURS` the median of the seeds, and
-    their range."""
+    """A figure of the paper's beside ours, in %: of each of `OURS`, a value per seed."""
 
     what: str
     paper: float
-    ours: Mapping[str, tuple[float, float, float]]
+    ours: Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Runs:
 
 def report(results: Sequence[Result]) -> Report:
     runs = Runs({result.case: result for result in results})
-    beside = list(_claims(runs))
+    beside = list(against_paper(runs))
     columns = (
         ("## Load", notes.LOAD, BY_LOAD, _totals, _crowd),
         ("## Number of jobs (figure 6)", notes.JOBS, BY_SIZE, _totals),
@@ -98,7 +97,7 @@ def report(results: Sequence[Result]) -> Report:
 # -- beside the paper
 
 
-def _claims(runs: Runs) -> Iterator[Beside]:
+def against_paper(runs: Runs) -> Iterator[Beside]:
     shares = [Case(MIDDLE, single_gpu=share) for share in SHARES]
     slow, fast = (replace(SEVERAL, gbit=gbit) for gbit in (NICS[0], 50.0))
     every = tuple(BASELINES)
@@ -119,10 +118,8 @@ def _claims(runs: Runs) -> Iterator[Beside]:
         "against perfect prediction",
         14,
         {
-            mine: extent(
-                runs.changes(
-                    replace(case, policy=mine), replace(case, policy=mine, prediction=PERFECT)
-                )
+            mine: runs.changes(
+                replace(case, policy=mine), replace(case, policy=mine, prediction=PERFECT)
             )
             for mine in OURS
         },
@@ -142,7 +139,7 @@ def extreme(
     ours = {}
     for mine in OURS:
         changes = [runs.changes(replace(case, policy=mine), other) for case, other in pairs]
-        ours[mine] = extent([pick(of_seed) for of_seed in zip(*changes, strict=True)])
+        ours[mine] = [pick(of_seed) for of_seed in zip(*changes, strict=True)]
     return Beside(what, paper, ours)
 
 
@@ -154,7 +151,7 @@ def beside_paper(rows: Sequence[Beside]) -> str:
     def ours(row: Beside, name: str) -> str:
         if name not in row.ours:
             return ""
-        middle, low, high = row.ours[name]
+        middle, low, high = extent(row.ours[name])
         return f"{middle:+.0f} % ({low:+.0f} to {high:+.0f})"
 
     headings = ("total completion time", "paper", *OURS)

@@ -27,14 +27,18 @@ def measure() -> Report:
 
 def report(found: Sequence[Result]) -> Report:
     runs = Runs({result.case: result for result in found})
-    perfect = extent(runs.changes(SMALL, replace(SMALL, prediction=PERFECT)))
-    beside = [
-        extreme(runs, "testbed, against any baseline: most", -44, [SMALL], min, BASELINES),
-        Beside("testbed: against perfect prediction", 7, {PAPER: perfect}),
-    ]
+    beside = against_paper(runs)
     blocks = [SETTING, beside_paper(beside), _table(runs)]
     title = "A-SRPT on its paper's testbed, simulated"
     return Report(title, blocks, {"beside": beside, "runs": found})
+
+
+def against_paper(runs: Runs) -> list[Beside]:
+    perfect = runs.changes(SMALL, replace(SMALL, prediction=PERFECT))
+    return [
+        extreme(runs, "testbed, against any baseline: most", -44, [SMALL], min, BASELINES),
+        Beside("testbed: against perfect prediction", 7, {PAPER: perfect}),
+    ]
 
 
 def _table(runs: Runs) -> str:

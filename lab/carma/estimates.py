@@ -71,7 +71,7 @@ def measure() -> Report:
 
 NOTES = (
     f"the CARMA paper's first trace, 60 tasks, {GPUS}, MPS with one server for the node,"
-    " interference `learned`",
+    " interference `conserving`",
     "estimates of horus, faketensor and gpumemnet are the paper's own; none: 5 GB must"
     " be free; with an estimate: 2 GB beyond it (the paper's 4.2 to 4.4)",
     "gain: how much shorter the makespan is than with exclusive GPUs; kept: of the"

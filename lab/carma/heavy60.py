@@ -74,7 +74,7 @@ def measure() -> Report:
             "rests on": {" | ".join(name): asdict(found) for name, found in rests_on},
         },
         [
-            f"60 tasks, {GPUS}, MPS with one server for the node, interference `learned`,"
+            f"60 tasks, {GPUS}, MPS with one server for the node, interference `conserving`,"
             " magm with recovery only, if nothing else is said"
         ],
     )
@@ -224,12 +224,11 @@ def _causes(found: Named, shown: Mapping[str, figures.Run]) -> str:
             f" magm's gain {table_4.makespan_change:+.1f} %.",
             "magm's gain rests on jobs of two GPUs sharing: were they alone, as CARMA had it until"
             f" now, it would be {alone.makespan_change:+.1f} %.",
-            "It rests on the test of risk, and so on DRAMA, which the figures do not show. A"
-            f" quarter more makes it {higher.makespan_change:+.1f} %, a quarter less"
-            f" {lower.makespan_change:+.1f} %. With half, hardly any GPU is risky any more:"
+            "The test of risk needs DRAMA, which the figures do not show. A quarter more makes it"
+            f" {higher.makespan_change:+.1f} %, a quarter less {lower.makespan_change:+.1f} %, half"
             f" {half.makespan_change:+.1f} %.",
-            f"SM-busy seconds: `learned` saves {100 - own.busy_kept:.1f} % by sharing, the figures"
-            f" {100 - _busy_kept(shown):.1f} %.",
+            f"SM-busy seconds: sharing saves {100 - own.busy_kept:.1f} % with `conserving`,"
+            f" {100 - _busy_kept(shown):.1f} % in the figures.",
         ]
     )
 

@@ -22,7 +22,9 @@ from lab.carma.figures import power_by_smact
 from lab.data import DATA
 
 TRACE = DATA / "carma" / "trace1.csv"
+SECOND = DATA / "carma" / "trace2.csv"
 GPUS = "3xDGX-Station-A100-40GB"
+DEFAULT = "conserving"  # interference
 
 # 4.2: known needs and a margin of 2 GB; 4.3: 5 GB free, RR without conditions; 4.4: estimates.
 KNOWN = Preconditions(min_free_mib=0, margin_mib=2048)
@@ -57,7 +59,7 @@ Scope = Literal["node", "gpu"]
 class Assumed:
     """What the paper does not tell, and our answer to it."""
 
-    interference: str = "learned"
+    interference: str = DEFAULT
     scope: Scope = "node"  # as the artifact's MPS_enabling.sh: one MPS server for all GPUs
     mps: bool = True  # False: streams
     first_kernel_s: float = 10.0

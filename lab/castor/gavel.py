@@ -43,7 +43,7 @@ def loads() -> Mapping[Load, Load]:
 @cache
 def speeds() -> Mapping[tuple[Load, Load], float]:
     """Of the first, beside the second."""
-    return {(loads()[s.own], loads()[s.other]): s.measured for s in gavel("v100")[0]}
+    return {(loads()[s.own], loads()[s.others[0]]): s.measured for s in gavel("v100")[0]}
 
 
 @cache
@@ -54,7 +54,7 @@ def _folder() -> TemporaryDirectory[str]:
 
 @cache
 def pairs() -> str:
-    """The interference model of the measured pairs; others slow down as `learned` has it."""
+    """The interference model of the measured pairs; others slow down as `conserving` has it."""
     path = Path(_folder().name) / "v100.csv"
     with path.open("w", newline="") as file:
         rows = csv.writer(file)

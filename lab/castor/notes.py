@@ -9,8 +9,8 @@ are not described well enough to repeat it.
 - SJF, SSF, SJF-FFS, Lucid and Castor know how long each job takes alone: the paper's know the
   iterations, but its Lucid predicts. Tiresias knows nothing, and alone preempts. All know what
   memory a job needs. There is no Pollux here: no other policy resizes what a job gets.
-- How jobs slow each other down is `learned`, on streams, unless it says otherwise. Castor does not
-  know that: its ratios come from the model that it ships with and the profiles it has seen.
+- How jobs slow each other down is `conserving`, on streams, unless it says otherwise. Castor does
+  not know that: its ratios come from the model that it ships with and the profiles it has seen.
 - CARMA's rules hold for all. A GPU takes the next job 30 s after the last one's first kernel, which
   comes 10 s after its launch. Only Castor and Lucid let jobs pass one that waits; with "line not
   held" SJF and SJF-FFS do, too."""
@@ -26,9 +26,9 @@ TECHNIQUES = """\
 Castor, on 64 A6000. A process can be the client of one MPS
 server only. With a server per GPU (`collocation.mps_scope = "gpu"`, the default) a job of several
 GPUs shares by time slices, beside the servers; with one per node it is a client, as on the paper's
-testbed. All of Sia's jobs have four GPUs or more. The interference under MPS is `learned`, which
-explains nothing there (interference.md). The figure has no numbers for JCT; its claim is that MPS
-does better in everything."""
+testbed. All of Sia's jobs have four GPUs or more. The figure has no numbers for JCT; its claim is
+that MPS does better in everything. That cannot be tested here: `conserving` has one coefficient for
+both, as no public pairs under MPS tell another (interference.md)."""
 
 BENEFIT = """\
 For each job that started beside others: how long until its end had it waited for idle GPUs, over
@@ -70,9 +70,9 @@ CAUSES = """\
 - **Load.** All differences grow with it, and that of the paper's samples is not known; by what
   share of FIFO's JCT is queueing (above) it lies between our two sizes. With 128 GPUs and two jobs
   on each hardly anybody waits here, whatever the ratios.
-- **Interference.** Two busy jobs on a GPU together do 1.2 times what one does alone (`learned`,
-  fitted to an RTX 3090's pairs); no pair comes near the ratios of up to 6 that the paper saw. So
-  sharing seldom loses, and little is left for Castor to avoid. SJF-FFS, which always shares, comes
+- **Interference.** However many jobs share a GPU, none does less than its share of it
+  (`conserving`); no pair comes near the ratios of up to 6 that the paper saw. So sharing seldom
+  loses, and little is left for Castor to avoid. SJF-FFS, which always shares, comes
   out alike once it does not hold the line, either. What Castor chooses shows in the benefits, which
   are above 1 more often, and that counts little beside whose turn it is: at high load single
   decisions send runs of one sample different ways, by more than the policies differ on average.

@@ -100,10 +100,11 @@ def gavel(gpu: str) -> list[Side]:
 
 
 def _side(sample: interference.Sample, features: Callable[[Load], Mapping[str, float]]) -> Side:
-    both = (("own", sample.own), ("other", sample.other))
+    (other,) = sample.others
+    both = (("own", sample.own), ("other", other))
     values = {f"{who}.{k}": v for who, load in both for k, v in features(load).items()}
-    pair = " + ".join(sorted(map(repr, (sample.own, sample.other))))
-    return Side(Beside(values, 1 / sample.measured, pair), sample.own, sample.other)
+    pair = " + ".join(sorted(map(repr, sample.loads)))
+    return Side(Beside(values, 1 / sample.measured, pair), sample.own, other)
 
 
 def by_pair(sides: Sequence[Side]) -> Iterator[Split]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-PAPERS = {"philly": "Philly", "saturn": "Venus"}  # the workloads that Sia's samples stand for
+# The workloads by the samples that stand for them. Sia's Saturn is not the paper's Venus.
+PAPERS = {"philly": "Philly", "saturn": "Venus (ours: Sia's Saturn)"}
 Hours = tuple[float, float, float]  # of all jobs; what large and what small ones contribute
 
 

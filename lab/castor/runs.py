@@ -36,9 +36,10 @@ from policies.castor.interference import load_shipped
 
 POLICIES = ("fifo", "sjf", "tiresias", "lucid", "sjf_ffs", "castor")
 SHARING = ("lucid", "sjf_ffs", "castor")
+OTHERWISE = ("additive", "none")  # models of interference beside the default
 FAMILIES = ("philly", "saturn")
 GPUS = {"128": "16x8xA6000-48GB", "64": "8x8xA6000-48GB"}  # the paper's, and half of them
-FULL = "64"  # where jobs queue
+THEIRS, FULL = "128", "64"  # the paper's, and where jobs queue
 MURI_GPUS = "16x8xV100-32GB"
 GAVEL_JOBS = 160
 GAVEL_POLICIES = ("sjf", "sjf_ffs", "castor")
@@ -52,6 +53,7 @@ LARGE = 8  # a large job has more GPUs (9.4)
 PAIRS = f"measured:{DATA}/lucid/colocated_pairs_rtx3090.csv"
 OF_THE_PAPER = (
     "policies",
+    "otherwise",
     "benefits",
     "muri",
     "intensities",
@@ -69,7 +71,7 @@ class Known(Boosted):
 
     The paper's "mathematical fitting" (9.5), for which every pair has been measured."""
 
-    simulated: str = "learned"
+    simulated: str = "conserving"
     loads: tuple[Load, ...] = ()  # of all jobs
     memory_mib: int = 1  # of a GPU
 
@@ -145,6 +147,7 @@ def cases(tables: Collection[str]) -> list[Case]:
     """Of these tables."""
     made = {
         "policies": _policies,
+        "otherwise": _otherwise,
         "benefits": _benefits,
         "muri": _muri,
         "intensities": _intensities,
@@ -204,7 +207,7 @@ def result(case: Case, outcome: Outcome) -> Result:
 
 
 def experiment(
-    trace: Trace, gpus: str, policy: str, backfill: int = 0, simulated: str = "learned"
+    trace: Trace, gpus: str, policy: str, backfill: int = 0, simulated: str = "conserving"
 ) -> Experiment:
     """Memory needs are known, and durations to those policies that ask; only Tiresias preempts."""
     limits = Limits(preemption=policy == "tiresias", backfill=backfill)
@@ -248,6 +251,16 @@ def _policies() -> Iterator[Case]:
             yield Case("policies", family, FULL, "sjf_ffs, line not held", made)
             made = unprofiled(trace, GPUS[FULL])
             yield Case("policies", family, FULL, "castor, profiling online", made, False)
+
+
+def _otherwise() -> Iterator[Case]:
+    """Whoever shares, under other models of interference."""
+    for model in OTHERWISE:
+        for family in FAMILIES:
+            for trace in _samples(family):
+                for policy in SHARING:
+                    made = experiment(trace, GPUS[THEIRS], policy, simulated=model)
+                    yield Case(model, family, THEIRS, policy, made)
 
 
 def _benefits() -> Iterator[Case]:

@@ -49,21 +49,23 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A figure of the paper's beside ours: the median of the seeds, and their range."""
+    """A figure of the paper's beside ours, a value per seed."""
 
     what: str
     unit: str
     paper: float
-    ours: float
-    low: float
-    high: float
+    values: Sequence[float]
+
+    @property
+    def ours(self) -> float:
+        return float(median(self.values))
 
 
 def report(results: Sequence[Result], found: Sequence[Found]) -> Report:
     runs = Runs(results)
     beside = {
-        "headline": [*_unshared(runs), *_variants(runs, HEADLINE), *_prediction(runs)],
-        "table 3's stages": list(_variants(runs, SENDING)),
+        "headline": [*_unshared(runs), *variants(runs, HEADLINE), *_prediction(runs)],
+        "table 3's stages": list(variants(runs, SENDING)),
         "pairs": list(_errors(found)),
     }
     beside = {name: rows for name, rows in beside.items() if rows}
@@ -86,7 +88,7 @@ def report(results: Sequence[Result], found: Sequence[Found]) -> Report:
 
 
 def _of(what: str, unit: str, paper: float, ours: Sequence[float]) -> Beside:
-    return Beside(what, unit, paper, median(ours), min(ours), max(ours))
+    return Beside(what, unit, paper, list(ours))
 
 
 def _unshared(runs: Runs) -> Iterator[Beside]:
@@ -96,7 +98,7 @@ def _unshared(runs: Runs) -> Iterator[Beside]:
     yield _of("table 1: not packed, deadlines met (calibrated)", "%", FIFO_MET, met)
 
 
-def _variants(runs: Runs, setting: Setting) -> Iterator[Beside]:
+def variants(runs: Runs, setting: Setting) -> Iterator[Beside]:
     if not runs.of("Cuckoo", setting):
         return
     met = [100 * r.met for r in runs.of("Cuckoo", setting)]
@@ -137,7 +139,7 @@ def _beside(rows: Sequence[Beside]) -> str:
         ("unit", "{0.unit}"),
         ("paper", "{0.paper:,.4g}"),
         ("ours", "{0.ours:,.4g}"),
-        ("seeds", lambda each: f"{each.low:,.4g}–{each.high:,.4g}"),
+        ("seeds", lambda each: f"{min(each.values):,.4g}–{max(each.values):,.4g}"),
         ("difference", lambda each: f"{each.ours - each.paper:+,.3g}"),
         text=range(2),
     )

@@ -8,7 +8,7 @@ from itertools import permutations
 
 from carmad.core.types import Mode
 from carmad.sim.experiment import Load
-from carmad.sim.interference import Interference, Learned, Sharing
+from carmad.sim.interference import Conserving, Interference
 from lab.hardware import loads
 from lab.hardware.pairs_page import Group, groups, samples
 from lab.hardware.visit import Visit
@@ -26,12 +26,11 @@ class Chosen:
     about: str
 
 
-class Measured(Sharing):
+class Measured:
     """Groups of `pairs` have their measured speeds, none above 1; others those of `otherwise`, by
     mode. The model of a load has to be the name of its run."""
 
     def __init__(self, found: Sequence[Group], otherwise: Mapping[Mode, Interference]) -> None:
-        super().__init__()
         self._otherwise = otherwise
         self._speeds: dict[tuple[Mode, tuple[str, ...]], tuple[float, ...]] = {}
         for group in found:
@@ -40,7 +39,7 @@ class Measured(Sharing):
                 told = tuple(min(1.0, speed[name]) for name in names)
                 self._speeds[group.mode, names] = told
 
-    def speeds_together(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
+    def speeds(self, loads: Sequence[Load], mode: Mode) -> tuple[float, ...]:
         names = tuple(load.model for load in loads)
         known = self._speeds.get((mode, names))
         return self._otherwise[mode].speeds(loads, mode) if known is None else known
@@ -48,7 +47,7 @@ class Measured(Sharing):
 
 def chosen(visit: Visit, said: str) -> Chosen:
     """`said`: by the entry of the exclusive run. Emulated cards have a law of their own; on a GPU,
-    without groups of stage `pairs`, it is `learned` as CARMA ships it."""
+    without groups of stage `pairs`, it is `conserving` as CARMA ships it."""
     if said == EMULATED:
         return Chosen(EmulatedCard(), "Interference is that of emulated cards.")
     found = [
@@ -58,18 +57,18 @@ def chosen(visit: Visit, said: str) -> Chosen:
     ]
     if not found:
         return Chosen(
-            Learned(),
-            "Interference is `learned` as CARMA ships it: stage `pairs` has measured nothing here.",
+            Conserving(),
+            "Interference is `conserving` as CARMA ships it: stage `pairs` measured nothing here.",
         )
     known = loads.loads(visit)
     otherwise: dict[Mode, Interference] = {}
     fitted = []
     for mode in (Mode.STREAMS, Mode.MPS):
         sides = samples([group for group in found if group.mode is mode], known)
-        otherwise[mode] = Learned({mode: fit(sides)}) if sides else Learned()
+        otherwise[mode] = Conserving({mode: fit(sides)}) if sides else Conserving()
         fitted.append(f"{mode} {fit(sides):.3f}" if sides else f"{mode} as shipped")
     return Chosen(
         Measured(found, otherwise),
         f"Interference is that of the {len(found)} groups that stage `pairs` measured on this GPU; "
-        f"of others, `learned` fitted to its pairs ({', '.join(fitted)}).",
+        f"of others, `conserving` fitted to these ({', '.join(fitted)}).",
     )

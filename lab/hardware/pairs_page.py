@@ -10,7 +10,7 @@ from statistics import fmean, median
 from benchmarks.harness import bullets, columns, percentile
 from carmad.core.types import Mode
 from carmad.sim.experiment import Load
-from carmad.sim.interference import Additive, Interference, Learned, Unslowed
+from carmad.sim.interference import Additive, Conserving, Interference, Unslowed
 from lab.data import SEEDS, folds
 from lab.hardware import loads
 from lab.hardware.visit import Entry, Visit
@@ -98,16 +98,14 @@ def _mode(setting: str) -> Mode:
 
 
 def samples(groups: Iterable[Group], loads: Mapping[str, Load]) -> list[Sample]:
-    """Each pair seen from both sides, where both loads are known."""
-    return [
-        Sample(loads[own], loads[other], speed)
-        for group in groups
-        if len(group.names) == 2 and all(name in loads for name in group.names)
-        for own, other, speed in (
-            (*group.names, group.speeds[0]),
-            (*group.names[::-1], group.speeds[1]),
-        )
-    ]
+    """Each group seen from all of its sides, where all loads are known."""
+    found = []
+    for group in groups:
+        if all(name in loads for name in group.names):
+            its = [loads[name] for name in group.names]
+            for n, speed in enumerate(group.speeds):
+                found.append(Sample(its[n], (*its[:n], *its[n + 1 :]), speed))
+    return found
 
 
 def _settings(found: Iterable[Group], size: int) -> dict[str, list[Group]]:
@@ -146,7 +144,7 @@ def _judged(found: Sequence[Group], known: Mapping[str, Load]) -> list[str]:
         held_out = [fold for seed in SEEDS for fold in folds(models, seed, THIRDS)]
         if not all(any(not side.models & fold for side in sides) for fold in held_out):
             continue  # too few pairs: nothing to fit to
-        rows += interference.compare(setting, _mode(setting), sides, sides, held_out)
+        rows += interference.compare(setting, _mode(setting), sides, held_out=held_out)
         coefficients[setting] = fit(sides)
     if not rows:
         return ["No interference model is judged: the loads of too few models are known."]
@@ -156,7 +154,7 @@ def _judged(found: Sequence[Group], known: Mapping[str, Load]) -> list[str]:
         "Fitted to two thirds of the models, judged on the pairs with one of the rest, each third "
         f"in turn, seeds {SEEDS.start}–{SEEDS[-1]}.",
         interference.table(rows),
-        f"The coefficient of `learned` from all pairs: {fitted}. Shipped: see "
+        f"The coefficient of `conserving` from all pairs: {fitted}. Shipped: see "
         "`carmad/sim/coefficients/interference.json`.",
         *_larger(found, known, coefficients),
     ]
@@ -178,7 +176,7 @@ def _larger(
         models: dict[str, Interference] = {
             "none": Unslowed(),
             "additive": Additive(),
-            "learned, from pairs": Learned({mode: coefficient}),
+            "conserving, from pairs": Conserving({mode: coefficient}),
         }
         for name, model in models.items():
             errors = _errors(groups, known, model, mode)

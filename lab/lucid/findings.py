@@ -19,11 +19,18 @@ Figure = Callable[[Result], float]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A median beside the paper's, with the lowest and highest of the samples."""
+    """A median beside the paper's, and what it is the median of: a value per sample."""
 
     claim: Quote
-    low: float
-    high: float
+    values: tuple[float, ...]
+
+    @property
+    def low(self) -> float:
+        return min(self.values)
+
+    @property
+    def high(self) -> float:
+        return max(self.values)
 
     def noted(self) -> Quote:
         spread = f"{number(self.low)} to {number(self.high)}"
@@ -75,7 +82,7 @@ class Runs:
 
 
 def _found(quote: Quote, values: Sequence[float]) -> Finding:
-    return Finding(quote, min(values), max(values))
+    return Finding(quote, tuple(values))
 
 
 def spread(figure: Figure, form: str) -> Callable[[Sequence[Result]], str]:

@@ -47,7 +47,7 @@ HEADLINE = f"""\
 - horus looks {LOOKS_AHEAD} jobs ahead and knows each job's memory, which it would predict; the
   others know none, lucid what its profiles show.
 - Pairs slow each other down as Lucid's authors measured it. The pairs of BERT, ResNet-50 and
-  Transformer are not in the data at hand: they slow down as `learned` has it.
+  Transformer are not in the data at hand: they slow down as `conserving` has it.
 - CARMA's own settings are the defaults: 10 s to the first kernel, 30 s of settling after it."""
 
 RATIOS = "How many times as long it takes under the other policy, sample by sample."
@@ -68,7 +68,7 @@ MURI_TOLD = f"""\
 Lucid's paper has no such figures. The traces name no users to learn from: sjf, qssf and lucid know
 the durations. Jobs are named by configuration, so one profile serves all runs of it.
 {MURI_PROFILER.gpus} GPUs are Lucid's profiler. Muri's models were not measured in pairs and slow
-down as `learned` has it. Nothing is drawn."""
+down as `conserving` has it. Nothing is drawn."""
 
 FIGURE_11 = f"At load {BUSY}. Figure 11 is of Venus, whose log is not at hand."
 

@@ -14,6 +14,7 @@ from lab.lucid.findings import Figure, Finding, Runs, claims, spread, tables
 from lab.lucid.runs import (
     BUSY,
     LOADS,
+    MEASURED,
     POLICIES,
     WHOLE,
     Known,
@@ -53,11 +54,11 @@ def report(
     found = {
         "table 4": list(against_table_4(runs)),
         "ratios": list(against_lucid(runs)),
-        "figure 11": list(_ablations(runs)),
+        "figure 11": list(ablations(runs)),
     }
     told = tables(found)
     headline = [("headline", policy) for policy in POLICIES]
-    ablations = [row for row in runs.rows if row[0] == "ablations"]
+    without = [row for row in runs.rows if row[0] == "ablations"]
     whole = ("whole", "fifo"), ("loads", f"load {WHOLE}"), ("whole", "lucid, off_below")
     sections: tuple[tuple[str, ...], ...] = (
         ("## The trace", notes.TRACE, _trace()),
@@ -66,7 +67,7 @@ def report(
         ("## Lucid against each other policy", notes.RATIOS, told["ratios"]),
         ("## As many GPUs as in the paper", notes.WHOLE_TOLD, runs.table(*whole)),
         ("## Durations foretold", notes.FORETOLD, foretold(models)),
-        ("## Ablations (figure 11)", notes.FIGURE_11, runs.table(headline[-1], *ablations)),
+        ("## Ablations (figure 11)", notes.FIGURE_11, runs.table(headline[-1], *without)),
         (_against_whole(runs), told["figure 11"], notes.ABLATIONS_TOLD),
         ("## How long a plan takes (4.4)", notes.PLANS_TOLD, _plans(taken)),
         ("## Likely causes of the differences", notes.CAUSES),
@@ -133,7 +134,8 @@ def against_table_4(runs: Runs) -> Iterator[Finding]:
             yield runs.finding(f"{what}, {policy}", paper, "h", "", figure, row)
 
 
-def against_lucid(runs: Runs) -> Iterator[Finding]:
+def against_lucid(runs: Runs, model: str = MEASURED) -> Iterator[Finding]:
+    """`model`: of interference; who does not share is the same under each."""
     figures: tuple[tuple[str, Figure], ...] = (
         ("JCT", lambda one: one.jct),
         ("queue", lambda one: one.queue),
@@ -142,7 +144,10 @@ def against_lucid(runs: Runs) -> Iterator[Finding]:
     for n, (what, figure) in enumerate(figures):
         for policy in POLICIES[:-1]:
             paper = PAPER[policy][n] / PAPER["lucid"][n]
-            rows = ("headline", policy), ("headline", "lucid")
+            rows = (
+                row if (row := (model, name)) in runs.rows else ("headline", name)
+                for name in (policy, "lucid")
+            )
             yield runs.ratio(f"{what}, {policy} : lucid", paper, "", figure, *rows)
 
 
@@ -156,7 +161,7 @@ def foretold(models: Mapping[Known, Models]) -> str:
     return markdown_table(headings, rows, range(1, len(headings)))
 
 
-def _ablations(runs: Runs) -> Iterator[Finding]:
+def ablations(runs: Runs) -> Iterator[Finding]:
     def queue(one: Result) -> float:
         return one.queue
 

@@ -54,6 +54,8 @@ PHYSICS = Physics(checkpoint_s=PREEMPTION_S - Physics().first_kernel_s)
 THRESHOLDS = ((0.90, 0.75), (0.97, 0.85))  # Tiny's and Medium's: the lowest and highest of 4.5
 TUNED = tuple(product((100.0, 200.0), (2,), (1, 2)))  # T_prof, its GPUs, GSS; with the defaults
 HOUR = 3600.0
+MEASURED = "measured"  # interference as Lucid's authors measured pairs
+OTHERWISE = ("additive", "none")  # its models beside that, for whoever shares
 NEVER = 1e9  # times as long: never too long for a pair
 TIMELESS = "lucid, no time-aware rule"
 UNGUARDED = "lucid, no guard on utilisation"
@@ -76,7 +78,7 @@ class Case:
     knows: Known = "nothing"
     ablation: Mapping[str, Any] = field(default_factory=dict)
     outlasts: float = binder.OUTLASTS  # of the time-aware rule
-    measured: bool = True  # interference by measured pairs, else as `learned`
+    interference: str = MEASURED
     thresholds: tuple[float, float] | None = None  # of another packing tree than the shipped one
 
 
@@ -108,7 +110,7 @@ class Result:
 
 def cases() -> list[Case]:
     """Those of `lab.lucid`."""
-    return list(chain(_headline(), _loads(), _ablations()))
+    return list(chain(_headline(), _otherwise(), _loads(), _ablations()))
 
 
 def sensitivity() -> list[Case]:
@@ -186,6 +188,14 @@ def _headline(policies: Sequence[str] = POLICIES) -> Iterator[Case]:
         yield from _samples("headline", policy, settings(policy), KNOWS.get(policy, "nothing"))
 
 
+def _otherwise() -> Iterator[Case]:
+    """Whoever shares, under other models of interference."""
+    for model in OTHERWISE:
+        for policy in ("horus", "lucid"):
+            knows = KNOWS.get(policy, "nothing")
+            yield from _samples(model, policy, settings(policy), knows, interference=model)
+
+
 def _loads() -> Iterator[Case]:
     """The load of the headline is there."""
     made = settings("lucid")
@@ -253,10 +263,20 @@ def _muri() -> Iterator[Case]:
         for policy in POLICIES:
             knows: Known = "truth" if policy in KNOWS else "nothing"
             made = settings(policy, MURI_PROFILER)
-            yield Case("muri", policy, f"muri {number}", MURI_GPUS, made, knows, measured=False)
+            yield Case(
+                "muri", policy, f"muri {number}", MURI_GPUS, made, knows, interference="conserving"
+            )
     made = settings("lucid", IN_PLACE)
     trace = f"muri {MURI[-1]}"  # the smallest
-    yield Case("muri", "lucid, profiled in place", trace, MURI_GPUS, made, "truth", measured=False)
+    yield Case(
+        "muri",
+        "lucid, profiled in place",
+        trace,
+        MURI_GPUS,
+        made,
+        "truth",
+        interference="conserving",
+    )
 
 
 def _knobs(run_s: float, gpus: int, capacity: int) -> Settings:
@@ -306,7 +326,7 @@ def run(case: Case) -> Result:
         parse(case.gpus),
         case.settings,
         estimator="oracle" if policy == "horus" else "none",  # Horus predicts it
-        interference=given.interference if case.measured else "learned",
+        interference=given.interference if case.interference == MEASURED else case.interference,
         expected=case.knows == "truth",
         physics=PHYSICS,
         models=models,

@@ -33,9 +33,9 @@ PAPER_LIMITS = {
 def report(results: Sequence[Result], best: Knobs) -> Report:
     runs = Runs(results)
     found = {
-        "profiler": [_space_aware(runs)],
-        "figure 12": list(_loads(runs)),
-        "thresholds": list(_thresholds(runs)),
+        "profiler": [space_aware(runs)],
+        "figure 12": list(by_load(runs)),
+        "thresholds": list(by_thresholds(runs)),
         "table 6": list(_limits(runs)),
     }
     told = tables(found)
@@ -54,13 +54,13 @@ def report(results: Sequence[Result], best: Knobs) -> Report:
     )
 
 
-def _space_aware(runs: Runs) -> Finding:
+def space_aware(runs: Runs) -> Finding:
     rows = ("profiler", "in order of arrival"), ("profiler", "space-aware")
     what = "profiling queue, by arrival : space-aware"
     return runs.ratio(what, 11.6, notes.PROFILER_NOTE, lambda one: one.profiling_queue_s, *rows)
 
 
-def _loads(runs: Runs) -> Iterator[Finding]:
+def by_load(runs: Runs) -> Iterator[Finding]:
     for told, table in (("low", "busy, low"), ("median", "headline"), ("high", "busy, high")):
         rows = (table, "tiresias"), (table, "lucid")
         what = f"queue, tiresias : lucid, {told}"
@@ -75,7 +75,7 @@ PAPER_LOADS = {
 }
 
 
-def _thresholds(runs: Runs) -> Iterator[Finding]:
+def by_thresholds(runs: Runs) -> Iterator[Finding]:
     for thresholds in THRESHOLDS:
         what = thresholds_told(*thresholds)
         rows = ("thresholds", what), ("headline", "lucid")

@@ -103,7 +103,7 @@ def muri_trace(number: int) -> Trace:
 
 def pairs(directory: Path) -> str:
     """The interference model of the measured pairs, in a file in which mixed precision is part of a
-    model's name. Pairs that nobody measured slow down as `learned` has it."""
+    model's name. Pairs that nobody measured slow down as `conserving` has it."""
     path = directory / "pairs.csv"
     columns = ("model1", "batchsize1", "speed1", "model2", "batchsize2", "speed2")
     with path.open("w", newline="") as file:

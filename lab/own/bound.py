@@ -2,9 +2,8 @@
 
 Each is the largest of three relaxations: every job starts at once and alone; all GPUs are one
 machine that serves the least work first (SRPT), where a job's work is its memory times its time, as
-no more than all memory is ever in use; and the same where it is its SM activity times its time.
-Sharing does more SM work than one job at a time would, under the interference model at most
-`MOST_SM` times a GPU's.
+no more than all memory is ever in use; and the same where it is its SM activity times its time, as
+no GPU keeps more than all of its SMs busy.
 """
 
 from __future__ import annotations
@@ -13,26 +12,8 @@ import heapq
 from collections.abc import Iterable
 from statistics import fmean
 
-from carmad.core.types import Mode
-from carmad.sim.experiment import Load, Task
-from carmad.sim.interference import Learned
+from carmad.sim.experiment import Task
 from lab.own.families import Case
-
-NEIGHBOURS = 8  # `collocation.max_jobs_per_gpu`
-
-
-def most_sm() -> float:
-    """SM activity that equal jobs, however many and however busy, get done on one GPU."""
-    model = Learned()
-    loads = (Load(sm_active=share / 20) for share in range(1, 21))
-    return max(
-        sum(speed * load.sm_active for speed in model.speeds((load,) * jobs, Mode.STREAMS))
-        for load in loads
-        for jobs in range(1, NEIGHBOURS + 1)
-    )
-
-
-MOST_SM = most_sm()
 
 
 def mean_jct_s(case: Case) -> float:
@@ -40,7 +21,7 @@ def mean_jct_s(case: Case) -> float:
     memory_mib = sum(node.gpus * node.kind.memory_mib for node in case.cluster.nodes)
     alone_s = fmean(task.duration_s for task in tasks)
     held = srpt_s((t, t.gpus * t.load.memory_mib * t.duration_s / memory_mib) for t in tasks)
-    busy = srpt_s((t, t.gpus * t.load.sm_active * t.duration_s / gpus / MOST_SM) for t in tasks)
+    busy = srpt_s((t, t.gpus * t.load.sm_active * t.duration_s / gpus) for t in tasks)
     return max(alone_s, held, busy)
 
 

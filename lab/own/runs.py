@@ -36,7 +36,7 @@ class Condition:
     declared: bool = True  # their durations; else as the predictor `history` learns them
     error: float = 0.0  # σ of the log-normal factor on declared durations
     memory: str = "oracle"
-    interference: str = "learned"
+    interference: str = "conserving"
 
 
 KNOWN = Condition("known", "durations and memory known")

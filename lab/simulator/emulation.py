@@ -48,7 +48,7 @@ def compressed(policy: str) -> Settings:
 
 
 class EmulatedCard(Sharing):
-    """How `carmad.gpu.card` slows its tenants."""
+    """How `carmad.gpu.card` slows its tenants, apart from their shares of a full GPU."""
 
     def speeds_together(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
         sm = max(1.0, math.fsum(load.sm_active for load in loads))

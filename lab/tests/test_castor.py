@@ -15,7 +15,7 @@ from carmad.core.recurrence import group
 from carmad.core.types import JobId, Mode
 from carmad.sim.experiment import Experiment, Load, Task, Trace
 from carmad.sim.hardware import parse
-from carmad.sim.interference import Learned, make
+from carmad.sim.interference import Conserving, make
 from carmad.sim.run import simulate
 from carmad.sim.traces.sources import load
 from carmad.sim.workload import Workload
@@ -134,7 +134,7 @@ def test_known_ratios_are_those_of_the_simulator() -> None:
         for what in ("sm_active", "dram_active")
     }
     values |= {"own.memory.share": 0.1, "other.memory.share": 0.1, "mode.mps": 0.0}
-    slowed, _ = Learned().speeds((idle, BUSY), Mode.STREAMS)
+    slowed, _ = Conserving().speeds((idle, BUSY), Mode.STREAMS)
     assert model.predict(values) == pytest.approx(1 / slowed)
 
 

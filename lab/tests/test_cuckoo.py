@@ -11,6 +11,7 @@ import pytest
 
 from carmad.config import Settings
 from carmad.core.types import Mode, StageTimes
+from carmad.sim.conformance import check_interference
 from carmad.sim.hardware import parse
 from carmad.sim.traces.generators import cuckoo as cuckoo_trace
 from lab.cuckoo import pairs, truth
@@ -138,6 +139,8 @@ def test_pairs_of_the_simulated_world_are_those_of_its_stages() -> None:
     first, _ = world.speeds(loads, Mode.STREAMS)
     assert first == pytest.approx(expected[0])
     assert world.speeds((*loads, loads[1]), Mode.STREAMS)[0] <= first
+    no_server = {"work_is_conserved_in_mixed_company": "it knows jobs, and no MPS server"}
+    check_interference(world, no_server, [load(task, kind) for task in jobs.tasks])
 
 
 def test_the_page_tells_of_every_run_and_how_far_it_is_from_the_paper() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from carmad.core.types import Cause, Mode
 from carmad.gpu import emulated_job
+from carmad.sim.conformance import check_interference
 from carmad.sim.experiment import JobOutcome, Load, Task
 from carmad.sim.metrics import figures
 from cli.commands.demo import argv
@@ -66,6 +67,7 @@ def test_the_emulated_cards_law() -> None:
     assert speeds == pytest.approx((1 / (1.25 * 1.1), 1 / (1.25 * 1.02)))
     small = Load(sm_active=0.25, dram_active=0.0)
     assert EmulatedCard().speeds((one, small), Mode.STREAMS) == pytest.approx((1.0, 1 / 1.02))
+    check_interference(EmulatedCard())
 
 
 def test_a_profile_is_what_the_emulated_job_asks_for_on_average(

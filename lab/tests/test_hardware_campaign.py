@@ -24,7 +24,7 @@ from carmad import DISTRIBUTION
 from carmad.core.types import GpuId, GpuSample, Mode
 from carmad.errors import CarmaError
 from carmad.sim import catalogue
-from carmad.sim.interference import Learned
+from carmad.sim.interference import Conserving
 from lab import RESULTS
 from lab.hardware import (
     campaign,
@@ -543,13 +543,13 @@ def test_without_smact_loads_follow_from_nvmls_utilisation(tmp_path: Path) -> No
 
 
 def _measured(folder: Path) -> Visit:
-    """Of six models: what `learned` predicts of pairs and of a triple, taken for measured."""
+    """Of six models: what `conserving` predicts of pairs and of a triple, taken for measured."""
     names = ("resnet50-b64", "vgg16-b32", "gpt2-b4-t512", "resnet18-b32", "densenet121-b32")
     names = (*names, "mlp1024x4-b128")
     for n, name in enumerate(names):
         activity = {"sm_active": 0.9 - 0.1 * n, "sm_occupancy": 0.3, "dram_active": 0.4}
         visit(folder).keep(name, {**activity, "memory_mib": 3000 + n, "step_s": 0.1})
-    known, model = loads.loads(visit(folder)), Learned({Mode.STREAMS: 0.6})
+    known, model = loads.loads(visit(folder)), Conserving({Mode.STREAMS: 2.0})
     several = [*combinations(names, 2), names[:3]]
     for group in (*((name,) for name in names), *several):
         speeds = model.speeds([known[name] for name in group], Mode.STREAMS)
@@ -565,9 +565,9 @@ def test_the_interference_models_are_judged_on_unseen_models_and_on_triples(
     assert "15 pairs and 1 larger groups" in page
     rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
     errors = {row[4]: float(row[5]) for row in rows if row[1:4] == ["streams", "streams", "30"]}
-    assert errors["learned"] == 0.0 < errors["additive"] < errors["none"]
-    assert ["", "streams, 3", "3", "learned, from pairs", "0.000", ""] in rows
-    assert "from all pairs: streams 0.600" in page
+    assert errors["conserving"] == 0.0 < errors["additive"] < errors["none"]
+    assert ["", "streams, 3", "3", "conserving, from pairs", "0.000", ""] in rows
+    assert "from all pairs: streams 2.000" in page
 
 
 def test_estimators_are_judged_by_models_that_did_not_give_the_constant(tmp_path: Path) -> None:

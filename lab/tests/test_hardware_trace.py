@@ -15,7 +15,7 @@ from benchmarks.daemon.carmad import Daemon
 from carmad.config import Settings
 from carmad.core.types import Mode
 from carmad.sim.experiment import Load
-from carmad.sim.interference import Learned
+from carmad.sim.interference import Conserving
 from lab.data import DATA, read
 from lab.hardware import interference, loads, machine, simulated, trace
 from lab.hardware.mix import GPUS, HEAVY, LOAD, Measured, as_published, nearest, parts
@@ -152,7 +152,7 @@ def test_the_simulator_takes_the_interference_that_pairs_measured_here(tmp_path:
         job["load"]["memory_mib"] = 5_000  # both fit
     visit.keep("rr, no estimate", together)
     shipped, simulated_s = fidelity(visit)
-    assert "`learned` as CARMA ships it" in shipped
+    assert "`conserving` as CARMA ships it" in shipped
     pairs = Visit(tmp_path, "pairs", rehearse=False)
     for setting, step_s in (("streams", 0.4), ("mps", 9.9), ("mps 50 %", 9.9)):
         for names, steps in ((["a"], [0.1]), (["b"], [0.1]), (["b", "a"], [step_s, step_s])):
@@ -185,7 +185,7 @@ def test_groups_have_their_measured_speeds_in_any_order_and_others_a_fitted_mode
     known = loads.loads(pairs)
     for name in names:
         pairs.keep(name, {"setting": "streams", "names": [name], "step_s": [0.1]})
-    said = Learned({Mode.STREAMS: 0.7})
+    said = Conserving({Mode.STREAMS: 0.7})
     for one, other in (names[:2], names[1:]):
         speeds = said.speeds([known[one], known[other]], Mode.STREAMS)
         steps = [0.1 / speed for speed in speeds]
@@ -197,7 +197,7 @@ def test_groups_have_their_measured_speeds_in_any_order_and_others_a_fitted_mode
     assert model.speeds([b, a], Mode.STREAMS) == pytest.approx(said.speeds([b, a], Mode.STREAMS))
     unmeasured = model.speeds([a, c], Mode.STREAMS)
     assert unmeasured == pytest.approx(said.speeds([a, c], Mode.STREAMS)), "by the fit"
-    assert model.speeds([a, c], Mode.MPS) == Learned().speeds([a, c], Mode.MPS), "as shipped"
+    assert model.speeds([a, c], Mode.MPS) == Conserving().speeds([a, c], Mode.MPS), "as shipped"
 
 
 def test_the_page_can_be_made_although_no_job_ended_well(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_an_ablation_changes_the_policy_and_nothing_else(monkeypatch: pytest.Mon
     )
     monkeypatch.setattr(runs, "trace", lambda name: Trace("six", tasks))
     made = runs.settings("lucid", replace(runs.PROFILER, gpus=1))
-    case = runs.Case("", "", "", "1x2xRTX3090-24GB", made, "truth", measured=False)
+    case = runs.Case("", "", "", "1x2xRTX3090-24GB", made, "truth", interference="conserving")
     whole, alone = runs.run(case), runs.run(replace(case, ablation={"sharing": "off"}))
     assert whole.finished == alone.finished == 6
     assert whole.slowdown > 1.0 == pytest.approx(alone.slowdown, abs=1e-6)

@@ -273,6 +273,16 @@ _GPUS = (
     _figure("gpus_busy", "GPUs", "busy", "share", "", "share of GPU time with any job on the GPU"),
     *_use_measures("over_makespan", "", "", "all GPUs, up to the last end"),
     *_use_measures("while_busy", "_busy", " while busy", "the GPUs' busy time"),
+    _figure(
+        "sm_kept",
+        "GPUs",
+        "SM-busy kept",
+        "share",
+        "",
+        "SM-busy seconds, over those that the same work takes alone; below 1, the model of"
+        " interference makes work out of nothing",
+        True,
+    ),
     _figure("energy_mj", "GPUs", "energy", "MJ", "lower", "of all GPUs, up to the last end"),
 )
 
