@@ -37,7 +37,7 @@ class Verb:
         self.aliases = aliases
         self._summary = ""  # if not the table's
 
-    def in_module(self, module: str, summary: str) -> Verb:
+    def in_module(self, module: str, summary: str = "") -> Verb:
         """The same verb, with the same options, as another module does it. `summary`: if it is not
         the usual one."""
         from copy import copy
