@@ -3,7 +3,7 @@ and which pairs are split again (3.3.4)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
@@ -14,7 +14,7 @@ import rustworkx
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from carmad.plugin import Demand, Preconditions, StageTimes, View, idle
+from carmad.plugin import Preconditions, StageTimes, View, idle
 from policies.castor.pairing import ends
 from policies.cuckoo.interleaving import (
     Model,
@@ -27,7 +27,6 @@ from policies.cuckoo.interleaving import (
     total_values,
 )
 from policies.cuckoo.members import Member, Site, memory_mib
-from policies.views import margin_mib
 
 Edge = tuple[int, int, float]
 
@@ -36,7 +35,6 @@ GRAIN = 1_000_000  # the library's weights are integers
 
 Slowed = tuple[tuple[float, float], ...]  # slowdowns of a pair's iterations, by kind
 
-ANYONE = -1  # instead of a user: without MPS, all users may share
 KNOWN = 512  # stages remembered with how they go together
 GAIN = 1e-6  # an eff_value must exceed 1 by this: less is rounding
 
@@ -115,22 +113,10 @@ class Group:
         return ends(lefts[0], lefts[1], self.slowed[kind], 0.0)
 
 
-class Node(NamedTuple):
-    """A waiting job that may be packed."""
-
-    member: Member
-    uid: int  # under MPS, the user of its server
-
-
-def user(wanted: Demand) -> int:
-    """The user whose jobs it may share with under MPS; otherwise `ANYONE`."""
-    return ANYONE if wanted.mps_uid is None else wanted.mps_uid
-
-
 class Memory(NamedTuple):
     """The memory of each kind of GPU, and the preconditions on it."""
 
-    by_kind: Sequence[int]  # MiB, of the smallest GPU
+    by_kind: tuple[int, ...]  # MiB, of the smallest GPU
     conditions: Preconditions
 
 
@@ -163,17 +149,28 @@ class Packer:
         slowed = _cache_of(self).pair(one.stages[kind], other.stages[kind])
         return ends(one.left_s[kind], other.left_s[kind], slowed, 0.0)
 
-    def pairs(self, nodes: Sequence[Node], open_to: Iterable[int], memory: Memory) -> list[Group]:
-        """The matching of nodes that ask for equally many GPUs. `open_to` has the kinds that they
-        may be packed for."""
-        if len(nodes) < 2:
-            return []
-        eff = self._efficiencies(nodes, open_to, memory)
-        left_s = np.array([node.member.deadline_s for node in nodes])
+    def pairs(
+        self, members: Sequence[Member], open_to: Set[int], memory: Memory
+    ) -> Sequence[Group]:
+        """The matching of members that ask for equally many GPUs. `open_to` has the kinds that they
+        may be packed for. If nothing has changed since the last plan, it is the same."""
+        if len(members) < 2:
+            return ()
+        known, gpus = _cache_of(self).pairs, members[0].job.spec.gpus
+        question = (members, open_to, memory)
+        if gpus not in known or known[gpus][0] != question:
+            known[gpus] = question, self._match(members, open_to, memory)
+        return known[gpus][1]
+
+    def _match(
+        self, members: Sequence[Member], open_to: Set[int], memory: Memory
+    ) -> Sequence[Group]:
+        eff = self._efficiencies(members, open_to, memory)
+        left_s = np.array([member.deadline_s for member in members])
         ddl = ddl_values(left_s[:, None], left_s)
         table = np.where(eff > 1 + GAIN, total_values(eff, ddl, self.weight), 0.0)
         found = matching(best_edges(table))
-        pairs = [_first_first(nodes[low].member, nodes[high].member) for low, high in found]
+        pairs = [_first_first(members[low], members[high]) for low, high in found]
         return [
             Group(pair, self._slowdowns(*pair), float(eff[low, high]), float(ddl[low, high]))
             for (low, high), pair in zip(found, pairs, strict=True)
@@ -186,13 +183,12 @@ class Packer:
         )
 
     def _efficiencies(
-        self, nodes: Sequence[Node], open_to: Iterable[int], memory: Memory
+        self, members: Sequence[Member], open_to: Iterable[int], memory: Memory
     ) -> Numbers:
         """Highest eff_values of each with each; 0 for jobs that cannot be packed."""
-        best = np.zeros((len(nodes), len(nodes)))
-        members = [node.member for node in nodes]
+        best = np.zeros((len(members), len(members)))
         for kind in open_to:
-            allowed = _may_pack(nodes, memory.by_kind[kind], memory.conditions)
+            allowed = _may_pack(members, memory.by_kind[kind], memory.conditions)
             if allowed.any():
                 values = self.company(members, members, kind).efficiency
                 np.maximum(best, np.where(allowed, values, 0.0), out=best)
@@ -217,6 +213,8 @@ class _Known:
         self._packer = packer
         self._places: dict[StageTimes, int] = {}
         self._efficiency = self._slowed = np.zeros((0, 0))
+        # By number of GPUs, what was asked last and the matching.
+        self.pairs: dict[int, tuple[tuple[object, ...], Sequence[Group]]] = {}
 
     def pair(self, one: StageTimes, other: StageTimes) -> tuple[float, float]:
         """The slowdown of each."""
@@ -260,23 +258,22 @@ def _cache_of(packer: Packer) -> _Known:
 
 
 def _may_pack(
-    nodes: Sequence[Node], whole_mib: int, conditions: Preconditions
+    members: Sequence[Member], whole_mib: int, conditions: Preconditions
 ) -> NDArray[np.bool_]:
     """Which jobs may be packed together on GPUs with this much memory, whichever comes second."""
-    room = np.array([whole_mib - node.member.need_mib for node in nodes])
-    uid = np.array([node.uid for node in nodes])
-    fits = may_join(nodes, room, conditions)
+    room = np.array([whole_mib - member.need_mib for member in members])
+    uid = np.array([member.uid for member in members])
+    fits = may_join(members, room, conditions)
     allowed: NDArray[np.bool_] = fits & fits.T & (uid[:, None] == uid)
     np.fill_diagonal(allowed, False)
     return allowed
 
 
 def may_join(
-    nodes: Sequence[Node], room_mib: NDArray[np.int_], conditions: Preconditions
+    members: Sequence[Member], room_mib: NDArray[np.int_], conditions: Preconditions
 ) -> NDArray[np.bool_]:
     """Whether each job (row) may join where this much room is left (column)."""
-    members = [node.member for node in nodes]
-    need = np.array([m.need_mib + margin_mib(m.job.retry, conditions) for m in members])
+    need = np.array([member.room_mib for member in members])
     return (need[:, None] <= room_mib) & (room_mib >= conditions.min_free_mib)
 
 
@@ -332,24 +329,21 @@ def _pairs(view: View, line: Sequence[Member], where: Site, packer: Packer) -> l
     shared = [gpu for gpu in where.gpus if not gpu.gpu.is_mig]
     free = {where.kind(gpu) for gpu in shared if idle(gpu, view.settings) is None}
     memory = Memory(_least_mib(where), view.settings.preconditions_for("cuckoo"))
-    by_gpus: dict[int, list[Node]] = {}
-    for node in packable(view, line):
-        by_gpus.setdefault(node.member.job.spec.gpus, []).append(node)
+    by_gpus: dict[int, list[Member]] = {}
+    for member in filter(may_pack, line):
+        by_gpus.setdefault(member.job.spec.gpus, []).append(member)
     open_to = free or {where.kind(gpu) for gpu in shared}
-    return [pair for nodes in by_gpus.values() for pair in packer.pairs(nodes, open_to, memory)]
+    return [pair for alike in by_gpus.values() for pair in packer.pairs(alike, open_to, memory)]
 
 
-def packable(view: View, line: Iterable[Member]) -> Iterator[Node]:
-    """Queued jobs that may share, and about which enough is known."""
-    for member in line:
-        wanted, retry = view.demand(member.job), member.job.retry
-        if not member.missing and not wanted.alone and not (retry and retry.avoid):
-            yield Node(member, user(wanted))
+def may_pack(member: Member) -> bool:
+    """Whether it may be packed: not after a failure that keeps it off some GPUs."""
+    return member.shares and not (member.job.retry and member.job.retry.avoid)
 
 
-def _least_mib(where: Site) -> list[int]:
+def _least_mib(where: Site) -> tuple[int, ...]:
     """The memory of the smallest GPU of each kind."""
-    return [
+    return tuple(
         min(memory_mib(gpu) for gpu in where.gpus if where.kind(gpu) == kind)
         for kind in range(len(where.kinds))
-    ]
+    )

@@ -13,15 +13,26 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import attrgetter
 from statistics import median
 from typing import NamedTuple
 
-from carmad.plugin import GpuId, GpuView, Job, Links, Profile, Settings, StageTimes, View, idle
+from carmad.plugin import (
+    GpuId,
+    GpuView,
+    Job,
+    JobId,
+    Links,
+    Profile,
+    Settings,
+    StageTimes,
+    View,
+    idle,
+)
 from policies.castor.neighbours import OVERRUN
 from policies.cuckoo.interleaving import Model, Phases, standalone
-from policies.views import need_mib
+from policies.views import margin_mib, need_mib
 
 FORWARD = 1 / 3  # of the computing time: the backward pass has two matrix products per forward one
 SHORTEST_S = 1e-6  # shortest credible iteration
@@ -31,6 +42,8 @@ ASSUMED_S = 1.0  # step time if unknown: between two such jobs only ratios matte
 NOTHING: frozenset[GpuId] = frozenset()
 UNHEARD_S = 3600.0  # assumed duration if none is known for any job
 LEAST_S = 1.0  # least duration and remaining time of a running job, even one told to stop
+
+ANYONE = -1  # instead of a user: without MPS, all users may share
 
 CHOICE = 4  # jobs per set of GPUs to choose from
 LEAST_CHOICE = 64  # so many at least
@@ -106,8 +119,7 @@ class Speeds:
     def on(self, stages: tuple[StageTimes, ...], kind: str) -> StageTimes:
         """The stage times given for this kind, or for any kind; otherwise those of the first kind
         given, with passes scaled: disk and network do not depend on the GPU."""
-        by_kind = {each.gpu: each for each in stages}
-        there = by_kind.get(kind) or by_kind.get("")
+        there = _find_given(stages, kind)
         if there is not None:
             return there
         first = stages[0]
@@ -120,6 +132,12 @@ class Speeds:
             first.sync,
             kind,
         )
+
+
+def _find_given(stages: tuple[StageTimes, ...], kind: str) -> StageTimes | None:
+    """The stage times given for this kind, or for any kind."""
+    by_kind = {each.gpu: each for each in stages}
+    return by_kind.get(kind) or by_kind.get("")
 
 
 class Site(NamedTuple):
@@ -197,43 +215,91 @@ class Member(NamedTuple):
     left_s: tuple[float, ...]  # the part of it that remains
     deadline_s: float  # infinite: none
     need_mib: int
+    room_mib: int  # that must be free beside another job: with the margins
+    uid: int  # the user whose jobs it may share with under MPS; otherwise `ANYONE`
+    shares: bool  # it need not be alone, and nothing is missing
     missing: str  # the reason code of what must be known before it is packed; "": nothing
+    guessed: bool  # its duration or its stages are derived from other jobs'
 
 
-def members(jobs: Sequence[Job], where: Site, model: Model, view: View) -> list[Member]:
-    """The jobs as members. A job of unknown duration is assumed to take the mean of the others."""
-    speeds, now = Speeds.compare(jobs), view.now
-    told = [find_stage_times(job, where.kinds[0], view.settings.links) for job in jobs]
-    on_kinds = {
-        stages: tuple(speeds.on(stages, kind) for kind in where.kinds)
-        for stages in dict.fromkeys(told)
-        if stages
-    }
-    alone = {stages: _alone(times, model) for stages, times in on_kinds.items()}
-    expected = [job.expected_s for job in jobs]
-    heard = [seconds for seconds in expected if seconds is not None]
-    mean_s = math.fsum(heard) / len(heard) if heard else UNHEARD_S
-    everywhere = (1.0,) * len(where.kinds)
-    found = []
-    for job, stages, expected_s in zip(jobs, told, expected, strict=True):
-        paces, deadline_at = alone.get(stages, everywhere), job.spec.deadline_at
-        # Predictions are assumed to be for the first kind.
-        first_s = mean_s if expected_s is None else expected_s
-        whole_s = tuple([first_s * pace / paces[0] for pace in paces])
-        lefts_s = [left_s(job, now, each_s) for each_s in whole_s] if job.attempts else whole_s
-        found.append(
-            Member(
-                job,
-                on_kinds.get(stages, ()),
-                paces,
-                whole_s,
-                tuple(lefts_s),
-                math.inf if deadline_at is None else deadline_at - now,
-                need_mib(job),
-                _missing(job, stages),
-            )
+class Members:
+    """The jobs of plans as members, kept from one plan to the next: only jobs that are new or have
+    changed are looked at."""
+
+    def __init__(self) -> None:
+        self._context: object = None
+        self._lasting: dict[JobId, Member] = {}
+
+    def find(self, jobs: Sequence[Job], where: Site, model: Model, view: View) -> list[Member]:
+        context = where.kinds, view.settings, model
+        before = self._lasting if context == self._context else {}
+        lasting: dict[JobId, Member] = {}
+        others, now, found = _Others(jobs), view.now, []
+        for job in jobs:
+            member = before.get(job.id)
+            if member is None or member.job is not job:
+                member = _member(job, where, model, view, others)
+            if not member.guessed:
+                lasting[job.id] = member
+            if job.attempts:
+                left = tuple([left_s(job, now, whole_s) for whole_s in member.whole_s])
+                member = member._replace(left_s=left)
+            if job.spec.deadline_at is not None:
+                member = member._replace(deadline_s=job.spec.deadline_at - now)
+            found.append(member)
+        self._context, self._lasting = context, lasting
+        return found
+
+
+class _Others:
+    """What the jobs of a plan say of those about which less is known."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs = jobs
+
+    @cached_property
+    def mean_s(self) -> float:
+        """The duration that is assumed of a job if it is not known."""
+        known = [seconds for job in self._jobs if (seconds := job.expected_s) is not None]
+        return math.fsum(known) / len(known) if known else UNHEARD_S
+
+    @cached_property
+    def speeds(self) -> Speeds:
+        return Speeds.compare(self._jobs)
+
+
+def _member(job: Job, where: Site, model: Model, view: View, others: _Others) -> Member:
+    """The job as if it had no deadline and had not run yet."""
+    told = find_stage_times(job, where.kinds[0], view.settings.links)
+    given = [_find_given(told, kind) for kind in where.kinds]
+    stages = (
+        tuple(
+            there or others.speeds.on(told, kind)
+            for there, kind in zip(given, where.kinds, strict=True)
         )
-    return found
+        if told
+        else ()
+    )
+    paces = _alone(stages, model) if stages else (1.0,) * len(where.kinds)
+    expected_s, wanted, missing = job.expected_s, view.demand(job), _missing(job, told)
+    # Predictions are assumed to be for the first kind.
+    first_s = others.mean_s if expected_s is None else expected_s
+    whole_s = tuple([first_s * pace / paces[0] for pace in paces])
+    margin = margin_mib(job.retry, view.settings.preconditions_for("cuckoo"))
+    return Member(
+        job,
+        stages,
+        paces,
+        whole_s,
+        left_s=whole_s,
+        deadline_s=math.inf,
+        need_mib=need_mib(job),
+        room_mib=need_mib(job) + margin,
+        uid=ANYONE if wanted.mps_uid is None else wanted.mps_uid,
+        shares=not missing and not wanted.alone,
+        missing=missing,
+        guessed=expected_s is None or (bool(told) and not all(given)),
+    )
 
 
 def is_known(job: Job, where: Site, view: View) -> bool:

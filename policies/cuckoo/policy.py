@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from carmad.plugin import (
@@ -44,7 +44,7 @@ from policies.cuckoo import CuckooSettings, Joins
 from policies.cuckoo.groups import Packer, group
 from policies.cuckoo.interleaving import Asynchronous
 from policies.cuckoo.joining import awaiting, joins, turns
-from policies.cuckoo.members import NOTHING, Site, in_reach, joinable, members, site
+from policies.cuckoo.members import NOTHING, Members, Site, in_reach, joinable, site
 from policies.cuckoo.planning import Planner, min_cost
 from policies.cuckoo.remembering import Basis, Made, Memory, still_valid
 from policies.cuckoo.schedule import Schedule, Turn, first_due, schedule
@@ -70,6 +70,7 @@ class Cuckoo:
     planner: Planner = min_cost
     packs: bool = True
     heterogeneous: bool = True  # False: all GPUs count as the first one's kind
+    members: Members = field(default_factory=Members)  # of the last plan
 
     def order(self, job: Job) -> float:
         """Earliest deadline first."""
@@ -172,7 +173,8 @@ class Cuckoo:
             return Schedule()
         there = {job.id for gpu in where.gpus for job in gpu.residents}
         running = [job for job in view.running if job.id in there]
-        known = iter(members([*line, *partners.values(), *running], where, self.packer.model, view))
+        covered = [*line, *partners.values(), *running]
+        known = iter(self.members.find(covered, where, self.packer.model, view))
         in_line = list(islice(known, len(line)))
         awaited = dict(zip(partners, known, strict=False))
         on_gpus = list(known)
