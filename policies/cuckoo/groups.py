@@ -3,6 +3,7 @@ and which pairs are split again (3.3.4)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +15,7 @@ import rustworkx
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from carmad.plugin import Preconditions, StageTimes, View, idle
+from carmad.plugin import Preconditions, StageTimes, View
 from policies.castor.pairing import ends
 from policies.cuckoo.interleaving import (
     Model,
@@ -26,7 +27,8 @@ from policies.cuckoo.interleaving import (
     standalone,
     total_values,
 )
-from policies.cuckoo.members import Member, Site, memory_mib
+from policies.cuckoo.members import Member
+from policies.cuckoo.site import Site, memory_mib
 
 Edge = tuple[int, int, float]
 
@@ -116,7 +118,7 @@ class Group:
 class Memory(NamedTuple):
     """The memory of each kind of GPU, and the preconditions on it."""
 
-    by_kind: tuple[int, ...]  # MiB, of the smallest GPU
+    by_kind: tuple[float, ...]  # MiB, of the smallest GPU
     conditions: Preconditions
 
 
@@ -207,38 +209,44 @@ class Packer:
 
 class _Known:
     """The table of each with each of the stages seen so far. Jobs stay queued from plan to plan,
-    and many are runs of the same one: only what is new is computed."""
+    and many are runs of the same one: only what is new is computed. Equal stages of members are the
+    same object (`members`), so they are found by identity."""
 
     def __init__(self, packer: Packer) -> None:
         self._packer = packer
-        self._places: dict[StageTimes, int] = {}
+        self._stages: list[StageTimes] = []
+        self._places: dict[int, int] = {}  # of these, by their identity
         self._efficiency = self._slowed = np.zeros((0, 0))
         # By number of GPUs, what was asked last and the matching.
         self.pairs: dict[int, tuple[tuple[object, ...], Sequence[Group]]] = {}
 
     def pair(self, one: StageTimes, other: StageTimes) -> tuple[float, float]:
         """The slowdown of each."""
-        places = self._with((one, other))
-        low, high = places[one], places[other]
+        low, high = self._find((one, other))
         return float(self._slowed[low, high]), float(self._slowed[high, low])
 
     def table(self, rows: Sequence[StageTimes], columns: Sequence[StageTimes]) -> Company:
-        places = self._with((*rows, *columns))
-        there = np.ix_([places[each] for each in rows], [places[each] for each in columns])
+        places = self._find((*rows, *columns))
+        there = np.ix_(places[: len(rows)], places[len(rows) :])
         return Company(self._efficiency[there], self._slowed[there], self._slowed.T[there])
 
-    def _with(self, wanted: Iterable[StageTimes]) -> Mapping[StageTimes, int]:
-        """The places of all that are known, with these."""
-        new = list(dict.fromkeys(stages for stages in wanted if stages not in self._places))
-        if not new:
-            return self._places
-        if len(self._places) + len(new) > KNOWN:
-            self._places.clear()
-            new = list(dict.fromkeys(wanted))
-        old = len(self._places)
-        self._places |= {stages: old + n for n, stages in enumerate(new)}
-        count = len(self._places)
-        mine, everyone = self._packer.phases(new), self._packer.phases(tuple(self._places))
+    def _find(self, wanted: Sequence[StageTimes]) -> list[int]:
+        """Their places, after computing what is missing."""
+        try:
+            return [self._places[id(stages)] for stages in wanted]
+        except KeyError:
+            self._learn({id(stages): stages for stages in wanted})
+            return self._find(wanted)
+
+    def _learn(self, wanted: Mapping[int, StageTimes]) -> None:
+        new = [stages for each, stages in wanted.items() if each not in self._places]
+        if len(self._stages) + len(new) > KNOWN:
+            self._stages, self._places, new = [], {}, list(wanted.values())
+        old = len(self._stages)
+        self._stages += new
+        self._places |= {id(stages): old + n for n, stages in enumerate(new)}
+        count = len(self._stages)
+        mine, everyone = self._packer.phases(new), self._packer.phases(self._stages)
         mine_s, all_s = (standalone(self._packer.model, each) for each in (mine, everyone))
         round_s = rounds(self._packer.model, mine, everyone)
         efficiency, slowed = np.empty((count, count)), np.empty((count, count))
@@ -249,7 +257,6 @@ class _Known:
         slowed[old:] = np.maximum(1.0, round_s / mine_s[:, None])
         slowed[:, old:] = np.maximum(1.0, round_s / all_s).T
         self._efficiency, self._slowed = efficiency, slowed
-        return self._places
 
 
 @lru_cache(maxsize=8)
@@ -258,7 +265,7 @@ def _cache_of(packer: Packer) -> _Known:
 
 
 def _may_pack(
-    members: Sequence[Member], whole_mib: int, conditions: Preconditions
+    members: Sequence[Member], whole_mib: float, conditions: Preconditions
 ) -> NDArray[np.bool_]:
     """Which jobs may be packed together on GPUs with this much memory, whichever comes second."""
     room = np.array([whole_mib - member.need_mib for member in members])
@@ -270,7 +277,7 @@ def _may_pack(
 
 
 def may_join(
-    members: Sequence[Member], room_mib: NDArray[np.int_], conditions: Preconditions
+    members: Sequence[Member], room_mib: Numbers, conditions: Preconditions
 ) -> NDArray[np.bool_]:
     """Whether each job (row) may join where this much room is left (column)."""
     need = np.array([member.room_mib for member in members])
@@ -299,7 +306,7 @@ def group(
     packed = {member.job.id for pair in pairs for member in pair.members}
     single = [member for member in line if member.job.id not in packed]
     wanted = sum(m.job.spec.gpus for m in single) + sum(pair.gpus for pair in pairs)
-    occupied = sum(1 for gpu in where.gpus if gpu.residents)
+    occupied = len(where.gpus) - where.idle
     spare = capacity(where, [*line, *running]) - occupied - wanted
     apart = take_apart([p.efficiency for p in pairs], [p.gpus for p in pairs], spare)
     single += [member for n in apart for member in pairs[n].members]
@@ -312,6 +319,8 @@ def group(
 def capacity(where: Site, told: Sequence[Member]) -> float:
     """In GPUs of the slowest kind (3.3.4): a faster GPU counts by its speed-up, the median over
     jobs with known stages."""
+    if len(where.kinds) == 1:
+        return len(where.gpus)
     known = {member.stages: member.alone for member in told if member.stages}
     paces = [
         median(alone[kind] / alone[0] for alone in known.values()) if known else 1.0
@@ -327,7 +336,7 @@ def _pairs(view: View, line: Sequence[Member], where: Site, packer: Packer) -> l
     idle (3.3.2).
     """
     shared = [gpu for gpu in where.gpus if not gpu.gpu.is_mig]
-    free = {where.kind(gpu) for gpu in shared if idle(gpu, view.settings) is None}
+    free = {where.kind(gpu) for gpu in shared if not gpu.residents}
     memory = Memory(_least_mib(where), view.settings.preconditions_for("cuckoo"))
     by_gpus: dict[int, list[Member]] = {}
     for member in filter(may_pack, line):
@@ -341,9 +350,10 @@ def may_pack(member: Member) -> bool:
     return member.shares and not (member.job.retry and member.job.retry.avoid)
 
 
-def _least_mib(where: Site) -> tuple[int, ...]:
+def _least_mib(where: Site) -> tuple[float, ...]:
     """The memory of the smallest GPU of each kind."""
-    return tuple(
-        min(memory_mib(gpu) for gpu in where.gpus if where.kind(gpu) == kind)
-        for kind in range(len(where.kinds))
-    )
+    least = [math.inf] * len(where.kinds)
+    for gpu in where.gpus:
+        kind = where.kind(gpu)
+        least[kind] = min(least[kind], memory_mib(gpu))
+    return tuple(least)

@@ -26,10 +26,11 @@ from numpy.typing import NDArray
 from carmad.plugin import GpuId, Job, JobId, Preconditions, View
 from policies.cuckoo.groups import GAIN, Company, Group, Packer, may_join, may_pack
 from policies.cuckoo.interleaving import Numbers
-from policies.cuckoo.members import Member, Site, is_known
+from policies.cuckoo.members import Member, is_known
 from policies.cuckoo.planning import NEVER, Groups, Planner, Window
 from policies.cuckoo.remembering import Memory
 from policies.cuckoo.schedule import Turn, classes
+from policies.cuckoo.site import Site
 from policies.cuckoo.telling import Planned
 
 
@@ -75,14 +76,14 @@ def joins(
     free = list(_keep_turns(_places(running, where), planned))
     if not free:
         return
+    wanted = {place.member.job.spec.gpus for place in free}
     rows = {
         member.job.id: Row(member, planned[member.job.id])
-        for member in filter(may_pack, _waiting(planned))
+        for member in _waiting(planned)
+        if member.job.spec.gpus in wanted and may_pack(member)
     }
     for alike in classes([Group((row.member,)) for row in rows.values()], where):
         there = [place for place in free if place.member.job.spec.gpus == alike[0].gpus]
-        if not there:
-            continue
         asking = [rows[group.members[0].job.id] for group in alike]
         table = _table(asking, there, packer, conditions)
         if not table.fits.any():
@@ -221,9 +222,8 @@ def awaiting(view: View, jobs: Sequence[Job], where: Site) -> dict[JobId, Job]:
 
 def _alone(view: View, where: Site) -> Iterator[Job]:
     """The jobs that have their GPUs to themselves and have not been told to stop."""
-    residents = {gpu.id: len(gpu.residents) for gpu in where.gpus}
     for job in view.running:
-        if job.stop is None and all(residents.get(gpu) == 1 for gpu in job.gpus):
+        if where.single.issuperset(job.gpus) and job.stop is None:
             yield job
 
 
