@@ -26,7 +26,7 @@ SINGLE = 200
 CLIENTS = 8
 WITHIN_S = 20.0  # what has not run by then is not waited for
 SLOW_S = 10.0  # who takes longer takes part in one go only
-SETTLE_S = 2.0  # what follows the end of a job is the job's, too
+SETTLE_S = 2.0  # for what follows the end of a job, or the submission of many
 NEAR_EMPTY = 2 * ROUNDS + 2  # jobs in line: enough to hold and cancel one each time
 CANCELLED = 5_000
 LISTINGS = ("queue", "queue, as JSON")
@@ -78,8 +78,8 @@ class Line:
 
 
 def short(value: float) -> str:
-    """With two digits, or as a whole."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+    """With three digits, or as a whole."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def draw(lines: Sequence[Line], titles: Mapping[str, str]) -> str:
@@ -227,6 +227,7 @@ def _time(
     verbs: Sequence[str] = (),
 ) -> Iterator[Line]:
     """Programs take turns, so that what else the machine does meets all of them."""
+    time.sleep(SETTLE_S)
     for verb in verbs or systems[0].verbs():
         runs: dict[str, list[float]] = defaultdict(list)
         for _ in range(rounds):
@@ -268,7 +269,7 @@ def measure_cancel(systems: Sequence[System], tasks: int = CANCELLED) -> Iterato
             system.clear(array)
             taken[system.name] = (time.monotonic() - begun) * 1000
             over.set()
-            longest[system.name] = max(waits.result()) - alone
+            longest[system.name] = max(0.0, max(waits.result()) - alone)
     unit = statistics.median(py_ms)
     yield Line(f"cancel an array of {tasks:,}", "ms", taken, unit, 300)
     yield Line("the longest delay of a submission meanwhile", "ms", longest, unit, 50)
