@@ -207,15 +207,14 @@ def measure_commands(
         values = {system.name: system.pss_mb() for system in systems}
         lines.append(Line(f"daemon: memory, {few:,} jobs in line", "MB", values))
         able = [system for system in systems if not isinstance(system, Spooler)]
-        with ThreadPoolExecutor() as pool:
-            more = list(pool.map(lambda system: system.fill(most - few), able))
-        for system, added in zip(able, more, strict=True):
-            jobs[system.name] += added
-        lines += _time(able, f"{most:,} jobs in line", jobs, rounds, LISTINGS)
         for system in able:
             system.clear(jobs[system.name])
         lines += _time_arrays(able, most, rounds)
-        lines += measure_cancel([one for one in systems if one.folds])
+        lines += measure_cancel([system for system in able if system.folds])
+        with ThreadPoolExecutor() as pool:
+            filled = list(pool.map(lambda system: system.fill(most), able))
+        jobs = {system.name: added for system, added in zip(able, filled, strict=True)}
+        lines += _time(able, f"{most:,} jobs in line", jobs, rounds, LISTINGS)
     return lines
 
 
