@@ -26,7 +26,7 @@ SINGLE = 200
 CLIENTS = 8
 WITHIN_S = 20.0  # what has not run by then is not waited for
 SLOW_S = 10.0  # who takes longer takes part in one go only
-SETTLE_S = 2.0  # what follows the end of a job is the job's, too
+SETTLE_S = 2.0  # for what follows the end of a job, or the submission of many
 NEAR_EMPTY = 2 * ROUNDS + 2  # jobs in line: enough to hold and cancel one each time
 CANCELLED = 5_000
 LISTINGS = ("queue", "queue, as JSON")
@@ -78,8 +78,8 @@ class Line:
 
 
 def short(value: float) -> str:
-    """With two digits, or as a whole."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+    """With three digits, or as a whole."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def draw(lines: Sequence[Line], titles: Mapping[str, str]) -> str:
@@ -207,16 +207,14 @@ def measure_commands(
         values = {system.name: system.pss_mb() for system in systems}
         lines.append(Line(f"daemon: memory, {few:,} jobs in line", "MB", values))
         able = [system for system in systems if not isinstance(system, Spooler)]
-        with ThreadPoolExecutor() as pool:
-            more = list(pool.map(lambda system: system.fill(most - few), able))
-        for system, added in zip(able, more, strict=True):
-            jobs[system.name] += added
-        when = f"{most:,} jobs in line"
-        lines += _time(able, when, jobs, rounds, LISTINGS, GOAL_OF_MANY)
         for system in able:
             system.clear(jobs[system.name])
         lines += _time_arrays(able, most, rounds, GOAL_OF_MANY)
-        lines += measure_cancel([one for one in systems if one.folds])
+        lines += measure_cancel([system for system in able if system.folds])
+        with ThreadPoolExecutor() as pool:
+            filled = list(pool.map(lambda system: system.fill(most), able))
+        jobs = {system.name: added for system, added in zip(able, filled, strict=True)}
+        lines += _time(able, f"{most:,} jobs in line", jobs, rounds, LISTINGS, GOAL_OF_MANY)
     return lines
 
 
@@ -229,6 +227,7 @@ def _time(
     goal: float = GOAL,
 ) -> Iterator[Line]:
     """Programs take turns, so that what else the machine does meets all of them."""
+    time.sleep(SETTLE_S)
     for verb in verbs or systems[0].verbs():
         runs: dict[str, list[float]] = defaultdict(list)
         for _ in range(rounds):
@@ -271,7 +270,7 @@ def measure_cancel(systems: Sequence[System], tasks: int = CANCELLED) -> Iterato
             system.clear(array)
             taken[system.name] = (time.monotonic() - begun) * 1000
             over.set()
-            longest[system.name] = max(waits.result()) - alone
+            longest[system.name] = max(0.0, max(waits.result()) - alone)
     unit = statistics.median(py_ms)
     yield Line(f"cancel an array of {tasks:,}", "ms", taken, unit, 300)
     yield Line("the longest delay of a submission meanwhile", "ms", longest, unit, 50)

@@ -97,8 +97,9 @@ class Carma(System):
         return [str(self._carmad.run(command, **wishes)) for command in words]
 
     def clear(self, jobs: Sequence[str]) -> None:
-        numbers = [int(job) for job in jobs]
-        super().clear([f"{min(numbers)}-{max(numbers)}"])
+        """Jobs as a range: it takes so many names only. A single one may be an array."""
+        numbers = sorted(map(int, jobs))
+        super().clear([f"{numbers[0]}-{numbers[-1]}" if len(jobs) > 1 else jobs[0]])
 
     def verbs(self) -> Mapping[str, list[str]]:
         return {
