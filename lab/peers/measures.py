@@ -26,7 +26,7 @@ SINGLE = 200
 CLIENTS = 8
 WITHIN_S = 20.0  # what has not run by then is not waited for
 SLOW_S = 10.0  # who takes longer takes part in one go only
-SETTLE_S = 2.0  # for what follows the end of a job, or the submission of many
+SETTLE_S = 2.0  # for what follows the submission or the end of jobs: to be idle again
 NEAR_EMPTY = 2 * ROUNDS + 2  # jobs in line: enough to hold and cancel one each time
 CANCELLED = 5_000
 LISTINGS = ("queue", "queue, as JSON")
@@ -110,6 +110,7 @@ def measure_jobs(
                 for _ in range(STARTS):
                     runs["sh"][kind.name].append(system.started_ms(python=False))
                     runs["python"][kind.name].append(system.started_ms(python=True))
+                time.sleep(SETTLE_S)
                 runs["idle"][kind.name].append(system.pss_mb())
                 runs["start"][kind.name].append(system.start_s * 1000)
                 if kind.name in slow:
