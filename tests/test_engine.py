@@ -318,8 +318,31 @@ def test_time_passes_though_nobody_has_news(daemon):
     daemon.now += 61.0
     until(lambda: daemon.world.stops, "the job to be stopped")
     assert daemon.world.stops[0] == (id, 1, Cause.TIME_LIMIT)
-    ticks = [event for step in daemon.steps for event in step.events if isinstance(event, Tick)]
-    assert ticks and daemon.state(id) is JobState.STOPPING
+    assert ticks(daemon) and daemon.state(id) is JobState.STOPPING
+
+
+def test_a_submission_behind_others_is_planned_with_the_next_ones(daemon, monkeypatch):
+    """The first in line is planned at once: its GPU may be idle."""
+    monkeypatch.setattr(engine, "TOGETHER_S", PATIENCE_S)
+    monkeypatch.setattr(engine, "TICK_S", PATIENCE_S)
+    daemon.start(exclusive=True)
+    _, first = daemon.submit(exclusive=True)
+    first.result(PATIENCE_S)
+    settle(daemon)
+    planned = len(ticks(daemon))
+    for _ in range(3):
+        _, done = daemon.submit(exclusive=True)
+        done.result(PATIENCE_S)
+        settle(daemon)
+    assert len(ticks(daemon)) == planned
+    monkeypatch.setattr(engine, "TOGETHER_S", 0.0)
+    _, last = daemon.submit(exclusive=True)
+    last.result(PATIENCE_S)
+    until(lambda: len(ticks(daemon)) > planned, "a plan with all of them")
+
+
+def ticks(daemon):
+    return [event for step in daemon.steps for event in step.events if isinstance(event, Tick)]
 
 
 def test_a_question_that_fails_is_answered_with_its_error(daemon):

@@ -96,8 +96,8 @@ class Scheduler:
     def handle(self, *events: Event) -> Step:
         """Process a batch of events, in time order, then plan once.
 
-        Submissions alone make no plan: it is made with the next event. So a user need not wait for
-        a plan to learn that a job is safely stored.
+        Submissions alone make no plan: it is made with the next event, a tick at the latest. So a
+        user need not wait for a plan to learn that a job is safely stored.
         """
         self._begin()
         for event in events:
@@ -167,6 +167,11 @@ class Scheduler:
     def jobs(self) -> JobsById:
         """The jobs that have not ended."""
         return self._ledger.jobs
+
+    @property
+    def has_line(self) -> bool:
+        """Whether any job is queued."""
+        return bool(self._ledger.line())
 
     @property
     def outcomes(self) -> Mapping[JobId, JobState]:

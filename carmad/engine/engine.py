@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 RETRY_S = 1.0
 RETRY_END_S = 60.0  # for the end of an attempt that the core cannot handle
 TICK_S = 2.0  # longer than a monitor's usual period, so that a tick is seldom needed
+TOGETHER_S = 0.1  # submissions behind others that wait are planned together, so much later
 COMPLAIN_EVERY_S = 60.0
 LATE_S = 15.0
 
@@ -79,7 +80,8 @@ class Engine:
         go_on = True
         while go_on:
             beats.idle()
-            deliveries, questions, go_on = self._inbox.take(timeout_s=RETRY_S)
+            left_s = max(0.0, self._tick_at - time.monotonic())
+            deliveries, questions, go_on = self._inbox.take(timeout_s=min(left_s, RETRY_S))
             beats.at(f"{len(questions)} questions")
             batch = [*self._kept, *deliveries]
             self._kept = []
@@ -150,6 +152,7 @@ class Engine:
             self._tick_at = time.monotonic() + TICK_S
         for follower in self._followers:
             follower.hear(events)
+        others_wait = self._scheduler.has_line
         began = time.perf_counter()
         turn(
             self._scheduler,
@@ -161,7 +164,8 @@ class Engine:
             refused=note_refusal,
         )
         if not planned:  # now that they know that their jobs are safe
-            self._inbox.post(Tick(events[-1].at), user=batch[0].user)
+            due_at = time.monotonic() + (TOGETHER_S if others_wait else 0.0)
+            self._tick_at = min(self._tick_at, due_at)
 
     def _notify(self, step: Step, core_s: float, commit_s: float) -> None:
         """Errors here are only logged: the step is committed."""
