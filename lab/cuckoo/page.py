@@ -21,8 +21,9 @@ from lab.cuckoo.paper import (
 )
 from lab.cuckoo.runs import (
     HEADLINE,
+    IN_STEP,
+    LOADING,
     SEEDS,
-    SENDING,
     WEIGHTS,
     Result,
     Setting,
@@ -65,7 +66,8 @@ def report(results: Sequence[Result], found: Sequence[Found]) -> Report:
     runs = Runs(results)
     beside = {
         "headline": [*_unshared(runs), *variants(runs, HEADLINE), *_prediction(runs)],
-        "table 3's stages": list(variants(runs, SENDING)),
+        "Muri's stages": list(variants(runs, LOADING)),
+        "groups in step": list(variants(runs, IN_STEP)),
         "pairs": list(_errors(found)),
     }
     beside = {name: rows for name, rows in beside.items() if rows}

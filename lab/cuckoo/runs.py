@@ -20,7 +20,7 @@ from carmad.sim.experiment import Experiment, Outcome, Physics
 from carmad.sim.hardware import parse
 from carmad.sim.workload import Workload
 from lab.cuckoo.muri import Exclusive, earliest_deadline_first, first_in_first_out
-from lab.cuckoo.truth import FreeRunning
+from lab.cuckoo.truth import LAMBDA_GPU, FreeRunning, InStep, Truth
 from lab.cuckoo.workload import GPUS, load, trace
 from lab.policies import simulate_with
 from lab.processes import in_processes
@@ -29,8 +29,14 @@ from policies.cuckoo.policy import Cuckoo, cuckoo
 
 Setting = tuple[str, str]  # whose stages (`workload.STAGES`), and what pairs come to
 
-HEADLINE = ("Muri", "free running")
-SENDING = ("table 3", "free running")
+HEADLINE = ("table 3", "free running, λ = 2")
+IN_STEP = ("table 3", "in step, λ = 2")
+LOADING = ("Muri", "free running, λ = 1.5")
+TRUTHS: Mapping[str, tuple[type[Truth], float]] = {
+    HEADLINE[1]: (FreeRunning, 2.0),  # 3.2.3
+    IN_STEP[1]: (InStep, 2.0),
+    LOADING[1]: (FreeRunning, LAMBDA_GPU),
+}
 OTHERS = ("sjf", "magm")  # CARMA's own, on the same trace
 
 # In the paper both jobs of a group start at once. So here a job computes as soon as it is launched,
@@ -47,8 +53,12 @@ class Variant:
     policy: Mapping[str, Any] = field(default_factory=dict)
     settings: CuckooSettings = PARTNERS
 
-    def made(self, settings: Settings) -> Cuckoo:
-        return self.of(cuckoo(settings, self.settings))
+    def made(self, settings: Settings, truth: str = LOADING[1]) -> Cuckoo:
+        """The paper's λ where the truth has it, and groups in step where they are."""
+        kind, gpu = TRUTHS[truth]
+        own = self.settings if truth == LOADING[1] else replace(self.settings, lambda_gpu=gpu)
+        made = self.of(cuckoo(settings, own))
+        return replace(made, packer=replace(made.packer, in_step=kind is InStep))
 
     def of(self, policy: Cuckoo) -> Cuckoo:
         return replace(policy, packer=replace(policy.packer, **self.packer), **self.policy)
@@ -75,8 +85,13 @@ VARIANTS = {
 MORE = {"Cuckoo, joins anyone": Variant(settings=ANYONE)}
 WEIGHTS = {f"w = {w:g}": Variant({"weight": w}) for w in (0.0, 0.4, 0.8)}
 ALL = {**VARIANTS, **MORE, **WEIGHTS}
-WITH_TABLE_3 = ("Cuckoo", "Muri", "Blossom", "None", "FIFO", "EDF")
-SETTINGS: Mapping[Setting, Sequence[str]] = {HEADLINE: (*ALL, *OTHERS), SENDING: WITH_TABLE_3}
+# What is behind the differences: everything with Muri's stages, and an executor that keeps groups
+# in step.
+SETTINGS: Mapping[Setting, Sequence[str]] = {
+    HEADLINE: (*ALL, *OTHERS),
+    LOADING: tuple(VARIANTS),
+    IN_STEP: ("Cuckoo", "Muri-P", "Blossom", "None"),
+}
 SEEDS = 5
 
 
@@ -152,12 +167,12 @@ class Watched:
 def run(case: Case) -> Result:
     (stages, truth), what = case.setting, case.what
     settings = Settings(policy="cuckoo" if what in ALL else what, monitor=MONITOR)
-    made = ALL[what].made(settings) if what in ALL else registry.bare_policy(settings)
+    made = ALL[what].made(settings, truth) if what in ALL else registry.bare_policy(settings)
     watched = Watched(made, settings.policy)
-    jobs = trace(stages, case.seed)
+    jobs, (kind, gpu) = trace(stages, case.seed), TRUTHS[truth]
     with (
         mock.patch.object(Workload, "load", _load),
-        mock.patch.dict(interference.MODELS, {"free running": lambda: FreeRunning(jobs)}),
+        mock.patch.dict(interference.MODELS, {truth: lambda: kind(jobs, gpu)}),
     ):
         experiment = Experiment(jobs, parse(GPUS), settings, "oracle", truth, PHYSICS)
         outcome = simulate_with(watched, experiment)

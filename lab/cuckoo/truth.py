@@ -1,14 +1,15 @@
-"""What jobs come to on the same GPUs, when nobody keeps them in step.
+"""What jobs come to on the same GPUs: when nobody keeps them in step, or an executor does.
 
-Each goes through its own iterations: it loads, computes forward and backward, and sends gradients
-from the begin of the backward pass on. Where two compute at once, or send at once, both go λ times
-as slowly. Nobody waits for another's stage to end: so two processes run on a live GPU, and that is
-what sets this apart from the paper's model.
+Free running, each goes through its own iterations: it loads, computes forward and backward, and
+sends gradients from the begin of the backward pass on. Where two compute at once, or send at once,
+both go λ times as slowly. Nobody waits for another's stage to end: so two processes run on a live
+GPU, and that is what sets this apart from the paper's model, which `InStep` takes for the truth.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +20,7 @@ from carmad.core.types import Mode, StageTimes
 from carmad.sim.experiment import Load, Trace
 from carmad.sim.interference import Sharing
 from lab.cuckoo.workload import alone_s, named
+from policies.cuckoo.interleaving import Asynchronous, Phases, rounds, standalone
 
 LAMBDA_GPU = 1.5  # as `pairs` fits it to Lucid's measured pairs
 LAMBDA_NETWORK = 2.0  # two flows on one link have half of it each
@@ -28,26 +30,50 @@ ITERATIONS = 8  # of the slower one, after which both have shown their pace
 Pair = tuple[StageTimes, StageTimes]
 
 
-class FreeRunning(Sharing):
-    """Interference of the trace's jobs, as `workload.load` names them."""
+class Truth(Sharing):
+    """Interference of the trace's jobs, as `workload.load` names them. `gpu`: λ."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, gpu: float = LAMBDA_GPU) -> None:
         super().__init__()
         self._stages = {named(task, each.gpu): each for task in trace.tasks for each in task.stages}
+        self.gpu = gpu
 
     def speeds_together(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
         """Beside several others, each adds what it costs where they are two."""
         jobs = [self._stages[load.model] for load in loads]
         slowed = (
-            1 + fsum(1 / _speed(own, other) - 1 for m, other in enumerate(jobs) if m != n)
+            1 + fsum(1 / self.speed(own, other) - 1 for m, other in enumerate(jobs) if m != n)
             for n, own in enumerate(jobs)
         )
         return tuple(1 / each for each in slowed)
 
+    @abstractmethod
+    def speed(self, own: StageTimes, other: StageTimes) -> float:
+        """Of the first beside the other, relative to alone."""
+
+
+class FreeRunning(Truth):
+    def speed(self, own: StageTimes, other: StageTimes) -> float:
+        return _speed(own, other, self.gpu)
+
+
+class InStep(Truth):
+    """Each does one iteration in a round, which takes as long as in the paper's model."""
+
+    def speed(self, own: StageTimes, other: StageTimes) -> float:
+        return _speed_in_step(own, other, self.gpu)
+
 
 @cache
-def _speed(own: StageTimes, other: StageTimes) -> float:
-    return speeds((own, other), LAMBDA_GPU, LAMBDA_NETWORK)[0]
+def _speed(own: StageTimes, other: StageTimes, gpu: float) -> float:
+    return speeds((own, other), gpu, LAMBDA_NETWORK)[0]
+
+
+@cache
+def _speed_in_step(own: StageTimes, other: StageTimes, gpu: float) -> float:
+    model, one, two = Asynchronous(gpu, LAMBDA_NETWORK), Phases.of([own]), Phases.of([other])
+    round_s = rounds(model, one, two).item()
+    return min(1.0, standalone(model, one).item() / round_s)
 
 
 def speeds(pair: Pair, gpu: float, network: float) -> tuple[float, float]:

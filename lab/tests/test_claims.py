@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,7 @@ from benchmarks import ROOT
 from lab import RESULTS, reproduce
 from lab.claims import Bound, Claim, Verdict, median_interval
 from lab.cuckoo import claims as cuckoo
-from lab.cuckoo.paper import CUCKOO_MET, FIFO_MET
-from lab.cuckoo.runs import HEADLINE, Result
+from lab.cuckoo.runs import HEADLINE, IN_STEP, LOADING, Result, Setting
 
 
 def claim(paper: float, *ours: float, null: float = 0.0) -> Claim:
@@ -64,8 +64,8 @@ def test_a_claim_names_the_models_of_interference_that_judge_otherwise() -> None
 def test_deadlines_met_are_judged_by_cuckoos_lead() -> None:
     """No variant meets less than none, so that the share itself would always be an effect."""
 
-    def run(what: str, seed: int, met: float) -> dict[str, object]:
-        return asdict(Result(HEADLINE, what, seed, 4, 4, 9.0, 9.0, met, *[1] * 8))
+    def run(what: str, seed: int, met: float, setting: Setting = HEADLINE) -> dict[str, object]:
+        return asdict(Result(setting, what, seed, 4, 4, 9.0, 9.0, met, *[1] * 8))
 
     seeds = ((0, 0.8, 0.5), (1, 0.7, 0.7))
     files = {
@@ -73,17 +73,22 @@ def test_deadlines_met_are_judged_by_cuckoos_lead() -> None:
             "runs": [
                 *(run("Cuckoo", seed, met) for seed, met, _ in seeds),
                 *(run("Blossom", seed, met) for seed, _, met in seeds),
+                *(run("None", seed, 0.4) for seed, *_ in seeds),
+                *(run(what, 0, met, LOADING) for what, met in (("Cuckoo", 0.9), ("Blossom", 0.8))),
+                *(run(what, 0, 0.5, IN_STEP) for what in ("Cuckoo", "Blossom")),
             ],
             "pairs": [],
         },
         "cuckoo_plans": {"plans": []},
     }
     found = cuckoo.claims(files.__getitem__)
-    own, lead = next(found), next(found)
-    assert (own.paper, own.null, own.verdict) == (CUCKOO_MET, FIFO_MET, Verdict.REPRODUCED)
+    lead, *times, untested = islice(found, 4)
+    assert [claim.unit for claim in times] == ["×", "×"]  # none of None's, which was calibrated on
+    assert untested.verdict is Verdict.UNTESTED
     assert (lead.paper, lead.unit) == (pytest.approx(30.14), "points")
     assert lead.ours == pytest.approx((30.0, 0.0))
     assert lead.verdict is Verdict.UNDECIDED
+    assert "10.0 points with Muri's stages; 0 points with groups kept in step" in lead.why
 
 
 def test_the_page_has_each_papers_claims_and_where_they_come_from(

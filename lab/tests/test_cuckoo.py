@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, replace
 from math import isclose, log
+from operator import truediv
 from statistics import fmean, stdev
 
 import pytest
@@ -12,13 +14,36 @@ import pytest
 from carmad.config import Settings
 from carmad.core.types import Mode, StageTimes
 from carmad.sim.conformance import check_interference
+from carmad.sim.experiment import Trace
 from carmad.sim.hardware import parse
 from carmad.sim.traces.generators import cuckoo as cuckoo_trace
 from lab.cuckoo import pairs, truth
 from lab.cuckoo.page import report
 from lab.cuckoo.paper import PREDICTED, TABLES
-from lab.cuckoo.runs import ALL, HEADLINE, VARIANTS, Case, Result, Variant, cases, run
-from lab.cuckoo.workload import GPUS, KINDS_THERE, MEANS_S, SIGMA, alone_s, load, trace
+from lab.cuckoo.runs import (
+    ALL,
+    HEADLINE,
+    IN_STEP,
+    LOADING,
+    VARIANTS,
+    Case,
+    Result,
+    Variant,
+    cases,
+    run,
+)
+from lab.cuckoo.workload import (
+    BUSY,
+    FASTEST,
+    GPUS,
+    KINDS_THERE,
+    MEANS_S,
+    SIGMAS,
+    SPAN_S,
+    alone_s,
+    load,
+    trace,
+)
 from lab.data import DATA
 from policies.cuckoo import CuckooSettings
 from policies.cuckoo.interleaving import Asynchronous, Phases
@@ -78,7 +103,8 @@ def test_a_job_alone_takes_what_its_profile_says_on_every_kind_of_gpu() -> None:
 @needs_data
 def test_a_fast_gpu_is_less_busy() -> None:
     task = next(task for task in trace("Muri", 0).tasks if task.name == "VGG16-b16")
-    busy = [load(task, kind).sm_active for kind in KINDS_THERE]
+    rtx, a100, a10 = KINDS_THERE
+    busy = [load(task, kind).sm_active for kind in (a100, rtx, a10)]
     assert busy == sorted(busy) and busy[0] < busy[-1]
     kinds = {node.kind.name for node in parse(GPUS).nodes}
     assert kinds == set(KINDS_THERE)
@@ -117,7 +143,7 @@ def test_runs_end_and_every_job_counts_once(monkeypatch: pytest.MonkeyPatch) -> 
     few = trace("Muri", 0, 24)
     few = replace(few, tasks=tuple(replace(task, submit_s=0.0) for task in few.tasks))
     monkeypatch.setattr("lab.cuckoo.runs.trace", lambda stages, seed: few)
-    packed, alone = (run(Case(HEADLINE, what, 0)) for what in ("Cuckoo", "fifo"))
+    packed, alone = (run(Case(LOADING, what, 0)) for what in ("Cuckoo", "fifo"))
     for result in (packed, alone):
         assert result.finished == result.jobs == 24
         assert result.kept + result.broken + result.late + result.lucky == 24
@@ -140,7 +166,8 @@ def test_pairs_of_the_simulated_world_are_those_of_its_stages() -> None:
     assert first == pytest.approx(expected[0])
     assert world.speeds((*loads, loads[1]), Mode.STREAMS)[0] <= first
     no_server = {"work_is_conserved_in_mixed_company": "it knows jobs, and no MPS server"}
-    check_interference(world, no_server, [load(task, kind) for task in jobs.tasks])
+    for each in (world, truth.InStep(jobs)):
+        check_interference(each, no_server, [load(task, kind) for task in jobs.tasks])
 
 
 def test_the_page_tells_of_every_run_and_how_far_it_is_from_the_paper() -> None:
@@ -164,6 +191,10 @@ def _result(case: Case) -> Result:
 def test_groups_start_whole_and_nobody_else_joins() -> None:
     for variant in VARIANTS.values():
         assert variant.made(Settings(policy="cuckoo")).joins == "partner"
+        in_step = variant.made(Settings(policy="cuckoo"), IN_STEP[1])
+        assert in_step.packer.in_step and in_step.joins == "partner"
+    free = Variant().made(Settings(policy="cuckoo"), HEADLINE[1]).packer
+    assert free.model == Asynchronous(gpu=2.0) and not free.in_step
     assert ALL["Cuckoo, joins anyone"].made(Settings(policy="cuckoo")).joins == "any"
 
 
@@ -171,10 +202,33 @@ def test_groups_start_whole_and_nobody_else_joins() -> None:
 @pytest.mark.parametrize("source", list(MEANS_S))
 def test_durations_have_the_calibrated_mean_and_deadlines_follow_them(source: str) -> None:
     jobs, as_generated = trace(source, 0), cuckoo_trace(0)
-    durations = [task.duration_s for task in jobs.tasks]
+    durations = [task.duration_s / dict(task.speeds)[FASTEST] for task in jobs.tasks]
     assert fmean(durations) == pytest.approx(MEANS_S[source][0])
-    assert stdev(map(log, durations)) == pytest.approx(SIGMA, rel=0.05)
-    for task, before in zip(jobs.tasks, as_generated.tasks, strict=True):
-        assert task.deadline_s and before.deadline_s
-        shares = task.deadline_s / task.duration_s, before.deadline_s / before.duration_s
-        assert shares[0] == pytest.approx(shares[1])
+    assert stdev(map(log, durations)) == pytest.approx(SIGMAS[source], rel=0.05)
+    promised = (task.deadline_s or 0.0 for task in jobs.tasks)
+    shares = sorted(map(truediv, promised, durations))
+    before = sorted((task.deadline_s or 0.0) / task.duration_s for task in as_generated.tasks)
+    assert shares == pytest.approx(before)
+
+
+@needs_data
+def test_many_jobs_come_when_the_paper_says() -> None:
+    count = Counter(min(int(task.submit_s // SPAN_S), 29) for task in trace("table 3", 0).tasks)
+    calm = set(range(1, 30)) - {*BUSY}
+    assert count.total() == 521 and count[0] == 100
+    assert min(count[span] for span in BUSY) >= max(count[span] for span in calm)
+
+
+@needs_data
+def test_on_a_slower_gpu_all_of_an_iteration_is_slower_by_table_3() -> None:
+    [_, a100, a10] = trace("table 3", 0, 24).tasks[0].stages
+    slower = alone_s(a10) / alone_s(a100)
+    assert 1.9 < slower < 3 and a10.load_s / a100.load_s == pytest.approx(slower)
+
+
+def test_in_step_the_shorter_iteration_waits_for_the_longer() -> None:
+    short, long = StageTimes(0.09, 0.003, 0.007), StageTimes(0.9, 0.03, 0.07)
+    world = truth.InStep(Trace("none", ()), 2.0)
+    round_s = alone_s(long) / world.speed(long, short)
+    assert world.speed(short, long) == pytest.approx(alone_s(short) / round_s)
+    assert world.speed(short, long) < 0.2
