@@ -70,7 +70,7 @@ the durations. Jobs are named by configuration, so one profile serves all runs o
 {MURI_PROFILER.gpus} GPUs are Lucid's profiler. Muri's models were not measured in pairs and slow
 down as `conserving` has it. Nothing is drawn."""
 
-FIGURE_11 = f"At load {BUSY}. Figure 11 is of Venus, whose log is not at hand."
+FIGURE_11 = f"At load {BUSY}. Figure 11 is of Venus, whose public log (lab/DATA.md) is not at hand."
 
 ABLATIONS_TOLD = """\
 - Sharing matters most: without it JCT is higher in every sample, and the queue several times as
