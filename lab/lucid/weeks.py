@@ -58,18 +58,18 @@ or until its end, in five weeks."""
 
 
 def measure(budget_s: float = BUDGET_S, kept: str = "") -> Report:
-    """`budget_s`: processor time after which no further run begins. `kept`: a file to which each
-    result is added, and whose results are not computed again."""
+    """`budget_s`: processor time after which no further run begins; 0: none does. `kept`: a file to
+    which each result is added, and whose results are not computed again."""
     log = Path(kept) if kept else None
     found = _read(log)
     left = [case for case in cases() if _key(case) not in found]
     begun = time.process_time()
     with TemporaryDirectory() as directory:
-        if left:
+        if left and budget_s > 0:
             models = {name: trained(profiled=name == "profiled") for name in MODELS}
             runs._take(Given(models, pairs(Path(directory))))
         for n, case in enumerate(left, 1):
-            if time.process_time() - begun > budget_s:
+            if time.process_time() - begun >= budget_s:
                 break
             result = found[_key(case)] = runs.run(case)
             print(f"{n} of {len(left)}: {_key(case)}: {result.wall_s:.0f} s", file=sys.stderr)

@@ -113,12 +113,9 @@ def test_results_that_are_kept_are_not_computed_again(
     made = weeks.measure(kept=str(log))
     assert made.data["runs"] == kept
     assert "Nothing." in made.page({})
-    monkeypatch.setattr(weeks, "trained", lambda **_: ())
-    monkeypatch.setattr(weeks, "pairs", lambda _: "conserving")
     log.write_text(json.dumps(asdict(kept[0])))
-    page = weeks.measure(budget_s=-1.0, kept=str(log)).page({})
+    page = weeks.measure(budget_s=0.0, kept=str(log)).page({})
     assert "- 520 lucid week 2017-10-01 4 median\n" in page
-    runs._GIVEN.clear()
 
 
 THEIR_SIMULATOR = """
