@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import date, timedelta
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -26,8 +26,8 @@ from lab.data import DATA
 from lab.lucid import runs
 from lab.lucid.findings import Figure, Finding, Row, Runs, spread, tables
 from lab.lucid.page import FIGURES, PAPER
-from lab.lucid.runs import KNOWS, MODELS, PHYSICS, POLICIES, Case, Given, Result, settings
-from lab.lucid.workload import TEST, pairs, trained
+from lab.lucid.runs import KNOWS, MODELS, PHYSICS, POLICIES, Case, Given, Known, Result, settings
+from lab.lucid.workload import TEST, Models, pairs, trained
 from lab.main import main
 
 NODES = {"520": 65, "864": 108}  # of eight GPUs
@@ -43,6 +43,7 @@ PARTS: tuple[tuple[str, dict[str, object]], ...] = (
 AUTHORS_QUEUE_GPU_S = 18_000.0  # the first queue of Tiresias in the simulator of Lucid's authors
 PROFILED_S = 500.0  # of 4.5
 SPACE_AWARE, BY_ARRIVAL = "space-aware", "in order of arrival"
+AMPLE, AMPLY = 32, "profiler, 32 GPUs"
 BUDGET_S = 1_500.0
 
 NOTES = f"""\
@@ -53,8 +54,8 @@ the artifact. A draw says which model each job trains: it changes only policies 
 Consolidated: as in the simulator of Lucid's authors, a job of up to 8 GPUs waits for them on one
 node, a larger one for whole nodes."""
 PROFILING = f"""\
-Jobs of up to {PROFILER.largest} GPUs on the profiler's {PROFILER.gpus}, each for {PROFILED_S:.0f} s
-or until its end, in five weeks."""
+Jobs of up to {PROFILER.largest} GPUs on a profiler of {PROFILER.gpus} GPUs, or {AMPLE}, each for
+{PROFILED_S:.0f} s or until its end."""
 
 
 def measure(budget_s: float = BUDGET_S, kept: str = "") -> Report:
@@ -65,12 +66,13 @@ def measure(budget_s: float = BUDGET_S, kept: str = "") -> Report:
     left = [case for case in cases() if _key(case) not in found]
     begun = time.process_time()
     with TemporaryDirectory() as directory:
-        if left and budget_s > 0:
-            models = {name: trained(profiled=name == "profiled") for name in MODELS}
-            runs._take(Given(models, pairs(Path(directory))))
+        models: dict[Known, Models] = {}
+        runs._take(Given(models, pairs(Path(directory))))
         for n, case in enumerate(left, 1):
             if time.process_time() - begun >= budget_s:
                 break
+            if case.knows in MODELS and case.knows not in models:
+                models[case.knows] = trained(profiled=case.knows == "profiled")
             result = found[_key(case)] = runs.run(case)
             print(f"{n} of {len(left)}: {_key(case)}: {result.wall_s:.0f} s", file=sys.stderr)
             if log:
@@ -96,7 +98,7 @@ def cases() -> list[Case]:
     first = [_case(AT_LOAD, policy) for policy in UNDRAWN]
     lucid = [_case(AT_LOAD, "lucid", seed) for seed in DRAWS]
     profiler = [*_profiler()]
-    most = [*first, *lucid, *profiler[:2], *_drawn(0), *_others(), *profiler[2:]]
+    most = [*first, *lucid, *profiler[:4], *_drawn(0), *_others(), *profiler[4:]]
     return [*most, *_drawn(1), *_drawn(2), *_last()]
 
 
@@ -137,16 +139,20 @@ def _last() -> Iterator[Case]:
 
 
 def _profiler() -> Iterator[Case]:
-    """Nothing is ever on the third node. A job ends a second before it would be sent back."""
-    made = settings("lucid", replace(PROFILER, run_s=PROFILED_S))
+    """Nothing is ever on the last node. A job ends a second before it would be sent back."""
     longest_s = PROFILED_S - PHYSICS.first_kernel_s - 1
-    for week in DRAWS:
-        day = date.fromisoformat(TEST) + timedelta(weeks=week)
-        for what, space_aware in ((SPACE_AWARE, True), (BY_ARRIVAL, False)):
-            ablation = {"time_aware": False, "space_aware": space_aware}
-            trace = f"brief {day} {longest_s}"
+    weeks = [date.fromisoformat(TEST) + timedelta(weeks=week) for week in DRAWS]
+    for gpus, days in ((PROFILER.gpus, weeks[:1]), (AMPLE, weeks[:1]), (PROFILER.gpus, weeks[1:])):
+        made = settings("lucid", replace(PROFILER, run_s=PROFILED_S, gpus=gpus))
+        for day, order in product(days, (SPACE_AWARE, BY_ARRIVAL)):
+            ablation = {"time_aware": False, "space_aware": order == SPACE_AWARE}
             yield Case(
-                "profiler", what, trace, "3x8xRTX3090-24GB", made, "nothing", ablation=ablation
+                "profiler" if gpus == PROFILER.gpus else AMPLY,
+                order,
+                f"brief {day} {longest_s}",
+                f"{gpus // 8 + 1}x8xRTX3090-24GB",
+                made,
+                ablation=ablation,
             )
 
 
@@ -239,11 +245,11 @@ def _hours(found: Runs, policy: str, figure: int, sizes: Iterable[str]) -> tuple
 
 def _profiling(found: Runs) -> str:
     rows = [
-        (one.trace.split()[1], f"{one.jobs:,}", what, f"{one.profiling_queue_s:.0f}")
-        for what in (SPACE_AWARE, BY_ARRIVAL)
-        for one in found.rows.get(("profiler", what), ())
+        (one.trace.split()[1], f"{one.jobs:,}", table, what, f"{one.profiling_queue_s:,.0f}")
+        for table, what in product(("profiler", AMPLY), (SPACE_AWARE, BY_ARRIVAL))
+        for one in found.rows.get((table, what), ())
     ]
-    return markdown_table(("week of", "jobs", "order", "queue s"), sorted(rows), (1, 3))
+    return markdown_table(("week of", "jobs", "", "order", "queue s"), rows, (1, 4))
 
 
 if __name__ == "__main__":
