@@ -130,11 +130,12 @@ def _drawn(seed: int) -> Iterator[Case]:
 
 
 def _others() -> Iterator[Case]:
+    yield _case(WHOLE, "fifo")
     for policy in ("fifo", "sjf", "tiresias", "lucid"):
         yield _case(CONSOLIDATED, policy, consolidated=True)
     what, queue = "tiresias, queue of 18,000 GPU-s", AUTHORS_QUEUE_GPU_S
     yield _case(CONSOLIDATED, "tiresias", 0, what, consolidated=True, first_queue=queue)
-    for policy in ("lucid", "tiresias", "fifo", "sjf", "qssf", "horus"):
+    for policy in ("lucid", "tiresias", "sjf", "qssf", "horus"):
         yield _case(WHOLE, policy)
 
 
