@@ -136,7 +136,7 @@ def _others(found: Found) -> list[Quote]:
             0.413,
             durations["GA²M, monotone in GPUs"],
             "",
-            "not comparable: Venus' job log is not at hand, and Philly's tells no "
+            "not comparable: Venus' public log tells no names, and Philly's no "
             "user, no name and no profile; see below",
         ),
     ]

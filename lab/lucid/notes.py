@@ -70,7 +70,7 @@ the durations. Jobs are named by configuration, so one profile serves all runs o
 {MURI_PROFILER.gpus} GPUs are Lucid's profiler. Muri's models were not measured in pairs and slow
 down as `conserving` has it. Nothing is drawn."""
 
-FIGURE_11 = f"At load {BUSY}. Figure 11 is of Venus, whose log is not at hand."
+FIGURE_11 = f"At load {BUSY}. Figure 11 is of Venus, whose public log (lab/DATA.md) is not at hand."
 
 ABLATIONS_TOLD = """\
 - Sharing matters most: without it JCT is higher in every sample, and the queue several times as
@@ -123,8 +123,9 @@ CAUSES = f"""\
 - Horus is ahead of Lucid in most samples: it may put three jobs on a GPU, knows their memory, and
   restarts no job to profile it. The paper's has priorities; its p99.9 of 223 h is
   the longest of all.
-- Not tested: why tiresias queues a third as long as in the paper although a preemption costs
-  {PREEMPTION_S:.0f} s now.
+- Tiresias queues a third as long as in the paper although a preemption costs {PREEMPTION_S:.0f} s.
+  On whole weeks (`lab.lucid.weeks`) it queues even less, and in the simulator of Lucid's authors
+  (`lab.lucid.authors`) on these samples, too: it is the workload.
 - How busy the drawn jobs keep their GPUs is not printed in the paper (figure 12 (a)). The busier,
   the fewer pairs are affine. `lab.lucid.sensitivity` has busier and less busy jobs.
 - The artifact lets a job start on the main cluster at its submission though it is profiled first,

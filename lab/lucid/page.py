@@ -43,6 +43,11 @@ PAPER = {
     "tiresias": (9.02, 2.62, 98.80),
     "lucid": (6.84, 0.29, 71.22),
 }
+FIGURES: tuple[tuple[str, Figure], ...] = (
+    ("JCT", lambda one: one.jct),
+    ("queue", lambda one: one.queue),
+    ("p99.9 queue", lambda one: one.queue_p999),
+)
 PAPER_JOBS, PAPER_MEAN_S = 12_389, 25_533  # table 2
 PLAN_MS = 3.0
 
@@ -123,12 +128,7 @@ def _by_load(runs: Runs) -> str:
 
 
 def against_table_4(runs: Runs) -> Iterator[Finding]:
-    figures: tuple[tuple[str, Figure], ...] = (
-        ("JCT", lambda one: one.jct),
-        ("queue", lambda one: one.queue),
-        ("p99.9 queue", lambda one: one.queue_p999),
-    )
-    for n, (what, figure) in enumerate(figures):
+    for n, (what, figure) in enumerate(FIGURES):
         for policy in POLICIES:
             paper, row = PAPER[policy][n], ("headline", policy)
             yield runs.finding(f"{what}, {policy}", paper, "h", "", figure, row)
@@ -136,12 +136,7 @@ def against_table_4(runs: Runs) -> Iterator[Finding]:
 
 def against_lucid(runs: Runs, model: str = MEASURED) -> Iterator[Finding]:
     """`model`: of interference; who does not share is the same under each."""
-    figures: tuple[tuple[str, Figure], ...] = (
-        ("JCT", lambda one: one.jct),
-        ("queue", lambda one: one.queue),
-        ("p99.9 queue", lambda one: one.queue_p999),
-    )
-    for n, (what, figure) in enumerate(figures):
+    for n, (what, figure) in enumerate(FIGURES):
         for policy in POLICIES[:-1]:
             paper = PAPER[policy][n] / PAPER["lucid"][n]
             rows = (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from unittest import mock
 
 from carmad import registry
@@ -16,6 +17,7 @@ from carmad.sim import metrics
 from carmad.sim.experiment import Experiment, JobOutcome, Outcome, Physics, Trace
 from carmad.sim.hardware import parse
 from lab.lucid import packing
+from lab.lucid.consolidate import consolidate, consolidating
 from lab.lucid.workload import (
     ASKED,
     BEFORE,
@@ -23,13 +25,16 @@ from lab.lucid.workload import (
     TEST,
     Busy,
     Models,
+    brief_week,
     muri_trace,
     pairs,
     sample,
     trained,
+    week,
 )
 from lab.policies import simulate_with
 from lab.processes import in_processes
+from policies import baselines
 from policies.lucid import binder
 from policies.lucid import policy as planning
 
@@ -80,6 +85,8 @@ class Case:
     outlasts: float = binder.OUTLASTS  # of the time-aware rule
     interference: str = MEASURED
     thresholds: tuple[float, float] | None = None  # of another packing tree than the shipped one
+    consolidated: bool = False  # as in the simulator of Lucid's authors
+    first_queue: float = baselines.FIRST_QUEUE_GPU_S  # of tiresias
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,12 +314,15 @@ def _take(given: Given) -> None:
 
 
 def trace(name: str) -> Trace:
-    """`muri N`, or `philly DAY N BUSY` for the week's N-th sample."""
+    """`muri N`, `philly DAY N BUSY` for the week's N-th sample, `week DAY N BUSY` for all of it by
+    the N-th draw, or `brief DAY SECONDS` for its jobs while they are profiled."""
     kind, first, *more = name.split()
     if kind == "muri":
         return muri_trace(int(first))
-    number, busy = more
-    return sample(first, int(number), busy)
+    if kind == "brief":
+        return brief_week(first, float(more[0]), PROFILER.largest)
+    number, busy = int(more[0]), cast(Busy, more[1])
+    return (week if kind == "week" else sample)(first, number, busy)
 
 
 def run(case: Case) -> Result:
@@ -334,8 +344,16 @@ def run(case: Case) -> Result:
     made = registry.bare_policy(case.settings)
     if case.ablation:
         made = replace(made, **case.ablation)  # type: ignore[type-var]
-    unread = mock.patch.object(planning, "VERDICTS", 0)  # they take half of the time
-    with unread, mock.patch.object(binder, "OUTLASTS", case.outlasts):
+    with ExitStack() as stack:
+        for module, name, value in (
+            (planning, "VERDICTS", 0),  # they take half of the time
+            (binder, "OUTLASTS", case.outlasts),
+            (baselines, "FIRST_QUEUE_GPU_S", case.first_queue),
+        ):
+            stack.enter_context(mock.patch.object(module, name, value))
+        if case.consolidated:
+            made = consolidate(made)
+            stack.enter_context(consolidating())
         return _result(case, simulate_with(made, experiment))
 
 

@@ -66,6 +66,16 @@ def sample(first_day: str, number: int, busy: Busy = "median") -> Trace:
     return in_order(f"philly-{first_day}-{number}", found)
 
 
+def brief_week(first_day: str, longest_s: float, largest: int) -> Trace:
+    """The jobs of at most `largest` GPUs, as if none ran for longer than `longest_s`."""
+    found = [
+        replace(task, duration_s=min(task.duration_s, longest_s))
+        for task in week(first_day).tasks
+        if task.gpus <= largest
+    ]
+    return in_order(f"philly-{first_day}-brief", found)
+
+
 def nearest_week(jobs: int, mean_s: float) -> Trace:
     """The one from a midnight on that has most nearly so many jobs of such a mean duration."""
     days = {datetime.fromtimestamp(task.submit_s, UTC).date() for task in _philly()}
