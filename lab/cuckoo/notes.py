@@ -14,7 +14,7 @@ and mean JCT. So `None`'s own two figures are no result, and everybody's ratio t
 - **Stages** are Muri's, measured on two V100 (`lab/cuckoo/workload.py` has what was added).
 - **Groups start whole**, as in the paper: `joins = "partner"`, jobs compute from their launch on, \
 and the partner follows a second later. Nobody else joins whoever is left. `joins anyone` is \
-CARMA's default, on the same jobs.
+CARMA's default, on the jobs of table 3's stages.
 - **What a pair comes to** is not the policy's own model: each job goes through its own stages, \
 nothing keeps them in step, and where both compute, or send, at once they slow each other down by \
 λ (GPU 1.5, fitted to Lucid's measured pairs; network 2). This is off by 5 % on measured pairs \
@@ -33,7 +33,7 @@ a round, and a round takes what the paper's model says.
 
 The variants are CARMA's policy with other parts put in. Muri's executor, which preempts all jobs \
 and packs up to four, is not rebuilt; the order of its groups is taken for first in, first out. \
-CARMA's `fifo`, `sjf` and `magm` are on the same jobs."""
+CARMA's `sjf` and `magm` are on the jobs of table 3's stages."""
 
 WEIGHTS = """\
 With table 3's stages. w = 0.6 is Cuckoo, w = 1 its variant Blossom. With w = 0 jobs are matched \
