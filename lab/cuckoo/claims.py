@@ -10,11 +10,12 @@ from carmad.readable import number
 from lab.claims import Bound, Claim, Verdict
 from lab.cuckoo.page import Beside, Runs, variants
 from lab.cuckoo.paper import CUCKOO_MET, FIFO_MET
-from lab.cuckoo.runs import HEADLINE, IN_STEP, SENDING, Result, Setting
+from lab.cuckoo.runs import BUSIER, HEADLINE, IN_STEP, SENDING, Result, Setting
 
 CALIBRATED = "table 12: None, deadlines met"
 CUCKOO = "tables 9-14: Cuckoo, deadlines met"
 CAUSES: dict[str, Setting] = {
+    "with jobs so long that Cuckoo misses deadlines": BUSIER,
     "with table 3's stages and λ = 2": SENDING,
     "with groups kept in step, too": IN_STEP,
 }

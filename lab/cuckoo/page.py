@@ -20,6 +20,7 @@ from lab.cuckoo.paper import (
     TABLES,
 )
 from lab.cuckoo.runs import (
+    BUSIER,
     HEADLINE,
     IN_STEP,
     SEEDS,
@@ -66,6 +67,7 @@ def report(results: Sequence[Result], found: Sequence[Found]) -> Report:
     runs = Runs(results)
     beside = {
         "headline": [*_unshared(runs), *variants(runs, HEADLINE)],
+        "longer jobs": list(variants(runs, BUSIER)),
         "table 3's stages": [*variants(runs, SENDING), *_prediction(runs)],
         "groups in step": list(variants(runs, IN_STEP)),
         "pairs": list(_errors(found)),

@@ -21,7 +21,7 @@ from carmad.sim.hardware import parse
 from carmad.sim.workload import Workload
 from lab.cuckoo.muri import Exclusive, earliest_deadline_first, first_in_first_out
 from lab.cuckoo.truth import LAMBDA_GPU, FreeRunning, InStep, Truth
-from lab.cuckoo.workload import GPUS, load, trace
+from lab.cuckoo.workload import GPUS, LONGER, load, trace
 from lab.policies import simulate_with
 from lab.processes import in_processes
 from policies.cuckoo import CuckooSettings
@@ -30,6 +30,7 @@ from policies.cuckoo.policy import Cuckoo, cuckoo
 Setting = tuple[str, str]  # whose stages (`workload.STAGES`), and what pairs come to
 
 HEADLINE = ("Muri", "free running, λ = 1.5")
+BUSIER = (LONGER, HEADLINE[1])
 SENDING = ("table 3", "free running, λ = 2")
 IN_STEP = ("table 3", "in step, λ = 2")
 TRUTHS: Mapping[str, tuple[type[Truth], float]] = {
@@ -85,9 +86,10 @@ VARIANTS = {
 MORE = {"Cuckoo, joins anyone": Variant(settings=ANYONE)}
 WEIGHTS = {f"w = {w:g}": Variant({"weight": w}) for w in (0.0, 0.4, 0.8)}
 ALL = {**VARIANTS, **MORE, **WEIGHTS}
-# What is behind the differences: table 3's stages, and an executor that keeps groups in step.
+# What is behind the differences: longer jobs, table 3's stages, groups kept in step.
 SETTINGS: Mapping[Setting, Sequence[str]] = {
     HEADLINE: tuple(VARIANTS),
+    BUSIER: ("Cuckoo", "EDF", "Muri-Hetero", "Blossom"),
     SENDING: (*ALL, *OTHERS),
     IN_STEP: ("Cuckoo", "Muri-P", "Blossom", "None"),
 }

@@ -52,6 +52,8 @@ MEANS_S = {
     "Muri": (484.0, 486.0, 506.0, 501.0, 471.0),
     "table 3": (380.0, 380.0, 394.0, 392.0, 370.0),
 }
+LONGER = "Muri, longer"  # so much that Cuckoo misses deadlines, too
+SIGMAS[LONGER], MEANS_S[LONGER] = SIGMAS["Muri"], tuple(round(1.53 * s, 1) for s in MEANS_S["Muri"])
 # How much slower an iteration is on a slower kind is not printed, but that some are "two or even
 # three times" as fast (3.3.4): all of it by this power of the ratio of the kinds' speeds.
 SLOWER = 0.6
@@ -159,7 +161,7 @@ def by_table_3(model: str, batch_size: int, kind: str) -> StageTimes:
     )
 
 
-STAGES = {"Muri": by_muri, "table 3": by_table_3}
+STAGES = {"Muri": by_muri, LONGER: by_muri, "table 3": by_table_3}
 
 
 def _speed(kind: str, family: str) -> float:

@@ -16,7 +16,7 @@ from lab import RESULTS, reproduce
 from lab.claims import Bound, Claim, Verdict, median_interval
 from lab.cuckoo import claims as cuckoo
 from lab.cuckoo.paper import CUCKOO_MET, FIFO_MET
-from lab.cuckoo.runs import HEADLINE, IN_STEP, SENDING, Result, Setting
+from lab.cuckoo.runs import BUSIER, HEADLINE, IN_STEP, SENDING, Result, Setting
 
 
 def claim(paper: float, *ours: float, null: float = 0.0) -> Claim:
@@ -76,6 +76,7 @@ def test_deadlines_met_are_judged_by_cuckoos_lead() -> None:
                 *(run("Blossom", seed, met) for seed, _, met in seeds),
                 *(run("None", seed, 0.4) for seed, *_ in seeds),
                 *(run(what, 0, met, SENDING) for what, met in (("Cuckoo", 0.9), ("Blossom", 0.8))),
+                *(run(what, 0, 0.5, BUSIER) for what in ("Cuckoo", "Blossom")),
                 *(run(what, 0, 0.5, IN_STEP) for what in ("Cuckoo", "Blossom")),
             ],
             "pairs": [],
