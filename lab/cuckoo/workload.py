@@ -15,7 +15,7 @@ iteration spent loading, on the GPU, and on the network), with these additions:
   image networks and of BERT for the language models; loading and communication stay.
 
 Muri's jobs load much more, and send much less, than the two that the paper's table 3 prints. So
-the headline has another set, nearer to these (`by_table_3`).
+there is a second set, nearer to these (`by_table_3`).
 """
 
 from __future__ import annotations
@@ -49,9 +49,11 @@ FORWARD_SHARE = 1 / 3  # of the GPU time
 # times Cuckoo's as in table 12. Nothing else was looked at.
 SIGMAS = {"Muri": 0.6, "table 3": 0.75}
 MEANS_S = {
-    "Muri": (484.0, 508.0, 506.0, 529.0, 520.0),
+    "Muri": (484.0, 486.0, 506.0, 501.0, 471.0),
     "table 3": (380.0, 380.0, 394.0, 392.0, 370.0),
 }
+LONGER = "Muri, longer"  # so much that Cuckoo misses deadlines, too
+SIGMAS[LONGER], MEANS_S[LONGER] = SIGMAS["Muri"], tuple(round(1.53 * s, 1) for s in MEANS_S["Muri"])
 # How much slower an iteration is on a slower kind is not printed, but that some are "two or even
 # three times" as fast (3.3.4): all of it by this power of the ratio of the kinds' speeds.
 SLOWER = 0.6
@@ -159,7 +161,7 @@ def by_table_3(model: str, batch_size: int, kind: str) -> StageTimes:
     )
 
 
-STAGES = {"Muri": by_muri, "table 3": by_table_3}
+STAGES = {"Muri": by_muri, LONGER: by_muri, "table 3": by_table_3}
 
 
 def _speed(kind: str, family: str) -> float:

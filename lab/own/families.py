@@ -70,7 +70,7 @@ def of_cuckoo(seed: int) -> Case:
     made = cuckoo.trace("Muri", seed, 100)
     tasks = [
         replace(
-            task, load=replace(task.load, sm_active=cuckoo.load(task, cuckoo.REFERENCE).sm_active)
+            task, load=replace(task.load, sm_active=cuckoo.load(task, cuckoo.FASTEST).sm_active)
         )
         for task in made.tasks
     ]

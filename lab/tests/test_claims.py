@@ -15,7 +15,8 @@ from benchmarks import ROOT
 from lab import RESULTS, reproduce
 from lab.claims import Bound, Claim, Verdict, median_interval
 from lab.cuckoo import claims as cuckoo
-from lab.cuckoo.runs import HEADLINE, IN_STEP, LOADING, Result, Setting
+from lab.cuckoo.paper import CUCKOO_MET, FIFO_MET
+from lab.cuckoo.runs import BUSIER, HEADLINE, IN_STEP, SENDING, Result, Setting
 
 
 def claim(paper: float, *ours: float, null: float = 0.0) -> Claim:
@@ -74,7 +75,8 @@ def test_deadlines_met_are_judged_by_cuckoos_lead() -> None:
                 *(run("Cuckoo", seed, met) for seed, met, _ in seeds),
                 *(run("Blossom", seed, met) for seed, _, met in seeds),
                 *(run("None", seed, 0.4) for seed, *_ in seeds),
-                *(run(what, 0, met, LOADING) for what, met in (("Cuckoo", 0.9), ("Blossom", 0.8))),
+                *(run(what, 0, met, SENDING) for what, met in (("Cuckoo", 0.9), ("Blossom", 0.8))),
+                *(run(what, 0, 0.5, BUSIER) for what in ("Cuckoo", "Blossom")),
                 *(run(what, 0, 0.5, IN_STEP) for what in ("Cuckoo", "Blossom")),
             ],
             "pairs": [],
@@ -82,13 +84,17 @@ def test_deadlines_met_are_judged_by_cuckoos_lead() -> None:
         "cuckoo_plans": {"plans": []},
     }
     found = cuckoo.claims(files.__getitem__)
-    lead, *times, untested = islice(found, 4)
-    assert [claim.unit for claim in times] == ["×", "×"]  # none of None's, which was calibrated on
+    own, lead, *times, untested = islice(found, 7)
+    assert (own.paper, own.null, own.verdict) == (CUCKOO_MET, FIFO_MET, Verdict.REPRODUCED)
+    assert [each.unit for each in times] == ["×"] * 4  # None's deadlines: what it rests on
     assert untested.verdict is Verdict.UNTESTED
     assert (lead.paper, lead.unit) == (pytest.approx(30.14), "points")
     assert lead.ours == pytest.approx((30.0, 0.0))
     assert lead.verdict is Verdict.UNDECIDED
-    assert "10.0 points with Muri's stages; 0 points with groups kept in step" in lead.why
+    assert (
+        "10.0 points with table 3's stages and λ = 2, 0 points with groups kept in step, too"
+        in lead.why
+    )
 
 
 def test_the_page_has_each_papers_claims_and_where_they_come_from(

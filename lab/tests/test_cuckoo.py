@@ -24,7 +24,7 @@ from lab.cuckoo.runs import (
     ALL,
     HEADLINE,
     IN_STEP,
-    LOADING,
+    SENDING,
     VARIANTS,
     Case,
     Result,
@@ -143,7 +143,7 @@ def test_runs_end_and_every_job_counts_once(monkeypatch: pytest.MonkeyPatch) -> 
     few = trace("Muri", 0, 24)
     few = replace(few, tasks=tuple(replace(task, submit_s=0.0) for task in few.tasks))
     monkeypatch.setattr("lab.cuckoo.runs.trace", lambda stages, seed: few)
-    packed, alone = (run(Case(LOADING, what, 0)) for what in ("Cuckoo", "fifo"))
+    packed, alone = (run(Case(HEADLINE, what, 0)) for what in ("Cuckoo", "fifo"))
     for result in (packed, alone):
         assert result.finished == result.jobs == 24
         assert result.kept + result.broken + result.late + result.lucky == 24
@@ -193,7 +193,7 @@ def test_groups_start_whole_and_nobody_else_joins() -> None:
         assert variant.made(Settings(policy="cuckoo")).joins == "partner"
         in_step = variant.made(Settings(policy="cuckoo"), IN_STEP[1])
         assert in_step.packer.in_step and in_step.joins == "partner"
-    free = Variant().made(Settings(policy="cuckoo"), HEADLINE[1]).packer
+    free = Variant().made(Settings(policy="cuckoo"), SENDING[1]).packer
     assert free.model == Asynchronous(gpu=2.0) and not free.in_step
     assert ALL["Cuckoo, joins anyone"].made(Settings(policy="cuckoo")).joins == "any"
 
