@@ -48,7 +48,7 @@ FORWARD_SHARE = 1 / 3  # of the GPU time
 # those with which Cuckoo meets table 9's share of deadlines, and this variant's JCT is as many
 # times Cuckoo's as in table 12. Nothing else was looked at.
 SIGMAS = {"Muri": 0.6, "table 3": 0.75}
-MEANS_S = {
+MEANS_S: dict[str, tuple[float, ...]] = {
     "Muri": (484.0, 486.0, 506.0, 501.0, 471.0),
     "table 3": (380.0, 380.0, 394.0, 392.0, 370.0),
 }
