@@ -29,8 +29,8 @@ JCT `None`'s is) and how much longer all of an iteration takes on slower GPUs (C
 met): 2.1 times on an A10, 1.3 on an RTX 4090; the paper says of such ratios "two or even three". \
 It is not the headline, as none of the values that were tried gave all figures that it was \
 calibrated on: `None` meets a third of the paper's share of deadlines. That was decided after the \
-verdicts of both set-ups were known, so [the claims](reproduce.md) have those of each: of the 21 on \
-other rows than these two, this one has 8 reproduced or stronger, the headline 14. **Groups in \
+verdicts of both set-ups were known, so [the claims](reproduce.md) have those of each: of the 21 \
+on other rows than these two, this one has 8 reproduced or stronger, the headline 14. **Groups in \
 step**: the same jobs under an executor like the paper's, in which each job of a group does one \
 iteration in a round, and a round takes what the paper's model says.
 
