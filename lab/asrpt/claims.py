@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
+from carmad.readable import number
 from lab.asrpt import page, testbed
-from lab.asrpt.runs import PAPER, Case, Result
-from lab.claims import Bound, Claim
+from lab.asrpt.runs import MORE_SEEDS, PAPER, SEEDS, Case, Result
+from lab.claims import Claim, median_interval
 
-WINDOWS = "five windows of jobs; which servers its baselines take, the paper does not say"
 TWICE = "Philly's jobs"  # the claim is made once, of the number of jobs
 PRICE = "against perfect prediction"
+CAUSES: dict[str, str] = {}
 
 
 def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
     for its in (
-        *page.against_paper(_runs(read("asrpt"))),
-        *testbed.against_paper(_runs(read("asrpt_testbed"))),
+        *page.against_paper(_runs(read("asrpt"), SEEDS)),
+        *testbed.against_paper(_runs(read("asrpt_testbed"), MORE_SEEDS)),
     ):
         if not its.what.startswith(TWICE):
             ours, price = tuple(its.ours[PAPER]), its.what.endswith(PRICE)
-            yield Claim(its.what, its.paper, ours, "%", WINDOWS, price=price)
-    forest = read("asrpt_prediction")["judged"][0]
-    why = "jobs of PAI's trace that recur; the paper does not say which it took"
-    yield Claim("predicted correctly", 60, (100 * forest["right"],), "%", why)
-    cases = [case for case in read("asrpt_mapping")["cases"] if case["model"] == "VGG19"]
-    longer = 100 * (sum(c["ours_ms"] for c in cases) / sum(c["best_ms"] for c in cases) - 1)
-    why = "of the layout with three stages; 12 % over all layouts: the paper's is not printed"
-    what = "table II: VGG19's iteration, above the optimum"
-    yield Claim(what, 6.2, (longer,), "%", why, bound=Bound.AT_MOST)
-    took = tuple(case["ours_took_ms"] for case in cases)
-    what, why = "table II: time of a placement", "another machine"
-    yield Claim(what, 1.94, took, "ms", why, bound=Bound.AT_MOST)
+            claim = Claim(its.what, its.paper, ours, "%", CAUSES.get(its.what, ""), price=price)
+            yield _with_servers(claim, its) if its.on_servers else claim
 
 
-def _runs(read: Any) -> page.Runs:
+def _with_servers(claim: Claim, its: page.Beside) -> Claim:
+    """The claim, with what becomes of it where the baselines take A-SRPT's servers."""
+    other = replace(claim, ours=tuple(its.on_servers))
+    low, high = map(number, median_interval(other.ours))
+    servers = (
+        f"its baselines fill servers by index; on A-SRPT's servers: {number(other.median)} %"
+        f" ({low} to {high}): {other.verdict}"
+    )
+    return replace(claim, why="; ".join(filter(None, (servers, claim.why))))
+
+
+def _runs(read: Any, count: int) -> page.Runs:
     rows = [{**row, "case": Case(**row["case"])} for row in read["runs"]]
-    return page.Runs({row["case"]: Result(**row) for row in rows})
+    return page.Runs({row["case"]: Result(**row) for row in rows}, count)
