@@ -17,7 +17,7 @@ from carmad.core.layout import Layout, Stage
 from carmad.models import Lookup
 from carmad.sim.experiment import JobOutcome, Task, Trace
 from lab import RESULTS
-from lab.asrpt import claims, layouts, runs, testbed, workload
+from lab.asrpt import claims, large, layouts, runs, testbed, workload
 from lab.asrpt.page import report
 from lab.asrpt.runs import ADAPTIVE, DEFAULT, PAPER, PERFECT, UNHELD, Case, Result, cases
 from lab.claims import Claim, Verdict
@@ -168,6 +168,24 @@ def test_the_testbed_s_page_has_all_policies() -> None:
     assert "| A-SRPT-Perfect | 0.60 | +0 % (+0 to +0)" in _single(text)
 
 
+def test_the_long_window_s_page_has_the_baselines_both_ways() -> None:
+    text = large.report(_large()).page({})
+    assert "nan" not in text
+    assert "least | -31 % | -40 % (-40 to -40)" in _single(text)
+    (claim,) = (
+        its for its in _claims(_all()) if its.what == "number of jobs, against any baseline: least"
+    )
+    assert claim.why.count("with A-SRPT's servers") == 2
+
+
+def _all() -> list[Result]:
+    return [_result(case, 600.0 if case.policy == PAPER else 1000.0) for case in cases()]
+
+
+def _large() -> list[Result]:
+    return [_result(it, 0.6 if it.policy == PAPER else 1.0) for it in large.cases()]
+
+
 def _testbed() -> list[Result]:
     """A-SRPT took 0.6 h, and the others 1 h."""
     return [_result(it, 0.6 if it.policy == PAPER else 1.0) for it in runs.testbed()]
@@ -186,6 +204,8 @@ def _claims(found: Sequence[Result]) -> list[Claim]:
             return json.loads(harness._json(report(found).data))
         if name == "asrpt_testbed":
             return json.loads(harness._json(testbed.report(_testbed()).data))
+        if name == "asrpt_large":
+            return json.loads(harness._json(large.report(_large()).data))
         return json.loads((RESULTS / f"{name}.json").read_text())
 
     return list(claims.claims(read))
