@@ -32,6 +32,7 @@ from lab.asrpt.runs import (
 )
 
 POLICIES = (*OURS, *BASELINES)
+AGAINST_PERFECT = "against perfect prediction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +119,17 @@ def against_paper(runs: Runs) -> Iterator[Beside]:
         if runs.has(*cases):
             yield extreme(runs, what, paper, cases, pick, baselines)
     more = replace(runs, count=MORE_SEEDS)
-    yield price(more, "against perfect prediction", 14, Case(MIDDLE))
+    yield price(more, AGAINST_PERFECT, 14, Case(MIDDLE))
 
 
 def price(runs: Runs, what: str, paper: float, case: Case) -> Beside:
     """What the forest's predictions cost, against durations that are known."""
-    named = {mine: replace(case, policy=mine) for mine in OURS}
-    return Beside(
-        what,
-        paper,
-        {mine: runs.changes(its, replace(its, prediction=PERFECT)) for mine, its in named.items()},
-    )
+    ours = {}
+    for mine in OURS:
+        its = replace(case, policy=mine)
+        if runs.has(known := replace(its, prediction=PERFECT)):
+            ours[mine] = runs.changes(its, known)
+    return Beside(what, paper, ours)
 
 
 def extreme(
@@ -178,7 +179,7 @@ def beside_paper(rows: Sequence[Beside]) -> str:
             (
                 row.what,
                 f"{row.paper:+.0f} %",
-                *(cell(row.ours[name]) for name in OURS),
+                *(cell(row.ours.get(name, ())) for name in OURS),
                 cell(row.on_servers),
             )
             for row in rows

@@ -9,7 +9,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.harness import Report, markdown_table
-from lab.asrpt.page import POLICIES, Beside, Runs, beside_paper, extent, extreme, price
+from lab.asrpt.page import (
+    AGAINST_PERFECT,
+    POLICIES,
+    Beside,
+    Runs,
+    beside_paper,
+    extent,
+    extreme,
+    price,
+)
 from lab.asrpt.runs import (
     BASELINES,
     MORE_SEEDS,
@@ -60,7 +69,7 @@ def report(found: Sequence[Result]) -> Report:
 def against_paper(runs: Runs, case: Case = SMALL) -> list[Beside]:
     return [
         extreme(runs, "testbed, against any baseline: most", -44, [case], min, BASELINES),
-        price(runs, "testbed: against perfect prediction", 7, case),
+        price(runs, f"testbed: {AGAINST_PERFECT}", 7, case),
     ]
 
 
