@@ -36,7 +36,7 @@ MIDDLE = 1_000  # where it is not their number that varies
 SHARES = (0.8, 0.4, 0.0)  # of jobs of a single GPU
 NICS = (1.0, 10.0, 50.0)  # Gb/s
 NO_LIMIT = 20_000.0  # Gb/s: an eighth of it is more than what there is within a server
-LOADS = (0.7, 1.5, 3.0)
+LOADS = (0.7, 3.0)
 SEEDS = 5
 MORE_SEEDS = 10  # where runs are short and the windows differ much
 # The testbed of figure 5: 14 GPUs on one server, sets of 75 jobs, and all times a tenth.
