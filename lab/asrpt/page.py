@@ -139,12 +139,17 @@ def extreme(
     cases: Iterable[Case],
     pick: Callable[[Iterable[float]], float],
     baselines: Iterable[str],
+    prediction: str = "forest",
 ) -> Beside:
-    """Of each seed, the least or the most that A-SRPT is ahead, of all cases and baselines."""
+    """Of each seed, the least or the most that A-SRPT is ahead, of all cases and baselines.
 
-    def ahead(mine: str, others: Iterable[str]) -> list[float]:
+    `prediction`: A-SRPT's."""
+
+    def ahead(policy: str, others: Iterable[str]) -> list[float]:
         changes = [
-            runs.changes(replace(case, policy=mine), replace(case, policy=other))
+            runs.changes(
+                replace(case, policy=policy, prediction=prediction), replace(case, policy=other)
+            )
             for other in others
             for case in cases
         ]
@@ -156,7 +161,7 @@ def extreme(
     return Beside(
         what,
         paper,
-        {mine: ahead(mine, baselines) for mine in OURS},
+        {policy: ahead(policy, baselines) for policy in OURS},
         ahead(PAPER, adaptive) if both else (),
     )
 

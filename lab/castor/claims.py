@@ -93,9 +93,9 @@ def _tried(runs: Runs, family: str) -> str:
     more = tuple(tiresias.SIZES)[-1]
     combined = against(more, tiresias.COMBINED)
     return (
-        "no cause found: with dearer preemptions, other queue limits, passing or the fewest nodes"
+        "no single cause: dearer preemptions, other queue limits, passing, fewest nodes:"
         f" {number(max(each))} to {number(min(each))} %; at a higher load ({more} GPUs)"
-        f" {number(against(more, tiresias.OURS))} %, with all of them {number(combined)} %"
+        f" {number(against(more, tiresias.OURS))} %, there with three of these {number(combined)} %"
     )
 
 
