@@ -75,9 +75,9 @@ that does not fit holds it. Each other row changes what it names. 96 GPUs, as FI
 larger share in the paper than on 128 (castor.md). Where nothing is preempted, Tiresias is FIFO."""
 FOUND = """\
 Alone none of what was tried makes Tiresias as slow as in the paper. At a higher load, on the fewest
-nodes and with the queue of Pollux's simulator, Castor's lead is about the paper's; but there, too,
-Tiresias is far better than FIFO. In the paper it has large jobs wait longer than FIFO does, which
-no row here has. What causes that was not found."""
+nodes and with the queue of Pollux's simulator, Castor's lead is of the paper's size; but there,
+too, Tiresias is far better than FIFO. On Philly the paper has its large jobs wait longer than under
+FIFO, which no row here has. What causes that was not found."""
 
 
 def cases() -> list[Case]:
