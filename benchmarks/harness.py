@@ -258,15 +258,24 @@ def _processor() -> str:
     return platform.machine()
 
 
+MADE = ("benchmarks/results", "lab/results")  # by benchmarks
+
+
 def _commit() -> str:
-    """CARMA_COMMIT, for a copy without its repository, or what git says."""
+    """CARMA_COMMIT, for a copy without its repository, or what git says. Results that were made
+    anew do not make a copy dirty: several can be made on one commit."""
     if told := os.environ.get("CARMA_COMMIT"):
         return told
-    words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+        commit = _git("rev-parse", "--short", "HEAD")
+        changed = _git("status", "--porcelain", "--", ".", *(f":!{each}" for each in MADE))
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(*words: str) -> str:
+    found = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
     return found.stdout.strip()
 
 

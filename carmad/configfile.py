@@ -77,7 +77,7 @@ def as_tree(settings: Settings) -> _Tree:
 def from_tree(tree: _Tree) -> Settings:
     """The settings of which this is the tree, also under the names of earlier releases."""
     _rename(tree)
-    return _check(tree, _Sources(None, {}))
+    return _validate(tree, _Sources(None, {}))
 
 
 def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
@@ -94,7 +94,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
     for key, name in variables.items():
         sources.expect_setting(key)
         _put(tree, key, environ[name])
-    return _check(tree, sources)
+    return _validate(tree, sources)
 
 
 def change(settings: Settings, words: Iterable[str]) -> Settings:
@@ -107,7 +107,7 @@ def change(settings: Settings, words: Iterable[str]) -> Settings:
         if key in _sections():
             raise sources.error(key, "is a group of settings, not a setting")
         _put(tree, key, value)
-    return _check(tree, sources)
+    return _validate(tree, sources)
 
 
 def address(text: str) -> tuple[str, int] | None:
@@ -219,7 +219,7 @@ def _assignment(word: str) -> tuple[_Key, str]:
     return _current(key) or key, value
 
 
-def _check(tree: _Tree, sources: _Sources) -> Settings:
+def _validate(tree: _Tree, sources: _Sources) -> Settings:
     settings = _settings(tree, sources, strict=False)
     for key, wrong in _faults(settings):
         raise sources.error(key, wrong)

@@ -151,16 +151,16 @@ def server(allowed: Sequence[str]) -> MCPServer:
     made = MCPServer("carma", instructions=ABOUT, log_level="ERROR")
     only_reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
     for tool in READ:
-        made.add_tool(_spoken(tool), annotations=only_reads, structured_output=False)
+        made.add_tool(_translate_errors(tool), annotations=only_reads, structured_output=False)
     for name in dict.fromkeys(allowed):
         changes = ToolAnnotations(
             read_only_hint=False, destructive_hint=name == "cancel", open_world_hint=False
         )
-        made.add_tool(_spoken(CHANGE[name]), annotations=changes, structured_output=False)
+        made.add_tool(_translate_errors(CHANGE[name]), annotations=changes, structured_output=False)
     return made
 
 
-def _spoken(tool: Callable[..., str]) -> Callable[..., str]:
+def _translate_errors(tool: Callable[..., str]) -> Callable[..., str]:
     """Its errors in the words of the command line, without a traceback."""
 
     @wraps(tool)

@@ -15,11 +15,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print the daemon's answer as
 UsageError: Any = typer.BadParameter.__bases__[0]
 
 
-def group(about: str) -> typer.Typer:
+def group() -> typer.Typer:
     """For verbs below a verb. Its help looks as argparse's."""
     return typer.Typer(
         no_args_is_help=True,
-        help=about,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
@@ -30,9 +29,11 @@ def group(about: str) -> typer.Typer:
 def build_command(verb: Verb) -> Any:
     """A verb that typer reads."""
     app = verb.function()
-    if not isinstance(app, typer.Typer):
-        alone = group("")
-        alone.command(verb.name)(app)
+    if isinstance(app, typer.Typer):
+        app.info.help = verb.summary()
+    else:
+        alone = group()
+        alone.command(verb.name, help=verb.about())(app)
         app = alone
     return typer.main.get_command(app)
 

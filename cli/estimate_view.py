@@ -147,10 +147,10 @@ def explanation(one: EstimateOut, found: ExplanationOut | None) -> RenderableTyp
         legend.add_row(Text(sign, style=colour), clean(name), memory(mib), f"{mib / total:.1%}")
     legend.add_row("", f"by {clean(one['source'])}", memory(one["mib"]), "")
     notes = [Text(f"  · {clean(note)}") for note in one["notes"]]
-    return Group(bar, legend, *notes, *(_found(found) if found else ()))
+    return Group(bar, legend, *notes, *(_holders(found) if found else ()))
 
 
-def _found(found: ExplanationOut) -> Iterator[RenderableType]:
+def _holders(found: ExplanationOut) -> Iterator[RenderableType]:
     for title, ones in (("activations by module", found["modules"]), ("by line", found["lines"])):
         if shown := [one for one in ones if one["mib"]][:MOST_HOLDERS]:
             yield Text(f"\n{title}", style="bold")

@@ -6,7 +6,8 @@ from carmad import DISTRIBUTION
 from cli import output
 from cli.parser import Parser
 from cli.problems import Usage
-from cli.verbs import BY_NAME, JOBS, MORE, SERVER, VERBS, WATCH, Verb
+from cli.summaries import SUMMARIES
+from cli.verbs import BY_NAME
 
 
 def run_without_verb(words: list[str]) -> int:
@@ -52,16 +53,8 @@ def build_parser() -> Parser:
 
 
 def list_verbs(parser: Parser) -> None:
-    """Verbs become arguments so that its help lists them. Imports all of their modules."""
-    for section in (JOBS, WATCH, SERVER, MORE):
+    """Verbs become arguments so that its help lists them."""
+    for section, verbs in SUMMARIES.items():
         group = parser.add_argument_group(section)
-        for verb in VERBS:
-            if verb.section == section:
-                group.add_argument(verb.name, nargs="?", help=_summary(verb))
-
-
-def _summary(verb: Verb) -> str:
-    function = verb.function()
-    info = getattr(function, "info", None)  # a group of typer's has its help there
-    first = " ".join(str(info.help if info else function.__doc__).split("\n\n")[0].split())
-    return first.replace("%", "%%")
+        for verb, summary in verbs.items():
+            group.add_argument(verb, nargs="?", help=summary.replace("%", "%%"))

@@ -222,7 +222,7 @@ def status(
     `plain`: in ASCII."""
     shows_bars = bars and room >= ROOM_FOR_BARS
     top: list[Block] = [headline(answer), "", *gpus(answer["gpus"], shows_bars, plain)]
-    live, ended = live_and_ended(answer["jobs"])
+    live, ended = split_ended(answer["jobs"])
     if not answer["jobs"]:
         return [*top, "", "no jobs: submit one with `carma submit -- COMMAND`"]
     left = None if height is None else max(LEAST_ROWS, height - len(layout(top, room)))
@@ -237,7 +237,7 @@ def status(
     return [*top, *_section("jobs", live, shown, answer.get("more", 0), "carma queue"), *below]
 
 
-def live_and_ended(jobs: Sequence[JobOut]) -> tuple[list[JobOut], list[JobOut]]:
+def split_ended(jobs: Sequence[JobOut]) -> tuple[list[JobOut], list[JobOut]]:
     """Of those that ended, the last few, the very last one first."""
     ended = [job for job in jobs if job["code"] in SETTLED]
     ended.sort(key=lambda job: job.get("ended_at") or "", reverse=True)

@@ -19,7 +19,7 @@ FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 _WATCHED = (signal.SIGCHLD, signal.SIGCONT)
 
 
-def not_ignored(signums: tuple[signal.Signals, ...]) -> list[signal.Signals]:
+def select_heeded(signums: tuple[signal.Signals, ...]) -> list[signal.Signals]:
     """Those of `signums` that our parent has not made us ignore, as nohup does."""
     return [one for one in signums if signal.getsignal(one) is not signal.SIG_IGN]
 
@@ -36,7 +36,7 @@ def hold_back() -> Iterator[None]:
 
 def undo() -> None:
     """Give the command default signals: nothing blocked, nothing handled by Python."""
-    ours = not_ignored((*LEAVING, *TOLD, *FROM_TERMINAL))
+    ours = select_heeded((*LEAVING, *TOLD, *FROM_TERMINAL))
     for signum in (*ours, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
         signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _signals())
@@ -72,7 +72,7 @@ def forget() -> None:
 
 
 def _signals() -> AbstractSet[signal.Signals]:
-    return {*not_ignored((*LEAVING, *TOLD, *FROM_TERMINAL)), *_WATCHED}
+    return {*select_heeded((*LEAVING, *TOLD, *FROM_TERMINAL)), *_WATCHED}
 
 
 def _has_ended(child: int) -> bool:

@@ -188,7 +188,7 @@ class Top:
             self.trouble = f"{error.message}; asking again every {self.every_s:g} s"
 
     def jobs(self) -> list[Any]:
-        live, ended = overview.live_and_ended(self.answer["jobs"])
+        live, ended = overview.split_ended(self.answer["jobs"])
         jobs = live + ended
         if self._mine:
             jobs = [job for job in jobs if job["user"] == self.answer["me"]["user"]]

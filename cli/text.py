@@ -252,7 +252,7 @@ def wrap(cell: Cell, room: int) -> list[Line]:
         return [tuple(spans)]
     made: list[Line] = []
     for line in _split(spans):
-        made += _broken(line, room)
+        made += _break(line, room)
     return made
 
 
@@ -266,7 +266,7 @@ def _split(spans: Line) -> list[Line]:
     return [tuple(line) for line in made]
 
 
-def _broken(spans: Line, room: int) -> list[Line]:
+def _break(spans: Line, room: int) -> list[Line]:
     text = "".join([text for text, _ in spans])
     if width(text) <= room:
         return [spans]

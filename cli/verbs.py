@@ -1,7 +1,8 @@
 """Every verb of `carma`, and how its words are read. Imports stay light: each command starts here.
 
-A verb is the function of its name in its module; the first lines of its docstring are its help.
-`reads` says what reads its words: typer costs 75 ms, so what people type all day does without it.
+A verb is the function of its name in its module. Its help begins with its line in `cli.summaries`;
+what follows is the function's docstring. `reads` says what reads its words: typer costs 75 ms, so
+what people type all day does without it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from cli.parser import Parser
     from cli.plain import Options
 
-JOBS, WATCH, SERVER, MORE = "Jobs", "Monitoring", "Administration", "More"
-
 ARGPARSE = "argparse"  # `NAME_options` declares its options, and `NAME` gets them
 ITSELF = "itself"  # `NAME` gets all words: a command of the user's follows its own options
 TYPER = "typer"  # from the annotations of `NAME`, or a group with commands of its own
@@ -29,23 +28,36 @@ class Verb:
         name: str,
         module: str,
         reads: str,
-        section: str,
         aliases: tuple[str, ...] = (),
         package: str = "cli.commands",
     ) -> None:
         self.name = name
         self.module = self.options_module = f"{package}.{module}"
         self.reads = reads
-        self.section = section
         self.aliases = aliases
+        self._summary = ""  # if not the table's
 
-    def in_module(self, module: str) -> Verb:
-        """The same verb, with the same options, as another module does it."""
+    def in_module(self, module: str, summary: str = "") -> Verb:
+        """The same verb, with the same options, as another module does it. `summary`: if it is not
+        the usual one."""
         from copy import copy
 
         other = copy(self)
-        other.module = module
+        other.module, other._summary = module, summary
         return other
+
+    def summary(self) -> str:
+        """The first line of its help."""
+        from cli.summaries import SUMMARIES
+
+        return self._summary or next(
+            each[self.name] for each in SUMMARIES.values() if self.name in each
+        )
+
+    def about(self) -> str:
+        """What its help says of it, in paragraphs. For a verb that is a function."""
+        lines = (self.function().__doc__ or "").splitlines()
+        return "\n".join((self.summary(), "", *map(str.strip, lines))).strip()
 
     def function(self) -> Callable[..., Any]:
         """What it does; for a group, its app."""
@@ -60,9 +72,8 @@ class Verb:
         """Of a verb that argparse reads."""
         from cli.parser import Parser
 
-        about = self.function().__doc__
         parser = Parser(
-            prog=f"carma {self.name}", description=about, allow_abbrev=False, add_help=False
+            prog=f"carma {self.name}", description=self.about(), allow_abbrev=False, add_help=False
         )
         self._declare(parser)
         if not parser.knows("--help"):
@@ -83,49 +94,49 @@ def _find(module: str, name: str) -> Any:
 
 
 VERBS = (
-    Verb("submit", "submit", ITSELF, JOBS, ("sub",)),
-    Verb("run", "run", ITSELF, JOBS),
-    Verb("shell", "run", ITSELF, JOBS),
-    Verb("attach", "join", ITSELF, JOBS),
-    Verb("exec", "join", ITSELF, JOBS),
-    Verb("adopt", "join", ARGPARSE, JOBS),
-    Verb("queue", "queue", ARGPARSE, JOBS, ("ps",)),
-    Verb("show", "queue", ARGPARSE, JOBS),
-    Verb("why", "queue", ARGPARSE, JOBS, ("explain",)),
-    Verb("logs", "logs", ARGPARSE, JOBS),
-    Verb("wait", "steer", ARGPARSE, JOBS),
-    Verb("cancel", "steer", ARGPARSE, JOBS, ("kill",)),
-    Verb("hold", "steer", ARGPARSE, JOBS),
-    Verb("release", "steer", ARGPARSE, JOBS),
-    Verb("requeue", "steer", ARGPARSE, JOBS),
-    Verb("update", "steer", ARGPARSE, JOBS),
-    Verb("notify", "logs", ARGPARSE, JOBS),
-    Verb("report-step", "results", ARGPARSE, JOBS),
-    Verb("report-metric", "results", ARGPARSE, JOBS),
-    Verb("results", "results", ARGPARSE, JOBS),
-    Verb("estimate", "estimate", ITSELF, JOBS),
-    Verb("status", "gpus", ARGPARSE, WATCH),
-    Verb("top", "gpus", ARGPARSE, WATCH),
-    Verb("watch", "logs", ARGPARSE, WATCH),
-    Verb("web", "command", ARGPARSE, WATCH, package="web"),
-    Verb("gpus", "gpus", ARGPARSE, WATCH),
-    Verb("history", "past", ARGPARSE, WATCH),
-    Verb("stats", "past", ARGPARSE, WATCH),
-    Verb("report", "past", ARGPARSE, WATCH),
-    Verb("share", "shares", ARGPARSE, WATCH),
-    Verb("estimators", "models", TYPER, WATCH),
-    Verb("models", "models", TYPER, WATCH),
-    Verb("drain", "gpus", ARGPARSE, SERVER),
-    Verb("resume", "gpus", ARGPARSE, SERVER),
-    Verb("limit", "shares", ARGPARSE, SERVER),
-    Verb("reserve", "shares", ARGPARSE, SERVER),
-    Verb("doctor", "doctor", TYPER, SERVER),
-    Verb("daemon", "server", TYPER, SERVER),
-    Verb("config", "doctor", TYPER, SERVER),
-    Verb("simulate", "simulate", TYPER, MORE),
-    Verb("demo", "demo", ITSELF, MORE),
-    Verb("mcp", "mcp", ARGPARSE, MORE),
-    Verb("completion", "completion", ARGPARSE, MORE),
-    Verb("gpumemnet", "models", TYPER, MORE),
+    Verb("submit", "submit", ITSELF, ("sub",)),
+    Verb("run", "run", ITSELF),
+    Verb("shell", "run", ITSELF),
+    Verb("attach", "join", ITSELF),
+    Verb("exec", "join", ITSELF),
+    Verb("adopt", "join", ARGPARSE),
+    Verb("queue", "queue", ARGPARSE, ("ps",)),
+    Verb("show", "queue", ARGPARSE),
+    Verb("why", "queue", ARGPARSE, ("explain",)),
+    Verb("logs", "logs", ARGPARSE),
+    Verb("wait", "steer", ARGPARSE),
+    Verb("cancel", "steer", ARGPARSE, ("kill",)),
+    Verb("hold", "steer", ARGPARSE),
+    Verb("release", "steer", ARGPARSE),
+    Verb("requeue", "steer", ARGPARSE),
+    Verb("update", "steer", ARGPARSE),
+    Verb("notify", "logs", ARGPARSE),
+    Verb("report-step", "results", ARGPARSE),
+    Verb("report-metric", "results", ARGPARSE),
+    Verb("results", "results", ARGPARSE),
+    Verb("estimate", "estimate", ITSELF),
+    Verb("status", "gpus", ARGPARSE),
+    Verb("top", "gpus", ARGPARSE),
+    Verb("watch", "logs", ARGPARSE),
+    Verb("web", "command", ARGPARSE, package="web"),
+    Verb("gpus", "gpus", ARGPARSE),
+    Verb("history", "past", ARGPARSE),
+    Verb("stats", "past", ARGPARSE),
+    Verb("report", "past", ARGPARSE),
+    Verb("share", "shares", ARGPARSE),
+    Verb("estimators", "models", TYPER),
+    Verb("models", "models", TYPER),
+    Verb("drain", "gpus", ARGPARSE),
+    Verb("resume", "gpus", ARGPARSE),
+    Verb("limit", "shares", ARGPARSE),
+    Verb("reserve", "shares", ARGPARSE),
+    Verb("doctor", "doctor", TYPER),
+    Verb("daemon", "server", TYPER),
+    Verb("config", "doctor", TYPER),
+    Verb("simulate", "simulate", TYPER),
+    Verb("demo", "demo", ITSELF),
+    Verb("mcp", "mcp", ARGPARSE),
+    Verb("completion", "completion", ARGPARSE),
+    Verb("gpumemnet", "models", TYPER),
 )
 BY_NAME = {name: verb for verb in VERBS for name in (verb.name, *verb.aliases)}

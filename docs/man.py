@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from carmad.daemon.main import build_parser
+from cli.summaries import SUMMARIES
 from docs.pages import commands, settings
 from docs.pages.commands import Command, Word
 from docs.pages.text import one_line
@@ -49,19 +50,19 @@ def _carma(every: list[Command]) -> str:
     out = [_head("carma", "1", "runs jobs on the shared GPUs of a server")]
     out += [".SH SYNOPSIS", "\\fBcarma\\fR [\\fB\\-\\-color\\fR \\fIWHEN\\fR] \\fIVERB\\fR …"]
     out += [".SH DESCRIPTION", _text(commands.ABOUT), ".SH COMMANDS"]
-    for section in commands.SECTIONS:
+    for section in SUMMARIES:
         out.append(f".SS {section}")
         for one in every:
             if one.section == section:
                 page = f"carma-{one.name.replace(' ', '-')}"
-                out += [".TP", f".BR {_plain(page)} (1)", _text(one_line(one.function.__doc__))]
+                out += [".TP", f".BR {_plain(page)} (1)", _text(one_line(one.about))]
     out += [".SH EXIT STATUS", *_listed(commands.EXIT_CODES), ".PP", _text(commands.OTHER_CODES)]
     out += [".SH FILES", *_listed(FILES), ".SH SEE ALSO", ".BR carma.toml (5),", ".BR carmad (8)"]
     return "\n".join(out) + "\n"
 
 
 def _command(one: Command) -> str:
-    said = one_line(one.function.__doc__)
+    said = one_line(one.about)
     name, what = f"carma-{one.name.replace(' ', '-')}", commands.describe(one)
     first = said.partition(". ")[0].partition(": ")[0].rstrip(".")
     out = [_head(name, "1", first[0].lower() + first[1:]), ".SH SYNOPSIS"]

@@ -9,13 +9,13 @@ from carmad.plugin import Estimate, Estimator, JobSpec, Refusal, Server, Setting
 from estimators.declared import declared
 from estimators.faketensor import faketensor
 from estimators.gpumemnet import gpumemnet
-from estimators.history import current_history, history, history_unchecked
+from estimators.history import current_history, history, unchecked_history
 from estimators.horus import horus
 from estimators.tracing import trace
 
 Make = Callable[[Settings, Server], Estimator]
 
-DECLARED: tuple[Make, ...] = (declared, history_unchecked)
+DECLARED: tuple[Make, ...] = (declared, unchecked_history)
 KNOWN: tuple[Make, ...] = (declared, current_history)
 BY_LOOK: tuple[Make, ...] = (trace, history, gpumemnet, horus, faketensor)
 

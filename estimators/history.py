@@ -135,6 +135,6 @@ def current_history(settings: Settings, server: Server) -> History:
     return History(server, outdated=False)
 
 
-def history_unchecked(settings: Settings, server: Server) -> History:
+def unchecked_history(settings: Settings, server: Server) -> History:
     """Starts no process: for comparison with declared memory."""
     return History(server, outdated=True, asks=False)

@@ -75,11 +75,11 @@ def report(trial: Trial, longest_s: float) -> Report:
             raise Unreadable("its tracer was cut short") from None
         if isinstance(answer, Report):
             return answer
-        why = _bound(answer.why)
+        why = _shorten(answer.why)
         raise Unreadable(
             f"{why}; {LONGER}" if answer.late else why,
             late=answer.late,
-            crash=_bound(answer.crash),
+            crash=_shorten(answer.crash),
         )
     if trial.beyond:
         raise Unreadable(trial.beyond)
@@ -95,7 +95,7 @@ def report(trial: Trial, longest_s: float) -> Report:
     raise Unreadable(f"it left with status {trial.code} before two optimizer steps{words}")
 
 
-def _bound(text: str) -> str:
+def _shorten(text: str) -> str:
     return text[:MOST_LETTERS].encode(errors="replace").decode()
 
 

@@ -104,14 +104,14 @@ class Preemptive:
             return None
         suitable = self._suitable(head, view)
 
-        def left_by(jobs: Sequence[Job]) -> list[Occupied]:
+        def list_left(jobs: Sequence[Job]) -> list[Occupied]:
             gone = leaving.union(job.id for job in jobs)
             return [(gpu, there) for gpu, there in suitable if there <= gone]
 
-        preempted = fewest(lower, lambda jobs: len(left_by(jobs)) >= head.spec.gpus)
+        preempted = fewest(lower, lambda jobs: len(list_left(jobs)) >= head.spec.gpus)
         if preempted is None:
             return None
-        free_first = sorted(left_by(preempted), key=lambda each: len(each[1]))
+        free_first = sorted(list_left(preempted), key=lambda each: len(each[1]))
         taken = free_first[: head.spec.gpus]
         free = sum(not there for _, there in taken)
         before = sorted({id for _, there in taken for id in there})

@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from typing import Any
 
 from carmad import registry
@@ -89,18 +90,8 @@ UNDER_MPS = Settings(
 )
 UNDER_ONE_SERVER = replace(UNDER_MPS, collocation=replace(UNDER_MPS.collocation, mps_scope="node"))
 PREEMPTING = replace(SHARED, limits=Limits(preemption=True))
-SERVERS: tuple[tuple[str, Settings], ...] = (
-    ("magm", SHARED),
-    ("lug", UNDER_MPS),
-    ("exclusive", SHARED),
-    ("rr", UNDER_MPS),
-    ("best_fit", SHARED),
-    ("magm", UNDER_ONE_SERVER),
-    ("tiresias", PREEMPTING),
-    ("srtf", PREEMPTING),
-    ("lucid", PREEMPTING),
-    ("asrpt", PREEMPTING),
-    ("castor", PREEMPTING),
+SERVERS = tuple(
+    product(registry.own_names("policies"), (SHARED, UNDER_MPS, UNDER_ONE_SERVER, PREEMPTING))
 )
 
 Key = tuple[JobId, int]  # a job's attempt

@@ -179,6 +179,11 @@ def test_the_first_that_wait_are_told_why_even_if_they_are_alike():
     assert [refused(plan[n]) for n in (1, 2, 3)] == [{0: ["memory"]}] * 3
 
 
+def test_the_first_four_that_wait_are_told_why_and_no_others():
+    plan = planned([too_large(n) for n in range(1, 8)], [runs(9, 1, 0)])
+    assert sorted(plan) == [1, 2, 3, 4]
+
+
 # -- preempt
 
 PREEMPTS = Settings(limits=Limits(preemption=True))
@@ -304,7 +309,7 @@ def test_a_stranger_takes_an_idle_gpu_first():
 # -- telling
 
 
-def considered(queue):
+def considered(queue, hold=2):
     """Of these jobs, those for which GPUs are looked for while a job of the user's runs alone."""
     asked = []
     policy = carma(Settings())
@@ -315,7 +320,7 @@ def considered(queue):
         return refuse(wanted, gpu)
 
     known = replace(policy.rules.known, filters=(counting,))
-    policy = replace(policy, rules=policy.rules._replace(known=known))
+    policy = replace(policy, rules=policy.rules._replace(known=known), hold=hold)
     planned(queue, [runs(9_999, 1, 0)], policy=policy)
     return len(set(asked))
 
@@ -323,7 +328,8 @@ def considered(queue):
 def test_a_long_line_is_not_judged_to_its_end():
     """Each needs less memory than the one before, for a longer time, and none fits."""
     queue = [waits(n, 1 + n / 10, estimate=Estimate(30_000 - n, "oracle")) for n in range(1, 2049)]
-    assert considered(queue) <= EXPLAINED + TRIED
+    assert considered(queue) == EXPLAINED, "a GPU is held for the first: they are too large"
+    assert considered(queue, hold=0) == TRIED
 
 
 def test_what_needs_no_less_than_a_job_that_was_refused_is_not_tried():
@@ -334,6 +340,13 @@ def test_what_needs_no_less_than_a_job_that_was_refused_is_not_tried():
 def test_a_small_job_behind_many_large_ones_is_tried():
     large = [waits(n, 30 - n, estimate=Estimate(30_000 + n, "oracle")) for n in range(1, SEEN - 1)]
     assert where(planned([*large, waits(99, 0.5)], [runs(9, 1, 0)]))[99] == (0,)
+
+
+def test_no_more_of_the_line_is_seen_than_that():
+    large = [waits(n, 99, estimate=Estimate(30_000, "oracle")) for n in range(100, 100 + SEEN)]
+    small = waits(1, 0.5)
+    assert where(planned([*large[1:], small], [runs(9, 1, 0)]))[1] == (0,)
+    assert 1 not in planned([*large, small], [runs(9, 1, 0)])
 
 
 def test_a_retry_keeps_its_rules():

@@ -19,10 +19,12 @@ from typing import Any
 import pynvml
 import pytest
 
+from cli import cluster
 from cli.commands import past
 from cli.main import run
 from cli.output import AUTO
-from cli.verbs import ARGPARSE, BY_NAME
+from cli.summaries import SUMMARIES
+from cli.verbs import ARGPARSE, BY_NAME, ITSELF
 from cli.verbs import VERBS as LISTED
 from tests.attack.users import needs_root
 from tests.fake_daemon import ANSWERS, FakeDaemon, ended, job
@@ -203,6 +205,14 @@ def test_errors_for_programs(
     assert json.loads(capsys.readouterr().out) == error
 
 
+def test_every_verb_has_one_summary_in_the_order_of_the_verbs() -> None:
+    assert [name for verbs in SUMMARIES.values() for name in verbs] == [v.name for v in LISTED]
+    usual = {name: line for verbs in SUMMARIES.values() for name, line in verbs.items()}
+    others = cluster.SUMMARIES
+    assert others.keys() <= cluster.MODULES.keys()
+    assert not [name for name, line in others.items() if line == usual[name]]
+
+
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     out = capsys.readouterr().out
@@ -231,6 +241,8 @@ def test_all_help_looks_alike(capsys: pytest.CaptureFixture[str], words: str) ->
 def test_each_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> None:
     assert run([verb, "--help"]) == 0
     out = capsys.readouterr().out
+    if BY_NAME[verb].reads != ITSELF:  # these have pages of their own
+        assert BY_NAME[verb].summary() in " ".join(out.split())
     assert f"carma {BY_NAME[verb].name}" in out or f"carma {verb}" in out
 
 
@@ -844,13 +856,22 @@ def test_looking_at_the_line_imports_no_more_than_it_takes(fake: FakeDaemon, wor
     assert not {"re", "argparse", "json", "socket", "enum", "collections", "urllib"} & {*loaded}
 
 
-@pytest.mark.parametrize("words", [["--version"], ["qeue"]])
-def test_the_version_and_a_misspelt_verb_import_no_verb(words: list[str]) -> None:
-    code = f"import sys; from cli.main import run; run({words}); print('', *sorted(sys.modules))"
-    loaded = set(carma_code(code).stdout.split())
+@pytest.mark.parametrize("words", [["--version"], ["qeue"], ["-h"], ["help"], []])
+def test_help_the_version_and_a_misspelt_verb_import_no_verb(words: list[str]) -> None:
+    loaded = modules_after(words)
     assert "cli.help" in loaded
     assert not HEAVY & loaded - {"typing"}  # importlib.metadata has it
     assert not [name for name in loaded if name.startswith(("cli.commands", "cli.cluster"))]
+
+
+def test_help_of_one_verb_imports_no_other_verb() -> None:
+    loaded = modules_after(["help", "why"])
+    assert [name for name in loaded if name.startswith("cli.commands.")] == ["cli.commands.queue"]
+
+
+def modules_after(words: list[str]) -> set[str]:
+    code = f"import sys; from cli.main import run; run({words}); print('', *sorted(sys.modules))"
+    return set(carma_code(code).stdout.split())
 
 
 def carma_code(code: str) -> subprocess.CompletedProcess[str]:

@@ -191,7 +191,7 @@ def test_the_dashboard_shows_the_last_that_ended_whatever_their_ids() -> None:
     ends = [fake.job(code="CD", label=f"{n}", ended_at=f"2026-11-20T11:{n}") for n in range(10, 20)]
     (live, early), late = [fake.job(label="7"), fake.job(label="8", code="R")], ends[::-1]
     answer = {**fake.STATUS, "jobs": [live, *late, early]}
-    assert overview.live_and_ended(answer["jobs"])[0] == [live, early]
+    assert overview.split_ended(answer["jobs"])[0] == [live, early]
     shown = plain(overview.status(answer, 200)).partition("ended last (all: carma history)")[2]
     assert [line.split()[0] for line in shown.splitlines()[2:]] == ["19", "18", "17", "16", "15"]
 

@@ -49,9 +49,10 @@ class Watchful:
 
     def __init__(self) -> None:
         self._own = registry.bare_policy(Settings())
+        self.ordered: list[JobId] = []
 
     def order(self, job: Job) -> float:
-        assert job.spec.gpus
+        self.ordered.append(job.id)
         return self._own.order(job)
 
     def plan(self, view: View) -> Iterable[Proposal]:
@@ -60,11 +61,13 @@ class Watchful:
 
 
 def test_a_job_without_gpus_starts_though_every_gpu_is_taken_and_policies_never_see_it() -> None:
-    server = FakeServer(gpus=1, settings=HOST, policy=Watchful())
+    policy = Watchful()
+    server = FakeServer(gpus=1, settings=HOST, policy=policy)
     first, second = server.submit(exclusive=True), server.submit()
     job = server.submit(gpus=0, cpus=1, time_limit_s=60.0)
     assert states(server, first, second, job) == [S.STARTING, S.QUEUED, S.RUNNING]
     assert (server.job(job).gpus, server.job(job).mode) == ((), None)
+    assert job not in policy.ordered
     server.tell(Stepped(server.now, job, 0.1))
     server.submit()
     server.pass_time(30)

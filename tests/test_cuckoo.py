@@ -22,6 +22,7 @@ from carmad.core.types import (
     ProfilingRun,
     Retry,
     StepTime,
+    Usage,
 )
 from carmad.gpu.kinds import GpuKind
 from carmad.plugin import AskAgain, Reason, Remember, StageTimes
@@ -1023,15 +1024,35 @@ def test_nothing_is_planned_anew_before_something_changes(joins, monkeypatch):
     assert due == fresh and len(plans) == 1
     another = replace(later, queue=(*line, queued(2)))
     free = replace(later, nodes=view_of(1, line, *residents, gpu0={"free_mib": 1}).nodes)
-    for changed_view in (
-        another,
-        free,
-        replace(later, now=60.0),
-        replace(later, now=500.0),
-        replace(later, settings=SETTINGS),
+    matters = joins == "any"  # otherwise nobody could start, whatever the line and the memory
+    for changed_view, count in (
+        (another, matters),
+        (free, matters),
+        (replace(later, now=60.0), True),
+        (replace(later, now=500.0), True),
+        (replace(later, settings=Settings()), True),
     ):
         plans.clear()
-        assert plan(changed_view) and len(plans) == 1
+        told = plan(changed_view)
+        assert told.keys() == {job.id for job in changed_view.queue} and len(plans) == count
+        assert all(each.reasons for each in told.values())
+
+
+def test_what_is_measured_of_a_running_job_makes_no_new_plan(monkeypatch):
+    plans = []
+    monkeypatch.setattr(
+        "policies.cuckoo.policy.schedule", lambda *a: plans.append(a) or schedule(*a)
+    )
+    line, resident = [queued(1, stages=NOTHING_LEFT)], running(9, 0, stages=NOTHING_LEFT)
+    before = after(view_of(1, line, resident))
+    plans.clear()
+    for changes, count in (
+        ({"usage": Usage(peak_mib=5), "notes": ("outside MPS",)}, 0),
+        ({"prediction": Prediction(2000.0, "history")}, 1),
+    ):
+        later = view_of(1, line, replace(resident, **changes))
+        assert plan(replace(before, nodes=later.nodes, running=later.running))
+        assert len(plans) == count, changes
 
 
 def test_time_alone_may_make_a_join_worth_while():

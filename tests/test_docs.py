@@ -18,11 +18,12 @@ from rich.text import Text
 from carmad.api.wire import CODES
 from carmad.config import Preconditions, Settings
 from carmad.configfile import dump, load
-from cli.commands import doctor, models, server, simulate
+from cli.commands import simulate
 from cli.submission import build_parser, read
 from cli.verbs import VERBS
 from docs import generate, screenshots
 from docs.pages import http_api, reasons, settings
+from docs.pages.commands import GROUPS
 from docs.publish import FENCE, links
 
 ROOT = Path(__file__).parents[1]
@@ -32,11 +33,6 @@ PAGES = sorted(
     for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"))
     if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
 )
-GROUPS = {
-    "daemon": server.daemon,
-    "config": doctor.config,
-    "gpumemnet": models.gpumemnet,
-}
 
 
 def _ids(path: Path) -> str:
@@ -60,7 +56,6 @@ def test_every_command_is_documented() -> None:
         if verb.name in GROUPS:
             continue
         assert f"### `carma {verb.name}`\n" in page
-        assert verb.function().__doc__, f"carma {verb.name} says nothing of itself"
         for alias in verb.aliases:
             assert f"`carma {alias}`" in page
     for group, app in GROUPS.items():

@@ -178,6 +178,21 @@ def test_the_end_of_a_job_opens_no_question_twice(asked: Asked) -> None:
     assert (asked.jobs, len(asked.specs)) == ([4], 1)
 
 
+def test_a_job_that_is_over_at_once_is_not_asked_about(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAUSE_S", PATIENCE_S)
+    asked.put(1)
+    until(lambda: asked.estimates._wanted[JobId(1)])
+    asked.estimates.end(JobId(1))
+    asked.put(2, memory_mib=4000)  # which is asked about without a pause
+    asked.go_on.set()
+    until(lambda: asked.told)
+    asked.put(3, "b.py", memory_mib=4000)
+    until(lambda: len(asked.told) == 2)
+    assert [spec.memory_mib for spec in asked.specs] == [4000, 4000]
+
+
 def test_one_that_fails_leaves_no_job_without_an_answer() -> None:
     told: list[Answer] = []
     estimates = Estimates(lambda *asked: 1 // 0, lambda job, answer: told.append(answer))  # type: ignore[arg-type,return-value]
@@ -234,7 +249,7 @@ def test_a_job_that_is_over_when_its_late_answer_comes_is_not_asked_about_again(
 def test_a_question_is_abandoned_with_the_last_job_that_asked_it(asked: Asked) -> None:
     for id in (1, 2):
         asked.put(id)
-    until(lambda: all(map(asked.estimates._wanted.get, (1, 2))))
+    until(lambda: asked.specs and all(map(asked.estimates._wanted.get, (1, 2))))
     asked.estimates.drop(JobId(1))
     assert not asked.abandoned["a.py"].is_set()
     asked.estimates.drop(JobId(2))

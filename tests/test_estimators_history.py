@@ -12,7 +12,7 @@ from carmad.config import Settings
 from carmad.core.recurrence import template
 from carmad.plugin import Estimate, JobSpec, Refusal, Run
 from carmad.testing import a_run, a_server, a_spec
-from estimators.history import current_history, history, history_unchecked
+from estimators.history import current_history, history, unchecked_history
 from tests.here import Here
 
 COMMAND = "python train.py --model resnet50 --batch-size 64 --seed 1"
@@ -195,4 +195,4 @@ def test_a_script_that_was_changed_since(tmp_path: Path, line: str) -> None:
     assert isinstance(refusal, Refusal)
     assert refusal.why.endswith("was changed after all 4 runs")
     assert isinstance(current_history(Settings(), Here(answer, [new])).estimate(spec), Estimate)
-    assert history_unchecked(Settings(), a_server(runs=old)).estimate(spec) == current
+    assert unchecked_history(Settings(), a_server(runs=old)).estimate(spec) == current

@@ -30,7 +30,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another
 
 # What a new process gets from who starts it. Numbers of processes and of memory differ.
 LOOK = """
-    grep -E "^(Umask|State|Uid|Gid|Groups|Sig|Shd|Cap|NoNew|Seccomp|Cpus_allowed|Mems_)" \
+    grep -E "^(Umask|State|Uid|Gid|Groups|Sig[PBIC]|Shd|Cap|NoNew|Seccomp|Cpus_allowed|Mems_)" \
         /proc/self/status
     cat /proc/self/limits /proc/self/oom_score_adj /proc/self/cgroup /proc/self/environ
     cut -d " " -f 18,19,40,41 /proc/self/stat

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carmad.plugin import Layout, Links, Stage, iteration_s, slowest_s
-from policies.asrpt.heavy_edge import extremes, heavy_edge, mapping
+from policies.asrpt.heavy_edge import _graph, _ring, _trees, extremes, heavy_edge, mapping
 
 LINKS = Links(within_mib_s=10_000.0, between_mib_s=1_000.0)
 
@@ -101,6 +101,23 @@ def test_double_binary_trees():
     assert heavy_edge(layout, (2, 2)) == (1, 0, 0, 1)
     # Of three, shifted by one: 2-1, 0-2 and 0-2, 1-0. So 0-2 has two.
     assert heavy_edge(Layout((Stage(3, weights_mib=1.0),), "tree"), (2, 1)) == (0, 1, 0)
+
+
+def test_the_second_tree_of_an_odd_number_is_the_first_shifted_by_one():
+    first = [(1, 2), (2, 4), (2, 3), (0, 4)]
+    second = [(2, 3), (0, 3), (3, 4), (0, 1)]
+    assert sorted(_trees(5)) == sorted(first + second)
+
+
+def test_a_ring_is_closed_from_three_on():
+    rings = {2: [(0, 1)], 3: [(0, 1), (0, 2), (1, 2)]}
+    assert {k: sorted(_ring(k)) for k in rings} == rings
+
+
+def test_what_replicas_exchange_is_divided_among_their_slices():
+    """Of three, each sends two thirds of its weights twice, and an expert to each other slice."""
+    graph = _graph(Layout((Stage(3, weights_mib=90.0, tensor=2, experts_mib=8.0),)))
+    assert graph.weights[0] == {2: 62.0, 4: 62.0, 3: 2.0, 5: 2.0}
 
 
 def test_an_edge_of_a_tree_counts_half_of_a_rings():

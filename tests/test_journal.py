@@ -34,8 +34,8 @@ from carmad.core.messages import (
 )
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import ArrayTask, Estimate, GpuSample, JobId, JobState
-from carmad.daemon.main import _flush
 from carmad.daemon.monitor import Externals
+from carmad.daemon.parts import flush
 from carmad.engine.clock import Clock
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
@@ -524,7 +524,7 @@ def test_external_processes_are_kept_whatever_becomes_of_the_journal() -> None:
     store: Any = SimpleNamespace(record_externals=kept.append)
     log: Any = SimpleNamespace(flush=broken)
     with pytest.raises(RuntimeError):
-        _flush(log, store, Externals(500))()
+        flush(log, store, Externals(500))
     assert len(kept) == 1
 
 

@@ -69,7 +69,7 @@ class Counted(FakeServer):
 
     def commit(self, step: Any) -> None:
         super().commit(step)
-        self.counts.heard(list(happenings(step)), {})
+        self.counts.note(list(happenings(step)), {})
 
     @property
     def page(self) -> Page:
@@ -147,7 +147,7 @@ def succeeded(*estimates: Estimate, peak_mib: int = 1000) -> Counts:
     (end,) = [each for step in server.steps[-1:] for each in happenings(step)]
     for each in estimates:
         job = replace(server.last(id), estimate=each, usage=Usage(peak_mib=peak_mib))
-        counts.heard([replace(end, job=job)], {})
+        counts.note([replace(end, job=job)], {})
     return counts
 
 

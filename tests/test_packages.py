@@ -24,10 +24,10 @@ import pytest
 from carmad.options import OPTIONS
 from cli.verbs import VERBS
 from docs import man
+from docs.pages.commands import GROUPS
 from tests.attack.booted import Machine, systemd_in
 from tests.daemon import NO_KERNELS, QUICK, ROOT, until
 from tests.shared import made_once
-from tests.test_docs import GROUPS
 
 CLEAN = os.environ.get("CARMA_CLEAN_SYSTEM", "")
 WAITS = "echo up; while [ ! -e ~/go ]; do sleep 0.1; done; rm ~/go; exit 42"

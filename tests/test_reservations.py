@@ -273,7 +273,7 @@ def test_reservations_survive_and_a_damaged_one_is_named(tmp_path: Path) -> None
     with store._transaction() as connection:
         connection.exec_driver_sql("UPDATE reservations SET body = '{}'")
     assert store.restore().reservations == ()
-    assert "reservation 1" in store.damage.found()
+    assert "reservation 1" in store.damage.reasons()
     store.close()
 
 

@@ -25,9 +25,10 @@ from carmad.core.requests import Requests
 from carmad.core.types import Cause, Exit, JobState
 from carmad.engine import engine
 from carmad.engine.engine import Engine
-from tests.model import SERVERS, STEPS, Model, live_through
+from tests.model import SHARED, STEPS, UNDER_MPS, Model, live_through
 
 SEEDS = range(60)
+SERVERS = (("magm", SHARED), ("lug", UNDER_MPS), ("exclusive", SHARED))
 
 
 class Server(RuleBasedStateMachine):
@@ -61,7 +62,7 @@ for name in STEPS:
     setattr(Server, name, rule(dice=st.randoms())(step(name)))
 
 
-@pytest.mark.parametrize("server", SERVERS[:3], ids=lambda server: server[0])
+@pytest.mark.parametrize("server", SERVERS, ids=lambda server: server[0])
 def test_the_core_against_a_model_of_the_world(server: tuple[str, object]) -> None:
     machine = type("ServerOf", (Server,), {"server": server})
     run_state_machine_as_test(

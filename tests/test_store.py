@@ -791,7 +791,7 @@ def test_columns_that_are_no_text_break_nothing(path: Path) -> None:
     assert store.users() == ["ada"]
     assert not store.totals(0.0).users
     restored = store.restore()
-    assert "the drain of GPU a?" in store.damage.found()
+    assert "the drain of GPU a?" in store.damage.reasons()
     instead = restored.jobs[0]
     assert instead.spec.user == instead.spec.name == "a?"
     ended = changed(instead, state=JobState.CANCELLED, ended_at=9.0)

@@ -171,7 +171,7 @@ class Recorded:
         step = Step(events, jobs, decisions, (), before=before)
         self.jobs |= {job.id: job for job in jobs}
         self.timeline.on_commit(step)
-        self.timeline.heard(list(happenings(step)), {})
+        self.timeline.note(list(happenings(step)), {})
 
     def read(self, at: float, *uses: ProcessUse, gpu: GpuId = GPU.id, **its: object) -> None:
         sample = GpuSample(gpu, NOON + at, 5000, 1, 0.5, processes=uses)

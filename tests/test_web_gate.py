@@ -282,13 +282,13 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
 def test_two_at_once_have_a_port_each_and_a_taken_one_is_refused(
     carmad: Carmad, web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with command._bound(0) as free:
+    with command._bind(0) as free:
         monkeypatch.setattr(command, "PORT", free.getsockname()[1])
-        with command._bound(None) as second:
+        with command._bind(None) as second:
             assert second.getsockname()[1] > command.PORT
         monkeypatch.setattr(command, "TRIED", 1)
         with pytest.raises(Problem, match=r"no port from \d+ to \d+ is free"):
-            command._bound(None)
+            command._bind(None)
     port = str(urlsplit(web.origin).port)
     assert f"port {port} cannot be used: Address already in use" in carmad.carma(
         "web", "--port", port, rc=1

@@ -28,8 +28,8 @@ from carmad.core.messages import (
 from carmad.core.tasks import JobsById
 from carmad.core.types import Cause, Estimate, Exit, GpuId, JobId, JobState, Mode, Refusal
 from carmad.daemon import doctor
-from carmad.daemon.main import _take_over
 from carmad.daemon.monitor import MpsWatch
+from carmad.daemon.parts import take_over
 from carmad.daemon.world import DaemonWorld
 from carmad.errors import CarmaError
 from carmad.gpu.mps import ServerState
@@ -457,7 +457,7 @@ def test_only_what_is_not_owed_anything_is_adopted_at_the_start():
     world = SimpleNamespace(
         adopt=lambda job: adopted.append(job.id), shepherd=SimpleNamespace(start=lambda: None)
     )
-    _take_over(scheduler, SimpleNamespace(jobs_on_disk=set), world)
+    take_over(scheduler, SimpleNamespace(jobs_on_disk=set), world)
     assert adopted == [2]
 
 

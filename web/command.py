@@ -41,10 +41,8 @@ def web_options(parser: Parser) -> None:
 
 
 def web(options: Namespace) -> int:
-    """Serve a page of the server: its GPUs, the queue, and your jobs, live.
-
-    It prints a link with a token that lets in whoever has it, as you: keep it to yourself. Ctrl-C
-    ends it.
+    """It prints a link with a token that lets in whoever has it, as you: keep it to yourself.
+    Ctrl-C ends it.
     """
     if options.token_file and not options.read_only:
         raise Usage(
@@ -58,7 +56,7 @@ def web(options: Namespace) -> int:
     from web.page import warm_up
 
     token = _token(options.token_file) if options.token_file else _new()
-    listening = _bound(options.port)
+    listening = _bind(options.port)
     port = listening.getsockname()[1]
     print(f"http://{HOST}:{port}{base_of(token)}/?token={token}", flush=True)
     if sys.stdout.isatty():
@@ -68,7 +66,7 @@ def web(options: Namespace) -> int:
     return 0
 
 
-def _bound(port: int | None) -> socket.socket:
+def _bind(port: int | None) -> socket.socket:
     import socket
 
     for each in range(PORT, PORT + TRIED) if port is None else [port]:
@@ -99,7 +97,7 @@ def _token(path: str) -> str:
     try:
         made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        return _found(path)
+        return _read_token(path)
     except OSError as error:
         raise Problem(f"cannot write {path}: {error.strerror}", "name another file") from None
     token = _new()
@@ -112,7 +110,7 @@ def _token(path: str) -> str:
     return token
 
 
-def _found(path: str) -> str:
+def _read_token(path: str) -> str:
     import re
     import stat
 

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from carmad.readable import clean
 from cli import client, overview
-from cli.overview import live_and_ended, params, vram, where
+from cli.overview import params, split_ended, vram, where
 from cli.problems import Refused
 from cli.text import NOTHING, memory
 from web import charts
@@ -119,7 +119,7 @@ class Line:
             return Row(job, starts[job["id"]][1] if job["id"] in starts else None)
 
         if self.is_front:
-            return [row(job) for job in live_and_ended(self._status()["jobs"])[0]]
+            return [row(job) for job in split_ended(self._status()["jobs"])[0]]
         jobs = client.get("/v1/jobs", fold=True, user=self.user or None)["jobs"]
         words = self.text.casefold().split()
         rows = [one for one in map(row, jobs) if all(word in one.text for word in words)]

@@ -80,7 +80,7 @@ class Daemon:
             with contextlib.suppress(Unreachable):
                 self._ids = frozenset(gpu["id"] for gpu in self.get("/v1/gpus")["gpus"])
                 return
-            time.sleep(0.05)
+            time.sleep(0.005)
         self.kill()
         self._show_log()
         raise NotStarted(f"carmad did not start; see {self.directory}/carmad.log")

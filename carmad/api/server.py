@@ -12,12 +12,13 @@ from typing_extensions import TypedDict
 from carmad import beats
 from carmad.api import reporting
 from carmad.api.call import Call, Caller, Moment, Word, answer, resource
+from carmad.api.checks import CheckOut, verdict
 from carmad.api.gpus import GpuOut, gpus_out
 from carmad.api.job import JobOut
 from carmad.api.reasons import GpuRefOut, gpu_ref, phrase
 from carmad.api.report import JOULES_PER_KWH, ReportOut
 from carmad.api.rows import Row, visible_rows, waiting
-from carmad.api.service import CheckOut, Service
+from carmad.api.service import Service
 from carmad.api.wire import SCHEMA, as_json, iso, parse_time, pick, stamp
 from carmad.configfile import as_tree
 from carmad.core.decision import Reason
@@ -324,7 +325,7 @@ async def doctor(call: Caller) -> Response:
     async with service.slow:
         found = await run_in_threadpool(service.doctor, scene)
     where = service.config_path or "no file: the defaults"
-    settings: CheckOut = {"name": "settings", "ok": True, "detail": where, "hint": ""}
+    settings = verdict("settings", True, where)
     out: DoctorOut = {"schema": SCHEMA, "checks": [settings, *found]}
     return answer(out)
 

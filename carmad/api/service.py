@@ -10,8 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from typing_extensions import TypedDict
-
+from carmad.api.checks import CheckOut
 from carmad.api.events import Events
 from carmad.api.rows import Recent, Rows
 from carmad.api.tally import Tally
@@ -42,13 +41,6 @@ T = TypeVar("T")
 
 ANSWER_WITHIN_S = 30.0
 FRESH_S = 1.0  # the maximum age of a scene if there was no step since
-
-
-class CheckOut(TypedDict):
-    name: str
-    ok: bool | None  # None: it works, and could be better
-    detail: str
-    hint: str
 
 
 class Moments:
@@ -150,7 +142,7 @@ class Service(Follower):
     def __post_init__(self) -> None:
         self.events = Events(str(int(self.started_at * 1000)), self.settings.monitor.external_mib)
         self.recent = Recent(self.store)
-        self.events.listeners += [self.timeline.heard, self.counts.heard]
+        self.events.listeners += [self.timeline.note, self.counts.note]
 
     def on_commit(self, step: Step) -> None:
         self._scene = None

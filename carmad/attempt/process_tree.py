@@ -133,7 +133,7 @@ class Tree:
             if (process_stat(pid) or (0, 0))[0] == os.getpid()
         }
 
-    def main_ended(self) -> None:
+    def note_main_end(self) -> None:
         """The main process, which we did not start, has ended."""
         self.status = end_of(self.main, self._followed[self.main])
         self.main_ended_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -144,7 +144,7 @@ class Tree:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return self._others_ended()
+                return self._have_others_ended()
             if pid == 0:
                 if self.status is not None:
                     self.end(LEFTOVER_GRACE_S)
@@ -153,7 +153,7 @@ class Tree:
                 self.status = status
                 self.main_ended_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    def _others_ended(self) -> bool:
+    def _have_others_ended(self) -> bool:
         """Whether the main process and those that are not our children have all ended."""
         if self.status is None:
             return False

@@ -196,7 +196,7 @@ def watch(
                 memory.look()
                 continue
             if followed and fd == report:
-                tree.main_ended()
+                tree.note_main_end()
                 poller.unregister(report)
                 continue
             data = os.read(fd, REPORT_BYTES)

@@ -105,7 +105,7 @@ class Attempt:
         return self.served_s + self.run_s(now)
 
     def shift(self, by_s: float) -> Attempt:
-        """With all times moved `by_s` later."""
+        """The attempt with all times moved `by_s` later."""
         run = self.profiling
         return replace(
             self,

@@ -72,20 +72,20 @@ class Fleet:
         self._outdated.add(gpu)
 
     def reserve(self, new: Reservation) -> bool:
-        """False: it cannot be made."""
+        """Make a reservation. False: it cannot be made."""
         if new.id in self.reservations or any(map(new.meets, self.reservations.values())):
             return False
         self.reservations[new.id] = new
         return True
 
     def unreserve(self, id: int) -> bool:
-        """False: there is none."""
+        """Cancel a reservation. False: there is none."""
         gone = self.reservations.pop(id, None)
         self._outdated.update(gone.gpus if gone else ())
         return gone is not None
 
     def over(self, now: float) -> list[int]:
-        """The reservations that have had their last time."""
+        """The reservations that will not recur."""
         return [id for id, each in self.reservations.items() if each.next_start(now) is None]
 
     def add(self, sample: GpuSample, residents: tuple[Job, ...]) -> GpuSample | None:
@@ -116,7 +116,7 @@ class Fleet:
         self._outdated.add(sample.gpu)
         return before
 
-    def newly_metered(self) -> list[JobId]:
+    def take_newly_metered(self) -> list[JobId]:
         """The jobs whose usage has changed since the last call."""
         jobs, self._metered = list(self._metered), {}
         return jobs
@@ -127,7 +127,7 @@ class Fleet:
         return job if usage is None or usage == job.usage else replace(job, usage=usage)
 
     def readings(self, gpu: GpuId) -> tuple[tuple[GpuSample, float], ...]:
-        """Those in a GPU's window, in order, each with the seconds that it covers."""
+        """The readings in a GPU's window, in order, each with the seconds that it covers."""
         window = self._windows.get(gpu)
         return window.readings if window else ()
 

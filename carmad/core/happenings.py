@@ -134,7 +134,7 @@ def notices(happening: Happening) -> tuple[str, ...]:
 
 
 def words(happening: Happening, gpus: Mapping[GpuId, Gpu], sees: bool = True) -> str:
-    """For people, after the name of the job or the GPU."""
+    """What happened, as people read it after the name of the job or the GPU."""
     kind, job = happening.kind, happening.job
     if job is None:
         what, detail = kind.value.removeprefix("gpu_"), happening.detail

@@ -166,7 +166,7 @@ class Placer:
             else:
                 del self._deciders.unordered[id]
 
-    def _hidden(self, view: View) -> Set[JobId]:
+    def _find_hidden(self, view: View) -> Set[JobId]:
         """Queued jobs that the view does not show."""
         line = self._ledger.line()
         if view.queue is line:
@@ -183,7 +183,7 @@ class Placer:
             return False
         made = self._deciders.plan(view, lambda: self._renew(now))
         view, plan = made.view, made.proposals
-        hidden = self._hidden(view)
+        hidden = self._find_hidden(view)
         waiting: list[JobId] = []  # refused, and overtaken by the jobs that start below
         starts = [n for n, each in enumerate(plan) if isinstance(each, Placement) and each.gpus]
         for n, proposal in enumerate(plan):
@@ -201,7 +201,7 @@ class Placer:
                 continue
             if proposal.gpus and self.blocker(job, now):
                 return True
-            checked = self._check(job, proposal, view)
+            checked = self._enforce_rules(job, proposal, view)
             self._decide(Decision(now, made.by, checked))
             if not checked.gpus:
                 waiting.append(job.id)
@@ -254,7 +254,7 @@ class Placer:
         self._memory = None
         return self.view(now)
 
-    def _check(self, job: Job, placement: Placement, view: View) -> Placement:
+    def _enforce_rules(self, job: Job, placement: Placement, view: View) -> Placement:
         """The placement, or a wait with the hard rule that it would have broken."""
         if not placement.gpus:
             return placement

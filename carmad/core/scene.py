@@ -49,7 +49,7 @@ class Scene:
         return next(self.blockers(job), None)
 
     def blockers(self, job: Job) -> Iterator[Reason]:
-        """All of that."""
+        """Every such reason."""
         return self._blockers(job, self.memo.recall("room", self._room))
 
     @property

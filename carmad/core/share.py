@@ -72,7 +72,7 @@ class Account:
         return _since(day, self._days(now, self.days, self.rate))
 
     def urgent_since(self, day: int, now: float) -> float:
-        """Likewise, by urgent jobs."""
+        """GPU-seconds used from the beginning of this day on, by urgent jobs."""
         return _since(day, self._days(now, self.urgent, self.urgent_rate))
 
     def _days(self, now: float, before: Days, rate: float) -> Days:
@@ -274,11 +274,11 @@ class Shares:
         return next((name for name in names if name in self._settings.weights), "")
 
     def usage_s(self, user: str, now: float) -> float:
-        """In GPU-seconds, halved with every half-life."""
+        """Usage in GPU-seconds, halved with every half-life."""
         return self._of(user, now).settled(now, self._half_life_s).used_s
 
     def copy(self) -> Shares:
-        """For other threads."""
+        """A copy for other threads."""
         return Shares(self._settings, self.accounts.values(), self.ranks)
 
     @property

@@ -124,7 +124,7 @@ class Basis:
 
 
 def slowdown(job: JobSummary, stays: Sequence[Stay], basis: Basis) -> Slowdown | None:
-    """None: unknown. Only for a job that shared."""
+    """How much sharing slowed a job that shared; None: unknown."""
     if job.alone_s is not None:
         return _against(stays, [job.alone_s], "simulation")
     return _by_steps(job, stays) or _by_runs(job, stays, basis) or _by_model(job, stays, basis)
@@ -136,7 +136,7 @@ def work_s(stays: Sequence[Stay]) -> float:
 
 
 def _effective(stays: Sequence[Stay]) -> Iterable[Stay]:
-    """Those whose work was not lost: the last, and those that ended by preemption."""
+    """The attempts whose work was not lost: the last, and those that were preempted."""
     for each in stays:
         exit = each.attempt.exit
         if each is stays[-1] or (exit is not None and exit.cause is Cause.PREEMPTED):
@@ -211,7 +211,7 @@ def _over(
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Of one job in a period, in GPU-hours."""
+    """What sharing cost and gave one job in a period, in GPU-hours."""
 
     held: float  # its GPUs, all of the time
     shared: float  # that part of it in which another job was on any of its GPUs

@@ -45,7 +45,7 @@ def split(jobs: Iterable[Job], most: int) -> tuple[list[Job], int]:
 
 
 def indices(job: Job) -> range:
-    """Of the tasks that it stands for; none: it is of no array."""
+    """The indices of the tasks that it stands for; none: it is not in an array."""
     array = job.spec.array
     if array is None:
         return range(0)
@@ -175,7 +175,7 @@ class Outcome(NamedTuple):
 
 
 class Ended(Rows[Outcome, JobState]):
-    """How the latest jobs ended, at most so many of them: tasks that ended as one are one row."""
+    """How the latest jobs ended, up to a maximum: tasks that ended as one are one row."""
 
     rows: OrderedDict[JobId, Outcome]  # the latest at the end; a dict is slow to drop its first
 

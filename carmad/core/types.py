@@ -163,7 +163,7 @@ class JobSpec(JobOptions):
         return 1 + self.array.more if self.array else 1
 
     def tells(self, what: str) -> bool:
-        """Whether its owner wants to be notified of it: one of `options.TOLD_OF`."""
+        """Whether its owner wants to be notified of this, which is in `options.TOLD_OF`."""
         return self.notify is not None and what in self.notify.split(",")
 
     @property
@@ -224,7 +224,7 @@ class Job:
 
     @property
     def awaits_estimate(self) -> bool:
-        """Whether an answer about its memory is to come."""
+        """Whether its memory is still being estimated."""
         return self.state is JobState.PENDING or (self.estimate_late and not self.ended)
 
     @property
@@ -250,18 +250,18 @@ class Job:
         return self.state in ENDED
 
     def with_new_attempt(self, gpus: tuple[GpuId, ...], now: float, **its: Any) -> Job:
-        """With a new attempt on these GPUs; `its` are further fields of the attempt."""
+        """The job with a new attempt on these GPUs; `its` are further fields of the attempt."""
         number, served_s = self.attempt + 1, self.served_s
         new = Attempt(number, gpus, started_at=now, served_s=served_s, **its)
         return replace(self, attempts=append(self.attempts, new))
 
     def with_attempt(self, **changes: Any) -> Job:
-        """With these fields of the last attempt changed."""
+        """The job with these fields of its last attempt changed."""
         *earlier, last = self.attempts
         return replace(self, attempts=(*earlier, replace(last, **changes)))
 
     def with_note(self, note: str) -> Job:
-        """With something that its owner should know; the same object if that was noted before."""
+        """The job with a note for its owner; the same object if it has that note already."""
         return self if note in self.notes else replace(self, notes=(*self.notes, note))
 
     def shift(self, by_s: float) -> Job:
@@ -282,7 +282,7 @@ class Job:
 
     @property
     def attempt(self) -> int:
-        """The number of the last one; 0 before the first."""
+        """The number of its last attempt; 0 before the first."""
         return self.attempts[-1].number if self.attempts else 0
 
     @property
@@ -320,7 +320,7 @@ class Job:
 
     @property
     def shared(self) -> bool:
-        """Another job was on one of its GPUs."""
+        """Whether another job was on one of its GPUs."""
         return self.current is not None and self.current.shared
 
     @property
@@ -350,7 +350,7 @@ class Job:
 
     @property
     def served_s(self) -> float:
-        """Total run time of the preempted ones."""
+        """The total run time of preempted attempts."""
         last = self.attempts[-1] if self.attempts else None
         if last is None or last.number <= self.requeued_after:
             return 0.0

@@ -50,7 +50,7 @@ class Watch:
             self.save_usage()
 
     def save_usage(self) -> None:
-        for id in self._fleet.newly_metered():
+        for id in self._fleet.take_newly_metered():
             if holder := self.ledger.holders.get(id):
                 self.ledger.put(self._fleet.with_usage(holder))
 
@@ -113,7 +113,7 @@ class Watch:
         return advance(job, JobState.RUNNING) if job.state is JobState.STARTING else job
 
     def _with_overrun(self, job: Job) -> Job:
-        """With a note, once, if the job exceeds its declared memory, and its usage until then."""
+        """The job with a note and its usage, when it first exceeds its declared memory."""
         if job.estimate is None or not job.estimate.firm:
             return job
         promised_mib, metered = job.estimate.mib, self._fleet.with_usage(job)
@@ -131,7 +131,7 @@ class Watch:
         return self._knowledge.with_profile(job) if due else job
 
     def _with_peak(self, job: Job) -> Job:
-        """With its usage, if its peak has grown much: it cannot be measured again."""
+        """The job with its usage, if its peak has grown much: it cannot be measured again."""
         usage = self._fleet.usage.get(job.id, job.usage)
         grown = usage.peak_mib > job.usage.peak_mib * PEAK_SAVED_AT
         return replace(job, usage=usage) if grown else job
@@ -164,7 +164,7 @@ class Watch:
         return actions
 
     def _expire(self, job: Job, now: float, run_s: float) -> list[Action]:
-        """What is due for one job."""
+        """Apply what is due for one job."""
         spec, elapsed_s = job.spec, job.attained_s(now)
         new = self._with_untouched(job, run_s)
         left_s = math.inf if spec.time_limit_s is None else spec.time_limit_s - elapsed_s

@@ -16,8 +16,8 @@ from datetime import datetime
 from pathlib import Path
 
 from carmad import beats
+from carmad.api.checks import CheckOut, verdict
 from carmad.api.gpus import gpu_state
-from carmad.api.service import CheckOut
 from carmad.attempt import exits
 from carmad.attempt.environment import HOOKS
 from carmad.config import Settings
@@ -58,10 +58,6 @@ for kind in ("policies", "recoveries", "predictors", "estimators", "settings", "
             found[kind][point.name] = f"{type(error).__name__}: {error}"
 print(json.dumps(found))
 """
-
-
-def _check(name: str, ok: bool | None, detail: str, hint: str = "") -> CheckOut:
-    return {"name": name, "ok": ok, "detail": detail, "hint": hint}
 
 
 def checks(
@@ -108,7 +104,7 @@ def _deciding(settings: Settings, troubles: Sequence[Trouble]) -> Iterator[Check
         ("recovery", f"{settings.recovery.name} decides after out-of-memory crashes"),
     ):
         if kind not in failing:
-            yield _check(kind, True, detail)
+            yield verdict(kind, True, detail)
     for each in recent:
         at = datetime.fromtimestamp(each.since).astimezone().isoformat(" ", "seconds")
         what = f"{each.times} failures since {at}, the last: {each.error}"
@@ -116,10 +112,10 @@ def _deciding(settings: Settings, troubles: Sequence[Trouble]) -> Iterator[Check
         if each.plugin.startswith("policy ") and not fallback:
             hint += "Set policy_fallback, so that another policy decides meanwhile. "
         if each.over:
-            yield _check(each.plugin, None, f"answers again, after {what}", hint.strip())
+            yield verdict(each.plugin, None, f"answers again, after {what}", hint.strip())
         else:
             hint += "Repair it or choose another, and restart carmad: running jobs continue."
-            yield _check(each.plugin, False, f"fails, so {each.without}: {what}", hint)
+            yield verdict(each.plugin, False, f"fails, so {each.without}: {what}", hint)
 
 
 def _threads() -> Iterator[CheckOut]:
@@ -127,16 +123,16 @@ def _threads() -> Iterator[CheckOut]:
     late = beats.late()
     for each in late:
         hint = "The log says where it is. If it does not go on, restart carmad: jobs continue."
-        yield _check(f"thread {each.thread}", False, f"{each}, in {each.call}", hint)
+        yield verdict(f"thread {each.thread}", False, f"{each}, in {each.call}", hint)
     if not late:
-        yield _check("threads", True, f"{len(beats.ages())} kinds beat, none is late")
+        yield verdict("threads", True, f"{len(beats.ages())} kinds beat, none is late")
 
 
 def _identity() -> CheckOut:
     uid = os.geteuid()
     if uid == 0:
-        return _check("identity", True, "runs as root: every user's jobs run as that user")
-    return _check(
+        return verdict("identity", True, "runs as root: every user's jobs run as that user")
+    return verdict(
         "identity",
         None,
         f"runs as uid {uid}: only that user may submit jobs",
@@ -150,7 +146,7 @@ def _hooks(folder: Path) -> Iterator[CheckOut]:
     wanted |= dict.fromkeys((folder, *folder.glob("*.py")), stat.S_IROTH)
     closed = [path for path, bit in wanted.items() if not path.stat().st_mode & bit]
     if closed and os.geteuid() == 0:
-        yield _check(
+        yield verdict(
             "watch-stages",
             None,
             f"--watch-stages does nothing: users cannot read {closed[0]}",
@@ -160,34 +156,34 @@ def _hooks(folder: Path) -> Iterator[CheckOut]:
 
 def _telemetry(capabilities: Capabilities) -> Iterator[CheckOut]:
     provides = ", ".join(capabilities.provides) or "nothing"
-    yield _check("telemetry", True, f"{capabilities.source} provides {provides}")
+    yield verdict("telemetry", True, f"{capabilities.source} provides {provides}")
     for what, why in capabilities.missing:
-        yield _check(f"telemetry: {what}", None, f"not available: {why}")
+        yield verdict(f"telemetry: {what}", None, f"not available: {why}")
     for note in capabilities.notes:
-        yield _check("telemetry: note", None, note)
+        yield verdict("telemetry: note", None, note)
 
 
 def _gpus(scene: Scene, capabilities: Capabilities) -> Iterator[CheckOut]:
     if scene.unread:
         hint = "Make nvidia-smi work; carmad then finds the GPUs by itself."
-        yield _check("gpus", False, f"cannot be read yet, and jobs wait: {scene.unread}", hint)
+        yield verdict("gpus", False, f"cannot be read yet, and jobs wait: {scene.unread}", hint)
         return
     yield from _telemetry(capabilities)
     if not scene.view.gpus:
-        yield _check("gpus", False, "there is no GPU", "Does nvidia-smi list any?")
+        yield verdict("gpus", False, "there is no GPU", "Does nvidia-smi list any?")
     for gpu in scene.view.gpus:
         name = f"gpu {gpu.gpu.index}"
         state, detail = gpu_state(gpu, scene)
         match state:
             case "faulty":
-                yield _check(name, False, detail, "See dmesg; the GPU may need a reset.")
+                yield verdict(name, False, detail, "See dmesg; the GPU may need a reset.")
             case "drained":
                 hint = f"carma resume {gpu.gpu.index}"
-                yield _check(name, None, f"takes no jobs: {detail}", hint)
+                yield verdict(name, None, f"takes no jobs: {detail}", hint)
             case "stale":
-                yield _check(name, False, detail, "Is the driver hanging? Try nvidia-smi.")
+                yield verdict(name, False, detail, "Is the driver hanging? Try nvidia-smi.")
             case _:
-                yield _check(name, True, f"{gpu.gpu.name}, {gib(gpu.gpu.memory_mib)}")
+                yield verdict(name, True, f"{gpu.gpu.name}, {gib(gpu.gpu.memory_mib)}")
 
 
 def _islands(scene: Scene) -> Iterator[CheckOut]:
@@ -197,44 +193,44 @@ def _islands(scene: Scene) -> Iterator[CheckOut]:
         members.setdefault(gpu.gpu.island, []).append(str(gpu.gpu.index))
     if len(members) > 1:
         detail = "; ".join(f"{name}: GPU {', '.join(its)}" for name, its in members.items())
-        yield _check("islands", True, f"GPUs close to each other: {detail}")
+        yield verdict("islands", True, f"GPUs close to each other: {detail}")
 
 
 def _accounts(scene: Scene) -> Iterator[CheckOut]:
     """Jobs that may not start, as their users are not there any more."""
     for job in [job for job in scene.live.rows.values() if job.barred][:MOST_NAMED]:
         hint = f"carma cancel {job.id}; or repair the user database: then it goes on."
-        yield _check("accounts", False, f"job {job.id} is held: {job.barred}", hint)
+        yield verdict("accounts", False, f"job {job.id} is held: {job.barred}", hint)
 
 
 def _mps(settings: Settings, scene: Scene, mps: Mps | None) -> Iterator[CheckOut]:
     if mps is None:
-        yield _check("mps", True, "off: jobs that share a GPU take turns on it")
+        yield verdict("mps", True, "off: jobs that share a GPU take turns on it")
         return
     if shutil.which("nvidia-cuda-mps-control") is None:
         hint = "Install the driver's MPS programs, or set mps = false."
-        yield _check("mps", False, "nvidia-cuda-mps-control is not on PATH", hint)
+        yield verdict("mps", False, "nvidia-cuda-mps-control is not on PATH", hint)
     else:
         yield _mps_users(settings)
     for name, gpus in _mps_servers(settings, scene.view.gpus):
         used = [each.id for each in gpus if any(job.mode is Mode.MPS for job in each.residents)]
         gpu = used[0] if used else gpus[0].id
         if used and not any(map(mps.healthy, used)):  # they may still have several
-            yield _check(name, False, "its control daemon does not answer", f"See {mps.log(gpu)}")
+            yield verdict(name, False, "its control daemon does not answer", f"See {mps.log(gpu)}")
         elif mps.server_state(gpu) is ServerState.FAULT:
             detail = "a job's fault: new jobs start without MPS until the affected ones have ended"
-            yield _check(name, False, detail, f"See {mps.log(gpu)}/server.log")
+            yield verdict(name, False, detail, f"See {mps.log(gpu)}/server.log")
 
 
 def _mps_users(settings: Settings) -> CheckOut:
     shared = settings.collocation
     if shared.mps_multiuser:
         detail = "on, for several users at once: a fault of one job ends the others on its GPU"
-        return _check("mps", None, detail)
+        return verdict("mps", None, detail)
     if shared.mps_scope == "node":
         hint = 'For several users, set mps_multiuser = true or mps_scope = "gpu".'
-        return _check("mps", None, "on: only jobs of one user run at a time, on all GPUs", hint)
-    return _check("mps", True, "on: only jobs of one user share a GPU at a time")
+        return verdict("mps", None, "on: only jobs of one user run at a time, on all GPUs", hint)
+    return verdict("mps", True, "on: only jobs of one user share a GPU at a time")
 
 
 def _mps_servers(
@@ -254,7 +250,7 @@ def _state(state_dir: Path) -> Iterator[CheckOut]:
     detail = f"SQLite {version}, write-ahead log, one connection"
     if not fixed:
         detail += " (so that its WAL-reset bug cannot strike)"
-    yield _check("database", True, detail)
+    yield verdict("database", True, detail)
     try:
         free = shutil.disk_usage(state_dir).free
         with tempfile.TemporaryFile(dir=state_dir, buffering=0) as file:
@@ -263,22 +259,24 @@ def _state(state_dir: Path) -> Iterator[CheckOut]:
     except OSError as error:
         detail = f"{state_dir} cannot be written: {error.strerror}"
         hint = "See `df` and `dmesg`. Until it can, no job is accepted, and no end is recorded."
-        yield _check("disk", False, detail, hint)
+        yield verdict("disk", False, detail, hint)
         return
     detail = f"{free // MIB} MiB free for {state_dir}"
     hint = (
         "Free some: when the disk is full, no job can be accepted." if free < LITTLE_SPACE else ""
     )
-    yield _check("disk", False if free < NO_SPACE else None if hint else True, detail, hint)
+    yield verdict("disk", False if free < NO_SPACE else None if hint else True, detail, hint)
 
 
 def _damage(store: SqlStore) -> Iterator[CheckOut]:
-    for what, why in store.damage.found().items():
+    for what, why in store.damage.reasons().items():
         hint = "It is skipped in all output. A backup may have it intact."
-        yield _check("damage", None, f"{what} in the database cannot be read: {why}", hint)
+        yield verdict("damage", None, f"{what} in the database cannot be read: {why}", hint)
     for path in sorted((store.path.parent / FOLDER).glob("*.json")):
         detail = f"a job that had not ended could not be read; its record is {path}"
-        yield _check("damage", None, detail, "Let its owner submit it again, then remove the file.")
+        yield verdict(
+            "damage", None, detail, "Let its owner submit it again, then remove the file."
+        )
 
 
 def _records(store: SqlStore) -> Iterator[CheckOut]:
@@ -291,15 +289,15 @@ def _records(store: SqlStore) -> Iterator[CheckOut]:
         hint = (
             f"CARMA does not manage it. If `systemd-cgls` shows {cgroup}, let it finish or stop it."
         )
-        yield _check("records", None, f"{path} belongs to no job in the database", hint)
+        yield verdict("records", None, f"{path} belongs to no job in the database", hint)
     for path in exits.strange_entries(jobs)[:MOST_NAMED]:
-        yield _check("records", None, f"{path} is not a record of an attempt", "Remove it.")
+        yield verdict("records", None, f"{path} is not a record of an attempt", "Remove it.")
 
 
 def _systemd(systemd: bool) -> CheckOut:
     if systemd:
-        return _check("systemd", True, "jobs outlive carmad's own unit")
-    return _check(
+        return verdict("systemd", True, "jobs outlive carmad's own unit")
+    return verdict(
         "systemd",
         None,
         "not used: jobs outlive carmad, but not a stop of the service or container it is in",
@@ -309,7 +307,7 @@ def _systemd(systemd: bool) -> CheckOut:
 
 def _launches(outage: CarmaError | None) -> Iterator[CheckOut]:
     if outage:
-        yield _check("launches", False, f"are postponed: {outage}", str(outage.hint))
+        yield verdict("launches", False, f"are postponed: {outage}", str(outage.hint))
 
 
 def _unit() -> CheckOut:
@@ -317,8 +315,8 @@ def _unit() -> CheckOut:
     places = [Path("/etc/systemd/system"), Path("/usr/lib/systemd/system"), home / "systemd/user"]
     for place in places:
         if (place / "carmad.service").exists():
-            return _check("unit", True, f"{place}/carmad.service")
-    return _check(
+            return verdict("unit", True, f"{place}/carmad.service")
+    return verdict(
         "unit",
         None,
         "carmad.service is not installed: carmad does not start after a reboot",
@@ -328,8 +326,8 @@ def _unit() -> CheckOut:
 
 def _cgroup() -> CheckOut:
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
-        return _check("cgroup", True, "version 2")
-    return _check(
+        return verdict("cgroup", True, "version 2")
+    return verdict(
         "cgroup",
         None,
         "version 1 or none: a job's processes are found only by their ancestry",
@@ -340,8 +338,8 @@ def _cgroup() -> CheckOut:
 def _clock(now: float) -> CheckOut:
     off = time.time() - now
     if abs(off) < CLOCK_OFF_S:
-        return _check("clock", True, "agrees with the system's")
-    return _check(
+        return verdict("clock", True, "agrees with the system's")
+    return verdict(
         "clock",
         None,
         f"the system's clock was changed since carmad started: they differ by {off:.0f} s",
@@ -361,7 +359,7 @@ def _plugins() -> CheckOut:
         )
         found: dict[str, dict[str, str]] = json.loads(child.stdout.strip().splitlines()[-1])
     except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
-        return _check("plugins", None, f"could not be checked: {error}")
+        return verdict("plugins", None, f"could not be checked: {error}")
     wrong = [
         f"{kind}: {name} ({error})"
         for kind, its in found.items()
@@ -370,6 +368,6 @@ def _plugins() -> CheckOut:
     ]
     if wrong:
         detail = f"cannot be loaded: {'; '.join(wrong)}"
-        return _check("plugins", None, detail, "Install their dependencies.")
+        return verdict("plugins", None, detail, "Install their dependencies.")
     counts = ", ".join(f"{len(found[kind])} {kind}" for kind in PLUGINS)
-    return _check("plugins", True, f"all can be loaded: {counts}")
+    return verdict("plugins", True, f"all can be loaded: {counts}")

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 2
 DECLARED_LATE_S, LATE_S = 60.0, 600.0  # the latter for a chain of estimators, each with a script
+PAUSE_S = 0.25  # before a script is tried: many a job that has started at once is over by then
 FRESH_S = 60.0  # how long an answer is reused for identical jobs: scripts may be edited
 ANSWERS_KEPT = 256
 MOST_LETTERS = 1000  # characters of an exception's message
@@ -154,7 +155,7 @@ class Estimates:
     `tell` gets a second answer: a job need not wait for its start meanwhile. A job that is `put`
     with a late estimate has had its first answer, or did not wait for it, under an earlier daemon.
     Jobs with declared memory are answered separately, so that they do not wait for scripts to be
-    traced.
+    traced. A job that is over within `PAUSE_S` is not asked about: many end as soon as they start.
     """
 
     def __init__(
@@ -228,7 +229,10 @@ class Estimates:
         if new:
             beats.at(f"the memory of job {job.id}")
             try:
-                answer = self._ask(job.spec, patient, asked.abandoned)
+                if job.spec.memory_mib is None and asked.abandoned.wait(PAUSE_S):
+                    answer: Answer = Refusal("it is over", "carmad")  # nobody reads this
+                else:
+                    answer = self._ask(job.spec, patient, asked.abandoned)
             except Exception as error:  # otherwise all identical jobs would wait for ever
                 log.exception("an estimate failed")
                 answer = Refusal(f"it failed: {error!r:.200}", "carmad")

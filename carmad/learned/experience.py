@@ -69,8 +69,8 @@ def try_program(
         return _failure(STOPPED)
     try:
         fields = launch_fields(job, job_environment(job, ()), GRACE_S)
-        with _bound(home, memory_mib << 20) as bound, _attend(fields, within_s, bound) as pipes:
-            return _heard(*pipes, deadline, stop)
+        with _limits(home, memory_mib << 20) as bound, _attend(fields, within_s, bound) as pipes:
+            return _listen(*pipes, deadline, stop)
     except CarmaError as error:
         return _failure(error.message)
     except OSError as error:
@@ -108,7 +108,7 @@ def _failure(why: str, output: str = "") -> Trial:
 
 
 @contextlib.contextmanager
-def _bound(home: str | None, memory: int) -> Iterator[tuple[int, str]]:
+def _limits(home: str | None, memory: int) -> Iterator[tuple[int, str]]:
     """Yields the trial's memory limit in bytes, and its cgroup ("": none)."""
     cgroup = make_cgroup(home, str(next(_NUMBERS)), memory) if home else None
     try:
@@ -155,7 +155,7 @@ def _attend(
             attendant.close()
 
 
-def _heard(
+def _listen(
     answer: int, output: int, verdict: int, deadline: float, stop: Callable[[], bool]
 ) -> Trial:
     heard = {pipe: bytearray() for pipe in (answer, output, verdict)}

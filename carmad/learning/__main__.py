@@ -24,7 +24,7 @@ WITHIN_S = 1800
 
 def main(argv: Sequence[str]) -> None:
     database, directory = map(Path, argv)
-    _bound()
+    _limit()
     # Imported only now, so that the limits apply to these imports, too.
     from carmad.learning.retraining import retrain
     from carmad.store.sql import SqlStore
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> None:
             print(said.text, file=sys.stderr if said.alarming else sys.stdout, flush=True)
 
 
-def _bound() -> None:
+def _limit() -> None:
     Path("/proc/self/oom_score_adj").write_text("1000")  # to be killed before any job
     os.nice(NICE)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))

@@ -22,7 +22,7 @@ from carmad.core.types import ENDED, Cause, Gpu, GpuId, GpuSample, Job, JobState
 from carmad.loop import Follower
 from carmad.metrics import declared
 from carmad.metrics.declared import Metric
-from carmad.notify.letters import stuck
+from carmad.notify.letters import find_stuck
 
 Figure = tuple[Metric, tuple[str, ...], float]
 K = TypeVar("K")
@@ -48,7 +48,7 @@ def of_scene(scene: Scene, users: bool) -> Iterator[Figure]:
     longest_s = max((scene.now - job.submitted_at for job in queue), default=0.0)
     yield declared.QUEUE, (), sum(job.tasks for job in queue)
     yield declared.QUEUE_WAIT_S, (), longest_s
-    yield declared.QUEUE_STUCK, (), stuck(scene) is not None
+    yield declared.QUEUE_STUCK, (), find_stuck(scene) is not None
     if users:
         yield from _users(scene)
 
@@ -188,7 +188,7 @@ class Counts(Follower):
             with self._lock:
                 self._count(declared.STEPS_FAILED)
 
-    def heard(self, happened: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
+    def note(self, happened: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
         with self._lock:
             for each in happened:
                 if each.job is not None:

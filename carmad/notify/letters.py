@@ -81,7 +81,7 @@ def letter(said: Sequence[str], where: str) -> Letter:
     return Letter(title[:MOST_LINE], "\n".join(short))
 
 
-def stuck(scene: Scene) -> tuple[JobId, str] | None:
+def find_stuck(scene: Scene) -> tuple[JobId, str] | None:
     """The first in line of those that may start, if it waits although as many GPUs as it wants are
     idle; and that in words."""
     head = scene.live.get(scene.head) if scene.head is not None else None

@@ -183,7 +183,7 @@ class Post(Follower):
         if any(job.spec.notify for job in step.jobs):
             self._news.set()
 
-    def heard(self, happenings: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
+    def note(self, happenings: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
         """What happened to the GPUs, and jobs whose users are not there any more."""
         for each in happenings if self._settings.administrators else ():
             if each.gpu is not None:

@@ -88,7 +88,7 @@ def judge(
     return Seen(verdict, detail, rounded, {} if holds else settings or {})
 
 
-def not_completed(why: str) -> Seen:
+def incomplete(why: str) -> Seen:
     return Seen(Verdict.UNKNOWN, why, failed=True)
 
 

@@ -25,7 +25,7 @@ from carmad.gpu.source import Unit
 from carmad.selftest import bench as benches
 from carmad.selftest.bench import Bench, ProbeFailed
 from carmad.selftest.facts import FACTS, Fact
-from carmad.selftest.report import Finding, Report, Seen, not_completed, unknown
+from carmad.selftest.report import Finding, Report, Seen, incomplete, unknown
 
 WITHIN_S = 300.0
 SOURCE = "auto"
@@ -106,28 +106,28 @@ def _findings(
     current = by_name(bench.settings)
     for fact in facts:
         told(fact, None)
-        seen = _check(bench, fact, deadline)
+        seen = _observe(bench, fact, deadline)
         changes = {name: its for name, its in seen.settings.items() if current.get(name) != its}
         found = Finding(fact=fact.name, **asdict(replace(seen, settings=changes)))
         told(fact, found)
         yield found
 
 
-def _check(bench: Bench, fact: Fact, deadline: float) -> Seen:
+def _observe(bench: Bench, fact: Fact, deadline: float) -> Seen:
     if fact.check is None:
         return unknown(f"by hand: {fact.by_hand}")
     if time.monotonic() > deadline:
-        return not_completed("no time was left for it")
+        return incomplete("no time was left for it")
     try:
         if others := bench.others():
-            return not_completed(f"another process has come to the GPU: {others}")
+            return incomplete(f"another process has come to the GPU: {others}")
         return fact.check(bench)
     except CarmaError as error:
-        return not_completed(f"{error.message}; {error.hint}" if error.hint else error.message)
+        return incomplete(f"{error.message}; {error.hint}" if error.hint else error.message)
     except ProbeFailed as error:
-        return not_completed(str(error))
+        return incomplete(str(error))
     except Exception as error:  # noqa: BLE001 - the driver is foreign code
-        return not_completed(f"{type(error).__name__}: {error}")
+        return incomplete(f"{type(error).__name__}: {error}")
     finally:
         bench.clear()
 

@@ -50,7 +50,7 @@ class Damage:
             self._found[what] = why = reason(error)
         log.error("%s in the database cannot be read, and is skipped: %s", what, why)
 
-    def found(self) -> Mapping[str, str]:
+    def reasons(self) -> Mapping[str, str]:
         """The reason for each, in order of discovery: at most `MOST_NAMED`."""
         with self._lock:
             return dict(self._found)

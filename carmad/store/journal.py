@@ -367,11 +367,11 @@ def _spread(value: Begin | Submitted, **fields: Iterable[object]) -> Iterator[by
 
 def _letters(step: Step) -> int:
     """Characters of the commands that a step brought; the tasks of an array share theirs."""
-    specs = [spec for event in step.events for spec in _brought(event)]
+    specs = [spec for event in step.events for spec in _specs_of(event)]
     return sum(len(word) for spec in specs for word in spec.argv)
 
 
-def _brought(event: Event) -> Sequence[JobSpec]:
+def _specs_of(event: Event) -> Sequence[JobSpec]:
     if isinstance(event, RequeueRequested):
         return (event.job.spec,)
     return event.specs[:1] if isinstance(event, Submitted) else ()

@@ -172,7 +172,7 @@ class SqlStore(Reader):
             raise CarmaError(f"cannot open the database {path}: {error.strerror}") from error
         store = cls(path, connect(path))
         try:
-            store._check()
+            store._expect_intact()
             store._migrate()
             store._step = store._last_step()
             store._written.update(store.users())
@@ -332,7 +332,7 @@ class SqlStore(Reader):
         if rows:
             connection.execute(_REPLACE_ACCOUNT, rows)
 
-    def _check(self) -> None:
+    def _expect_intact(self) -> None:
         with self._transaction() as connection:
             verdict = connection.execute(text("PRAGMA quick_check(1)")).scalar_one()
         if verdict != "ok":

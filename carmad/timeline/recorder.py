@@ -74,7 +74,7 @@ class Timeline(Follower):
                     self._present = frozenset(gpu.id for gpu in event.gpus)
             self._mark(new)
 
-    def heard(self, new: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
+    def note(self, new: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
         with self._lock:
             self._mark(each for happening in new for each in marks(happening))
 

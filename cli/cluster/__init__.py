@@ -20,6 +20,16 @@ MODULES = {
     **dict.fromkeys(("queue", "show", "why", "status", "logs"), "look"),
     **dict.fromkeys(("wait", "cancel", "hold", "release", "requeue"), "jobs"),
 }
+SUMMARIES = {  # of those whose help does not begin as on a server
+    "queue": "List the cluster's running and waiting jobs.",
+    "show": "Show what Slurm knows about a job and, while it runs, its node's carmad.",
+    "why": (
+        "Explain why a job waits: for a node, as Slurm says, or on it, as the node's carmad says."
+    ),
+    "status": "Show the cluster's nodes, and its jobs.",
+    "logs": "Print a job's output; -f follows it.",
+    "requeue": "Run jobs again, under their old numbers.",
+}
 LOCAL = frozenset(
     {"estimate", "simulate", "demo", "completion", "gpumemnet", "doctor", "config", "daemon"}
 )  # these do without a daemon, or say themselves that they need one
@@ -77,4 +87,5 @@ def verb(asked: Verb) -> Verb:
     if asked.name not in MODULES:
         instead = INSTEAD.get(asked.name, IN_THE_JOB).format(verb=asked.name)
         raise Usage(f"carma {asked.name} is for a node, where a carmad runs", instead)
-    return asked.in_module(f"cli.cluster.{MODULES[asked.name]}")
+    module = f"cli.cluster.{MODULES[asked.name]}"
+    return asked.in_module(module, SUMMARIES.get(asked.name, ""))

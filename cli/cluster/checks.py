@@ -6,38 +6,35 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from carmad import paths
+from carmad.api.checks import CheckOut, verdict
 from carmad.daemon.slurmnode import GPUMEM, MIB_PER_GIB, OURS, SlurmFailed, look, name_of, scontrol
 from carmad.errors import CarmaError
 from carmad.readable import count
 from cli import client
 from cli.cluster import setting
 
-if TYPE_CHECKING:
-    from carmad.api.service import CheckOut
-
 SHORT_S = 5  # a job that saves its work when it is stopped needs longer
 
 
 def checks() -> Iterator[CheckOut]:
     if shutil.which("scontrol") is None:
-        yield _check("scontrol", False, "there is none", "Install Slurm's client programs.")
+        yield verdict("scontrol", False, "there is none", "Install Slurm's client programs.")
         return
     try:
         slurm = parse(scontrol("show", "config"))
     except SlurmFailed as error:
         hint = "Is slurmctld up, and munge? See scontrol ping."
-        yield _check("slurmctld", False, f"it does not answer: {error}", hint)
+        yield verdict("slurmctld", False, f"it does not answer: {error}", hint)
         return
-    yield _check("slurmctld", True, f"answers: Slurm {slurm.get('SLURM_VERSION', '?')}")
+    yield verdict("slurmctld", True, f"answers: Slurm {slurm.get('SLURM_VERSION', '?')}")
     yield from of_cluster(slurm)
     try:
         gpus = client.get("/v1/gpus")["gpus"]
     except CarmaError as error:
         hint = "On a login node there is none; on a node, start carmad."
-        yield _check("carmad", None, error.message, hint)
+        yield verdict("carmad", None, error.message, hint)
         return
     yield _socket(paths.socket_path())
     yield _engine(str(setting("engine")))
@@ -54,35 +51,35 @@ def of_cluster(slurm: Mapping[str, str]) -> Iterator[CheckOut]:
     types = slurm.get("GresTypes", "")
     hint = "Add gpumem to GresTypes in slurm.conf on all machines, and restart Slurm's daemons."
     known = "gpumem" in types.split(",")
-    yield _check("GresTypes", known, types or "none", "" if known else hint)
+    yield verdict("GresTypes", known, types or "none", "" if known else hint)
     hidden = slurm.get("ConstrainDevices", "no").lower() == "yes"
     detail = "Slurm hides GPUs from its jobs" if hidden else "Slurm leaves the GPUs to CARMA"
     hint = "Set ConstrainDevices=no in cgroup.conf, or take the GPUs' File= out of gres.conf."
-    yield _check("devices", not hidden, detail, hint if hidden else "")
+    yield verdict("devices", not hidden, detail, hint if hidden else "")
     found = re.match(r"\d+", slurm.get("KillWait", ""))
     kill_s = int(found[0]) if found else 0
     enough = kill_s > SHORT_S
     hint = "Set KillWait=30 in slurm.conf: a job that saves its work when it is stopped needs time."
     detail = f"{kill_s} s between SIGTERM and SIGKILL"
-    yield _check("KillWait", True if enough else None, detail, "" if enough else hint)
+    yield verdict("KillWait", True if enough else None, detail, "" if enough else hint)
 
 
 def _socket(path: str) -> CheckOut:
     try:
         status = os.stat(path)  # noqa: PTH116
     except OSError as error:
-        return _check("socket", False, f"{path}: {error.strerror}", "See CARMA_SOCKET.")
+        return verdict("socket", False, f"{path}: {error.strerror}", "See CARMA_SOCKET.")
     everyone = status.st_mode & 0o006 == 0o006
     hint = "" if everyone else "Run carmad for the whole server: carma daemon install."
     detail = f"{path} is there for {'everybody' if everyone else 'its owner only'}"
-    return _check("socket", everyone, detail, hint)
+    return verdict("socket", everyone, detail, hint)
 
 
 def _engine(engine: str) -> CheckOut:
     if engine:
-        return _check("engine", True, "carmad tells Slurm which GPUs take jobs")
+        return verdict("engine", True, "carmad tells Slurm which GPUs take jobs")
     hint = 'Set engine = "slurm" under [cluster] in carmad\'s settings, and restart it.'
-    return _check("engine", None, "Slurm is not told of GPUs that are lost or drained", hint)
+    return verdict("engine", None, "Slurm is not told of GPUs that are lost or drained", hint)
 
 
 def of_node(name: str, gpus: list[dict[str, object]]) -> CheckOut:
@@ -90,23 +87,19 @@ def of_node(name: str, gpus: list[dict[str, object]]) -> CheckOut:
         node = look(name)
     except SlurmFailed as error:
         hint = "In carmad's settings, set node under [cluster] to the NodeName in slurm.conf."
-        return _check("node", False, f"Slurm knows no node {name}: {error}", hint)
+        return verdict("node", False, f"Slurm knows no node {name}: {error}", hint)
     gib = sum(int(str(gpu["memory_mib"])) // MIB_PER_GIB for gpu in gpus)
     found = GPUMEM.search(node.gres)
     asked = f"Give it Gres=gpumem:{gib} in slurm.conf: {len(gpus)} GPUs, whole GiB of each."
     if found is None:
-        return _check("node", False, f"{name} has no gpumem", asked)
+        return verdict("node", False, f"{name} has no gpumem", asked)
     # First: for this, Slurm itself drains a node when it registers the next time.
     if count(found[1]) > gib:
-        return _check("node", False, f"{name} has gpumem:{found[1]}, its GPUs {gib} GiB", asked)
+        return verdict("node", False, f"{name} has gpumem:{found[1]}, its GPUs {gib} GiB", asked)
     if node.drained and not node.reason.startswith(OURS):
         hint = f"scontrol update NodeName={name} State=RESUME, when that is over."
-        return _check("node", None, f"{name} is drained: {node.reason}", hint)
+        return verdict("node", None, f"{name} is drained: {node.reason}", hint)
     if count(found[1]) < gib:
         hint = f"Unless GPUs are drained (carma gpus) or it is to be so: {asked}"
-        return _check("node", None, f"{name} has gpumem:{found[1]}, its GPUs {gib} GiB", hint)
-    return _check("node", True, f"{name} has gpumem:{gib}, as its GPUs have")
-
-
-def _check(name: str, ok: bool | None, detail: str, hint: str = "") -> CheckOut:
-    return {"name": name, "ok": ok, "detail": detail, "hint": hint}
+        return verdict("node", None, f"{name} has gpumem:{found[1]}, its GPUs {gib} GiB", hint)
+    return verdict("node", True, f"{name} has gpumem:{gib}, as its GPUs have")

@@ -291,22 +291,18 @@ def of_user(label: str, user: str) -> None:
 
 
 def cancel(options: Namespace) -> int:
-    """Cancel jobs. Running ones get SIGTERM, then SIGKILL."""
     return _each(options, ("scancel", "--quiet"), "cancelled")
 
 
 def hold(options: Namespace) -> int:
-    """Keep waiting jobs from starting."""
     return _each(options, ("scontrol", "hold"), "held")
 
 
 def release(options: Namespace) -> int:
-    """Release held jobs."""
     return _each(options, ("scontrol", "release"), "released")
 
 
 def requeue(options: Namespace) -> int:
-    """Run jobs again, under their old numbers."""
     return _each(options, ("scontrol", "requeue"), "queued again")
 
 
@@ -359,7 +355,6 @@ def _refuse(done: str, tasks: Sequence[slurm.Row]) -> None:
 
 
 def wait(options: Namespace) -> int:
-    """Wait for jobs to end. Exits with the exit code of the first that failed, or 0."""
     ended = []
     for end in ends([*select(options.jobs)]):
         ended.append(end)

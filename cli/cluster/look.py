@@ -38,7 +38,6 @@ NOT_HERE = {
 
 
 def queue(options: Namespace) -> int:
-    """List the cluster's running and waiting jobs."""
     for name, instead in NOT_HERE.items():
         if getattr(options, name):
             raise Usage(f"--{name} is not for a cluster", instead)
@@ -113,7 +112,6 @@ def _where(row: slurm.Row) -> str:
 
 
 def show(options: Namespace) -> int:
-    """Show what Slurm knows about a job and, while it runs, its node's carmad."""
     row, more = jobs.record(jobs.resolve(options.job))
     there, missing = _on_node(row, "show", options.json)
     if options.json:
@@ -143,7 +141,6 @@ def show(options: Namespace) -> int:
 
 
 def why(options: Namespace) -> int:
-    """Explain why a job waits: for a node, as Slurm says, or on it, as the node's carmad says."""
     row, more = jobs.record(jobs.resolve(options.job))
     there, missing = _on_node(row, "why", options.json)
     text = _why(row, more)
@@ -196,7 +193,6 @@ def _show_node(row: slurm.Row, there: Any, missing: str) -> None:
 
 
 def status(options: Namespace) -> int:
-    """Show the cluster's nodes, and its jobs."""
     found, listed = _nodes(), slurm.rows()
     if options.json:
         rows = [_as_json(row) for row in listed]
@@ -257,7 +253,6 @@ ASK_S = 5.0  # between questions to Slurm's controller
 
 
 def logs(options: Namespace) -> int:
-    """Print a job's output; -f follows it."""
     row, more = jobs.record(jobs.resolve(options.job))
     label = str(row.id)
     path = more.get("StdErr" if options.stderr else "StdOut", "")

@@ -40,7 +40,6 @@ def completion_options(parser: Parser) -> None:
 
 
 def completion(options: Namespace) -> int:
-    """Print a completion script: eval "$(carma completion bash)" in ~/.bashrc."""
     if options.shell == IDS:
         _print_ids()
         return 0

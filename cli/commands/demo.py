@@ -295,7 +295,6 @@ Show = Callable[[float], None]  # called with the seconds so far
 
 
 def demo(args: list[str]) -> int:
-    """Run the same jobs on emulated GPUs twice at once, one job per GPU and shared by CARMA."""
     parser = Parser("carma demo", description=__doc__)
     jobs = parse.whole(1, 1000)
     parser.add_argument("--jobs", type=jobs, default=20, help="how many (default: %(default)s)")

@@ -17,6 +17,7 @@ import typer
 
 from carma_client import Client
 from carmad import installed, paths
+from carmad.api.checks import CheckOut, verdict
 from carmad.errors import CarmaError
 from carmad.readable import clean
 from carmad.threads import Threads
@@ -28,7 +29,6 @@ from cli.text import Table, columns, in_style
 if TYPE_CHECKING:
     from carmad.api.job import JobOut
     from carmad.api.server import DoctorOut
-    from carmad.api.service import CheckOut
     from carmad.selftest.facts import Fact
     from carmad.selftest.report import Finding, Report
     from cli.text import Block
@@ -38,7 +38,7 @@ NOBODY = 65534  # an ordinary user, on every machine
 PYTHON_WITHIN_S = 20.0
 DRIVER_WITHIN_S = 20.0  # without persistence, it takes seconds to wake each GPU
 
-config = group("Show the daemon's settings, or check a settings file.")
+config = group()
 
 
 def doctor(
@@ -63,7 +63,6 @@ def doctor(
         bool, typer.Option("--slurm", help="Check instead that Slurm and CARMA fit each other.")
     ] = False,
 ) -> None:
-    """Check this machine and, if one is running, the daemon. Exits with 1 if a check fails."""
     if gpu:
         run_selftest(device or "", json, write)
         return
@@ -103,7 +102,7 @@ def _all() -> Iterator[CheckOut]:
         yield from client.get("/v1/doctor")["checks"]
     except CarmaError as error:
         yield from _without_daemon()
-        yield _check("daemon", False, error.message, error.hint)
+        yield verdict("daemon", False, error.message, error.hint)
         return
 
     yield check_job()
@@ -118,7 +117,7 @@ def _of_slurm() -> Iterator[CheckOut]:
 def _local() -> Iterator[CheckOut]:
     yield _python()
     if error := installed.conflict():
-        yield _check("installation", False, error.message, error.hint)
+        yield verdict("installation", False, error.message, error.hint)
     yield _driver()
 
 
@@ -129,16 +128,12 @@ def _without_daemon() -> Iterator[CheckOut]:
     yield _disk()
 
 
-def _check(name: str, ok: bool | None, detail: str, hint: str = "") -> CheckOut:
-    return {"name": name, "ok": ok, "detail": detail, "hint": hint}
-
-
 def _python() -> CheckOut:
     version = ".".join(str(n) for n in sys.version_info[:3])
     if os.geteuid() == 0 and (why := _why_unusable()):
         hint = f"see `namei -lv {sys.executable}`; install CARMA and its Python in /opt"
-        return _check("python", False, f"only root can run {sys.executable}: {why}", hint)
-    return _check("python", sys.version_info >= (3, 11), f"{version} in {sys.prefix}")
+        return verdict("python", False, f"only root can run {sys.executable}: {why}", hint)
+    return verdict("python", sys.version_info >= (3, 11), f"{version} in {sys.prefix}")
 
 
 def _why_unusable() -> str:
@@ -165,13 +160,13 @@ def _why_unusable() -> str:
 def _driver() -> CheckOut:
     """In a thread: what hangs in the driver cannot be ended."""
     try:
-        return Threads(1, "driver", DRIVER_WITHIN_S).submit(_driver_check).result(DRIVER_WITHIN_S)
+        return Threads(1, "driver", DRIVER_WITHIN_S).submit(_ask_driver).result(DRIVER_WITHIN_S)
     except TimeoutError:
         detail = f"the driver has not answered for {DRIVER_WITHIN_S:g} s"
-        return _check("driver", False, detail, "does `nvidia-smi` answer? See `dmesg`")
+        return verdict("driver", False, detail, "does `nvidia-smi` answer? See `dmesg`")
 
 
-def _driver_check() -> CheckOut:
+def _ask_driver() -> CheckOut:
     import pynvml
 
     try:
@@ -181,22 +176,22 @@ def _driver_check() -> CheckOut:
         pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         hint = "see `nvidia-smi`; without GPUs: carma daemon start --emulated 3xA100-40GB"
-        return _check("driver", None, f"no NVIDIA driver answers: {error}", hint)
-    return _check("driver", count > 0, f"{version}, {count} GPUs", "see `nvidia-smi -L`")
+        return verdict("driver", None, f"no NVIDIA driver answers: {error}", hint)
+    return verdict("driver", count > 0, f"{version}, {count} GPUs", "see `nvidia-smi -L`")
 
 
 def _mps() -> CheckOut:
     found = shutil.which("nvidia-cuda-mps-control")
     if found:
-        return _check("mps", True, found)
-    return _check("mps", None, "no nvidia-cuda-mps-control", "jobs share GPUs by time-slicing")
+        return verdict("mps", True, found)
+    return verdict("mps", None, "no nvidia-cuda-mps-control", "jobs share GPUs by time-slicing")
 
 
 def _settings() -> CheckOut:
     try:
-        return _check("settings", True, _check_settings(None))
+        return verdict("settings", True, _check_settings(None))
     except CarmaError as error:
-        return _check("settings", False, error.message, error.hint)
+        return verdict("settings", False, error.message, error.hint)
 
 
 def _check_settings(file: Path | None) -> str:
@@ -219,7 +214,7 @@ def _disk() -> CheckOut:
     there = next(parent for parent in (path, *path.parents) if parent.exists())
     free = shutil.disk_usage(there).free
     detail = f"{free / (1 << 30):.1f} GiB free for {path}"
-    return _check("disk", free > LOW_DISK_BYTES or None, detail, "free space, or jobs are refused")
+    return verdict("disk", free > LOW_DISK_BYTES or None, detail, "free space, or jobs are refused")
 
 
 @config.command("show")
@@ -347,7 +342,7 @@ def _not_begun(client: Client, job: JobOut) -> CheckOut:
     client.cancel(label)
     if job["code"] == "PD":
         detail = f"it waited for {STARTS_WITHIN_S:.0f} s and was cancelled: {job['reason']}"
-        return _check("job", None, detail, "Try again when the server is less busy.")
+        return verdict("job", None, detail, "Try again when the server is less busy.")
     return _failure(f"job {label} has not started: it is {job['state']}", LOG)
 
 
@@ -365,7 +360,9 @@ def _end(job: JobOut, lines: list[str]) -> CheckOut:
     if lines != BOTH:
         hint = "Is /tmp another one for jobs than here?"
         return _failure(f"job {label} ended as it should, but its output is not here", hint)
-    return _check("job", True, "a small one started once, wrote its output, and ended as it should")
+    return verdict(
+        "job", True, "a small one started once, wrote its output, and ended as it should"
+    )
 
 
 def _lines(file: Path) -> list[str]:
@@ -376,4 +373,4 @@ def _lines(file: Path) -> list[str]:
 
 
 def _failure(detail: str, hint: str) -> CheckOut:
-    return _check("job", False, detail, hint)
+    return verdict("job", False, detail, hint)

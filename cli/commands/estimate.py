@@ -27,14 +27,13 @@ TERMINAL = Path("-")
 
 
 def estimate(args: list[str]) -> int:
-    """Predict how much GPU memory a command needs, and where it fits. Nothing runs on a GPU."""
     from cli import estimate_view as view
 
     parser = build_parser()
     options, body = submission.read(_in_front(args, parser), parser)
     if body["array"] and body["array"].get("params"):
         raise Usage("a sweep has no single estimate", "leave --param out, and give its values")
-    _check(options)
+    _refuse_unusable(options)
     body.pop("script", None)  # nothing waits: it is traced where it is
     if options.within is not None:
         body["within_s"] = options.within
@@ -151,8 +150,8 @@ def _fit(body: dict[str, Any], name: str, limit_mib: int) -> Fit:
         )
 
 
-def _check(options: Namespace) -> None:
-    """Check the options before anything slow starts."""
+def _refuse_unusable(options: Namespace) -> None:
+    """Raises Usage or Problem for options that cannot work, before anything slow starts."""
     if options.vary is not None and options.fit is None:
         raise Usage("--vary goes with --fit", "as in --fit 24G --vary batch-size")
     if options.fit is not None and options.wrap is not None:

@@ -18,7 +18,6 @@ status_options = add_json
 
 
 def status(options: Namespace) -> int:
-    """Show the GPUs, the jobs on them, and the queue."""
     answer = client.get("/v1/status")
     if options.json:
         output.print_json(answer)
@@ -42,7 +41,6 @@ def top_options(parser: Parser) -> None:
 
 
 def top(options: Namespace) -> int:
-    """Show `carma status` live, with keys: ? lists them, q quits."""
     if options.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
         options.json = False
         return status(options)
@@ -55,7 +53,6 @@ gpus_options = add_json
 
 
 def gpus(options: Namespace) -> int:
-    """Show each GPU's collocation risk, and the limits that apply to it."""
     answer = client.get("/v1/gpus")
     if options.json:
         output.print_json(answer)
@@ -83,12 +80,10 @@ def drain_options(parser: Parser) -> None:
 
 
 def drain(options: Namespace) -> int:
-    """Start no more jobs on these GPUs; running jobs continue. For administrators."""
     return _ask("drain", options, {"reason": options.reason})
 
 
 def resume(options: Namespace) -> int:
-    """Start jobs on drained GPUs again. For administrators."""
     return _ask("resume", options, {})
 
 

@@ -33,12 +33,10 @@ USAGE = {
 
 
 def attach(args: list[str]) -> int:
-    """Start a shell in the environment of a running job, on its GPUs."""
     return _join("attach", args)
 
 
 def exec(args: list[str]) -> int:
-    """Run a command in the environment of a running job, on its GPUs."""
     return _join("exec", args)
 
 
@@ -97,7 +95,6 @@ def adopt_options(parser: Parser) -> None:
 
 
 def adopt(options: Namespace) -> int:
-    """Make a job of a process of yours that already runs on a GPU."""
     body = {"pid": options.pid, **{name: getattr(options, name) for name in CHOSEN}}
     job = client.post("/v1/adopt", body)
     if options.json:

@@ -35,7 +35,6 @@ def logs_options(parser: Parser) -> None:
 
 
 def logs(options: Namespace) -> int:
-    """Print the output of all attempts of a job; -f follows it."""
     label = resolve(options.job)
     answer = client.get(f"/v1/jobs/{label}")
     if answer.get("interactive"):
@@ -132,8 +131,6 @@ def watch_options(parser: Parser) -> None:
 
 
 def watch(options: Namespace) -> int:
-    """Print what happens, as it happens: jobs that start, run, end, are retried; GPUs that are
-    lost or drained."""
     query = {
         "select": selection(options.jobs) if options.jobs else None,
         "user": user_of(options.user, options.me),
@@ -168,10 +165,8 @@ def notify_options(parser: Parser) -> None:
 
 
 def notify(options: Namespace) -> int:
-    """Check where messages about your jobs go (--notify), and send one as a test.
-
-    The addresses are in ~/.config/carma/notify.conf, which only you may read: one of Apprise's on
-    each line, such as mailtos://USER:PASSWORD@HOST or slack://TOKEN.
+    """The addresses are in ~/.config/carma/notify.conf, which only you may read: one of Apprise's
+    on each line, such as mailtos://USER:PASSWORD@HOST or slack://TOKEN.
     """
     from cli.messages import check_addresses, send
 

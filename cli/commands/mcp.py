@@ -25,10 +25,8 @@ def mcp_options(parser: Parser) -> None:
 
 
 def mcp(options: Namespace) -> int:
-    """Let an agent look at the queue, its GPUs and your jobs, by the Model Context Protocol.
-
-    It speaks on stdin and stdout: the agent's program starts it. The agent sees what you may see,
-    and changes nothing unless you allow it.
+    """It speaks on stdin and stdout: the agent's program starts it. The agent sees what you may
+    see, and changes nothing unless you allow it.
     """
     try:
         from cli.agents import server

@@ -36,10 +36,8 @@ def models(
     ] = False,
     json: Json = False,
 ) -> None:
-    """List the models that policies and predictors use, and their accuracy.
-
-    Some come with CARMA; others are trained, and regularly retrained, on this server's past jobs.
-    ERROR is measured on jobs left out of the training.
+    """Some come with CARMA; others are trained, and regularly retrained, on this server's past
+    jobs. ERROR is measured on jobs left out of the training.
     """
     if train and name:
         raise Usage("--train takes no name: it trains all models", "leave the name out")
@@ -152,9 +150,7 @@ def _thin(bins: Sequence[BinOut]) -> list[BinOut]:
 
 
 def estimators(json: Json = False) -> None:
-    """Compare each memory estimator with what jobs were measured to use.
-
-    BIAS is the median error, positive for estimates that are too high. Half of the errors are
+    """BIAS is the median error, positive for estimates that are too high. Half of the errors are
     within P50, 95% within P95. THEN is P50 of the older half of these jobs, NOW of the newer half:
     whether it has become better. UNTAUGHT is P50 without what the estimator has learned from
     similar jobs. UNDER is the share of jobs that used more than the upper end of their estimate.
@@ -198,7 +194,7 @@ T = TypeVar("T")
 
 NEEDED = {"torch": "torch", "sklearn": "scikit-learn", "numpy": "numpy"}
 
-gpumemnet = group("Train the memory estimator gpumemnet.")
+gpumemnet = group()
 
 
 class Family(StrEnum):

@@ -64,7 +64,6 @@ def history_options(parser: Parser) -> None:
 
 
 def history(options: Namespace) -> int:
-    """List ended jobs, newest first."""
     query: dict[str, Any] = {"user": user_of(options.user, options.me), **_period(options)}
     if options.export or options.table:
         _check_whole(options)
@@ -166,7 +165,6 @@ def stats_options(parser: Parser) -> None:
 
 
 def stats(options: Namespace) -> int:
-    """Add up jobs, GPU hours, energy and waiting, by user or by month."""
     user = user_of(options.user, options.me)
     answer = client.get("/v1/stats", user=user, by=options.by, **_period(options))
     if options.json:
@@ -241,9 +239,7 @@ def report_options(parser: Parser) -> None:
 
 
 def report(options: Namespace) -> int:
-    """Report what the last whole week or month was used for, as one page of Markdown.
-
-    Users and their GPU-hours, what sharing saved and cost, memory estimates, the longest waits,
+    """Users and their GPU-hours, what sharing saved and cost, memory estimates, the longest waits,
     and jobs that held GPUs without using them. Of others' jobs, all but administrators see totals.
     """
     if options.html:

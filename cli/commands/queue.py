@@ -56,7 +56,6 @@ def queue_options(parser: Options) -> None:
 
 
 def queue(options: Namespace) -> int:
-    """List running and waiting jobs. Tasks that wait for the same reason share a row."""
     if options.start:
         _starts(user_of(options.user, options.me), options.json)
         return 0
@@ -156,7 +155,6 @@ show_options = why_options = _job_options
 
 
 def show(options: Namespace) -> int:
-    """Show everything about one of your jobs."""
     answer = client.get(f"/v1/jobs/{resolve(options.job)}")
     if options.json:
         output.print_json(answer)
@@ -168,7 +166,6 @@ def show(options: Namespace) -> int:
 
 
 def why(options: Namespace) -> int:
-    """Explain why a job waits: each GPU's reasons, with numbers, and what would help."""
     answer = client.get(f"/v1/jobs/{resolve(options.job)}/why")
     if options.json:
         output.print_json(answer)

@@ -56,9 +56,7 @@ def report_step_options(parser: Parser) -> None:
 
 
 def report_step(options: Namespace) -> int:
-    """Report how long a training step of a running job takes, and its parts.
-
-    Castor uses it to decide how far to split batches, Cuckoo to choose which jobs share a GPU.
+    """Castor uses it to decide how far to split batches, Cuckoo to choose which jobs share a GPU.
     Reports alone and beside another job together show how much the two slow each other.
     """
     job = _job(options.job)
@@ -90,10 +88,7 @@ def report_metric_options(parser: Parser) -> None:
 
 
 def report_metric(options: Namespace) -> int:
-    """Report metrics of a running job, such as its accuracy, for `carma results`.
-
-    Of each name, the last value is kept.
-    """
+    """Of each name, the last value is kept."""
     label = resolve(_job(options.job))
     answer = client.post(f"/v1/jobs/{label}/metrics", {"metrics": dict(options.metrics)})
     if options.json:
@@ -112,7 +107,6 @@ def results_options(parser: Parser) -> None:
 
 
 def results(options: Namespace) -> int:
-    """Show the parameters of a sweep's tasks, and the metrics that they reported."""
     # Of the last job, all tasks of its array.
     select = resolve("last").partition("_")[0] if options.jobs == "last" else options.jobs
     jobs = client.get("/v1/jobs", select=select)["jobs"]

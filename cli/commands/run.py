@@ -55,12 +55,10 @@ ELSEWHERE = {
 
 
 def run(args: list[str]) -> int:
-    """Wait for GPUs, then run a command here, in this terminal, as a job."""
     return _run("run", args)
 
 
 def shell(args: list[str]) -> int:
-    """Wait for GPUs, then start a shell here, as a job."""
     return _run("shell", args)
 
 
@@ -145,7 +143,7 @@ class Left(Exception):
 
 def _as_job(body: dict[str, Any], quiet: bool) -> int:
     say = _unsaid if quiet else note
-    for signum in relay.not_ignored(relay.TOLD):  # a warning ends no wait
+    for signum in relay.select_heeded(relay.TOLD):  # a warning ends no wait
         signal.signal(signum, _ignore)
     errors = relay.Kept() if body["requeue"] and _repeatable() else None
     if errors:
@@ -164,7 +162,7 @@ def _as_job(body: dict[str, Any], quiet: bool) -> int:
         say(text)
     code = None
     while code is None:
-        handled = {one: signal.signal(one, _leave) for one in relay.not_ignored(relay.LEAVING)}
+        handled = {one: signal.signal(one, _leave) for one in relay.select_heeded(relay.LEAVING)}
         try:
             job = _await_place(label, say)
         except (KeyboardInterrupt, Left) as left:

@@ -23,7 +23,7 @@ STOP_S = 60.0
 LOOK_S = 0.1
 TAIL_LINES = 15
 
-daemon = group("Start, stop and install carmad.")
+daemon = group()
 
 Emulated = Annotated[
     str | None,

@@ -25,9 +25,7 @@ def share_options(parser: Parser) -> None:
 
 
 def share(options: Namespace) -> int:
-    """Show what each user has used of the server of late. Who has used less goes first.
-
-    A job without GPUs counts as the part of the GPUs that it has of the CPUs or the host memory.
+    """A job without GPUs counts as the part of the GPUs that it has of the CPUs or the host memory.
     HOST: the number of GPUs that the user's running jobs without GPUs count as.
     """
     answer = client.get("/v1/share")
@@ -65,10 +63,7 @@ def limit_options(parser: Parser) -> None:
 
 
 def limit(options: Namespace) -> int:
-    """List limits, or set one: in force at once, and kept. Setting is for administrators.
-
-    The users of a group share its limit. What is not given stays as it was.
-    """
+    """The users of a group share its limit. What is not given stays as it was."""
     hours, per = options.gpu_hours or (None, None)
     given = {"gpus": options.gpus, "gpu_hours": hours, "per": per, "jobs": options.jobs}
     body = {name: value for name, value in given.items() if value is not None}
@@ -150,9 +145,7 @@ def reserve_options(parser: Parser) -> None:
 
 
 def reserve(options: Namespace) -> int:
-    """Reserve GPUs (administrators), or list the reservations.
-
-    Others' jobs that could not end in time do not start there; running ones are not stopped."""
+    """Others' jobs that could not end in time do not start there; running ones are not stopped."""
     new = (options.gpus, options.on, options.users, options.start, options.lasts_s)
     if options.cancel is not None:
         answer = client.post(f"{PATH}/{options.cancel}/cancel", {})

@@ -123,7 +123,6 @@ def simulate(
         bool, typer.Option("--no-cache", help="Do not reuse earlier results.")
     ] = False,
 ) -> None:
-    """Simulate a trace of jobs under one or more policies, and compare the results."""
     _check_files(json, html, csv, csv_jobs, report)
     base, results = _source(source, history, since)
     if history:
@@ -140,7 +139,7 @@ def simulate(
     note_missing_pairs(base)
     note_mixed_names(base)
     note_oversized(base)
-    results += _swept(experiments, jobs, cached=not no_cache)
+    results += _sweep(experiments, jobs, cached=not no_cache)
     _report(results, json, html, csv, csv_jobs, report, tuned=bool(tuned))
 
 
@@ -299,7 +298,7 @@ def _check_files(json: bool, *files: Path | None) -> None:
 # -- running and reporting
 
 
-def _swept(experiments: Sequence[Experiment], jobs: int | None, cached: bool) -> list[Ran]:
+def _sweep(experiments: Sequence[Experiment], jobs: int | None, cached: bool) -> list[Ran]:
     from carmad.sim.sweep import Cache, sweep
 
     cache = Cache(Path(paths.user_cache_dir()) / "simulations") if cached else None

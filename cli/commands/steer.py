@@ -28,22 +28,18 @@ cancel_options = hold_options = release_options = requeue_options = _choice_opti
 
 
 def cancel(options: Namespace) -> int:
-    """Cancel jobs. Running ones get SIGTERM, then SIGKILL."""
     return _ask("cancel", options)
 
 
 def hold(options: Namespace) -> int:
-    """Keep waiting jobs from starting."""
     return _ask("hold", options)
 
 
 def release(options: Namespace) -> int:
-    """Release held jobs."""
     return _ask("release", options)
 
 
 def requeue(options: Namespace) -> int:
-    """Run ended jobs again, under their old ids."""
     return _ask("requeue", options)
 
 
@@ -61,9 +57,7 @@ def update_options(parser: Parser) -> None:
 
 
 def update(options: Namespace) -> int:
-    """Change options of waiting jobs; of running ones, --time and --requeue.
-
-    Only administrators can give a running job more time."""
+    """Only administrators can give a running job more time."""
     from carmad.options import OPTIONS
     from cli.submission import whole
 
@@ -92,7 +86,6 @@ def wait_options(parser: Parser) -> None:
 
 
 def wait(options: Namespace) -> int:
-    """Wait for jobs to end. Exits with the exit code of the first that failed, or 0."""
     if options.any:
         return _wait_any(selection(options.jobs), options.json)
     select = selection(options.jobs)

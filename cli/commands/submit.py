@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 
 def submit(args: list[str]) -> int:
-    """Submit a command or a job script; see `carma submit --help`."""
     try:
         options, body = read(args)
         tell_ignored(options)

@@ -10,14 +10,17 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import typer
 from typer.models import ArgumentInfo
 
 from cli.commands import doctor, estimate, models, server
 from cli.submission import build_parser
-from cli.verbs import ARGPARSE, ITSELF, JOBS, MORE, SERVER, VERBS, WATCH, Verb
+from cli.summaries import SUMMARIES
+from cli.verbs import ARGPARSE, BY_NAME, ITSELF, Verb
 from docs.pages.text import cell, one_line
 
-SECTIONS = (JOBS, WATCH, SERVER, MORE)
+GROUPS = {"daemon": server.daemon, "config": doctor.config, "gpumemnet": models.gpumemnet}
+GROUPS_SECTION = "Administration"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,29 +28,28 @@ class Command:
     name: str
     aliases: tuple[str, ...]
     section: str
+    about: str
     function: Callable[..., Any]
     verb: Verb | None = None  # None: a command of a group
 
 
 def commands() -> list[Command]:
     """Every command of `carma`, those of its groups too."""
-    groups = {"daemon", "config", "gpumemnet"}
-    found = [
-        Command(verb.name, verb.aliases, verb.section, verb.function(), verb)
-        for verb in VERBS
-        if verb.name not in groups
-    ]
-    for group, app in (
-        ("daemon", server.daemon),
-        ("config", doctor.config),
-        ("gpumemnet", models.gpumemnet),
-    ):
-        for one in app.registered_commands:
-            assert one.callback is not None
-            found.append(
-                Command(f"{group} {one.name or one.callback.__name__}", (), SERVER, one.callback)
-            )
-    return sorted(found, key=lambda one: SECTIONS.index(one.section))
+    found = []
+    for section, names in SUMMARIES.items():
+        for verb in (BY_NAME[name] for name in names if name not in GROUPS):
+            about = verb.about()
+            found.append(Command(verb.name, verb.aliases, section, about, verb.function(), verb))
+        if section == GROUPS_SECTION:
+            found += [one for group, app in GROUPS.items() for one in _below(group, app)]
+    return found
+
+
+def _below(group: str, app: typer.Typer) -> Iterator[Command]:
+    for one in app.registered_commands:
+        assert one.callback is not None
+        name, about = one.name or one.callback.__name__, one.callback.__doc__ or ""
+        yield Command(f"{group} {name}", (), GROUPS_SECTION, about, one.callback)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ def page() -> str:
         out += ["", f"### `carma {one.name}`", ""]
         if one.aliases:
             out += ["Also: " + ", ".join(f"`carma {alias}`" for alias in one.aliases) + ".", ""]
-        out += [one_line(one.function.__doc__), ""]
+        out += [one_line(one.about), ""]
         out += _written(describe(one))
     return "\n".join(out)
 

@@ -120,7 +120,7 @@ def watch(notice: Callable[[], None]) -> None:
         def call(*args: Any, **kwargs: Any) -> Any:
             if by_anyone or _is_called_by_script(sys._getframe(1)):
                 if any(map(_only_looks, args)):
-                    return _or_noticed(function, notice, args, kwargs)
+                    return _call_with_notice(function, notice, args, kwargs)
                 notice()
             return function(*args, **kwargs)
 
@@ -150,7 +150,7 @@ def _only_looks(command: Any) -> bool:
     return isinstance(command, (list, tuple)) and tuple(command[:2]) in _LOOKS
 
 
-def _or_noticed(
+def _call_with_notice(
     function: Callable[..., Any], notice: Callable[[], None], args: Any, kwargs: Any
 ) -> Any:
     try:

@@ -26,9 +26,9 @@ TECHNIQUES = """\
 Castor, on 64 A6000. A process can be the client of one MPS
 server only. With a server per GPU (`collocation.mps_scope = "gpu"`, the default) a job of several
 GPUs shares by time slices, beside the servers; with one per node it is a client, as on the paper's
-testbed. All of Sia's jobs have four GPUs or more. The interference under MPS is `conserving`, which
-explains nothing there (interference.md). The figure has no numbers for JCT; its claim is that MPS
-does better in everything."""
+testbed. All of Sia's jobs have four GPUs or more. The figure has no numbers for JCT; its claim is
+that MPS does better in everything. That cannot be tested here: `conserving` has one coefficient for
+both, as no public pairs under MPS tell another (interference.md)."""
 
 BENEFIT = """\
 For each job that started beside others: how long until its end had it waited for idle GPUs, over
@@ -74,9 +74,9 @@ CAUSES = """\
   or 32 GPUs. The eight hours of Philly's trace in which most jobs come have 1.04 GPUs a job, none
   more than eight, and a median of 0.7 h (`python -m lab.castor.busiest`, castor_busiest.md). Sia's
   samples, with 9 to 10 GPUs a job and nearly half of the jobs large, are nearer to the paper's.
-- **Interference.** Two busy jobs on a GPU together do 1.2 times what one does alone (`conserving`,
-  fitted to an RTX 3090's pairs); no pair comes near the ratios of up to 6 that the paper saw. So
-  sharing seldom loses, and little is left for Castor to avoid. SJF-FFS, which always shares, comes
+- **Interference.** However many jobs share a GPU, none does less than its share of it
+  (`conserving`); no pair comes near the ratios of up to 6 that the paper saw. So sharing seldom
+  loses, and little is left for Castor to avoid. SJF-FFS, which always shares, comes
   out alike once it does not hold the line, either. What Castor chooses shows in the benefits, which
   are above 1 more often, and that counts little beside whose turn it is: at high load single
   decisions send runs of one sample different ways, by more than the policies differ on average.

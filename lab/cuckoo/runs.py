@@ -25,7 +25,6 @@ from lab.cuckoo.workload import GPUS, load, trace
 from lab.policies import simulate_with
 from lab.processes import in_processes
 from policies.cuckoo import CuckooSettings
-from policies.cuckoo.joining import recall
 from policies.cuckoo.policy import Cuckoo, cuckoo
 
 Setting = tuple[str, str]  # whose stages (`workload.STAGES`), and what pairs come to
@@ -131,8 +130,7 @@ def results(cases: Sequence[Case]) -> Iterator[Result]:
 
 @dataclass(slots=True)
 class Watched:
-    """A policy, and what it predicted of each job's deadline when it started it. Cuckoo is not
-    asked for plans that can start nothing, which are most."""
+    """A policy, and what it predicted of each job's deadline when it started it."""
 
     policy: Policy
     name: str
@@ -143,19 +141,12 @@ class Watched:
         return self.policy.order(job)
 
     def plan(self, view: View) -> tuple[Proposal, ...]:
-        if isinstance(self.policy, Cuckoo) and not self._may_start(self.policy, view):
-            return ()
         plan = self.policy.plan(view)
         self.plans += bool(view.queue)
         for each in plan:
             if isinstance(each, Placement) and each.gpus:
                 self.late[each.job] = any(ground.code == "deadline" for ground in each.explanation)
         return plan
-
-    def _may_start(self, policy: Cuckoo, view: View) -> bool:
-        awaited = recall(view)
-        idle = any(not gpu.residents for gpu in view.gpus)
-        return idle or bool(awaited) or (policy.packs and policy.joins == "any")
 
 
 def run(case: Case) -> Result:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pwd
 import re
+import resource
 import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,8 +30,10 @@ from carmad.attempt.proc import own_environment
 
 START_S = 30.0
 STOP_S = 10.0
+LOOK_S = 0.005
 SHORT = ["/bin/sleep", "0"]
 LONG = ["/bin/sleep", "3600"]
+PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +51,19 @@ class Lacking(Exception):
 class System(ABC):
     """A context: its daemons run in it, in a folder of their own, and nothing is left of them."""
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # and, after a comma, what is not its default
     needs: ClassVar[tuple[str, ...]]  # programs
+    VERSION: ClassVar[tuple[str, ...]]  # the command that prints it
+    tuned: ClassVar[bool] = False  # differs from another only in how it starts jobs
+    folds: ClassVar[bool] = True  # lists an array in another way than as many jobs
     OPTIONS: ClassVar[Mapping[str, str]]  # of a submission: gpus, time, array, sweep
     # Commands: here (at the terminal), inside (a {job}; the command follows), limit (root to one
     # GPU), reserve (all GPUs for nobody), why (a {job} waits). One that it lacks is left out.
     COMMANDS: ClassVar[Mapping[str, str]]
     EXIT: ClassVar[str]  # a pattern of the exit code in what `show` prints
 
-    def __init__(self, gpus: int = 0) -> None:
-        """`gpus`: that are there, but compute nothing; 0: what the timings want."""
+    def __init__(self, gpus: int) -> None:
+        """`gpus`: that are there, but compute nothing."""
         self.gpus = gpus
         self.folder = Path(tempfile.mkdtemp(prefix="carma-peers-"))
         self.folder.chmod(0o755)
@@ -69,6 +78,14 @@ class System(ABC):
     def missing(cls) -> str:
         """The program that is not installed; "" if all are."""
         return next((program for program in cls.needs if shutil.which(program) is None), "")
+
+    @classmethod
+    def title(cls) -> str:
+        """Its name with its version."""
+        found = subprocess.run(cls.VERSION, capture_output=True, text=True, check=True).stdout
+        version = re.search(r"\d+(\.\d+)+", found)
+        name, comma, variant = cls.name.partition(",")
+        return f"{name} {version[0] if version else '?'}{comma}{variant}"
 
     def __enter__(self) -> Self:
         try:
@@ -100,11 +117,15 @@ class System(ABC):
 
     def processes(self) -> list[psutil.Process]:
         """Its daemons, and whatever was started by them or by its commands."""
-        return [
-            process
-            for process in psutil.process_iter()
-            if own_environment(process.pid).get("HOME") == str(self.folder)
-        ]
+        every = {process.pid: process for process in psutil.process_iter(["ppid"])}
+        its = {pid for pid in every if self.owns(pid)}
+        while more := {pid for pid, each in every.items() if each.info["ppid"] in its} - its:
+            its |= more
+        return [every[pid] for pid in its]
+
+    def owns(self, pid: int) -> bool:
+        """The parent of such a process, or its parent, may be all that shows it."""
+        return own_environment(pid).get("HOME") == str(self.folder)
 
     @abstractmethod
     def start(self) -> None:
@@ -126,7 +147,8 @@ class System(ABC):
 
     def block(self) -> None:
         """Let what is submitted as `queued` wait."""
-        self.submit(LONG)
+        for _ in range(self.gpus):
+            self.submit(LONG, options=self.options(gpus=1))
 
     @abstractmethod
     def verbs(self) -> Mapping[str, list[str]]:
@@ -136,8 +158,27 @@ class System(ABC):
         """The job's id in what a submission printed."""
         return printed.split()[-1]
 
-    def rss_mb(self) -> float:
-        return sum(memory_mb(daemon.pid, "status", "VmRSS:") for daemon in self._daemons)
+    def pss_mb(self) -> float:
+        """Of all its processes; memory that processes share counts in parts."""
+        total = 0.0
+        for process in self.processes():
+            with contextlib.suppress(OSError, ValueError):  # it has ended
+                total += memory_mb(process.pid, "smaps_rollup", "Pss:")
+        return total
+
+    def cpu_s(self) -> float:
+        """Processor time of all its processes so far; also of all that this process waited for."""
+        daemons = [daemon.pid for daemon in self._daemons]
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error, ChildProcessError):
+                if child.status() == psutil.STATUS_ZOMBIE and child.pid not in daemons:
+                    os.waitpid(child.pid, os.WNOHANG)
+        waited = resource.getrusage(resource.RUSAGE_CHILDREN)
+        total = waited.ru_utime + waited.ru_stime
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                total += sum(process.cpu_times()[:4])
+        return total
 
     # -- for all of them
 
@@ -219,8 +260,25 @@ class System(ABC):
         """Kill the daemon that keeps the queue, and start it again."""
 
     def fill(self, count: int) -> list[str]:
-        """Jobs that wait."""
-        return [self.submit(LONG, queued=True) for _ in range(count)]
+        """Jobs that wait, each with another command."""
+        with ThreadPoolExecutor(4) as pool:
+            words = ([LONG[0], f"{3600 + n}"] for n in range(count))
+            return list(pool.map(lambda command: self.submit(command, queued=True), words))
+
+    def fill_array(self, count: int) -> list[str]:
+        """Jobs that wait, as tasks of one array; the ids by which all can be cancelled."""
+        return [self.submit(LONG, queued=True, options=self.options(array=f"1-{count}"))]
+
+    def clear(self, jobs: Sequence[str]) -> None:
+        """Cancel what waits."""
+        words = [word for word in self.verbs()["cancel"] if word != "{job}"]
+        with contextlib.suppress(subprocess.CalledProcessError):  # some were cancelled before
+            self.run([*words, *jobs])
+
+    def submit_many(self, command: list[str], count: int) -> float:
+        """At once, as it does that best, of one GPU each; the processor time of its client."""
+        options = self.options(gpus=1, array=f"1-{count}")
+        return self.run(self.submission(command, options=options)).cpu_ms
 
     def run(self, words: list[str]) -> Taken:
         """Raises CalledProcessError."""
@@ -240,14 +298,40 @@ class System(ABC):
         wall_ms = (time.perf_counter() - begun) * 1000
         return Taken(wall_ms, (used.ru_utime + used.ru_stime) * 1000)
 
-    def started_ms(self) -> float:
-        """From the submission to the first instruction of the job's program."""
+    def started_ms(self, python: bool) -> float:
+        """From the submission to the first instruction of the job's program, in Python or sh."""
         stamp = self.folder / "stamp"
         stamp.unlink(missing_ok=True)
+        script = self.folder / "t.py"
+        script.write_text(
+            f"import time\nopen({str(stamp)!r}, 'w').write(f'{{time.time_ns()}}\\n')\n"
+        )
+        shell = ["/bin/sh", "-c", f"date +%s%N > {stamp}"]
+        command = [sys.executable, str(script)] if python else shell
         begun = time.time_ns()
-        self.submit(["/bin/sh", "-c", f"date +%s%N > {stamp}"])
+        self.submit(command, options=self.plain())
         wait_for(lambda: stamp.exists() and stamp.read_text().endswith("\n"), "the job's start")
         return (int(stamp.read_text()) - begun) / 1e6
+
+    def plain(self) -> list[str]:
+        """The options of a job of one GPU that has no wishes."""
+        return self.options(gpus=1)
+
+    def slot(self) -> list[str]:
+        """The options of one of many short jobs."""
+        return self.options(gpus=1)
+
+
+def adopt() -> None:
+    """Become the parent of orphans: of whatever a system's processes leave behind."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def python_ms() -> float:
+    """The unit of all times: the start of the interpreter that CARMA and the jobs use."""
+    begun = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "pass"], env=plain_environment(), check=True)
+    return (time.perf_counter() - begun) * 1000
 
 
 def wait_for(holds: Callable[[], bool], what: str, within_s: float = START_S) -> None:
@@ -255,7 +339,7 @@ def wait_for(holds: Callable[[], bool], what: str, within_s: float = START_S) ->
     while not holds():
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: nothing in {within_s:g} s")
-        time.sleep(0.02)
+        time.sleep(LOOK_S)
 
 
 def _end(daemon: subprocess.Popen[bytes]) -> None:

@@ -1,4 +1,5 @@
-"""CARMA, gflow, Slurm and task-spooler, each with its defaults where these let it run here."""
+"""CARMA, gflow, Slurm and task-spooler, each with its defaults where these let it run here; gflow
+and Slurm also as their documentation advises for many short jobs."""
 
 from __future__ import annotations
 
@@ -15,13 +16,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from benchmarks.daemon.carmad import GPUS, Daemon, memory_mb, plain_environment
+from benchmarks.daemon.carmad import Daemon, plain_environment
 from benchmarks.daemon.hostile import as_user
+from carmad.config import Limits, Settings
 from cli.main import run
 from cli.verbs import VERBS
 from lab.peers.system import LONG, SHORT, System, wait_for
+from tests import fake_gpu
 from tests.slurm import free_ports
 
+MOST_QUEUED = 10_000  # by the defaults of CARMA and Slurm: a few more do not fit
 BIN = Path(sys.executable).parent
 CARMA = str(BIN / "carma")
 
@@ -31,6 +35,7 @@ class Carma(System):
 
     name: ClassVar[str] = "CARMA"
     needs: ClassVar[tuple[str, ...]] = ()
+    VERSION: ClassVar[tuple[str, ...]] = (CARMA, "--version")
     OPTIONS: ClassVar[Mapping[str, str]] = {
         "gpus": "--exclusive --gpus {}",
         "time": "--time {}",
@@ -47,7 +52,8 @@ class Carma(System):
     EXIT: ClassVar[str] = r"(?m)^exit +(\d+):"
 
     def start(self) -> None:
-        self._carmad = Daemon(gpus=f"{self.gpus or GPUS}xA100-40GB")
+        settings = Settings(limits=Limits(queued_per_user=4 * MOST_QUEUED))
+        self._carmad = Daemon(gpus=f"{self.gpus}xA100-40GB", settings=settings)
         self._carmad.__enter__()
         self._carmad.directory.chmod(0o711)
         self.env = plain_environment() | {"CARMA_SOCKET": self._carmad.socket}
@@ -75,12 +81,25 @@ class Carma(System):
         self._carmad.kill()
         self._carmad.start()
 
-    def block(self) -> None:
-        for _ in range(GPUS):
-            self.submit(LONG, queued=True)
+    def owns(self, pid: int) -> bool:
+        folder = os.fsencode(self._carmad.directory)
+        with contextlib.suppress(OSError):
+            return folder in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return False
+
+    def plain(self) -> list[str]:
+        return []
 
     def fill(self, count: int) -> list[str]:
-        return [str(self._carmad.run(LONG, exclusive=True)) for _ in range(count)]
+        """With their memory, as nothing here is about estimating it."""
+        words = ([LONG[0], f"{3600 + n}"] for n in range(count))
+        wishes = {"exclusive": True, "memory_mib": 1024}
+        return [str(self._carmad.run(command, **wishes)) for command in words]
+
+    def clear(self, jobs: Sequence[str]) -> None:
+        """Jobs as a range: it takes so many names only. A single one may be an array."""
+        numbers = sorted(map(int, jobs))
+        super().clear([f"{numbers[0]}-{numbers[-1]}" if len(jobs) > 1 else jobs[0]])
 
     def verbs(self) -> Mapping[str, list[str]]:
         return {
@@ -97,15 +116,18 @@ class Carma(System):
             "complete": [CARMA, "completion", "ids"],
         }
 
-    def rss_mb(self) -> float:
-        return self._carmad.rss_mb()
+
+MOST_GFLOW = 1_000  # tasks of an array: the body of a request has a limit
 
 
 class Gflow(System):
-    """Without GPUs, so that whatever wants one waits."""
+    """On the GPUs of a fake NVML."""
 
     name: ClassVar[str] = "gflow"
-    needs: ClassVar[tuple[str, ...]] = ("gflowd", "gbatch", "tmux")
+    needs: ClassVar[tuple[str, ...]] = ("gflowd", "gbatch", "tmux", "gcc")
+    VERSION: ClassVar[tuple[str, ...]] = ("gflowd", "--version")
+    folds: ClassVar[bool] = False
+    SETTINGS: ClassVar[str] = ""
     OPTIONS: ClassVar[Mapping[str, str]] = {
         "gpus": "--gpus {}",
         "time": "--time {}",
@@ -122,11 +144,12 @@ class Gflow(System):
     EXIT: ClassVar[str] = r"(?i)exit ?code[=: ]+(\d+)"
 
     def start(self) -> None:
-        if self.gpus:  # it asks NVML
-            from tests import fake_gpu
-
-            fake = fake_gpu.environment(self.folder / "gpus", self.gpus)
-            self.env |= {name: fake[name] for name in fake if name.startswith(("FAKE_", "LD_"))}
+        fake = fake_gpu.environment(self.folder / "gpus", self.gpus)
+        self.env |= {name: fake[name] for name in fake if name.startswith(("FAKE_", "LD_"))}
+        (port,) = free_ports(1)
+        settings = self.folder / ".config/gflow/gflow.toml"
+        settings.parent.mkdir(parents=True)
+        settings.write_text(f"[daemon]\nport = {port}\n{self.SETTINGS}")
         self.env["TMUX_TMPDIR"] = str(self.folder)
         for file in (".bashrc", ".bash_profile"):  # its jobs run in login shells, and report by it
             (self.folder / file).write_text(f"export PATH={shlex.quote(self.env['PATH'])}\n")
@@ -147,6 +170,26 @@ class Gflow(System):
     def number(self, printed: str) -> str:
         return printed.split()[3]
 
+    def slot(self) -> list[str]:
+        """Without one: it takes ten seconds to see that a job has ended."""
+        return []
+
+    def submit_many(self, command: list[str], count: int) -> float:
+        options = self.options(array=f"1-{count}")
+        return self.run(self.submission(command, options=options)).cpu_ms
+
+    def fill(self, count: int) -> list[str]:
+        """As an array: its tasks are jobs like any others."""
+        ids = ["gqueue", "-n", "0", "-f", "JOBID"]
+        before = self.says(ids).split()
+        for done in range(0, count, MOST_GFLOW):
+            most = min(MOST_GFLOW, count - done)
+            self.submit(LONG, options=self.options(gpus=1, array=f"1-{most}"))
+        return sorted({*self.says(ids).split()} - {*before}, key=int)
+
+    def clear(self, jobs: Sequence[str]) -> None:
+        self.run(["gcancel", ",".join(jobs)])
+
     def verbs(self) -> Mapping[str, list[str]]:
         return {
             "submit": self.submission(SHORT, queued=True),
@@ -161,11 +204,19 @@ class Gflow(System):
         }
 
 
+class GflowProcess(Gflow):
+    """Jobs are its processes: faster than its default, tmux, and they survive the daemon's end."""
+
+    name: ClassVar[str] = "gflow, process executor"
+    tuned: ClassVar[bool] = True
+    SETTINGS: ClassVar[str] = '[executor]\ntype = "process"\n'
+
+
 SLURM_CONF = """\
 ClusterName=bench
 SlurmctldHost={host}(127.0.0.1)
-SlurmUser={user}
-SlurmdUser={user}
+SlurmUser=root
+SlurmdUser=root
 AuthInfo=socket={folder}/munge.sock
 SlurmctldPort={port}
 SlurmdPort={slurmd_port}
@@ -178,11 +229,12 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 MaxArraySize=10001
+MaxJobCount={most}
 GresTypes=gpu
 SlurmdParameters=config_overrides
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus}{gres} State=UNKNOWN
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} Gres=gpu:{gpus} State=UNKNOWN
 PartitionName=p Nodes={host} Default=YES MaxTime=INFINITE State=UP
-"""
+{settings}"""
 
 
 class Slurm(System):
@@ -190,6 +242,8 @@ class Slurm(System):
 
     name: ClassVar[str] = "Slurm"
     needs: ClassVar[tuple[str, ...]] = ("slurmctld", "slurmd", "munged", "sbatch")
+    VERSION: ClassVar[tuple[str, ...]] = ("slurmctld", "-V")
+    SETTINGS: ClassVar[str] = ""
     OPTIONS: ClassVar[Mapping[str, str]] = {
         "gpus": "--gres=gpu:{}",
         "time": "--time={}",
@@ -205,20 +259,23 @@ class Slurm(System):
     }
     EXIT: ClassVar[str] = r"ExitCode=(\d+):"
 
+    @classmethod
+    def missing(cls) -> str:
+        return super().missing() or ("root" if os.getuid() else "")
+
     def start(self) -> None:
-        if os.getuid() != 0:
-            raise PermissionError("its daemons need root")
         conf = self.folder / "slurm.conf"
         port, slurmd_port = free_ports(2)
         conf.write_text(
             SLURM_CONF.format(
                 host=socket.gethostname().partition(".")[0],
-                user="root",
                 folder=self.folder,
                 port=port,
                 slurmd_port=slurmd_port,
                 cpus=max(os.cpu_count() or 1, 2 * self.gpus),
-                gres=f" Gres=gpu:{self.gpus}" if self.gpus else "",
+                gpus=self.gpus,
+                most=4 * MOST_QUEUED,
+                settings=self.SETTINGS,
             )
         )
         cards = [self.folder / f"gpu{n}" for n in range(self.gpus)]
@@ -234,12 +291,8 @@ class Slurm(System):
         files = {"key-file": key, "socket": self.folder / "munge.sock"} | {
             f"{what}-file": self.folder / f"munge.{what}" for what in ("pid", "log", "seed")
         }
-        self.daemon(
-            "munged",
-            "--force",
-            "--foreground",
-            *(f"--{what}={file}" for what, file in files.items()),
-        )
+        options = [f"--{what}={file}" for what, file in files.items()]
+        self.daemon("munged", "--force", "--foreground", *options)
         wait_for((self.folder / "munge.sock").exists, "munged")
         self.daemon("slurmctld", "-D")
         self.daemon("slurmd", "-D")
@@ -255,7 +308,7 @@ class Slurm(System):
     def submission(
         self, command: list[str], queued: bool = False, options: Sequence[str] = ()
     ) -> list[str]:
-        held = ["--hold"] if queued else []
+        held = self.options(gpus=1) if queued else []
         words = ["sbatch", "--parsable", "-o", "/dev/null", *held, *options]
         return [*words, "--wrap", shlex.join(command)]
 
@@ -271,14 +324,28 @@ class Slurm(System):
         }
 
 
+class SlurmTuned(Slurm):
+    """As its guide for high throughput advises, but for what would make a single job wait."""
+
+    name: ClassVar[str] = "Slurm, tuned"
+    tuned: ClassVar[bool] = True
+    SETTINGS: ClassVar[str] = """\
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0
+SlurmctldDebug=error
+SlurmdDebug=error
+"""
+
+
 MOST_SPOOLED = 940  # it has a connection for each job, and select() takes 1,024
 
 
 class Spooler(System):
-    """One job at a time: a running one makes the others wait."""
+    """With a slot for each GPU: it knows none."""
 
     name: ClassVar[str] = "task-spooler"
     needs: ClassVar[tuple[str, ...]] = ("tsp",)
+    VERSION: ClassVar[tuple[str, ...]] = ("tsp", "-V")
+    folds: ClassVar[bool] = False
     OPTIONS: ClassVar[Mapping[str, str]] = {
         "gpus": "-N {}",  # it counts slots, and knows no GPUs
         "time": "",
@@ -289,14 +356,18 @@ class Spooler(System):
     EXIT: ClassVar[str] = r"exit code (\d+)"
 
     def start(self) -> None:
-        if self.gpus:
-            self.env["TS_SLOTS"] = str(self.gpus)
+        self.env["TS_SLOTS"] = str(self.gpus)
         self.env |= {"TS_SOCKET": str(self.folder / "socket"), "TS_MAXFINISHED": "100"}
         self.env["TMPDIR"] = str(self.folder)
         self.answers("tsp")
 
     def fill(self, count: int) -> list[str]:
         return super().fill(min(count, MOST_SPOOLED))
+
+    def submit_many(self, command: list[str], count: int) -> float:
+        """One by one: it has no arrays."""
+        words = self.submission(command, options=self.options(gpus=1))
+        return sum(self.run(words).cpu_ms for _ in range(count))
 
     def submission(
         self, command: list[str], queued: bool = False, options: Sequence[str] = ()
@@ -316,10 +387,6 @@ class Spooler(System):
             "cancel": ["tsp", "-r", "{job}"],
         }
 
-    def rss_mb(self) -> float:
-        """Shared pages in parts: there is a process for each job in line."""
-        return sum(memory_mb(one.pid, "smaps_rollup", "Pss:") for one in self.processes())
-
 
 def _printed(words: list[str], env: Mapping[str, str]) -> tuple[int, str]:
     """The exit code of `carma WORDS` in this process, and both its streams."""
@@ -332,4 +399,5 @@ def _printed(words: list[str], env: Mapping[str, str]) -> tuple[int, str]:
             return 1, repr(error)
 
 
-SYSTEMS: tuple[type[System], ...] = (Carma, Gflow, Slurm, Spooler)
+SYSTEMS: tuple[type[System], ...] = (Carma, Gflow, GflowProcess, Slurm, SlurmTuned, Spooler)
+BEST: tuple[type[System], ...] = (Carma, GflowProcess, SlurmTuned, Spooler)

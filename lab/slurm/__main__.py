@@ -1,6 +1,7 @@
-"""200 jobs on four nodes with two GPUs each: Slurm with exclusive GPUs, with shards, and with CARMA
-on its nodes. With `--faults`, the first and the last of them while each daemon is killed in turn
-and a node is lost. With `--ends`, how soon a node's carmad knows that Slurm ended a job.
+"""200 jobs on four nodes with two GPUs each: Slurm with exclusive GPUs, with shards (also with what
+failed submitted again), and with CARMA on its nodes. With `--faults`, the first and the last of
+them while each daemon is killed in turn and a node is lost. With `--ends`, how soon a node's carmad
+knows that Slurm ended a job. `--compressed 90` runs the trace once, a tenth as fast as usual.
 
 A real Slurm (Debian: slurmctld slurmd slurm-client munge) is all on this machine, the GPUs are
 emulated. As root. Everybody says how much memory a job needs, and knows it. Takes twenty minutes
@@ -23,7 +24,7 @@ from benchmarks.harness import Report, columns
 from lab.main import main
 from lab.slurm import ends as of_slurm
 from lab.slurm.faults import all_of_them
-from lab.slurm.runs import Ran, ratio, run
+from lab.slurm.runs import COMPRESSED, Ran, ratio, run
 from lab.slurm.ways import WAYS, Exclusive, Way, WithCarma
 from tests import slurm
 
@@ -39,7 +40,11 @@ COUNTS = {
 
 
 def measure(
-    seeds: int = SEEDS, jobs: int = JOBS, faults: bool = False, ends: bool = False
+    seeds: int = SEEDS,
+    jobs: int = JOBS,
+    faults: bool = False,
+    ends: bool = False,
+    compressed: float = COMPRESSED,
 ) -> Report:
     if missing := slurm.missing():
         sys.exit(
@@ -52,9 +57,16 @@ def measure(
         title = "How soon CARMA knows that Slurm ended a job"
         return Report(title, (of_slurm.table(seen),), data, name="slurm_ends")
     ways, meanwhile = ((Exclusive, WithCarma), all_of_them) if faults else (WAYS, None)
-    found = [_ran(way, seed, jobs, meanwhile) for seed in range(1, seeds + 1) for way in ways]
+    if slow := compressed != COMPRESSED:
+        seeds = 1
+    found = [
+        _ran(way, seed, jobs, meanwhile, compressed) for seed in range(1, seeds + 1) for way in ways
+    ]
     data = {"runs": [asdict(each) for each in found]}
     title = f"Slurm alone and with CARMA: {jobs} jobs, {seeds} seeds"
+    if slow:
+        title, name = f"{title}, compressed {compressed:g} times", f"slurm_{compressed:g}"
+        return Report(title, (_table(found),), data, name=name, kept=jobs == JOBS)
     kept = (seeds, jobs) == (SEEDS, JOBS)
     if faults:
         blocks = (getdoc(all_of_them) or "", _faults(found))
@@ -63,10 +75,14 @@ def measure(
 
 
 def _ran(
-    kind: type[Way], seed: int, jobs: int, meanwhile: Callable[[Any], None] | None = None
+    kind: type[Way],
+    seed: int,
+    jobs: int,
+    meanwhile: Callable[[Any], None] | None,
+    compressed: float,
 ) -> Ran:
     with _folder() as folder:
-        ran = run(kind(folder), seed, jobs, meanwhile)
+        ran = run(kind(folder), seed, jobs, meanwhile, compressed)
     print(ran, file=sys.stderr, flush=True)
     return ran
 

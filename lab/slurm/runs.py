@@ -19,12 +19,12 @@ PAPERS_GPUS = 3  # the trace is for as many
 COMPRESSED = 900.0
 
 
-def trace(seed: int, jobs: int) -> tuple[Task, ...]:
+def trace(seed: int, jobs: int, compressed: float = COMPRESSED) -> tuple[Task, ...]:
     """The CARMA paper's first trace, as much faster as there are more GPUs, and compressed."""
     tasks = generators.carma_1(seed, jobs).tasks
-    faster = COMPRESSED * NODES * GPUS / PAPERS_GPUS
+    faster = compressed * NODES * GPUS / PAPERS_GPUS
     return tuple(
-        replace(task, submit_s=task.submit_s / faster, duration_s=task.duration_s / COMPRESSED)
+        replace(task, submit_s=task.submit_s / faster, duration_s=task.duration_s / compressed)
         for task in tasks
     )
 
@@ -47,9 +47,15 @@ class Ran:
     busy: float = 0.0  # this machine's cores; near 1, jobs wait for them and not for GPUs
 
 
-def run(way: Way, seed: int, jobs: int, meanwhile: Callable[[Way], None] | None = None) -> Ran:
+def run(
+    way: Way,
+    seed: int,
+    jobs: int,
+    meanwhile: Callable[[Way], None] | None = None,
+    compressed: float = COMPRESSED,
+) -> Ran:
     """Submit the trace, wait for all jobs. `meanwhile` is called after half of the submissions."""
-    tasks = trace(seed, jobs)
+    tasks = trace(seed, jobs, compressed)
     submitted: dict[int, float] = {}
     with way.runs():
         begun = time.time()

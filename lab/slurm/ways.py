@@ -42,6 +42,15 @@ code=$?
 echo "end $job $(date +%s.%N) $code" >> {record}
 exit $code
 """
+AGAIN = """\
+#!/bin/sh
+# Runs a job's command; if that fails, submits it again with GPUs of its own.
+gpus=$1
+job=$2
+shift 2
+export CARMA_EMULATED_DIR={cards}
+"$@" || sbatch --job-name=$job --gres=gpu:$gpus --output=/dev/null "$0" $gpus $job "$@"
+"""
 
 
 def gib(task: Task) -> int:
@@ -143,6 +152,22 @@ class Shards(Exclusive):
         return [f"--gres=shard:{gib(task)}"]
 
 
+class Resubmitted(Shards):
+    """What failed is submitted again, with GPUs of its own, as a careful user's script does."""
+
+    name = "Slurm, shards, failures again"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.again = folder / "again"
+        self.again.write_text(AGAIN.format(cards=f"{folder}/$SLURMD_NODENAME/cards"))
+        self.again.chmod(0o755)
+
+    def script(self, task: Task, number: int) -> str:
+        words = [str(self.again), str(task.gpus), str(number), *self.command(task, number)]
+        return f"exec {shlex.join(words)}"
+
+
 class WithCarma(Way):
     name = "Slurm with CARMA"
     node = f"Gres=gpumem:{GPUS * GPU_GIB}"
@@ -179,4 +204,4 @@ class WithCarma(Way):
         return f"exec {shlex.join(carma)}"
 
 
-WAYS: tuple[type[Way], ...] = (Exclusive, Shards, WithCarma)
+WAYS: tuple[type[Way], ...] = (Exclusive, Shards, Resubmitted, WithCarma)

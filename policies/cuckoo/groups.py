@@ -3,7 +3,8 @@ and which pairs are split again (3.3.4)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
@@ -14,7 +15,7 @@ import rustworkx
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from carmad.plugin import Demand, Preconditions, StageTimes, View, idle
+from carmad.plugin import Preconditions, StageTimes, View
 from policies.castor.pairing import ends
 from policies.cuckoo.interleaving import (
     Model,
@@ -26,8 +27,8 @@ from policies.cuckoo.interleaving import (
     standalone,
     total_values,
 )
-from policies.cuckoo.members import Member, Site, memory_mib
-from policies.views import margin_mib
+from policies.cuckoo.members import Member
+from policies.cuckoo.site import Site, memory_mib
 
 Edge = tuple[int, int, float]
 
@@ -36,7 +37,6 @@ GRAIN = 1_000_000  # the library's weights are integers
 
 Slowed = tuple[tuple[float, float], ...]  # slowdowns of a pair's iterations, by kind
 
-ANYONE = -1  # instead of a user: without MPS, all users may share
 KNOWN = 512  # stages remembered with how they go together
 GAIN = 1e-6  # an eff_value must exceed 1 by this: less is rounding
 
@@ -115,22 +115,10 @@ class Group:
         return ends(lefts[0], lefts[1], self.slowed[kind], 0.0)
 
 
-class Node(NamedTuple):
-    """A waiting job that may be packed."""
-
-    member: Member
-    uid: int  # under MPS, the user of its server
-
-
-def user(wanted: Demand) -> int:
-    """The user whose jobs it may share with under MPS; otherwise `ANYONE`."""
-    return ANYONE if wanted.mps_uid is None else wanted.mps_uid
-
-
 class Memory(NamedTuple):
     """The memory of each kind of GPU, and the preconditions on it."""
 
-    by_kind: Sequence[int]  # MiB, of the smallest GPU
+    by_kind: tuple[float, ...]  # MiB, of the smallest GPU
     conditions: Preconditions
 
 
@@ -163,17 +151,28 @@ class Packer:
         slowed = _cache_of(self).pair(one.stages[kind], other.stages[kind])
         return ends(one.left_s[kind], other.left_s[kind], slowed, 0.0)
 
-    def pairs(self, nodes: Sequence[Node], open_to: Iterable[int], memory: Memory) -> list[Group]:
-        """The matching of nodes that ask for equally many GPUs. `open_to` has the kinds that they
-        may be packed for."""
-        if len(nodes) < 2:
-            return []
-        eff = self._efficiencies(nodes, open_to, memory)
-        left_s = np.array([node.member.deadline_s for node in nodes])
+    def pairs(
+        self, members: Sequence[Member], open_to: Set[int], memory: Memory
+    ) -> Sequence[Group]:
+        """The matching of members that ask for equally many GPUs. `open_to` has the kinds that they
+        may be packed for. If nothing has changed since the last plan, it is the same."""
+        if len(members) < 2:
+            return ()
+        known, gpus = _cache_of(self).pairs, members[0].job.spec.gpus
+        question = (members, open_to, memory)
+        if gpus not in known or known[gpus][0] != question:
+            known[gpus] = question, self._match(members, open_to, memory)
+        return known[gpus][1]
+
+    def _match(
+        self, members: Sequence[Member], open_to: Set[int], memory: Memory
+    ) -> Sequence[Group]:
+        eff = self._efficiencies(members, open_to, memory)
+        left_s = np.array([member.deadline_s for member in members])
         ddl = ddl_values(left_s[:, None], left_s)
         table = np.where(eff > 1 + GAIN, total_values(eff, ddl, self.weight), 0.0)
         found = matching(best_edges(table))
-        pairs = [_first_first(nodes[low].member, nodes[high].member) for low, high in found]
+        pairs = [_first_first(members[low], members[high]) for low, high in found]
         return [
             Group(pair, self._slowdowns(*pair), float(eff[low, high]), float(ddl[low, high]))
             for (low, high), pair in zip(found, pairs, strict=True)
@@ -186,13 +185,12 @@ class Packer:
         )
 
     def _efficiencies(
-        self, nodes: Sequence[Node], open_to: Iterable[int], memory: Memory
+        self, members: Sequence[Member], open_to: Iterable[int], memory: Memory
     ) -> Numbers:
         """Highest eff_values of each with each; 0 for jobs that cannot be packed."""
-        best = np.zeros((len(nodes), len(nodes)))
-        members = [node.member for node in nodes]
+        best = np.zeros((len(members), len(members)))
         for kind in open_to:
-            allowed = _may_pack(nodes, memory.by_kind[kind], memory.conditions)
+            allowed = _may_pack(members, memory.by_kind[kind], memory.conditions)
             if allowed.any():
                 values = self.company(members, members, kind).efficiency
                 np.maximum(best, np.where(allowed, values, 0.0), out=best)
@@ -211,36 +209,44 @@ class Packer:
 
 class _Known:
     """The table of each with each of the stages seen so far. Jobs stay queued from plan to plan,
-    and many are runs of the same one: only what is new is computed."""
+    and many are runs of the same one: only what is new is computed. Equal stages of members are the
+    same object (`members`), so they are found by identity."""
 
     def __init__(self, packer: Packer) -> None:
         self._packer = packer
-        self._places: dict[StageTimes, int] = {}
+        self._stages: list[StageTimes] = []
+        self._places: dict[int, int] = {}  # of these, by their identity
         self._efficiency = self._slowed = np.zeros((0, 0))
+        # By number of GPUs, what was asked last and the matching.
+        self.pairs: dict[int, tuple[tuple[object, ...], Sequence[Group]]] = {}
 
     def pair(self, one: StageTimes, other: StageTimes) -> tuple[float, float]:
         """The slowdown of each."""
-        places = self._with((one, other))
-        low, high = places[one], places[other]
+        low, high = self._find((one, other))
         return float(self._slowed[low, high]), float(self._slowed[high, low])
 
     def table(self, rows: Sequence[StageTimes], columns: Sequence[StageTimes]) -> Company:
-        places = self._with((*rows, *columns))
-        there = np.ix_([places[each] for each in rows], [places[each] for each in columns])
+        places = self._find((*rows, *columns))
+        there = np.ix_(places[: len(rows)], places[len(rows) :])
         return Company(self._efficiency[there], self._slowed[there], self._slowed.T[there])
 
-    def _with(self, wanted: Iterable[StageTimes]) -> Mapping[StageTimes, int]:
-        """The places of all that are known, with these."""
-        new = list(dict.fromkeys(stages for stages in wanted if stages not in self._places))
-        if not new:
-            return self._places
-        if len(self._places) + len(new) > KNOWN:
-            self._places.clear()
-            new = list(dict.fromkeys(wanted))
-        old = len(self._places)
-        self._places |= {stages: old + n for n, stages in enumerate(new)}
-        count = len(self._places)
-        mine, everyone = self._packer.phases(new), self._packer.phases(tuple(self._places))
+    def _find(self, wanted: Sequence[StageTimes]) -> list[int]:
+        """Their places, after computing what is missing."""
+        try:
+            return [self._places[id(stages)] for stages in wanted]
+        except KeyError:
+            self._learn({id(stages): stages for stages in wanted})
+            return self._find(wanted)
+
+    def _learn(self, wanted: Mapping[int, StageTimes]) -> None:
+        new = [stages for each, stages in wanted.items() if each not in self._places]
+        if len(self._stages) + len(new) > KNOWN:
+            self._stages, self._places, new = [], {}, list(wanted.values())
+        old = len(self._stages)
+        self._stages += new
+        self._places |= {id(stages): old + n for n, stages in enumerate(new)}
+        count = len(self._stages)
+        mine, everyone = self._packer.phases(new), self._packer.phases(self._stages)
         mine_s, all_s = (standalone(self._packer.model, each) for each in (mine, everyone))
         round_s = rounds(self._packer.model, mine, everyone)
         efficiency, slowed = np.empty((count, count)), np.empty((count, count))
@@ -251,7 +257,6 @@ class _Known:
         slowed[old:] = np.maximum(1.0, round_s / mine_s[:, None])
         slowed[:, old:] = np.maximum(1.0, round_s / all_s).T
         self._efficiency, self._slowed = efficiency, slowed
-        return self._places
 
 
 @lru_cache(maxsize=8)
@@ -260,23 +265,22 @@ def _cache_of(packer: Packer) -> _Known:
 
 
 def _may_pack(
-    nodes: Sequence[Node], whole_mib: int, conditions: Preconditions
+    members: Sequence[Member], whole_mib: float, conditions: Preconditions
 ) -> NDArray[np.bool_]:
     """Which jobs may be packed together on GPUs with this much memory, whichever comes second."""
-    room = np.array([whole_mib - node.member.need_mib for node in nodes])
-    uid = np.array([node.uid for node in nodes])
-    fits = may_join(nodes, room, conditions)
+    room = np.array([whole_mib - member.need_mib for member in members])
+    uid = np.array([member.uid for member in members])
+    fits = may_join(members, room, conditions)
     allowed: NDArray[np.bool_] = fits & fits.T & (uid[:, None] == uid)
     np.fill_diagonal(allowed, False)
     return allowed
 
 
 def may_join(
-    nodes: Sequence[Node], room_mib: NDArray[np.int_], conditions: Preconditions
+    members: Sequence[Member], room_mib: Numbers, conditions: Preconditions
 ) -> NDArray[np.bool_]:
     """Whether each job (row) may join where this much room is left (column)."""
-    members = [node.member for node in nodes]
-    need = np.array([m.need_mib + margin_mib(m.job.retry, conditions) for m in members])
+    need = np.array([member.room_mib for member in members])
     return (need[:, None] <= room_mib) & (room_mib >= conditions.min_free_mib)
 
 
@@ -302,7 +306,7 @@ def group(
     packed = {member.job.id for pair in pairs for member in pair.members}
     single = [member for member in line if member.job.id not in packed]
     wanted = sum(m.job.spec.gpus for m in single) + sum(pair.gpus for pair in pairs)
-    occupied = sum(1 for gpu in where.gpus if gpu.residents)
+    occupied = len(where.gpus) - where.idle
     spare = capacity(where, [*line, *running]) - occupied - wanted
     apart = take_apart([p.efficiency for p in pairs], [p.gpus for p in pairs], spare)
     single += [member for n in apart for member in pairs[n].members]
@@ -315,6 +319,8 @@ def group(
 def capacity(where: Site, told: Sequence[Member]) -> float:
     """In GPUs of the slowest kind (3.3.4): a faster GPU counts by its speed-up, the median over
     jobs with known stages."""
+    if len(where.kinds) == 1:
+        return len(where.gpus)
     known = {member.stages: member.alone for member in told if member.stages}
     paces = [
         median(alone[kind] / alone[0] for alone in known.values()) if known else 1.0
@@ -330,26 +336,24 @@ def _pairs(view: View, line: Sequence[Member], where: Site, packer: Packer) -> l
     idle (3.3.2).
     """
     shared = [gpu for gpu in where.gpus if not gpu.gpu.is_mig]
-    free = {where.kind(gpu) for gpu in shared if idle(gpu, view.settings) is None}
+    free = {where.kind(gpu) for gpu in shared if not gpu.residents}
     memory = Memory(_least_mib(where), view.settings.preconditions_for("cuckoo"))
-    by_gpus: dict[int, list[Node]] = {}
-    for node in packable(view, line):
-        by_gpus.setdefault(node.member.job.spec.gpus, []).append(node)
+    by_gpus: dict[int, list[Member]] = {}
+    for member in filter(may_pack, line):
+        by_gpus.setdefault(member.job.spec.gpus, []).append(member)
     open_to = free or {where.kind(gpu) for gpu in shared}
-    return [pair for nodes in by_gpus.values() for pair in packer.pairs(nodes, open_to, memory)]
+    return [pair for alike in by_gpus.values() for pair in packer.pairs(alike, open_to, memory)]
 
 
-def packable(view: View, line: Iterable[Member]) -> Iterator[Node]:
-    """Queued jobs that may share, and about which enough is known."""
-    for member in line:
-        wanted, retry = view.demand(member.job), member.job.retry
-        if not member.missing and not wanted.alone and not (retry and retry.avoid):
-            yield Node(member, user(wanted))
+def may_pack(member: Member) -> bool:
+    """Whether it may be packed: not after a failure that keeps it off some GPUs."""
+    return member.shares and not (member.job.retry and member.job.retry.avoid)
 
 
-def _least_mib(where: Site) -> list[int]:
+def _least_mib(where: Site) -> tuple[float, ...]:
     """The memory of the smallest GPU of each kind."""
-    return [
-        min(memory_mib(gpu) for gpu in where.gpus if where.kind(gpu) == kind)
-        for kind in range(len(where.kinds))
-    ]
+    least = [math.inf] * len(where.kinds)
+    for gpu in where.gpus:
+        kind = where.kind(gpu)
+        least[kind] = min(least[kind], memory_mib(gpu))
+    return tuple(least)

@@ -24,12 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carmad.plugin import GpuId, Job, JobId, Preconditions, View
-from policies.cuckoo.groups import GAIN, Company, Group, Node, Packer, may_join, packable, user
+from policies.cuckoo.groups import GAIN, Company, Group, Packer, may_join, may_pack
 from policies.cuckoo.interleaving import Numbers
-from policies.cuckoo.members import Member, Site, is_known
+from policies.cuckoo.members import Member, is_known
 from policies.cuckoo.planning import NEVER, Groups, Planner, Window
 from policies.cuckoo.remembering import Memory
 from policies.cuckoo.schedule import Turn, classes
+from policies.cuckoo.site import Site
 from policies.cuckoo.telling import Planned
 
 
@@ -56,7 +57,7 @@ class Cost(NamedTuple):
 class Row(NamedTuple):
     """A job that may join, and its turn if it does not."""
 
-    node: Node
+    member: Member
     planned: Planned
 
 
@@ -72,17 +73,17 @@ def joins(
     jobs must gain: the efficiency is above 1, and waiting costs more."""
     by_id = {gpu.id: gpu for gpu in where.gpus}
     conditions = view.settings.preconditions_for("cuckoo")
-    free = list(_keep_turns(_places(view, running, where), planned))
+    free = list(_keep_turns(_places(running, where), planned))
     if not free:
         return
+    wanted = {place.member.job.spec.gpus for place in free}
     rows = {
-        node.member.job.id: Row(node, planned[node.member.job.id])
-        for node in packable(view, _waiting(planned))
+        member.job.id: Row(member, planned[member.job.id])
+        for member in _waiting(planned)
+        if member.job.spec.gpus in wanted and may_pack(member)
     }
-    for alike in classes([Group((row.node.member,)) for row in rows.values()], where):
+    for alike in classes([Group((row.member,)) for row in rows.values()], where):
         there = [place for place in free if place.member.job.spec.gpus == alike[0].gpus]
-        if not there:
-            continue
         asking = [rows[group.members[0].job.id] for group in alike]
         table = _table(asking, there, packer, conditions)
         if not table.fits.any():
@@ -90,7 +91,7 @@ def joins(
         windows = [Window(n, end_s=NEVER) for n in range(len(there))]
         for n, slot in enumerate(planner(table, windows)):
             if slot:
-                place, joins = there[slot.window], asking[n].node.member
+                place, joins = there[slot.window], asking[n].member
                 free.remove(place)
                 group = packer.together(place.member, joins, place.kind)
                 gpus = tuple(by_id[gpu] for gpu in place.member.job.gpus)
@@ -105,18 +106,18 @@ def _waiting(planned: Mapping[JobId, Planned]) -> Iterator[Member]:
             yield next(member for member in plan.group.members if member.job.id == job)
 
 
-def _places(view: View, running: Sequence[Member], where: Site) -> Iterator[Place]:
+def _places(running: Sequence[Member], where: Site) -> Iterator[Place]:
     """The places that a job may take, now or later."""
     by_id = {gpu.id: gpu for gpu in where.gpus}
     for member in running:
-        job, wanted = member.job, view.demand(member.job)
+        job = member.job
         gpus = [by_id.get(gpu) for gpu in job.gpus]
-        if member.missing or wanted.alone or job.profiling or job.stop:
+        if not member.shares or job.profiling or job.stop:
             continue
         if all(gpu and len(gpu.residents) == 1 and not gpu.gpu.is_mig for gpu in gpus):
             there = [gpu for gpu in gpus if gpu]
             room_mib = min(gpu.free_mib for gpu in there)
-            yield Place(member, where.kind(there[0]), room_mib, user(wanted))
+            yield Place(member, where.kind(there[0]), room_mib, member.uid)
 
 
 def _keep_turns(places: Iterable[Place], planned: Mapping[JobId, Planned]) -> Iterator[Place]:
@@ -142,9 +143,9 @@ def _table(
     shape = len(rows), len(places)
     complete_s, late_s = np.zeros(shape), np.zeros(shape)
     fits = np.zeros(shape, dtype=bool)
-    members = [row.node.member for row in rows]
+    members = [row.member for row in rows]
     deadline_s = np.array([member.deadline_s for member in members])
-    ends_s = [row.planned.end_s(row.node.member) for row in rows]
+    ends_s = [row.planned.end_s(row.member) for row in rows]
     kept_s = np.minimum(ends_s, NEVER)  # a job without a turn in the plan waits for ever
     later_s = _late_s(kept_s, deadline_s)
     for kind in {place.kind for place in places}:
@@ -164,8 +165,7 @@ def _costs(
     packer: Packer,
     conditions: Preconditions,
 ) -> Cost:
-    nodes = [row.node for row in rows]
-    joining, there = [node.member for node in nodes], [place.member for place in places]
+    joining, there = [row.member for row in rows], [place.member for place in places]
     company = packer.company(joining, there, kind)
     alone_s = np.array([member.left_s[kind] for member in there])
     ends_s, their_ends_s = _ends_s(joining, alone_s, kind, company)
@@ -175,8 +175,8 @@ def _costs(
     more_late_s = _late_s(their_ends_s, theirs_s) - _late_s(alone_s, theirs_s)
     before = np.array([row.planned.rank for row in rows])[:, None] <= [p.rank for p in places]
     in_time = np.maximum(ends_s, their_ends_s) <= [place.until_s for place in places]
-    uid = np.array([node.uid for node in nodes])[:, None] == [place.uid for place in places]
-    room = may_join(nodes, np.array([place.room_mib for place in places]), conditions)
+    uid = np.array([member.uid for member in joining])[:, None] == [place.uid for place in places]
+    room = may_join(joining, np.array([place.room_mib for place in places]), conditions)
     return Cost(
         ends_s + delayed_s,
         _late_s(ends_s, deadline_s) + more_late_s,
@@ -222,9 +222,8 @@ def awaiting(view: View, jobs: Sequence[Job], where: Site) -> dict[JobId, Job]:
 
 def _alone(view: View, where: Site) -> Iterator[Job]:
     """The jobs that have their GPUs to themselves and have not been told to stop."""
-    residents = {gpu.id: len(gpu.residents) for gpu in where.gpus}
     for job in view.running:
-        if job.stop is None and all(residents.get(gpu) == 1 for gpu in job.gpus):
+        if where.single.issuperset(job.gpus) and job.stop is None:
             yield job
 
 

@@ -13,24 +13,26 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import attrgetter
 from statistics import median
 from typing import NamedTuple
 
-from carmad.plugin import GpuId, GpuView, Job, Links, Profile, Settings, StageTimes, View, idle
+from carmad.plugin import Job, JobId, Links, Profile, StageTimes, View
 from policies.castor.neighbours import OVERRUN
 from policies.cuckoo.interleaving import Model, Phases, standalone
-from policies.views import need_mib
+from policies.cuckoo.site import Site
+from policies.views import margin_mib, need_mib
 
 FORWARD = 1 / 3  # of the computing time: the backward pass has two matrix products per forward one
 SHORTEST_S = 1e-6  # shortest credible iteration
 FASTER = 100.0  # largest credible ratio of the speeds of two kinds
 ASSUMED_S = 1.0  # step time if unknown: between two such jobs only ratios matter
 
-NOTHING: frozenset[GpuId] = frozenset()
 UNHEARD_S = 3600.0  # assumed duration if none is known for any job
 LEAST_S = 1.0  # least duration and remaining time of a running job, even one told to stop
+
+ANYONE = -1  # instead of a user: without MPS, all users may share
 
 CHOICE = 4  # jobs per set of GPUs to choose from
 LEAST_CHOICE = 64  # so many at least
@@ -106,8 +108,7 @@ class Speeds:
     def on(self, stages: tuple[StageTimes, ...], kind: str) -> StageTimes:
         """The stage times given for this kind, or for any kind; otherwise those of the first kind
         given, with passes scaled: disk and network do not depend on the GPU."""
-        by_kind = {each.gpu: each for each in stages}
-        there = by_kind.get(kind) or by_kind.get("")
+        there = _find_given(stages, kind)
         if there is not None:
             return there
         first = stages[0]
@@ -122,69 +123,10 @@ class Speeds:
         )
 
 
-class Site(NamedTuple):
-    """The GPUs that a plan covers."""
-
-    gpus: tuple[GpuView, ...]
-    kinds: tuple[str, ...]  # in the order in which they first appear
-    least_mib: int  # of the smallest GPU
-    whole: bool  # none of them is a MIG instance
-    one_user: bool  # all clients on a node share an MPS server that serves one user at a time
-    strays: Mapping[GpuId, int]  # users of clients, of no job, that are left on GPUs' MPS servers
-
-    def server(self, job: Job) -> int | None:
-        """The user whose clients alone may be on a node's server beside the job; None: anyone's."""
-        return job.spec.uid if self.one_user and not job.exclusive else None
-
-    def unusable_gpus(self, job: Job) -> frozenset[GpuId]:
-        """The GPUs that the job cannot use even when they are empty: because of its declared memory
-        (an estimate does not keep it off an empty GPU), after a failure there, because a process
-        can use only one MIG instance, or because another user's is left on the MPS server."""
-        need_mib = job.estimate.safe_mib if job.estimate and job.estimate.firm else 0
-        avoid, several = job.retry.avoid if job.retry else (), job.spec.gpus > 1
-        client = not job.exclusive and (self.one_user or not several)
-        strays = self.strays if client else {}
-        if not (avoid or strays) and need_mib <= self.least_mib and (self.whole or not several):
-            return NOTHING
-        return frozenset(
-            gpu.id
-            for gpu in self.gpus
-            if gpu.id in avoid
-            or need_mib > memory_mib(gpu)
-            or (several and gpu.gpu.is_mig)
-            or strays.get(gpu.id, job.spec.uid) != job.spec.uid
-        )
-
-    def holds(self, job: Job) -> bool:
-        """Whether it can ever start there."""
-        return job.spec.gpus <= len(self.gpus) - len(self.unusable_gpus(job))
-
-    def kind(self, gpu: GpuView) -> int:
-        """The GPU's index in `kinds`. If there is only one kind, all GPUs count as that."""
-        return self.kinds.index(gpu.gpu.name) if len(self.kinds) > 1 else 0
-
-
-def site(view: View, aside: frozenset[str], heterogeneous: bool) -> Site:
-    """All GPUs that jobs may use at some time, except those reserved for profiling."""
-    gpus = tuple(gpu for gpu in view.gpus if gpu.id not in aside and usable(gpu, view.settings))
-    kinds = tuple(dict.fromkeys(gpu.gpu.name for gpu in gpus))
-    least_mib = min(map(memory_mib, gpus), default=0)
-    whole = not any(gpu.gpu.is_mig for gpu in gpus)
-    shared = view.settings.collocation
-    one_user = shared.mps and shared.mps_scope == "node" and not shared.mps_multiuser
-    strays = {gpu.id: gpu.mps_stray[0] for gpu in gpus if gpu.mps_stray and not gpu.gpu.is_mig}
-    return Site(gpus, kinds if heterogeneous else kinds[:1], least_mib, whole, one_user, strays)
-
-
-def memory_mib(gpu: GpuView) -> int:
-    """The memory that jobs may use."""
-    return gpu.gpu.memory_mib - gpu.external_mib
-
-
-def usable(gpu: GpuView, settings: Settings) -> bool:
-    """Whether it is neither out of service nor used by external processes."""
-    broken = gpu.drained or gpu.stale or (gpu.sample and gpu.sample.fault)
-    return not broken and (bool(gpu.residents) or idle(gpu, settings) is None)
+def _find_given(stages: tuple[StageTimes, ...], kind: str) -> StageTimes | None:
+    """The stage times given for this kind, or for any kind."""
+    by_kind = {each.gpu: each for each in stages}
+    return by_kind.get(kind) or by_kind.get("")
 
 
 class Member(NamedTuple):
@@ -197,43 +139,88 @@ class Member(NamedTuple):
     left_s: tuple[float, ...]  # the part of it that remains
     deadline_s: float  # infinite: none
     need_mib: int
+    room_mib: int  # that must be free beside another job: with the margins
+    uid: int  # the user whose jobs it may share with under MPS; otherwise `ANYONE`
+    shares: bool  # it need not be alone, and nothing is missing
     missing: str  # the reason code of what must be known before it is packed; "": nothing
+    guessed: bool  # its duration or its stages are derived from other jobs'
 
 
-def members(jobs: Sequence[Job], where: Site, model: Model, view: View) -> list[Member]:
-    """The jobs as members. A job of unknown duration is assumed to take the mean of the others."""
-    speeds, now = Speeds.compare(jobs), view.now
-    told = [find_stage_times(job, where.kinds[0], view.settings.links) for job in jobs]
-    on_kinds = {
-        stages: tuple(speeds.on(stages, kind) for kind in where.kinds)
-        for stages in dict.fromkeys(told)
-        if stages
-    }
-    alone = {stages: _alone(times, model) for stages, times in on_kinds.items()}
-    expected = [job.expected_s for job in jobs]
-    heard = [seconds for seconds in expected if seconds is not None]
-    mean_s = math.fsum(heard) / len(heard) if heard else UNHEARD_S
-    everywhere = (1.0,) * len(where.kinds)
-    found = []
-    for job, stages, expected_s in zip(jobs, told, expected, strict=True):
-        paces, deadline_at = alone.get(stages, everywhere), job.spec.deadline_at
-        # Predictions are assumed to be for the first kind.
-        first_s = mean_s if expected_s is None else expected_s
-        whole_s = tuple([first_s * pace / paces[0] for pace in paces])
-        lefts_s = [left_s(job, now, each_s) for each_s in whole_s] if job.attempts else whole_s
-        found.append(
-            Member(
-                job,
-                on_kinds.get(stages, ()),
-                paces,
-                whole_s,
-                tuple(lefts_s),
-                math.inf if deadline_at is None else deadline_at - now,
-                need_mib(job),
-                _missing(job, stages),
-            )
-        )
-    return found
+class Members:
+    """The jobs of plans as members, kept from one plan to the next: only jobs that are new or have
+    changed are looked at."""
+
+    def __init__(self) -> None:
+        self._context: object = None
+        self._lasting: dict[JobId, Member] = {}
+
+    def find(self, jobs: Sequence[Job], where: Site, model: Model, view: View) -> list[Member]:
+        context = where.kinds, view.settings, model
+        before = self._lasting if context == self._context else {}
+        lasting: dict[JobId, Member] = {}
+        others, now, found = _Others(jobs), view.now, []
+        for job in jobs:
+            member = before.get(job.id)
+            if member is None or member.job is not job:
+                member = _member(job, where, model, view, others)
+            if not member.guessed:
+                lasting[job.id] = member
+            if job.attempts:
+                left = tuple([left_s(job, now, whole_s) for whole_s in member.whole_s])
+                member = member._replace(left_s=left)
+            if job.spec.deadline_at is not None:
+                member = member._replace(deadline_s=job.spec.deadline_at - now)
+            found.append(member)
+        self._context, self._lasting = context, lasting
+        return found
+
+
+class _Others:
+    """What the jobs of a plan say of those about which less is known."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs = jobs
+
+    @cached_property
+    def mean_s(self) -> float:
+        """The duration that is assumed of a job if it is not known."""
+        known = [seconds for job in self._jobs if (seconds := job.expected_s) is not None]
+        return math.fsum(known) / len(known) if known else UNHEARD_S
+
+    @cached_property
+    def speeds(self) -> Speeds:
+        return Speeds.compare(self._jobs)
+
+
+def _member(job: Job, where: Site, model: Model, view: View, others: _Others) -> Member:
+    """The job as if it had no deadline and had not run yet."""
+    told = find_stage_times(job, where.kinds[0], view.settings.links)
+    given = [_find_given(told, kind) for kind in where.kinds]
+    stages: tuple[StageTimes, ...] = ()
+    alone = (1.0,) * len(where.kinds)
+    if told:
+        kinds = zip(given, where.kinds, strict=True)
+        on_kinds = tuple([there or others.speeds.on(told, kind) for there, kind in kinds])
+        stages, alone = _time_alone(on_kinds, model)
+    expected_s, wanted, missing = job.expected_s, view.demand(job), _missing(job, told)
+    # Predictions are assumed to be for the first kind.
+    first_s = others.mean_s if expected_s is None else expected_s
+    whole_s = tuple([first_s * each / alone[0] for each in alone])
+    margin = margin_mib(job.retry, view.settings.preconditions_for("cuckoo"))
+    return Member(
+        job,
+        stages,
+        alone,
+        whole_s,
+        left_s=whole_s,
+        deadline_s=math.inf,
+        need_mib=need_mib(job),
+        room_mib=need_mib(job) + margin,
+        uid=ANYONE if wanted.mps_uid is None else wanted.mps_uid,
+        shares=not missing and not wanted.alone,
+        missing=missing,
+        guessed=expected_s is None or (bool(told) and not all(given)),
+    )
 
 
 def is_known(job: Job, where: Site, view: View) -> bool:
@@ -248,9 +235,12 @@ def _missing(job: Job, stages: tuple[StageTimes, ...]) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _alone(times: tuple[StageTimes, ...], model: Model) -> tuple[float, ...]:
-    """The iteration time alone, for each kind of GPU."""
-    return tuple(standalone(model, Phases.of(times)).tolist())
+def _time_alone(
+    stages: tuple[StageTimes, ...], model: Model
+) -> tuple[tuple[StageTimes, ...], tuple[float, ...]]:
+    """The stages, the same object for equal ones, and the iteration time alone, for each kind of
+    GPU."""
+    return stages, tuple(standalone(model, Phases.of(stages)).tolist())
 
 
 def left_s(job: Job, now: float, whole_s: float) -> float:
@@ -276,26 +266,15 @@ def due_at(job: Job, now: float, whole_s: float) -> float:
     return at
 
 
-def joinable(view: View, where: Site) -> set[int]:
-    """The numbers of GPUs of the jobs that another job might join."""
-    residents = {gpu.id: len(gpu.residents) for gpu in where.gpus}
-    return {
-        job.spec.gpus
-        for job in view.running
-        if not view.demand(job).alone and all(residents.get(gpu) == 1 for gpu in job.gpus)
-    }
-
-
 def in_reach(jobs: Sequence[Job], where: Site, joinable: Collection[int]) -> list[Job]:
     """The jobs to plan, of those that can ever start, in queue order. Only jobs about which
     something is known may join one that runs."""
-    idle = sum(1 for gpu in where.gpus if not gpu.residents)
     most: dict[int, tuple[int, int]] = {}  # by number of GPUs: of unknown and of known jobs
     left = 0
     for gpus, waiting in Counter(map(attrgetter("spec.gpus"), jobs)).items():
         sets = len(where.gpus) // gpus
         choice, following = max(LEAST_CHOICE, CHOICE * sets), max(LEAST_NEXT, sets)
-        starting = choice if idle >= gpus else following
+        starting = choice if where.idle >= gpus else following
         most[gpus] = starting, choice if gpus in joinable else starting
         left += min(waiting, most[gpus][1])
     found: list[Job] = []

@@ -21,8 +21,7 @@ SPARE_SLOTS = 1.5  # slots considered per group: some sets of GPUs are better us
 BETWEEN_EQUALS = 1e-6  # extra weight of the costs of groups that are earlier in the queue
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """When a set of GPUs of one kind is free, or a place beside a job that runs there."""
 
     kind: int

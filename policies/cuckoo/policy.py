@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from carmad.plugin import (
@@ -37,17 +37,17 @@ from carmad.plugin import (
     Settings,
     Verdict,
     View,
-    idle,
 )
 from policies.builtin import in_order
 from policies.cuckoo import CuckooSettings, Joins
 from policies.cuckoo.groups import Packer, group
 from policies.cuckoo.interleaving import Asynchronous
 from policies.cuckoo.joining import awaiting, joins, turns
-from policies.cuckoo.members import NOTHING, Site, in_reach, joinable, members, site
+from policies.cuckoo.members import Members, in_reach
 from policies.cuckoo.planning import Planner, min_cost
-from policies.cuckoo.remembering import Basis, Made, Memory, still_valid
+from policies.cuckoo.remembering import Basis, Made, Memory, find_valid
 from policies.cuckoo.schedule import Schedule, Turn, first_due, schedule
+from policies.cuckoo.site import NOTHING, Site, joinable, site
 from policies.cuckoo.telling import explanation, waiting
 from policies.filters import fits_memory, min_free, only_idle
 from policies.profiling import ProfilingPool, profiling_run, set_aside
@@ -70,6 +70,7 @@ class Cuckoo:
     planner: Planner = min_cost
     packs: bool = True
     heterogeneous: bool = True  # False: all GPUs count as the first one's kind
+    members: Members = field(default_factory=Members)  # of the last plan
 
     def order(self, job: Job) -> float:
         """Earliest deadline first."""
@@ -123,12 +124,12 @@ class Cuckoo:
             return
         where = site(view, closed, self.heterogeneous)
         partners = awaiting(view, jobs, where)
-        made = self._make(view, jobs, where, partners)
+        made, may_start = self._make(view, jobs, where, partners)
         plan, since_s = made.schedule, view.now - made.at
         pairs = {first: second.id for first, second in partners.items()}
         started: set[JobId] = set()
         refused = {}
-        for turn in [turn.later(since_s) for turn in plan.turns]:
+        for turn in [turn.later(since_s) for turn in plan.turns if may_start]:
             first, *others = turn.planned.group.members
             joins = turn.planned.group.running
             placement = self._joining(turn, view) if joins else self._starting(turn, view)
@@ -150,20 +151,26 @@ class Cuckoo:
             yield Remember(memory)
         if len(jobs) > len(started):
             left = (job for job in jobs if job.id not in started)
-            yield from self._waiting(islice(left, TOLD), refused, made, view)
+            yield from self._waiting(islice(left, TOLD), refused, made, view, where.idle)
             if plan.due_at is not None:
                 yield AskAgain(plan.due_at)
 
     def _make(
         self, view: View, jobs: Sequence[Job], where: Site, partners: Mapping[JobId, Job]
-    ) -> Made:
-        """The last plan if nothing has changed since, or else a new one."""
+    ) -> tuple[Made, bool]:
+        """The last plan if it is still valid, or else a new one; and whether any job might start:
+        GPUs are idle, a partner awaits its turn, or a running job might be joined."""
         joining = {job.id for job in partners.values()}
         others = [job for job in jobs if job.id not in joining] if joining else jobs
-        line = in_reach(others, where, joinable(view, where) if self.joins == "any" else ())
+        open_to = joinable(view, where) if self.joins == "any" else set()
+        line = in_reach(others, where, open_to)
+        may_start = bool(partners) or any(
+            job.spec.gpus <= where.idle or (job.spec.gpus in open_to and self._packs(view))
+            for job in line
+        )
         basis = Basis.of(view, line, partners, where)
-        made = still_valid(view, basis)
-        return made or Made(view.now, basis, self._schedule(view, line, where, partners))
+        made = find_valid(view, basis, may_start)
+        return made or Made(view.now, basis, self._schedule(view, line, where, partners)), may_start
 
     def _schedule(
         self, view: View, line: Sequence[Job], where: Site, partners: Mapping[JobId, Job]
@@ -172,7 +179,8 @@ class Cuckoo:
             return Schedule()
         there = {job.id for gpu in where.gpus for job in gpu.residents}
         running = [job for job in view.running if job.id in there]
-        known = iter(members([*line, *partners.values(), *running], where, self.packer.model, view))
+        covered = [*line, *partners.values(), *running]
+        known = iter(self.members.find(covered, where, self.packer.model, view))
         in_line = list(islice(known, len(line)))
         awaited = dict(zip(partners, known, strict=False))
         on_gpus = list(known)
@@ -225,7 +233,12 @@ class Cuckoo:
         return Verdict(gpu.id, refused, None if refused else 0.0)
 
     def _waiting(
-        self, jobs: Iterable[Job], refused: Mapping[JobId, Placement], made: Made, view: View
+        self,
+        jobs: Iterable[Job],
+        refused: Mapping[JobId, Placement],
+        made: Made,
+        view: View,
+        idle: int,
     ) -> Iterator[Placement]:
         for n, job in enumerate(jobs):
             planned = made.schedule.planned.get(job.id)
@@ -236,8 +249,7 @@ class Cuckoo:
                 continue
             verdicts = self.unshared.place(job, view).verdicts if n < EXPLAINED else ()
             if not (planned and planned.ends_s):
-                idle_now = sum(1 for gpu in view.gpus if idle(gpu, view.settings) is None)
-                reasons = (*reasons, Reason("no_room", job.spec.gpus, idle_now, "GPUs"))
+                reasons = (*reasons, Reason("no_room", job.spec.gpus, idle, "GPUs"))
             yield Placement(job.id, (), verdicts, reasons)
 
 

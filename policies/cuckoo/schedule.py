@@ -13,44 +13,48 @@ them to other users' clients.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from operator import attrgetter, sub
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from carmad.plugin import GpuId, GpuView, JobId
 from policies.cuckoo.groups import Group, Packer
-from policies.cuckoo.members import LEAST_S, NOTHING, Member, Site, due_at
+from policies.cuckoo.members import LEAST_S, Member, due_at
 from policies.cuckoo.planning import Groups, Planner, Slot, Window
+from policies.cuckoo.site import NOTHING, Site
 from policies.cuckoo.telling import Planned
-
-Alike = Callable[[GpuView], object]
-# What GPUs of a set have in common: node and kind, or else the kind, or else nothing.
-ALIKE: tuple[Alike, ...] = (
-    lambda gpu: (gpu.gpu.node, gpu.gpu.name),
-    lambda gpu: gpu.gpu.name,
-    lambda gpu: None,
-)
 
 Ends = Sequence[Sequence[tuple[float, ...]]]  # by group and kind, when each job is done
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One GPU. An idle one may be promised to a job that waits for more GPUs; until then, another
-    job may use it."""
+    job may use it. In the order of the first three fields, GPUs are taken."""
 
-    gpu: GpuView
     free_s: float
-    after: tuple[JobId, ...] = ()  # the jobs that use it until then
+    after: tuple[JobId, ...]  # the jobs that use it until then
+    island: str
+    gpu: GpuView
+    kind: int
+    alike: tuple[Hashable, ...]  # what GPUs of a set share: node and kind, or else kind, or nothing
     lent_s: float = 0.0  # how long it is idle and may be used
+
+    @classmethod
+    def of(cls, gpu: GpuView, kind: int, free_s: float, after: tuple[JobId, ...]) -> Entry:
+        card = gpu.gpu
+        alike = (card.node, card.name), card.name, None
+        return cls(free_s, after, card.island, gpu, kind, alike)
 
     @property
     def idle(self) -> bool:
         return self.free_s <= 0
+
+
+ALIKE = range(3)  # of `Entry.alike`
+_first_free = attrgetter("free_s", "after", "island")
 
 
 class Span(NamedTuple):
@@ -84,8 +88,7 @@ class Seats(NamedTuple):
 
 
 class Calendar:
-    def __init__(self, where: Site, entries: Sequence[Entry]) -> None:
-        self._where = where
+    def __init__(self, entries: Sequence[Entry]) -> None:
         self._entries = {entry.gpu.id: entry for entry in entries}
         self._spans: dict[str, list[Span]] = {}  # by node
         for entry in entries:
@@ -99,11 +102,21 @@ class Calendar:
         """Sets of `count` GPUs, without the barred ones: of one kind on one node, or else of one
         kind, or else any. GPUs that become free at about the same time form a set. `uid`: whose
         MPS server the jobs need."""
-        entries = [entry for id, entry in self._entries.items() if id not in barred]
+        entries = list(self._entries.values())
+        if barred:
+            entries = [entry for entry in entries if entry.gpu.id not in barred]
         if uid is not None:
             entries = [self._open_to(uid, entry) for entry in entries]
+        lent = [entry for entry in entries if entry.lent_s > 0]
         for alike in ALIKE:
-            found = [*self._whole(entries, count, alike), *self._lent(entries, count, alike)]
+            found = [
+                _seats(chosen, max(0.0, chosen[-1].free_s))
+                for chosen in _in_sets(entries, count, alike, _first_free)
+            ]
+            found += [
+                _seats(chosen, 0.0, min(entry.lent_s for entry in chosen))
+                for chosen in _in_sets(lent, count, alike, _longest_lent)
+            ]
             if found:
                 return found
         return []
@@ -123,10 +136,10 @@ class Calendar:
                 self._serve(gpu, Span(uid, begin_s, begin_s + length_s, jobs))
             if not seats.window.whole:  # it ends in time for the job it is promised to
                 free_s = max(entry.free_s, length_s)
-                self._entries[gpu.id] = replace(entry, free_s=free_s, lent_s=0.0)
+                self._entries[gpu.id] = entry._replace(free_s=free_s, lent_s=0.0)
                 continue
             lent_s = begin_s if entry.idle else entry.lent_s
-            self._entries[gpu.id] = Entry(gpu, begin_s + length_s, jobs, lent_s)
+            self._entries[gpu.id] = Entry(begin_s + length_s, jobs, *entry[2:-1], lent_s)
 
     def _serve(self, gpu: GpuView, span: Span) -> None:
         self._spans.setdefault(gpu.gpu.node, []).append(span)
@@ -143,47 +156,28 @@ class Calendar:
         begin_s, last = min(span.begin_s for span in others), max(others, key=attrgetter("end_s"))
         lent_s = begin_s if entry.idle else min(entry.lent_s, begin_s)
         free_s, after = max((entry.free_s, entry.after), (last.end_s, last.jobs))
-        return replace(entry, free_s=free_s, after=after, lent_s=lent_s)
+        return entry._replace(free_s=free_s, after=after, lent_s=lent_s)
 
-    def _whole(self, entries: Sequence[Entry], count: int, alike: Alike) -> Iterator[Seats]:
-        for chosen in _in_sets(entries, count, alike, _first_free):
-            begin_s = max([entry.free_s for entry in chosen])
-            yield self._seats(chosen, max(0.0, begin_s), math.inf)
 
-    def _lent(self, entries: Sequence[Entry], count: int, alike: Alike) -> Iterator[Seats]:
-        idle = [entry for entry in entries if entry.lent_s > 0]
-        for chosen in _in_sets(idle, count, alike, _longest_lent):
-            yield self._seats(chosen, 0.0, min(entry.lent_s for entry in chosen))
-
-    def _seats(self, chosen: Sequence[Entry], begin_s: float, end_s: float) -> Seats:
-        kind = self._where.kind(chosen[0].gpu)
-        ids = tuple([entry.gpu.gpu.id for entry in chosen])
-        return Seats(chosen, ids, Window(kind, begin_s, end_s))
+def _seats(chosen: Sequence[Entry], begin_s: float, end_s: float = math.inf) -> Seats:
+    ids = tuple([entry.gpu.gpu.id for entry in chosen])
+    return Seats(chosen, ids, Window(chosen[0].kind, begin_s, end_s))
 
 
 def _in_sets(
-    entries: Sequence[Entry],
-    count: int,
-    alike: Alike,
-    turn: Callable[[Entry], tuple[object, ...]],
+    entries: Sequence[Entry], count: int, alike: int, turn: Callable[[Entry], Any]
 ) -> Iterator[Sequence[Entry]]:
-    by_kind: dict[object, list[Entry]] = {}
+    by_kind: dict[Hashable, list[Entry]] = {}
     for entry in entries:
-        by_kind.setdefault(alike(entry.gpu), []).append(entry)
+        by_kind.setdefault(entry.alike[alike], []).append(entry)
     for each in by_kind.values():
-        if len(each) < count:
-            continue
         each.sort(key=turn)
         for at in range(0, len(each) - count + 1, count):
             yield each[at : at + count]
 
 
-def _first_free(entry: Entry) -> tuple[object, ...]:
-    return entry.free_s, entry.after, entry.gpu.gpu.island
-
-
 def _longest_lent(entry: Entry) -> tuple[object, ...]:
-    return -entry.lent_s, entry.gpu.gpu.island
+    return -entry.lent_s, entry.island
 
 
 class Turn(NamedTuple):
@@ -216,7 +210,7 @@ def schedule(
 ) -> Schedule:
     """The schedule of groups, which are in queue order. `awaited` has, by running job, the queued
     one that will join it."""
-    calendar = Calendar(where, list(_entries(running, awaited, where, packer)))
+    calendar = Calendar(list(_entries(running, awaited, where, packer)))
     starts: list[Turn] = []
     planned: list[Planned] = []
     for alike in classes(groups, where):
@@ -275,7 +269,7 @@ def _entries(
         jobs = tuple([member.job.id for member in there])
         if (kind, jobs) not in free:
             free[kind, jobs] = _free_s(there, kind, packer)
-        yield Entry(gpu, free[kind, jobs], jobs)
+        yield Entry.of(gpu, kind, free[kind, jobs], jobs)
 
 
 def _free_s(there: Sequence[Member], kind: int, packer: Packer) -> float:

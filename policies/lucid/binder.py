@@ -91,7 +91,7 @@ class Binder:
         self._traits = traits
         self._conditions = view.settings.preconditions_for("lucid")
         # By number of GPUs, and by the memory of the smallest of them; none is empty.
-        self.partners = self._found(reserved)
+        self.partners = self._find_peers(reserved)
 
     def partner(self, job: Job) -> Partner | None:
         """The partner that `job` should join, if any. Nearly all jobs of a long queue fail here, so
@@ -203,7 +203,7 @@ class Binder:
 
     # -- jobs that could be joined
 
-    def _found(self, reserved: frozenset[GpuId]) -> dict[int, list[tuple[int, list[Peers]]]]:
+    def _find_peers(self, reserved: frozenset[GpuId]) -> dict[int, list[tuple[int, list[Peers]]]]:
         question = (self._traits, reserved)
         alike: dict[int, dict[int, dict[int, list[Partner]]]] = {}
         for node in self.view.nodes:

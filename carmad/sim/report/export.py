@@ -62,7 +62,7 @@ def page(runs: Sequence[Run], made_at: str = "") -> str:
         sections=_group(charts(runs), lambda chart: chart.section),
         finished=any(run.figures.finished for run in runs),
         rejected=_rejects(runs),
-        stuck=_stuck(runs),
+        stuck=_find_unstarted(runs),
         most=MOST,
         meanings={row.measure.name: row.measure.meaning for row in found},
     )
@@ -103,7 +103,7 @@ def _rejects(runs: Sequence[Run]) -> list[tuple[str, tuple[Rejected, ...]]]:
     return [(trace, rows) for trace, rows in found.items() if rows]
 
 
-def _stuck(runs: Sequence[Run]) -> list[tuple[str, list[JobOutcome]]]:
+def _find_unstarted(runs: Sequence[Run]) -> list[tuple[str, list[JobOutcome]]]:
     found = [(run.name, [job for job in run.outcome.jobs if not job.attempts]) for run in runs]
     return [(name, jobs) for name, jobs in found if jobs]
 

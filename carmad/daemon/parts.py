@@ -1,0 +1,413 @@
+"""carmad's parts: how they are built, in the order in which they need each other, and started."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from threading import Event
+from typing import Protocol
+
+from carmad import beats, configfile, paths, registry, units
+from carmad.api.app import create_app
+from carmad.api.checks import CheckOut
+from carmad.api.service import Service
+from carmad.attempt.evidence import Evidence
+from carmad.attempt.launcher import Copies, Launcher
+from carmad.config import Settings
+from carmad.core.history import History
+from carmad.core.messages import CancelRequested, Reconfigured, Step, Trained
+from carmad.core.scene import Scene
+from carmad.core.scheduler import Scheduler
+from carmad.core.types import GpuId, JobId, JobSpec, JobState, Refusal
+from carmad.daemon import doctor
+from carmad.daemon.housekeeping import Housekeeping, release, weekly_report
+from carmad.daemon.monitor import Externals, Monitor, MpsWatch
+from carmad.daemon.runners import Runners
+from carmad.daemon.service import is_service, listen, watchdog
+from carmad.daemon.slurmnode import SlurmNode, grant_gib
+from carmad.daemon.world import DaemonWorld
+from carmad.engine.clock import Clock, Wall, boot_id, wall_ahead
+from carmad.engine.engine import Engine
+from carmad.engine.inbox import Inbox
+from carmad.errors import CarmaError, Hopeless
+from carmad.gpu.mps import Mps
+from carmad.gpu.source import TelemetrySource
+from carmad.guards import Trouble
+from carmad.http.server import Server
+from carmad.installed import VERSION
+from carmad.learned import attendant
+from carmad.learned.estimates import Answer, ask, ask_all, patient
+from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
+from carmad.learned.models import Models
+from carmad.loop import Follower
+from carmad.metrics.keeper import Keeper
+from carmad.models import Model
+from carmad.notify.letters import find_stuck
+from carmad.notify.post import Post
+from carmad.store.damage import stands_in
+from carmad.store.journal import Journal
+from carmad.store.sql import SqlStore
+from carmad.timeline.recorder import Timeline
+
+log = logging.getLogger("carmad")
+
+ANSWER_S = 30.0  # of the core
+
+
+class Startable(Protocol):
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Daemon:
+    """Everything is built before the first event; then come `restore`, `start` and `engine.run`.
+    `stack` closes what was built and stops what was started, also if one of these raises."""
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        state_dir: Path,
+        settings: Settings,
+        config: Path | None,
+        source: TelemetrySource,
+        listener: socket.socket | None,
+        stack: contextlib.ExitStack,
+    ) -> None:
+        """`config`: the file that the settings came from. `listener`: systemd's socket, if it has
+        opened one. Raises CarmaError."""
+        self._state_dir, self._settings, self._config = state_dir, settings, config
+        self._where = options.socket or paths.daemon_socket()
+        self._stack = stack
+        self.again = Event()  # set: carmad is to start again
+        self._build_core(emulated=bool(options.emulated))
+        self._build_world(source)
+        self._build_service()
+        self._server = Server(listener or listen(self._where), create_app(self._service))
+        self._build_engine()
+
+    def _build_core(self, emulated: bool) -> None:
+        """What decides, and what it remembers."""
+        self._store = SqlStore.open(self._state_dir / "carma.db")
+        self._stack.callback(self._store.close)
+        self._clock = Clock(self._store.keep_time(boot_id(), wall_ahead()))
+        self._copies = Copies(_scripts_dir(self._state_dir, emulated))
+        self._copies.clear_trials()
+        self._experience = _experience(self._settings, self._store, self._copies)
+        self._scheduler, self._troubles = _core(self._settings, self._experience)
+
+    def _build_world(self, source: TelemetrySource) -> None:
+        """What reads the GPUs, and what acts on jobs' processes."""
+        settings = self._settings
+        self._own_units, grace_s = units.available(), settings.limits.kill_grace_s
+        self._launcher = Launcher(
+            self._state_dir,
+            self._copies,
+            systemd=self._own_units,
+            kill_grace_s=grace_s,
+            group=settings.host.cgroup,
+            cards=_cards(settings),
+        )
+        self.inbox = Inbox(self._clock, _next_id(self._store, self._launcher))
+        self._evidence = Evidence()
+        self._externals = Externals(settings.monitor.external_mib)
+        self._monitor = Monitor(
+            source, settings.monitor, self.inbox, self._evidence, self._externals.add
+        )
+        self._mps = _mps(settings, self._state_dir, self._own_units, self._monitor)
+        self._world = DaemonWorld(
+            state_dir=self._state_dir,
+            inbox=self.inbox,
+            estimate=self._estimate,
+            whole=self._store.whole,
+            launcher=self._launcher,
+            evidence=self._evidence,
+            mps=self._mps,
+            kill_grace_s=grace_s,
+            extra_env=_job_env(settings, self._where),
+            take_s=settings.interactive.take_s,
+        )
+
+    def _build_service(self) -> None:
+        """What requests are answered from."""
+        settings, store = self._settings, self._store
+        retrain_days = settings.models.retrain_days
+        self._models = Models(self._state_dir / "models", store, retrain_days, self._deliver)
+        self._timeline = Timeline(self._scheduler)
+        self._timeline.load(store.timeline(), self._clock())
+        self._service = Service(
+            inbox=self.inbox,
+            store=store,
+            settings=settings,
+            started_at=time.time(),
+            capabilities=self._monitor.capabilities,
+            experience=self._experience,
+            estimate=lambda spec, within_s, server: ask_all(
+                patient(settings, within_s), server, spec
+            ),
+            doctor=self._examine,
+            models=self._models,
+            timeline=self._timeline,
+            terminals=self._world,
+            config_path=str(self._config) if self._config else None,
+            config_toml=configfile.dump(settings),
+            troubles=self._troubles,
+            limited_by=self._launcher.limited_by,
+            granted_gib=lambda job: grant_gib(settings.cluster, job),
+        )
+
+    def _build_engine(self) -> None:
+        """What drives the core, and those that follow its steps."""
+        settings, store, scheduler = self._settings, self._store, self._scheduler
+        self._past = store.past(self._clock())
+        self._journal = Journal(
+            self._state_dir / "journal",
+            scheduler,
+            VERSION,
+            settings.retention.journal_mib << 20,
+            self._past.submissions,
+        )
+        self._post = Post(
+            store,
+            settings.notify,
+            own_units=self._own_units,
+            stuck=lambda: find_stuck(self._scene()),
+        )
+        self._service.events.listeners.append(self._post.note)
+        self._runners = Runners(self.inbox)
+        followers = (
+            InvalidChoices(),
+            self._timeline,
+            self._service,
+            self._service.counts,
+            self._world,
+            self._journal,
+            self._post,
+            self._runners,
+        )
+        self.engine = Engine(self.inbox, scheduler, store, self._world, followers)
+
+    def restore(self) -> None:
+        """Go on where an earlier daemon ended."""
+        self.engine.restore(History(self._past.runs, self._past.submissions))
+        self._deliver(self._models.load())
+        take_over(self._scheduler, self._launcher, self._world)
+        self._end_unreadable()
+        self._runners.watch(self._scheduler.jobs.rows.values())
+        self._stack.callback(self._world.close)
+
+    def start(self) -> None:
+        """Start the threads, and the processes that they keep."""
+        settings = self._settings
+        self._start(beats.Watcher(self._watchdog(), self._monitor.hangs))
+        self._start(self._monitor)
+        if self._mps:
+            self._start(MpsWatch(self._mps, self.inbox, self._evidence))
+        self._chores = self._housekeeping()
+        self._start(self._chores)
+        self._stack.callback(self._models.stop)
+        self._start(self._post)
+        self._start(self._server)
+        if settings.cluster.engine:
+            self._start(SlurmNode(self._scene, settings.cluster.node))
+        if settings.metrics.listen:
+            self._start(Keeper(settings.metrics.listen, self._where, self._own_units))
+        # First: the others wait for the trials under way.
+        self._stack.callback(self._experience.close)
+
+    def reconfigure(self, new: Settings) -> None:
+        """From now on, these settings are in effect. For any thread."""
+        self.inbox.post(Reconfigured(self._clock(), new))
+        self._service.settings, self._service.config_toml = new, configfile.dump(new)
+        self._chores.retention = new.retention
+
+    def _start(self, part: Startable) -> None:
+        """Start `part`, and stop it when the stack closes."""
+        part.start()
+        self._stack.callback(part.stop)
+
+    def _watchdog(self) -> Callable[[], None]:
+        """What to call about once a second, while all is well."""
+        alive = watchdog()
+        wall = Wall(self._clock, self._restart if is_service() else None)
+
+        def feed() -> None:
+            alive()
+            wall.look()
+
+        return feed
+
+    def _restart(self) -> None:
+        self.again.set()
+        self.inbox.close()
+
+    def _housekeeping(self) -> Housekeeping:
+        store, sent = self._store, self._state_dir / "report.sent"
+        wants_report = self._settings.notify.report
+        return Housekeeping(
+            store,
+            self._settings.retention,
+            self._state_dir,
+            functools.partial(flush, self._journal, store, self._externals),
+            self._models.train_if_due,
+            weekly_report(store, self._scene, self._post, sent) if wants_report else None,
+            lambda: self._timeline.save(store.record_timeline, self._clock()),
+            functools.partial(release, self.inbox),
+        )
+
+    def _scene(self) -> Scene:
+        return self.inbox.ask(lambda core: core.snapshot(self.inbox.clock())).result(ANSWER_S)
+
+    def _examine(self, scene: Scene) -> Sequence[CheckOut]:
+        return doctor.checks(
+            self._settings,
+            scene,
+            self._monitor.capabilities(),
+            self._store,
+            self._own_units,
+            self._mps,
+            self._troubles(),
+            self._world.outage,
+        )
+
+    def _estimate(self, spec: JobSpec, patiently: bool, abandoned: Event) -> Answer:
+        """Estimate a waiting job, patiently or not, until nobody waits for the answer any more.
+        Never raises."""
+        name = self._settings.estimator
+        if spec.interactive and spec.argv[1:] == ("-i",):  # what it took last time tells nothing
+            return spec.declared or Refusal("a shell may run anything", name)
+        try:
+            whole = self._store.whole(spec)
+        except CarmaError as error:
+            return Refusal(str(error), name)
+        chosen = patient(self._settings) if patiently else self._settings
+        return ask(name, chosen, self._experience.server(abandoned=abandoned), whole)
+
+    def _deliver(self, models: Mapping[str, Model]) -> None:
+        """Hand newly trained models to the core."""
+        if models:
+            self.inbox.post(Trained(self.inbox.clock(), tuple(models.items())))
+
+    def _end_unreadable(self) -> None:
+        """Cancel waiting jobs whose records are damaged. Running ones are watched as usual."""
+        for job in self._scheduler.jobs.rows.values():
+            if stands_in(job) and not job.holds_gpus:
+                by = "carmad: its record in the database was damaged"
+                self.inbox.post(CancelRequested(self._clock(), job.id, by, job.tasks - 1))
+
+
+def _scripts_dir(state_dir: Path, emulated: bool) -> Path:
+    """With emulated GPUs, every user's jobs come through `state_dir` anyway; and there may be
+    several such daemons."""
+    return state_dir / "scripts" if emulated else Path(paths.scripts_dir(str(state_dir)))
+
+
+def _experience(settings: Settings, store: SqlStore, copies: Copies) -> Experience:
+    experience = Experience(settings, driver_version(), attendant.trials_cgroup(), copies)
+    for user in store.users():
+        ended_well = store.history(user=user, states=[JobState.SUCCEEDED], limit=JOBS_PER_USER)
+        experience.remember(reversed(ended_well))
+    return experience
+
+
+def _core(
+    settings: Settings, experience: Experience
+) -> tuple[Scheduler, Callable[[], list[Trouble]]]:
+    """The scheduler with its plugins, and a function that returns what has gone wrong in them."""
+    with for_a_person():
+        registry.estimator(settings.estimator, settings, experience.server())  # is it there?
+        policy, fallback = registry.policy(settings), registry.fallback(settings)
+        recovery, predictor = registry.recovery(settings), registry.predictor(settings)
+        scheduler = Scheduler(settings, policy, recovery, predictor, fallback)
+    guarded = [each for each in (policy, fallback, recovery, predictor) if each]
+    return scheduler, lambda: [each.trouble for each in guarded if each.trouble]
+
+
+@contextlib.contextmanager
+def for_a_person() -> Iterator[None]:
+    """An error in here is in the settings, which only a person can fix."""
+    try:
+        yield
+    except CarmaError as error:
+        raise Hopeless(error.message, error.hint) from error
+
+
+def _next_id(store: SqlStore, launcher: Launcher) -> JobId:
+    """The first free id, also if the database is older than a backup or than records of jobs."""
+    known, recorded = store.restore().next_id, launcher.jobs_on_disk()
+    next_id = max(known, store.last_id_backed_up() + 1, max(recorded, default=0) + 1)
+    if next_id > known:
+        log.warning(
+            "the database has no job from %d on, but there were such jobs: new ids start at %d."
+            " Was a backup restored? See carma doctor",
+            known,
+            next_id,
+        )
+    return JobId(next_id)
+
+
+def take_over(scheduler: Scheduler, launcher: Launcher, world: DaemonWorld) -> None:
+    """Take over running attempts from an earlier daemon, and remove records of ended ones. Attempts
+    that were about to start or stop are watched once that owed action has been repeated."""
+    for ended in launcher.jobs_on_disk() & scheduler.outcomes.keys():
+        world.release(ended)
+    for job in scheduler.jobs.rows.values():
+        if job.state is JobState.RUNNING:
+            world.adopt(job)
+    world.shepherd.start()
+
+
+def _cards(settings: Settings) -> str:
+    """The directory of the emulated GPUs, or "" for real ones."""
+    kind, _, directory = settings.monitor.source.partition(":")
+    return directory if kind == "emulated" else ""
+
+
+def _job_env(settings: Settings, where: str) -> dict[str, str]:
+    """Variables for the environment of every job."""
+    env = {"CARMA_SOCKET": os.path.abspath(where)}  # noqa: PTH100 - a link stays one
+    if cards := _cards(settings):
+        env["CARMA_EMULATED_DIR"] = cards
+    return env
+
+
+def _mps(settings: Settings, state_dir: Path, own_units: bool, monitor: Monitor) -> Mps | None:
+    shared = settings.collocation
+    if not shared.mps:
+        return None
+
+    def whole() -> list[GpuId]:
+        # CUDA ignores all devices in a list that come after one that it does not find.
+        return [gpu.id for gpu in monitor.working() if not gpu.is_mig]
+
+    return Mps(
+        Path(paths.mps_dir(str(state_dir))),
+        multiuser=shared.mps_multiuser,
+        systemd=own_units,
+        node=whole if shared.mps_scope == "node" else None,
+    )
+
+
+def flush(journal: Journal, store: SqlStore, externals: Externals) -> None:
+    """Write both buffers to disk, each even if the other fails."""
+    try:
+        journal.flush()
+    finally:
+        store.record_externals(externals.take())
+
+
+class InvalidChoices(Follower):
+    """Logs a policy's invalid choices; its guard logs what it raises."""
+
+    def on_commit(self, step: Step) -> None:
+        for decision in step.decisions:
+            for reason in decision.placement.reasons:
+                if reason.code == "policy_failed" and not step.failures:
+                    id, policy = decision.placement.job, decision.policy
+                    log.error("the policy %s fails job %d: %s", policy, id, reason.detail)

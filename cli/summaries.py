@@ -1,0 +1,75 @@
+"""The verbs by section, with the first line of each one's help: `carma -h` needs nothing else."""
+
+from __future__ import annotations
+
+SUMMARIES: dict[str, dict[str, str]] = {
+    "Jobs": {
+        "submit": "Submit a command or a job script; see `carma submit --help`.",
+        "run": "Wait for GPUs, then run a command here, in this terminal, as a job.",
+        "shell": "Wait for GPUs, then start a shell here, as a job.",
+        "attach": "Start a shell in the environment of a running job, on its GPUs.",
+        "exec": "Run a command in the environment of a running job, on its GPUs.",
+        "adopt": "Make a job of a process of yours that already runs on a GPU.",
+        "queue": "List running and waiting jobs. Tasks that wait for the same reason share a row.",
+        "show": "Show everything about one of your jobs.",
+        "why": "Explain why a job waits: each GPU's reasons, with numbers, and what would help.",
+        "logs": "Print the output of all attempts of a job; -f follows it.",
+        "wait": "Wait for jobs to end. Exits with the exit code of the first that failed, or 0.",
+        "cancel": "Cancel jobs. Running ones get SIGTERM, then SIGKILL.",
+        "hold": "Keep waiting jobs from starting.",
+        "release": "Release held jobs.",
+        "requeue": "Run ended jobs again, under their old ids.",
+        "update": "Change options of waiting jobs; of running ones, --time and --requeue.",
+        "notify": "Check where messages about your jobs go (--notify), and send one as a test.",
+        "report-step": "Report how long a training step of a running job takes, and its parts.",
+        "report-metric": (
+            "Report metrics of a running job, such as its accuracy, for `carma results`."
+        ),
+        "results": "Show the parameters of a sweep's tasks, and the metrics that they reported.",
+        "estimate": (
+            "Predict how much GPU memory a command needs, and where it fits. Nothing runs on a GPU."
+        ),
+    },
+    "Monitoring": {
+        "status": "Show the GPUs, the jobs on them, and the queue.",
+        "top": "Show `carma status` live, with keys: ? lists them, q quits.",
+        "watch": (
+            "Print what happens, as it happens: jobs that start, run, end, are retried; GPUs that"
+            " are lost or drained."
+        ),
+        "web": "Serve a page of the server: its GPUs, the queue, and your jobs, live.",
+        "gpus": "Show each GPU's collocation risk, and the limits that apply to it.",
+        "history": "List ended jobs, newest first.",
+        "stats": "Add up jobs, GPU hours, energy and waiting, by user or by month.",
+        "report": "Report what the last whole week or month was used for, as one page of Markdown.",
+        "share": (
+            "Show what each user has used of the server of late. Who has used less goes first."
+        ),
+        "estimators": "Compare each memory estimator with what jobs were measured to use.",
+        "models": "List the models that policies and predictors use, and their accuracy.",
+    },
+    "Administration": {
+        "drain": "Start no more jobs on these GPUs; running jobs continue. For administrators.",
+        "resume": "Start jobs on drained GPUs again. For administrators.",
+        "limit": (
+            "List limits, or set one: in force at once, and kept. Setting is for administrators."
+        ),
+        "reserve": "Reserve GPUs (administrators), or list the reservations.",
+        "doctor": (
+            "Check this machine and, if one is running, the daemon. Exits with 1 if a check fails."
+        ),
+        "daemon": "Start, stop and install carmad.",
+        "config": "Show the daemon's settings, or check a settings file.",
+    },
+    "More": {
+        "simulate": "Simulate a trace of jobs under one or more policies, and compare the results.",
+        "demo": (
+            "Run the same jobs on emulated GPUs twice at once, one job per GPU and shared by CARMA."
+        ),
+        "mcp": (
+            "Let an agent look at the queue, its GPUs and your jobs, by the Model Context Protocol."
+        ),
+        "completion": 'Print a completion script: eval "$(carma completion bash)" in ~/.bashrc.',
+        "gpumemnet": "Train the memory estimator gpumemnet.",
+    },
+}

@@ -1,0 +1,121 @@
+"""The GPUs that a plan covers. What is known of a node's is kept in its `memo`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import chain
+from typing import NamedTuple
+
+from carmad.plugin import GpuId, GpuView, Job, NodeView, Settings, View, idle
+
+NOTHING: frozenset[GpuId] = frozenset()
+
+
+class Rack(NamedTuple):
+    """The part of a site that is on one node."""
+
+    gpus: tuple[GpuView, ...]
+    kinds: tuple[str, ...]  # in the order in which they first appear
+    least_mib: float  # of the smallest GPU; infinite: there is none
+    whole: bool  # none of them is a MIG instance
+    strays: Mapping[GpuId, int]  # users of clients, of no job, that are left on GPUs' MPS servers
+    idle: int  # GPUs without jobs
+    single: frozenset[GpuId]  # GPUs with one job
+
+    @classmethod
+    def of(cls, node: NodeView, aside: frozenset[GpuId], settings: Settings) -> Rack:
+        gpus = tuple(gpu for gpu in node.gpus if gpu.id not in aside and usable(gpu, settings))
+        return cls(
+            gpus,
+            tuple(dict.fromkeys(gpu.gpu.name for gpu in gpus)),
+            min(map(memory_mib, gpus), default=math.inf),
+            not any(gpu.gpu.is_mig for gpu in gpus),
+            {gpu.id: gpu.mps_stray[0] for gpu in gpus if gpu.mps_stray and not gpu.gpu.is_mig},
+            sum(not gpu.residents for gpu in gpus),
+            frozenset(gpu.id for gpu in gpus if len(gpu.residents) == 1),
+        )
+
+
+class Site(NamedTuple):
+    """The GPUs that a plan covers."""
+
+    gpus: tuple[GpuView, ...]
+    kinds: tuple[str, ...]
+    least_mib: float
+    whole: bool
+    strays: Mapping[GpuId, int]
+    idle: int
+    single: frozenset[GpuId]
+    one_user: bool  # all clients on a node share an MPS server that serves one user at a time
+
+    def server(self, job: Job) -> int | None:
+        """The user whose clients alone may be on a node's server beside the job; None: anyone's."""
+        return job.spec.uid if self.one_user and not job.exclusive else None
+
+    def unusable_gpus(self, job: Job) -> frozenset[GpuId]:
+        """The GPUs that the job cannot use even when they are empty: because of its declared memory
+        (an estimate does not keep it off an empty GPU), after a failure there, because a process
+        can use only one MIG instance, or because another user's is left on the MPS server."""
+        need_mib = job.estimate.safe_mib if job.estimate and job.estimate.firm else 0
+        avoid, several = job.retry.avoid if job.retry else (), job.spec.gpus > 1
+        client = not job.exclusive and (self.one_user or not several)
+        strays = self.strays if client else {}
+        if not (avoid or strays) and need_mib <= self.least_mib and (self.whole or not several):
+            return NOTHING
+        return frozenset(
+            gpu.id
+            for gpu in self.gpus
+            if gpu.id in avoid
+            or need_mib > memory_mib(gpu)
+            or (several and gpu.gpu.is_mig)
+            or strays.get(gpu.id, job.spec.uid) != job.spec.uid
+        )
+
+    def holds(self, job: Job) -> bool:
+        """Whether it can ever start there."""
+        return job.spec.gpus <= len(self.gpus) - len(self.unusable_gpus(job))
+
+    def kind(self, gpu: GpuView) -> int:
+        """The GPU's index in `kinds`. If there is only one kind, all GPUs count as that."""
+        return self.kinds.index(gpu.gpu.name) if len(self.kinds) > 1 else 0
+
+
+def site(view: View, aside: frozenset[GpuId], heterogeneous: bool) -> Site:
+    """All GPUs that jobs may use at some time, except those reserved for profiling."""
+    racks = [
+        node.memo.recall((Rack, aside), Rack.of, node, aside, view.settings) for node in view.nodes
+    ]
+    gpus, kinds, least_mib, whole, strays, idle, single = zip(*racks, strict=True)
+    found = tuple(dict.fromkeys(chain.from_iterable(kinds)))
+    shared = view.settings.collocation
+    return Site(
+        tuple(chain.from_iterable(gpus)),
+        found if heterogeneous else found[:1],
+        min(least_mib),
+        all(whole),
+        {gpu: uid for each in strays for gpu, uid in each.items()},
+        sum(idle),
+        NOTHING.union(*single),
+        shared.mps and shared.mps_scope == "node" and not shared.mps_multiuser,
+    )
+
+
+def memory_mib(gpu: GpuView) -> int:
+    """The memory that jobs may use."""
+    return gpu.gpu.memory_mib - gpu.external_mib
+
+
+def usable(gpu: GpuView, settings: Settings) -> bool:
+    """Whether it is neither out of service nor used by external processes."""
+    broken = gpu.drained or gpu.stale or (gpu.sample and gpu.sample.fault)
+    return not broken and (bool(gpu.residents) or idle(gpu, settings) is None)
+
+
+def joinable(view: View, where: Site) -> set[int]:
+    """The numbers of GPUs of the jobs that another job might join."""
+    return {
+        job.spec.gpus
+        for job in view.running
+        if where.single.issuperset(job.gpus) and not view.demand(job).alone
+    }
