@@ -7,15 +7,17 @@ A-SRPT's sum of all job completion times, each from submission to end, against t
 paper has ranges over its baselines, and otherwise only figures without numbers: "least" and "most"
 are the ends of a range, over all columns of the table below and all baselines, of each seed. Given
 are medians of five seeds, and their range; a seed draws a window of consecutive jobs, as the
-paper does.
+paper does. Against perfect prediction they are of ten.
 
 - **Jobs** are made of Philly's arrivals, durations and demands, and come back as PAI's do
   (`lab.asrpt.workload`): PAI's trace, which the paper has, is not at hand. They come as
   often, and last as long in the mean (5,039 s), as PAI's.
 - **GPUs**: 50 servers of 8 V100, a fifth of the paper's, for a fifth of its jobs; 10 Gb/s between
   servers, 300 GB/s within. Nobody shares one. The few jobs of more than 25 GPUs are left out.
-- **Baselines** have their own order, and map jobs by Heavy-Edge to GPUs in order of index: which
-  servers they take, the paper does not say. `A-SRPT's servers`: those that A-SRPT would take.
+- **Baselines** have their own order, and map jobs by Heavy-Edge, as the paper says. From which
+  servers Heavy-Edge may take GPUs it does not say: here from the first ones by index. The last
+  column has the same figures with baselines that take the servers that A-SRPT would take
+  (`A-SRPT's servers`).
   Nobody but A-SRPT has patience. SPJF and SPWF hold the queue: nobody passes a job that does not
   fit. The WCS ones let whoever fits start.
 - **Three A-SRPTs**: the paper's; CARMA's variant (its default), which starts the next job rather
@@ -30,7 +32,7 @@ paper's cluster is about full; here arrivals are spread or shrunk, alike for all
 
 JOBS = """\
 The paper has 37,500 to 150,000 jobs on five times as many GPUs: windows here are fifteen times
-shorter."""
+shorter. One of the paper's length is in asrpt_large.md."""
 
 SHARE = """\
 Demands are drawn anew: so many jobs of one GPU, the others as those of Philly's that have more. The
@@ -64,5 +66,7 @@ CAUSES = """\
   baselines take.
 - **The held queue.** A job of 8 GPUs at its head has up to 7 of them idle, and those of one GPU
   behind it wait, which could all have started. `queue not held` shows what that costs.
+- **Short windows.** Of 1,000 jobs of Philly's hardly any waits (table of loads), so that it matters
+  little what is predicted; asrpt_large.md has 15,000.
 - **Predictions.** A third of Philly's jobs end early, which nobody foresees; PAI's trace was
   cleaned before the paper used it."""

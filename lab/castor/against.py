@@ -35,7 +35,7 @@ CAUSE_OF = {
 CAUSE = {
     "fifo": "the load",
     "sjf": "the load; milder interference",
-    "tiresias": "cheap preemption, many short jobs",
+    "tiresias": "none found (castor_tiresias.md)",
     "lucid": "it knows durations here, and packs beside idle GPUs",
 }
 

@@ -70,6 +70,10 @@ CAUSES = """\
 - **Load.** All differences grow with it, and that of the paper's samples is not known; by what
   share of FIFO's JCT is queueing (above) it lies between our two sizes. With 128 GPUs and two jobs
   on each hardly anybody waits here, whatever the ratios.
+- **Which jobs.** The paper samples "the busiest period", and has 34 % of its testbed's jobs on 16
+  or 32 GPUs. The eight hours of Philly's trace in which most jobs come have 1.04 GPUs a job, none
+  more than eight, and a median of 0.7 h (`python -m lab.castor.busiest`, castor_busiest.md). Sia's
+  samples, with 9 to 10 GPUs a job and nearly half of the jobs large, are nearer to the paper's.
 - **Interference.** However many jobs share a GPU, none does less than its share of it
   (`conserving`); no pair comes near the ratios of up to 6 that the paper saw. So sharing seldom
   loses, and little is left for Castor to avoid. SJF-FFS, which always shares, comes
@@ -77,8 +81,11 @@ CAUSES = """\
   are above 1 more often, and that counts little beside whose turn it is: at high load single
   decisions send runs of one sample different ways, by more than the policies differ on average.
   Theorem 1, too, compares with waiting for the neighbour as if nobody else waited for its GPUs.
-- **Tiresias** pays 20 s for each preemption here, and most jobs are over before they are demoted.
-  In the paper it is hardly better than FIFO.
+- **Tiresias** pays 20 s for each preemption here. In the paper it is hardly better than FIFO. What
+  is not printed of it was tried (`python -m lab.castor.tiresias`, castor_tiresias.md): what a
+  preemption costs, the limits of its queues, who may pass, and jobs on the fewest nodes. None of
+  these alone makes it much slower. On 96 GPUs, with three of them, Castor leads by about as much as
+  in the paper; but Tiresias is still far better than FIFO.
 - **Lucid** packs where it may, whether GPUs are idle or not: its benefits are the lowest, and with
   few jobs it is the slowest. It never packs jobs of several nodes, half of Sia's, and wants equal
   numbers of GPUs.

@@ -17,7 +17,7 @@ from carmad.core.layout import Layout, Stage
 from carmad.models import Lookup
 from carmad.sim.experiment import JobOutcome, Task, Trace
 from lab import RESULTS
-from lab.asrpt import claims, layouts, runs, testbed, workload
+from lab.asrpt import claims, large, layouts, runs, testbed, workload
 from lab.asrpt.page import report
 from lab.asrpt.runs import ADAPTIVE, DEFAULT, PAPER, PERFECT, UNHELD, Case, Result, cases
 from lab.claims import Claim, Verdict
@@ -168,6 +168,20 @@ def test_the_testbed_s_page_has_all_policies() -> None:
     assert "| A-SRPT-Perfect | 0.60 | +0 % (+0 to +0)" in _single(text)
 
 
+def test_the_long_window_s_claims_are_rows_of_their_own_with_the_baselines_both_ways() -> None:
+    text = large.report(_large()).page({})
+    assert "nan" not in text
+    assert "15,000 jobs, against any baseline: least | -31 % | -40 % (-40 to -40)" in _single(text)
+    told = {its.what: its for its in _claims([_result(case, 1000.0) for case in cases()])}
+    assert told["15,000 jobs, against any baseline: least"].ours == pytest.approx((-40.0,))
+    why = told["number of jobs, against any baseline: least"].why
+    assert "its baselines on its servers, not by index: 0 % (0 to 0), not reproduced" in why
+
+
+def _large() -> list[Result]:
+    return [_result(it, 0.6 if it.policy == PAPER else 1.0) for it in large.cases()]
+
+
 def _testbed() -> list[Result]:
     """A-SRPT took 0.6 h, and the others 1 h."""
     return [_result(it, 0.6 if it.policy == PAPER else 1.0) for it in runs.testbed()]
@@ -186,6 +200,8 @@ def _claims(found: Sequence[Result]) -> list[Claim]:
             return json.loads(harness._json(report(found).data))
         if name == "asrpt_testbed":
             return json.loads(harness._json(testbed.report(_testbed()).data))
+        if name == "asrpt_large":
+            return json.loads(harness._json(large.report(_large()).data))
         return json.loads((RESULTS / f"{name}.json").read_text())
 
     return list(claims.claims(read))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from carmad.config import Settings
+from carmad.config import Limits, Settings
 from carmad.core.recurrence import group
 from carmad.core.types import JobId, Mode
 from carmad.sim.experiment import Experiment, Load, Task, Trace
@@ -19,7 +19,8 @@ from carmad.sim.interference import Conserving, make
 from carmad.sim.run import simulate
 from carmad.sim.traces.sources import load
 from carmad.sim.workload import Workload
-from lab.castor import gavel
+from lab.castor import gavel, tiresias
+from lab.castor.busiest import busiest
 from lab.castor.page import report
 from lab.castor.paper import SIMULATED
 from lab.castor.runs import (
@@ -35,6 +36,7 @@ from lab.castor.runs import (
 from lab.castor.sharing import crowded, decisions
 from lab.castor.time_model import Measured, fit
 from lab.castor.timing import Taken
+from lab.castor.tiresias import Variant, fewest_nodes
 from lab.castor.workload import (
     BEGIN_S,
     batch_shares,
@@ -46,6 +48,7 @@ from lab.castor.workload import (
     sampled,
 )
 from lab.data import DATA
+from lab.policies import simulate_with
 from policies.castor.pairing import StepModel
 
 BUSY = Load("busy", 32, 1024, sm_active=0.8, sm_occupancy=0.4, dram_active=0.1)
@@ -198,6 +201,15 @@ def a_result(case: Case, jct: float) -> Result:
 
 
 @needs_data
+def test_the_page_of_tiresias_has_every_row() -> None:
+    asked = tiresias.cases()
+    results = [a_result(case, 0.8 if case.what == "castor" else 1.0) for case in asked]
+    text = tiresias.report(results).page({})
+    assert "nan" not in text
+    assert text.count("-20 %") == sum(len(rows) - 1 for rows in tiresias.ROWS.values()) * 2
+
+
+@needs_data
 def test_the_page_tells_of_every_table() -> None:
     asked = cases((*OF_THE_PAPER, "gavel"))
     results = [a_result(case, 0.8 if case.what == "castor" else 1.0) for case in asked]
@@ -236,3 +248,30 @@ class TestTimeModel:
     def test_one_batch_size_is_not_enough(self) -> None:
         with pytest.raises(ValueError, match="two batch sizes"):
             fit([Measured("1", 8, 0.1, 0.0), Measured("2", 8, 0.1, 0.01)])
+
+
+class TestTiresias:
+    def test_a_job_takes_no_more_nodes_than_it_must(self) -> None:
+        free = [tuple(f"{node}/{n}" for n in range(gpus)) for node, gpus in (("a", 8), ("b", 5))]
+        assert fewest_nodes(free, 4) == ("b/0", "b/1", "b/2", "b/3")
+        assert len(fewest_nodes(free, 12)) == 12
+        assert fewest_nodes(free[1:], 6) == ()
+        assert fewest_nodes([free[1], free[1]], 10) == ()
+
+    def test_one_that_stays_together_preempts_for_a_whole_node(self) -> None:
+        """Of each node two GPUs are idle; the third job wants all eight of one."""
+        both = "2x8xA100-40GB"
+        tasks = tuple(a_task(at, 4_000, gpus=6, name=f"{at}") for at in (0, 1))
+        trace = Trace("three", (*tasks, a_task(3_000, 100, gpus=8, name="wide")))
+        settings = Settings(policy="tiresias", limits=Limits(preemption=True))
+        made = Experiment(trace, parse(both), settings, "oracle")
+        outcome = simulate_with(tiresias._policy(Variant(together=True), settings), made)
+        *_, wide = outcome.jobs
+        assert len({gpu.rpartition("/")[0] for gpu in wide.attempts[0].gpus}) == 1
+        assert sum(len(job.attempts) for job in outcome.jobs) == 4
+
+
+def test_the_busiest_hours_have_most_jobs() -> None:
+    tasks = [a_task(3_600 * at, 60) for at in (0, 10, 11, 12, 30)]
+    assert [task.submit_s / 3_600 for task in busiest(tasks, [1.0] * 5)] == [10, 11, 12]
+    assert len(busiest(tasks, [9.0, 1.0, 1.0, 1.0, 1.0])) == 1
