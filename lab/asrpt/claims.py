@@ -15,14 +15,23 @@ from lab.asrpt.runs import MORE_SEEDS, PAPER, SEEDS, UNHELD, Case, Result
 from lab.claims import Bound, Claim, median_interval
 
 TWICE = "Philly's jobs"  # the claim is made once, of the number of jobs
+# What `large` has, too, which is nearer to the paper's 75,000 jobs.
+ALSO_LONG = (
+    "number of jobs, against any baseline: least",
+    "number of jobs, against any baseline: most",
+    AGAINST_PERFECT,
+)
 
 
 def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
-    for its in page.against_paper(_runs(read("asrpt"), SEEDS)):
-        if not its.what.startswith(TWICE):
+    short = {its.what: its for its in page.against_paper(_runs(read("asrpt"), SEEDS))}
+    for its in short.values():
+        if its.what not in ALSO_LONG and not its.what.startswith(TWICE):
             yield _claim(its)
-    for its in large.against_paper(_runs(read("asrpt_large"), 1)):
-        yield _claim(its)
+    for name, its in zip(
+        ALSO_LONG, large.against_paper(_runs(read("asrpt_large"), 1)), strict=True
+    ):
+        yield _because(_claim(its), "in windows of at most 2,000 jobs", short[name].ours[PAPER])
     small = _runs(read("asrpt_testbed"), MORE_SEEDS)
     lead, price = map(_claim, testbed.against_paper(small))
     yield _because(lead, "durations known to it", testbed.knowing(small).ours[PAPER])

@@ -20,7 +20,7 @@ from lab import RESULTS
 from lab.asrpt import claims, large, layouts, runs, testbed, workload
 from lab.asrpt.page import report
 from lab.asrpt.runs import ADAPTIVE, DEFAULT, PAPER, PERFECT, UNHELD, Case, Result, cases
-from lab.claims import Claim, Verdict
+from lab.claims import Claim
 from lab.data import DATA
 
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="the public traces are not here")
@@ -133,7 +133,10 @@ def test_the_page_has_every_figure_of_complete_results() -> None:
     assert [cell.strip() for cell in row.split("|")][3].startswith("+0 %")
     told = {claim.what: claim for claim in _claims(found)}
     assert told["50 Gb/s, against WCS-duration"].ours == pytest.approx((-40.0,) * 5)
-    assert told["against perfect prediction"].verdict is Verdict.STRONGER  # it costs nothing
+    long = told["15,000 jobs, against perfect prediction"]
+    assert (
+        "in windows of at most 2,000 jobs: 0 % (0 to 0), stronger" in long.why
+    )  # it costs nothing
     few = report([_result(case, 1.0) for case in cases(few=True)])
     assert "## Load" in few.page({}) and "## Network" not in few.page({})
 
@@ -168,14 +171,16 @@ def test_the_testbed_s_page_has_all_policies() -> None:
     assert "| A-SRPT-Perfect | 0.60 | +0 % (+0 to +0)" in _single(text)
 
 
-def test_the_long_window_s_claims_are_rows_of_their_own_with_the_baselines_both_ways() -> None:
+def test_claims_that_the_long_window_has_rest_on_it() -> None:
     text = large.report(_large()).page({})
     assert "nan" not in text
     assert "15,000 jobs, against any baseline: least | -31 % | -40 % (-40 to -40)" in _single(text)
     told = {its.what: its for its in _claims([_result(case, 1000.0) for case in cases()])}
-    assert told["15,000 jobs, against any baseline: least"].ours == pytest.approx((-40.0,))
-    why = told["number of jobs, against any baseline: least"].why
-    assert "its baselines on its servers, not by index: 0 % (0 to 0), not reproduced" in why
+    assert "number of jobs, against any baseline: least" not in told
+    long = told["15,000 jobs, against any baseline: least"]
+    assert long.ours == pytest.approx((-40.0,))
+    assert "its baselines on its servers, not by index: -40.0 %, stronger" in long.why
+    assert "in windows of at most 2,000 jobs: 0 % (0 to 0), not reproduced" in long.why
 
 
 def _large() -> list[Result]:
