@@ -178,19 +178,21 @@ def test_the_end_of_a_job_opens_no_question_twice(asked: Asked) -> None:
     assert (asked.jobs, len(asked.specs)) == ([4], 1)
 
 
-def test_a_job_that_is_over_at_once_is_not_asked_about(
+def test_a_job_that_starts_and_is_over_at_once_is_not_asked_about(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PAUSE_S", PATIENCE_S)
+    for name in ("LAUNCH_S", "PAUSE_S"):
+        monkeypatch.setattr(module, name, PATIENCE_S)
     asked.put(1)
     until(lambda: asked.estimates._wanted[JobId(1)])
+    asked.estimates.note_launch(JobId(1))
     asked.estimates.end(JobId(1))
-    asked.put(2, memory_mib=4000)  # which is asked about without a pause
     asked.go_on.set()
-    until(lambda: asked.told)
-    asked.put(3, "b.py", memory_mib=4000)
+    monkeypatch.setattr(module, "LAUNCH_S", 0.0)
+    for id in (2, 3):  # which nothing launches
+        asked.put(id, f"{id}.py")
     until(lambda: len(asked.told) == 2)
-    assert [spec.memory_mib for spec in asked.specs] == [4000, 4000]
+    assert sorted(spec.argv[-1] for spec in asked.specs) == ["2.py", "3.py"]
 
 
 def test_one_that_fails_leaves_no_job_without_an_answer() -> None:
@@ -314,7 +316,10 @@ def test_few_answers_are_kept(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(asked.specs) == 4
 
 
-def test_one_users_thousand_jobs_hold_up_nobody_elses_one(asked: Asked) -> None:
+def test_one_users_thousand_jobs_hold_up_nobody_elses_one(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LAUNCH_S", 0.0)
     for id in range(1, 1001):
         asked.put(id, f"{id}.py", uid=1)
     asked.put(1001, uid=2)

@@ -56,6 +56,7 @@ def test_gpu_hours_and_waiting_jobs_are_limited(carmad: Carmad) -> None:
     carmad.carma("limit", "default", "--gpu-hours", "0.0001/day", "--jobs", "1")
     carmad.ended(carmad.sh("sleep 0.5"))
     waits = carmad.sh("true")
+    carmad.await_state(waits, "queued")
     why = carmad.carma("why", str(waits))
     assert f"{ME} has used" in why and "of 0.0001 GPU-h per day" in why
     assert "may start from" in why
@@ -83,6 +84,7 @@ def test_urgent_jobs_go_first_until_their_budget_is_spent(tmp_path: Path) -> Non
         first = daemon.sh("sleep 600", exclusive=True)
         daemon.await_state(first, "starting", "running")
         waits, urgent = daemon.sh("true"), daemon.sh("sleep 0.5", urgent=True)
+        daemon.await_state(waits, "queued")
         assert "urgent" in daemon.carma("show", str(urgent))
         assert f"job {urgent} goes first: it is urgent" in daemon.carma("why", str(waits))
         daemon.cancel(first)

@@ -231,7 +231,7 @@ def test_a_policy_that_misbehaves_is_told_of_and_stops_nobody_else(
 def refused(carmad: Carmad, name: str, told: str) -> None:
     job = carmad.submit("true", name=name)
     until(lambda: told in str(carmad.why(job)), f"{told!r} of {name}: {carmad.why(job)}")
-    assert carmad.job(job)["state"] == "queued"
+    carmad.await_state(job, "queued")
     assert carmad.get("/v1/health")["policy"] == "wild"
     carmad.cancel(job)
 

@@ -133,6 +133,7 @@ class DaemonWorld(Follower):
                 self._inbox.post(its, user=action.job.spec.uid)
         elif not isinstance(action, Wake):  # the engine handles an event every second or two anyway
             if isinstance(action, Launch):
+                self._estimates.note_launch(action.job.id)
                 self._unlaunched.add((action.job.id, action.job.attempt))
                 self._hands.submit(self._do, action)
             else:

@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 2
 DECLARED_LATE_S, LATE_S = 60.0, 600.0  # the latter for a chain of estimators, each with a script
-PAUSE_S = 0.25  # before a script is tried: many a job that has started at once is over by then
+LAUNCH_S = 0.02  # a job that can start at once is launched by then
+PAUSE_S = 0.25  # before the script of a launched job is tried: many a job is over by then
 FRESH_S = 60.0  # how long an answer is reused for identical jobs: scripts may be edited
 ANSWERS_KEPT = 256
 MOST_LETTERS = 1000  # characters of an exception's message
@@ -118,32 +119,34 @@ class _Asked:
     answer: Future[Answer] = field(default_factory=Future)
     jobs: set[JobId] = field(default_factory=set)  # that it was asked for
     abandoned: Event = field(default_factory=Event)  # none of them needs the answer any more
+    launched: Event = field(default_factory=Event)  # one of them has started without it
 
     def is_outdated(self, now: float) -> bool:
         return self.abandoned.is_set() or (self.answer.done() and now - self.at >= FRESH_S)
 
 
 class _Line:
-    """Waiting jobs, users in turn."""
+    """Waiting jobs, users in turn, each with the time (monotonic) since when it waits."""
 
     def __init__(self) -> None:
         # By user; the first user is next.
-        self._waiting: OrderedDict[int, OrderedDict[JobId, Job]] = OrderedDict()
+        self._waiting: OrderedDict[int, OrderedDict[JobId, tuple[Job, float]]] = OrderedDict()
 
     def put(self, job: Job) -> None:
-        self._waiting.setdefault(job.spec.uid, OrderedDict())[job.id] = job
+        jobs = self._waiting.setdefault(job.spec.uid, OrderedDict())
+        jobs[job.id] = job, time.monotonic()
 
     def drop(self, job: JobId) -> None:
         for jobs in self._waiting.values():
             jobs.pop(job, None)
 
-    def next(self) -> Job | None:
+    def next(self) -> tuple[Job, float] | None:
         while self._waiting:
             uid, jobs = self._waiting.popitem(last=False)
             if jobs:
-                _, job = jobs.popitem(last=False)
+                _, waiting = jobs.popitem(last=False)
                 self._waiting[uid] = jobs  # behind the other users
-                return job
+                return waiting
         return None
 
 
@@ -155,7 +158,7 @@ class Estimates:
     `tell` gets a second answer: a job need not wait for its start meanwhile. A job that is `put`
     with a late estimate has had its first answer, or did not wait for it, under an earlier daemon.
     Jobs with declared memory are answered separately, so that they do not wait for scripts to be
-    traced. A job that is over within `PAUSE_S` is not asked about: many end as soon as they start.
+    traced. A job that starts at once, and is over within `PAUSE_S`, is not asked about.
     """
 
     def __init__(
@@ -180,9 +183,15 @@ class Estimates:
         with self._lock:
             self._wanted[job.id] = None
         if job.spec.memory_mib is not None:
-            self._declared.submit(self._answer, job, False)
+            self._declared.submit(self._answer, job, False, 0.0)
         else:
             self._wait(job, patient=job.estimate_late)
+
+    def note_launch(self, job: JobId) -> None:
+        """The job starts without an answer."""
+        with self._lock:
+            if asked := self._wanted.get(job):
+                asked.launched.set()
 
     def drop(self, job: JobId) -> None:
         """The job needs no answer any more."""
@@ -217,11 +226,12 @@ class Estimates:
 
     def _one(self, patient: bool) -> None:
         with self._lock:
-            job = self._lines[patient].next()
-        if job:
-            self._answer(job, patient)
+            waiting = self._lines[patient].next()
+        if waiting:
+            job, since = waiting
+            self._answer(job, patient, since + LAUNCH_S - time.monotonic())
 
-    def _answer(self, job: Job, patient: bool) -> None:
+    def _answer(self, job: Job, patient: bool, launch_s: float) -> None:
         asked, new = self._question(job.id, _alike(job.spec, patient))
         if asked is None:
             return
@@ -229,7 +239,9 @@ class Estimates:
         if new:
             beats.at(f"the memory of job {job.id}")
             try:
-                if job.spec.memory_mib is None and asked.abandoned.wait(PAUSE_S):
+                if launch_s > 0 and asked.launched.wait(launch_s):
+                    asked.abandoned.wait(PAUSE_S)
+                if asked.abandoned.is_set():
                     answer: Answer = Refusal("it is over", "carmad")  # nobody reads this
                 else:
                     answer = self._ask(job.spec, patient, asked.abandoned)
