@@ -129,5 +129,6 @@ def _two_users(daemon: Carmad) -> None:
     jobs = [submit(bin_), submit(bin_), submit(nobody), submit(nobody)]
     for id in (jobs[0], jobs[2], jobs[3]):
         daemon.await_state(id, "starting", "running")
+    daemon.await_state(jobs[1], "queued")
     assert daemon.job(jobs[1])["reason"].startswith("(Quota")
     assert {share_of(daemon, "bin")["gpus"], share_of(daemon, "nobody")["gpus"]} == {1.0, 2.0}
