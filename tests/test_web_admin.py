@@ -10,7 +10,6 @@ import tempfile
 import urllib.error
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -169,10 +168,13 @@ def _post(web: Web, path: str, body: str) -> int:
 
 
 def _begun(web: Web) -> int:
-    """The process of a new simulation that has lowered its priority."""
-    post = partial(_post, web, "/what-if", "days=7&policy-lug=1")
-    until(post, "the last simulation to be over", wanted=lambda status: status == 303)
-    return int(until(lambda: _simulation(web), "the simulation to begin"))
+    """The process of a simulation that has lowered its priority: one that gave up is replaced."""
+
+    def begin() -> int:
+        _post(web, "/what-if", "days=7&policy-lug=1")  # refused while there is one
+        return _simulation(web)
+
+    return int(until(begin, "a simulation to begin"))
 
 
 def _simulation(web: Web) -> int:
