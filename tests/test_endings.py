@@ -11,6 +11,7 @@ from carmad.core.attempt import KEPT, Attempt, append
 from carmad.core.control import Verdict
 from carmad.core.endings import Ending, Retries, ending, placeable
 from carmad.core.messages import Exited
+from carmad.core.states import advance
 from carmad.core.types import (
     After,
     AfterKind,
@@ -71,6 +72,7 @@ def ended(job: Job, exit: Exit, *beside: GpuSample, usable: tuple[str, ...] = (G
 def test_what_becomes_of_a_job(job: Job, exit: Exit, state: JobState, cause: Cause) -> None:
     end = ended(job, exit)
     assert (end.state, end.exit.cause, end.at) == (state, cause, 9.0)
+    assert advance(job, end.state)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,7 @@ def test_no_attempt_follows_one_whose_processes_could_not_be_killed(
     job: Job, exit: Exit, state: JobState
 ) -> None:
     assert ended(job, replace(exit, left=True)).state is state
+    assert advance(job, state)
 
 
 def test_a_preempted_job_whose_time_is_up_has_timed_out() -> None:

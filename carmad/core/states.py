@@ -16,8 +16,8 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
         {S.RUNNING, *WAITING, S.STOPPING, S.SUCCEEDED, S.FAILED, S.OUT_OF_MEMORY}
     ),
     S.RUNNING: frozenset({*WAITING, S.STOPPING, S.SUCCEEDED, S.FAILED, S.OUT_OF_MEMORY}),
-    # A preempted job is requeued, unless it had just finished.
-    S.STOPPING: frozenset({*WAITING, S.CANCELLED, S.TIMED_OUT, S.SUCCEEDED}),
+    # A preempted job is requeued, unless it had just finished; it fails if it could not be killed.
+    S.STOPPING: frozenset({*WAITING, S.CANCELLED, S.TIMED_OUT, S.SUCCEEDED, S.FAILED}),
     # Only a user's requeue brings a job back; it is PENDING while it has no estimate.
     **dict.fromkeys(ENDED, WAITING),
 }
