@@ -151,13 +151,30 @@ class Limits:
     # environments count once
     queued_mib_per_user: AtOnce[Count] = 32
     kill_grace_s: Number = 30.0  # between SIGTERM and SIGKILL
-    # let policies take GPUs back; jobs resume from what they saved
-    preemption: AtOnce[bool] = False
+    # let policies take GPUs back. true: the job is requeued, and goes on from what it saved;
+    # "suspend": it is [suspended](../guides/suspend.md), and loses nothing
+    preemption: AtOnce[bool | Literal["suspend"]] = False
     # how often a waiting job may be overtaken by later ones, whenever they end; 0: never; not set:
     # by those that [end before it can start](../concepts/placement.md), in simulations by none
     backfill: AtOnce[Count | None] = None
     # before a reservation, no job starts there whose end is unknown
     reservation_notice_s: AtOnce[Number] = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Suspending:
+    """Suspending jobs: a job's GPU memory moves to the host's, and back when it resumes. `carma
+    doctor --gpu` finds out whether this server's driver can do that, and how fast."""
+
+    # MiB of the host's memory for what suspended jobs held on GPUs; 0: no job is suspended
+    host_memory_mib: AtOnce[Count] = 0
+    moves: AtOnce[bool] = False  # let a job resume on another GPU of the same kind
+    # for a job's running kernels to finish; one that takes longer is not suspended
+    lock_within_s: AtOnce[Positive] = 10.0
+    out_mib_s: AtOnce[Positive] = 1900.0  # bandwidth to the host, as measured on an H100
+    in_mib_s: AtOnce[Positive] = 4300.0  # and back
+    fixed_s: AtOnce[Number] = 0.5  # that each way takes besides
+    most_per_hour: AtOnce[Count] = 6  # suspensions of one job
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +266,7 @@ class Settings:
     collocation: Collocation = field(default_factory=Collocation)
     host: Host = field(default_factory=Host)
     limits: Limits = field(default_factory=Limits)
+    suspend: Suspending = field(default_factory=Suspending)
     interactive: Interactive = field(default_factory=Interactive)
     fairness: Fairness = field(default_factory=Fairness)
     retention: Retention = field(default_factory=Retention)

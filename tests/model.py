@@ -17,7 +17,7 @@ from itertools import product
 from typing import Any
 
 from carmad import registry
-from carmad.config import Collocation, Host, Limits, Monitor, Settings
+from carmad.config import Collocation, Host, Limits, Monitor, Settings, Suspending
 from carmad.core.gpuview import GpuView
 from carmad.core.ledger import ENDED_REMEMBERED
 from carmad.core.line import Held, Place, place_in_line
@@ -37,12 +37,18 @@ from carmad.core.messages import (
     Postponed,
     RequeueRequested,
     Reserved,
+    Resume,
+    Resumed,
+    ResumeRequested,
     Sampled,
     Signal,
     Step,
     Stepped,
     Stop,
     Submitted,
+    Suspend,
+    Suspended,
+    SuspendRequested,
     Tick,
     Unreserved,
 )
@@ -62,6 +68,7 @@ from carmad.core.types import (
     GpuSample,
     Job,
     JobId,
+    JobState,
     ProcessUse,
     WarnSignal,
 )
@@ -84,14 +91,27 @@ PERIOD_S = 1.0
 ROUNDS = 100  # of a world that is well again, until the last job must have ended
 PATIENT = Monitor(window_s=3, stale_s=60, first_kernel_timeout_s=20)
 HOST = Host(cpus=4)
-SHARED = Settings(monitor=PATIENT, host=HOST, limits=Limits(backfill=1, gpus_per_user=5))
+SHARED = Settings(
+    monitor=PATIENT,
+    host=HOST,
+    limits=Limits(backfill=1, gpus_per_user=5),
+    suspend=Suspending(host_memory_mib=500),
+)
 UNDER_MPS = Settings(
     monitor=PATIENT, host=HOST, collocation=Collocation(mps=True, max_jobs_per_gpu=2)
 )
 UNDER_ONE_SERVER = replace(UNDER_MPS, collocation=replace(UNDER_MPS.collocation, mps_scope="node"))
 PREEMPTING = replace(SHARED, limits=Limits(preemption=True))
+SUSPENDING = replace(
+    SHARED,
+    limits=Limits(preemption="suspend"),
+    suspend=Suspending(host_memory_mib=1000, moves=True, most_per_hour=3),
+)
 SERVERS = tuple(
-    product(registry.own_names("policies"), (SHARED, UNDER_MPS, UNDER_ONE_SERVER, PREEMPTING))
+    product(
+        registry.own_names("policies"),
+        (SHARED, UNDER_MPS, UNDER_ONE_SERVER, PREEMPTING, SUSPENDING),
+    )
 )
 
 Key = tuple[JobId, int]  # a job's attempt
@@ -179,6 +199,7 @@ class Attempt:
     job: Job
     exit: Exit | None = None  # None: its processes live
     ended_at: float = 0.0
+    gpus: tuple[GpuId, ...] = ()  # none while it is suspended
 
 
 class Model:
@@ -203,7 +224,7 @@ class Model:
 
     def _boot(self) -> None:
         """Start a daemon on the existing state. Its predecessor's memory is lost."""
-        self.hands: deque[Launch | Stop | Signal] = deque()
+        self.hands: deque[Launch | Stop | Signal | Suspend | Resume] = deque()
         self.unestimated: list[JobId] = []
         self.reports: list[Key] = []
         self.acts_left = 10**9  # then it is killed
@@ -220,7 +241,7 @@ class Model:
         self.engine.restore()
         for job in self.scheduler.jobs.rows.values():  # adopted: what ended meanwhile is reported
             attempt = self.attempts.get((job.id, job.attempt))
-            if job.holds_gpus and attempt and attempt.exit:
+            if job.lives and attempt and attempt.exit:
                 self.reports.append((job.id, job.attempt))
         self.tell(Discovered(self.now, GPUS))
 
@@ -231,7 +252,7 @@ class Model:
             return
         if isinstance(action, EstimateMemory):
             self.unestimated.append(action.job.id)
-        elif isinstance(action, Launch | Stop | Signal):
+        elif isinstance(action, Launch | Stop | Signal | Suspend | Resume):
             self.hands.append(action)
 
     def tell(self, *events: Event) -> None:
@@ -289,7 +310,9 @@ class Model:
                     self.seen["action repeated"] += again
                     self._do(action, dice.random() < 0.05)
 
-    def _do(self, action: Launch | Stop | Signal, fails: bool = False) -> None:
+    def _do(
+        self, action: Launch | Stop | Signal | Suspend | Resume, fails: bool = False
+    ) -> None:
         job = action.job
         key = job.id, job.attempt
         match action:
@@ -308,6 +331,42 @@ class Model:
                 if key not in self.attempts:
                     self.revoked.add(key)
                 self._look_after(key, Exit(Cause.LOST))
+            case Suspend():
+                self._suspend(key, fails)
+            case Resume():
+                self._resume(key, job.gpus, fails)
+
+    def _suspend(self, key: Key, fails: bool) -> None:
+        attempt = self.attempts[key]
+        if attempt.exit:
+            self.reports.append(key)
+        elif fails:
+            lost = key[0] % 2 == 0
+            self.seen["suspension failed"] += 1
+            self.tell(Suspended(self.now, *key, "its lock timed out", lost))
+        else:
+            self.seen["suspended"] += 1
+            attempt.gpus = ()
+            self.tell(Suspended(self.now, *key))
+
+    def _resume(self, key: Key, gpus: tuple[GpuId, ...], fails: bool) -> None:
+        attempt = self.attempts[key]
+        if attempt.exit:
+            self.reports.append(key)
+        elif fails and not attempt.gpus:
+            lost = key[0] % 2 == 0
+            self.seen["return failed"] += 1
+            self.tell(Resumed(self.now, *key, "no room", lost))
+        else:
+            self.seen["resumed"] += 1
+            self._occupy(attempt, gpus)
+            self.tell(Resumed(self.now, *key))
+
+    def _occupy(self, attempt: Attempt, gpus: tuple[GpuId, ...]) -> None:
+        for other in self.alive().values():
+            if other is not attempt and set(other.gpus) & set(gpus):
+                assert not (other.job.exclusive or attempt.job.exclusive), (attempt, other)
+        attempt.gpus = gpus
 
     def _look_after(self, key: Key, unless_started: Exit) -> None:
         attempt = self.attempts.get(key)
@@ -322,14 +381,12 @@ class Model:
         if earlier:
             assert earlier.exit, f"{key} starts while the attempt before it lives"
             assert earlier.exit.cause is not Cause.SUCCESS or job.id in self.again, key
-        for other in self.alive().values():
-            if set(other.gpus) & set(job.gpus):
-                assert not (other.exclusive or job.exclusive), (job, other)
-        self.attempts[key] = Attempt(job)
-        assert sum(each.spec.cpus or 0 for each in self.alive().values()) <= (HOST.cpus or 0)
+        self.attempts[key] = new = Attempt(job)
+        self._occupy(new, job.gpus)
+        assert sum(each.job.spec.cpus or 0 for each in self.alive().values()) <= (HOST.cpus or 0)
 
-    def alive(self) -> dict[Key, Job]:
-        return {key: it.job for key, it in self.attempts.items() if it.exit is None}
+    def alive(self) -> dict[Key, Attempt]:
+        return {key: it for key, it in self.attempts.items() if it.exit is None}
 
     def estimate(self, dice: Dice) -> None:
         if self.unestimated:
@@ -377,8 +434,8 @@ class Model:
         for gpu in GPUS:
             uses = tuple(
                 ProcessUse(9000 + id, 100, float(kernels), id, attempt=attempt)
-                for (id, attempt), job in alive.items()
-                if gpu.id in job.gpus
+                for (id, attempt), its in alive.items()
+                if gpu.id in its.gpus
             )
             free = gpu.memory_mib - used
             fault = "GPU is lost" if gpu.id in self.lost else None
@@ -445,6 +502,20 @@ class Model:
         held, more = dice.random() < 0.4, dice.choice((0, 0, 2, 4))
         self.ask(HoldRequested(self.now, self._anyone(dice), held, "ada", more))
 
+    def suspend(self, dice: Dice) -> None:
+        job, more = self._anyone(dice), dice.choice((0, 0, 2, 4))
+        running = [each.id for each in self.scheduler.view(self.now).running]
+        if running and dice.random() < 0.9:
+            job = dice.choice(running)
+        self.ask(SuspendRequested(self.now, job, "ada", more))
+
+    def resume(self, dice: Dice) -> None:
+        job, more = self._anyone(dice), dice.choice((0, 0, 2, 4))
+        suspended = [job.id for job in self.disk.jobs.rows.values() if job.suspension]
+        if suspended and dice.random() < 0.9:
+            job = dice.choice(suspended)
+        self.ask(ResumeRequested(self.now, job, "ada", more))
+
     def run_again(self, dice: Dice) -> None:
         if ended := [job for job in self.disk.jobs.rows.values() if job.ended]:
             row = dice.choice(ended)
@@ -497,8 +568,8 @@ class Model:
             return
         self.lost.add(gpu)
         self.seen["GPU lost"] += 1
-        for key, job in self.alive().items():
-            if gpu in job.gpus:
+        for key, its in self.alive().items():
+            if gpu in its.gpus:
                 self._end(key, Exit(Cause.FAILURE, 1))
         if dice.random() < 0.5:
             self.tell(DrainRequested(self.now, gpu, "Xid 79", "carmad"))
@@ -554,8 +625,12 @@ class Model:
         assert self.acknowledged <= self.disk.jobs.keys(), "an accepted job is lost"
         for (id, number), started in self.alive().items():
             job = core.jobs.get(id)
-            assert job is not None and job.holds_gpus, f"{id}.{number} runs unseen"
-            assert (job.attempt, job.gpus) == (number, started.gpus)
+            assert job is not None and job.lives, f"{id}.{number} runs unseen"
+            assert job.attempt == number
+            if not job.suspension:
+                assert job.gpus == started.gpus
+            if job.state is JobState.SUSPENDED:
+                assert not started.gpus and not job.gpus
 
     def check_what_was_kept(self) -> None:
         """Views are valid until something changes; the ledger's indices match its jobs."""
@@ -575,7 +650,11 @@ class Model:
         running = {job for job in jobs if job.holds_gpus}
         held = Held()
         for job in running:
-            held.add(job)
+            held.give(job)
+        for job in jobs:
+            if job.lives:
+                held.begin(job)
+        assert ledger.suspended == {job.id: job for job in jobs if job.suspension}
         assert ledger.held == held
         assert set(ledger.running()) == running
         assert set(core.view(self.now).running) == {job for job in running if job.gpus}
@@ -585,7 +664,7 @@ class Model:
             whose = job.spec.user, "GPUs"
             for gpu_id in job.gpus:
                 holds[whose] += 1 / len(ledger.residents(gpu_id))  # type: ignore[assignment]
-            if not job.gpus:
+            if not job.spec.gpus:
                 part = (job.spec.cpus or 0) / (HOST.cpus or 1)
                 holds[job.spec.user, "host"] += part * len(core.gpus)  # type: ignore[assignment]
         for user, account in core.shares.accounts.items():
@@ -604,6 +683,7 @@ class Model:
             self.ask(DrainRequested(self.now, gpu.id, None, "root"))
         for job in list(self.scheduler.jobs.rows.values()):
             self.ask(HoldRequested(self.now, job.id, False, "root", job.tasks - 1))
+            self.ask(ResumeRequested(self.now, job.id, "root"))
         for _ in range(ROUNDS):
             if all(job.ended for job in self.disk.jobs.values()):
                 break
@@ -637,7 +717,7 @@ def _facts(gpu: GpuView) -> tuple[list[Any], object]:
 WORK = {"submit": 6, "submit_an_array": 1, "estimate": 12, "carry_out": 14, "report": 8}
 WORK |= {"sample": 14, "processes_end": 5, "time_passes": 3}
 WISHES = {"cancel": 2, "hold": 1, "run_again": 1, "drain": 1, "reserve": 1, "notice": 1}
-WISHES |= {"step_told": 1, "postponed": 1}
+WISHES |= {"step_told": 1, "postponed": 1, "suspend": 8, "resume": 5}
 FAULTS = {"report_again": 2, "restart": 1, "kill": 2, "reboot": 1, "disk_full": 2}
 FAULTS |= {"plugin_hangs": 1, "gpu_lost": 1, "gpu_goes": 1}
 STEPS = WORK | WISHES | FAULTS

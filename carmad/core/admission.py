@@ -13,7 +13,7 @@ from math import inf
 from carmad.config import Settings
 from carmad.core.decision import Reason
 from carmad.core.gpuview import GpuView, is_client
-from carmad.core.types import Estimate, Job, JobState, Mode, Retry
+from carmad.core.types import Estimate, Job, JobState, Mode, Retry, Suspension
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +28,7 @@ class Demand:
     retry: Retry | None
     user: str = ""  # this and the next only matter, and are only set, if a GPU is reserved
     at_most_s: float = inf
+    suspension: Suspension | None = None  # what it needs to resume
 
 
 def demand(
@@ -39,7 +40,9 @@ def demand(
     uid = job.spec.uid if one_user else None
     alone = alone_for_now or job.exclusive or job.state is JobState.PENDING
     its = () if reserved_at is None else (job.spec.user, job.at_most_s(reserved_at))
-    return _demand(job.spec.gpus, alone, uid, job.estimate, job.retry, *its)
+    return _demand(
+        job.spec.gpus, alone, uid, job.estimate, job.retry, *its, suspension=job.suspension
+    )
 
 
 _demand = lru_cache(maxsize=1024)(Demand)  # an estimate takes some KiB with all its notes
@@ -159,6 +162,21 @@ def _avoid(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
     return None
 
 
+def _resume(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
+    """A suspended job can resume on its own GPUs, or on others of the kind, and needs as much
+    memory as it had."""
+    its = wanted.suspension
+    if its is None:
+        return None
+    if gpu.id not in its.gpus and not settings.suspend.moves:
+        return Reason("resume_there", detail=f"{len(its.gpus)} GPUs")
+    if (gpu.gpu.node, gpu.gpu.name) != (its.node, its.kind):
+        return Reason("resume_kind", detail=its.kind)
+    if gpu.free_mib < its.gpu_mib:
+        return Reason("memory", its.gpu_mib, gpu.free_mib, "MiB")
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     _fault,
     _drain,
@@ -170,6 +188,7 @@ RULES: tuple[Rule, ...] = (
     _jobs_per_gpu,
     _mps_user,
     _avoid,
+    _resume,
 )
 
 

@@ -37,12 +37,14 @@ class Cause(StrEnum):
     DEPENDENCY = "dependency"  # a job it waited for ended the wrong way
     PREEMPTED = "preempted"  # the policy took its GPUs back; it continues later
     PROFILED = "profiled"  # its profiling run is over; it is requeued
+    UNRESTORED = "unrestored"  # it was suspended, and its GPU memory cannot be brought back
 
 
 # Final stops, by the owner or a limit: the attempt itself records them, in case the job's row
 # could not be written.
 FOR_GOOD = frozenset({Cause.CANCELLED, Cause.TIME_LIMIT, Cause.IDLE})
-SENT_BACK = frozenset({Cause.PREEMPTED, Cause.PROFILED})  # stopped to be requeued
+# Stopped to be requeued.
+SENT_BACK = frozenset({Cause.PREEMPTED, Cause.PROFILED, Cause.UNRESTORED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,22 @@ class ProfilingRun:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspension:
+    """An attempt is without GPUs, or about to be, and its processes live: what they held on the
+    GPUs is in the host's memory (CUDA's process checkpoint)."""
+
+    at: float  # when it was decided
+    why: str  # for people
+    gpus: tuple[GpuId, ...]  # that it had, in its own order
+    kind: str  # of these: it can return to no other
+    node: str  # likewise
+    gpu_mib: int  # that it needs on each GPU to return
+    host_mib: int  # that it takes on the host
+    failures: int = 0  # of attempts to return
+    again_at: float = 0.0  # it does not try before, after such a failure
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """From the placement until all its processes are gone. Times are the core's."""
 
@@ -91,14 +109,28 @@ class Attempt:
     shared: bool = False  # another job was on one of its GPUs
     warned: bool = False  # the signal before its time limit was sent
     nearing: bool = False  # 80 % of its time limit have passed, and its owner is notified
+    suspension: Suspension | None = None  # the present one
+    suspended_s: float = 0.0  # in earlier ones
+    suspended_at: tuple[float, ...] = ()  # when they began, in the last hour before the latest
+    resumed_at: float | None = None  # from the latest
     stop: Cause | None = None  # why it is being stopped
     exit: Exit | None = None
     ended_at: float | None = None
 
     def run_s(self, now: float) -> float:
-        """How long it has run, or ran."""
+        """How long it has run, or ran, while it was not suspended."""
+        if self.started_at is None:
+            return 0.0
         until = now if self.ended_at is None else self.ended_at
-        return 0.0 if self.started_at is None else until - self.started_at
+        if self.suspension:
+            until = min(until, self.suspension.at)
+        return until - self.started_at - self.suspended_s
+
+    def without_suspension(self, now: float) -> Attempt:
+        """The attempt on its GPUs again, as of `now`."""
+        assert self.suspension
+        gone_s = max(0.0, now - self.suspension.at)
+        return replace(self, suspension=None, suspended_s=self.suspended_s + gone_s, resumed_at=now)
 
     def attained_s(self, now: float) -> float:
         """Its run time, plus that of earlier attempts whose work is not lost."""
@@ -106,12 +138,15 @@ class Attempt:
 
     def shift(self, by_s: float) -> Attempt:
         """The attempt with all times moved `by_s` later."""
-        run = self.profiling
+        run, gone, back_at = self.profiling, self.suspension, self.resumed_at
         return replace(
             self,
             started_at=None if self.started_at is None else self.started_at + by_s,
             kernels=tuple((gpu, at + by_s) for gpu, at in self.kernels),
             profiling=run and replace(run, until=run.until + by_s),
+            suspension=gone and replace(gone, at=gone.at + by_s, again_at=gone.again_at + by_s),
+            suspended_at=tuple(at + by_s for at in self.suspended_at),
+            resumed_at=None if back_at is None else back_at + by_s,
             ended_at=None if self.ended_at is None else self.ended_at + by_s,
         )
 

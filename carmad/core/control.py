@@ -26,7 +26,7 @@ def cancel(job: Job) -> Verdict:
         return _refuse(_end_words(job))
     if job.stop in FOR_GOOD:
         return Verdict("is already being stopped", acts=False)
-    return Verdict("is being stopped" if job.holds_gpus else "cancelled")
+    return Verdict("is being stopped" if job.lives else "cancelled")
 
 
 def hold(job: Job, held: bool) -> Verdict:
@@ -34,11 +34,37 @@ def hold(job: Job, held: bool) -> Verdict:
     word = "held" if held else "released"
     if job.ended:
         return _refuse(_end_words(job))
+    if job.suspension:
+        verb = "suspend" if held else "resume"
+        return _refuse(f"is {_words(job.state)}: use carma {verb}")
     if job.holds_gpus and job.stop not in SENT_BACK:
         return _refuse(f"is {_words(job.state)}: only a waiting job can be {word}")
     if job.held == held:
         return Verdict("was already held" if held else "was not held", acts=False)
     return Verdict(word)
+
+
+def suspend(job: Job, refusal: str) -> Verdict:
+    """Suspend a running job, or keep a suspended one from resuming. `refusal`: why it cannot be
+    suspended now; "" if it can."""
+    if job.ended:
+        return _refuse(_end_words(job))
+    if job.state in (JobState.SUSPENDING, JobState.SUSPENDED):
+        if job.held:
+            return Verdict("is suspended already", acts=False)
+        return Verdict("stays suspended")
+    return _refuse(refusal) if refusal else Verdict("is being suspended")
+
+
+def resume(job: Job) -> Verdict:
+    """Let a suspended job return to GPUs when there are some."""
+    if job.ended:
+        return _refuse(_end_words(job))
+    if job.state not in (JobState.SUSPENDING, JobState.SUSPENDED):
+        return _refuse(f"is {_words(job.state)}: only a suspended job can resume")
+    if not job.held:
+        return Verdict("waits for GPUs already", acts=False)
+    return Verdict("resumes as soon as there are GPUs for it")
 
 
 def update(
@@ -53,7 +79,7 @@ def update(
         return _refuse(_end_words(job)), job.spec
     if not changed:
         return Verdict("is as it should be", acts=False), job.spec
-    if job.holds_gpus:
+    if job.lives:
         fixed = [OPTIONS[name].flag for name in changed if name not in changeable(job)]
         if fixed:
             words = f"is {_words(job.state)}: it is too late to change {', '.join(fixed)}"
@@ -85,7 +111,7 @@ def changeable(job: Job) -> tuple[str, ...]:
     return tuple(
         name
         for name, option in OPTIONS.items()
-        if option.change == RUNNING or (option.change and not job.holds_gpus)
+        if option.change == RUNNING or (option.change and not job.lives)
     )
 
 

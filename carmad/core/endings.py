@@ -51,8 +51,8 @@ class Endings:
 
     def end_attempt(self, event: Exited, settings: Settings) -> None:
         """Requeue the attempt's job, or end it. Stale and repeated reports change nothing."""
-        job = self._ledger.holders.get(event.job)
-        if job is None or job.attempt != event.attempt:
+        job = self._ledger.jobs.get(event.job)
+        if job is None or not job.lives or job.attempt != event.attempt:
             return
         if event.stop and job.stop not in FOR_GOOD:  # the disk was full when it was stopped
             job = stopping(job, event.stop)
@@ -83,7 +83,7 @@ class Endings:
     def end(self, job: Job, state: JobState, exit: Exit, now: float) -> None:
         """End the job; cancel jobs whose dependency on it can no longer be met, transitively."""
         job = self._knowledge.with_final_profile(job, state)
-        over = _with_exit(job, exit, now) if job.holds_gpus else job
+        over = _with_exit(job, exit, now) if job.lives else job
         self._record(advance(over, state, exit=exit, ended_at=now))
         self._watch.inform_others(job, now)
         ends = [(job.ids, state)]
@@ -101,7 +101,11 @@ class Endings:
 
 def _with_exit(job: Job, exit: Exit, at: float) -> Job:
     """The job with its current attempt over."""
-    return job.with_attempt(exit=exit, ended_at=at, profiling=None)
+    *earlier, its = job.attempts
+    if its.suspension:
+        its = replace(its.without_suspension(at), gpus=its.gpus or its.suspension.gpus)
+    its = replace(its, exit=exit, ended_at=at, profiling=None)
+    return replace(job, attempts=(*earlier, its))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,8 @@ def ending(job: Job, event: Exited, beside: Sequence[GpuSample], retries: Retrie
     exit, at = event.exit, min(event.at, event.ended_at or event.at)
     if exit.cause is Cause.GPU_OOM:
         exit = replace(exit, neighbours=_neighbours(job, beside))
+    if job.stop is Cause.UNRESTORED and not job.spec.requeue:
+        return Ending(JobState.FAILED, replace(exit, cause=Cause.UNRESTORED), at)
     if job.stop in SENT_BACK and exit.cause is not Cause.SUCCESS:
         return _send_back(job, exit, at)
     if job.stop in FOR_GOOD:
@@ -211,6 +217,6 @@ def _was_lost_before(job: Job) -> bool:
 def dependency_exit(job: Job, ended: Mapping[JobId, JobState]) -> Exit | None:
     """The exit of a job whose dependency can no longer be met; None if it still can."""
     culprit = unmet_dependency(job, ended)
-    if culprit is None or job.holds_gpus:
+    if culprit is None or job.lives:
         return None
     return Exit(Cause.DEPENDENCY, evidence=f"job {culprit} ended as {ended[culprit]}")

@@ -157,6 +157,8 @@ def free_memory(
 
 
 def promise_mib(job: Job, settled: bool) -> int:
+    if job.state is JobState.RESUMING and job.suspension:
+        return job.suspension.gpu_mib
     need = job.need
     if need is None or (settled and not need.firm):
         return 0
@@ -182,8 +184,10 @@ def settling(
     window_s = monitor.window_s
     for job in residents:
         patience_s = window_s if job.spec.interactive else monitor.first_kernel_timeout_s
-        if job.state is JobState.STOPPING:
+        if job.state in (JobState.STOPPING, JobState.SUSPENDING):
             continue
+        if job.state is JobState.RESUMING:
+            return Reason("resuming", detail=f"job {job.id}")
         waited = 0.0 if job.started_at is None else now - job.started_at
         seen = dict(job.kernels).get(gpu)
         if seen is None and waited < patience_s:

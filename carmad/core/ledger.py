@@ -32,6 +32,7 @@ class Ledger:
         self.watched: dict[JobId, Job] = {}  # holders that the passing of time may affect
         self.conditional: dict[JobId, Job] = {}  # queued ones that may be blocked
         self.ended = Ended(ENDED_REMEMBERED, ended)
+        self.suspended: dict[JobId, Job] = {}  # or on their way there or back
         self.held = Held()
         self.rates = Rates()
         self._places: dict[JobId, Place] = {}  # of the queued jobs
@@ -68,6 +69,14 @@ class Ledger:
             self._leave_line(old)
         elif old is not None and old.holds_gpus and not job.holds_gpus:
             self._let_go(old)
+        if job.lives and not (old and old.lives):
+            self.held.begin(job)
+        elif old and old.lives and not job.lives:
+            self.held.end(old)
+        if job.suspension:
+            self.suspended[job.id] = job
+        else:
+            self.suspended.pop(job.id, None)
         if job.ended:
             self._end(job)
             return
@@ -78,7 +87,7 @@ class Ledger:
             self._hold(job)
 
     def stop(self, job: Job, cause: Cause) -> Stop:
-        """Begin to stop a job that holds GPUs or runs without any."""
+        """Begin to stop a job that holds GPUs, runs without any, or is suspended."""
         stopped = stopping(job, cause)
         self.put(stopped)
         return Stop(stopped)
@@ -239,8 +248,8 @@ class Ledger:
 
     def _hold(self, job: Job) -> None:
         if job.id not in self.holders:
-            self.held.add(job)
-            if not job.gpus:
+            self.held.give(job)
+            if not job.spec.gpus:
                 self.rates.hold(job)
             for gpu in job.gpus:
                 there = self.residents(gpu)
@@ -260,8 +269,8 @@ class Ledger:
     def _let_go(self, job: Job) -> None:
         del self.holders[job.id]
         self._running = None
-        self.held.remove(job)
-        if not job.gpus:
+        self.held.take(job)
+        if not job.spec.gpus:
             self.rates.let_go(job)
         for gpu in job.gpus:
             there = self.residents(gpu)

@@ -40,19 +40,30 @@ def place_in_line(job: Job, order: float, standing: Standing = (True, 0)) -> Pla
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What running jobs hold: GPUs per user, tasks per array, CPUs and memory of the host."""
+    """What running jobs hold: GPUs per user, tasks per array, CPUs and memory of the host.
+    Suspended ones keep all but the GPUs."""
 
     gpus: Counter[str] = field(default_factory=Counter)
     tasks: Counter[JobId] = field(default_factory=Counter)
     host: Counter[str] = field(default_factory=Counter)  # by field of `JobSpec`
     of_host: dict[JobId, JobSpec] = field(default_factory=dict)  # the jobs that have a part of it
 
-    def add(self, job: Job) -> None:
+    def give(self, job: Job) -> None:
+        """The job has got GPUs."""
+        _add(self.gpus, job.spec.user, len(job.gpus))
+
+    def take(self, job: Job) -> None:
+        """It holds none any more."""
+        _add(self.gpus, job.spec.user, -len(job.gpus))
+
+    def begin(self, job: Job) -> None:
+        """An attempt of it has begun."""
         self._count(job, 1)
         if asks_for_host(job.spec):
             self.of_host[job.id] = job.spec
 
-    def remove(self, job: Job) -> None:
+    def end(self, job: Job) -> None:
+        """The attempt has ended."""
         self._count(job, -1)
         self.of_host.pop(job.id, None)
 
@@ -60,7 +71,6 @@ class Held:
         return Held(self.gpus.copy(), self.tasks.copy(), self.host.copy(), self.of_host.copy())
 
     def _count(self, job: Job, sign: int) -> None:
-        _add(self.gpus, job.spec.user, sign * len(job.gpus))
         for kind in (CPUS, MEMORY):
             self.host[kind] += sign * (getattr(job.spec, kind) or 0)
         if job.spec.array:
@@ -82,6 +92,7 @@ def is_conditional(job: Job) -> bool:
     spec = job.spec
     limited = spec.array is not None and spec.array.limit is not None
     waits = job.held or spec.begin_at is not None or bool(spec.after) or limited
+    waits = waits or job.suspension is not None
     estimating = job.state is JobState.PENDING
     return waits or estimating or not spec.gpus or asks_for_host(spec)
 
@@ -105,18 +116,21 @@ def blockers(
     if job.barred:
         yield Reason("no_account", detail=job.barred)
     if job.held:
-        yield Reason("held")
+        yield Reason("suspended" if job.suspension else "held")
     if spec.begin_at is not None and now < spec.begin_at:
         yield Reason("begin", spec.begin_at, now, "s")
     if spec.after and (before := _name_few(a.job for a in spec.after if a.job in live)):
         yield Reason("dependency", detail=before)
-    if spec.array and spec.array.limit is not None:
+    if its := job.suspension:
+        if now < its.again_at:
+            yield Reason("resume_failed", its.again_at, its.failures)
+    elif spec.array and spec.array.limit is not None:
         active = held.tasks[spec.array.array]
         if active >= spec.array.limit:
             yield _array_limit(spec.array.limit, active)
     if spec.gpus and quotas.any and (refusal := quotas.refusal(spec.user, spec.gpus)):
         yield refusal
-    if room and (lack := room.lack(job)):
+    if room and not job.suspension and (lack := room.lack(job)):
         yield lack
     if unread and spec.gpus:
         yield Reason("gpus_unread", detail=unread)

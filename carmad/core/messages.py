@@ -158,6 +158,51 @@ class UpdateRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class SuspendRequested:
+    """Suspend this running job, until its resumption is requested; and the `more` jobs whose ids
+    follow its own."""
+
+    at: float
+    job: JobId
+    by: str
+    more: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested:
+    """Let this suspended job wait for GPUs, and the `more` jobs whose ids follow its own."""
+
+    at: float
+    job: JobId
+    by: str
+    more: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """What came of a `Suspend`. `why`: it could not be done, and the job runs on; or (`lost`) its
+    processes are of no use any more."""
+
+    at: float
+    job: JobId
+    attempt: int
+    why: str = ""
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What came of a `Resume`. `why`: it could not be done, and the job is suspended as before; or
+    (`lost`) its processes are of no use any more."""
+
+    at: float
+    job: JobId
+    attempt: int
+    why: str = ""
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RequeueRequested:
     """Run an ended job again, under the same id."""
 
@@ -274,6 +319,10 @@ Event = (
     | CancelRequested
     | HoldRequested
     | UpdateRequested
+    | SuspendRequested
+    | ResumeRequested
+    | Suspended
+    | Resumed
     | RequeueRequested
     | DrainRequested
     | LimitRequested
@@ -315,6 +364,20 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspend:
+    """Move the GPU memory of the job's processes to the host's; where that has begun, go on."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Move it back, to the job's GPUs, which may be others than before."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
 class Wake:
     """Send a `Tick` at this time instead of the one requested before; infinite: send none. A world
     that samples every second may ignore it."""
@@ -322,7 +385,7 @@ class Wake:
     at: float
 
 
-Action = EstimateMemory | Launch | Signal | Stop | Wake
+Action = EstimateMemory | Launch | Signal | Stop | Suspend | Resume | Wake
 
 
 def due_actions(job: Job) -> Iterator[Action]:
@@ -332,6 +395,10 @@ def due_actions(job: Job) -> Iterator[Action]:
             yield Launch(job)
         case JobState.STOPPING:
             yield Stop(job)
+        case JobState.SUSPENDING:
+            yield Suspend(job)
+        case JobState.RESUMING:
+            yield Resume(job)
         case JobState.RUNNING if job.warned and job.spec.warn:
             yield Signal(job, job.spec.warn.signum)
     if job.awaits_estimate:

@@ -23,10 +23,11 @@ from carmad.core.fleet import Fleet
 from carmad.core.history import History
 from carmad.core.ledger import Ledger
 from carmad.core.line import Room, asks_for_host, blockers, host_room
-from carmad.core.messages import Action, Launch, Wake
+from carmad.core.messages import Action, Launch, Resume, Wake
 from carmad.core.quota import Limit, Quotas
 from carmad.core.share import Shares
 from carmad.core.states import advance
+from carmad.core.suspending import Suspensions
 from carmad.core.tasks import singly
 from carmad.core.types import Cause, GpuId, Job, JobId, JobState
 from carmad.core.view import NodeView, View
@@ -48,6 +49,7 @@ class Placer:
         models: Mapping[str, Model],
         limits: Mapping[str, Limit],
         shares: Shares,
+        suspensions: Suspensions,
         last_placed: GpuId | None = None,
     ) -> None:
         self._settings = settings
@@ -58,6 +60,7 @@ class Placer:
         self._models = models
         self._limits = limits
         self._shares = shares
+        self._suspensions = suspensions
         self.last_placed = last_placed
         self._memory: object = None  # the policy's
         self._asks_at = inf  # when the last plan asked to be called again
@@ -209,7 +212,7 @@ class Placer:
             for id in waiting:
                 passed = self._ledger.jobs.rows[id]
                 self._ledger.put(replace(passed, overtaken=passed.overtaken + 1))
-            actions.append(Launch(self._start(job, checked, view)))
+            actions.append(self._start(job, checked, view))
             if row.tasks > 1:
                 return True
             if n < starts[-1]:
@@ -241,11 +244,16 @@ class Placer:
         job = self._ledger.jobs.get(wish.job)
         if job is None or job.state not in (JobState.STARTING, JobState.RUNNING):
             return []
-        allowed = self._settings.limits.preemption and job.spec.requeue
-        why = wish.reason if allowed else Reason("not_preemptible")
+        preemption = self._settings.limits.preemption
+        suspends = preemption == "suspend"
+        refusal = self._suspensions.refusal(job, now) if suspends else ""
+        allowed = preemption and not refusal and (suspends or job.spec.requeue)
+        why = wish.reason if allowed else Reason("not_preemptible", detail=refusal)
         self._decide(Decision(now, by, Placement(job.id, reasons=(why,))))
         if not allowed:
             return []
+        if suspends:
+            return [self._suspensions.suspend(job, f"for {wish.reason.detail}", now)]
         return [self._ledger.stop(job, Cause.PREEMPTED)]
 
     def _renew(self, now: float) -> View:
@@ -275,21 +283,29 @@ class Placer:
                 return refuse(placement, broken[0])
         return placement
 
-    def _start(self, job: Job, placement: Placement, view: View) -> Job:
+    def _start(self, job: Job, placement: Placement, view: View) -> Launch | Resume:
+        """A suspended job goes on with its attempt. Whether that is profiled, or splits its
+        batches, was decided when it began."""
         gpus = placement.gpus
         job = self._ledger.jobs[job.id]
-        placed = job.with_new_attempt(
-            gpus,
-            view.now,
-            mode=mode(job, map(view.gpu, gpus), self._settings),
-            accumulation=placement.accumulation,
-            profiling=placement.profiling,
-            shared=any(view.gpu(gpu).residents for gpu in gpus),
-        )
-        # Notes made before its first attempt are about the job, so they are kept.
-        notes = () if job.attempt else job.notes
-        late = job.awaits_estimate
-        started = advance(placed, JobState.STARTING, notes=notes, estimate_late=late)
+        shared = any(view.gpu(gpu).residents for gpu in gpus)
+        if its := job.suspension:
+            there = its.gpus if set(gpus) == set(its.gpus) else gpus
+            shared = shared or job.shared
+            placed = job.with_attempt(gpus=there, shared=shared)
+            started = advance(placed, JobState.RESUMING)
+        else:
+            placed = job.with_new_attempt(
+                gpus,
+                view.now,
+                mode=mode(job, map(view.gpu, gpus), self._settings),
+                accumulation=placement.accumulation,
+                profiling=placement.profiling,
+                shared=shared,
+            )
+            # Notes made before its first attempt are about the job, so they are kept.
+            notes, late = () if job.attempt else job.notes, job.awaits_estimate
+            started = advance(placed, JobState.STARTING, notes=notes, estimate_late=late)
         for gpu in gpus:
             for resident in self._ledger.residents(gpu):
                 if not resident.shared:
@@ -297,7 +313,7 @@ class Placer:
         self.last_placed = gpus[-1]
         self._ledger.put(started)
         self._room = None
-        return started
+        return Resume(started) if started.suspension else Launch(started)
 
     def _decide(self, new: Decision) -> None:
         old = self.decisions.get(new.placement.job)

@@ -24,6 +24,12 @@ Reading = tuple[GpuSample, float]  # with the seconds that it covers
 # -- usage
 
 
+def held_mib(job: JobId, sample: GpuSample | None) -> int:
+    """MiB that the job's processes hold on a GPU, by its reading."""
+    processes = sample.processes if sample else ()
+    return sum(process.memory_mib or 0 for process in processes if process.job == job)
+
+
 def meter(
     usage: Mapping[JobId, Usage],
     residents: tuple[Job, ...],
@@ -43,7 +49,7 @@ def meter(
     busy = sample.sm_active if sample.sm_active is not None else sample.utilization or 0.0
     changed = {}
     for job in residents:
-        held = sum(p.memory_mib or 0 for p in sample.processes if p.job == job.id)
+        held = held_mib(job.id, sample)
         old = usage.get(job.id, job.usage)
         changed[job.id] = Usage(
             peak_mib=max(old.peak_mib, held),

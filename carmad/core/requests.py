@@ -60,7 +60,7 @@ class Requests:
         for job in self._parts(event):
             if not control.cancel(job).acts:
                 continue
-            if job.holds_gpus:
+            if job.lives:
                 actions.append(self._ledger.stop(job, Cause.CANCELLED))
             else:
                 self._endings.end(job, JobState.CANCELLED, exit, event.at)
@@ -83,7 +83,7 @@ class Requests:
         if not verdict.acts:
             return []
         actions: list[Action] = []
-        anew = any(OPTIONS[name].memory for name in event.names) and not job.holds_gpus
+        anew = any(OPTIONS[name].memory for name in event.names) and not job.lives
         job = replace(job, spec=spec, group=group(spec))
         if anew and job.state is JobState.QUEUED:
             job = advance(job, JobState.PENDING)

@@ -35,11 +35,15 @@ from carmad.core.messages import (
     Reconfigured,
     RequeueRequested,
     Reserved,
+    Resumed,
+    ResumeRequested,
     Sampled,
     Silent,
     Step,
     Stepped,
     Submitted,
+    Suspended,
+    SuspendRequested,
     Trained,
     Unreserved,
     UpdateRequested,
@@ -54,6 +58,7 @@ from carmad.core.reservations import Reservation
 from carmad.core.scene import Scene
 from carmad.core.share import Account, Ranks, Shares, Standing
 from carmad.core.states import advance
+from carmad.core.suspending import Suspensions
 from carmad.core.tasks import JobsById
 from carmad.core.types import (
     Gpu,
@@ -233,7 +238,8 @@ class Scheduler:
                 continue
             assert job.tasks == 1
             assert self._ledger.holders[id] is job
-            assert len(set(job.gpus)) == job.spec.gpus
+            stops = job.state is JobState.STOPPING and job.suspension
+            assert len(set(job.gpus)) == job.spec.gpus or (stops and not job.gpus)
             for gpu in job.gpus:
                 residents = self._ledger.residents(gpu)
                 assert job in residents
@@ -269,6 +275,14 @@ class Scheduler:
                 self._actions += self._requests.update(event)
             case RequeueRequested():
                 self._actions += self._requests.requeue(event)
+            case SuspendRequested():
+                self._actions += self._suspensions.request(event)
+            case ResumeRequested():
+                self._suspensions.request_return(event)
+            case Suspended():
+                self._actions += self._suspensions.take_suspended(event)
+            case Resumed():
+                self._actions += self._suspensions.take_resumed(event)
             case DrainRequested():
                 self._on_drain_requested(event)
             case LimitRequested():
@@ -292,6 +306,7 @@ class Scheduler:
                 self.settings = event.settings
                 self.shares.reconfigure(event.settings.fairness, event.at)
                 self._placer.reconfigure(event.settings)
+                self._suspensions.settings = event.settings
                 self._fleet.look_again()
             case _:
                 pass  # a tick: only time has passed
@@ -381,6 +396,7 @@ class Scheduler:
             ledger, self._fleet, self.knowledge, self._watch, self.recovery, self._calls
         )
         self._requests = Requests(ledger, self._fleet, self.knowledge, self._endings)
+        self._suspensions = Suspensions(ledger, self._fleet, self.settings)
         self._placer = Placer(
             self.settings,
             self._deciders,
@@ -390,6 +406,7 @@ class Scheduler:
             self.knowledge.models,
             self.limits,
             self.shares,
+            self._suspensions,
             last_placed,
         )
 

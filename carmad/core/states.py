@@ -5,21 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from carmad.core.types import ENDED, WAITING, Cause, Job, JobState
+from carmad.core.types import ENDED, NEW, Cause, Job, JobState
 
 S = JobState
+
+# An attempt may end by itself at any time, or be told to.
+OVER = frozenset({*NEW, S.STOPPING, S.SUCCEEDED, S.FAILED, S.OUT_OF_MEMORY})
 
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     S.PENDING: frozenset({S.QUEUED, S.STARTING, S.CANCELLED}),
     S.QUEUED: frozenset({S.STARTING, S.CANCELLED, S.PENDING}),  # it is estimated anew
-    S.STARTING: frozenset(
-        {S.RUNNING, *WAITING, S.STOPPING, S.SUCCEEDED, S.FAILED, S.OUT_OF_MEMORY}
-    ),
-    S.RUNNING: frozenset({*WAITING, S.STOPPING, S.SUCCEEDED, S.FAILED, S.OUT_OF_MEMORY}),
+    S.STARTING: frozenset({S.RUNNING, *OVER}),
+    S.RUNNING: frozenset({S.SUSPENDING, *OVER}),
+    # It may fail, and then the job is where it was.
+    S.SUSPENDING: frozenset({S.SUSPENDED, S.RUNNING, *OVER}),
+    S.SUSPENDED: frozenset({S.RESUMING, *OVER}),
+    S.RESUMING: frozenset({S.RUNNING, S.SUSPENDED, *OVER}),
     # A preempted job is requeued, unless it had just finished; it fails if it could not be killed.
-    S.STOPPING: frozenset({*WAITING, S.CANCELLED, S.TIMED_OUT, S.SUCCEEDED, S.FAILED}),
+    S.STOPPING: frozenset({*NEW, S.CANCELLED, S.TIMED_OUT, S.SUCCEEDED, S.FAILED}),
     # Only a user's requeue brings a job back; it is PENDING while it has no estimate.
-    **dict.fromkeys(ENDED, WAITING),
+    **dict.fromkeys(ENDED, NEW),
 }
 
 

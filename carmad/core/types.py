@@ -16,6 +16,7 @@ from carmad.core.attempt import GpuId as GpuId
 from carmad.core.attempt import JobId as JobId
 from carmad.core.attempt import Mode as Mode
 from carmad.core.attempt import ProfilingRun as ProfilingRun
+from carmad.core.attempt import Suspension as Suspension
 from carmad.core.attempt import append
 from carmad.core.findings import Company as Company
 from carmad.core.findings import Estimate as Estimate
@@ -36,6 +37,9 @@ class JobState(StrEnum):
     QUEUED = "queued"  # waiting for GPUs
     STARTING = "starting"  # handed to the launcher; no kernel seen yet
     RUNNING = "running"  # its first kernel was seen
+    SUSPENDING = "suspending"  # its GPU memory is on its way to the host's
+    SUSPENDED = "suspended"  # it is there; waiting for GPUs, its processes alive
+    RESUMING = "resuming"  # on its way back
     STOPPING = "stopping"  # told to stop; keeps its GPUs until its processes are gone
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -44,8 +48,17 @@ class JobState(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
 
 
-WAITING = frozenset({JobState.PENDING, JobState.QUEUED})
-HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
+NEW = frozenset({JobState.PENDING, JobState.QUEUED})  # waiting for the next attempt to begin
+WAITING = NEW | {JobState.SUSPENDED}
+HOLDING = frozenset(
+    {
+        JobState.STARTING,
+        JobState.RUNNING,
+        JobState.SUSPENDING,
+        JobState.RESUMING,
+        JobState.STOPPING,
+    }
+)
 ENDED = frozenset(
     {
         JobState.SUCCEEDED,
@@ -207,6 +220,7 @@ class Job:
     notes: tuple[str, ...] = ()  # what its owner should know: outside MPS, never used its GPU
     metrics: tuple[tuple[str, float], ...] = ()  # that it reported, by name: the last values
     crash: str = ""  # how its script failed when it was tried: see `Refusal`
+    unsuspendable: str = ""  # why suspending it failed; it is not tried again
     usage: Usage = Usage()  # noqa: RUF009 - it is frozen
 
     @property
@@ -230,6 +244,11 @@ class Job:
     @property
     def holds_gpus(self) -> bool:
         return self.state in HOLDING
+
+    @property
+    def lives(self) -> bool:
+        """Whether an attempt is in progress: it holds GPUs, or is suspended."""
+        return self.state in HOLDING or self.state is JobState.SUSPENDED
 
     @property
     def ended(self) -> bool:
@@ -275,7 +294,7 @@ class Job:
 
     def attained_s(self, now: float) -> float:
         """How long it has run so far, in preempted attempts and in this one."""
-        running = self.current if self.holds_gpus else None
+        running = self.current if self.lives else None
         return running.attained_s(now) if running else self.served_s
 
     # -- of the current attempt
@@ -330,6 +349,12 @@ class Job:
     @property
     def nearing(self) -> bool:
         return self.current is not None and self.current.nearing
+
+    @property
+    def suspension(self) -> Suspension | None:
+        """The present one."""
+        its = self.attempts[-1] if self.attempts else None
+        return its.suspension if its and its.exit is None else None
 
     @property
     def stop(self) -> Cause | None:

@@ -1,0 +1,202 @@
+"""Suspending a running job, and what comes of it: whether it can be, what that costs, and how its
+attempt goes on.
+
+A suspended job keeps its processes and its place on the host, and waits in line for GPUs like any
+other job; policies place it, and the hard rules say where it can return (`admission`). It is held
+while its owner wants it suspended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from carmad.config import Settings, Suspending
+from carmad.core import control
+from carmad.core.fleet import Fleet
+from carmad.core.ledger import Ledger
+from carmad.core.messages import (
+    Action,
+    Resumed,
+    ResumeRequested,
+    Suspend,
+    Suspended,
+    SuspendRequested,
+)
+from carmad.core.states import advance
+from carmad.core.types import (
+    Cause,
+    Gpu,
+    GpuId,
+    Job,
+    JobState,
+    Mode,
+    Suspension,
+)
+from carmad.readable import duration, gib
+
+HOUR_S = 3600.0
+QUANTUM = 30.0  # a job runs for so many times what suspending it costs, before the next suspension
+AGAIN_AFTER_S, AGAIN_AFTER_AT_MOST_S = 10.0, 600.0  # a failure to resume
+
+
+def cost_s(mib: int, settings: Suspending) -> float:
+    """What it takes to move so much memory to the host and back."""
+    return mib / settings.out_mib_s + mib / settings.in_mib_s + 2 * settings.fixed_s
+
+
+def refusal(
+    job: Job,
+    mib: Mapping[GpuId, int],
+    suspended: Iterable[Job],
+    settings: Settings,
+    now: float,
+) -> str:
+    """Why the job cannot be suspended now, for people, after its name; "" if it can. `mib`: what it
+    holds on each of its GPUs that can be read; `suspended`: the jobs that are, or are about to be."""
+    its = job.current
+    if its is None or job.state is not JobState.RUNNING:
+        return f"is {job.state}: only a running job can be suspended"
+    if why := never(job, settings):
+        return why
+    if sum(1 for at in its.suspended_at if now - at < HOUR_S) >= settings.suspend.most_per_hour:
+        return f"has been suspended {settings.suspend.most_per_hour} times within an hour"
+    quantum_s = QUANTUM * cost_s(sum(mib.values()), settings.suspend)
+    if its.resumed_at is not None and now - its.resumed_at < quantum_s:
+        return f"has just resumed: it runs for {duration(quantum_s)} at least"
+    if mib.keys() != set(job.gpus):
+        return "has a GPU that cannot be read"
+    limit_mib = settings.suspend.host_memory_mib
+    used_mib = sum(each.suspension.host_mib for each in suspended if each.suspension)
+    if sum(mib.values()) > limit_mib - used_mib:
+        return (
+            f"holds {gib(sum(mib.values()))} on GPUs, and of the host's memory for suspended jobs"
+            f" {gib(max(0, limit_mib - used_mib))} of {gib(limit_mib)} are left"
+            " ([suspend] host_memory_mib)"
+        )
+    return ""
+
+
+def never(job: Job, settings: Settings) -> str:
+    """Why the job cannot be suspended at any time, as it runs; "" if it can."""
+    if not settings.suspend.host_memory_mib:
+        return "cannot be suspended: this server suspends no jobs ([suspend] host_memory_mib)"
+    if not job.gpus:
+        return "has no GPUs"
+    if job.mode in (Mode.MPS, Mode.MIG, None):
+        where = "on a MIG instance" if job.mode is Mode.MIG else "under MPS"
+        return f"cannot be suspended: it runs {where}, where the driver cannot do that"
+    if job.spec.slurm_job:
+        return "cannot be suspended: it is part of a job of Slurm's, whose time goes on"
+    if job.unsuspendable:
+        return f"cannot be suspended: {job.unsuspendable}"
+    return ""
+
+
+class Suspensions:
+    """Begins suspensions and takes up what came of them."""
+
+    def __init__(self, ledger: Ledger, fleet: Fleet, settings: Settings) -> None:
+        self._ledger = ledger
+        self._fleet = fleet
+        self.settings = settings
+
+    def refusal(self, job: Job, now: float) -> str:
+        """Why the job cannot be suspended now; "" if it can."""
+        suspended = self._ledger.suspended.values()
+        return refusal(job, self._fleet.memory_of(job), suspended, self.settings, now)
+
+    def suspend(self, job: Job, why: str, now: float, held: bool = False) -> Action:
+        """Begin to suspend a job for which there is no `refusal`. `held`: until somebody requests
+        that it resumes."""
+        its, mib = job.current, self._fleet.memory_of(job)
+        assert its
+        first: Gpu = self._fleet.gpus[job.gpus[0]]
+        most_mib, all_mib = max(mib.values()), sum(mib.values())
+        lately = tuple(at for at in its.suspended_at if now - at < HOUR_S)
+        changed = job.with_attempt(
+            suspension=Suspension(now, why, job.gpus, first.name, first.node, most_mib, all_mib),
+            suspended_at=(*lately, now),
+        )
+        changed = advance(changed, JobState.SUSPENDING, held=held)
+        self._ledger.put(changed)
+        return Suspend(changed)
+
+    # -- what owners ask for
+
+    def request(self, event: SuspendRequested) -> list[Action]:
+        actions: list[Action] = []
+        for job in self._parts(event):
+            if not control.suspend(job, self.refusal(job, event.at)).acts:
+                continue
+            if job.state is JobState.RUNNING:
+                why = f"suspended by {event.by}"
+                actions.append(self.suspend(job, why, event.at, held=True))
+            else:
+                self._ledger.put(replace(job, held=True))
+        return actions
+
+    def request_return(self, event: ResumeRequested) -> None:
+        for job in self._parts(event):
+            if control.resume(job).acts:
+                self._ledger.put(replace(job, held=False))
+
+    def _parts(self, event: SuspendRequested | ResumeRequested) -> list[Job]:
+        return self._ledger.jobs.parts(range(event.job, event.job + 1 + event.more))
+
+    # -- what came of it
+
+    def take_suspended(self, event: Suspended) -> list[Action]:
+        job = self._find(event, JobState.SUSPENDING)
+        if job is None:
+            return []
+        if event.lost:
+            return [self._lose(job, event.why)]
+        if event.why:
+            self._ledger.put(
+                replace(_on_gpus(job, event.at), held=False, unsuspendable=event.why).with_note(
+                    f"cannot be suspended: {event.why}"
+                )
+            )
+            return []
+        self._ledger.put(advance(job.with_attempt(gpus=(), kernels=()), JobState.SUSPENDED))
+        return []
+
+    def take_resumed(self, event: Resumed) -> list[Action]:
+        job = self._find(event, JobState.RESUMING)
+        if job is None:
+            return []
+        if event.lost:
+            return [self._lose(job, event.why)]
+        if event.why:
+            self._ledger.put(_again_later(job, event))
+            return []
+        # Its load is judged anew, from now on.
+        kernels = tuple((gpu, event.at) for gpu in job.gpus)
+        self._ledger.put(_on_gpus(job.with_attempt(kernels=kernels), event.at))
+        return []
+
+    def _find(self, event: Suspended | Resumed, state: JobState) -> Job | None:
+        job = self._ledger.holders.get(event.job)
+        return job if job and job.attempt == event.attempt and job.state is state else None
+
+    def _lose(self, job: Job, why: str) -> Action:
+        note = f"its GPU memory could not be brought back: {why}"
+        return self._ledger.stop(job.with_note(note), Cause.UNRESTORED)
+
+
+def _on_gpus(job: Job, now: float) -> Job:
+    """The job runs again, or still."""
+    *earlier, its = job.attempts
+    job = replace(job, attempts=(*earlier, its.without_suspension(now)))
+    return advance(job, JobState.RUNNING)
+
+
+def _again_later(job: Job, event: Resumed) -> Job:
+    """Suspended as before, for a while that doubles with each failure."""
+    its = job.suspension
+    assert its
+    wait_s = min(AGAIN_AFTER_S * 2**its.failures, AGAIN_AFTER_AT_MOST_S)
+    later = replace(its, failures=its.failures + 1, again_at=event.at + wait_s)
+    job = job.with_attempt(gpus=(), suspension=later)
+    return advance(job.with_note(f"could not resume: {event.why}"), JobState.SUSPENDED)
