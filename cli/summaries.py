@@ -18,6 +18,8 @@ SUMMARIES: dict[str, dict[str, str]] = {
         "cancel": "Cancel jobs. Running ones get SIGTERM, then SIGKILL.",
         "hold": "Keep waiting jobs from starting.",
         "release": "Release held jobs.",
+        "suspend": "Take running jobs off their GPUs until they are resumed; nothing is lost.",
+        "resume": "Let suspended jobs go on, as soon as there are GPUs for them.",
         "requeue": "Run ended jobs again, under their old ids.",
         "update": "Change options of waiting jobs; of running ones, --time and --requeue.",
         "notify": "Check where messages about your jobs go (--notify), and send one as a test.",
@@ -50,7 +52,7 @@ SUMMARIES: dict[str, dict[str, str]] = {
     },
     "Administration": {
         "drain": "Start no more jobs on these GPUs; running jobs continue. For administrators.",
-        "resume": "Start jobs on drained GPUs again. For administrators.",
+        "undrain": "Start jobs on drained GPUs again. For administrators.",
         "limit": (
             "List limits, or set one: in force at once, and kept. Setting is for administrators."
         ),

@@ -1,4 +1,4 @@
-"""Cancelling, holding, releasing, requeueing and updating jobs."""
+"""Cancelling, holding, releasing, suspending, requeueing and updating jobs."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from carmad.core.messages import (
     Event,
     HoldRequested,
     RequeueRequested,
+    ResumeRequested,
+    SuspendRequested,
     UpdateRequested,
 )
 from carmad.core.types import Job, JobId, JobSpec
@@ -108,6 +110,29 @@ async def _set_hold(call: Call, body: SelectIn, held: bool) -> Response:
         if not held and verdict.acts and (why := barred(job.spec.user, job.spec.uid)):
             verdict = Verdict(f"stays held: {why}", acts=False, refused=True)
         return verdict, HoldRequested(now, job.id, held, by, job.tasks - 1)
+
+    return _results_out(await _carry_out(call, body, await _choose(call, body), act))
+
+
+@router.post("/suspend")
+async def suspend(call: Caller, body: SelectIn) -> Response:
+    """Move what running jobs hold on GPUs to the host's memory. They keep their processes, and
+    wait until they are to resume."""
+    scene = await call.service.scene()
+
+    def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
+        verdict = control.suspend(job, scene.suspension_refusal(job))
+        return verdict, SuspendRequested(now, job.id, by, job.tasks - 1)
+
+    return _results_out(await _carry_out(call, body, await _choose(call, body), act))
+
+
+@router.post("/resume")
+async def resume(call: Caller, body: SelectIn) -> Response:
+    """Let suspended jobs return to GPUs as soon as there are some for them."""
+
+    def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
+        return control.resume(job), ResumeRequested(now, job.id, by, job.tasks - 1)
 
     return _results_out(await _carry_out(call, body, await _choose(call, body), act))
 

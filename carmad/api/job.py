@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NotRequired, cast, get_type_hints
@@ -22,6 +22,7 @@ from carmad.core.types import (
     Cause,
     Estimate,
     Exit,
+    GpuId,
     Job,
     JobSpec,
     JobState,
@@ -146,6 +147,15 @@ class AttemptOut(TypedDict):
     neighbours: NotRequired[list[str]]  # on its GPUs when it ran out of memory
 
 
+class SuspensionOut(TypedDict):
+    """What the job held on GPUs is in the host's memory, or on its way there or back."""
+
+    since: str
+    why: str
+    gpus: list[JobGpuOut]  # that it had
+    host_mib: int
+
+
 class MovingOut(TypedDict):
     wait_s: float
     position: int | None
@@ -241,7 +251,9 @@ class JobOut(OptionsOut):
     receipt: NotRequired[ReceiptOut | None]  # null: it has not held GPUs
     history: NotRequired[list[MoveOut]]
     attempts: NotRequired[list[AttemptOut]]
-    actions: NotRequired[list[str]]  # that its owner can take now: cancel, hold, release, requeue
+    actions: NotRequired[list[str]]  # that its owner can take now, by name
+    suspension: NotRequired[SuspensionOut | None]
+    unsuspendable: NotRequired[str]  # why a job with GPUs can never be suspended; "": it can
     changeable: NotRequired[list[str]]  # options that its owner can change now
     unused: NotRequired[str]  # why a report of its steps has no effect; "": it has one
 
@@ -276,7 +288,6 @@ class Jobs:
 
     def _public(self, job: Job) -> JobOut:
         seen = dict(job.kernels)
-        gpus = self._scene.gpus
         return {
             "id": job.id,
             "label": label(job),
@@ -284,14 +295,7 @@ class Jobs:
             "name": "-",
             "state": job.state.value,
             "code": state_code(job),
-            "gpus": [
-                JobGpuOut(
-                    id=id,
-                    index=gpus[id].index if id in gpus else None,
-                    first_kernel_at=iso(seen.get(id)),
-                )
-                for id in job.gpus
-            ],
+            "gpus": self._gpus(job.gpus, seen),
             "gpus_wanted": job.spec.gpus,
             "submitted_at": stamp(job.submitted_at),
             "started_at": iso(job.started_at),
@@ -331,6 +335,7 @@ class Jobs:
         out["profiled_until"] = iso(job.profiling.until if job.profiling else None)
         out["prediction"] = _prediction(job.prediction) if job.prediction else None
         out["accumulation"] = job.accumulation
+        out["suspension"] = self._suspension(job)
         out["argv"] = list(recurrence.command(spec))
         out["params"] = dict(recurrence.params(spec))
         out["metrics"] = dict(job.metrics)
@@ -345,6 +350,24 @@ class Jobs:
         out["sm_active_mean"] = (
             round(usage.sm_seconds / usage.gpu_seconds, 4) if usage.gpu_seconds > 0 else None
         )
+
+    def _gpus(self, ids: Sequence[GpuId], seen: Mapping[GpuId, float]) -> list[JobGpuOut]:
+        """`seen`: when the job's first kernel was."""
+        gpus = self._scene.gpus
+        return [
+            JobGpuOut(
+                id=id,
+                index=gpus[id].index if id in gpus else None,
+                first_kernel_at=iso(seen.get(id)),
+            )
+            for id in ids
+        ]
+
+    def _suspension(self, job: Job) -> SuspensionOut | None:
+        if (its := job.suspension) is None:
+            return None
+        had = self._gpus(its.gpus, {})
+        return {"since": stamp(its.at), "why": its.why, "gpus": had, "host_mib": its.host_mib}
 
     def moving(self, job: Job) -> MovingOut:
         """What changes of a waiting job though nothing is done to it."""
@@ -373,7 +396,7 @@ class Jobs:
         """Why a job waits, in a word for a table's column."""
         if job.state is JobState.PENDING:
             return "(Held)" if job.held else "(Estimating)"
-        if job.state is not JobState.QUEUED:
+        if job.state not in (JobState.QUEUED, JobState.SUSPENDED):
             return None
         if held_up := self._scene.blocker(job):
             return f"({self._short(held_up)})"

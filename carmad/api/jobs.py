@@ -36,6 +36,7 @@ from carmad.core.messages import Measured, Stepped
 from carmad.core.outlook import FORESEEN
 from carmad.core.scene import Scene
 from carmad.core.slowdown import why_no_ratio
+from carmad.core.suspending import never
 from carmad.core.tasks import singly, split
 from carmad.core.types import ENDED, Job, JobId, JobState, StageTimes
 from carmad.http.problems import Conflict, Forbidden
@@ -201,7 +202,11 @@ def _details(call: Call, job: Job, scene: Scene) -> Response:
     out["outlook"] = outlook_out(job, scene)
     out["receipt"] = receipt_of(job, call.service.store, scene)
     out["attempts"] = attempts_out(job)
-    out["actions"], out["changeable"] = list(control.actions(job)), list(control.changeable(job))
+    refusal = scene.suspension_refusal(job)
+    out["actions"] = list(control.actions(job, refusal))
+    out["changeable"] = list(control.changeable(job))
+    if job.lives and job.gpus:
+        out["unsuspendable"] = never(job, scene.view.settings)
     moves = call.service.store.transitions(job.id)
     out["history"] = [pick(MoveOut, move, at=stamp(move.at)) for move in moves]
     return answer(out)

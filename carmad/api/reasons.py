@@ -158,7 +158,8 @@ CORE: dict[str, Wording] = {
     # of one GPU: the hard rules
     "fault": Wording("GpuFault", lambda r: f"is faulty: {r.detail}", detail),
     "not_preemptible": Wording(
-        "NotPreemptible", lambda r: "keeps its GPUs: it may not be preempted"
+        "NotPreemptible",
+        lambda r: f"keeps its GPUs: it {r.detail or 'may not be preempted'}",
     ),
     "drained": Wording("Drained", lambda r: f"is drained: {r.detail}", detail),
     "reservation": Wording(
@@ -200,6 +201,15 @@ CORE: dict[str, Wording] = {
         lambda r: f"no kernel of {r.detail or 'a job'} has been seen yet",
         detail,
     ),
+    "resuming": Wording("Resuming", lambda r: f"{r.detail} is resuming there", detail),
+    "resume_there": Wording(
+        "OtherGpu",
+        lambda r: "is not where the job was, and jobs resume nowhere else ([suspend] moves)",
+    ),
+    "resume_kind": Wording(
+        "OtherKind",
+        lambda r: f"is not of the kind on which the job can resume: {r.detail}",
+    ),
     "settling": Wording("Settling", _settling, lambda r: f"{max(0.0, r.need - r.have):.0f}s left"),
     "jobs_per_gpu": Wording(
         "JobsPerGpu", lambda r: f"has {r.have:.0f} jobs, the most allowed on one GPU"
@@ -213,6 +223,12 @@ CORE: dict[str, Wording] = {
     # of the job
     "no_account": Wording("NoAccount", lambda r: f"it is held: {r.detail}"),
     "held": Wording("Held", lambda r: "it is held"),
+    "suspended": Wording("Suspended", lambda r: "it is suspended until somebody resumes it"),
+    "resume_failed": Wording(
+        "ResumeFailed",
+        lambda r: f"it could not resume; that is tried again at {clock(r.need)}",
+        lambda r: clock(r.need),
+    ),
     "begin": Wording(
         "BeginTime", lambda r: f"it may not start before {clock(r.need)}", lambda r: clock(r.need)
     ),

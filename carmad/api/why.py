@@ -74,7 +74,7 @@ class WhyOut(TypedDict):
 
 def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> WhyOut:
     """`past` has the recorded decisions, the newest first."""
-    waits = job.state is JobState.QUEUED
+    waits = job.state in (JobState.QUEUED, JobState.SUSPENDED)
     now = scene.current(job.id) if waits else next(iter(past), None)
     blockers = list(scene.blockers(job)) if waits else []
     if blockers:
@@ -148,7 +148,11 @@ def _headline(
             return "running"
         case JobState.STOPPING:
             return "stopping: its processes have not all ended yet"
-        case JobState.QUEUED:
+        case JobState.SUSPENDING:
+            return "being suspended: its GPU memory is on its way to the host's"
+        case JobState.RESUMING:
+            return "resuming: its GPU memory is on its way back"
+        case JobState.QUEUED | JobState.SUSPENDED:
             pass
         case _:
             return _end_headline(job)
@@ -272,6 +276,8 @@ def _job_remedy(job: Job, reason: Reason, scene: Scene) -> str | None:
             return f"an administrator repairs the user database, or cancels job {label(job)}"
         case "held":
             return f"carma release {label(job)}"
+        case "suspended":
+            return f"carma resume {label(job)}"
         case "quota":
             return f"starts when another job of {reason.detail} ends"
         case "gpu_hours":
@@ -308,7 +314,7 @@ def _gpu_remedies(job: Job, verdict: Verdict, scene: Scene) -> list[str]:
             + (first if "first_kernel" in codes else f"in about {duration(left)}")
         )
     if "drained" in codes:
-        found.append(f"{name} takes jobs again after: carma resume {gpu.index} (administrators)")
+        found.append(f"{name} takes jobs again after: carma undrain {gpu.index} (administrators)")
     if "reservation_notice" in codes:
         found.append(f"may start on {name} before it is reserved with a time limit: --time")
     if codes <= FREED_BY_AN_END:

@@ -169,7 +169,7 @@ def _resume(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
     if its is None:
         return None
     if gpu.id not in its.gpus and not settings.suspend.moves:
-        return Reason("resume_there", detail=f"{len(its.gpus)} GPUs")
+        return Reason("resume_there")
     if (gpu.gpu.node, gpu.gpu.name) != (its.node, its.kind):
         return Reason("resume_kind", detail=its.kind)
     if gpu.free_mib < its.gpu_mib:

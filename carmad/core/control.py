@@ -93,9 +93,11 @@ def update(
     return Verdict(f"updated: {flags}"), spec
 
 
-def actions(job: Job) -> tuple[str, ...]:
-    """What its owner can do to it now, and would change something."""
+def actions(job: Job, refusal: str = "") -> tuple[str, ...]:
+    """What its owner can do to it now, and would change something. `refusal`: see `suspend`."""
     verdicts = {
+        "suspend": suspend(job, refusal),
+        "resume": resume(job),
         "cancel": cancel(job),
         "hold": hold(job, True),
         "release": hold(job, False),

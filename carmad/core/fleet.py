@@ -10,7 +10,7 @@ from carmad.config import Settings
 from carmad.core.gpuview import GpuView, free_memory, settling, stale, with_server
 from carmad.core.ledger import Ledger
 from carmad.core.messages import Drain
-from carmad.core.readings import held_mib, meter
+from carmad.core.readings import memory_of, meter
 from carmad.core.reservations import Reservation, slots
 from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, Usage
 from carmad.core.view import NodeView, by_node
@@ -145,15 +145,9 @@ class Fleet:
         return tuple(found)
 
     def memory_of(self, job: Job) -> dict[GpuId, int]:
-        """MiB that the job holds on each of its GPUs, without those that cannot be read. Where a GPU
-        does not report memory per process, all that is used there may be the job's."""
-        windows = {gpu: self._windows[gpu] for gpu in job.gpus if gpu in self._windows}
-        samples = {gpu: its.last for gpu, its in windows.items() if its.last}
-        return {
-            gpu: held_mib(job.id, sample) or sample.memory_used_mib or 0
-            for gpu, sample in samples.items()
-            if not sample.fault
-        }
+        """MiB that the job holds on each of its GPUs, without those that cannot be read."""
+        windows = (self._windows[gpu] for gpu in job.gpus if gpu in self._windows)
+        return memory_of(job, (window.last for window in windows))
 
     def forget(self, job: JobId) -> None:
         """Drop a job's measurements. Call it once the end of the attempt is on disk."""

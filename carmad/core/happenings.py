@@ -21,6 +21,7 @@ CAUSES = {
     Cause.IDLE: "it did not use its GPUs",
     Cause.PREEMPTED: "preempted",
     Cause.PROFILED: "its profile is known",
+    Cause.UNRESTORED: "its GPU memory could not be brought back",
     Cause.CANCELLED: "cancelled",
 }
 
@@ -32,6 +33,7 @@ class Kind(StrEnum):
     STARTED = "started"  # it was given GPUs
     RUNNING = "running"  # its first kernel was seen
     LIMIT80 = "limit80"  # 80 % of its time limit have passed; only if its owner asked for it
+    SUSPENDED = "suspended"  # what it held on GPUs is in the host's memory
     STOPPING = "stopping"
     RETRIED = "retried"  # an attempt failed, and the job is in the queue again
     REQUEUED = "requeued"  # it is in the queue again, by its owner or because it was preempted
@@ -40,7 +42,7 @@ class Kind(StrEnum):
     GPU_BACK = "gpu_back"
     EXTERNAL = "external"  # a process of no job holds memory of a GPU
     DRAINED = "drained"
-    RESUMED = "resumed"
+    RESUMED = "resumed"  # a suspended job runs again; or a drained GPU takes jobs again
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +98,15 @@ def _changes(old: Job, job: Job, at: float) -> Iterator[Happening]:
     match job.state:
         case JobState.STARTING:
             yield Happening(at, Kind.STARTED, job)
-        case JobState.RUNNING:
+        case JobState.RUNNING if old.state is JobState.RESUMING:
+            yield Happening(at, Kind.RESUMED, job)
+        case JobState.RUNNING if old.state is JobState.STARTING:
             yield Happening(at, Kind.RUNNING, job)
+        case JobState.SUSPENDED if old.state is JobState.SUSPENDING:
+            yield Happening(at, Kind.SUSPENDED, job)
         case JobState.STOPPING:
             yield Happening(at, Kind.STOPPING, job, cause=job.stop)
-        case JobState.QUEUED | JobState.PENDING if old.holds_gpus:
+        case JobState.QUEUED | JobState.PENDING if old.lives:
             exit = job.attempts[-1].exit
             cause = exit.cause if exit else None
             kind = Kind.REQUEUED if cause in SENT_BACK else Kind.RETRIED
@@ -151,6 +157,10 @@ def words(happening: Happening, gpus: Mapping[GpuId, Gpu], sees: bool = True) ->
             return "80 % of its time limit have passed"
         case Kind.ENDED:
             return how_ended(job) if sees else job.state.value.replace("_", " ")
+        case Kind.SUSPENDED if job.suspension:
+            return f"suspended: {job.suspension.why}" if sees else "suspended"
+        case Kind.RESUMED:
+            return f"resumed on {where(job, gpus)}"
         case Kind.RETRIED | Kind.REQUEUED | Kind.STOPPING if because:
             return f"{kind}: {because}"
         case _:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from carmad.config import Monitor, Settings
-from carmad.core.types import GpuSample, Indicator, Job, JobId, ProcessUse, Profile, Usage
+from carmad.core.types import GpuId, GpuSample, Indicator, Job, JobId, ProcessUse, Profile, Usage
 from carmad.readable import duration
 
 FAINT = 0.01  # utilisation that a context without kernels may show for a moment (an H100's did)
@@ -24,10 +24,20 @@ Reading = tuple[GpuSample, float]  # with the seconds that it covers
 # -- usage
 
 
-def held_mib(job: JobId, sample: GpuSample | None) -> int:
+def held_mib(job: JobId, sample: GpuSample) -> int:
     """MiB that the job's processes hold on a GPU, by its reading."""
-    processes = sample.processes if sample else ()
-    return sum(process.memory_mib or 0 for process in processes if process.job == job)
+    return sum(process.memory_mib or 0 for process in sample.processes if process.job == job)
+
+
+def memory_of(job: Job, samples: Iterable[GpuSample | None]) -> dict[GpuId, int]:
+    """MiB that the job holds on each of its GPUs, by their readings, without those that cannot be
+    read. Where a GPU does not report memory per process, all that is used there may be the job's.
+    """
+    return {
+        sample.gpu: held_mib(job.id, sample) or sample.memory_used_mib or 0
+        for sample in samples
+        if sample and not sample.fault and sample.gpu in job.gpus
+    }
 
 
 def meter(

@@ -11,8 +11,10 @@ from carmad.core.gpuview import GpuView, Memo
 from carmad.core.line import Held, Place, Room, blockers, host_room
 from carmad.core.messages import Drain
 from carmad.core.quota import Limit, Quotas
+from carmad.core.readings import memory_of
 from carmad.core.reservations import Reservation
 from carmad.core.share import Shares
+from carmad.core.suspending import refusal
 from carmad.core.tasks import JobsById
 from carmad.core.types import Gpu, GpuId, Job, JobId, JobState, Usage
 from carmad.core.view import View
@@ -80,6 +82,13 @@ class Scene:
     def memory_mib(self, job: JobId) -> int | None:
         """The memory that a job holds now, on the GPU where it holds most."""
         return self.memo.recall("used", memory_by_job, self.view.gpus).get(job)
+
+    def suspension_refusal(self, job: Job) -> str:
+        """Why the job cannot be suspended now; "" if it can."""
+        there = (self.view.gpu(gpu) for gpu in job.gpus if gpu in self.view.node_of)
+        mib = memory_of(job, (gpu.sample for gpu in there))
+        suspended = (each for each in self.live.rows.values() if each.suspension)
+        return refusal(job, mib, suspended, self.view.settings, self.now)
 
     def tasks(self, array: JobId) -> Sequence[Job]:
         """The tasks of an array that have not ended; those that wait alike as one job."""

@@ -53,7 +53,7 @@ def refusal(
     now: float,
 ) -> str:
     """Why the job cannot be suspended now, for people, after its name; "" if it can. `mib`: what it
-    holds on each of its GPUs that can be read; `suspended`: the jobs that are, or are about to be."""
+    holds on each of its GPUs that can be read; `suspended`: all jobs with a suspension."""
     its = job.current
     if its is None or job.state is not JobState.RUNNING:
         return f"is {job.state}: only a running job can be suspended"

@@ -178,7 +178,7 @@ def _gpus(scene: Scene, capabilities: Capabilities) -> Iterator[CheckOut]:
             case "faulty":
                 yield verdict(name, False, detail, "See dmesg; the GPU may need a reset.")
             case "drained":
-                hint = f"carma resume {gpu.gpu.index}"
+                hint = f"carma undrain {gpu.gpu.index}"
                 yield verdict(name, None, f"takes no jobs: {detail}", hint)
             case "stale":
                 yield verdict(name, False, detail, "Is the driver hanging? Try nvidia-smi.")

@@ -1,4 +1,4 @@
-"""The server and its GPUs: `status`, `top`, `gpus`, `drain`, `resume`."""
+"""The server and its GPUs: `status`, `top`, `gpus`, `drain`, `undrain`."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def gpus(options: Namespace) -> int:
     return 0
 
 
-def resume_options(parser: Parser) -> None:
+def undrain_options(parser: Parser) -> None:
     parser.add_argument("gpus", nargs="+", metavar="GPU", help="GPU indices or UUIDs, or all")
     add_json(parser)
 
 
 def drain_options(parser: Parser) -> None:
-    resume_options(parser)
+    undrain_options(parser)
     parser.add_argument(
         "-r",
         "--reason",
@@ -83,7 +83,7 @@ def drain(options: Namespace) -> int:
     return _ask("drain", options, {"reason": options.reason})
 
 
-def resume(options: Namespace) -> int:
+def undrain(options: Namespace) -> int:
     return _ask("resume", options, {})
 
 

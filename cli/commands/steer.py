@@ -1,4 +1,5 @@
-"""Changes jobs and waits for them: `cancel`, `hold`, `release`, `requeue`, `update`, `wait`."""
+"""Changes jobs and waits for them: `cancel`, `hold`, `release`, `suspend`, `resume`, `requeue`,
+`update`, `wait`."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ def _choice_options(parser: Parser) -> None:
 
 
 cancel_options = hold_options = release_options = requeue_options = _choice_options
+suspend_options = resume_options = _choice_options
 
 
 def cancel(options: Namespace) -> int:
@@ -37,6 +39,16 @@ def hold(options: Namespace) -> int:
 
 def release(options: Namespace) -> int:
     return _ask("release", options)
+
+
+def suspend(options: Namespace) -> int:
+    """What they hold on GPUs moves to the host's memory; their processes live on, and nothing is
+    lost."""
+    return _ask("suspend", options)
+
+
+def resume(options: Namespace) -> int:
+    return _ask("resume", options)
 
 
 def requeue(options: Namespace) -> int:
