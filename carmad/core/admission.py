@@ -168,10 +168,11 @@ def _resume(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
     its = wanted.suspension
     if its is None:
         return None
-    if gpu.id not in its.gpus and not settings.suspend.moves:
-        return Reason("resume_there")
-    if (gpu.gpu.node, gpu.gpu.name) != (its.node, its.kind):
-        return Reason("resume_kind", detail=its.kind)
+    if gpu.id not in its.gpus:
+        if not settings.suspend.moves:
+            return Reason("resume_there")
+        if (gpu.gpu.node, gpu.gpu.name) != (its.node, its.kind):
+            return Reason("resume_kind", detail=its.kind)
     if gpu.free_mib < its.gpu_mib:
         return Reason("memory", its.gpu_mib, gpu.free_mib, "MiB")
     return None

@@ -87,7 +87,7 @@ class Suspension:
     why: str  # for people
     gpus: tuple[GpuId, ...]  # that it had, in its own order
     kind: str  # of these: it can return to no other
-    node: str  # likewise
+    node: str  # likewise; "": they are on several, and it can return to these alone
     gpu_mib: int  # that it needs on each GPU to return
     host_mib: int  # that it takes on the host
     failures: int = 0  # of attempts to return

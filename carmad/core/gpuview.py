@@ -190,6 +190,8 @@ def settling(
             return Reason("resuming", detail=f"job {job.id}")
         waited = 0.0 if job.started_at is None else now - job.started_at
         seen = dict(job.kernels).get(gpu)
+        if seen is not None and job.current and job.current.resumed_at is not None:
+            seen = max(seen, job.current.resumed_at)
         if seen is None and waited < patience_s:
             return Reason("first_kernel", patience_s, waited, "s", f"job {job.id}")
         if seen is not None and now - seen < window_s:

@@ -106,6 +106,11 @@ class Placer:
         while self._plan_once(now, actions):
             pass
         actions += self._start_without_gpus(now)
+        suspensions = (job.suspension for job in self._ledger.suspended.values())
+        again_at = min(
+            (its.again_at for its in suspensions if its and its.again_at > now), default=inf
+        )
+        self._asks_at = min(self._asks_at, again_at)
         if min(before, self._asks_at) < inf:
             actions.append(Wake(self._asks_at))
         return actions
@@ -292,7 +297,9 @@ class Placer:
         if its := job.suspension:
             there = its.gpus if set(gpus) == set(its.gpus) else gpus
             shared = shared or job.shared
-            placed = job.with_attempt(gpus=there, shared=shared)
+            now_on = dict(zip(its.gpus, there, strict=True))
+            kernels = tuple((now_on.get(gpu, gpu), at) for gpu, at in job.kernels)
+            placed = job.with_attempt(gpus=there, kernels=kernels, shared=shared)
             started = advance(placed, JobState.RESUMING)
         else:
             placed = job.with_new_attempt(

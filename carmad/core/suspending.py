@@ -26,7 +26,6 @@ from carmad.core.messages import (
 from carmad.core.states import advance
 from carmad.core.types import (
     Cause,
-    Gpu,
     GpuId,
     Job,
     JobState,
@@ -111,11 +110,13 @@ class Suspensions:
         that it resumes."""
         its, mib = job.current, self._fleet.memory_of(job)
         assert its
-        first: Gpu = self._fleet.gpus[job.gpus[0]]
+        gpus = [self._fleet.gpus[gpu] for gpu in job.gpus]
+        nodes = {gpu.node for gpu in gpus}
+        node = nodes.pop() if len(nodes) == 1 else ""
         most_mib, all_mib = max(mib.values()), sum(mib.values())
         lately = tuple(at for at in its.suspended_at if now - at < HOUR_S)
         changed = job.with_attempt(
-            suspension=Suspension(now, why, job.gpus, first.name, first.node, most_mib, all_mib),
+            suspension=Suspension(now, why, job.gpus, gpus[0].name, node, most_mib, all_mib),
             suspended_at=(*lately, now),
         )
         changed = advance(changed, JobState.SUSPENDING, held=held)
@@ -159,7 +160,7 @@ class Suspensions:
                 )
             )
             return []
-        self._ledger.put(advance(job.with_attempt(gpus=(), kernels=()), JobState.SUSPENDED))
+        self._ledger.put(advance(job.with_attempt(gpus=()), JobState.SUSPENDED))
         return []
 
     def take_resumed(self, event: Resumed) -> list[Action]:
@@ -171,9 +172,7 @@ class Suspensions:
         if event.why:
             self._ledger.put(_again_later(job, event))
             return []
-        # Its load is judged anew, from now on.
-        kernels = tuple((gpu, event.at) for gpu in job.gpus)
-        self._ledger.put(_on_gpus(job.with_attempt(kernels=kernels), event.at))
+        self._ledger.put(_on_gpus(job, event.at))
         return []
 
     def _find(self, event: Suspended | Resumed, state: JobState) -> Job | None:

@@ -103,6 +103,12 @@ class Card:
         self.processes[job] = process
         self._use(process.memory_mib or 0)
 
+    def pause(self, now: float, job: JobId) -> None:
+        """The job trains no more, and keeps its memory."""
+        self._elapse(now)
+        if self.loads.pop(job, None):
+            del self.speeds[job], self.paces[job]
+
     def dismiss(self, now: float, job: JobId) -> bool:
         """Remove the job. True if it had a process here."""
         self._elapse(now)
@@ -114,8 +120,7 @@ class Card:
         if process is None:
             return False
         self._use(-(process.memory_mib or 0))
-        if self.loads.pop(job, None):
-            del self.speeds[job], self.paces[job]
+        self.pause(now, job)
         return True
 
     def contend(self, interference: Interference, modes: Sequence[Mode]) -> None:
@@ -270,18 +275,23 @@ class Execution:
         self.mode = job.mode
         self.load = load
         self.limit_mib = job.limit_mib
-        self.cards = cards
-        self.full = full
+        self.move(cards, full)
         self.left = left  # work, as of `_since`
-        self.rate = 0.0  # work per second; 0 until its first kernel
+        self.rate = 0.0  # work per second; 0 until its first kernel, and while it is suspended
         self.ending = False  # being stopped, or crashing: further work is lost
         self.version = 0  # scheduled calls for an older version are void
-        self.shares_j = tuple(card.share_j for card in cards)
         self._since = 0.0
+
+    def move(self, cards: tuple[Card, ...], full: tuple[float, ...]) -> None:
+        """It is on these GPUs from now on; none: it is suspended."""
+        self.cards = cards
+        self.full = full
+        self.shares_j = tuple(card.share_j for card in cards)
 
     @property
     def energy_j(self) -> float:
-        """Its share so far of its GPUs' energy, split evenly among the jobs that hold them."""
+        """Its share of its GPUs' energy since it moved there, split evenly among the jobs that hold
+        them."""
         pairs = zip(self.cards, self.shares_j, strict=True)
         return sum(card.share_j - before for card, before in pairs)
 

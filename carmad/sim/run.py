@@ -26,6 +26,8 @@ from carmad.sim.experiment import Attempt, Experiment, JobOutcome, Outcome, Time
 from carmad.sim.workload import Clock, Workload, submit_in_time
 from carmad.sim.world import World
 
+IN_LINE = (JobState.QUEUED, JobState.SUSPENDED)
+
 
 class Recorder:
     def __init__(self) -> None:
@@ -38,7 +40,8 @@ class Recorder:
         self.ended = 0
         self.profiled: set[JobId] = set()  # those whose profile was known when they started
         self.reasons: set[str] = set()  # codes
-        self._holders: set[JobId] = set()  # those that hold GPUs
+        self.suspended = 0
+        self._holders: set[JobId] = set()  # those that hold GPUs, or are suspended
 
     def commit(self, step: Step) -> None:
         """Raises CarmaError when the policy failed: waiting for a better answer is in vain."""
@@ -63,10 +66,11 @@ class Recorder:
 
     def _note(self, job: Job, now: float) -> None:
         old, new = self.states.get(job.id), job.state
-        self.queued += (new is JobState.QUEUED) - (old is JobState.QUEUED)
+        self.queued += (new in IN_LINE) - (old in IN_LINE)
+        self.suspended += (new is JobState.SUSPENDED) - (old is JobState.SUSPENDED)
         self.states[job.id] = new
         self.ended += job.ended and old not in ENDED
-        if job.holds_gpus:
+        if job.lives:
             if job.id not in self._holders and job.profile is not None:
                 self.profiled.add(job.id)
             self._holders.add(job.id)
@@ -77,7 +81,7 @@ class Recorder:
 
     @property
     def holding(self) -> int:
-        return len(self._holders)
+        return len(self._holders) - self.suspended
 
 
 class TimelineKeeper:

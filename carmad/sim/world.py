@@ -16,9 +16,13 @@ from carmad.core.messages import (
     Event,
     Exited,
     Launch,
+    Resume,
+    Resumed,
     Sampled,
     Stop,
     Submitted,
+    Suspend,
+    Suspended,
     Tick,
     Trained,
     Wake,
@@ -61,6 +65,7 @@ class World:
         self._unsettled: dict[GpuId, Card] = {}  # the core's window shows more than one level
         self._unforeseen: dict[GpuId, Card] = {}  # when their risk falls is not known yet
         self._exits: list[Exited] = []
+        self._moves: list[Suspended | Resumed] = []
         self._submissions: list[Submitted] = []
         self._estimates: list[Estimated] = []
         self._asked: dict[GpuId, Card] = {}  # to be read at this instant
@@ -104,10 +109,12 @@ class World:
         # Samples first: they tell of the time in which those who leave now were still there.
         events: list[Event] = [Sampled(now, tuple(samples))] if samples else []
         events += self._exits
+        events += self._moves
         events += self._estimates
         if self._limit or (self._look and waiting):
             events.append(Tick(now))
-        self._exits, self._estimates, self._look, self._limit = [], [], False, False
+        self._exits, self._moves, self._estimates = [], [], []
+        self._look = self._limit = False
         return tuple(events)
 
     def look_ahead(self) -> None:
@@ -133,6 +140,10 @@ class World:
                 self._launch(job)
             case Stop(job):
                 self._stop(job)
+            case Suspend(job):
+                self._suspend(job)
+            case Resume(job):
+                self._resume(job)
             case Wake(at):
                 self._wake(at)
             case _:
@@ -162,13 +173,9 @@ class World:
                 f"the policy {self._settings.policy!r} preempts jobs without end",
             )
         self._wakes = 0
-        cards = tuple(self.cards[gpu] for gpu in job.gpus)
-        for card in cards:
-            card.admit(now)
+        cards, full = self._admit(job)
         task = self._workload.task(id)
         parts = job.accumulation
-        mapped = self._workload.mapping_rate(id, [card.gpu.node for card in cards])
-        full = tuple(mapped * self._workload.full_rate(id, card.kind, parts) for card in cards)
         left = task.duration_s
         if id in self._left:
             left = self._left[id] + self._physics.checkpoint_s
@@ -179,11 +186,79 @@ class World:
         patience_s = self._settings.monitor.first_kernel_timeout_s
         if self._physics.first_kernel_s + self._physics.oom_s >= patience_s:
             self._clock.call_at(not_before(now, patience_s), Order.REST, self._look_again)
-        if task.time_limit_s is not None:
-            limit = not_before(now, task.time_limit_s, before_s=job.served_s)
-            self._clock.call_at(limit, Order.REST, self._reach_limit, run)
+        self._await_limit(run, now, job.served_s)
         if job.profiling:
             self._clock.call_at(job.profiling.until, Order.REST, self._end_profiling, run)
+
+    def _admit(self, job: Job) -> tuple[tuple[Card, ...], tuple[float, ...]]:
+        """Give the job its GPUs. Returns them, and the work done there per second when alone."""
+        cards = tuple(self.cards[gpu] for gpu in job.gpus)
+        for card in cards:
+            card.admit(self._clock.now)
+        mapped = self._workload.mapping_rate(job.id, [card.gpu.node for card in cards])
+        rates = (self._workload.full_rate(job.id, card.kind, job.accumulation) for card in cards)
+        return cards, tuple(mapped * rate for rate in rates)
+
+    def _await_limit(self, run: Execution, now: float, before_s: float) -> None:
+        """`before_s`: how long it has run by `now`."""
+        limit_s = self._workload.task(run.job).time_limit_s
+        if limit_s is not None:
+            limit = not_before(now, limit_s, before_s=before_s)
+            self._clock.call_at(limit, Order.REST, self._reach_limit, run)
+
+    def _suspend(self, job: Job) -> None:
+        """It stops training at once, and its memory is gone when all of it has moved."""
+        run, its, now = self._executions.get(job.id), job.suspension, self._clock.now
+        if run is None or its is None or run.ending:
+            return
+        run.progress(now)
+        run.rate = 0.0
+        run.version += 1
+        for card in run.cards:
+            card.pause(now, job.id)
+            self._disturbed[card.gpu.id] = card
+        settings = self._settings.suspend
+        gone_at = now + settings.fixed_s + its.host_mib / settings.out_mib_s
+        self._clock.call_at(gone_at, Order.ENDS, self._leave, run, run.version)
+
+    def _leave(self, run: Execution, version: int) -> None:
+        if run.version != version:
+            return
+        self._dismiss(run)
+        run.move((), ())
+        self._moves.append(Suspended(self._clock.now, run.job, run.attempt))
+
+    def _resume(self, job: Job) -> None:
+        run, its, now = self._executions.get(job.id), job.suspension, self._clock.now
+        if run is None or its is None or run.ending:
+            return
+        need, lost_mib = run.load.memory_mib, self._physics.fragmentation_mib
+        run.version += 1
+        run.move(*self._admit(job))
+        if not all(card.fits(need, lost_mib) for card in run.cards):
+            self._dismiss(run)
+            run.move((), ())
+            self._moves.append(Resumed(now, run.job, run.attempt, "there is no room"))
+            return
+        process = ProcessUse(run.job, need, 1.0, run.job, attempt=run.attempt)
+        for card in run.cards:
+            card.hold(now, run.job, process)
+            self._disturbed[card.gpu.id] = card
+        settings = self._settings.suspend
+        back_at = now + settings.fixed_s + its.host_mib / settings.in_mib_s
+        ran_s = job.attained_s(now)
+        self._clock.call_at(back_at, Order.BEGINS, self._go_on, run, run.version, ran_s)
+
+    def _go_on(self, run: Execution, version: int, ran_s: float) -> None:
+        if run.version != version:
+            return
+        now = self._clock.now
+        for card in run.cards:
+            card.loads[run.job] = run.load
+            card.settles_at = not_before(now, self._settings.monitor.window_s)
+            self._disturbed[card.gpu.id] = card
+        self._await_limit(run, now, ran_s)
+        self._moves.append(Resumed(now, run.job, run.attempt))
 
     def _stop(self, job: Job) -> None:
         """It works on until it is gone, but that is lost."""
@@ -236,11 +311,15 @@ class World:
         now = self._clock.now
         run.version += 1
         del self._executions[run.job]
+        self._dismiss(run)
+        self._exits.append(Exited(now, run.job, run.attempt, exit))
+
+    def _dismiss(self, run: Execution) -> None:
+        """Take it off its GPUs."""
         for card in run.cards:
-            if card.dismiss(now, run.job):
+            if card.dismiss(self._clock.now, run.job):
                 self._disturbed[card.gpu.id] = card
         self.energy_j[run.job] = self.energy_j.get(run.job, 0.0) + run.energy_j
-        self._exits.append(Exited(now, run.job, run.attempt, exit))
 
     def _reach_limit(self, run: Execution) -> None:
         self._limit = self._limit or self._executions.get(run.job) is run
