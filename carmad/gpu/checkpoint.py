@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Protocol
 
 from carmad import units
@@ -339,6 +340,7 @@ def _answer(helper: subprocess.Popen[bytes] | Answer, until: float, late: str) -
 # -- the helper ----------------------------------------------------------------------------------
 
 PR_SET_PDEATHSIG = 1
+CONTINUED_WITHIN_S = 1.0
 
 
 def main() -> None:
@@ -353,12 +355,12 @@ def main() -> None:
 def _carry_out(request: dict[str, Any]) -> Answer:
     pids = request["pids"]
     try:
-        driver = _driver()
+        driver = _driver(request["cards"])
         if request["do"] == "state":
             return {"state": driver.state(pids[0])}
         for pid in pids:
-            if is_stopped(pid) and driver.state(pid) is not State.NONE:
-                return asdict(Outcome(False, f"process {pid} is stopped (SIGSTOP)"))
+            if driver.state(pid) is not State.NONE and not _runs_on(pid):
+                return asdict(Outcome(False, f"process {pid} is stopped (SIGSTOP) or frozen"))
     except DriverError as error:
         return asdict(Outcome(False, str(error)))
     if request["do"] == "suspend":
@@ -366,15 +368,34 @@ def _carry_out(request: dict[str, Any]) -> Answer:
     return asdict(resume(driver, pids, request["moves"]))
 
 
-def _driver() -> Driver:
+def _driver(cards: str) -> Driver:
+    if cards:
+        from carmad.gpu.emulated_driver import EmulatedDriver
+
+        return EmulatedDriver(cards)
     from carmad.gpu.libcuda import LibCuda
 
     return LibCuda()
 
 
+def _runs_on(pid: int) -> bool:
+    """Whether it is not stopped, or is continued within a moment."""
+    until = time.monotonic() + CONTINUED_WITHIN_S
+    while is_stopped(pid):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
+
+
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped it: the driver would wait until it is continued."""
-    return _letter(pid) in ("T", "t")
+    """Whether a signal has stopped it, or its cgroup is frozen: the driver would wait for it."""
+    return _letter(pid) in ("T", "t") or any(
+        "frozen 1" in _text(f"{mount}{line[3:]}/cgroup.events")
+        for line in _text(f"/proc/{pid}/cgroup").splitlines()
+        for mount in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+        if line.startswith("0::")
+    )
 
 
 def is_gone(pid: int) -> bool:
@@ -383,10 +404,13 @@ def is_gone(pid: int) -> bool:
 
 def _letter(pid: int) -> str:
     """The state of a process as `ps` shows it; "": there is none."""
+    return _text(f"/proc/{pid}/stat").rpartition(")")[2].strip()[:1]
+
+
+def _text(path: str) -> str:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
-            return file.read().rpartition(b")")[2].split()[0].decode()
-    except (OSError, IndexError):
+        return Path(path).read_text(errors="replace")
+    except OSError:
         return ""
 
 
