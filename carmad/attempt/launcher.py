@@ -17,7 +17,7 @@ from pathlib import Path
 
 from carmad import units
 from carmad.accounts import account
-from carmad.attempt import callers, environment, exits, process_tree, supervisor
+from carmad.attempt import callers, environment, exits, members, process_tree, supervisor
 from carmad.attempt.callers import Process
 from carmad.attempt.cgroup import SERVER, name_of
 from carmad.attempt.environment import (
@@ -193,8 +193,8 @@ class Launcher:
         for name, value in environment.limit_files(job.spec).items():
             fields += f"limit={name}={value}\0".encode()
         if self._group:
-            group = f"{self._group}/{name_of(job.id, job.attempt)}"
-            fields += os.fsencode(f"cgroup={group}\0")
+            its = f"{self._group}/{name_of(job.id, job.attempt)}"
+            fields += os.fsencode(f"cgroup={its}\0")
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
             if script:
@@ -250,6 +250,24 @@ class Launcher:
     def signal(self, job: Job, signum: int) -> bool:
         """Send a signal to the job's processes. False: it has none, yet or any more."""
         return self._tell(job, f"signal {signum}\n")
+
+    def pids(self, job: Job) -> frozenset[int]:
+        """The processes of the job's current attempt, without its supervisor. Raises ValueError if
+        the record of its start is damaged."""
+        return members.pids(attempt_dir(self._state_dir, job.id, job.attempt), job)
+
+    def freeze(self, job: Job) -> bool:
+        """Let none of the job's processes run until `thaw`, or a stop. False: it has no cgroup."""
+        return members.freeze(attempt_dir(self._state_dir, job.id, job.attempt), job, True)
+
+    def thaw(self, job: Job) -> bool:
+        """Likewise."""
+        return members.freeze(attempt_dir(self._state_dir, job.id, job.attempt), job, False)
+
+    def allow(self, job: Job, extra_mib: int) -> bool:
+        """Let the job have so much of the host's memory beyond its limit, if it has one. False: it
+        uses more than that now; ask again."""
+        return members.allow(attempt_dir(self._state_dir, job.id, job.attempt), job, extra_mib)
 
     def mark(self, job: Job, env: Mapping[str, str]) -> Mapping[str, str]:
         """With the variable that tells whose processes they are."""

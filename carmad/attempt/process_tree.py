@@ -218,6 +218,8 @@ class Tree:
             for pid, start in self._recipients().items():
                 send(pid, start, SIGTERM)
                 send(pid, start, SIGCONT)  # a stopped process would never see its SIGTERM
+            if self.cgroup is not None:
+                tell_kernel(f"{self.cgroup}/cgroup.freeze", b"0")  # nor would a frozen one
             self._deadline = time.monotonic() + grace_s
         self._deadline = min(self._deadline, time.monotonic() + grace_s)
 

@@ -17,6 +17,10 @@ not fit share the SMs, or the bandwidth, in proportion to their demand.
 Fragmentation. While several processes are resident, a fixed share of the free memory cannot be
 allocated, although it is reported as free. The share is set when the card is made; 0 turns it off.
 
+Suspension. The driver (`emulated_driver`) locks an entry: its process waits in its next call. A
+checkpointed entry keeps how much its process held, but takes nothing of the card, and readings are
+without it. If it is restored on another card, the old entry says where, and the process follows.
+
 Every emulated job imports this module, so it avoids all slow imports: no dataclasses, no pathlib.
 Jobs may use the system's Python: this runs on 3.8.
 One `Card` serves one thread of one process: open it after a fork, not before.
@@ -28,7 +32,7 @@ import fcntl
 import math
 import mmap
 import os
-from time import monotonic
+from time import monotonic, sleep
 
 SUFFIX = ".card"
 # In a container: where the host's /proc is, which knows every process by the host's pid.
@@ -36,6 +40,7 @@ PROC = os.environ.get("CARMA_EMULATED_PROC", "/proc")
 DRAM_CONTENTION = 0.2  # a neighbour that saturates DRAM costs a job a sixth of its speed
 POWER_EXPONENT = 0.6  # as measured (`carmad.gpu.kinds`): 43 % of the range at 25 % activity
 REAP_S = 0.25  # how long the demand of a dead job may still slow down its neighbours
+WAIT_S = 0.01  # between two looks of a suspended process
 
 # The file is an array of 8-byte words: a header, then SLOTS entries of SLOT words.
 MAGIC = int.from_bytes(b"CARMA\0\0\1", "little")  # the last byte is the layout's version
@@ -44,9 +49,14 @@ _ENERGY_MJ, _ENERGY_AT, _REAPED_AT, _ISLAND = range(7, 11)
 NAME_AT, NAME_LENGTH = 128, 64  # bytes
 HEADER = (NAME_AT + NAME_LENGTH) // 8
 SLOT, SLOTS = 8, 64
-_PID, _START, _MEMORY, _SM, _OCCUPANCY, _DRAM, _RUNNING = range(7)
+_PID, _START, _MEMORY, _SM, _OCCUPANCY, _DRAM, _RUNNING, _HOLD = range(8)
 WORDS = HEADER + SLOT * SLOTS
 _ENTRIES = range(HEADER, WORDS, SLOT)
+# The lowest bits of _HOLD. The others, if it is FREE: for how many µs it was suspended; LOCKED or
+# CHECKPOINTED: since when (monotonic), as if that had been without a break; MOVED: where to, as
+# the index of the card × WORDS + the new entry.
+FREE, LOCKED, CHECKPOINTED, MOVED = range(4)
+_HOLD_BITS = 2
 
 
 class OutOfMemory(Exception):
@@ -125,6 +135,26 @@ class _Lock:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
 
+class _Turn:
+    """The lock of a card, had once its process is not suspended."""
+
+    __slots__ = ("_card",)
+
+    def __init__(self, card: Card) -> None:
+        self._card = card
+
+    def __enter__(self) -> None:
+        while True:
+            self._card._wait()
+            self._card._lock.__enter__()
+            if not self._card._own_hold():
+                return
+            self._card._lock.__exit__()
+
+    def __exit__(self, *_: object) -> None:
+        self._card._lock.__exit__()
+
+
 def power_w(idle_w: float, busy_w: float, sm_active: float, dram_active: float) -> float:
     """Power of a GPU in W, from the busier of its SMs and its DRAM (0–1)."""
     busy = min(1.0, max(sm_active, dram_active))
@@ -181,6 +211,8 @@ class Card:
         self._ints = memoryview(self._map).cast("q")
         self._floats = memoryview(self._map).cast("d")
         self._lock = _Lock(self._fd)
+        self._turn = _Turn(self)
+        self._directory = path.rpartition("/")[0]
         self._slot = 0  # word at which this process's entry starts; 0: not attached
         if self._ints[_MAGIC] != MAGIC:
             self.close()
@@ -194,6 +226,9 @@ class Card:
         """Detach, and close the file."""
         if self._slot:
             self.detach()
+        self._unmap()
+
+    def _unmap(self) -> None:
         self._ints.release()
         self._floats.release()
         self._map.close()
@@ -207,18 +242,16 @@ class Card:
         with self._lock:
             self._reap(monotonic())
             self._refuse_if_lost()
-            slot = next((slot for slot in _ENTRIES if not ints[slot]), None)
-            if slot is None:
-                raise RuntimeError(f"an emulated card takes no more than {SLOTS} processes")
-            ints[slot + _MEMORY] = ints[slot + _RUNNING] = 0
+            slot = self._vacancy()
+            ints[slot + _MEMORY] = ints[slot + _RUNNING] = ints[slot + _HOLD] = 0
             ints[slot + _START] = _start_of(pid) or 0
             ints[slot + _PID] = pid  # last: only now is the entry valid
             self._slot = slot
 
     def allocate(self, mib: int) -> None:
         """Allocate `mib` more. Raises OutOfMemory without allocating anything."""
-        ints = self._ints
-        with self._lock:
+        with self._turn:
+            ints = self._ints
             self._reap(monotonic())
             self._refuse_if_lost()
             tenants = self._tenants()
@@ -232,8 +265,8 @@ class Card:
 
     def launch(self, sm: float, occupancy: float, dram: float) -> None:
         """Run kernels with this demand, 0–1 each, until the next call."""
-        ints, floats, slot = self._ints, self._floats, self._slot
-        with self._lock:
+        with self._turn:
+            ints, floats, slot = self._ints, self._floats, self._slot
             self._refuse_if_lost()
             self._account(monotonic())
             floats[slot + _SM] = sm
@@ -243,6 +276,7 @@ class Card:
 
     def rate(self) -> float:
         """Speed of this process's kernels; 1 is as fast as alone. Seldom takes the lock."""
+        self._wait()
         ints, floats = self._ints, self._floats
         self._refuse_if_lost()
         now = monotonic()
@@ -251,19 +285,102 @@ class Card:
                 self._reap(now)
         sm = neighbours = 0.0
         for slot in _ENTRIES:
-            if ints[slot] and ints[slot + _RUNNING]:
+            if ints[slot] and ints[slot + _RUNNING] and not self.hold(slot):
                 sm += floats[slot + _SM]
                 if slot != self._slot:
                     neighbours += floats[slot + _DRAM]
         dram = floats[self._slot + _DRAM] + neighbours
         return 1 / max(max(1.0, sm) * (1 + DRAM_CONTENTION * neighbours), dram)
 
+    def suspended_s(self) -> float:
+        """For how long this process has been suspended, all in all."""
+        while hold := self._own_hold():
+            if hold != MOVED:
+                break
+            self._follow()
+        value = self._ints[self._slot + _HOLD] >> _HOLD_BITS
+        return (_now_us() - value if hold else value) / 1e6
+
     def detach(self) -> None:
         """Free everything and unregister this process."""
+        while self._own_hold() == MOVED:
+            self._follow()
         with self._lock:
             self._account(monotonic())
-            self._ints[self._slot + _PID] = 0
+            self._vacate(self._slot)
         self._slot = 0
+
+    def _wait(self) -> None:
+        """While this process is suspended."""
+        while hold := self._own_hold():
+            if hold == MOVED:
+                self._follow()
+            else:
+                self._refuse_if_lost()
+                sleep(WAIT_S)
+
+    def _own_hold(self) -> int:
+        return self.hold(self._slot) if self._slot else FREE
+
+    def _follow(self) -> None:
+        """Become the card to which this process has been moved."""
+        index, slot = divmod(self._ints[self._slot + _HOLD] >> _HOLD_BITS, WORDS)
+        for path in paths(self._directory):
+            card = Card(path)
+            if card.index == index:
+                break
+            card.close()
+        with self._lock:
+            self._vacate(self._slot)
+        self._unmap()
+        self.__dict__.update(card.__dict__, _turn=self._turn, _slot=slot)
+
+    # Used by the driver, with the lock held.
+
+    def lock(self) -> _Lock:
+        return self._lock
+
+    def entry(self, pid: int) -> int:
+        """The entry that this process has here; 0: none."""
+        ints = self._ints
+        for slot in _ENTRIES:
+            if ints[slot] == pid and self.hold(slot) != MOVED and _lives(pid, ints[slot + _START]):
+                return slot
+        return 0
+
+    def hold(self, slot: int) -> int:
+        """FREE, LOCKED, CHECKPOINTED or MOVED."""
+        return self._ints[slot + _HOLD] & MOVED
+
+    def set_hold(self, slot: int, hold: int) -> None:
+        """FREE, LOCKED or CHECKPOINTED."""
+        self._account(monotonic())
+        was, value = self.hold(slot), self._ints[slot + _HOLD] >> _HOLD_BITS
+        if (was == FREE) != (hold == FREE):
+            value = _now_us() - value
+        self._ints[slot + _HOLD] = value << _HOLD_BITS | hold
+
+    def held_mib(self, slot: int) -> int:
+        return self._ints[slot + _MEMORY]
+
+    def has_room(self, mib: int) -> bool:
+        """For one more process with that much."""
+        self._reap(monotonic())
+        tenants = self._tenants()
+        free = self.memory_mib - sum(tenant.memory_mib for tenant in tenants)
+        return mib <= free * (1 - (self._floats[_FRAGMENTATION] if tenants else 0.0))
+
+    def admit(self, old: Card, slot: int) -> None:
+        """Take over a checkpointed entry of another card, whose lock is held as well: here, it is
+        locked."""
+        self._account(monotonic())
+        new = self._vacancy()
+        for word in range(SLOT):
+            if word != _PID:
+                self._ints[new + word] = old._ints[slot + word]
+        self._ints[new + _HOLD] += LOCKED - CHECKPOINTED
+        self._ints[new + _PID] = old._ints[slot + _PID]
+        old._ints[slot + _HOLD] = (self.index * WORDS + new) << _HOLD_BITS | MOVED
 
     # Used by observers.
 
@@ -293,6 +410,15 @@ class Card:
 
     # Called with the lock held.
 
+    def _vacancy(self) -> int:
+        for slot in _ENTRIES:
+            if not self._ints[slot]:
+                return slot
+        raise RuntimeError(f"an emulated card takes no more than {SLOTS} processes")
+
+    def _vacate(self, slot: int) -> None:
+        self._ints[slot + _PID] = self._ints[slot + _HOLD] = 0
+
     def _tenants(self) -> tuple[Tenant, ...]:
         ints, floats = self._ints, self._floats
         return tuple(
@@ -302,10 +428,10 @@ class Card:
                 floats[slot + _SM],
                 floats[slot + _OCCUPANCY],
                 floats[slot + _DRAM],
-                bool(ints[slot + _RUNNING]),
+                bool(ints[slot + _RUNNING]) and not self.hold(slot),
             )
             for slot in _ENTRIES
-            if ints[slot]
+            if ints[slot] and self.hold(slot) < CHECKPOINTED
         )
 
     def _load(self) -> tuple[float, float, float]:
@@ -340,12 +466,16 @@ class Card:
         if dead:
             self._account(now)
             for slot in dead:
-                ints[slot + _PID] = 0
+                self._vacate(slot)
         self._floats[_REAPED_AT] = now
 
     def _refuse_if_lost(self) -> None:
         if self.is_lost:
             raise CardLost(self.uuid)
+
+
+def _now_us() -> int:
+    return int(monotonic() * 1e6)
 
 
 def _own_pid() -> int:

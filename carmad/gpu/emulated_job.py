@@ -5,7 +5,8 @@
 It loads its weights and "data", grows its memory over the first iterations, works at the speed the
 card gives it, prints its steps, and fails as PyTorch does when memory runs out. With several GPUs
 it holds memory on each and runs at the pace of the slowest. The cards are in $CARMA_EMULATED_DIR,
-and CUDA_VISIBLE_DEVICES selects among them as for CUDA. SIGUSR2 makes it print "checkpoint".
+and CUDA_VISIBLE_DEVICES selects among them as for CUDA. SIGUSR2 makes it print "checkpoint". While
+it is suspended, it does no work.
 
 Twenty of these start at once on two cores, so slow imports (argparse, dataclasses) are avoided.
 `examples/emulated_train.py` runs it in any environment: it and `card` need Python 3.8, no packages.
@@ -142,7 +143,7 @@ def load(options: Options, cards: list[Card]) -> int:
 def train(options: Options, cards: list[Card], held: int) -> None:
     growth = list(GROWTH)
     done = told = 0.0  # seconds of work
-    before = told_at = monotonic()
+    before = told_at = working_s(cards)
     for epoch in range(1, EPOCHS + 1):
         demand = 0.95 + 0.1 * noise(options.seed, epoch)
         for card in cards:
@@ -154,13 +155,19 @@ def train(options: Options, cards: list[Card], held: int) -> None:
                 allocate(cards, step)
                 held += step
             sleep(TICK_S)
-            now = monotonic()
-            done += (now - before) * min(card.rate() for card in cards)
+            rate = min(card.rate() for card in cards)
+            now = working_s(cards)
+            done += (now - before) * rate
             before = now
             if done - told >= TELL_S or done >= end:
                 tell(options, done, (now - told_at) / (done - told))
                 told, told_at = done, now
         allocate(cards, options.grow_mib)
+
+
+def working_s(cards: list[Card]) -> float:
+    """A clock that stands still while the job is suspended."""
+    return monotonic() - max(card.suspended_s() for card in cards)
 
 
 def tell(options: Options, done: float, slowdown: float) -> None:

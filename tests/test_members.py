@@ -1,0 +1,225 @@
+"""An attempt's processes as a whole: who they are, frozen, and with more of the host's memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from carmad.attempt import members
+from carmad.attempt.callers import Process
+from carmad.attempt.cgroup import MOUNTS
+from carmad.attempt.environment import job_environment
+from carmad.attempt.launcher import Launcher
+from carmad.attempt.proc import process_stat
+from carmad.core.types import Job
+from tests.attempts import Bench, in_a_unit
+from tests.waiting import until
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a cgroup")
+COUNT = "while :; do echo $$; sleep 0.05; done"
+SAVES = f"trap 'echo saved; exit 3' TERM; {COUNT}"
+STUBBORN = f"trap '' TERM; {COUNT}"
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.fixture
+def in_groups(bench: Bench) -> Iterator[Bench]:
+    """Jobs have cgroups below a delegated one, as without systemd."""
+    root = next((Path(mount) for mount in MOUNTS if Path(mount, "cgroup.procs").exists()), None)
+    if root is None:
+        pytest.skip("no cgroup v2 here")
+    group = root / f"carma-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"cannot make a cgroup: {error}")
+    bench.launcher = Launcher(bench.state, systemd=False, kill_grace_s=60.0, group=str(group))
+    yield bench
+    (group / "cgroup.kill").write_text("1")
+    until(lambda: "populated 0" in (group / "cgroup.events").read_text(), "all to end")
+    for each in (*group.glob("carma-job-*"), group):
+        until(lambda each=each: not each.exists() or _remove(each), "it to be removed")
+
+
+def _remove(group: Path) -> bool:
+    try:
+        group.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+def group_of(bench: Bench, job: Job) -> Path:
+    found = members.find(bench.directory(job), job)
+    assert found
+    return Path(found)
+
+
+def is_frozen(bench: Bench, job: Job) -> bool:
+    return "frozen 1" in (group_of(bench, job) / "cgroup.events").read_text()
+
+
+def freeze(bench: Bench, job: Job) -> None:
+    assert bench.launcher.freeze(job)
+    assert bench.launcher.freeze(job), "as often as you like"
+    until(lambda: is_frozen(bench, job), "it to be frozen")
+
+
+# Which they are.
+
+
+def test_without_a_cgroup_they_are_the_supervisors_descendants(bench: Bench) -> None:
+    job = bench.job("sh", "-c", "echo $$; setsid sh -c 'echo $$; exec sleep 600' & wait")
+    assert bench.launcher.pids(job) == frozenset()
+    bench.launch(job)
+    pids = until(lambda: set(map(int, bench.lines())), "both", wanted=lambda found: len(found) == 2)
+    assert bench.launcher.pids(job) == pids
+    assert not bench.launcher.freeze(job)
+    assert not bench.launcher.thaw(job)
+    assert bench.launcher.allow(job, 1000)
+    bench.launcher.stop(job, 0.0)
+    bench.ended(job)
+    assert bench.launcher.pids(job) == frozenset()
+
+
+def test_without_a_cgroup_a_process_of_the_owners_is_one_of_them(bench: Bench) -> None:
+    process = subprocess.Popen(["sh", "-c", "sleep 600 & wait"])
+    stat = process_stat(process.pid)
+    assert stat
+    job = bench.job("sh")
+    bench.launcher.launch(job, job_environment(job, ()), Process(process.pid, stat[1]))
+    bench.started(job)
+    found = until(lambda: bench.launcher.pids(job), "both", wanted=lambda pids: len(pids) == 2)
+    assert process.pid in found
+    bench.launcher.stop(job, 0.0)
+    process.wait()
+    bench.ended(job)
+
+
+@as_root
+def test_those_in_its_cgroup_without_its_supervisor(in_groups: Bench) -> None:
+    job = in_groups.launch(in_groups.job("sh", "-c", COUNT))
+    pid = int(until(in_groups.lines, "the job to speak")[0])
+    pids = in_groups.launcher.pids(job)
+    assert pid in pids
+    assert in_groups.started(job)["pid"] not in pids
+    in_groups.launcher.stop(job, 0.0)
+    in_groups.ended(job)
+
+
+# Frozen.
+
+
+@as_root
+def test_a_frozen_job_does_not_run_until_it_is_thawed(in_groups: Bench) -> None:
+    bench = in_groups
+    job = bench.launch(bench.job("sh", "-c", COUNT))
+    until(bench.lines, "the job to speak")
+    freeze(bench, job)
+    said = len(bench.lines())
+    assert bench.launcher.pids(job), "they are still known"
+    assert bench.launcher.thaw(job)
+    until(bench.lines, "it to go on", wanted=lambda lines: len(lines) > said)
+    assert not is_frozen(bench, job)
+    bench.launcher.stop(job, 0.0)
+    bench.ended(job)
+    assert not bench.launcher.freeze(job)
+    assert not bench.launcher.thaw(job)
+
+
+@as_root
+def test_a_frozen_job_still_gets_its_sigterm(in_groups: Bench) -> None:
+    job = in_groups.launch(in_groups.job("sh", "-c", SAVES, stderr="/dev/null"))
+    until(in_groups.lines, "the job to speak")
+    freeze(in_groups, job)
+    in_groups.launcher.stop(job, 60.0)
+    end = in_groups.ended(job)
+    assert (end["code"], end["stopped"]) == (3, True)
+    assert in_groups.lines()[-1] == "saved"
+
+
+@as_root
+@pytest.mark.parametrize("again", [False, True])
+def test_a_frozen_job_is_killed_after_its_grace(in_groups: Bench, again: bool) -> None:
+    """Also if it has been frozen again meanwhile."""
+    job = in_groups.launch(in_groups.job("sh", "-c", STUBBORN))
+    until(in_groups.lines, "the job to speak")
+    freeze(in_groups, job)
+    in_groups.launcher.stop(job, 60.0 if again else 0.2)
+    if again:
+        until(lambda: not is_frozen(in_groups, job), "it to be thawed")
+        freeze(in_groups, job)
+        in_groups.launcher.stop(job, 0.2)
+    assert in_groups.ended(job)["signal"] == signal.SIGKILL
+
+
+@as_root
+def test_in_a_unit_of_its_own_its_supervisor_is_not_frozen(bench: Bench) -> None:
+    with in_a_unit(bench, "sh", "-c", SAVES, stderr="/dev/null") as (job, unit):
+        until(bench.lines, "the job to speak")
+        freeze(bench, job)
+        assert group_of(bench, job) == unit / "job"
+        assert bench.launcher.pids(job)
+        assert bench.started(job)["pid"] not in bench.launcher.pids(job)
+        bench.launcher.stop(job, 60.0)
+        assert bench.ended(job)["code"] == 3
+
+
+# Its limit of the host's memory. The kernel's memory controller is not everywhere: files stand in.
+
+
+@pytest.fixture
+def limited(bench: Bench, tmp_path: Path) -> Iterator[tuple[Bench, Job, Path]]:
+    group = tmp_path / "group"
+    own = group / "carma-job-1-1"
+    own.mkdir(parents=True)
+    for name in ("cgroup.procs", "memory.max", "memory.swap.max"):
+        (own / name).touch()
+    (own / "memory.current").write_text(str(50 << 20))
+    (own / "memory.stat").write_text("anon 10000000\nactive_file 5000\n")
+    bench.launcher = Launcher(bench.state, systemd=False, kill_grace_s=0.3, group=str(group))
+    job = bench.launch(bench.job("sh", "-c", COUNT, host_memory_mib=64))
+    until(bench.lines, "the job to speak")
+    yield bench, job, own
+    bench.launcher.stop(job, 0.0)
+    bench.ended(job)
+
+
+def test_it_may_have_more_than_its_limit_for_a_while(limited: tuple[Bench, Job, Path]) -> None:
+    bench, job, own = limited
+    most, swap = own / "memory.max", own / "memory.swap.max"
+    assert most.read_text() == str(64 << 20)
+    assert bench.launcher.allow(job, 1000)
+    assert most.read_text() == str(1064 << 20)
+    most.write_text("")  # the kernel replaces it
+    assert bench.launcher.allow(job, 0)
+    assert (most.read_text(), swap.read_text()) == (str(64 << 20), "0")
+
+
+def test_its_limit_is_not_lowered_below_what_it_uses(limited: tuple[Bench, Job, Path]) -> None:
+    """The kernel would end it; but it can take back what is cached of files."""
+    bench, job, own = limited
+    assert bench.launcher.allow(job, 1000)
+    (own / "memory.current").write_text(str(900 << 20))
+    assert not bench.launcher.allow(job, 0)
+    assert (own / "memory.max").read_text() == str(1064 << 20)
+    (own / "memory.stat").write_text(f"inactive_file {800 << 20}\nslab_reclaimable {50 << 20}\n")
+    (own / "memory.max").write_text("")
+    assert bench.launcher.allow(job, 0)
+    assert (own / "memory.max").read_text() == str(64 << 20)
+
+
+def test_without_a_limit_there_is_nothing_to_do(limited: tuple[Bench, Job, Path]) -> None:
+    bench, job, own = limited
+    (own / "memory.max").unlink()
+    assert bench.launcher.allow(job, 1000)
+    assert not (own / "memory.max").exists()
