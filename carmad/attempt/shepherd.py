@@ -103,7 +103,7 @@ class Shepherd:
     def watch(self, job: Job) -> None:
         """Report the end of the job's current attempt, even if it ended while no daemon ran.
 
-        Watching twice changes nothing; watching an attempt again after its report repeats the
+        Watching twice changes nothing but the job's GPUs, if these are others; watching an attempt again after its report repeats the
         report.
         """
         if self._closing:  # the next daemon does
@@ -128,9 +128,8 @@ class Shepherd:
         while not self._arrivals.empty():
             job = self._arrivals.get()
             directory = attempt_dir(self._state_dir, job.id, job.attempt)
-            self._attempts.setdefault(
-                (job.id, job.attempt), _Attempt(job, directory, time.monotonic())
-            )
+            new = _Attempt(job, directory, time.monotonic())
+            self._attempts.setdefault((job.id, job.attempt), new).job = job
         stumbled = False
         for attempt in list(self._attempts.values()):
             beats.at(f"the attempt of job {attempt.job.id}")

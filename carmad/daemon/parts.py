@@ -37,6 +37,7 @@ from carmad.engine.clock import Clock, Wall, boot_id, wall_ahead
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError, Hopeless
+from carmad.gpu.checkpoint import Checkpoints
 from carmad.gpu.mps import Mps
 from carmad.gpu.source import TelemetrySource
 from carmad.guards import Trouble
@@ -129,6 +130,8 @@ class Daemon:
             launcher=self._launcher,
             evidence=self._evidence,
             mps=self._mps,
+            checkpoints=Checkpoints(_cards(settings)),
+            suspending=lambda: self._scheduler.settings.suspend,
             kill_grace_s=grace_s,
             extra_env=_job_env(settings, self._where),
             take_s=settings.interactive.take_s,
@@ -354,11 +357,11 @@ def _next_id(store: SqlStore, launcher: Launcher) -> JobId:
 
 def take_over(scheduler: Scheduler, launcher: Launcher, world: DaemonWorld) -> None:
     """Take over running attempts from an earlier daemon, and remove records of ended ones. Attempts
-    that were about to start or stop are watched once that owed action has been repeated."""
+    for which an action is due are watched once that has been repeated."""
     for ended in launcher.jobs_on_disk() & scheduler.outcomes.keys():
         world.release(ended)
     for job in scheduler.jobs.rows.values():
-        if job.state is JobState.RUNNING:
+        if job.state in (JobState.RUNNING, JobState.SUSPENDED):
             world.adopt(job)
     world.shepherd.start()
 

@@ -22,6 +22,7 @@ from carmad.attempt.evidence import Evidence
 from carmad.attempt.exits import ExitFacts, exit_of, launch_failure
 from carmad.attempt.launcher import Launcher, NotNow, Stopped
 from carmad.attempt.shepherd import Shepherd
+from carmad.config import Suspending
 from carmad.core.messages import (
     UNESTIMATED,
     Action,
@@ -33,9 +34,11 @@ from carmad.core.messages import (
     Launch,
     Noticed,
     Postponed,
+    Resume,
     Signal,
     Step,
     Stop,
+    Suspend,
     Wake,
 )
 from carmad.core.types import (
@@ -51,8 +54,10 @@ from carmad.core.types import (
     Mode,
     Refusal,
 )
+from carmad.daemon.suspender import Suspender
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
+from carmad.gpu.checkpoint import Checkpoints
 from carmad.gpu.mps import Mps
 from carmad.learned.estimates import Estimates
 from carmad.loop import Follower
@@ -80,8 +85,10 @@ class DaemonWorld(Follower):
     word in the attempt's directory, so nothing starts. Estimates, which may take long, go to other
     threads.
 
+    Suspensions have threads of their own, too (`suspender`).
+
     `estimate` answers for one job, patiently or not, until the event is set; `whole` adds the job's
-    complete environment; `extra_env` goes to every job (the directory of the emulated GPUs);
+    complete environment; `suspending` has the present settings; `extra_env` goes to every job (the directory of the emulated GPUs);
     `take_s`: how long GPUs wait for a job's owner at a terminal.
     """
 
@@ -95,6 +102,8 @@ class DaemonWorld(Follower):
         launcher: Launcher,
         evidence: Evidence,
         mps: Mps | None,
+        checkpoints: Checkpoints,
+        suspending: Callable[[], Suspending],
         kill_grace_s: float,
         extra_env: dict[str, str],
         take_s: float = 30.0,
@@ -120,6 +129,7 @@ class DaemonWorld(Follower):
         self._again_after_s = AGAIN_AFTER_S
         self._pauses = Threads(1, "pauses", 2 * AGAIN_AFTER_AT_MOST_S)
         self._closed = Event()
+        self._suspender = Suspender(launcher, checkpoints, suspending, inbox.clock, inbox.post)
         self.shepherd = Shepherd(state_dir, launcher, evidence, self._report_exit, inbox.clock)
 
     def perform(self, action: Action) -> None:
@@ -136,6 +146,9 @@ class DaemonWorld(Follower):
                 self._estimates.note_launch(action.job.id)
                 self._unlaunched.add((action.job.id, action.job.attempt))
                 self._hands.submit(self._do, action)
+            elif isinstance(action, Suspend | Resume):
+                self.shepherd.watch(action.job)  # whose GPUs may be others now
+                self._suspender.perform(action)
             else:
                 self._signals.submit(self._do, action)
 
@@ -165,6 +178,7 @@ class DaemonWorld(Follower):
         the estimates."""
         self._closed.set()
         self._estimates.close()
+        self._suspender.close()
         self._signals.shutdown()
         self._hands.shutdown(within_s=CLOSE_WITHIN_S)
         self._pauses.shutdown()

@@ -1,0 +1,99 @@
+"""Suspends and resumes jobs on this machine: memory limit, driver, freezer, in the order that each
+needs. Everything may be repeated, from wherever an earlier daemon was killed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from carmad import beats
+from carmad.attempt.launcher import Launcher
+from carmad.config import Suspending
+from carmad.core.messages import Resume, Resumed, Suspend, Suspended
+from carmad.core.types import Job
+from carmad.gpu.checkpoint import Checkpoints, Outcome
+from carmad.threads import Threads
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 2  # more would share the bandwidth
+SLACK = 4.0  # times what moving the memory should take
+WITHIN_S = 60.0  # besides
+LOOKS = 3  # for processes that a job has started meanwhile: `Checkpoints.suspend`
+
+
+class Suspender:
+    """In threads of its own: a large job takes a minute, and one that hangs its whole limit.
+    `report` takes the events."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        checkpoints: Checkpoints,
+        settings: Callable[[], Suspending],
+        clock: Callable[[], float],
+        report: Callable[[Suspended | Resumed], object],
+    ) -> None:
+        self._launcher = launcher
+        self._checkpoints = checkpoints
+        self._settings = settings
+        self._clock = clock
+        self._report = report
+        self._threads = Threads(AT_ONCE, "suspender", WITHIN_S)
+
+    def close(self) -> None:
+        """What hangs is left to the next daemon."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def perform(self, action: Suspend | Resume) -> None:
+        self._threads.submit(self._perform, action)
+
+    def _perform(self, action: Suspend | Resume) -> None:
+        job = action.job
+        within_s = self._within_s(job)
+        beats.at(f"{type(action).__name__.lower()} job {job.id}", 2 * LOOKS * within_s)
+        do, event = (
+            (self._suspend, Suspended) if isinstance(action, Suspend) else (self._resume, Resumed)
+        )
+        try:
+            outcome = do(job, within_s)
+        except Exception as error:
+            log.exception("could not %s job %d", type(action).__name__.lower(), job.id)
+            outcome = Outcome(False, f"{type(error).__name__}: {error}")
+        if outcome.why:
+            log.warning("job %d: %s failed: %s", job.id, type(action).__name__.lower(), outcome.why)
+        why = "" if outcome.done else outcome.why or "the driver refused"
+        self._report(event(self._clock(), job.id, job.attempt, why, outcome.lost))
+
+    def _within_s(self, job: Job) -> float:
+        settings, its = self._settings(), job.suspension
+        slowest_mib_s = min(settings.out_mib_s, settings.in_mib_s)
+        moved_mib = its.host_mib if its else 0
+        return WITHIN_S + settings.lock_within_s + SLACK * moved_mib / slowest_mib_s
+
+    def _suspend(self, job: Job, within_s: float) -> Outcome:
+        assert job.suspension
+        self._launcher.thaw(job)  # an earlier daemon may have got as far as that
+        self._launcher.allow(job, job.suspension.host_mib)
+        outcome = self._checkpoints.suspend(
+            lambda: self._launcher.pids(job), self._settings().lock_within_s, within_s
+        )
+        if not outcome.done:
+            self._launcher.allow(job, 0)
+        elif not job.spec.interactive:  # whoever is at its terminal shall have an answer
+            self._launcher.freeze(job)
+        return outcome
+
+    def _resume(self, job: Job, within_s: float) -> Outcome:
+        """The driver does not restore a process that cannot run."""
+        assert job.suspension
+        self._launcher.thaw(job)
+        pairs = tuple(zip(job.suspension.gpus, job.gpus, strict=True))
+        moves = pairs if any(old != new for old, new in pairs) else ()
+        outcome = self._checkpoints.resume(self._launcher.pids(job), moves, within_s)
+        if outcome.done:
+            if not self._launcher.allow(job, 0):
+                log.warning("job %d uses more of the host's memory than its --mem", job.id)
+        elif not outcome.lost and not job.spec.interactive:
+            self._launcher.freeze(job)
+        return outcome
