@@ -310,9 +310,7 @@ class Model:
                     self.seen["action repeated"] += again
                     self._do(action, dice.random() < 0.05)
 
-    def _do(
-        self, action: Launch | Stop | Signal | Suspend | Resume, fails: bool = False
-    ) -> None:
+    def _do(self, action: Launch | Stop | Signal | Suspend | Resume, fails: bool = False) -> None:
         job = action.job
         key = job.id, job.attempt
         match action:

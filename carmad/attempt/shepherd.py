@@ -103,8 +103,8 @@ class Shepherd:
     def watch(self, job: Job) -> None:
         """Report the end of the job's current attempt, even if it ended while no daemon ran.
 
-        Watching twice changes nothing but the job's GPUs, if these are others; watching an attempt again after its report repeats the
-        report.
+        Watching twice changes nothing but the job's GPUs, which may be others now; watching an
+        attempt again after its report repeats the report.
         """
         if self._closing:  # the next daemon does
             return

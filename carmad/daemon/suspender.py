@@ -52,18 +52,16 @@ class Suspender:
         job = action.job
         within_s = self._within_s(job)
         beats.at(f"{type(action).__name__.lower()} job {job.id}", 2 * LOOKS * within_s)
-        do, event = (
-            (self._suspend, Suspended) if isinstance(action, Suspend) else (self._resume, Resumed)
-        )
+        suspends = isinstance(action, Suspend)
         try:
-            outcome = do(job, within_s)
+            outcome = (self._suspend if suspends else self._resume)(job, within_s)
         except Exception as error:
-            log.exception("could not %s job %d", type(action).__name__.lower(), job.id)
+            log.exception("job %d is not %s", job.id, "suspended" if suspends else "resumed")
             outcome = Outcome(False, f"{type(error).__name__}: {error}")
-        if outcome.why:
-            log.warning("job %d: %s failed: %s", job.id, type(action).__name__.lower(), outcome.why)
-        why = "" if outcome.done else outcome.why or "the driver refused"
-        self._report(event(self._clock(), job.id, job.attempt, why, outcome.lost))
+        if not outcome.done:
+            log.warning("job %d: %s: %s", job.id, type(action).__name__, outcome.why)
+        came = Suspended if suspends else Resumed
+        self._report(came(self._clock(), job.id, job.attempt, outcome.why, outcome.lost))
 
     def _within_s(self, job: Job) -> float:
         settings, its = self._settings(), job.suspension

@@ -88,8 +88,8 @@ class DaemonWorld(Follower):
     Suspensions have threads of their own, too (`suspender`).
 
     `estimate` answers for one job, patiently or not, until the event is set; `whole` adds the job's
-    complete environment; `suspending` has the present settings; `extra_env` goes to every job (the directory of the emulated GPUs);
-    `take_s`: how long GPUs wait for a job's owner at a terminal.
+    complete environment; `suspending` has the present settings; `extra_env` goes to every job (the
+    directory of the emulated GPUs); `take_s`: how long GPUs wait for a job's owner at a terminal.
     """
 
     def __init__(

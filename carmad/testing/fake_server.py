@@ -17,11 +17,15 @@ from carmad.core.messages import (
     Event,
     Exited,
     Launch,
+    Resume,
+    Resumed,
     Sampled,
     Signal,
     Step,
     Stop,
     Submitted,
+    Suspend,
+    Suspended,
 )
 from carmad.core.ports import Policy, Predictor, Recovery
 from carmad.core.scene import Scene
@@ -40,7 +44,7 @@ POWER_MW = 100_000
 class FakeProcess:
     """A running attempt. It shows on its GPUs once it holds memory or runs kernels."""
 
-    gpus: tuple[GpuId, ...]
+    gpus: tuple[GpuId, ...]  # none while it is suspended
     memory_mib: int = 0  # on each of them
     ran_kernel: bool = False
 
@@ -48,6 +52,8 @@ class FakeProcess:
 class FakeWorld:
     """Carries out the core's actions. A job's estimate is what it declared; an attempt runs until
     the test ends it, even if it was told to stop. Events go to `post`.
+
+    Suspending and resuming fails for the reason `driver_fails`, if that is set, and is `lost` then.
 
     What the GPUs show is set by hand: `used_mib` (apart from the jobs'), `sm_active`,
     `dram_active`, `fault`, and `strangers`, processes of no job, on every GPU.
@@ -62,6 +68,8 @@ class FakeWorld:
         self.dram_active = dict.fromkeys(self.used_mib, 0.0)
         self.fault: dict[GpuId, str] = {}
         self.strangers: tuple[ProcessUse, ...] = ()
+        self.driver_fails = ""
+        self.lost = False
         self.alive: dict[Key, FakeProcess] = {}
         self.signals: list[tuple[JobId, int]] = []
         self.stops: list[tuple[JobId, int, Cause | None]] = []
@@ -81,6 +89,18 @@ class FakeWorld:
                 self.stops.append((job.id, job.attempt, job.stop))
             case Signal(job, signum):
                 self.signals.append((job.id, signum))
+            case Suspend(job):
+                self._move(job, (), Suspended)
+            case Resume(job):
+                self._move(job, job.gpus, Resumed)
+
+    def _move(
+        self, job: Job, gpus: tuple[GpuId, ...], came: type[Suspended] | type[Resumed]
+    ) -> None:
+        if not self.driver_fails:
+            self.alive[job.id, job.attempt].gpus = gpus
+        why, lost = self.driver_fails, self.lost
+        self._post(came(self._clock(), job.id, job.attempt, why, lost))
 
     @property
     def stopping(self) -> set[Key]:

@@ -1,0 +1,366 @@
+"""A job's suspension: who may suspend it, how it waits, where it resumes, and what fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from carmad.config import Collocation, Limits, Monitor, Settings, Suspending
+from carmad.core import control
+from carmad.core.messages import (
+    CancelRequested,
+    DrainRequested,
+    HoldRequested,
+    Resume,
+    Resumed,
+    ResumeRequested,
+    Suspend,
+    Suspended,
+    SuspendRequested,
+    Tick,
+    UpdateRequested,
+    due_actions,
+)
+from carmad.core.suspending import AGAIN_AFTER_S, cost_s, never
+from carmad.core.types import Cause, Exit, JobId, JobState, ProfilingRun
+from carmad.testing import FakeServer, a_job, a_spec
+
+S = JobState
+HOST_MIB = 100_000
+SETTINGS = Settings(
+    monitor=Monitor(window_s=5.0), suspend=Suspending(host_memory_mib=HOST_MIB, moves=True)
+)
+
+
+def server(gpus: int = 2, settings: Settings = SETTINGS, **changes: object) -> FakeServer:
+    return FakeServer(gpus, replace(settings, suspend=replace(settings.suspend, **changes)))
+
+
+def runs(on: FakeServer, mib: int = 10_000, **spec: object) -> JobId:
+    """A job that runs, and whose GPUs take others."""
+    id = on.submit(**spec)
+    on.run_kernel(id, mib)
+    on.pass_time(6)
+    assert on.job(id).state is S.RUNNING
+    return id
+
+
+def suspend(on: FakeServer, id: JobId, by: str = "ada") -> None:
+    on.tell(SuspendRequested(on.now, id, by))
+
+
+def resume(on: FakeServer, id: JobId, by: str = "ada") -> None:
+    on.tell(ResumeRequested(on.now, id, by))
+
+
+def test_a_suspended_job_frees_its_gpu_and_goes_on_with_its_attempt() -> None:
+    here = server(1)
+    id = runs(here, exclusive=True)
+    next_one = here.submit(exclusive=True)
+    suspend(here, id)
+    job = here.job(id)
+    assert (job.state, job.held, job.gpus, job.attempt) == (S.SUSPENDED, True, (), 1)
+    assert job.suspension and job.suspension.gpus == (here.gpus[0].id,)
+    assert (job.suspension.gpu_mib, job.suspension.host_mib) == (10_000, 10_000)
+    here.sample(1)
+    assert here.job(next_one).state is S.STARTING
+    here.exit(next_one)
+    here.pass_time(3)
+    assert here.job(id).state is S.SUSPENDED, "it is held until somebody resumes it"
+    resume(here, id)
+    here.sample(1)
+    job = here.job(id)
+    assert (job.state, job.gpus, job.attempt) == (S.RUNNING, (here.gpus[0].id,), 1)
+    assert job.suspension is None
+    here.exit(id)
+    assert here.last(id).state is S.SUCCEEDED
+
+
+def test_what_it_did_not_run_counts_for_no_limit() -> None:
+    here = server(1)
+    id = runs(here, time_limit_s=60.0)
+    ran_s = here.job(id).attained_s(here.now)
+    suspend(here, id)
+    here.pass_time(300)
+    assert here.job(id).state is S.SUSPENDED
+    assert here.job(id).attained_s(here.now) == ran_s
+    resume(here, id)
+    here.sample(0)
+    assert here.job(id).attained_s(here.now) == ran_s
+    here.pass_time(60 - ran_s)
+    assert here.job(id).stop is Cause.TIME_LIMIT
+
+
+def test_its_gpu_is_judged_anew_once_it_has_resumed() -> None:
+    here = server(1)
+    id = runs(here)
+    suspend(here, id)
+    resume(here, id)
+    other = here.submit()
+    assert here.why(other)[0] == {0: ["settling"]}
+    here.pass_time(6)
+    assert here.job(other).state is S.STARTING
+
+
+@pytest.mark.parametrize(
+    ("moves", "kind", "where"),
+    [(True, "A100", 1), (False, "A100", None), (True, "H100", None)],
+    ids=["another of the kind", "moves are off", "another kind"],
+)
+def test_where_it_may_resume(moves: bool, kind: str, where: int | None) -> None:
+    here = server(2, moves=moves)
+    id = runs(here)
+    suspend(here, id)
+    gone = here.gpus[0].id
+    here.tell(DrainRequested(here.now, gone, "fan", "root"))
+    if kind == "H100":
+        here.scheduler._fleet.gpus[here.gpus[1].id] = replace(here.gpus[1], name=kind)
+        here.scheduler._fleet.discover(tuple(here.scheduler.gpus.values()))
+    resume(here, id)
+    here.pass_time(6)
+    job = here.job(id)
+    assert job.gpus == (() if where is None else (here.gpus[where].id,))
+    assert job.kernels[0][0] == here.gpus[where or 0].id
+
+
+def test_it_resumes_only_where_its_memory_fits() -> None:
+    """Whatever the policy thinks: rr looks at no memory."""
+    here = server(1, replace(SETTINGS, policy="rr"))
+    id = runs(here, 30_000)
+    suspend(here, id)
+    here.sample(1)
+    here.used_mib[here.gpus[0].id] = 20_000
+    here.pass_time(6)
+    resume(here, id)
+    here.pass_time(2)
+    assert here.job(id).state is S.SUSPENDED
+    here.used_mib[here.gpus[0].id] = 5_000
+    here.pass_time(2)
+    assert here.job(id).state is S.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "words"),
+    [
+        ({}, replace(SETTINGS, suspend=Suspending()), "this server suspends no jobs"),
+        ({}, replace(SETTINGS, collocation=Collocation(mps=True)), "it runs under MPS"),
+        ({"slurm_job": 7}, SETTINGS, "part of a job of Slurm's"),
+        ({"gpus": 0}, SETTINGS, "has no GPUs"),
+    ],
+)
+def test_who_cannot_be_suspended(spec: dict[str, object], settings: Settings, words: str) -> None:
+    here = server(2, settings)
+    id = here.submit(**spec)
+    here.pass_time(1)
+    if spec.get("gpus") != 0:
+        here.run_kernel(id)
+    here.pass_time(2)
+    suspend(here, id)
+    job = here.job(id)
+    assert (job.state, job.suspension) == (S.RUNNING, None)
+    assert words in never(job, settings)
+    assert words in here.scene.suspension_refusal(job)
+
+
+def test_the_hosts_memory_is_bounded_for_all_of_them_together() -> None:
+    here = server(2, host_memory_mib=15_000)
+    first, second = runs(here), runs(here, exclusive=True)
+    suspend(here, first)
+    suspend(here, second)
+    assert (here.job(first).state, here.job(second).state) == (S.SUSPENDED, S.RUNNING)
+    refusal = here.scene.suspension_refusal(here.job(second))
+    assert "4.9G of 14.6G are left" in refusal
+    here.tell(CancelRequested(here.now, first, "ada"))
+    here.exit(first)
+    suspend(here, second)
+    assert here.job(second).state is S.SUSPENDED
+
+
+def test_a_job_that_was_just_resumed_runs_for_a_while_and_may_not_be_suspended_for_ever() -> None:
+    here = server(1, most_per_hour=3)
+    id = runs(here)
+    quantum_s = 30 * cost_s(10_000, SETTINGS.suspend)
+    for n in range(3):
+        suspend(here, id)
+        assert here.job(id).state is S.SUSPENDED, n
+        resume(here, id)
+        here.sample(1)
+        suspend(here, id)
+        assert here.job(id).state is S.RUNNING
+        if n == 0:
+            assert "has just resumed" in here.scene.suspension_refusal(here.job(id))
+        here.pass_time(quantum_s + 1, period=5.0)
+    suspend(here, id)
+    assert here.job(id).state is S.RUNNING
+    assert "3 times within an hour" in here.scene.suspension_refusal(here.job(id))
+    here.pass_time(3600, period=60.0)
+    suspend(here, id)
+    assert here.job(id).state is S.SUSPENDED
+    assert len(here.job(id).attempts[-1].suspended_at) == 1
+
+
+def test_what_cannot_be_suspended_runs_on_and_is_not_tried_again() -> None:
+    here = server(1)
+    id = runs(here)
+    here.driver_fails = "its kernels did not end in time"
+    suspend(here, id)
+    job = here.job(id)
+    assert (job.state, job.held, job.suspension) == (S.RUNNING, False, None)
+    assert job.gpus == (here.gpus[0].id,)
+    assert job.notes == ("cannot be suspended: its kernels did not end in time",)
+    here.driver_fails = ""
+    suspend(here, id)
+    assert here.job(id).state is S.RUNNING
+
+
+def test_what_cannot_resume_waits_and_tries_again_ever_later() -> None:
+    here = server(1)
+    id = runs(here)
+    suspend(here, id)
+    here.driver_fails = "there is no room"
+    resume(here, id)
+    job = here.job(id)
+    assert (job.state, job.gpus) == (S.SUSPENDED, ())
+    assert "could not resume: there is no room" in job.notes
+    assert job.suspension and job.suspension.again_at == here.now + AGAIN_AFTER_S
+    blocker = here.scene.blocker(job)
+    assert blocker and blocker.code == "resume_failed"
+    here.pass_time(AGAIN_AFTER_S)
+    job = here.job(id)
+    assert job.suspension and job.suspension.again_at == here.now + 2 * AGAIN_AFTER_S
+    here.driver_fails = ""
+    here.pass_time(2 * AGAIN_AFTER_S)
+    assert here.job(id).state is S.RUNNING
+
+
+@pytest.mark.parametrize(("requeue", "state"), [(True, S.QUEUED), (False, S.FAILED)])
+@pytest.mark.parametrize("returns", [False, True])
+def test_what_the_driver_lost_starts_anew_or_has_failed(
+    requeue: bool, state: JobState, returns: bool
+) -> None:
+    here = server(1)
+    id = runs(here, requeue=requeue)
+    if returns:
+        suspend(here, id)
+    here.driver_fails, here.lost = "its CUDA state has failed", True
+    (resume if returns else suspend)(here, id)
+    assert (here.job(id).state, here.job(id).stop) == (S.STOPPING, Cause.UNRESTORED)
+    here.alive[id, 1].gpus = ()
+    here.tell(DrainRequested(here.now, here.gpus[0].id, "fan", "root"))
+    here.exit(id, Exit(Cause.FAILURE, signal=15))
+    job = here.last(id)
+    assert job.state is state
+    assert job.attempts[-1].exit and job.attempts[-1].exit.cause is Cause.UNRESTORED
+    assert job.attempts[-1].gpus == (here.gpus[0].id,)
+    assert any("its CUDA state has failed" in note for note in job.notes)
+
+
+@pytest.mark.parametrize("exit", [Exit(Cause.SUCCESS, 0), Exit(Cause.FAILURE, 1)])
+def test_it_may_end_by_itself_meanwhile(exit: Exit) -> None:
+    here = server(1)
+    id = runs(here)
+    suspend(here, id)
+    here.pass_time(5)
+    ran_s = here.job(id).attained_s(here.now)
+    here.exit(id, exit)
+    job = here.last(id)
+    assert job.ended and not here.scheduler._ledger.suspended
+    assert job.attempts[-1].suspension is None
+    assert job.attempts[-1].run_s(here.now) == ran_s
+
+
+def test_it_can_be_cancelled_meanwhile() -> None:
+    here = server(1)
+    id = runs(here)
+    suspend(here, id)
+    other = runs(here, exclusive=True)
+    here.tell(CancelRequested(here.now, id, "ada"))
+    assert here.job(id).state is S.STOPPING and here.stops == [(id, 1, Cause.CANCELLED)]
+    here.exit(id, Exit(Cause.FAILURE, signal=15))
+    assert here.last(id).state is S.CANCELLED
+    assert here.job(other).state is S.RUNNING
+
+
+def test_a_policys_preemption_suspends_where_the_settings_say_so() -> None:
+    limits = Limits(preemption="suspend")
+    here = server(1, replace(SETTINGS, policy="srtf", limits=limits))
+    long = runs(here, expected_s=10_000.0, exclusive=True)
+    short = here.submit(expected_s=10.0, exclusive=True)
+    here.pass_time(2)
+    assert (here.job(long).state, here.job(long).held) == (S.SUSPENDED, False)
+    assert here.job(short).state is S.STARTING
+    here.exit(short)
+    here.pass_time(2)
+    assert (here.job(long).state, here.job(long).attempt) == (S.RUNNING, 1)
+
+
+def test_after_a_restart_what_is_due_is_repeated() -> None:
+    here = server(1)
+    id = runs(here)
+    posted: list[object] = []
+    here._post = posted.append
+    suspend(here, id)
+    (suspending,) = (here.job(id),)
+    assert [type(each) for each in due_actions(suspending)] == [Suspend]
+    assert posted == [Suspended(here.now, id, 1)]
+    here.tell(Suspended(here.now, id, 1))
+    assert not list(due_actions(here.job(id)))
+    resume(here, id)
+    assert [type(each) for each in due_actions(here.job(id))] == [Resume]
+    here.tell(Resumed(here.now, id, 2), Suspended(here.now, id, 1))  # of others, or late
+    assert here.job(id).state is S.RESUMING
+    here.tell(Resumed(here.now, id, 1))
+    assert here.job(id).state is S.RUNNING
+
+
+def test_what_owners_are_told() -> None:
+    waiting, ended = a_job(1), a_job(1, state=S.FAILED, ended_at=1.0)
+    assert control.suspend(waiting, "is queued: …").refused
+    assert control.suspend(ended, "").refused and control.resume(ended).refused
+    assert control.resume(waiting).words == "is queued: only a suspended job can resume"
+    here = server(1)
+    id = runs(here)
+    suspend(here, id)
+    job = here.job(id)
+    assert control.suspend(job, "").words == "is suspended already"
+    assert control.hold(job, True).words == "is suspended: use carma suspend"
+    assert control.cancel(job).words == "is being stopped"
+    assert set(control.actions(job)) == {"cancel", "resume"}
+    resumed = replace(job, held=False)
+    assert control.suspend(resumed, "").words == "stays suspended"
+    assert control.resume(resumed).words == "waits for GPUs already"
+    here.tell(HoldRequested(here.now, id, False, "ada"))
+    assert here.job(id).held, "only resuming ends it"
+    spec = a_spec(memory_mib=5)
+    here.tell(UpdateRequested(here.now, id, spec, ("memory_mib",), "ada"))
+    assert here.job(id).spec.memory_mib is None, "it is too late for that"
+
+
+def test_times_are_moved_with_the_clock() -> None:
+    here = server(1)
+    id = runs(here)
+    suspend(here, id)
+    job = here.job(id).shift(100.0)
+    assert job.suspension and job.suspension.at == here.now + 100
+    assert job.attempts[-1].suspended_at == (here.now + 100,)
+    assert job.attained_s(here.now + 200) == here.job(id).attained_s(here.now)
+    resume(here, id)
+    its = here.job(id).shift(100.0).attempts[-1]
+    assert its.resumed_at == here.now + 100
+
+
+def test_one_that_is_profiled_stays_alone_where_it_resumes() -> None:
+    here = server(1)
+    id = here.submit()
+    job = here.job(id).with_attempt(profiling=ProfilingRun(here.now + 1000, evict=False))
+    here.scheduler._ledger.put(job)
+    here.run_kernel(id)
+    here.pass_time(6)
+    suspend(here, id)
+    resume(here, id)
+    here.pass_time(6)
+    assert here.job(id).state is S.RUNNING and here.job(id).profiling
+    here.tell(Tick(here.now))
+    other = here.submit()
+    assert "profiling" in here.why(other)[0][0]
