@@ -641,7 +641,7 @@ class Model:
 
         def place(job: Job) -> Place:
             order = core.policy.order(job) if job.spec.gpus else 0.0
-            return place_in_line(job, order, core.shares.standing(job))
+            return place_in_line(job, order, core._standing(job))
 
         queued.sort(key=place)
         assert list(ledger.line()) == queued

@@ -12,6 +12,7 @@ from carmad.core.messages import (
     CancelRequested,
     DrainRequested,
     HoldRequested,
+    Reserved,
     Resume,
     Resumed,
     ResumeRequested,
@@ -22,6 +23,7 @@ from carmad.core.messages import (
     UpdateRequested,
     due_actions,
 )
+from carmad.core.reservations import Reservation
 from carmad.core.suspending import AGAIN_AFTER_S, cost_s, never
 from carmad.core.types import Cause, Exit, JobId, JobState, ProfilingRun
 from carmad.testing import FakeServer, a_job, a_spec
@@ -364,3 +366,84 @@ def test_one_that_is_profiled_stays_alone_where_it_resumes() -> None:
     here.tell(Tick(here.now))
     other = here.submit()
     assert "profiling" in here.why(other)[0][0]
+
+
+# -- who makes room
+
+ROOM = replace(SETTINGS, limits=Limits(preemption="suspend"))
+
+
+@pytest.mark.parametrize("first", [{"urgent": True}, {"interactive": True}])
+def test_an_urgent_job_and_one_at_a_terminal_get_the_gpu_that_is_cheapest_to_free(
+    first: dict[str, object],
+) -> None:
+    here = server(2, ROOM)
+    large, small = runs(here, 30_000, exclusive=True), runs(here, 5_000, exclusive=True)
+    behind = here.submit(exclusive=True)
+    id = here.submit(exclusive=True, **first)
+    here.pass_time(2)
+    assert here.job(id).gpus == (here.gpus[1].id,)
+    assert (here.job(small).state, here.job(small).held) == (S.SUSPENDED, False)
+    suspension = here.job(small).suspension
+    assert suspension and suspension.why == f"for job {id}"
+    assert here.job(large).state is S.RUNNING and here.job(behind).state is S.QUEUED
+    here.exit(id)
+    here.pass_time(2)
+    assert here.job(small).state is S.RUNNING, "it came before the one that waits"
+
+
+def test_nobody_is_suspended_for_a_usual_job_nor_where_it_would_not_help() -> None:
+    here = server(2, ROOM)
+    first, second = runs(here, exclusive=True), runs(here, exclusive=True, urgent=True)
+    here.submit(exclusive=True)
+    here.pass_time(2)
+    assert {here.job(first).state, here.job(second).state} == {S.RUNNING}
+    here.submit(exclusive=True, gpus=2, urgent=True)  # it would need the urgent one's, too
+    here.pass_time(2)
+    assert {here.job(first).state, here.job(second).state} == {S.RUNNING}
+
+
+def test_nobody_is_suspended_for_a_job_that_is_being_made_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = server(3, ROOM)
+    batch = [runs(here, exclusive=True) for _ in range(3)]
+    monkeypatch.setattr(here, "_move", lambda *_: None)  # the driver takes its time
+    for _ in range(2):
+        here.submit(exclusive=True, urgent=True)
+        here.pass_time(2)
+    states = [here.job(id).state for id in batch]
+    assert sorted(states) == [S.RUNNING, S.SUSPENDING, S.SUSPENDING]
+
+
+def test_a_reservation_suspends_the_others_when_it_begins_and_lets_them_back() -> None:
+    here = server(1, ROOM)
+    id = here.submit(user="bob")
+    wish = Reservation(1, (here.gpus[0].id,), ("ada",), (here.now + 600.0,), 300.0, "root")
+    here.tell(Reserved(here.now, wish))
+    late = here.submit(user="bob", exclusive=True)
+    here.run_kernel(id)
+    here.pass_time(20)
+    here.exit(id)
+    here.sample(1)
+    assert here.job(late).state is S.STARTING, "of unknown length, within the notice"
+    here.run_kernel(late)
+    here.pass_time(600, period=5.0)
+    assert here.job(late).state is S.SUSPENDED
+    assert here.job(late).notes == ()
+    ada = here.submit(user="ada")
+    here.sample(1)
+    assert here.job(ada).state is S.STARTING
+    here.exit(ada)
+    here.pass_time(300, period=5.0)
+    assert here.job(late).state is S.RUNNING
+
+
+def test_who_cannot_be_suspended_is_still_there_when_a_reservation_begins() -> None:
+    here = server(1, replace(ROOM, suspend=Suspending()))
+    id = runs(here, user="bob")
+    wish = Reservation(1, (here.gpus[0].id,), ("ada",), (here.now + 5.0,), 300.0, "root")
+    here.tell(Reserved(here.now, wish))
+    here.pass_time(10)
+    assert here.job(id).state is S.RUNNING
+    assert "is still on GPU 0, which is now reserved (ada)" in here.job(id).notes[0]

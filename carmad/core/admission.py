@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf
 
 from carmad.config import Settings
@@ -29,6 +29,7 @@ class Demand:
     user: str = ""  # this and the next only matter, and are only set, if a GPU is reserved
     at_most_s: float = inf
     suspension: Suspension | None = None  # what it needs to resume
+    yields: bool = False  # it is suspended when a reservation begins
 
 
 def demand(
@@ -39,10 +40,18 @@ def demand(
     one_user = under_mps(job, settings) and not settings.collocation.mps_multiuser
     uid = job.spec.uid if one_user else None
     alone = alone_for_now or job.exclusive or job.state is JobState.PENDING
-    its = () if reserved_at is None else (job.spec.user, job.at_most_s(reserved_at))
-    return _demand(
-        job.spec.gpus, alone, uid, job.estimate, job.retry, *its, suspension=job.suspension
-    )
+    wanted = partial(_demand, job.spec.gpus, alone, uid, job.estimate, job.retry)
+    if reserved_at is None:
+        return wanted(suspension=job.suspension)
+    yields = settings.limits.preemption == "suspend" and _can_be_suspended(job, settings)
+    at_most_s = job.at_most_s(reserved_at)
+    return wanted(job.spec.user, at_most_s, suspension=job.suspension, yields=yields)
+
+
+def _can_be_suspended(job: Job, settings: Settings) -> bool:
+    """Whether that is to be expected, once it runs."""
+    can = settings.suspend.host_memory_mib and not job.unsuspendable and not job.spec.slurm_job
+    return bool(can) and not under_mps(job, settings)
 
 
 _demand = lru_cache(maxsize=1024)(Demand)  # an estimate takes some KiB with all its notes
@@ -96,12 +105,14 @@ def _drain(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
 
 
 def _reservation(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
-    """A job of anyone else must end before the reservation starts. One of unknown duration may not
-    start within the notice."""
+    """A job of anyone else must end before the reservation starts, or can be suspended then. One of
+    unknown duration may not start within the notice."""
     for slot in gpu.reserved:
         if wanted.user in slot.of.users:
             continue
         whose = slot.of.whose
+        if slot.in_s and wanted.yields and not gpu.gpu.is_mig:
+            continue
         if not slot.in_s:
             return Reason("reservation", slot.ends_at, slot.starts_at, detail=whose)
         if wanted.at_most_s == inf:

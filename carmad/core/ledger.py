@@ -26,7 +26,7 @@ class Ledger:
         standing: Callable[[Job], Standing] = lambda job: (True, 0),
     ) -> None:
         self._order = order
-        self._standing = standing
+        self.standing = standing
         self.jobs = JobsById()
         self.holders: dict[JobId, Job] = {}  # those that hold GPUs, or run without any
         self.watched: dict[JobId, Job] = {}  # holders that the passing of time may affect
@@ -107,7 +107,7 @@ class Ledger:
     def rerank(self) -> None:
         """Sort the queue anew, by the present standing of its jobs."""
         for id, (first, _, nice, order, _, at, _) in self._places.items():
-            usual, rank = self._standing(self.jobs.rows[id])
+            usual, rank = self.standing(self.jobs.rows[id])
             self._places[id] = (first, usual, nice, order, rank, at, id)
         self._line = sorted(self._places.values())
         self._queued = [self.jobs.rows[place[-1]] for place in self._line]
@@ -210,7 +210,7 @@ class Ledger:
     def _place(self, job: Job) -> Place:
         """Policies have no say about jobs without GPUs."""
         order = self._order(job) if job.spec.gpus else 0.0
-        return place_in_line(job, order, self._standing(job))
+        return place_in_line(job, order, self.standing(job))
 
     def _follow(self, job: Job) -> None:
         for after in job.spec.after:

@@ -39,6 +39,11 @@ class Reservation:
         at = bisect_right(self.starts, now - self.lasts_s)
         return self.starts[at] if at < len(self.starts) else None
 
+    def is_on(self, now: float) -> bool:
+        """Whether it has begun and is not over."""
+        start = self.next_start(now)
+        return start is not None and start <= now
+
     def meets(self, other: Reservation) -> bool:
         """Whether both have a GPU at the same time."""
         return not set(self.gpus).isdisjoint(other.gpus) and any(

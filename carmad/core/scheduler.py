@@ -53,6 +53,7 @@ from carmad.core.placing import Placer
 from carmad.core.ports import Policy, Predictor, Recovery
 from carmad.core.quota import Limit
 from carmad.core.recurrence import group
+from carmad.core.relief import Relief
 from carmad.core.requests import Requests
 from carmad.core.reservations import Reservation
 from carmad.core.scene import Scene
@@ -118,6 +119,7 @@ class Scheduler:
             self._ledger.rerank()
         if not all(isinstance(event, Submitted) for event in events):
             self._actions += self._placer.plan(now)
+        self._actions += self._relieve(now)
         for job in self._ledger.pieces():  # each needs an estimate of its own
             if (row := self.jobs.rows.get(job.id)) and row.awaits_estimate:
                 self._actions.append(EstimateMemory(row))
@@ -397,6 +399,7 @@ class Scheduler:
         )
         self._requests = Requests(ledger, self._fleet, self.knowledge, self._endings)
         self._suspensions = Suspensions(ledger, self._fleet, self.settings)
+        self._relief = Relief(ledger, self._suspensions)
         self._placer = Placer(
             self.settings,
             self._deciders,
@@ -426,5 +429,14 @@ class Scheduler:
         self._drained = self._reserved = False
         self._limited: list[Limit] = []
 
+    def _relieve(self, now: float) -> list[Action]:
+        first = self.settings.limits.preemption == "suspend" and self._relief.waiting
+        if not (first or any(each.is_on(now) for each in self._fleet.reservations.values())):
+            return []
+        return self._relief.relieve(self.view(now))
+
     def _standing(self, job: Job) -> Standing:
-        return self.shares.standing(job)
+        """Where others are suspended for them, jobs at a terminal go first, as urgent ones do."""
+        usual, rank = self.shares.standing(job)
+        waits = job.spec.interactive and self.settings.limits.preemption == "suspend"
+        return usual and not waits, rank

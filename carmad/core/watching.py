@@ -12,7 +12,6 @@ from carmad.core.knowledge import Knowledge, with_report
 from carmad.core.ledger import Ledger
 from carmad.core.messages import Action, Began, Postponed, Sampled, Signal, Stepped
 from carmad.core.readings import Idleness, has_run_kernel
-from carmad.core.reservations import Reservation
 from carmad.core.slowdown import with_company
 from carmad.core.states import advance
 from carmad.core.types import Cause, GpuId, GpuSample, Job, JobState
@@ -151,13 +150,8 @@ class Watch:
     # -- time
 
     def expire(self, now: float) -> list[Action]:
-        """Time limits and their warnings, ends of profiling runs, GPUs that are not used, and jobs
-        that outstay the start of a reservation."""
+        """Time limits and their warnings, ends of profiling runs, and GPUs that are not used."""
         actions: list[Action] = []
-        for reservation in self._fleet.reservations.values():
-            start = reservation.next_start(now)
-            if start is not None and start <= now:
-                self._note_reserved(reservation)
         for job in tuple(self.ledger.watched.values()):
             if job.state is not JobState.STOPPING and job.started_at is not None:
                 actions += self._expire(job, now, now - job.started_at)
@@ -214,17 +208,6 @@ class Watch:
         if evicted or self._knowledge.profiler.seconds(job) > 0:
             new = self._knowledge.with_profile(new)
         return self._knowledge.with_prediction(new, now), Cause.PROFILED if evicted else None
-
-    def _note_reserved(self, reservation: Reservation) -> None:
-        for gpu in reservation.gpus:
-            for job in self.ledger.residents(gpu):
-                if job.spec.user not in reservation.users and gpu in self._fleet.gpus:
-                    where = f"GPU {self._fleet.gpus[gpu].index}"
-                    self.ledger.note(
-                        job.id,
-                        f"is still on {where}, which is now reserved ({reservation.whose});"
-                        " it is not stopped for that",
-                    )
 
 
 def _with_nearing(job: Job, elapsed_s: float) -> Job:

@@ -1,0 +1,101 @@
+"""Who is suspended so that others can run, where `limits.preemption` is "suspend": for a
+reservation that has begun, for urgent jobs, and for jobs at a terminal, whose owners wait there.
+
+GPUs are freed of all their jobs, so that any policy places the next one there. Nobody is suspended
+for a job that GPUs are being freed for already. Whoever was suspended waits in line like all
+others, and two jobs cannot take turns without end: see `suspending.refusal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain, takewhile
+
+from carmad.core.gpuview import GpuView
+from carmad.core.ledger import Ledger
+from carmad.core.messages import Action
+from carmad.core.readings import held_mib
+from carmad.core.suspending import Suspensions, never
+from carmad.core.types import GpuId, Job, JobId, JobState
+from carmad.core.view import View
+
+LEAVING = (JobState.SUSPENDING, JobState.STOPPING)
+
+
+class Relief:
+    def __init__(self, ledger: Ledger, suspensions: Suspensions) -> None:
+        self._ledger = ledger
+        self._suspensions = suspensions
+
+    @property
+    def waiting(self) -> list[JobId]:
+        """The jobs in line for which others are suspended."""
+        line = zip(self._ledger.places(), self._ledger.line(), strict=True)
+        first = takewhile(lambda each: not (each[0][0] and each[0][1]), line)
+        return [job.id for place, job in first if not place[1]]
+
+    def relieve(self, view: View) -> list[Action]:
+        """Suspend who is in the way, after the policy has placed whom it could."""
+        chosen: dict[JobId, str] = {}
+        may = view.settings.limits.preemption == "suspend"
+        for gpu, job, whose in chain.from_iterable(map(_out_of_place, view.gpus)):
+            if may and not never(job, view.settings):
+                chosen[job.id] = f"for a reservation ({whose})"
+            else:
+                where = f"GPU {gpu.gpu.index}, which is now reserved ({whose})"
+                self._ledger.note(job.id, f"is still on {where}; it is not stopped for that")
+        taken: set[GpuId] = set()
+        wait = set(self.waiting) if may else set()
+        for job in view.queue:
+            if job.id in wait:
+                victims = self._victims(job, view, taken)
+                chosen = {each.id: f"for job {job.id}" for each in victims} | chosen
+        jobs = ((self._ledger.jobs[id], why) for id, why in chosen.items())
+        return [
+            self._suspensions.suspend(job, why, view.now)
+            for job, why in jobs
+            if not self._suspensions.refusal(job, view.now)
+        ]
+
+    def _victims(self, job: Job, view: View, taken: set[GpuId]) -> list[Job]:
+        """The jobs to suspend for this one: those on the GPUs of a node that are cheapest to free.
+        These are added to `taken`. Empty if that would not help."""
+        for node in view.nodes:
+            able = [gpu for gpu in node.gpus if gpu.id not in taken and self._frees(gpu, job, view)]
+            able.sort(key=_moved_mib)
+            if len(able) >= job.spec.gpus:
+                its = able[: job.spec.gpus]
+                taken.update(gpu.id for gpu in its)
+                return [each for gpu in its for each in gpu.residents]
+        return []
+
+    def _frees(self, gpu: GpuView, job: Job, view: View) -> bool:
+        """Whether the GPU could take the job without those that are there, and they can go."""
+        empty_mib = gpu.gpu.memory_mib - gpu.external_mib
+        empty = replace(gpu, residents=(), settling=None, free_mib=empty_mib)
+        if (job.need and job.need.safe_mib > empty_mib) or view.refusals(view.demand(job), empty):
+            return False
+        return all(
+            each.state in LEAVING
+            or (not self._goes_first(each) and not self._suspensions.refusal(each, view.now))
+            for each in gpu.residents
+        )
+
+    def _goes_first(self, job: Job) -> bool:
+        usual, _ = self._ledger.standing(job)
+        return not usual
+
+
+def _out_of_place(gpu: GpuView) -> Iterator[tuple[GpuView, Job, str]]:
+    """The jobs that are where a reservation for others has begun, and whose that is."""
+    for slot in gpu.reserved:
+        for job in gpu.residents:
+            if not slot.in_s and job.spec.user not in slot.of.users:
+                yield gpu, job, slot.of.whose
+
+
+def _moved_mib(gpu: GpuView) -> int:
+    """What is to be moved to the host to free it."""
+    stay = [job for job in gpu.residents if job.state not in LEAVING]
+    return sum(held_mib(job.id, gpu.sample) for job in stay) if gpu.sample else 0
