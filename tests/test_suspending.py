@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from carmad.config import Collocation, Limits, Monitor, Settings, Suspending
+from carmad.config import Collocation, Interactive, Limits, Monitor, Settings, Suspending
 from carmad.core import control
 from carmad.core.messages import (
     CancelRequested,
@@ -447,3 +447,23 @@ def test_who_cannot_be_suspended_is_still_there_when_a_reservation_begins() -> N
     here.pass_time(10)
     assert here.job(id).state is S.RUNNING
     assert "is still on GPU 0, which is now reserved (ada)" in here.job(id).notes[0]
+
+
+def test_an_idle_job_at_a_terminal_is_suspended_and_not_ended() -> None:
+    settings = replace(ROOM, interactive=Interactive(idle_s=20.0))
+    here = server(1, settings)
+    id = here.submit(interactive=True)
+    here.run_kernel(id)
+    here.pass_time(3)
+    here.alive[id, 1].ran_kernel = False
+    here.pass_time(25)
+    job = here.job(id)
+    assert (job.state, job.held) == (S.SUSPENDED, True)
+    assert job.notes[-1].startswith("was suspended because it had not used its GPUs for 20 s")
+    other = runs(here, exclusive=True)
+    resume(here, id)  # its owner is back, and waits at a terminal
+    here.pass_time(2)
+    assert here.job(id).state is S.RUNNING
+    assert here.job(other).state is S.SUSPENDED
+    here.pass_time(60)
+    assert here.job(id).state is S.RUNNING, "it is idle again, but has just resumed"

@@ -267,15 +267,17 @@ class Idleness:
                 idle_s[job.id] = min(here_s, idle_s.get(job.id, here_s))
         self._idle_s = idle_s
 
-    def judge(self, job: Job, limit_s: float) -> tuple[bool, str]:
-        """Whether it is to end, and what its owner is to know; "" for nothing."""
+    def judge(self, job: Job, limit_s: float, suspends: bool) -> tuple[bool, str]:
+        """Whether it is to leave its GPUs, and what its owner is to know; "" for nothing.
+        `suspends`: it is suspended then, and not ended."""
         idle_s = self._idle_s.get(job.id, 0.0)
         if not limit_s or idle_s < limit_s - min(IDLE_WARNING_S, limit_s / 2):
             return False, ""
         limit = f"{duration(limit_s)} (interactive.idle_s)"
+        what = "suspended" if suspends else "ended"
         if idle_s < limit_s:
-            return False, f"does not use its GPUs: it will be ended once that lasts {limit}"
-        return True, f"was ended because it had not used its GPUs for {limit}"
+            return False, f"does not use its GPUs: it will be {what} once that lasts {limit}"
+        return True, f"was {what} because it had not used its GPUs for {limit}"
 
 
 def _uses_gpu(job: Job, sample: GpuSample) -> bool:

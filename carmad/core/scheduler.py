@@ -93,7 +93,8 @@ class Scheduler:
         self.shares = Shares(settings.fairness)
         self.limits: dict[str, Limit] = {}
         ledger = Ledger(self._deciders.order, standing=self._standing)
-        self._watch = Watch(settings, ledger, self._fleet, self.knowledge)
+        self._suspensions = Suspensions(ledger, self._fleet, settings)
+        self._watch = Watch(settings, ledger, self._fleet, self.knowledge, self._suspensions)
         self._take_up(ledger)
         self._begin()
 
@@ -393,12 +394,11 @@ class Scheduler:
 
     def _take_up(self, ledger: Ledger, last_placed: GpuId | None = None) -> None:
         """Replace the ledger, and what is built on it."""
-        self._ledger = self._watch.ledger = ledger
+        self._ledger = self._watch.ledger = self._suspensions.ledger = ledger
         self._endings = Endings(
             ledger, self._fleet, self.knowledge, self._watch, self.recovery, self._calls
         )
         self._requests = Requests(ledger, self._fleet, self.knowledge, self._endings)
-        self._suspensions = Suspensions(ledger, self._fleet, self.settings)
         self._relief = Relief(ledger, self._suspensions)
         self._placer = Placer(
             self.settings,

@@ -96,13 +96,13 @@ class Suspensions:
     """Begins suspensions and takes up what came of them."""
 
     def __init__(self, ledger: Ledger, fleet: Fleet, settings: Settings) -> None:
-        self._ledger = ledger
+        self.ledger = ledger
         self._fleet = fleet
         self.settings = settings
 
     def refusal(self, job: Job, now: float) -> str:
         """Why the job cannot be suspended now; "" if it can."""
-        suspended = self._ledger.suspended.values()
+        suspended = self.ledger.suspended.values()
         return refusal(job, self._fleet.memory_of(job), suspended, self.settings, now)
 
     def suspend(self, job: Job, why: str, now: float, held: bool = False) -> Action:
@@ -120,7 +120,7 @@ class Suspensions:
             suspended_at=(*lately, now),
         )
         changed = advance(changed, JobState.SUSPENDING, held=held)
-        self._ledger.put(changed)
+        self.ledger.put(changed)
         return Suspend(changed)
 
     # -- what owners ask for
@@ -134,16 +134,16 @@ class Suspensions:
                 why = f"suspended by {event.by}"
                 actions.append(self.suspend(job, why, event.at, held=True))
             else:
-                self._ledger.put(replace(job, held=True))
+                self.ledger.put(replace(job, held=True))
         return actions
 
     def request_return(self, event: ResumeRequested) -> None:
         for job in self._parts(event):
             if control.resume(job).acts:
-                self._ledger.put(replace(job, held=False))
+                self.ledger.put(replace(job, held=False))
 
     def _parts(self, event: SuspendRequested | ResumeRequested) -> list[Job]:
-        return self._ledger.jobs.parts(range(event.job, event.job + 1 + event.more))
+        return self.ledger.jobs.parts(range(event.job, event.job + 1 + event.more))
 
     # -- what came of it
 
@@ -154,13 +154,13 @@ class Suspensions:
         if event.lost:
             return [self._lose(job, event.why)]
         if event.why:
-            self._ledger.put(
+            self.ledger.put(
                 replace(_on_gpus(job, event.at), held=False, unsuspendable=event.why).with_note(
                     f"cannot be suspended: {event.why}"
                 )
             )
             return []
-        self._ledger.put(advance(job.with_attempt(gpus=()), JobState.SUSPENDED))
+        self.ledger.put(advance(job.with_attempt(gpus=()), JobState.SUSPENDED))
         return []
 
     def take_resumed(self, event: Resumed) -> list[Action]:
@@ -170,18 +170,18 @@ class Suspensions:
         if event.lost:
             return [self._lose(job, event.why)]
         if event.why:
-            self._ledger.put(_again_later(job, event))
+            self.ledger.put(_again_later(job, event))
             return []
-        self._ledger.put(_on_gpus(job, event.at))
+        self.ledger.put(_on_gpus(job, event.at))
         return []
 
     def _find(self, event: Suspended | Resumed, state: JobState) -> Job | None:
-        job = self._ledger.holders.get(event.job)
+        job = self.ledger.holders.get(event.job)
         return job if job and job.attempt == event.attempt and job.state is state else None
 
     def _lose(self, job: Job, why: str) -> Action:
         note = f"its GPU memory could not be brought back: {why}"
-        return self._ledger.stop(job.with_note(note), Cause.UNRESTORED)
+        return self.ledger.stop(job.with_note(note), Cause.UNRESTORED)
 
 
 def _on_gpus(job: Job, now: float) -> Job:

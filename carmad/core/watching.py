@@ -14,6 +14,7 @@ from carmad.core.messages import Action, Began, Postponed, Sampled, Signal, Step
 from carmad.core.readings import Idleness, has_run_kernel
 from carmad.core.slowdown import with_company
 from carmad.core.states import advance
+from carmad.core.suspending import Suspensions, never
 from carmad.core.types import Cause, GpuId, GpuSample, Job, JobState
 
 USAGE_SAVED_EVERY_S = 60.0
@@ -23,10 +24,16 @@ PEAK_SAVED_AT = 1.25  # times the saved peak: then it is saved at once
 
 class Watch:
     def __init__(
-        self, settings: Settings, ledger: Ledger, fleet: Fleet, knowledge: Knowledge
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        fleet: Fleet,
+        knowledge: Knowledge,
+        suspensions: Suspensions,
     ) -> None:
         self._settings = settings
         self.ledger = ledger
+        self.suspensions = suspensions
         self._fleet = fleet
         self._knowledge = knowledge
         self._idleness = Idleness()
@@ -174,7 +181,13 @@ class Watch:
         if run_over:
             new, cause = self._after_profiling(new, now)
         if spec.interactive and cause is None:
-            idle, note = self._idleness.judge(new, self._settings.interactive.idle_s)
+            suspends = not never(job, self.suspensions.settings)
+            idle, note = self._idleness.judge(new, self._settings.interactive.idle_s, suspends)
+            if idle and suspends:
+                if self.suspensions.refusal(job, now):  # for now
+                    return actions
+                new = new.with_note(note)
+                return [*actions, self.suspensions.suspend(new, "it was idle", now, held=True)]
             new, cause = new.with_note(note) if note else new, Cause.IDLE if idle else None
         if cause is not None:
             actions.append(self.ledger.stop(new, cause))
