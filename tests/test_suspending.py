@@ -465,5 +465,8 @@ def test_an_idle_job_at_a_terminal_is_suspended_and_not_ended() -> None:
     here.pass_time(2)
     assert here.job(id).state is S.RUNNING
     assert here.job(other).state is S.SUSPENDED
-    here.pass_time(60)
+    here.pass_time(40)
     assert here.job(id).state is S.RUNNING, "it is idle again, but has just resumed"
+    here.pass_time(20)
+    assert here.job(id).state is S.SUSPENDED
+    assert here.job(other).state is S.RUNNING
