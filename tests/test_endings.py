@@ -9,7 +9,7 @@ import pytest
 from carmad.core import control
 from carmad.core.attempt import KEPT, Attempt, append
 from carmad.core.control import Verdict
-from carmad.core.endings import Ending, Retries, ending, placeable
+from carmad.core.endings import Ending, Retries, ending
 from carmad.core.messages import Exited
 from carmad.core.states import advance
 from carmad.core.types import (
@@ -112,9 +112,9 @@ def test_who_held_memory_is_told_by_the_readings_it_is_given() -> None:
 
 def test_without_an_elsewhere_it_is_tried_alone_and_with_no_gpu_known_as_it_was_to_be() -> None:
     elsewhere = Retry("elsewhere", avoid=(GPU,))
-    assert placeable(elsewhere, 1, {GPU}) == Retry("elsewhere", exclusive=True)
-    assert placeable(elsewhere, 1, {GPU, "other"}) == elsewhere
-    assert placeable(elsewhere, 1, set()) == elsewhere
+    assert elsewhere.placeable(1, {GPU}) == Retry("elsewhere", exclusive=True)
+    assert elsewhere.placeable(1, {GPU, "other"}) == elsewhere
+    assert elsewhere.placeable(1, set()) == elsewhere
 
 
 def test_of_many_attempts_those_that_crashed_are_kept() -> None:

@@ -470,3 +470,92 @@ def test_an_idle_job_at_a_terminal_is_suspended_and_not_ended() -> None:
     here.pass_time(20)
     assert here.job(id).state is S.SUSPENDED
     assert here.job(other).state is S.RUNNING
+
+
+# -- a crash averted
+
+
+def growing(on: FakeServer, id: JobId, mib_s: int, seconds: int) -> None:
+    for _ in range(seconds):
+        on.alive[id, 1].memory_mib += mib_s
+        on.sample(1)
+
+
+def together(**settings: object) -> tuple[FakeServer, JobId, JobId, JobId]:
+    """A job that holds 20,000 MiB, and a young one with 4,000, on one of two GPUs; the other GPU
+    has a job of its own."""
+    here = server(2, replace(SETTINGS, policy="first_fit"), **settings)
+    first = runs(here, 20_000)
+    other = here.submit(exclusive=True)
+    here.run_kernel(other)
+    here.sample(1)
+    second = runs(here, 4_000)
+    assert here.job(first).gpus == here.job(second).gpus
+    return here, first, second, other
+
+
+def test_a_job_that_would_fill_a_shared_gpu_is_suspended_in_time_and_is_alone_afterwards() -> None:
+    here, first, second, _other = together()
+    growing(here, second, 3_000, 3)
+    assert here.job(second).state is S.RUNNING, "for two and a half more seconds there is room"
+    growing(here, second, 3_000, 1)
+    job = here.job(second)
+    assert (job.state, job.held) == (S.SUSPENDED, False)
+    assert job.retry and job.retry.exclusive
+    assert job.suspension and job.suspension.why == "its GPU's memory was about to be full"
+    here.pass_time(10)
+    assert here.job(second).state is S.SUSPENDED, "no GPU is idle"
+    here.exit(first)
+    here.pass_time(2)
+    job = here.job(second)
+    assert (job.state, job.attempt, job.failures) == (S.RUNNING, 1, ())
+    late = here.submit()
+    here.pass_time(10)
+    assert here.job(late).state is S.QUEUED, "it is alone"
+
+
+def test_where_time_is_left_the_one_with_the_least_memory_is_suspended() -> None:
+    here, first, second, other = together()
+    growing(here, first, 1_000, 12)
+    assert here.job(second).state is S.RUNNING
+    growing(here, first, 1_000, 1)
+    job = here.job(second)
+    assert job.state is S.SUSPENDED
+    assert job.retry and job.retry.avoid == here.job(first).gpus
+    growing(here, first, 1_000, 2)
+    assert here.job(first).state is S.RUNNING
+    assert here.job(second).state is S.SUSPENDED, "there is room, but not for long"
+    here.tell(CancelRequested(here.now, other, "ada"))
+    here.exit(other)
+    here.pass_time(2)
+    assert here.job(second).gpus == (here.gpus[1].id,)
+
+
+@pytest.mark.parametrize("memory_mib", [8_000, None])
+def test_whom_its_promise_tells_from_a_leak(memory_mib: int | None) -> None:
+    """What is expected of jobs and fits is no danger, however fast it comes."""
+    here = server(1)
+    first = runs(here, 28_000, memory_mib=30_000)
+    id = here.submit(memory_mib=memory_mib)
+    here.run_kernel(id, 1_000)
+    here.sample(1)
+    growing(here, id, 3_000, 2)
+    assert here.job(id).state is (S.SUSPENDED if memory_mib is None else S.RUNNING)
+    assert here.job(first).state is S.RUNNING
+
+
+def test_a_job_that_is_alone_and_one_that_shrinks_are_let_alone() -> None:
+    here = server(1)
+    id = runs(here, 20_000)
+    growing(here, id, 4_000, 5)
+    assert here.job(id).state is S.RUNNING
+    here, first, second, _other = together()
+    growing(here, second, 2_500, 4)
+    growing(here, first, -3_000, 5)
+    assert {here.job(first).state, here.job(second).state} == {S.RUNNING}
+
+
+def test_without_leave_to_suspend_nobody_is() -> None:
+    here, first, second, _other = together(host_memory_mib=0)
+    growing(here, second, 3_000, 5)
+    assert {here.job(first).state, here.job(second).state} == {S.RUNNING}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NewType
+from typing import Literal, NewType
 
 JobId = NewType("JobId", int)
 GpuId = NewType("GpuId", str)  # the UUID the driver gives: GPU-… or MIG-…
@@ -90,6 +90,8 @@ class Suspension:
     node: str  # likewise; "": they are on several, and it can return to these alone
     gpu_mib: int  # that it needs on each GPU to return
     host_mib: int  # that it takes on the host
+    # To return elsewhere, or alone if that is not possible (`elsewhere`), or alone.
+    after: Literal["", "elsewhere", "alone"] = ""
     failures: int = 0  # of attempts to return
     again_at: float = 0.0  # it does not try before, after such a failure
 

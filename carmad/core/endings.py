@@ -200,14 +200,7 @@ def _decide_retry(job: Job, exit: Exit, retries: Retries) -> Retry | None:
     except Exception as error:  # noqa: BLE001 - foreign code
         why = f"the recovery failed, so the job is retried alone: it raised {describe(error)}"
         return Retry(why, exclusive=True)
-    return retry and placeable(retry, job.spec.gpus, retries.usable)
-
-
-def placeable(retry: Retry, gpus: int, usable: Set[GpuId]) -> Retry:
-    """Exclusive instead if `avoid` leaves too few GPUs; unchanged while no GPU is known."""
-    if usable and len(usable - set(retry.avoid)) < gpus:
-        return replace(retry, avoid=(), exclusive=True)
-    return retry
+    return retry and retry.placeable(job.spec.gpus, retries.usable)
 
 
 def _was_lost_before(job: Job) -> bool:

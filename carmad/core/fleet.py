@@ -10,7 +10,7 @@ from carmad.config import Settings
 from carmad.core.gpuview import GpuView, free_memory, settling, stale, with_server
 from carmad.core.ledger import Ledger
 from carmad.core.messages import Drain
-from carmad.core.readings import memory_of, meter
+from carmad.core.readings import held_mib, memory_of, meter
 from carmad.core.reservations import Reservation, slots
 from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, Usage
 from carmad.core.view import NodeView, by_node
@@ -143,6 +143,23 @@ class Fleet:
             elif window.last and _precedes(window.last, job):
                 found.append(window.last)
         return tuple(found)
+
+    def growth(self, gpu: GpuId) -> dict[JobId, float]:
+        """By how many MiB a second each job's memory grows there, by the last two readings that
+        are about a period apart; empty if there are none."""
+        readings = self.readings(gpu)
+        if len(readings) < 2:
+            return {}
+        last, period_s = readings[-1][0], self._settings.monitor.period_s
+        earlier = (sample for sample, _ in reversed(readings[:-1]))
+        before = next((each for each in earlier if last.at - each.at >= period_s / 2), None)
+        if before is None or last.at - before.at > self._settings.monitor.stale_s:
+            return {}
+        jobs = {process.job for process in last.processes if process.job is not None}
+        return {
+            job: (held_mib(job, last) - held_mib(job, before)) / (last.at - before.at)
+            for job in jobs
+        }
 
     def memory_of(self, job: Job) -> dict[GpuId, int]:
         """MiB that the job holds on each of its GPUs, without those that cannot be read."""

@@ -1,5 +1,11 @@
-"""Who is suspended so that others can run, where `limits.preemption` is "suspend": for a
-reservation that has begun, for urgent jobs, and for jobs at a terminal, whose owners wait there.
+"""Who is suspended so that others can run: where a shared GPU's memory is about to be full, and,
+where `limits.preemption` is "suspend", for a reservation that has begun, for urgent jobs, and for
+jobs at a terminal, whose owners wait there.
+
+A job that grows stops growing as soon as it is locked, long before it is gone. So it can always be
+suspended in time, and a neighbour only if enough time is left to move its memory; of those, the
+one with the least memory is. The job that grew, and would grow again, is to be alone from then on,
+as after the crash that was averted (CARMA paper, 3.5); a neighbour returns elsewhere.
 
 GPUs are freed of all their jobs, so that any policy places the next one there. Nobody is suspended
 for a job that GPUs are being freed for already. Whoever was suspended waits in line like all
@@ -8,24 +14,30 @@ others, and two jobs cannot take turns without end: see `suspending.refusal`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, takewhile
+from math import inf
+from typing import Literal
 
+from carmad.core.fleet import Fleet
 from carmad.core.gpuview import GpuView
 from carmad.core.ledger import Ledger
 from carmad.core.messages import Action
 from carmad.core.readings import held_mib
 from carmad.core.suspending import Suspensions, never
-from carmad.core.types import GpuId, Job, JobId, JobState
+from carmad.core.types import GpuId, GpuSample, Job, JobId, JobState
 from carmad.core.view import View
 
 LEAVING = (JobState.SUSPENDING, JobState.STOPPING)
+FULL = "its GPU's memory was about to be full"
+LOOKS = 2  # at a GPU, before its memory is full: to see it coming, and to have acted
 
 
 class Relief:
-    def __init__(self, ledger: Ledger, suspensions: Suspensions) -> None:
+    def __init__(self, ledger: Ledger, fleet: Fleet, suspensions: Suspensions) -> None:
         self._ledger = ledger
+        self._fleet = fleet
         self._suspensions = suspensions
 
     @property
@@ -58,6 +70,42 @@ class Relief:
             if not self._suspensions.refusal(job, view.now)
         ]
 
+    def avert(self, samples: Iterable[GpuSample], now: float) -> list[Action]:
+        """Suspend a job on each shared GPU whose memory, by its last readings, would be full before
+        the next one was acted on."""
+        actions: list[Action] = []
+        for sample in samples:
+            residents = [j for j in self._ledger.residents(sample.gpu) if j.state not in LEAVING]
+            growth = self._fleet.growth(sample.gpu) if len(residents) > 1 else {}
+            rate = sum(growth.values())
+            if rate <= 0 or sample.memory_free_mib is None or _fit(residents, sample):
+                continue
+            full_in_s = max(0.0, sample.memory_free_mib / rate)
+            growing = max(residents, key=lambda job: growth.get(job.id, 0.0))
+            if job := self._cheapest(residents, growing, sample, full_in_s, now):
+                after: Literal["alone", "elsewhere"] = "alone" if job is growing else "elsewhere"
+                actions.append(self._suspensions.suspend(job, FULL, now, after=after))
+        return actions
+
+    def _cheapest(
+        self,
+        residents: Sequence[Job],
+        growing: Job,
+        sample: GpuSample,
+        full_in_s: float,
+        now: float,
+    ) -> Job | None:
+        """The job to suspend now; None: there is time, or none can be."""
+        settings = self._suspensions.settings
+        for job in sorted(residents, key=lambda job: held_mib(job.id, sample)):
+            if self._suspensions.refusal(job, now):
+                continue
+            moved_mib = 0 if job is growing else held_mib(job.id, sample)
+            takes_s = settings.suspend.fixed_s + moved_mib / settings.suspend.out_mib_s
+            if takes_s <= full_in_s or job is growing:
+                return job if full_in_s <= takes_s + LOOKS * settings.monitor.period_s else None
+        return None
+
     def _victims(self, job: Job, view: View, taken: set[GpuId]) -> list[Job]:
         """The jobs to suspend for this one: those on the GPUs of a node that are cheapest to free.
         These are added to `taken`. Empty if that would not help."""
@@ -85,6 +133,15 @@ class Relief:
     def _goes_first(self, job: Job) -> bool:
         usual, _ = self._ledger.standing(job)
         return not usual
+
+
+def _fit(residents: Iterable[Job], sample: GpuSample) -> bool:
+    """Whether the GPU has room for all that these jobs are expected to take."""
+    free_mib = float(sample.memory_free_mib or 0)
+    for job in residents:
+        need_mib = job.need.safe_mib if job.need else inf
+        free_mib -= max(0.0, need_mib - held_mib(job.id, sample))
+    return free_mib >= 0
 
 
 def _out_of_place(gpu: GpuView) -> Iterator[tuple[GpuView, Job, str]]:

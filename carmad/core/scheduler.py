@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from carmad.config import Settings
 from carmad.core.deciders import Calls, Deciders
-from carmad.core.endings import Endings, dependency_exit, placeable
+from carmad.core.endings import Endings, dependency_exit
 from carmad.core.fleet import Fleet
 from carmad.core.history import History
 from carmad.core.knowledge import Knowledge, with_shared_profiles
@@ -262,6 +262,8 @@ class Scheduler:
                 self._on_estimated(event)
             case Sampled():
                 self._watch.take_samples(event)
+                if self.settings.suspend.host_memory_mib:
+                    self._actions += self._relief.avert(event.samples, event.at)
             case Silent():
                 self._fleet.note_silent(event.gpus)
             case Began():
@@ -318,7 +320,7 @@ class Scheduler:
         self._fleet.discover(event.gpus, event.unread)
         for job in self._ledger.line():
             if job.retry and job.retry.avoid:
-                retry = placeable(job.retry, job.spec.gpus, self._fleet.usable())
+                retry = job.retry.placeable(job.spec.gpus, self._fleet.usable())
                 if retry is not job.retry:
                     self._ledger.put(replace(job, retry=retry))
 
@@ -399,7 +401,7 @@ class Scheduler:
             ledger, self._fleet, self.knowledge, self._watch, self.recovery, self._calls
         )
         self._requests = Requests(ledger, self._fleet, self.knowledge, self._endings)
-        self._relief = Relief(ledger, self._suspensions)
+        self._relief = Relief(ledger, self._fleet, self._suspensions)
         self._placer = Placer(
             self.settings,
             self._deciders,

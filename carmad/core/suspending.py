@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Literal
 
 from carmad.config import Settings, Suspending
 from carmad.core import control
@@ -30,6 +31,7 @@ from carmad.core.types import (
     Job,
     JobState,
     Mode,
+    Retry,
     Suspension,
 )
 from carmad.readable import duration, gib
@@ -105,9 +107,16 @@ class Suspensions:
         suspended = self.ledger.suspended.values()
         return refusal(job, self._fleet.memory_of(job), suspended, self.settings, now)
 
-    def suspend(self, job: Job, why: str, now: float, held: bool = False) -> Action:
+    def suspend(
+        self,
+        job: Job,
+        why: str,
+        now: float,
+        held: bool = False,
+        after: Literal["", "elsewhere", "alone"] = "",
+    ) -> Action:
         """Begin to suspend a job for which there is no `refusal`. `held`: until somebody requests
-        that it resumes."""
+        that it resumes; `after`: see `Suspension`."""
         its, mib = job.current, self._fleet.memory_of(job)
         assert its
         gpus = [self._fleet.gpus[gpu] for gpu in job.gpus]
@@ -116,7 +125,7 @@ class Suspensions:
         most_mib, all_mib = max(mib.values()), sum(mib.values())
         lately = tuple(at for at in its.suspended_at if now - at < HOUR_S)
         changed = job.with_attempt(
-            suspension=Suspension(now, why, job.gpus, gpus[0].name, node, most_mib, all_mib),
+            suspension=Suspension(now, why, job.gpus, gpus[0].name, node, most_mib, all_mib, after),
             suspended_at=(*lately, now),
         )
         changed = advance(changed, JobState.SUSPENDING, held=held)
@@ -160,7 +169,8 @@ class Suspensions:
                 )
             )
             return []
-        self.ledger.put(advance(job.with_attempt(gpus=()), JobState.SUSPENDED))
+        retry = self._retry(job)
+        self.ledger.put(advance(job.with_attempt(gpus=()), JobState.SUSPENDED, retry=retry))
         return []
 
     def take_resumed(self, event: Resumed) -> list[Action]:
@@ -174,6 +184,15 @@ class Suspensions:
             return []
         self.ledger.put(_on_gpus(job, event.at))
         return []
+
+    def _retry(self, job: Job) -> Retry | None:
+        its = job.suspension
+        if not its or not its.after:
+            return job.retry
+        if its.after == "alone" or not self.settings.suspend.moves:
+            return Retry(its.why, exclusive=True)
+        retry = Retry(its.why, avoid=its.gpus)
+        return retry.placeable(job.spec.gpus, self._fleet.usable())
 
     def _find(self, event: Suspended | Resumed, state: JobState) -> Job | None:
         job = self.ledger.holders.get(event.job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -193,6 +194,13 @@ class Retry:
     exclusive: bool = False
     avoid: tuple[GpuId, ...] = ()
     margin_mib: int = 0  # free memory required on top of the estimate
+
+    def placeable(self, gpus: int, usable: Set[GpuId]) -> Retry:
+        """Exclusive instead if `avoid` leaves a job of so many GPUs too few of the `usable` ones;
+        unchanged while no GPU is known."""
+        if usable and len(usable - set(self.avoid)) < gpus:
+            return replace(self, avoid=(), exclusive=True)
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,15 +93,19 @@ class Card:
             self._gauges.busy_gpus += 1
         self.guests += 1
 
-    def fits(self, mib: int, fragmentation_mib: int) -> bool:
-        lost = fragmentation_mib * len(self.processes)
-        return self.used_mib + mib + lost <= self.gpu.memory_mib
+    def fits(self, job: JobId, mib: int, fragmentation_mib: int) -> bool:
+        """Whether the job can have so much here, with what it has already."""
+        own = self.processes.get(job)
+        lost = fragmentation_mib * (len(self.processes) - (own is not None))
+        held = own.memory_mib or 0 if own else 0
+        return self.used_mib - held + mib + lost <= self.gpu.memory_mib
 
     def hold(self, now: float, job: JobId, process: ProcessUse) -> None:
-        """The job's process allocates its memory."""
+        """The job's process has so much memory from now on."""
         self._elapse(now)
+        own = self.processes.get(job)
         self.processes[job] = process
-        self._use(process.memory_mib or 0)
+        self._use((process.memory_mib or 0) - (own.memory_mib or 0 if own else 0))
 
     def pause(self, now: float, job: JobId) -> None:
         """The job trains no more, and keeps its memory."""
@@ -256,6 +260,7 @@ class Execution:
         "cards",
         "ending",
         "full",
+        "grown_s",
         "job",
         "left",
         "limit_mib",
@@ -278,6 +283,7 @@ class Execution:
         self.move(cards, full)
         self.left = left  # work, as of `_since`
         self.rate = 0.0  # work per second; 0 until its first kernel, and while it is suspended
+        self.grown_s = 0.0  # for how long its memory has grown
         self.ending = False  # being stopped, or crashing: further work is lost
         self.version = 0  # scheduled calls for an older version are void
         self._since = 0.0

@@ -74,7 +74,8 @@ class Trace:
 class Physics:
     """The model's parameters apart from training itself, in seconds and MiB."""
 
-    first_kernel_s: float = 10.0  # from the launch to the first kernel and full memory (TTFK)
+    first_kernel_s: float = 10.0  # from the launch to the first kernel (TTFK)
+    growth_s: float = 0.0  # from there to full memory, of which it has a quarter at first
     oom_s: float = 5.0  # from the failed allocation to the process being gone
     stop_s: float = 2.0  # from being told to stop to being gone
     checkpoint_s: float = 10.0  # what saving and loading cost a preempted job
@@ -178,3 +179,4 @@ class Outcome:
     wall_s: float
     profiled: int | None = None  # jobs whose profile was known when they started; None: not known
     reasons: frozenset[str] = frozenset()  # codes of all reasons why jobs waited
+    suspensions: int = 0

@@ -40,7 +40,8 @@ class Recorder:
         self.ended = 0
         self.profiled: set[JobId] = set()  # those whose profile was known when they started
         self.reasons: set[str] = set()  # codes
-        self.suspended = 0
+        self.suspended = 0  # now
+        self.suspensions = 0
         self._holders: set[JobId] = set()  # those that hold GPUs, or are suspended
 
     def commit(self, step: Step) -> None:
@@ -67,6 +68,7 @@ class Recorder:
     def _note(self, job: Job, now: float) -> None:
         old, new = self.states.get(job.id), job.state
         self.queued += (new in IN_LINE) - (old in IN_LINE)
+        self.suspensions += new is JobState.SUSPENDED and old is JobState.SUSPENDING
         self.suspended += (new is JobState.SUSPENDED) - (old is JobState.SUSPENDED)
         self.states[job.id] = new
         self.ended += job.ended and old not in ENDED
@@ -190,6 +192,7 @@ def simulate(experiment: Experiment, watch: Watch | None = None) -> Outcome:
         wall_s=perf_counter() - began,
         profiled=len(recorder.profiled),
         reasons=frozenset(recorder.reasons),
+        suspensions=recorder.suspensions,
     )
 
 

@@ -35,6 +35,7 @@ from carmad.sim.hardware import Cluster
 from carmad.sim.interference import Interference
 from carmad.sim.workload import Clock, Order, Workload, not_before
 
+AT_FIRST = 0.25  # of its memory, which a job has with its first kernel if that grows
 MOST_ATTEMPTS = 10_000  # of one job: preempted that often, it will never get anywhere
 MOST_WAKES = 1_000  # that a policy may ask for in a row while nothing runs or arrives
 
@@ -232,18 +233,13 @@ class World:
         run, its, now = self._executions.get(job.id), job.suspension, self._clock.now
         if run is None or its is None or run.ending:
             return
-        need, lost_mib = run.load.memory_mib, self._physics.fragmentation_mib
         run.version += 1
         run.move(*self._admit(job))
-        if not all(card.fits(need, lost_mib) for card in run.cards):
+        if self._allocate(run):
             self._dismiss(run)
             run.move((), ())
             self._moves.append(Resumed(now, run.job, run.attempt, "there is no room"))
             return
-        process = ProcessUse(run.job, need, 1.0, run.job, attempt=run.attempt)
-        for card in run.cards:
-            card.hold(now, run.job, process)
-            self._disturbed[card.gpu.id] = card
         settings = self._settings.suspend
         back_at = now + settings.fixed_s + its.host_mib / settings.in_mib_s
         ran_s = job.attained_s(now)
@@ -258,6 +254,7 @@ class World:
             card.settles_at = not_before(now, self._settings.monitor.window_s)
             self._disturbed[card.gpu.id] = card
         self._await_limit(run, now, ran_s)
+        self._grow_later(run)
         self._moves.append(Resumed(now, run.job, run.attempt))
 
     def _stop(self, job: Job) -> None:
@@ -280,25 +277,59 @@ class World:
     # -- what happens by itself
 
     def _first_kernel(self, run: Execution, version: int) -> None:
-        """It asks for all of its memory; with that it trains, and without it crashes."""
+        """It asks for its memory; with that it trains, and without it crashes."""
         if run.version != version:
             return
-        now, need = self._clock.now, run.load.memory_mib
-        lost_mib = self._physics.fragmentation_mib
+        if short := self._allocate(run):
+            self._crash(run, short[0])
+            return
+        for card in run.cards:
+            card.loads[run.job] = run.load
+            card.settles_at = not_before(self._clock.now, self._settings.monitor.window_s)
+        self._grow_later(run)
+
+    def _allocate(self, run: Execution) -> list[Card]:
+        """Let it have the memory that it needs by now. Returns the GPUs that have too little."""
+        now, need, lost_mib = self._clock.now, self._need_mib(run), self._physics.fragmentation_mib
         over = run.limit_mib is not None and need > run.limit_mib
-        short = [card for card in run.cards if over or not card.fits(need, lost_mib)]
+        short = [card for card in run.cards if over or not card.fits(run.job, need, lost_mib)]
         process = ProcessUse(run.job, need, 0.0 if short else 1.0, run.job, attempt=run.attempt)
         for card in run.cards:
             if card not in short:
                 card.hold(now, run.job, process)
                 self._disturbed[card.gpu.id] = card
-        if not short:
-            for card in run.cards:
-                card.loads[run.job] = run.load
-                card.settles_at = not_before(now, self._settings.monitor.window_s)
+        return short
+
+    def _need_mib(self, run: Execution) -> int:
+        whole, growth_s = run.load.memory_mib, self._physics.growth_s
+        if run.grown_s >= growth_s:
+            return whole
+        return round(whole * (AT_FIRST + (1 - AT_FIRST) * run.grown_s / growth_s))
+
+    def _grow_later(self, run: Execution) -> None:
+        """Its memory grows as often as the GPUs are read."""
+        if run.grown_s < self._physics.growth_s:
+            at = self._clock.now + self._settings.monitor.period_s
+            self._clock.call_at(at, Order.BEGINS, self._grow, run, run.cards)
+
+    def _grow(self, run: Execution, cards: tuple[Card, ...]) -> None:
+        """`cards`: where it was when this was foreseen."""
+        trains = self._executions.get(run.job) is run and run.cards is cards and not run.ending
+        if not (trains and run.job in cards[0].loads):
             return
+        run.grown_s += self._settings.monitor.period_s
+        if short := self._allocate(run):
+            self._crash(run, short[0])
+        else:
+            self._grow_later(run)
+
+    def _crash(self, run: Execution, card: Card) -> None:
+        """It runs out of memory there."""
+        now, need = self._clock.now, self._need_mib(run)
+        run.progress(now)
         run.ending = True
-        free = short[0].gpu.memory_mib - short[0].used_mib
+        run.version += 1
+        free = card.gpu.memory_mib - card.used_mib
         if run.limit_mib is not None:
             free = min(free, run.limit_mib)
         exit = Exit(Cause.GPU_OOM, 1, tried_mib=need, free_mib=free)
