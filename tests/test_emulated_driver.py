@@ -224,6 +224,7 @@ def test_what_is_stopped_is_not_touched(bench: Bench) -> None:
     job.send_signal(signal.SIGSTOP)
     until(lambda: is_stopped(job.pid), "it to stop")
     assert bench.resume(job) == refused
+    assert bench.suspend(job) == DONE, "there is nothing to do"
     job.send_signal(signal.SIGCONT)
     assert bench.resume(job) == DONE
 
