@@ -641,3 +641,13 @@ def test_a_policy_may_propose_a_move_and_the_core_checks_it() -> None:
     here.pass_time(2)
     assert here.job(id).gpus == (here.gpus[2].id,)
     assert here.job(waiting).gpus == (here.gpus[0].id,)
+
+
+def test_a_job_that_had_run_out_of_memory_when_it_was_suspended_is_tried_again() -> None:
+    here, first, second = together()[:3]
+    suspend(here, second)
+    assert here.job(first).shared
+    here.exit(second, Exit(Cause.GPU_OOM, 1))
+    job = here.job(second)
+    assert (job.state, job.failures[0].cause) == (S.QUEUED, Cause.GPU_OOM)
+    assert job.retry and job.retry.exclusive
