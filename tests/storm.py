@@ -63,7 +63,7 @@ KINDS = {
         attempts=3,
     ),
     "movable": Kind(  # it is suspended and resumed all the time
-        "exec " + shlex.join(train(memory_mib=2000, seconds=2.0, warmup=0.1)),
+        "exec " + shlex.join(train(memory_mib=2000, seconds=6.0, warmup=0.1)),
         JobState.SUCCEEDED,
         Cause.SUCCESS,
         attempts=3,
@@ -72,7 +72,7 @@ KINDS = {
     "long": Kind("while [ ! -e go ]; do sleep 0.2; done; exit 42"),
 }
 DECK = ["code"] * 6 + ["signal"] * 3 + ["leftovers"] * 2 + ["cancel"] * 4
-DECK += ["limit", "oom", "train", "movable", "movable", "absent"]
+DECK += ["limit", "oom", "train", *["movable"] * 4, "absent"]
 # A job may be suspended as often as it likes.
 SUSPENDS = {
     "CARMA_SUSPEND__HOST_MEMORY_MIB": "100000",
@@ -146,7 +146,7 @@ class Storm:
             for job in live:
                 if job["name"] == "cancel":
                     self.daemon.cancel(job["id"])
-                elif job["name"] == "movable":
+                elif job["state"] == "suspended":
                     self._ask("resume", job["id"])
             return not live
 
@@ -235,7 +235,7 @@ class Storm:
         """Go through all requests at least once, and continue until the storm is over."""
         dice = random.Random(f"{self.seed}/{number}")
         deck: list[str] = []
-        dealt, to_cancel, movable = 0, [], [0]
+        dealt, to_cancel, movable = 0, [], []
         while not self._calm.is_set() or dealt < len(DECK):
             deck = deck or dice.sample(DECK, len(DECK))
             try:
@@ -244,12 +244,13 @@ class Storm:
                 kind = deck.pop()
                 if kind == "movable":
                     movable.append(id)
-                self._ask(dice.choice(("suspend", "resume")), dice.choice(movable[-3:]))
                 if kind == "cancel":
                     to_cancel.append(id)
                 elif to_cancel and dice.random() < 0.5:
                     self.daemon.cancel(to_cancel[0])
                     to_cancel.pop(0)
+                for id in movable[-3:]:
+                    self._ask(dice.choice(("suspend", "resume")), id)
             except UNREACHABLE:
                 pass
             time.sleep(dice.uniform(0.05, 0.3))
