@@ -32,6 +32,7 @@ from carmad.core.messages import (
     EstimateMemory,
     Exited,
     Launch,
+    LimitMemory,
     Noticed,
     Postponed,
     Resume,
@@ -141,7 +142,9 @@ class DaemonWorld(Follower):
             else:  # it needs none
                 its = Estimated(self._inbox.clock(), action.job.id, None)
                 self._inbox.post(its, user=action.job.spec.uid)
-        elif not isinstance(action, Wake):  # the engine handles an event every second or two anyway
+        elif not isinstance(
+            action, Wake | LimitMemory
+        ):  # the engine handles an event every second or two anyway
             if isinstance(action, Launch):
                 self._estimates.note_launch(action.job.id)
                 self._unlaunched.add((action.job.id, action.job.attempt))
