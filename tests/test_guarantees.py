@@ -20,7 +20,7 @@ from carmad.core.messages import (
     SuspendRequested,
     due_actions,
 )
-from carmad.core.types import Estimate, JobId, JobState, MemoryLimits, ProcessUse
+from carmad.core.types import Estimate, JobId, JobState, MemoryLimits, ProcessUse, Retry
 from carmad.testing import FakeServer
 
 GIB = 1024
@@ -242,3 +242,12 @@ def test_a_job_has_limits_on_each_of_its_gpus() -> None:
     assert here.job(one).memory_limits == tuple(
         MemoryLimits(gpu.id, 12 * GIB, CARD) for gpu in here.gpus
     )
+
+
+def test_a_job_that_is_retried_with_a_margin_is_guaranteed_that_as_well() -> None:
+    here = server()
+    one = here.submit(memory_mib=12 * GIB)
+    retried = replace(here.job(one), retry=Retry("met its own limit", margin_mib=4 * GIB))
+    here.scheduler._ledger.put(retried)
+    here.sample(1.0)
+    assert limits(here, one) == [(16 * GIB, CARD)]
