@@ -1,14 +1,20 @@
-/* A stand-in for libcuda.so.1: the functions that carmad.selftest.probe calls, in the world of
- * tests/fake_gpu.py. What a process has on a GPU stands in $FAKE_GPU/processes/PID, where
+/* A stand-in for libcuda.so.1: the functions that carmad.selftest.probe and carmad.gpu.libcuda call,
+ * in the world of tests/fake_gpu.py. What a process has on a GPU stands in $FAKE_GPU/processes/PID, where
  * fake_nvml.c and fake_mps read it:
  *   UUID MIB compute|mps PIPE BUSY_US COPIED_US MIB_S UID
  * BUSY_US: when it last ran a kernel; COPIED_US: when it last copied to the GPU, at MIB_S.
  *
  * faults/PID and terminated/PID: its context is lost. $FAKE_GPU/deviations has the words of what
- * this driver does otherwise than documented. */
+ * this driver does otherwise than documented.
+ *
+ * checkpoints/PID: it is locked or checkpointed: the number of its state, and then the line that
+ * stood in processes. Each call for that is noted in $FAKE_GPU/calls. What goes wrong with it is a
+ * word among the deviations, for all processes or one: "lock=600", "restore=2 PID"; the code may
+ * also be "fails" (the process has failed), "hangs" or "dies" (the caller). */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,8 +28,9 @@
 #include "../fake_gpu.h"
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100,
-       INVALID_CONTEXT = 201, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719,
-       MPS_SERVER_NOT_READY = 807, MPS_CLIENT_TERMINATED = 810 };
+       INVALID_CONTEXT = 201, OPERATING_SYSTEM = 304, ILLEGAL_STATE = 401, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719,
+       NOT_SUPPORTED = 801, MPS_SERVER_NOT_READY = 807, MPS_CLIENT_TERMINATED = 810, UNKNOWN = 999 };
+enum { RUNNING, LOCKED, CHECKPOINTED, FAILED };
 enum { MAX_GPUS = 8, MAX_BLOCKS = 4096, PIECE_US = 10000,
        COPIED_MIB_S = 8000 };
 
@@ -56,8 +63,19 @@ static unsigned long long own_mib(void) {
     return bytes / MIB + (context ? its : 0);
 }
 
+/* A locked process waits in its next call; it may have moved to another GPU by then. */
+static void await_unlock(void) {
+    char uuid[96];
+    while (!access(path("checkpoints", own()), F_OK)) usleep(PIECE_US);
+    FILE *file = fopen(path("processes", own()), "r");
+    if (file && fscanf(file, "%95s", uuid) == 1)
+        for (int i = 0; i < n_gpus; i++) if (!strcmp(gpus[i].uuid, uuid)) chosen = i;
+    if (file) fclose(file);
+}
+
 static void save(void) {
     char draft[64];
+    await_unlock();
     snprintf(draft, sizeof draft, ".%s", own());
     FILE *file = fopen(path("processes", draft), "w");
     if (!file) return;
@@ -117,6 +135,7 @@ static void fault(void) {
 }
 
 static int lost(void) {
+    await_unlock();
     if (!access(path("terminated", own()), F_OK)) return MPS_CLIENT_TERMINATED;
     if (!access(path("faults", own()), F_OK)) return faulting ? ILLEGAL_ADDRESS : LAUNCH_FAILED;
     return OK;
@@ -184,7 +203,7 @@ int cuInit(unsigned flags) {
     return OK;
 }
 
-int cuDriverGetVersion(int *out) { *out = 13040; return OK; }
+int cuDriverGetVersion(int *out) { *out = deviates("driver_570") ? 12080 : 13040; return OK; }
 int cuDeviceGetCount(int *out) { *out = 1; return initialized ? OK : NOT_INITIALIZED; }
 int cuDeviceGet(int *out, int ordinal) { *out = 0; return !initialized ? NOT_INITIALIZED : ordinal ? INVALID_VALUE : OK; }
 int cuDeviceGetAttribute(int *out, int attribute, int device) { (void)device; *out = attribute == 16 ? 4 : 0; return OK; }
@@ -303,4 +322,136 @@ int cuCtxSynchronize(void) {
         if (!pending_ns) break;
     }
     return lost();
+}
+
+/* --- the process checkpoint: by another process --- */
+
+typedef struct { unsigned timeout_ms, reserved0; uint64_t reserved1[7]; } LockArgs;
+typedef struct { uint64_t reserved[8]; } NoArgs;
+typedef struct { unsigned char from[16], to[16]; } Pair;
+typedef struct { Pair *pairs; unsigned count; char reserved[44]; uint64_t reserved1; } RestoreArgs;
+typedef struct { char pid[16], line[1024]; int state; } Target;
+
+static int all_zero(const void *from, const void *end) {
+    for (const char *byte = from; byte < (const char *)end; byte++) if (*byte) return 0;
+    return 1;
+}
+
+static void note(const char *call, int pid, const char *words) {
+    FILE *file = fopen(path("calls", 0), "a");
+    if (!file) return;
+    fprintf(file, "%s %d%s\n", call, pid, words);
+    fclose(file);
+}
+
+static void save_target(const Target *its) {
+    FILE *file = fopen(path("checkpoints", its->pid), "w");
+    if (!file) return;
+    fprintf(file, "%d\n%s", its->state, its->line);
+    fclose(file);
+}
+
+/* Finds the process, and does what was planned for this call of it. */
+static int target(Target *its, const char *call, int pid, int state) {
+    char line[128], wanted[16], code[16];
+    int whose, said = 0;
+    memset(its, 0, sizeof *its);
+    snprintf(its->pid, sizeof its->pid, "%d", pid);
+    if (kill(pid, 0) || deviates("not_root")) return OPERATING_SYSTEM;
+    FILE *file = fopen(path("checkpoints", its->pid), "r");
+    if (file && fscanf(file, "%d\n", &its->state) != 1) its->state = FAILED;
+    if (!file) file = fopen(path("processes", its->pid), "r");
+    if (!file) return NOT_INITIALIZED;
+    if (!fgets(its->line, sizeof its->line, file)) its->line[0] = 0;
+    fclose(file);
+    FILE *plan = fopen(path("deviations", 0), "r");
+    while (plan && !said && fgets(line, sizeof line, plan)) {
+        whose = pid;
+        said = sscanf(line, "%15[a-z]=%15s %d", wanted, code, &whose) >= 2 && whose == pid && !strcmp(wanted, call);
+    }
+    if (plan) fclose(plan);
+    if (said && !strcmp(code, "hangs")) for (;;) pause();
+    if (said && !strcmp(code, "dies")) abort();
+    if (said && !strcmp(code, "fails")) its->state = FAILED, save_target(its);
+    if (said) return atoi(code) ? atoi(code) : UNKNOWN;
+    return state >= 0 && its->state != state ? ILLEGAL_STATE : OK;
+}
+
+int cuCheckpointProcessGetState(int pid, int *out) {
+    Target its;
+    int code = target(&its, "state", pid, -1);
+    *out = its.state;
+    return code;
+}
+
+int cuCheckpointProcessLock(int pid, LockArgs *args) {
+    Target its;
+    char words[32];
+    snprintf(words, sizeof words, " %u", args->timeout_ms);
+    note("lock", pid, words);
+    if (!args->timeout_ms) for (;;) pause(); /* for ever */
+    if (!all_zero(&args->reserved0, args + 1)) return INVALID_VALUE;
+    int code = target(&its, "lock", pid, RUNNING);
+    if (code) return code;
+    if (strstr(its.line, " mps ")) return NOT_SUPPORTED;
+    its.state = LOCKED, save_target(&its);
+    return OK;
+}
+
+int cuCheckpointProcessCheckpoint(int pid, NoArgs *args) {
+    Target its;
+    note("checkpoint", pid, "");
+    if (!all_zero(args, args + 1)) return INVALID_VALUE;
+    int code = target(&its, "checkpoint", pid, LOCKED);
+    if (code) return code;
+    its.state = CHECKPOINTED, save_target(&its);
+    unlink(path("processes", its.pid));
+    return OK;
+}
+
+static void in_words(const unsigned char bytes[16], char uuid[96]) {
+    uuid += sprintf(uuid, "GPU");
+    for (int i = 0; i < 16; i++) uuid += sprintf(uuid, "%s%02x", strchr("\1\5\7\11\13", i + 1) ? "-" : "", bytes[i]);
+}
+
+int cuCheckpointProcessRestore(int pid, RestoreArgs *args) {
+    Target its;
+    Gpu *gpu = 0;
+    char words[256] = "", from[96], to[96], uuid[96], rest[900];
+    unsigned long long mib;
+    for (unsigned i = 0; i < args->count; i++) {
+        in_words(args->pairs[i].from, from), in_words(args->pairs[i].to, to);
+        snprintf(words + strlen(words), sizeof words - strlen(words), " %s=%s", from, to);
+    }
+    note("restore", pid, words);
+    if (!all_zero(args->reserved, args + 1)) return INVALID_VALUE;
+    int code = target(&its, "restore", pid, CHECKPOINTED);
+    if (code) return code;
+    if (deviates("no_persistence") && !initialized) return NOT_INITIALIZED;
+    if (sscanf(its.line, "%95s %llu %899[^\n]", uuid, &mib, rest) != 3) return UNKNOWN;
+    int known = !args->count;
+    for (unsigned i = 0; i < args->count; i++) {
+        in_words(args->pairs[i].from, from);
+        if (!known && !strcmp(from, uuid)) in_words(args->pairs[i].to, uuid), known = 1;
+    }
+    if (!n_gpus) read_world();
+    for (int i = 0; i < n_gpus; i++) if (!strcmp(gpus[i].uuid, uuid)) gpu = &gpus[i];
+    if (!known || !gpu) return INVALID_VALUE;
+    if (gpu->reserved + gpu->used + taken_mib(uuid) + mib > gpu->total) return OUT_OF_MEMORY;
+    snprintf(its.line, sizeof its.line, "%s %llu %s\n", uuid, mib, rest);
+    FILE *file = fopen(path("processes", its.pid), "w");
+    if (!file) return UNKNOWN;
+    fputs(its.line, file);
+    fclose(file);
+    its.state = LOCKED, save_target(&its);
+    return OK;
+}
+
+int cuCheckpointProcessUnlock(int pid, NoArgs *args) {
+    Target its;
+    note("unlock", pid, "");
+    if (!all_zero(args, args + 1)) return INVALID_VALUE;
+    int code = target(&its, "unlock", pid, LOCKED);
+    if (!code) unlink(path("checkpoints", its.pid));
+    return code;
 }
