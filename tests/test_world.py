@@ -579,6 +579,20 @@ def test_the_doctor_says_whether_users_can_read_what_watches_their_stages(instal
     assert not list(doctor._hooks(folder)), "only its own user's jobs run"
 
 
+def test_the_doctor_says_where_memory_cannot_be_guaranteed():
+    able, unable = a_gpu_view(0), a_gpu_view(1)
+    able = replace(able, gpu=replace(able.gpu, guarantees=True))
+    on = Settings(collocation=Collocation(guarantee_memory=True))
+
+    def found(settings, *gpus):
+        scene = SimpleNamespace(view=SimpleNamespace(gpus=gpus))
+        return [(check["ok"], check["detail"]) for check in doctor._guarantees(settings, scene)]
+
+    assert found(Settings(), able, unable) == []
+    assert found(on, able) == [(True, "the driver guarantees what jobs were promised")]
+    assert found(on, able, unable) == [(None, "guarantee_memory has no effect on GPU 1")]
+
+
 def test_the_doctor_asks_every_mps_daemon_that_has_jobs():
     resident = a_job(1, state=JobState.RUNNING, mode=Mode.MPS)
     scene = SimpleNamespace(

@@ -18,8 +18,8 @@ from carmad.core.fleet import Fleet
 from carmad.core.gpuview import promise_mib
 from carmad.core.ledger import Ledger
 from carmad.core.messages import LimitMemory
-from carmad.core.readings import memory_of
-from carmad.core.types import GpuId, Job, JobId, JobState, MemoryLimits
+from carmad.core.readings import held_mib
+from carmad.core.types import GpuId, GpuSample, Job, JobId, JobState, MemoryLimits
 
 STEP_MIB = 256  # by which limits follow readings
 
@@ -115,10 +115,17 @@ class Guarantees:
         return Claim(
             promised_mib,
             job.state is JobState.RESUMING or bool(job.need and job.need.firm),
-            memory_of(job, (sample for sample, _ in readings[-1:])).get(gpu, 0),
+            _held_mib(job, readings[-1][0]) if readings else 0,
             self._fleet.with_usage(job).usage.peak_mib,
             inf if job.started_at is None else job.started_at,
         )
+
+
+def _held_mib(job: Job, sample: GpuSample) -> int:
+    """Where the GPU does not report memory per process, all of it may be the job's."""
+    if any(process.memory_mib is None for process in sample.processes):
+        return sample.memory_used_mib or 0
+    return held_mib(job.id, sample)
 
 
 def _limits_of(job: Job, new: dict[GpuId, MemoryLimits]) -> tuple[MemoryLimits, ...]:

@@ -18,6 +18,7 @@ from carmad.gpu.card import Card
 from carmad.gpu.driver import MIB, Lanes, in_words
 
 NO_LIMIT = 2**64 - 1  # NVML_DEVICE_MEMORY_LIMIT_MAX, in bytes
+NOT_ROOT = "the driver lets only root set memory limits"
 NO_CGROUP = "it has no cgroup of its own"
 OLD_BINDING = "the installed nvidia-ml-py does not know memory limits: it is older than 13.615"
 
@@ -75,7 +76,9 @@ def set_limits(cgroup: str, limits: MemoryLimits) -> str:
     except AttributeError:
         return OLD_BINDING
     except pynvml.NVMLError as error:
-        return in_words(error) if Path(cgroup).exists() else ""  # it has just ended
+        if not Path(cgroup).exists():
+            return ""  # the attempt has just ended
+        return NOT_ROOT if error.value == pynvml.NVML_ERROR_NO_PERMISSION else in_words(error)
     return ""
 
 
