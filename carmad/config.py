@@ -82,7 +82,7 @@ class Collocation:
     mps_multiuser: bool = False  # let users share one MPS server: faults and logs are shared too
     max_jobs_per_gpu: AtOnce[Annotated[int, Gt(0)]] = 8  # no GPU gets more jobs than this
     # let the driver guarantee each job the memory that it was promised, and limit it to what nobody
-    # else was ([guaranteed memory](../concepts/sharing.md#guaranteed-memory)); needs driver R615
+    # else was ([guaranteed memory](../admins.md#guaranteed-memory)); needs driver R615
     guarantee_memory: AtOnce[bool] = False
 
 
