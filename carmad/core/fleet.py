@@ -161,6 +161,12 @@ class Fleet:
             for job in jobs
         }
 
+    def external_mib(self, gpu: GpuId, residents: tuple[Job, ...]) -> int:
+        """MiB that external processes have held throughout the window."""
+        readings, its = self.readings(gpu), self.gpus[gpu]
+        held = (free_memory(its, sample, residents, settled=True)[1] for sample, _ in readings)
+        return min(held, default=0)
+
     def memory_of(self, job: Job) -> dict[GpuId, int]:
         """MiB that the job holds on each of its GPUs, without those that cannot be read."""
         windows = (self._windows[gpu] for gpu in job.gpus if gpu in self._windows)

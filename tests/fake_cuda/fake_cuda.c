@@ -86,22 +86,26 @@ static void save(void) {
     saved_us = now_us();
 }
 
-/* MiB that all processes have on a GPU. The dead count until fake_nvml has noticed, as there. */
-static unsigned long long taken_mib(const char *uuid) {
-    unsigned long long sum = 0, mib;
-    char its[96];
-    DIR *folder = opendir(path("processes", 0));
-    struct dirent *entry;
-    while (folder && (entry = readdir(folder))) {
-        char stat[300];
-        if (entry->d_name[0] == '.') continue;
-        snprintf(stat, sizeof stat, "/proc/%.200s", entry->d_name);
-        FILE *file = access(stat, F_OK) ? 0 : fopen(path("processes", entry->d_name), "r");
-        if (file && fscanf(file, "%95s %llu", its, &mib) == 2 && !strcmp(its, uuid)) sum += mib;
-        if (file) fclose(file);
+/* What limits leave of `left` bytes, and the most that this process can have (`total`). */
+static unsigned long long within_limits(unsigned long long left, unsigned long long *total) {
+    char line[1024], uuid[96], cgroup[512];
+    unsigned long long guaranteed, most;
+    FILE *file = fopen(limits_file(""), "r");
+    while (file && fgets(line, sizeof line, file)) {
+        if (sscanf(line, "%95s %llu %llu %511s", uuid, &guaranteed, &most, cgroup) != 4) continue;
+        if (strcmp(uuid, gpus[chosen].uuid) || access(cgroup, F_OK)) continue;
+        unsigned long long taken = taken_in(uuid, cgroup);
+        int ours = in_cgroup(own(), cgroup);
+        if (ours && most < *total && !deviates("most_ignored")) {
+            unsigned long long its = taken * MIB < most ? most - taken * MIB : 0;
+            *total = most;
+            if (its < left) left = its;
+        }
+        unsigned long long kept = guaranteed > taken * MIB ? guaranteed - taken * MIB : 0;
+        if (!ours && !deviates("guarantees_ignored")) left = left > kept ? left - kept : 0;
     }
-    if (folder) closedir(folder);
-    return sum;
+    if (file) fclose(file);
+    return left;
 }
 
 static void lose(const char *pid) {
@@ -247,10 +251,10 @@ int cuMemGetInfo_v2(size_t *free, size_t *total) {
     Gpu *gpu = &gpus[chosen];
     int code = context ? lost() : INVALID_CONTEXT;
     if (code) return code;
-    unsigned long long taken = gpu->reserved + gpu->used + taken_mib(gpu->uuid);
-    unsigned long long left = gpu->total > taken ? gpu->total - taken : 0;
+    unsigned long long taken = gpu->reserved + gpu->used + taken_in(gpu->uuid, 0); /* also by the dead */
+    unsigned long long left = gpu->total > taken ? gpu->total - taken : 0, most = gpu->total * MIB;
     if (limit_mib && limit_mib - own_mib() < left) left = limit_mib - own_mib();
-    *free = left * MIB, *total = gpu->total * MIB;
+    *free = within_limits(left * MIB, &most), *total = most;
     return OK;
 }
 
@@ -437,7 +441,7 @@ int cuCheckpointProcessRestore(int pid, RestoreArgs *args) {
     if (!n_gpus) read_world();
     for (int i = 0; i < n_gpus; i++) if (!strcmp(gpus[i].uuid, uuid)) gpu = &gpus[i];
     if (!known || !gpu) return INVALID_VALUE;
-    if (gpu->reserved + gpu->used + taken_mib(uuid) + mib > gpu->total) return OUT_OF_MEMORY;
+    if (gpu->reserved + gpu->used + taken_in(uuid, 0) + mib > gpu->total) return OUT_OF_MEMORY;
     snprintf(its.line, sizeof its.line, "%s %llu %s\n", uuid, mib, rest);
     FILE *file = fopen(path("processes", its.pid), "w");
     if (!file) return UNKNOWN;
