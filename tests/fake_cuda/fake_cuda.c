@@ -4,11 +4,17 @@
  *   UUID MIB compute|mps PIPE BUSY_US COPIED_US MIB_S UID
  * BUSY_US: when it last ran a kernel; COPIED_US: when it last copied to the GPU, at MIB_S.
  *
+ * The process checkpoint: checkpoints/PID has the state of a process that is locked (1) or
+ * checkpointed (2), whose calls wait meanwhile; suspended/PID is its line of processes/PID until it is
+ * restored. Compiled with -DNO_CHECKPOINT, the driver is older than that. A lock waits for a process
+ * whose kernels have just run. Contents are kept of what is copied in pieces of up to 16 MiB.
+ *
  * faults/PID and terminated/PID: its context is lost. $FAKE_GPU/deviations has the words of what
  * this driver does otherwise than documented. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,12 +29,13 @@
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100,
        INVALID_CONTEXT = 201, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719,
-       MPS_SERVER_NOT_READY = 807, MPS_CLIENT_TERMINATED = 810 };
+       MPS_SERVER_NOT_READY = 807, MPS_CLIENT_TERMINATED = 810, OPERATING_SYSTEM = 304,
+       ILLEGAL_STATE = 401, NOT_READY = 600, NOT_SUPPORTED = 801, UNKNOWN = 999 };
 enum { MAX_GPUS = 8, MAX_BLOCKS = 4096, PIECE_US = 10000,
-       COPIED_MIB_S = 8000 };
+       COPIED_MIB_S = 8000, KEPT_MIB = 16, BUSY_US = 200000 };
 
 typedef struct { char uuid[96]; unsigned long long total, reserved, used; } Gpu;
-typedef struct { unsigned long long bytes; int used; } Block;
+typedef struct { unsigned long long bytes; int used; char *contents; } Block;
 
 static Gpu gpus[MAX_GPUS];
 static Block blocks[MAX_BLOCKS];
@@ -116,10 +123,31 @@ static void fault(void) {
     if (folder) closedir(folder);
 }
 
+/* The calls of a locked process wait. It may have moved to another GPU meanwhile. */
+static void wait_unlocked(void) {
+    char uuid[96];
+    if (access(path("checkpoints", own()), F_OK)) return;
+    while (!access(path("checkpoints", own()), F_OK)) usleep(PIECE_US);
+    FILE *file = fopen(path("processes", own()), "r");
+    if (file && fscanf(file, "%95s", uuid) == 1)
+        for (int i = 0; i < n_gpus; i++) if (!strcmp(gpus[i].uuid, uuid)) chosen = i;
+    if (file) fclose(file);
+}
+
 static int lost(void) {
+    wait_unlocked();
     if (!access(path("terminated", own()), F_OK)) return MPS_CLIENT_TERMINATED;
     if (!access(path("faults", own()), F_OK)) return faulting ? ILLEGAL_ADDRESS : LAUNCH_FAILED;
     return OK;
+}
+
+static void bytes_of(const char *uuid, unsigned char out[16]) {
+    int digits = 0;
+    memset(out, 0, 16);
+    for (const char *c = strchr(uuid, '-'); c && *c && digits < 32; c++) {
+        char digit[2] = {*c, 0};
+        if (*c != '-') out[digits / 2] |= strtoul(digit, 0, 16) << (digits % 2 ? 0 : 4), digits++;
+    }
 }
 
 static void read_world(void) {
@@ -191,12 +219,7 @@ int cuDeviceGetAttribute(int *out, int attribute, int device) { (void)device; *o
 
 int cuDeviceGetUuid_v2(unsigned char out[16], int device) {
     (void)device;
-    int digits = 0;
-    memset(out, 0, 16);
-    for (const char *c = strchr(gpus[chosen].uuid, '-'); c && *c && digits < 32; c++) {
-        char digit[2] = {*c, 0};
-        if (*c != '-') out[digits / 2] |= strtoul(digit, 0, 16) << (digits % 2 ? 0 : 4), digits++;
-    }
+    bytes_of(gpus[chosen].uuid, out);
     return OK;
 }
 
@@ -205,6 +228,7 @@ int cuGetErrorName(int code, const char **out) {
         {OK, "CUDA_SUCCESS"}, {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"}, {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"},
         {NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED"}, {NO_DEVICE, "CUDA_ERROR_NO_DEVICE"},
         {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"}, {NOT_FOUND, "CUDA_ERROR_NOT_FOUND"},
+        {OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM"}, {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"},
         {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS"}, {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED"},
         {MPS_SERVER_NOT_READY, "CUDA_ERROR_MPS_SERVER_NOT_READY"}, {MPS_CLIENT_TERMINATED, "CUDA_ERROR_MPS_CLIENT_TERMINATED"}};
     for (unsigned i = 0; i < sizeof names / sizeof *names; i++)
@@ -242,10 +266,15 @@ int cuMemAlloc_v2(uint64_t *out, size_t bytes) {
     if (bytes > free || (limit_mib && own_mib() + bytes / MIB > limit_mib)) return OUT_OF_MEMORY;
     while (i < MAX_BLOCKS && blocks[i].used) i++;
     if (i == MAX_BLOCKS) return OUT_OF_MEMORY;
-    blocks[i] = (Block){bytes, 1};
+    blocks[i] = (Block){bytes, 1, 0};
     *out = (uint64_t)(i + 1) << 32;
     save();
     return OK;
+}
+
+/* As if all of it had come to the GPU. */
+int cuMemAllocManaged(uint64_t *out, size_t bytes, unsigned flags) {
+    return flags == 1 ? cuMemAlloc_v2(out, bytes) : INVALID_VALUE;
 }
 
 int cuMemFree_v2(uint64_t address) {
@@ -253,15 +282,35 @@ int cuMemFree_v2(uint64_t address) {
     uint64_t i = (address >> 32) - 1;
     if (code) return code;
     if (i >= MAX_BLOCKS || !blocks[i].used) return INVALID_VALUE;
+    if (blocks[i].contents) free(blocks[i].contents);
     blocks[i].used = 0;
     save();
     return OK;
 }
 
-int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) {
-    (void)to, (void)from;
+/* Where the bytes are kept that are copied to or from there; 0: they are not. */
+static char *contents(uint64_t address, size_t bytes) {
+    uint64_t i = (address >> 32) - 1, offset = address & 0xffffffff;
+    if (i >= MAX_BLOCKS || !blocks[i].used || bytes > KEPT_MIB * MIB || offset + bytes > blocks[i].bytes) return 0;
+    if (!blocks[i].contents) blocks[i].contents = calloc(1, blocks[i].bytes);
+    return blocks[i].contents + offset;
+}
+
+int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
     int code = lost();
     if (code) return code;
+    char *kept = contents(from, bytes);
+    if (!kept) return INVALID_VALUE;
+    memcpy(to, kept, bytes);
+    if (deviates("contents_lost")) memset(to, 0, bytes);
+    return OK;
+}
+
+int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) {
+    int code = lost();
+    if (code) return code;
+    char *kept = contents(to, bytes);
+    if (kept) memcpy(kept, from, bytes);
     if (now_us() - copied_us > 1000000) first_copy_us = now_us(), copied_bytes = 0;
     usleep(bytes / MIB * 1000000 / COPIED_MIB_S);
     copied_us = now_us(), copied_bytes += bytes;
@@ -304,3 +353,124 @@ int cuCtxSynchronize(void) {
     }
     return lost();
 }
+
+/* --- the process checkpoint --- */
+
+#ifndef NO_CHECKPOINT
+enum { RUNNING, LOCKED, CHECKPOINTED };
+
+typedef struct { unsigned timeout_ms, reserved0; uint64_t reserved1[7]; } LockArgs;
+typedef struct { unsigned char old[16], new[16]; } GpuPair;
+typedef struct { GpuPair *pairs; unsigned count; char reserved[44]; uint64_t reserved1; } RestoreArgs;
+typedef struct { char uuid[96], mode[16]; unsigned long long mib; long long ran_us; } Line;
+
+static int read_line(const char *file_path, Line *out) {
+    char pipe[512];
+    FILE *file = fopen(file_path, "r");
+    int fields = file ? fscanf(file, "%95s %llu %15s %511s %lld", out->uuid, &out->mib, out->mode, pipe, &out->ran_us) : 0;
+    if (file) fclose(file);
+    return fields == 5;
+}
+
+static void write_text(const char *file_path, const char *text) {
+    FILE *file = fopen(file_path, "w");
+    if (file) fputs(text, file), fclose(file);
+}
+
+static const char *text_of(int pid) {
+    static char text[16];
+    snprintf(text, sizeof text, "%d", pid);
+    return text;
+}
+
+int cuCheckpointProcessGetState(int pid, int *out) {
+    if (user() && !deviates("anyone_suspends")) return OPERATING_SYSTEM;
+    if (!alive(text_of(pid))) return OPERATING_SYSTEM;
+    *out = RUNNING;
+    FILE *file = fopen(path("checkpoints", text_of(pid)), "r");
+    if (file && fscanf(file, "%d", out) != 1) *out = LOCKED; /* it is being written */
+    if (file) fclose(file);
+    int uses = file || !access(path("processes", text_of(pid)), F_OK) || deviates("cuda_everywhere");
+    return uses ? OK : NOT_INITIALIZED;
+}
+
+/* The error if it cannot be asked or is in another state. */
+static int require(int pid, int wanted) {
+    int state, code = cuCheckpointProcessGetState(pid, &state);
+    return code ? code : state == wanted ? OK : ILLEGAL_STATE;
+}
+
+int cuCheckpointProcessLock(int pid, const LockArgs *args) {
+    Line line;
+    long long until_us = now_us() + args->timeout_ms * 1000LL;
+    int code = require(pid, RUNNING);
+    if (code) return code;
+    if (!read_line(path("processes", text_of(pid)), &line)) return UNKNOWN;
+    if (!strcmp(line.mode, "mps") && !deviates("clients_suspend")) return NOT_SUPPORTED;
+    while (now_us() - line.ran_us < BUSY_US) {
+        if (args->timeout_ms && now_us() > until_us && !deviates("lock_waits")) return NOT_READY;
+        usleep(PIECE_US);
+        if (!read_line(path("processes", text_of(pid)), &line)) return UNKNOWN;
+    }
+    write_text(path("checkpoints", text_of(pid)), "1");
+    return OK;
+}
+
+int cuCheckpointProcessCheckpoint(int pid, const void *args) {
+    (void)args;
+    int code = require(pid, LOCKED);
+    if (code) return code;
+    if (deviates("checkpoint_fails")) return UNKNOWN;
+    char held[1024];
+    snprintf(held, sizeof held, "%s", path("processes", text_of(pid)));
+    if (rename(held, path("suspended", text_of(pid)))) return UNKNOWN;
+    if (deviates("memory_kept") && link(path("suspended", text_of(pid)), held)) return UNKNOWN;
+    write_text(path("checkpoints", text_of(pid)), "2");
+    return OK;
+}
+
+/* The GPU on which a process is to be restored that was on this one; 0: it is not said. */
+static const Gpu *goal(const char *uuid, const RestoreArgs *args) {
+    unsigned char old[16], its[16];
+    bytes_of(uuid, old);
+    for (int i = 0; i < n_gpus; i++) {
+        bytes_of(gpus[i].uuid, its);
+        if (!args->count && !strcmp(gpus[i].uuid, uuid)) return &gpus[i];
+        for (unsigned n = 0; n < args->count; n++)
+            if (!memcmp(args->pairs[n].old, old, 16) && !memcmp(args->pairs[n].new, its, 16)) return &gpus[i];
+    }
+    return 0;
+}
+
+int cuCheckpointProcessRestore(int pid, const RestoreArgs *args) {
+    Line line;
+    char kept[1024], text[1200], refused[32];
+    snprintf(kept, sizeof kept, "%s", path("suspended", text_of(pid)));
+    snprintf(refused, sizeof refused, ".refused-%d", pid);
+    int code = require(pid, CHECKPOINTED);
+    if (code) return code;
+    if (!n_gpus) read_world();
+    if (!access(path("suspended", refused), F_OK) && deviates("restored_never_again")) return OPERATING_SYSTEM;
+    const Gpu *to = read_line(kept, &line) ? goal(line.uuid, args) : 0;
+    if (!to || (args->count && deviates("nothing_moves"))) return INVALID_VALUE;
+    unsigned long long taken = to->reserved + to->used + taken_mib(to->uuid);
+    if (taken + line.mib > to->total && !deviates("restored_anyway")) {
+        write_text(path("suspended", refused), "");
+        return OUT_OF_MEMORY;
+    }
+    FILE *file = fopen(kept, "r");
+    if (!file || !fgets(text, sizeof text, file)) return UNKNOWN;
+    fclose(file);
+    snprintf(kept, sizeof kept, "%s%s", to->uuid, text + strlen(line.uuid));
+    write_text(path("processes", text_of(pid)), kept);
+    write_text(path("checkpoints", text_of(pid)), "1");
+    return OK;
+}
+
+int cuCheckpointProcessUnlock(int pid, const void *args) {
+    (void)args;
+    int code = require(pid, LOCKED);
+    if (!code) unlink(path("checkpoints", text_of(pid)));
+    return code;
+}
+#endif
