@@ -103,6 +103,7 @@ class Cycle:
     left_mib: int  # while it was suspended
     listed: bool | None
     host_mib: int  # by which its resident memory grew
+    taken_mib: int  # by which the host had less memory available
     same: bool  # its contents, afterwards
     lock_s: float
     checkpoint_s: float
@@ -133,13 +134,13 @@ def run_cycle(bench: Bench, mib: int) -> Cycle:
     """Of a process that has allocated so much, at least WRITTEN_MIB. Raises ProbeFailed."""
     lists_pids = bench.lists_pids()
     before = bench.memory()[0]
-    probe, crc = _fill(bench, mib)
+    probe, crc = fill(bench, mib)
     held_mib = bench.memory()[0] - before
     caller = Caller(bench)
     caller.open()
-    resident = _resident_mib(probe)
+    resident, available = _resident_mib(probe), _available_mib()
     out_s = (caller.lock(probe), caller.checkpoint(probe))
-    host_mib = _resident_mib(probe) - resident
+    host_mib, taken_mib = _resident_mib(probe) - resident, available - _available_mib()
     gone = bench.until(lambda its: (its.memory_used_mib or 0) <= before + NEAR_MIB, LISTED_WITHIN_S)
     left_mib = 0 if gone else bench.memory()[0] - before
     listed = bench.use(probe) is not None if lists_pids else None
@@ -148,10 +149,10 @@ def run_cycle(bench: Bench, mib: int) -> Cycle:
     caller.end()
     probe.end()
     bench.until(lambda its: (its.memory_used_mib or 0) <= before + NEAR_MIB, LISTED_WITHIN_S)
-    return Cycle(held_mib, left_mib, listed, host_mib, same, *out_s, *in_s)
+    return Cycle(held_mib, left_mib, listed, host_mib, taken_mib, same, *out_s, *in_s)
 
 
-def _fill(bench: Bench, mib: int) -> tuple[Probe, int]:
+def fill(bench: Bench, mib: int) -> tuple[Probe, int]:
     """A probe that has allocated so much, and the checksum of what it has written there."""
     probe = bench.probe()
     crc: int = probe.ask("write", mib=WRITTEN_MIB)["crc"]
@@ -163,6 +164,11 @@ def _fill(bench: Bench, mib: int) -> tuple[Probe, int]:
 def _resident_mib(probe: Probe) -> int:
     resident: int = psutil.Process(probe.pid).memory_info().rss
     return resident >> 20
+
+
+def _available_mib() -> int:
+    available: int = psutil.virtual_memory().available
+    return available >> 20
 
 
 def api(bench: Bench) -> Seen:
@@ -318,7 +324,7 @@ class Crowded:
 
 def _crowd(bench: Bench) -> Crowded:
     mib = bench.mib(LARGE_MIB)
-    probe, crc = _fill(bench, mib)
+    probe, crc = fill(bench, mib)
     caller = Caller(bench)
     caller.lock(probe)
     caller.checkpoint(probe)
@@ -392,7 +398,7 @@ def _move(bench: Bench, other: GpuId) -> tuple[int, int, bool]:
     """MiB by which the GPUs' memory has grown, and whether the contents are the same."""
     gpus = (bench.gpu.id, other)
     before = _used_mib(bench, gpus)
-    probe, crc = _fill(bench, WRITTEN_MIB)
+    probe, crc = fill(bench, WRITTEN_MIB)
     caller = Caller(bench)
     caller.lock(probe)
     caller.checkpoint(probe)
@@ -428,7 +434,7 @@ def speed(bench: Bench) -> Seen:
     out_mib_s = _floor(min(its.held_mib / its.out_s for its in large), 100)
     in_mib_s = _floor(min(its.held_mib / its.in_s for its in large), 100)
     fixed_s = math.ceil(10 * max(max(its.out_s, its.in_s) for its in small)) / 10
-    host_mib = psutil.virtual_memory().available // 2**31 * GIB  # half, in whole GiB
+    host_mib = _available_mib() // (2 * GIB) * GIB  # half, in whole GiB
     its, had = large[0], bench.settings.suspend
     measured: dict[str, Setting] = {
         "suspend.out_mib_s": out_mib_s,

@@ -9,6 +9,9 @@
  * restored. Compiled with -DNO_CHECKPOINT, the driver is older than that. A lock waits for a process
  * whose kernels have just run. Contents are kept of what is copied in pieces of up to 16 MiB.
  *
+ * Memory limits: those that fake_nvml.c has noted of a cgroup are those of the processes that its
+ * file cgroup.procs names, and any folder is a cgroup.
+ *
  * faults/PID and terminated/PID: its context is lost. $FAKE_GPU/deviations has the words of what
  * this driver does otherwise than documented. */
 #define _GNU_SOURCE
@@ -90,6 +93,39 @@ static unsigned long long taken_mib(const char *uuid) {
         if (file) fclose(file);
     }
     if (folder) closedir(folder);
+    return sum;
+}
+
+/* What this process may not have, as it is kept for cgroups that it is not in; and through `hard` the
+ * limit of its own, or all. */
+static unsigned long long kept_mib(unsigned long long *hard) {
+    struct { char group[512]; unsigned long long soft, hard; } limits[8], line;
+    unsigned long long sum = 0;
+    int n = 0, i;
+    FILE *file = fopen(path("limits", 0), "r");
+    while (file && fscanf(file, "%511s %llu %llu", line.group, &line.soft, &line.hard) == 3) {
+        for (i = 0; i < n && strcmp(limits[i].group, line.group); i++) {}
+        if (i < 8) limits[i] = line;
+        if (i == n && n < 8) n++;
+    }
+    if (file) fclose(file);
+    *hard = ~0ULL;
+    for (i = 0; i < n; i++) {
+        char procs[600], uuid[96], pid[16];
+        unsigned long long used = 0, mib;
+        int its_own = 0;
+        snprintf(procs, sizeof procs, "%s/cgroup.procs", limits[i].group);
+        FILE *members = fopen(procs, "r");
+        while (members && fscanf(members, "%15s", pid) == 1) {
+            FILE *member = fopen(path("processes", pid), "r");
+            if (member && fscanf(member, "%95s %llu", uuid, &mib) == 2) used += mib;
+            if (member) fclose(member);
+            its_own |= atoi(pid) == getpid();
+        }
+        if (members) fclose(members);
+        if (its_own && !deviates("hard_ignored")) *hard = limits[i].hard / MIB;
+        if (!its_own && limits[i].soft / MIB > used && !deviates("soft_ignored")) sum += limits[i].soft / MIB - used;
+    }
     return sum;
 }
 
@@ -252,10 +288,11 @@ int cuMemGetInfo_v2(size_t *free, size_t *total) {
     Gpu *gpu = &gpus[chosen];
     int code = context ? lost() : INVALID_CONTEXT;
     if (code) return code;
-    unsigned long long taken = gpu->reserved + gpu->used + taken_mib(gpu->uuid);
+    unsigned long long hard, taken = gpu->reserved + gpu->used + taken_mib(gpu->uuid) + kept_mib(&hard);
     unsigned long long left = gpu->total > taken ? gpu->total - taken : 0;
     if (limit_mib && limit_mib - own_mib() < left) left = limit_mib - own_mib();
-    *free = left * MIB, *total = gpu->total * MIB;
+    if (left + own_mib() > hard) left = hard > own_mib() ? hard - own_mib() : 0;
+    *free = left * MIB, *total = (hard < gpu->total ? hard : gpu->total) * MIB;
     return OK;
 }
 

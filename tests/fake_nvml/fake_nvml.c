@@ -500,6 +500,18 @@ int nvmlDeviceGetFieldValues(Handle *handle, int n, Field *fields) {
     RETURN(OK);
 }
 
+/* --- memory limits: a line of $FAKE_GPU/limits for each call, of which the last of a path counts --- */
+
+typedef struct { const char *name_space; unsigned long long soft, hard; } MemoryLimits;
+int nvmlDeviceSetMemoryLimits_v1(Handle *handle, const MemoryLimits *in) {
+    DEVICE(handle);
+    FILE *file = getenv("FAKE_GPU") && !deviates("no_limits") ? fopen(path("limits", 0), "a") : 0;
+    if (!file) RETURN(NOT_SUPPORTED);
+    fprintf(file, "%s %llu %llu\n", in->name_space, in->soft, in->hard);
+    fclose(file);
+    RETURN(OK);
+}
+
 /* --- processes --- */
 
 typedef struct { unsigned pid; unsigned long long bytes; unsigned gi, ci; } ProcessInfo;
