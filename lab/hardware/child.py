@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -41,42 +41,45 @@ def measure(
     gets a new child."""
     busy_s = REHEARSED_BUSY_S if visit.rehearse else BUSY_S
     device = "" if visit.rehearse else visit.gpu
-    with _environment(visit) as env, bench.folder() as folder:
-        env[MARK] = str(folder)
+    with contextlib.ExitStack() as stack:
+        env: dict[str, str] = {}
         child: Probe | None = None
         try:
             for fact in visit.todo(facts, lambda fact: fact.name, takes_s):
+                env = env or stack.enter_context(_environment(visit))
                 child = child or Probe([sys.executable, "-m", module], env)
                 try:
                     found = child.ask(fact.name, within_s, busy_s=busy_s, device=device)
                 except ProbeFailed as error:
                     said = str(error)
                     found = {"verdict": Verdict.UNKNOWN, "detail": said, "failed": said}
-                    _end(child, folder)
+                    _end(child, env)
                     child = None
                 visit.keep(fact.name, found)
         finally:
             if child is not None:
-                _end(child, folder)
+                _end(child, env)
 
 
-def _end(child: Probe, folder: Path) -> None:
+def _end(child: Probe, env: Mapping[str, str]) -> None:
     """With all that it started: one that hangs in the driver cannot do that itself."""
     child.end(END_S)
-    bench.kill_leftovers(folder)
+    bench.kill_leftovers(Path(env[MARK]))
 
 
 @contextlib.contextmanager
 def _environment(visit: Visit) -> Iterator[dict[str, str]]:
+    """Of children, whose processes name its folder."""
     root = str(Path(__file__).parents[2])
-    here = {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
-    if not visit.rehearse:
-        yield dict(os.environ) | here
-        return
-    from lab.hardware.machine import fake_driver
+    with contextlib.ExitStack() as stack:
+        env = dict(os.environ)
+        if visit.rehearse:
+            from lab.hardware.machine import fake_driver
 
-    with fake_driver() as env:
-        yield env | here
+            env = stack.enter_context(fake_driver())
+        folders = filter(None, (root, os.environ.get("PYTHONPATH")))
+        folder = stack.enter_context(bench.folder())
+        yield env | {"PYTHONPATH": os.pathsep.join(folders), MARK: str(folder)}
 
 
 def serve(facts: Sequence[Fact]) -> None:

@@ -35,7 +35,7 @@ def _cell(text: str) -> str:
 STAGE = Stage(
     name="facts",
     about="what CARMA relies on, checked on this GPU",
-    parts=(Portion(f"{len(CHECKED)} facts", 3.5),),
+    parts=(Portion(f"{len(CHECKED)} facts", 3.0),),
     packages=(),
     measure=measure,
     blocks=blocks,

@@ -57,7 +57,7 @@ def _check(bench: Bench, group: Path, under_mps: bool) -> Seen:
     other = bench.probe()
     others_mib = _take(other, bench.gpu.memory_mib, STEPS_OF_OTHERS_MIB)
     soft_mib = _take(probe, hard_mib // 2)
-    hard_is_kept = got_mib < hard_mib < got_mib + more_mib < 2 * hard_mib
+    hard_is_kept = got_mib <= hard_mib < got_mib + more_mib <= 2 * hard_mib
     soft_is_kept = soft_mib >= hard_mib // 2
     return judge(
         hard_is_kept and soft_is_kept,

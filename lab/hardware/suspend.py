@@ -3,6 +3,8 @@ anything; and the driver's memory limits of a cgroup."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from benchmarks.harness import columns
 from lab.hardware import child
 from lab.hardware.suspend_cases import CASES, GIB, SIZES, Case
@@ -71,10 +73,21 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
+def _parts() -> Iterator[Portion]:
+    """The sizes in one: they are read together."""
+    yield Portion(", ".join(case.name for case in SIZES), _minutes(*SIZES))
+    for case in CASES[len(SIZES) :]:
+        yield Portion(case.name, _minutes(case), case.later)
+
+
+def _minutes(*cases: Case) -> float:
+    return round(sum(case.takes_s for case in cases) / 60, 1)
+
+
 STAGE = Stage(
     "suspend",
     "Suspending processes, and memory limits",
-    tuple(Portion(case.name, round(case.takes_s / 60, 1), case.later) for case in CASES),
+    tuple(_parts()),
     ("torch", "timm"),
     measure,
     blocks,

@@ -487,6 +487,7 @@ int cuCheckpointProcessRestore(int pid, const RestoreArgs *args) {
     int code = require(pid, CHECKPOINTED);
     if (code) return code;
     if (!n_gpus) read_world();
+    if (deviates("restored_never")) return UNKNOWN;
     if (!access(path("suspended", refused), F_OK) && deviates("restored_never_again")) return OPERATING_SYSTEM;
     const Gpu *to = read_line(kept, &line) ? goal(line.uuid, args) : 0;
     if (!to || (args->count && deviates("nothing_moves"))) return INVALID_VALUE;
