@@ -28,7 +28,7 @@ MAX_CPUS = 8192
 LEAST_HOST_MIB = 64  # some of it is for the process that supervises the job
 MAX_BATCH = 1_000_000_000
 MAX_NICE = 10_000
-TOLD_OF = ("start", "end", "fail", "oom", "limit80")
+TOLD_OF = ("start", "end", "fail", "oom", "limit80", "suspend")
 MAX_PARAMS = 32  # of a sweep
 MAX_METRICS = 32  # of a job
 MAX_SCRIPT_BYTES = 1 << 20
@@ -430,6 +430,6 @@ class JobOptions:
         pattern=f"^({'|'.join(TOLD_OF)})(,({'|'.join(TOLD_OF)}))*$",
         memory=False,
         show="notifies at",
-        help="send a message at start, end, fail (any bad end), oom, limit80 (80 % of --time):"
-        " a list such as end,limit80; `carma notify` says where to",
+        help="send a message at start, end, fail (any bad end), oom, limit80 (80 % of --time),"
+        " suspend (and when it resumes): a list such as end,limit80; `carma notify` says where to",
     )

@@ -7,6 +7,7 @@ from carmad.config import Settings as Settings
 from carmad.core.admission import Demand as Demand
 from carmad.core.admission import idle as idle
 from carmad.core.decision import AskAgain as AskAgain
+from carmad.core.decision import Move as Move
 from carmad.core.decision import Placement as Placement
 from carmad.core.decision import Preemption as Preemption
 from carmad.core.decision import Proposal as Proposal

@@ -9,7 +9,7 @@ from math import isfinite
 from types import UnionType
 from typing import TypeGuard
 
-from carmad.core.decision import AskAgain, Placement, Preemption, Reason, Remember, Verdict
+from carmad.core.decision import AskAgain, Move, Placement, Preemption, Reason, Remember, Verdict
 from carmad.core.types import Estimate, Prediction, ProfilingRun, Refusal, Retry
 
 # Limits for storing and showing answers. A traced script may forge one.
@@ -26,6 +26,12 @@ def is_proposal(answer: object) -> bool:
         return True  # it is returned only to the policy itself
     if isinstance(answer, AskAgain):
         return isinstance(answer.at, float | int) and isfinite(answer.at)
+    if isinstance(answer, Move):
+        return (
+            isinstance(answer.job, int)
+            and _are_gpus(answer.gpus)
+            and _are_reasons((answer.reason,))
+        )
     if isinstance(answer, Preemption):
         return isinstance(answer.job, int) and _are_reasons((answer.reason,))
     return is_placement(answer)

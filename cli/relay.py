@@ -42,8 +42,9 @@ def undo() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _signals())
 
 
-def await_end(child: int, each_s: float, meanwhile: Callable[[], None]) -> None:
-    """Wait for the command, without reaping it, and pass signals on to it.
+def await_end(child: int, next_s: float, meanwhile: Callable[[], float]) -> None:
+    """Wait for the command, without reaping it, and pass signals on to it. `meanwhile` is called
+    after `next_s` of quiet, and returns the next such time.
 
     If it alone is stopped, as by a shell's `suspend`, stop as well, so that the calling shell takes
     over.
@@ -51,9 +52,9 @@ def await_end(child: int, each_s: float, meanwhile: Callable[[], None]) -> None:
     waited_for = _signals()
     ending = False  # Slurm wakes what it is about to end
     while True:
-        got = signal.sigtimedwait(waited_for, each_s)
+        got = signal.sigtimedwait(waited_for, next_s)
         if got is None:
-            meanwhile()
+            next_s = meanwhile()
         elif got.si_signo == signal.SIGCHLD:
             if _has_ended(child):
                 return

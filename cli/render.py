@@ -106,6 +106,8 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
         ("GPUs", f"{job['gpus_wanted']}" + (f"  on {where(job)}" if job["gpus"] else "")),
         ("Slurm job", str(job.get("slurm_job") or NOTHING)),
         ("mode", job.get("mode") or ("exclusive" if job.get("exclusive") else NOTHING)),
+        ("suspended", _suspension(job)),
+        ("can suspend", _can_suspend(job)),
         ("batch", _batch(job)),
         ("layout", _layout(job)),
         ("stage times", _each(job.get("stage_times", ()), OF_TIMES)),
@@ -119,6 +121,20 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
         ("exit", ended),
         ("advice", job.get("advice") or NOTHING),
     ]
+
+
+def _suspension(job: JobOut) -> str:
+    its = job.get("suspension")
+    if its is None:
+        return NOTHING
+    gpus = ", ".join(str(NOTHING if gpu["index"] is None else gpu["index"]) for gpu in its["gpus"])
+    held = memory(its["host_mib"])
+    return f"since {local_time(its['since'])}, from GPU {gpus}: {clean(its['why'])}; {held} moved"
+
+
+def _can_suspend(job: JobOut) -> str:
+    why = job.get("unsuspendable")
+    return NOTHING if why is None else clean(why) or "yes"
 
 
 def _script(job: JobOut) -> str:

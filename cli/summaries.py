@@ -20,6 +20,7 @@ SUMMARIES: dict[str, dict[str, str]] = {
         "release": "Release held jobs.",
         "suspend": "Take running jobs off their GPUs until they are resumed; nothing is lost.",
         "resume": "Let suspended jobs go on, as soon as there are GPUs for them.",
+        "move": "Move a running job to other GPUs of the same kind; nothing is lost.",
         "requeue": "Run ended jobs again, under their old ids.",
         "update": "Change options of waiting jobs; of running ones, --time and --requeue.",
         "notify": "Check where messages about your jobs go (--notify), and send one as a test.",
@@ -51,7 +52,9 @@ SUMMARIES: dict[str, dict[str, str]] = {
         "models": "List the models that policies and predictors use, and their accuracy.",
     },
     "Administration": {
-        "drain": "Start no more jobs on these GPUs; running jobs continue. For administrators.",
+        "drain": (
+            "Start no more jobs on these GPUs; running jobs continue, or move. For administrators."
+        ),
         "undrain": "Start jobs on drained GPUs again. For administrators.",
         "limit": (
             "List limits, or set one: in force at once, and kept. Setting is for administrators."

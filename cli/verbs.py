@@ -110,6 +110,7 @@ VERBS = (
     Verb("release", "steer", ARGPARSE),
     Verb("suspend", "steer", ARGPARSE),
     Verb("resume", "steer", ARGPARSE),
+    Verb("move", "steer", ARGPARSE),
     Verb("requeue", "steer", ARGPARSE),
     Verb("update", "steer", ARGPARSE),
     Verb("notify", "logs", ARGPARSE),

@@ -35,17 +35,6 @@ static inline int deviates(const char *word) {
     return found;
 }
 
-/* Not a zombie either. */
-static inline int alive(const char *pid) {
-    char name[64], state = 'X';
-    snprintf(name, sizeof name, "/proc/%.32s/stat", pid);
-    FILE *file = fopen(name, "r");
-    if (!file) return 0;
-    if (fscanf(file, "%*d (%*[^)]) %c", &state) != 1) state = 'X';
-    fclose(file);
-    return state != 'Z' && state != 'X';
-}
-
 static inline void tell_xid(const char *uuid, int number) {
     if (deviates("xids_unseen")) return;
     FILE *file = fopen(path("events", 0), "a");

@@ -50,7 +50,7 @@ def environment(folder: Path, gpus: int = 1, dcgm: bool = False) -> dict[str, st
     library, programs = folder / "lib", folder / "bin"
     for each in (library, programs):
         each.mkdir(parents=True, exist_ok=True)
-    for name in ("processes", "faults", "terminated", "checkpoints", "suspended"):
+    for name in ("processes", "faults", "terminated", "checkpoints"):
         (folder / name).mkdir(exist_ok=True)
         (folder / name).chmod(0o1777)  # processes of every user
     for name, source in LIBRARIES.items():
@@ -81,14 +81,14 @@ def deviate(folder: Path, *words: str) -> None:
     (folder / "deviations").write_text("".join(f"{word}\n" for word in words))
 
 
-def compile_library(source: Path, library: Path, *options: str) -> None:
+def compile_library(source: Path, library: Path) -> None:
     gcc = shutil.which("gcc")
     if gcc is None:
         raise FileNotFoundError("there is no gcc to compile the fake driver with")
     if library.exists() and library.stat().st_mtime > source.stat().st_mtime:
         return
     soname = f"-Wl,-soname,{library.name}"
-    subprocess.run([gcc, "-shared", "-fPIC", *options, soname, "-o", library, source], check=True)
+    subprocess.run([gcc, "-shared", "-fPIC", soname, "-o", library, source], check=True)
 
 
 def _program(source: Path, folder: Path) -> None:

@@ -1,4 +1,5 @@
-"""Clients that submit and cancel while the daemon is killed again and again; and the final check.
+"""Clients that submit, cancel, suspend and resume while the daemon is killed again and again; and
+the final check.
 
 Every job first appends a line "id attempt pid gpu" to its own file, and ends in a way that follows
 from its kind and its id. So the files and the database must agree.
@@ -61,11 +62,25 @@ KINDS = {
         Cause.SUCCESS,
         attempts=3,
     ),
+    "movable": Kind(  # it is suspended and resumed all the time
+        "exec " + shlex.join(train(memory_mib=2000, seconds=6.0, warmup=0.1)),
+        JobState.SUCCEEDED,
+        Cause.SUCCESS,
+        attempts=3,
+    ),
     "absent": Kind("", JobState.FAILED, Cause.LAUNCH_FAILED, frozenset({0})),
     "long": Kind("while [ ! -e go ]; do sleep 0.2; done; exit 42"),
 }
 DECK = ["code"] * 6 + ["signal"] * 3 + ["leftovers"] * 2 + ["cancel"] * 4
-DECK += ["limit", "oom", "train", "absent"]
+DECK += ["limit", "oom", "train", *["movable"] * 4, "absent"]
+# A job may be suspended as often as it likes.
+SUSPENDS = {
+    "CARMA_SUSPEND__HOST_MEMORY_MIB": "100000",
+    "CARMA_SUSPEND__OUT_MIB_S": "1e9",
+    "CARMA_SUSPEND__IN_MIB_S": "1e9",
+    "CARMA_SUSPEND__FIXED_S": "0",
+    "CARMA_SUSPEND__MOST_PER_HOUR": "1000",
+}
 
 
 def expected(kind: str, id: int) -> End:
@@ -81,7 +96,7 @@ def expected(kind: str, id: int) -> End:
             return *ends, 3, None
         case "long":
             return *ends, 42, None
-        case "train":
+        case "train" | "movable":
             return *ends, 0, None
         case "oom":
             return *ends, 1, None
@@ -100,6 +115,7 @@ class Storm:
     forgetful: bool = False
     kills: int = 0
     servers: int = 0  # fork servers that were killed
+    suspensions: int = 0  # that began
     down: list[tuple[float, float]] = field(default_factory=list)
     acknowledged: dict[int, str] = field(default_factory=dict)
     refused: list[Json] = field(default_factory=list)
@@ -130,6 +146,8 @@ class Storm:
             for job in live:
                 if job["name"] == "cancel":
                     self.daemon.cancel(job["id"])
+                elif job["state"] == "suspended":
+                    self._ask("resume", job["id"])
             return not live
 
         until(none_left, "every job to end", within_s)
@@ -139,10 +157,12 @@ class Storm:
         store = SqlStore.open(self.daemon.state / "carma.db")
         try:
             jobs = {job.id: job for job in store.history(limit=1_000_000)}
+            moves = {id: store.transitions(id) for id in jobs}
             attempts = {
-                id: [move.attempt for move in store.transitions(id) if move.after == "starting"]
-                for id in jobs
+                id: [move.attempt for move in its if move.after == "starting"]
+                for id, its in moves.items()
             }
+            self.suspensions = sum(m.after == "suspended" for its in moves.values() for m in its)
         finally:
             store.close()
         assert not self.refused
@@ -215,20 +235,28 @@ class Storm:
         """Go through all requests at least once, and continue until the storm is over."""
         dice = random.Random(f"{self.seed}/{number}")
         deck: list[str] = []
-        dealt, to_cancel = 0, []
+        dealt, to_cancel, movable = 0, [], []
         while not self._calm.is_set() or dealt < len(DECK):
             deck = deck or dice.sample(DECK, len(DECK))
             try:
                 id = self._submit(deck[-1], dice.uniform(0.0, 1.0))
                 dealt += 1
-                if deck.pop() == "cancel":
+                kind = deck.pop()
+                if kind == "movable":
+                    movable.append(id)
+                if kind == "cancel":
                     to_cancel.append(id)
                 elif to_cancel and dice.random() < 0.5:
                     self.daemon.cancel(to_cancel[0])
                     to_cancel.pop(0)
+                for id in movable[-3:]:
+                    self._ask(dice.choice(("suspend", "resume")), id)
             except UNREACHABLE:
                 pass
             time.sleep(dice.uniform(0.05, 0.3))
+
+    def _ask(self, verb: str, id: int) -> None:
+        self.daemon.call("POST", f"/v1/{verb}", {"select": str(id), "user": None})
 
     def _submit(self, kind: str, nap: float) -> int:
         script = START + KINDS[kind].script.replace("NAP", f"{nap:.2f}")

@@ -17,7 +17,7 @@ import pytest
 from carmad.store.database import StoreFull
 from carmad.store.sql import SqlStore
 from tests.daemon import NO_KERNELS, UNREACHABLE, Carmad, Json, running, train, until
-from tests.storm import GPUS, Storm
+from tests.storm import GPUS, SUSPENDS, Storm
 
 DISK_MIB = 16
 SEED = int(os.environ.get("STORM_SEED", time.time_ns() % 1_000_000))
@@ -25,7 +25,7 @@ SEED = int(os.environ.get("STORM_SEED", time.time_ns() % 1_000_000))
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Carmad]:
-    with running(tmp_path, **NO_KERNELS) as carmad:
+    with running(tmp_path, **NO_KERNELS, **SUSPENDS) as carmad:
         yield carmad
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -16,9 +16,12 @@ from carmad.gpu.checkpoint import (
     NOT_SUPPORTED,
     OPERATING_SYSTEM,
     OUT_OF_MEMORY,
+    Answer,
+    Checkpoints,
     DriverError,
     Moves,
     Outcome,
+    Request,
     State,
     resume,
     suspend,
@@ -68,8 +71,8 @@ class Model:
         self._do("checkpoint", pid)
 
     def restore(self, pid: int, moves: Moves) -> None:
-        self.moves.append(moves)
         self._do("restore", pid)
+        self.moves.append(moves)
 
     def unlock(self, pid: int) -> None:
         self._do("unlock", pid)
@@ -269,3 +272,56 @@ def test_the_looks_for_new_processes_come_to_an_end() -> None:
     outcome = suspend(model, model.pids, 1.0)
     assert outcome == Outcome(False, "process 1: it is running, not checkpointed")
     assert len(model.calls) == checkpoint.LOOKS
+
+
+# Where a helper has been killed.
+
+
+class Interrupted(Checkpoints):
+    """Its first helper is killed after so many calls; the others answer."""
+
+    def __init__(self, model: Model, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.model = model
+        model.left = calls
+        monkeypatch.setattr(checkpoint, "_driver", lambda _: model)
+        monkeypatch.setattr(checkpoint, "_runs_on", lambda _: True)
+
+    def _ask(self, requests: Sequence[Request], within_s: float) -> list[Answer | str]:
+        return [self._answer({"cards": "", **request}) for request in requests]
+
+    def _answer(self, request: Request) -> Answer | str:
+        try:
+            return checkpoint._carry_out(request)
+        except Killed:
+            self.model.left = -1
+            return "it was killed"
+
+
+@pytest.mark.parametrize("do", ["suspend", "resume", "move"])
+@given(st.lists(st.sampled_from(STATES), min_size=1, max_size=3), st.integers(0, 40))
+def test_what_a_killed_helper_has_done_is_found_out(
+    do: str, states: list[State], calls: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        model = Model(*states)
+        killed = Interrupted(model, calls, patch)
+        if do == "suspend":
+            outcome = killed.suspend(lambda: model.pids, 1.0, 1.0)
+            begin, goal = RUNNING, CHECKPOINTED
+        else:
+            moves = [("GPU-1", "GPU-2")] if do == "move" else []
+            outcome = killed.resume(model.pids, moves, 1.0)
+            begin, goal = CHECKPOINTED, RUNNING
+    assert model.all_are(goal if outcome.done else begin)
+    assert not outcome.lost or do == "move"
+
+
+def test_what_has_moved_as_a_whole_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    moves = [("GPU-1", "GPU-2")]
+    for calls in range(60):
+        model = Model(CHECKPOINTED, CHECKPOINTED)
+        outcome = Interrupted(model, calls, monkeypatch).resume(model.pids, moves, 1.0)
+        restored = model.moves.count(moves)
+        assert outcome.done == (restored == 2)
+        assert outcome.lost == (restored == 1)

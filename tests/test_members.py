@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +18,12 @@ from carmad.attempt.cgroup import MOUNTS
 from carmad.attempt.environment import job_environment
 from carmad.attempt.launcher import Launcher
 from carmad.attempt.proc import process_stat
-from carmad.core.types import Job
+from carmad.core.types import GpuId, Job
+from carmad.gpu.checkpoint import Checkpoints, Outcome, State, is_stopped
+from carmad.gpu.emulated import EmulatedSource, create
 from tests.attempts import Bench, in_a_unit
-from tests.waiting import until
+from tests.test_emulated_driver import work_s
+from tests.waiting import PATIENCE_S, until
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a cgroup")
 COUNT = "while :; do echo $$; sleep 0.05; done"
@@ -172,6 +177,43 @@ def test_in_a_unit_of_its_own_its_supervisor_is_not_frozen(bench: Bench) -> None
         assert bench.started(job)["pid"] not in bench.launcher.pids(job)
         bench.launcher.stop(job, 60.0)
         assert bench.ended(job)["code"] == 3
+
+
+@as_root
+def test_a_job_is_suspended_frozen_and_resumed(in_groups: Bench, tmp_path: Path) -> None:
+    """In the order in which that works: a frozen process cannot be suspended or resumed."""
+    bench, cards = in_groups, tmp_path / "cards"
+    create(cards, "1xT4-16GB")
+    source, checkpoints = EmulatedSource(cards), Checkpoints(str(cards))
+    (gpu,) = source.discover()
+    program = f"{sys.executable} -m carmad.gpu.emulated_job --seconds 600 --warmup 0 & wait"
+    job, began = bench.job("sh", "-c", program), time.monotonic()
+    env = job_environment(job, (GpuId(gpu.id),)) | {"CARMA_EMULATED_DIR": str(cards)}
+    bench.launcher.launch(job, env | {"PYTHONPATH": str(Path(__file__).parents[1])})
+    until(lambda: source.sample(0.0)[0].sm_active, "it to compute")
+
+    def find_pids() -> frozenset[int]:
+        return bench.launcher.pids(job)
+
+    freeze(bench, job)
+    assert all(map(is_stopped, find_pids()))
+    assert "frozen" in checkpoints.suspend(find_pids, 1.0, PATIENCE_S).why
+    assert bench.launcher.thaw(job)
+    assert checkpoints.suspend(find_pids, 1.0, PATIENCE_S) == Outcome(True)
+    freeze(bench, job)
+    worked_s = time.monotonic() - began  # at most
+    assert source.sample(0.0)[0].memory_used_mib == 0
+    assert State.CHECKPOINTED in checkpoints.states(find_pids()).values()
+    time.sleep(2.0)
+    assert "frozen" in checkpoints.resume(find_pids(), (), PATIENCE_S).why
+    assert bench.launcher.thaw(job)
+    resumed, said = time.monotonic(), len(bench.lines())
+    assert checkpoints.resume(find_pids(), (), PATIENCE_S) == Outcome(True)
+    lines = until(bench.lines, "it to go on", wanted=lambda lines: len(lines) > said)
+    assert work_s(lines[-1]) <= worked_s + time.monotonic() - resumed
+    bench.launcher.stop(job, 0.0)
+    bench.ended(job)
+    source.close()
 
 
 # Its limit of the host's memory. The kernel's memory controller is not everywhere: files stand in.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytest_plugins = ("tests.fake_machine",)
 
 SUSPENDING = [
-    ("suspend_cycle", "checkpoint_fails"),
+    ("suspend_cycle", "checkpoint=999"),
     ("suspend_frees", "memory_kept"),
     ("suspend_contents", "contents_lost"),
     ("suspend_busy", "lock_waits"),
@@ -81,7 +81,9 @@ def test_an_old_driver_has_no_such_calls(machine: Machine) -> None:
     (machine.folder / "lib").unlink()
     library = machine.folder / "lib/libcuda.so.1"
     library.parent.mkdir()
-    fake_gpu.compile_library(fake_gpu.LIBRARIES[library.name], library, "-DNO_CHECKPOINT")
+    source = machine.folder / "old.c"
+    source.write_text("int cuInit(unsigned flags) { return flags; }\n")
+    fake_gpu.compile_library(source, library)
     machine.have()
     found = machine.check("suspend_api", ON)
     assert found.verdict is Verdict.DIFFERS, found
@@ -119,7 +121,7 @@ def test_moving_to_another_gpu_is_proposed_where_it_is_seen(machine: Machine) ->
     found = machine.check("suspend_moves")
     assert found.verdict is Verdict.HOLDS, found
     assert found.settings == {"suspend.moves": True}
-    machine.have(gpus=2, words=("nothing_moves",))
+    machine.have(gpus=2, words=("restore=1",))
     found = machine.check("suspend_moves", Settings(suspend=Suspending(moves=True)))
     assert found.verdict is Verdict.DIFFERS, found
     assert found.settings == {"suspend.moves": False}
@@ -157,7 +159,7 @@ def test_a_server_that_suspends_jobs_keeps_its_settings_unless_it_is_slower(
     assert found.settings.keys() == {f"suspend.{n}" for n in ("out_mib_s", "in_mib_s", "fixed_s")}
 
 
-@pytest.mark.parametrize("word", ["checkpoint_fails", "memory_kept", "contents_lost"])
+@pytest.mark.parametrize("word", ["checkpoint=999", "memory_kept", "contents_lost"])
 def test_no_settings_are_proposed_where_the_core_does_not_hold(machine: Machine, word: str) -> None:
     machine.have(words=(word,))
     found = machine.check("suspend_speed")

@@ -8,10 +8,12 @@ import pytest
 
 from carmad.config import Collocation, Interactive, Limits, Monitor, Settings, Suspending
 from carmad.core import control
+from carmad.core.decision import Move, Placement, Proposal, Reason
 from carmad.core.messages import (
     CancelRequested,
     DrainRequested,
     HoldRequested,
+    MoveRequested,
     Reserved,
     Resume,
     Resumed,
@@ -25,7 +27,8 @@ from carmad.core.messages import (
 )
 from carmad.core.reservations import Reservation
 from carmad.core.suspending import AGAIN_AFTER_S, cost_s, never
-from carmad.core.types import Cause, Exit, JobId, JobState, ProfilingRun
+from carmad.core.types import Cause, Exit, GpuId, Job, JobId, JobState, ProfilingRun
+from carmad.core.view import View
 from carmad.testing import FakeServer, a_job, a_spec
 
 S = JobState
@@ -559,3 +562,92 @@ def test_without_leave_to_suspend_nobody_is() -> None:
     here, first, second, _other = together(host_memory_mib=0)
     growing(here, second, 3_000, 5)
     assert {here.job(first).state, here.job(second).state} == {S.RUNNING}
+
+
+# -- moves
+
+
+def test_a_job_moves_to_the_gpu_that_its_owner_names() -> None:
+    here = server(3)
+    id = runs(here)
+    to = here.gpus[2].id
+    here.tell(MoveRequested(here.now, id, (to,), "ada"))
+    here.sample(1)
+    job = here.job(id)
+    assert (job.state, job.gpus, job.attempt) == (S.RUNNING, (to,), 1)
+    assert here.scene.decisions[id].policy == "move"
+
+
+def test_where_it_cannot_go_after_all_it_waits_like_others() -> None:
+    here = server(2)
+    id = runs(here)
+    other = runs(here, exclusive=True)
+    here.tell(MoveRequested(here.now, id, here.job(other).gpus, "ada"))
+    here.sample(1)
+    job = here.job(id)
+    assert (job.state, job.gpus) == (S.RUNNING, (here.gpus[0].id,))
+    assert job.notes == ("could not move to GPU 1 after all: see carma why",)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes", "words"),
+    [
+        ((0,), {}, "is there already"),
+        ((1, 2), {}, "has 1 GPUs: name as many"),
+        ((1,), {"moves": False}, "jobs resume only where they were"),
+        ((1,), {"host_memory_mib": 0}, "this server suspends no jobs"),
+    ],
+)
+def test_who_is_not_moved(gpus: tuple[int, ...], changes: dict[str, object], words: str) -> None:
+    here = server(3, **changes)
+    id = runs(here)
+    to = [here.gpus[n] for n in gpus]
+    here.tell(MoveRequested(here.now, id, tuple(gpu.id for gpu in to), "ada"))
+    assert here.job(id).state is S.RUNNING
+    scene = here.scene
+    refusal = scene.suspension_refusal(here.job(id))
+    assert words in control.move(here.job(id), to, refusal, scene.view.settings).words
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_drained_gpu_can_be_emptied(moves: bool) -> None:
+    here = server(2, moves=moves)
+    first = runs(here)
+    here.tell(DrainRequested(here.now, here.gpus[0].id, "fan", "root", move=True))
+    here.pass_time(2)
+    assert here.job(first).gpus == (here.gpus[moves].id,)
+
+
+def test_a_policy_may_propose_a_move_and_the_core_checks_it() -> None:
+    class Mover:
+        name = "mover"
+        to: tuple[GpuId, ...] = ()
+
+        def order(self, job: Job) -> float:
+            return 0.0
+
+        def plan(self, view: View) -> tuple[Proposal, ...]:
+            moves = [Move(job.id, self.to, Reason("defragmented")) for job in view.running]
+            starts = [Placement(job.id, (view.gpus[0].id,)) for job in view.queue[:1]]
+            return (*starts, *(moves if self.to else ()))
+
+    policy = Mover()
+    here = FakeServer(3, SETTINGS, policy)
+    id = runs(here)
+    policy.to = ("nowhere",)  # type: ignore[assignment]
+    waiting = here.submit(exclusive=True)
+    assert here.job(id).state is S.RUNNING
+    policy.to = (here.gpus[2].id,)
+    here.pass_time(2)
+    assert here.job(id).gpus == (here.gpus[2].id,)
+    assert here.job(waiting).gpus == (here.gpus[0].id,)
+
+
+def test_a_job_that_had_run_out_of_memory_when_it_was_suspended_is_tried_again() -> None:
+    here, first, second = together()[:3]
+    suspend(here, second)
+    assert here.job(first).shared
+    here.exit(second, Exit(Cause.GPU_OOM, 1))
+    job = here.job(second)
+    assert (job.state, job.failures[0].cause) == (S.QUEUED, Cause.GPU_OOM)
+    assert job.retry and job.retry.exclusive

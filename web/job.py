@@ -41,7 +41,13 @@ ENDS: tuple[Literal["started_at"], Literal["ended_at"]] = (
     "started_at",
     "ended_at",
 )  # of an attempt
-AT_ONCE = {"hold": "Hold", "release": "Release", "requeue": "Requeue"}
+AT_ONCE = {
+    "hold": "Hold",
+    "release": "Release",
+    "suspend": "Suspend",
+    "resume": "Resume",
+    "requeue": "Requeue",
+}
 
 
 def label_in(request: Request) -> str:

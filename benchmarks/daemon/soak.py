@@ -25,7 +25,7 @@ from benchmarks import RESULTS
 from benchmarks.harness import circumstances, list_facts, markdown_table, write
 from tests.daemon import NO_KERNELS, Carmad
 from tests.model import live_through
-from tests.storm import GPUS, Storm
+from tests.storm import GPUS, SUSPENDS, Storm
 
 SEEDS, KILLS = 10_000, 500
 
@@ -58,6 +58,7 @@ class Kills:
     seed: int
     kills: int = 0
     servers: int = 0
+    suspensions: int = 0
     jobs: int = 0
     failed: str = ""
     seconds: float = 0.0
@@ -65,7 +66,8 @@ class Kills:
     def page(self) -> str:
         text = (
             f"{self.kills} kills (`--storm-seed {self.seed}`), and {self.servers} of its fork"
-            f" server; {self.jobs:,} jobs accepted; {self.seconds:.0f} s. "
+            f" server; {self.jobs:,} jobs accepted, {self.suspensions:,} times suspended;"
+            f" {self.seconds:.0f} s. "
         )
         if self.failed:
             return text + f"The reckoning failed:\n\n```\n{self.failed}```"
@@ -132,7 +134,7 @@ def _life(seed: int) -> tuple[int, int, int, Counter[str], str]:
 def kill(kills: int, seed: int) -> Kills:
     begun, found = time.monotonic(), Kills(seed)
     with tempfile.TemporaryDirectory(prefix="carma-soak-") as folder:
-        daemon = Carmad(Path(folder), f"{GPUS}xA100-40GB", **NO_KERNELS)
+        daemon = Carmad(Path(folder), f"{GPUS}xA100-40GB", **NO_KERNELS, **SUSPENDS)
         storm = Storm(daemon, seed)
         try:
             storm.rage(kills)
@@ -145,6 +147,7 @@ def kill(kills: int, seed: int) -> Kills:
         finally:
             daemon.clear_away()
         found.kills, found.servers = storm.kills, storm.servers
+        found.suspensions = storm.suspensions
         found.jobs = len(storm.acknowledged)
     found.seconds = time.monotonic() - begun
     return found

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 
-from pydantic import StringConstraints, create_model
+from pydantic import Field, StringConstraints, create_model
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from carmad.accounts import barring
 from carmad.api import refusals
 from carmad.api.call import Call, Caller, answer, not_yours, resource
+from carmad.api.gpus import Ref, is_named
 from carmad.api.intake import dependencies
 from carmad.api.requests import Body, SubmitIn, User
 from carmad.api.rows import row_label
@@ -23,6 +24,7 @@ from carmad.core.messages import (
     CancelRequested,
     Event,
     HoldRequested,
+    MoveRequested,
     RequeueRequested,
     ResumeRequested,
     SuspendRequested,
@@ -61,6 +63,10 @@ class ResultsOut(TypedDict):
 class SelectIn(Body):
     select: Annotated[str, StringConstraints(pattern=r"^[0-9a-z_,%\[\]\- ]+$", max_length=8000)]
     user: User | None = None
+
+
+class MoveIn(SelectIn):
+    gpus: Annotated[list[Ref], Field(min_length=1, max_length=64)]
 
 
 if TYPE_CHECKING:
@@ -133,6 +139,22 @@ async def resume(call: Caller, body: SelectIn) -> Response:
 
     def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
         return control.resume(job), ResumeRequested(now, job.id, by, job.tasks - 1)
+
+    return _results_out(await _carry_out(call, body, await _choose(call, body), act))
+
+
+@router.post("/move")
+async def move(call: Caller, body: MoveIn) -> Response:
+    """Move a running job to other GPUs of the same kind."""
+    scene = await call.service.scene()
+    gpus = [gpu for ref in body.gpus for gpu in scene.gpus.values() if is_named(gpu, ref)]
+    if len(gpus) != len(body.gpus):
+        raise NotFound(f"there are no such GPUs: {', '.join(body.gpus):.200}", "See `carma gpus`.")
+
+    def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
+        refusal, settings = scene.suspension_refusal(job), scene.view.settings
+        verdict = control.move(job, gpus, refusal, settings)
+        return verdict, MoveRequested(now, job.id, tuple(gpu.id for gpu in gpus), by)
 
     return _results_out(await _carry_out(call, body, await _choose(call, body), act))
 

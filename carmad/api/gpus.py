@@ -103,6 +103,7 @@ class GpuResultsOut(TypedDict):
 
 class DrainIn(Body):
     reason: Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1024)]
+    move: bool = False  # let the jobs on it go elsewhere, where they can be suspended
 
 
 @router.get("", responses={200: {"model": GpusOut}})
@@ -125,8 +126,8 @@ async def gpus(call: Caller) -> Response:
 
 @router.post("/{ref}/drain", responses={200: {"model": GpuResultsOut}})
 async def drain(call: Caller, ref: Ref, body: DrainIn) -> Response:
-    """Place no more jobs on the GPU. Those on it continue."""
-    return await _drain(call, ref, body.reason)
+    """Place no more jobs on the GPU. Those on it continue there, or elsewhere."""
+    return await _drain(call, ref, body.reason, body.move)
 
 
 @router.post("/{ref}/resume", responses={200: {"model": GpuResultsOut}})
@@ -135,14 +136,14 @@ async def resume(call: Caller, ref: Ref) -> Response:
     return await _drain(call, ref, None)
 
 
-async def _drain(call: Call, ref: str, reason: str | None) -> Response:
+async def _drain(call: Call, ref: str, reason: str | None, move: bool = False) -> Response:
     call.require_admin("drain and resume GPUs")
     now, by = call.service.now(), call.peer.user
     known = await call.service.ask(lambda core: tuple(core.gpus.values()))
     chosen = [gpu for gpu in known if is_named(gpu, ref)]
     if not chosen:
         raise NotFound(f"there is no GPU {ref!r:.80}", "See `carma gpus`.")
-    await call.request(*(DrainRequested(now, gpu.id, reason, by) for gpu in chosen))
+    await call.request(*(DrainRequested(now, gpu.id, reason, by, move) for gpu in chosen))
     out: GpuResultsOut = {
         "schema": SCHEMA,
         "gpus": [

@@ -92,6 +92,7 @@ class Suspension:
     host_mib: int  # that it takes on the host
     # To return elsewhere, or alone if that is not possible (`elsewhere`), or alone.
     after: Literal["", "elsewhere", "alone"] = ""
+    to: tuple[GpuId, ...] = ()  # it is moving there; once that was tried, anywhere
     failures: int = 0  # of attempts to return
     again_at: float = 0.0  # it does not try before, after such a failure
 

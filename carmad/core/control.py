@@ -3,12 +3,13 @@ answers with them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from carmad.config import Settings
 from carmad.core.line import unmet_dependency
 from carmad.core.messages import UpdateRequested
-from carmad.core.types import FOR_GOOD, SENT_BACK, After, Job, JobId, JobSpec, JobState
+from carmad.core.types import FOR_GOOD, SENT_BACK, After, Gpu, Job, JobId, JobSpec, JobState
 from carmad.options import OPTIONS, RUNNING
 from carmad.readable import duration
 
@@ -65,6 +66,21 @@ def resume(job: Job) -> Verdict:
     if not job.held:
         return Verdict("waits for GPUs already", acts=False)
     return Verdict("resumes as soon as there are GPUs for it")
+
+
+def move(job: Job, gpus: Sequence[Gpu], refusal: str, settings: Settings) -> Verdict:
+    """Move a running job to these GPUs. `refusal`: why it cannot be suspended now."""
+    if job.ended:
+        return _refuse(_end_words(job))
+    if refusal:
+        return _refuse(refusal)
+    if len({gpu.id for gpu in gpus}) != job.spec.gpus:
+        return _refuse(f"has {job.spec.gpus} GPUs: name as many")
+    if {gpu.id for gpu in gpus} == set(job.gpus):
+        return Verdict("is there already", acts=False)
+    if not settings.suspend.moves:
+        return _refuse("cannot move: jobs resume only where they were ([suspend] moves)")
+    return Verdict("is being moved")
 
 
 def update(

@@ -52,6 +52,16 @@ class Preemption:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """A policy's request to move a running job to these GPUs, where that is possible: it is
+    suspended, and resumes there if the hard rules allow it by then."""
+
+    job: JobId
+    gpus: tuple[GpuId, ...]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class AskAgain:
     """A policy's request to be called at this time, even if nothing happens until then. A later
     plan's request replaces it; within a plan, the earliest counts."""
@@ -67,7 +77,7 @@ class Remember:
     memory: object
 
 
-Proposal = Placement | Preemption | AskAgain | Remember
+Proposal = Placement | Preemption | Move | AskAgain | Remember
 
 
 @dataclass(frozen=True, slots=True)

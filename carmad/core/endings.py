@@ -144,7 +144,7 @@ def ending(job: Job, event: Exited, beside: Sequence[GpuSample], retries: Retrie
     match exit.cause:
         case Cause.SUCCESS:
             return Ending(JobState.SUCCEEDED, exit, at)
-        case Cause.GPU_OOM if job.gpus:
+        case Cause.GPU_OOM if job.spec.gpus:
             external = max((_external_mib(reading) for reading in beside), default=0)
             if external > retries.external_mib:
                 job = job.with_attempt(shared=True)

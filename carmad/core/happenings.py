@@ -128,6 +128,8 @@ def notices(happening: Happening) -> tuple[str, ...]:
             found: tuple[str, ...] = ("start",)
         case Kind.LIMIT80:
             found = ("limit80",)
+        case Kind.SUSPENDED | Kind.RESUMED:
+            found = ("suspend",)
         case Kind.ENDED if job.state is JobState.OUT_OF_MEMORY:
             found = ("end", "fail", "oom")
         case Kind.ENDED if job.state is JobState.SUCCEEDED or happening.cause is Cause.CANCELLED:

@@ -179,6 +179,16 @@ class ResumeRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveRequested:
+    """Move this running job to these GPUs."""
+
+    at: float
+    job: JobId
+    gpus: tuple[GpuId, ...]
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class Suspended:
     """What came of a `Suspend`. `why`: it could not be done, and the job runs on; or (`lost`) its
     processes are of no use any more."""
@@ -214,12 +224,14 @@ class RequeueRequested:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """Drain `gpu`, or (`reason` None) resume it."""
+    """Drain `gpu`, or (`reason` None) resume it. `move`: jobs on it go elsewhere, where they can
+    be suspended."""
 
     at: float
     gpu: GpuId
     reason: str | None
     by: str
+    move: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +333,7 @@ Event = (
     | UpdateRequested
     | SuspendRequested
     | ResumeRequested
+    | MoveRequested
     | Suspended
     | Resumed
     | RequeueRequested

@@ -8,11 +8,13 @@ from itertools import islice
 from math import inf
 
 from carmad.config import Settings
+from carmad.core import control
 from carmad.core.admission import Demand, demand, idle, mode, refusals
 from carmad.core.deciders import Deciders
 from carmad.core.decision import (
     AskAgain,
     Decision,
+    Move,
     Placement,
     Preemption,
     Reason,
@@ -101,6 +103,7 @@ class Placer:
         self._room = None
         if not self._ledger.line():
             return actions
+        actions += self._finish_moves(now)
         self._order_the_unordered()
         before = self._asks_at
         while self._plan_once(now, actions):
@@ -204,6 +207,9 @@ class Placer:
             if isinstance(proposal, Preemption):
                 actions += self._preempt(proposal, now, made.by)
                 continue
+            if isinstance(proposal, Move):
+                actions += self._move(proposal, now)
+                continue
             job, row = self._ledger.jobs.get(proposal.job), self._ledger.jobs.row(proposal.job)
             if job is None or row is None or not job.waits or row.id in hidden:
                 continue
@@ -225,6 +231,25 @@ class Placer:
                     job, checked.gpus, checked.profiling, checked.accumulation
                 )
         return False
+
+    def _finish_moves(self, now: float) -> list[Action]:
+        """Let jobs resume where they are to move, if they may. Otherwise they wait like others."""
+        actions: list[Action] = []
+        for job in tuple(self._ledger.suspended.values()):
+            its = job.suspension
+            if not (its and its.to and job.state is JobState.SUSPENDED):
+                continue
+            view = self.view(now)
+            checked = self._enforce_rules(job, Placement(job.id, its.to), view)
+            self._decide(Decision(now, "move", checked))
+            if checked.gpus and not self.blocker(job, now):
+                actions.append(self._start(job, checked, view))
+            else:
+                moved = job.with_attempt(suspension=replace(its, to=()))
+                where = ", ".join(str(view.gpu(gpu).gpu.index) for gpu in its.to)
+                note = f"could not move to GPU {where} after all: see carma why"
+                self._ledger.put(moved.with_note(note))
+        return actions
 
     def _start_without_gpus(self, now: float) -> list[Action]:
         """Start the jobs that want no GPUs, in order, as far as the host has room. Policies, which
@@ -260,6 +285,16 @@ class Placer:
         if suspends:
             return [self._suspensions.suspend(job, f"for {wish.reason.detail}", now)]
         return [self._ledger.stop(job, Cause.PREEMPTED)]
+
+    def _move(self, wish: Move, now: float) -> list[Action]:
+        """Move a running job, where that is possible."""
+        job, there = self._ledger.jobs.get(wish.job), self._fleet.gpus
+        if job is None or not there.keys() >= set(wish.gpus):
+            return []
+        gpus, refusal = [there[gpu] for gpu in wish.gpus], self._suspensions.refusal(job, now)
+        if not control.move(job, gpus, refusal, self._settings).acts:
+            return []
+        return [self._suspensions.suspend(job, f"moved {wish.reason.detail}", now, to=wish.gpus)]
 
     def _renew(self, now: float) -> View:
         """A view for another policy than before: in its order, and without a memory."""

@@ -30,6 +30,7 @@ from carmad.core.messages import (
     HoldRequested,
     LimitRequested,
     Measured,
+    MoveRequested,
     Noticed,
     Postponed,
     Reconfigured,
@@ -284,6 +285,8 @@ class Scheduler:
                 self._actions += self._suspensions.request(event)
             case ResumeRequested():
                 self._suspensions.request_return(event)
+            case MoveRequested():
+                self._actions += self._suspensions.move(event)
             case Suspended():
                 self._actions += self._suspensions.take_suspended(event)
             case Resumed():
@@ -379,6 +382,8 @@ class Scheduler:
         elif event.gpu in self.gpus:
             drain = Drain(event.gpu, event.reason, event.by, event.at)
             self._fleet.drain(event.gpu, drain)
+            if event.move:
+                self._actions += self._suspensions.empty(event)
         self._drained = True
 
     def _on_limit_requested(self, event: LimitRequested) -> None:

@@ -18,6 +18,8 @@ from carmad.core.fleet import Fleet
 from carmad.core.ledger import Ledger
 from carmad.core.messages import (
     Action,
+    DrainRequested,
+    MoveRequested,
     Resumed,
     ResumeRequested,
     Suspend,
@@ -114,18 +116,19 @@ class Suspensions:
         now: float,
         held: bool = False,
         after: Literal["", "elsewhere", "alone"] = "",
+        to: tuple[GpuId, ...] = (),
     ) -> Action:
         """Begin to suspend a job for which there is no `refusal`. `held`: until somebody requests
-        that it resumes; `after`: see `Suspension`."""
-        its, mib = job.current, self._fleet.memory_of(job)
+        that it resumes; `after`, `to`: see `Suspension`."""
+        its, holds = job.current, self._fleet.memory_of(job)
         assert its
         gpus = [self._fleet.gpus[gpu] for gpu in job.gpus]
         nodes = {gpu.node for gpu in gpus}
         node = nodes.pop() if len(nodes) == 1 else ""
-        most_mib, all_mib = max(mib.values()), sum(mib.values())
+        mib = max(holds.values()), sum(holds.values())
         lately = tuple(at for at in its.suspended_at if now - at < HOUR_S)
         changed = job.with_attempt(
-            suspension=Suspension(now, why, job.gpus, gpus[0].name, node, most_mib, all_mib, after),
+            suspension=Suspension(now, why, job.gpus, gpus[0].name, node, *mib, after, to),
             suspended_at=(*lately, now),
         )
         changed = advance(changed, JobState.SUSPENDING, held=held)
@@ -150,6 +153,25 @@ class Suspensions:
         for job in self._parts(event):
             if control.resume(job).acts:
                 self.ledger.put(replace(job, held=False))
+
+    def move(self, event: MoveRequested) -> list[Action]:
+        job = self.ledger.jobs.get(event.job)
+        gpus = [self._fleet.gpus[gpu] for gpu in event.gpus if gpu in self._fleet.gpus]
+        if job is None:
+            return []
+        refusal = self.refusal(job, event.at)
+        if not control.move(job, gpus, refusal, self.settings).acts:
+            return []
+        return [self.suspend(job, f"moved by {event.by}", event.at, to=event.gpus)]
+
+    def empty(self, event: DrainRequested) -> list[Action]:
+        """Let the jobs on a drained GPU go elsewhere, as far as they can."""
+        why = f"GPU {self._fleet.gpus[event.gpu].index} is drained: {event.reason}"
+        return [
+            self.suspend(job, why, event.at)
+            for job in self.ledger.residents(event.gpu)
+            if self.settings.suspend.moves and not self.refusal(job, event.at)
+        ]
 
     def _parts(self, event: SuspendRequested | ResumeRequested) -> list[Job]:
         return self.ledger.jobs.parts(range(event.job, event.job + 1 + event.more))

@@ -247,37 +247,47 @@ class Checkpoints:
 
     def states(self, pids: Collection[int]) -> dict[int, State]:
         """Without those of which the driver says nothing in time."""
-        requests = [Request(do="state", pids=[pid]) for pid in pids]
-        answers = self._ask(requests, STATE_WITHIN_S)
+        (answer,) = answers = self._ask([Request(do="states", pids=list(pids))], STATE_WITHIN_S)
+        if isinstance(answer, str):  # it hangs with one of them
+            answers = self._ask([Request(do="states", pids=[pid]) for pid in pids], STATE_WITHIN_S)
         return {
-            pid: State(answer["state"])
-            for pid, answer in zip(pids, answers, strict=True)
-            if isinstance(answer, dict) and "state" in answer
+            int(pid): State(state)
+            for answer in answers
+            if isinstance(answer, dict)
+            for pid, state in answer.get("states", {}).items()
         }
 
     def _act(self, request: Request, pids: Sequence[int], goal: State, within_s: float) -> Outcome:
         (answer,) = self._ask([{**request, "pids": pids}], within_s)
         if isinstance(answer, dict):
             return Outcome(**answer)
-        return self._settle(pids, goal, answer, within_s)
+        moves = bool(request.get("moves"))
+        return self._settle(pids, goal, moves, answer, within_s)
 
-    def _settle(self, pids: Sequence[int], goal: State, why: str, within_s: float) -> Outcome:
+    def _settle(
+        self, pids: Sequence[int], goal: State, moves: bool, why: str, within_s: float
+    ) -> Outcome:
         """What has come of it where the helper has not said so: the processes' states tell. If they
         are in between, each is brought back by a helper of its own, as the driver may hang with one
         until another is unlocked (github.com/NVIDIA/cuda-checkpoint/issues/30)."""
-        before, back = State.RUNNING, Request(do="resume", moves=[])
+        forward = Request(do="resume", moves=[])
+        before, back = State.RUNNING, forward
         if goal is State.RUNNING:
             before, back = State.CHECKPOINTED, Request(do="suspend", lock_within_s=LOCK_WITHIN_S)
+        has_moved = False
         for attempt in range(2):
             states = self.states(pids)
             found = {states.get(pid) for pid in pids} - {State.NONE}
             if found <= {goal}:
                 return Outcome(True)
             if found <= {before}:
-                return Outcome(False, why)
+                return Outcome(False, why, lost=has_moved)
             if attempt == 0:
+                has_moved = moves
+                all_have = has_moved and found <= {State.LOCKED, State.RUNNING}
                 strays = [pid for pid in pids if states.get(pid) not in (before, State.NONE)]
-                self._ask([{**back, "pids": [pid]} for pid in strays], within_s)
+                way = forward if all_have else back
+                self._ask([{**way, "pids": [pid]} for pid in strays], within_s)
         return Outcome(False, f"{why}, and its processes could not be brought back", lost=True)
 
     def _ask(self, requests: Sequence[Request], within_s: float) -> list[Answer | str]:
@@ -353,13 +363,15 @@ def main() -> None:
 
 
 def _carry_out(request: dict[str, Any]) -> Answer:
-    pids = request["pids"]
+    pids, goal = request["pids"], State.RUNNING
     try:
         driver = _driver(request["cards"])
-        if request["do"] == "state":
-            return {"state": driver.state(pids[0])}
+        if request["do"] == "states":
+            return {"states": {pid: state for pid in pids if (state := _state(driver, pid))}}
+        if request["do"] == "suspend":
+            goal = State.CHECKPOINTED
         for pid in pids:
-            if driver.state(pid) is not State.NONE and not _runs_on(pid):
+            if driver.state(pid) not in (goal, State.NONE) and not _runs_on(pid):
                 return asdict(Outcome(False, f"process {pid} is stopped (SIGSTOP) or frozen"))
     except DriverError as error:
         return asdict(Outcome(False, str(error)))

@@ -98,6 +98,10 @@ OOMS = _counter(
     "ooms", "Attempts that ran out of GPU memory, by what became of the job.", "outcome"
 )
 RECOVERED = _counter("jobs_recovered", "Jobs that succeeded after they had run out of GPU memory.")
+SUSPENSIONS = _counter("suspensions", "Times that a job was suspended.")
+SUSPENDED_MEMORY = _gauge(
+    "suspended_memory_bytes", "Memory of the host that suspended jobs' GPU memory takes."
+)
 WAIT_S = _histogram(
     "job_wait_seconds", "From the submission of a job to the start of its first attempt.", _WAIT_S
 )

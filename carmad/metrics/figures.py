@@ -44,6 +44,8 @@ def of_scene(scene: Scene, users: bool) -> Iterator[Figure]:
     waiting = [job for job in rows if not job.holds_gpus]
     yield declared.JOBS_HELD, (), sum(job.tasks for job in waiting if job.held)
     yield declared.JOBS_RECOVERING, (), sum(job.retry is not None for job in waiting)
+    moved_mib = sum(job.suspension.host_mib for job in rows if job.suspension)
+    yield declared.SUSPENDED_MEMORY, (), moved_mib * MIB
     queue = scene.view.queue
     longest_s = max((scene.now - job.submitted_at for job in queue), default=0.0)
     yield declared.QUEUE, (), sum(job.tasks for job in queue)
@@ -158,6 +160,7 @@ class Counts(Follower):
             declared.STEPS_FAILED: {(): 0},
             declared.SUBMITTED: {(): 0},
             declared.RECOVERED: {(): 0},
+            declared.SUSPENSIONS: {(): 0},
             declared.ENDED: {(state.value,): 0 for state in JobState if state in ENDED},
             declared.ATTEMPTS: {(cause.value,): 0 for cause in CAUSES},
             declared.OOMS: {(RETRIED,): 0, (GIVEN_UP,): 0},
@@ -202,6 +205,8 @@ class Counts(Follower):
                 self._wait_s.observe(max(0.0, job.started_at - job.submitted_at))
             case Kind.RETRIED | Kind.REQUEUED if happening.cause:  # none: its owner requeued it
                 self._attempt(happening.cause, RETRIED)
+            case Kind.SUSPENDED:
+                self._count(declared.SUSPENSIONS)
             case Kind.ENDED:
                 self._count(declared.ENDED, job.state.value, by=happening.count)
                 if job.current and job.exit:

@@ -77,7 +77,10 @@ def _slurm_forms() -> dict[str, Callable[[Any], str]]:
             spans([*map(str, value["indices"])]) + (f"%{value['limit']}" if value["limit"] else "")
         ),
         "after": lambda value: ",".join(f"{one['kind']}:{one['job']}" for one in value),
-        "notify": lambda value: ",".join(dict.fromkeys(MAILS[word] for word in value.split(","))),
+        "notify": lambda value: (
+            ",".join(dict.fromkeys(MAILS[word] for word in value.split(",") if word in MAILS))
+            or "NONE"
+        ),
     }
 
 

@@ -1,4 +1,5 @@
-"""`carma demo`: runs one trace of real processes on emulated GPUs under two policies at once."""
+"""`carma demo`: runs one trace of real processes on emulated GPUs under two policies at once.
+`carma demo suspend` shows another."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -97,25 +98,26 @@ class Replay:
 
     policy: str
     directory: Path
+    cards: str = GPUS
+    settings: Mapping[str, str] = field(default_factory=lambda: SETTINGS)
     gpus: list[dict[str, Any]] = field(default_factory=list)
     jobs: list[dict[str, Any]] = field(default_factory=list)
-    _submitted: int = 0  # the newest job's id
     _daemon: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         if self._answers():
-            hint = f"wait for it to end, or: carma daemon stop --socket {self._socket}"
+            hint = f"wait for it to end, or: carma daemon stop --socket {self.socket}"
             raise Problem("another demo of yours is running", hint)
         shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir(parents=True, mode=0o700)
         settings = {name: value for name, value in os.environ.items() if name[:6] != "CARMA_"}
-        words = [sys.executable, "-P", "-m", "carmad.daemon.main", "--emulated", GPUS]
-        words += ["--state-dir", str(self.directory), "--socket", self._socket]
+        words = [sys.executable, "-P", "-m", "carmad.daemon.main", "--emulated", self.cards]
+        words += ["--state-dir", str(self.directory), "--socket", self.socket]
         words += ["--config", os.devnull]
         with self.log.open("wb") as log:
             self._daemon = subprocess.Popen(
                 words,
-                env={**settings, **SETTINGS, "CARMA_POLICY": self.policy},
+                env={**settings, **self.settings, "CARMA_POLICY": self.policy},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -135,15 +137,15 @@ class Replay:
         return self.directory / "carmad.log"
 
     @property
-    def _socket(self) -> str:
+    def socket(self) -> str:
         return str(self.directory / "sock")
 
     def get(self, path: str, **query: object) -> Any:
-        os.environ["CARMA_SOCKET"] = self._socket
+        os.environ["CARMA_SOCKET"] = self.socket
         return client.get(path, **query)  # type: ignore[arg-type]
 
     def submit(self, task: Task, number: int) -> None:
-        os.environ["CARMA_SOCKET"] = self._socket
+        os.environ["CARMA_SOCKET"] = self.socket
         body = {
             "argv": argv(task, seed=number),
             "name": task.name,
@@ -151,13 +153,12 @@ class Replay:
             "cwd": str(self.directory),
             "env": dict(os.environ),
         }
-        self._submitted = client.post("/v1/jobs", body)["id"]
+        client.post("/v1/jobs", body)
 
     def look(self) -> None:
         """Read the GPUs and the jobs once."""
         self.gpus = self.get("/v1/gpus")["gpus"]
-        if self._submitted:
-            self.jobs = self.get("/v1/jobs", select=f"1-{self._submitted}")["jobs"]
+        self.jobs = self.get("/v1/jobs", select="1-1000")["jobs"]
 
     def outcome(self) -> Outcome:
         """The jobs' outcome; raises CarmaError if none has run."""
@@ -172,7 +173,7 @@ class Replay:
         if self._daemon is None:
             return
         try:
-            os.environ["CARMA_SOCKET"] = self._socket
+            os.environ["CARMA_SOCKET"] = self.socket
             client.post("/v1/cancel", {"select": "all"})
         except (Problem, Unreachable):
             pass  # no jobs left, or no daemon
@@ -295,6 +296,10 @@ Show = Callable[[float], None]  # called with the seconds so far
 
 
 def demo(args: list[str]) -> int:
+    if args[:1] == ["suspend"]:
+        from cli.commands.demo_suspend import demo_suspend
+
+        return demo_suspend(args[1:])
     parser = Parser("carma demo", description=__doc__)
     jobs = parse.whole(1, 1000)
     parser.add_argument("--jobs", type=jobs, default=20, help="how many (default: %(default)s)")

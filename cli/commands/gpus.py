@@ -77,10 +77,15 @@ def drain_options(parser: Parser) -> None:
         default="maintenance",
         help="reason shown to users (default: %(default)s)",
     )
+    parser.add_argument(
+        "--move",
+        action="store_true",
+        help="let jobs on them go elsewhere, as soon as there is room; see `carma suspend`",
+    )
 
 
 def drain(options: Namespace) -> int:
-    return _ask("drain", options, {"reason": options.reason})
+    return _ask("drain", options, {"reason": options.reason, "move": options.move})
 
 
 def undrain(options: Namespace) -> int:

@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn, TypeVar
 
     from cli.parser import Parser
+    from cli.waking import Use
 
     T = TypeVar("T")
 
 WAITING = ("pending", "queued")
 LOOK_S = 5  # how often to tell why the job waits, if that changes
-NEWS_S = 60.0  # how often to look for notes on the running job
+NEWS_S = 10.0  # how often to look for news of the running job
+USE_S = 1.0  # and for its use, while it is suspended
 ENDS_WITHIN_S = 15.0  # after the command, until its GPUs' memory is seen to be free
 LOOK_OVER_S = 0.3  # how often to look whether it is to be run again
 FAILED, NOT_FOUND = b"1", 127
@@ -251,7 +253,7 @@ def _run_here(label: str, attempt: int, errors: relay.Kept | None, say: Any) -> 
         os.close(relayed)
         errors.relay()
     notes: list[str] = []
-    relay.await_end(child, NEWS_S, lambda: _tell_news(label, notes, say))
+    relay.await_end(child, NEWS_S, News(label, child, notes, say))
     failed = os.read(told, 1)  # nothing, if the command was begun
     os.close(told)
     again = False
@@ -292,10 +294,40 @@ def _become(label: str, tell: int, patient: bool) -> NoReturn:
         os._exit(code)
 
 
-def _tell_news(label: str, told: list[str], say: Any) -> None:
-    """What the job's owner should know, such as that it is soon ended because it is idle."""
-    with suppress(CarmaError):
-        _tell_notes(client.get(f"/v1/jobs/{label}", 2.0), told, say)
+class News:
+    """Tells what the job's owner should know, such as that it is suspended, and lets it resume when
+    it is used."""
+
+    def __init__(self, label: str, child: int, told: list[str], say: Any) -> None:
+        self._label = label
+        self._child = child
+        self._told = told
+        self._say = say
+        self._use: Use | None = None  # of a job that is suspended until it is resumed
+        self._asked_at = -NEWS_S
+
+    def __call__(self) -> float:
+        """Returns when to look again."""
+        now = time.monotonic()
+        with suppress(CarmaError):
+            if self._use and self._use.seen():
+                client.post("/v1/resume", {"select": self._label, "user": None})
+                self._use = None
+                self._say(f"job {self._label} resumes, as it is used, when there is a GPU for it")
+            if now - self._asked_at >= NEWS_S:
+                self._asked_at = now
+                self._ask()
+        return USE_S if self._use else NEWS_S
+
+    def _ask(self) -> None:
+        job = client.get(f"/v1/jobs/{self._label}", 2.0)
+        _tell_notes(job, self._told, self._say)
+        if job["state"] != "suspended" or not job["held"]:
+            self._use = None
+        elif self._use is None:
+            from cli.waking import Use
+
+            self._use = Use(self._child)
 
 
 def _tell_notes(job: dict[str, Any], told: list[str], say: Any) -> None:

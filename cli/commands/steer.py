@@ -1,5 +1,5 @@
-"""Changes jobs and waits for them: `cancel`, `hold`, `release`, `suspend`, `resume`, `requeue`,
-`update`, `wait`."""
+"""Changes jobs and waits for them: `cancel`, `hold`, `release`, `suspend`, `resume`, `move`,
+`requeue`, `update`, `wait`."""
 
 from __future__ import annotations
 
@@ -49,6 +49,20 @@ def suspend(options: Namespace) -> int:
 
 def resume(options: Namespace) -> int:
     return _ask("resume", options)
+
+
+def move_options(parser: Parser) -> None:
+    _choice_options(parser)
+    parser.add_argument(
+        "--to",
+        metavar="GPU",
+        required=True,
+        help="indices or UUIDs of as many GPUs as the job has, separated by commas",
+    )
+
+
+def move(options: Namespace) -> int:
+    return _ask("move", options, {"gpus": options.to.split(",")})
 
 
 def requeue(options: Namespace) -> int:

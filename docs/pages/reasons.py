@@ -64,6 +64,20 @@ HELP: dict[str, tuple[Reason, str]] = {
         Reason("jobs_per_gpu", 8, 8, "jobs"),
         "Wait, or raise `collocation.max_jobs_per_gpu`.",
     ),
+    "resuming": (Reason("resuming", detail="job 7"), "Wait: that takes seconds."),
+    "resume_there": (
+        Reason("resume_there"),
+        "Wait until the job's own GPUs are free; or an administrator sets `suspend.moves`.",
+    ),
+    "resume_kind": (
+        Reason("resume_kind", detail="NVIDIA A100-SXM4-40GB"),
+        "Wait for a GPU of that kind on the same node.",
+    ),
+    "suspended": (Reason("suspended"), "`carma resume JOB`."),
+    "resume_failed": (
+        Reason("resume_failed", 1_800_000_000.0, 1),
+        "Wait: the notes of `carma show` say why. Each failure doubles the time to the next try.",
+    ),
     "preempted": (
         Reason("preempted", detail="job 9 goes first"),
         "Nothing: it continues when its turn comes. `--no-requeue` prevents preemption.",
@@ -269,7 +283,7 @@ HELP: dict[str, tuple[Reason, str]] = {
 }
 OF_THE_JOB = (
     *("no_account", "held", "begin", "dependency", "array_limit", "quota", "gpu_hours"),
-    *("cpus", "host_memory_mib"),
+    *("cpus", "host_memory_mib", "suspended", "resume_failed"),
     *("preempted", "making_room", "not_preemptible", "policy_failed"),
     *("profiling_gpus", "sharing_off", "no_room", "few_idle", "line_held", "better_gpus"),
     *("holds_line", "no_promise", "promised"),

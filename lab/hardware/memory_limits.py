@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pynvml
 
-from carmad.attempt.cgroup import own_cgroup
+from carmad.attempt import cgroup
 from carmad.selftest.bench import Bench, Probe, ProbeFailed
 from carmad.selftest.memory import OOM
 from carmad.selftest.report import Seen, judge, unknown
@@ -79,10 +79,9 @@ def _check(bench: Bench, group: Path, under_mps: bool) -> Seen:
 
 @contextlib.contextmanager
 def _group(bench: Bench) -> Iterator[Path | None]:
-    """A cgroup of its own, which is gone afterwards, with its limits; None: none can be made. The
-    fake driver takes any folder for one."""
-    parent = str(bench.folder) if "FAKE_GPU" in os.environ else own_cgroup()
-    group = Path(parent or "/nowhere", f"carma-visit-{os.getpid()}")
+    """A cgroup of its own, which is gone afterwards, with its limits; None: none can be made."""
+    own = cgroup.own_cgroup()
+    group = Path(own or "/nonexistent", f"carma-visit-{os.getpid()}")
     try:
         group.mkdir()
     except OSError:

@@ -74,9 +74,9 @@ OTHERWISE = [
     ("1 GiB", "contents_lost"),
     ("1 GiB", "memory_kept"),
     ("managed memory", "contents_lost"),
-    ("managed memory", "restored_never"),
-    ("memory limits", "hard_ignored"),
-    ("memory limits", "soft_ignored"),
+    ("managed memory", "restore=999"),
+    ("memory limits", "most_ignored"),
+    ("memory limits", "guarantees_ignored"),
 ]
 
 
@@ -98,7 +98,7 @@ def test_it_differs_where_the_driver_does_not(
 
 
 def test_managed_memory_may_be_refused(machine: Machine, as_root: None) -> None:
-    machine.have(words=("checkpoint_fails",))
+    machine.have(words=("checkpoint=999",))
     found = check(machine, "managed memory")
     assert found.verdict is Verdict.HOLDS, found
     assert "refused" in found.detail and "goes on" in found.detail
@@ -174,7 +174,7 @@ def test_losses_that_are_not_the_same(
 def test_a_training_that_cannot_be_suspended_says_why(
     machine: Machine, as_root: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine.have(words=("checkpoint_fails",))
+    machine.have(words=("checkpoint=999",))
     train(monkeypatch, 0, 0, 0)
     found = check(machine, "training")
     assert found.verdict is Verdict.DIFFERS

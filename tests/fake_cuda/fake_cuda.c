@@ -1,19 +1,19 @@
-/* A stand-in for libcuda.so.1: the functions that carmad.selftest.probe calls, in the world of
- * tests/fake_gpu.py. What a process has on a GPU stands in $FAKE_GPU/processes/PID, where
+/* A stand-in for libcuda.so.1: the functions that carmad.selftest.probe and carmad.gpu.libcuda call,
+ * in the world of tests/fake_gpu.py. What a process has on a GPU stands in $FAKE_GPU/processes/PID, where
  * fake_nvml.c and fake_mps read it:
  *   UUID MIB compute|mps PIPE BUSY_US COPIED_US MIB_S UID
  * BUSY_US: when it last ran a kernel; COPIED_US: when it last copied to the GPU, at MIB_S.
  *
- * The process checkpoint: checkpoints/PID has the state of a process that is locked (1) or
- * checkpointed (2), whose calls wait meanwhile; suspended/PID is its line of processes/PID until it is
- * restored. Compiled with -DNO_CHECKPOINT, the driver is older than that. A lock waits for a process
+ * faults/PID and terminated/PID: its context is lost. $FAKE_GPU/deviations has the words of what
+ * this driver does otherwise than documented.
+ *
+ * checkpoints/PID: it is locked or checkpointed: the number of its state, and then the line that
+ * stood in processes. Each call for that is noted in $FAKE_GPU/calls. What goes wrong with it is a
+ * word among the deviations, for all processes or one: "lock=600", "restore=2 PID"; the code may
+ * also be "fails" (the process has failed), "hangs" or "dies" (the caller). A lock waits for a process
  * whose kernels have just run. Contents are kept of what is copied in pieces of up to 16 MiB.
  *
- * Memory limits: those that fake_nvml.c has noted of a cgroup are those of the processes that its
- * file cgroup.procs names, and any folder is a cgroup.
- *
- * faults/PID and terminated/PID: its context is lost. $FAKE_GPU/deviations has the words of what
- * this driver does otherwise than documented. */
+ * Memory limits: those that fake_nvml.c has noted of a cgroup. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -31,9 +31,10 @@
 #include "../fake_gpu.h"
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100,
-       INVALID_CONTEXT = 201, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719,
-       MPS_SERVER_NOT_READY = 807, MPS_CLIENT_TERMINATED = 810, OPERATING_SYSTEM = 304,
-       ILLEGAL_STATE = 401, NOT_READY = 600, NOT_SUPPORTED = 801, UNKNOWN = 999 };
+       INVALID_CONTEXT = 201, OPERATING_SYSTEM = 304, ILLEGAL_STATE = 401, NOT_FOUND = 500,
+       NOT_READY = 600, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719,
+       NOT_SUPPORTED = 801, MPS_SERVER_NOT_READY = 807, MPS_CLIENT_TERMINATED = 810, UNKNOWN = 999 };
+enum { RUNNING, LOCKED, CHECKPOINTED, FAILED };
 enum { MAX_GPUS = 8, MAX_BLOCKS = 4096, PIECE_US = 10000,
        COPIED_MIB_S = 8000, KEPT_MIB = 16, BUSY_US = 200000 };
 
@@ -66,8 +67,19 @@ static unsigned long long own_mib(void) {
     return bytes / MIB + (context ? its : 0);
 }
 
+/* A locked process waits in its next call; it may have moved to another GPU by then. */
+static void await_unlock(void) {
+    char uuid[96];
+    while (!access(path("checkpoints", own()), F_OK)) usleep(PIECE_US);
+    FILE *file = fopen(path("processes", own()), "r");
+    if (file && fscanf(file, "%95s", uuid) == 1)
+        for (int i = 0; i < n_gpus; i++) if (!strcmp(gpus[i].uuid, uuid)) chosen = i;
+    if (file) fclose(file);
+}
+
 static void save(void) {
     char draft[64];
+    await_unlock();
     snprintf(draft, sizeof draft, ".%s", own());
     FILE *file = fopen(path("processes", draft), "w");
     if (!file) return;
@@ -123,8 +135,8 @@ static unsigned long long kept_mib(unsigned long long *hard) {
             its_own |= atoi(pid) == getpid();
         }
         if (members) fclose(members);
-        if (its_own && !deviates("hard_ignored")) *hard = limits[i].hard / MIB;
-        if (!its_own && limits[i].soft / MIB > used && !deviates("soft_ignored")) sum += limits[i].soft / MIB - used;
+        if (its_own && !deviates("most_ignored")) *hard = limits[i].hard / MIB;
+        if (!its_own && limits[i].soft / MIB > used && !deviates("guarantees_ignored")) sum += limits[i].soft / MIB - used;
     }
     return sum;
 }
@@ -159,31 +171,11 @@ static void fault(void) {
     if (folder) closedir(folder);
 }
 
-/* The calls of a locked process wait. It may have moved to another GPU meanwhile. */
-static void wait_unlocked(void) {
-    char uuid[96];
-    if (access(path("checkpoints", own()), F_OK)) return;
-    while (!access(path("checkpoints", own()), F_OK)) usleep(PIECE_US);
-    FILE *file = fopen(path("processes", own()), "r");
-    if (file && fscanf(file, "%95s", uuid) == 1)
-        for (int i = 0; i < n_gpus; i++) if (!strcmp(gpus[i].uuid, uuid)) chosen = i;
-    if (file) fclose(file);
-}
-
 static int lost(void) {
-    wait_unlocked();
+    await_unlock();
     if (!access(path("terminated", own()), F_OK)) return MPS_CLIENT_TERMINATED;
     if (!access(path("faults", own()), F_OK)) return faulting ? ILLEGAL_ADDRESS : LAUNCH_FAILED;
     return OK;
-}
-
-static void bytes_of(const char *uuid, unsigned char out[16]) {
-    int digits = 0;
-    memset(out, 0, 16);
-    for (const char *c = strchr(uuid, '-'); c && *c && digits < 32; c++) {
-        char digit[2] = {*c, 0};
-        if (*c != '-') out[digits / 2] |= strtoul(digit, 0, 16) << (digits % 2 ? 0 : 4), digits++;
-    }
 }
 
 static void read_world(void) {
@@ -248,14 +240,19 @@ int cuInit(unsigned flags) {
     return OK;
 }
 
-int cuDriverGetVersion(int *out) { *out = 13040; return OK; }
+int cuDriverGetVersion(int *out) { *out = deviates("driver_570") ? 12080 : 13040; return OK; }
 int cuDeviceGetCount(int *out) { *out = 1; return initialized ? OK : NOT_INITIALIZED; }
 int cuDeviceGet(int *out, int ordinal) { *out = 0; return !initialized ? NOT_INITIALIZED : ordinal ? INVALID_VALUE : OK; }
 int cuDeviceGetAttribute(int *out, int attribute, int device) { (void)device; *out = attribute == 16 ? 4 : 0; return OK; }
 
 int cuDeviceGetUuid_v2(unsigned char out[16], int device) {
     (void)device;
-    bytes_of(gpus[chosen].uuid, out);
+    int digits = 0;
+    memset(out, 0, 16);
+    for (const char *c = strchr(gpus[chosen].uuid, '-'); c && *c && digits < 32; c++) {
+        char digit[2] = {*c, 0};
+        if (*c != '-') out[digits / 2] |= strtoul(digit, 0, 16) << (digits % 2 ? 0 : 4), digits++;
+    }
     return OK;
 }
 
@@ -391,124 +388,151 @@ int cuCtxSynchronize(void) {
     return lost();
 }
 
-/* --- the process checkpoint --- */
-
-#ifndef NO_CHECKPOINT
-enum { RUNNING, LOCKED, CHECKPOINTED };
+/* --- the process checkpoint: by another process --- */
 
 typedef struct { unsigned timeout_ms, reserved0; uint64_t reserved1[7]; } LockArgs;
-typedef struct { unsigned char old[16], new[16]; } GpuPair;
-typedef struct { GpuPair *pairs; unsigned count; char reserved[44]; uint64_t reserved1; } RestoreArgs;
-typedef struct { char uuid[96], mode[16]; unsigned long long mib; long long ran_us; } Line;
+typedef struct { uint64_t reserved[8]; } NoArgs;
+typedef struct { unsigned char from[16], to[16]; } Pair;
+typedef struct { Pair *pairs; unsigned count; char reserved[44]; uint64_t reserved1; } RestoreArgs;
+typedef struct { char pid[16], line[1024]; int state; } Target;
 
-static int read_line(const char *file_path, Line *out) {
-    char pipe[512];
-    FILE *file = fopen(file_path, "r");
-    int fields = file ? fscanf(file, "%95s %llu %15s %511s %lld", out->uuid, &out->mib, out->mode, pipe, &out->ran_us) : 0;
-    if (file) fclose(file);
-    return fields == 5;
+static int all_zero(const void *from, const void *end) {
+    for (const char *byte = from; byte < (const char *)end; byte++) if (*byte) return 0;
+    return 1;
 }
 
-static void write_text(const char *file_path, const char *text) {
-    FILE *file = fopen(file_path, "w");
-    if (file) fputs(text, file), fclose(file);
+static void note(const char *call, int pid, const char *words) {
+    FILE *file = fopen(path("calls", 0), "a");
+    if (!file) return;
+    fprintf(file, "%s %d%s\n", call, pid, words);
+    fclose(file);
 }
 
-static const char *text_of(int pid) {
-    static char text[16];
-    snprintf(text, sizeof text, "%d", pid);
-    return text;
+static void save_target(const Target *its) {
+    FILE *file = fopen(path("checkpoints", its->pid), "w");
+    if (!file) return;
+    fprintf(file, "%d\n%s", its->state, its->line);
+    fclose(file);
+}
+
+/* Finds the process, and does what was planned for this call of it. */
+static int target(Target *its, const char *call, int pid, int state) {
+    char line[128], wanted[16], code[16];
+    int whose, said = 0;
+    memset(its, 0, sizeof *its);
+    snprintf(its->pid, sizeof its->pid, "%d", pid);
+    int may_not = deviates("not_root") || (getenv("FAKE_UID") && user() && !deviates("anyone_suspends"));
+    if (kill(pid, 0) || may_not) return OPERATING_SYSTEM;
+    FILE *file = fopen(path("checkpoints", its->pid), "r");
+    if (file && fscanf(file, "%d\n", &its->state) != 1) its->state = FAILED;
+    if (!file) file = fopen(path("processes", its->pid), "r");
+    if (!file) return deviates("cuda_everywhere") ? OK : NOT_INITIALIZED;
+    if (!fgets(its->line, sizeof its->line, file)) its->line[0] = 0;
+    fclose(file);
+    FILE *plan = fopen(path("deviations", 0), "r");
+    while (plan && !said && fgets(line, sizeof line, plan)) {
+        whose = pid;
+        said = sscanf(line, "%15[a-z]=%15s %d", wanted, code, &whose) >= 2 && whose == pid && !strcmp(wanted, call);
+    }
+    if (plan) fclose(plan);
+    if (said && !strcmp(code, "hangs")) for (;;) pause();
+    if (said && !strcmp(code, "dies")) abort();
+    if (said && !strcmp(code, "fails")) its->state = FAILED, save_target(its);
+    if (said) return atoi(code) ? atoi(code) : UNKNOWN;
+    return state >= 0 && its->state != state ? ILLEGAL_STATE : OK;
 }
 
 int cuCheckpointProcessGetState(int pid, int *out) {
-    if (user() && !deviates("anyone_suspends")) return OPERATING_SYSTEM;
-    if (!alive(text_of(pid))) return OPERATING_SYSTEM;
-    *out = RUNNING;
-    FILE *file = fopen(path("checkpoints", text_of(pid)), "r");
-    if (file && fscanf(file, "%d", out) != 1) *out = LOCKED; /* it is being written */
-    if (file) fclose(file);
-    int uses = file || !access(path("processes", text_of(pid)), F_OK) || deviates("cuda_everywhere");
-    return uses ? OK : NOT_INITIALIZED;
-}
-
-/* The error if it cannot be asked or is in another state. */
-static int require(int pid, int wanted) {
-    int state, code = cuCheckpointProcessGetState(pid, &state);
-    return code ? code : state == wanted ? OK : ILLEGAL_STATE;
-}
-
-int cuCheckpointProcessLock(int pid, const LockArgs *args) {
-    Line line;
-    long long until_us = now_us() + args->timeout_ms * 1000LL;
-    int code = require(pid, RUNNING);
-    if (code) return code;
-    if (!read_line(path("processes", text_of(pid)), &line)) return UNKNOWN;
-    if (!strcmp(line.mode, "mps") && !deviates("clients_suspend")) return NOT_SUPPORTED;
-    while (now_us() - line.ran_us < BUSY_US) {
-        if (args->timeout_ms && now_us() > until_us && !deviates("lock_waits")) return NOT_READY;
-        usleep(PIECE_US);
-        if (!read_line(path("processes", text_of(pid)), &line)) return UNKNOWN;
-    }
-    write_text(path("checkpoints", text_of(pid)), "1");
-    return OK;
-}
-
-int cuCheckpointProcessCheckpoint(int pid, const void *args) {
-    (void)args;
-    int code = require(pid, LOCKED);
-    if (code) return code;
-    if (deviates("checkpoint_fails")) return UNKNOWN;
-    char held[1024];
-    snprintf(held, sizeof held, "%s", path("processes", text_of(pid)));
-    if (rename(held, path("suspended", text_of(pid)))) return UNKNOWN;
-    if (deviates("memory_kept") && link(path("suspended", text_of(pid)), held)) return UNKNOWN;
-    write_text(path("checkpoints", text_of(pid)), "2");
-    return OK;
-}
-
-/* The GPU on which a process is to be restored that was on this one; 0: it is not said. */
-static const Gpu *goal(const char *uuid, const RestoreArgs *args) {
-    unsigned char old[16], its[16];
-    bytes_of(uuid, old);
-    for (int i = 0; i < n_gpus; i++) {
-        bytes_of(gpus[i].uuid, its);
-        if (!args->count && !strcmp(gpus[i].uuid, uuid)) return &gpus[i];
-        for (unsigned n = 0; n < args->count; n++)
-            if (!memcmp(args->pairs[n].old, old, 16) && !memcmp(args->pairs[n].new, its, 16)) return &gpus[i];
-    }
-    return 0;
-}
-
-int cuCheckpointProcessRestore(int pid, const RestoreArgs *args) {
-    Line line;
-    char kept[1024], text[1200], refused[32];
-    snprintf(kept, sizeof kept, "%s", path("suspended", text_of(pid)));
-    snprintf(refused, sizeof refused, ".refused-%d", pid);
-    int code = require(pid, CHECKPOINTED);
-    if (code) return code;
-    if (!n_gpus) read_world();
-    if (deviates("restored_never")) return UNKNOWN;
-    if (!access(path("suspended", refused), F_OK) && deviates("restored_never_again")) return OPERATING_SYSTEM;
-    const Gpu *to = read_line(kept, &line) ? goal(line.uuid, args) : 0;
-    if (!to || (args->count && deviates("nothing_moves"))) return INVALID_VALUE;
-    unsigned long long taken = to->reserved + to->used + taken_mib(to->uuid);
-    if (taken + line.mib > to->total && !deviates("restored_anyway")) {
-        write_text(path("suspended", refused), "");
-        return OUT_OF_MEMORY;
-    }
-    FILE *file = fopen(kept, "r");
-    if (!file || !fgets(text, sizeof text, file)) return UNKNOWN;
-    fclose(file);
-    snprintf(kept, sizeof kept, "%s%s", to->uuid, text + strlen(line.uuid));
-    write_text(path("processes", text_of(pid)), kept);
-    write_text(path("checkpoints", text_of(pid)), "1");
-    return OK;
-}
-
-int cuCheckpointProcessUnlock(int pid, const void *args) {
-    (void)args;
-    int code = require(pid, LOCKED);
-    if (!code) unlink(path("checkpoints", text_of(pid)));
+    Target its;
+    int code = target(&its, "state", pid, -1);
+    *out = its.state;
     return code;
 }
-#endif
+
+static int has_just_run(const char *pid) {
+    long long ran_us = 0;
+    FILE *file = fopen(path("processes", pid), "r");
+    if (file && fscanf(file, "%*s %*s %*s %*s %lld", &ran_us) != 1) ran_us = 0;
+    if (file) fclose(file);
+    return now_us() - ran_us < BUSY_US;
+}
+
+int cuCheckpointProcessLock(int pid, LockArgs *args) {
+    Target its;
+    char words[32];
+    snprintf(words, sizeof words, " %u", args->timeout_ms);
+    note("lock", pid, words);
+    if (!args->timeout_ms) for (;;) pause(); /* for ever */
+    if (!all_zero(&args->reserved0, args + 1)) return INVALID_VALUE;
+    int code = target(&its, "lock", pid, RUNNING);
+    if (code) return code;
+    if (strstr(its.line, " mps ") && !deviates("clients_suspend")) return NOT_SUPPORTED;
+    for (long long until_us = now_us() + args->timeout_ms * 1000LL; has_just_run(its.pid); usleep(PIECE_US))
+        if (now_us() > until_us && !deviates("lock_waits")) return NOT_READY;
+    its.state = LOCKED, save_target(&its);
+    return OK;
+}
+
+int cuCheckpointProcessCheckpoint(int pid, NoArgs *args) {
+    Target its;
+    note("checkpoint", pid, "");
+    if (!all_zero(args, args + 1)) return INVALID_VALUE;
+    int code = target(&its, "checkpoint", pid, LOCKED);
+    if (code) return code;
+    its.state = CHECKPOINTED, save_target(&its);
+    if (!deviates("memory_kept")) unlink(path("processes", its.pid));
+    return OK;
+}
+
+static void in_words(const unsigned char bytes[16], char uuid[96]) {
+    uuid += sprintf(uuid, "GPU");
+    for (int i = 0; i < 16; i++) uuid += sprintf(uuid, "%s%02x", strchr("\1\5\7\11\13", i + 1) ? "-" : "", bytes[i]);
+}
+
+int cuCheckpointProcessRestore(int pid, RestoreArgs *args) {
+    Target its;
+    Gpu *gpu = 0;
+    char words[256] = "", from[96], to[96], uuid[96], rest[900];
+    unsigned long long mib;
+    for (unsigned i = 0; i < args->count; i++) {
+        in_words(args->pairs[i].from, from), in_words(args->pairs[i].to, to);
+        snprintf(words + strlen(words), sizeof words - strlen(words), " %s=%s", from, to);
+    }
+    note("restore", pid, words);
+    if (!all_zero(args->reserved, args + 1)) return INVALID_VALUE;
+    int code = target(&its, "restore", pid, CHECKPOINTED);
+    if (code) return code;
+    if (deviates("no_persistence") && !initialized) return NOT_INITIALIZED;
+    if (sscanf(its.line, "%95s %llu %899[^\n]", uuid, &mib, rest) != 3) return UNKNOWN;
+    int known = !args->count;
+    for (unsigned i = 0; i < args->count; i++) {
+        in_words(args->pairs[i].from, from);
+        if (!known && !strcmp(from, uuid)) in_words(args->pairs[i].to, uuid), known = 1;
+    }
+    if (!n_gpus) read_world();
+    for (int i = 0; i < n_gpus; i++) if (!strcmp(gpus[i].uuid, uuid)) gpu = &gpus[i];
+    if (!known || !gpu) return INVALID_VALUE;
+    snprintf(words, sizeof words, ".refused-%s", its.pid);
+    if (deviates("restored_never_again") && !access(path("checkpoints", words), F_OK)) return OPERATING_SYSTEM;
+    if (gpu->reserved + gpu->used + taken_mib(uuid) + mib > gpu->total && !deviates("restored_anyway")) {
+        FILE *refused = fopen(path("checkpoints", words), "w");
+        if (refused) fclose(refused);
+        return OUT_OF_MEMORY;
+    }
+    snprintf(its.line, sizeof its.line, "%s %llu %s\n", uuid, mib, rest);
+    FILE *file = fopen(path("processes", its.pid), "w");
+    if (!file) return UNKNOWN;
+    fputs(its.line, file);
+    fclose(file);
+    its.state = LOCKED, save_target(&its);
+    return OK;
+}
+
+int cuCheckpointProcessUnlock(int pid, NoArgs *args) {
+    Target its;
+    note("unlock", pid, "");
+    if (!all_zero(args, args + 1)) return INVALID_VALUE;
+    int code = target(&its, "unlock", pid, LOCKED);
+    if (!code) unlink(path("checkpoints", its.pid));
+    return code;
+}

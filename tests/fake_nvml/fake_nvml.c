@@ -87,6 +87,16 @@ static unsigned long long mib_or_none(const char *word) {
 
 enum { BUSY_US = 600000, LAG_US = 2000000, BUSY_MW = 300000, FOREIGN = 10000000 }; /* beyond any pid */
 
+static int alive(const char *pid) {
+    char name[64], state = 'X';
+    snprintf(name, sizeof name, "/proc/%.32s/stat", pid);
+    FILE *file = fopen(name, "r");
+    if (!file) return 0;
+    if (fscanf(file, "%*d (%*[^)]) %c", &state) != 1) state = 'X';
+    fclose(file);
+    return state != 'Z' && state != 'X';
+}
+
 static Device *named(const char *uuid) {
     for (int i = 0; i < world.n; i++) if (!strcmp(world.devices[i].uuid, uuid)) return &world.devices[i];
     return 0;
