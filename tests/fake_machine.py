@@ -47,9 +47,9 @@ class Machine:
     def pids(self) -> list[int]:
         return [int(path.name) for path in (self.folder / "processes").glob("[0-9]*")]
 
-    def check(self, name: str) -> Finding:
+    def check(self, name: str, settings: Settings | None = None) -> Finding:
         fact = next(fact for fact in FACTS if fact.name == name)
-        (found,) = run.run(Settings(), facts=[fact], busy_s=BUSY_S).findings
+        (found,) = run.run(settings or Settings(), facts=[fact], busy_s=BUSY_S).findings
         return found
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from carmad.selftest import activity, faults, memory, mps, training
+from carmad.selftest import activity, faults, memory, mps, suspension, training
 from carmad.selftest.bench import Bench
 from carmad.selftest.report import Seen
 
@@ -269,6 +269,104 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             "not measured",
             "estimates are too low, and `preconditions.min_free_mib` is too small",
             mps.contexts,
+        ),
+    ),
+    "Suspending jobs (CUDA's process checkpoint)": (
+        Fact(
+            "suspend_api",
+            "libcuda has the calls of the process checkpoint (driver 570 or newer)",
+            "CUDA driver API, 13.0",
+            "no job can be suspended: `suspend.host_memory_mib`",
+            suspension.api,
+        ),
+        Fact(
+            "suspend_cycle",
+            "root locks, checkpoints, restores and unlocks a process by its pid, and the driver"
+            " tells its state after each call",
+            "CUDA driver API, 13.0; NVIDIA/cuda-checkpoint",
+            "no job can be suspended: `suspend.host_memory_mib`",
+            suspension.cycle,
+        ),
+        Fact(
+            "suspend_frees",
+            "all memory of a suspended process is free for others, and NVML lists the process no"
+            " more",
+            "NVIDIA/cuda-checkpoint, README",
+            "suspending a job makes no room: `suspend.host_memory_mib`",
+            suspension.frees,
+        ),
+        Fact(
+            "suspend_contents",
+            "its memory has the same contents afterwards",
+            "NVIDIA/cuda-checkpoint, README",
+            "suspended jobs compute nonsense: `suspend.host_memory_mib`",
+            suspension.contents,
+        ),
+        Fact(
+            "suspend_busy",
+            "a lock with a timeout fails with error 600 (not ready) while a kernel runs for"
+            " longer, and leaves the process as it was",
+            "cuda-samples, processCheckpoint",
+            "a job with long kernels is suspended late (`suspend.lock_within_s`), or harmed",
+            suspension.busy,
+        ),
+        Fact(
+            "suspend_without_cuda",
+            "a process without CUDA has no state: error 3 (not initialized)",
+            "NVIDIA/cuda-checkpoint#28",
+            "jobs with processes that do not use the GPU, such as data loaders, cannot be"
+            " suspended",
+            suspension.without_cuda,
+        ),
+        Fact(
+            "suspend_root",
+            "only root may suspend a process; its own user gets error 304",
+            "seen on an H100",
+            "users suspend their jobs behind CARMA's back",
+            suspension.root_only,
+        ),
+        Fact(
+            "suspend_mps",
+            "a client of MPS is refused with error 801 (not supported), and goes on",
+            "seen on an H100",
+            "CARMA is stricter than necessary, or harms clients",
+            suspension.mps_client,
+        ),
+        Fact(
+            "suspend_no_room",
+            "a restore without enough free memory is refused, and the process stays suspended",
+            "CUDA driver API, 13.0",
+            "a job that resumes too early harms others, or fails",
+            suspension.no_room,
+        ),
+        Fact(
+            "suspend_room_again",
+            "after that, it can be restored once there is room",
+            "NVIDIA/cuda-checkpoint#44: driver 580 restores it never again",
+            "a job that resumes too early is lost: it ends, and is run again",
+            suspension.room_again,
+        ),
+        Fact(
+            "suspend_moves",
+            "it can be restored on another GPU of the same kind (driver 580 or newer)",
+            "NVIDIA/cuda-checkpoint#18",
+            "a suspended job returns to its own GPU only: `suspend.moves`",
+            suspension.moves,
+        ),
+        Fact(
+            "suspend_speed",
+            "suspending and resuming take no longer than `suspend.out_mib_s`, `suspend.in_mib_s`"
+            " and `suspend.fixed_s` say",
+            "measured on an H100",
+            "jobs are suspended that lose more by it than is expected: these settings",
+            suspension.speed,
+        ),
+        Fact(
+            "suspend_nccl",
+            "processes that NCCL connects cannot be locked within a timeout, and go on",
+            "NVIDIA/cuda-checkpoint#30, #45",
+            "a distributed job hangs when it is to be suspended",
+            by_hand="`carma suspend` of a job of two GPUs with DistributedDataParallel",
         ),
     ),
     "Stages and islands": (

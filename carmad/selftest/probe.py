@@ -9,7 +9,11 @@ ends with its input, and with its parent.
     context                 the context alone; also what a first request makes
     memory                  `free_mib` and `total_mib`, as the driver tells this process
     allocate {mib}, free
+    write {mib}             allocates it and writes to all of it; `crc` of that
+    managed {mib}           likewise, of managed memory (UVM)
+    read                    `crc` of what is there now
     spin {s}, copy {s}      kernels, or copies to the device at `mib_s`, for so long
+    hold {s}                one kernel that takes so long; how long it took, in `s`
     fault                   an illegal address
 """
 
@@ -19,15 +23,21 @@ import contextlib
 import ctypes
 import json
 import os
+import random
 import signal
+import struct
 import sys
 import time
 import uuid
+import zlib
+from collections.abc import Iterator
 from typing import Any
 
 MIB = 1 << 20
 KERNEL_S = 0.02  # of one launch: whoever waits for it can stop soon
 COPIED_MIB = 256  # per call
+WRITTEN_MIB = 16  # likewise
+MANAGED_EVERYWHERE = 1  # CU_MEM_ATTACH_GLOBAL
 THREADS, BLOCKS_PER_SM = 128, 4
 SM_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
@@ -87,6 +97,7 @@ class Cuda:
     def __init__(self) -> None:
         self._c = ctypes.CDLL("libcuda.so.1")
         self._blocks: list[ctypes.c_uint64] = []
+        self._written: list[tuple[ctypes.c_uint64, int]] = []  # with MiB
         self._functions: dict[str, ctypes.c_void_p] = {}
         self._call("cuInit", ctypes.c_uint(0))
         self._device = ctypes.c_int()
@@ -107,13 +118,42 @@ class Cuda:
         self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value // MIB, total.value // MIB
 
-    def allocate(self, mib: int) -> None:
+    def allocate(self, mib: int, managed: bool = False) -> ctypes.c_uint64:
         block = ctypes.c_uint64()
-        self._call("cuMemAlloc_v2", ctypes.byref(block), ctypes.c_size_t(mib * MIB))
+        size = ctypes.c_size_t(mib * MIB)
+        if managed:
+            everywhere = ctypes.c_uint(MANAGED_EVERYWHERE)
+            self._call("cuMemAllocManaged", ctypes.byref(block), size, everywhere)
+        else:
+            self._call("cuMemAlloc_v2", ctypes.byref(block), size)
         self._blocks.append(block)
+        return block
+
+    def write(self, mib: int, managed: bool = False) -> int:
+        """Allocate that much and write to all of it. Returns the checksum of what was written."""
+        block = self.allocate(mib, managed)
+        self._written.append((block, mib))
+        content = bytearray(random.Random(block.value).randbytes(WRITTEN_MIB * MIB))
+        buffer, crc = (ctypes.c_char * len(content)).from_buffer(content), 0
+        for n, part, size in _parts(block, mib):
+            struct.pack_into("<Q", content, 0, n)  # each is different
+            self._call("cuMemcpyHtoD_v2", part, buffer, size)
+            crc = zlib.crc32(content[: size.value], crc)
+        return crc
+
+    def read(self) -> int:
+        """The checksum of what was written, as it is now."""
+        content = bytearray(WRITTEN_MIB * MIB)
+        buffer, crc = (ctypes.c_char * len(content)).from_buffer(content), 0
+        for block, mib in self._written:
+            for _, part, size in _parts(block, mib):
+                self._call("cuMemcpyDtoH_v2", buffer, part, size)
+                crc = zlib.crc32(content[: size.value], crc)
+        return crc
 
     def free(self) -> None:
         """Everything allocated."""
+        self._written.clear()
         while self._blocks:
             self._call("cuMemFree_v2", self._blocks.pop())
 
@@ -126,6 +166,12 @@ class Cuda:
             wanted = ctypes.c_uint64(round(min(left, KERNEL_S) * 1e9))
             self._launch("spin", sms.value * BLOCKS_PER_SM, wanted)
 
+    def hold(self, seconds: float) -> float:
+        """Run one kernel for so long. Returns how long it took."""
+        begun = time.monotonic()
+        self._launch("spin", 1, ctypes.c_uint64(round(seconds * 1e9)))
+        return time.monotonic() - begun
+
     def fault(self) -> None:
         """Raises CudaError; the context is of no use any more."""
         self._launch("fault", 1)
@@ -133,10 +179,8 @@ class Cuda:
     def copy(self, seconds: float) -> float:
         """Copy to the device. Returns at how many MiB/s."""
         source = ctypes.create_string_buffer(COPIED_MIB * MIB)
-        block = ctypes.c_uint64()
         size = ctypes.c_size_t(COPIED_MIB * MIB)
-        self._call("cuMemAlloc_v2", ctypes.byref(block), size)
-        self._blocks.append(block)
+        block = self.allocate(COPIED_MIB)
         begun, copied = time.monotonic(), 0
         while (elapsed := time.monotonic() - begun) < seconds:
             self._call("cuMemcpyHtoD_v2", block, source, size)
@@ -174,6 +218,15 @@ class Cuda:
             raise CudaError(known.decode() if known else f"CUDA error {code}", function)
 
 
+def _parts(
+    block: ctypes.c_uint64, mib: int
+) -> Iterator[tuple[int, ctypes.c_uint64, ctypes.c_size_t]]:
+    """The block in pieces: number, address and size of each."""
+    for n, first in enumerate(range(0, mib, WRITTEN_MIB)):
+        size = min(WRITTEN_MIB, mib - first) * MIB
+        yield n, ctypes.c_uint64(block.value + first * MIB), ctypes.c_size_t(size)
+
+
 PR_SET_PDEATHSIG = 1
 
 
@@ -208,8 +261,14 @@ def _do(cuda: Cuda, request: dict[str, Any]) -> dict[str, Any]:
             cuda.allocate(mib)
         case {"do": "free"}:
             cuda.free()
+        case {"do": "write" | "managed" as how, "mib": mib}:
+            return {"crc": cuda.write(mib, managed=how == "managed")}
+        case {"do": "read"}:
+            return {"crc": cuda.read()}
         case {"do": "spin", "s": seconds}:
             cuda.spin(seconds)
+        case {"do": "hold", "s": seconds}:
+            return {"s": cuda.hold(seconds)}
         case {"do": "copy", "s": seconds}:
             return {"mib_s": cuda.copy(seconds)}
         case {"do": "fault"}:

@@ -1,7 +1,8 @@
 """Measure what CARMA relies on, costs and predicts, on the GPU of this machine.
 
-WHAT is a stage (facts, cost, memory, loads, pairs, trace, faults), several with commas between,
-each with its minutes where `plan` says so (facts=5,cost=3.7), or `all` of them in this order.
+WHAT is a stage (facts, cost, memory, loads, pairs, suspend, trace, faults), several with commas
+between, each with its minutes where `plan` says so (facts=5,cost=3.7), or `all` of them in this
+order.
 Without a GPU: `plan`, how a short visit is spent; `page STAGE`, the page made again from what was
 kept; `estimates`, what the memory estimators say of the runs of stage `memory`.
 

@@ -17,7 +17,7 @@ from typing import Any
 from carmad import DISTRIBUTION
 from lab.hardware.visit import Stage
 
-ORDER = ("facts", "cost", "memory", "loads", "pairs", "trace", "faults")
+ORDER = ("facts", "cost", "memory", "loads", "pairs", "suspend", "trace", "faults")
 ROOT = Path(__file__).parents[2]
 WHEELS = ROOT / "wheels"  # packages that were carried here, unpacked
 MODULES = {"nvidia-ml-py": "pynvml", "scikit-learn": "sklearn"}  # where it is not the name

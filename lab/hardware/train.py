@@ -3,7 +3,8 @@
 A plain training script, which needs torch, timm and transformers only. It prints a JSON line when
 it is warm ("ready"), one for each window of steps with the times at which they ended on the device
 ("steps"), and one at its end with the allocator's peaks ("done"). Times are the system's monotonic
-clock, so that those of two processes can be compared.
+clock, so that those of two processes can be compared. With `--losses` it prints the loss of each
+step instead ("loss"), to the last bit, and two runs have the same.
 
 In a window the host does not wait for the device after each step: it is at most two steps ahead,
 and CUDA events tell when each ended.
@@ -17,6 +18,8 @@ import os
 import sys
 import time
 import types
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,13 +50,27 @@ class Training:
         self._amp = {"": None, "fp16": torch.float16, "bf16": torch.bfloat16}[workload.amp]
         self._scaler = torch.amp.GradScaler(self._device, enabled=workload.amp == "fp16")
 
-    def __call__(self) -> None:
+    def __call__(self) -> torch.Tensor:
+        """Returns the loss."""
         with torch.autocast(self._device, self._amp, enabled=self._amp is not None):
             loss = self._loss()
         self._scaler.scale(loss).backward()
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad()
+        return loss.detach()
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of a batch."""
+        return self._inputs.shape
+
+    def train_on(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """A step with another batch. Returns the loss."""
+        assert self._targets is not None
+        self._inputs.copy_(images, non_blocking=True)
+        self._targets.copy_(targets, non_blocking=True)
+        return self()
 
     def _loss(self) -> torch.Tensor:
         if self._targets is None:  # a language model, which computes it itself
@@ -154,6 +171,44 @@ def held(step: Training, cuda: bool) -> None:
         window(step, cuda, float(line), float("inf"))
 
 
+class Images(torch.utils.data.Dataset[Any]):
+    """Made up by the workers of a data loader, each by its number."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        self._shape = shape
+
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
+        random = torch.Generator().manual_seed(number)
+        return torch.randn(self._shape, generator=random), number % CLASSES
+
+
+def batches(shape: torch.Size, workers: int, cuda: bool) -> Iterator[Any]:
+    count, *of_one = shape
+    images = Images(torch.Size(of_one))
+    return iter(torch.utils.data.DataLoader(images, count, num_workers=workers, pin_memory=cuda))
+
+
+def losses(step: Training, cuda: bool, steps: float, workers: int) -> None:
+    """Prints that of each step. `workers`: of a data loader; 0: the batch stays the same."""
+    loaded = batches(step.shape, workers, cuda) if workers else None
+    while steps > 0:
+        steps -= 1
+        loss = step.train_on(*next(loaded)) if loaded else step()
+        say("loss", loss=loss.item().hex())
+        if not cuda:
+            time.sleep(REST_S)
+
+
+def repeatable() -> None:
+    """Two runs compute the same, at least of networks whose kernels do."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.manual_seed(0)
+    torch.backends.cudnn.deterministic = True
+
+
 def without_compiler() -> None:
     """The first step of an optimizer imports torch's compiler, which takes longer than a rehearsal
     trains."""
@@ -169,6 +224,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="20, unless --seconds is given")
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--held", action="store_true", help="train when told on standard input")
+    parser.add_argument("--losses", action="store_true", help="print them; without benchmarks")
+    parser.add_argument("--workers", type=int, default=0, help="with --losses: of a data loader")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--small", action="store_true", help="the smallest network of its kind")
     chosen = parser.parse_args()
@@ -178,16 +235,21 @@ def main() -> None:
         torch.set_num_threads(1)
     if chosen.small and not workload.compile:
         without_compiler()
+    if chosen.losses:
+        repeatable()
+        workload = replace(workload, benchmark=False)
     step = Training(small(workload) if chosen.small else workload, torch.device(chosen.device))
     for _ in range(WARM_UP):
         step()
     if cuda:
         torch.cuda.synchronize()
     say("ready", name=chosen.name, pid=os.getpid(), seconds=time.monotonic() - BEGAN)
+    unlimited = float("inf")
     if chosen.held:
         held(step, cuda)
+    elif chosen.losses:
+        losses(step, cuda, chosen.steps or unlimited, chosen.workers)
     else:
-        unlimited = float("inf")
         default = 20 if chosen.seconds is None else unlimited
         freely(step, cuda, chosen.seconds or unlimited, chosen.steps or default)
     peaks = {}

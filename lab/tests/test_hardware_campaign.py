@@ -756,8 +756,8 @@ def test_the_plan_names_commit_results_and_what_to_bring(monkeypatch: pytest.Mon
     for n in commands:
         assert lines[n].endswith(" --minutes 5.3 --results $OUT")
         assert lines[n + 1].endswith("cp -r $OUT/. lab/results/hardware/")
-    assert "Left for the next visit: 20.0 minutes" in told
-    assert "`python -m lab.hardware loads,pairs,trace,faults --results $OUT`" in told
+    assert "Left for the next visit: 25.0 minutes" in told
+    assert "`python -m lab.hardware loads,pairs,suspend,trace,faults --results $OUT`" in told
     assert "carma_gpu-*.dist-info wheels/" in told
 
 

@@ -16,10 +16,12 @@ from carmad.selftest.bench import Probe
 from carmad.selftest.facts import FACTS
 from carmad.selftest.report import Finding, Verdict
 from docs.pages import hardware
-from lab.hardware import facts
+from lab.hardware import child, facts
 from lab.hardware.visit import Visit
 
 pytest_plugins = ("tests.fake_machine",)
+
+ISLANDS = next(fact for fact in FACTS if fact.name == "islands")
 
 
 def test_the_stage_keeps_an_entry_per_fact_and_goes_on_where_it_ended(
@@ -55,17 +57,17 @@ def test_a_fact_whose_check_hangs_is_tried_again(
     chosen = sorted((fact for fact in FACTS if fact.name in few), key=lambda f: few.index(f.name))
     monkeypatch.setattr(facts, "CHECKED", chosen)
     monkeypatch.setattr(facts, "FACT_S", 2.0)
-    monkeypatch.setattr(facts, "END_S", 0.0)
+    monkeypatch.setattr(child, "END_S", 0.0)
     started: list[Probe] = []
 
-    def child(command: object, env: dict[str, str]) -> Probe:
+    def start(command: object, env: dict[str, str]) -> Probe:
         driver = env | {"HANGS": str(hangs.exists())}
         started.append(Probe([sys.executable, "-c", HANGING], driver))
         return started[-1]
 
     hangs = tmp_path / "hangs"
     hangs.touch()
-    monkeypatch.setattr(facts, "Probe", child)
+    monkeypatch.setattr(child, "Probe", start)
     visit = Visit(tmp_path / "h100", "facts", rehearse=False)
     facts.measure(visit)
     kept = visit.entries()
@@ -122,7 +124,7 @@ def test_a_fact_whose_check_breaks_costs_no_other_and_leaves_nothing(
 
     monkeypatch.setattr(benches, "kill_leftovers", ends)
     monkeypatch.setattr(
-        facts, "Probe", lambda command, env: Probe([sys.executable, "-c", CHILD], env)
+        child, "Probe", lambda command, env: Probe([sys.executable, "-c", CHILD], env)
     )
     visit = Visit(tmp_path / "h100", "facts", rehearse=False)
     facts.measure(visit)
@@ -141,16 +143,16 @@ def test_a_check_that_was_not_completed_is_a_failure(monkeypatch: pytest.MonkeyP
     where = report.Report("NVIDIA H200", 1, "580.1", "13.0", "", "", "", "root", ())
     broken = Finding(Verdict.UNKNOWN, "it hangs", fact="islands", failed=True)
     told = dataclasses.replace(where, findings=(broken,))
-    monkeypatch.setattr(facts, "run", lambda *_, **__: told)
-    assert facts.answer("islands", 1.0, "")["failed"] == "it hangs"
+    monkeypatch.setattr(child, "run", lambda *_, **__: told)
+    assert child.answer(ISLANDS, 1.0, "")["failed"] == "it hangs"
 
 
 def test_what_a_driver_raises_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise OSError("libnvidia-ml.so.1 is broken")
 
-    monkeypatch.setattr(facts, "run", broken)
-    assert facts.answer("islands", 1.0, "") == {
+    monkeypatch.setattr(child, "run", broken)
+    assert child.answer(ISLANDS, 1.0, "") == {
         "error": "OSError",
         "call": "OSError: libnvidia-ml.so.1 is broken",
     }

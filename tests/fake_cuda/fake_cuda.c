@@ -10,7 +10,10 @@
  * checkpoints/PID: it is locked or checkpointed: the number of its state, and then the line that
  * stood in processes. Each call for that is noted in $FAKE_GPU/calls. What goes wrong with it is a
  * word among the deviations, for all processes or one: "lock=600", "restore=2 PID"; the code may
- * also be "fails" (the process has failed), "hangs" or "dies" (the caller). */
+ * also be "fails" (the process has failed), "hangs" or "dies" (the caller). A lock waits for a process
+ * whose kernels have just run. Contents are kept of what is copied in pieces of up to 16 MiB.
+ *
+ * Memory limits: those that fake_nvml.c has noted of a cgroup. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -28,14 +31,15 @@
 #include "../fake_gpu.h"
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100,
-       INVALID_CONTEXT = 201, OPERATING_SYSTEM = 304, ILLEGAL_STATE = 401, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719,
+       INVALID_CONTEXT = 201, OPERATING_SYSTEM = 304, ILLEGAL_STATE = 401, NOT_FOUND = 500,
+       NOT_READY = 600, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719,
        NOT_SUPPORTED = 801, MPS_SERVER_NOT_READY = 807, MPS_CLIENT_TERMINATED = 810, UNKNOWN = 999 };
 enum { RUNNING, LOCKED, CHECKPOINTED, FAILED };
 enum { MAX_GPUS = 8, MAX_BLOCKS = 4096, PIECE_US = 10000,
-       COPIED_MIB_S = 8000 };
+       COPIED_MIB_S = 8000, KEPT_MIB = 16, BUSY_US = 200000 };
 
 typedef struct { char uuid[96]; unsigned long long total, reserved, used; } Gpu;
-typedef struct { unsigned long long bytes; int used; } Block;
+typedef struct { unsigned long long bytes; int used; char *contents; } Block;
 
 static Gpu gpus[MAX_GPUS];
 static Block blocks[MAX_BLOCKS];
@@ -228,6 +232,7 @@ int cuGetErrorName(int code, const char **out) {
         {OK, "CUDA_SUCCESS"}, {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"}, {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"},
         {NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED"}, {NO_DEVICE, "CUDA_ERROR_NO_DEVICE"},
         {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"}, {NOT_FOUND, "CUDA_ERROR_NOT_FOUND"},
+        {OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM"}, {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"},
         {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS"}, {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED"},
         {MPS_SERVER_NOT_READY, "CUDA_ERROR_MPS_SERVER_NOT_READY"}, {MPS_CLIENT_TERMINATED, "CUDA_ERROR_MPS_CLIENT_TERMINATED"}};
     for (unsigned i = 0; i < sizeof names / sizeof *names; i++)
@@ -265,10 +270,15 @@ int cuMemAlloc_v2(uint64_t *out, size_t bytes) {
     if (bytes > free || (limit_mib && own_mib() + bytes / MIB > limit_mib)) return OUT_OF_MEMORY;
     while (i < MAX_BLOCKS && blocks[i].used) i++;
     if (i == MAX_BLOCKS) return OUT_OF_MEMORY;
-    blocks[i] = (Block){bytes, 1};
+    blocks[i] = (Block){bytes, 1, 0};
     *out = (uint64_t)(i + 1) << 32;
     save();
     return OK;
+}
+
+/* As if all of it had come to the GPU. */
+int cuMemAllocManaged(uint64_t *out, size_t bytes, unsigned flags) {
+    return flags == 1 ? cuMemAlloc_v2(out, bytes) : INVALID_VALUE;
 }
 
 int cuMemFree_v2(uint64_t address) {
@@ -276,15 +286,35 @@ int cuMemFree_v2(uint64_t address) {
     uint64_t i = (address >> 32) - 1;
     if (code) return code;
     if (i >= MAX_BLOCKS || !blocks[i].used) return INVALID_VALUE;
+    if (blocks[i].contents) free(blocks[i].contents);
     blocks[i].used = 0;
     save();
     return OK;
 }
 
-int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) {
-    (void)to, (void)from;
+/* Where the bytes are kept that are copied to or from there; 0: they are not. */
+static char *contents(uint64_t address, size_t bytes) {
+    uint64_t i = (address >> 32) - 1, offset = address & 0xffffffff;
+    if (i >= MAX_BLOCKS || !blocks[i].used || bytes > KEPT_MIB * MIB || offset + bytes > blocks[i].bytes) return 0;
+    if (!blocks[i].contents) blocks[i].contents = calloc(1, blocks[i].bytes);
+    return blocks[i].contents + offset;
+}
+
+int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
     int code = lost();
     if (code) return code;
+    char *kept = contents(from, bytes);
+    if (!kept) return INVALID_VALUE;
+    memcpy(to, kept, bytes);
+    if (deviates("contents_lost")) memset(to, 0, bytes);
+    return OK;
+}
+
+int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) {
+    int code = lost();
+    if (code) return code;
+    char *kept = contents(to, bytes);
+    if (kept) memcpy(kept, from, bytes);
     if (now_us() - copied_us > 1000000) first_copy_us = now_us(), copied_bytes = 0;
     usleep(bytes / MIB * 1000000 / COPIED_MIB_S);
     copied_us = now_us(), copied_bytes += bytes;
@@ -361,11 +391,12 @@ static int target(Target *its, const char *call, int pid, int state) {
     int whose, said = 0;
     memset(its, 0, sizeof *its);
     snprintf(its->pid, sizeof its->pid, "%d", pid);
-    if (kill(pid, 0) || deviates("not_root")) return OPERATING_SYSTEM;
+    int may_not = deviates("not_root") || (getenv("FAKE_UID") && user() && !deviates("anyone_suspends"));
+    if (kill(pid, 0) || may_not) return OPERATING_SYSTEM;
     FILE *file = fopen(path("checkpoints", its->pid), "r");
     if (file && fscanf(file, "%d\n", &its->state) != 1) its->state = FAILED;
     if (!file) file = fopen(path("processes", its->pid), "r");
-    if (!file) return NOT_INITIALIZED;
+    if (!file) return deviates("cuda_everywhere") ? OK : NOT_INITIALIZED;
     if (!fgets(its->line, sizeof its->line, file)) its->line[0] = 0;
     fclose(file);
     FILE *plan = fopen(path("deviations", 0), "r");
@@ -388,6 +419,14 @@ int cuCheckpointProcessGetState(int pid, int *out) {
     return code;
 }
 
+static int has_just_run(const char *pid) {
+    long long ran_us = 0;
+    FILE *file = fopen(path("processes", pid), "r");
+    if (file && fscanf(file, "%*s %*s %*s %*s %lld", &ran_us) != 1) ran_us = 0;
+    if (file) fclose(file);
+    return now_us() - ran_us < BUSY_US;
+}
+
 int cuCheckpointProcessLock(int pid, LockArgs *args) {
     Target its;
     char words[32];
@@ -397,7 +436,9 @@ int cuCheckpointProcessLock(int pid, LockArgs *args) {
     if (!all_zero(&args->reserved0, args + 1)) return INVALID_VALUE;
     int code = target(&its, "lock", pid, RUNNING);
     if (code) return code;
-    if (strstr(its.line, " mps ")) return NOT_SUPPORTED;
+    if (strstr(its.line, " mps ") && !deviates("clients_suspend")) return NOT_SUPPORTED;
+    for (long long until_us = now_us() + args->timeout_ms * 1000LL; has_just_run(its.pid); usleep(PIECE_US))
+        if (now_us() > until_us && !deviates("lock_waits")) return NOT_READY;
     its.state = LOCKED, save_target(&its);
     return OK;
 }
@@ -409,7 +450,7 @@ int cuCheckpointProcessCheckpoint(int pid, NoArgs *args) {
     int code = target(&its, "checkpoint", pid, LOCKED);
     if (code) return code;
     its.state = CHECKPOINTED, save_target(&its);
-    unlink(path("processes", its.pid));
+    if (!deviates("memory_kept")) unlink(path("processes", its.pid));
     return OK;
 }
 
@@ -441,7 +482,13 @@ int cuCheckpointProcessRestore(int pid, RestoreArgs *args) {
     if (!n_gpus) read_world();
     for (int i = 0; i < n_gpus; i++) if (!strcmp(gpus[i].uuid, uuid)) gpu = &gpus[i];
     if (!known || !gpu) return INVALID_VALUE;
-    if (gpu->reserved + gpu->used + taken_in(uuid, 0) + mib > gpu->total) return OUT_OF_MEMORY;
+    snprintf(words, sizeof words, ".refused-%s", its.pid);
+    if (deviates("restored_never_again") && !access(path("checkpoints", words), F_OK)) return OPERATING_SYSTEM;
+    if (gpu->reserved + gpu->used + taken_in(uuid, 0) + mib > gpu->total && !deviates("restored_anyway")) {
+        FILE *refused = fopen(path("checkpoints", words), "w");
+        if (refused) fclose(refused);
+        return OUT_OF_MEMORY;
+    }
     snprintf(its.line, sizeof its.line, "%s %llu %s\n", uuid, mib, rest);
     FILE *file = fopen(path("processes", its.pid), "w");
     if (!file) return UNKNOWN;

@@ -525,6 +525,7 @@ static int is_cgroup(const char *name) {
 int nvmlDeviceSetMemoryLimits_v1(Handle *handle, const SetLimits *wanted) {
     DEVICE(handle);
     if (dev->slot >= 0) RETURN(NOT_SUPPORTED);
+    if (deviates("no_limits")) RETURN(NOT_SUPPORTED);
     if (geteuid()) RETURN(NO_PERMISSION);
     if (!wanted->cgroup || !is_cgroup(wanted->cgroup) || wanted->guaranteed > wanted->most) RETURN(INVALID_ARGUMENT);
     char line[1024], uuid[96], cgroup[512];
