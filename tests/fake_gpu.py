@@ -50,7 +50,7 @@ def environment(folder: Path, gpus: int = 1, dcgm: bool = False) -> dict[str, st
     library, programs = folder / "lib", folder / "bin"
     for each in (library, programs):
         each.mkdir(parents=True, exist_ok=True)
-    for name in ("processes", "faults", "terminated", "checkpoints"):
+    for name in ("processes", "faults", "terminated", "checkpoints", "running"):
         (folder / name).mkdir(exist_ok=True)
         (folder / name).chmod(0o1777)  # processes of every user
     for name, source in LIBRARIES.items():

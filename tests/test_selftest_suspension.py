@@ -27,6 +27,7 @@ SUSPENDING = [
     ("suspend_cycle", "checkpoint=999"),
     ("suspend_frees", "memory_kept"),
     ("suspend_contents", "contents_lost"),
+    ("suspend_stopped", "restore=999"),
     ("suspend_busy", "lock_waits"),
     ("suspend_without_cuda", "cuda_everywhere"),
     ("suspend_mps", "clients_suspend"),

@@ -25,6 +25,7 @@ class Fleet:
         self._windows: dict[GpuId, Window] = {}
         self.gpus: dict[GpuId, Gpu] = {}
         self.unread = ""  # why the GPUs are not known yet
+        self.guarantees = False  # whether any of them can guarantee memory
         self.drains: dict[GpuId, Drain] = {}
         self.reservations: dict[int, Reservation] = {}
         self.usage: dict[JobId, Usage] = {}  # newer than `Job.usage`
@@ -43,6 +44,7 @@ class Fleet:
         self.unread = unread
         self.gpus.clear()
         self.gpus.update((gpu.id, gpu) for gpu in gpus)
+        self.guarantees = any(gpu.guarantees for gpu in self.gpus.values())
         monitor, weights = self._settings.monitor, self._settings.risk
         self._windows = {
             gpu: self._windows.get(gpu) or Window(monitor, weights) for gpu in self.gpus

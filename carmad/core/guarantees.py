@@ -73,6 +73,8 @@ class Guarantees:
     def renew(self, sampled: Iterable[GpuId], on: bool) -> list[LimitMemory]:
         """Change the limits of jobs on GPUs that have been sampled, or whose jobs have changed;
         `on`: the setting. Lower limits come first: what they free is promised to others."""
+        if not self._fleet.guarantees:
+            return []
         changed = (*self._ledger.changes(), *self._ledger.before())
         gpus = dict.fromkeys((*sampled, *(gpu for job in changed for gpu in job.gpus)))
         new: dict[JobId, dict[GpuId, MemoryLimits]] = {}

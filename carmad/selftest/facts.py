@@ -303,6 +303,13 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             suspension.contents,
         ),
         Fact(
+            "suspend_stopped",
+            "a suspended process may be stopped, and resumes once it is continued",
+            "seen on an H100: the restore of a process that is stopped waits",
+            "jobs hang when they are to resume, and are lost: `suspend.host_memory_mib`",
+            suspension.stopped,
+        ),
+        Fact(
             "suspend_busy",
             "a lock with a timeout fails with error 600 (not ready) while a kernel runs for"
             " longer, and leaves the process as it was",

@@ -13,7 +13,8 @@ ends with its input, and with its parent.
     managed {mib}           likewise, of managed memory (UVM)
     read                    `crc` of what is there now
     spin {s}, copy {s}      kernels, or copies to the device at `mib_s`, for so long
-    hold {s}                one kernel that takes so long; how long it took, in `s`
+    hold {s}                one kernel that takes so long: an answer when it has been launched, and
+                            another when it has ended, with how long it took (`s`)
     fault                   an illegal address
 """
 
@@ -30,7 +31,7 @@ import sys
 import time
 import uuid
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 MIB = 1 << 20
@@ -165,16 +166,20 @@ class Cuda:
         while (left := until - time.monotonic()) > 0:
             wanted = ctypes.c_uint64(round(min(left, KERNEL_S) * 1e9))
             self._launch("spin", sms.value * BLOCKS_PER_SM, wanted)
+            self._call("cuCtxSynchronize")
 
-    def hold(self, seconds: float) -> float:
+    def hold(self, seconds: float, launched: Callable[[], None]) -> float:
         """Run one kernel for so long. Returns how long it took."""
-        begun = time.monotonic()
         self._launch("spin", 1, ctypes.c_uint64(round(seconds * 1e9)))
+        launched()
+        begun = time.monotonic()
+        self._call("cuCtxSynchronize")
         return time.monotonic() - begun
 
     def fault(self) -> None:
         """Raises CudaError; the context is of no use any more."""
         self._launch("fault", 1)
+        self._call("cuCtxSynchronize")
 
     def copy(self, seconds: float) -> float:
         """Copy to the device. Returns at how many MiB/s."""
@@ -188,7 +193,6 @@ class Cuda:
         return copied / elapsed
 
     def _launch(self, name: str, blocks: int, *parameters: ctypes.c_uint64) -> None:
-        """Returns when the kernel has ended."""
         if name not in self._functions:
             self._load()
         words = (ctypes.c_void_p * max(1, len(parameters)))()
@@ -198,7 +202,6 @@ class Cuda:
         grid = (ctypes.c_uint(blocks), one, one)
         block = (ctypes.c_uint(THREADS if parameters else 1), one, one)
         self._call("cuLaunchKernel", self._functions[name], *grid, *block, none, None, words, None)
-        self._call("cuCtxSynchronize")
 
     def _load(self) -> None:
         """Only for the first kernel: loading takes memory that a context alone does not."""
@@ -268,7 +271,7 @@ def _do(cuda: Cuda, request: dict[str, Any]) -> dict[str, Any]:
         case {"do": "spin", "s": seconds}:
             cuda.spin(seconds)
         case {"do": "hold", "s": seconds}:
-            return {"s": cuda.hold(seconds)}
+            return {"s": cuda.hold(seconds, lambda: print("{}", flush=True))}
         case {"do": "copy", "s": seconds}:
             return {"mib_s": cuda.copy(seconds)}
         case {"do": "fault"}:

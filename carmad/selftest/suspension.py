@@ -28,7 +28,7 @@ WRITTEN_MIB, LARGE_MIB = 256, 4096
 CALL_WITHIN_S = 60.0  # of a few GiB; one that takes longer hangs
 LOCK_WITHIN_S = 5.0
 HOLD_S, REFUSED_AFTER_S = 3.0, 0.5  # a kernel's duration, and the timeout of a lock meanwhile
-BEGUN_S = 0.2  # within which that kernel has begun
+STOPPED_S = 0.5
 TOO_LONG = 1.25  # times what `[suspend]` says
 TURNS = 2  # of a measurement: the slower counts
 GIB = 1024  # MiB
@@ -227,6 +227,27 @@ def contents(bench: Bench) -> Seen:
     return judge(same, f"{WRITTEN_MIB} MiB have {seen} checksum afterwards", WITHOUT)
 
 
+def stopped(bench: Bench) -> Seen:
+    """As the daemon does: frozen once it is suspended, and thawed before it resumes."""
+    if why := refusal(bench):
+        return unknown(why)
+    probe, crc = fill(bench, WRITTEN_MIB)
+    caller, process = Caller(bench), psutil.Process(probe.pid)
+    try:
+        caller.lock(probe)
+        caller.checkpoint(probe)
+        process.suspend()
+        time.sleep(STOPPED_S)
+        process.resume()
+        caller.restore(probe)
+        caller.unlock(probe)
+    except ProbeFailed as error:
+        return judge(False, str(error), WITHOUT)
+    same = probe.ask("read")["crc"] == crc
+    seen = "the same" if same else "not the same"
+    return judge(same, f"stopped and continued meanwhile, it resumes; contents are {seen}", WITHOUT)
+
+
 # -- processes that cannot be suspended ------------------------------------------------------------
 
 
@@ -236,14 +257,13 @@ def busy(bench: Bench) -> Seen:
     probe, caller = bench.probe(), Caller(bench)
     caller.open()
     probe.ask("spin", s=0.1)  # the kernel is loaded
-    probe.begin("hold", s=HOLD_S)
-    time.sleep(BEGUN_S)
+    probe.ask("hold", s=HOLD_S)
     code, after_s = _lock(caller, probe, REFUSED_AFTER_S)
     state = caller.state(probe) if code else State.LOCKED
     if not code:
         caller.unlock(probe)
     held_s = probe.answer()["s"]
-    if held_s < BEGUN_S + REFUSED_AFTER_S:
+    if held_s < REFUSED_AFTER_S:
         return unknown(f"the kernel ended after {held_s:.1f} s: the lock had not to wait for it")
     probe.ask("spin", s=0.1)
     return judge(

@@ -26,15 +26,21 @@ def check(under_mps: bool, bench: Bench) -> Seen:
         return unknown("only root may set memory limits")
     if not hasattr(pynvml, "nvmlDeviceSetMemoryLimits_v1"):
         return unknown("this nvidia-ml-py knows no memory limits: 13.615 does")
+    if not _are_there(bench):
+        return unknown(NONE)
     with _group(bench) as group:
         if group is None:
             return unknown("there is no cgroup v2 in which one can be made")
-        try:
-            return _check(bench, group, under_mps)
-        except pynvml.NVMLError as error:
-            if error.value in LACKING:
-                return unknown(NONE)
-            raise
+        return _check(bench, group, under_mps)
+
+
+def _are_there(bench: Bench) -> bool:
+    """Whether the driver has such limits, by what it says of no cgroup at all."""
+    try:
+        _limit(bench, Path("/nonexistent"), 0, None)
+    except pynvml.NVMLError as error:
+        return error.value not in LACKING
+    return True
 
 
 def _check(bench: Bench, group: Path, under_mps: bool) -> Seen:

@@ -10,7 +10,7 @@ from lab.hardware import child
 from lab.hardware.suspend_cases import CASES, GIB, SIZES, Case
 from lab.hardware.visit import Entry, Portion, Stage, Visit
 
-CASE_S = 150.0  # that one may take; a first import of PyTorch takes long
+CASE_S = 180.0  # that one may take
 
 
 def measure(visit: Visit) -> None:

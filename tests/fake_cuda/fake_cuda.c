@@ -10,8 +10,8 @@
  * checkpoints/PID: it is locked or checkpointed: the number of its state, and then the line that
  * stood in processes. Each call for that is noted in $FAKE_GPU/calls. What goes wrong with it is a
  * word among the deviations, for all processes or one: "lock=600", "restore=2 PID"; the code may
- * also be "fails" (the process has failed), "hangs" or "dies" (the caller). A lock waits for a process
- * whose kernels have just run. Contents are kept of what is copied in pieces of up to 16 MiB.
+ * also be "fails" (the process has failed), "hangs" or "dies" (the caller). A lock waits while
+ * there is running/PID: a kernel of the process. Contents are kept of what is copied in pieces of up to 16 MiB.
  *
  * Memory limits: those that fake_nvml.c has noted of a cgroup. */
 #define _GNU_SOURCE
@@ -36,7 +36,7 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEV
        NOT_SUPPORTED = 801, MPS_SERVER_NOT_READY = 807, MPS_CLIENT_TERMINATED = 810, UNKNOWN = 999 };
 enum { RUNNING, LOCKED, CHECKPOINTED, FAILED };
 enum { MAX_GPUS = 8, MAX_BLOCKS = 4096, PIECE_US = 10000,
-       COPIED_MIB_S = 8000, KEPT_MIB = 16, BUSY_US = 200000 };
+       COPIED_MIB_S = 8000, KEPT_MIB = 16 };
 
 typedef struct { char uuid[96]; unsigned long long total, reserved, used; } Gpu;
 typedef struct { unsigned long long bytes; int used; char *contents; } Block;
@@ -341,7 +341,11 @@ int cuLaunchKernel(const char *function, unsigned gx, unsigned gy, unsigned gz, 
     int code = lost();
     if (code) return code;
     if (!strcmp(function, "fault")) faulting = 1;
-    else pending_ns += *(uint64_t *)parameters[0];
+    else {
+        FILE *file = fopen(path("running", own()), "w");
+        if (file) fclose(file);
+        pending_ns += *(uint64_t *)parameters[0];
+    }
     return OK;
 }
 
@@ -355,6 +359,7 @@ int cuCtxSynchronize(void) {
         if (lost()) pending_ns = 0;
         if (!pending_ns) break;
     }
+    unlink(path("running", own()));
     return lost();
 }
 
@@ -419,14 +424,6 @@ int cuCheckpointProcessGetState(int pid, int *out) {
     return code;
 }
 
-static int has_just_run(const char *pid) {
-    long long ran_us = 0;
-    FILE *file = fopen(path("processes", pid), "r");
-    if (file && fscanf(file, "%*s %*s %*s %*s %lld", &ran_us) != 1) ran_us = 0;
-    if (file) fclose(file);
-    return now_us() - ran_us < BUSY_US;
-}
-
 int cuCheckpointProcessLock(int pid, LockArgs *args) {
     Target its;
     char words[32];
@@ -437,7 +434,7 @@ int cuCheckpointProcessLock(int pid, LockArgs *args) {
     int code = target(&its, "lock", pid, RUNNING);
     if (code) return code;
     if (strstr(its.line, " mps ") && !deviates("clients_suspend")) return NOT_SUPPORTED;
-    for (long long until_us = now_us() + args->timeout_ms * 1000LL; has_just_run(its.pid); usleep(PIECE_US))
+    for (long long until_us = now_us() + args->timeout_ms * 1000LL; !access(path("running", its.pid), F_OK); usleep(PIECE_US))
         if (now_us() > until_us && !deviates("lock_waits")) return NOT_READY;
     its.state = LOCKED, save_target(&its);
     return OK;
