@@ -194,12 +194,14 @@ def sentence(story: Story) -> str:
     attempts = [story.replay.get(f"/v1/jobs/{job['id']}")["attempt"] for job in story.replay.jobs]
     moves = (story.replay.get(f"/v1/jobs/{job['id']}")["history"] for job in story.replay.jobs)
     times = sum(move["after"] == "suspended" for its in moves for move in its)
-    if set(ended) == {"succeeded"} and set(attempts) == {1}:
-        return (
-            f"Nobody was killed: {len(ended)} jobs, {times} suspensions, and each job ended well at"
-            " its first attempt."
-        )
-    return f"Not as it should be: {', '.join(ended)}; attempts: {attempts}"
+    if set(ended) != {"succeeded"}:
+        return f"Not as it should be: the jobs ended as {', '.join(ended)}"
+    if again := sum(attempt > 1 for attempt in attempts):  # this machine was too busy to see it
+        return f"All {len(ended)} jobs ended well, after {times} suspensions; {again} ran twice."
+    return (
+        f"Nobody was killed: {len(ended)} jobs, {times} suspensions, and each job ended well at its"
+        " first attempt."
+    )
 
 
 # -- the jobs' programs
