@@ -50,7 +50,8 @@ class Resource(APIRouter):
 
     def add_api_route(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         for response in (*self.responses.values(), *(options.get("responses") or {}).values()):
-            with_config(defer_build=True)(response["model"])
+            if "model" in response:
+                with_config(defer_build=True)(response["model"])
         super().add_api_route(path, endpoint, **options)
 
 
