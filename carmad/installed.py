@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from functools import lru_cache
 from importlib.metadata import EntryPoints, PackageNotFoundError, entry_points, version
+from typing import Any
 
 from carmad import DISTRIBUTION
 from carmad.errors import CarmaError
@@ -15,15 +16,16 @@ except PackageNotFoundError:
     VERSION = "source"
 
 
-def points(group: str, **wanted: str) -> EntryPoints:
+def points(group: str) -> EntryPoints:
     """The entry points of a group, of packages that are found on Python's path now; of those that
     are installed later, only after `look_again`."""
-    return _points(tuple(sys.path)).select(group=group, **wanted)
+    found: EntryPoints = _points(tuple(sys.path)).select(group=group)
+    return found
 
 
 @lru_cache(maxsize=1)  # it reads a file of each installed package
-def _points(path: tuple[str, ...]) -> EntryPoints:
-    return entry_points()
+def _points(path: tuple[str, ...]) -> Any:
+    return entry_points()  # of Python 3.11 no EntryPoints, but it has `select`
 
 
 def look_again() -> None:
@@ -35,7 +37,7 @@ def conflict() -> CarmaError | None:
 
     Both have the same files: uninstalling one of them breaks the other.
     """
-    programs = points("console_scripts", name="carmad")
+    programs = points("console_scripts").select(name="carmad")
     names = {f"{point.dist.name} {point.dist.version}" for point in programs if point.dist}
     others = sorted(name for name in names if name.split()[0] != DISTRIBUTION)
     if not others:

@@ -157,10 +157,10 @@ def _load(kind: str, name: str, settings: Settings, *given: object) -> object:
 
 @cache  # estimators are made for every job
 def _factory(kind: str, name: str) -> Callable[..., object]:
-    found = installed.points(f"carma.{kind}", name=name)
+    found = installed.points(f"carma.{kind}").select(name=name)
     if not found:  # it may have been installed meanwhile
         installed.look_again()
-        found = installed.points(f"carma.{kind}", name=name)
+        found = installed.points(f"carma.{kind}").select(name=name)
     if not found:
         raise CarmaError(
             f"there is no {name!r} among the installed {kind}",
