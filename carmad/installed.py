@@ -1,9 +1,11 @@
-"""CARMA as pip knows it."""
+"""What pip has installed: CARMA itself, and what packages declare as entry points."""
 
 from __future__ import annotations
 
 import sys
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from functools import lru_cache
+from importlib.metadata import EntryPoints, PackageNotFoundError, entry_points, version
+from typing import Any
 
 from carmad import DISTRIBUTION
 from carmad.errors import CarmaError
@@ -14,12 +16,28 @@ except PackageNotFoundError:
     VERSION = "source"
 
 
+def points(group: str) -> EntryPoints:
+    """The entry points of a group, of packages that are found on Python's path now; of those that
+    are installed later, only after `look_again`."""
+    found: EntryPoints = _points(tuple(sys.path)).select(group=group)
+    return found
+
+
+@lru_cache(maxsize=1)  # it reads a file of each installed package
+def _points(path: tuple[str, ...]) -> Any:
+    return entry_points()  # of Python 3.11 no EntryPoints, but it has `select`
+
+
+def look_again() -> None:
+    _points.cache_clear()
+
+
 def conflict() -> CarmaError | None:
     """What is wrong if an earlier release, which pip knew as `carma`, is installed here, too.
 
     Both have the same files: uninstalling one of them breaks the other.
     """
-    programs = entry_points(group="console_scripts", name="carmad")
+    programs = points("console_scripts").select(name="carmad")
     names = {f"{point.dist.name} {point.dist.version}" for point in programs if point.dist}
     others = sorted(name for name in names if name.split()[0] != DISTRIBUTION)
     if not others:

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import cast
 
-from carmad import DISTRIBUTION
+from carmad import DISTRIBUTION, installed
 from carmad.config import Preconditions, Settings
 from carmad.core.ports import Estimator, Policy, Predictor, Recovery, Server
 from carmad.errors import CarmaError
@@ -78,7 +78,7 @@ def trace_importer(kind: str) -> Callable[[Path], object]:
 
 def names(kind: str) -> list[str]:
     """The installed plugins of a kind: policies, recoveries, estimators, predictors or traces."""
-    return sorted({point.name for point in entry_points(group=f"carma.{kind}")})
+    return sorted({point.name for point in installed.points(f"carma.{kind}")})
 
 
 def own_names(kind: str) -> list[str]:
@@ -129,7 +129,7 @@ def wordings() -> Mapping[str, Wording]:
 
 
 def _points(group: str) -> list[EntryPoint]:
-    points = entry_points(group=f"carma.{group}")
+    points = installed.points(f"carma.{group}")
     return sorted(points, key=lambda point: (_is_foreign(point), point.name))
 
 
@@ -155,9 +155,12 @@ def _load(kind: str, name: str, settings: Settings, *given: object) -> object:
     return plugin
 
 
-@cache  # searching the installed packages is slow, and estimators are made for every job
+@cache  # estimators are made for every job
 def _factory(kind: str, name: str) -> Callable[..., object]:
-    found = entry_points(group=f"carma.{kind}", name=name)
+    found = installed.points(f"carma.{kind}").select(name=name)
+    if not found:  # it may have been installed meanwhile
+        installed.look_again()
+        found = installed.points(f"carma.{kind}").select(name=name)
     if not found:
         raise CarmaError(
             f"there is no {name!r} among the installed {kind}",

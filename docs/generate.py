@@ -19,20 +19,22 @@ DOCS = Path(__file__).parent
 NOTICE = "<!-- Written by docs/generate.py from the code. Do not edit. -->\n\n"
 
 
-def pages() -> dict[str, str]:
-    """Every generated page, by its path below docs."""
+PAGES = {  # by their paths below docs
+    "reference/settings.md": settings.page,
+    "reference/commands.md": commands.page,
+    "reference/http-api.md": http_api.page,
+    "reference/metrics.md": metrics.page,
+    "reference/reasons.md": reasons.page,
+    "reference/states.md": states.page,
+    "hardware.md": hardware.page,
+}
+
+
+def page(name: str) -> str:
+    """The text of a generated page."""
     os.environ["TZ"] = "UTC"  # one of the examples has a time of day
     time.tzset()
-    made = {
-        "reference/settings.md": settings.page,
-        "reference/commands.md": commands.page,
-        "reference/http-api.md": http_api.page,
-        "reference/metrics.md": metrics.page,
-        "reference/reasons.md": reasons.page,
-        "reference/states.md": states.page,
-        "hardware.md": hardware.page,
-    }
-    return {name: NOTICE + page().rstrip() + "\n" for name, page in made.items()}
+    return NOTICE + PAGES[name]().rstrip() + "\n"
 
 
 def main() -> int:
@@ -40,8 +42,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only report pages that differ")
     check = parser.parse_args().check
     stale = []
-    for name, text in pages().items():
-        path = DOCS / name
+    for name in PAGES:
+        path, text = DOCS / name, page(name)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             stale.append(name)
             if not check:

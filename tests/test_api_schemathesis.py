@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode, checks
 
+from carmad.http.connections import Credentials
 from tests.api_server import AsUser, Daemon
 
 NOBODY = 65534
@@ -30,10 +31,11 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 @pytest.mark.parametrize("mode", GenerationMode)
-@pytest.mark.parametrize("who", ["admin", "user"])
-def test_every_answer_is_as_documented(daemon: Daemon, who: str, mode: GenerationMode) -> None:
-    uid = os.geteuid() if who == "admin" else NOBODY
-    api = schemathesis.openapi.from_asgi("/v1/openapi.json", AsUser(daemon.app, uid))
+def test_every_answer_is_as_documented(daemon: Daemon, mode: GenerationMode) -> None:
+    """To an administrator and to another user, who are sent the same: making it up takes longer
+    than answering it."""
+    app = AsUser(daemon.app, os.geteuid())
+    api = schemathesis.openapi.from_asgi("/v1/openapi.json", app)
     api = api.exclude(path="/v1/doctor")  # it takes a second
     api = api.exclude(path="/v1/events")  # it never ends
     if mode is GenerationMode.NEGATIVE:
@@ -66,7 +68,9 @@ def test_every_answer_is_as_documented(daemon: Daemon, who: str, mode: Generatio
                     case.query = {"timeout_s": 0}
                 if isinstance(case.body, dict) and "select" in case.body:
                     case.body["select"] = "1-3,last"
-            case.call_and_validate(excluded_checks=EXCLUDED)
+            for uid in (os.geteuid(), NOBODY):
+                app.credentials = Credentials(uid, uid)
+                case.call_and_validate(excluded_checks=EXCLUDED)
 
         try:
             keeps_its_promises()

@@ -240,6 +240,8 @@ def test_dmon_is_started_again_when_it_dies(dcgmi: FakeDcgmi) -> None:
         assert profiler.read() == {}
         # The host engine was restarted, and numbers its GPUs anew.
         dcgmi.tell("list", LIST.replace(A, "X").replace(B, A).replace("X", B))
+        asked = len(dcgmi.calls("discovery"))
+        until(lambda: len(dcgmi.calls("discovery")) > asked)  # the next dmon may have read the old
         dcgmi.keep_printing(ROWS)
         until(lambda: profiler.read().get(A) == ONE)
     assert len(dcgmi.calls("dmon")) > 1

@@ -18,9 +18,10 @@ from markdown_it import MarkdownIt
 
 from docs import publish
 from tests.shared import made_once
+from tests.waiting import PATIENCE_S
+from tests.web import chromium, needs_browser
 
 ROOT = Path(__file__).parents[1]
-CHROMIUM = shutil.which("chromium")
 SHOWN = ("h1", "h2", "h3", "h4", "p", "li", "table", "tr", "pre", "img")
 
 
@@ -146,22 +147,21 @@ def test_a_broken_link_fails_the_build(
     assert not (tmp_path / "site").exists()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@needs_browser
 def test_search_and_dark_mode_work_on_pages_opened_as_files(site: Path) -> None:
-    from playwright.sync_api import expect, sync_playwright
+    from playwright.sync_api import expect
 
     asked: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        colours = set()
-        for scheme in ("light", "dark"):
-            page = browser.new_page(color_scheme=scheme)
-            page.on("request", lambda request: asked.append(request.url))
-            page.goto((site / "users.html").as_uri())
-            colours.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-        page.keyboard.press("Control+k")
-        page.keyboard.type("drain resume")
-        expect(page.get_by_text("Drain and resume")).to_be_visible()
-        browser.close()
+    colours = set()
+    for scheme in ("light", "dark"):
+        page = chromium().new_page(color_scheme=scheme)
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((site / "users.html").as_uri())
+        colours.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        if scheme == "dark":
+            page.keyboard.press("Control+k")
+            page.keyboard.type("drain resume")
+            expect(page.get_by_text("Drain and resume")).to_be_visible(timeout=1000 * PATIENCE_S)
+        page.close()
     assert len(colours) == 2
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []

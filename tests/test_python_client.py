@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -29,9 +28,15 @@ from tests.aio import run_async
 from tests.api_server import as_user
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import NO_KERNELS, ROOT, Carmad, running
+from tests.functions import (
+    add,
+    fail,
+    first_runs_out_of_memory,
+    killed_the_second_time,
+    search_path,
+)
 from tests.waiting import PATIENCE_S, until
 
-API = schema()
 SENT: list[bytes] = []  # all requests of this module
 
 
@@ -62,43 +67,6 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def calls(client: Client) -> list[Path]:
     return list(Path(os.environ["XDG_CACHE_HOME"], "carma/calls").glob("*"))
-
-
-# functions that jobs run
-
-
-def add(a: int, b: int) -> int:
-    print("adding")
-    return a + b
-
-
-class OwnError(Exception):
-    def __init__(self, a: int, b: int) -> None:
-        super().__init__(f"{a} and {b}")
-
-
-def search_path() -> list[str]:
-    return sys.path
-
-
-def fail(how: str) -> None:
-    raise ValueError(how) if how else OwnError(1, 2)
-
-
-def first_runs_out_of_memory(trace: str) -> str:
-    with Path(trace).open("a") as file:
-        file.write("x")
-    if Path(trace).read_text() == "x":
-        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    return "went on"
-
-
-def killed_the_second_time(trace: str) -> None:
-    with Path(trace).open("a") as file:
-        file.write("x")
-    if Path(trace).read_text() == "x":
-        raise ValueError("of the first attempt")
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 # commands
@@ -452,7 +420,7 @@ def test_what_is_cancelled_leaves_no_connection(carmad: Carmad, client: Client) 
 
 
 def test_the_options_are_those_of_the_api() -> None:
-    asked = API["components"]["schemas"]["SubmitIn"]["properties"]
+    asked = schema()["components"]["schemas"]["SubmitIn"]["properties"]
     hints = get_type_hints(Options)
     assert hints.keys() == asked.keys() - {"argv", "script", "interactive", "dry_run"}
     for name, hint in hints.items():
@@ -469,7 +437,7 @@ def test_the_options_are_those_of_the_api() -> None:
 def test_the_shapes_of_options_are_those_of_the_api() -> None:
     from carma_client import options
 
-    shapes = API["components"]["schemas"]
+    shapes = schema()["components"]["schemas"]
     for name in ("After", "Warn", "Array"):
         mine = getattr(options, name)
         theirs = shapes[f"{name}In"]
@@ -483,7 +451,7 @@ def test_its_requests_are_those_of_the_api(carmad: Carmad, client: Client) -> No
     """Of what the tests before this one have sent."""
     client.wait(client.submit(["true"], gpus=0))
     next(client.events(since="2020-01-01T00:00:00Z"))
-    paths = API["paths"]
+    paths = schema()["paths"]
     for each in SENT:
         head, _, body = each.partition(b"\r\n\r\n")
         method, target, _ = head.split(b"\r\n")[0].decode().split(" ")
@@ -493,7 +461,7 @@ def test_its_requests_are_those_of_the_api(carmad: Carmad, client: Client) -> No
         assert parse_qs(urlsplit(target).query).keys() <= named, target
         if body:
             shape = known["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-            fields = API["components"]["schemas"][shape.rpartition("/")[2]]["properties"]
+            fields = schema()["components"]["schemas"][shape.rpartition("/")[2]]["properties"]
             assert json.loads(body).keys() <= fields.keys() | {"gpu_count"}, target
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from carmad.gpu import emulated_job
 from tests.daemon import NO_KERNELS, Carmad, running, train
+from tests.functions import Counting, add, environment, fail, train_with
 from tests.waiting import until
 
 submitit = pytest.importorskip("submitit")
@@ -31,47 +31,6 @@ def executor(carmad: Carmad, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     executor = submitit.AutoExecutor(tmp_path / "100% logs" / "%j", cluster="carma")
     executor.update_parameters(name="unit")
     return executor
-
-
-def add(a: int, b: int) -> int:
-    print("adding")
-    return a + b
-
-
-def fail() -> None:
-    raise ValueError("no such luck")
-
-
-def train_with(mib: int) -> int:
-    """The attempt that had room for it on its GPU."""
-    cards = emulated_job.visible_cards()
-    for card in cards:
-        card.attach()
-    emulated_job.allocate(cards, mib)
-    return int(os.environ["CARMA_RESTART_COUNT"]) + 1
-
-
-def environment(each: int) -> tuple[int, str, int, int]:
-    env = submitit.JobEnvironment()
-    return each, env.job_id, env.num_tasks, env.global_rank
-
-
-class Counting:
-    """Counts the attempts; the first one waits to be stopped."""
-
-    def __init__(self, started: Path, first: bool = True) -> None:
-        self.started = started
-        self.first = first
-
-    def __call__(self) -> str:
-        if not self.first:
-            return "went on"
-        self.started.write_text(str(os.getpid()))
-        time.sleep(600)
-        return "was not stopped"
-
-    def checkpoint(self) -> Any:
-        return submitit.helpers.DelayedSubmission(Counting(self.started, first=False))
 
 
 def test_a_function_runs_as_a_job_of_carma_with_its_options(carmad: Carmad, executor: Any) -> None:
@@ -96,7 +55,7 @@ def test_map_array_is_one_array_whose_tasks_know_themselves(executor: Any) -> No
 
 def test_errors_come_back(executor: Any) -> None:
     executor.update_parameters(gpus_per_node=0)
-    failed, killed = executor.submit(fail), executor.submit(os._exit, 3)
+    failed, killed = executor.submit(fail, "no such luck"), executor.submit(os._exit, 3)
     with pytest.raises(submitit.core.utils.FailedJobError, match="no such luck"):
         failed.result()
     assert failed.state == "FAILED"

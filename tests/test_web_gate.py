@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +32,7 @@ from tests.waiting import PATIENCE_S
 from tests.web import Web, serving
 from web import command
 from web.app import HEADERS, LACKS_TOKEN
+from web.once import once
 from web.page import message_cookie
 
 IGNORED = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)"
@@ -360,6 +362,18 @@ def test_it_ends_by_signal_while_carmad_hangs_and_nobody_reads(
         ran.send_signal(signum)
         assert ran.communicate(timeout=PATIENCE_S) == ("", "")
         assert ran.returncode == -signum
+
+
+def test_pages_wait_for_carmad_side_by_side() -> None:
+    together = threading.Barrier(2, timeout=PATIENCE_S)
+
+    class Page:
+        @once
+        def answer(self) -> int:
+            return together.wait()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(lambda page: page.answer, (Page(), Page()))) == [0, 1]
 
 
 def healthy(listening: socket.socket) -> None:

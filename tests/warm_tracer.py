@@ -52,8 +52,9 @@ class Tracers:
 
 
 def serve() -> None:
-    import sympy  # noqa: F401  part of torch that is imported as late as it can be
-    import torch  # noqa: F401
+    import sympy  # noqa: F401  this and parts of torch are imported as late as they can be
+    import torch.distributed.tensor
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
     del sys.path[0]  # this folder
     while line := sys.stdin.readline():

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import threading
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -27,6 +27,7 @@ from cli import client, parse
 from cli.options import check
 from cli.problems import Problem
 from web.forms import Given, form_endpoint
+from web.once import once
 from web.page import Page, go_on
 from web.share import Share
 
@@ -186,7 +187,7 @@ class Admin(Share):
             )
         return page.response()
 
-    @cached_property
+    @once
     def stats(self) -> StatsOut:
         found: StatsOut = client.get("/v1/stats", since=parse.since(SINCE))
         return found
@@ -200,7 +201,7 @@ class Admin(Share):
             for process in gpu["outsiders"]
         ]
 
-    @cached_property
+    @once
     def config(self) -> ConfigOut:
         found: ConfigOut = client.get("/v1/config")
         return found
@@ -215,7 +216,7 @@ class Doctor(Admin):
     template = "doctor.html.j2"
     title = "Doctor"
 
-    @cached_property
+    @once
     def doctor(self) -> DoctorOut:
         found: DoctorOut = client.get("/v1/doctor")
         return found

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +25,7 @@ from cli.problems import FORBIDDEN, Refused
 from cli.text import clock, energy, fraction, local_time, memory
 from web import charts, forms
 from web.forms import Field, Given, carma, form_endpoint
+from web.once import once
 from web.page import Page, Piece, Share, go_on, pieces, shares
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class JobPage(Page):
     def heading(self) -> str:
         return f"Job {self.label}"
 
-    @cached_property
+    @once
     def outline(self) -> JobOut | None:
         """Of a job that is not the user's: what everybody sees of it."""
         try:
@@ -99,7 +99,7 @@ class JobPage(Page):
             return found or listed[0]
         return None
 
-    @cached_property
+    @once
     def full(self) -> JobOut:
         found: JobOut = client.get(f"/v1/jobs/{self.label}")
         return found
@@ -168,7 +168,7 @@ class JobPage(Page):
 
     # -- why
 
-    @cached_property
+    @once
     def why(self) -> WhyOut:
         found: WhyOut = client.get(f"/v1/jobs/{self.label}/why")
         return found
@@ -197,7 +197,7 @@ class JobPage(Page):
         job = self.job
         return ("stdout", "stderr") if job.get("stderr") != job.get("stdout") else ("stdout",)
 
-    @cached_property
+    @once
     def log(self) -> Tail:
         job = self.job
         if job.get("interactive"):
@@ -220,7 +220,7 @@ class JobPage(Page):
         index = {gpu["id"]: gpu["index"] for gpu in self.status["gpus"]}
         return ", ".join(f"GPU {index.get(id, id)}" for id in attempt["gpus"])
 
-    @cached_property
+    @once
     def neighbours(self) -> list[Neighbour]:
         """The other jobs on its GPUs: now, or while it ran, as far back as that is recorded."""
         job = self.job
@@ -282,7 +282,7 @@ class ArrayPage(Page):
     def heading(self) -> str:
         return f"Array {self.label}"
 
-    @cached_property
+    @once
     def tasks(self) -> list[JobOut]:
         found: list[JobOut] = client.get("/v1/jobs", select=self.label)["jobs"]
         return found

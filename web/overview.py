@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -22,6 +21,7 @@ from cli.overview import params, split_ended, vram, where
 from cli.problems import Refused
 from cli.text import NOTHING, memory
 from web import charts
+from web.once import once
 from web.page import Page
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Line:
         self.first = int(first) if first.isdecimal() and 0 < len(first) < 8 else 1
         self.is_front = not (self.user or self.text or first)
 
-    @cached_property
+    @once
     def found(self) -> Sequence[Row]:
         """The jobs that run, and the others in the order of the line."""
         starts: dict[int, tuple[int, StartOut]] = {
@@ -166,7 +166,7 @@ class Line:
             f"{'' if self.is_front or len(self.rows) == len(self.found) else shown}"
         )
 
-    @cached_property
+    @once
     def past(self) -> Sequence[Row]:
         """The last that ended; the daemon has the last that were submitted first."""
         rows = [Row(job) for job in client.get("/v1/history", limit=ENDED_ASKED)["jobs"]]
@@ -183,7 +183,7 @@ class Overview(Page):
     section = "/"
     charts = charts
 
-    @cached_property
+    @once
     def gpus(self) -> GpusOut:
         found: GpusOut = client.get("/v1/gpus")
         return found
@@ -194,7 +194,7 @@ class Overview(Page):
         found: float = self.gpus["thresholds"]["risk"]["sm_active"]
         return found
 
-    @cached_property
+    @once
     def line(self) -> Line:
         return Line(self.request.query_params, lambda: self.status)
 

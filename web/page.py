@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from starlette.exceptions import HTTPException
@@ -17,6 +16,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from carmad.html import environment
 from cli import client
 from cli.text import Table, clock, command, fraction, local_time, memory, span
+from web.once import once
 
 if TYPE_CHECKING:
     from carmad.api.gpus import GpuOut
@@ -52,8 +52,8 @@ FILTERS = {
 
 
 class Page:
-    """One request for a page. What its template shows are attributes; those that ask the daemon are
-    cached properties, so that a part that is rendered alone asks only for what it shows."""
+    """One request for a page. What its template shows are attributes; those that ask the daemon do
+    it `once`, so that a part that is rendered alone asks only for what it shows."""
 
     template: ClassVar[str]
     title: ClassVar[str] = "CARMA"
@@ -69,7 +69,7 @@ class Page:
         """The endpoint. Not a coroutine: it may block."""
         return cls(request).response()
 
-    @cached_property
+    @once
     def status(self) -> StatusOut:
         found: StatusOut = client.get("/v1/status")
         return found

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -18,6 +17,7 @@ from cli import client, parse
 from cli.options import check
 from cli.problems import Usage
 from web.forms import Given, form_endpoint
+from web.once import once
 from web.page import Page, go_on
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Report(Page):
     def command(self) -> str:
         return "carma report " + ("--since 7d" if self.period == SEVEN_DAYS else self.period)
 
-    @cached_property
+    @once
     def answer(self) -> ReportOut:
         now = datetime.now().astimezone()
         since, until = now - timedelta(days=7), now
@@ -147,17 +147,17 @@ class Share(Page):
     title = "Shares and reservations"
     section = PATH
 
-    @cached_property
+    @once
     def shares(self) -> SharesOut:
         found: SharesOut = client.get("/v1/share")
         return found
 
-    @cached_property
+    @once
     def limits(self) -> LimitsOut:
         found: LimitsOut = client.get("/v1/limits")
         return found
 
-    @cached_property
+    @once
     def reservations(self) -> ReservationsOut:
         found: ReservationsOut = client.get("/v1/reservations")
         return found

@@ -8,7 +8,6 @@ import secrets
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from cli.problems import Unknown
 from web import forms
 from web.forms import Field, Given, carma, form_endpoint
 from web.job import LABEL
+from web.once import once
 from web.page import Page, Piece, Share, go_on, pieces, shares
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Form(Page):
             raise HTTPException(404, "these pages only show: jobs are submitted with carma submit")
         return cls(request).response()
 
-    @cached_property
+    @once
     def values(self) -> Given:
         """What the fields begin with."""
         asked = self.request.query_params
@@ -115,7 +115,7 @@ class Preview(Page):
     title = "Preview"
     section = "/submit"
 
-    @cached_property
+    @once
     def draft(self) -> Draft:
         found = DRAFTS.get(self.name)
         if found is None:

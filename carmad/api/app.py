@@ -42,13 +42,13 @@ def create_app(service: Service) -> FastAPI:
         docs_url=None,  # the docs pages load scripts from the Internet
         redoc_url=None,
         redirect_slashes=False,
+        # Of one that is included, FastAPI makes all routes again when the first request comes.
+        routes=[route for each in RESOURCES for route in each.router.routes],
     )
     app.state.service = service
     app.state.peers = Peers(service.settings.access.admin_group)
     app.state.owners = Owners()
     app.state.shares = Shares(*FREE)
-    for resource in RESOURCES:
-        app.include_router(resource.router)
     state = app.state
     app.add_middleware(Bounded, peers=state.peers, owners=state.owners, shares=state.shares)
     for kind in (CarmaError, RequestValidationError, HTTPException, Exception):

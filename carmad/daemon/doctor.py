@@ -47,10 +47,10 @@ PLUGINS = ("policies", "recoveries", "predictors", "estimators")
 LOAD_PLUGINS = """
 import json
 from importlib.metadata import entry_points
-found = {}
+found, installed = {}, entry_points()
 for kind in ("policies", "recoveries", "predictors", "estimators", "settings", "reasons"):
     found[kind] = {}
-    for point in entry_points(group="carma." + kind):
+    for point in installed.select(group="carma." + kind):
         try:
             point.load()
             found[kind][point.name] = ""

@@ -24,19 +24,23 @@ class ErrorOut(TypedDict):
     code: str
 
 
+# One has the shape, and the others refer to it: FastAPI would read it anew for each path.
+_REFERENCE = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorOut"}}}
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorOut, "description": description}
-    for status, description in (
-        (400, "Invalid request"),
-        (403, "Not permitted for this user"),
-        (404, "Not found"),
-        (408, "The request took too long to arrive"),
-        (409, "Not possible in the current state, or a limit is reached"),
-        (413, "Too large"),
-        (422, "Malformed request"),
-        (429, "Too many requests; nothing was done: try again later"),
-        (503, "Temporarily unavailable: the disk is full, or carmad is busy"),
-    )
+    400: {"description": "Invalid request", "model": ErrorOut},
+    **{
+        status: {"description": description, "content": _REFERENCE}
+        for status, description in (
+            (403, "Not permitted for this user"),
+            (404, "Not found"),
+            (408, "The request took too long to arrive"),
+            (409, "Not possible in the current state, or a limit is reached"),
+            (413, "Too large"),
+            (422, "Malformed request"),
+            (429, "Too many requests; nothing was done: try again later"),
+            (503, "Temporarily unavailable: the disk is full, or carmad is busy"),
+        )
+    },
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from carmad.api.app import create_app
 from docs.pages.text import cell, one_line
 
 
+@cache
 def schema() -> dict[str, Any]:
     service = SimpleNamespace(settings=config.Settings())
     made: dict[str, Any] = create_app(service).openapi()  # type: ignore[arg-type]

@@ -3,26 +3,40 @@
 Each is the largest of three relaxations: every job starts at once and alone; all GPUs are one
 machine that serves the least work first (SRPT), where a job's work is its memory times its time, as
 no more than all memory is ever in use; and the same where it is its SM activity times its time, as
-no GPU keeps more than all of its SMs busy.
+no GPU keeps more than all of its SMs busy. A job counts as on the kind of GPU where it is quickest.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from statistics import fmean
 
-from carmad.sim.experiment import Task
+from carmad.core.types import JobId
+from carmad.sim.experiment import Experiment, Task
+from carmad.sim.workload import Workload
 from lab.own.families import Case
 
 
 def mean_jct_s(case: Case) -> float:
     tasks, gpus = case.trace.tasks, case.gpus
     memory_mib = sum(node.gpus * node.kind.memory_mib for node in case.cluster.nodes)
-    alone_s = fmean(task.duration_s for task in tasks)
-    held = srpt_s((t, t.gpus * t.load.memory_mib * t.duration_s / memory_mib) for t in tasks)
-    busy = srpt_s((t, t.gpus * t.load.sm_active * t.duration_s / gpus) for t in tasks)
-    return max(alone_s, held, busy)
+    alone_s = list(_alone_s(case))
+    held = (t.gpus * t.load.memory_mib / memory_mib for t in tasks)
+    busy = (t.gpus * t.load.sm_active / gpus for t in tasks)
+    works = [
+        srpt_s((task, part * s) for task, part, s in zip(tasks, parts, alone_s, strict=True))
+        for parts in (held, busy)
+    ]
+    return max(fmean(alone_s), *works)
+
+
+def _alone_s(case: Case) -> Iterator[float]:
+    """How long each task takes alone on the quickest kind of GPU."""
+    workload = Workload(Experiment(case.trace, case.cluster))
+    kinds = {node.kind.name: node.kind for node in case.cluster.nodes}.values()
+    for id, task in enumerate(case.trace.tasks, start=1):
+        yield task.duration_s / max(workload.full_rate(JobId(id), kind) for kind in kinds)
 
 
 def srpt_s(work: Iterable[tuple[Task, float]]) -> float:

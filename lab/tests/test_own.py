@@ -42,6 +42,16 @@ def test_no_policy_beats_the_bound(policy):
     assert run(this, policy, KNOWN).jct_s >= bound.mean_jct_s(this)
 
 
+def test_on_several_kinds_a_job_may_be_as_quick_as_on_the_quickest():
+    jobs = [
+        Task(name="t", submit_s=60.0 * n, duration_s=900, load=Load(), speeds=(("H100-80GB", 3.0),))
+        for n in range(4)
+    ]
+    this = case(*jobs, gpus="1xA100-40GB,1xH100-80GB")
+    assert bound.mean_jct_s(this) == pytest.approx(300)
+    assert run(this, "sjf_ffs", KNOWN).jct_s >= bound.mean_jct_s(this)
+
+
 def test_the_user_who_waits_longest_counts():
     this = case(*(task(n, 1_000) for n in range(4)))
     ours = run(this, "carma", KNOWN)

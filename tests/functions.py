@@ -1,0 +1,86 @@
+"""Functions that are jobs. The processes that run them import this module, and of it all, only what
+they need: importing a module of tests takes a second or two."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def add(a: int, b: int) -> int:
+    print("adding")
+    return a + b
+
+
+class OwnError(Exception):
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} and {b}")
+
+
+def search_path() -> list[str]:
+    return sys.path
+
+
+def fail(how: str) -> None:
+    raise ValueError(how) if how else OwnError(1, 2)
+
+
+def first_runs_out_of_memory(trace: str) -> str:
+    with Path(trace).open("a") as file:
+        file.write("x")
+    if Path(trace).read_text() == "x":
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    return "went on"
+
+
+def killed_the_second_time(trace: str) -> None:
+    with Path(trace).open("a") as file:
+        file.write("x")
+    if Path(trace).read_text() == "x":
+        raise ValueError("of the first attempt")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# with submitit
+
+
+def train_with(mib: int) -> int:
+    """The attempt that had room for it on its GPU."""
+    from carmad.gpu import emulated_job
+
+    cards = emulated_job.visible_cards()
+    for card in cards:
+        card.attach()
+    emulated_job.allocate(cards, mib)
+    return int(os.environ["CARMA_RESTART_COUNT"]) + 1
+
+
+def environment(each: int) -> tuple[int, str, int, int]:
+    import submitit
+
+    env = submitit.JobEnvironment()
+    return each, env.job_id, env.num_tasks, env.global_rank
+
+
+class Counting:
+    """Counts the attempts; the first one waits to be stopped."""
+
+    def __init__(self, started: Path, first: bool = True) -> None:
+        self.started = started
+        self.first = first
+
+    def __call__(self) -> str:
+        if not self.first:
+            return "went on"
+        self.started.write_text(str(os.getpid()))
+        time.sleep(600)
+        return "was not stopped"
+
+    def checkpoint(self) -> Any:
+        import submitit
+
+        return submitit.helpers.DelayedSubmission(Counting(self.started, first=False))
