@@ -651,3 +651,15 @@ def test_a_job_that_had_run_out_of_memory_when_it_was_suspended_is_tried_again()
     job = here.job(second)
     assert (job.state, job.failures[0].cause) == (S.QUEUED, Cause.GPU_OOM)
     assert job.retry and job.retry.exclusive
+
+
+def test_what_the_driver_lost_can_be_released_before_it_is_in_line_again() -> None:
+    here = server(1)
+    id = runs(here)
+    suspend(here, id)
+    here.driver_fails, here.lost = "its CUDA state has failed", True
+    resume(here, id)
+    here.tell(HoldRequested(here.now, id, True, "ada"))
+    assert here.job(id).held
+    here.tell(HoldRequested(here.now, id, False, "ada"))
+    assert not here.job(id).held

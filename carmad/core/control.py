@@ -35,7 +35,7 @@ def hold(job: Job, held: bool) -> Verdict:
     word = "held" if held else "released"
     if job.ended:
         return _refuse(_end_words(job))
-    if job.suspension:
+    if job.suspension and job.state is not JobState.STOPPING:
         verb = "suspend" if held else "resume"
         return _refuse(f"is {_words(job.state)}: use carma {verb}")
     if job.holds_gpus and job.stop not in SENT_BACK:
