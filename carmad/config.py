@@ -81,6 +81,9 @@ class Collocation:
     mps_scope: Literal["gpu", "node"] = "gpu"  # whether each GPU has an MPS server, or a node
     mps_multiuser: bool = False  # let users share one MPS server: faults and logs are shared too
     max_jobs_per_gpu: AtOnce[Annotated[int, Gt(0)]] = 8  # no GPU gets more jobs than this
+    # let the driver guarantee each job the memory that it was promised, and limit it to what nobody
+    # else was ([guaranteed memory](../admins.md#guaranteed-memory)); needs driver R615
+    guarantee_memory: AtOnce[bool] = False
 
 
 IMPORTS_S = 120.0  # for a script's imports, and for waiting for a processor

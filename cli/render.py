@@ -114,6 +114,7 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
         ("memory need", f"{asked} per GPU" if asked != NOTHING else NOTHING),
         ("memory used", memory(used["used_mib"])),
         ("memory peak", memory(used["peak_mib"])),
+        ("memory limits", limits(job)),
         ("SM activity", fraction(sm_active)),
         ("energy", COLUMNS["energy"].cell(job)),
         ("GPU time", clock(job.get("gpu_seconds"))),
@@ -249,6 +250,16 @@ def _round(fields: Mapping[str, Any]) -> dict[str, Any]:
         name: float(f"{value:.3g}") if isinstance(value, float) else value
         for name, value in fields.items()
     }
+
+
+def limits(job: JobOut) -> str:
+    """What the driver guarantees it on each of its GPUs, and how much it may use."""
+    used = job["memory"]
+    guaranteed, most = used.get("guaranteed_mib"), used.get("most_mib")
+    if most is None:
+        return NOTHING
+    may = f"may use {memory(most)}"
+    return f"guaranteed {memory(guaranteed)}, {may}" if guaranteed else may
 
 
 def _batch(job: JobOut) -> str:

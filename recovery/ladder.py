@@ -19,13 +19,17 @@ class Exclusive:
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
-    """First on another GPU with a larger margin of free memory, then alone."""
+    """First on another GPU with a larger margin of free memory, or anywhere if only its own limit
+    was in the way, then alone."""
 
     margin_mib: int
     name: str = "adaptive"
 
     def decide(self, job: Job, exit: Exit) -> Retry | None:
         if job.shared and job.retry is None:
+            if exit.limit_mib is not None:
+                why = f"met its own limit; retried with {self.margin_mib} MiB more"
+                return Retry(why, margin_mib=self.margin_mib)
             why = f"out of memory; retried elsewhere with {self.margin_mib} MiB more free"
             return Retry(why, avoid=job.gpus, margin_mib=self.margin_mib)
         return _alone(job, exit)
@@ -44,4 +48,5 @@ def _alone(job: Job, exit: Exit) -> Retry | None:
     if not job.shared:
         return None
     cause = "fragmented memory" if exit.fragmented else "out of memory"
+    cause = cause if exit.limit_mib is None else "met its own limit"
     return Retry(f"{cause} beside other jobs; retried alone", exclusive=True)

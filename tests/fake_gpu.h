@@ -1,9 +1,11 @@
 /* What fake_cuda.c and fake_nvml.c share: the folder $FAKE_GPU (fake_gpu.py), in which each process
  * says what it has on a GPU, and a file of the words of what the driver does otherwise. */
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { CONTEXT_MIB = 400, MPS_CONTEXT_MIB = 200 };
 #define MIB (1024ULL * 1024ULL)
@@ -33,6 +35,47 @@ static inline int deviates(const char *word) {
     }
     if (file) fclose(file);
     return found;
+}
+
+/* The limits that fake_nvml was given, one a line: UUID GUARANTEED MOST (bytes) CGROUP. */
+static inline const char *limits_file(const char *suffix) {
+    static __thread char text[1024];
+    const char *world = getenv("FAKE_NVML_WORLD");
+    snprintf(text, sizeof text, "%s.limits%s", world ? world : "", suffix);
+    return text;
+}
+
+static inline int in_cgroup(const char *pid, const char *cgroup) {
+    char name[300], line[1024];
+    int found = 0;
+    snprintf(name, sizeof name, "/proc/%.200s/cgroup", pid);
+    FILE *file = fopen(name, "r");
+    while (file && fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\n")] = 0;
+        size_t own = strlen(line + 3), whole = strlen(cgroup);
+        if (!strncmp(line, "0::/", 4) && own > 1 && own < whole && !strcmp(cgroup + whole - own, line + 3)) found = 1;
+    }
+    if (file) fclose(file);
+    return found;
+}
+
+/* MiB that processes in a cgroup have on a GPU; without one, that all have. */
+static inline unsigned long long taken_in(const char *uuid, const char *cgroup) {
+    unsigned long long sum = 0, mib;
+    char its[96];
+    DIR *folder = opendir(path("processes", 0));
+    struct dirent *entry;
+    while (folder && (entry = readdir(folder))) {
+        char stat[300];
+        if (entry->d_name[0] == '.') continue;
+        snprintf(stat, sizeof stat, "/proc/%.200s", entry->d_name);
+        FILE *file = access(stat, F_OK) ? 0 : fopen(path("processes", entry->d_name), "r");
+        int there = file && fscanf(file, "%95s %llu", its, &mib) == 2 && !strcmp(its, uuid);
+        if (there && (!cgroup || in_cgroup(entry->d_name, cgroup))) sum += mib;
+        if (file) fclose(file);
+    }
+    if (folder) closedir(folder);
+    return sum;
 }
 
 static inline void tell_xid(const char *uuid, int number) {

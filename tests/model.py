@@ -33,6 +33,7 @@ from carmad.core.messages import (
     Exited,
     HoldRequested,
     Launch,
+    LimitMemory,
     Noticed,
     Postponed,
     RequeueRequested,
@@ -69,6 +70,7 @@ from carmad.core.types import (
     Job,
     JobId,
     JobState,
+    MemoryLimits,
     ProcessUse,
     WarnSignal,
 )
@@ -78,7 +80,7 @@ from carmad.store.database import StoreFull
 from carmad.store.values import Restored
 from carmad.testing import a_gpu, a_spec
 
-GPUS = tuple(a_gpu(n) for n in range(3))
+GPUS = tuple(a_gpu(n, guarantees=True) for n in range(3))
 EXITS = (
     Exit(Cause.SUCCESS, 0),
     Exit(Cause.FAILURE, 1),
@@ -106,6 +108,7 @@ SUSPENDING = replace(
     SHARED,
     limits=Limits(preemption="suspend"),
     suspend=Suspending(host_memory_mib=1000, moves=True, most_per_hour=3),
+    collocation=Collocation(guarantee_memory=True),
 )
 SERVERS = tuple(
     product(
@@ -211,6 +214,7 @@ class Model:
         # The world, which outlives every daemon:
         self.attempts: dict[Key, Attempt] = {}
         self.revoked: set[Key] = set()  # a supervisor that comes later starts nothing
+        self.limits: dict[Key, tuple[MemoryLimits, ...]] = {}
         self.lost: set[GpuId] = set()
         # What was promised to users:
         self.acknowledged: set[JobId] = set()
@@ -224,7 +228,7 @@ class Model:
 
     def _boot(self) -> None:
         """Start a daemon on the existing state. Its predecessor's memory is lost."""
-        self.hands: deque[Launch | Stop | Signal | Suspend | Resume] = deque()
+        self.hands: deque[Launch | Stop | Signal | Suspend | Resume | LimitMemory] = deque()
         self.unestimated: list[JobId] = []
         self.reports: list[Key] = []
         self.acts_left = 10**9  # then it is killed
@@ -252,7 +256,7 @@ class Model:
             return
         if isinstance(action, EstimateMemory):
             self.unestimated.append(action.job.id)
-        elif isinstance(action, Launch | Stop | Signal | Suspend | Resume):
+        elif isinstance(action, Launch | Stop | Signal | Suspend | Resume | LimitMemory):
             self.hands.append(action)
 
     def tell(self, *events: Event) -> None:
@@ -310,7 +314,9 @@ class Model:
                     self.seen["action repeated"] += again
                     self._do(action, dice.random() < 0.05)
 
-    def _do(self, action: Launch | Stop | Signal | Suspend | Resume, fails: bool = False) -> None:
+    def _do(
+        self, action: Launch | Stop | Signal | Suspend | Resume | LimitMemory, fails: bool = False
+    ) -> None:
         job = action.job
         key = job.id, job.attempt
         match action:
@@ -329,6 +335,8 @@ class Model:
                 if key not in self.attempts:
                     self.revoked.add(key)
                 self._look_after(key, Exit(Cause.LOST))
+            case LimitMemory():
+                self.limits[key] = job.memory_limits
             case Suspend():
                 self._suspend(key, fails)
             case Resume():
@@ -629,6 +637,12 @@ class Model:
                 assert job.gpus == started.gpus
             if job.state is JobState.SUSPENDED:
                 assert not started.gpus and not job.gpus
+            if not self.hands:
+                assert self.limits.get((id, number), ()) == job.memory_limits
+        for gpu in GPUS:
+            limits = [each for job in live.values() for each in job.memory_limits]
+            its = sum(each.guaranteed_mib for each in limits if each.gpu == gpu.id)
+            assert its <= gpu.memory_mib, "more is guaranteed than there is"
 
     def check_what_was_kept(self) -> None:
         """Views are valid until something changes; the ledger's indices match its jobs."""

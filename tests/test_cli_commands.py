@@ -51,7 +51,7 @@ VERBS: list[tuple[str, tuple[str, str], str]] = [
     ("report-step 1 42 --forward 9ms --backward 1s", ("POST", "/v1/jobs/42/step"), "1 s a step"),
     ("gpus", ("GET", "/v1/gpus"), "PROMISABLE"),
     ("drain 0", ("POST", "/v1/gpus/0/drain"), "GPU 0: drained"),
-    ("resume 0", ("POST", "/v1/gpus/0/resume"), "GPU 0: takes jobs"),
+    ("undrain 0", ("POST", "/v1/gpus/0/resume"), "GPU 0: takes jobs"),
     ("reserve", ("GET", "/v1/reservations"), "job 42 of eve may still be there then"),
     ("reserve --gpus 2 --for 4h", ("POST", "/v1/reservations"), "1: GPU 0 for ada, from Monday"),
     ("reserve --cancel 1", ("POST", "/v1/reservations/1/cancel"), "is cancelled"),

@@ -118,6 +118,21 @@ def test_the_signal_before_the_time_limit_is_shown() -> None:
     assert "signal" not in plain(render.show(fake.job(warn=None)))
 
 
+@pytest.mark.parametrize(
+    ("guaranteed", "most", "text"),
+    [
+        (12_288, 31_744, "memory limits  guaranteed 12.0G, may use 31.0G"),
+        (None, 31_744, "memory limits  may use 31.0G"),
+    ],
+)
+def test_what_a_job_is_guaranteed_and_may_use_is_shown(
+    guaranteed: int | None, most: int, text: str
+) -> None:
+    limits = {"guaranteed_mib": guaranteed, "most_mib": most}
+    assert text in plain(render.show(fake.job(memory=fake.job()["memory"] | limits)))
+    assert "memory limits" not in plain(render.show(fake.job())), "an older daemon"
+
+
 def test_an_ended_job_says_how() -> None:
     text = plain(render.show(fake.ended(code=None, signal=9)))
     assert "0:9  failure: ValueError: no such dataset" in text

@@ -545,7 +545,7 @@ def test_gpus_are_drained_and_resumed_across_restarts(daemon: Carmad) -> None:
     id = daemon.submit("true", gpus=3)
     until(lambda: "drained" in refusals(daemon, id), "the job to wait")
     assert "new fan" in daemon.carma("why", str(id))
-    daemon.carma("resume", "0")
+    daemon.carma("undrain", "0")
     assert daemon.ended(id)["state"] == "succeeded"
 
 

@@ -21,10 +21,12 @@ from carmad.core.types import (
     Job,
     JobId,
     JobState,
+    MemoryLimits,
     ProcessUse,
     Retry,
 )
 from carmad.testing import a_gpu, a_job, a_spec, changed
+from recovery import ladder
 
 GPU = a_gpu().id
 OOM = Exit(Cause.GPU_OOM, 1)
@@ -108,6 +110,47 @@ def test_who_held_memory_is_told_by_the_readings_it_is_given() -> None:
     # Nobody shared its GPU: that is what a job before it held.
     assert ended(running(), OOM, reading).exit.neighbours == ("pid 3 (?) held 900 MiB",)
     assert ended(running(), OOM, reading).retry == ALONE  # 28.8 GB are nobody's
+
+
+def full(job_mib: int, other_mib: int) -> GpuSample:
+    used = job_mib + other_mib
+    its = (ProcessUse(1, job_mib, job=JobId(1)), ProcessUse(2, other_mib, job=JobId(2)))
+    return GpuSample(GPU, 8.0, used, 40_960 - used, processes=its)
+
+
+@pytest.mark.parametrize(
+    ("held_mib", "other_mib", "tried_mib", "limit_mib", "met"),
+    [
+        (11_900, 9_000, 512, 12_288, True),  # the GPU has room
+        (9_000, 9_000, 512, 12_288, True),  # it has grown since this reading
+        (12_000, 28_500, 512, 12_288, True),
+        (12_000, 28_500, None, 12_288, False),  # only the GPU is known to be full
+        (8_000, 32_700, 512, 12_288, False),
+        (40_000, 0, 2_048, 40_960, False),  # alone: its limit is the GPU's
+        (11_900, 9_000, 512, None, False),
+    ],
+)
+def test_a_job_that_met_its_own_limit_is_told_from_one_on_a_full_gpu(
+    held_mib: int, other_mib: int, tried_mib: int | None, limit_mib: int | None, met: bool
+) -> None:
+    job = running(shared=True, memory_limits=(MemoryLimits(GPU, 8_192, limit_mib),))
+    exit = replace(OOM, evidence="CUDA out of memory", tried_mib=tried_mib)
+    end = ended(job, exit, full(held_mib, other_mib))
+    assert (end.state, end.retry) == (JobState.QUEUED, ALONE)
+    assert (end.exit.limit_mib == 12_288) is met
+    assert bool(end.exit.neighbours) is not met or not other_mib
+    own = "it met its own limit of 12.0G, as others were promised the rest: CUDA out of memory"
+    assert end.exit.evidence == (own if met else "CUDA out of memory")
+
+
+def test_where_only_its_limit_was_in_the_way_more_memory_anywhere_comes_before_alone() -> None:
+    job, met = running(shared=True), replace(OOM, limit_mib=12_288)
+    adaptive = ladder.Adaptive(4096)
+    first = adaptive.decide(job, met)
+    assert first and (first.avoid, first.margin_mib, first.exclusive) == ((), 4096, False)
+    again = adaptive.decide(replace(job, retry=first), met)
+    assert again and again.exclusive
+    assert ladder.Exclusive().decide(job, met) == replace(again)
 
 
 def test_without_an_elsewhere_it_is_tried_alone_and_with_no_gpu_known_as_it_was_to_be() -> None:

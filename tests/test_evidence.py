@@ -9,7 +9,7 @@ import pytest
 from carmad.attempt import evidence as module
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.proc import process_stat
-from carmad.core.types import GpuSample, JobId, ProcessUse
+from carmad.core.types import GpuSample, JobId, MemoryLimits, ProcessUse
 from carmad.testing import a_gpu, a_job
 from tests.attempts import until
 
@@ -150,3 +150,13 @@ def test_memory_is_gone_by_a_look_that_was_begun_later():
     assert not evidence.memory_gone(job)
     evidence.answer(GPU, module.time.monotonic(), frozenset({1}))
     until(lambda: evidence.memory_gone(job), "no further question")
+
+
+@pytest.mark.parametrize(("most_mib", "reached"), [(510, True), (520, False), (None, False)])
+def test_an_attempt_s_own_limit_counts_like_a_full_gpu(most_mib, reached):
+    evidence = Evidence()
+    with supervisor() as (pid, child):
+        evidence.add_supervisor(FIRST, pid)
+        evidence.add([reading(1.0, child, 1)])
+    limits = (MemoryLimits(GPU, 0, most_mib),)
+    assert evidence.was_full(FIRST, 2.0, limits) is reached

@@ -232,6 +232,9 @@ def test_jobs_are_told_by_state_and_the_queue_by_who_may_start() -> None:
         ("queued",): 2,
         ("starting",): 1,
         ("running",): 0,
+        ("suspending",): 0,
+        ("suspended",): 0,
+        ("resuming",): 0,
         ("stopping",): 0,
     }
     assert found.one("carma_jobs_held") == 1

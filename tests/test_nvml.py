@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 import pynvml
 import pytest
 
-from carmad.core.types import GpuId, GpuSample, ProcessUse
+from carmad.core.types import GpuId, GpuSample, MemoryLimits, ProcessUse
 from carmad.errors import CarmaError
 from carmad.gpu import driver as lanes
 from carmad.gpu import events
 from carmad.gpu import nvml as choosing
 from carmad.gpu.driver import disconnect
 from carmad.gpu.gpm import GpmProfiler
+from carmad.gpu.limits import NvmlLimiter
 from carmad.gpu.nvml import NvmlSource, choose
 from carmad.gpu.source import ActivityReader, Health, TelemetrySource, Unprofiled
 from tests.waiting import PATIENCE_S, until
@@ -928,3 +929,77 @@ def test_nvitop_reads_the_fake(nvml: FakeNvml) -> None:
     assert "00000000:C1:00.0" in shown
     assert str(ME) in shown
     assert "321.0MiB" in shown
+
+
+# -- memory limits
+
+
+@pytest.fixture
+def cgroup(tmp_path: Path) -> str:
+    """The fake driver takes any folder with such a file for one."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may set limits")
+    (tmp_path / "carma-job-7-1").mkdir()
+    (tmp_path / "carma-job-7-1/cgroup.procs").touch()
+    return str(tmp_path / "carma-job-7-1")
+
+
+def set_to(limiter: NvmlLimiter, cgroup: str | None, *limits: MemoryLimits) -> str:
+    return limiter.limit("/var/lib/carma/jobs/7.1", cgroup, limits)
+
+
+def limits_of(uuid: str, cgroup: str) -> tuple[int, int]:
+    its = pynvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=cgroup.encode())
+    pynvml.nvmlDeviceGetMemoryLimits_v1(pynvml.nvmlDeviceGetHandleByUUID(uuid), its)
+    return its.softLimit, its.hardLimit
+
+
+def test_limits_of_a_cgroup_are_set_changed_and_lifted(nvml: FakeNvml, cgroup: str) -> None:
+    nvml.show(gpu(A), gpu(B, bus="C1"))
+    limiter = NvmlLimiter()
+    with opened() as source:
+        assert all(each.guarantees for each in source.discover())
+        both = MemoryLimits(GpuId(A), 12_288, 31_744), MemoryLimits(GpuId(B), 0, 40_960)
+        for _ in range(2):
+            assert set_to(limiter, cgroup, *both) == ""
+        assert limits_of(A, cgroup) == (12_288 << 20, 31_744 << 20)
+        assert limits_of(B, cgroup) == (0, 40_960 << 20)
+        assert set_to(limiter, cgroup, MemoryLimits(GpuId(A))) == ""
+        assert limits_of(A, cgroup) == (0, pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX)
+
+
+def test_why_limits_cannot_be_set_is_told(nvml: FakeNvml, cgroup: str) -> None:
+    nvml.show(gpu(A, "fail nvmlDeviceSetMemoryLimits_v1 4"), gpu(B, bus="C1"))
+    limiter, here = NvmlLimiter(), MemoryLimits(GpuId(A), 1, 2)
+    with opened():
+        assert set_to(limiter, cgroup, here) == "the driver lets only root set memory limits"
+        assert set_to(limiter, None, here) == "it has no cgroup of its own"
+        gone = cgroup + "-gone"
+        assert set_to(limiter, gone, MemoryLimits(GpuId(B), 1, 2)) == "", "it has just ended"
+    nvml.show(gpu(A, "hang nvmlDeviceSetMemoryLimits_v1"), gpu(B, bus="C1"))
+    with opened():
+        assert "does not answer" in set_to(limiter, cgroup, here)
+        assert set_to(limiter, cgroup, MemoryLimits(GpuId(B), 1, 2)) == ""
+        nvml.show(gpu(A), gpu(B, bus="C1"))
+        until(lambda: set_to(limiter, cgroup, here) == "", "it to answer")
+
+
+@pytest.mark.parametrize("code", [3, 13, 4])
+def test_an_older_driver_or_another_user_guarantees_nothing(nvml: FakeNvml, code: int) -> None:
+    nvml.show(gpu(A, f"fail nvmlDeviceGetMemoryLimits_v1 {code}"))
+    with opened() as source:
+        assert not any(each.guarantees for each in source.discover())
+
+
+def test_instances_and_older_bindings_guarantee_nothing(
+    nvml: FakeNvml, cgroup: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml.show(mig(instance(MIG1, 1)))
+    with opened() as source:
+        assert not any(each.guarantees for each in source.discover())
+    nvml.show(gpu(A))
+    for name in ("c_nvmlGetMemoryLimits_v1_t", "c_nvmlSetMemoryLimits_v1_t"):
+        monkeypatch.delattr(pynvml, name)
+    with opened() as source:
+        assert not any(each.guarantees for each in source.discover())
+        assert "older than 13.615" in set_to(NvmlLimiter(), cgroup, MemoryLimits(GpuId(A)))

@@ -16,11 +16,14 @@ from carmad.attempt import launcher as launcher_module
 from carmad.attempt import shepherd, supervisor
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, attempt_dir
+from carmad.config import Suspending
 from carmad.core.messages import Exited, Launch, Noticed, Postponed, Stop
 from carmad.core.types import Cause, Job, JobId, JobState
 from carmad.daemon import doctor
 from carmad.daemon import world as world_module
 from carmad.daemon.world import DaemonWorld
+from carmad.gpu.checkpoint import Checkpoints
+from carmad.gpu.limits import NvmlLimiter
 from carmad.testing import changed
 from tests.attempts import EXIT_0_1_0, make_job, until
 from tests.test_world import Inbox, declared
@@ -84,6 +87,9 @@ class Machine:
             launcher=launcher,
             evidence=Evidence(),
             mps=None,
+            checkpoints=Checkpoints(""),
+            limiter=NvmlLimiter(),
+            suspending=Suspending,
             kill_grace_s=1.0,
             extra_env={},
         )

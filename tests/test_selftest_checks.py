@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from carmad import units
+from carmad.attempt import cgroup
 from carmad.config import Preconditions, Settings
 from carmad.configfile import by_name
 from carmad.selftest import activity, faults, training
@@ -86,6 +87,39 @@ def test_a_check_differs_where_it_does_not(machine: Machine, name: str, word: st
     assert found.verdict is Verdict.DIFFERS, found
     assert found.settings.keys() <= by_name(Settings(preconditions=Preconditions())).keys()
     assert machine.pids() == []
+
+
+@pytest.fixture
+def cgroups() -> None:
+    own = cgroup.own_cgroup()
+    if os.geteuid() != 0 or own is None or not os.access(own, os.W_OK):
+        pytest.skip("no cgroup (version 2) can be made here")
+
+
+@pytest.mark.usefixtures("cgroups")
+def test_where_memory_limits_hold_guarantees_are_proposed(machine: Machine) -> None:
+    found = machine.check("memory_limits")
+    assert found.verdict is Verdict.HOLDS, found
+    assert found.settings == {"collocation.guarantee_memory": True}
+    assert machine.pids() == []
+
+
+@pytest.mark.usefixtures("cgroups")
+@pytest.mark.parametrize("word", ["most_ignored", "guarantees_ignored"])
+def test_where_they_do_not_none_are(machine: Machine, word: str) -> None:
+    machine.have(words=(word,))
+    found = machine.check("memory_limits")
+    assert found.verdict is Verdict.DIFFERS, found
+    assert not found.settings, "it is off already"
+    assert machine.pids() == []
+
+
+def test_without_memory_limits_it_is_said_what_they_need(machine: Machine) -> None:
+    world = (machine.folder / "world").read_text().splitlines()
+    machine.world(*world, "fail nvmlDeviceGetMemoryLimits_v1 13")
+    found = machine.check("memory_limits")
+    assert found.verdict is Verdict.UNKNOWN, found
+    assert "R615" in found.detail
 
 
 @pytest.mark.parametrize(
@@ -303,7 +337,7 @@ def test_every_fact_has_a_check_or_says_how_to_find_out() -> None:
         *(name for name, _ in SUSPENDING),
         *("suspend_api", "suspend_root", "suspend_moves", "suspend_speed"),
         *("allocator", "oom_text", "profiler", "index_order", "islands", "mig_utilization"),
-        "host_oom",
+        *("host_oom", "memory_limits"),
     }
     assert checked == {fact.name for fact in FACTS if fact.check}, "each is tried both ways here"
     assert all(SECTIONS.values())

@@ -14,24 +14,36 @@ from carmad.accounts import NoAccount
 from carmad.attempt import exits
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.exits import ExitFacts
-from carmad.config import Collocation, Settings
+from carmad.config import Collocation, Settings, Suspending
 from carmad.core.messages import (
     Estimated,
     EstimateMemory,
     Exited,
     Launch,
+    LimitMemory,
     Noticed,
     Signal,
     Step,
     Stop,
 )
 from carmad.core.tasks import JobsById
-from carmad.core.types import Cause, Estimate, Exit, GpuId, JobId, JobState, Mode, Refusal
+from carmad.core.types import (
+    Cause,
+    Estimate,
+    Exit,
+    GpuId,
+    JobId,
+    JobState,
+    MemoryLimits,
+    Mode,
+    Refusal,
+)
 from carmad.daemon import doctor
 from carmad.daemon.monitor import MpsWatch
 from carmad.daemon.parts import take_over
 from carmad.daemon.world import DaemonWorld
 from carmad.errors import CarmaError
+from carmad.gpu.checkpoint import Checkpoints
 from carmad.gpu.mps import ServerState
 from carmad.testing import a_gpu_view, a_job, a_spec
 from carmad.testing.builders import changed
@@ -72,6 +84,12 @@ class Launcher:
 
     def stop(self, job, grace_s):
         self.calls.append(("stop", job.id, grace_s))
+
+    def name(self, job):
+        return f"{job.id}.{job.attempt}"
+
+    def cgroup(self, job):
+        return f"/sys/fs/cgroup/carma-job-{job.id}-{job.attempt}" if self.is_there else None
 
     def signal(self, job, signum):
         self.calls.append(("signal", job.id, signum))
@@ -125,7 +143,24 @@ def given(spec):
     return spec
 
 
-def a_world(tmp_path, mps=None, grace_s=30.0, estimate=declared):
+class Limiter:
+    """As with a real driver: what has no cgroup has no limits."""
+
+    by_cgroup = True
+
+    def __init__(self, why=""):
+        self.why = why
+        self.calls = []
+
+    def limit(self, attempt, cgroup, limits):
+        self.calls.append((attempt, cgroup, *((each.gpu, each.most_mib) for each in limits)))
+        return self.why
+
+    def forget(self, attempt):
+        self.calls.append((attempt, "forgotten"))
+
+
+def a_world(tmp_path, mps=None, grace_s=30.0, estimate=declared, limiter=None):
     inbox, launcher = Inbox(), Launcher()
     world = DaemonWorld(
         state_dir=tmp_path,
@@ -135,6 +170,9 @@ def a_world(tmp_path, mps=None, grace_s=30.0, estimate=declared):
         launcher=launcher,
         evidence=Evidence(),
         mps=mps,
+        checkpoints=Checkpoints(""),
+        limiter=limiter or Limiter(),
+        suspending=Suspending,
         kill_grace_s=grace_s,
         extra_env={"EXTRA": "1"},
     )
@@ -541,6 +579,20 @@ def test_the_doctor_says_whether_users_can_read_what_watches_their_stages(instal
     assert not list(doctor._hooks(folder)), "only its own user's jobs run"
 
 
+def test_the_doctor_says_where_memory_cannot_be_guaranteed():
+    able, unable = a_gpu_view(0), a_gpu_view(1)
+    able = replace(able, gpu=replace(able.gpu, guarantees=True))
+    on = Settings(collocation=Collocation(guarantee_memory=True))
+
+    def found(settings, *gpus):
+        scene = SimpleNamespace(view=SimpleNamespace(gpus=gpus))
+        return [(check["ok"], check["detail"]) for check in doctor._guarantees(settings, scene)]
+
+    assert found(Settings(), able, unable) == []
+    assert found(on, able) == [(True, "the driver guarantees what jobs were promised")]
+    assert found(on, able, unable) == [(None, "guarantee_memory has no effect on GPU 1")]
+
+
 def test_the_doctor_asks_every_mps_daemon_that_has_jobs():
     resident = a_job(1, state=JobState.RUNNING, mode=Mode.MPS)
     scene = SimpleNamespace(
@@ -581,3 +633,47 @@ def test_after_a_change_of_scope_the_doctor_asks_the_daemon_that_has_the_job():
 )
 def test_the_doctor_says_whose_jobs_share_an_mps_server(shared, words):
     assert words in doctor._mps_users(Settings(collocation=shared))["detail"]
+
+
+# -- memory limits
+
+
+def limited(most_mib, **changes):
+    return changed(running(), memory_limits=(MemoryLimits(GPU, 8_192, most_mib),), **changes)
+
+
+def test_limits_wait_until_the_attempt_has_a_cgroup_and_then_the_latest_are_set(tmp_path):
+    limiter = Limiter()
+    world, _, launcher = a_world(tmp_path, limiter=limiter)
+    world.shepherd.start()
+    world.perform(LimitMemory(limited(31_000)))
+    world.perform(Launch(running()))
+    until(lambda: "launch" in {call[0] for call in launcher.calls}, "its launch")
+    world.perform(LimitMemory(limited(28_000)))
+    world._hands.submit(lambda: None).result(PATIENCE_S)
+    assert limiter.calls == []
+    launcher.is_there = True
+    until(lambda: limiter.calls, "its limits")
+    world.close()
+    assert set(limiter.calls) == {("7.2", "/sys/fs/cgroup/carma-job-7-2", (GPU, 28_000))}
+
+
+def test_limits_of_a_running_attempt_are_set_at_once_and_its_owner_is_told_why_not(tmp_path):
+    world, inbox, launcher = a_world(tmp_path, limiter=Limiter("the driver says no"))
+    launcher.is_there = True
+    performed(world, LimitMemory(limited(31_000)))
+    notes = [event.note for event in inbox.events if isinstance(event, Noticed)]
+    assert notes == ["its GPU memory is not guaranteed: the driver says no"]
+
+
+def test_limits_are_forgotten_once_the_end_of_the_attempt_is_committed(tmp_path):
+    limiter = Limiter()
+    world, _, launcher = a_world(tmp_path, limiter=limiter)
+    launcher.is_there = True
+    ended = changed(limited(31_000), state=JobState.FAILED, exit=Exit(Cause.FAILURE), ended_at=9.0)
+    world.shepherd.start()
+    world.perform(LimitMemory(limited(31_000)))
+    world.on_commit(Step((), (ended,), (), ()))
+    world.close()
+    assert limiter.calls[-1] == ("7.2", "forgotten")
+    assert not world._limited

@@ -56,6 +56,7 @@ class ExitOut(TypedDict):
     signal: int | None
     evidence: str
     fragmented: bool
+    limit_mib: NotRequired[int | None]  # its own, if it ran into that
     tried_mib: int | None
     free_mib: int | None
     neighbours: list[str]
@@ -75,6 +76,9 @@ class MemoryOut(TypedDict):
     estimate_source: str | None
     used_mib: int | None
     peak_mib: int | None  # None: not measured
+    # What the driver guarantees it on each of its GPUs, and lets it use at most: the least of them.
+    guaranteed_mib: NotRequired[int | None]
+    most_mib: NotRequired[int | None]
 
 
 class NeedOut(TypedDict):
@@ -382,6 +386,8 @@ class Jobs:
 
     def _memory(self, job: Job) -> MemoryOut:
         estimate = job.estimate
+        limits = job.memory_limits if job.holds_gpus else ()
+        most = [its.most_mib for its in limits if its.most_mib is not None]
         return {
             "declared_mib": job.spec.memory_mib,
             "estimate_mib": estimate.mib if estimate else None,
@@ -390,6 +396,8 @@ class Jobs:
             "estimate_source": estimate.source if estimate else None,
             "used_mib": self._scene.memory_mib(job.id) if job.holds_gpus else None,
             "peak_mib": self._usage(job).peak_mib or None,
+            "guaranteed_mib": min((its.guaranteed_mib for its in limits), default=0) or None,
+            "most_mib": min(most, default=None),
         }
 
     def reason(self, job: Job) -> str | None:

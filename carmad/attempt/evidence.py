@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ from carmad.attempt.cgroup import cgroup_of
 from carmad.attempt.environment import ATTEMPT_VARIABLE
 from carmad.attempt.marks import Marks
 from carmad.attempt.proc import process_stat, running, uids
-from carmad.core.types import GpuId, GpuSample, Job, JobId
+from carmad.core.types import GpuId, GpuSample, Job, JobId, MemoryLimits
 from carmad.threads import Threads
 
 KEPT_S = 20.0  # of readings: child processes may outlive the main process by some seconds
@@ -37,6 +37,7 @@ Key = tuple[JobId, int]  # a job and the number of its attempt
 class _Reading:
     at: float
     full: bool  # whether one of the GPUs that showed the attempt's processes was full
+    held_mib: Mapping[GpuId, int]  # by these processes
 
 
 @dataclass(slots=True)
@@ -155,7 +156,8 @@ class Evidence:
             for key, readings in own.items():
                 if attempt := self._attempts.get(key):
                     full = any(map(_is_full, readings))
-                    _keep(attempt.readings, _Reading(readings[0].at, full))
+                    held_mib = {each.gpu: _held_mib(key, each) for each in readings}
+                    _keep(attempt.readings, _Reading(readings[0].at, full, held_mib))
             self._forget_ended()
         return tuple(named)
 
@@ -214,14 +216,22 @@ class Evidence:
             processes = dict(known.processes) if known else {}
         return frozenset(pid for pid, start in processes.items() if running(pid, start))
 
-    def was_full(self, attempt: Key, until: float) -> bool:
-        """Whether one of its GPUs was full in the last reading that showed its processes and was
-        taken before `until` (Unix seconds), when its main process ended."""
+    def was_full(self, attempt: Key, until: float, limits: Iterable[MemoryLimits] = ()) -> bool:
+        """Whether one of its GPUs was full, or its own limit there was reached, in the last reading
+        that showed its processes and was taken before `until` (Unix seconds), when its main process
+        ended."""
         with self._lock:
             known = self._attempts.get(attempt)
             readings = list(known.readings) if known else []
         in_time = [reading for reading in readings if reading.at <= until] or readings[:1]
-        return bool(in_time) and in_time[-1].full
+        return bool(in_time) and (
+            in_time[-1].full
+            or any(
+                each.most_mib is not None
+                and in_time[-1].held_mib.get(each.gpu, 0) > (1 - FULL) * each.most_mib
+                for each in limits
+            )
+        )
 
 
 def _without(found: dict[T, Key], attempt: Key) -> dict[T, Key]:
@@ -249,6 +259,11 @@ def _by_ancestors(pid: int, supervisors: dict[int, Key]) -> Key | None:
 def _is_full(sample: GpuSample) -> bool:
     free, used = sample.memory_free_mib, sample.memory_used_mib
     return free is not None and used is not None and free < FULL * (free + used)
+
+
+def _held_mib(attempt: Key, sample: GpuSample) -> int:
+    own = (use for use in sample.processes if (use.job, use.attempt) == attempt)
+    return sum(use.memory_mib or 0 for use in own)
 
 
 def _keep(readings: deque[_Reading], reading: _Reading) -> None:

@@ -271,7 +271,16 @@ class Launcher:
 
     def mark(self, job: Job, env: Mapping[str, str]) -> Mapping[str, str]:
         """With the variable that tells whose processes they are."""
-        return {**env, ATTEMPT_VARIABLE: str(attempt_dir(self._state_dir, job.id, job.attempt))}
+        return {**env, ATTEMPT_VARIABLE: self.name(job)}
+
+    def name(self, job: Job) -> str:
+        """The value of that variable."""
+        return str(attempt_dir(self._state_dir, job.id, job.attempt))
+
+    def cgroup(self, job: Job) -> str | None:
+        """That of the job's processes, once its current attempt has begun. None: it has none.
+        Raises ValueError if the record of its start is damaged."""
+        return members.find(attempt_dir(self._state_dir, job.id, job.attempt), job)
 
     def join(self, job: Job, process: Process) -> bool:
         """Ask the supervisor to follow this process, too. False: there is none, yet or any more."""

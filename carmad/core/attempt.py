@@ -61,6 +61,7 @@ class Exit:
     neighbours: tuple[str, ...] = ()  # who else held memory on its GPUs
     tail: tuple[str, ...] = ()  # the last lines of its logs, if it did not succeed
     left: bool = False  # some of its processes could not be killed: no other attempt may follow
+    limit_mib: int | None = None  # its own on that GPU (`MemoryLimits`), if it ran into that
 
     @property
     def fragmented(self) -> bool:
@@ -76,6 +77,15 @@ class ProfilingRun:
 
     until: float
     evict: bool  # requeue it then; otherwise it stays, and others may join it
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimits:
+    """What an attempt may have of a GPU's memory. The driver enforces it."""
+
+    gpu: GpuId
+    guaranteed_mib: int = 0  # before others get any
+    most_mib: int | None = None  # None: it has no limit, as where it has left the GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +126,7 @@ class Attempt:
     suspended_s: float = 0.0  # in earlier ones
     suspended_at: tuple[float, ...] = ()  # when they began, in the last hour before the latest
     resumed_at: float | None = None  # from the latest
+    memory_limits: tuple[MemoryLimits, ...] = ()  # as last set, by GPU: see `core.guarantees`
     stop: Cause | None = None  # why it is being stopped
     exit: Exit | None = None
     ended_at: float | None = None

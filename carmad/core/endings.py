@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from carmad.config import Settings
 from carmad.core.deciders import DECIDE, Calls, describe
 from carmad.core.fleet import Fleet
+from carmad.core.guarantees import STEP_MIB
 from carmad.core.history import past
 from carmad.core.knowledge import Knowledge
 from carmad.core.ledger import Ledger
 from carmad.core.line import unmet_dependency
 from carmad.core.messages import Exited
 from carmad.core.ports import Recovery
+from carmad.core.readings import held_mib
 from carmad.core.states import advance, stopping
 from carmad.core.types import (
     FOR_GOOD,
@@ -28,6 +30,9 @@ from carmad.core.types import (
     Retry,
 )
 from carmad.core.watching import Watch
+from carmad.readable import gib
+
+FULL = 0.03  # a GPU with a smaller share of its memory free has no room for anything
 
 
 class Endings:
@@ -132,7 +137,7 @@ def ending(job: Job, event: Exited, beside: Sequence[GpuSample], retries: Retrie
     """`beside`: the readings that show who held memory beside the job, see `Fleet.beside`."""
     exit, at = event.exit, min(event.at, event.ended_at or event.at)
     if exit.cause is Cause.GPU_OOM:
-        exit = replace(exit, neighbours=_neighbours(job, beside))
+        exit = _explain_oom(job, exit, beside)
     if job.stop is Cause.UNRESTORED and not job.spec.requeue:
         return Ending(JobState.FAILED, replace(exit, cause=Cause.UNRESTORED), at)
     if job.stop in SENT_BACK and exit.cause is not Cause.SUCCESS:
@@ -170,6 +175,29 @@ def _send_back(job: Job, exit: Exit, at: float) -> Ending:
     if exit.left:
         return Ending(JobState.FAILED, exit, at)
     return Ending(JobState.QUEUED, exit, at, job.retry)
+
+
+def _explain_oom(job: Job, exit: Exit, beside: Sequence[GpuSample]) -> Exit:
+    """With the job's own limit, if it ran into that, or else with who held memory beside it."""
+    limit_mib = next(filter(None, (_met_limit(job, exit, each) for each in beside)), None)
+    if limit_mib is None:
+        return replace(exit, neighbours=_neighbours(job, beside))
+    met = f"it met its own limit of {gib(limit_mib)}, as others were promised the rest"
+    evidence = f"{met}: {exit.evidence}" if exit.evidence else met
+    return replace(exit, limit_mib=limit_mib, evidence=evidence)
+
+
+def _met_limit(job: Job, exit: Exit, reading: GpuSample) -> int | None:
+    """The job's limit on this GPU, if that is lower than what external processes leave and the job
+    wanted more, or the GPU had room for what it wanted. A reading may be a period old."""
+    most_mib = next((its.most_mib for its in job.memory_limits if its.gpu == reading.gpu), None)
+    free_mib = reading.memory_free_mib or 0
+    all_mib = free_mib + (reading.memory_used_mib or 0)
+    if most_mib is None or most_mib > all_mib - _external_mib(reading) - STEP_MIB:
+        return None
+    tried_mib = exit.tried_mib or 1
+    over = held_mib(job.id, reading) + tried_mib > most_mib
+    return most_mib if over or free_mib > max(tried_mib, FULL * all_mib) else None
 
 
 def _neighbours(job: Job, beside: Sequence[GpuSample]) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ class Fleet:
         self._windows: dict[GpuId, Window] = {}
         self.gpus: dict[GpuId, Gpu] = {}
         self.unread = ""  # why the GPUs are not known yet
+        self.guarantees = False  # whether any of them can guarantee memory
         self.drains: dict[GpuId, Drain] = {}
         self.reservations: dict[int, Reservation] = {}
         self.usage: dict[JobId, Usage] = {}  # newer than `Job.usage`
@@ -43,6 +44,7 @@ class Fleet:
         self.unread = unread
         self.gpus.clear()
         self.gpus.update((gpu.id, gpu) for gpu in gpus)
+        self.guarantees = any(gpu.guarantees for gpu in self.gpus.values())
         monitor, weights = self._settings.monitor, self._settings.risk
         self._windows = {
             gpu: self._windows.get(gpu) or Window(monitor, weights) for gpu in self.gpus
@@ -160,6 +162,12 @@ class Fleet:
             job: (held_mib(job, last) - held_mib(job, before)) / (last.at - before.at)
             for job in jobs
         }
+
+    def external_mib(self, gpu: GpuId, residents: tuple[Job, ...]) -> int:
+        """MiB that external processes have held throughout the window."""
+        readings, its = self.readings(gpu), self.gpus[gpu]
+        held = (free_memory(its, sample, residents, settled=True)[1] for sample, _ in readings)
+        return min(held, default=0)
 
     def memory_of(self, job: Job) -> dict[GpuId, int]:
         """MiB that the job holds on each of its GPUs, without those that cannot be read."""

@@ -116,7 +116,7 @@ def blockers(
     if job.barred:
         yield Reason("no_account", detail=job.barred)
     if job.held:
-        yield Reason("suspended" if job.suspension else "held")
+        yield Reason("suspended") if job.suspension else Reason("held")
     if spec.begin_at is not None and now < spec.begin_at:
         yield Reason("begin", spec.begin_at, now, "s")
     if spec.after and (before := _name_few(a.job for a in spec.after if a.job in live)):

@@ -391,6 +391,13 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitMemory:
+    """Set the memory limits of the job's attempt on all GPUs that it has any on."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
 class Wake:
     """Send a `Tick` at this time instead of the one requested before; infinite: send none. A world
     that samples every second may ignore it."""
@@ -398,11 +405,13 @@ class Wake:
     at: float
 
 
-Action = EstimateMemory | Launch | Signal | Stop | Suspend | Resume | Wake
+Action = EstimateMemory | Launch | Signal | Stop | Suspend | Resume | LimitMemory | Wake
 
 
 def due_actions(job: Job) -> Iterator[Action]:
     """The actions a job's state calls for. Performing them twice must be harmless."""
+    if job.lives and job.memory_limits:
+        yield LimitMemory(job)
     match job.state:
         case JobState.STARTING:
             yield Launch(job)

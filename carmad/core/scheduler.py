@@ -10,6 +10,7 @@ from carmad.config import Settings
 from carmad.core.deciders import Calls, Deciders
 from carmad.core.endings import Endings, dependency_exit
 from carmad.core.fleet import Fleet
+from carmad.core.guarantees import Guarantees
 from carmad.core.history import History
 from carmad.core.knowledge import Knowledge, with_shared_profiles
 from carmad.core.ledger import ENDED_REMEMBERED, Ledger
@@ -28,6 +29,7 @@ from carmad.core.messages import (
     Event,
     Exited,
     HoldRequested,
+    LimitMemory,
     LimitRequested,
     Measured,
     MoveRequested,
@@ -122,6 +124,7 @@ class Scheduler:
         if not all(isinstance(event, Submitted) for event in events):
             self._actions += self._placer.plan(now)
         self._actions += self._relieve(now)
+        self._actions[:0] = self._guarantee(events)
         for job in self._ledger.pieces():  # each needs an estimate of its own
             if (row := self.jobs.rows.get(job.id)) and row.awaits_estimate:
                 self._actions.append(EstimateMemory(row))
@@ -407,6 +410,7 @@ class Scheduler:
         )
         self._requests = Requests(ledger, self._fleet, self.knowledge, self._endings)
         self._relief = Relief(ledger, self._fleet, self._suspensions)
+        self._guarantees = Guarantees(ledger, self._fleet)
         self._placer = Placer(
             self.settings,
             self._deciders,
@@ -441,6 +445,12 @@ class Scheduler:
         if not (first or any(each.is_on(now) for each in self._fleet.reservations.values())):
             return []
         return self._relief.relieve(self.view(now))
+
+    def _guarantee(self, events: Iterable[Event]) -> list[LimitMemory]:
+        """Renew memory limits. These come before launches, so that a job begins with them."""
+        readings = (each.samples for each in events if isinstance(each, Sampled))
+        sampled = (sample.gpu for samples in readings for sample in samples)
+        return self._guarantees.renew(sampled, self.settings.collocation.guarantee_memory)
 
     def _standing(self, job: Job) -> Standing:
         """Where others are suspended for them, jobs at a terminal go first, as urgent ones do."""

@@ -15,6 +15,7 @@ from carmad.core.attempt import Cause as Cause
 from carmad.core.attempt import Exit as Exit
 from carmad.core.attempt import GpuId as GpuId
 from carmad.core.attempt import JobId as JobId
+from carmad.core.attempt import MemoryLimits as MemoryLimits
 from carmad.core.attempt import Mode as Mode
 from carmad.core.attempt import ProfilingRun as ProfilingRun
 from carmad.core.attempt import Suspension as Suspension
@@ -351,6 +352,11 @@ class Job:
         return self.current is not None and self.current.shared
 
     @property
+    def memory_limits(self) -> tuple[MemoryLimits, ...]:
+        its = self.attempts[-1] if self.attempts else None
+        return its.memory_limits if its and (its.exit is None or self._is_final(its)) else ()
+
+    @property
     def warned(self) -> bool:
         return self.current is not None and self.current.warned
 
@@ -447,6 +453,7 @@ class Gpu:
     node: str = "local"
     island: str = ""  # a node's GPUs with the same value are close: by NVLink, or on one socket
     cpus: tuple[int, ...] = ()  # on its NUMA node; none: all are, or it is not known
+    guarantees: bool = False  # its driver can limit a job's memory there, and guarantee it
 
     @property
     def is_mig(self) -> bool:

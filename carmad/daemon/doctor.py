@@ -80,6 +80,7 @@ def checks(
         *_islands(scene),
         *_accounts(scene),
         *_mps(settings, scene, mps),
+        *_guarantees(settings, scene),
         *_state(store.path.parent),
         *_damage(store),
         *_records(store),
@@ -220,6 +221,22 @@ def _mps(settings: Settings, scene: Scene, mps: Mps | None) -> Iterator[CheckOut
         elif mps.server_state(gpu) is ServerState.FAULT:
             detail = "a job's fault: new jobs start without MPS until the affected ones have ended"
             yield verdict(name, False, detail, f"See {mps.log(gpu)}/server.log")
+
+
+def _guarantees(settings: Settings, scene: Scene) -> Iterator[CheckOut]:
+    """Whether the driver can do what the setting wants."""
+    if not settings.collocation.guarantee_memory:
+        return
+    without = [str(gpu.gpu.index) for gpu in scene.view.gpus if not gpu.gpu.guarantees]
+    if not without:
+        yield verdict("guaranteed memory", True, "the driver guarantees what jobs were promised")
+        return
+    yield verdict(
+        "guaranteed memory",
+        None,
+        f"guarantee_memory has no effect on GPU {', '.join(without)}",
+        "It needs driver R615, nvidia-ml-py 13.615, carmad as root, and GPUs outside MIG mode.",
+    )
 
 
 def _mps_users(settings: Settings) -> CheckOut:

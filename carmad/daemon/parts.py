@@ -38,6 +38,7 @@ from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError, Hopeless
 from carmad.gpu.checkpoint import Checkpoints
+from carmad.gpu.limits import EmulatedLimiter, NvmlLimiter
 from carmad.gpu.mps import Mps
 from carmad.gpu.source import TelemetrySource
 from carmad.guards import Trouble
@@ -131,6 +132,7 @@ class Daemon:
             evidence=self._evidence,
             mps=self._mps,
             checkpoints=Checkpoints(_cards(settings)),
+            limiter=EmulatedLimiter(cards) if (cards := _cards(settings)) else NvmlLimiter(),
             suspending=lambda: self._scheduler.settings.suspend,
             kill_grace_s=grace_s,
             extra_env=_job_env(settings, self._where),

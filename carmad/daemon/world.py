@@ -32,6 +32,7 @@ from carmad.core.messages import (
     EstimateMemory,
     Exited,
     Launch,
+    LimitMemory,
     Noticed,
     Postponed,
     Resume,
@@ -58,6 +59,7 @@ from carmad.daemon.suspender import Suspender
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.gpu.checkpoint import Checkpoints
+from carmad.gpu.limits import Limiter
 from carmad.gpu.mps import Mps
 from carmad.learned.estimates import Estimates
 from carmad.loop import Follower
@@ -76,14 +78,15 @@ NOT_STARTED = "it had not started yet"
 HANDS_LATE_S = 60.0  # systemd and an MPS daemon may each take half of that
 SIGNALS_LATE_S = 10.0
 CLOSE_WITHIN_S = 10.0  # for a launch that hangs: the next daemon repeats it
+BEGINS_S = 0.05  # between two looks whether a supervisor has begun
 BEFORE_THE_KILL_S = 1.0  # an MPS client leaves its server this long before it is killed
 
 
 class DaemonWorld(Follower):
-    """Launches go to the thread "hands", stops and signals to the thread "signals": a launch may
-    wait for systemd, and nobody's stop waits behind it. A stop that overtakes its own launch leaves
-    word in the attempt's directory, so nothing starts. Estimates, which may take long, go to other
-    threads.
+    """Launches, and the memory limits of jobs, go to the thread "hands", stops and signals to the
+    thread "signals": a launch may wait for systemd, and nobody's stop waits behind it. A stop that
+    overtakes its own launch leaves word in the attempt's directory, so nothing starts. Estimates,
+    which may take long, go to other threads.
 
     Suspensions have threads of their own, too (`suspender`).
 
@@ -103,6 +106,7 @@ class DaemonWorld(Follower):
         evidence: Evidence,
         mps: Mps | None,
         checkpoints: Checkpoints,
+        limiter: Limiter,
         suspending: Callable[[], Suspending],
         kill_grace_s: float,
         extra_env: dict[str, str],
@@ -126,6 +130,8 @@ class DaemonWorld(Follower):
         self._postponed: OrderedDict[JobId, Job] = OrderedDict()
         self.outage: CarmaError | None = None
         self._offers: dict[JobId, Job] = {}  # jobs whose owner is to take their GPUs; likewise
+        self._limiter = limiter
+        self._limited: dict[JobId, Job] = {}  # with their latest memory limits; likewise
         self._again_after_s = AGAIN_AFTER_S
         self._pauses = Threads(1, "pauses", 2 * AGAIN_AFTER_AT_MOST_S)
         self._closed = Event()
@@ -149,6 +155,8 @@ class DaemonWorld(Follower):
             elif isinstance(action, Suspend | Resume):
                 self.shepherd.watch(action.job)  # whose GPUs may be others now
                 self._suspender.perform(action)
+            elif isinstance(action, LimitMemory):
+                self._hands.submit(self._do, action)
             else:
                 self._signals.submit(self._do, action)
 
@@ -159,6 +167,8 @@ class DaemonWorld(Follower):
         for job in step.jobs:
             if not job.awaits_estimate:
                 self._whose.pop(job.id, None)
+            if job.attempts and job.attempts[-1].memory_limits and not job.lives:
+                self._later(partial(self._forget_limits, job))
             if job.ended:
                 self._estimates.end(job.id)
                 if job.attempt:
@@ -193,7 +203,7 @@ class DaemonWorld(Follower):
             event = Estimated(now, job, None, note, answer.crash, answer.late)
         self._inbox.post(event, user=self._whose.get(job))
 
-    def _do(self, action: Launch | Signal | Stop) -> None:
+    def _do(self, action: Launch | Signal | Stop | LimitMemory) -> None:
         beats.at(f"{type(action).__name__.lower()} job {action.job.id}")
         try:
             match action:
@@ -201,6 +211,8 @@ class DaemonWorld(Follower):
                     self._launch(job)
                 case Signal(job, signum):
                     self._launcher.signal(job, signum)
+                case LimitMemory(job):
+                    self._limit(job)
                 case Stop(job):
                     self._stop(job)
         except Exception:
@@ -302,12 +314,38 @@ class DaemonWorld(Follower):
         env = self._environment(whole, under_mps)
         complete = self._launcher.launch(whole, env, process, near)
         self._unlaunched.discard((job.id, job.attempt))
+        self._set_limits(job.id)
         if job.id in self._offers or job.id in self._postponed or job.started_at is None:
             self._inbox.post(Postponed(self._inbox.clock(), job.id, job.attempt, over=True))
         if not job.gpus:
             self._inbox.post(Began(self._inbox.clock(), job.id, job.attempt))
         self.shepherd.watch(job)
         return complete
+
+    def _limit(self, job: Job) -> None:
+        self._limited[job.id] = job
+        if not self._limiter.by_cgroup or self._launcher.has_begun(job):
+            self._set_limits(job.id)
+
+    def _set_limits(self, id: JobId) -> None:
+        """The latest, if it has any: where they are those of a cgroup, once the attempt has one."""
+        job = self._limited.get(id)
+        if job is None:
+            return
+        if self._limiter.by_cgroup and not self._launcher.has_begun(job):
+            timer = Timer(BEGINS_S, self._later, (partial(self._set_limits, id),))
+            timer.daemon = True
+            timer.start()
+            return
+        cgroup = self._launcher.cgroup(job) if self._limiter.by_cgroup else None
+        if why := self._limiter.limit(self._launcher.name(job), cgroup, job.memory_limits):
+            self._notice(job.id, f"its GPU memory is not guaranteed: {why}")
+
+    def _forget_limits(self, job: Job) -> None:
+        limited = self._limited.get(job.id)
+        if limited and limited.attempt == job.attempt:
+            del self._limited[job.id]
+        self._limiter.forget(self._launcher.name(job))
 
     def _with_all(self, job: Job) -> Job:
         """With its environment and the text of its script."""
@@ -430,7 +468,8 @@ class DaemonWorld(Follower):
             log.warning("processes of job %d cannot be killed: they wait in the kernel", job.id)
             self._notice(job.id, LEFT)
         until = facts.main_ended_at or facts.ended_at
-        is_gpu_full = partial(self._evidence.was_full, (job.id, job.attempt), until)
+        limits = limited.memory_limits if (limited := self._limited.get(job.id)) else ()
+        is_gpu_full = partial(self._evidence.was_full, (job.id, job.attempt), until, limits)
         self._report(job, exit_of(job, facts, is_gpu_full), facts.ended_at, facts.cause)
 
     def _report(

@@ -21,6 +21,11 @@ Suspension. The driver (`emulated_driver`) locks an entry: its process waits in 
 checkpointed entry keeps how much its process held, but takes nothing of the card, and readings are
 without it. If it is restored on another card, the old entry says where, and the process follows.
 
+Limits. The driver knows the processes of an attempt by a number that its directory gives
+(`group_of`), which its jobs find in their environment, as the real one does by their cgroup. What a
+group is guaranteed and does not hold is taken from what others can allocate; beyond its limit, it
+gets nothing more.
+
 Every emulated job imports this module, so it avoids all slow imports: no dataclasses, no pathlib.
 Jobs may use the system's Python: this runs on 3.8.
 One `Card` serves one thread of one process: open it after a fork, not before.
@@ -37,21 +42,26 @@ from time import monotonic, sleep
 SUFFIX = ".card"
 # In a container: where the host's /proc is, which knows every process by the host's pid.
 PROC = os.environ.get("CARMA_EMULATED_PROC", "/proc")
+ATTEMPT = "CARMA_ATTEMPT_DIR"  # in the environment: the attempt that a process belongs to
 DRAM_CONTENTION = 0.2  # a neighbour that saturates DRAM costs a job a sixth of its speed
 POWER_EXPONENT = 0.6  # as measured (`carmad.gpu.kinds`): 43 % of the range at 25 % activity
 REAP_S = 0.25  # how long the demand of a dead job may still slow down its neighbours
 WAIT_S = 0.01  # between two looks of a suspended process
 
-# The file is an array of 8-byte words: a header, then SLOTS entries of SLOT words.
-MAGIC = int.from_bytes(b"CARMA\0\0\1", "little")  # the last byte is the layout's version
+# The file is an array of 8-byte words: a header, then SLOTS entries of SLOT words, then as many
+# limits of LIMIT words.
+MAGIC = int.from_bytes(b"CARMA\0\0\2", "little")  # the last byte is the layout's version
 _MAGIC, _INDEX, _TOTAL, _LOST, _FRAGMENTATION, _IDLE_W, _BUSY_W = range(7)
 _ENERGY_MJ, _ENERGY_AT, _REAPED_AT, _ISLAND = range(7, 11)
 NAME_AT, NAME_LENGTH = 128, 64  # bytes
 HEADER = (NAME_AT + NAME_LENGTH) // 8
-SLOT, SLOTS = 8, 64
-_PID, _START, _MEMORY, _SM, _OCCUPANCY, _DRAM, _RUNNING, _HOLD = range(8)
-WORDS = HEADER + SLOT * SLOTS
-_ENTRIES = range(HEADER, WORDS, SLOT)
+SLOT, SLOTS = 9, 64
+_PID, _START, _MEMORY, _SM, _OCCUPANCY, _DRAM, _RUNNING, _HOLD, _GROUP = range(SLOT)
+_ENTRIES = range(HEADER, HEADER + SLOT * SLOTS, SLOT)
+LIMIT = 3
+_OF, _GUARANTEED, _MOST = range(LIMIT)
+WORDS = _ENTRIES.stop + LIMIT * SLOTS
+_LIMITS = range(_ENTRIES.stop, WORDS, LIMIT)
 # The lowest bits of _HOLD. The others, if it is FREE: for how many µs it was suspended; LOCKED or
 # CHECKPOINTED: since when (monotonic), as if that had been without a break; MOVED: where to, as
 # the index of the card × WORDS + the new entry.
@@ -60,7 +70,8 @@ _HOLD_BITS = 2
 
 
 class OutOfMemory(Exception):
-    """The card has no `tried_mib` left. `others` are the other processes on it, as (pid, MiB)."""
+    """The card has no `tried_mib` left for this process. Of one whose group has a limit, `free_mib`
+    and `total_mib` are what that leaves. `others` are the other processes, as (pid, MiB)."""
 
     def __init__(
         self,
@@ -85,10 +96,17 @@ class CardLost(Exception):
 class Tenant:
     """One process on a card."""
 
-    __slots__ = ("dram", "memory_mib", "occupancy", "pid", "running", "sm")
+    __slots__ = ("dram", "group", "memory_mib", "occupancy", "pid", "running", "sm")
 
     def __init__(
-        self, pid: int, memory_mib: int, sm: float, occupancy: float, dram: float, running: bool
+        self,
+        pid: int,
+        memory_mib: int,
+        sm: float,
+        occupancy: float,
+        dram: float,
+        running: bool,
+        group: int = 0,
     ) -> None:
         self.pid = pid
         self.memory_mib = memory_mib
@@ -96,6 +114,7 @@ class Tenant:
         self.occupancy = occupancy
         self.dram = dram
         self.running = running
+        self.group = group
 
 
 class Reading:
@@ -245,6 +264,7 @@ class Card:
             slot = self._vacancy()
             ints[slot + _MEMORY] = ints[slot + _RUNNING] = ints[slot + _HOLD] = 0
             ints[slot + _START] = _start_of(pid) or 0
+            ints[slot + _GROUP] = group_of(os.environ.get(ATTEMPT, ""))
             ints[slot + _PID] = pid  # last: only now is the entry valid
             self._slot = slot
 
@@ -254,13 +274,13 @@ class Card:
             ints = self._ints
             self._reap(monotonic())
             self._refuse_if_lost()
-            tenants = self._tenants()
-            free = self.memory_mib - sum(tenant.memory_mib for tenant in tenants)
-            lost = self._floats[_FRAGMENTATION] if len(tenants) > 1 else 0.0
-            if mib > free * (1 - lost):
+            group, tenants = ints[self._slot + _GROUP], self._tenants()
+            free, lost = self._free(group, tenants), self._floats[_FRAGMENTATION]
+            left, total = self._left(group, tenants)
+            if mib > min(left, free * (1 - (lost if len(tenants) > 1 else 0.0))):
                 others = tuple((t.pid, t.memory_mib) for t in tenants if t.pid != _own_pid())
                 own = ints[self._slot + _MEMORY]
-                raise OutOfMemory(mib, free, self.memory_mib, own, others)
+                raise OutOfMemory(mib, min(free, left), total, own, others)
             ints[self._slot + _MEMORY] += mib
 
     def launch(self, sm: float, occupancy: float, dram: float) -> None:
@@ -363,12 +383,32 @@ class Card:
     def held_mib(self, slot: int) -> int:
         return self._ints[slot + _MEMORY]
 
-    def has_room(self, mib: int) -> bool:
-        """For one more process with that much."""
+    def has_room(self, mib: int, group: int = 0) -> bool:
+        """For one more process of this group with that much."""
         self._reap(monotonic())
         tenants = self._tenants()
-        free = self.memory_mib - sum(tenant.memory_mib for tenant in tenants)
-        return mib <= free * (1 - (self._floats[_FRAGMENTATION] if tenants else 0.0))
+        lost = self._floats[_FRAGMENTATION] if tenants else 0.0
+        left, _ = self._left(group, tenants)
+        return mib <= min(left, self._free(group, tenants) * (1 - lost))
+
+    def group(self, slot: int) -> int:
+        return self._ints[slot + _GROUP]
+
+    def limit(self, group: int, guaranteed_mib: int, most_mib: int) -> None:
+        """Set a group's limits. Raises RuntimeError if too many have any."""
+        ints = self._ints
+        for at in sorted(_LIMITS, key=lambda at: ints[at + _OF] != group):
+            if ints[at + _OF] in (group, 0):
+                ints[at + _GUARANTEED], ints[at + _MOST] = guaranteed_mib, most_mib
+                ints[at + _OF] = group
+                return
+        raise RuntimeError(f"an emulated card takes no more than {SLOTS} limits")
+
+    def lift(self, group: int) -> None:
+        """Remove a group's limits, if it has any."""
+        for at in _LIMITS:
+            if self._ints[at + _OF] == group:
+                self._ints[at + _OF] = 0
 
     def admit(self, old: Card, slot: int) -> None:
         """Take over a checkpointed entry of another card, whose lock is held as well: here, it is
@@ -429,10 +469,29 @@ class Card:
                 floats[slot + _OCCUPANCY],
                 floats[slot + _DRAM],
                 bool(ints[slot + _RUNNING]) and not self.hold(slot),
+                ints[slot + _GROUP],
             )
             for slot in _ENTRIES
             if ints[slot] and self.hold(slot) < CHECKPOINTED
         )
+
+    def _free(self, group: int, tenants: tuple[Tenant, ...]) -> int:
+        """What this group could allocate if it had no limit: what is guaranteed to others is not
+        for it."""
+        free = self.memory_mib - sum(tenant.memory_mib for tenant in tenants)
+        for at in _LIMITS:
+            other = self._ints[at + _OF]
+            if other and other != group:
+                free -= max(0, self._ints[at + _GUARANTEED] - _held(other, tenants))
+        return max(0, free)
+
+    def _left(self, group: int, tenants: tuple[Tenant, ...]) -> tuple[int, int]:
+        """What its own limit leaves it, and all that it may have."""
+        for at in _LIMITS:
+            if group and self._ints[at + _OF] == group:
+                most = self._ints[at + _MOST]
+                return max(0, most - _held(group, tenants)), most
+        return self.memory_mib, self.memory_mib
 
     def _load(self) -> tuple[float, float, float]:
         """SM activity, SM occupancy and DRAM activity of all kernels together.
@@ -472,6 +531,18 @@ class Card:
     def _refuse_if_lost(self) -> None:
         if self.is_lost:
             raise CardLost(self.uuid)
+
+
+def group_of(attempt: str) -> int:
+    """A number for this text, other than 0, which stands for none."""
+    number = 0
+    for byte in attempt.encode():
+        number = (number * 257 + byte + 1) % (2**61 - 1)
+    return number
+
+
+def _held(group: int, tenants: tuple[Tenant, ...]) -> int:
+    return sum(tenant.memory_mib for tenant in tenants if tenant.group == group)
 
 
 def _now_us() -> int:

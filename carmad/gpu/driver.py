@@ -4,6 +4,7 @@ its errors in words."""
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
@@ -256,7 +257,7 @@ def _units_on(handle: Any) -> list[Unit]:
             raise
         mig_on = False
     if not mig_on:
-        return [Unit(_gpu(handle, None))]
+        return [Unit(replace(_gpu(handle, None), guarantees=limits_memory(handle)))]
     units = []
     for slot in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
@@ -284,6 +285,21 @@ def _gpu(handle: Any, parent: GpuId | None) -> Gpu:
         memory_mib=(memory.total - memory.reserved) // MIB,
         parent=parent,
     )
+
+
+def limits_memory(handle: Any) -> bool:
+    """Whether this process can limit the memory that a cgroup's processes have on the GPU, and
+    guarantee it to them: root can, from driver R615 on, but not on a MIG instance."""
+    try:
+        its = pynvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=b"/sys/fs/cgroup")
+        pynvml.nvmlDeviceGetMemoryLimits_v1(handle, its)
+    except AttributeError:  # the binding is older
+        return False
+    except pynvml.NVMLError as error:
+        # That this cgroup has no limits, or may have none, says nothing about others.
+        if error.value in NEVER - {pynvml.NVML_ERROR_INVALID_ARGUMENT}:
+            return False
+    return os.geteuid() == 0
 
 
 def _no_driver(error: Any) -> CarmaError:

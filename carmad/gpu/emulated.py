@@ -31,7 +31,8 @@ HINT = (
 
 
 def create(directory: Path, spec: str) -> None:
-    """Create the cards of `spec` in `directory`; existing cards are left as they are."""
+    """Create the cards of `spec` in `directory`. Existing cards are left as they are, unless an
+    earlier release has laid them out otherwise."""
     kinds = parse(spec)
     island_of = [n for n, part in enumerate(spec.split(ISLANDS)) for _ in parse(part)]
     try:
@@ -40,6 +41,8 @@ def create(directory: Path, spec: str) -> None:
             directory.chmod(0o755)  # jobs of every user need access, whatever the umask
         for index, kind in enumerate(kinds):
             path = directory / f"{uuid_of(kind, index)}{card.SUFFIX}"
+            if path.exists() and not _is_current(path):
+                path.unlink()
             if not path.exists():
                 card.create(
                     str(path),
@@ -57,6 +60,15 @@ def create(directory: Path, spec: str) -> None:
         raise CarmaError(
             f"{directory} has emulated cards other than {spec}", "remove it, or name another"
         )
+
+
+def _is_current(path: Path) -> bool:
+    """Whether it is a card of this release's layout."""
+    try:
+        Card(str(path)).close()
+    except ValueError:
+        return False
+    return True
 
 
 def parse(spec: str) -> tuple[GpuKind, ...]:
@@ -112,6 +124,7 @@ class EmulatedSource:
                 each.name,
                 each.memory_mib,
                 island=str(each.island) if several else "",
+                guarantees=True,
             )
             for each in found
         )

@@ -62,7 +62,7 @@ class EmulatedDriver:
         with self._locks({*goals, *(each for each, _ in entries)}):
             self._require(pid, card.CHECKPOINTED)
             for (each, slot), goal in zip(entries, goals, strict=True):
-                if not goal.has_room(each.held_mib(slot)):
+                if not goal.has_room(each.held_mib(slot), each.group(slot)):
                     raise DriverError(OUT_OF_MEMORY)
             for (each, slot), goal in zip(entries, goals, strict=True):
                 if goal is each:

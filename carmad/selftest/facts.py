@@ -56,6 +56,17 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             memory.leaves,
         ),
         Fact(
+            "memory_limits",
+            "the driver keeps what a cgroup is guaranteed from all others, refuses what is beyond"
+            " its limit with the ordinary out-of-memory error, and takes other limits while its"
+            " processes run",
+            "NVML API reference and change log, R615",
+            "jobs are guaranteed no memory, and those without MPS may use more than their"
+            " `--gpu-mem`: `collocation.guarantee_memory`",
+            memory.limits,
+            by_hand="under MPS, and for suspended jobs: `carma show` and `nvidia-smi` of both",
+        ),
+        Fact(
             "managed_memory",
             "`cudaMallocManaged` memory is mostly not in the list",
             "pynvml#63",

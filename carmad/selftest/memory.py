@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 
-from carmad.selftest.bench import NEAR_MIB, PIDS_HIDDEN, Bench, ProbeFailed
+from carmad.attempt import cgroup
+from carmad.attempt.proc import tell_kernel
+from carmad.core.types import MemoryLimits
+from carmad.gpu.limits import set_limits
+from carmad.selftest.bench import NEAR_MIB, PIDS_HIDDEN, Bench, Probe, ProbeFailed
 from carmad.selftest.report import Seen, judge, unknown
 
 LARGE_MIB = 4096
@@ -14,6 +22,12 @@ SPARE_MIB = 256  # what the driver may keep of what is free
 OOM = "CUDA_ERROR_OUT_OF_MEMORY"
 GONE_WITHIN_S = 10.0  # as long as a daemon waits for a job's memory to come back
 LOOK_S = 0.02
+GUARANTEES = "collocation.guarantee_memory"
+NO_LIMITS = (
+    "the driver has no memory limits per cgroup (they came with R615, not for MIG instances), or"
+    " this process may not set them: only root may"
+)
+NO_CGROUP = "no cgroup (version 2) can be made here"
 
 
 def totals(bench: Bench) -> Seen:
@@ -171,3 +185,70 @@ def mps_lists(bench: Bench) -> Seen:
         server_mib=server,
         gpu_grew_mib=grown,
     )
+
+
+def limits(bench: Bench) -> Seen:
+    if not bench.gpu.guarantees:
+        return unknown(NO_LIMITS)
+    with _new_cgroup() as group:
+        if group is None:
+            return unknown(NO_CGROUP)
+        probe, other = bench.probe(context=False), bench.probe()
+        try:
+            return _limits(bench, group, probe, other)
+        finally:
+            probe.end()  # or the cgroup could not be removed
+
+
+def _limits(bench: Bench, group: str, probe: Probe, other: Probe) -> Seen:
+    mib = bench.mib(LARGE_MIB)
+    guaranteed, most = 2 * mib, 3 * mib
+    if why := set_limits(group, MemoryLimits(bench.gpu.id, guaranteed, most)):
+        return judge(False, f"limits cannot be set: {why}", {GUARANTEES: False})
+    tell_kernel(f"{group}/cgroup.procs", b"%d" % probe.pid)
+    before = bench.memory()[0]
+    probe.ask("context")
+    fits = _gets(probe, mib)
+    used, free = bench.memory()
+    refused = not _gets(probe, most)
+    kept = not _gets(other, free - (guaranteed - (used - before)) // 2)
+    set_limits(group, MemoryLimits(bench.gpu.id))
+    raised = _gets(probe, most)
+    detail = (
+        f"a process limited to {most} MiB could {'not ' if refused else ''}allocate more; another"
+        f" could {'not ' if kept else ''}take a part of what it was guaranteed; the limit could"
+        f" {'' if raised else 'not '}be raised while it ran"
+    )
+    seen = judge(
+        fits and refused and kept and raised,
+        detail,
+        {GUARANTEES: False},
+        within_limit_allocated=fits,
+        beyond_limit_refused=refused,
+        guarantee_kept=kept,
+        raised_while_running=raised,
+    )
+    return seen if seen.settings else replace(seen, settings={GUARANTEES: True})
+
+
+@contextlib.contextmanager
+def _new_cgroup() -> Iterator[str | None]:
+    """None: there can be none."""
+    own = cgroup.own_cgroup()
+    made = own and cgroup.create(f"{own}/carma-selftest-{os.getpid()}", {})
+    try:
+        yield made or None
+    finally:
+        if made:
+            with contextlib.suppress(OSError):
+                os.rmdir(made)  # noqa: PTH106 - only it: it has no files of ours
+
+
+def _gets(probe: Probe, mib: int) -> bool:
+    try:
+        probe.ask("allocate", mib=mib)
+    except ProbeFailed as error:
+        if error.name != OOM:
+            raise
+        return False
+    return True

@@ -148,7 +148,7 @@ class World:
             case Wake(at):
                 self._wake(at)
             case _:
-                pass  # a signal: no modelled job heeds one
+                pass  # a signal, which no modelled job heeds, or limits, which no modelled GPU has
 
     def _wake(self, at: float) -> None:
         """As often as a real monitor would, and not for ever: time alone must change something."""

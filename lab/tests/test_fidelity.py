@@ -85,6 +85,9 @@ def test_a_profile_is_what_the_emulated_job_asks_for_on_average(
         def rate(self) -> float:
             return 1.0
 
+        def suspended_s(self) -> float:
+            return 0.0
+
     task = Task(name="train", submit_s=0.0, duration_s=0.01, load=told)
     options = emulated_job.Options(argv(task, warmup_s=0.0, seed=3)[3:])
     emulated_job.train(options, [Watched()], 0)  # type: ignore[list-item]

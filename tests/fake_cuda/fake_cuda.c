@@ -90,55 +90,26 @@ static void save(void) {
     saved_us = now_us();
 }
 
-/* MiB that all processes have on a GPU. The dead count until fake_nvml has noticed, as there. */
-static unsigned long long taken_mib(const char *uuid) {
-    unsigned long long sum = 0, mib;
-    char its[96];
-    DIR *folder = opendir(path("processes", 0));
-    struct dirent *entry;
-    while (folder && (entry = readdir(folder))) {
-        char stat[300];
-        if (entry->d_name[0] == '.') continue;
-        snprintf(stat, sizeof stat, "/proc/%.200s", entry->d_name);
-        FILE *file = access(stat, F_OK) ? 0 : fopen(path("processes", entry->d_name), "r");
-        if (file && fscanf(file, "%95s %llu", its, &mib) == 2 && !strcmp(its, uuid)) sum += mib;
-        if (file) fclose(file);
-    }
-    if (folder) closedir(folder);
-    return sum;
-}
-
-/* What this process may not have, as it is kept for cgroups that it is not in; and through `hard` the
- * limit of its own, or all. */
-static unsigned long long kept_mib(unsigned long long *hard) {
-    struct { char group[512]; unsigned long long soft, hard; } limits[8], line;
-    unsigned long long sum = 0;
-    int n = 0, i;
-    FILE *file = fopen(path("limits", 0), "r");
-    while (file && fscanf(file, "%511s %llu %llu", line.group, &line.soft, &line.hard) == 3) {
-        for (i = 0; i < n && strcmp(limits[i].group, line.group); i++) {}
-        if (i < 8) limits[i] = line;
-        if (i == n && n < 8) n++;
+/* What limits leave of `left` bytes, and the most that this process can have (`total`). */
+static unsigned long long within_limits(unsigned long long left, unsigned long long *total) {
+    char line[1024], uuid[96], cgroup[512];
+    unsigned long long guaranteed, most;
+    FILE *file = fopen(limits_file(""), "r");
+    while (file && fgets(line, sizeof line, file)) {
+        if (sscanf(line, "%95s %llu %llu %511s", uuid, &guaranteed, &most, cgroup) != 4) continue;
+        if (strcmp(uuid, gpus[chosen].uuid) || access(cgroup, F_OK)) continue;
+        unsigned long long taken = taken_in(uuid, cgroup);
+        int ours = in_cgroup(own(), cgroup);
+        if (ours && most < *total && !deviates("most_ignored")) {
+            unsigned long long its = taken * MIB < most ? most - taken * MIB : 0;
+            *total = most;
+            if (its < left) left = its;
+        }
+        unsigned long long kept = guaranteed > taken * MIB ? guaranteed - taken * MIB : 0;
+        if (!ours && !deviates("guarantees_ignored")) left = left > kept ? left - kept : 0;
     }
     if (file) fclose(file);
-    *hard = ~0ULL;
-    for (i = 0; i < n; i++) {
-        char procs[600], uuid[96], pid[16];
-        unsigned long long used = 0, mib;
-        int its_own = 0;
-        snprintf(procs, sizeof procs, "%s/cgroup.procs", limits[i].group);
-        FILE *members = fopen(procs, "r");
-        while (members && fscanf(members, "%15s", pid) == 1) {
-            FILE *member = fopen(path("processes", pid), "r");
-            if (member && fscanf(member, "%95s %llu", uuid, &mib) == 2) used += mib;
-            if (member) fclose(member);
-            its_own |= atoi(pid) == getpid();
-        }
-        if (members) fclose(members);
-        if (its_own && !deviates("most_ignored")) *hard = limits[i].hard / MIB;
-        if (!its_own && limits[i].soft / MIB > used && !deviates("guarantees_ignored")) sum += limits[i].soft / MIB - used;
-    }
-    return sum;
+    return left;
 }
 
 static void lose(const char *pid) {
@@ -285,11 +256,10 @@ int cuMemGetInfo_v2(size_t *free, size_t *total) {
     Gpu *gpu = &gpus[chosen];
     int code = context ? lost() : INVALID_CONTEXT;
     if (code) return code;
-    unsigned long long hard, taken = gpu->reserved + gpu->used + taken_mib(gpu->uuid) + kept_mib(&hard);
-    unsigned long long left = gpu->total > taken ? gpu->total - taken : 0;
+    unsigned long long taken = gpu->reserved + gpu->used + taken_in(gpu->uuid, 0); /* also by the dead */
+    unsigned long long left = gpu->total > taken ? gpu->total - taken : 0, most = gpu->total * MIB;
     if (limit_mib && limit_mib - own_mib() < left) left = limit_mib - own_mib();
-    if (left + own_mib() > hard) left = hard > own_mib() ? hard - own_mib() : 0;
-    *free = left * MIB, *total = (hard < gpu->total ? hard : gpu->total) * MIB;
+    *free = within_limits(left * MIB, &most), *total = most;
     return OK;
 }
 
@@ -511,7 +481,7 @@ int cuCheckpointProcessRestore(int pid, RestoreArgs *args) {
     if (!known || !gpu) return INVALID_VALUE;
     snprintf(words, sizeof words, ".refused-%s", its.pid);
     if (deviates("restored_never_again") && !access(path("checkpoints", words), F_OK)) return OPERATING_SYSTEM;
-    if (gpu->reserved + gpu->used + taken_mib(uuid) + mib > gpu->total && !deviates("restored_anyway")) {
+    if (gpu->reserved + gpu->used + taken_in(uuid, 0) + mib > gpu->total && !deviates("restored_anyway")) {
         FILE *refused = fopen(path("checkpoints", words), "w");
         if (refused) fclose(refused);
         return OUT_OF_MEMORY;

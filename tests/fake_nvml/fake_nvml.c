@@ -42,7 +42,7 @@
 
 #include "../fake_gpu.h"
 
-enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
+enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6,
        INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_IS_LOST = 15, VERSION_MISMATCH = 25 };
 enum { COMPUTE, MPS, GRAPHICS };
 enum { NEAR = 30, SYSTEM = 50, NO_NVLINK = 5, MAX_LINKS = 16 };
@@ -510,15 +510,51 @@ int nvmlDeviceGetFieldValues(Handle *handle, int n, Field *fields) {
     RETURN(OK);
 }
 
-/* --- memory limits: a line of $FAKE_GPU/limits for each call, of which the last of a path counts --- */
+/* --- memory limits of cgroups (R615) --- */
 
-typedef struct { const char *name_space; unsigned long long soft, hard; } MemoryLimits;
-int nvmlDeviceSetMemoryLimits_v1(Handle *handle, const MemoryLimits *in) {
+typedef struct { const char *cgroup; unsigned long long guaranteed, most; } SetLimits;
+typedef struct { const char *cgroup; unsigned long long guaranteed, most, used; } GetLimits;
+
+static int is_cgroup(const char *name) {
+    char procs[1024];
+    snprintf(procs, sizeof procs, "%s/cgroup.procs", name);
+    return !access(procs, F_OK);
+}
+
+/* Root only; a limit of the whole driver's maximum, with no guarantee, is none. */
+int nvmlDeviceSetMemoryLimits_v1(Handle *handle, const SetLimits *wanted) {
     DEVICE(handle);
-    FILE *file = getenv("FAKE_GPU") && !deviates("no_limits") ? fopen(path("limits", 0), "a") : 0;
-    if (!file) RETURN(NOT_SUPPORTED);
-    fprintf(file, "%s %llu %llu\n", in->name_space, in->soft, in->hard);
-    fclose(file);
+    if (dev->slot >= 0) RETURN(NOT_SUPPORTED);
+    if (deviates("no_limits")) RETURN(NOT_SUPPORTED);
+    if (geteuid()) RETURN(NO_PERMISSION);
+    if (!wanted->cgroup || !is_cgroup(wanted->cgroup) || wanted->guaranteed > wanted->most) RETURN(INVALID_ARGUMENT);
+    char line[1024], uuid[96], cgroup[512];
+    FILE *draft = fopen(limits_file(".new"), "w"), *file = fopen(limits_file(""), "r");
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "%95s %*s %*s %511s", uuid, cgroup) == 2 && is_cgroup(cgroup) &&
+            (strcmp(uuid, dev->uuid) || strcmp(cgroup, wanted->cgroup))) fputs(line, draft);
+    if (file) fclose(file);
+    if (wanted->guaranteed || wanted->most != ~0ULL)
+        fprintf(draft, "%s %llu %llu %s\n", dev->uuid, wanted->guaranteed, wanted->most, wanted->cgroup);
+    fclose(draft);
+    snprintf(line, sizeof line, "%s", limits_file(""));
+    rename(limits_file(".new"), line);
+    RETURN(OK);
+}
+
+int nvmlDeviceGetMemoryLimits_v1(Handle *handle, GetLimits *out) {
+    DEVICE(handle);
+    if (dev->slot >= 0) RETURN(NOT_SUPPORTED);
+    if (!out->cgroup || !is_cgroup(out->cgroup)) RETURN(INVALID_ARGUMENT);
+    char line[1024], uuid[96], cgroup[512];
+    unsigned long long guaranteed, most;
+    out->guaranteed = 0, out->most = ~0ULL;
+    FILE *file = fopen(limits_file(""), "r");
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "%95s %llu %llu %511s", uuid, &guaranteed, &most, cgroup) == 4 && !strcmp(uuid, dev->uuid) &&
+            !strcmp(cgroup, out->cgroup)) out->guaranteed = guaranteed, out->most = most;
+    if (file) fclose(file);
+    out->used = getenv("FAKE_GPU") ? taken_in(dev->uuid, out->cgroup) * MIB : 0;
     RETURN(OK);
 }
 
