@@ -330,7 +330,7 @@ def test_the_kernels_kills_for_memory(machine: Machine, monkeypatch: pytest.Monk
 def test_every_fact_has_a_check_or_says_how_to_find_out() -> None:
     assert len({fact.name for fact in FACTS}) == len(FACTS)
     assert all(fact.check or fact.by_hand for fact in FACTS)
-    from tests.test_selftest_suspension import SUSPENDING
+    from tests.test_selftest_suspending import SUSPENDING
 
     checked = {name for name, _ in (*BOTH_WAYS, *BOTH_SCOPES)} | {
         *("mps_multiuser", "mps_two_users", "dcgm_activity", "dcgm_traffic", "torch_context"),

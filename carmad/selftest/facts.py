@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from carmad.selftest import activity, faults, memory, mps, suspension, training
+from carmad.selftest import activity, faults, memory, mps, suspending, training
 from carmad.selftest.bench import Bench
 from carmad.selftest.report import Seen
 
@@ -277,7 +277,7 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             "libcuda has the calls of the process checkpoint (driver 570 or newer)",
             "CUDA driver API, 13.0",
             "no job can be suspended: `suspend.host_memory_mib`",
-            suspension.api,
+            suspending.api,
         ),
         Fact(
             "suspend_cycle",
@@ -285,7 +285,7 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             " tells its state after each call",
             "CUDA driver API, 13.0; NVIDIA/cuda-checkpoint",
             "no job can be suspended: `suspend.host_memory_mib`",
-            suspension.cycle,
+            suspending.cycle,
         ),
         Fact(
             "suspend_frees",
@@ -293,21 +293,21 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             " more",
             "NVIDIA/cuda-checkpoint, README",
             "suspending a job makes no room: `suspend.host_memory_mib`",
-            suspension.frees,
+            suspending.frees,
         ),
         Fact(
             "suspend_contents",
             "its memory has the same contents afterwards",
             "NVIDIA/cuda-checkpoint, README",
             "suspended jobs compute nonsense: `suspend.host_memory_mib`",
-            suspension.contents,
+            suspending.contents,
         ),
         Fact(
             "suspend_stopped",
             "a suspended process may be stopped, and resumes once it is continued",
             "seen on an H100: the restore of a process that is stopped waits",
             "jobs hang when they are to resume, and are lost: `suspend.host_memory_mib`",
-            suspension.stopped,
+            suspending.stopped,
         ),
         Fact(
             "suspend_busy",
@@ -315,7 +315,7 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             " longer, and leaves the process as it was",
             "cuda-samples, processCheckpoint",
             "a job with long kernels is suspended late (`suspend.lock_within_s`), or harmed",
-            suspension.busy,
+            suspending.busy,
         ),
         Fact(
             "suspend_without_cuda",
@@ -323,42 +323,42 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             "NVIDIA/cuda-checkpoint#28",
             "jobs with processes that do not use the GPU, such as data loaders, cannot be"
             " suspended",
-            suspension.without_cuda,
+            suspending.without_cuda,
         ),
         Fact(
             "suspend_root",
             "only root may suspend a process; its own user gets error 304",
             "seen on an H100",
             "users suspend their jobs behind CARMA's back",
-            suspension.root_only,
+            suspending.root_only,
         ),
         Fact(
             "suspend_mps",
             "a client of MPS is refused with error 801 (not supported), and goes on",
             "seen on an H100",
             "CARMA is stricter than necessary, or harms clients",
-            suspension.mps_client,
+            suspending.mps_client,
         ),
         Fact(
             "suspend_no_room",
             "a restore without enough free memory is refused, and the process stays suspended",
             "CUDA driver API, 13.0",
             "a job that resumes too early harms others, or fails",
-            suspension.no_room,
+            suspending.no_room,
         ),
         Fact(
             "suspend_room_again",
             "after that, it can be restored once there is room",
             "NVIDIA/cuda-checkpoint#44: driver 580 restores it never again",
             "a job that resumes too early is lost: it ends, and is run again",
-            suspension.room_again,
+            suspending.room_again,
         ),
         Fact(
             "suspend_moves",
             "it can be restored on another GPU of the same kind (driver 580 or newer)",
             "NVIDIA/cuda-checkpoint#18",
             "a suspended job returns to its own GPU only: `suspend.moves`",
-            suspension.moves,
+            suspending.moves,
         ),
         Fact(
             "suspend_speed",
@@ -366,7 +366,7 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             " and `suspend.fixed_s` say",
             "measured on an H100",
             "jobs are suspended that lose more by it than is expected: these settings",
-            suspension.speed,
+            suspending.speed,
         ),
         Fact(
             "suspend_nccl",

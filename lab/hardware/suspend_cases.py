@@ -12,7 +12,7 @@ from functools import partial
 import psutil
 
 from carmad.gpu.checkpoint import Checkpoints, State
-from carmad.selftest import suspension
+from carmad.selftest import suspending, suspension
 from carmad.selftest.bench import NEAR_MIB, Bench, Probe, ProbeFailed
 from carmad.selftest.facts import Check, Fact
 from carmad.selftest.report import Seen, judge, unknown
@@ -26,7 +26,6 @@ TRAINED, REHEARSED = "resnet18-b32", "mlp1024x4-b128"
 WORKERS = 2  # of the data loader
 TIMES = 5  # that a training is suspended
 STEPS = 8  # between two suspensions, at least
-BETWEEN_S = 0.2
 READY_WITHIN_S = 100.0  # a first import of PyTorch takes long
 STEP_WITHIN_S = 30.0  # with the time in which it is suspended
 WITHIN_S = 60.0  # of a suspension
@@ -92,11 +91,24 @@ class Run:
     program: Probe
     losses: list[str] = field(default_factory=list)
 
-    def go_on(self, count: int) -> None:
+    def go_on(self, since: float) -> None:
+        """Until it has trained STEPS steps since then. Raises ProbeFailed."""
+        left = STEPS
+        while left:
+            left -= self._hear() >= since
+
+    def reach(self, count: int) -> None:
         """Until it has printed so many losses. Raises ProbeFailed."""
         while len(self.losses) < count:
-            line = self.program.answer(STEP_WITHIN_S)
-            self.losses += [line["loss"]] if line.get("event") == "loss" else []
+            self._hear()
+
+    def _hear(self) -> float:
+        """Take up the next loss. Returns when it was computed."""
+        while (line := self.program.answer(STEP_WITHIN_S)).get("event") != "loss":
+            pass
+        self.losses.append(line["loss"])
+        at: float = line["at"]
+        return at
 
     def await_ready(self) -> None:
         while self.program.answer(READY_WITHIN_S).get("event") != "ready":
@@ -126,27 +138,28 @@ def same_losses(workers: int, processes: int, bench: Bench) -> Seen:
     took_s: list[float] = []
     most = 0
     for _ in range(TIMES):
+        now = time.monotonic()
         for each in job:
-            each.go_on(len(each.losses) + STEPS)
-        time.sleep(BETWEEN_S)  # it trains on
+            each.go_on(now)
         begun = time.monotonic()
         suspended, why = suspend_once(lambda: set().union(*(each.pids() for each in job)))
         took_s.append(time.monotonic() - begun)
         if why:
             return judge(False, f"after {len(took_s) - 1} suspensions: {why}")
         most = max(most, suspended)
+    now = time.monotonic()
     for each in job:
-        each.go_on(len(each.losses) + STEPS)
+        each.go_on(now)
     count = min(len(each.losses) for each in job)
     for each in others:
-        each.go_on(count)
+        each.reach(count)
     plain, again = (each.losses[:count] for each in others)
     if plain != again:
         return unknown("two trainings that were not suspended have other losses, too")
     same = all(each.losses[:count] == plain for each in job)
     return judge(
         same and most == processes,
-        f"{most} suspended {TIMES} times: {count} losses are"
+        f"suspended {TIMES} times (processes: {most}): {count} losses are"
         f" {'equal to the last bit' if same else 'not the same'}",
         losses=count,
         suspensions=len(took_s),
@@ -278,7 +291,7 @@ CASES: Sequence[Case] = (
         35.0,
         later=True,
     ),
-    Case("MPS", "a client of MPS is refused, and goes on", suspension.mps_client, 8.0, later=True),
+    Case("MPS", "a client of MPS is refused, and goes on", suspending.mps_client, 8.0, later=True),
     Case(
         "managed memory",
         "a process with managed memory (UVM) goes on unharmed",
@@ -289,7 +302,7 @@ CASES: Sequence[Case] = (
     Case(
         "another GPU",
         "a process moves to another GPU of its kind",
-        suspension.moves,
+        suspending.moves,
         8.0,
         later=True,
     ),

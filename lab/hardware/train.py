@@ -4,7 +4,7 @@ A plain training script, which needs torch, timm and transformers only. It print
 it is warm ("ready"), one for each window of steps with the times at which they ended on the device
 ("steps"), and one at its end with the allocator's peaks ("done"). Times are the system's monotonic
 clock, so that those of two processes can be compared. With `--losses` it prints the loss of each
-step instead ("loss"), to the last bit, and two runs have the same.
+step instead ("loss"), to the last bit and when; two runs have the same.
 
 In a window the host does not wait for the device after each step: it is at most two steps ahead,
 and CUDA events tell when each ended.
@@ -197,7 +197,7 @@ def losses(step: Training, cuda: bool, steps: float, workers: int) -> None:
     while steps > 0:
         steps -= 1
         loss = step.train_on(*next(loaded)) if loaded else step()
-        say("loss", loss=loss.item().hex())
+        say("loss", loss=loss.item().hex(), at=time.monotonic())
         if not cuda:
             time.sleep(REST_S)
 

@@ -135,7 +135,8 @@ from carmad.selftest.probe import Cuda
 cuda = Cuda()
 print('{{"event": "ready"}}', flush=True)
 for step in itertools.count():
-    print('{{"event": "loss", "loss": "%d"}}' % (step + {wrong} * (step > 20)), flush=True)
+    its = step + {wrong} * (step > 20), time.monotonic()
+    print('{{"event": "loss", "loss": "%d", "at": %f}}' % its, flush=True)
     time.sleep(0.01)
 """
 

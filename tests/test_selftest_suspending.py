@@ -13,7 +13,7 @@ import pytest
 from carmad.config import Settings, Suspending
 from carmad.configfile import by_name, load
 from carmad.selftest import bench as benches
-from carmad.selftest import report, suspension
+from carmad.selftest import report, suspending, suspension
 from carmad.selftest.report import Verdict
 from tests import fake_gpu
 from tests.test_selftest_checks import two_users  # noqa: F401 - a fixture
@@ -44,10 +44,11 @@ def as_root(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the tests are run by somebody else."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("FAKE_UID", "0")
-    monkeypatch.setattr(suspension, "LARGE_MIB", 512)
+    monkeypatch.setattr(suspending, "LARGE_MIB", 512)
     monkeypatch.setattr(suspension, "WRITTEN_MIB", 40)
-    monkeypatch.setattr(suspension, "LISTED_WITHIN_S", 0.3)
-    monkeypatch.setattr(suspension, "TURNS", 1)
+    for each in (suspending, suspension):
+        monkeypatch.setattr(each, "LISTED_WITHIN_S", 0.3)
+    monkeypatch.setattr(suspending, "TURNS", 1)
 
 
 @pytest.mark.parametrize("name", [name for name, _ in SUSPENDING])
@@ -172,8 +173,8 @@ def test_a_driver_that_hangs_costs_a_check_and_no_more(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(suspension, "CALL_WITHIN_S", 1.0)
-    monkeypatch.setattr(suspension, "REFUSED_AFTER_S", 100.0)
-    monkeypatch.setattr(suspension, "HOLD_S", 1000.0)
+    monkeypatch.setattr(suspending, "REFUSED_AFTER_S", 100.0)
+    monkeypatch.setattr(suspending, "HOLD_S", 1000.0)
     monkeypatch.setattr(benches, "ENDED_WITHIN_S", 1.0)
     found = machine.check("suspend_busy")
     assert found.verdict is Verdict.UNKNOWN and found.failed
@@ -182,6 +183,6 @@ def test_a_driver_that_hangs_costs_a_check_and_no_more(
 
 
 def test_the_speed_of_tiny_amounts_is_more_than_none() -> None:
-    assert suspension._floor(1999.0, 100) == 1900
-    assert suspension._floor(37.5, 100) == 37
-    assert suspension._floor(0.2, 100) == 1
+    assert suspending._floor(1999.0, 100) == 1900
+    assert suspending._floor(37.5, 100) == 37
+    assert suspending._floor(0.2, 100) == 1
