@@ -9,21 +9,34 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import pynvml
 import pytest
 
 from carmad.attempt import members
 from carmad.attempt.callers import Process
 from carmad.attempt.cgroup import MOUNTS
 from carmad.attempt.environment import job_environment
+from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher
 from carmad.attempt.proc import process_stat
-from carmad.core.types import GpuId, Job
+from carmad.config import Suspending
+from carmad.core.messages import Launch, LimitMemory
+from carmad.core.types import GpuId, Job, MemoryLimits
+from carmad.daemon.world import DaemonWorld
 from carmad.gpu.checkpoint import Checkpoints, Outcome, State, is_stopped
 from carmad.gpu.emulated import EmulatedSource, create
+from carmad.gpu.limits import NvmlLimiter
 from tests.attempts import Bench, in_a_unit
 from tests.test_emulated_driver import work_s
+from tests.test_world import Inbox, declared
 from tests.waiting import PATIENCE_S, until
+
+if TYPE_CHECKING:
+    from tests.fake_nvml import FakeNvml
+
+pytest_plugins = ("tests.fake_nvml",)
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a cgroup")
 COUNT = "while :; do echo $$; sleep 0.05; done"
@@ -119,6 +132,48 @@ def test_those_in_its_cgroup_without_its_supervisor(in_groups: Bench) -> None:
     assert in_groups.started(job)["pid"] not in pids
     in_groups.launcher.stop(job, 0.0)
     in_groups.ended(job)
+
+
+@as_root
+def test_limits_are_those_of_its_cgroup_from_its_start_until_it_is_removed(
+    in_groups: Bench, nvml: FakeNvml
+) -> None:
+    gpu = GpuId("GPU-aaaa")
+    nvml.show(f"gpu {gpu}\nname NVIDIA H100\npci 0 81 0\nmemory 81920 500 0")
+    world = DaemonWorld(
+        state_dir=in_groups.state,
+        inbox=Inbox(),  # type: ignore[arg-type]
+        estimate=declared,
+        whole=lambda spec: spec,
+        launcher=in_groups.launcher,
+        evidence=Evidence(),
+        mps=None,
+        checkpoints=Checkpoints(""),
+        limiter=NvmlLimiter(),
+        suspending=Suspending,
+        kill_grace_s=1.0,
+        extra_env={},
+    )
+    job = in_groups.job("sh", "-c", COUNT).with_attempt(gpus=(gpu,))
+    limited = job.with_attempt(memory_limits=(MemoryLimits(gpu, 12_288, 31_744),))
+    limits = Path(f"{nvml.world}.limits")
+    pynvml.nvmlInit()
+    try:
+        world.shepherd.start()
+        world.perform(LimitMemory(limited))
+        world.perform(Launch(job))
+        until(lambda: limits.exists() and limits.read_text(), "its limits to be set")
+        where = in_groups.launcher.cgroup(job)
+        assert limits.read_text() == f"{gpu} {12_288 << 20} {31_744 << 20} {where}\n"
+        assert where and Path(where) == group_of(in_groups, job)
+        lifted = job.with_attempt(memory_limits=(MemoryLimits(gpu),))
+        world.perform(LimitMemory(lifted))
+        until(lambda: not limits.read_text(), "them to be lifted")
+    finally:
+        in_groups.launcher.stop(job, 0.0)
+        in_groups.ended(job)
+        world.close()
+        pynvml.nvmlShutdown()
 
 
 # Frozen.
