@@ -41,7 +41,7 @@ def create(directory: Path, spec: str) -> None:
             directory.chmod(0o755)  # jobs of every user need access, whatever the umask
         for index, kind in enumerate(kinds):
             path = directory / f"{uuid_of(kind, index)}{card.SUFFIX}"
-            if path.exists() and not _is_current(path):
+            if path.exists() and _is_outdated(path):
                 path.unlink()
             if not path.exists():
                 card.create(
@@ -62,13 +62,11 @@ def create(directory: Path, spec: str) -> None:
         )
 
 
-def _is_current(path: Path) -> bool:
-    """Whether it is a card of this release's layout."""
-    try:
-        Card(str(path)).close()
-    except ValueError:
-        return False
-    return True
+def _is_outdated(path: Path) -> bool:
+    """Whether another release laid it out. One that is torn is not: it may be whole in a moment."""
+    with path.open("rb") as file:
+        found, ours = file.read(8), card.MAGIC.to_bytes(8, "little")
+    return len(found) == len(ours) and found[:-1] == ours[:-1] and found != ours
 
 
 def parse(spec: str) -> tuple[GpuKind, ...]:
