@@ -110,7 +110,8 @@ def test_an_attempts_directory_gives_its_group() -> None:
 def test_a_card_of_an_earlier_layout_is_made_anew(tmp_path: Path) -> None:
     create_all(tmp_path, "1xA100-40GB")
     (path,) = tmp_path.glob("*.card")
-    path.write_bytes(path.read_bytes()[: 24 * 8 + 512 * 8])
+    earlier = path.read_bytes()[: 24 * 8 + 512 * 8]
+    path.write_bytes(earlier[:7] + b"\1" + earlier[8:])
     create_all(tmp_path, "1xA100-40GB")
     (gpu,) = EmulatedSource(tmp_path).discover()
     assert gpu.guarantees
