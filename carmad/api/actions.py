@@ -95,7 +95,7 @@ async def cancel(call: Caller, body: SelectIn) -> Response:
     def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
         return control.cancel(job), CancelRequested(now, job.id, by, job.tasks - 1)
 
-    return _results_out(await _carry_out(call, body, await _choose(call, body), act))
+    return await _change(call, body, act)
 
 
 @router.post("/hold")
@@ -117,7 +117,7 @@ async def _set_hold(call: Call, body: SelectIn, held: bool) -> Response:
             verdict = Verdict(f"stays held: {why}", acts=False, refused=True)
         return verdict, HoldRequested(now, job.id, held, by, job.tasks - 1)
 
-    return _results_out(await _carry_out(call, body, await _choose(call, body), act))
+    return await _change(call, body, act)
 
 
 @router.post("/suspend")
@@ -130,7 +130,7 @@ async def suspend(call: Caller, body: SelectIn) -> Response:
         verdict = control.suspend(job, scene.suspension_refusal(job))
         return verdict, SuspendRequested(now, job.id, by, job.tasks - 1)
 
-    return _results_out(await _carry_out(call, body, await _choose(call, body), act))
+    return await _change(call, body, act)
 
 
 @router.post("/resume")
@@ -140,7 +140,7 @@ async def resume(call: Caller, body: SelectIn) -> Response:
     def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
         return control.resume(job), ResumeRequested(now, job.id, by, job.tasks - 1)
 
-    return _results_out(await _carry_out(call, body, await _choose(call, body), act))
+    return await _change(call, body, act)
 
 
 @router.post("/move")
@@ -156,7 +156,7 @@ async def move(call: Caller, body: MoveIn) -> Response:
         verdict = control.move(job, gpus, refusal, settings)
         return verdict, MoveRequested(now, job.id, tuple(gpu.id for gpu in gpus), by)
 
-    return _results_out(await _carry_out(call, body, await _choose(call, body), act))
+    return await _change(call, body, act)
 
 
 @router.post("/requeue")
@@ -218,6 +218,10 @@ async def update(call: Caller, body: UpdateIn) -> Response:
 
 def _has(job: Job | None, spec: JobSpec, names: tuple[str, ...]) -> bool:
     return job is not None and all(getattr(job.spec, name) == getattr(spec, name) for name in names)
+
+
+async def _change(call: Call, body: SelectIn, act: Act) -> Response:
+    return _results_out(await _carry_out(call, body, await _choose(call, body), act))
 
 
 async def _carry_out(call: Call, body: SelectIn, jobs: list[Job], act: Act) -> list[ResultOut]:

@@ -155,7 +155,7 @@ class _Lock:
 
 
 class _Turn:
-    """The lock of a card, had once its process is not suspended."""
+    """The lock of a card, taken once its process is not suspended."""
 
     __slots__ = ("_card",)
 

@@ -391,7 +391,7 @@ def _driver(cards: str) -> Driver:
 
 
 def _runs_on(pid: int) -> bool:
-    """Whether it is not stopped, or is continued within a moment."""
+    """Whether it runs, or is continued within CONTINUED_WITHIN_S."""
     until = time.monotonic() + CONTINUED_WITHIN_S
     while is_stopped(pid):
         if time.monotonic() > until:

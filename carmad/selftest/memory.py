@@ -27,7 +27,7 @@ NO_LIMITS = (
     "the driver has no memory limits per cgroup (they came with R615, not for MIG instances), or"
     " this process may not set them: only root may"
 )
-NO_CGROUP = "no cgroup (version 2) can be made here"
+NO_CGROUP = "no cgroup (version 2) can be created here"
 
 
 def totals(bench: Bench) -> Seen:

@@ -14,7 +14,7 @@ from carmad.selftest.bench import LISTED_WITHIN_S, NEAR_MIB, Bench, Probe, Probe
 WRITTEN_MIB = 256  # of what a process has
 CALL_WITHIN_S = 60.0  # of a few GiB; one that takes longer hangs
 LOCK_WITHIN_S = 5.0
-ON_MIG = "no job is suspended on a MIG instance"
+ON_MIG = "jobs on a MIG instance cannot be suspended"
 NOT_ROOT = "only root may suspend processes"
 
 
@@ -34,7 +34,7 @@ class Caller:
         return State(self._process.ask("state", pid=probe.pid)["state"])
 
     def lock(self, probe: Probe, timeout_s: float = LOCK_WITHIN_S) -> float:
-        """Returns the seconds that it took, as all of them."""
+        """Returns the seconds that it took, as do the other calls."""
         return self._call("lock", probe, State.LOCKED, timeout_s=timeout_s)
 
     def checkpoint(self, probe: Probe) -> float:

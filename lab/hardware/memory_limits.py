@@ -12,7 +12,7 @@ import pynvml
 
 from carmad.attempt import cgroup
 from carmad.selftest.bench import Bench, Probe, ProbeFailed
-from carmad.selftest.memory import OOM
+from carmad.selftest.memory import NO_CGROUP, OOM
 from carmad.selftest.report import Seen, judge, unknown
 
 HARD_MIB = 2048
@@ -30,12 +30,12 @@ def check(under_mps: bool, bench: Bench) -> Seen:
         return unknown(NONE)
     with _group(bench) as group:
         if group is None:
-            return unknown("there is no cgroup v2 in which one can be made")
+            return unknown(NO_CGROUP)
         return _check(bench, group, under_mps)
 
 
 def _are_there(bench: Bench) -> bool:
-    """Whether the driver has such limits, by what it says of no cgroup at all."""
+    """Whether the driver has such limits: it says so even when asked about no cgroup."""
     try:
         _limit(bench, Path("/nonexistent"), 0, None)
     except pynvml.NVMLError as error:
