@@ -497,10 +497,12 @@ def together(**settings: object) -> tuple[FakeServer, JobId, JobId, JobId]:
     return here, first, second, other
 
 
-def test_a_job_that_would_fill_a_shared_gpu_is_suspended_in_time_and_is_alone_afterwards() -> None:
+def test_a_job_that_would_fill_a_shared_gpu_is_suspended_in_time_and_alone_until_it_is_steady() -> (
+    None
+):
     here, first, second, _other = together()
-    growing(here, second, 3_000, 3)
-    assert here.job(second).state is S.RUNNING, "for two and a half more seconds there is room"
+    growing(here, second, 3_000, 4)
+    assert here.job(second).state is S.RUNNING, "there is room until after the next reading"
     growing(here, second, 3_000, 1)
     job = here.job(second)
     assert (job.state, job.held) == (S.SUSPENDED, False)
@@ -513,13 +515,18 @@ def test_a_job_that_would_fill_a_shared_gpu_is_suspended_in_time_and_is_alone_af
     job = here.job(second)
     assert (job.state, job.attempt, job.failures) == (S.RUNNING, 1, ())
     late = here.submit()
-    here.pass_time(10)
+    growing(here, second, 1_000, 10)
+    here.pass_time(3)
     assert here.job(late).state is S.QUEUED, "it is alone"
+    here.pass_time(3)
+    assert here.job(second).retry is None, "its memory has been the same for a window"
+    assert here.job(late).state is S.STARTING
+    assert here.job(late).gpus == here.job(second).gpus
 
 
 def test_where_time_is_left_the_one_with_the_least_memory_is_suspended() -> None:
     here, first, second, other = together()
-    growing(here, first, 1_000, 12)
+    growing(here, first, 1_000, 13)
     assert here.job(second).state is S.RUNNING
     growing(here, first, 1_000, 1)
     job = here.job(second)
@@ -534,7 +541,7 @@ def test_where_time_is_left_the_one_with_the_least_memory_is_suspended() -> None
     assert here.job(second).gpus == (here.gpus[1].id,)
 
 
-@pytest.mark.parametrize("memory_mib", [8_000, None])
+@pytest.mark.parametrize("memory_mib", [10_000, None])
 def test_whom_its_promise_tells_from_a_leak(memory_mib: int | None) -> None:
     """What is expected of jobs and fits is no danger, however fast it comes."""
     here = server(1)
@@ -542,7 +549,7 @@ def test_whom_its_promise_tells_from_a_leak(memory_mib: int | None) -> None:
     id = here.submit(memory_mib=memory_mib)
     here.run_kernel(id, 1_000)
     here.sample(1)
-    growing(here, id, 3_000, 2)
+    growing(here, id, 3_000, 3)
     assert here.job(id).state is (S.SUSPENDED if memory_mib is None else S.RUNNING)
     assert here.job(first).state is S.RUNNING
 

@@ -179,12 +179,12 @@ def has_run_kernel(job: Job, readings: Sequence[Reading], alone: bool, settings:
         return False
     activity = latest.activity
     if activity is None:
-        return _memory(job, latest) is None or _is_steady(job, readings, settings)
+        return _memory(job, latest) is None or is_steady(job, readings, settings)
     if activity == 0:
         return False
     unshared = alone and not _has_other_load(job, latest, settings.monitor)
     before = 0.0 if unshared else _highest_before(readings)
-    return activity >= before + RISE or _is_steady(job, readings, settings)
+    return activity >= before + RISE or is_steady(job, readings, settings)
 
 
 def _has_other_load(job: Job, sample: GpuSample, monitor: Monitor) -> bool:
@@ -207,7 +207,7 @@ def _highest_before(readings: Sequence[Reading]) -> float:
     return max((value for value in earlier if value is not None), default=1.0)
 
 
-def _is_steady(job: Job, readings: Sequence[Reading], settings: Settings) -> bool:
+def is_steady(job: Job, readings: Sequence[Reading], settings: Settings) -> bool:
     """Whether it has held more than a bare context for a whole window, without allocating or
     freeing memory."""
     context_mib = settings.estimation.context_mib

@@ -4,8 +4,9 @@ jobs at a terminal, whose owners wait there.
 
 A job that grows stops growing as soon as it is locked, long before it is gone. So it can always be
 suspended in time, and a neighbour only if enough time is left to move its memory; of those, the
-one with the least memory is. The job that grew, and would grow again, is to be alone from then on,
-as after the crash that was averted (CARMA paper, 3.5); a neighbour returns elsewhere.
+one with the least memory is. The job that grew, and would grow again, is to be alone, as after the
+crash that was averted (CARMA paper, 3.5), until its memory is steady; a neighbour returns
+elsewhere.
 
 GPUs are freed of all their jobs, so that any policy places the next one there. Nobody is suspended
 for a job that GPUs are being freed for already. Whoever was suspended waits in line like all
@@ -24,14 +25,14 @@ from carmad.core.fleet import Fleet
 from carmad.core.gpuview import GpuView
 from carmad.core.ledger import Ledger
 from carmad.core.messages import Action
-from carmad.core.readings import held_mib
+from carmad.core.readings import held_mib, is_steady
 from carmad.core.suspending import Suspensions, never
 from carmad.core.types import GpuId, GpuSample, Job, JobId, JobState
 from carmad.core.view import View
 
 LEAVING = (JobState.SUSPENDING, JobState.STOPPING)
 FULL = "its GPU's memory was about to be full"
-LOOKS = 2  # at a GPU, before its memory is full: to see it coming, and to have acted
+LOOKS = 1
 
 
 class Relief:
@@ -72,10 +73,13 @@ class Relief:
 
     def avert(self, samples: Iterable[GpuSample], now: float) -> list[Action]:
         """Suspend a job on each shared GPU whose memory, by its last readings, would be full before
-        the next one was acted on."""
+        the next one was acted on. A job that is alone because it grew, and grows no more, need not
+        be any longer."""
         actions: list[Action] = []
         for sample in samples:
             residents = [j for j in self._ledger.residents(sample.gpu) if j.state not in LEAVING]
+            if len(residents) == 1:
+                self._share_again(residents[0], sample.gpu)
             growth = self._fleet.growth(sample.gpu) if len(residents) > 1 else {}
             rate = sum(growth.values())
             if rate <= 0 or sample.memory_free_mib is None or _fit(residents, sample):
@@ -86,6 +90,16 @@ class Relief:
                 after: Literal["alone", "elsewhere"] = "alone" if job is growing else "elsewhere"
                 actions.append(self._suspensions.suspend(job, FULL, now, after=after))
         return actions
+
+    def _share_again(self, job: Job, gpu: GpuId) -> None:
+        """Once its memory has been the same for a window, what it needs is known."""
+        grew = job.retry is not None and job.retry.exclusive and job.retry.why == FULL
+        if (
+            grew
+            and job.state is JobState.RUNNING
+            and is_steady(job, self._fleet.readings(gpu), self._suspensions.settings)
+        ):
+            self._ledger.put(replace(job, retry=None))
 
     def _cheapest(
         self,
@@ -103,7 +117,7 @@ class Relief:
             moved_mib = 0 if job is growing else held_mib(job.id, sample)
             takes_s = settings.suspend.fixed_s + moved_mib / settings.suspend.out_mib_s
             if takes_s <= full_in_s or job is growing:
-                return job if full_in_s <= takes_s + LOOKS * settings.monitor.period_s else None
+                return job if full_in_s <= takes_s + settings.monitor.period_s else None
         return None
 
     def _victims(self, job: Job, view: View, taken: set[GpuId]) -> list[Job]:

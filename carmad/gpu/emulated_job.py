@@ -30,6 +30,7 @@ DEFAULTS: dict[str, str] = {
     "dram": "0.2",  # DRAM activity
     "seconds": "10",  # of work when alone
     "warmup": "1",  # loading data before the first kernel
+    "ramp": "0.2",  # seconds of training until it holds its peak
     "seed": "0",
 }
 EPOCHS = 5
@@ -38,7 +39,6 @@ TELL_S = 1.0  # of work between two lines of the log
 TICK_S = 0.05
 CONTEXT_MIB = 416  # memory that CUDA itself takes, outside PyTorch's allocator
 LOADED = 0.25  # share of the peak allocated before the first kernel: context and weights
-GROWTH = (0.5, 0.75, 0.9, 1.0)  # share of the peak after each of the first ticks: activations
 
 
 class OutOfMemoryError(RuntimeError):
@@ -66,6 +66,7 @@ class Options:
         self.dram = float(values["dram"])
         self.seconds = float(values["seconds"])
         self.warmup = float(values["warmup"])
+        self.ramp = float(values["ramp"])
         self.seed = int(values["seed"])
 
 
@@ -141,17 +142,20 @@ def load(options: Options, cards: list[Card]) -> int:
 
 
 def train(options: Options, cards: list[Card], held: int) -> None:
-    growth = list(GROWTH)
     done = told = 0.0  # seconds of work
-    before = told_at = working_s(cards)
+    begun = before = told_at = working_s(cards)
+    grown = False
     for epoch in range(1, EPOCHS + 1):
         demand = 0.95 + 0.1 * noise(options.seed, epoch)
         for card in cards:
             card.launch(*(min(1.0, demand * alone) for alone in demands(options)))
         end = options.seconds * epoch / EPOCHS
         while done < end:
-            if growth:
-                step = int(options.memory_mib * growth.pop(0)) - held
+            if not grown:
+                passed = working_s(cards) - begun + TICK_S
+                grown = passed >= options.ramp
+                share = 1.0 if grown else LOADED + (1 - LOADED) * passed / options.ramp
+                step = int(options.memory_mib * share) - held
                 allocate(cards, step)
                 held += step
             sleep(TICK_S)

@@ -75,7 +75,7 @@ def demo_trace(seed: int = 11, jobs: int = 20, compress: float = 440.0) -> tuple
     )
 
 
-def argv(task: Task, seed: int, warmup_s: float = WARMUP_S) -> list[str]:
+def argv(task: Task, seed: int, warmup_s: float = WARMUP_S, **more: float) -> list[str]:
     """The command line of an emulated job that behaves like `task`."""
     load = task.load
     options = {
@@ -87,6 +87,7 @@ def argv(task: Task, seed: int, warmup_s: float = WARMUP_S) -> list[str]:
         "seconds": f"{task.duration_s:.3f}",
         "warmup": f"{warmup_s:.3f}",
         "seed": f"{seed}",
+        **{name: f"{value:.3f}" for name, value in more.items()},
     }
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
     return [sys.executable, "-m", "carmad.gpu.emulated_job", *words]

@@ -60,9 +60,10 @@ class EmulatedCard(Sharing):
 class Emulation(Daemon):
     """A carmad with the GPUs and the settings that the simulator has."""
 
-    def __init__(self, gpus: str, settings: Settings, warmup_s: float) -> None:
+    def __init__(self, gpus: str, settings: Settings, warmup_s: float, **more: float) -> None:
         super().__init__(gpus=gpus, settings=settings)
         self._warmup_s = warmup_s  # of every job: what it does before its first kernel
+        self._more = more  # options of every job
 
     def replay(self, trace: Trace, declared: bool) -> Outcome:
         """Submit every task when it is due; with `declared`, say how much memory it needs."""
@@ -75,7 +76,8 @@ class Emulation(Daemon):
             if task.deadline_s is not None:
                 said["deadline_at"] = iso(time.time() + task.deadline_s)
             said["stage_times"] = [asdict(times) for times in task.stages]
-            self.run(argv(task, seed, self._warmup_s), name=task.name, gpus=task.gpus, **said)
+            words = argv(task, seed, self._warmup_s, **self._more)
+            self.run(words, name=task.name, gpus=task.gpus, **said)
         self.await_end()
         return self.record()
 
