@@ -136,16 +136,18 @@ def queue_number(job: Job, now: float) -> float:
 
 
 def demotion_at(job: Job) -> float:
-    """When its attained service will reach the first queue's limit; infinite while it waits.
+    """When its attained service will reach the first queue's limit; infinite while it waits, or is
+    suspended.
 
     A time rather than a duration, so that a policy called at that time finds it reached.
     """
-    left_s = FIRST_QUEUE_GPU_S / job.spec.gpus - job.served_s
-    if left_s < ROUNDING_S:
+    limit_s = FIRST_QUEUE_GPU_S / job.spec.gpus
+    waits = not job.holds_gpus or job.started_at is None or job.suspension
+    if limit_s - (job.attained_s(math.inf) if waits else job.served_s) < ROUNDING_S:
         return -math.inf
-    if not job.holds_gpus or job.started_at is None:
+    if waits or job.started_at is None:
         return math.inf
-    return job.started_at + left_s
+    return job.started_at + job.suspended_s + limit_s - job.served_s
 
 
 # -- of a GPU

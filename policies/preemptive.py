@@ -65,10 +65,11 @@ class Preemptive:
     worse_at: Instant = never  # when a running job's number next jumps up
 
     def order(self, job: Job) -> float:
-        return self.priority(job, job.submitted_at)
+        """Its priority does not change while it waits."""
+        return self.priority(job, job.suspension.at if job.suspension else job.submitted_at)
 
     def plan(self, view: View) -> tuple[Proposal, ...]:
-        leaving = {job.id for job in view.running if job.stop is not None}
+        leaving = {job.id for job in view.running if job.leaves}
         has_head = False
 
         def turn(job: Job, view: View) -> Turn:
@@ -129,7 +130,7 @@ class Preemptive:
             for job in view.running
             if (number := self.priority(job, view.now)) > bar
             and job.id not in leaving
-            and yields(job, head)
+            and yields(job, head, view)
         ]
         return [job for *_, job in sorted(lower, reverse=True)]
 
@@ -176,18 +177,18 @@ class Preemptive:
             for job in view.running
             if view.now < (at := self.worse_at(job)) < math.inf
             and self.priority(job, at) > bar
-            and yields(job, head)
+            and yields(job, head, view)
         )
         first = min(instants, default=None)
         return () if first is None else (AskAgain(first),)
 
 
-def yields(job: Job, head: Job) -> bool:
-    """Whether `job` may be preempted, and would be behind `head` then if its number is higher."""
+def yields(job: Job, head: Job, view: View) -> bool:
+    """Whether `job` may be preempted, or might if that were on, and would be behind `head` then if
+    its number is higher."""
+    off = not view.settings.limits.preemption
     return (
-        job.holds_gpus
-        and job.stop is None
-        and job.spec.requeue
+        (off or job.id in view.preemptible)
         and job.spec.nice >= head.spec.nice
         and (job.retry is None or head.retry is not None)
     )

@@ -92,7 +92,7 @@ class Promise(NamedTuple):
 def remaining_s(job: Job, now: float, unknown_s: float) -> float:
     """As predicted, running alone. Its past run time counts in full, as its progress beside others
     is not known."""
-    if job.stop is not None:
+    if job.leaves:
         return LEAST_S
     if job.expected_s is None:
         return unknown_s

@@ -385,9 +385,10 @@ def test_a_job_that_finds_no_room_holds_the_line(backfill, starts):
     assert where(baselines.srtf(settings).plan(view)) == starts
 
 
-def test_gpus_of_jobs_that_stop_anyway_are_waited_for():
+@pytest.mark.parametrize("its", [{"stop": Cause.CANCELLED}, {"state": S.SUSPENDING}])
+def test_gpus_of_jobs_that_leave_anyway_are_waited_for(its):
     policy = baselines.srtf(PREEMPTING)
-    cancelled = queued(8, state=S.STOPPING, gpus=(a_gpu(0).id,), stop=Cause.CANCELLED)
+    cancelled = running(8, 0, **its)
     head, next_one = queued(1, expected_s=10), queued(2, expected_s=20)
     residents = [cancelled, running(9, 1, expected_s=1000)]
     plan = policy.plan(view_of(2, [head], residents, PREEMPTING))

@@ -30,6 +30,7 @@ from carmad.core.suspending import AGAIN_AFTER_S, cost_s, never
 from carmad.core.types import Cause, Exit, GpuId, Job, JobId, JobState, ProfilingRun
 from carmad.core.view import View
 from carmad.testing import FakeServer, a_job, a_spec
+from policies.baselines import FIRST_QUEUE_GPU_S
 
 S = JobState
 HOST_MIB = 100_000
@@ -298,6 +299,41 @@ def test_a_policys_preemption_suspends_where_the_settings_say_so() -> None:
     here.exit(short)
     here.pass_time(2)
     assert (here.job(long).state, here.job(long).attempt) == (S.RUNNING, 1)
+
+
+@pytest.mark.parametrize("policy", ["srtf", "tiresias"])
+def test_a_job_that_a_policy_suspended_returns_behind_those_it_was_suspended_for(
+    policy: str,
+) -> None:
+    """Its place in line is by what it has run, not as if it had not begun."""
+    limits = Limits(preemption="suspend")
+    here = server(1, replace(SETTINGS, policy=policy, limits=limits))
+    long = runs(here, expected_s=30_000.0, exclusive=True)
+    here.pass_time(2 * FIRST_QUEUE_GPU_S)
+    first, second = (here.submit(expected_s=15_000.0, exclusive=True) for _ in range(2))
+    here.pass_time(2)
+    assert here.job(long).state is S.SUSPENDED
+    here.exit(first)
+    here.pass_time(2)
+    assert here.job(second).state is S.STARTING, "of the first queue, and with less left"
+    assert here.job(long).state is S.SUSPENDED
+
+
+def test_a_policy_looks_elsewhere_while_a_job_cannot_be_suspended() -> None:
+    """The last in line has just resumed."""
+    limits = Limits(preemption="suspend")
+    here = server(2, replace(SETTINGS, policy="srtf", limits=limits))
+    longest = runs(here, 20_000, expected_s=20_000.0, exclusive=True)
+    long = runs(here, 20_000, expected_s=15_000.0, exclusive=True)
+    suspend(here, longest)
+    resume(here, longest)
+    here.pass_time(2)
+    assert here.job(longest).state is S.RUNNING
+    head = here.submit(expected_s=10.0, exclusive=True)
+    assert here.job(long).state is S.SUSPENDED
+    here.pass_time(2)
+    assert here.job(head).state is S.STARTING
+    assert here.job(longest).state is S.RUNNING
 
 
 def test_after_a_restart_what_is_due_is_repeated() -> None:

@@ -184,7 +184,7 @@ def settling(
     window_s = monitor.window_s
     for job in residents:
         patience_s = window_s if job.spec.interactive else monitor.first_kernel_timeout_s
-        if job.state in (JobState.STOPPING, JobState.SUSPENDING):
+        if job.leaves:
             continue
         if job.state is JobState.RESUMING:
             return Reason("resuming", detail=f"job {job.id}")

@@ -90,6 +90,7 @@ class Placer:
             self.last_placed,
             self._memory,
             bool(self._fleet.reservations),
+            self._preemptible(now),
         )
 
     def blocker(self, job: Job, now: float) -> Reason | None:
@@ -274,10 +275,9 @@ class Placer:
         job = self._ledger.jobs.get(wish.job)
         if job is None or job.state not in (JobState.STARTING, JobState.RUNNING):
             return []
-        preemption = self._settings.limits.preemption
-        suspends = preemption == "suspend"
+        suspends = self._settings.limits.preemption == "suspend"
+        allowed = self._is_preemptible(job, now)
         refusal = self._suspensions.refusal(job, now) if suspends else ""
-        allowed = preemption and not refusal and (suspends or job.spec.requeue)
         why = wish.reason if allowed else Reason("not_preemptible", detail=refusal)
         self._decide(Decision(now, by, Placement(job.id, reasons=(why,))))
         if not allowed:
@@ -285,6 +285,19 @@ class Placer:
         if suspends:
             return [self._suspensions.suspend(job, f"for {wish.reason.detail}", now)]
         return [self._ledger.stop(job, Cause.PREEMPTED)]
+
+    def _preemptible(self, now: float) -> frozenset[JobId]:
+        if not self._settings.limits.preemption:
+            return frozenset()
+        there = self._ledger.on_gpus()
+        return frozenset(job.id for job in there if self._is_preemptible(job, now))
+
+    def _is_preemptible(self, job: Job, now: float) -> bool:
+        preemption = self._settings.limits.preemption
+        if preemption == "suspend":
+            return not self._suspensions.refusal(job, now)
+        in_use = job.state in (JobState.STARTING, JobState.RUNNING)
+        return bool(preemption) and in_use and job.spec.requeue
 
     def _move(self, wish: Move, now: float) -> list[Action]:
         """Move a running job, where that is possible."""

@@ -30,7 +30,6 @@ from carmad.core.suspending import Suspensions, never
 from carmad.core.types import GpuId, GpuSample, Job, JobId, JobState
 from carmad.core.view import View
 
-LEAVING = (JobState.SUSPENDING, JobState.STOPPING)
 FULL = "its GPU's memory was about to be full"
 LOOKS = 1
 
@@ -77,7 +76,7 @@ class Relief:
         be any longer."""
         actions: list[Action] = []
         for sample in samples:
-            residents = [j for j in self._ledger.residents(sample.gpu) if j.state not in LEAVING]
+            residents = [j for j in self._ledger.residents(sample.gpu) if not j.leaves]
             if len(residents) == 1:
                 self._share_again(residents[0], sample.gpu)
             growth = self._fleet.growth(sample.gpu) if len(residents) > 1 else {}
@@ -139,7 +138,7 @@ class Relief:
         if (job.need and job.need.safe_mib > empty_mib) or view.refusals(view.demand(job), empty):
             return False
         return all(
-            each.state in LEAVING
+            each.leaves
             or (not self._goes_first(each) and not self._suspensions.refusal(each, view.now))
             for each in gpu.residents
         )
@@ -168,5 +167,5 @@ def _out_of_place(gpu: GpuView) -> Iterator[tuple[GpuView, Job, str]]:
 
 def _moved_mib(gpu: GpuView) -> int:
     """What is to be moved to the host to free it."""
-    stay = [job for job in gpu.residents if job.state not in LEAVING]
+    stay = [job for job in gpu.residents if not job.leaves]
     return sum(held_mib(job.id, gpu.sample) for job in stay) if gpu.sample else 0

@@ -61,6 +61,7 @@ HOLDING = frozenset(
         JobState.STOPPING,
     }
 )
+LEAVING = frozenset({JobState.SUSPENDING, JobState.STOPPING})
 ENDED = frozenset(
     {
         JobState.SUCCEEDED,
@@ -369,6 +370,16 @@ class Job:
         """The present one."""
         its = self.attempts[-1] if self.attempts else None
         return its.suspension if its and its.exit is None else None
+
+    @property
+    def suspended_s(self) -> float:
+        """For how long it was suspended earlier."""
+        return its.suspended_s if (its := self.current) else 0.0
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it is about to give its GPUs back."""
+        return self.state in LEAVING
 
     @property
     def stop(self) -> Cause | None:

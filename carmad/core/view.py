@@ -57,6 +57,8 @@ class View:
     last_placed: GpuId | None = None  # the GPU used last (round-robin's position)
     memory: object = None  # the policy's last `Remember`; None after a restart
     reserved: bool = False  # whether any GPU is
+    # The running jobs whose GPUs can be taken back now; none unless `limits.preemption` is on.
+    preemptible: frozenset[JobId] = frozenset()
 
     @property
     def gpus(self) -> tuple[GpuView, ...]:
@@ -112,6 +114,7 @@ class View:
             last_placed=gpus[-1],
             memory=self.memory,
             reserved=self.reserved,
+            preemptible=self.preemptible,
         )
 
     def gpu(self, gpu: GpuId) -> GpuView:

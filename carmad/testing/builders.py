@@ -60,6 +60,8 @@ def changed(job: Job, **changes: Any) -> Job:
     number = changes.pop("attempt", None)
     failures, served_s = changes.pop("failures", None), changes.pop("served_s", None)
     its = {name: changes.pop(name) for name in _OF_ATTEMPT & changes.keys()}
+    if its.get("stop") and changes.get("state", job.state) is JobState.RUNNING:
+        changes["state"] = JobState.STOPPING
     new = replace(job, **changes)
     current = job.current
     if failures is None and served_s is None:
@@ -125,6 +127,11 @@ def a_view(
         history or History(),
         models or {},
         memory=memory,
+        preemptible=frozenset(
+            job.id
+            for job in running.values()
+            if settings.limits.preemption and job.spec.requeue and not job.leaves
+        ),
     )
 
 

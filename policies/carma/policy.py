@@ -101,7 +101,7 @@ class Carma:
         refused: dict[Hashable, list[tuple[int, float]]] = defaultdict(list)  # their needs
         promise: Promise | None = None
         rest = self.rules  # for jobs that outlast the promise
-        preempts = view.settings.limits.preemption and not any(job.stop for job in view.running)
+        preempts = view.settings.limits.preemption and not any(job.leaves for job in view.running)
         longest_s = _longest_s(view) if preempts else 0.0
         seen, tried, usable, stranger_waits = 0, 0, totals(view).usable, False
         for job in view.queue:
@@ -182,7 +182,7 @@ class Carma:
                 and _much_shorter(new.left_s, left_s)
                 and _much_shorter(service_s, left_s * job.spec.gpus)
                 and self._number(job, view.now) > number + PREEMPTION_S
-                and yields(job, new.job)
+                and yields(job, new.job, view)
             ):
                 longer.append((left_s * job.spec.gpus, job.id, job))
 

@@ -66,7 +66,7 @@ def left_s(job: Job, worked_s: float) -> float:
     which stays; infinite without a prediction, 0 once it was told to stop."""
     if job.expected_s is None:
         return math.inf
-    if job.stop is not None:
+    if job.leaves:
         return 0.0
     whole_s = job.expected_s * steps(job).slowdown(batch(job), job.accumulation)
     return whole_s - worked_s if worked_s < whole_s else OVERRUN * worked_s

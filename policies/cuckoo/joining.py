@@ -112,7 +112,7 @@ def _places(running: Sequence[Member], where: Site) -> Iterator[Place]:
     for member in running:
         job = member.job
         gpus = [by_id.get(gpu) for gpu in job.gpus]
-        if not member.shares or job.profiling or job.stop:
+        if not member.shares or job.profiling or job.leaves:
             continue
         if all(gpu and len(gpu.residents) == 1 and not gpu.gpu.is_mig for gpu in gpus):
             there = [gpu for gpu in gpus if gpu]
@@ -221,9 +221,9 @@ def awaiting(view: View, jobs: Sequence[Job], where: Site) -> dict[JobId, Job]:
 
 
 def _alone(view: View, where: Site) -> Iterator[Job]:
-    """The jobs that have their GPUs to themselves and have not been told to stop."""
+    """The jobs that have their GPUs to themselves and stay there."""
     for job in view.running:
-        if where.single.issuperset(job.gpus) and job.stop is None:
+        if where.single.issuperset(job.gpus) and not job.leaves:
             yield job
 
 

@@ -246,7 +246,7 @@ def _time_alone(
 def left_s(job: Job, now: float, whole_s: float) -> float:
     """Its remaining run time alone. A job that has outlived its prediction is assumed to continue
     for a tenth of its run time, as in Castor."""
-    if job.stop is not None:
+    if job.leaves:
         return 0.0
     attained_s = job.attained_s(now)
     return whole_s - attained_s if attained_s < whole_s else OVERRUN * attained_s

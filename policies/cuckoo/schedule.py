@@ -239,7 +239,7 @@ def schedule(
 def first_due(running: Sequence[Member], where: Site, now: float) -> float | None:
     """When the first of the running jobs should have ended."""
     kinds = {job.id: where.kind(gpu) for gpu in where.gpus for job in gpu.residents}
-    ends = (due_at(m.job, now, m.whole_s[kinds[m.job.id]]) for m in running if not m.job.stop)
+    ends = (due_at(m.job, now, m.whole_s[kinds[m.job.id]]) for m in running if not m.job.leaves)
     return min(ends, default=None)
 
 

@@ -139,7 +139,7 @@ class Binder:
             yield Reason("gpu_demand", job.spec.gpus, its.job.spec.gpus, "GPUs", name)
         if len({self.view.node_of.get(id) for id in its.job.gpus}) > 1:
             yield Reason("distributed", detail=name)
-        if its.job.stop is not None:
+        if its.job.leaves:
             yield Reason("busy", 0, 1, "jobs", name)
         if mine.aloof:
             yield mine.aloof
@@ -224,7 +224,7 @@ def _partners_on(
 ) -> tuple[Partner, ...]:
     alone: dict[JobId, list[GpuView]] = {}
     for gpu in node.gpus:
-        if len(gpu.residents) != 1 or gpu.id in reserved or gpu.residents[0].stop is not None:
+        if len(gpu.residents) != 1 or gpu.id in reserved or gpu.residents[0].leaves:
             continue
         if not refusals(COMPANY, gpu, view):
             alone.setdefault(gpu.residents[0].id, []).append(gpu)

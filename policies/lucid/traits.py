@@ -158,7 +158,7 @@ def _pairs_on(node: NodeView) -> tuple[GpuView, ...]:
         for gpu in node.gpus
         if len(gpu.residents) > 1
         and gpu.settling is None
-        and all(job.stop is None for job in gpu.residents)
+        and not any(job.leaves for job in gpu.residents)
     )
 
 
