@@ -57,4 +57,5 @@ class Options(TypedDict, total=False):
     conda_env: str | None
     container: str | None
     requeue: bool
+    requeue_ok: bool
     notify: str | None

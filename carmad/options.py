@@ -420,6 +420,16 @@ class JobOptions:
         change=RUNNING,
         help="let CARMA restart the job after a reboot or a preemption (default)",
     )
+    requeue_ok: bool = option(
+        "--requeue-ok",
+        default=False,
+        section=RUN,
+        memory=False,
+        show="requeue ok",
+        change=RUNNING,
+        help="where the job cannot be suspended to make room for others, it may be ended instead,"
+        " and started again later",
+    )
     notify: str | None = option(
         "--notify",
         default=None,

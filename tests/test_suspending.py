@@ -301,6 +301,25 @@ def test_a_policys_preemption_suspends_where_the_settings_say_so() -> None:
     assert (here.job(long).state, here.job(long).attempt) == (S.RUNNING, 1)
 
 
+@pytest.mark.parametrize("policy", ["srtf", "magm"])
+@pytest.mark.parametrize("ok", [False, True])
+def test_who_cannot_be_suspended_is_requeued_if_its_owner_agreed(ok: bool, policy: str) -> None:
+    """For a policy's sake, or for an urgent job's."""
+    limits = Limits(preemption="suspend")
+    here = server(1, replace(SETTINGS, policy=policy, limits=limits))
+    here.driver_fails = "its kernels did not end in time"
+    long = runs(here, expected_s=10_000.0, exclusive=True, requeue_ok=ok)
+    suspend(here, long)
+    assert here.job(long).unsuspendable
+    short = here.submit(expected_s=10.0, exclusive=True, urgent=policy == "magm")
+    here.pass_time(2)
+    assert here.stops == ([(long, 1, Cause.PREEMPTED)] if ok else [])
+    if ok:
+        here.exit(long, Exit(Cause.FAILURE, signal=15))
+        assert here.job(long).state is S.QUEUED
+        assert here.job(short).state is S.STARTING
+
+
 @pytest.mark.parametrize("policy", ["srtf", "tiresias"])
 def test_a_job_that_a_policy_suspended_returns_behind_those_it_was_suspended_for(
     policy: str,

@@ -31,7 +31,7 @@ from carmad.core.share import Shares
 from carmad.core.states import advance
 from carmad.core.suspending import Suspensions
 from carmad.core.tasks import singly
-from carmad.core.types import Cause, GpuId, Job, JobId, JobState
+from carmad.core.types import GpuId, Job, JobId, JobState
 from carmad.core.view import NodeView, View
 from carmad.models import Model
 
@@ -275,29 +275,20 @@ class Placer:
         job = self._ledger.jobs.get(wish.job)
         if job is None or job.state not in (JobState.STARTING, JobState.RUNNING):
             return []
+        allowed = self._suspensions.may_preempt(job, now)
         suspends = self._settings.limits.preemption == "suspend"
-        allowed = self._is_preemptible(job, now)
         refusal = self._suspensions.refusal(job, now) if suspends else ""
         why = wish.reason if allowed else Reason("not_preemptible", detail=refusal)
         self._decide(Decision(now, by, Placement(job.id, reasons=(why,))))
         if not allowed:
             return []
-        if suspends:
-            return [self._suspensions.suspend(job, f"for {wish.reason.detail}", now)]
-        return [self._ledger.stop(job, Cause.PREEMPTED)]
+        return [self._suspensions.preempt(job, f"for {wish.reason.detail}", now)]
 
     def _preemptible(self, now: float) -> frozenset[JobId]:
         if not self._settings.limits.preemption:
             return frozenset()
         there = self._ledger.on_gpus()
-        return frozenset(job.id for job in there if self._is_preemptible(job, now))
-
-    def _is_preemptible(self, job: Job, now: float) -> bool:
-        preemption = self._settings.limits.preemption
-        if preemption == "suspend":
-            return not self._suspensions.refusal(job, now)
-        in_use = job.state in (JobState.STARTING, JobState.RUNNING)
-        return bool(preemption) and in_use and job.spec.requeue
+        return frozenset(job.id for job in there if self._suspensions.may_preempt(job, now))
 
     def _move(self, wish: Move, now: float) -> list[Action]:
         """Move a running job, where that is possible."""

@@ -52,7 +52,7 @@ class Relief:
         chosen: dict[JobId, str] = {}
         may = view.settings.limits.preemption == "suspend"
         for gpu, job, whose in chain.from_iterable(map(_out_of_place, view.gpus)):
-            if may and not never(job, view.settings):
+            if may and (job.spec.requeue_ok or not never(job, view.settings)):
                 chosen[job.id] = f"for a reservation ({whose})"
             else:
                 where = f"GPU {gpu.gpu.index}, which is now reserved ({whose})"
@@ -65,9 +65,9 @@ class Relief:
                 chosen = {each.id: f"for job {job.id}" for each in victims} | chosen
         jobs = ((self._ledger.jobs[id], why) for id, why in chosen.items())
         return [
-            self._suspensions.suspend(job, why, view.now)
+            self._suspensions.preempt(job, why, view.now)
             for job, why in jobs
-            if not self._suspensions.refusal(job, view.now)
+            if self._suspensions.may_preempt(job, view.now)
         ]
 
     def avert(self, samples: Iterable[GpuSample], now: float) -> list[Action]:
@@ -139,7 +139,7 @@ class Relief:
             return False
         return all(
             each.leaves
-            or (not self._goes_first(each) and not self._suspensions.refusal(each, view.now))
+            or (not self._goes_first(each) and self._suspensions.may_preempt(each, view.now))
             for each in gpu.residents
         )
 

@@ -135,6 +135,26 @@ class Suspensions:
         self.ledger.put(changed)
         return Suspend(changed)
 
+    # -- for others
+
+    def may_preempt(self, job: Job, now: float) -> bool:
+        """Whether its GPUs can be taken back now, by `limits.preemption`."""
+        preemption = self.settings.limits.preemption
+        if preemption == "suspend":
+            if not self.refusal(job, now):
+                return True
+            if not (job.spec.requeue_ok and never(job, self.settings)):
+                return False
+        in_use = job.state in (JobState.STARTING, JobState.RUNNING)
+        return bool(preemption) and in_use and job.spec.requeue
+
+    def preempt(self, job: Job, why: str, now: float) -> Action:
+        """Take its GPUs back, if `may_preempt`. It waits in line from then on."""
+        suspends = self.settings.limits.preemption == "suspend"
+        if suspends and not self.refusal(job, now):
+            return self.suspend(job, why, now)
+        return self.ledger.stop(job, Cause.PREEMPTED)
+
     # -- what owners ask for
 
     def request(self, event: SuspendRequested) -> list[Action]:
