@@ -15,8 +15,10 @@ from carmad.plugin import (
     GpuId,
     GpuView,
     Job,
+    JobId,
     NodeView,
     Placement,
+    Preemption,
     Proposal,
     Reason,
     Verdict,
@@ -26,6 +28,7 @@ from carmad.plugin import (
 from policies.views import (
     Promise,
     available_s,
+    fewest,
     remaining_s,
     without_jobs,
     without_reservations,
@@ -60,6 +63,18 @@ class Fit(NamedTuple):
         """Those that are idle."""
         end = bisect_left(self.ranks, (True,))
         return Fit(self.ranks[:end], self.gpus[:end], ())
+
+
+class Kept(NamedTuple):
+    """What is kept for the first job that waits."""
+
+    job: JobId
+    until: float  # jobs that end by then may use it
+    others: Ranked | None  # the rules for those that do not; None: they wait
+    fillers: Ranked | None  # the rules for those of them that can be suspended for it; None: likewise
+
+
+NOTHING = Kept(JobId(0), math.inf, None, None)
 
 
 def by_arrival(job: Job) -> float:
@@ -103,6 +118,14 @@ def down_the_line(view: View, turn: Callable[[Job, View], Turn]) -> tuple[Propos
                 break
             steps_past_the_head -= 1
     return tuple(plan)
+
+
+def _moved_mib(job: Job, placement: Placement, view: View) -> int:
+    """What the host has to take if the job is suspended where it is to go."""
+    if job.suspension:
+        return 0  # the host has it
+    most = (view.gpu(gpu).free_mib for gpu in placement.gpus)
+    return sum(min(free, job.need.safe_mib) if job.need else free for free in most)
 
 
 def _hold_line(proposal: P, head: Job, view: View) -> P | Placement:
@@ -208,52 +231,100 @@ class Ranked:
 
     def _backfill(self, view: View) -> tuple[Proposal, ...]:
         """EASY: the first job that waits is promised the GPUs that are expected to be empty first.
-        Later ones may use others, and those if they end in time."""
+        Later ones may use others, and those if they end in time; or, where they can be suspended
+        for it, as fillers, until it can start without them."""
         plan: list[Proposal] = []
-        promise: Promise | None = None
-        rest = self  # the rules for jobs that outlast the promise
+        kept: Kept | None = None
+        room_mib = view.filling_mib
         seen = 0  # jobs behind the one that waits
         for job in view.queue:
-            outlasts = promise is not None and view.now + _longest_s(job, view.now) > promise.at
-            placement = (rest if outlasts else self).place(job, view)
+            if kept:
+                placement = self._place_behind(kept, job, view, room_mib)
+            else:
+                placement = self.place(job, view)
             if placement.gpus:
                 plan.append(placement)
+                if placement.filler:
+                    room_mib -= _moved_mib(job, placement, view)
                 view = view.with_placement(job, placement.gpus)
-            elif promise is None:
-                promise, why = self._promise_head(job, view)
+            elif kept is None:
+                kept, why, victims = self._keep_for(job, view)
                 answer = placement
-                if promise is None and job is not view.queue[-1]:
+                if kept is None and job is not view.queue[-1]:
                     answer = _hold_line(placement, job, view)
-                if promise or answer is not placement:
+                if kept or answer is not placement:
                     answer = replace(answer, reasons=(*answer.reasons, *why))
-                plan.append(answer)
-                if promise is None:
+                plan += [*victims, answer]
+                if kept is None:
                     break
-                if promise.gpus:
-                    rest = self.without(promise, view.now)
-                else:  # nothing to keep for it: the next one that waits may have a promise
-                    promise = None
+                if kept is NOTHING:  # the next one that waits may have a promise
+                    kept = None
                     seen += 1
-            elif seen <= EXPLAINED:
+            elif seen <= EXPLAINED and placement.verdicts:
                 plan.append(placement)
-            seen += promise is not None
+            seen += kept is not None
             if seen > SEEN:
                 break
         return tuple(plan)
 
-    def _promise_head(self, head: Job, view: View) -> tuple[Promise | None, tuple[Reason, ...]]:
-        """None: it starts soon, or nobody knows when. No GPUs: not even empty ones would do now,
-        because of reservations or drains."""
+    def _place_behind(self, kept: Kept, job: Job, view: View, room_mib: int) -> Placement:
+        """Behind the first that waits. `room_mib`: what the host can take of fillers."""
+        if view.now + _longest_s(job, view.now) <= kept.until:
+            return self.place(job, view)
+        placement = kept.others.place(job, view) if kept.others else Placement(job.id)
+        if placement.gpus or kept.fillers is None or not view.may_fill(job):
+            return placement
+        early = kept.fillers.place(job, view)
+        fits = _moved_mib(job, early, view) <= room_mib
+        if fits and not any(view.gpu(gpu).gpu.is_mig for gpu in early.gpus):
+            before = Reason("filler", detail=f"job {kept.job}")
+            return replace(early, filler=True, explanation=(*early.explanation, before))
+        return placement
+
+    def _keep_for(
+        self, head: Job, view: View
+    ) -> tuple[Kept | None, tuple[Reason, ...], Sequence[Preemption]]:
+        """What is kept for the first job that waits; reasons for it; and the fillers to suspend.
+        None: it starts soon, or nobody knows when and nobody can be suspended for it then."""
+        if room := self._make_room(head, view):
+            return room
         if self.place(head, without_settling(view)).gpus:
-            return None, ()
+            return None, (), ()
         promise = self.promise(head, view, lambda job: _left_s(job, view.now))
         if promise is None:
-            return Promise(head.id, (), math.inf), ()
+            return NOTHING, (), ()
+        fillers = self if view.filling_mib else None
         if promise.at < math.inf:
-            return promise, (Reason("promised", promise.at - view.now, len(promise.gpus), "s"),)
+            reason = Reason("promised", promise.at - view.now, len(promise.gpus), "s")
+            others = self.without(promise, view.now)
+            return Kept(head.id, promise.at, others, fillers), (reason,), ()
         there = {each.id: each for gpu in promise.gpus for each in view.gpu(gpu).residents}
         unknown = next(id for id, each in there.items() if _left_s(each, view.now) == math.inf)
-        return None, (Reason("no_promise", detail=f"job {unknown}"),)
+        if fillers:
+            reason = Reason("filled", detail=f"job {unknown}")
+            return Kept(head.id, -math.inf, None, fillers), (reason,), ()
+        return None, (Reason("no_promise", detail=f"job {unknown}"),), ()
+
+    def _make_room(
+        self, head: Job, view: View
+    ) -> tuple[Kept, tuple[Reason, ...], Sequence[Preemption]] | None:
+        """Suspend as few fillers as the head needs gone to start. None: that would not help."""
+        able = view.fillers_behind(head)
+
+        def find_gpus(gone: Sequence[Job]) -> tuple[GpuId, ...]:
+            return self.place(head, view.without({job.id for job in gone})).gpus
+
+        victims = fewest(able, lambda gone: bool(find_gpus(gone))) if able else None
+        if victims is None:
+            return None
+        gpus, gone = find_gpus(victims), {job.id for job in victims}
+        free = sum(gone.isdisjoint(job.id for job in view.gpu(gpu).residents) for gpu in gpus)
+        names = ", ".join(f"job {id}" for id in sorted(gone))
+        reason = Reason("making_room", head.spec.gpus, free, "GPUs", names)
+        elsewhere = self.without(Promise(head.id, gpus, view.now), view.now)
+        why = Reason("preempted", detail=f"job {head.id} goes first")
+        kept = Kept(head.id, -math.inf, None, elsewhere)
+        return kept, (reason,), [Preemption(id, why) for id in gone]
 
     def choose(self, fits: Sequence[Fit], gpus: int, view: View) -> tuple[GpuId, ...]:
         """The GPUs to take among those that fit, node by node; none if there are too few."""

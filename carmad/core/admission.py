@@ -43,15 +43,30 @@ def demand(
     wanted = partial(_demand, job.spec.gpus, alone, uid, job.estimate, job.retry)
     if reserved_at is None:
         return wanted(suspension=job.suspension)
-    yields = settings.limits.preemption == "suspend" and _can_be_suspended(job, settings)
+    yields = settings.limits.preemption == "suspend" and can_be_suspended(job, settings)
     at_most_s = job.at_most_s(reserved_at)
     return wanted(job.spec.user, at_most_s, suspension=job.suspension, yields=yields)
 
 
-def _can_be_suspended(job: Job, settings: Settings) -> bool:
+def can_be_suspended(job: Job, settings: Settings) -> bool:
     """Whether that is to be expected, once it runs."""
     can = settings.suspend.host_memory_mib and not job.unsuspendable and not job.spec.slurm_job
     return bool(can) and not under_mps(job, settings)
+
+
+def can_fill(job: Job, settings: Settings, now: float) -> bool:
+    """Whether the job may start before its turn, as a filler (see `core.filling`): it is to be
+    expected that it can then leave at any time. Jobs of several GPUs mostly talk by NCCL, which
+    cannot be locked; one that may not be queued again could not leave before its first kernel."""
+    its = job.current
+    return (
+        settings.limits.preemption == "suspend"
+        and can_be_suspended(job, settings)
+        and job.spec.gpus == 1
+        and job.spec.requeue
+        and not job.spec.interactive
+        and (its is None or len(its.suspended_lately(now)) < settings.suspend.most_per_hour)
+    )
 
 
 _demand = lru_cache(maxsize=1024)(Demand)  # an estimate takes some KiB with all its notes

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import islice
 from math import inf
 
 from carmad.config import Settings
-from carmad.core import control
+from carmad.core import control, filling
 from carmad.core.admission import Demand, demand, idle, mode, refusals
 from carmad.core.deciders import Deciders
 from carmad.core.decision import (
@@ -78,11 +78,17 @@ class Placer:
         self._room = None
         line = self._ledger.line_with(joining) if joining else self._ledger.line()
         nodes = self._fleet.nodes(now, self._ledger)
+        queue = self._ready(line, nodes, now)
+        fillers = filling.places(queue, self._ledger, self._settings)
+        jobs = ((self._ledger.jobs[id], place) for id, place in fillers.items())
+        able = {
+            job.id: n for job, n in jobs if filling.can_leave(job, self._suspensions, now)
+        }
         return View(
             now,
             nodes,
             self._fleet.node_of,
-            self._ready(line, nodes, now),
+            queue,
             self._ledger.on_gpus(),
             self._settings,
             self._history,
@@ -90,6 +96,8 @@ class Placer:
             self.last_placed,
             self._memory,
             bool(self._fleet.reservations),
+            able,
+            filling.room_mib(fillers, self._ledger, self._fleet, self._settings),
         )
 
     def blocker(self, job: Job, now: float) -> Reason | None:
@@ -102,6 +110,7 @@ class Placer:
         actions: list[Action] = []
         self._room = None
         if not self._ledger.line():
+            self._let_stay(())
             return actions
         actions += self._finish_moves(now)
         self._order_the_unordered()
@@ -190,6 +199,7 @@ class Placer:
         started, and their turn comes before the jobs behind them."""
         self._asks_at = inf
         view = self.view(now)
+        self._let_stay(view.queue)
         if not view.queue:
             return False
         made = self._deciders.plan(view, lambda: self._renew(now))
@@ -232,6 +242,12 @@ class Placer:
                 )
         return False
 
+    def _let_stay(self, queue: Sequence[Job]) -> None:
+        """Fillers whose turn has come meanwhile are like any other job from now on."""
+        for id, before in filling.places(queue, self._ledger, self._settings).items():
+            if not before:
+                self._ledger.put(self._ledger.jobs[id].with_attempt(filler=False))
+
     def _finish_moves(self, now: float) -> list[Action]:
         """Let jobs resume where they are to move, if they may. Otherwise they wait like others."""
         actions: list[Action] = []
@@ -270,12 +286,14 @@ class Placer:
         return actions
 
     def _preempt(self, wish: Preemption, now: float, by: str) -> list[Action]:
-        """Take a running job's GPUs back, where the settings and the job allow it."""
+        """Take a running job's GPUs back, where the settings and the job allow it. A filler that
+        has not run a kernel yet has nothing that could be suspended."""
         job = self._ledger.jobs.get(wish.job)
         if job is None or job.state not in (JobState.STARTING, JobState.RUNNING):
             return []
         preemption = self._settings.limits.preemption
-        suspends = preemption == "suspend"
+        begun = job.state is JobState.RUNNING or not job.filler
+        suspends = preemption == "suspend" and begun
         refusal = self._suspensions.refusal(job, now) if suspends else ""
         allowed = preemption and not refusal and (suspends or job.spec.requeue)
         why = wish.reason if allowed else Reason("not_preemptible", detail=refusal)
@@ -283,7 +301,7 @@ class Placer:
         if not allowed:
             return []
         if suspends:
-            return [self._suspensions.suspend(job, f"for {wish.reason.detail}", now)]
+            return [self._suspensions.suspend(job, wish.reason.detail, now)]
         return [self._ledger.stop(job, Cause.PREEMPTED)]
 
     def _move(self, wish: Move, now: float) -> list[Action]:
@@ -334,7 +352,9 @@ class Placer:
             shared = shared or job.shared
             now_on = dict(zip(its.gpus, there, strict=True))
             kernels = tuple((now_on.get(gpu, gpu), at) for gpu, at in job.kernels)
-            placed = job.with_attempt(gpus=there, kernels=kernels, shared=shared)
+            placed = job.with_attempt(
+                gpus=there, kernels=kernels, shared=shared, filler=placement.filler
+            )
             started = advance(placed, JobState.RESUMING)
         else:
             placed = job.with_new_attempt(
@@ -344,6 +364,7 @@ class Placer:
                 accumulation=placement.accumulation,
                 profiling=placement.profiling,
                 shared=shared,
+                filler=placement.filler,
             )
             # Notes made before its first attempt are about the job, so they are kept.
             notes, late = () if job.attempt else job.notes, job.awaits_estimate
