@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import itemgetter
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self
 
 from carmad.plugin import (
     Demand,
     GpuId,
     GpuView,
     Job,
-    JobId,
     NodeView,
     Placement,
-    Preemption,
     Proposal,
     Reason,
     Verdict,
     View,
     idle,
 )
-from policies.views import (
-    Promise,
-    available_s,
-    fewest,
-    remaining_s,
-    without_jobs,
-    without_reservations,
-    without_settling,
-)
+from policies.backfilling import backfill, hold_line
+from policies.views import Promise, available_s, without_jobs, without_reservations
 
-P = TypeVar("P", bound=Proposal)
 Filter = Callable[[Demand, GpuView], Reason | None]
 Rank = Callable[[GpuView], float]
 Order = Callable[[Job], float]
@@ -44,8 +33,6 @@ Turn = tuple[tuple[GpuId, ...], Sequence[Proposal]]  # the GPUs that a job takes
 
 IDLE_FIRST = Reason("idle_first")
 NOT_RESERVED = Reason("reservation")  # nobody sees it: the job also has its turn in the line
-SEEN = 64  # jobs behind the first that waits: a plan is made every second
-EXPLAINED = 4  # the first of them, which get a verdict on each GPU
 
 
 class Fit(NamedTuple):
@@ -65,33 +52,8 @@ class Fit(NamedTuple):
         return Fit(self.ranks[:end], self.gpus[:end], ())
 
 
-class Kept(NamedTuple):
-    """What is kept for the first job that waits."""
-
-    job: JobId
-    until: float  # jobs that end by then may use it
-    others: Ranked | None  # the rules for those that do not; None: they wait
-    fillers: Ranked | None  # the rules for those of them that can be suspended for it; None: likewise
-
-
-NOTHING = Kept(JobId(0), math.inf, None, None)
-
-
 def by_arrival(job: Job) -> float:
     return 0.0
-
-
-def _left_s(job: Job, now: float) -> float:
-    """How long a running job will take: its time limit bounds a prediction. Infinite: unknown."""
-    left_s, limit_s = remaining_s(job, now, math.inf), job.spec.time_limit_s
-    return left_s if limit_s is None else min(left_s, max(0.0, limit_s - job.attained_s(now)))
-
-
-def _longest_s(job: Job, now: float) -> float:
-    """How long a waiting job may take: its time limit, which is certain, or else what earlier runs
-    of it took at most. What its owner's other jobs took says nothing of it."""
-    limit_s = job.spec.time_limit_s
-    return job.at_most_s(now) if limit_s is None else limit_s - job.attained_s(now)
 
 
 def down_the_line(view: View, turn: Callable[[Job, View], Turn]) -> tuple[Proposal, ...]:
@@ -112,32 +74,12 @@ def down_the_line(view: View, turn: Callable[[Job, View], Turn]) -> tuple[Propos
         elif steps_past_the_head is None:
             steps_past_the_head = (view.settings.limits.backfill or 0) - job.overtaken
             if steps_past_the_head <= 0 and job is not queue[-1]:
-                plan = [_hold_line(each, job, view) for each in plan]
+                plan = [hold_line(each, job, view) for each in plan]
         if steps_past_the_head is not None:
             if steps_past_the_head <= 0:
                 break
             steps_past_the_head -= 1
     return tuple(plan)
-
-
-def _moved_mib(job: Job, placement: Placement, view: View) -> int:
-    """What the host has to take if the job is suspended where it is to go."""
-    if job.suspension:
-        return 0  # the host has it
-    most = (view.gpu(gpu).free_mib for gpu in placement.gpus)
-    return sum(min(free, job.need.safe_mib) if job.need else free for free in most)
-
-
-def _hold_line(proposal: P, head: Job, view: View) -> P | Placement:
-    """The head's placement, with a reason if GPUs stay idle for it that others behind could use."""
-    if not isinstance(proposal, Placement) or proposal.job != head.id:
-        return proposal
-    willing = {verdict.gpu for verdict in proposal.verdicts if not verdict.refused}
-    unused = sum(gpu.id in willing and not idle(gpu, view.settings) for gpu in view.gpus)
-    if not unused:
-        return proposal
-    reason = Reason("holds_line", head.spec.gpus, unused, "GPUs")
-    return replace(proposal, reasons=(*proposal.reasons, reason))
 
 
 def _not_own_reservation(wanted: Demand, gpu: GpuView) -> Reason | None:
@@ -168,7 +110,7 @@ class Ranked:
     def plan(self, view: View) -> tuple[Proposal, ...]:
         first, view = self.place_on_reserved(view)
         if view.settings.limits.backfill is None:
-            return (*first, *self._backfill(view))
+            return (*first, *backfill(self, view))
         return (*first, *down_the_line(view, self._turn))
 
     def by(self, rank: Rank) -> Ranked:
@@ -228,103 +170,6 @@ class Ranked:
         needed = [view.gpu(gpu) for gpu in gpus]
         promised = dict.fromkeys(each.id for gpu in needed for each in in_use(gpu))
         return Promise(job.id, tuple(promised), view.now + max(map(empty_s, needed)))
-
-    def _backfill(self, view: View) -> tuple[Proposal, ...]:
-        """EASY: the first job that waits is promised the GPUs that are expected to be empty first.
-        Later ones may use others, and those if they end in time; or, where they can be suspended
-        for it, as fillers, until it can start without them."""
-        plan: list[Proposal] = []
-        kept: Kept | None = None
-        room_mib = view.filling_mib
-        seen = 0  # jobs behind the one that waits
-        for job in view.queue:
-            if kept:
-                placement = self._place_behind(kept, job, view, room_mib)
-            else:
-                placement = self.place(job, view)
-            if placement.gpus:
-                plan.append(placement)
-                if placement.filler:
-                    room_mib -= _moved_mib(job, placement, view)
-                view = view.with_placement(job, placement.gpus)
-            elif kept is None:
-                kept, why, victims = self._keep_for(job, view)
-                answer = placement
-                if kept is None and job is not view.queue[-1]:
-                    answer = _hold_line(placement, job, view)
-                if kept or answer is not placement:
-                    answer = replace(answer, reasons=(*answer.reasons, *why))
-                plan += [*victims, answer]
-                if kept is None:
-                    break
-                if kept is NOTHING:  # the next one that waits may have a promise
-                    kept = None
-                    seen += 1
-            elif seen <= EXPLAINED and placement.verdicts:
-                plan.append(placement)
-            seen += kept is not None
-            if seen > SEEN:
-                break
-        return tuple(plan)
-
-    def _place_behind(self, kept: Kept, job: Job, view: View, room_mib: int) -> Placement:
-        """Behind the first that waits. `room_mib`: what the host can take of fillers."""
-        if view.now + _longest_s(job, view.now) <= kept.until:
-            return self.place(job, view)
-        placement = kept.others.place(job, view) if kept.others else Placement(job.id)
-        if placement.gpus or kept.fillers is None or not view.may_fill(job):
-            return placement
-        early = kept.fillers.place(job, view)
-        fits = _moved_mib(job, early, view) <= room_mib
-        if fits and not any(view.gpu(gpu).gpu.is_mig for gpu in early.gpus):
-            before = Reason("filler", detail=f"job {kept.job}")
-            return replace(early, filler=True, explanation=(*early.explanation, before))
-        return placement
-
-    def _keep_for(
-        self, head: Job, view: View
-    ) -> tuple[Kept | None, tuple[Reason, ...], Sequence[Preemption]]:
-        """What is kept for the first job that waits; reasons for it; and the fillers to suspend.
-        None: it starts soon, or nobody knows when and nobody can be suspended for it then."""
-        if room := self._make_room(head, view):
-            return room
-        if self.place(head, without_settling(view)).gpus:
-            return None, (), ()
-        promise = self.promise(head, view, lambda job: _left_s(job, view.now))
-        if promise is None:
-            return NOTHING, (), ()
-        fillers = self if view.filling_mib else None
-        if promise.at < math.inf:
-            reason = Reason("promised", promise.at - view.now, len(promise.gpus), "s")
-            others = self.without(promise, view.now)
-            return Kept(head.id, promise.at, others, fillers), (reason,), ()
-        there = {each.id: each for gpu in promise.gpus for each in view.gpu(gpu).residents}
-        unknown = next(id for id, each in there.items() if _left_s(each, view.now) == math.inf)
-        if fillers:
-            reason = Reason("filled", detail=f"job {unknown}")
-            return Kept(head.id, -math.inf, None, fillers), (reason,), ()
-        return None, (Reason("no_promise", detail=f"job {unknown}"),), ()
-
-    def _make_room(
-        self, head: Job, view: View
-    ) -> tuple[Kept, tuple[Reason, ...], Sequence[Preemption]] | None:
-        """Suspend as few fillers as the head needs gone to start. None: that would not help."""
-        able = view.fillers_behind(head)
-
-        def find_gpus(gone: Sequence[Job]) -> tuple[GpuId, ...]:
-            return self.place(head, view.without({job.id for job in gone})).gpus
-
-        victims = fewest(able, lambda gone: bool(find_gpus(gone))) if able else None
-        if victims is None:
-            return None
-        gpus, gone = find_gpus(victims), {job.id for job in victims}
-        free = sum(gone.isdisjoint(job.id for job in view.gpu(gpu).residents) for gpu in gpus)
-        names = ", ".join(f"job {id}" for id in sorted(gone))
-        reason = Reason("making_room", head.spec.gpus, free, "GPUs", names)
-        elsewhere = self.without(Promise(head.id, gpus, view.now), view.now)
-        why = Reason("preempted", detail=f"job {head.id} goes first")
-        kept = Kept(head.id, -math.inf, None, elsewhere)
-        return kept, (reason,), [Preemption(id, why) for id in gone]
 
     def choose(self, fits: Sequence[Fit], gpus: int, view: View) -> tuple[GpuId, ...]:
         """The GPUs to take among those that fit, node by node; none if there are too few."""

@@ -117,8 +117,8 @@ def without_reservations(view: View) -> View:
 
 
 def without_settling(view: View) -> View:
-    """As it will look in a minute: GPUs have settled by then, but those that have waited for a first
-    kernel for longer."""
+    """As it will look in a minute: GPUs have settled by then, except those that have waited for a
+    first kernel for longer."""
     return _change(view, lambda gpu: gpu if _settles_late(gpu) else replace(gpu, settling=None))
 
 

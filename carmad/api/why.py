@@ -285,6 +285,11 @@ def _job_remedy(job: Job, reason: Reason, scene: Scene) -> str | None:
             if math.isfinite(at):
                 return f"may start from {clock(at)} on, when earlier use no longer counts"
             return "an administrator can raise the limit: carma limit"
+        case "no_promise" if not scene.view.filling_mib:
+            return (
+                "an administrator can let later jobs use the GPUs meanwhile, and have them suspended"
+                ' for it: limits.preemption = "suspend", suspend.host_memory_mib'
+            )
         case "array_limit":
             return "starts when another task of its array ends"
         case "policy_failed":

@@ -15,6 +15,10 @@ from carmad.core.decision import Reason
 from carmad.core.gpuview import GpuView, is_client
 from carmad.core.types import Estimate, Job, JobState, Mode, Retry, Suspension
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from carmad.core.view import NodeView
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Demand:
@@ -221,3 +225,27 @@ RULES: tuple[Rule, ...] = (
 
 def _labels(gpu: GpuView) -> str:
     return ", ".join(f"job {job.id}" for job in gpu.residents)
+
+
+class IdleGpus:
+    """Which GPUs a job may have whose memory need is not known yet: idle ones."""
+
+    def __init__(
+        self, nodes: Iterable[NodeView], settings: Settings, reserved_at: float | None
+    ) -> None:
+        self._gpus = [g for node in nodes for g in node.gpus if idle(g, settings) is None]
+        self._settings = settings
+        self._reserved_at = reserved_at
+        self._counts: dict[Demand, int] = {}
+
+    def is_enough(self, job: Job, before: int) -> bool:
+        """Whether there are enough for it if jobs before it take so many. Declared memory must be
+        known first: it is a limit, and the answer takes no time."""
+        wanted = before + job.spec.gpus
+        if wanted > len(self._gpus) or job.spec.memory_mib is not None:
+            return False
+        its = demand(job, self._settings, reserved_at=self._reserved_at)
+        if its not in self._counts:
+            admissible = (gpu for gpu in self._gpus if not refusals(its, gpu, self._settings))
+            self._counts[its] = sum(1 for _ in admissible)
+        return wanted <= self._counts[its]

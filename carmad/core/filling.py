@@ -39,3 +39,10 @@ def room_mib(fillers: Mapping[JobId, int], ledger: Ledger, fleet: Fleet, setting
             need_mib = job.need.safe_mib if job.need else fleet.gpus[gpu].memory_mib
             left_mib -= max(held_mib, need_mib)
     return max(0, left_mib)
+
+
+def end(queue: Sequence[Job], ledger: Ledger, settings: Settings) -> None:
+    """Fillers whose turn has come are like any other job from now on."""
+    for id, before in places(queue, ledger, settings).items():
+        if not before:
+            ledger.put(ledger.jobs[id].with_attempt(filler=False))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from itertools import islice
 from math import inf
 
 from carmad.config import Settings
 from carmad.core import control, filling
-from carmad.core.admission import Demand, demand, idle, mode, refusals
+from carmad.core.admission import IdleGpus, mode
 from carmad.core.deciders import Deciders
 from carmad.core.decision import (
     AskAgain,
@@ -81,9 +81,7 @@ class Placer:
         queue = self._ready(line, nodes, now)
         fillers = filling.places(queue, self._ledger, self._settings)
         jobs = ((self._ledger.jobs[id], place) for id, place in fillers.items())
-        able = {
-            job.id: n for job, n in jobs if filling.can_leave(job, self._suspensions, now)
-        }
+        able = {job.id: n for job, n in jobs if filling.can_leave(job, self._suspensions, now)}
         return View(
             now,
             nodes,
@@ -110,7 +108,7 @@ class Placer:
         actions: list[Action] = []
         self._room = None
         if not self._ledger.line():
-            self._let_stay(())
+            filling.end((), self._ledger, self._settings)
             return actions
         actions += self._finish_moves(now)
         self._order_the_unordered()
@@ -142,7 +140,7 @@ class Placer:
         doubtful, quotas = self._ledger.conditional, self._quotas(now)
         if not doubtful and not quotas.any:
             return line
-        free = _Free(nodes, self._settings, now if self._fleet.reservations else None)
+        free = IdleGpus(nodes, self._settings, now if self._fleet.reservations else None)
         ready: list[Job] = []
         before = 0  # GPUs that they want
         for job in line:
@@ -199,7 +197,7 @@ class Placer:
         started, and their turn comes before the jobs behind them."""
         self._asks_at = inf
         view = self.view(now)
-        self._let_stay(view.queue)
+        filling.end(view.queue, self._ledger, self._settings)
         if not view.queue:
             return False
         made = self._deciders.plan(view, lambda: self._renew(now))
@@ -241,12 +239,6 @@ class Placer:
                     job, checked.gpus, checked.profiling, checked.accumulation
                 )
         return False
-
-    def _let_stay(self, queue: Sequence[Job]) -> None:
-        """Fillers whose turn has come meanwhile are like any other job from now on."""
-        for id, before in filling.places(queue, self._ledger, self._settings).items():
-            if not before:
-                self._ledger.put(self._ledger.jobs[id].with_attempt(filler=False))
 
     def _finish_moves(self, now: float) -> list[Action]:
         """Let jobs resume where they are to move, if they may. Otherwise they wait like others."""
@@ -383,30 +375,6 @@ class Placer:
         self.decisions[new.placement.job] = new
         if old is None or not old.same_story(new):
             self._news.append(new)
-
-
-class _Free:
-    """Which GPUs a job may have whose memory need is not known yet: idle ones."""
-
-    def __init__(
-        self, nodes: tuple[NodeView, ...], settings: Settings, reserved_at: float | None
-    ) -> None:
-        self._gpus = [g for node in nodes for g in node.gpus if idle(g, settings) is None]
-        self._settings = settings
-        self._reserved_at = reserved_at
-        self._counts: dict[Demand, int] = {}
-
-    def is_enough(self, job: Job, before: int) -> bool:
-        """Whether there are enough for it if jobs before it take so many. Declared memory must be
-        known first: it is a limit, and the answer takes no time."""
-        wanted = before + job.spec.gpus
-        if wanted > len(self._gpus) or job.spec.memory_mib is not None:
-            return False
-        its = demand(job, self._settings, reserved_at=self._reserved_at)
-        if its not in self._counts:
-            admissible = (gpu for gpu in self._gpus if not refusals(its, gpu, self._settings))
-            self._counts[its] = sum(1 for _ in admissible)
-        return wanted <= self._counts[its]
 
 
 def _splits(job: Job, parts: int) -> bool:
