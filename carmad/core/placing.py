@@ -73,6 +73,11 @@ class Placer:
     def reconfigure(self, settings: Settings) -> None:
         self._settings = settings
 
+    def forget(self) -> None:
+        """Another policy decides from now on: in its order, and without a memory."""
+        self._ledger.reorder(self._ledger.line())
+        self._memory = None
+
     def view(self, now: float, joining: Job | None = None) -> View:
         """The policy's view; with `joining`, as if that job were queued."""
         self._room = None
@@ -307,9 +312,8 @@ class Placer:
         return [self._suspensions.suspend(job, f"moved {wish.reason.detail}", now, to=wish.gpus)]
 
     def _renew(self, now: float) -> View:
-        """A view for another policy than before: in its order, and without a memory."""
-        self._ledger.reorder(self._ledger.line())
-        self._memory = None
+        """A view for another policy than before."""
+        self.forget()
         return self.view(now)
 
     def _enforce_rules(self, job: Job, placement: Placement, view: View) -> Placement:
