@@ -76,7 +76,7 @@ def title(report: ReportOut) -> str:
 def sections(report: ReportOut) -> list[Section]:
     """Those with something to say."""
     if not report["jobs"]:
-        return [Section("GPUs", ["No job held a GPU."]), *_external(report)]
+        return [Section("GPUs", ["No job held a GPU."]), *_external(report), *_policy(report)]
     return [
         *_gpus(report),
         *_sharing(report),
