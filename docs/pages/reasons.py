@@ -213,8 +213,8 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "no_promise": (
         Reason("no_promise", detail="job 7"),
-        "Give jobs a `--time` or an `--expect`: others with one can then go first. Or let others fill"
-        " the GPUs meanwhile and be [suspended](../guides/suspend.md) for this one:"
+        "Give jobs a `--time` or an `--expect`: others with one can then go first. Or let others"
+        " fill the GPUs meanwhile and be [suspended](../guides/suspend.md) for this one:"
         ' `limits.preemption = "suspend"`.',
     ),
     "filled": (
