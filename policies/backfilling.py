@@ -107,7 +107,11 @@ def _keep_for(
         return room
     if rules.place(head, without_settling(view)).gpus:
         return None, (), ()
-    promise = rules.promise(head, view, lambda job: _left_s(job, view.now))
+
+    def left_s(job: Job) -> float:
+        return 0.0 if job.filler else _left_s(job, view.now)
+
+    promise = rules.promise(head, view, left_s)
     if promise is None:
         return NOTHING, (), ()
     fillers = rules if view.filling_mib else None
@@ -116,7 +120,7 @@ def _keep_for(
         others = rules.without(promise, view.now)
         return Kept(head.id, promise.at, others, fillers), (reason,), ()
     there = {each.id: each for gpu in promise.gpus for each in view.gpu(gpu).residents}
-    unknown = next(id for id, each in there.items() if _left_s(each, view.now) == math.inf)
+    unknown = next(id for id, each in there.items() if left_s(each) == math.inf)
     if fillers:
         matters = view.fillers or head is not view.queue[-1]
         why = (Reason("filled", detail=f"job {unknown}"),) if matters else ()

@@ -155,6 +155,20 @@ def test_a_promise_is_filled_too_by_who_outlasts_it() -> None:
     assert here.job(long).state is S.SUSPENDED
 
 
+def test_fillers_do_not_put_a_promise_off() -> None:
+    here = FakeServer(3, ALONE)
+    here.submit(time_limit_s=3600.0)
+    head = here.submit(gpus=3)
+    long = here.submit()
+    here.pass_time(2)
+    assert here.job(long).filler
+    (reason,) = here.scene.decisions[head].placement.reasons
+    assert reason.code == "promised" and reason.need < 3600.0
+    short = here.submit(time_limit_s=600.0)
+    here.pass_time(2)
+    assert (here.job(short).state, here.job(short).filler) == (S.STARTING, False)
+
+
 def test_a_filler_gives_way_to_all_before_it_but_not_to_those_behind() -> None:
     here = FakeServer(2, ALONE)
     first = here.submit()
