@@ -308,13 +308,9 @@ async def report(call: Caller, since: Moment = None, until: Moment = None) -> Re
     user = None if peer.admin else peer.user
     async with service.slow:
         out = await run_in_threadpool(
-            reporting.report,
-            service.store,
-            scene,
-            since_at,
-            until_at,
-            user,
-            service.advice(),
+            lambda: reporting.report(
+                service.store, scene, since_at, until_at, user, service.advice()
+            )
         )
     return answer(out)
 

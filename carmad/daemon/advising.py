@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from carmad import apart
+from carmad import apart, beats
 from carmad.api.advice import OWN, AdviceOut
 from carmad.core.share import DAY_S
 
@@ -39,6 +39,7 @@ class Advising:
 
     def advise(self) -> None:
         """Takes as long as the simulations. What it cannot tell, it tries again a week later."""
+        beats.at("a simulation", 2 * apart.WITHIN_S)
         env = {"CARMA_SOCKET": self._where}
         code, said, alarms = apart.run("cli.advise", str(DAYS), stopping=self._stopping, env=env)
         if code and not self._stopping.is_set():
