@@ -139,6 +139,40 @@ def test_a_gpu_that_is_being_freed_is_kept_for_the_head() -> None:
     assert here.job(head).state is S.STARTING
 
 
+def test_a_load_that_may_be_the_fillers_keeps_the_head_away_for_a_window_only() -> None:
+    here = FakeServer(1, SETTINGS)
+    first, second = runs(here, 8), runs(here, 8)
+    head = here.submit(memory_mib=30 * GIB)
+    small = runs(here, 6)
+    (gpu,) = here.gpus
+    here.sm_active[gpu.id] = here.dram_active[gpu.id] = 0.95
+    here.pass_time(6)
+    here.exit(first)
+    assert here.job(small).state is S.SUSPENDED
+    here.sm_active[gpu.id] = here.dram_active[gpu.id] = 0.2
+    here.pass_time(1)
+    assert here.why(head)[0] == {0: ["risk"]}
+    assert here.job(small).state is S.SUSPENDED, "it would be the load again"
+    here.pass_time(4)
+    assert here.job(head).state is S.STARTING
+    assert here.job(second).state is S.RUNNING
+
+
+def test_a_first_kernel_is_awaited_for_a_minute_before_others_fill() -> None:
+    here = FakeServer(2, SETTINGS)
+    first = here.submit(memory_mib=8 * GIB)
+    head = here.submit(memory_mib=8 * GIB, gpus=2)
+    small = here.submit(memory_mib=4 * GIB)
+    here.pass_time(58)
+    assert here.job(small).state is S.QUEUED, "the head may start in a moment"
+    here.pass_time(5)
+    assert here.job(small).filler
+    here.run_kernel(small)
+    here.run_kernel(first)
+    here.pass_time(8)
+    assert here.job(head).state is S.STARTING
+
+
 def test_a_promise_is_filled_too_by_who_outlasts_it() -> None:
     here = FakeServer(2, ALONE)
     first = here.submit(time_limit_s=3600.0)

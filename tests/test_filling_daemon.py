@@ -50,6 +50,8 @@ def test_a_small_job_fills_what_a_large_one_waits_for_and_leaves_for_it(daemon: 
     assert "later jobs may use the GPUs, and are suspended for it" in said
     grounds = str(daemon.why(small)["grounds"])
     assert f"it goes before job {large}, and is suspended when that can start" in grounds
+    daemon.kill()
+    daemon.start()  # which knows that it is a filler
     for id in three:
         if where(daemon, id) == where(daemon, small):
             daemon.cancel(id)
