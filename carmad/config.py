@@ -251,7 +251,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    policy: str = "magm"  # places jobs on GPUs
+    policy: AtOnce[str] = "magm"  # places jobs on GPUs
     policy_fallback: str = ""  # decides while the policy fails; "": jobs wait until it answers
     estimator: str = "auto"  # estimates memory (`auto`: the best that has an answer)
     predictor: str = "history"  # predicts how long a job will run
@@ -294,8 +294,8 @@ def sections() -> Iterator[tuple[str, type]]:
 
 
 def at_once() -> Iterator[tuple[str, str]]:
-    """Section and name of each setting that a reload changes."""
-    for section, kind in sections():
+    """Section ("": none) and name of each setting that a reload changes."""
+    for section, kind in (("", Settings), *sections()):
         hints = get_type_hints(kind, include_extras=True)
         for each in fields(kind):
             if _AT_ONCE in getattr(hints[each.name], "__metadata__", ()):

@@ -47,6 +47,7 @@ def is_placement(answer: object) -> bool:
         and _are_reasons(answer.reasons)
         and _are_reasons(answer.explanation)
         and isinstance(answer.accumulation, int)
+        and isinstance(answer.filler, bool)
         and (answer.profiling is None or _is_profiling(answer.profiling))
     )
 

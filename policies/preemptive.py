@@ -6,7 +6,6 @@ Jobs do not share GPUs under them.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -26,6 +25,7 @@ from carmad.plugin import (
     View,
 )
 from policies.ranked import Ranked, Turn, down_the_line
+from policies.views import fewest as fewest
 
 Priority = Callable[[Job, float], float]
 Instant = Callable[[Job], float]
@@ -192,16 +192,3 @@ def yields(job: Job, head: Job, view: View) -> bool:
         and job.spec.nice >= head.spec.nice
         and (job.retry is None or head.retry is not None)
     )
-
-
-def fewest(jobs: list[Job], enough: Callable[[Sequence[Job]], bool]) -> list[Job] | None:
-    """The first of `jobs` that together are enough, without those that are not needed."""
-    if not enough(jobs):
-        return None
-    number = bisect_left(range(len(jobs)), True, key=lambda n: enough(jobs[:n]))
-    chosen = jobs[:number]
-    for job in reversed(chosen):
-        others = [other for other in chosen if other is not job]
-        if enough(others):
-            chosen = others
-    return chosen

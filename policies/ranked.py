@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import itemgetter
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self
 
 from carmad.plugin import (
     Demand,
@@ -23,16 +22,9 @@ from carmad.plugin import (
     View,
     idle,
 )
-from policies.views import (
-    Promise,
-    available_s,
-    remaining_s,
-    without_jobs,
-    without_reservations,
-    without_settling,
-)
+from policies.backfilling import backfill, hold_line
+from policies.views import Promise, available_s, without_jobs, without_reservations
 
-P = TypeVar("P", bound=Proposal)
 Filter = Callable[[Demand, GpuView], Reason | None]
 Rank = Callable[[GpuView], float]
 Order = Callable[[Job], float]
@@ -41,8 +33,6 @@ Turn = tuple[tuple[GpuId, ...], Sequence[Proposal]]  # the GPUs that a job takes
 
 IDLE_FIRST = Reason("idle_first")
 NOT_RESERVED = Reason("reservation")  # nobody sees it: the job also has its turn in the line
-SEEN = 64  # jobs behind the first that waits: a plan is made every second
-EXPLAINED = 4  # the first of them, which get a verdict on each GPU
 
 
 class Fit(NamedTuple):
@@ -66,19 +56,6 @@ def by_arrival(job: Job) -> float:
     return 0.0
 
 
-def _left_s(job: Job, now: float) -> float:
-    """How long a running job will take: its time limit bounds a prediction. Infinite: unknown."""
-    left_s, limit_s = remaining_s(job, now, math.inf), job.spec.time_limit_s
-    return left_s if limit_s is None else min(left_s, max(0.0, limit_s - job.attained_s(now)))
-
-
-def _longest_s(job: Job, now: float) -> float:
-    """How long a waiting job may take: its time limit, which is certain, or else what earlier runs
-    of it took at most. What its owner's other jobs took says nothing of it."""
-    limit_s = job.spec.time_limit_s
-    return job.at_most_s(now) if limit_s is None else limit_s - job.attained_s(now)
-
-
 def down_the_line(view: View, turn: Callable[[Job, View], Turn]) -> tuple[Proposal, ...]:
     """The proposals of `turn` for each job in order, each seeing the placements before it.
 
@@ -97,24 +74,12 @@ def down_the_line(view: View, turn: Callable[[Job, View], Turn]) -> tuple[Propos
         elif steps_past_the_head is None:
             steps_past_the_head = (view.settings.limits.backfill or 0) - job.overtaken
             if steps_past_the_head <= 0 and job is not queue[-1]:
-                plan = [_hold_line(each, job, view) for each in plan]
+                plan = [hold_line(each, job, view) for each in plan]
         if steps_past_the_head is not None:
             if steps_past_the_head <= 0:
                 break
             steps_past_the_head -= 1
     return tuple(plan)
-
-
-def _hold_line(proposal: P, head: Job, view: View) -> P | Placement:
-    """The head's placement, with a reason if GPUs stay idle for it that others behind could use."""
-    if not isinstance(proposal, Placement) or proposal.job != head.id:
-        return proposal
-    willing = {verdict.gpu for verdict in proposal.verdicts if not verdict.refused}
-    unused = sum(gpu.id in willing and not idle(gpu, view.settings) for gpu in view.gpus)
-    if not unused:
-        return proposal
-    reason = Reason("holds_line", head.spec.gpus, unused, "GPUs")
-    return replace(proposal, reasons=(*proposal.reasons, reason))
 
 
 def _not_own_reservation(wanted: Demand, gpu: GpuView) -> Reason | None:
@@ -145,7 +110,7 @@ class Ranked:
     def plan(self, view: View) -> tuple[Proposal, ...]:
         first, view = self.place_on_reserved(view)
         if view.settings.limits.backfill is None:
-            return (*first, *self._backfill(view))
+            return (*first, *backfill(self, view))
         return (*first, *down_the_line(view, self._turn))
 
     def by(self, rank: Rank) -> Ranked:
@@ -205,55 +170,6 @@ class Ranked:
         needed = [view.gpu(gpu) for gpu in gpus]
         promised = dict.fromkeys(each.id for gpu in needed for each in in_use(gpu))
         return Promise(job.id, tuple(promised), view.now + max(map(empty_s, needed)))
-
-    def _backfill(self, view: View) -> tuple[Proposal, ...]:
-        """EASY: the first job that waits is promised the GPUs that are expected to be empty first.
-        Later ones may use others, and those if they end in time."""
-        plan: list[Proposal] = []
-        promise: Promise | None = None
-        rest = self  # the rules for jobs that outlast the promise
-        seen = 0  # jobs behind the one that waits
-        for job in view.queue:
-            outlasts = promise is not None and view.now + _longest_s(job, view.now) > promise.at
-            placement = (rest if outlasts else self).place(job, view)
-            if placement.gpus:
-                plan.append(placement)
-                view = view.with_placement(job, placement.gpus)
-            elif promise is None:
-                promise, why = self._promise_head(job, view)
-                answer = placement
-                if promise is None and job is not view.queue[-1]:
-                    answer = _hold_line(placement, job, view)
-                if promise or answer is not placement:
-                    answer = replace(answer, reasons=(*answer.reasons, *why))
-                plan.append(answer)
-                if promise is None:
-                    break
-                if promise.gpus:
-                    rest = self.without(promise, view.now)
-                else:  # nothing to keep for it: the next one that waits may have a promise
-                    promise = None
-                    seen += 1
-            elif seen <= EXPLAINED:
-                plan.append(placement)
-            seen += promise is not None
-            if seen > SEEN:
-                break
-        return tuple(plan)
-
-    def _promise_head(self, head: Job, view: View) -> tuple[Promise | None, tuple[Reason, ...]]:
-        """None: it starts soon, or nobody knows when. No GPUs: not even empty ones would do now,
-        because of reservations or drains."""
-        if self.place(head, without_settling(view)).gpus:
-            return None, ()
-        promise = self.promise(head, view, lambda job: _left_s(job, view.now))
-        if promise is None:
-            return Promise(head.id, (), math.inf), ()
-        if promise.at < math.inf:
-            return promise, (Reason("promised", promise.at - view.now, len(promise.gpus), "s"),)
-        there = {each.id: each for gpu in promise.gpus for each in view.gpu(gpu).residents}
-        unknown = next(id for id, each in there.items() if _left_s(each, view.now) == math.inf)
-        return None, (Reason("no_promise", detail=f"job {unknown}"),)
 
     def choose(self, fits: Sequence[Fit], gpus: int, view: View) -> tuple[GpuId, ...]:
         """The GPUs to take among those that fit, node by node; none if there are too few."""

@@ -80,11 +80,21 @@ REASONS = {
         "NoPromise",
         lambda r: f"nobody knows when {r.detail} ends, so no later job may go first",
     ),
+    "filled": Wording(
+        "Filled",
+        lambda r: (
+            f"nobody knows when {r.detail} ends; until it can start, later jobs may use the GPUs,"
+            " and are suspended for it"
+        ),
+    ),
     "no_room": Wording(
         "NoRoom",
         lambda r: f"{r.have:.0f} of {r.need:.0f} GPUs are idle, and there is no job to share with",
     ),
     # why it was placed as it was
+    "filler": Wording(
+        "Filler", lambda r: f"it goes before {r.detail}, and is suspended when that can start"
+    ),
     "idle_first": Wording("IdleFirst", lambda r: "idle GPUs are taken before any is shared"),
     "profiled_there": Wording(
         "Profiled", lambda r: f"it runs alone for {duration(r.need)}, to be profiled"

@@ -3,7 +3,8 @@ and how the view will look when jobs have ended."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from carmad.plugin import (
 )
 
 OVERRUN = 0.25  # of its run time is assumed to be left of a job that has outlived its prediction
+MINUTE_S = 60.0
 LEAST_S = 1.0  # that is left of any job
 
 
@@ -115,8 +117,14 @@ def without_reservations(view: View) -> View:
 
 
 def without_settling(view: View) -> View:
-    """As it will look when every GPU has settled: in a minute, mostly."""
-    return _change(view, lambda gpu: replace(gpu, settling=None))
+    """As it will look in a minute: GPUs have settled by then, except those that have waited for a
+    first kernel for longer."""
+    return _change(view, lambda gpu: gpu if _settles_late(gpu) else replace(gpu, settling=None))
+
+
+def _settles_late(gpu: GpuView) -> bool:
+    why = gpu.settling
+    return why is not None and why.code == "first_kernel" and why.have > MINUTE_S
 
 
 def _change(view: View, change: Callable[[GpuView], GpuView]) -> View:
@@ -145,3 +153,16 @@ def _gpu_without(gpu: GpuView, leaves: Callable[[Job], bool]) -> GpuView:
     if residents:
         free_mib = gpu.free_mib + sum(map(need_mib, gone))
     return replace(gpu, residents=residents, settling=None, free_mib=free_mib)
+
+
+def fewest(jobs: list[Job], enough: Callable[[Sequence[Job]], bool]) -> list[Job] | None:
+    """The first of `jobs` that together are enough, without those that are not needed."""
+    if not enough(jobs):
+        return None
+    number = bisect_left(range(len(jobs)), True, key=lambda n: enough(jobs[:n]))
+    chosen = jobs[:number]
+    for job in reversed(chosen):
+        others = [other for other in chosen if other is not job]
+        if enough(others):
+            chosen = others
+    return chosen

@@ -15,7 +15,7 @@ from carmad.core.types import Job, JobId, JobState, Prediction
 from carmad.models import Model
 from carmad.testing import FakeServer
 from policies import builtin
-from policies.ranked import SEEN
+from policies.backfilling import SEEN
 from tests.daemon import NO_KERNELS, running, until
 
 HOUR_S = 3600.0

@@ -41,6 +41,7 @@ from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import NO_KERNELS, running, until
 from tests.fake_daemon import FakeDaemon
 from tests.messages import Mail, Target
+from tests.test_advice import an_advice
 from tests.waiting import PATIENCE_S
 
 
@@ -409,7 +410,9 @@ def test_the_week_s_report_goes_to_its_readers(
     scene = Scheduler(Settings(), builtin.magm(Settings()), ladder.exclusive(Settings())).snapshot
     thread = Post(store, Notify(report=str(file)))
     now, told = [datetime(2026, 11, 23, 6, 59)], tmp_path / "told"
-    look = weekly_report(store, lambda: scene(now[0].timestamp()), thread, told, lambda: now[0])
+    look = weekly_report(
+        store, lambda: scene(now[0].timestamp()), an_advice, thread, told, lambda: now[0]
+    )
     told.write_text("2026-11-09")  # the week before that was sent
     look()
     assert not thread._waiting(), "it is Monday, but not seven"
@@ -418,6 +421,7 @@ def test_the_week_s_report_goes_to_its_readers(
     thread.start()
     until(lambda: told.read_text() == "2026-11-16")
     assert "] CARMA, Mon 16 Nov 2026 to Sun 22 Nov 2026" in target.got[0]["title"]
+    assert "To change it: carma config set policy carma" in str(target.got[0])
     assert "No job held a GPU." in target.got[0]["message"]
     look()
     assert not thread._waiting(), "it was sent"

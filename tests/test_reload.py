@@ -19,7 +19,7 @@ from carmad.testing import FakeServer
 from tests.daemon import NO_KERNELS, Carmad, until
 
 ONE = "[collocation]\nmax_jobs_per_gpu = 1\n"
-TWO = 'policy = "rr"\n\n[collocation]\nmax_jobs_per_gpu = 2\n'
+TWO = 'policy = "rr"\npredictor = "median"\n\n[collocation]\nmax_jobs_per_gpu = 2\n'
 
 
 @pytest.fixture
@@ -54,12 +54,14 @@ def test_a_reload_takes_what_it_can_and_says_what_needs_a_restart(carmad: Carmad
     carmad.await_state(first, "running", "starting")
     until(lambda: "jobs_per_gpu" in str(carmad.why(second)), "the second to wait")
     reload(carmad, TWO)
-    await_log(carmad, "settings reloaded: collocation.max_jobs_per_gpu from 1 to 2")
-    await_log(carmad, "restart carmad to change policy from magm to rr")
+    await_log(carmad, "policy from magm to rr")
+    await_log(carmad, "collocation.max_jobs_per_gpu from 1 to 2")
+    await_log(carmad, "restart carmad to change predictor from history to median")
     carmad.await_state(second, "running", "starting")
     settings = carmad.get("/v1/config")["settings"]
     assert settings["collocation"]["max_jobs_per_gpu"] == 2
-    assert settings["policy"] == "magm"
+    assert (settings["policy"], settings["predictor"]) == ("rr", "history")
+    assert carmad.get("/v1/status")["server"]["policy"] == "rr"
     assert "max_jobs_per_gpu = 2" in carmad.carma("config", "show")
     carmad.stop()
     (segment,) = journal.segments(carmad.state / "journal")
@@ -68,7 +70,9 @@ def test_a_reload_takes_what_it_can_and_says_what_needs_a_restart(carmad: Carmad
     assert sum(isinstance(event, Reconfigured) for event in events) == 1
 
 
-@pytest.mark.parametrize("broken", ["policy = ", "[limits]\nbackfill = -1\n", "colour = 1\n"])
+@pytest.mark.parametrize(
+    "broken", ["policy = ", 'policy = "no-such"\n', "[limits]\nbackfill = -1\n", "colour = 1\n"]
+)
 def test_broken_settings_are_refused_and_the_old_ones_kept(carmad: Carmad, broken: str) -> None:
     before = carmad.get("/v1/config")["settings"]
     reload(carmad, broken)
@@ -86,8 +90,10 @@ def test_what_is_read_at_each_use_changes_at_once() -> None:
 
 
 def test_the_rest_stays() -> None:
-    wanted = Settings(policy="rr", limits=Limits(gpus_per_user=2, kill_grace_s=1))
-    assert merge(Settings(), wanted) == Settings(limits=Limits(gpus_per_user=2))
+    limits = Limits(gpus_per_user=2, kill_grace_s=1)
+    wanted = Settings(policy="rr", predictor="median", limits=limits)
+    taken = Settings(policy="rr", limits=Limits(gpus_per_user=2))
+    assert merge(Settings(), wanted) == taken
 
 
 def test_the_core_judges_by_the_new_settings_at_once() -> None:

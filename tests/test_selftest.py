@@ -20,6 +20,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from benchmarks.harness import circumstances
+from carmad import configwriting
 from carmad.config import Settings
 from carmad.configfile import load
 from carmad.errors import CarmaError
@@ -215,24 +216,24 @@ def test_device_and_write_need_gpu(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_settings_are_added_to_a_file_as_it_is(tmp_path: Path) -> None:
     its = {"collocation.mps": False, "estimation.context_mib": 600, "policy": "rr"}
-    assert load(_file(tmp_path, report.settings_text(its)), {}).estimation.context_mib == 600
+    assert load(_file(tmp_path, configwriting.settings_text(its)), {}).estimation.context_mib == 600
     text = "# all of mine\ncollocation = {mps = true} # one line\n"
-    merged = report.merge_settings(text, its)
+    merged = configwriting.merge_settings(text, its)
     assert "# all of mine" in merged and "# one line" in merged
     assert load(_file(tmp_path, merged), {}).collocation.mps is False
     with pytest.raises(CarmaError, match="not valid TOML"):
-        report.merge_settings("= 1", its)
+        configwriting.merge_settings("= 1", its)
 
 
 def test_a_file_that_cannot_be_written_or_used_is_left(tmp_path: Path) -> None:
     file = _file(tmp_path, "polizy = 1\n")
     with pytest.raises(CarmaError, match="polizy"):
-        report.write_settings(file, {"policy": "rr"})
+        configwriting.write_settings(file, {"policy": "rr"})
     assert file.read_text() == "polizy = 1\n"
     file.unlink()
     file.mkdir()
     with pytest.raises(CarmaError) as error:
-        report.write_settings(file, {"policy": "rr"})
+        configwriting.write_settings(file, {"policy": "rr"})
     assert 'policy = "rr"' in error.value.hint
     assert [path.name for path in tmp_path.iterdir()] == ["carma.toml"]
 

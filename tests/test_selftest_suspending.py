@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from carmad import configwriting
 from carmad.config import Settings, Suspending
 from carmad.configfile import by_name, load
 from carmad.selftest import bench as benches
-from carmad.selftest import report, suspending, suspension
+from carmad.selftest import suspending, suspension
 from carmad.selftest.report import Verdict
 from tests import fake_gpu
 from tests.test_selftest_checks import two_users  # noqa: F401 - a fixture
@@ -145,7 +146,7 @@ def test_settings_are_proposed_where_all_of_it_holds(
     names = ("host_memory_mib", "out_mib_s", "in_mib_s", "fixed_s")
     assert found.settings.keys() == {f"suspend.{name}" for name in names}
     file = machine.folder / "carma.toml"
-    report.write_settings(file, found.settings)
+    configwriting.write_settings(file, found.settings)
     its = load(file, {}).suspend
     assert its.host_memory_mib == 4096 and its.out_mib_s > 0 < its.in_mib_s
     assert machine.pids() == []

@@ -280,6 +280,9 @@ class Jobs:
         self._see_all = see_all
         self._words: dict[tuple[Reason, str], str] = {}  # many wait for the same
 
+    def owns(self, job: Job) -> bool:
+        return job.spec.owner == self._owner
+
     def __call__(self, job: Job) -> JobOut:
         out = self._public(job)
         if self.sees(job):
@@ -288,7 +291,7 @@ class Jobs:
 
     def sees(self, job: Job) -> bool:
         """All of it, and not only that it is there."""
-        return self._see_all or job.spec.owner == self._owner
+        return self._see_all or self.owns(job)
 
     def _public(self, job: Job) -> JobOut:
         seen = dict(job.kernels)

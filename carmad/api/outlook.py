@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf, isfinite
 
 from typing_extensions import TypedDict
@@ -10,7 +11,7 @@ from carmad.api.reasons import phrase
 from carmad.api.wire import iso, label
 from carmad.core.outlook import FORESEEN, NOBODY, Forecast, Outlook, Start, forecast, outlook
 from carmad.core.scene import Scene
-from carmad.core.types import Job, JobState
+from carmad.core.types import Job, JobId, JobState
 from carmad.readable import duration
 from carmad.words import clock
 
@@ -92,10 +93,7 @@ def start_out(job: Job, scene: Scene) -> StartOut | None:
     """When a waiting job is expected to start; None for any other."""
     if job.state is not JobState.QUEUED:
         return None
-    foreseen = scene.memo.recall(
-        "starts", forecast, scene.line, scene.view.gpus, scene.now, scene.running
-    )
-    found = foreseen.get(job.id)
+    found = foresee(scene).get(job.id)
     blocked_by = scene.blocker(job)
     if blocked_by and blocked_by.code in PREVENTED:
         return _unknown(job, phrase(blocked_by))
@@ -111,6 +109,12 @@ def start_out(job: Job, scene: Scene) -> StartOut | None:
         "latest_at": iso(found.latest.at) if isfinite(found.latest.at) else None,
         "text": _when(found, job, scene),
     }
+
+
+def foresee(scene: Scene) -> Mapping[JobId, Forecast]:
+    """When the jobs that wait, or are suspended, are expected on GPUs."""
+    given = scene.line, scene.view.gpus, scene.now, scene.running
+    return scene.memo.recall("starts", forecast, *given)
 
 
 def _unknown(job: Job, why: str) -> StartOut:

@@ -12,6 +12,7 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
+from carmad.api.advice import AdviceOut
 from carmad.api.wire import SCHEMA, label, stamp
 from carmad.core.sharing import JobSummary, Overlaps, Stay, overlaps
 from carmad.core.slowdown import HOUR_S, Basis, Receipt, Slowdown, receipt, work_s
@@ -139,6 +140,7 @@ class ReportOut(TypedDict):
     waits: list[WaitReportOut]
     idle: list[IdleReportOut]
     external: list[ExternalReportOut]
+    advice: NotRequired[AdviceOut]  # on the policy; for administrators, once there is any
 
 
 @dataclass(frozen=True, slots=True)

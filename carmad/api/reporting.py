@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
+from carmad.api.advice import AdviceOut
 from carmad.api.reasons import short
 from carmad.api.report import (
     ExternalReportOut,
@@ -30,9 +31,14 @@ DECISIONS = 200  # of a job, the latest
 
 
 def report(
-    store: Reader, scene: Scene, since: float, until: float, user: str | None = None
+    store: Reader,
+    scene: Scene,
+    since: float,
+    until: float,
+    user: str | None = None,
+    advice: AdviceOut | None = None,
 ) -> ReportOut:
-    """`user`: the reader; None: an administrator."""
+    """`user`: the reader; None: an administrator, who gets the `advice`."""
     until = min(until, scene.now)
     if until <= since:
         raise CarmaError(
@@ -46,6 +52,8 @@ def report(
     out = report_out(_there(store, scene, since, until), period, _server(store, scene), why, user)
     totals, _ = store.externals(since, until=until)
     out["external"] = list(_external(totals, user))
+    if advice and user is None:
+        out["advice"] = advice
     return out
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from starlette.responses import PlainTextResponse, Response
 from typing_extensions import TypedDict
 
 from carmad import beats
 from carmad.api import reporting
+from carmad.api.advice import AdviceOut
 from carmad.api.call import Call, Caller, Moment, Word, answer, resource
 from carmad.api.checks import CheckOut, verdict
 from carmad.api.gpus import GpuOut, gpus_out
 from carmad.api.job import JobOut
 from carmad.api.reasons import GpuRefOut, gpu_ref, phrase
 from carmad.api.report import JOULES_PER_KWH, ReportOut
+from carmad.api.requests import Body, Name
 from carmad.api.rows import Row, visible_rows, waiting
 from carmad.api.service import Service
 from carmad.api.wire import SCHEMA, as_json, iso, parse_time, pick, stamp
@@ -25,6 +27,7 @@ from carmad.core.decision import Reason
 from carmad.core.scene import Scene
 from carmad.core.share import DAY_S
 from carmad.core.types import Job, JobState
+from carmad.errors import CarmaError
 from carmad.http.problems import Forbidden
 from carmad.installed import VERSION
 from carmad.metrics import declared, figures
@@ -143,6 +146,11 @@ class ConfigOut(TypedDict):
     settings: dict[str, Any]
     path: str | None
     toml: str | None
+    advice: NotRequired[AdviceOut | None]  # on the policy, for administrators; null: none yet
+
+
+class ConfigIn(Body):
+    policy: Name
 
 
 class DoctorOut(TypedDict):
@@ -300,7 +308,9 @@ async def report(call: Caller, since: Moment = None, until: Moment = None) -> Re
     user = None if peer.admin else peer.user
     async with service.slow:
         out = await run_in_threadpool(
-            reporting.report, service.store, scene, since_at, until_at, user
+            lambda: reporting.report(
+                service.store, scene, since_at, until_at, user, service.advice()
+            )
         )
     return answer(out)
 
@@ -314,7 +324,19 @@ async def config(call: Caller) -> Response:
         "path": service.config_path,
         "toml": service.config_toml,
     }
+    if call.peer.admin:
+        out["advice"] = await run_in_threadpool(service.advice)
     return answer(out)
+
+
+@router.post("/config", responses={200: {"model": ConfigOut}})
+async def set_config(call: Caller, body: ConfigIn) -> Response:
+    """Change the settings file. In force at once; for administrators."""
+    call.require_admin("change settings")
+    if (change := call.service.set_policy) is None:
+        raise CarmaError("settings cannot be changed here")
+    await run_in_threadpool(change, body.policy, call.peer.user)
+    return await config(call)
 
 
 @router.get("/doctor", responses={200: {"model": DoctorOut}})

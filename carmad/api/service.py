@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from carmad.api.advice import AdviceOut
 from carmad.api.checks import CheckOut
 from carmad.api.events import Events
 from carmad.api.rows import Recent, Rows
@@ -112,6 +113,9 @@ class Service(Follower):
     models: Models
     timeline: Timeline
     terminals: Terminals | None = None  # None: jobs are only pretended
+    # By its name, and who sets it; slow. None: it cannot be changed here.
+    set_policy: Callable[[str, str], None] | None = None
+    advice: Callable[[], AdviceOut | None] = lambda: None  # on the policy
     config_path: str | None = None
     config_toml: str | None = None
     troubles: Callable[[], Sequence[Trouble]] = tuple  # with plugins, including past ones

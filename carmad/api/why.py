@@ -13,6 +13,7 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
+from carmad.api.away import away
 from carmad.api.fairness import overtaken
 from carmad.api.job import JobOut, Jobs
 from carmad.api.outlook import StartOut
@@ -93,6 +94,9 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
             behind,
             _idle_reason(scene) if behind else None,
             overtaken(job, scene) if waits and not blockers else "",
+            away(job, scene, "your" if jobs.owns(job) else "its")
+            if job.suspension and waits and not blockers
+            else "",
         ),
         "position": out.get("position"),
         "behind": behind,
@@ -138,6 +142,7 @@ def _headline(
     behind: JobRefOut | None,
     kept: Reason | None,
     overtaken: str,
+    away: str,
 ) -> str:
     match job.state:
         case JobState.PENDING:
@@ -156,6 +161,8 @@ def _headline(
             pass
         case _:
             return _end_headline(job)
+    if away:
+        return away
     if reasons:
         return f"waits: {phrase(reasons[0])}"
     if overtaken:
@@ -285,6 +292,11 @@ def _job_remedy(job: Job, reason: Reason, scene: Scene) -> str | None:
             if math.isfinite(at):
                 return f"may start from {clock(at)} on, when earlier use no longer counts"
             return "an administrator can raise the limit: carma limit"
+        case "no_promise" if not scene.view.filling_mib:
+            return (
+                "an administrator can let later jobs use the GPUs meanwhile, and be suspended for"
+                ' it: limits.preemption = "suspend", suspend.host_memory_mib'
+            )
         case "array_limit":
             return "starts when another task of its array ends"
         case "policy_failed":

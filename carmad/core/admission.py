@@ -15,6 +15,10 @@ from carmad.core.decision import Reason
 from carmad.core.gpuview import GpuView, is_client
 from carmad.core.types import Estimate, Job, JobState, Mode, Retry, Suspension
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from carmad.core.view import NodeView
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Demand:
@@ -43,15 +47,30 @@ def demand(
     wanted = partial(_demand, job.spec.gpus, alone, uid, job.estimate, job.retry)
     if reserved_at is None:
         return wanted(suspension=job.suspension)
-    yields = settings.limits.preemption == "suspend" and _can_be_suspended(job, settings)
+    yields = settings.limits.preemption == "suspend" and can_be_suspended(job, settings)
     at_most_s = job.at_most_s(reserved_at)
     return wanted(job.spec.user, at_most_s, suspension=job.suspension, yields=yields)
 
 
-def _can_be_suspended(job: Job, settings: Settings) -> bool:
+def can_be_suspended(job: Job, settings: Settings) -> bool:
     """Whether that is to be expected, once it runs."""
     can = settings.suspend.host_memory_mib and not job.unsuspendable and not job.spec.slurm_job
     return bool(can) and not under_mps(job, settings)
+
+
+def can_fill(job: Job, settings: Settings, now: float) -> bool:
+    """Whether the job may start before its turn, as a filler (see `core.filling`): it is to be
+    expected that it can then leave at any time. Jobs of several GPUs mostly talk by NCCL, which
+    cannot be locked; one that may not be queued again could not leave before its first kernel."""
+    its = job.current
+    return (
+        settings.limits.preemption == "suspend"
+        and can_be_suspended(job, settings)
+        and job.spec.gpus == 1
+        and job.spec.requeue
+        and not job.spec.interactive
+        and (its is None or len(its.suspended_lately(now)) < settings.suspend.most_per_hour)
+    )
 
 
 _demand = lru_cache(maxsize=1024)(Demand)  # an estimate takes some KiB with all its notes
@@ -206,3 +225,27 @@ RULES: tuple[Rule, ...] = (
 
 def _labels(gpu: GpuView) -> str:
     return ", ".join(f"job {job.id}" for job in gpu.residents)
+
+
+class IdleGpus:
+    """Which GPUs a job may have whose memory need is not known yet: idle ones."""
+
+    def __init__(
+        self, nodes: Iterable[NodeView], settings: Settings, reserved_at: float | None
+    ) -> None:
+        self._gpus = [g for node in nodes for g in node.gpus if idle(g, settings) is None]
+        self._settings = settings
+        self._reserved_at = reserved_at
+        self._counts: dict[Demand, int] = {}
+
+    def is_enough(self, job: Job, before: int) -> bool:
+        """Whether there are enough for it if jobs before it take so many. Declared memory must be
+        known first: it is a limit, and the answer takes no time."""
+        wanted = before + job.spec.gpus
+        if wanted > len(self._gpus) or job.spec.memory_mib is not None:
+            return False
+        its = demand(job, self._settings, reserved_at=self._reserved_at)
+        if its not in self._counts:
+            admissible = (gpu for gpu in self._gpus if not refusals(its, gpu, self._settings))
+            self._counts[its] = sum(1 for _ in admissible)
+        return wanted <= self._counts[its]

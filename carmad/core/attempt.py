@@ -9,6 +9,7 @@ from typing import Literal, NewType
 JobId = NewType("JobId", int)
 GpuId = NewType("GpuId", str)  # the UUID the driver gives: GPU-… or MIG-…
 
+HOUR_S = 3600.0
 KEPT = 100  # attempts of a job: a policy may preempt one any number of times
 
 
@@ -120,6 +121,7 @@ class Attempt:
     served_s: float = 0.0  # total run time of earlier, preempted attempts
     profiling: ProfilingRun | None = None  # while it is being profiled
     shared: bool = False  # another job was on one of its GPUs
+    filler: bool = False  # it started before its turn, and leaves when those before it can start
     warned: bool = False  # the signal before its time limit was sent
     nearing: bool = False  # 80 % of its time limit have passed, and its owner is notified
     suspension: Suspension | None = None  # the present one
@@ -145,6 +147,10 @@ class Attempt:
         assert self.suspension
         gone_s = max(0.0, now - self.suspension.at)
         return replace(self, suspension=None, suspended_s=self.suspended_s + gone_s, resumed_at=now)
+
+    def suspended_lately(self, now: float) -> tuple[float, ...]:
+        """When its suspensions of the last hour began."""
+        return tuple(at for at in self.suspended_at if now - at < HOUR_S)
 
     def attained_s(self, now: float) -> float:
         """Its run time, plus that of earlier attempts whose work is not lost."""

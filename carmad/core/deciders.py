@@ -75,6 +75,11 @@ class Deciders:
         self._ask_at = -inf
         self._delay_s = FIRST_TRY_S
 
+    def succeed(self, policy: Policy) -> None:
+        """From now on, this one decides."""
+        self.policy, self._standing_in = policy, False
+        self._ask_at, self._delay_s = -inf, FIRST_TRY_S
+
     @property
     def acting(self) -> Policy:
         return self._fallback if self._fallback and self._standing_in else self.policy

@@ -41,6 +41,7 @@ class Placement:
     profiling: ProfilingRun | None = None  # with GPUs: run it alone there, to profile it
     accumulation: int = 1  # with GPUs: micro-batches per batch
     explanation: tuple[Reason, ...] = ()  # with GPUs: why those
+    filler: bool = False  # with GPUs: before its turn; the policy preempts it for those before it
 
 
 @dataclass(frozen=True, slots=True)

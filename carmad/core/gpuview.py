@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from carmad.config import Monitor, Settings
 from carmad.core.decision import Reason
+from carmad.core.readings import held_mib
 from carmad.core.reservations import Slot
 from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, JobState, Mode
 from carmad.core.window import Recent, Score
@@ -60,6 +61,30 @@ class GpuView:
     @property
     def score(self) -> Score:
         return self.recent.score
+
+    def without(self, gone: Set[JobId]) -> GpuView:
+        """This GPU as if these jobs had never been here. What the others' load is, nobody knows
+        then."""
+        left = [job for job in self.residents if job.id in gone]
+        if not left:
+            return self
+        residents = tuple(job for job in self.residents if job.id not in gone)
+        free_mib = self.gpu.memory_mib - self.external_mib
+        if residents:
+            free_mib = self.free_mib + sum(self._counted_mib(job) for job in left)
+        by_others = self.settling and self.settling.detail not in {f"job {job.id}" for job in left}
+        return replace(
+            self,
+            residents=residents,
+            free_mib=free_mib,
+            settling=self.settling if residents and by_others else None,
+            recent=self.recent.cleared(),
+        )
+
+    def _counted_mib(self, job: Job) -> int:
+        """What this resident counts for, as in `free_memory`."""
+        held = held_mib(job.id, self.sample) if self.sample else 0
+        return max(held, promise_mib(job, self.settling is None))
 
     def with_resident(self, job: Job) -> GpuView:
         """This GPU just after `job` was placed on it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from carmad.core.line import Held, Place, is_conditional, place_in_line
 from carmad.core.messages import Stop
@@ -155,6 +155,10 @@ class Ledger:
         at = bisect_left(self._line, self._place(job))
         return (*self._queued[:at], job, *self._queued[at:])
 
+    def place_among(self, job: Job, queue: Sequence[Job]) -> int:
+        """How many of these queued jobs are before this one, or would be if it waited."""
+        return bisect_left(queue, self._place(job), key=self._place_of)
+
     def running(self) -> tuple[Job, ...]:
         """The jobs that are running, starting or stopping, by id."""
         if self._running is None:
@@ -211,6 +215,9 @@ class Ledger:
         """Policies have no say about jobs without GPUs."""
         order = self._order(job) if job.spec.gpus else 0.0
         return place_in_line(job, order, self.standing(job))
+
+    def _place_of(self, queued: Job) -> Place:
+        return self._places.get(queued.id) or self._place(queued)
 
     def _follow(self, job: Job) -> None:
         for after in job.spec.after:

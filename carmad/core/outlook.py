@@ -66,7 +66,7 @@ def forecast(
 ) -> dict[JobId, Forecast]:
     """Of the first `FORESEEN` waiting jobs. `running`: see `outlook`."""
     waiting, there, run = tuple(islice(singly(line), FORESEEN)), tuple(gpus), tuple(running)
-    likely = _starts(waiting, there, now, run, _likely_s)
+    likely = _starts(waiting, there, now, run, likely_s)
     latest = _starts(waiting, there, now, run, Job.at_most_s)
     return {
         id: Forecast(one, max(one, latest[id], key=lambda start: start.at))
@@ -143,7 +143,8 @@ def _at_most_s(job: Job, now: float) -> float:
     return left_s if limit_s is None else min(left_s, max(0.0, limit_s - job.attained_s(now)))
 
 
-def _likely_s(job: Job, now: float) -> float:
-    """The same, but one that has run for longer than predicted is not about to end for that."""
+def likely_s(job: Job, now: float) -> float:
+    """How long it will still run, which its time limit bounds. One that has run for longer than
+    predicted is not about to end for that."""
     left_s, at_most_s = _left_s(job, now), job.at_most_s(now)
     return min(left_s, at_most_s) if left_s else at_most_s

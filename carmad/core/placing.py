@@ -8,8 +8,8 @@ from itertools import islice
 from math import inf
 
 from carmad.config import Settings
-from carmad.core import control
-from carmad.core.admission import Demand, demand, idle, mode, refusals
+from carmad.core import control, filling
+from carmad.core.admission import IdleGpus, mode
 from carmad.core.deciders import Deciders
 from carmad.core.decision import (
     AskAgain,
@@ -73,16 +73,25 @@ class Placer:
     def reconfigure(self, settings: Settings) -> None:
         self._settings = settings
 
+    def forget(self) -> None:
+        """Another policy decides from now on: in its order, and without a memory."""
+        self._ledger.reorder(self._ledger.line())
+        self._memory = None
+
     def view(self, now: float, joining: Job | None = None) -> View:
         """The policy's view; with `joining`, as if that job were queued."""
         self._room = None
         line = self._ledger.line_with(joining) if joining else self._ledger.line()
         nodes = self._fleet.nodes(now, self._ledger)
+        queue = self._ready(line, nodes, now)
+        fillers = filling.places(queue, self._ledger, self._settings)
+        preemptible, jobs = self._preemptible(now), self._ledger.jobs
+        able = {id: n for id, n in fillers.items() if id in preemptible or jobs[id].leaves}
         return View(
             now,
             nodes,
             self._fleet.node_of,
-            self._ready(line, nodes, now),
+            queue,
             self._ledger.on_gpus(),
             self._settings,
             self._history,
@@ -90,7 +99,9 @@ class Placer:
             self.last_placed,
             self._memory,
             bool(self._fleet.reservations),
-            self._preemptible(now),
+            preemptible,
+            able,
+            filling.room_mib(fillers, self._ledger, self._fleet, self._settings),
         )
 
     def blocker(self, job: Job, now: float) -> Reason | None:
@@ -103,6 +114,7 @@ class Placer:
         actions: list[Action] = []
         self._room = None
         if not self._ledger.line():
+            filling.end((), self._ledger, self._settings)
             return actions
         actions += self._finish_moves(now)
         self._order_the_unordered()
@@ -134,7 +146,7 @@ class Placer:
         doubtful, quotas = self._ledger.conditional, self._quotas(now)
         if not doubtful and not quotas.any:
             return line
-        free = _Free(nodes, self._settings, now if self._fleet.reservations else None)
+        free = IdleGpus(nodes, self._settings, now if self._fleet.reservations else None)
         ready: list[Job] = []
         before = 0  # GPUs that they want
         for job in line:
@@ -191,6 +203,7 @@ class Placer:
         started, and their turn comes before the jobs behind them."""
         self._asks_at = inf
         view = self.view(now)
+        filling.end(view.queue, self._ledger, self._settings)
         if not view.queue:
             return False
         made = self._deciders.plan(view, lambda: self._renew(now))
@@ -271,7 +284,8 @@ class Placer:
         return actions
 
     def _preempt(self, wish: Preemption, now: float, by: str) -> list[Action]:
-        """Take a running job's GPUs back, where the settings and the job allow it."""
+        """Take a running job's GPUs back, where the settings and the job allow it. A filler that
+        has not run a kernel yet has nothing that could be suspended."""
         job = self._ledger.jobs.get(wish.job)
         if job is None or job.state not in (JobState.STARTING, JobState.RUNNING):
             return []
@@ -282,7 +296,7 @@ class Placer:
         self._decide(Decision(now, by, Placement(job.id, reasons=(why,))))
         if not allowed:
             return []
-        return [self._suspensions.preempt(job, f"for {wish.reason.detail}", now)]
+        return [self._suspensions.preempt(job, wish.reason.detail, now)]
 
     def _preemptible(self, now: float) -> frozenset[JobId]:
         if not self._settings.limits.preemption:
@@ -301,9 +315,8 @@ class Placer:
         return [self._suspensions.suspend(job, f"moved {wish.reason.detail}", now, to=wish.gpus)]
 
     def _renew(self, now: float) -> View:
-        """A view for another policy than before: in its order, and without a memory."""
-        self._ledger.reorder(self._ledger.line())
-        self._memory = None
+        """A view for another policy than before."""
+        self.forget()
         return self.view(now)
 
     def _enforce_rules(self, job: Job, placement: Placement, view: View) -> Placement:
@@ -338,7 +351,9 @@ class Placer:
             shared = shared or job.shared
             now_on = dict(zip(its.gpus, there, strict=True))
             kernels = tuple((now_on.get(gpu, gpu), at) for gpu, at in job.kernels)
-            placed = job.with_attempt(gpus=there, kernels=kernels, shared=shared)
+            placed = job.with_attempt(
+                gpus=there, kernels=kernels, shared=shared, filler=placement.filler
+            )
             started = advance(placed, JobState.RESUMING)
         else:
             placed = job.with_new_attempt(
@@ -348,6 +363,7 @@ class Placer:
                 accumulation=placement.accumulation,
                 profiling=placement.profiling,
                 shared=shared,
+                filler=placement.filler,
             )
             # Notes made before its first attempt are about the job, so they are kept.
             notes, late = () if job.attempt else job.notes, job.awaits_estimate
@@ -366,30 +382,6 @@ class Placer:
         self.decisions[new.placement.job] = new
         if old is None or not old.same_story(new):
             self._news.append(new)
-
-
-class _Free:
-    """Which GPUs a job may have whose memory need is not known yet: idle ones."""
-
-    def __init__(
-        self, nodes: tuple[NodeView, ...], settings: Settings, reserved_at: float | None
-    ) -> None:
-        self._gpus = [g for node in nodes for g in node.gpus if idle(g, settings) is None]
-        self._settings = settings
-        self._reserved_at = reserved_at
-        self._counts: dict[Demand, int] = {}
-
-    def is_enough(self, job: Job, before: int) -> bool:
-        """Whether there are enough for it if jobs before it take so many. Declared memory must be
-        known first: it is a limit, and the answer takes no time."""
-        wanted = before + job.spec.gpus
-        if wanted > len(self._gpus) or job.spec.memory_mib is not None:
-            return False
-        its = demand(job, self._settings, reserved_at=self._reserved_at)
-        if its not in self._counts:
-            admissible = (gpu for gpu in self._gpus if not refusals(its, gpu, self._settings))
-            self._counts[its] = sum(1 for _ in admissible)
-        return wanted <= self._counts[its]
 
 
 def _splits(job: Job, parts: int) -> bool:

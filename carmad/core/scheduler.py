@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from carmad.config import Settings
@@ -84,10 +84,13 @@ class Scheduler:
         recovery: Recovery,
         predictor: Predictor | None = None,
         fallback: Policy | None = None,
+        policies: Callable[[Settings], Policy] | None = None,
     ) -> None:
-        """`fallback` decides while `policy` fails; None: jobs wait until it answers."""
+        """`fallback` decides while `policy` fails; None: jobs wait until it answers. `policies`
+        makes the one that new settings name; None: it stays."""
         self.settings = settings
         self.recovery = recovery
+        self._policies = policies
         self._calls = Calls()
         self._deciders = Deciders(policy, fallback, self._calls)
         self._fleet = Fleet(settings)
@@ -314,6 +317,9 @@ class Scheduler:
                 self._watch.save_usage()
                 self.shares.save(event.at)
             case Reconfigured():
+                if self._policies and event.settings.policy != self.settings.policy:
+                    self._deciders.succeed(self._policies(event.settings))
+                    self._placer.forget()
                 self.settings = event.settings
                 self.shares.reconfigure(event.settings.fairness, event.at)
                 self._placer.reconfigure(event.settings)

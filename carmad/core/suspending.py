@@ -38,7 +38,6 @@ from carmad.core.types import (
 )
 from carmad.readable import duration, gib
 
-HOUR_S = 3600.0
 QUANTUM = 30.0  # a job runs for so many times what suspending it costs, before the next suspension
 AGAIN_AFTER_S, AGAIN_AFTER_AT_MOST_S = 10.0, 600.0  # a failure to resume
 
@@ -62,7 +61,7 @@ def refusal(
         return f"is {job.state}: only a running job can be suspended"
     if why := never(job, settings):
         return why
-    if sum(1 for at in its.suspended_at if now - at < HOUR_S) >= settings.suspend.most_per_hour:
+    if len(its.suspended_lately(now)) >= settings.suspend.most_per_hour:
         return f"has been suspended {settings.suspend.most_per_hour} times within an hour"
     quantum_s = QUANTUM * cost_s(sum(mib.values()), settings.suspend)
     if its.resumed_at is not None and now - its.resumed_at < quantum_s:
@@ -126,10 +125,9 @@ class Suspensions:
         nodes = {gpu.node for gpu in gpus}
         node = nodes.pop() if len(nodes) == 1 else ""
         mib = max(holds.values()), sum(holds.values())
-        lately = tuple(at for at in its.suspended_at if now - at < HOUR_S)
         changed = job.with_attempt(
             suspension=Suspension(now, why, job.gpus, gpus[0].name, node, *mib, after, to),
-            suspended_at=(*lately, now),
+            suspended_at=(*its.suspended_lately(now), now),
         )
         changed = advance(changed, JobState.SUSPENDING, held=held)
         self.ledger.put(changed)
@@ -143,7 +141,8 @@ class Suspensions:
         if preemption == "suspend":
             if not self.refusal(job, now):
                 return True
-            if not (job.spec.requeue_ok and never(job, self.settings)):
+            begins = job.filler and job.state is JobState.STARTING  # nothing is lost yet
+            if not begins and not (job.spec.requeue_ok and never(job, self.settings)):
                 return False
         in_use = job.state in (JobState.STARTING, JobState.RUNNING)
         return bool(preemption) and in_use and job.spec.requeue

@@ -353,6 +353,12 @@ class Job:
         return self.current is not None and self.current.shared
 
     @property
+    def filler(self) -> bool:
+        """Whether it started before its turn, and leaves when those before it can start."""
+        its = self.attempts[-1] if self.attempts else None
+        return its is not None and its.exit is None and its.filler
+
+    @property
     def memory_limits(self) -> tuple[MemoryLimits, ...]:
         its = self.attempts[-1] if self.attempts else None
         return its.memory_limits if its and (its.exit is None or self._is_final(its)) else ()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import inf
 
 from carmad.config import Settings
-from carmad.core.admission import Demand, demand, mode, refusals
+from carmad.core.admission import Demand, can_fill, demand, mode, refusals
 from carmad.core.decision import Reason, Verdict
 from carmad.core.gpuview import GpuView, Memo, is_client, with_client
 from carmad.core.history import History
 from carmad.core.reservations import Reservation
-from carmad.core.types import GpuId, Job, JobId, ProfilingRun
+from carmad.core.types import GpuId, Job, JobId, JobState, ProfilingRun
 from carmad.models import Model
 
 
@@ -59,6 +59,10 @@ class View:
     reserved: bool = False  # whether any GPU is
     # The running jobs whose GPUs can be taken back now; none unless `limits.preemption` is on.
     preemptible: frozenset[JobId] = frozenset()
+    # the running jobs that started before their turn and leave, or can leave now, each with how
+    # many of `queue` are before it
+    fillers: Mapping[JobId, int] = field(default_factory=dict)
+    filling_mib: int = 0  # what the host can take of further ones
 
     @property
     def gpus(self) -> tuple[GpuView, ...]:
@@ -102,11 +106,12 @@ class View:
         for gpu in gpus:
             at = self.node_of[gpu]
             nodes[at] = nodes[at].with_resident(gpu, placed, self.settings)
+        at = next((n for n, each in enumerate(self.queue) if each.id == job.id), len(self.queue))
         return View(
             self.now,
             tuple(nodes),
             self.node_of,
-            _without(self.queue, job.id),
+            self.queue[:at] + self.queue[at + 1 :],  # not filtered: it is long, and `at` near 0
             (*self.running, placed),
             self.settings,
             self.history,
@@ -115,7 +120,27 @@ class View:
             memory=self.memory,
             reserved=self.reserved,
             preemptible=self.preemptible,
+            fillers={id: place - (at < place) for id, place in self.fillers.items()},
+            filling_mib=self.filling_mib,
         )
+
+    def without(self, gone: Set[JobId]) -> View:
+        """As if these running jobs had never been on their GPUs."""
+        nodes = (NodeView(n.name, tuple(gpu.without(gone) for gpu in n.gpus)) for n in self.nodes)
+        return replace(self, nodes=tuple(nodes))
+
+    def may_fill(self, job: Job) -> bool:
+        """Whether this queued job may start before its turn."""
+        return self.filling_mib > 0 and can_fill(job, self.settings, self.now)
+
+    def fillers_behind(self, queued: Job) -> list[Job]:
+        """The fillers behind this job in line that leave, or can; first those that do, then from
+        the latest to the first."""
+        if not self.fillers:
+            return []
+        at = next(n for n, job in enumerate(self.queue) if job.id == queued.id)
+        behind = [job for job in self.running if self.fillers.get(job.id, 0) > at]
+        return sorted(behind, key=_staying)
 
     def gpu(self, gpu: GpuId) -> GpuView:
         return self.nodes[self.node_of[gpu]].gpu(gpu)
@@ -133,10 +158,9 @@ def by_node(gpus: Iterable[GpuView]) -> tuple[tuple[NodeView, ...], dict[GpuId, 
     return tuple(NodeView(name, tuple(views)) for name, views in nodes.items()), places
 
 
-def _without(queue: tuple[Job, ...], job: JobId) -> tuple[Job, ...]:
-    """Sliced, not filtered: queues are long, and placed jobs are mostly near the front."""
-    at = next((n for n, each in enumerate(queue) if each.id == job), len(queue))
-    return queue[:at] + queue[at + 1 :]
+def _staying(filler: Job) -> tuple[bool, float, int]:
+    leaves = filler.state in (JobState.SUSPENDING, JobState.STOPPING)
+    return not leaves, -(filler.started_at or inf), -filler.id
 
 
 def by_suitability(gpus: Iterable[GpuView], wish: Reservation, now: float) -> list[GpuId]:

@@ -63,6 +63,10 @@ class Recent:
         recent._score = score
         return recent
 
+    def cleared(self) -> Recent:
+        """Without any samples."""
+        return Recent((), self._monitor, self._weights)
+
     @property
     def score(self) -> Score:
         if self._score is None:

@@ -18,6 +18,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from carmad import beats
 from carmad.accounts import barring
+from carmad.api.advice import AdviceOut
 from carmad.api.reporting import report
 from carmad.attempt import exits
 from carmad.config import Retention
@@ -43,11 +44,12 @@ _BY = "carmad: the account is there again"
 _SAVE_MIN = 5  # what a daemon that is killed may lose of the timeline
 _PURGE_H = 1
 _TRAIN_H = 1  # how often to check whether training is due
+_ADVISE_H = 1  # likewise
 _BACKUP_HOUR = 3  # local time
 _SOON = timedelta(minutes=2)  # a daemon that never lives an hour has to purge, too
 _LOG_BYTES = 16 * 1024**2
 _SETTLED_S = 86_400.0
-_AT_ONCE = 3  # a training takes long
+_AT_ONCE = 4  # a training takes long
 _LATE_S = 1800.0  # a backup, a purge
 
 
@@ -65,6 +67,7 @@ class Housekeeping:
         report: Callable[[], None] | None = None,
         save: Callable[[], None] | None = None,
         release: Callable[[], None] | None = None,
+        advise: Callable[[], None] | None = None,
     ) -> None:
         self._store = store
         self.retention = retention
@@ -74,6 +77,7 @@ class Housekeeping:
         self._report = report
         self._save = save
         self._release = release
+        self._advise = advise
         # No misfire limit, as the default of one second skips runs when the machine is busy;
         # coalesce, as a laptop that slept for a week needs no week of purges.
         self._scheduler = BackgroundScheduler(
@@ -95,6 +99,8 @@ class Housekeeping:
             add("release", self._release, "interval", minutes=_RELEASE_MIN)
         if self._train is not None:
             add("train", self._train, "interval", hours=_TRAIN_H)
+        if self._advise is not None:
+            add("advise", self._advise, "interval", hours=_ADVISE_H)
         if self.retention.backups:
             add("backup", self.backup, "cron", hour=_BACKUP_HOUR)
         if self._report is not None:
@@ -205,6 +211,7 @@ SENT_AFTER = timedelta(hours=7)  # from the end of the week
 def weekly_report(
     store: Reader,
     scene: Callable[[], Scene],
+    advice: Callable[[], AdviceOut | None],
     post: Post,
     told: Path,
     clock: Callable[[], datetime] = datetime.now,
@@ -219,7 +226,7 @@ def weekly_report(
         before = told.read_text(errors="replace") if told.exists() else ""
         if now.astimezone() < until + SENT_AFTER or before == week:
             return
-        out = report(store, scene(), since.timestamp(), until.timestamp())
+        out = report(store, scene(), since.timestamp(), until.timestamp(), advice=advice())
         letter = Letter(title(out), as_markdown(out))
         post.send_report(letter, partial(told.write_text, week))
 

@@ -61,7 +61,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> bool:
     with for_a_person():
         source = choose(settings.monitor.source, settings.monitor.period_s)
     with contextlib.ExitStack() as stack:
-        daemon = Daemon(options, state_dir, settings, config, source, listener, stack)
+        daemon = Daemon(options, state_dir, settings, config, source, listener, stack, reloader)
         daemon.restore()
         daemon.start()
         reloader.start(settings, lambda: read_settings(options, state_dir)[0], daemon.reconfigure)

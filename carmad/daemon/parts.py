@@ -10,6 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Protocol
@@ -23,14 +24,16 @@ from carmad.attempt.launcher import Copies, Launcher
 from carmad.config import Settings
 from carmad.core.history import History
 from carmad.core.messages import CancelRequested, Reconfigured, Step, Trained
+from carmad.core.ports import Policy
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import GpuId, JobId, JobSpec, JobState, Refusal
 from carmad.daemon import doctor
+from carmad.daemon.advising import Advising
 from carmad.daemon.housekeeping import Housekeeping, release, weekly_report
 from carmad.daemon.monitor import Externals, Monitor, MpsWatch
 from carmad.daemon.runners import Runners
-from carmad.daemon.service import is_service, listen, watchdog
+from carmad.daemon.service import Reloader, is_service, listen, watchdog
 from carmad.daemon.slurmnode import SlurmNode, grant_gib
 from carmad.daemon.world import DaemonWorld
 from carmad.engine.clock import Clock, Wall, boot_id, wall_ahead
@@ -81,12 +84,13 @@ class Daemon:
         source: TelemetrySource,
         listener: socket.socket | None,
         stack: contextlib.ExitStack,
+        reloader: Reloader,
     ) -> None:
         """`config`: the file that the settings came from. `listener`: systemd's socket, if it has
         opened one. Raises CarmaError."""
         self._state_dir, self._settings, self._config = state_dir, settings, config
         self._where = options.socket or paths.daemon_socket()
-        self._stack = stack
+        self._stack, self._reloader = stack, reloader
         self.again = Event()  # set: carmad is to start again
         self._build_core(emulated=bool(options.emulated))
         self._build_world(source)
@@ -146,6 +150,8 @@ class Daemon:
         self._models = Models(self._state_dir / "models", store, retrain_days, self._deliver)
         self._timeline = Timeline(self._scheduler)
         self._timeline.load(store.timeline(), self._clock())
+        advice = self._state_dir / "advice.json"
+        self._advising = Advising(advice, self._where, lambda: self._service.settings.policy)
         self._service = Service(
             inbox=self.inbox,
             store=store,
@@ -160,6 +166,8 @@ class Daemon:
             models=self._models,
             timeline=self._timeline,
             terminals=self._world,
+            set_policy=self._set_policy,
+            advice=self._advising.read,
             config_path=str(self._config) if self._config else None,
             config_toml=configfile.dump(settings),
             troubles=self._troubles,
@@ -216,6 +224,7 @@ class Daemon:
             self._start(MpsWatch(self._mps, self.inbox, self._evidence))
         self._chores = self._housekeeping()
         self._start(self._chores)
+        self._stack.callback(self._advising.stop)
         self._stack.callback(self._models.stop)
         self._start(self._post)
         self._start(self._server)
@@ -227,10 +236,26 @@ class Daemon:
         self._stack.callback(self._experience.close)
 
     def reconfigure(self, new: Settings) -> None:
-        """From now on, these settings are in effect. For any thread."""
+        """From now on, these settings are in effect. For any thread. Raises CarmaError if there is
+        no such policy."""
+        registry.bare_policy(new)
         self.inbox.post(Reconfigured(self._clock(), new))
         self._service.settings, self._service.config_toml = new, configfile.dump(new)
         self._chores.retention = new.retention
+
+    def _set_policy(self, name: str, by: str) -> None:
+        """Write it to the settings file, and let it decide from now on. Raises CarmaError."""
+        from carmad.configwriting import write_settings  # now: it takes memory
+
+        if variable := os.environ.get("CARMA_POLICY"):
+            hint = "Change it there, and restart carmad."
+            raise CarmaError(f"CARMA_POLICY={variable} is set for carmad, and overrides it", hint)
+        registry.bare_policy(replace(self._service.settings, policy=name))
+        file = self._config or Path(paths.config_path())
+        write_settings(file, {"policy": name})
+        self._config, self._service.config_path = file, str(file)
+        log.info("%s sets the policy: %s", by, name)
+        self._reloader.ask().result(ANSWER_S)
 
     def _start(self, part: Startable) -> None:
         """Start `part`, and stop it when the stack closes."""
@@ -261,9 +286,12 @@ class Daemon:
             self._state_dir,
             functools.partial(flush, self._journal, store, self._externals),
             self._models.train_if_due,
-            weekly_report(store, self._scene, self._post, sent) if wants_report else None,
+            weekly_report(store, self._scene, self._advising.read, self._post, sent)
+            if wants_report
+            else None,
             lambda: self._timeline.save(store.record_timeline, self._clock()),
             functools.partial(release, self.inbox),
+            self._advising.advise_if_due,
         )
 
     def _scene(self) -> Scene:
@@ -271,7 +299,7 @@ class Daemon:
 
     def _examine(self, scene: Scene) -> Sequence[CheckOut]:
         return doctor.checks(
-            self._settings,
+            self._service.settings,
             scene,
             self._monitor.capabilities(),
             self._store,
@@ -279,6 +307,7 @@ class Daemon:
             self._mps,
             self._troubles(),
             self._world.outage,
+            self._advising.read(),
         )
 
     def _estimate(self, spec: JobSpec, patiently: bool, abandoned: Event) -> Answer:
@@ -329,8 +358,13 @@ def _core(
         registry.estimator(settings.estimator, settings, experience.server())  # is it there?
         policy, fallback = registry.policy(settings), registry.fallback(settings)
         recovery, predictor = registry.recovery(settings), registry.predictor(settings)
-        scheduler = Scheduler(settings, policy, recovery, predictor, fallback)
     guarded = [each for each in (policy, fallback, recovery, predictor) if each]
+
+    def succeed(new: Settings) -> Policy:
+        guarded[0] = made = registry.policy(new)
+        return made
+
+    scheduler = Scheduler(settings, policy, recovery, predictor, fallback, succeed)
     return scheduler, lambda: [each.trouble for each in guarded if each.trouble]
 
 

@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -219,11 +220,14 @@ class Reloader:
     """A thread that rereads the settings on request. Invalid settings change nothing."""
 
     def __init__(self) -> None:
-        self._asked: SimpleQueue[None] = SimpleQueue()
+        self._asked: SimpleQueue[Future[None]] = SimpleQueue()
 
-    def ask(self) -> None:
-        """May be called from a signal handler, and before `start`."""
-        self._asked.put(None)
+    def ask(self) -> Future[None]:
+        """Done once the settings are in effect, or with what is wrong with them. May be called from
+        a signal handler, and before `start`."""
+        done: Future[None] = Future()
+        self._asked.put(done)
+        return done
 
     def start(
         self, settings: Settings, read: Callable[[], Settings], apply: Callable[[Settings], None]
@@ -236,14 +240,17 @@ class Reloader:
     ) -> None:
         while True:
             beats.idle()
-            self._asked.get()
+            done = self._asked.get()
             beats.at("the settings")
             try:
                 settings = _reload(settings, read, apply)
+                done.set_result(None)
             except CarmaError as error:
                 log.error("the settings stay as they are: %s. %s", error, error.hint)
-            except Exception:
+                done.set_exception(error)
+            except Exception as error:
                 log.exception("the settings stay as they are")
+                done.set_exception(error)
 
 
 def _reload(
@@ -263,6 +270,9 @@ def _reload(
 def merge(settings: Settings, wanted: Settings) -> Settings:
     """`settings` with those that can change at once taken from `wanted`."""
     for section, name in at_once():
+        if not section:
+            settings = replace(settings, **{name: getattr(wanted, name)})
+            continue
         value = getattr(getattr(wanted, section), name)
         changed = replace(getattr(settings, section), **{name: value})
         settings = replace(settings, **{section: changed})

@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +14,7 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
-from carmad import beats
+from carmad import apart, beats
 from carmad.errors import CarmaError
 from carmad.models import Model
 from carmad.store import codec
@@ -30,7 +27,6 @@ TRAINED = "trained"  # a file whose modification time is that of the last traini
 APART = "training"  # the directory of the database's copy during training
 DAY_S = 86_400.0
 TRAIN_LATE_S = DAY_S / 2
-LOOK_S = 0.2  # between two checks whether the daemon is stopping
 
 
 @cache
@@ -140,14 +136,15 @@ class Models:
 
     def _train(self) -> bool:
         """Whether the process succeeded."""
-        apart = self._directory / APART  # a killed process leaves SQLite files there
-        shutil.rmtree(apart, ignore_errors=True)
-        apart.mkdir(mode=0o700)
+        folder = self._directory / APART  # a killed process leaves SQLite files there
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
         try:
-            self._store.copy_to(apart / "past.db")
-            code, said, alarms = self._run(apart / "past.db")
+            self._store.copy_to(folder / "past.db")
+            words = str(folder / "past.db"), str(self._directory)
+            code, said, alarms = apart.run("carmad.learning", *words, stopping=self._stopping)
         finally:
-            shutil.rmtree(apart, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
         for line in alarms:
             log.warning("training: %s", line)
         for line in said:
@@ -156,27 +153,3 @@ class Models:
             log.error("training ended with %d", code)
         self.last_words = (*said, *alarms)
         return code == 0
-
-    def _run(self, copy: Path) -> tuple[int, list[str], list[str]]:
-        held_by_it, held = os.pipe()  # it runs as long as we hold our end
-        process = subprocess.Popen(
-            [sys.executable, "-m", "carmad.learning", str(copy), str(self._directory)],
-            stdin=held_by_it,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd="/",
-            env=os.environ | {"PYTHONSAFEPATH": "1"},
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        os.close(held_by_it)
-        with process, open(held, "wb"):  # noqa: PTH123 - a descriptor
-            while not self._stopping.is_set():
-                try:
-                    said, alarms = process.communicate(timeout=LOOK_S)
-                    return process.returncode, said.splitlines(), alarms.splitlines()
-                except subprocess.TimeoutExpired:
-                    continue
-            process.kill()
-            return process.wait(), [], []

@@ -7,24 +7,18 @@ limits on memory and time, and only while the other end of its standard input is
 
 from __future__ import annotations
 
-import os
-import resource
-import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-NICE = 15
-MOST_BYTES = 8 << 30  # of address space
-WITHIN_S = 1800
+from carmad import apart
 
 
 def main(argv: Sequence[str]) -> None:
     database, directory = map(Path, argv)
-    _limit()
+    apart.limit()
     # Imported only now, so that the limits apply to these imports, too.
     from carmad.learning.retraining import retrain
     from carmad.store.sql import SqlStore
@@ -32,21 +26,6 @@ def main(argv: Sequence[str]) -> None:
     with closing(SqlStore.open(database)) as store:
         for said in retrain(store, directory, time.time()):
             print(said.text, file=sys.stderr if said.alarming else sys.stdout, flush=True)
-
-
-def _limit() -> None:
-    Path("/proc/self/oom_score_adj").write_text("1000")  # to be killed before any job
-    os.nice(NICE)
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-    os.environ["OMP_NUM_THREADS"] = "1"  # the CPUs are for the jobs
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which kills the process
-    signal.alarm(WITHIN_S)
-    threading.Thread(target=_watch, daemon=True).start()
-
-
-def _watch() -> None:
-    os.read(0, 1)  # not sys.stdin: its lock would get in the way of a clean exit
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Mapping
 from statistics import median
 
+from carmad.configwriting import Setting
 from carmad.core.readings import FAINT
 from carmad.gpu import gpm
 from carmad.gpu.dcgm import DcgmProfiler
 from carmad.gpu.gpm import GpmProfiler
 from carmad.gpu.source import Activity, ActivityReader
 from carmad.selftest.bench import PIDS_HIDDEN, Bench, Probe
-from carmad.selftest.report import Seen, Setting, judge, unknown
+from carmad.selftest.report import Seen, judge, unknown
 
 # -- utilisation per process
 

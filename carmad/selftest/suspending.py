@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 
 import psutil
 
+from carmad.configwriting import Setting
 from carmad.core.suspending import cost_s
 from carmad.core.types import GpuId
 from carmad.gpu.checkpoint import NOT_READY, NOT_SUPPORTED, OPERATING_SYSTEM, State
 from carmad.selftest import suspension
 from carmad.selftest.bench import LISTED_WITHIN_S, NEAR_MIB, Bench, Probe, ProbeFailed
 from carmad.selftest.mps import NOBODY, ONE_GPU
-from carmad.selftest.report import Seen, Setting, judge, unknown
+from carmad.selftest.report import Seen, judge, unknown
 from carmad.selftest.suspension import Caller, available_mib, fill, refusal, run_cycle
 
 LARGE_MIB = 4096

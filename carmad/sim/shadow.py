@@ -166,6 +166,7 @@ def _core(begin: journal.Begin, script: Script) -> Scheduler:
         FailingRecovery(registry.recovery(settings), script),
         FailingPredictor(registry.predictor(settings), script),
         failing_fallback(registry.fallback(settings), script),
+        lambda new: FailingPolicy(registry.policy(new), script),
     )
     core.handle(Discovered(0.0, begin.gpus, begin.unread))
     for sampled in begin.samples:

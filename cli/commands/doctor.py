@@ -238,14 +238,27 @@ def check(
     print(_check_settings(file))
 
 
+@config.command("set")
+def set_policy(
+    setting: Annotated[str, typer.Argument(metavar="SETTING", help="So far: policy.")],
+    value: Annotated[str, typer.Argument(help="The name of a policy.")],
+) -> None:
+    """Change a setting, in the settings file and at once. For administrators."""
+    if setting != "policy":
+        hint = "change the file that carma config show names, and then: systemctl reload carmad"
+        raise Usage(f"{setting} cannot be set by a command", hint)
+    client.post("/v1/config", {"policy": value})
+    print(f"the policy {value} decides from now on")
+
+
 STYLE = {"holds": "green", "differs": "bold red", "cannot be told here": "dim"}
 
 
 def run_selftest(device: str, json: bool, write: bool) -> None:
     """Exits with 1 if anything differs."""
     from carmad import configfile
+    from carmad.configwriting import settings_text, write_settings
     from carmad.selftest import run as selftest
-    from carmad.selftest.report import settings_text, write_settings
 
     path = Path(paths.config_path())
     in_effect = configfile.load(path if path.exists() else None, os.environ)

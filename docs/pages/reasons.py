@@ -213,7 +213,17 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "no_promise": (
         Reason("no_promise", detail="job 7"),
-        "Give jobs a `--time` or an `--expect`: others with one can then go first.",
+        "Give jobs a `--time` or an `--expect`: others with one can then go first. Or let others"
+        " fill the GPUs meanwhile and be [suspended](../guides/suspend.md) for this one:"
+        ' `limits.preemption = "suspend"`.',
+    ),
+    "filled": (
+        Reason("filled", detail="job 7"),
+        "Wait. It starts as soon as it could have without them, once they are suspended.",
+    ),
+    "filler": (
+        Reason("filler", detail="job 7"),
+        "Nothing: suspended, it loses nothing, and resumes when there is room.",
     ),
     "held_for": (
         Reason("held_for", 3_600, unit="s", detail="job 7"),
@@ -286,7 +296,7 @@ OF_THE_JOB = (
     *("cpus", "host_memory_mib", "suspended", "resume_failed"),
     *("preempted", "making_room", "not_preemptible", "policy_failed"),
     *("profiling_gpus", "sharing_off", "no_room", "few_idle", "line_held", "better_gpus"),
-    *("holds_line", "no_promise", "promised"),
+    *("holds_line", "no_promise", "filled", "promised"),
     *("slices_apart", "reserved", "partner", "no_partner", "planned_start", "deadline"),
 )
 POLICYS = (
@@ -303,6 +313,7 @@ GROUNDS = (
         "profiled_there",
     ),
     "predicted",
+    "filler",
     *("packed", "close_deadlines", "planned_end", "mapped", "policy_fallback"),
 )
 

@@ -60,7 +60,7 @@ def _sections() -> Iterator[tuple[str, type]]:
 
 def page() -> str:
     every = settings()
-    at_once = ", ".join(f"`{section}.{name}`" for section, name in config.at_once())
+    at_once = ", ".join(f"`{'.'.join(filter(None, each))}`" for each in config.at_once())
     out = [
         "# Settings",
         "",

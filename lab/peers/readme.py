@@ -50,7 +50,7 @@ A command at the terminal; in a running job | {here}; {inside} | {here}; {inside
 Several servers; AMD GPUs | **N; N** | Y; Y | N; N | N; N
 Fair share; quotas, changed live | Y; {quota} | Y; Y: both need slurmdbd, a database server† | Y; Y†: by anybody | N; {quota}
 Reservations; preemption | {reserved}: of GPUs; P: off by default | {reserved}; Y | P†: from a full or half hour on; N | {reserved}; N
-Jobs behind a wide one use idle GPUs | {behind} | P†: {behind:words} | {behind} | {behind}
+Jobs behind a wide one use idle GPUs; without time limits | {behind}; {behind untimed} where jobs may be suspended | P†: {behind:words}, with or without | {behind}; – | {behind}; {behind untimed}
 Host memory and CPUs; a limit of GPU memory enforced | Y; P: under MPS | Y; N | P: memory; N | N; N
 Mail and webhooks; web page | Y; Y | P: mail; P: third party | Y; P†: `/ui` shows jobs and logs, no login ([the walk](lab/results/web_walk.md)) | P: mail; N
 Prometheus; a week's report | Y; Y | Y: from 25.11; P: `sreport`, needs slurmdbd | P†: not in PyPI's build; P: `gstats` | N; N

@@ -13,12 +13,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from benchmarks.daemon.carmad import Daemon, plain_environment
 from benchmarks.daemon.hostile import as_user
-from carmad.config import Limits, Settings
+from carmad import configfile
+from carmad.config import Limits, Settings, Suspending
 from cli.main import run
 from cli.verbs import VERBS
 from lab.peers.system import LONG, SHORT, System, wait_for
@@ -26,6 +28,8 @@ from tests import fake_gpu
 from tests.slurm import free_ports
 
 MOST_QUEUED = 10_000  # by the defaults of CARMA and Slurm: a few more do not fit
+SETTINGS = Settings(limits=Limits(queued_per_user=4 * MOST_QUEUED))
+HOST_MIB = 262_144  # for suspended jobs; those whose memory is not known count with all of a GPU's
 BIN = Path(sys.executable).parent
 CARMA = str(BIN / "carma")
 
@@ -52,8 +56,7 @@ class Carma(System):
     EXIT: ClassVar[str] = r"(?m)^exit +(\d+):"
 
     def start(self) -> None:
-        settings = Settings(limits=Limits(queued_per_user=4 * MOST_QUEUED))
-        self._carmad = Daemon(gpus=f"{self.gpus}xA100-40GB", settings=settings)
+        self._carmad = Daemon(gpus=f"{self.gpus}xA100-40GB", settings=SETTINGS)
         self._carmad.__enter__()
         self._carmad.directory.chmod(0o711)
         self.env = plain_environment() | {"CARMA_SOCKET": self._carmad.socket}
@@ -80,6 +83,14 @@ class Carma(System):
     def crash(self) -> None:
         self._carmad.kill()
         self._carmad.start()
+
+    def let_suspend(self) -> None:
+        """Allow that jobs are suspended for others."""
+        limits = replace(SETTINGS.limits, preemption="suspend")
+        suspend = Suspending(host_memory_mib=HOST_MIB)
+        settings = replace(SETTINGS, limits=limits, suspend=suspend)
+        (self._carmad.directory / "config.toml").write_text(configfile.dump(settings))
+        self.crash()
 
     def owns(self, pid: int) -> bool:
         folder = os.fsencode(self._carmad.directory)

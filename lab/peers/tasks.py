@@ -24,7 +24,7 @@ from multiprocessing import get_context
 from benchmarks.harness import Report, markdown_table
 from lab.main import main
 from lab.peers.system import LONG, SHORT, Lacking, System, wait_for
-from lab.peers.systems import BEST
+from lab.peers.systems import BEST, Carma
 
 TITLE = "Everyday tasks"
 GPUS = 4
@@ -212,12 +212,16 @@ def inside(system: System) -> str:
     return f"no: {_short(shown) or f'exit code {code}'}"
 
 
-def behind(system: System) -> str:
-    _line(system)
+def behind(system: System, timed: bool = True) -> str:
+    """`timed`: each job is submitted with a time limit. Otherwise nobody knows when any ends."""
+    if not timed and isinstance(system, Carma):
+        system.let_suspend()
+    _line(system, timed)
     short = ["/bin/sh", "-c", f"sleep 5; echo >> {system.out}/done"]
+    limit = {"time": "00:01:00"} if timed else {}
     begun = time.monotonic()
     for _ in range(BEHIND):
-        system.submit(short, options=system.options(gpus=1, time="00:01:00"))
+        system.submit(short, options=system.options(gpus=1, **limit))
 
     def done() -> int:
         return _read("done", system).count("\n")
@@ -267,6 +271,11 @@ TASKS = (
         f" done in {BEHIND_S:.0f} s",
         behind,
     ),
+    Task(
+        "behind untimed",
+        "the same, without time limits; CARMA may suspend jobs (`limits.preemption`)",
+        partial(behind, timed=False),
+    ),
     Task("why", "also: why that head of the line waits", why),
     Task(
         "reserved",
@@ -276,11 +285,12 @@ TASKS = (
 )
 
 
-def _line(system: System) -> str:
+def _line(system: System, timed: bool = True) -> str:
     """A job that wants all GPUs, and waits for one that has one of them."""
-    system.submit(_mark(system), options=system.options(gpus=1, time="00:05:00"))
+    limit = {"time": "00:05:00"} if timed else {}
+    system.submit(_mark(system), options=system.options(gpus=1, **limit))
     wait_for(lambda: _read("started", system) != "", "the job in its way", SOON_S)
-    return system.submit(SHORT, options=system.options(gpus=GPUS, time="00:05:00"))
+    return system.submit(SHORT, options=system.options(gpus=GPUS, **limit))
 
 
 def _mark(system: System) -> list[str]:

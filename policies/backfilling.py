@@ -1,0 +1,183 @@
+"""EASY backfilling: who may start before the first job that waits, without delaying it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
+
+from carmad.plugin import (
+    GpuId,
+    Job,
+    JobId,
+    Placement,
+    Preemption,
+    Proposal,
+    Reason,
+    View,
+    idle,
+)
+from policies.views import Promise, fewest, remaining_s, without_settling
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from policies.ranked import Ranked
+
+P = TypeVar("P", bound=Proposal)
+
+SEEN = 64  # jobs behind the first that waits: a plan is made every second
+EXPLAINED = 4  # the first of them, which get a verdict on each GPU
+
+
+class Kept(NamedTuple):
+    """What is kept for the first job that waits."""
+
+    job: JobId
+    until: float  # jobs that end by then may use it
+    others: Ranked | None  # the rules for all others; None: they wait
+    fillers: Ranked | None  # the rules for those of them that may fill; None: they wait, too
+
+
+NOTHING = Kept(JobId(0), math.inf, None, None)
+
+
+def backfill(rules: Ranked, view: View) -> tuple[Proposal, ...]:
+    """EASY: the first job that waits is promised the GPUs that are expected to be empty first.
+    Later ones may use others, and those if they end in time; or, where they can be suspended
+    for it, as fillers, until it can start without them."""
+    plan: list[Proposal] = []
+    kept: Kept | None = None
+    room_mib = view.filling_mib
+    seen = 0  # jobs behind the one that waits
+    for job in view.queue:
+        if kept:
+            placement = _place_behind(rules, kept, job, view, room_mib)
+        else:
+            placement = rules.place(job, view)
+        if placement.gpus:
+            plan.append(placement)
+            if placement.filler:
+                room_mib -= _moved_mib(job, placement, view)
+            view = view.with_placement(job, placement.gpus)
+        elif kept is None:
+            kept, why, victims = _keep_for(rules, job, view)
+            answer = placement
+            if kept is None and job is not view.queue[-1]:
+                answer = hold_line(placement, job, view)
+            if kept or answer is not placement:
+                answer = replace(answer, reasons=(*answer.reasons, *why))
+            plan += [*victims, answer]
+            if kept is None:
+                break
+            if kept is NOTHING:  # the next one that waits may have a promise
+                kept = None
+                seen += 1
+        elif seen <= EXPLAINED and placement.verdicts:
+            plan.append(placement)
+        seen += kept is not None
+        if seen > SEEN:
+            break
+    return tuple(plan)
+
+
+def _place_behind(rules: Ranked, kept: Kept, job: Job, view: View, room_mib: int) -> Placement:
+    """Behind the first that waits. `room_mib`: what the host can take of fillers."""
+    if view.now + _longest_s(job, view.now) <= kept.until:
+        return rules.place(job, view)
+    placement = kept.others.place(job, view) if kept.others else Placement(job.id)
+    if placement.gpus or kept.fillers is None or not view.may_fill(job):
+        return placement
+    early = kept.fillers.place(job, view)
+    too_large = _moved_mib(job, early, view) > room_mib
+    if too_large or any(view.gpu(gpu).gpu.is_mig for gpu in early.gpus):
+        return placement
+    if early.gpus:
+        before = Reason("filler", detail=f"job {kept.job}")
+        early = replace(early, filler=True, explanation=(*early.explanation, before))
+    return early
+
+
+def _keep_for(
+    rules: Ranked, head: Job, view: View
+) -> tuple[Kept | None, tuple[Reason, ...], Sequence[Preemption]]:
+    """What is kept for the first job that waits; reasons for it; and the fillers to suspend.
+    None: it starts soon, or nobody knows when and nobody can be suspended for it then."""
+    if room := _make_room(rules, head, view):
+        return room
+    if rules.place(head, without_settling(view)).gpus:
+        return None, (), ()
+
+    def left_s(job: Job) -> float:
+        return 0.0 if job.filler else _left_s(job, view.now)
+
+    promise = rules.promise(head, view, left_s)
+    if promise is None:
+        return NOTHING, (), ()
+    fillers = rules if view.filling_mib else None
+    if promise.at < math.inf:
+        reason = Reason("promised", promise.at - view.now, len(promise.gpus), "s")
+        others = rules.without(promise, view.now)
+        return Kept(head.id, promise.at, others, fillers), (reason,), ()
+    there = {each.id: each for gpu in promise.gpus for each in view.gpu(gpu).residents}
+    unknown = next(id for id, each in there.items() if left_s(each) == math.inf)
+    if fillers:
+        matters = view.fillers or head is not view.queue[-1]
+        why = (Reason("filled", detail=f"job {unknown}"),) if matters else ()
+        return Kept(head.id, -math.inf, None, fillers), why, ()
+    return None, (Reason("no_promise", detail=f"job {unknown}"),), ()
+
+
+def _make_room(
+    rules: Ranked, head: Job, view: View
+) -> tuple[Kept, tuple[Reason, ...], Sequence[Preemption]] | None:
+    """Suspend as few fillers as the head needs gone to start. None: that would not help."""
+    able = view.fillers_behind(head)
+
+    def find_gpus(gone: Sequence[Job]) -> tuple[GpuId, ...]:
+        return rules.place(head, view.without({job.id for job in gone})).gpus
+
+    victims = fewest(able, lambda gone: bool(find_gpus(gone))) if able else None
+    if victims is None:
+        return None
+    gpus, gone = find_gpus(victims), {job.id for job in victims}
+    free = sum(gone.isdisjoint(job.id for job in view.gpu(gpu).residents) for gpu in gpus)
+    names = ", ".join(f"job {id}" for id in sorted(gone))
+    reason = Reason("making_room", head.spec.gpus, free, "GPUs", names)
+    elsewhere = rules.without(Promise(head.id, gpus, view.now), view.now)
+    why = Reason("preempted", detail=f"job {head.id} goes first")
+    kept = Kept(head.id, -math.inf, None, elsewhere)
+    return kept, (reason,), [Preemption(id, why) for id in gone]
+
+
+def _moved_mib(job: Job, placement: Placement, view: View) -> int:
+    """What the host has to take if the job is suspended where it is to go."""
+    if job.suspension:
+        return 0  # the host has it
+    most = (view.gpu(gpu).free_mib for gpu in placement.gpus)
+    return sum(min(free, job.need.safe_mib) if job.need else free for free in most)
+
+
+def hold_line(proposal: P, head: Job, view: View) -> P | Placement:
+    """The head's placement, with a reason if GPUs stay idle for it that others behind could use."""
+    if not isinstance(proposal, Placement) or proposal.job != head.id:
+        return proposal
+    willing = {verdict.gpu for verdict in proposal.verdicts if not verdict.refused}
+    unused = sum(gpu.id in willing and not idle(gpu, view.settings) for gpu in view.gpus)
+    if not unused:
+        return proposal
+    reason = Reason("holds_line", head.spec.gpus, unused, "GPUs")
+    return replace(proposal, reasons=(*proposal.reasons, reason))
+
+
+def _left_s(job: Job, now: float) -> float:
+    """How long a running job will take: its time limit bounds a prediction. Infinite: unknown."""
+    left_s, limit_s = remaining_s(job, now, math.inf), job.spec.time_limit_s
+    return left_s if limit_s is None else min(left_s, max(0.0, limit_s - job.attained_s(now)))
+
+
+def _longest_s(job: Job, now: float) -> float:
+    """How long a waiting job may take: its time limit, which is certain, or else what earlier runs
+    of it took at most. What its owner's other jobs took says nothing of it."""
+    limit_s = job.spec.time_limit_s
+    return job.at_most_s(now) if limit_s is None else limit_s - job.attained_s(now)
