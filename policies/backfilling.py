@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
@@ -18,6 +18,7 @@ from carmad.plugin import (
     View,
     idle,
 )
+from policies.defragmenting import defragment
 from policies.views import Promise, fewest, remaining_s, without_settling
 
 TYPE_CHECKING = False
@@ -28,6 +29,7 @@ P = TypeVar("P", bound=Proposal)
 
 SEEN = 64  # jobs behind the first that waits: a plan is made every second
 EXPLAINED = 4  # the first of them, which get a verdict on each GPU
+SOON_S = 300.0  # a wait for which nobody is moved
 
 
 class Kept(NamedTuple):
@@ -100,8 +102,8 @@ def _place_behind(rules: Ranked, kept: Kept, job: Job, view: View, room_mib: int
 
 def _keep_for(
     rules: Ranked, head: Job, view: View
-) -> tuple[Kept | None, tuple[Reason, ...], Sequence[Preemption]]:
-    """What is kept for the first job that waits; reasons for it; and the fillers to suspend.
+) -> tuple[Kept | None, tuple[Reason, ...], Sequence[Proposal]]:
+    """What is kept for the first job that waits; reasons for it; and whom to suspend or move.
     None: it starts soon, or nobody knows when and nobody can be suspended for it then."""
     if room := _make_room(rules, head, view):
         return room
@@ -114,6 +116,10 @@ def _keep_for(
     promise = rules.promise(head, view, left_s)
     if promise is None:
         return NOTHING, (), ()
+    if promise.at - view.now > SOON_S and (found := defragment(rules, head, view)):
+        goals = [gpu for move in found.moves for gpu in move.gpus]
+        kept = _kept(rules, head, view, (*found.gpus, *goals))
+        return kept, (_making_room(head, view, found.gpus, found.leaving),), found.moves
     fillers = rules if view.filling_mib else None
     if promise.at < math.inf:
         reason = Reason("promised", promise.at - view.now, len(promise.gpus), "s")
@@ -130,7 +136,7 @@ def _keep_for(
 
 def _make_room(
     rules: Ranked, head: Job, view: View
-) -> tuple[Kept, tuple[Reason, ...], Sequence[Preemption]] | None:
+) -> tuple[Kept, tuple[Reason, ...], Sequence[Proposal]] | None:
     """Suspend as few fillers as the head needs gone to start. None: that would not help."""
     able = view.fillers_behind(head)
 
@@ -141,13 +147,21 @@ def _make_room(
     if victims is None:
         return None
     gpus, gone = find_gpus(victims), {job.id for job in victims}
+    why = Reason("preempted", detail=f"job {head.id} goes first")
+    reasons = (_making_room(head, view, gpus, gone),)
+    return _kept(rules, head, view, gpus), reasons, [Preemption(id, why) for id in gone]
+
+
+def _kept(rules: Ranked, head: Job, view: View, gpus: tuple[GpuId, ...]) -> Kept:
+    """These GPUs, for as long as it takes until they are free."""
+    elsewhere = rules.without(Promise(head.id, gpus, view.now), view.now)
+    return Kept(head.id, -math.inf, None, elsewhere)
+
+
+def _making_room(head: Job, view: View, gpus: Sequence[GpuId], gone: Set[JobId]) -> Reason:
     free = sum(gone.isdisjoint(job.id for job in view.gpu(gpu).residents) for gpu in gpus)
     names = ", ".join(f"job {id}" for id in sorted(gone))
-    reason = Reason("making_room", head.spec.gpus, free, "GPUs", names)
-    elsewhere = rules.without(Promise(head.id, gpus, view.now), view.now)
-    why = Reason("preempted", detail=f"job {head.id} goes first")
-    kept = Kept(head.id, -math.inf, None, elsewhere)
-    return kept, (reason,), [Preemption(id, why) for id in gone]
+    return Reason("making_room", head.spec.gpus, free, "GPUs", names)
 
 
 def _moved_mib(job: Job, placement: Placement, view: View) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from itertools import islice
 from math import inf
+from typing import Literal
 
 from carmad.config import Settings
 from carmad.core import control, filling
@@ -289,20 +290,20 @@ class Placer:
         job = self._ledger.jobs.get(wish.job)
         if job is None or job.state not in (JobState.STARTING, JobState.RUNNING):
             return []
-        allowed = self._suspensions.may_preempt(job, now)
+        allowed = self._suspensions.way_to_preempt(job, now)
         suspends = self._settings.limits.preemption == "suspend"
         refusal = self._suspensions.refusal(job, now) if suspends else ""
         why = wish.reason if allowed else Reason("not_preemptible", detail=refusal)
         self._decide(Decision(now, by, Placement(job.id, reasons=(why,))))
-        if not allowed:
-            return []
-        return [self._suspensions.preempt(job, wish.reason.detail, now)]
+        return self._suspensions.preempt(job, wish.reason.detail, now)
 
-    def _preemptible(self, now: float) -> frozenset[JobId]:
+    def _preemptible(self, now: float) -> dict[JobId, Literal["suspend", "requeue"]]:
         if not self._settings.limits.preemption:
-            return frozenset()
-        there = self._ledger.on_gpus()
-        return frozenset(job.id for job in there if self._suspensions.may_preempt(job, now))
+            return {}
+        ways = (
+            (job.id, self._suspensions.way_to_preempt(job, now)) for job in self._ledger.on_gpus()
+        )
+        return {id: way for id, way in ways if way}
 
     def _move(self, wish: Move, now: float) -> list[Action]:
         """Move a running job, where that is possible."""

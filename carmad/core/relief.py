@@ -65,9 +65,7 @@ class Relief:
                 chosen = {each.id: f"for job {job.id}" for each in victims} | chosen
         jobs = ((self._ledger.jobs[id], why) for id, why in chosen.items())
         return [
-            self._suspensions.preempt(job, why, view.now)
-            for job, why in jobs
-            if self._suspensions.may_preempt(job, view.now)
+            action for job, why in jobs for action in self._suspensions.preempt(job, why, view.now)
         ]
 
     def avert(self, samples: Iterable[GpuSample], now: float) -> list[Action]:
@@ -139,7 +137,7 @@ class Relief:
             return False
         return all(
             each.leaves
-            or (not self._goes_first(each) and self._suspensions.may_preempt(each, view.now))
+            or (not self._goes_first(each) and self._suspensions.way_to_preempt(each, view.now))
             for each in gpu.residents
         )
 

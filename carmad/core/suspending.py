@@ -135,24 +135,27 @@ class Suspensions:
 
     # -- for others
 
-    def may_preempt(self, job: Job, now: float) -> bool:
-        """Whether its GPUs can be taken back now, by `limits.preemption`."""
+    def way_to_preempt(self, job: Job, now: float) -> Literal["suspend", "requeue"] | None:
+        """How its GPUs can be taken back now, by `limits.preemption`; None: not at all."""
         preemption = self.settings.limits.preemption
         if preemption == "suspend":
             if not self.refusal(job, now):
-                return True
+                return "suspend"
             begins = job.filler and job.state is JobState.STARTING  # nothing is lost yet
             if not begins and not (job.spec.requeue_ok and never(job, self.settings)):
-                return False
+                return None
         in_use = job.state in (JobState.STARTING, JobState.RUNNING)
-        return bool(preemption) and in_use and job.spec.requeue
+        return "requeue" if preemption and in_use and job.spec.requeue else None
 
-    def preempt(self, job: Job, why: str, now: float) -> Action:
-        """Take its GPUs back, if `may_preempt`. It waits in line from then on."""
-        suspends = self.settings.limits.preemption == "suspend"
-        if suspends and not self.refusal(job, now):
-            return self.suspend(job, why, now)
-        return self.ledger.stop(job, Cause.PREEMPTED)
+    def preempt(self, job: Job, why: str, now: float) -> list[Action]:
+        """Take its GPUs back, if there is a way. It waits in line from then on."""
+        match self.way_to_preempt(job, now):
+            case "suspend":
+                return [self.suspend(job, why, now)]
+            case "requeue":
+                return [self.ledger.stop(job, Cause.PREEMPTED)]
+            case None:
+                return []
 
     # -- what owners ask for
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import inf
+from typing import Literal
 
 from carmad.config import Settings
 from carmad.core.admission import Demand, can_fill, demand, mode, refusals
@@ -57,8 +58,8 @@ class View:
     last_placed: GpuId | None = None  # the GPU used last (round-robin's position)
     memory: object = None  # the policy's last `Remember`; None after a restart
     reserved: bool = False  # whether any GPU is
-    # The running jobs whose GPUs can be taken back now; none unless `limits.preemption` is on.
-    preemptible: frozenset[JobId] = frozenset()
+    # The running jobs whose GPUs can be taken back now, and how.
+    preemptible: Mapping[JobId, Literal["suspend", "requeue"]] = field(default_factory=dict)
     # the running jobs that started before their turn and leave, or can leave now, each with how
     # many of `queue` are before it
     fillers: Mapping[JobId, int] = field(default_factory=dict)

@@ -127,11 +127,11 @@ def a_view(
         history or History(),
         models or {},
         memory=memory,
-        preemptible=frozenset(
-            job.id
+        preemptible={
+            job.id: "suspend" if settings.limits.preemption == "suspend" else "requeue"
             for job in running.values()
             if settings.limits.preemption and job.spec.requeue and not job.leaves
-        ),
+        },
     )
 
 

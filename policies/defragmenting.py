@@ -1,0 +1,96 @@
+"""Moves jobs together, so that the first in line gets the GPUs that it needs to itself, or the
+memory: what is free of several GPUs would do, but not what is free of any.
+
+A job moves only where the policy would place it, and where what it holds fits. Whoever moves is
+suspended for a moment, so `limits.preemption` must say "suspend".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from carmad.plugin import Demand, GpuId, GpuView, Job, JobId, Move, Reason, View
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from policies.ranked import Ranked
+
+NO_ROOM = Reason("memory")  # nobody sees it
+
+
+class Room(NamedTuple):
+    gpus: tuple[GpuId, ...]  # for the first in line
+    moves: tuple[Move, ...]  # that are yet to begin
+    leaving: frozenset[JobId]  # all that it waits for
+
+
+def defragment(rules: Ranked, head: Job, view: View) -> Room | None:
+    """None: it would not help, or nobody can be moved now."""
+    settings = view.settings
+    if settings.limits.preemption != "suspend" or not settings.suspend.moves:
+        return None
+    gone = {job.id for job in view.running if job.leaves}
+    moves: dict[JobId, Move] = {}
+    later = view  # as it looks to those that move
+    if gone and (gpus := rules.place(head, view.without(gone)).gpus):
+        return _room(gpus, moves, gone, view)
+    for gpu in sorted(view.gpus, key=_moved_mib):
+        cleared = [*_gpus(head, rules, view, gone), gpu.id]
+        there = [job for job in gpu.residents if job.id not in gone]
+        if any(gpu.id in move.gpus for move in moves.values()) or any(
+            view.preemptible.get(job.id) != "suspend" or len(job.gpus) > 1 for job in there
+        ):
+            continue
+        after, homes = later, dict[JobId, GpuId]()
+        for job in there:
+            goal = _home(job, gpu, rules, after, cleared)
+            if goal is None:
+                break
+            homes[job.id] = goal
+            after = after.with_placement(job, (goal,))
+        else:
+            later = after
+            gone.update(homes)
+            reason = Reason("preempted", detail=f"for job {head.id}")
+            moves |= {id: Move(id, (goal,), reason) for id, goal in homes.items()}
+            if gpus := rules.place(head, view.without(gone)).gpus:
+                return _room(gpus, moves, gone, view)
+    return None
+
+
+def _gpus(head: Job, rules: Ranked, view: View, gone: set[JobId]) -> Iterator[GpuId]:
+    """The GPUs that suit it once these are gone: nobody moves there."""
+    verdicts = rules.place(head, view.without(gone)).verdicts
+    return (verdict.gpu for verdict in verdicts if not verdict.refused)
+
+
+def _home(job: Job, own: GpuView, rules: Ranked, view: View, cleared: list[GpuId]) -> GpuId | None:
+    """Where the job can go."""
+    mib = _held_mib(job, own)
+
+    def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
+        kin = (gpu.gpu.node, gpu.gpu.name) == (own.gpu.node, own.gpu.name)
+        return None if kin and gpu.id not in cleared and mib <= gpu.free_mib else NO_ROOM
+
+    there = replace(rules, filters=(*rules.filters, refuse)).place(job, view).gpus
+    return there[0] if there else None
+
+
+def _room(
+    gpus: tuple[GpuId, ...], moves: dict[JobId, Move], gone: set[JobId], view: View
+) -> Room | None:
+    """Only with the moves that free these GPUs."""
+    there = {job.id for gpu in gpus for job in view.gpu(gpu).residents} & gone
+    return Room(gpus, tuple(moves[id] for id in there if id in moves), frozenset(there))
+
+
+def _moved_mib(gpu: GpuView) -> int:
+    return sum(_held_mib(job, gpu) for job in gpu.residents if not job.leaves)
+
+
+def _held_mib(job: Job, gpu: GpuView) -> int:
+    processes = gpu.sample.processes if gpu.sample else ()
+    held_mib = sum(each.memory_mib or 0 for each in processes if each.job == job.id)
+    return max(held_mib, job.need.safe_mib if job.need else 0)
