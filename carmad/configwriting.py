@@ -37,7 +37,12 @@ def merge_settings(text: str, settings: Mapping[str, Setting]) -> str:
 
 
 def write_settings(path: Path, settings: Mapping[str, Setting]) -> None:
-    """Replaces the file as a whole. Raises CarmaError, also if carmad would not take it."""
+    """Replaces the file as a whole, of a link the one that it leads to. Raises CarmaError, also if
+    carmad would not take it."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        hint = f"start carmad with one that has:\n{settings_text(settings)}"
+        raise CarmaError(f"{path} is not a file that could be changed", hint)
     draft = path.with_name(f".{path.name}.new")
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""

@@ -231,6 +231,10 @@ def test_a_file_that_cannot_be_written_or_used_is_left(tmp_path: Path) -> None:
         configwriting.write_settings(file, {"policy": "rr"})
     assert file.read_text() == "polizy = 1\n"
     file.unlink()
+    os.mkfifo(file)  # or a device: carmad may run with /dev/null
+    with pytest.raises(CarmaError, match="is not a file"):
+        configwriting.write_settings(file, {"policy": "rr"})
+    file.unlink()
     file.mkdir()
     with pytest.raises(CarmaError) as error:
         configwriting.write_settings(file, {"policy": "rr"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import signal
 import tempfile
@@ -20,6 +21,7 @@ from tests.api_server import as_user
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import NO_KERNELS, Carmad, running, train
 from tests.outcomes import experiment, made_up
+from tests.test_advice import an_advice
 from tests.waiting import PATIENCE_S, until
 from tests.web import PHONE, Web, accessible, browsing, needs_browser, picture, serving
 from web import past
@@ -86,6 +88,25 @@ def test_an_administrator_drains_limits_and_reserves(carmad: Carmad, web: Web) -
         page.get_by_role("button", name="Resume GPU 2").click()
         page.get_by_text("GPU 2 takes jobs again.").wait_for()
     carmad.cancel(busy)
+
+
+@needs_browser
+def test_a_click_puts_the_recommended_policy_in_force(tmp_path: Path) -> None:
+    daemon = Carmad(tmp_path, "1xA100-40GB", **NO_KERNELS)
+    daemon.argv[daemon.argv.index("--config") + 1] = str(tmp_path / "carma.toml")
+    (tmp_path / "carma.toml").touch()
+    try:
+        daemon.start()
+        (daemon.state / "advice.json").write_text(json.dumps(an_advice()))
+        with serving(daemon) as web, browsing(web, "/admin") as page:
+            accessible(page)
+            picture(page, "advice")
+            page.get_by_role("button", name="Use the policy carma").click()
+            page.locator(".told").get_by_text("The policy carma decides from now on.").wait_for()
+            assert page.get_by_role("button", name="Use the policy carma").count() == 0
+        assert daemon.get("/v1/status")["server"]["policy"] == "carma"
+    finally:
+        daemon.clear_away()
 
 
 @needs_browser
