@@ -7,11 +7,12 @@ suspended for a moment, so `limits.preemption` must say "suspend".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Set
 from dataclasses import replace
 from typing import NamedTuple
 
 from carmad.plugin import Demand, GpuId, GpuView, Job, JobId, Move, Reason, View
+from policies.views import Promise
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,11 +38,13 @@ def defragment(rules: Ranked, head: Job, view: View) -> Room | None:
     if gone and (gpus := rules.place(head, view.without(gone)).gpus):
         return _room(gpus, moves, gone, view)
     for gpu in sorted(view.gpus, key=_moved_mib):
-        cleared = [*_gpus(head, rules, view, gone), gpu.id]
+        goals = tuple(goal for move in moves.values() for goal in move.gpus)
+        elsewhere = rules.without(Promise(head.id, goals, view.now), view.now)
+        suitable = elsewhere.place(head, view.without(gone)).verdicts
+        cleared = {each.gpu for each in suitable if not each.refused} | {gpu.id}
         there = [job for job in gpu.residents if job.id not in gone]
-        if any(gpu.id in move.gpus for move in moves.values()) or any(
-            view.preemptible.get(job.id) != "suspend" or len(job.gpus) > 1 for job in there
-        ):
+        fixed = (each for each in there if not _can_move(each, view))
+        if gpu.id in goals or any(fixed):
             continue
         after, homes = later, dict[JobId, GpuId]()
         for job in there:
@@ -55,19 +58,19 @@ def defragment(rules: Ranked, head: Job, view: View) -> Room | None:
             gone.update(homes)
             reason = Reason("preempted", detail=f"for job {head.id}")
             moves |= {id: Move(id, (goal,), reason) for id, goal in homes.items()}
-            if gpus := rules.place(head, view.without(gone)).gpus:
+            goals = (*goals, *homes.values())
+            elsewhere = rules.without(Promise(head.id, goals, view.now), view.now)
+            if gpus := elsewhere.place(head, view.without(gone)).gpus:
                 return _room(gpus, moves, gone, view)
     return None
 
 
-def _gpus(head: Job, rules: Ranked, view: View, gone: set[JobId]) -> Iterator[GpuId]:
-    """The GPUs that suit it once these are gone: nobody moves there."""
-    verdicts = rules.place(head, view.without(gone)).verdicts
-    return (verdict.gpu for verdict in verdicts if not verdict.refused)
+def _can_move(job: Job, view: View) -> bool:
+    return view.preemptible.get(job.id) == "suspend" and len(job.gpus) == 1
 
 
-def _home(job: Job, own: GpuView, rules: Ranked, view: View, cleared: list[GpuId]) -> GpuId | None:
-    """Where the job can go."""
+def _home(job: Job, own: GpuView, rules: Ranked, view: View, cleared: Set[GpuId]) -> GpuId | None:
+    """Where the job can go: not where the first in line is to be."""
     mib = _held_mib(job, own)
 
     def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:

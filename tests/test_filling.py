@@ -31,9 +31,10 @@ def runs(on: FakeServer, gib: int, **spec: object) -> JobId:
 
 
 def waits_behind_three() -> tuple[FakeServer, list[JobId], JobId]:
-    """Three jobs of 8 GiB on two GPUs, and one of 36 GiB that waits. Nobody gave a --time."""
+    """Three jobs of 14 GiB on two GPUs, which moving would not help, and one of 36 GiB that waits.
+    Nobody gave a --time."""
     here = FakeServer(2, SETTINGS)
-    three = [runs(here, 8) for _ in range(3)]
+    three = [runs(here, 14) for _ in range(3)]
     head = here.submit(memory_mib=36 * GIB)
     here.pass_time(2)
     assert here.job(head).state is S.QUEUED
