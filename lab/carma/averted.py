@@ -97,7 +97,7 @@ def _averted(name: str, run: Run, growth_s: float) -> Averted:
         growth_s,
         sum(a.oom_crashes for a, _ in figures),
         sum(b.oom_crashes for _, b in figures),
-        sum(_at_first(outcome) for outcome in with_it),
+        sum(at_first(outcome) for outcome in with_it),
         sum(outcome.suspensions for outcome in with_it),
         median(b.makespan_s / a.makespan_s for a, b in figures if a.makespan_s and b.makespan_s),
         median(b.jct.mean / a.jct.mean for a, b in figures if a.jct and b.jct),
@@ -117,7 +117,7 @@ def _simulated(trace: Trace, gpus: str, run: Run, growth_s: float, host_mib: int
     )
 
 
-def _at_first(outcome: Outcome) -> int:
+def at_first(outcome: Outcome) -> int:
     """Attempts that ran out of memory before they had trained."""
     return sum(
         attempt.cause == "gpu_oom" and attempt.ready_at is None
