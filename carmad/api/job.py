@@ -29,6 +29,7 @@ from carmad.core.types import (
     Prediction,
     Profile,
     StageTimes,
+    Suspension,
     Usage,
     WarnSignal,
 )
@@ -77,8 +78,8 @@ class MemoryOut(TypedDict):
     used_mib: int | None
     peak_mib: int | None  # None: not measured
     # What the driver guarantees it on each of its GPUs, and lets it use at most: the least of them.
-    guaranteed_mib: NotRequired[int | None]
-    most_mib: NotRequired[int | None]
+    guaranteed_mib: NotRequired[int]
+    most_mib: NotRequired[int]
 
 
 class NeedOut(TypedDict):
@@ -256,7 +257,7 @@ class JobOut(OptionsOut):
     history: NotRequired[list[MoveOut]]
     attempts: NotRequired[list[AttemptOut]]
     actions: NotRequired[list[str]]  # that its owner can take now, by name
-    suspension: NotRequired[SuspensionOut | None]
+    suspension: NotRequired[SuspensionOut]
     unsuspendable: NotRequired[str]  # why a job with GPUs can never be suspended; "": it can
     changeable: NotRequired[list[str]]  # options that its owner can change now
     unused: NotRequired[str]  # why a report of its steps has no effect; "": it has one
@@ -342,7 +343,8 @@ class Jobs:
         out["profiled_until"] = iso(job.profiling.until if job.profiling else None)
         out["prediction"] = _prediction(job.prediction) if job.prediction else None
         out["accumulation"] = job.accumulation
-        out["suspension"] = self._suspension(job)
+        if job.suspension:
+            out["suspension"] = self._suspension(job.suspension)
         out["argv"] = list(recurrence.command(spec))
         out["params"] = dict(recurrence.params(spec))
         out["metrics"] = dict(job.metrics)
@@ -370,9 +372,7 @@ class Jobs:
             for id in ids
         ]
 
-    def _suspension(self, job: Job) -> SuspensionOut | None:
-        if (its := job.suspension) is None:
-            return None
+    def _suspension(self, its: Suspension) -> SuspensionOut:
         had = self._gpus(its.gpus, {})
         return {"since": stamp(its.at), "why": its.why, "gpus": had, "host_mib": its.host_mib}
 
@@ -390,8 +390,7 @@ class Jobs:
     def _memory(self, job: Job) -> MemoryOut:
         estimate = job.estimate
         limits = job.memory_limits if job.holds_gpus else ()
-        most = [its.most_mib for its in limits if its.most_mib is not None]
-        return {
+        out: MemoryOut = {
             "declared_mib": job.spec.memory_mib,
             "estimate_mib": estimate.mib if estimate else None,
             "estimate_low": estimate.low if estimate else None,
@@ -399,9 +398,12 @@ class Jobs:
             "estimate_source": estimate.source if estimate else None,
             "used_mib": self._scene.memory_mib(job.id) if job.holds_gpus else None,
             "peak_mib": self._usage(job).peak_mib or None,
-            "guaranteed_mib": min((its.guaranteed_mib for its in limits), default=0) or None,
-            "most_mib": min(most, default=None),
         }
+        if guaranteed_mib := min((its.guaranteed_mib for its in limits), default=0):
+            out["guaranteed_mib"] = guaranteed_mib
+        if most := [its.most_mib for its in limits if its.most_mib is not None]:
+            out["most_mib"] = min(most)
+        return out
 
     def reason(self, job: Job) -> str | None:
         """Why a job waits, in a word for a table's column."""

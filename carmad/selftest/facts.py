@@ -274,7 +274,7 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
     "Suspending jobs (CUDA's process checkpoint)": (
         Fact(
             "suspend_api",
-            "libcuda has the calls of the process checkpoint (driver 570 or newer)",
+            "libcuda offers process checkpoint (driver 570 or newer)",
             "CUDA driver API, 13.0",
             "no job can be suspended: `suspend.host_memory_mib`",
             suspending.api,

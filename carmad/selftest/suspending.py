@@ -37,7 +37,7 @@ def api(bench: Bench) -> Seen:
         if error.name != str(NOT_SUPPORTED):
             raise
         return judge(False, str(error), WITHOUT)
-    return judge(True, "libcuda has the calls")
+    return judge(True, "libcuda offers process checkpoint")
 
 
 def cycle(bench: Bench) -> Seen:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 WAITING = ("pending", "queued")
 LOOK_S = 5  # how often to tell why the job waits, if that changes
-NEWS_S = 10.0  # how often to look for news of the running job
+NEWS_S, SUSPENDABLE_S = 60.0, 10.0  # how often to look for news of the running job
 USE_S = 1.0  # and for its use, while it is suspended
 ENDS_WITHIN_S = 15.0  # after the command, until its GPUs' memory is seen to be free
 LOOK_OVER_S = 0.3  # how often to look whether it is to be run again
@@ -253,7 +253,7 @@ def _run_here(label: str, attempt: int, errors: relay.Kept | None, say: Any) -> 
         os.close(relayed)
         errors.relay()
     notes: list[str] = []
-    relay.await_end(child, NEWS_S, News(label, child, notes, say))
+    relay.await_end(child, SUSPENDABLE_S, News(label, child, notes, say))
     failed = os.read(told, 1)  # nothing, if the command was begun
     os.close(told)
     again = False
@@ -304,7 +304,7 @@ class News:
         self._told = told
         self._say = say
         self._use: Use | None = None  # of a job that is suspended until it is resumed
-        self._asked_at = -NEWS_S
+        self._ask_at = time.monotonic()
 
     def __call__(self) -> float:
         """Returns when to look again."""
@@ -314,13 +314,15 @@ class News:
                 client.post("/v1/resume", {"select": self._label, "user": None})
                 self._use = None
                 self._say(f"job {self._label} resumes, as it is used, when there is a GPU for it")
-            if now - self._asked_at >= NEWS_S:
-                self._asked_at = now
-                self._ask()
-        return USE_S if self._use else NEWS_S
+            if now >= self._ask_at:
+                self._ask_at = now + NEWS_S
+                self._ask(now)
+        return USE_S if self._use else max(USE_S, self._ask_at - now)
 
-    def _ask(self) -> None:
+    def _ask(self, now: float) -> None:
         job = client.get(f"/v1/jobs/{self._label}", 2.0)
+        if job.get("unsuspendable") == "" or job["state"] == "suspended":
+            self._ask_at = now + SUSPENDABLE_S
         _tell_notes(job, self._told, self._say)
         if job["state"] != "suspended" or not job["held"]:
             self._use = None
