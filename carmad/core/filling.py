@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from carmad.config import Settings
 from carmad.core.fleet import Fleet
 from carmad.core.ledger import Ledger
+from carmad.core.suspending import host_room_mib
 from carmad.core.types import Job, JobId
 
 
@@ -25,8 +26,7 @@ def room_mib(fillers: Mapping[JobId, int], ledger: Ledger, fleet: Fleet, setting
     """What the host can take of further fillers, when all that are there are suspended."""
     if settings.limits.preemption != "suspend":
         return 0
-    suspended = (job.suspension.host_mib for job in ledger.suspended.values() if job.suspension)
-    left_mib = settings.suspend.host_memory_mib - sum(suspended)
+    left_mib = host_room_mib(ledger.suspended.values(), settings)
     for job in (ledger.jobs[id] for id in fillers):
         for gpu, held_mib in fleet.memory_of(job).items():
             need_mib = job.need.safe_mib if job.need else fleet.gpus[gpu].memory_mib

@@ -123,8 +123,9 @@ class Relief:
         for node in view.nodes:
             able = [gpu for gpu in node.gpus if gpu.id not in taken and self._frees(gpu, job, view)]
             able.sort(key=_moved_mib)
-            if len(able) >= job.spec.gpus:
-                its = able[: job.spec.gpus]
+            its = able[: job.spec.gpus]
+            moved_mib = sum(map(_moved_mib, its))
+            if len(its) == job.spec.gpus and moved_mib <= self._suspensions.host_room_mib:
                 taken.update(gpu.id for gpu in its)
                 return [each for gpu in its for each in gpu.residents]
         return []

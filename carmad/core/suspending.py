@@ -68,15 +68,20 @@ def refusal(
         return f"has just resumed: it runs for {duration(quantum_s)} at least"
     if mib.keys() != set(job.gpus):
         return "has a GPU that cannot be read"
-    limit_mib = settings.suspend.host_memory_mib
-    used_mib = sum(each.suspension.host_mib for each in suspended if each.suspension)
-    if sum(mib.values()) > limit_mib - used_mib:
+    room_mib = host_room_mib(suspended, settings)
+    if sum(mib.values()) > room_mib:
         return (
             f"holds {gib(sum(mib.values()))} on GPUs, and of the host's memory for suspended jobs"
-            f" {gib(max(0, limit_mib - used_mib))} of {gib(limit_mib)} are left"
+            f" {gib(room_mib)} of {gib(settings.suspend.host_memory_mib)} are left"
             " ([suspend] host_memory_mib)"
         )
     return ""
+
+
+def host_room_mib(suspended: Iterable[Job], settings: Settings) -> int:
+    """What the host can still take. `suspended`: all jobs with a suspension."""
+    used_mib = sum(each.suspension.host_mib for each in suspended if each.suspension)
+    return max(0, settings.suspend.host_memory_mib - used_mib)
 
 
 def never(job: Job, settings: Settings) -> str:
@@ -102,6 +107,10 @@ class Suspensions:
         self.ledger = ledger
         self._fleet = fleet
         self.settings = settings
+
+    @property
+    def host_room_mib(self) -> int:
+        return host_room_mib(self.ledger.suspended.values(), self.settings)
 
     def refusal(self, job: Job, now: float) -> str:
         """Why the job cannot be suspended now; "" if it can."""
