@@ -19,7 +19,7 @@ from carmad.plugin import (
     idle,
 )
 from policies.defragmenting import defragment
-from policies.views import Promise, fewest, remaining_s, without_settling
+from policies.views import MINUTE_S, Promise, fewest, remaining_s, without_settling
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,7 +120,8 @@ def _keep_for(
         goals = [gpu for move in found.moves for gpu in move.gpus]
         kept = _kept(rules, head, view, (*found.gpus, *goals))
         return kept, (_making_room(head, view, found.gpus, found.leaving),), found.moves
-    fillers = rules if view.filling_mib else None
+    is_soon = promise.at - view.now < MINUTE_S  # a job that has just resumed could not leave
+    fillers = rules if view.filling_mib and not is_soon else None
     if promise.at < math.inf:
         reason = Reason("promised", promise.at - view.now, len(promise.gpus), "s")
         others = rules.without(promise, view.now)

@@ -474,13 +474,24 @@ def test_nobody_is_suspended_for_a_job_that_is_being_made_room_for(
     assert sorted(states) == [S.RUNNING, S.SUSPENDING, S.SUSPENDING]
 
 
+def test_all_gpus_that_are_freed_are_kept_until_the_last_is_free() -> None:
+    """The first that was suspended does not resume meanwhile: it could not leave again at once."""
+    limits = Limits(preemption="suspend")
+    here = server(2, replace(SETTINGS, limits=limits))
+    ids = [runs(here, 20_000, exclusive=True) for _ in range(2)]
+    head = here.submit(gpus=2, urgent=True)
+    here.pass_time(2)
+    assert [here.job(id).state for id in ids] == [S.SUSPENDED, S.SUSPENDED]
+    assert here.job(head).state is S.STARTING
+
+
 def test_nobody_is_suspended_where_the_host_has_room_for_a_part_only() -> None:
     limits = Limits(preemption="suspend")
     here = server(2, replace(SETTINGS, limits=limits), host_memory_mib=30_000)
     ids = [runs(here, 20_000, exclusive=True) for _ in range(2)]
     here.submit(gpus=2, urgent=True)
     here.pass_time(2)
-    assert [here.job(id).state for id in ids] == [S.RUNNING, S.RUNNING]
+    assert [here.job(id).attempts[-1].suspended_at for id in ids] == [(), ()]
 
 
 def test_a_reservation_suspends_the_others_when_it_begins_and_lets_them_back() -> None:
