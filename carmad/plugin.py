@@ -33,6 +33,9 @@ from carmad.core.ports import Trial as Trial
 from carmad.core.recurrence import Template as Template
 from carmad.core.recurrence import template as template
 from carmad.core.slowdown import beside as beside
+from carmad.core.readings import memory_of as memory_of
+from carmad.core.suspending import cost_s as suspension_cost_s
+from carmad.core.suspending import refusal as suspension_refusal
 from carmad.core.types import Cause as Cause
 from carmad.core.types import Estimate as Estimate
 from carmad.core.types import Exit as Exit
@@ -41,6 +44,7 @@ from carmad.core.types import GpuId as GpuId
 from carmad.core.types import Job as Job
 from carmad.core.types import JobId as JobId
 from carmad.core.types import JobSpec as JobSpec
+from carmad.core.types import JobState as JobState
 from carmad.core.types import Loaded as Loaded
 from carmad.core.types import Prediction as Prediction
 from carmad.core.types import Profile as Profile

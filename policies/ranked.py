@@ -52,6 +52,18 @@ class Fit(NamedTuple):
     gpus: tuple[GpuId, ...]
     verdicts: tuple[Verdict, ...]
 
+    def without(self, refuse: Filter, wanted: Demand, node: NodeView) -> Fit:
+        """Those that this filter does not refuse, too."""
+        found = {gpu: refuse(wanted, node.gpu(gpu)) for gpu in self.gpus}
+        if not any(found.values()):
+            return self
+        left = [(rank, gpu) for rank, gpu in zip(self.ranks, self.gpus, strict=True) if not found[gpu]]
+        verdicts = tuple(
+            Verdict(each.gpu, (reason,)) if (reason := found.get(each.gpu)) else each
+            for each in self.verdicts
+        )
+        return Fit(tuple(rank for rank, _ in left), tuple(gpu for _, gpu in left), verdicts)
+
     def after_idle(self, gpus: int) -> int:
         """How many of the first `gpus` come after the idle ones."""
         return sum(after for after, _ in self.ranks[:gpus])
@@ -264,10 +276,14 @@ class Ranked:
         spread = tuple(chain.from_iterable(fit.gpus for fit in fullest_first))
         return spread[:gpus] if len(spread) >= gpus else ()
 
-    def place(self, job: Job, view: View) -> Placement:
+    def place(self, job: Job, view: View, unless: Filter | None = None) -> Placement:
+        """`unless`: a further filter, which need not depend on the demand and the GPU alone."""
         wanted = view.demand(job)
         question = (self, wanted)
         fits = [node.memo.recall(question, self._fit, node, wanted, view) for node in view.nodes]
+        if unless is not None:
+            each = zip(fits, view.nodes, strict=True)
+            fits = [fit.without(unless, wanted, node) for fit, node in each]
         verdicts = tuple(chain.from_iterable(map(itemgetter(2), fits)))
         gpus = self.choose(fits, wanted.gpus, view)
         why = (IDLE_FIRST,) if gpus and self._prefers_idle(gpus, fits, view) else ()
