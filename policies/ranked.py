@@ -57,7 +57,9 @@ class Fit(NamedTuple):
         found = {gpu: refuse(wanted, node.gpu(gpu)) for gpu in self.gpus}
         if not any(found.values()):
             return self
-        left = [(rank, gpu) for rank, gpu in zip(self.ranks, self.gpus, strict=True) if not found[gpu]]
+        left = [
+            (rank, gpu) for rank, gpu in zip(self.ranks, self.gpus, strict=True) if not found[gpu]
+        ]
         verdicts = tuple(
             Verdict(each.gpu, (reason,)) if (reason := found.get(each.gpu)) else each
             for each in self.verdicts

@@ -23,7 +23,7 @@ from carmad.plugin import (
     suspension_cost_s,
     suspension_refusal,
 )
-from policies.carma.sizes import Sizes
+from policies.carma.sizes import Sizes, left_s
 from policies.preemptive import fewest
 from policies.ranked import Filter, Ranked
 from policies.reasons import expectation
@@ -44,9 +44,15 @@ class Rules:
     busy: float = 0.85  # SM activity from which a GPU is busy enough, …
     most: float = 1.15  # … unless a job brings it to no more than this
     short: float = 0.5  # of what the shortest job there has left: a job that may join all the same
-    longer: float = 2.0  # times as much is left of a job that is suspended, …
+    ageing: float = 10.0  # times its service after a job, later ones go before it no more
+    longer: float = 3.0  # times as much is left of a job that is suspended, …
     repaid: float = 10.0  # … and so many times the cost of suspending it
     hold: int = 2  # jobs from this number of GPUs on always need empty ones; 0: nothing is held
+
+
+def place(job: Job, now: float, rules: Rules) -> float:
+    """In line: lowest first."""
+    return job.submitted_at + rules.ageing * left_s(job, now) * job.spec.gpus
 
 
 class Plan:
@@ -168,6 +174,7 @@ class Plan:
             or (one.retry is not None and to.retry is None)
             or self._sizes.left_s(one) <= left_s
             or self._service_s(one) <= left_s * to.spec.gpus
+            or place(one, self._view.now, self._rules) <= place(to, self._view.now, self._rules)
             or any(one.id == each.id for each in self._suspended)
         ):
             return False

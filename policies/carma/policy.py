@@ -3,7 +3,8 @@
 The rules (what each is worth: docs/policies/carma.md):
 
 - **Order.** By remaining service: the time that is left × GPUs. A job of unknown duration has as
-  much left as it has run, in classes.
+  much left as it has run, in classes. Nothing submitted later than ten times a job's service after
+  it goes before it.
 - **Place.** Wherever its memory fits; idle GPUs first, then the one with the most free memory. A
   GPU that is busy enough takes only jobs that hardly add to that.
 - **Suspend**, if `limits.preemption` is "suspend": of the jobs that have much more left, the
@@ -20,8 +21,7 @@ from dataclasses import dataclass
 
 from carmad.plugin import Job, Proposal, Settings, View
 from policies.builtin import most_free_memory
-from policies.carma.planning import Plan, Rules
-from policies.carma.sizes import left_s
+from policies.carma.planning import Plan, Rules, place
 from policies.filters import fits_memory, min_free
 from policies.ranked import Ranked
 
@@ -32,8 +32,7 @@ class Carma:
     rules: Rules
 
     def order(self, job: Job) -> float:
-        ran_until = job.suspension.at if job.suspension else job.submitted_at
-        return left_s(job, ran_until) * job.spec.gpus
+        return place(job, job.suspension.at if job.suspension else job.submitted_at, self.rules)
 
     def plan(self, view: View) -> tuple[Proposal, ...]:
         if not view.queue:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import islice
 
 from carmad.plugin import GpuId, GpuView, Job, View
 from policies import views
 
-FIRST_S = 600.0  # a job of unknown duration has as much left as it has run, and this at least, …
+FIRST_S = 3600.0  # a job of unknown duration has as much left as it has run, and this at least, …
 CLASS = 4.0  # … in classes that are so many times as long as the one before
+LATELY = 256  # past runs whose memory a stranger's is guessed by
 ACTIVITY = 0.6  # of a job that has never been measured
 NAMES = ("sm_active", "gpu_utilization")  # of what a profile says of activity
 
@@ -30,7 +32,9 @@ class Sizes:
         self._view = view
         settled = (gpu for gpu in view.gpus if gpu.residents and gpu.settling is None)
         self._measured: Mapping[GpuId, GpuView] = {gpu.id: gpu for gpu in settled}
-        peaks = (job.usage.peak_mib for job in view.running)
+        past = islice(reversed(tuple(view.history.runs)), LATELY)
+        peaks = [run.profile.peak_mib for run in past if run.profile]
+        peaks += [job.usage.peak_mib for job in view.running]
         self._largest_mib = max(peaks, default=0)
 
     def of(self, job: Job) -> tuple[float, float, float]:
@@ -56,6 +60,6 @@ class Sizes:
             return there.score.sm_mean
         return sum(map(self.activity, gpu.residents))
 
-    def need_mib(self, job: Job) -> int:
+    def need_mib(self, job: Job) -> float:
         """A stranger may need as much as the largest job that has been seen here."""
-        return views.need_mib(job) or self._largest_mib
+        return views.need_mib(job) or self._largest_mib or math.inf
