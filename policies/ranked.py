@@ -45,6 +45,9 @@ SEEN = 64  # jobs behind the first that waits: a plan is made every second
 EXPLAINED = 4  # the first of them, which get a verdict on each GPU
 
 
+FULL = frozenset({"memory", "min_free", "exclusive", "busy", "jobs_per_gpu"})  # only an end helps
+
+
 class Fit(NamedTuple):
     """A node's GPUs that fit a demand, best first, and the verdicts on all of its GPUs."""
 
@@ -91,6 +94,14 @@ def _longest_s(job: Job, now: float) -> float:
     of it took at most. What its owner's other jobs took says nothing of it."""
     limit_s = job.spec.time_limit_s
     return job.at_most_s(now) if limit_s is None else limit_s - job.attained_s(now)
+
+
+def needs_empty(job: Job, placement: Placement, wide: int) -> bool:
+    """Whether it would wait for ever if others kept joining whoever is there; so would any job of
+    `wide` GPUs. 0: nobody does."""
+    codes = [{reason.code for reason in each.refused} for each in placement.verdicts]
+    kept_out = any("mps_user" in each for each in codes) or all(FULL & each for each in codes)
+    return bool(wide) and (job.spec.gpus >= wide or job.exclusive or kept_out)
 
 
 def down_the_line(view: View, turn: Callable[[Job, View], Turn]) -> tuple[Proposal, ...]:

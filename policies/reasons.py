@@ -49,6 +49,13 @@ REASONS = {
     "memory": Wording("GpuMemory", _memory, _free),
     "min_free": Wording("GpuMemory", _min_free, _free),
     "risk": Wording("GpuBusy", _risk),
+    "held_for": Wording(
+        "HeldFor",
+        lambda r: (
+            f"is kept for {r.detail}, which needs it in {duration(r.need)}, before this"
+            " job would end"
+        ),
+    ),
     "unprofiled": Wording(
         "Unprofiled",
         lambda r: f"{r.detail} has no profile yet, so its effect on others is unknown",
@@ -79,6 +86,10 @@ REASONS = {
     "no_promise": Wording(
         "NoPromise",
         lambda r: f"nobody knows when {r.detail} ends, so no later job may go first",
+    ),
+    "promised": Wording(
+        "Promised",
+        lambda r: f"GPUs kept for it: {r.have:.0f}, expected to be free in {duration(r.need)}",
     ),
     "no_room": Wording(
         "NoRoom",

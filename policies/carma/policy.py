@@ -7,23 +7,67 @@ The rules (what each is worth: docs/policies/carma.md):
   it goes before it.
 - **Place.** Wherever its memory fits; idle GPUs first, then the one with the most free memory. A
   GPU that is busy enough takes only jobs that hardly add to that.
-- **Suspend**, if `limits.preemption` is "suspend": of the jobs that have much more left, the
-  longest, no more than are in the way.
+- **Suspend**, if `limits.preemption` says so: the longest of the jobs that have much more left.
 - **Join**, if nobody can be suspended: a busy GPU also takes a job that is short beside all there.
 - **Hold.** The first waiting job that needs empty GPUs is promised those that are expected to be
-  empty first. Until then others may use them only if they are expected to end in time (EASY
-  backfilling).
+  empty first. Until then others may use them if they are expected to end in time (EASY).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from operator import le
 
-from carmad.plugin import Job, Proposal, Settings, View
+from carmad.plugin import (
+    Demand,
+    GpuView,
+    Job,
+    JobState,
+    Placement,
+    Preemption,
+    Proposal,
+    Reason,
+    Settings,
+    View,
+    duration,
+    first_few,
+    memory_of,
+    suspension_cost_s,
+    suspension_refusal,
+)
 from policies.builtin import most_free_memory
-from policies.carma.planning import Plan, Rules, place
+from policies.carma.sizes import Sizes, left_s
 from policies.filters import fits_memory, min_free
-from policies.ranked import Ranked
+from policies.preemptive import fewest, yields
+from policies.ranked import Filter, Ranked, needs_empty
+from policies.reasons import expectation
+from policies.views import Promise, too_large, totals, without_jobs, without_settling
+
+SEEN = 64  # waiting jobs per plan
+TRIED = 16  # of them, those for which GPUs are looked for in vain
+EXPLAINED = 4  # the first of them, which get a verdict on each GPU
+LEAVING = (JobState.STOPPING, JobState.SUSPENDING)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rules:
+    """What is not the default is for ablations."""
+
+    fits: Ranked  # by memory, and which GPU is best
+    busy: float = 0.85  # SM activity from which a GPU is busy enough, …
+    most: float = 1.15  # … unless a job brings it to no more than this
+    short: float = 0.5  # of what the shortest job there has left: a job that may join all the same
+    ageing: float = 10.0  # times its service after a job, later ones go before it no more
+    longer: float = 3.0  # times as much is left of a job that is suspended, …
+    repaid: float = 10.0  # … and so many times the cost of suspending it
+    hold: int = 2  # jobs from this number of GPUs on always need empty ones; 0: nothing is held
+
+
+def place(job: Job, now: float, rules: Rules) -> float:
+    """In line: lowest first."""
+    return job.submitted_at + rules.ageing * left_s(job, now) * job.spec.gpus
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,3 +89,140 @@ def carma(settings: Settings) -> Carma:
     conditions = settings.preconditions_for("carma")
     memory = fits_memory(conditions, settings), min_free(conditions, settings)
     return Carma("carma", Rules(Ranked("carma", memory, most_free_memory, idle_first=True)))
+
+
+class Plan:
+    def __init__(self, rules: Rules, view: View) -> None:
+        self._rules, self._view, self._sizes = rules, view, Sizes(view)
+        leaving = [job for job in view.running if job.state in LEAVING]
+        # As it will look in a minute, with those placed who wait for that.
+        self._soon = without_settling(without_jobs(view, leaving.__contains__))
+        self._suspends = view.settings.limits.preemption == "suspend"
+        self._suspended = [job for job in (*view.queue, *view.running) if job.suspension]
+        self._promise: Promise | None = None
+        self._proposals: list[Proposal] = []
+
+    def make(self) -> Sequence[Proposal]:
+        view, usable = self._view, totals(self._view).usable
+        refused: dict[Hashable, list[tuple[float, ...]]] = defaultdict(list)  # their sizes
+        seen, tried = 0, 0
+        for job in view.queue:
+            if seen >= SEEN or tried >= TRIED:
+                break
+            if job.spec.gpus > usable and seen >= EXPLAINED:
+                continue  # it must not keep jobs that can start from being tried
+            alike, its = refused[_kind(view.demand(job))], self._sizes.of(job)
+            explained, seen = seen < EXPLAINED, seen + 1
+            harder = any(all(map(le, other, its)) for other in alike)
+            if not explained and (harder or (self._promise and too_large(job, its[0], self._view))):
+                continue
+            placement = self._turn(job)
+            if placement.gpus or explained:
+                self._proposals.append(placement)
+            if not placement.gpus:
+                alike.append(its)
+                tried += 1
+        return self._proposals
+
+    def _turn(self, job: Job) -> Placement:
+        crowds = not self._suspends
+        if (placement := self._place(job, self._view, crowds)).gpus:
+            return self._start(job, placement)
+        if (later := self._place(job, self._soon, crowds)).gpus:
+            self._soon = self._soon.with_placement(job, later.gpus)
+        elif victims := self._victims(job):
+            return replace(placement, reasons=(self._suspend(victims, job),))
+        elif (joined := self._place(job, self._view, crowds=True)).gpus:
+            return self._start(job, joined)
+        elif self._promise is None and needs_empty(job, placement, self._rules.hold):
+            self._promise = self._rules.fits.promise(job, self._view, self._sizes.left_s)
+            if self._promise:
+                in_s, gpus = self._promise.at - self._view.now, len(self._promise.gpus)
+                return replace(placement, reasons=(Reason("promised", in_s, gpus, "s"),))
+        return placement
+
+    def _start(self, job: Job, placement: Placement) -> Placement:
+        self._view = self._view.with_placement(job, placement.gpus)
+        self._soon = self._soon.with_placement(job, placement.gpus)
+        return replace(placement, explanation=(*expectation(job), *placement.explanation))
+
+    def _place(self, job: Job, view: View, crowds: bool) -> Placement:
+        return self._rules.fits.place(job, view, self._refuse(job, crowds))
+
+    def _refuse(self, job: Job, crowds: bool) -> Filter:
+        """`crowds`: a short job may join others on a busy GPU."""
+        rules, sizes, promise = self._rules, self._sizes, self._promise
+        need_mib, left_s, activity = sizes.of(job)
+        outlasts = promise is not None and self._view.now + left_s > promise.at
+
+        def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
+            if promise and outlasts and gpu.id in promise.gpus:
+                in_s = promise.at - self._view.now
+                return Reason("held_for", in_s, unit="s", detail=f"job {promise.job}")
+            if not gpu.residents:
+                return None
+            if wanted.estimate is None and need_mib > gpu.free_mib:
+                return Reason("memory", need_mib, gpu.free_mib, "MiB")
+            load = sizes.load(gpu)
+            if load < rules.busy or load + activity <= rules.most:
+                return None
+            shortest = min(gpu.residents, key=sizes.left_s)
+            if crowds and left_s <= rules.short * sizes.left_s(shortest):
+                return None
+            return Reason("crowded", rules.busy, load, detail=f"job {shortest.id}")
+
+        return refuse
+
+    def _victims(self, job: Job) -> list[Job]:
+        """The fewest of those of which most is left."""
+        if not self._suspends:
+            return []
+        longer = [each for each in self._view.running if self._yields(each, job)]
+        longer.sort(key=self._service_s, reverse=True)
+
+        def enough(gone: Sequence[Job]) -> bool:
+            return bool(
+                self._place(job, without_jobs(self._soon, gone.__contains__), crowds=False).gpus
+            )
+
+        return (fewest(longer, enough) if longer else None) or []
+
+    def _yields(self, one: Job, to: Job) -> bool:
+        """Whether one can be suspended, would be behind the other then, and that is repaid."""
+        left_s, settings = self._rules.longer * self._sizes.left_s(to), self._view.settings
+        if (
+            not yields(one, to)
+            or one.spec.interactive
+            or self._sizes.left_s(one) <= left_s
+            or self._service_s(one) <= left_s * to.spec.gpus
+            or place(one, self._view.now, self._rules) <= place(to, self._view.now, self._rules)
+            or one in self._suspended
+        ):
+            return False
+        held = memory_of(one, (self._view.gpu(gpu).sample for gpu in one.gpus))
+        cost_s = suspension_cost_s(sum(held.values()), settings.suspend)
+        repaid = self._sizes.left_s(one) > left_s + self._rules.repaid * cost_s
+        refusal = suspension_refusal(one, held, self._suspended, settings, self._view.now)
+        return repaid and not refusal
+
+    def _suspend(self, victims: list[Job], job: Job) -> Reason:
+        left = duration(self._sizes.left_s(job))
+        for each in victims:
+            its = duration(self._sizes.left_s(each))
+            detail = f"job {job.id} ({left} left against its {its})"
+            self._proposals.append(Preemption(each.id, Reason("preempted", detail=detail)))
+        self._suspended += victims
+        self._soon = without_jobs(self._soon, victims.__contains__)
+        gpus = self._place(job, self._soon, crowds=False).gpus
+        self._soon = self._soon.with_placement(job, gpus)
+        names = first_few(", ".join(f"job {each.id}" for each in victims))
+        return Reason("making_room", job.spec.gpus, 0, "GPUs", names)
+
+    def _service_s(self, job: Job) -> float:
+        return self._sizes.left_s(job) * job.spec.gpus
+
+
+def _kind(wanted: Demand) -> Hashable:
+    """Jobs of one kind fit where one fits that is no smaller in anything."""
+    firm = wanted.estimate and wanted.estimate.firm
+    return wanted.gpus, wanted.alone, wanted.mps_uid, wanted.retry, firm, wanted.suspension
