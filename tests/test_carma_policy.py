@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from carmad.api.job import Jobs
+from carmad.api.outlook import start_out
 from carmad.api.reasons import phrase
-from carmad.config import Collocation, Limits, Settings, Suspending
+from carmad.api.why import why_out
+from carmad.config import Collocation, Limits, Monitor, Settings, Suspending
 from carmad.core.types import (
     Cause,
     Estimate,
@@ -333,6 +336,26 @@ def test_room_that_is_being_made_is_made_once():
 def test_a_wide_job_takes_as_many_gpus_as_it_needs():
     residents = [there(8, 30, 0), there(9, 30, 1)]
     assert sorted(suspending([too_large(1, wants=2)], residents, gpus=2)[0]) == [8, 9]
+
+
+def test_who_was_suspended_is_told_for_whom_and_when_it_may_be_back():
+    settings = replace(SUSPENDS, monitor=Monitor(window_s=5.0))
+    server = FakeServer(1, settings, carma(settings))
+    long = server.submit(memory_mib=30_000, expected_s=9 * HOUR)
+    server.run_kernel(long, 30_000)
+    server.pass_time(10)
+    short = server.submit(memory_mib=20_000, expected_s=240.0)
+    server.pass_time(2)
+    assert server.job(long).state is JobState.SUSPENDED and server.job(short).gpus
+    jobs = Jobs(server.scene, lambda job: ("", ""), server.job(long).spec.owner, True)
+    told = why_out(server.job(long), server.scene, (), jobs)
+    assert told["headline"].startswith(
+        f"suspended for job {short} (4 min left against its 9.0 h); waits: "
+    )
+    assert start_out(server.job(long), server.scene)["expected_at"] is not None
+    server.exit(short)
+    server.pass_time(2)
+    assert server.job(long).state is JobState.RUNNING and server.job(long).attempt == 1
 
 
 # -- what is not known

@@ -153,9 +153,21 @@ def _headline(
         case JobState.RESUMING:
             return "resuming: its GPU memory is on its way back"
         case JobState.QUEUED | JobState.SUSPENDED:
-            pass
+            waits = _waits(job, reasons, decision, behind, kept, overtaken)
+            its = job.suspension if not job.held else None
+            return f"suspended {its.why}; {waits}" if its else waits
         case _:
             return _end_headline(job)
+
+
+def _waits(
+    job: Job,
+    reasons: Sequence[Reason],
+    decision: Decision | None,
+    behind: JobRefOut | None,
+    kept: Reason | None,
+    overtaken: str,
+) -> str:
     if reasons:
         return f"waits: {phrase(reasons[0])}"
     if overtaken:
