@@ -57,7 +57,8 @@ class Fit(NamedTuple):
 
     def without(self, refuse: Filter, wanted: Demand, node: NodeView) -> Fit:
         """Those that this filter does not refuse, too."""
-        found = {gpu: refuse(wanted, node.gpu(gpu)) for gpu in self.gpus}
+        fits = set(self.gpus)
+        found = {gpu.id: refuse(wanted, gpu) for gpu in node.gpus if gpu.id in fits}
         if not any(found.values()):
             return self
         left = [
