@@ -4,6 +4,7 @@ from carmad.config import Estimation as Estimation
 from carmad.config import Links as Links
 from carmad.config import Preconditions as Preconditions
 from carmad.config import Settings as Settings
+from carmad.core import suspending
 from carmad.core.admission import Demand as Demand
 from carmad.core.admission import idle as idle
 from carmad.core.decision import AskAgain as AskAgain
@@ -30,6 +31,7 @@ from carmad.core.ports import Recovery as Recovery
 from carmad.core.ports import Run as Run
 from carmad.core.ports import Server as Server
 from carmad.core.ports import Trial as Trial
+from carmad.core.readings import memory_of as memory_of
 from carmad.core.recurrence import Template as Template
 from carmad.core.recurrence import template as template
 from carmad.core.slowdown import beside as beside
@@ -41,6 +43,7 @@ from carmad.core.types import GpuId as GpuId
 from carmad.core.types import Job as Job
 from carmad.core.types import JobId as JobId
 from carmad.core.types import JobSpec as JobSpec
+from carmad.core.types import JobState as JobState
 from carmad.core.types import Loaded as Loaded
 from carmad.core.types import Prediction as Prediction
 from carmad.core.types import Profile as Profile
@@ -62,3 +65,6 @@ from carmad.words import Wording as Wording
 from carmad.words import clock as clock
 from carmad.words import detail as detail
 from carmad.words import first_few as first_few
+
+host_room_mib = suspending.host_room_mib
+suspension_cost_s = suspending.cost_s

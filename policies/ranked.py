@@ -35,12 +35,30 @@ IDLE_FIRST = Reason("idle_first")
 NOT_RESERVED = Reason("reservation")  # nobody sees it: the job also has its turn in the line
 
 
+FULL = frozenset({"memory", "min_free", "exclusive", "busy", "jobs_per_gpu"})  # only an end helps
+
+
 class Fit(NamedTuple):
     """A node's GPUs that fit a demand, best first, and the verdicts on all of its GPUs."""
 
     ranks: tuple[tuple[bool, float], ...]  # whether it comes after the idle ones, and its rank
     gpus: tuple[GpuId, ...]
     verdicts: tuple[Verdict, ...]
+
+    def without(self, refuse: Filter, wanted: Demand, node: NodeView) -> Fit:
+        """Those that this filter does not refuse, too."""
+        fits = set(self.gpus)
+        found = {gpu.id: refuse(wanted, gpu) for gpu in node.gpus if gpu.id in fits}
+        if not any(found.values()):
+            return self
+        left = [
+            (rank, gpu) for rank, gpu in zip(self.ranks, self.gpus, strict=True) if not found[gpu]
+        ]
+        verdicts = tuple(
+            Verdict(each.gpu, (reason,)) if (reason := found.get(each.gpu)) else each
+            for each in self.verdicts
+        )
+        return Fit(tuple(rank for rank, _ in left), tuple(gpu for _, gpu in left), verdicts)
 
     def after_idle(self, gpus: int) -> int:
         """How many of the first `gpus` come after the idle ones."""
@@ -54,6 +72,14 @@ class Fit(NamedTuple):
 
 def by_arrival(job: Job) -> float:
     return 0.0
+
+
+def needs_empty(job: Job, placement: Placement, wide: int) -> bool:
+    """Whether it would wait for ever if others kept joining whoever is there; so would any job of
+    `wide` GPUs. 0: nobody does."""
+    codes = [{reason.code for reason in each.refused} for each in placement.verdicts]
+    kept_out = any("mps_user" in each for each in codes) or all(FULL & each for each in codes)
+    return bool(wide) and (job.spec.gpus >= wide or job.exclusive or kept_out)
 
 
 def down_the_line(view: View, turn: Callable[[Job, View], Turn]) -> tuple[Proposal, ...]:
@@ -180,10 +206,14 @@ class Ranked:
         spread = tuple(chain.from_iterable(fit.gpus for fit in fullest_first))
         return spread[:gpus] if len(spread) >= gpus else ()
 
-    def place(self, job: Job, view: View) -> Placement:
+    def place(self, job: Job, view: View, unless: Filter | None = None) -> Placement:
+        """`unless`: a further filter, which need not depend on the demand and the GPU alone."""
         wanted = view.demand(job)
         question = (self, wanted)
         fits = [node.memo.recall(question, self._fit, node, wanted, view) for node in view.nodes]
+        if unless is not None:
+            each = zip(fits, view.nodes, strict=True)
+            fits = [fit.without(unless, wanted, node) for fit, node in each]
         verdicts = tuple(chain.from_iterable(map(itemgetter(2), fits)))
         gpus = self.choose(fits, wanted.gpus, view)
         why = (IDLE_FIRST,) if gpus and self._prefers_idle(gpus, fits, view) else ()

@@ -49,6 +49,13 @@ REASONS = {
     "memory": Wording("GpuMemory", _memory, _free),
     "min_free": Wording("GpuMemory", _min_free, _free),
     "risk": Wording("GpuBusy", _risk),
+    "held_for": Wording(
+        "HeldFor",
+        lambda r: (
+            f"is kept for {r.detail}, which needs it in {duration(r.need)}, before this"
+            " job would end"
+        ),
+    ),
     "unprofiled": Wording(
         "Unprofiled",
         lambda r: f"{r.detail} has no profile yet, so its effect on others is unknown",
@@ -86,6 +93,10 @@ REASONS = {
             f"nobody knows when {r.detail} ends; until it can start, later jobs may use the GPUs,"
             " and are suspended for it"
         ),
+    ),
+    "promised": Wording(
+        "Promised",
+        lambda r: f"GPUs kept for it: {r.have:.0f}, expected to be free in {duration(r.need)}",
     ),
     "no_room": Wording(
         "NoRoom",

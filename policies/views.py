@@ -6,6 +6,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from math import inf
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from carmad.plugin import (
 OVERRUN = 0.25  # of its run time is assumed to be left of a job that has outlived its prediction
 MINUTE_S = 60.0
 LEAST_S = 1.0  # that is left of any job
+LATELY = 256  # past runs
 
 
 def need_mib(job: Job, passes: int = 1) -> int:
@@ -40,6 +42,19 @@ def need_mib(job: Job, passes: int = 1) -> int:
         return measured
     whole = job.estimate.safe_mib
     return max(whole, measured) - (whole - job.estimate.accumulating(passes).safe_mib)
+
+
+def largest_mib(view: View) -> int:
+    """The most that any running job, or one of the latest that ended, is known to have needed."""
+    past = islice(reversed(tuple(view.history.runs)), LATELY)
+    peaks = [run.profile.peak_mib for run in past if run.profile]
+    return max((*peaks, *(job.usage.peak_mib for job in view.running)), default=0)
+
+
+def activity(job: Job) -> float | None:
+    """How busy it keeps each of its GPUs, as measured while it was alone."""
+    means = map(job.profile.mean, ("sm_active", "gpu_utilization")) if job.profile else ()
+    return next((mean for mean in means if mean is not None), None)
 
 
 def peak_mib(job: Job, passes: int) -> int:
@@ -59,6 +74,13 @@ def lacking(need: int, job: Job, gpu: GpuView, conditions: Preconditions) -> Rea
     """Why `need` MiB, plus the margins, do not fit on the GPU; None if they do."""
     need += margin_mib(job.retry, conditions)
     return Reason("memory", need, gpu.free_mib, "MiB") if need > gpu.free_mib else None
+
+
+def too_large(job: Job, need: float, view: View) -> bool:
+    """Whether it fits nowhere, by memory alone."""
+    firm = job.estimate is not None and job.estimate.firm
+    room = (need <= gpu.free_mib or not (firm or gpu.residents) for gpu in view.gpus)
+    return sum(room) < job.spec.gpus
 
 
 class Totals(NamedTuple):

@@ -1,24 +1,38 @@
-"""CARMA's own policy: its order, when jobs join others, which GPUs are held, what is not known."""
+"""CARMA's own policy: its order, who joins whom, who is suspended, what is held, and guesses."""
 
-import math
 from dataclasses import replace
 
 import pytest
 
+from carmad.api.job import Jobs
+from carmad.api.outlook import start_out
 from carmad.api.reasons import phrase
-from carmad.config import Collocation, Limits, Settings
-from carmad.core.types import Cause, Estimate, Mode, Retry
+from carmad.api.why import why_out
+from carmad.config import Collocation, Limits, Monitor, Settings, Suspending
+from carmad.core.types import (
+    Cause,
+    Estimate,
+    GpuSample,
+    Indicator,
+    JobState,
+    Mode,
+    ProcessUse,
+    Profile,
+    Retry,
+    Suspension,
+    Usage,
+)
 from carmad.core.window import Score
 from carmad.plugin import Placement, Preemption, Reason
 from carmad.testing import FakeServer, a_gpu, a_view
-from policies.builtin import magm
-from policies.carma.policy import EXPLAINED, SEEN, TRIED, carma, remaining_s
+from policies.carma.policy import EXPLAINED, SEEN, TRIED, carma
+from policies.carma.sizes import CLASS, FIRST_S, left_s
 from policies.views import LEAST_S
 from tests.planning import gpu_views, half_free, placements, queued, refused, running_on, where
 
 HOUR = 3600.0
 POLICY = carma(Settings())
-RISKY = Score(0.95, 0.9, 0.9, "sm_active", 0.95, 30)
+BUSY = Score(0.95, 0.9, 0.9, "sm_active", 0.95, 30)
 
 
 def waits(id, hours, **changes):
@@ -28,7 +42,7 @@ def waits(id, hours, **changes):
 
 def runs(id, hours, *gpus, **changes):
     """So many hours are left of it."""
-    return waits(id, hours, wants=len(gpus), **running_on(*gpus), **changes)
+    return waits(id, hours, wants=len(gpus), **{**running_on(*gpus), **changes})
 
 
 def planned(queue, residents=(), gpus=1, policy=POLICY, **looks):
@@ -51,20 +65,26 @@ def test_the_least_service_goes_first():
     assert line(*jobs) == [3, 1, 2]  # 800, 900 and 1200 GPU-seconds
 
 
-def test_nothing_submitted_later_than_its_service_overtakes_a_job():
+def test_nothing_submitted_later_than_ten_times_its_service_overtakes_a_job():
     long = waits(1, 1, wants=2, submitted_at=0.0)
-    in_time = waits(2, 1 / 60, submitted_at=2 * HOUR - 61)
-    too_late = waits(3, 1 / 60, submitted_at=2 * HOUR)
+    in_time = waits(2, 1 / 60, submitted_at=19 * HOUR)
+    too_late = waits(3, 1 / 60, submitted_at=20 * HOUR)
     assert POLICY.order(in_time) < POLICY.order(long) < POLICY.order(too_late)
 
 
-def test_jobs_of_unknown_duration_are_in_order_of_arrival():
-    assert POLICY.order(queued(1, submitted_at=7.0)) == 7.0
-    assert line({}, {"expected_s": HOUR}, {}) == [1, 3, 2]
+def test_a_job_of_unknown_duration_has_as_much_left_as_it_has_run():
+    """In classes, so that a few minutes more do not change who goes first."""
+    new, old, older = (queued(n, served_s=s) for n, s in ((1, 0.0), (2, 5 * HOUR), (3, 6 * HOUR)))
+    assert left_s(new, 0.0) == FIRST_S
+    assert left_s(old, 0.0) == left_s(older, 0.0) == CLASS * FIRST_S
+    assert line({}, {"expected_s": 2 * HOUR}, {"expected_s": 60.0}) == [3, 1, 2]
 
 
-def test_so_are_jobs_of_unknown_memory():
-    assert POLICY.order(waits(1, 1, estimate=None, submitted_at=7.0)) == 7.0
+def test_a_suspended_job_is_where_what_is_left_of_it_puts_it():
+    gone = Suspension(9 * HOUR, "for job 1", ("GPU-0",), "A100", "local", 4_000, 4_000)
+    job = runs(9, 10, 0, suspension=gone)
+    job = replace(job, state=JobState.SUSPENDED, submitted_at=0.0)
+    assert POLICY.order(job) == 10 * 2.25 * HOUR  # a quarter of 9 h: more than one hour
 
 
 # -- place
@@ -77,8 +97,32 @@ def test_it_joins_where_most_memory_is_free():
     assert where(planned([waits(1, 1)], residents, gpus=2, gpu0=full, gpu1=half)) == {1: (1,)}
 
 
-def test_it_joins_however_busy_the_gpu_is():
-    assert where(planned([waits(1, 10)], [runs(9, 1, 0)], gpu0={"score": RISKY})) == {1: (0,)}
+def profiled(sm):
+    return {"profile": Profile(300.0, 4_000, (Indicator("sm_active", sm, 0.0),))}
+
+
+def test_it_joins_a_gpu_that_has_something_left():
+    half = Score(0.5, 0.2, 0.2, "sm_active", 0.5, 30)
+    assert where(planned([waits(1, 10)], [runs(9, 1, 0)], gpu0={"score": half})) == {1: (0,)}
+
+
+def test_it_does_not_join_a_busy_gpu():
+    """Together, they would only take turns, and the one there has less left."""
+    plan = planned([waits(1, 10)], [runs(9, 1, 0)], gpu0={"score": BUSY})
+    assert refused(plan[1]) == {0: ["crowded"]}
+    assert plan[1].verdicts[0].refused[0].detail == "job 9"
+
+
+def test_unless_it_is_short_beside_all_there():
+    there = [runs(8, 10, 0), runs(9, 2, 0)]
+    for hours, gpus in ((1, (0,)), (1.1, ())):
+        assert where(planned([waits(1, hours)], there, gpu0={"score": BUSY})) == {1: gpus}
+
+
+def test_or_hardly_adds_to_it():
+    light, heavy = waits(1, 10, **profiled(0.1)), waits(1, 10, **profiled(0.5))
+    for job, gpus in ((light, (0,)), (heavy, ())):
+        assert where(planned([job], [runs(9, 1, 0)], gpu0={"score": BUSY})) == {1: gpus}
 
 
 def test_later_placements_see_those_before():
@@ -89,13 +133,12 @@ def test_later_placements_see_those_before():
 
 def test_a_job_that_was_told_to_stop_is_nearly_gone():
     leaving = runs(9, 100, 0, stop=Cause.CANCELLED)
-    assert remaining_s(leaving, 0.0) == LEAST_S
+    assert left_s(leaving, 0.0) == LEAST_S
 
 
 def test_what_has_outlived_its_prediction_is_not_about_to_end():
-    assert remaining_s(runs(9, 1, 0), 4 * HOUR) == HOUR
-    assert remaining_s(runs(9, 5, 0), 4 * HOUR) == HOUR
-    assert remaining_s(queued(1), 0.0) == math.inf
+    assert left_s(runs(9, 1, 0), 4 * HOUR) == HOUR
+    assert left_s(runs(9, 5, 0), 4 * HOUR) == HOUR
 
 
 # -- hold
@@ -184,17 +227,29 @@ def test_the_first_four_that_wait_are_told_why_and_no_others():
     assert sorted(plan) == [1, 2, 3, 4]
 
 
-# -- preempt
+# -- suspend
 
-PREEMPTS = Settings(limits=Limits(preemption=True))
+SUSPENDS = Settings(
+    limits=Limits(preemption="suspend"), suspend=Suspending(host_memory_mib=100_000, moves=True)
+)
 
 
-def preempting(queue, residents, gpus=1, settings=PREEMPTS, **looks):
-    """The jobs that are preempted, and the placements."""
-    views = gpu_views([a_gpu(n) for n in range(gpus)], residents, half_free, **looks)
-    plan = carma(settings).plan(a_view(views, queue, settings))
-    stopped = [each.job for each in plan if isinstance(each, Preemption)]
-    return stopped, {each.job: each for each in plan if isinstance(each, Placement)}
+def there(id, hours, *gpus, **changes):
+    """So many hours are left of it, and it can be suspended."""
+    return runs(id, hours, *gpus, **{"mode": Mode.STREAMS, **changes})
+
+
+def suspending(queue, residents, gpus=1, settings=SUSPENDS, now=0.0, **looks):
+    """The jobs that are suspended, and the placements. Each holds 4,000 MiB."""
+    for n in range(gpus):
+        held = [ProcessUse(job.id, 4_000, 1.0, job.id) for job in residents]
+        sample = GpuSample(a_gpu(n).id, now, 4_000, 36_960, 0.5, 0.2, 0.2, processes=tuple(held))
+        looks[f"gpu{n}"] = {"sample": sample, **looks.get(f"gpu{n}", {})}
+    views = gpu_views([a_gpu(n) for n in range(gpus)], residents, half_free, at=now, **looks)
+    plan = carma(settings).plan(a_view(views, queue, settings, now))
+    preemptions = [each for each in plan if isinstance(each, Preemption)]
+    placed = {each.job: each for each in plan if isinstance(each, Placement)}
+    return [each.job for each in preemptions], placed, [each.reason for each in preemptions]
 
 
 def too_large(id, hours=1, **changes):
@@ -203,107 +258,140 @@ def too_large(id, hours=1, **changes):
 
 
 def test_the_longest_job_makes_room_for_one_that_is_much_shorter():
-    residents = [runs(8, 9, 0), runs(9, 10, 1)]
-    stopped, plan = preempting([too_large(1)], residents, gpus=2)
-    assert stopped == [9]
+    residents = [there(8, 9, 0), there(9, 10, 1)]
+    gone, plan, why = suspending([too_large(1)], residents, gpus=2)
+    assert gone == [9]
     assert plan[1].reasons == (Reason("making_room", 1, 0, "GPUs", "job 9"),)
+    assert why == [Reason("preempted", detail="job 1 (60 min left against its 10.0 h)")]
 
 
-def test_nobody_is_preempted_unless_the_admin_allows_it():
-    assert preempting([too_large(1)], [runs(9, 10, 0)], settings=Settings())[0] == []
+def test_rather_than_crowd_a_busy_gpu():
+    looks = {"gpu0": {"score": BUSY}}
+    gone, plan, _ = suspending([waits(1, 1)], [there(9, 10, 0)], **looks)
+    assert gone == [9] and where(plan) == {1: ()}
+
+
+def test_where_nobody_can_be_suspended_the_short_one_joins():
+    served = there(9, 10, 0, mode=Mode.MPS)
+    gone, plan, _ = suspending([waits(1, 1)], [served], gpu0={"score": BUSY})
+    assert gone == [] and where(plan) == {1: (0,)}
+
+
+@pytest.mark.parametrize("preemption", [False, True])
+def test_nobody_is_suspended_unless_the_admin_allows_it(preemption):
+    settings = replace(SUSPENDS, limits=Limits(preemption=preemption))
+    assert suspending([too_large(1)], [there(9, 10, 0)], settings=settings)[0] == []
 
 
 def test_nor_for_a_job_that_is_not_much_shorter():
-    assert preempting([too_large(1, hours=3)], [runs(9, 10, 0)])[0] == []
+    assert suspending([too_large(1, hours=3)], [there(9, 9, 0)])[0] == []
+    assert suspending([too_large(1, hours=3)], [there(9, 10, 0)])[0] == [9]
 
 
 def test_nor_if_the_job_would_go_first_again():
-    """What has waited for as long as the other takes is not behind it."""
-    late = too_large(1, submitted_at=9 * HOUR)
-    assert preempting([late], [runs(9, 10, 0)])[0] == []
+    """What has waited for so long is behind nobody who came so much later."""
+    old = there(9, 10, 0, submitted_at=0.0, started_at=100 * HOUR)
+    for came, gone in ((89, [9]), (91, [])):
+        late = too_large(1, submitted_at=came * HOUR)
+        assert suspending([late], [old], now=100 * HOUR)[0] == gone
+
+
+def test_nor_if_what_it_costs_is_not_repaid():
+    slow = replace(SUSPENDS, suspend=replace(SUSPENDS.suspend, fixed_s=3_600.0))
+    assert suspending([too_large(1)], [there(9, 10, 0)], settings=slow)[0] == []
+
+
+def test_nor_somebody_at_a_terminal():
+    assert suspending([too_large(1)], [there(9, 10, 0, interactive=True)])[0] == []
+
+
+def test_nor_a_job_that_has_just_resumed():
+    """It runs for thirty times what that costs."""
+    again = there(9, 10, 0, resumed_at=100.0)
+    assert suspending([too_large(1)], [again], now=110.0)[0] == []
+    assert suspending([too_large(1)], [again], now=300.0)[0] == [9]
 
 
 def test_nor_if_all_that_keeps_it_off_is_soon_over():
     settles = {"settling": Reason("first_kernel")}
-    stopped, plan = preempting([waits(1, 1)], [runs(9, 10, 0)], gpu0=settles)
-    assert stopped == [] and refused(plan[1]) == {0: ["first_kernel"]}
+    gone, plan, _ = suspending([waits(1, 1)], [there(9, 10, 0)], gpu0=settles)
+    assert gone == [] and refused(plan[1]) == {0: ["first_kernel"]}
 
 
-def test_no_more_are_preempted_than_it_takes():
+def test_no_more_are_suspended_than_it_takes():
     """Two of 10 GB each leave 20 GB free; without one of them, 30 GB are."""
     ten = {"estimate": Estimate(10_000, "oracle")}
-    crowd = [runs(8, 9, 0, **ten), runs(9, 10, 0, **ten)]
-    assert preempting([waits(1, 1, estimate=Estimate(25_000, "oracle"))], crowd)[0] == [9]
+    crowd = [there(8, 9, 0, **ten), there(9, 10, 0, **ten)]
+    assert suspending([waits(1, 1, estimate=Estimate(25_000, "oracle"))], crowd)[0] == [9]
 
 
-def test_one_job_at_a_time_is_made_room_for():
-    residents = [runs(8, 9, 0), runs(9, 10, 1)]
-    assert preempting([too_large(1), too_large(2)], residents, gpus=2)[0] == [9]
-    leaving = [runs(8, 9, 0), runs(9, 10, 1, stop=Cause.PREEMPTED)]
-    assert preempting([too_large(1), too_large(2)], leaving, gpus=2)[0] == []
+def test_room_that_is_being_made_is_made_once():
+    residents = [there(8, 30, 0), there(9, 30, 1)]
+    assert sorted(suspending([too_large(1), too_large(2)], residents, gpus=2)[0]) == [8, 9]
+    leaving = [there(8, 30, 0), there(9, 30, 1, state=JobState.SUSPENDING)]
+    assert suspending([too_large(1)], leaving, gpus=2)[0] == []
+    assert suspending([too_large(1), too_large(2)], leaving, gpus=2)[0] == [8]
 
 
 def test_a_wide_job_takes_as_many_gpus_as_it_needs():
-    residents = [runs(8, 30, 0), runs(9, 30, 1)]
-    assert sorted(preempting([too_large(1, wants=2)], residents, gpus=2)[0]) == [8, 9]
+    residents = [there(8, 30, 0), there(9, 30, 1)]
+    assert sorted(suspending([too_large(1, wants=2)], residents, gpus=2)[0]) == [8, 9]
+
+
+def test_who_was_suspended_is_told_for_whom_and_when_it_may_be_back():
+    settings = replace(SUSPENDS, monitor=Monitor(window_s=5.0))
+    server = FakeServer(1, settings, carma(settings))
+    long = server.submit(memory_mib=30_000, expected_s=9 * HOUR)
+    server.run_kernel(long, 30_000)
+    server.pass_time(10)
+    short = server.submit(memory_mib=20_000, expected_s=240.0)
+    server.pass_time(2)
+    assert server.job(long).state is JobState.SUSPENDED and server.job(short).gpus
+    jobs = Jobs(server.scene, lambda job: ("", ""), server.job(long).spec.owner, True)
+    told = why_out(server.job(long), server.scene, (), jobs)
+    assert told["headline"].startswith(
+        f"suspended for job {short} (4 min left against your 9.0 h); back by "
+    )
+    assert start_out(server.job(long), server.scene)["expected_at"] is not None
+    server.exit(short)
+    server.pass_time(2)
+    assert server.job(long).state is JobState.RUNNING and server.job(long).attempt == 1
 
 
 # -- what is not known
 
 
-def test_without_a_duration_it_is_magm():
-    risky = {"gpu0": {"free_mib": 30_000, "score": RISKY}}
-    plan = planned([waits(1, 1, expected_s=None)], [runs(7, 1, 0), runs(8, 1, 1)], gpus=2, **risky)
-    assert refused(plan[1]) == {0: ["risk"], 1: []}
-    free = {"gpu0": {"free_mib": 9_000}, "gpu1": {"free_mib": 10_000}}
-    plan = planned([waits(1, 1, expected_s=None)], [runs(7, 1, 0), runs(8, 1, 1)], gpus=2, **free)
-    assert where(plan) == {1: (1,)}
+def stranger(id=1, **changes):
+    return queued(id, expected_s=None, estimate=None, profile=None, **changes)
 
 
-def test_without_its_memory_it_is_magm_too():
-    stranger = waits(1, 1, estimate=None, profile=None)
-    risky = {"gpu0": {"score": RISKY}}
-    assert refused(planned([stranger], [runs(9, 10, 0)], **risky)[1]) == {0: ["risk"]}
-    assert where(planned([stranger], [runs(9, 10, 0)])) == {1: (0,)}
+def test_strangers_block_nobody():
+    """Under MAGM, the first would keep the second waiting."""
+    large, small = too_large(1, expected_s=None), waits(2, 1, expected_s=None)
+    assert where(planned([large, small], [runs(9, 10, 0, expected_s=None)])) == {1: (), 2: (0,)}
 
 
-def test_beside_a_job_of_unknown_duration_the_risk_counts():
-    unknown, risky = runs(9, 0, 0, expected_s=None), {"gpu0": {"score": RISKY}}
-    assert refused(planned([waits(1, 1)], [unknown], **risky)[1]) == {0: ["risk"]}
+def test_a_stranger_may_need_as_much_as_the_largest_job_that_was_seen():
+    for seen, gpus in ((19_000, (0,)), (21_000, ())):
+        resident = runs(9, 10, 0, usage=Usage(peak_mib=seen))
+        assert where(planned([stranger()], [resident])) == {1: gpus}
 
 
-@pytest.mark.parametrize("unknown", [{"estimate": None}, {"expected_s": None}])
-def test_strangers_are_where_magm_has_them(unknown):
-    queue = [waits(n, 9 - n, **unknown, submitted_at=float(n)) for n in range(1, 6)]
-    residents = [runs(8, 1, 0), runs(9, 1, 1)]
-    looks = {"gpu0": {"score": RISKY}, "gpu1": {"free_mib": 15_000}, "gpu2": {"free_mib": 9_000}}
-    own, magms = (
-        where(planned(queue, residents, gpus=4, policy=policy, **looks))
-        for policy in (POLICY, magm(Settings()))
-    )
-    assert own == magms
-    assert [POLICY.order(job) for job in queue] == [1.0, 2.0, 3.0, 4.0, 5.0]
+def test_where_nobody_was_seen_it_joins_nobody():
+    assert refused(planned([stranger()], [runs(9, 10, 0)])[1]) == {0: ["memory"]}
+    assert where(planned([stranger()], [runs(9, 10, 0)], gpus=2)) == {1: (1,)}
 
 
-def test_strangers_are_in_order_of_arrival():
-    """As under MAGM, none overtakes another."""
-    both = {"expected_s": None, "profile": None}
-    large = waits(1, 1, estimate=Estimate(30_000, "oracle"), **both)
-    small, known = waits(2, 1, estimate=None, **both), waits(3, 1)
-    assert where(planned([large, small, known], [runs(9, 10, 0)])) == {1: (), 3: (0,)}
+def test_what_an_earlier_run_needed_is_known():
+    again = replace(stranger(), profile=Profile(300.0, 5_000))
+    assert where(planned([again], [runs(9, 10, 0, usage=Usage(peak_mib=30_000))])) == {1: (0,)}
 
 
-def test_a_stranger_wider_than_what_is_in_service_does_not_keep_others_waiting():
-    strangers = [waits(n, 1, expected_s=None, wants=wants) for n, wants in ((1, 2), (2, 1))]
-    drained = {"gpu1": {"drained": "repair"}}
-    assert where(planned(strangers, gpus=2, **drained)) == {1: (), 2: (0,)}
-
-
-def test_a_stranger_takes_an_idle_gpu_first():
-    """As under MAGM, although the other has more memory free."""
-    stranger = waits(1, 1, expected_s=None)
-    less = {"gpu0": {"free_mib": 9_000}, "gpu1": {"free_mib": 10_000}}
-    assert where(planned([stranger], [runs(9, 10, 1)], gpus=2, **less)) == {1: (0,)}
+def test_a_new_job_of_unknown_duration_makes_those_yield_that_have_run_for_long():
+    old, young = (there(9, 0, 0, expected_s=None, started_at=at) for at in (0.0, 3 * HOUR))
+    new = too_large(1, expected_s=None)
+    assert suspending([new], [old], now=5 * HOUR)[0] == [9]
+    assert suspending([new], [young], now=5 * HOUR)[0] == []
 
 
 # -- telling
@@ -312,15 +400,15 @@ def test_a_stranger_takes_an_idle_gpu_first():
 def considered(queue, hold=2):
     """Of these jobs, those for which GPUs are looked for while a job of the user's runs alone."""
     asked = []
-    policy = carma(Settings())
-    refuse = policy.rules.known.filters[0]
+    rules = POLICY.rules
+    refuse = rules.fits.filters[0]
 
     def counting(wanted, gpu):
         asked.append(wanted)
         return refuse(wanted, gpu)
 
-    known = replace(policy.rules.known, filters=(counting,))
-    policy = replace(policy, rules=policy.rules._replace(known=known), hold=hold)
+    fits = replace(rules.fits, filters=(counting,))
+    policy = replace(POLICY, rules=replace(rules, fits=fits, hold=hold))
     planned(queue, [runs(9_999, 1, 0)], policy=policy)
     return len(set(asked))
 
@@ -369,6 +457,11 @@ def test_why_it_is_where_it_is():
         (
             Reason("promised", HOUR, 2, "s"),
             "GPUs kept for it: 2, expected to be free in 60 min",
+        ),
+        (
+            Reason("crowded", 0.85, 0.95, detail="job 9"),
+            "is busy enough (SM activity 0.95, limit 0.85), and job 9 there has not much more left"
+            " than this job",
         ),
     ],
 )

@@ -26,8 +26,9 @@ from carmad.core.messages import (
     due_actions,
 )
 from carmad.core.reservations import Reservation
+from carmad.core.states import advance
 from carmad.core.suspending import AGAIN_AFTER_S, cost_s, never
-from carmad.core.types import Cause, Exit, GpuId, Job, JobId, JobState, ProfilingRun
+from carmad.core.types import Cause, Exit, GpuId, Job, JobId, JobState, ProfilingRun, Suspension
 from carmad.core.view import View
 from carmad.testing import FakeServer, a_job, a_spec
 from policies.baselines import FIRST_QUEUE_GPU_S
@@ -614,6 +615,20 @@ def test_where_time_is_left_the_one_with_the_least_memory_is_suspended() -> None
     here.exit(other)
     here.pass_time(2)
     assert here.job(second).gpus == (here.gpus[1].id,)
+
+
+def test_a_job_on_several_nodes_does_not_avoid_the_only_gpus_to_which_it_can_return() -> None:
+    here = server(4)
+    id = runs(here, gpus=2)
+    job = here.job(id)
+    spread = Suspension(here.now, "room", job.gpus, "A100", "", 10_000, 20_000, after="elsewhere")
+    leaving = advance(job.with_attempt(suspension=spread), S.SUSPENDING)
+    here.scheduler._ledger.put(leaving)
+    here.tell(Suspended(here.now, id, 1))
+    retry = here.job(id).retry
+    assert retry and (retry.exclusive, retry.avoid) == (True, ())
+    here.pass_time(10)
+    assert here.job(id).state in (S.RESUMING, S.RUNNING)
 
 
 @pytest.mark.parametrize("memory_mib", [10_000, None])

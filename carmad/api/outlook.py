@@ -18,7 +18,7 @@ from carmad.words import clock
 SOON_S = 1.0
 # A job that waits for one of these does not wait for GPUs alone.
 LEFT_OUT = frozenset({"quota", "gpu_hours", "array_limit", "cpus", "host_memory_mib"})
-PREVENTED = LEFT_OUT | {"no_account", "held", "gpus_unread"}  # not by time alone
+PREVENTED = LEFT_OUT | {"no_account", "held", "suspended", "gpus_unread"}  # not by time alone
 
 
 class OutlookOut(TypedDict):
@@ -91,7 +91,7 @@ def _start(found: Outlook, now: float) -> str:
 
 def start_out(job: Job, scene: Scene) -> StartOut | None:
     """When a waiting job is expected to start; None for any other."""
-    if job.state is not JobState.QUEUED:
+    if job.state not in (JobState.QUEUED, JobState.SUSPENDED):
         return None
     found = foresee(scene).get(job.id)
     blocked_by = scene.blocker(job)

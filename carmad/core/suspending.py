@@ -242,7 +242,8 @@ class Suspensions:
         its = job.suspension
         if not its or not its.after:
             return job.retry
-        if its.after == "alone" or not self.settings.suspend.moves:
+        tied = not self.settings.suspend.moves or not its.node  # to the GPUs that it had
+        if its.after == "alone" or tied:
             return Retry(its.why, exclusive=True)
         retry = Retry(its.why, avoid=its.gpus)
         return retry.placeable(job.spec.gpus, self._fleet.usable())

@@ -110,6 +110,7 @@ class Attempt:
     ready_at: float | None  # its first kernel; None: it never came to one
     ended_at: float
     cause: Cause
+    suspended_s: float = 0.0  # of that time
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ class Times:
     """A launched job's times in seconds: jct_s = wait_s + lost_s + execution_s."""
 
     first_wait_s: float  # from submission to the first launch
-    wait_s: float  # in the queue, before every attempt (Castor, 9.2; Lucid's queuing delay)
+    # in the queue, before every attempt (Castor, 9.2; Lucid's queuing delay), and suspended
+    wait_s: float
     lost_s: float  # in wasted attempts: crashed and retried, or preempted before the first kernel
     execution_s: float  # the last attempt, launch included, and preempted ones that it continued
     jct_s: float  # job completion time: from submission to the end
@@ -145,7 +146,7 @@ def times(job: JobOutcome) -> Times | None:
     for attempt in job.attempts:
         went_on = attempt.cause is Cause.PREEMPTED and attempt.ready_at is not None
         if attempt is last or went_on:
-            execution_s += attempt.ended_at - attempt.launched_at
+            execution_s += attempt.ended_at - attempt.launched_at - attempt.suspended_s
         else:
             lost_s += attempt.ended_at - attempt.launched_at
     jct_s = last.ended_at - submitted_at

@@ -134,7 +134,16 @@ def _last(job: Job) -> Attempt:
     assert its.mode is not None and its.started_at is not None
     assert its.ended_at is not None and its.exit is not None
     ready_at = its.kernels[0][1] if its.kernels else None
-    return Attempt(its.gpus, its.mode, its.started_at, ready_at, its.ended_at, its.exit.cause)
+    ran_s = its.run_s(its.ended_at)
+    return Attempt(
+        its.gpus,
+        its.mode,
+        its.started_at,
+        ready_at,
+        its.ended_at,
+        its.exit.cause,
+        suspended_s=max(0.0, its.ended_at - its.started_at - ran_s),
+    )
 
 
 REPORTED_S = 0.5  # between two reports of a run's progress, by the wall clock

@@ -6,13 +6,15 @@ import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from carmad.config import Settings
+from carmad.core import suspending
 from carmad.core.decision import Reason
 from carmad.core.gpuview import GpuView, with_server
 from carmad.core.history import History
 from carmad.core.ports import Run, Trial
+from carmad.core.readings import memory_of
 from carmad.core.types import (
     Attempt,
     Cause,
@@ -113,7 +115,7 @@ def a_view(
     models: Mapping[str, Model] | None = None,
     memory: object = None,
 ) -> View:
-    settings = settings or Settings()
+    settings, queue = settings or Settings(), tuple(queue)
     nodes, node_of = by_node(gpus)
     nodes = tuple(NodeView(node.name, with_server(node.gpus, settings)) for node in nodes)
     running = {job.id: job for node in nodes for gpu in node.gpus for job in gpu.residents}
@@ -121,18 +123,36 @@ def a_view(
         now,
         nodes,
         node_of,
-        tuple(queue),
+        queue,
         tuple(running.values()),
         settings,
         history or History(),
         models or {},
         memory=memory,
-        preemptible={
-            job.id: "suspend" if settings.limits.preemption == "suspend" else "requeue"
-            for job in running.values()
-            if settings.limits.preemption and job.spec.requeue and not job.leaves
-        },
+        preemptible=_preemptible(nodes, queue, settings, now),
     )
+
+
+def _preemptible(
+    nodes: Iterable[NodeView], queue: Iterable[Job], settings: Settings, now: float
+) -> dict[JobId, Literal["suspend", "requeue"]]:
+    gpus = [gpu for node in nodes for gpu in node.gpus]
+    samples = [gpu.sample for gpu in gpus]
+    running = {job.id: job for gpu in gpus for job in gpu.residents}
+    suspended = [job for job in (*queue, *running.values()) if job.suspension]
+    match settings.limits.preemption:
+        case "suspend":
+            mib = {job.id: memory_of(job, samples) for job in running.values()}
+            return {
+                job.id: "suspend"
+                for job in running.values()
+                if not suspending.refusal(job, mib[job.id], suspended, settings, now)
+            }
+        case True:
+            able = (job for job in running.values() if job.spec.requeue and not job.leaves)
+            return {job.id: "requeue" for job in able}
+        case _:
+            return {}
 
 
 def random_view(seed: int, settings: Settings) -> View:

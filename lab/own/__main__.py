@@ -22,12 +22,13 @@ from lab.own.families import JUDGING, TUNING, Family, case
 from lab.own.runs import (
     ADDITIVE,
     FREE,
+    HOST_MIB,
     KNOWN,
     MEASURED,
     NOTHING,
     OURS,
     PREDICTED,
-    PREEMPTING,
+    SUSPENDING,
     WRONG,
     Condition,
     Ran,
@@ -41,38 +42,55 @@ from policies.ranked import Ranked
 
 SHARING = ("magm", "first_fit")  # FIFO, shared
 RIVALS = ("sjf_ffs", "lucid", "castor", "asrpt", "cuckoo", "tiresias")
-QUICK = ("sjf_ffs", "castor")  # with less known: the rivals that predictions matter to
-SLOW = "cuckoo"  # takes minutes on some clusters: only in these families
-FOR_SLOW = ("lab", "trace 1", "heavy-60", "Cuckoo")
+QUICK = ("sjf_ffs", "castor", "tiresias")  # with less known: the best rivals, on any family
+SLOW = "cuckoo"  # takes minutes on some clusters: only for its own jobs
+FOR_SLOW = ("Cuckoo",)
+FEW = 2  # with less known: so many of a cluster's traces, but all of a server's
+SERVERS = ("lab", "trace 1", "heavy-60", "carma-1")
 
 MAKESPAN, P99, WAITS = 1.01, 1.05, 2.0
-JCT = {KNOWN: 0.65, PREDICTED: 0.75, WRONG: 0.9}
+JCT = {KNOWN: 0.65, PREDICTED: 0.75, WRONG: 0.9, NOTHING: 0.8}
 
 Variant = Callable[[Settings], Policy]
 
 
-def _without(**fields: object) -> Variant:
-    return lambda settings: replace(carma(settings), **fields)  # type: ignore[arg-type]
+def _with(**rules: float) -> Variant:
+    def variant(settings: Settings) -> Policy:
+        ours = carma(settings)
+        return replace(ours, rules=replace(ours.rules, **rules))  # type: ignore[arg-type]
+
+    return variant
 
 
 def _unshared(settings: Settings) -> Policy:
     ours = carma(settings)
-    alone = replace(ours.rules.known, filters=(only_idle(settings),))
-    return replace(ours, rules=ours.rules._replace(known=alone))
+    alone = replace(ours.rules.fits, filters=(only_idle(settings),))
+    return replace(ours, rules=replace(ours.rules, fits=alone))
 
 
 def _floor(settings: Settings) -> Policy:
-    """One line of `Ranked`: ageing order, MAGM's rank and conditions but for the test of risk."""
+    """One line of `Ranked`: the same order and memory, MAGM's rank, and the first blocks all."""
     ours = carma(settings)
-    return Ranked("floor", ours.rules.known.filters, most_free_memory, ours.order)
+    return Ranked("floor", ours.rules.fits.filters, most_free_memory, ours.order, idle_first=True)
 
 
 ABLATIONS: Mapping[str, Variant] = {
-    "order by service alone (no ageing)": _without(ageing=float("inf")),
-    "order by arrival": _without(ageing=0.0),
+    "order by service alone (ageing 10⁹ instead of 10)": _with(ageing=1e9),
+    "order by arrival": _with(ageing=0.0),
+    "joins wherever memory suffices": _with(busy=float("inf")),
+    "never joins a busy GPU, however short": _with(short=0.0),
+    "a GPU is busy from 0.7": _with(busy=0.7),
+    "a GPU is busy from 0.95": _with(busy=0.95),
     "never shares": _unshared,
-    "holds no GPUs": _without(hold=0),
+    "holds no GPUs": _with(hold=0),
     "the floor: one line of `Ranked`": _floor,
+}
+OF_SUSPENSION: Mapping[str, Variant] = {
+    "suspends who has 1.5 times as much left (3)": _with(longer=1.5),
+    "suspends who has 8 times as much left": _with(longer=8.0),
+    "suspends only if its cost is repaid 100 times (10)": _with(repaid=100.0),
+    "suspends, and holds no GPUs": _with(hold=0),
+    "suspends, and joins wherever memory suffices": _with(busy=float("inf")),
 }
 
 
@@ -86,6 +104,9 @@ class Judged:
     free: float  # ours if sharing cost nothing, to the same
     makespan: float
     p99: float
+    sjf_ffs: float
+    magm: float
+    suspensions: int
     ooms: int  # more than MAGM's
     waits: float
     unfinished: int
@@ -95,8 +116,9 @@ EXPLANATION = f"""\
 Ratios, medians over a family's traces (lowest to highest).
 
 - JCT: mean, to the best rival's, all with the same knowledge. Rivals: {", ".join(RIVALS)}
-  ({SLOW}: only for {", ".join(FOR_SLOW)}); where less is known, {", ".join(QUICK)}, on each
-  family's first trace.
+  ({SLOW}: only for {", ".join(FOR_SLOW)}); where less is known, {", ".join(QUICK)}, on the first
+  {FEW} traces of a cluster and on all of a server.
+- To sjf_ffs and to magm: JCT, relative to theirs.
 - Bound: what no policy's JCT can fall below (`lab.own.bound`). Where it is above the goal,
   this cannot be reached; a bound below it does not say that it can.
 - Free: the policy's own JCT if sharing slowed nobody down, to the best rival's in this world, with
@@ -105,19 +127,18 @@ Ratios, medians over a family's traces (lowest to highest).
 - p99 JCT: to magm's.
 - OOM and unfinished: crashes and lost jobs, more than magm's, at most.
 - Waits: the user who waits longest, on average, relative to the same under magm; the worst trace
-  is judged."""
+  is judged. A job that is suspended waits.
+- Suspended: suspensions in a trace."""
 
 
 def measure(tuning: bool = False) -> Report:
     """With --tuning, the same on the traces for tuning; not kept."""
     families = TUNING if tuning else JUDGING
-    conditions = [*product((OURS,), (KNOWN, PREDICTED, WRONG, NOTHING))]
-    conditions += product((PREEMPTING,), (KNOWN, PREDICTED, WRONG))
+    known = KNOWN, PREDICTED, WRONG, NOTHING
+    conditions = [*product((OURS, SUSPENDING), known)]
     judged = {each: _judged(families, *each) for each in conditions}
     tables = {
-        f"{condition.what.capitalize()}: {ours}": _table(
-            judged[ours, condition], JCT.get(condition)
-        )
+        f"{condition.what.capitalize()}: {ours}": _table(judged[ours, condition], JCT[condition])
         for ours, condition in judged
     }
     tables["Ablations, on the first trace of each family"] = _ablated(families)
@@ -130,7 +151,8 @@ def measure(tuning: bool = False) -> Report:
     }
     notes = [
         "simulated; no MPS, `limits.backfill` 0; tiresias may preempt, at a cost of"
-        f" {PREEMPTION_S:.0f} s, and so may {PREEMPTING}"
+        f" {PREEMPTION_S:.0f} s; {SUSPENDING}: at the cost that `[suspend]` has by default,"
+        f" {HOST_MIB // 1024} GB of the host's memory for each GPU, moves allowed"
     ]
     blocks = [EXPLANATION, *sections]
     return Report("A policy of our own", blocks, {"judged": data}, notes, kept=not tuning)
@@ -147,15 +169,26 @@ def _judged(
     return {
         family: [
             _judge(family, number, ours, condition, rivals)
-            for number in range(len(family.cases) if rivals is RIVALS else 1)
+            for number in range(_many(family, condition))
         ]
         for family in families
     }
 
 
+def _many(family: Family, condition: Condition) -> int:
+    count = len(family.cases)
+    return count if condition is KNOWN or family.name in SERVERS else min(FEW, count)
+
+
 @cache
-def _ran(family: Family, number: int, policy: str | Variant, condition: Condition) -> Ran:
-    return run(case(family, number), policy, condition)
+def _ran(
+    family: Family,
+    number: int,
+    policy: str | Variant,
+    condition: Condition,
+    suspends: bool = False,
+) -> Ran:
+    return run(case(family, number), policy, condition, suspends)
 
 
 def _judge(
@@ -176,13 +209,16 @@ def _judge(
         _ran(family, number, policy, FREE).jct_s / best_s,
         ours.makespan_s / min(other.makespan_s for other in others.values()),
         ours.p99_s / fifo.p99_s,
+        ours.jct_s / others["sjf_ffs"].jct_s,
+        ours.jct_s / fifo.jct_s,
+        ours.suspensions,
         ours.ooms - fifo.ooms,
         longest_wait(ours, fifo),
         ours.unfinished - fifo.unfinished,
     )
 
 
-def _table(found: Mapping[Family, list[Judged]], goal: float | None) -> str:
+def _table(found: Mapping[Family, list[Judged]], goal: float) -> str:
     def cell(
         name: str, limit: float | None, judge: Callable[[list[float]], float] = median
     ) -> Callable[[tuple[Family, list[Judged]]], str]:
@@ -199,14 +235,17 @@ def _table(found: Mapping[Family, list[Judged]], goal: float | None) -> str:
         list(found.items()),
         ("family", lambda row: f"{row[0].name}, {len(row[1])}"),
         ("best rival", lambda row: ", ".join(sorted({each.rival for each in row[1]}))),
-        (f"JCT ≤ {goal}" if goal else "JCT", cell("jct", goal)),
+        (f"JCT ≤ {goal}", cell("jct", goal)),
         ("bound", cell("bound", None)),
         ("free", cell("free", None)),
+        ("to sjf_ffs", cell("sjf_ffs", None)),
+        ("to magm", cell("magm", None)),
         (f"makespan ≤ {MAKESPAN}", cell("makespan", MAKESPAN)),
         (f"p99 ≤ {P99}", cell("p99", P99)),
         ("OOM", lambda row: f"{max(each.ooms for each in row[1]):+d}"),
         (f"waits ≤ {WAITS:.0f}", cell("waits", WAITS, max)),
         ("unfinished", lambda row: f"{max(each.unfinished for each in row[1]):+d}"),
+        ("suspended", lambda row: f"{median(each.suspensions for each in row[1]):.0f}"),
         text=(0, 1),
     )
 
@@ -214,14 +253,21 @@ def _table(found: Mapping[Family, list[Judged]], goal: float | None) -> str:
 def _ablated(families: Sequence[Family]) -> str:
     """Variants, relative to the policy as it is; and how they compare under another truth."""
 
-    def runs(policy: str | Variant, condition: Condition = KNOWN) -> list[Ran]:
-        return [_ran(family, 0, policy, condition) for family in families]
+    def runs(
+        policy: str | Variant, condition: Condition = KNOWN, suspends: bool = False
+    ) -> list[Ran]:
+        return [_ran(family, 0, policy, condition, suspends) for family in families]
 
     rows = [(name, *_means(runs(variant), runs(OURS))) for name, variant in ABLATIONS.items()]
-    rows.append((PREEMPTING, *_means(runs(PREEMPTING), runs(OURS))))
+    rows.append((SUSPENDING, *_means(runs(SUSPENDING), runs(OURS))))
+    for name, variant in OF_SUSPENSION.items():
+        rows.append((name, *_means(runs(variant, suspends=True), runs(OURS))))
     for truth in (KNOWN, MEASURED, ADDITIVE):
         base = runs("sjf_ffs", truth)
         rows.append((f"{truth.what}; sjf_ffs = 1: {OURS}", *_means(runs(OURS, truth), base)))
+        if truth is not MEASURED:  # under MPS nobody can be suspended
+            both = runs(SUSPENDING, truth)
+            rows.append((f"the same: {SUSPENDING}", *_means(both, base)))
         rows.append(("the same: never shares", *_means(runs(_unshared, truth), base)))
     return columns(
         rows,

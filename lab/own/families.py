@@ -16,6 +16,7 @@ from carmad.sim.hardware import Cluster, parse
 from carmad.sim.traces.rows import in_order
 from carmad.sim.traces.sources import assign, load
 from lab.asrpt import workload as asrpt
+from lab.carma.paper import shuffled
 from lab.cuckoo import workload as cuckoo
 from lab.data import DATA
 
@@ -58,6 +59,12 @@ def whole(source: str, gpus: str) -> Case:
     return Case(load(source), parse(gpus))
 
 
+def in_order_of(source: str, gpus: str, seed: int) -> Case:
+    """The tasks at the same moments in another order; 0: in their own."""
+    trace = load(source)
+    return Case(shuffled(trace, seed) if seed else trace, parse(gpus))
+
+
 def of_asrpt(seed: int) -> Case:
     """Jobs as in `lab.asrpt`, of whose GPUs' loads nothing is known: drawn from the
     catalogue."""
@@ -92,6 +99,10 @@ def _generated(name: str, gpus: int, *seeds: int) -> Cases:
     return tuple(partial(whole, source, A100.format(gpus)) for source in sources)
 
 
+def _orders(source: str, gpus: int) -> Cases:
+    return tuple(partial(in_order_of, source, A100.format(gpus), seed) for seed in range(5))
+
+
 def _sia(*names: str) -> Cases:
     return tuple(partial(thinned, SIA.format(name), 2, 0, "2x8xA100-40GB") for name in names)
 
@@ -121,8 +132,8 @@ JUDGING = (
     Family("Philly", "other stretches, 8 V100", _philly(11, 12, 13, 14, 15)),
     Family("Sia", "every 2nd job, 16 A100", _sia("philly-workload-2", "saturn-workload-5")),
     Family("lab", "60 jobs, 2 A100", _generated("lab", 2, 11, 12, 13, 14, 15)),
-    Family("trace 1", "the CARMA paper's, 3 A100", (partial(whole, TRACE_1, A100.format(3)),)),
-    Family("heavy-60", "the CARMA artifact's, 4 A100", (partial(whole, HEAVY_60, A100.format(4)),)),
+    Family("trace 1", "the CARMA paper's, in five orders, 3 A100", _orders(TRACE_1, 3)),
+    Family("heavy-60", "the CARMA artifact's, in five orders, 4 A100", _orders(HEAVY_60, 4)),
     Family("A-SRPT", "150 jobs as in its benchmark, 8 V100", _asrpt(0, 1, 2)),
     Family("Cuckoo", "100 jobs like its own, its 16 GPUs", _cuckoo(0, 1)),
 )

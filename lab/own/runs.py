@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from carmad import registry
-from carmad.config import Collocation, Limits, Settings
+from carmad.config import Collocation, Limits, Settings, Suspending
 from carmad.core.ports import Policy
 from carmad.sim import metrics
 from carmad.sim.experiment import Experiment, Outcome
@@ -21,8 +21,8 @@ from lab.own.families import Case
 from lab.policies import simulate_with
 
 OURS = "carma"
-PREEMPTING = "carma, preempting"
-PREEMPTIVE = ("tiresias", PREEMPTING)
+SUSPENDING = "carma, suspending"
+HOST_MIB = 65_536  # of the host's memory, for each GPU, for jobs that are suspended
 GAVEL = "gavel"  # as interference
 SHORTEST_WAIT_S = 60.0  # to which a user's is compared
 
@@ -61,11 +61,23 @@ class Ran:
     unfinished: int
     shared: float  # mean slowdown while running
     cpu_s: float
-    waits_s: Mapping[str, float] = field(repr=False)  # the mean of each user
+    suspensions: int
+    waits_s: Mapping[str, float] = field(repr=False)  # the mean of each user, suspended or not
 
 
-def run(case: Case, policy: str | Callable[[Settings], Policy], condition: Condition) -> Ran:
-    settings = Settings(limits=Limits(preemption=policy in PREEMPTIVE))
+def run(
+    case: Case,
+    policy: str | Callable[[Settings], Policy],
+    condition: Condition,
+    suspends: bool = False,
+) -> Ran:
+    """`suspends`: jobs may be suspended, at the cost that the settings assume, and moved."""
+    settings = Settings(limits=Limits(preemption=policy == "tiresias"))
+    if suspends or policy == SUSPENDING:
+        settings = Settings(
+            limits=Limits(preemption="suspend"),
+            suspend=Suspending(host_memory_mib=HOST_MIB * case.gpus, moves=True),
+        )
     trace, interference = case.trace, condition.interference
     if interference == GAVEL:
         trace, interference = gavel.with_gavels_models(trace, 0), gavel.pairs()
@@ -107,6 +119,7 @@ def _figures(outcome: Outcome, cpu_s: float) -> Ran:
         figures.jobs - figures.finished,
         figures.slowdown.mean,
         cpu_s,
+        outcome.suspensions,
         {user: fmean(found) for user, found in waits.items()},
     )
 

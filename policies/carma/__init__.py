@@ -1,22 +1,15 @@
-"""CARMA's own policy: least remaining service first, shared wherever memory suffices."""
+"""CARMA's own policy: what is shortest goes first, beside others or in place of the longest."""
 
 from __future__ import annotations
 
-from carmad.plugin import Wording, duration
+from carmad.plugin import Wording
 
-# Wording of the policy's own reasons, which backfilling (`policies.ranked`) gives, too.
 REASONS = {
-    # of one GPU
-    "held_for": Wording(
-        "HeldFor",
+    "crowded": Wording(
+        "Crowded",
         lambda r: (
-            f"is kept for {r.detail}, which needs it in {duration(r.need)}, before this"
-            " job would end"
+            f"is busy enough (SM activity {r.have:.2f}, limit {r.need:.2f}), and {r.detail} there"
+            " has not much more left than this job"
         ),
-    ),
-    # of the job
-    "promised": Wording(
-        "Promised",
-        lambda r: f"GPUs kept for it: {r.have:.0f}, expected to be free in {duration(r.need)}",
     ),
 }

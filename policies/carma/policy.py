@@ -1,26 +1,24 @@
-"""Least remaining service first, beside whoever leaves enough memory.
+"""Shortest first: at once, beside others while that costs little, and in place of the longest.
 
 The rules (what each is worth: docs/policies/carma.md):
 
-- **Order.** By submission plus remaining service, which is predicted time × GPUs. So the shortest
-  go first, but nothing submitted later than a job's service after it overtakes the job.
-- **Place.** Wherever memory suffices; idle GPUs first, then the one with the most free memory.
+- **Order.** By remaining service: the time that is left × GPUs. A job of unknown duration has as
+  much left as it has run, in classes. Nothing submitted later than ten times a job's service after
+  it goes before it.
+- **Place.** Wherever its memory fits; idle GPUs first, then the one with the most free memory. A
+  GPU that is busy enough takes only jobs that hardly add to that.
+- **Suspend**, if `limits.preemption` says so: the longest of the jobs that have much more left.
+- **Join**, if nobody can be suspended: a busy GPU also takes a job that is short beside all there.
 - **Hold.** The first waiting job that needs empty GPUs is promised those that are expected to be
-  empty first: a job of several GPUs, or one that may not join whoever is there. Until then others
-  may use them only if they are expected to end in time (EASY backfilling).
-- **Preempt**, if `limits.preemption` is on: the longest jobs, for one that is much shorter.
-
-A job whose duration or memory is unknown is placed as by MAGM, in order of arrival, and the risk
-test applies to all jobs beside one of unknown duration.
+  empty first. Until then others may use them if they are expected to end in time (EASY).
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from operator import le
 
 from carmad.plugin import (
     Demand,
@@ -31,222 +29,202 @@ from carmad.plugin import (
     Proposal,
     Reason,
     Settings,
-    Verdict,
     View,
+    duration,
     first_few,
+    host_room_mib,
+    memory_of,
+    suspension_cost_s,
 )
-from policies import views
-from policies.builtin import magm
-from policies.filters import fits_memory, min_free, not_risky, preconditions
+from policies.builtin import most_free_memory
+from policies.carma.sizes import Sizes, left_s
+from policies.filters import fits_memory, min_free
 from policies.preemptive import fewest, yields
-from policies.ranked import Ranked
+from policies.ranked import Filter, Ranked, needs_empty
 from policies.reasons import expectation
-from policies.views import Promise, totals, without_jobs
+from policies.views import Promise, too_large, totals, without_jobs, without_settling
 
 SEEN = 64  # waiting jobs per plan
-TRIED = 16  # of them, those for which GPUs are looked for
+TRIED = 16  # of them, those for which GPUs are looked for in vain
 EXPLAINED = 4  # the first of them, which get a verdict on each GPU
-FULL = frozenset({"memory", "min_free", "exclusive", "busy", "jobs_per_gpu"})  # only an end helps
-SOON = frozenset({"first_kernel", "settling"})  # a minute's wait helps
-MUCH_LONGER = 4.0  # times as much is left of a job that is preempted, and …
-PREEMPTION_S = 120.0  # … so much more: twice what saving, loading and starting again take
 
 
-class Newcomer(NamedTuple):
-    job: Job
-    left_s: float  # infinite: unknown
-    known: bool  # its duration and its memory
+@dataclass(frozen=True, slots=True, eq=False)
+class Rules:
+    """What is not the default is for ablations."""
 
-    @property
-    def mib(self) -> int:
-        return self.job.estimate.safe_mib if self.job.estimate else 0
+    fits: Ranked  # by memory, and which GPU is best
+    busy: float = 0.85  # SM activity from which a GPU is busy enough, …
+    most: float = 1.15  # … unless a job brings it to no more than this
+    short: float = 0.5  # of what the shortest job there has left: a job that may join all the same
+    ageing: float = 10.0  # times its service after a job, later ones go before it no more
+    longer: float = 3.0  # times as much is left of a job that is suspended, …
+    repaid: float = 10.0  # … and so many times the cost of suspending it
+    hold: int = 2  # jobs from this number of GPUs on always need empty ones; 0: nothing is held
 
-    def kind(self, wanted: Demand) -> Hashable:
-        """Jobs of one kind fit where one fits that needs no less memory, for as long or longer."""
-        firm = wanted.estimate is not None and wanted.estimate.firm
-        return wanted.gpus, wanted.alone, wanted.mps_uid, wanted.retry, firm, self.known
 
-
-class Rules(NamedTuple):
-    """Placement rules for jobs of known duration and memory, and for all others."""
-
-    known: Ranked
-    unknown: Ranked
-
-    def of(self, new: Newcomer) -> Ranked:
-        return self.known if new.known else self.unknown
-
-    def without(self, promise: Promise, now: float) -> Rules:
-        """The same, off the GPUs that are promised."""
-        return Rules(*(each.without(promise, now) for each in self))
+def place(job: Job, now: float, rules: Rules) -> float:
+    """In line: lowest first."""
+    return job.submitted_at + rules.ageing * left_s(job, now) * job.spec.gpus
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Carma:
-    """The last two fields are for ablations."""
-
     name: str
     rules: Rules
-    ageing: float = 1.0  # the weight of service in the order; infinite: nothing else counts
-    hold: int = 2  # jobs from this number of GPUs on always need empty ones; 0: nothing is held
 
     def order(self, job: Job) -> float:
-        return self._number(job, job.submitted_at)
+        return place(job, job.suspension.at if job.suspension else job.submitted_at, self.rules)
 
     def plan(self, view: View) -> tuple[Proposal, ...]:
         if not view.queue:
             return ()
-        first, view = self.rules.unknown.place_on_reserved(view)
-        plan: list[Proposal] = list(first)
-        refused: dict[Hashable, list[tuple[int, float]]] = defaultdict(list)  # their needs
-        promise: Promise | None = None
-        rest = self.rules  # for jobs that outlast the promise
-        preempts = view.settings.limits.preemption and not any(job.leaves for job in view.running)
-        longest_s = _longest_s(view) if preempts else 0.0
-        seen, tried, usable, stranger_waits = 0, 0, totals(view).usable, False
-        for job in view.queue:
-            explained = seen < EXPLAINED
-            if job.spec.gpus > usable and not explained:
-                continue  # it must not keep jobs that can start from being tried
-            new = Newcomer(job, remaining_s(job, view.now), _is_known(job))
-            behind = stranger_waits and not new.known  # in order of arrival, as under MAGM
-            alike = refused[new.kind(view.demand(job))]
-            harder = any(mib <= new.mib and left_s <= new.left_s for mib, left_s in alike)
-            may_preempt = preempts and _much_shorter(new.left_s, longest_s)
-            skipped = harder or (promise and not may_preempt and _too_large(new, view))
-            if not behind and (explained or not skipped):
-                outlasts = promise is not None and view.now + new.left_s > promise.at
-                placement = _place(new, view, rest if outlasts else self.rules)
-                if placement.gpus:
-                    plan.append(placement)
-                    view = view.with_placement(job, placement.gpus)
-                    continue
-                tried += 1
-                alike.append((new.mib, new.left_s))
-                stranger_waits |= not new.known and job.spec.gpus <= usable
-                if may_preempt and (victims := self._victims(new, view, placement.verdicts)):
-                    preempts = False
-                    plan += [_preemption(victim, job) for victim in victims]
-                    placement = replace(placement, reasons=(_making_room(job, victims),))
-                elif promise is None and self._needs_empty(new, placement.verdicts):
-                    promise = self._promise(new, view)
-                    if promise:
-                        rest = self.rules.without(promise, view.now)
-                        reason = Reason("promised", promise.at - view.now, len(promise.gpus), "s")
-                        placement = replace(placement, reasons=(reason,))
-                if explained:
-                    plan.append(placement)
-            seen += 1
-            if seen >= SEEN or tried >= TRIED:
-                break
-        return tuple(plan)
-
-    def _number(self, job: Job, now: float) -> float:
-        """Lowest first."""
-        service_s = remaining_s(job, now) * job.spec.gpus if _is_known(job) else 0.0
-        return service_s if self.ageing == math.inf else job.submitted_at + self.ageing * service_s
-
-    def _needs_empty(self, new: Newcomer, verdicts: Sequence[Verdict]) -> bool:
-        """Whether it would wait for ever if others kept joining whoever is there."""
-        if not self.hold:
-            return False
-        codes = [{reason.code for reason in each.refused} for each in verdicts]
-        return (
-            new.job.spec.gpus >= self.hold
-            or new.job.exclusive
-            or any("mps_user" in each for each in codes)
-            or all(FULL & each for each in codes)
-        )
-
-    def _promise(self, new: Newcomer, view: View) -> Promise | None:
-        """A running job of unknown duration is expected to run for as long again as it has."""
-
-        def left_s(job: Job) -> float:
-            known = job.expected_s is not None
-            return remaining_s(job, view.now) if known else job.attained_s(view.now)
-
-        return self.rules.of(new).promise(new.job, view, left_s)
-
-    def _victims(self, new: Newcomer, view: View, verdicts: Sequence[Verdict]) -> list[Job]:
-        """The running jobs to preempt for it: the fewest of those of which much more is left."""
-        soon = sum({reason.code for reason in each.refused} <= SOON for each in verdicts)
-        if not new.known or soon >= new.job.spec.gpus:
-            return []
-        number = self._number(new.job, view.now)
-        service_s = new.left_s * new.job.spec.gpus
-        longer = []
-        for job in view.running:
-            left_s = remaining_s(job, view.now)
-            if (
-                _is_known(job)
-                and _much_shorter(new.left_s, left_s)
-                and _much_shorter(service_s, left_s * job.spec.gpus)
-                and self._number(job, view.now) > number + PREEMPTION_S
-                and yields(job, new.job, view)
-            ):
-                longer.append((left_s * job.spec.gpus, job.id, job))
-
-        def enough(jobs: Sequence[Job]) -> bool:
-            gone = {job.id for job in jobs}
-            left = without_jobs(view, lambda job: job.id in gone)
-            return bool(self.rules.known.place(new.job, left).gpus)
-
-        return fewest([job for *_, job in sorted(longer, reverse=True)], enough) or []
+        first, view = self.rules.fits.place_on_reserved(view)
+        return (*first, *Plan(self.rules, view).make())
 
 
 def carma(settings: Settings) -> Carma:
     conditions = settings.preconditions_for("carma")
-    risk = not_risky(settings)
-
-    def beside_strangers(wanted: Demand, gpu: GpuView) -> Reason | None:
-        known = gpu.residents and all(job.expected_s is not None for job in gpu.residents)
-        return None if known else risk(wanted, gpu)
-
     memory = fits_memory(conditions, settings), min_free(conditions, settings)
-    known = replace(magm(settings), filters=(*memory, beside_strangers))
-    unknown = replace(magm(settings), filters=preconditions("carma", settings))
-    return Carma("carma", Rules(known, unknown))
+    return Carma("carma", Rules(Ranked("carma", memory, most_free_memory, idle_first=True)))
 
 
-def remaining_s(job: Job, now: float) -> float:
-    return views.remaining_s(job, now, math.inf)
+class Plan:
+    def __init__(self, rules: Rules, view: View) -> None:
+        self._rules, self._view, self._sizes = rules, view, Sizes(view)
+        leaving = [job for job in view.running if job.leaves]
+        # As it will look in a minute, with those placed who wait for that.
+        self._soon = without_settling(without_jobs(view, leaving.__contains__))
+        self._suspends = view.settings.limits.preemption == "suspend"
+        suspended = (job for job in (*view.queue, *view.running) if job.suspension)
+        self._room_mib = host_room_mib(suspended, view.settings)  # of the host's memory
+        self._victims: list[Job] = []
+        self._promise: Promise | None = None
+        self._proposals: list[Proposal] = []
+
+    def make(self) -> Sequence[Proposal]:
+        view, usable = self._view, totals(self._view).usable
+        refused: dict[Hashable, list[tuple[float, ...]]] = defaultdict(list)  # their sizes
+        seen, tried = 0, 0
+        for job in view.queue:
+            if seen >= SEEN or tried >= TRIED:
+                break
+            if job.spec.gpus > usable and seen >= EXPLAINED:
+                continue  # it must not keep jobs that can start from being tried
+            alike, its = refused[_kind(view.demand(job))], self._sizes.of(job)
+            explained, seen = seen < EXPLAINED, seen + 1
+            harder = any(all(map(le, other, its)) for other in alike)
+            if not explained and (harder or (self._promise and too_large(job, its[0], self._view))):
+                continue
+            placement = self._turn(job)
+            if placement.gpus or explained:
+                self._proposals.append(placement)
+            if not placement.gpus:
+                alike.append(its)
+                tried += 1
+        return self._proposals
+
+    def _turn(self, job: Job) -> Placement:
+        crowds = not self._suspends
+        if (placement := self._place(job, self._view, crowds)).gpus:
+            return self._start(job, placement)
+        if (later := self._place(job, self._soon, crowds)).gpus:
+            self._soon = self._soon.with_placement(job, later.gpus)
+        elif victims := self._find_victims(job):
+            return replace(placement, reasons=(self._suspend(victims, job),))
+        elif (joined := self._place(job, self._view, crowds=True)).gpus:
+            return self._start(job, joined)
+        elif self._promise is None and needs_empty(job, placement, self._rules.hold):
+            self._promise = self._rules.fits.promise(job, self._view, self._sizes.left_s)
+            if self._promise:
+                in_s, gpus = self._promise.at - self._view.now, len(self._promise.gpus)
+                return replace(placement, reasons=(Reason("promised", in_s, gpus, "s"),))
+        return placement
+
+    def _start(self, job: Job, placement: Placement) -> Placement:
+        self._view = self._view.with_placement(job, placement.gpus)
+        self._soon = self._soon.with_placement(job, placement.gpus)
+        return replace(placement, explanation=(*expectation(job), *placement.explanation))
+
+    def _place(self, job: Job, view: View, crowds: bool) -> Placement:
+        return self._rules.fits.place(job, view, self._refuse(job, crowds))
+
+    def _refuse(self, job: Job, crowds: bool) -> Filter:
+        """`crowds`: a short job may join others on a busy GPU."""
+        rules, sizes, promise = self._rules, self._sizes, self._promise
+        need_mib, left_s, activity = sizes.of(job)
+        outlasts = promise is not None and self._view.now + left_s > promise.at
+
+        def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
+            if promise and outlasts and gpu.id in promise.gpus:
+                in_s = promise.at - self._view.now
+                return Reason("held_for", in_s, unit="s", detail=f"job {promise.job}")
+            if not gpu.residents:
+                return None
+            if wanted.estimate is None and need_mib > gpu.free_mib:
+                return Reason("memory", need_mib, gpu.free_mib, "MiB")
+            load = sizes.load(gpu)
+            if load < rules.busy or load + activity <= rules.most:
+                return None
+            shortest = min(gpu.residents, key=sizes.left_s)
+            if crowds and left_s <= rules.short * sizes.left_s(shortest):
+                return None
+            return Reason("crowded", rules.busy, load, detail=f"job {shortest.id}")
+
+        return refuse
+
+    def _find_victims(self, job: Job) -> list[Job]:
+        """The fewest of those of which most is left."""
+        if not self._suspends:
+            return []
+        longer = [each for each in self._view.running if self._yields(each, job)]
+        longer.sort(key=self._service_s, reverse=True)
+
+        def enough(gone: Sequence[Job]) -> bool:
+            return bool(
+                self._place(job, without_jobs(self._soon, gone.__contains__), crowds=False).gpus
+            )
+
+        return (fewest(longer, enough) if longer else None) or []
+
+    def _yields(self, one: Job, to: Job) -> bool:
+        """Whether one can be suspended, would be behind the other then, and that is repaid."""
+        left_s, settings = self._rules.longer * self._sizes.left_s(to), self._view.settings
+        if (
+            not yields(one, to, self._view)
+            or one.spec.interactive
+            or self._sizes.left_s(one) <= left_s
+            or self._service_s(one) <= left_s * to.spec.gpus
+            or place(one, self._view.now, self._rules) <= place(to, self._view.now, self._rules)
+            or one in self._victims
+        ):
+            return False
+        cost_s = suspension_cost_s(mib := self._held_mib(one), settings.suspend)
+        repaid = self._sizes.left_s(one) > left_s + self._rules.repaid * cost_s
+        return repaid and mib <= self._room_mib
+
+    def _held_mib(self, job: Job) -> int:
+        return sum(memory_of(job, (self._view.gpu(gpu).sample for gpu in job.gpus)).values())
+
+    def _suspend(self, victims: list[Job], job: Job) -> Reason:
+        left = duration(self._sizes.left_s(job))
+        for each in victims:
+            its = duration(self._sizes.left_s(each))
+            detail = f"job {job.id} ({left} left against its {its})"
+            self._proposals.append(Preemption(each.id, Reason("preempted", detail=detail)))
+        self._victims += victims
+        self._room_mib -= sum(map(self._held_mib, victims))
+        self._soon = without_jobs(self._soon, victims.__contains__)
+        gpus = self._place(job, self._soon, crowds=False).gpus
+        self._soon = self._soon.with_placement(job, gpus)
+        names = first_few(", ".join(f"job {each.id}" for each in victims))
+        return Reason("making_room", job.spec.gpus, 0, "GPUs", names)
+
+    def _service_s(self, job: Job) -> float:
+        return self._sizes.left_s(job) * job.spec.gpus
 
 
-def _place(new: Newcomer, view: View, rules: Rules) -> Placement:
-    placement = rules.of(new).place(new.job, view)
-    why = expectation(new.job) if placement.gpus else ()
-    return replace(placement, explanation=(*why, *placement.explanation))
-
-
-def _too_large(new: Newcomer, view: View) -> bool:
-    """Whether it fits nowhere, by memory alone."""
-    estimate = new.job.estimate
-    if estimate is None:
-        return False
-    room = (new.mib <= gpu.free_mib or not (estimate.firm or gpu.residents) for gpu in view.gpus)
-    return sum(room) < new.job.spec.gpus
-
-
-def _much_shorter(short_s: float, long_s: float) -> bool:
-    return MUCH_LONGER * short_s + PREEMPTION_S < long_s
-
-
-def _longest_s(view: View) -> float:
-    """What is left of the running job of which most is, of those that may be preempted at all."""
-    left = (
-        remaining_s(job, view.now) for job in view.running if _is_known(job) and job.spec.requeue
-    )
-    return max(left, default=0.0)
-
-
-def _is_known(job: Job) -> bool:
-    return job.expected_s is not None and job.estimate is not None
-
-
-def _preemption(victim: Job, first: Job) -> Preemption:
-    return Preemption(victim.id, Reason("preempted", detail=f"job {first.id} goes first"))
-
-
-def _making_room(job: Job, victims: Iterable[Job]) -> Reason:
-    names = first_few(", ".join(f"job {victim.id}" for victim in victims))
-    return Reason("making_room", job.spec.gpus, 0, "GPUs", names)
+def _kind(wanted: Demand) -> Hashable:
+    """Jobs of one kind fit where one fits that is no smaller in anything."""
+    firm = wanted.estimate and wanted.estimate.firm
+    return wanted.gpus, wanted.alone, wanted.mps_uid, wanted.retry, firm, wanted.suspension

@@ -1,0 +1,56 @@
+"""What is left of a job, how busy it keeps a GPU, and how much memory it takes: as declared,
+predicted, estimated or measured, and otherwise a guess."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from carmad.plugin import GpuId, GpuView, Job, View
+from policies import views
+
+FIRST_S = 3600.0  # a job of unknown duration has as much left as it has run, and this at least, …
+CLASS = 4.0  # … in classes that are so many times as long as the one before
+ACTIVITY = 0.6  # of a job that has never been measured
+
+
+def left_s(job: Job, now: float) -> float:
+    """Alone. A job that has run for long will mostly run for long."""
+    if job.expected_s is not None or job.leaves:
+        return views.remaining_s(job, now, math.inf)
+    steps = math.log(max(job.attained_s(now), FIRST_S) / FIRST_S, CLASS)
+    return FIRST_S * CLASS ** math.floor(steps)
+
+
+class Sizes:
+    """Of the jobs in a view."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        settled = (gpu for gpu in view.gpus if gpu.residents and gpu.settling is None)
+        self._measured: Mapping[GpuId, GpuView] = {gpu.id: gpu for gpu in settled}
+        # A stranger may need as much as the largest job that has been seen here.
+        self._largest_mib = views.largest_mib(view) or max(
+            (gpu.gpu.memory_mib for gpu in view.gpus), default=0
+        )
+
+    def of(self, job: Job) -> tuple[float, float, float]:
+        """The memory that it needs, what is left of it, and its activity."""
+        return views.need_mib(job) or self._largest_mib, self.left_s(job), self.activity(job)
+
+    def left_s(self, job: Job) -> float:
+        return left_s(job, self._view.now)
+
+    def activity(self, job: Job) -> float:
+        """On each of its GPUs, when it is alone there."""
+        if (known := views.activity(job)) is not None:
+            return known
+        there = self._measured.get(job.gpus[0]) if job.gpus else None
+        return there.score.sm_mean if there and len(there.residents) == 1 else ACTIVITY
+
+    def load(self, gpu: GpuView) -> float:
+        """The activity there: as measured, if these jobs are those that were."""
+        there = self._measured.get(gpu.id)
+        if there is not None and there.residents is gpu.residents:
+            return there.score.sm_mean
+        return sum(map(self.activity, gpu.residents))
