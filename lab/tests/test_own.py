@@ -56,3 +56,11 @@ def test_the_user_who_waits_longest_counts():
     this = case(*(task(n, 1_000) for n in range(4)))
     ours = run(this, "carma", KNOWN)
     assert longest_wait(ours, ours) == pytest.approx(1.0)
+
+
+def test_the_mean_time_at_which_work_is_done_is_least_if_the_smallest_goes_first() -> None:
+    """The large one works from 0 to 1 and from 3 to 12, the small one from 1 to 3."""
+    found = bound.mean_busy_s([(task(0, 0), 10.0), (task(1, 0), 2.0)])
+    large_s = (1 * 0.5 + 9 * 7.5) / 10
+    assert found == pytest.approx((large_s + 1.0) / 2)
+    assert bound.mean_busy_s([(task(0, 0), 1.0), (task(5, 0), 1.0)]) == pytest.approx(0.5)
