@@ -371,15 +371,20 @@ def test_strangers_block_nobody():
     assert where(planned([large, small], [runs(9, 10, 0, expected_s=None)])) == {1: (), 2: (0,)}
 
 
-def test_a_stranger_may_need_as_much_as_the_largest_job_that_was_seen():
-    for seen, gpus in ((19_000, (0,)), (21_000, ())):
-        resident = runs(9, 10, 0, usage=Usage(peak_mib=seen))
-        assert where(planned([stranger()], [resident])) == {1: gpus}
+@pytest.mark.parametrize(("seen_mib", "gpus"), [(19_000, (0,)), (21_000, ())])
+def test_a_stranger_that_may_be_too_large_joins_nobody_where_magm_would_not(seen_mib, gpus):
+    """As large as the largest job that was seen. The GPU has 20,000 MiB, and bursts of load."""
+    resident = runs(9, 10, 0, usage=Usage(peak_mib=seen_mib))
+    bursts = {"score": replace(BUSY, sm_mean=0.3)}
+    assert where(planned([stranger()], [resident], gpu0=bursts)) == {1: gpus}
+    assert where(planned([stranger()], [resident])) == {1: (0,)}
 
 
-def test_where_nobody_was_seen_it_joins_nobody():
-    assert refused(planned([stranger()], [runs(9, 10, 0)])[1]) == {0: ["memory"]}
-    assert where(planned([stranger()], [runs(9, 10, 0)], gpus=2)) == {1: (1,)}
+def test_where_nobody_was_seen_it_is_as_large_as_a_gpu():
+    bursts = {"score": replace(BUSY, sm_mean=0.3)}
+    plan = planned([stranger()], [runs(9, 10, 0)], gpu0=bursts)
+    assert refused(plan[1]) == {0: ["risk"]}
+    assert where(planned([stranger()], [runs(9, 10, 0)], gpus=2, gpu0=bursts)) == {1: (1,)}
 
 
 def test_what_an_earlier_run_needed_is_known():

@@ -38,7 +38,7 @@ from carmad.plugin import (
 )
 from policies.builtin import most_free_memory
 from policies.carma.sizes import Sizes, left_s
-from policies.filters import fits_memory, min_free
+from policies.filters import fits_memory, min_free, not_risky
 from policies.preemptive import fewest, yields
 from policies.ranked import Filter, Ranked, needs_empty
 from policies.reasons import expectation
@@ -54,6 +54,7 @@ class Rules:
     """What is not the default is for ablations."""
 
     fits: Ranked  # by memory, and which GPU is best
+    risk: Filter  # MAGM's, for strangers that may be too large
     busy: float = 0.85  # SM activity from which a GPU is busy enough, …
     most: float = 1.15  # … unless a job brings it to no more than this
     short: float = 0.5  # of what the shortest job there has left: a job that may join all the same
@@ -86,7 +87,8 @@ class Carma:
 def carma(settings: Settings) -> Carma:
     conditions = settings.preconditions_for("carma")
     memory = fits_memory(conditions, settings), min_free(conditions, settings)
-    return Carma("carma", Rules(Ranked("carma", memory, most_free_memory, idle_first=True)))
+    fits = Ranked("carma", memory, most_free_memory, idle_first=True)
+    return Carma("carma", Rules(fits, not_risky(settings)))
 
 
 class Plan:
@@ -161,8 +163,9 @@ class Plan:
                 return Reason("held_for", in_s, unit="s", detail=f"job {promise.job}")
             if not gpu.residents:
                 return None
-            if wanted.estimate is None and need_mib > gpu.free_mib:
-                return Reason("memory", need_mib, gpu.free_mib, "MiB")
+            large = wanted.estimate is None and need_mib > gpu.free_mib
+            if large and (risk := rules.risk(wanted, gpu)):
+                return risk
             load = sizes.load(gpu)
             if load < rules.busy or load + activity <= rules.most:
                 return None
