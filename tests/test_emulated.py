@@ -296,15 +296,16 @@ def test_the_first_kernel_comes_after_the_warm_up(source: EmulatedSource, tmp_pa
 def test_out_of_memory_reads_as_pytorch_says_it(tmp_path: Path, source: EmulatedSource) -> None:
     tenant = start_job(tmp_path, "--memory-mib", "30000", "--seconds", "60", "--warmup", "0")
     wait_for(source, lambda sample: sample.memory_used_mib == 30_000)
-    job = start_job(tmp_path, "--memory-mib", "20000", "--warmup", "0", gpus="1,0")
+    at_once = "--warmup", "0", "--ramp", "0"
+    job = start_job(tmp_path, "--memory-mib", "20000", *at_once, gpus="1,0")
     _, stderr = job.communicate(timeout=PATIENCE_S)
     assert job.returncode == 1
     assert stderr.startswith("Traceback (most recent call last):\n")
     found = TORCH_OOM.search(stderr)
     assert found is not None, stderr
     assert found["gpu"] == "1"  # as the job counts
-    assert (found["tried"], found["total"]) == ("4.88 GiB", "40.00 GiB")
-    assert found["free"] == f"{(40_960 - 30_000 - 10_000):.2f} MiB"
+    assert (found["tried"], found["total"]) == ("14.65 GiB", "40.00 GiB")
+    assert found["free"] == f"{(40_960 - 30_000 - 5_000) / 1024:.2f} GiB"
     assert found["others"] == f"Process {tenant.pid} has 29.30 GiB memory in use. "
     assert {use.pid for use in source.sample(0.0)[0].processes} == {tenant.pid}
     tenant.terminate()
