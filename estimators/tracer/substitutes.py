@@ -135,10 +135,12 @@ def on_host(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
     return func(*args, **kwargs)
 
 
-def stand_in(tensor: Any, device: Any) -> Any:
+def stand_in(recorder: Any, tensor: Any, device: Any) -> Any:
     """The result of copying a tensor from the GPU: ones, or false."""
-    make = torch.zeros if tensor.dtype is torch.bool else torch.ones
-    return make(tensor.shape, dtype=tensor.dtype, device=device)
+    if tensor.numel() > 1:
+        recorder.deceive()
+    is_true = recorder.choices.choose(*((False, True) if tensor.dtype is torch.bool else (1, 0)))
+    return torch.full(tensor.shape, is_true, dtype=tensor.dtype, device=device)
 
 
 # -- copies ----------------------------------------------------------------------------------------
@@ -178,8 +180,8 @@ def _fit_for_blas(matrix: Any) -> bool:
 def _item(recorder: Any, tensor: Any) -> Any:
     recorder.note("values read from the GPU are taken to be 1, truth values to be false")
     if tensor.dtype is torch.bool:
-        return False
-    return 1.0 if tensor.is_floating_point() else 1
+        return recorder.choices.choose(False, True)
+    return recorder.choices.choose(*((1.0, 0.0) if tensor.is_floating_point() else (1, 0)))
 
 
 def _nonzero(recorder: Any, tensor: Any) -> Any:
@@ -271,8 +273,8 @@ ANSWERS: Dict[Any, Callable[..., Any]] = {
     aten._cudnn_rnn.default: kernels.rnn,
     aten._cudnn_rnn_backward.default: kernels.rnn_backward,
     aten._local_scalar_dense.default: _item,
-    aten.is_nonzero.default: lambda recorder, tensor: False,
-    aten.equal.default: lambda recorder, a, b: True,
+    aten.is_nonzero.default: lambda recorder, tensor: recorder.choices.choose(False, True),
+    aten.equal.default: lambda recorder, a, b: recorder.choices.choose(True, False),
     aten._thnn_fused_gru_cell.default: kernels.gru_cell,
     aten._thnn_fused_gru_cell_backward.default: kernels.gru_cell_backward,
     aten._thnn_fused_lstm_cell.default: kernels.lstm_cell,
