@@ -48,7 +48,7 @@ class Stop:
     asked: dict[str, bool] = field(default_factory=dict)  # as in `Choices`
     skipped: bool = False  # passes were left out
     deceived: bool = False  # something was made up that has no other answer
-    progress: int = 0  # events until then
+    progress: int = 0  # operators until then
     reported: bool = False  # it ended by itself, and there is a report
 
     @property

@@ -9,7 +9,9 @@ stops whatever it is told, it stops by itself.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -50,6 +52,7 @@ def explore(answer: Answer, run: Callable[[Plan], None]) -> NoReturn:
         changed = _change(plan, stop, tried) if stop is not None and stop.doubtful else None
         if stop is None or changed is None:
             break
+        _import_for_all()
         outcome = _attempt(answer, changed, run)
         if outcome.stop is None:
             if outcome.answer and not outcome.refused:
@@ -74,6 +77,13 @@ def explore(answer: Answer, run: Callable[[Plan], None]) -> NoReturn:
     if stop.crash and (stop.certain or proved):
         answer.crash(stop.crash)
     answer.refuse(stop.why)
+
+
+def _import_for_all() -> None:
+    """What PyTorch's shape rules import when they are first asked, in each attempt."""
+    for name in ("sympy", "torch.distributed.tensor"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def _change(plan: Plan, stop: Stop, tried: set[str]) -> Plan | None:

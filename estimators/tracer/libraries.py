@@ -1,9 +1,11 @@
 """Patches to libraries that the script may import, applied when it does; and stand-ins for
-torch._dynamo and for torchvision's operators.
+torch._dynamo, torch's symbolic shapes and torchvision's operators.
 
 torch._dynamo takes as long to import as torch itself and is hardly needed. When it makes fake
 tensors, PyTorch reads two settings from it and marks some functions. A stub package provides just
-that. If more of it is used, as some libraries do, the real package is imported then.
+that. If more of it is used, as some libraries do, the real package is imported then. So are
+symbolic shapes, which bring sympy: PyTorch's shape rules ask them whether a comparison holds, and
+here sizes are numbers.
 
 torchvision, and so timm, becomes importable if its compiled operators do not load. It describes the
 shapes of its operators at import, which fails if they do not exist at all; their declarations are
@@ -30,6 +32,7 @@ from . import substitutes
 
 DYNAMO = "torch._dynamo"
 CONFIG = f"{DYNAMO}.config"
+SHAPES = "torch.fx.experimental.symbolic_shapes"
 
 _ROIS = "Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width"
 _BACK = "float spatial_scale, SymInt pooled_height, SymInt pooled_width"
@@ -155,6 +158,37 @@ def install() -> None:
     sys.meta_path.insert(0, _PatchFinder())
 
 
+def _same(one: Any, other: Any) -> bool:
+    return bool(list(one) == list(other) if isinstance(one, (tuple, list)) else one == other)
+
+
+class _NumbersOnly(types.ModuleType):
+    """A stub of symbolic shapes, as far as sizes are numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(SHAPES)
+        for name in (
+            *("expect_true", "guard_bool", "guard_or_false", "guard_or_true"),
+            *("guard_size_oblivious", "statically_known_true"),
+        ):
+            setattr(self, name, bool)
+        self.sym_eq = _same
+        self.sym_and = lambda *them: all(them)
+        self.sym_or = lambda *them: any(them)
+        self.guarding_hint_or_throw = lambda size: size
+        self.has_guarding_hint = lambda size: True
+        self.is_nested_int = self.has_free_unbacked_symbols = lambda _: False
+        self.free_unbacked_symbols = lambda _: set()
+        self.GuardOnDataDependentSymNode = type("GuardOnDataDependentSymNode", (RuntimeError,), {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if sys.modules.get(SHAPES) is self:
+            del sys.modules[SHAPES]
+        return getattr(importlib.import_module(SHAPES), name)
+
+
 class _SparseDynamo(types.ModuleType):
     """A stub of the package."""
 
@@ -196,8 +230,10 @@ class _DynamoFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-def spare_dynamo() -> None:
+def spare_imports() -> None:
     """Call this before the first fake tensor is made."""
+    if SHAPES not in sys.modules:
+        sys.modules[SHAPES] = _NumbersOnly()
     if DYNAMO not in sys.modules:
         sys.modules[DYNAMO] = torch._dynamo = _SparseDynamo()
         sys.meta_path.insert(0, _DynamoFinder())

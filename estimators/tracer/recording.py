@@ -91,6 +91,7 @@ class Recorder(TorchDispatchMode):
     benchmark: torch.backends.cudnn.benchmark as the program left it
     memory: bytes that the GPU has, as far as that is known
     full: called with the bytes for which there is no room; it may raise, or they are allocated
+    operators: how many have run on the GPU
     live, peak: bytes allocated now, and the most that were since `forget_peak`
     """
 
@@ -110,6 +111,7 @@ class Recorder(TorchDispatchMode):
         self.memory = math.inf
         self.full: Callable[[int], None] = lambda nbytes: None
         self.live = self.peak = 0
+        self.operators = 0
         self._ids = 0
         self._storages: Dict[int, Any] = {}
         self._Watched: Any = _Storage if _storages_call_back() else _Polled
@@ -285,6 +287,7 @@ class Recorder(TorchDispatchMode):
                 found = found | ON_GPU if found else ON_GPU | OF_INTEGERS
         if not found & ON_GPU:
             return substitutes.on_host(func, args, kwargs)
+        self.operators += 1
         if threading.get_ident() != self._thread:
             self._turn()
         try:

@@ -21,6 +21,7 @@ import json
 import re
 import runpy
 import sys
+import traceback
 import types
 import weakref
 from dataclasses import replace
@@ -57,6 +58,7 @@ from .shortcuts import PASSES, Repeats
 STEPS = 2
 _FIRM = (TypeError, AttributeError, NameError, ImportError)  # which a script hardly raises itself
 ENOUGH = 12
+_TORCH = str(Path(torch.__file__).parent)
 OTHERS = {"jax": "JAX", "tensorflow": "TensorFlow", "cupy": "CuPy", "paddle": "Paddle"}
 
 SAME = re.compile(r"%%(time|timeit|capture|prun|memit)\b.*")  # the rest of the cell is Python
@@ -68,19 +70,16 @@ class Steps:
 
     def __init__(self, clock: Clock) -> None:
         self._taken: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.by_hand = True  # there has been no optimizer
         make = torch.optim.Optimizer.__init__
 
         def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             clock.works()
             make(optimizer, *args, **kwargs)
             self._taken[optimizer] = 0
+            self.by_hand = False
 
         torch.optim.Optimizer.__init__ = init
-
-    @property
-    def by_hand(self) -> bool:
-        """There is no optimizer."""
-        return not self._taken
 
     @property
     def rounds(self) -> int:
@@ -100,7 +99,7 @@ class Trace:
     def __init__(self, options: Options, answer: Answer) -> None:
         self._answer = answer
         self._steps = Steps(answer.clock)
-        libraries.spare_dynamo()
+        libraries.spare_imports()
         self.recorder = Recorder()
         self.layers = Layers(self.recorder)
         device.pretend(self.recorder, options.gpu, options.gpus)
@@ -130,8 +129,10 @@ class Trace:
     def _after_pass(self, passes: int) -> None:
         """Without an optimizer, the script updates its parameters by hand after each backward pass,
         or some."""
-        if self._steps.by_hand and passes > PASSES and self.recorder.events:
-            self.layers.label_gradients()
+        if not self._steps.by_hand:
+            return
+        self.layers.label_gradients()
+        if passes > PASSES and self.recorder.events:
             self.recorder.note(f"there is no optimizer: traced until its backward pass {passes}")
             self.finish(is_over=False)
 
@@ -161,7 +162,7 @@ class Trace:
             asked=recorder.choices.asked,
             skipped=recorder.skipped,
             deceived=recorder.deceived,
-            progress=len(recorder.events),
+            progress=recorder.operators,
             **fields,
         )
 
@@ -237,7 +238,9 @@ def _judge(error: BaseException, why: str, trace: Trace) -> Stop:
         certain = not made_up or bool(own_crash(error, made_up=True))
     except Exception:  # noqa: BLE001  its exceptions may be of its own making
         crash, certain = "", not made_up
-    firm = error is trace.recorder.refused or isinstance(error, _FIRM)
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    by_torch = bool(frames) and frames[-1].startswith(_TORCH)
+    firm = error is trace.recorder.refused or by_torch or isinstance(error, _FIRM)
     return trace.stop(why, crash=crash, certain=certain, firm=firm)
 
 
