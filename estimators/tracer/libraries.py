@@ -14,6 +14,7 @@ enough for everything but running them.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -178,7 +179,7 @@ class _NumbersOnly(types.ModuleType):
         self.guarding_hint_or_throw = lambda size: size
         self.has_guarding_hint = lambda size: True
         self.is_nested_int = self.has_free_unbacked_symbols = lambda _: False
-        self.free_unbacked_symbols = lambda _: set()
+        self.free_unbacked_symbols = lambda _: frozenset[Any]()
         self.GuardOnDataDependentSymNode = type("GuardOnDataDependentSymNode", (RuntimeError,), {})
 
     def __getattr__(self, name: str) -> Any:
@@ -250,18 +251,28 @@ def _real_dynamo() -> Any:
 
 
 def declare_torchvision() -> None:
-    """Does nothing if torchvision is absent, or its operators can be loaded."""
+    """Does nothing if torchvision is absent."""
     found = importlib.util.find_spec("torchvision")
-    if _declared or found is None or hasattr(torch.ops.torchvision, "nms"):
+    if found is None:
         return
-    for folder in found.submodule_search_locations or ():
+    if not hasattr(torch.ops.torchvision, "nms") and not _load(found):
+        library = torch.library.Library("torchvision", "DEF")
+        for schema in _SCHEMAS:
+            library.define(schema)
+        _declared.append(library)
+    substitutes.ANSWERS[torch.ops.torchvision.nms.default] = _keep_boxes
+
+
+def _load(torchvision: Any) -> bool:
+    """Whether its compiled operators can be had."""
+    for folder in torchvision.submodule_search_locations or ():
         for compiled in Path(folder).glob("_C*.so"):
-            try:
+            with contextlib.suppress(OSError):
                 torch.ops.load_library(str(compiled))
-                return
-            except OSError:
-                continue
-    library = torch.library.Library("torchvision", "DEF")
-    for schema in _SCHEMAS:
-        library.define(schema)
-    _declared.append(library)
+                return True
+    return False
+
+
+def _keep_boxes(recorder: Any, boxes: Any, *_: Any) -> Any:
+    recorder.note("boxes are taken not to overlap")
+    return recorder.new(boxes.shape[:1], torch.int64)

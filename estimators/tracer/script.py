@@ -40,6 +40,7 @@ from . import (
     made_up,
     ranks,
     shortcuts,
+    substitutes,
     tensors,
 )
 from .answering import Answer, Clock, Stop, first_line, offline, what_went_wrong
@@ -100,6 +101,7 @@ class Trace:
         self._answer = answer
         self._steps = Steps(answer.clock)
         libraries.spare_imports()
+        substitutes.give_zeros()
         self.recorder = Recorder()
         self.layers = Layers(self.recorder)
         device.pretend(self.recorder, options.gpu, options.gpus)

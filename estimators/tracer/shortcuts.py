@@ -95,7 +95,8 @@ class Repeats:
 
         def count(*args: Any, **kwargs: Any) -> None:
             if self._backward:
-                return backward(*args, **kwargs)
+                backward(*args, **kwargs)
+                return
             self._backward = True
             try:
                 backward(*args, **kwargs)
@@ -123,10 +124,17 @@ class Repeats:
         if question is not None and enough and known[-1] is not None:
             self._recorder.note("passes that repeat earlier ones were left out")
             self._recorder.skipped = True
-            return _again(known[-1])
+            return self._again(known[-1])
         out = run(module, *args, **kwargs)
         known.append(_answer(out))
         return out
+
+    def _again(self, answer: Any) -> Any:
+        parts, form = answer
+        return tree_unflatten([self._make(*p) if isinstance(p, tuple) else p for p in parts], form)
+
+    def _make(self, shape: Any, stride: Any, dtype: Any, requires_grad: bool) -> Any:
+        return self._recorder.new(shape, dtype, stride).requires_grad_(requires_grad)
 
 
 def _has_hooks(module: Any) -> bool:
@@ -168,13 +176,3 @@ def _answer(out: Any) -> Any:
         else:
             return None
     return parts, form
-
-
-def _again(answer: Any) -> Any:
-    parts, form = answer
-    return tree_unflatten([_make(*p) if isinstance(p, tuple) else p for p in parts], form)
-
-
-def _make(shape: Any, stride: Any, dtype: Any, requires_grad: bool) -> Any:
-    made = torch.empty_strided(shape, stride, dtype=dtype, device="cuda")
-    return made.requires_grad_(requires_grad)

@@ -10,6 +10,7 @@ derivatives of SiLU and Mish are decomposed into pieces with large temporaries (
 """
 
 import contextlib
+import ctypes
 import importlib
 import math
 from typing import Any, Callable, Dict, Iterator, List, Tuple
@@ -120,19 +121,33 @@ _FILLS = frozenset(
     )
 )
 _RANDOM = frozenset((aten.uniform_.default, aten.normal_.default, aten.erfinv_.default))
-_LARGE = 4096  # elements; below it filling is cheaper than asking
+_EMPTY = frozenset((aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty))
+_LARGE = 1 << 16  # bytes; smaller tensors are filled
+_M_MMAP_THRESHOLD = -3  # of mallopt
+
+
+def give_zeros() -> None:
+    """Let large tensors that nobody fills be zero. The kernel's pages are: so the C library shall
+    not use again what was large enough to have pages of its own."""
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # not in musl
+    if set_option is not None:
+        set_option(_M_MMAP_THRESHOLD, _LARGE)
 
 
 def on_host(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
-    """Runs an operator on real tensors. Parameters are not initialised, since they become fake."""
+    """Runs an operator on real tensors. Large parameters are not initialised, since they become
+    fake; what nobody has written to yet is zero."""
     if func in _FILLS:
         target = args[0]
-        if target.numel() > _LARGE and (
+        if target.numel() * target.element_size() >= _LARGE and (
             isinstance(target, torch.nn.Parameter)
             or (func in _RANDOM and target.is_floating_point())
         ):
             return target
-    return func(*args, **kwargs)
+    out = func(*args, **kwargs)
+    if func.overloadpacket in _EMPTY and out.numel() * out.element_size() < _LARGE and out.is_cpu:
+        out.zero_()
+    return out
 
 
 def stand_in(recorder: Any, tensor: Any, device: Any) -> Any:

@@ -79,7 +79,8 @@ def _methods() -> None:
 
 
 def _storages(recorder: Recorder) -> None:
-    """FSDP frees what it gathered by resizing its storage to nothing."""
+    """FSDP frees what it gathered by resizing its storage to nothing; other processes may share
+    storages."""
     resize = torch.UntypedStorage.resize_
 
     def resize_(storage: Any, size: int) -> Any:
@@ -88,6 +89,13 @@ def _storages(recorder: Recorder) -> None:
         return storage
 
     torch.UntypedStorage.resize_ = resize_
+    share = torch.UntypedStorage.share_memory_
+
+    def share_memory_(storage: Any) -> Any:
+        """What is on the GPU is shared anyway."""
+        return storage if storage.device.type == "meta" else share(storage)
+
+    torch.UntypedStorage.share_memory_ = share_memory_
 
 
 def _pack(padded: Any, lengths: Any, batch_first: bool) -> Any:
