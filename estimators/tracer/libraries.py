@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import substitutes
 
@@ -130,7 +131,58 @@ def _parameter(make: Callable[..., Any]) -> Callable[..., Any]:
     return new
 
 
+class _NoStates:
+    """In place of the random states that DTensors have on the GPU."""
+
+    distribute_region_enabled = False
+
+    def _manual_seed(self, *_: Any) -> None:
+        pass
+
+
+def _dtensor_random(module: Any) -> None:
+    module._rng_tracker = _NoStates()
+    module.OffsetBasedRNGTracker = lambda *_, **__: _NoStates()
+
+
+class _Unseen:
+    """A context in which no mode sees operators, and so nothing is recorded."""
+
+    def __enter__(self) -> None:
+        self._modes = _disable_current_modes()
+        self._modes.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._modes.__exit__(*error)
+
+
+def _dtensor_shapes(module: Any) -> None:
+    """A DTensor finds out shapes with fake tensors of the whole size, which nobody allocates."""
+    if hasattr(module.ShardingPropagator, "_fake_mode_lock"):  # torch 2.9
+        module.ShardingPropagator._fake_mode_lock = _Unseen()
+
+
+def _tensorboard(module: Any) -> None:
+    """A graph is drawn of what torch.jit recorded: here the model only runs once for it."""
+
+    def add_graph(writer: Any, model: Any, inputs: Any = (), *_: Any, **__: Any) -> None:
+        torch.jit.trace(model, tuple(inputs) if isinstance(inputs, (tuple, list)) else inputs)
+
+    module.SummaryWriter.add_graph = add_graph
+
+
+def _torchvision(module: Any) -> None:
+    """What is only declared has answers, too."""
+    if _declared:
+        module._has_ops = lambda: True
+
+
 _PATCHES: dict[str, Callable[[Any], None]] = {
+    "torchvision.extension": _torchvision,
+    "torch.distributed.tensor._random": _dtensor_random,
+    "torch.distributed.tensor._sharding_prop": _dtensor_shapes,
+    "torch.utils.tensorboard.writer": _tensorboard,
+    "tensorboardX.writer": _tensorboard,
     "bitsandbytes.nn.modules": _bitsandbytes,
     "transformers.generation.utils": _generation,
     "deepspeed.runtime.utils": _never_overflow,
@@ -157,6 +209,9 @@ class _PatchFinder(importlib.abc.MetaPathFinder):
 
 def install() -> None:
     sys.meta_path.insert(0, _PatchFinder())
+    for name, patch in _PATCHES.items():
+        if name in sys.modules:
+            patch(sys.modules[name])
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -116,6 +116,8 @@ def install(recorder: Recorder) -> None:
     torch.multiprocessing.spawn = _spawn
     if not torch.distributed.is_available():
         return
+    from torch.distributed import device_mesh
+
     start = torch.distributed.init_process_group
 
     def init_process_group(*_: Any, world_size: int = -1, **__: Any) -> None:
@@ -128,8 +130,8 @@ def install(recorder: Recorder) -> None:
             world_size = int(os.environ.get("WORLD_SIZE", "1"))
         start("fake", rank=0, world_size=world_size, store=FakeStore())
 
-    torch.distributed.init_process_group = init_process_group
-    torch.distributed.distributed_c10d.init_process_group = init_process_group
+    for module in (torch.distributed, torch.distributed.distributed_c10d, device_mesh):
+        module.init_process_group = init_process_group
     for module in (torch.distributed, torch.distributed.distributed_c10d):
         for name in _NOTHING.split():
             if hasattr(module, name):

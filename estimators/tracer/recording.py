@@ -43,6 +43,7 @@ from .values import Values
 
 GPU = torch.device("cuda:0")
 _DEVICE_OF = torch.ops.prim.device.default
+_PLAIN = frozenset((FakeTensor, torch.Tensor, torch.nn.Parameter))
 
 
 class _Storage(weakref.ref):  # type: ignore[type-arg]
@@ -277,6 +278,8 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         if func is _DEVICE_OF:
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
+        if not _PLAIN.issuperset(types):
+            return NotImplemented  # a DTensor, say: it comes again with what it consists of
         kwargs = kwargs or {}
         key: List[Any] = [func, torch.get_default_dtype(), *kwargs]
         found = describe(args, key)

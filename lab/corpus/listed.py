@@ -35,7 +35,7 @@ class Script:
 
     @property
     def name(self) -> str:
-        return f"{self.repository}: {self.run}"
+        return f"{self.repository}: {self.cwd}: {self.run}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ def images(path: Path) -> None:
     """ImageFolders `train` and `val`."""
     for part in ("train", "val"):
         for label in range(4):
-            for i in range(8):
+            for i in range(40):
                 _picture(path / part / f"n{label:08}" / f"{i}.jpg")
 
 
@@ -111,7 +111,7 @@ def pairs(path: Path) -> None:
     """`trainA`, `trainB`, `testA`, `testB`; and `train`, `val`, `test` with two pictures side by side."""
     from PIL import Image
 
-    for part in ("trainA", "trainB", "testA", "testB", "A", "B"):
+    for part in ("trainA", "trainB", "testA", "testB", "train/A", "train/B", "test/A", "test/B"):
         for i in range(8):
             _picture(path / part / f"{i}.jpg")
     for part in ("train", "val", "test"):

@@ -12,11 +12,12 @@ both are left out of the share that is traced, as they would not run on a GPU ei
 
 from __future__ import annotations
 
+import json
 import shlex
 import statistics
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.harness import Report, Row, columns, of_rows
@@ -47,10 +48,19 @@ class Looked:
 
 
 def measure(
-    folder: str = str(FOLDER), mirror: str = "", python: str = sys.executable, only: str = ""
+    folder: str = str(FOLDER),
+    mirror: str = "",
+    python: str = sys.executable,
+    only: str = "",
+    kept: str = "",
 ) -> Report:
+    """`kept`: a file of what earlier runs found, which is not looked at again."""
+    before = _read_kept(Path(kept)) if kept else {}
     looked = []
     for repository, script in chosen(read(), only):
+        if script.name in before:
+            looked.append(before[script.name])
+            continue
         source = Path(mirror) if mirror else None
         cwd = prepare(script, repository.clone(Path(folder), source))
         one = _looked(script, cwd, python)
@@ -59,6 +69,9 @@ def measure(
             f"{one.outcome:8}{took:>6} {script.name}: {one.why[:160]}", file=sys.stderr, flush=True
         )
         looked.append(one)
+        if kept:
+            with Path(kept).open("a") as file:
+                file.write(json.dumps([script.name, asdict(one)]) + "\n")
     would = [one for one in looked if one.outcome not in ("stops", "lacks")]
     said = [one.outcome for one in would]
     repositories = {one.repository for one in looked}
@@ -92,6 +105,11 @@ def measure(
         text=(0, 1, 2, 7),
     )
     return of_rows("Scripts of public repositories", rows, table, data={"scripts": looked})
+
+
+def _read_kept(path: Path) -> dict[str, Looked]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {name: Looked(**fields) for name, fields in map(json.loads, lines)}
 
 
 def command(script: Script, cwd: Path, python: str) -> JobSpec:

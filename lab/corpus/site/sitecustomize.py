@@ -21,7 +21,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             run(module)
             module.check_integrity = lambda file, md5=None: os.path.isfile(file)
 
-        spec.loader.exec_module = exec_module
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
