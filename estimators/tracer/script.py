@@ -59,6 +59,7 @@ from .shortcuts import PASSES, Repeats
 STEPS = 2
 _FIRM = (TypeError, AttributeError, NameError, ImportError)  # which a script hardly raises itself
 ENOUGH = 12
+_OF_SHAPES = re.compile("IndexError: (invalid index of a 0-dim|too many indices for) tensor")
 _TORCH = str(Path(torch.__file__).parent)
 OTHERS = {"jax": "JAX", "tensorflow": "TensorFlow", "cupy": "CuPy", "paddle": "Paddle"}
 
@@ -242,6 +243,7 @@ def _judge(error: BaseException, why: str, trace: Trace) -> Stop:
         crash, certain = "", not made_up
     frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     by_torch = bool(frames) and frames[-1].startswith(_TORCH)
+    by_torch = by_torch or bool(_OF_SHAPES.search(why))
     firm = error is trace.recorder.refused or by_torch or isinstance(error, _FIRM)
     return trace.stop(why, crash=crash, certain=certain, firm=firm)
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from estimators.tracer import libraries
+
 WORDS = [
     f"{a}{b}" for a in ("ka", "lo", "mi", "ne", "ru", "sa", "ti") for b in ("ba", "do", "fe", "gu")
 ]
@@ -108,7 +110,8 @@ def folder(path: Path) -> None:
 
 
 def pairs(path: Path) -> None:
-    """`trainA`, `trainB`, `testA`, `testB`; and `train`, `val`, `test` with two pictures side by side."""
+    """`trainA`, `trainB`, `testA`, `testB`; and `train`, `val`, `test` with two
+    pictures side by side."""
     from PIL import Image
 
     for part in ("trainA", "trainB", "testA", "testB", "train/A", "train/B", "test/A", "test/B"):
@@ -188,6 +191,7 @@ def llama(path: Path) -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
+    libraries.declare_torchvision()
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     special = ("<pad>", "<s>", "</s>", "<unk>")
@@ -241,6 +245,14 @@ def series(path: Path) -> None:
             rows.writerow((str(stamp).replace("T", " "), *(f"{v:.4f}" for v in row)))
 
 
+def waves(path: Path) -> None:
+    """Sines, as pytorch/examples' generate_sine_wave.py saves them."""
+    import torch
+
+    starts = _random().integers(-80, 80, (100, 1))
+    torch.save(np.sin((np.arange(1000) + starts) / 20.0), path)
+
+
 def cora(path: Path) -> None:
     """`cora.content` and `cora.cites`."""
     path.mkdir(parents=True, exist_ok=True)
@@ -289,6 +301,19 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     one.__name__: one
     for one in (
         *(mnist, fashion, cifar10, cifar100, images, pictures, folder, pairs, masks, words, text),
-        *(names, tokens, jsonl, preferences, llama, pets, enwik8, series, cora, coco, segments),
+        *(
+            names,
+            tokens,
+            jsonl,
+            preferences,
+            llama,
+            pets,
+            enwik8,
+            series,
+            waves,
+            cora,
+            coco,
+            segments,
+        ),
     )
 }

@@ -3,8 +3,8 @@ there."""
 
 import importlib.abc
 import importlib.machinery
-import os
 import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -19,7 +19,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module: Any) -> None:
             run(module)
-            module.check_integrity = lambda file, md5=None: os.path.isfile(file)
+            module.check_integrity = lambda file, md5=None: Path(file).is_file()
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
