@@ -20,6 +20,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import math
+import os
 import sys
 import types
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import substitutes
+from .scratch import path_for_kernel
 
 DYNAMO = "torch._dynamo"
 CONFIG = f"{DYNAMO}.config"
@@ -162,6 +164,22 @@ def _dtensor_shapes(module: Any) -> None:
         module.ShardingPropagator._fake_mode_lock = _Unseen()
 
 
+def _arrow(module: Any) -> None:
+    """HF's data sets write their cache from Python, and map it by path from C."""
+    memory_map = module.memory_map
+    module.memory_map = lambda path, mode="r": memory_map(path_for_kernel(path), mode)
+
+
+def _locks(module: Any) -> None:
+    """Nobody else sees the files. One that lives in memory has no link, by which the package takes
+    it for removed, and tries again for ever."""
+
+    def acquire(lock: Any) -> None:
+        lock._context.lock_file_fd = os.open(os.devnull, os.O_RDWR)
+
+    module.UnixFileLock._acquire = acquire
+
+
 def _tensorboard(module: Any) -> None:
     """A graph is drawn of what torch.jit recorded: here the model only runs once for it."""
 
@@ -179,6 +197,8 @@ def _torchvision(module: Any) -> None:
 
 _PATCHES: dict[str, Callable[[Any], None]] = {
     "torchvision.extension": _torchvision,
+    "filelock._unix": _locks,
+    "pyarrow": _arrow,
     "torch.distributed.tensor._random": _dtensor_random,
     "torch.distributed.tensor._sharding_prop": _dtensor_shapes,
     "torch.utils.tensorboard.writer": _tensorboard,

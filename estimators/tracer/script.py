@@ -106,7 +106,7 @@ class Trace:
         self.recorder = Recorder()
         self.layers = Layers(self.recorder)
         device.pretend(self.recorder, options.gpu, options.gpus)
-        tensors.install(self.recorder, answer.refuse)
+        tensors.install(self.recorder, lambda why: answer.stop(self.stop(why)))
         ranks.install(self.recorder)
         shortcuts.load_few_samples()
         made_up.watch(self.recorder.deceive)

@@ -191,6 +191,7 @@ def llama(path: Path) -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
+
     libraries.declare_torchvision()
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
