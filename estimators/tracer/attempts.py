@@ -24,6 +24,7 @@ from .answering import Answer, Stop
 from .choices import Plan
 
 MOST = 8  # attempts
+MUCH = 1.1  # times the operators: it came further, although it stopped for the same reason
 _fork = os.fork  # `made_up` replaces it
 _PR_SET_PDEATHSIG = 1
 
@@ -65,7 +66,8 @@ def explore(answer: Answer, run: Callable[[Plan], None]) -> NoReturn:
             stop.asked.get(place) for place in changed.flipped - plan.flipped
         ):
             proved = False  # what is wrong shows the number that was made up
-        further = outcome.stop.why != stop.why and outcome.stop.progress > stop.progress
+        much = MUCH if outcome.stop.why == stop.why else 1
+        further = outcome.stop.progress > much * stop.progress
         if changed.whole != plan.whole or further:
             plan, best = changed, outcome
     else:

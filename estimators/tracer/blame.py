@@ -158,9 +158,10 @@ def _of_arguments(error: SystemExit) -> str:
     of_click = [error.__context__]
     for frame, _ in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
-        if code.co_name == "error" and Path(code.co_filename).name == "argparse.py":
+        path = Path(code.co_filename)
+        if code.co_name == "error" and (path.name == "argparse.py" or "jsonargparse" in path.parts):
             return str(frame.f_locals.get("message", ""))
-        if Path(code.co_filename).parent.name == "click":  # 8.5 leaves after it has handled it
+        if path.parent.name == "click":  # 8.5 leaves after it has handled it
             of_click += [getattr(value, "__self__", None) for value in frame.f_locals.values()]
     for one in of_click:
         if type(one).__module__ == "click.exceptions":

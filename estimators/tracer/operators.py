@@ -23,6 +23,8 @@ ONE_DEVICE = GEMMS | {
     aten.native_batch_norm.default,
     aten.cudnn_batch_norm.default,
     aten.nll_loss_forward.default,
+    aten.nll_loss2d_forward.default,
+    aten.binary_cross_entropy.default,
     aten.mse_loss.default,
     aten.cat.default,
     aten.add.Tensor,

@@ -24,7 +24,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from typing import Any, Iterator, List
+from typing import Any, Iterator
 
 KEPT_BYTES = 2 * 2**30  # with this much in its files, none is opened for writing any more
 COPIED_BYTES = 64 * 2**20  # the largest existing file that may be opened to be changed in place
@@ -36,7 +36,7 @@ _REAL = ("/dev/", "/proc/")  # devices, and the memory files themselves; /dev/sh
 _open, _fd_open, _stat, _lstat = builtins.open, os.open, os.stat, os.lstat
 _listdir, _scandir, _access, _readlink = os.listdir, os.scandir, os.access, os.readlink
 _chdir, _getcwd, _statvfs = os.chdir, os.getcwd, os.statvfs
-_installed: List[Tree] = []
+_installed: list[Tree] = []
 
 
 def _error(number: int, path: Any) -> OSError:

@@ -106,7 +106,7 @@ class Trace:
         self.recorder = Recorder()
         self.layers = Layers(self.recorder)
         device.pretend(self.recorder, options.gpu, options.gpus)
-        tensors.install(self.recorder, lambda why: answer.stop(self.stop(why)))
+        tensors.install(self.recorder, self._give_up)
         ranks.install(self.recorder)
         shortcuts.load_few_samples()
         made_up.watch(self.recorder.deceive)
@@ -128,6 +128,13 @@ class Trace:
             self.recorder.mark(f"step{self._steps.rounds}")
         if last:
             self.finish()
+
+    def _give_up(self, why: str) -> NoReturn:
+        """A trace can go no further; the one step that was taken is better than none."""
+        if not self._steps.rounds:
+            self._answer.stop(self.stop(why))
+        self.recorder.note(why)
+        self.finish()
 
     def _after_pass(self, passes: int) -> None:
         """Without an optimizer, the script updates its parameters by hand after each backward pass,

@@ -1,1 +1,1 @@
-"""Scripts of public repositories, at pinned commits and with made data: does `carma estimate` answer?"""
+"""Scripts of public repositories, at pinned commits, with made data: are they estimated?"""

@@ -1,4 +1,4 @@
-"""The list of repositories and their scripts, `corpus.toml`; and how they come onto this machine."""
+"""The repositories and their scripts, as `corpus.toml` lists them, and how to get them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Script:
     """A command in a repository.
 
     `data`: makers of `made`, each with the path that it fills, from `cwd`. `block`: a page, and a
-    word of the first block of Python in it, which is the script `readme.py`. `stops`: part of why it
-    stops by itself with the packages of `requirements.txt`, as was seen without the tracer.
-    `lacks`: what it needs and cannot have here, such as weights that are downloaded.
+    word in it; the first block of Python with this word is the script `readme.py`. `stops`: part
+    of why it stops by itself with the packages of `requirements.txt`. `lacks`: what it needs and
+    cannot have here, such as weights that are downloaded.
     """
 
     repository: str

@@ -1,5 +1,5 @@
-"""Made data in the formats that public scripts read: random pixels, words of no language, and few of
-them. Each maker fills a path."""
+"""Made data in the formats that public scripts read: a few random pixels, and words of no language.
+Each maker fills a path."""
 
 from __future__ import annotations
 
@@ -270,8 +270,8 @@ def cora(path: Path) -> None:
 def coco(path: Path) -> None:
     """Pictures and labels as YOLO reads them, with a `data.yaml`."""
     chance = _random()
-    for part in ("train", "val"):
-        for i in range(16):
+    for part, count in (("train", 128), ("val", 16)):
+        for i in range(count):
             _picture(path / "images" / part / f"{i}.jpg", 320)
             label = path / "labels" / part / f"{i}.txt"
             label.parent.mkdir(parents=True, exist_ok=True)

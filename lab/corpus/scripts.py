@@ -4,10 +4,10 @@ The repositories are in `corpus.toml`, each at a commit, with the commands that 
 the data are made. The command fetches what is missing into `--folder`: from GitHub, or from the
 clones in `--mirror`. `--python` has the packages of `requirements.txt`.
 
-A script is *traced* if it gets a figure. It is *wrong* if it is said to stop and does not: what
-stops by itself with these packages was seen to do so without the tracer, and is listed with its
-error. What lacks something that nobody has made here, such as weights to download, is listed too;
-both are left out of the share that is traced, as they would not run on a GPU either.
+A script is *traced* if it gets a figure. What *stops* by itself with these packages is listed with
+its error, and so is what *lacks* something that nobody has made here, such as weights to download:
+both are left out of the share that is traced, as they would not run on a GPU either. What else is
+said to stop counts as *wrong*.
 """
 
 from __future__ import annotations
