@@ -1054,6 +1054,6 @@ def test_a_timm_model_by_name(job: Path) -> None:
 
 
 def test_weight_decay_takes_a_copy_of_the_gradients(job: Path) -> None:
-    argv = ("timm:resnet18", "--batch-size", "1", "--img-size", "32")
+    argv = ("timm:resnet18", "--batch-size", "2", "--img-size", "64")
     with_decay, without = (report(job, argv=(*argv, f"--weight-decay={w}")) for w in (2e-5, 0))
     assert with_decay.floor - without.floor >= 4 * 11_000_000

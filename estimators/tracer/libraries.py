@@ -254,7 +254,7 @@ class _NumbersOnly(types.ModuleType):
         self.guarding_hint_or_throw = lambda size: size
         self.has_guarding_hint = lambda size: True
         self.is_nested_int = self.has_free_unbacked_symbols = lambda _: False
-        self.free_unbacked_symbols = lambda _: frozenset[Any]()
+        self.free_unbacked_symbols = lambda _: ()
         self.GuardOnDataDependentSymNode = type("GuardOnDataDependentSymNode", (RuntimeError,), {})
 
     def __getattr__(self, name: str) -> Any:

@@ -1,7 +1,7 @@
 """`carma estimate` on scripts of the corpus with a mistake put into each: does it name the line?
 
-The mistakes are in `mistakes.toml`. Each is made in the checkout of `lab.corpus.scripts`, looked at,
-and undone. It is *right* if the headline names the line at which Python stops, *elsewhere* if it
+Each in `mistakes.toml` is made in the checkout of `lab.corpus.scripts`, the script is looked at,
+and it is undone. It is *right* if the headline names the line where Python stops, *elsewhere* if it
 names another, *no headline* if the script is only refused, and *traced* if it got a figure.
 """
 
