@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_tracer_script import MIB, PARAMETERS, job, loop, needs, report, warm, written
+from carmad.plugin import Refusal
+from tests.test_tracer_script import (
+    MIB,
+    PARAMETERS,
+    job,
+    looked,
+    loop,
+    needs,
+    report,
+    warm,
+    written,
+)
 
 __all__ = ["job", "warm"]
 
@@ -113,3 +124,12 @@ def test_what_nobody_has_written_to_is_zero(job: Path) -> None:
         assert not torch.empty(7, dtype=torch.long, device="cuda").any()
         """
     traced(text, job)
+
+
+@pytest.mark.parametrize("layer", ["Conv2d(8, 4, 3)", "ConvTranspose2d(8, 4, 3)"])
+def test_a_convolution_says_that_its_channels_do_not_fit(layer: str, job: Path) -> None:
+    text = f"torch.nn.{layer}.cuda()(torch.randn(1, 3, 32, 32, device='cuda'))"
+    answer = looked(job, written(job, loop(text)))
+    assert isinstance(answer, Refusal)
+    assert "RuntimeError: Given groups=1" in answer.crash
+    assert "to have 8 channels, but got 3 channels instead" in answer.crash
