@@ -75,8 +75,8 @@ def _check_channels(x: Any, weight: Any, transposed: bool, groups: int) -> None:
     wanted = weight.shape[0] if transposed else weight.shape[1] * groups
     if x.shape[1] != wanted:
         raise RuntimeError(
-            f"Given groups={groups}, weight of size {list(weight.shape)}, expected"
-            f" input{list(x.shape)} to have {wanted} channels, but got {x.shape[1]} channels instead"
+            f"Given groups={groups}, weight of size {list(weight.shape)}, expected input"
+            f"{list(x.shape)} to have {wanted} channels, but got {x.shape[1]} channels instead"
         )
 
 

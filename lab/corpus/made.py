@@ -7,6 +7,7 @@ import csv
 import json
 import pickle
 import random
+import string
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,7 +146,7 @@ def words(path: Path) -> None:
 def text(path: Path) -> None:
     """One file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(_sentences(8000)) + "\n")
+    path.write_text("\n".join((string.printable, *_sentences(8000))) + "\n")
 
 
 def names(path: Path) -> None:
