@@ -95,6 +95,7 @@ def test_a_pass_that_was_left_out_is_not_blamed_on_the_script(job: Path) -> None
         ("total = loss.item()\n    y @ y", True),
         ("total = loss.item()\n    F.cross_entropy(y, torch.zeros(63).long().cuda())", True),
         ("total = loss.item()\n    y.view(-1, wide)", True),
+        ("total = loss.item()\n    open('missing.csv')", True),
         ("assert loss.item() > 1e9", False),  # no number was tried with which it would hold
         ("if loss.item() < 9: raise SystemExit('too small')", False),
         ("y.argmax(1).view(int(loss.item()), 2)", False),  # the number shows in the message

@@ -57,7 +57,8 @@ from .report import LONGER, Report
 from .shortcuts import PASSES, Repeats
 
 STEPS = 2
-_FIRM = (TypeError, AttributeError, NameError, ImportError)  # which a script hardly raises itself
+# What a script hardly raises itself.
+_FIRM = (TypeError, AttributeError, NameError, ImportError, FileNotFoundError)
 ENOUGH = 12
 _OF_SHAPES = re.compile("IndexError: (invalid index of a 0-dim|too many indices for) tensor")
 _TORCH = str(Path(torch.__file__).parent)
