@@ -25,7 +25,7 @@ _OURS = re.compile(
     r"FakeTensor|meta tensor|data pointer|data_ptr|carma_tracer|SimpleNamespace"
     r"|torch\.(_|cuda|accelerator|backends|distributed)|triton|nccl|nvidia|nvml|driver|libcu|libnv"
     r"|cuda error|no cuda|not compiled with|not implemented|could not run|cannot be loaded again"
-    r"|dummy base class|not allocated yet|a cuda tensor|\bCARMA_"
+    r"|dummy base class|converting to a different layout|not allocated yet|a cuda tensor|\bCARMA_"
     r"|offline|network is|\bconnect|internet|https?://|not permitted|permission denied"
     r"|read-?only|(unable|failed) to (open|create|write)|can't start new thread",
     re.IGNORECASE,
