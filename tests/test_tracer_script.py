@@ -1051,3 +1051,9 @@ def test_a_timm_model_by_name(job: Path) -> None:
     assert sum(layer.parameters for layer in told.layers) == 11_689_512
     assert told.parts["parameters"] + told.parts["optimizer"] >= 2 * 4 * 11_689_512
     assert "Unknown model" in refusal(job, argv=("timm:no_such_model",))
+
+
+def test_weight_decay_takes_a_copy_of_the_gradients(job: Path) -> None:
+    argv = ("timm:resnet18", "--batch-size", "2", "--img-size", "64")
+    with_decay, without = (report(job, argv=(*argv, f"--weight-decay={w}")) for w in (2e-5, 0))
+    assert with_decay.floor - without.floor >= 4 * 11_000_000

@@ -14,10 +14,12 @@ from typing import Any
 
 STARTED = time.monotonic()
 FOLDER = Path(__file__).absolute().parent
-# Switches off network access and tracking in libraries that have a variable for it.
+# Switches off network access and tracking in libraries that have a variable for it, and threads
+# that move weights to the GPU, as only the main thread is traced.
 ASKED = {
     "CLEARML_OFFLINE_MODE": "1",
     "HF_DATASETS_OFFLINE": "1",
+    "HF_DEACTIVATE_ASYNC_LOAD": "1",
     "HF_HUB_OFFLINE": "1",
     "MKL_NUM_THREADS": "1",
     "MPLBACKEND": "Agg",

@@ -8,15 +8,17 @@ exit handlers can interfere. A process that the script forked exits without an a
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import sys
 import sysconfig
 import threading
 import time
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from .command import Options
 from .report import Report, refusal
@@ -35,6 +37,30 @@ _INSTALLED = re.compile(r"(site|dist)-packages/")
 _OTHERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen")
 
 
+@dataclass(frozen=True)
+class Stop:
+    """How an attempt ended before two optimizer steps."""
+
+    why: str  # for a refusal
+    crash: str = ""  # completes "your script stops …", if it would, had a GPU the same values
+    certain: bool = False  # whatever was made up
+    firm: bool = False  # it is no decision of the script's on a number
+    asked: dict[str, bool] = field(default_factory=dict)  # as in `Choices`
+    skipped: bool = False  # passes were left out
+    deceived: bool = False  # something was made up that has no other answer
+    progress: int = 0  # operators until then
+    reported: bool = False  # it ended by itself, and there is a report
+
+    @property
+    def doubtful(self) -> bool:
+        return not self.certain and (self.skipped or bool(self.asked))
+
+
+def heading(own_s: float, stop: Stop | None) -> bytes:
+    """The line in front of an attempt's answer."""
+    return json.dumps({"own_s": own_s, "stop": stop and asdict(stop)}).encode() + b"\n"
+
+
 class Clock:
     def __init__(self, started: float) -> None:
         """`started`: by the monotonic clock. What the process has done so far counts as import."""
@@ -49,9 +75,14 @@ class Clock:
 
     @property
     def own_s(self) -> float:
-        """Of a processor, by all threads, except for imports in the main thread."""
+        """Of a processor, by all threads and earlier attempts, except for imports in the main
+        thread."""
         importing = self._importing
         return (time.process_time() if importing is None else importing) - self._imports_s
+
+    def set(self, own_s: float) -> None:
+        """Go on from there: an attempt, in a process of its own, begins or has ended."""
+        self._imports_s = time.process_time() - own_s
 
     def works(self) -> None:
         """From now on an import that is in progress counts: the script trains in it."""
@@ -84,6 +115,7 @@ class Answer:
         self._within_s = options.within_s
         self._longest_s = options.longest_s - SPARE_S
         self._skipped = options.skipped
+        self._is_attempt = self._leaves = False
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._ready = b""  # what to answer when the time is up
@@ -100,27 +132,47 @@ class Answer:
         """A moment before which the time is not up."""
         return min(self._within_s - self.clock.own_s, self._longest_s - self.clock.seconds)
 
-    def give(self, text: bytes) -> None:
-        """Does not return."""
+    def speak_for_attempt(self, fd: int, own_s: float) -> None:
+        """Call this in the process of an attempt: its answers go to the one that made it."""
+        self.clock.set(own_s)
+        self._is_attempt, self._leaves = True, False
+        self._pid = os.getpid()
+        os.close(self._fd)
+        self._fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH)
+        os.close(fd)
+        os.register_at_fork(after_in_child=lambda: os.close(self._fd))
+        self.before_the_deadline()
+
+    def leave_to_attempts(self) -> None:
+        """From now on they keep to the deadline."""
+        self._leaves = True
+
+    def give(self, text: bytes, stop: Stop | None = None) -> NoReturn:
+        """`stop`: of an attempt that ended before two optimizer steps."""
         if os.getpid() != self._pid:
             os._exit(0)
         self._lock.acquire()  # never released: only the first answer counts
+        if self._is_attempt:
+            text = heading(self.clock.own_s, stop) + text
         while text:
             text = text[os.write(self._fd, text) :]
         os._exit(0)
 
-    def report(self, report: Report) -> None:
-        self.give(report.dumps())
+    def report(self, report: Report, stop: Stop | None = None) -> NoReturn:
+        self.give(report.dumps(), stop)
 
     def keep(self, report: Report) -> None:
         """Report this if there is no better answer in time."""
         self._ready = report.dumps()
 
-    def refuse(self, why: str, *, late: bool = False) -> None:
+    def refuse(self, why: str, *, late: bool = False) -> NoReturn:
         """`late`: with more time there may be a report."""
         self.give(refusal(why, late=late))
 
-    def crash(self, how: str) -> None:
+    def stop(self, stop: Stop) -> NoReturn:
+        self.give(refusal(stop.why), stop)
+
+    def crash(self, how: str) -> NoReturn:
         """`how`: completes "your script stops …"."""
         if self._skipped:
             self.refuse(f"it stopped {how}; perhaps because {self._skipped}")
@@ -133,6 +185,8 @@ class Answer:
         def wait() -> None:
             while (left_s := self._left_s) > 0:
                 time.sleep(left_s)
+            if self._leaves:
+                return
             if self._ready:
                 self.give(self._ready)
             place = where(sys._current_frames().get(main))

@@ -25,7 +25,7 @@ _OURS = re.compile(
     r"FakeTensor|meta tensor|data pointer|data_ptr|carma_tracer|SimpleNamespace"
     r"|torch\.(_|cuda|accelerator|backends|distributed)|triton|nccl|nvidia|nvml|driver|libcu|libnv"
     r"|cuda error|no cuda|not compiled with|not implemented|could not run|cannot be loaded again"
-    r"|dummy base class|not allocated yet|a cuda tensor|\bCARMA_"
+    r"|dummy base class|converting to a different layout|not allocated yet|a cuda tensor|\bCARMA_"
     r"|offline|network is|\bconnect|internet|https?://|not permitted|permission denied"
     r"|read-?only|(unable|failed) to (open|create|write)|can't start new thread",
     re.IGNORECASE,
@@ -158,9 +158,10 @@ def _of_arguments(error: SystemExit) -> str:
     of_click = [error.__context__]
     for frame, _ in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
-        if code.co_name == "error" and Path(code.co_filename).name == "argparse.py":
+        path = Path(code.co_filename)
+        if code.co_name == "error" and (path.name == "argparse.py" or "jsonargparse" in path.parts):
             return str(frame.f_locals.get("message", ""))
-        if Path(code.co_filename).parent.name == "click":  # 8.5 leaves after it has handled it
+        if path.parent.name == "click":  # 8.5 leaves after it has handled it
             of_click += [getattr(value, "__self__", None) for value in frame.f_locals.values()]
     for one in of_click:
         if type(one).__module__ == "click.exceptions":

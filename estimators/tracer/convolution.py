@@ -58,6 +58,7 @@ def forward(
     output_padding: Sequence[int],
     groups: int,
 ) -> Any:
+    _check_channels(x, weight, transposed, groups)
     last = _layout(x, weight)
     copies = _copies(recorder, (x, weight), last)
     shape = _output_shape(
@@ -67,6 +68,16 @@ def forward(
     _log(recorder, False, x, weight, shape, groups, stride, dilation, transposed)
     recorder.release(copies)
     return out
+
+
+def _check_channels(x: Any, weight: Any, transposed: bool, groups: int) -> None:
+    """Raises what PyTorch raises."""
+    wanted = weight.shape[0] if transposed else weight.shape[1] * groups
+    if x.shape[1] != wanted:
+        raise RuntimeError(
+            f"Given groups={groups}, weight of size {list(weight.shape)}, expected input"
+            f"{list(x.shape)} to have {wanted} channels, but got {x.shape[1]} channels instead"
+        )
 
 
 def backward(

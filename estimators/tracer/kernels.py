@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 _LSTM = 2
@@ -240,7 +241,8 @@ def attention(original: Callable[..., Any]) -> Callable[..., Any]:
         scale: Any = None,
         enable_gqa: bool = False,
     ) -> Any:
-        if not isinstance(query, FakeTensor):
+        on_gpu = isinstance(query, FakeTensor)
+        if not on_gpu and not (is_traceable_wrapper_subclass(query) and query.is_cuda):
             more = {"enable_gqa": True} if enable_gqa else {}
             return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)
         if enable_gqa and key.shape[-3] != query.shape[-3]:

@@ -1,9 +1,11 @@
 """Patches to libraries that the script may import, applied when it does; and stand-ins for
-torch._dynamo and for torchvision's operators.
+torch._dynamo, torch's symbolic shapes and torchvision's operators.
 
 torch._dynamo takes as long to import as torch itself and is hardly needed. When it makes fake
 tensors, PyTorch reads two settings from it and marks some functions. A stub package provides just
-that. If more of it is used, as some libraries do, the real package is imported then.
+that. If more of it is used, as some libraries do, the real package is imported then. So are
+symbolic shapes, which bring sympy: PyTorch's shape rules ask them whether a comparison holds, and
+here sizes are numbers.
 
 torchvision, and so timm, becomes importable if its compiled operators do not load. It describes the
 shapes of its operators at import, which fails if they do not exist at all; their declarations are
@@ -12,11 +14,13 @@ enough for everything but running them.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import math
+import os
 import sys
 import types
 from collections.abc import Callable
@@ -25,11 +29,14 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import substitutes
+from .scratch import path_for_kernel
 
 DYNAMO = "torch._dynamo"
 CONFIG = f"{DYNAMO}.config"
+SHAPES = "torch.fx.experimental.symbolic_shapes"
 
 _ROIS = "Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width"
 _BACK = "float spatial_scale, SymInt pooled_height, SymInt pooled_width"
@@ -126,7 +133,76 @@ def _parameter(make: Callable[..., Any]) -> Callable[..., Any]:
     return new
 
 
+class _NoStates:
+    """In place of the random states that DTensors have on the GPU."""
+
+    distribute_region_enabled = False
+
+    def _manual_seed(self, *_: Any) -> None:
+        pass
+
+
+def _dtensor_random(module: Any) -> None:
+    module._rng_tracker = _NoStates()
+    module.OffsetBasedRNGTracker = lambda *_, **__: _NoStates()
+
+
+class _Unseen:
+    """A context in which no mode sees operators, and so nothing is recorded."""
+
+    def __enter__(self) -> None:
+        self._modes = _disable_current_modes()
+        self._modes.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._modes.__exit__(*error)
+
+
+def _dtensor_shapes(module: Any) -> None:
+    """A DTensor finds out shapes with fake tensors of the whole size, which nobody allocates."""
+    if hasattr(module.ShardingPropagator, "_fake_mode_lock"):  # torch 2.9
+        module.ShardingPropagator._fake_mode_lock = _Unseen()
+
+
+def _arrow(module: Any) -> None:
+    """HF's data sets write their cache from Python, and map it by path from C."""
+    memory_map = module.memory_map
+    module.memory_map = lambda path, mode="r": memory_map(path_for_kernel(path), mode)
+
+
+def _locks(module: Any) -> None:
+    """Nobody else sees the files. One that lives in memory has no link, by which the package takes
+    it for removed, and tries again for ever."""
+
+    def acquire(lock: Any) -> None:
+        lock._context.lock_file_fd = os.open(os.devnull, os.O_RDWR)
+
+    module.UnixFileLock._acquire = acquire
+
+
+def _tensorboard(module: Any) -> None:
+    """A graph is drawn of what torch.jit recorded: here the model only runs once for it."""
+
+    def add_graph(writer: Any, model: Any, inputs: Any = (), *_: Any, **__: Any) -> None:
+        torch.jit.trace(model, tuple(inputs) if isinstance(inputs, (tuple, list)) else inputs)
+
+    module.SummaryWriter.add_graph = add_graph
+
+
+def _torchvision(module: Any) -> None:
+    """What is only declared has answers, too."""
+    if _declared:
+        module._assert_has_ops = lambda: None
+
+
 _PATCHES: dict[str, Callable[[Any], None]] = {
+    "torchvision.extension": _torchvision,
+    "filelock._unix": _locks,
+    "pyarrow": _arrow,
+    "torch.distributed.tensor._random": _dtensor_random,
+    "torch.distributed.tensor._sharding_prop": _dtensor_shapes,
+    "torch.utils.tensorboard.writer": _tensorboard,
+    "tensorboardX.writer": _tensorboard,
     "bitsandbytes.nn.modules": _bitsandbytes,
     "transformers.generation.utils": _generation,
     "deepspeed.runtime.utils": _never_overflow,
@@ -153,6 +229,40 @@ class _PatchFinder(importlib.abc.MetaPathFinder):
 
 def install() -> None:
     sys.meta_path.insert(0, _PatchFinder())
+    for name, patch in _PATCHES.items():
+        if name in sys.modules:
+            patch(sys.modules[name])
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(list(one) == list(other) if isinstance(one, (tuple, list)) else one == other)
+
+
+class _NumbersOnly(types.ModuleType):
+    """A stub of symbolic shapes, as far as sizes are numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(SHAPES)
+        for name in (
+            *("expect_true", "guard_bool", "guard_or_false", "guard_or_true"),
+            *("guard_size_oblivious", "statically_known_true"),
+        ):
+            setattr(self, name, bool)
+        self.sym_eq = _same
+        self.sym_and = lambda *them: all(them)
+        self.sym_or = lambda *them: any(them)
+        self.guarding_hint_or_throw = lambda size: size
+        self.has_guarding_hint = lambda size: True
+        self.is_nested_int = self.has_free_unbacked_symbols = lambda _: False
+        self.free_unbacked_symbols = lambda _: ()
+        self.GuardOnDataDependentSymNode = type("GuardOnDataDependentSymNode", (RuntimeError,), {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if sys.modules.get(SHAPES) is self:
+            del sys.modules[SHAPES]
+        return getattr(importlib.import_module(SHAPES), name)
 
 
 class _SparseDynamo(types.ModuleType):
@@ -196,8 +306,10 @@ class _DynamoFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-def spare_dynamo() -> None:
+def spare_imports() -> None:
     """Call this before the first fake tensor is made."""
+    if SHAPES not in sys.modules:
+        sys.modules[SHAPES] = _NumbersOnly()
     if DYNAMO not in sys.modules:
         sys.modules[DYNAMO] = torch._dynamo = _SparseDynamo()
         sys.meta_path.insert(0, _DynamoFinder())
@@ -214,18 +326,28 @@ def _real_dynamo() -> Any:
 
 
 def declare_torchvision() -> None:
-    """Does nothing if torchvision is absent, or its operators can be loaded."""
+    """Does nothing if torchvision is absent."""
     found = importlib.util.find_spec("torchvision")
-    if _declared or found is None or hasattr(torch.ops.torchvision, "nms"):
+    if found is None:
         return
-    for folder in found.submodule_search_locations or ():
+    if not hasattr(torch.ops.torchvision, "nms") and not _load(found):
+        library = torch.library.Library("torchvision", "DEF")
+        for schema in _SCHEMAS:
+            library.define(schema)
+        _declared.append(library)
+    substitutes.ANSWERS[torch.ops.torchvision.nms.default] = _keep_boxes
+
+
+def _load(torchvision: Any) -> bool:
+    """Whether its compiled operators can be had."""
+    for folder in torchvision.submodule_search_locations or ():
         for compiled in Path(folder).glob("_C*.so"):
-            try:
+            with contextlib.suppress(OSError):
                 torch.ops.load_library(str(compiled))
-                return
-            except OSError:
-                continue
-    library = torch.library.Library("torchvision", "DEF")
-    for schema in _SCHEMAS:
-        library.define(schema)
-    _declared.append(library)
+                return True
+    return False
+
+
+def _keep_boxes(recorder: Any, boxes: Any, *_: Any) -> Any:
+    recorder.note("boxes are taken not to overlap")
+    return recorder.new(boxes.shape[:1], torch.int64)

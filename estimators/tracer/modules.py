@@ -38,6 +38,11 @@ class Layers:
     def layers(self) -> list[Layer]:
         return [layer for layer in self._seen.values() if layer is not None]
 
+    def label_gradients(self) -> None:
+        """Call this where no optimizer has them."""
+        own = (p for module in self._alive for p in module._parameters.values())
+        self._recorder.label("gradients", (p.grad for p in own if p is not None))
+
     def _note_call(self, module: Any, inputs: Any, output: Any) -> None:
         if id(module) in self._seen:
             return

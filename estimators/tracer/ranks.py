@@ -128,9 +128,11 @@ def install(recorder: Recorder) -> None:
             world_size = int(os.environ.get("WORLD_SIZE", "1"))
         start("fake", rank=0, world_size=world_size, store=FakeStore())
 
-    torch.distributed.init_process_group = init_process_group
-    torch.distributed.distributed_c10d.init_process_group = init_process_group
-    for module in (torch.distributed, torch.distributed.distributed_c10d):
+    modules = torch.distributed, torch.distributed.distributed_c10d
+    mesh = getattr(torch.distributed, "device_mesh", None)  # torch 2.2
+    for module in filter(None, (*modules, mesh)):
+        module.init_process_group = init_process_group
+    for module in modules:
         for name in _NOTHING.split():
             if hasattr(module, name):
                 setattr(module, name, _nothing)

@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import fakecuda, substitutes
+from .choices import Choices
 from .convolution import Conv
 from .made_up import is_only_printed
 from .operators import (
@@ -42,6 +43,7 @@ from .values import Values
 
 GPU = torch.device("cuda:0")
 _DEVICE_OF = torch.ops.prim.device.default
+_PLAIN = frozenset((FakeTensor, torch.Tensor, torch.nn.Parameter))
 
 
 class _Storage(weakref.ref):  # type: ignore[type-arg]
@@ -82,11 +84,15 @@ class Recorder(TorchDispatchMode):
     witness: called with the id and dtype (None: unknown) of every storage, once it is allocated
     notes: what was assumed
     failed: the last error of an operator before anything was made up
-    made_up: whether the program was given values, or found anything, that a real run would not,
-        and that it did not only print
+    refused: the last error of an operator
+    choices: what the program was told of values that nothing computed
+    skipped: whether passes were left out
+    deceived: whether it got anything else that a real run would not give it, and that it did not
+        only print
     benchmark: torch.backends.cudnn.benchmark as the program left it
     memory: bytes that the GPU has, as far as that is known
     full: called with the bytes for which there is no room; it may raise, or they are allocated
+    operators: how many have run on the GPU
     live, peak: bytes allocated now, and the most that were since `forget_peak`
     """
 
@@ -98,12 +104,15 @@ class Recorder(TorchDispatchMode):
         self.convs: List[Conv] = []
         self.kinds: Dict[int, str] = {}
         self.notes: List[str] = []
-        self.benchmark = self.made_up = False
+        self.benchmark = self.skipped = self.deceived = False
+        self.choices = Choices()
         self.failed: Optional[Exception] = None
+        self.refused: Optional[Exception] = None
         self.witness: Optional[Callable[[int, Optional[torch.dtype]], None]] = None
         self.memory = math.inf
         self.full: Callable[[int], None] = lambda nbytes: None
         self.live = self.peak = 0
+        self.operators = 0
         self._ids = 0
         self._storages: Dict[int, Any] = {}
         self._Watched: Any = _Storage if _storages_call_back() else _Polled
@@ -144,7 +153,11 @@ class Recorder(TorchDispatchMode):
 
     def deceive(self) -> None:
         """Call this when the program gets something that a real run would not."""
-        self.made_up = self.made_up or not is_only_printed()
+        self.deceived = self.deceived or not is_only_printed()
+
+    @property
+    def made_up(self) -> bool:
+        return self.deceived or self.skipped or bool(self.choices.asked)
 
     def forget_peak(self) -> None:
         self.peak = self.live
@@ -265,6 +278,8 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         if func is _DEVICE_OF:
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
+        if not _PLAIN.issuperset(types):
+            return NotImplemented  # a DTensor, say: it comes again with what it consists of
         kwargs = kwargs or {}
         key: List[Any] = [func, torch.get_default_dtype(), *kwargs]
         found = describe(args, key)
@@ -275,11 +290,13 @@ class Recorder(TorchDispatchMode):
                 found = found | ON_GPU if found else ON_GPU | OF_INTEGERS
         if not found & ON_GPU:
             return substitutes.on_host(func, args, kwargs)
+        self.operators += 1
         if threading.get_ident() != self._thread:
             self._turn()
         try:
             return self._on_gpu(func, args, kwargs, key, bool(found & OF_INTEGERS))
         except Exception as error:
+            self.refused = error
             if not self.made_up:
                 self.failed = error
             raise
@@ -382,8 +399,7 @@ class Recorder(TorchDispatchMode):
         except NotImplementedError:
             out = func(*map_tensors(as_zeros, args), **map_tensors(as_zeros, kwargs))
         if place is not None and torch.device(place).type != "cuda":
-            self.deceive()
-            return map_tensors(lambda tensor: substitutes.stand_in(tensor, place), out)
+            return map_tensors(lambda tensor: substitutes.stand_in(self, tensor, place), out)
         return map_tensors(self._receive, out)
 
     def _receive(self, tensor: Any) -> Any:

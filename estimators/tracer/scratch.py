@@ -5,7 +5,8 @@ the last process that holds it, however that ends. What the script then sees is 
 its own changes on top: it reads what it wrote, and what it removed is gone, for itself alone.
 Nothing real is made, changed or removed.
 
-Programs that it starts, and C code that opens paths by itself, see the real tree only. With
+Programs that it starts, and C code that opens paths by itself, see the real tree only, unless it is
+given the path from `path_for_kernel`. With
 Landlock they can write nothing there; without it programs are refused, but such C code is not
 stopped (see `confine`). Hard links and os.truncate see the real tree as well, and are refused.
 """
@@ -34,7 +35,8 @@ _REAL = ("/dev/", "/proc/")  # devices, and the memory files themselves; /dev/sh
 
 _open, _fd_open, _stat, _lstat = builtins.open, os.open, os.stat, os.lstat
 _listdir, _scandir, _access, _readlink = os.listdir, os.scandir, os.access, os.readlink
-_chdir, _getcwd = os.chdir, os.getcwd
+_chdir, _getcwd, _statvfs = os.chdir, os.getcwd, os.statvfs
+_installed: list[Tree] = []
 
 
 def _error(number: int, path: Any) -> OSError:
@@ -112,8 +114,10 @@ class Tree:
 
     def install(self) -> None:
         """Put its methods in the place of functions of `os`."""
+        _installed[:] = [self]
         own = (
-            *("stat", "lstat", "access", "listdir", "scandir", "readlink", "chdir", "getcwd"),
+            *("stat", "lstat", "statvfs", "access", "listdir", "scandir", "readlink"),
+            *("chdir", "getcwd"),
             *("mkdir", "rmdir", "remove", "rename", "symlink"),
         )
         functions: dict[str, Any] = {name: getattr(self, name) for name in own}
@@ -204,6 +208,16 @@ class Tree:
 
     def lstat(self, path: Any, *, dir_fd: Any = None) -> Any:
         return self.stat(path, dir_fd=dir_fd, follow_symlinks=False)
+
+    def statvfs(self, path: Any) -> Any:
+        """Of a file system: what only the script has counts as if it were in the nearest directory
+        that is real."""
+        own = self._path(path)
+        if own is None:
+            return _statvfs(path)
+        if not self.exists(own):
+            raise _error(errno.ENOENT, path)
+        return _statvfs(next((p for p in _upwards(own) if not self._own(p)), "/"))
 
     def access(self, path: Any, mode: int, **_: Any) -> bool:
         own = self._path(path)
@@ -420,6 +434,15 @@ class Tree:
         own = self._path(path, follow=follow_symlinks)
         if own is not None and not self.exists(own):
             raise _error(errno.ENOENT, path)
+
+
+def path_for_kernel(path: Any) -> Any:
+    """Under which path the kernel knows a file, which may be the script's own."""
+    for tree in _installed:
+        fd = tree._files.get(tree._path(path) or "")
+        if fd is not None:
+            return f"/proc/self/fd/{fd}"
+    return path
 
 
 def _absolute(cwd: str, path: str) -> str:

@@ -21,11 +21,12 @@ import json
 import re
 import runpy
 import sys
+import traceback
 import types
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.optim.optimizer import (
@@ -39,10 +40,13 @@ from . import (
     made_up,
     ranks,
     shortcuts,
+    substitutes,
     tensors,
 )
-from .answering import Answer, Clock, first_line, offline, what_went_wrong
+from .answering import Answer, Clock, Stop, first_line, offline, what_went_wrong
+from .attempts import explore
 from .blame import own_crash
+from .choices import Plan
 from .command import Options
 from .explanation import with_explanation
 from .fakecuda import Unfit
@@ -50,10 +54,14 @@ from .modules import Attribution, Layers
 from .recording import Recorder
 from .replay import replay
 from .report import LONGER, Report
-from .shortcuts import Repeats
+from .shortcuts import PASSES, Repeats
 
 STEPS = 2
+# What a script hardly raises itself.
+_FIRM = (TypeError, AttributeError, NameError, ImportError, FileNotFoundError)
 ENOUGH = 12
+_OF_SHAPES = re.compile("IndexError: (invalid index of a 0-dim|too many indices for) tensor")
+_TORCH = str(Path(torch.__file__).parent)
 OTHERS = {"jax": "JAX", "tensorflow": "TensorFlow", "cupy": "CuPy", "paddle": "Paddle"}
 
 SAME = re.compile(r"%%(time|timeit|capture|prun|memit)\b.*")  # the rest of the cell is Python
@@ -65,12 +73,14 @@ class Steps:
 
     def __init__(self, clock: Clock) -> None:
         self._taken: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.by_hand = True  # there has been no optimizer
         make = torch.optim.Optimizer.__init__
 
         def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             clock.works()
             make(optimizer, *args, **kwargs)
             self._taken[optimizer] = 0
+            self.by_hand = False
 
         torch.optim.Optimizer.__init__ = init
 
@@ -92,17 +102,18 @@ class Trace:
     def __init__(self, options: Options, answer: Answer) -> None:
         self._answer = answer
         self._steps = Steps(answer.clock)
-        libraries.spare_dynamo()
+        libraries.spare_imports()
+        substitutes.give_zeros()
         self.recorder = Recorder()
         self.layers = Layers(self.recorder)
         device.pretend(self.recorder, options.gpu, options.gpus)
-        tensors.install(self.recorder, answer.refuse)
+        tensors.install(self.recorder, self._give_up)
         ranks.install(self.recorder)
         shortcuts.load_few_samples()
         made_up.watch(self.recorder.deceive)
         libraries.install()
         self.attribution = Attribution(self.recorder) if options.explain else None
-        self._repeats = Repeats(self.recorder)
+        self._repeats = Repeats(self.recorder, self._after_pass)
         self._repeats.install()
         register_optimizer_step_pre_hook(lambda *_: self.recorder.mark("optimizer"))
         register_optimizer_step_post_hook(self._after_step)
@@ -119,21 +130,52 @@ class Trace:
         if last:
             self.finish()
 
-    def finish(self) -> None:
-        """Answer with the report. Does not return."""
+    def _give_up(self, why: str) -> NoReturn:
+        """A trace can go no further; the one step that was taken is better than none."""
+        if not self._steps.rounds:
+            self._answer.stop(self.stop(why))
+        self.recorder.note(why)
+        self.finish()
+
+    def _after_pass(self, passes: int) -> None:
+        """Without an optimizer, the script updates its parameters by hand after each backward pass,
+        or some."""
+        if not self._steps.by_hand:
+            return
+        self.layers.label_gradients()
+        if passes > PASSES and self.recorder.events:
+            self.recorder.note(f"there is no optimizer: traced until its backward pass {passes}")
+            self.finish(is_over=False)
+
+    def finish(self, is_over: bool = True) -> NoReturn:
+        """Answer with the report. `is_over`: the script has come to its end."""
         recorder, steps = self.recorder, self._steps.rounds
         if not any(isinstance(id_, int) for id_, _ in recorder.events):
             self._answer.refuse(f"it put nothing on a GPU{_without_torch()}")
-        if not steps:
+        if not steps and is_over:
             recorder.note("it ended by itself without an optimizer step: traced to its end")
-        elif steps < STEPS:
+        elif steps < STEPS and is_over:
             recorder.note("it ended by itself after one optimizer step: the second may take more")
         recorder.benchmark = bool(torch.backends.cudnn.benchmark)
         report = replay(recorder, self.layers, steps, self._answer.clock.seconds)
         report = device.within_memory(report, recorder)
         if self.attribution is not None:
             report = self._explain(report, self.attribution)
-        self._answer.report(report)
+        early = is_over and steps < STEPS and not self._steps.by_hand
+        self._answer.report(
+            report, self.stop("it took no two steps", reported=True) if early else None
+        )
+
+    def stop(self, why: str, **fields: Any) -> Stop:
+        recorder = self.recorder
+        return Stop(
+            why,
+            asked=recorder.choices.asked,
+            skipped=recorder.skipped,
+            deceived=recorder.deceived,
+            progress=recorder.operators,
+            **fields,
+        )
 
     def _explain(self, report: Report, attribution: Attribution) -> Report:
         """An estimate without an explanation is better than none."""
@@ -153,8 +195,8 @@ def _without_torch() -> str:
     return f": it uses {used[0]}, and only PyTorch is traced" if used else ""
 
 
-def run(words: list[str], options: Options, answer: Answer) -> None:
-    """`words`: the script or -m or -c, and its arguments. Does not return."""
+def run(words: list[str], options: Options, answer: Answer) -> NoReturn:
+    """`words`: the script or -m or -c, and its arguments."""
     if options.processes:
         ranks.set_launcher_environment(options.processes)
     try:
@@ -162,16 +204,28 @@ def run(words: list[str], options: Options, answer: Answer) -> None:
         trace = Trace(options, answer)
     except Unfit as error:
         answer.refuse(str(error))
+    explore(answer, lambda plan: _attempt(words, options, answer, trace, plan))
+
+
+def _attempt(
+    words: list[str], options: Options, answer: Answer, trace: Trace, plan: Plan
+) -> NoReturn:
+    trace.recorder.choices.plan = plan
+    if plan.flipped:
+        places = ", ".join(map(_short, sorted(plan.flipped)))
+        trace.recorder.note(
+            f"what is read from the GPU at {places} decides: taken so that it goes on"
+        )
     try:
         with trace.recorder, trace.layers, trace.attribution or contextlib.nullcontext():
             _execute(words)
     except SystemExit as error:
         if error.code not in (None, 0):
-            _blame(error, trace.recorder, answer)
             status, said = error.code, ""
             if not isinstance(status, int):
                 status, said = 1, f": {first_line(error.code)}"
-            answer.refuse(f"it left with status {status} before two optimizer steps{said}")
+            why = f"it left with status {status} before two optimizer steps{said}"
+            answer.stop(_judge(error, why, trace))
     except KeyboardInterrupt:
         answer.refuse("it interrupted itself")
     except MemoryError:
@@ -182,20 +236,29 @@ def run(words: list[str], options: Options, answer: Answer) -> None:
             answer.refuse(_short_of_memory(options))
         if no_network := offline(error):
             answer.refuse(text + no_network)
-        _blame(error, trace.recorder, answer)
-        answer.refuse(text)
+        answer.stop(_judge(error, text, trace))
     trace.finish()
 
 
-def _blame(error: BaseException, recorder: Recorder, answer: Answer) -> None:
-    """Does not return if the script would fail on a GPU, too."""
+def _judge(error: BaseException, why: str, trace: Trace) -> Stop:
+    """Whether the script would stop on a GPU, too."""
+    # Frameworks that clean up after an error may read values then.
+    made_up = trace.recorder.made_up and error is not trace.recorder.failed
     try:
-        # Frameworks that clean up after an error may read values then.
-        how = own_crash(error, recorder.made_up and error is not recorder.failed)
+        crash = own_crash(error, made_up=False)
+        certain = not made_up or bool(own_crash(error, made_up=True))
     except Exception:  # noqa: BLE001  its exceptions may be of its own making
-        return
-    if how:
-        answer.crash(how)
+        crash, certain = "", not made_up
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    by_torch = bool(frames) and frames[-1].startswith(_TORCH)
+    by_torch = by_torch or bool(_OF_SHAPES.search(why))
+    firm = error is trace.recorder.refused or by_torch or isinstance(error, _FIRM)
+    return trace.stop(why, crash=crash, certain=certain, firm=firm)
+
+
+def _short(place: str) -> str:
+    path, _, line = place.rpartition(":")
+    return f"{Path(path).name}:{line}"
 
 
 def _short_of_memory(options: Options) -> str:

@@ -11,7 +11,8 @@ shapes
 
 - twice before, without gradients; or
 - in each of three backward passes since the last optimizer step, with gradients. The first of
-  these makes gradients, the second adds to them, the third shows that it goes on like that.
+  these makes gradients, the second adds to them, the third shows that it goes on like that. Where
+  they are gone meanwhile, the script updates the model by hand, which counts as a step.
 
 Calls of the modules inside are no calls of a model. Inputs that require gradients, and outputs
 that are more than tensors and plain values in the usual containers, are always traced. So is,
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -69,8 +70,11 @@ def load_few_samples() -> None:
 
 
 class Repeats:
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, passed: Callable[[int], None]) -> None:
+        """`passed` is called after a backward pass, with how many there have been."""
         self._recorder = recorder
+        self._passed = passed
+        self._all = 0  # backward passes
         self._inside = False  # a call of a model
         self._backward = False
         self._passes = 0  # backward passes since the last optimizer step
@@ -91,13 +95,16 @@ class Repeats:
 
         def count(*args: Any, **kwargs: Any) -> None:
             if self._backward:
-                return backward(*args, **kwargs)
+                backward(*args, **kwargs)
+                return
             self._backward = True
             try:
-                return backward(*args, **kwargs)
+                backward(*args, **kwargs)
             finally:
                 self._backward = False
                 self._passes += 1
+            self._all += 1
+            self._passed(self._all)
 
         torch.nn.Module.__call__ = call
         torch.autograd.backward = count
@@ -108,20 +115,37 @@ class Repeats:
 
     def _call(self, run: Any, module: Any, args: Any, kwargs: Any) -> Any:
         loud = torch.is_grad_enabled()
+        if loud and self._passes and not _has_gradients(module):
+            self.note_step()
         question = None if loud and _has_hooks(module) else _question(module, args, kwargs)
         known = (self._loud if loud else self._quiet).setdefault(question, [])
         enough = self._passes >= PASSES and len(known) >= PASSES if loud else len(known) >= QUIET
+        enough = enough and not self._recorder.choices.plan.whole
         if question is not None and enough and known[-1] is not None:
             self._recorder.note("passes that repeat earlier ones were left out")
-            return _again(known[-1])
+            self._recorder.skipped = True
+            return self._again(known[-1])
         out = run(module, *args, **kwargs)
         known.append(_answer(out))
         return out
+
+    def _again(self, answer: Any) -> Any:
+        parts, form = answer
+        return tree_unflatten([self._make(*p) if isinstance(p, tuple) else p for p in parts], form)
+
+    def _make(self, shape: Any, stride: Any, dtype: Any, requires_grad: bool) -> Any:
+        return self._recorder.new(shape, dtype, stride).requires_grad_(requires_grad)
 
 
 def _has_hooks(module: Any) -> bool:
     hooks = "_post_accumulate_grad_hooks"  # torch 2.1
     return any(getattr(parameter, hooks, None) for parameter in module.parameters())
+
+
+def _has_gradients(module: Any) -> bool:
+    """Whether a parameter has one, or none may have."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return not trained or any(parameter.grad is not None for parameter in trained)
 
 
 def _question(module: Any, args: Any, kwargs: Any) -> Any:
@@ -152,13 +176,3 @@ def _answer(out: Any) -> Any:
         else:
             return None
     return parts, form
-
-
-def _again(answer: Any) -> Any:
-    parts, form = answer
-    return tree_unflatten([_make(*p) if isinstance(p, tuple) else p for p in parts], form)
-
-
-def _make(shape: Any, stride: Any, dtype: Any, requires_grad: bool) -> Any:
-    made = torch.empty_strided(shape, stride, dtype=dtype, device="cuda")
-    return made.requires_grad_(requires_grad)

@@ -10,6 +10,7 @@ derivatives of SiLU and Mish are decomposed into pieces with large temporaries (
 """
 
 import contextlib
+import ctypes
 import importlib
 import math
 from typing import Any, Callable, Dict, Iterator, List, Tuple
@@ -120,25 +121,41 @@ _FILLS = frozenset(
     )
 )
 _RANDOM = frozenset((aten.uniform_.default, aten.normal_.default, aten.erfinv_.default))
-_LARGE = 4096  # elements; below it filling is cheaper than asking
+_EMPTY = frozenset((aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty))
+_LARGE = 1 << 16  # bytes; smaller tensors are filled
+_M_MMAP_THRESHOLD = -3  # of mallopt
+
+
+def give_zeros() -> None:
+    """Let large tensors that nobody fills be zero. The kernel's pages are: so the C library shall
+    not use again what was large enough to have pages of its own."""
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # not in musl
+    if set_option is not None:
+        set_option(_M_MMAP_THRESHOLD, _LARGE)
 
 
 def on_host(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
-    """Runs an operator on real tensors. Parameters are not initialised, since they become fake."""
+    """Runs an operator on real tensors. Large parameters are not initialised, since they become
+    fake; what nobody has written to yet is zero."""
     if func in _FILLS:
         target = args[0]
-        if target.numel() > _LARGE and (
+        if target.numel() * target.element_size() >= _LARGE and (
             isinstance(target, torch.nn.Parameter)
             or (func in _RANDOM and target.is_floating_point())
         ):
             return target
-    return func(*args, **kwargs)
+    out = func(*args, **kwargs)
+    if func.overloadpacket in _EMPTY and out.numel() * out.element_size() < _LARGE and out.is_cpu:
+        out.zero_()
+    return out
 
 
-def stand_in(tensor: Any, device: Any) -> Any:
+def stand_in(recorder: Any, tensor: Any, device: Any) -> Any:
     """The result of copying a tensor from the GPU: ones, or false."""
-    make = torch.zeros if tensor.dtype is torch.bool else torch.ones
-    return make(tensor.shape, dtype=tensor.dtype, device=device)
+    if tensor.numel() > 1:
+        recorder.deceive()
+    is_true = recorder.choices.choose(*((False, True) if tensor.dtype is torch.bool else (1, 0)))
+    return torch.full(tensor.shape, is_true, dtype=tensor.dtype, device=device)
 
 
 # -- copies ----------------------------------------------------------------------------------------
@@ -178,8 +195,8 @@ def _fit_for_blas(matrix: Any) -> bool:
 def _item(recorder: Any, tensor: Any) -> Any:
     recorder.note("values read from the GPU are taken to be 1, truth values to be false")
     if tensor.dtype is torch.bool:
-        return False
-    return 1.0 if tensor.is_floating_point() else 1
+        return recorder.choices.choose(False, True)
+    return recorder.choices.choose(*((1.0, 0.0) if tensor.is_floating_point() else (1, 0)))
 
 
 def _nonzero(recorder: Any, tensor: Any) -> Any:
@@ -271,8 +288,8 @@ ANSWERS: Dict[Any, Callable[..., Any]] = {
     aten._cudnn_rnn.default: kernels.rnn,
     aten._cudnn_rnn_backward.default: kernels.rnn_backward,
     aten._local_scalar_dense.default: _item,
-    aten.is_nonzero.default: lambda recorder, tensor: False,
-    aten.equal.default: lambda recorder, a, b: True,
+    aten.is_nonzero.default: lambda recorder, tensor: recorder.choices.choose(False, True),
+    aten.equal.default: lambda recorder, a, b: recorder.choices.choose(True, False),
     aten._thnn_fused_gru_cell.default: kernels.gru_cell,
     aten._thnn_fused_gru_cell_backward.default: kernels.gru_cell_backward,
     aten._thnn_fused_lstm_cell.default: kernels.lstm_cell,

@@ -10,10 +10,23 @@ from typing import Any, Callable
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import Module, Parameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .recording import Recorder
 
 Refuse = Callable[[str], None]
+_TYPES = {
+    "FloatTensor": torch.float,
+    "DoubleTensor": torch.double,
+    "HalfTensor": torch.half,
+    "BFloat16Tensor": torch.bfloat16,
+    "LongTensor": torch.long,
+    "IntTensor": torch.int,
+    "ShortTensor": torch.short,
+    "CharTensor": torch.int8,
+    "ByteTensor": torch.uint8,
+    "BoolTensor": torch.bool,
+}
 _UNWRITTEN = "checkpoints are not written"
 
 
@@ -27,23 +40,40 @@ def install(recorder: Recorder, refuse: Refuse) -> None:
     _checkpoints(recorder, refuse)
 
 
+class _OldType(type):
+    """Of `torch.cuda.FloatTensor` and its like: `FloatTensor(2, 3)` is of that size, and
+    `FloatTensor([2, 3])` has these values."""
+
+    dtype: torch.dtype
+
+    def __call__(cls, *given: Any) -> Any:
+        sizes = len(given) != 1 or isinstance(given[0], (int, torch.Size))
+        if sizes:
+            return torch.empty(*given or (0,), dtype=cls.dtype, device="cuda")
+        return torch.as_tensor(given[0], dtype=cls.dtype, device="cpu").to("cuda")
+
+    def __instancecheck__(cls, thing: Any) -> bool:
+        return isinstance(thing, torch.Tensor) and thing.is_cuda and thing.dtype is cls.dtype
+
+
 def _methods() -> None:
     """Patches methods and factories that access the GPU without the dispatcher."""
     torch.Tensor.pin_memory = lambda self, *_, **__: self
     torch.Tensor.is_pinned = lambda self, *_, **__: False
     torch.Tensor.record_stream = lambda *_, **__: None
-    dtypes = {
-        "FloatTensor": torch.float,
-        "DoubleTensor": torch.double,
-        "HalfTensor": torch.half,
-        "BFloat16Tensor": torch.bfloat16,
-        "LongTensor": torch.long,
-        "IntTensor": torch.int,
-        "ShortTensor": torch.short,
-        "CharTensor": torch.int8,
-        "ByteTensor": torch.uint8,
-        "BoolTensor": torch.bool,
-    }
+    for name, dtype in _TYPES.items():
+        setattr(torch.cuda, name, _OldType(name, (), {"__module__": "torch.cuda", "dtype": dtype}))
+    set_type = torch.set_default_tensor_type
+
+    def set_default_tensor_type(kind: Any) -> None:
+        name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+        if not name.startswith("torch.cuda."):
+            return set_type(kind)
+        torch.set_default_dtype(_TYPES[name.rpartition(".")[2]])
+        torch.set_default_device("cuda")
+        return None
+
+    torch.set_default_tensor_type = set_default_tensor_type
     convert = torch.Tensor.type
 
     def type_(self: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -52,7 +82,7 @@ def _methods() -> None:
         kind = isinstance(dtype, type)
         name = f"{dtype.__module__}.{dtype.__name__}" if kind else str(dtype)
         if name.startswith("torch.cuda."):
-            return self.to("cuda", dtypes[name.rpartition(".")[2]])
+            return self.to("cuda", _TYPES[name.rpartition(".")[2]])
         return convert(self, dtype, *args, **kwargs)
 
     torch.Tensor.type = type_
@@ -79,7 +109,8 @@ def _methods() -> None:
 
 
 def _storages(recorder: Recorder) -> None:
-    """FSDP frees what it gathered by resizing its storage to nothing."""
+    """FSDP frees what it gathered by resizing its storage to nothing; other processes may share
+    storages."""
     resize = torch.UntypedStorage.resize_
 
     def resize_(storage: Any, size: int) -> Any:
@@ -88,6 +119,13 @@ def _storages(recorder: Recorder) -> None:
         return storage
 
     torch.UntypedStorage.resize_ = resize_
+    share = torch.UntypedStorage.share_memory_
+
+    def share_memory_(storage: Any) -> Any:
+        """What is on the GPU is shared anyway."""
+        return storage if storage.device.type == "meta" else share(storage)
+
+    torch.UntypedStorage.share_memory_ = share_memory_
 
 
 def _pack(padded: Any, lengths: Any, batch_first: bool) -> Any:
@@ -110,7 +148,13 @@ def _one_graph(recorder: Recorder) -> None:
         recorder.note("torch.compile and torch.jit are left out: traced in eager mode")
         return program if program is not None else (lambda wrapped: wrapped)
 
+    def skip_tracing(program: Any, inputs: Any = (), *_: Any, **__: Any) -> Any:
+        skip_compiling(program)
+        program(*inputs if isinstance(inputs, tuple) else (inputs,))
+        return program
+
     torch.compile = torch.jit.script = skip_compiling
+    torch.jit.trace = skip_tracing
     torch.nn.Module.compile = lambda self, *_, **__: skip_compiling(self) and None
 
 
@@ -240,7 +284,10 @@ def _apply(module: Any, change: Any, recurse: bool = True) -> Any:
         with torch.no_grad():
             changed = change(parameter)
         if changed is not parameter:
-            if isinstance(changed, FakeTensor) == isinstance(parameter, FakeTensor):
+            if is_traceable_wrapper_subclass(changed):  # a DTensor
+                new = Parameter(changed, parameter.requires_grad)
+                torch.utils.swap_tensors(parameter, new)
+            elif isinstance(changed, FakeTensor) == isinstance(parameter, FakeTensor):
                 parameter.data = changed
             elif parameter._use_count() > 2:  # a graph refers to it: nobody trains it now
                 parameter = module._parameters[key] = Parameter(changed, parameter.requires_grad)

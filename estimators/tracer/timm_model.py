@@ -15,6 +15,7 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--optimizer", default="sgd", help="a name that timm knows; sgd: momentum")
+    parser.add_argument("--weight-decay", type=float, default=2e-5, help="as timm's train.py")
     parser.add_argument("--amp", action="store_true", help="float16 with a gradient scaler")
     parser.add_argument("--img-size", type=int, help="instead of the model's own")
     options = parser.parse_args()
@@ -28,7 +29,9 @@ def main() -> None:
     model = model.cuda().train()
     channels, height, width = model.default_cfg["input_size"]
     size = (options.img_size,) * 2 if options.img_size else (height, width)
-    optimizer = create_optimizer_v2(model, opt=options.optimizer, lr=0.01, momentum=0.9)
+    optimizer = create_optimizer_v2(
+        model, options.optimizer, lr=0.01, weight_decay=options.weight_decay, momentum=0.9
+    )
     scaler = torch.amp.GradScaler("cuda", enabled=options.amp)
     loss_of = torch.nn.CrossEntropyLoss()
     images = torch.randn(options.batch_size, channels, *size, device="cuda")

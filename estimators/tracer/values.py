@@ -20,6 +20,10 @@ _MAKERS = frozenset(
     for name in ("full", "zeros", "ones")
     for before, after in (("", ""), ("new_", ""), ("", "_like"))
 ) | {aten.arange, aten.scalar_tensor}
+# What nobody has written to yet is zero.
+_EMPTY = frozenset(
+    (aten.empty, aten.empty_strided, aten.empty_like, aten.new_empty, aten.new_empty_strided)
+)
 # One operand that is this throughout settles the result.
 _SETTLED = {
     aten.bitwise_and: False,
@@ -90,12 +94,13 @@ class Values:
                     self.keep(out, real)
 
     def _run(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
-        made = func.overloadpacket in _MAKERS
+        made = func.overloadpacket in _MAKERS | _EMPTY
         if "device" in kwargs:
             kwargs = {**kwargs, "device": _CPU}
         elif not made and not _tensors(args):
             raise _Unknown
-        return func(*self._real(args, made), **self._real(kwargs, made))
+        result = func(*self._real(args, made), **self._real(kwargs, made))
+        return result.zero_() if func.overloadpacket in _EMPTY else result
 
     def _real(self, value: Any, made: bool) -> Any:
         if isinstance(value, FakeTensor):

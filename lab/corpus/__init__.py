@@ -1,0 +1,1 @@
+"""Scripts of public repositories, at pinned commits, with made data: are they estimated?"""

@@ -1,0 +1,156 @@
+"""`carma estimate` on scripts of public repositories: which are traced, which refused, and why.
+
+The repositories are in `corpus.toml`, each at a commit, with the commands that its own pages give;
+the data are made. The command fetches what is missing into `--folder`: from GitHub, or from the
+clones in `--mirror`. `--python` has the packages of `requirements.txt`.
+
+A script is *traced* if it gets a figure. What *stops* by itself with these packages is listed with
+its error, and so is what *lacks* something that nobody has made here, such as weights to download:
+both are left out of the share that is traced, as they would not run on a GPU either. What else is
+said to stop counts as *wrong*.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.harness import Report, Row, columns, of_rows
+from carmad.config import Estimation, Settings
+from carmad.plugin import JobSpec, Refusal
+from estimators.look import look
+from estimators.tracer.report import Report as TraceReport
+from lab.corpus.listed import Script, chosen, prepare, read
+from lab.main import main
+from lab.memory.scripts import Here, processor_s, spec_of
+from lab.memory.truth import MIB
+
+SITE = Path(__file__).with_name("site")
+PATIENT = Settings(estimation=Estimation(within_s=60.0))
+FOLDER = Path("~/.cache/carma-corpus").expanduser()
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    repository: str
+    run: str
+    outcome: str  # traced, refused, wrong, stops, lacks
+    why: str
+    reserved_mib: float | None
+    steps: int
+    wall_s: float
+    processor_s: float
+
+
+def measure(
+    folder: str = str(FOLDER),
+    mirror: str = "",
+    python: str = sys.executable,
+    only: str = "",
+    kept: str = "",
+) -> Report:
+    """`kept`: a file of what earlier runs found, which is not looked at again."""
+    before = _read_kept(Path(kept)) if kept else {}
+    looked = []
+    for repository, script in chosen(read(), only):
+        if script.name in before:
+            looked.append(before[script.name])
+            continue
+        source = Path(mirror) if mirror else None
+        cwd = prepare(script, repository.clone(Path(folder), source))
+        one = _looked(script, cwd, python)
+        took = f"{one.wall_s:.0f} s"
+        print(
+            f"{one.outcome:8}{took:>6} {script.name}: {one.why[:160]}", file=sys.stderr, flush=True
+        )
+        looked.append(one)
+        if kept:
+            with Path(kept).open("a") as file:
+                file.write(json.dumps([script.name, asdict(one)]) + "\n")
+    would = [one for one in looked if one.outcome not in ("stops", "lacks")]
+    said = [one.outcome for one in would]
+    repositories = {one.repository for one in looked}
+    rows = [
+        Row("corpus", "repositories", len(repositories), "", 40, least=True),
+        Row("corpus", "scripts", len(looked), "", 100, least=True),
+        Row("scripts that would run", "traced", said.count("traced"), f"of {len(would)}"),
+        Row(
+            "scripts that would run",
+            "traced",
+            100 * said.count("traced") / max(1, len(would)),
+            "%",
+            95,
+            least=True,
+        ),
+        Row("scripts that would run", "wrong", said.count("wrong"), f"of {len(would)}", 0),
+        Row("scripts that would run", "refused", said.count("refused"), f"of {len(would)}"),
+        Row("looks", "median", statistics.median(one.wall_s for one in looked), "s"),
+        Row("looks", "median", statistics.median(one.processor_s for one in looked), "processor s"),
+    ]
+    table = columns(
+        looked,
+        ("repository", "{0.repository}"),
+        ("command", "{0.run}"),
+        ("outcome", "{0.outcome}"),
+        ("MiB", lambda one: "–" if one.reserved_mib is None else f"{one.reserved_mib:.0f}"),
+        ("steps", "{0.steps}"),
+        ("wall s", "{0.wall_s:.1f}"),
+        ("processor s", "{0.processor_s:.1f}"),
+        ("why", "{0.why}"),
+        text=(0, 1, 2, 7),
+    )
+    return of_rows("Scripts of public repositories", rows, table, data={"scripts": looked})
+
+
+def _read_kept(path: Path) -> dict[str, Looked]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {name: Looked(**fields) for name, fields in map(json.loads, lines)}
+
+
+def command(script: Script, cwd: Path, python: str) -> JobSpec:
+    """The job that a user would submit, with `python` in place of his own."""
+    words = shlex.split(script.run)
+    words = [python if word == "python" else word for word in words]
+    spec = spec_of(tuple(words), str(cwd), script.gpus)
+    binaries = str(Path(python).parent)
+    env = {**dict(spec.env), "PYTHONPATH": str(SITE)}
+    env["PATH"] = f"{binaries}:{env['PATH']}"
+    return JobSpec(
+        argv=spec.argv,
+        user=spec.user,
+        uid=spec.uid,
+        gid=spec.gid,
+        cwd=spec.cwd,
+        name="look",
+        env=tuple(env.items()),
+        gpus=script.gpus,
+    )
+
+
+def _looked(script: Script, cwd: Path, python: str) -> Looked:
+    before, begun = processor_s(), time.perf_counter()
+    answer = look(command(script, cwd, python), PATIENT, Here())
+    wall_s, own_s = time.perf_counter() - begun, processor_s() - before
+    if isinstance(answer, TraceReport):
+        size, steps, outcome, why = answer.reserved / MIB, answer.steps, "traced", ""
+    else:
+        size, steps, why = None, 0, answer.why
+        outcome = _judge(script, answer)
+    return Looked(script.repository, script.run, outcome, why, size, steps, wall_s, own_s)
+
+
+def _judge(script: Script, answer: Refusal) -> str:
+    if script.stops and script.stops in answer.why:
+        return "stops"
+    if script.lacks:
+        return "lacks"
+    return "wrong" if answer.crash else "refused"
+
+
+if __name__ == "__main__":
+    main("corpus", measure)

@@ -1,0 +1,63 @@
+"""The corpus of public scripts: its lists, its made data, and how it is fetched."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from carmad.plugin import Refusal
+from lab.corpus import made
+from lab.corpus.listed import Repository, Script, prepare, read
+from lab.corpus.mistakes import Mistake, mistakes
+from lab.corpus.scripts import _judge, command
+
+
+def test_what_is_listed_can_be_made() -> None:
+    repositories = read()
+    assert len({one.name for one in repositories}) == len(repositories)
+    for one in repositories:
+        assert len(one.commit) == 40 or one.name == "ultralytics/ultralytics"
+        assert one.scripts
+        for script in one.scripts:
+            assert all(data.split()[0] in made.MAKERS for data in script.data), script.name
+
+
+def test_each_mistake_is_in_a_script_that_is_listed() -> None:
+    listed = list(mistakes())
+    assert len(listed) >= 30
+    assert not any(one.script.stops or one.script.lacks for one in listed)
+
+
+def test_a_mistake_is_at_its_line() -> None:
+    script = Script("a/b", "python train.py")
+    text = "layer = 3\nx = 2\ny = layer(x)\n"
+    assert Mistake(script, "train.py", "x = 2", "x = 3\n").put_into(text)[1] == 2
+    assert Mistake(script, "train.py", "layer = 3", "layer = 4", "y = ").put_into(text)[1] == 3
+
+
+def test_a_repository_comes_from_a_mirror_and_gets_its_data(tmp_path: Path) -> None:
+    origin = tmp_path / "mirror" / "ann" / "nets"
+    origin.mkdir(parents=True)
+    (origin / "README.md").write_text("```python\nimport os\n```\n```python\nimport torch\n```\n")
+    git = ("git", "-C", str(origin), "-c", "user.name=Ann", "-c", "user.email=ann@example.org")
+    for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "first")):
+        subprocess.run((*git, *words), check=True)
+    head = subprocess.run((*git, "rev-parse", "HEAD"), check=True, capture_output=True, text=True)
+    script = Script(
+        "ann/nets", "python readme.py", data=("names words.txt",), block="README.md torch"
+    )
+    repository = Repository("ann/nets", head.stdout.strip(), (script,))
+    folder = repository.clone(tmp_path / "clones", tmp_path / "mirror")
+    assert repository.clone(tmp_path / "clones", None) == folder, "it is there"
+    cwd = prepare(script, folder)
+    assert (cwd / "readme.py").read_text() == "import torch\n"
+    assert (cwd / "words.txt").read_text().count("\n") == len(made.WORDS) ** 2
+    assert command(script, cwd, "/opt/bin/python").argv == ("/opt/bin/python", "readme.py")
+
+
+def test_what_is_said_to_stop_and_is_not_known_to_is_wrong() -> None:
+    crash = Refusal("the script stops at train.py:3: KeyError", "look", 1.0, crash="at train.py:3")
+    assert _judge(Script("a/b", "python train.py"), crash) == "wrong"
+    assert _judge(Script("a/b", "python train.py", stops="train.py:3: KeyError"), crash) == "stops"
+    assert _judge(Script("a/b", "python train.py", lacks="weights"), crash) == "lacks"
+    assert _judge(Script("a/b", "python train.py"), Refusal("no", "look", 1.0)) == "refused"
