@@ -43,7 +43,12 @@ from .values import Values
 
 GPU = torch.device("cuda:0")
 _DEVICE_OF = torch.ops.prim.device.default
-_PLAIN = frozenset((FakeTensor, torch.Tensor, torch.nn.Parameter))
+_PLAIN = torch.Tensor.__torch_dispatch__
+
+
+def _unwraps(kind: Any) -> bool:
+    """Whether tensors of this type answer operators with what they consist of, as a DTensor."""
+    return not issubclass(kind, FakeTensor) and kind.__torch_dispatch__ is not _PLAIN
 
 
 class _Storage(weakref.ref):  # type: ignore[type-arg]
@@ -278,8 +283,8 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         if func is _DEVICE_OF:
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
-        if not _PLAIN.issuperset(types):
-            return NotImplemented  # a DTensor, say: it comes again with what it consists of
+        if any(map(_unwraps, types)):
+            return NotImplemented  # it comes again with what they consist of
         kwargs = kwargs or {}
         key: List[Any] = [func, torch.get_default_dtype(), *kwargs]
         found = describe(args, key)
