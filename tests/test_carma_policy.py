@@ -109,7 +109,7 @@ def test_it_joins_a_gpu_that_has_something_left():
 def test_it_does_not_join_a_busy_gpu():
     """Together, they would only take turns, and the one there has less left."""
     plan = planned([waits(1, 10)], [runs(9, 1, 0)], gpu0={"score": BUSY})
-    assert refused(plan[1]) == {0: ["crowded"]}
+    assert refused(plan[1]) == {0: ["saturated"]}
     assert plan[1].verdicts[0].refused[0].detail == "job 9"
 
 
@@ -464,7 +464,7 @@ def test_why_it_is_where_it_is():
             "GPUs kept for it: 2, expected to be free in 60 min",
         ),
         (
-            Reason("crowded", 0.85, 0.95, detail="job 9"),
+            Reason("saturated", 0.85, 0.95, detail="job 9"),
             "is busy enough (SM activity 0.95, limit 0.85), and job 9 there has not much more left"
             " than this job",
         ),

@@ -229,8 +229,8 @@ HELP: dict[str, tuple[Reason, str]] = {
         Reason("held_for", 3_600, unit="s", detail="job 7"),
         "Wait; a shorter `--time` or `--expect`, if that is true, lets it start before that job.",
     ),
-    "crowded": (
-        Reason("crowded", 0.85, 0.95, detail="job 7"),
+    "saturated": (
+        Reason("saturated", 0.85, 0.95, detail="job 7"),
         "Wait: together, they would only take turns. A shorter `--expect`, if that is true, helps.",
     ),
     "promised": (Reason("promised", 3_600, 4, "s"), "Wait until then."),
@@ -306,7 +306,7 @@ OF_THE_JOB = (
 POLICYS = (
     *("memory", "min_free", "risk", "unprofiled", "sharing_score", "busy_pair", "gpu_demand"),
     *("distributed", "unpredicted", "unstable", "outlasts", "kept_for_profiling", "no_benefit"),
-    *("held_for", "crowded"),
+    *("held_for", "saturated"),
 )
 GROUNDS = (
     *(

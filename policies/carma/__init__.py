@@ -5,8 +5,8 @@ from __future__ import annotations
 from carmad.plugin import Wording
 
 REASONS = {
-    "crowded": Wording(
-        "Crowded",
+    "saturated": Wording(
+        "Saturated",
         lambda r: (
             f"is busy enough (SM activity {r.have:.2f}, limit {r.need:.2f}), and {r.detail} there"
             " has not much more left than this job"

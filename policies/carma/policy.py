@@ -172,7 +172,7 @@ class Plan:
             shortest = min(gpu.residents, key=sizes.left_s)
             if crowds and left_s <= rules.short * sizes.left_s(shortest):
                 return None
-            return Reason("crowded", rules.busy, load, detail=f"job {shortest.id}")
+            return Reason("saturated", rules.busy, load, detail=f"job {shortest.id}")
 
         return refuse
 
