@@ -11,7 +11,18 @@ from collections.abc import Set
 from dataclasses import replace
 from typing import NamedTuple
 
-from carmad.plugin import Demand, GpuId, GpuView, Job, JobId, Move, Reason, View
+from carmad.plugin import (
+    Demand,
+    GpuId,
+    GpuView,
+    Job,
+    JobId,
+    Move,
+    Placement,
+    Reason,
+    View,
+    held_mib,
+)
 from policies.views import Promise
 
 TYPE_CHECKING = False
@@ -35,12 +46,17 @@ def defragment(rules: Ranked, head: Job, view: View) -> Room | None:
     gone = {job.id for job in view.running if job.leaves}
     moves: dict[JobId, Move] = {}
     later = view  # as it looks to those that move
-    if gone and (gpus := rules.place(head, view.without(gone)).gpus):
+
+    def place_off(goals: tuple[GpuId, ...]) -> Placement:
+        """The first in line, with all that are gone by now, and not where these go."""
+        elsewhere = rules.without(Promise(head.id, goals, view.now), view.now)
+        return elsewhere.place(head, view.without(gone))
+
+    if gone and (gpus := place_off(()).gpus):
         return _room(gpus, moves, gone, view)
     for gpu in sorted(view.gpus, key=_moved_mib):
         goals = tuple(goal for move in moves.values() for goal in move.gpus)
-        elsewhere = rules.without(Promise(head.id, goals, view.now), view.now)
-        suitable = elsewhere.place(head, view.without(gone)).verdicts
+        suitable = place_off(goals).verdicts
         cleared = {each.gpu for each in suitable if not each.refused} | {gpu.id}
         there = [job for job in gpu.residents if job.id not in gone]
         fixed = (each for each in there if not _can_move(each, view))
@@ -58,9 +74,7 @@ def defragment(rules: Ranked, head: Job, view: View) -> Room | None:
             gone.update(homes)
             reason = Reason("preempted", detail=f"for job {head.id}")
             moves |= {id: Move(id, (goal,), reason) for id, goal in homes.items()}
-            goals = (*goals, *homes.values())
-            elsewhere = rules.without(Promise(head.id, goals, view.now), view.now)
-            if gpus := elsewhere.place(head, view.without(gone)).gpus:
+            if gpus := place_off((*goals, *homes.values())).gpus:
                 return _room(gpus, moves, gone, view)
     return None
 
@@ -94,6 +108,5 @@ def _moved_mib(gpu: GpuView) -> int:
 
 
 def _held_mib(job: Job, gpu: GpuView) -> int:
-    processes = gpu.sample.processes if gpu.sample else ()
-    held_mib = sum(each.memory_mib or 0 for each in processes if each.job == job.id)
-    return max(held_mib, job.need.safe_mib if job.need else 0)
+    held = held_mib(job.id, gpu.sample) if gpu.sample else 0
+    return max(held, job.need.safe_mib if job.need else 0)
