@@ -14,8 +14,10 @@ where it is quickest.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
+from typing import NamedTuple
 
 from carmad.core.types import JobId
 from carmad.sim.experiment import Experiment, Task
@@ -46,44 +48,51 @@ def _alone_s(case: Case) -> Iterator[float]:
 
 def srpt_s(work: Iterable[tuple[Task, float]]) -> float:
     """The mean JCT on one machine that preempts for whoever has the least left; `work`: seconds."""
-    arrivals = sorted(((task.submit_s, left_s) for task, left_s in work), reverse=True)
-    present: list[tuple[float, float]] = []  # what is left, when it came
-    now, total_s, jobs = 0.0, 0.0, len(arrivals)
-    while arrivals or present:
-        if not present:
-            now = max(now, arrivals[-1][0])
-        while arrivals and arrivals[-1][0] <= now:
-            submit_s, left_s = arrivals.pop()
-            heapq.heappush(present, (left_s, submit_s))
-        left_s, submit_s = heapq.heappop(present)
-        until = arrivals[-1][0] if arrivals else float("inf")
-        if now + left_s <= until:
-            now += left_s
-            total_s += now - submit_s
-        else:
-            heapq.heappush(present, (left_s - (until - now), submit_s))
-            now = until
-    return total_s / jobs
+    jcts_s = [
+        each.until - each.submit_s for each in _serve(work, lambda _, left_s: left_s) if each.ends
+    ]
+    return fmean(jcts_s)
 
 
-def mean_busy_s(work: Iterable[tuple[Task, float]]) -> float:
+def mean_busy_s(work: Sequence[tuple[Task, float]]) -> float:
     """On one machine that preempts for whoever has the least work in all: the time from a job's
     submission to when its work is done, on average over its work, and over the jobs."""
-    arrivals = sorted(((task.submit_s, left_s) for task, left_s in work), reverse=True)
-    present: list[tuple[float, float, float]] = []  # all its work, when it came, what is left
-    now, total_s, jobs = 0.0, 0.0, len(arrivals)
+    parts_s = (
+        (each.until - each.begun) / each.whole_s * ((each.begun + each.until) / 2 - each.submit_s)
+        for each in _serve(work, lambda whole_s, _: whole_s)
+        if each.whole_s  # else: done at once
+    )
+    return math.fsum(parts_s) / len(work)
+
+
+class _Slice(NamedTuple):
+    """A stretch of time in which the machine serves one job. All in seconds."""
+
+    submit_s: float
+    whole_s: float  # all the job's work
+    begun: float
+    until: float
+    ends: bool  # the job is done then
+
+
+def _serve(
+    work: Iterable[tuple[Task, float]], rank: Callable[[float, float], float]
+) -> Iterator[_Slice]:
+    """One machine that serves the lowest rank first, by a job's whole work and what is left of it."""
+    arrivals = sorted(((task.submit_s, whole_s) for task, whole_s in work), reverse=True)
+    present: list[tuple[float, float, float, float]] = []  # rank, submission, whole, left
+    now = 0.0
     while arrivals or present:
         if not present:
             now = max(now, arrivals[-1][0])
         while arrivals and arrivals[-1][0] <= now:
             submit_s, whole_s = arrivals.pop()
-            heapq.heappush(present, (whole_s, submit_s, whole_s))
-        whole_s, submit_s, left_s = heapq.heappop(present)
-        until = min(now + left_s, arrivals[-1][0] if arrivals else float("inf"))
-        if whole_s == 0:
-            continue  # done at once
-        total_s += (until - now) / whole_s * ((now + until) / 2 - submit_s)
-        if until < now + left_s:
-            heapq.heappush(present, (whole_s, submit_s, left_s - (until - now)))
+            heapq.heappush(present, (rank(whole_s, whole_s), submit_s, whole_s, whole_s))
+        _, submit_s, whole_s, left_s = heapq.heappop(present)
+        until = min(now + left_s, arrivals[-1][0] if arrivals else math.inf)
+        ends = until == now + left_s
+        yield _Slice(submit_s, whole_s, now, until, ends)
+        if not ends:
+            left_s -= until - now
+            heapq.heappush(present, (rank(whole_s, left_s), submit_s, whole_s, left_s))
         now = until
-    return total_s / jobs
