@@ -78,7 +78,7 @@ class _Slice(NamedTuple):
 def _serve(
     work: Iterable[tuple[Task, float]], rank: Callable[[float, float], float]
 ) -> Iterator[_Slice]:
-    """One machine that serves the lowest rank first, by a job's whole work and what is left of it."""
+    """One machine that serves the lowest rank first, by a job's whole work and what is left."""
     arrivals = sorted(((task.submit_s, whole_s) for task, whole_s in work), reverse=True)
     present: list[tuple[float, float, float, float]] = []  # rank, submission, whole, left
     now = 0.0
