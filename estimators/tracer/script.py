@@ -49,7 +49,6 @@ from .blame import own_crash
 from .choices import Plan
 from .command import Options
 from .explanation import with_explanation
-from .fakecuda import Unfit
 from .modules import Attribution, Layers
 from .recording import Recorder
 from .replay import replay
@@ -71,13 +70,15 @@ MAGIC = re.compile(r"^(\s*)(?:[%!].*|(?:[\w, ]+=\s*)[!%].*|\?.*|[\w.]+\?+\s*)$",
 class Steps:
     """Counts the steps of each optimizer."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self) -> None:
+        self.clock: Clock | None = None
         self._taken: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.by_hand = True  # there has been no optimizer
         make = torch.optim.Optimizer.__init__
 
         def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            clock.works()
+            if self.clock is not None:
+                self.clock.works()
             make(optimizer, *args, **kwargs)
             self._taken[optimizer] = 0
             self.by_hand = False
@@ -99,24 +100,33 @@ class Steps:
 
 
 class Trace:
-    def __init__(self, options: Options, answer: Answer) -> None:
-        self._answer = answer
-        self._steps = Steps(answer.clock)
+    """The patched torch, and what is recorded through it once a trial has begun."""
+
+    def __init__(self, gpu: str, gpus: int) -> None:
+        """Raises Unfit."""
+        self._answer: Answer  # from `begin` on
+        self.attribution: Attribution | None = None
+        libraries.declare_torchvision()
+        self._steps = Steps()
         libraries.spare_imports()
         substitutes.give_zeros()
         self.recorder = Recorder()
         self.layers = Layers(self.recorder)
-        device.pretend(self.recorder, options.gpu, options.gpus)
+        device.pretend(self.recorder, gpu, gpus)
         tensors.install(self.recorder, self._give_up)
         ranks.install(self.recorder)
         shortcuts.load_few_samples()
         made_up.watch(self.recorder.deceive)
         libraries.install()
-        self.attribution = Attribution(self.recorder) if options.explain else None
         self._repeats = Repeats(self.recorder, self._after_pass)
         self._repeats.install()
         register_optimizer_step_pre_hook(lambda *_: self.recorder.mark("optimizer"))
         register_optimizer_step_post_hook(self._after_step)
+
+    def begin(self, answer: Answer, explain: bool) -> None:
+        """`explain`: with where the memory is allocated."""
+        self._answer, self._steps.clock = answer, answer.clock
+        self.attribution = Attribution(self.recorder) if explain else None
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         self.recorder.mark("stepped")
@@ -195,15 +205,11 @@ def _without_torch() -> str:
     return f": it uses {used[0]}, and only PyTorch is traced" if used else ""
 
 
-def run(words: list[str], options: Options, answer: Answer) -> NoReturn:
+def run(words: list[str], options: Options, answer: Answer, trace: Trace) -> NoReturn:
     """`words`: the script or -m or -c, and its arguments."""
+    trace.begin(answer, options.explain)
     if options.processes:
         ranks.set_launcher_environment(options.processes)
-    try:
-        libraries.declare_torchvision()
-        trace = Trace(options, answer)
-    except Unfit as error:
-        answer.refuse(str(error))
     explore(answer, lambda plan: _attempt(words, options, answer, trace, plan))
 
 
