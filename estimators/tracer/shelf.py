@@ -52,10 +52,6 @@ class Shelf(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Those that are not here yet, and can be."""
         return [name for name in names if name not in sys.modules and name not in self._refused]
 
-    def refuse(self, names: Iterable[str]) -> None:
-        """Do not try these again."""
-        self._refused.update(names)
-
     def fill(self, names: Iterable[str]) -> None:
         """Import these, and note what they import in turn."""
         make, load = builtins.__import__, importlib.import_module
@@ -82,7 +78,10 @@ class Shelf(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         builtins.__import__, importlib.import_module = import_, import_module
         try:
             for name in names:
-                load(name)
+                try:
+                    load(name)
+                except Exception:  # noqa: BLE001  a library's own: a script may still import it
+                    self._refused.add(name)
         finally:
             builtins.__import__, importlib.import_module = make, load
 
@@ -162,19 +161,19 @@ class Shelf(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def _is_found(self, package: str) -> bool:
         """Whether an import of this hidden package would load it from the same place."""
         module = self._hidden.get(package)
-        place = _place(module.__spec__) if module is not None else None
-        if place is None:
+        own: Any = getattr(module, "__spec__", None)
+        if _place(own) is None or own.name != package:  # it was made, not found
             return True
         if package in sys.modules:  # the script's own
             return False
         for finder in sys.meta_path:
             if finder is not self and (spec := finder.find_spec(package, None)) is not None:
-                return bool(_place(spec) == place)
+                return bool(_place(spec) == _place(own))
         return False
 
 
 def _place(spec: Any) -> Any:
-    """The file, or the folders of a package without one; None: it was made, and not found."""
+    """The file, or the folders of a package without one; None: there is no such place."""
     origin = getattr(spec, "origin", None)
     if isinstance(origin, str) and origin.startswith("/"):
         return origin

@@ -17,7 +17,6 @@ import gc
 import importlib
 import json
 import os
-import select
 import signal
 import socket
 import sys
@@ -32,7 +31,6 @@ from .shelf import Shelf, installed_names
 ORDER, REST = b"order", b"rest"  # what it is told
 READY, COLD = b"ready", b"cold"  # what it says, and `ended STATUS`
 PACKET_BYTES = 64
-REHEARSED_WITHIN_S = 60.0
 _stat = os.stat  # `scratch` replaces it
 
 
@@ -131,58 +129,19 @@ class Warm:
         self._socket.send(COLD)
         os._exit(0)
 
-    # ---- libraries
-
     def _import_more(self) -> None:
-        """All that is new at once, or else those packages with which it can be done."""
+        """What the last script has imported. Ends this process if that leaves it unfit: with a
+        thread, a changed file, or a tensor on the GPU."""
         new = self._shelf.missing(_read(self._notes).decode().split())
-        os.ftruncate(self._notes, 0)
-        if not new or self._import(new):
+        if not new:
             return
-        by_package: dict[str, list[str]] = {}
-        for name in new:
-            by_package.setdefault(name.partition(".")[0], []).append(name)
-        for names in by_package.values():
-            if self._has_order():
-                return  # another time
-            if not self._import(names) and not self._has_order():
-                self._shelf.refuse(names)
-
-    def _import(self, names: list[str]) -> bool:
-        """False if these cannot be imported here, or if there is an order now."""
-        if not self._rehearse(names) or self._has_order():
-            return False
-        self._shelf.fill(names)
+        changes = count_changes()
+        self._shelf.fill(new)
+        if not _is_alone() or count_changes() != changes or self._seen.events:
+            os._exit(0)
         self._files = _files()
         gc.collect()
         gc.freeze()
-        return True
-
-    def _has_order(self) -> bool:
-        return bool(select.select([self._socket], [], [], 0)[0])
-
-    def _rehearse(self, names: list[str]) -> bool:
-        """Whether these can be imported here: in a child, they start no thread, write no
-        file and make no tensor on the GPU. False also if there is an order meanwhile."""
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            with contextlib.suppress(BaseException):
-                os.setsid()
-                changes = count_changes()
-                self._shelf.fill(names)
-                good = _is_alone() and count_changes() == changes and not self._seen.events
-                code = 0 if good else 1
-            os._exit(code)
-        ended = os.pidfd_open(pid)
-        select.select([ended, self._socket.fileno()], [], [], REHEARSED_WITHIN_S)
-        if not select.select([ended], [], [], 0)[0]:
-            with contextlib.suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)
-            os.kill(pid, signal.SIGKILL)
-        os.close(ended)
-        _, status = os.waitpid(pid, 0)
-        return status == 0
 
 
 def _high(fd: int) -> int:
