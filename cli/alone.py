@@ -1,5 +1,6 @@
-"""Asks for an estimate where there is no daemon: a process of the user's (`carmad.api.alone`). It is
-started when it is needed. Where the user has no private directory for its socket, it is this one.
+"""Asks for an estimate where there is no daemon: a process of the user's (`carmad.api.alone`), and
+starts that when it is needed. Where the user has no private directory for its socket, it is this
+one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 START_WITHIN_S = 10.0
 LOOK_S = 0.01
 ROOT = Path(__file__).parents[1]
+_started: list[subprocess.Popen[bytes]] = []  # nobody waits for it
 
 
 def estimate(body: dict[str, Any], explain: bool) -> EstimatesOut:
@@ -58,7 +60,6 @@ def _connect() -> socket.socket | None:
     if folder is None:
         return None
     path = folder / f"estimates-{_fingerprint()}"
-    started = None
     deadline = time.monotonic() + START_WITHIN_S
     while time.monotonic() < deadline:
         connection = socket.socket(socket.AF_UNIX)
@@ -67,21 +68,21 @@ def _connect() -> socket.socket | None:
             return connection
         except OSError:
             connection.close()
-        if started is None or started.poll() is not None:
+        if not _started or _started[-1].poll() is not None:
             argv = [sys.executable, "-P", "-m", "carmad.api.alone", str(path)]
             try:
-                started = subprocess.Popen(
-                    argv,
-                    cwd=ROOT,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
+                _started.append(_start(argv))
             except OSError:
                 return None
         time.sleep(LOOK_S)
     return None
+
+
+def _start(argv: list[str]) -> subprocess.Popen[bytes]:
+    null = subprocess.DEVNULL
+    return subprocess.Popen(
+        argv, cwd=ROOT, stdin=null, stdout=null, stderr=null, start_new_session=True
+    )
 
 
 def _private_folder() -> Path | None:

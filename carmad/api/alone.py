@@ -30,6 +30,7 @@ LOOK_S = 5.0
 
 def main() -> None:
     path = Path(sys.argv[1])
+    os.chdir("/")
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -174,15 +174,12 @@ class Keeper:
                 return LATE
 
     def _limit_tasks(self) -> None:
-        """Anew for each trial, as the user's other processes count."""
+        """Anew for each trial, as the user's other processes count; the tracer's child keeps to it
+        for good."""
         if self._cgroup is not None:
             return
-        soft = task_limit(self._uid)
-        hard = resource.prlimit(self._pid, resource.RLIMIT_NPROC)[1]
-        if os.geteuid() == 0:
-            hard = soft
-        elif hard != resource.RLIM_INFINITY:
-            soft = min(soft, hard)
+        most, hard = task_limit(self._uid), resource.prlimit(self._pid, resource.RLIMIT_NPROC)[1]
+        soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.prlimit(self._pid, resource.RLIMIT_NPROC, (soft, hard))
 
     def _renew_shared_memory(self) -> None:

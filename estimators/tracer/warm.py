@@ -31,7 +31,7 @@ from .shelf import Shelf, installed_names
 ORDER, REST = b"order", b"rest"  # what it is told
 READY, COLD = b"ready", b"cold"  # what it says, and `ended STATUS`
 PACKET_BYTES = 64
-_stat = os.stat  # `scratch` replaces it
+_stat, _fork = os.stat, os.fork  # `scratch` and `made_up` replace them
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Warm:
         except OSError:
             self._leave()
         os.ftruncate(self._notes, 0)
-        pid = os.fork()
+        pid = _fork()
         if pid == 0:
             self._become(order, output, answer)
             return order
@@ -131,13 +131,14 @@ class Warm:
 
     def _import_more(self) -> None:
         """What the last script has imported. Ends this process if that leaves it unfit: with a
-        thread, a changed file, or a tensor on the GPU."""
+        thread, a changed file, a tensor on the GPU, or having been told something made up."""
         new = self._shelf.missing(_read(self._notes).decode().split())
         if not new:
             return
         changes = count_changes()
         self._shelf.fill(new)
-        if not _is_alone() or count_changes() != changes or self._seen.events:
+        used = self._seen.events or self._seen.made_up
+        if used or not _is_alone() or count_changes() != changes:
             os._exit(0)
         self._files = _files()
         gc.collect()
