@@ -351,6 +351,25 @@ def test_a_python_without_torch_is_told_as_ever(tracers: Tracers, tmp_path: Path
     assert not tracers._idle
 
 
+def test_nothing_is_left_in_the_shared_memory_for_the_next_script(
+    tracers: Tracers, tmp_path: Path
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root mounts one for each")
+    leaves = """
+        import os, _posixshmem
+        print(sorted(os.listdir("/dev/shm")), flush=True)
+        os.close(_posixshmem.shm_open(f"/left", os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=0o600))
+    """
+    script = write(tmp_path, leaves)
+    for _ in range(2):
+        _, said = looked(tracers, spec(tmp_path, script))
+        if (left := Path("/dev/shm/left")).exists():
+            left.unlink()
+            pytest.skip("it cannot be mounted here")
+        assert said == "[]\n"
+
+
 def test_a_tracer_ends_with_its_keeper(tracers: Tracers, tmp_path: Path) -> None:
     before = of_tracers()
     looked(tracers, spec(tmp_path, "-c", "print(1)"))

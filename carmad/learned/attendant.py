@@ -215,23 +215,19 @@ def run_program(launch: Launch, report: int) -> None:
     start_program(launch, report)
 
 
-def own_shared_memory(memory: int) -> None:
+def own_shared_memory(memory: int) -> bool:
     """Mount an empty /dev/shm that disappears with the trial's last process. Only root can do that.
 
     As a slave, the namespace receives mounts but does not propagate its own: automounters still
     work.
     """
-    if (
+    size = b"mode=1777,size=%d" % memory
+    return bool(
         os.geteuid() == 0
         and libc.unshare(CLONE_NEWNS) == 0
         and libc.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None) == 0
-    ):
-        mount_shared_memory(memory)
-
-
-def mount_shared_memory(memory: int) -> None:
-    size = b"mode=1777,size=%d" % memory
-    libc.mount(b"carma", b"/dev/shm", b"tmpfs", MS_NOSUID | MS_NODEV, size)
+        and libc.mount(b"carma", b"/dev/shm", b"tmpfs", MS_NOSUID | MS_NODEV, size) == 0
+    )
 
 
 def main() -> None:

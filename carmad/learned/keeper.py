@@ -31,7 +31,6 @@ from carmad.attempt.starting import (
     adopt_orphans,
     block,
     fork,
-    libc,
     write_all,
 )
 from carmad.learned.attendant import (
@@ -40,11 +39,13 @@ from carmad.learned.attendant import (
     broken_limit,
     end,
     enter_bounds,
-    mount_shared_memory,
     own_shared_memory,
     run_program,
     task_limit,
 )
+
+# As in `attendant`:
+# ruff: noqa: PTH108, PTH208
 
 OWNER, PACKET_BYTES = 3, 64
 READY, ORDER, REST, COLD = b"ready", b"order", b"rest", b"cold"  # as in `estimators.tracer.warm`
@@ -54,7 +55,6 @@ IDLE_LOOK_S = 10.0
 SPARE_SHARE = 0.05  # of the machine's memory: with less available, an idle tracer is too much
 CLEARED_WITHIN_S = 2.0
 PAUSE_S = 0.005
-MNT_DETACH = 2
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ def main() -> None:
     adopt_orphans()
     launch = Launch(read_file("/proc/self/fd/0"))
     owner = socket.socket(fileno=OWNER)
-    own_shared_memory(memory)
+    has_own = own_shared_memory(memory)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def run(report: int) -> None:
@@ -73,7 +73,7 @@ def main() -> None:
 
     pid, _ = fork(run)
     theirs.close()
-    keeper = Keeper(pid, ours, memory, cgroup, launch.uid)
+    keeper = Keeper(pid, ours, memory, cgroup, launch.uid, has_own)
     try:
         keeper.serve(owner)
     finally:
@@ -82,9 +82,16 @@ def main() -> None:
 
 class Keeper:
     def __init__(
-        self, pid: int, tracer: socket.socket, memory: int, cgroup: str | None, uid: int
+        self,
+        pid: int,
+        tracer: socket.socket,
+        memory: int,
+        cgroup: str | None,
+        uid: int,
+        has_own: bool,
     ) -> None:
-        """`pid`, `tracer`: the tracer's process, and the socket to it."""
+        """`pid`, `tracer`: the tracer's process, and the socket to it. `has_own`: a /dev/shm."""
+        self._has_own = has_own
         self._pid = pid
         self._tracer = tracer
         self._ended = os.pidfd_open(pid)
@@ -140,8 +147,6 @@ class Keeper:
             said = self._hear(deadline, verdict) if self._is_new else READY
             if said != READY:
                 return said
-            if not self._is_new:
-                self._renew_shared_memory()
             self._is_new = False
             self._limit_tasks()
             socket.send_fds(self._tracer, [ORDER], fds)
@@ -182,10 +187,6 @@ class Keeper:
         soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.prlimit(self._pid, resource.RLIMIT_NPROC, (soft, hard))
 
-    def _renew_shared_memory(self) -> None:
-        if os.geteuid() == 0 and libc.umount2(b"/dev/shm", MNT_DETACH) == 0:
-            mount_shared_memory(self._memory)
-
     def _clear(self, is_late: bool) -> bool:
         """End all but the tracer, a script that still runs at once. False if that fails."""
         for pid, start in self._others().items():
@@ -204,6 +205,12 @@ class Keeper:
                 self._kill()
             time.sleep(PAUSE_S)
         self._reap()
+        if self._has_own:
+            try:
+                for name in os.listdir("/dev/shm"):  # only files: a trial can make nothing else
+                    os.unlink(f"/dev/shm/{name}")
+            except OSError:
+                return False
         if not is_late:
             return True
         heard = select.select([self._tracer], [], [], CLEARED_WITHIN_S)[0]
