@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ LONGER = "`carma estimate --within SECONDS` waits longer"
 MOST_HOLDERS, MOST_MOMENTS = 64, 1024
 MOST_LETTERS = 300
 MOST_BYTES = 1 << 60
+CONTEXT_MIB = 544  # as in carmad.config, which the job's Python may not have; a test compares them
+_UNITS = {"M": 1 << 20, "MB": 10**6, "MIB": 1 << 20, "G": 1 << 30, "GB": 10**9, "GIB": 1 << 30}
 # What memory is for, at the moment when most is in use; "cached" is what the allocator holds more.
 PARTS = ("parameters", "gradients", "optimizer", "activations", "cached", "workspace")
 
@@ -127,8 +130,22 @@ class Report:
         timm runs exceed it; `lab/memory/timm.py` shows how many do."""
         return self.reserved + max(self.reserved // 20 + (384 << 20), self.autotune)
 
+    def fits(self, memory: str, context_mib: int = CONTEXT_MIB) -> bool:
+        """Whether a GPU with so much memory has room for `safe` bytes, and `context_mib` for CUDA
+        and its libraries. `memory`: "24GB" is 24·10⁹ bytes, "24G" and "24GiB" are 24·2³⁰. Raises
+        ValueError if it is not a size."""
+        return self.safe + (context_mib << 20) <= _bytes(memory)
+
     def dumps(self) -> bytes:
         return json.dumps(asdict(self)).encode()
+
+
+def _bytes(size: str) -> int:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", size)
+    unit = _UNITS.get(found[2].upper()) if found else None
+    if found is None or unit is None:
+        raise ValueError(f"{size!r} is not a size: write 24GB or 24GiB")
+    return int(float(found[1]) * unit)
 
 
 @dataclass(frozen=True)
