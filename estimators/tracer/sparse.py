@@ -16,7 +16,11 @@ def _copy(recorder: Any, tensor: Any, **kwargs: Any) -> Any:
     device = kwargs.get("device")
     if tensor.layout is not torch.sparse_coo:
         return NotImplemented
-    if isinstance(tensor, FakeTensor) and device is not None and torch.device(device).type != "cuda":
+    if (
+        isinstance(tensor, FakeTensor)
+        and device is not None
+        and torch.device(device).type != "cuda"
+    ):
         return NotImplemented
     parts = tensor._indices(), tensor._values()
     dtype = kwargs.get("dtype") or tensor.dtype

@@ -50,14 +50,14 @@ def mnist(path: Path, folder: str = "MNIST", count: int = 6000) -> None:
     """As torchvision keeps it under its root."""
     raw = path / folder / "raw"
     raw.mkdir(parents=True, exist_ok=True)
-    for name, count in (("train", count), ("t10k", count // 6)):
-        pixels = _random().integers(0, 256, (count, 28, 28), dtype=np.uint8)
-        labels = np.arange(count, dtype=np.uint8) % CLASSES
+    for name, many in (("train", count), ("t10k", count // 6)):
+        pixels = _random().integers(0, 256, (many, 28, 28), dtype=np.uint8)
+        labels = (np.arange(many) % CLASSES).astype(np.uint8)
         (raw / f"{name}-images-idx3-ubyte").write_bytes(
-            struct.pack(">IIII", 2051, count, 28, 28) + pixels.tobytes()
+            struct.pack(">IIII", 2051, many, 28, 28) + pixels.tobytes()
         )
         (raw / f"{name}-labels-idx1-ubyte").write_bytes(
-            struct.pack(">II", 2049, count) + labels.tobytes()
+            struct.pack(">II", 2049, many) + labels.tobytes()
         )
 
 
@@ -387,7 +387,8 @@ def chats(path: Path) -> None:
 MAKERS: dict[str, Callable[[Path], None]] = {
     one.__name__: one
     for one in (
-        *(mnist, whole_mnist, cifar10, cifar100, images, pictures, folder, pairs, masks, words, text),
+        *(mnist, whole_mnist, cifar10, cifar100, images, pictures, folder, pairs, masks),
+        *(words, text),
         *(
             names,
             tokens,
