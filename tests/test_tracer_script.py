@@ -183,6 +183,18 @@ def test_a_sparse_matrix_is_moved_and_multiplied(job: Path) -> None:
     assert report(job, written(job, loop(text))).reserved > 5_000_000 * (2 * 8 + 4)
 
 
+def test_the_default_tensor_type_is_that_of_new_tensors(job: Path) -> None:
+    text = """
+        torch.set_default_tensor_type("torch.cuda.FloatTensor")
+        far = torch.Tensor([1e10]).expand(64, 1)
+        assert far.is_cuda and torch.Tensor(2, 3).shape == (2, 3)
+        for _ in range(2):
+            model(torch.cat([far, torch.randn(64, 1023)], -1)).sum().backward()
+            optimizer.step()
+        """
+    assert report(job, written(job, loop(text))).steps == 2
+
+
 def test_mpi_is_of_one_process(job: Path) -> None:
     """The real one would end the trial."""
     (job.parent / "mpi4py").mkdir()
@@ -791,6 +803,7 @@ def port():
             False,
         ),
         ("p = mp.get_context('spawn').Process(target=print); p.start(); p.join()\n[][1]", False),
+        ("mp.set_start_method('spawn'); mp.Process(target=print).start()\n[][1]", False),
         ("assert mp.get_context('fork').Pool(2).map(abs, [-1]) == [1]\n[][1]", True),
         ("a, b = socket.socketpair()\n[][1]", True),
         ("import platform, uuid; platform.processor()\n[][1]", True),

@@ -17,6 +17,7 @@ import functools
 import linecache
 import logging
 import mmap
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -84,6 +85,12 @@ def _calls(path: str, line: int) -> list[ast.Call | None]:
         return []
     statements = (node for node in ast.walk(tree) if isinstance(node, ast.stmt))
     return [_call(one) for one in statements if one.lineno <= line <= _end(one)]
+
+
+def is_loop(place: str) -> bool:
+    """Whether the line (`/home/ann/train.py:12`) begins with `while`."""
+    path, _, line = place.rpartition(":")
+    return linecache.getline(path, int(line)).lstrip().startswith("while ") if path else False
 
 
 def _end(statement: ast.stmt) -> int:
@@ -160,7 +167,8 @@ def watch(deceit: Deceit) -> None:
         return process
 
     def start_process(self: BaseProcess) -> None:
-        if getattr(self, "_start_method", None) not in (None, "fork"):
+        method = getattr(self, "_start_method", None) or multiprocessing.get_start_method()
+        if method != "fork":
             deceit.notice()  # a program, by which the tracer is not inherited
         start(self)
 

@@ -376,9 +376,10 @@ def chats(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         for sentence in _sentences(200):
+            rest = dict.fromkeys(("reasoning_content", "tools", "tool_calls"), "")
             said = [
-                {"role": "user", "content": sentence},
-                {"role": "assistant", "content": sentence[::-1]},
+                {"role": "user", "content": sentence, **rest},
+                {"role": "assistant", "content": sentence[::-1], **rest},
             ]
             row = {"text": sentence, "conversations": said, "chosen": said, "rejected": said}
             file.write(json.dumps(row) + "\n")
