@@ -76,6 +76,23 @@ def test_a_loop_until_it_converges_turns(job: Path) -> None:
     assert report(job, written(job, loop(text))).steps == 2
 
 
+def test_a_loop_that_turns_ends_again(job: Path) -> None:
+    """As a solver does, with steps that are made smaller until they are good enough."""
+    text = """
+        def solve(x):
+            at, out = torch.zeros((), device="cuda"), torch.zeros_like(x)
+            while at < 1:
+                step = model(x)
+                if step.norm() <= 1:
+                    at, out = at + 0.1, out + step
+            return out
+        for turn in range(10):
+            solve(torch.randn(64, 1024, device="cuda")).mean().backward()
+            optimizer.step()
+        """
+    assert report(job, written(job, loop(text))).steps == 2
+
+
 def test_a_pass_that_was_left_out_is_not_blamed_on_the_script(job: Path) -> None:
     text = """
         for turn in range(5):

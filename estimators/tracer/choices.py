@@ -7,6 +7,7 @@ it stops then, `attempts` runs it again with the other answer at one of the plac
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -14,8 +15,9 @@ from typing import Any
 
 import torch
 
-from .made_up import is_only_printed
+from .made_up import is_loop, is_only_printed
 
+TURNS = 4  # of a loop whose condition is such a value
 _BETWEEN = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 
 
@@ -32,6 +34,7 @@ class Choices:
         self.plan = Plan()
         # Places whose answers may have decided something, the latest last; whether it was a number.
         self.asked: dict[str, bool] = {}
+        self._turns: Counter[str] = Counter()  # of loops with the other answer
 
     def choose(self, usual: Any, other: Any) -> Any:
         """The answer at this place of the program."""
@@ -40,7 +43,12 @@ class Choices:
         is_number = known or type(usual) is not bool
         if known is not None or not is_only_printed():
             self.asked[place] = is_number
-        return other if place in self.plan.flipped else usual
+        if place not in self.plan.flipped:
+            return usual
+        if is_loop(place):  # it shall end some time
+            self._turns[place] += 1
+            return other if self._turns[place] % (TURNS + 1) else usual
+        return other
 
 
 def _place() -> str:

@@ -46,6 +46,8 @@ KNOWN = frozenset(
         aten.index_put.default,
         aten._index_put_impl_.default,
         aten.masked_select.default,
+        *(aten._to_copy.default, aten.mm.default, aten.addmm.default),  # of sparse ones
+        *(aten._to_dense.default, aten._coalesce.default),
     )
 )
 # How outputs come by their storages, as `kind_of` says.

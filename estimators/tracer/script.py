@@ -40,6 +40,7 @@ from . import (
     made_up,
     ranks,
     shortcuts,
+    sockets,
     substitutes,
     tensors,
 )
@@ -110,7 +111,8 @@ class Trace:
         tensors.install(self.recorder, self._give_up)
         ranks.install(self.recorder)
         shortcuts.load_few_samples()
-        made_up.watch(self.recorder.deceive)
+        made_up.watch(self.recorder.deceived)
+        sockets.install(self.recorder.deceive)
         libraries.install()
         self.attribution = Attribution(self.recorder) if options.explain else None
         self._repeats = Repeats(self.recorder, self._after_pass)
@@ -172,7 +174,7 @@ class Trace:
             why,
             asked=recorder.choices.asked,
             skipped=recorder.skipped,
-            deceived=recorder.deceived,
+            deceived=bool(recorder.deceived),
             progress=recorder.operators,
             **fields,
         )
