@@ -38,15 +38,20 @@ def options_here() -> tuple[Options, tuple[str, ...]]:
 
 def replay(recorder: Recorder, layers: Layers, steps: int, seconds: float) -> Report:
     """The report on what `recorder` saw, under the allocator's options of this process."""
-    chosen, notes = options_here()
-    found = figures(
-        recorder.events,
-        recorder.convs,
-        recorder.kinds,
-        recorder.benchmark,
-        chosen,
-        recorder.memory,
-    )
+    run = begin(recorder)
+    run.follow(recorder.events, len(recorder.events))
+    return report(run, recorder, layers, steps, seconds)
+
+
+def begin(recorder: Recorder) -> Replay:
+    """The allocator as it is before the recorder's first event."""
+    allocator = Allocator(options_here()[0])
+    return Replay(recorder.convs, recorder.kinds, recorder.benchmark, allocator, recorder.memory)
+
+
+def report(run: Replay, recorder: Recorder, layers: Layers, steps: int, seconds: float) -> Report:
+    _, notes = options_here()
+    found = run.figures()
     if found.autotune:
         notes = (*notes, f"cudnn.benchmark may take {found.autotune >> 20} MiB more for a moment")
     return Report(
@@ -104,6 +109,17 @@ class Replay:
         self._faketensor: int | None = None
         self._searched = 0  # most that was reserved during a search for an algorithm
         self._at_peak = dict(self.parts)
+        self.phases = {"training": 0}  # the most in use in each
+        self._phase = "training"
+        self._most_in_phase = 0
+        self._taken = 0  # events
+
+    def follow(self, events: Sequence[tuple[Any, Any]], end: int) -> None:
+        """Take the events up to `end` that were not taken yet."""
+        for at in range(self._taken, end):
+            self.take(*events[at])
+        self._taken = max(self._taken, end)
+        self._end_phase(self._phase)
 
     def take(self, what: Any, how: Any) -> None:
         if what == "conv":
@@ -114,6 +130,8 @@ class Replay:
             self.allocator.empty_cache()
         elif what == "mark":
             self._mark(how)
+        elif what == "phase":
+            self._end_phase(how)
         elif what in ("enter", "exit"):
             pass
         elif how >= 0:
@@ -138,9 +156,15 @@ class Replay:
         self.in_use += nbytes
         self._floor = max(self._floor, self.in_use - self.parts["workspace"])
         self._reserved = max(self._reserved, self.allocator.reserved)
+        self._most_in_phase = max(self._most_in_phase, self.in_use)
         if self.in_use > self.most_in_use:
             self.most_in_use = self.in_use
             self._at_peak = dict(self.parts)
+
+    def _end_phase(self, following: str) -> None:
+        most = max(self.phases.get(self._phase, 0), self._most_in_phase)
+        self.phases[self._phase] = most
+        self._phase, self._most_in_phase = following, self.in_use
 
     def _release(self, name: Any) -> None:
         self.allocator.release(name)
