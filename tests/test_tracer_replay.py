@@ -19,7 +19,7 @@ pytest.importorskip("torch", reason="the tracer runs in a Python that has PyTorc
 from estimators.tracer.allocator import DEFAULTS, MIB, Options
 from estimators.tracer.convolution import BLAS, Conv, autotuning, images, workspace
 from estimators.tracer.explanation import _Filmed
-from estimators.tracer.replay import Figures, figures, replay, replay_all
+from estimators.tracer.replay import LAYOUTS, Figures, Replays, figures, replay
 from estimators.tracer.report import PARTS, Report
 
 SQUARE = Conv(
@@ -268,11 +268,11 @@ def test_where_segments_lie_decides_over_what_is_reserved() -> None:
         *((2, -1), (5, small)),  # two free blocks of 30 MiB: beside 4, and where 2 was
         *((4, -1), (6, large)),  # fits if 5 is not beside where 4 was
     ]
-    replays = replay_all(_recorder(events), DEFAULTS)
-    reserved = {one.reserved for one in replays.every}
-    assert reserved == {120 * MIB, 180 * MIB}
+    replays = _replays(events)
+    reserved = [_in_layout(events, layout).reserved for layout in LAYOUTS]
+    assert set(reserved) == {120 * MIB, 180 * MIB}
     assert replays.most == 180 * MIB
-    assert replays.typical.reserved == median(one.reserved for one in replays.every)
+    assert replays.typical.reserved == median(reserved)
 
 
 def test_the_figures_are_of_the_median_layout() -> None:
@@ -280,12 +280,26 @@ def test_the_figures_are_of_the_median_layout() -> None:
     events = [(n, size * MIB) for n, size in enumerate(sizes)]
     events += [(n, -1) for n in (1, 3, 5)]
     events += [(n + 10, size * MIB) for n, size in enumerate((12, 12, 14, 20, 31))]
-    replays = replay_all(_recorder(events), DEFAULTS)
+    replays = _replays(events)
     middle = replays.typical
     assert sum(middle.parts.values()) == middle.reserved
-    assert middle.floor == replays.every[0].floor
+    assert middle == _in_layout(events, replays.layout)
     film = _Filmed(_recorder(events), DEFAULTS, replays.layout)
     assert film.figures() == middle
+
+
+def _replays(events: list[tuple[Any, Any]]) -> Replays:
+    """That have taken the events in two goes."""
+    recorder = _recorder(events[:3])
+    replays = Replays(recorder)
+    replays.follow()
+    recorder.events.extend(events[3:])
+    replays.follow()
+    return replays
+
+
+def _in_layout(events: list[tuple[Any, Any]], layout: int) -> Figures:
+    return figures(events, (), {}, layout=layout)
 
 
 def _recorder(events: list[tuple[Any, Any]]) -> Any:

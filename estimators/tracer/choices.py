@@ -27,6 +27,7 @@ class Plan:
 
     flipped: frozenset[str] = frozenset()  # places that get the other answer
     whole: bool = False  # no pass is left out
+    more: int = 0  # batches of each loop after two steps, on top of the usual ones
 
 
 class Choices:

@@ -19,7 +19,7 @@ from .allocator import Allocator, Options
 from .convolution import Conv
 from .modules import Attribution, pattern
 from .recording import Recorder
-from .replay import Replay, figures, options_here, replay_all
+from .replay import Replay, Replays, figures, options_here
 from .report import Explanation, Held, Moment, Remedy, Report
 
 MOST_HELD = 12  # of modules, and of lines
@@ -78,10 +78,11 @@ class _Filmed(Replay):
 def with_explanation(report: Report, recorder: Recorder, attribution: Attribution) -> Report:
     """The report on what `recorder` saw, with an explanation."""
     chosen, _ = options_here()
-    layout = replay_all(recorder, chosen).layout
-    film = _Filmed(recorder, chosen, layout)
+    replays = Replays(recorder)
+    replays.follow()
+    film = _Filmed(recorder, chosen, replays.layout)
     modules, lines = _holders(recorder, attribution, film.peak)
-    help = remedies(recorder, attribution, chosen, layout, report)
+    help = remedies(recorder, attribution, chosen, replays.layout, report)
     return replace(report, explanation=Explanation(modules, lines, help, tuple(film.moments)))
 
 

@@ -242,7 +242,9 @@ class _PatchFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def install() -> None:
+def install(more: dict[str, Callable[[Any], None]]) -> None:
+    """`more`: patches by module, that need to know the trace."""
+    _PATCHES.update(more)
     sys.meta_path.insert(0, _PatchFinder())
     for name, patch in _PATCHES.items():
         if name in sys.modules:

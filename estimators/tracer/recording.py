@@ -83,6 +83,7 @@ class Recorder(TorchDispatchMode):
         ("mark", name) "forward" and "backward" at the end of each, "optimizer" and "stepped" around
         the optimizer's step, and what `mark` was called with
         ("empty", 0) the cache was emptied
+        ("phase", name) the program does this from now on: "training", "evaluation" …
         and those of `Attribution`
     convs: the convolutions
     kinds: id → "parameters", "gradients" or "optimizer"; all other storages are activations
@@ -98,6 +99,7 @@ class Recorder(TorchDispatchMode):
     memory: bytes that the GPU has, as far as that is known
     full: called with the bytes for which there is no room; it may raise, or they are allocated
     operators: how many have run on the GPU
+    phase: what the program does now
     live, peak: bytes allocated now, and the most that were since `forget_peak`
     """
 
@@ -109,6 +111,7 @@ class Recorder(TorchDispatchMode):
         self.convs: List[Conv] = []
         self.kinds: Dict[int, str] = {}
         self.notes: List[str] = []
+        self.phase = "training"
         self.benchmark = self.skipped = False
         self.deceived = Deceit()
         self.choices = Choices()
@@ -153,6 +156,13 @@ class Recorder(TorchDispatchMode):
 
     def mark(self, name: str) -> None:
         self.events.append(("mark", name))
+
+    def enter(self, phase: str) -> str:
+        """The phase before."""
+        before, self.phase = self.phase, phase
+        if phase != before:
+            self.events.append(("phase", phase))
+        return before
 
     def empty_cache(self) -> None:
         self.events.append(("empty", 0))
