@@ -18,7 +18,7 @@ import torch
 
 from .made_up import is_loop, is_only_printed, wanted
 
-TURNS = 4  # of a loop whose condition is such a value
+TURNS = 4  # of the first loop whose condition is such a value
 _BETWEEN = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__file__))
 
 
@@ -48,9 +48,10 @@ class Choices:
             self.asked[place] = is_number
         if place not in self.plan.flipped:
             return usual
-        if is_loop(place):  # it shall end some time
+        if is_loop(place):  # it shall end: the first after some turns, others after one
             self._turns[place] += 1
-            return other if self._turns[place] % (TURNS + 1) else usual
+            turns = self._turns[place] <= TURNS or self._turns[place] % 2
+            return other if turns else usual
         return other
 
 
