@@ -6,6 +6,7 @@ it stops then, `attempts` runs it again with the other answer at one of the plac
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -15,10 +16,10 @@ from typing import Any
 
 import torch
 
-from .made_up import is_loop, is_only_printed
+from .made_up import is_loop, is_only_printed, wanted
 
-TURNS = 4  # of a loop whose condition is such a value
-_BETWEEN = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+TURNS = 4  # of the first loop whose condition is such a value
+_BETWEEN = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__file__))
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,16 @@ class Choices:
         place = _place()
         known = self.asked.pop(place, None)
         is_number = known or type(usual) is not bool
+        if type(usual) is bool and (holds := wanted(place)) is not None:
+            usual, other = holds, not holds
         if known is not None or not is_only_printed():
             self.asked[place] = is_number
         if place not in self.plan.flipped:
             return usual
-        if is_loop(place):  # it shall end some time
+        if is_loop(place):  # it shall end: the first after some turns, others after one
             self._turns[place] += 1
-            return other if self._turns[place] % (TURNS + 1) else usual
+            turns = self._turns[place] <= TURNS or self._turns[place] % 2
+            return other if turns else usual
         return other
 
 

@@ -31,7 +31,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import mpi, substitutes
+from . import mpi, substitutes, triton_kernels
 from .scratch import path_for_kernel
 
 DYNAMO = "torch._dynamo"
@@ -196,6 +196,9 @@ def _torchvision(module: Any) -> None:
 
 
 _PATCHES: dict[str, Callable[[Any], None]] = {
+    "triton.runtime.autotuner": triton_kernels.leave_out,
+    "triton.runtime.driver": triton_kernels.drive,
+    "triton.runtime.jit": triton_kernels.leave_out,
     "torchvision.extension": _torchvision,
     "filelock._unix": _locks,
     "pyarrow": _arrow,

@@ -79,18 +79,39 @@ def _value_of(name: str, frame: FrameType) -> Any:
 @functools.lru_cache(maxsize=None)
 def _calls(path: str, line: int) -> list[ast.Call | None]:
     """Of each statement at this line, the call that may only print; None if it may do more."""
+    return [_call(one) for one in _statements(path) if one.lineno <= line <= _end(one)]
+
+
+def wanted(place: str) -> bool | None:
+    """What a truth value has to be for the assertion that reads it at this line
+    (`/home/ann/train.py:12`) to hold; None if there is no assertion."""
+    statement = _statement(place)
+    if not isinstance(statement, ast.Assert):
+        return None
+    test = statement.test
+    return not (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not))
+
+
+def is_loop(place: str) -> bool:
+    """Whether the line is the head of a `while`."""
+    return isinstance(_statement(place), ast.While)
+
+
+@functools.lru_cache(maxsize=None)
+def _statement(place: str) -> ast.stmt | None:
+    """The innermost one at the line."""
+    path, _, line = place.rpartition(":")
+    found = [one for one in _statements(path) if one.lineno <= int(line) <= _end(one)]
+    return max(found, key=lambda one: one.lineno, default=None)
+
+
+@functools.lru_cache(maxsize=None)
+def _statements(path: str) -> list[ast.stmt]:
     try:
         tree = ast.parse("".join(linecache.getlines(path)))
     except (SyntaxError, ValueError):
         return []
-    statements = (node for node in ast.walk(tree) if isinstance(node, ast.stmt))
-    return [_call(one) for one in statements if one.lineno <= line <= _end(one)]
-
-
-def is_loop(place: str) -> bool:
-    """Whether the line (`/home/ann/train.py:12`) begins with `while`."""
-    path, _, line = place.rpartition(":")
-    return linecache.getline(path, int(line)).lstrip().startswith("while ") if path else False
+    return [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
 
 
 def _end(statement: ast.stmt) -> int:

@@ -64,7 +64,7 @@ STEPS = 2
 _FIRM = (TypeError, AttributeError, NameError, ImportError, FileNotFoundError)
 ENOUGH = 12
 _OF_SHAPES = re.compile("IndexError: (invalid index of a 0-dim|too many indices for) tensor")
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = f"{Path(torch.__file__).parent}/"
 OTHERS = {"jax": "JAX", "tensorflow": "TensorFlow", "cupy": "CuPy", "paddle": "Paddle"}
 
 SAME = re.compile(r"%%(time|timeit|capture|prun|memit)\b.*")  # the rest of the cell is Python

@@ -218,7 +218,7 @@ def _select_by_mask(recorder: Any, tensor: Any, mask: Any) -> Any:
 
 def _unique(recorder: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     recorder.note("values are taken to be all different")
-    count = tensor.numel()
+    count = recorder.choices.choose(tensor.numel(), min(1, tensor.numel()))
     return (
         recorder.new((count,), tensor.dtype),
         recorder.new(tensor.shape, torch.int64),

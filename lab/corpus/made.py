@@ -372,7 +372,7 @@ def points(path: Path) -> None:
 
 
 def chats(path: Path) -> None:
-    """Lines with `text` and `conversations`, and `chosen` and `rejected` ones."""
+    """Lines with `conversations`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         for sentence in _sentences(200):
@@ -381,8 +381,7 @@ def chats(path: Path) -> None:
                 {"role": "user", "content": sentence, **rest},
                 {"role": "assistant", "content": sentence[::-1], **rest},
             ]
-            row = {"text": sentence, "conversations": said, "chosen": said, "rejected": said}
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps({"conversations": said}) + "\n")
 
 
 MAKERS: dict[str, Callable[[Path], None]] = {
