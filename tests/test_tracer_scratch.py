@@ -16,8 +16,8 @@ from tests.waiting import PATIENCE_S
 
 BEGIN = "import sys\nfrom estimators.tracer import confine, scratch\n"
 SHADOW = "scratch.Tree().install()\n"
-CONFINE = "kernel = confine.confine(4096, 60)\n"
-HOOK = "confine._landlock = lambda: False\nassert not confine.confine(4096, 60)\n"
+CONFINE = "confine.limit(4096, 60)\nkernel = confine.confine()\n"
+HOOK = "confine._landlock = lambda: False\nassert not confine.confine()\n"
 CONFINED, HOOKED = BEGIN + CONFINE, BEGIN + HOOK
 # What each of these would leave behind, or reach, if nothing held it.
 DEEDS = {

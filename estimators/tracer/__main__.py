@@ -1,4 +1,6 @@
 """`python FOLDER OPTIONS script.py …`, `… -m module …`, `… -c code …`: run in the job's Python.
+`python FOLDER WARM OPTIONS` stops before the script, and forks a tracer for each that it is given
+(`warm`).
 
 Becomes the package `carma_tracer`, so that neither its modules nor this folder hide the script's
 own; then drops privileges and hands over to `script`.
@@ -10,7 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 STARTED = time.monotonic()
 FOLDER = Path(__file__).absolute().parent
@@ -49,34 +51,62 @@ def main() -> None:
     global __package__
     __package__ = "carma_tracer"
     from .answering import Answer, Clock
-    from .command import CONFIGURED, Options
-    from .confine import confine
+    from .command import CONFIGURED, WARM, Options
+    from .confine import confine, limit
     from .scratch import Tree
 
-    options = Options.loads(sys.argv[1])
-    os.environ.update(ASKED)
-    os.environ.update(options.env)
-    show_gpus(options.gpus)
+    def begin(options: Options, began: float, leave: Callable[[], None] = lambda: None) -> Answer:
+        """`began`: when the time began to count."""
+        set_environment(options)
+        limit(options.host_memory_mib, options.longest_s + CPU_S)
+        answer = Answer(Clock(began), options, leave)
+        answer.before_the_deadline()
+        answer.clock.install()
+        return answer
+
+    first, *words = sys.argv[1:]
+    options = Options.loads(words.pop(0) if first == WARM else first)
     if options.skipped == CONFIGURED and not accelerate_config().exists():
         options = replace(options, skipped="")
-    clock = Clock(STARTED)
-    answer = Answer(clock, options)
+    if first == WARM:
+        from .warm import Warm
+
+        warm = Warm()
+        set_environment(options)
+        Tree().install()
+        confine()
+        from .script import Trace, run
+
+        trace = Trace(options.gpu, options.gpus)
+        order = warm.serve(trace.recorder)
+        options = Options.loads(order.words[0])
+        run(order.words[1:], options, begin(options, order.began, warm.note_modules), trace)
     Tree().install()
-    confine(options.host_memory_mib, options.longest_s + CPU_S)
-    answer.before_the_deadline()
-    clock.install()
+    confine()
+    answer = begin(options, STARTED)
     try:
         import torch  # noqa: F401
     except ImportError as error:
         from .blame import missing_torch
 
-        how = missing_torch(sys.argv[2]) if error.name == "torch" else ""
+        how = missing_torch(words[0]) if error.name == "torch" else ""
         if how:
             answer.crash(how)
         answer.refuse(f"its Python cannot import torch: {error}")
-    from .script import run
+    from .fakecuda import Unfit
+    from .script import Trace, run
 
-    run(sys.argv[2:], options, answer)
+    try:
+        trace = Trace(options.gpu, options.gpus)
+    except Unfit as error:
+        answer.refuse(str(error))
+    run(words, options, answer, trace)
+
+
+def set_environment(options: Any) -> None:
+    os.environ.update(ASKED)
+    os.environ.update(options.env)
+    show_gpus(options.gpus)
 
 
 def show_gpus(count: int) -> None:

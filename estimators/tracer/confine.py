@@ -77,9 +77,8 @@ _IOCTLS = (0x5401, 0x802C542A, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0
 _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
 
 
-def confine(host_memory_mib: int, cpu_s: float) -> bool:
-    """Drop what a trace does not need; call this before there are threads. False if only the
-    audit hook is available."""
+def limit(host_memory_mib: int, cpu_s: float) -> None:
+    """Bound what this process may use, whatever an outer limit leaves it, for good."""
     limits = (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, FILE_BYTES),
@@ -90,9 +89,16 @@ def confine(host_memory_mib: int, cpu_s: float) -> bool:
         hard = resource.getrlimit(which)[1]
         if hard == resource.RLIM_INFINITY or most < hard:
             resource.setrlimit(which, (most, most))
+    tasks = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    resource.setrlimit(resource.RLIMIT_NPROC, (tasks, tasks))
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # one each for what it writes
     os.nice(NICE)
+
+
+def confine() -> bool:
+    """Drop what a trace does not need; call this before there are threads. False if only the
+    audit hook is available."""
     if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 and _landlock() and _seccomp():
         return True
     sys.addaudithook(_refuse)
