@@ -96,6 +96,7 @@ class Estimation:
 
     within_s: Number = 10.0  # processor time for a script's first two steps, without its imports
     patient_s: Number = 60.0  # the same for `carma estimate`, and once a job waits for its turn
+    rest_s: Number = 0.3  # for what follows these steps, unless they took longer; 0: none of it
     host_memory_mib: Count = 8192  # for the process that traces a script
     # CUDA context and libraries, until measured on this server; by default as
     # [measured on such a GPU](../estimators/trace.md#the-context), or else 544

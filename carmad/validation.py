@@ -106,6 +106,7 @@ def _is_estimate(answer: object) -> bool:
         and 0 <= (answer.traced_mib or 0) <= MOST_MIB
         and _are_notes(answer.notes)
         and _are_parts(answer.parts, int)
+        and _are_parts(answer.phases, int)
         and isinstance(answer.others, tuple)
         and len(answer.others) <= MOST_OTHERS
         and all(map(_is_estimate, answer.others))

@@ -61,6 +61,7 @@ def estimates(answer: EstimatesOut) -> RenderableType:
     return Group(
         *crash_lines(answer),
         table(answer["estimates"]),
+        *phase_lines(answer),
         Text(f"\n{'* decides: ' if choice(answer) else ''}{need(answer)}"),
         *(Text(f"  · {refusal(reason)}") for reason in answer["reasons"]),
         fits(answer["verdicts"], answer["fits"]),
@@ -72,6 +73,16 @@ def need(answer: EstimatesOut) -> str:
     if one is None:
         return "Its need is unknown: only the free memory of each GPU counts."
     return f"{memory(safe_mib(one))} must be free on each of its GPUs."
+
+
+def phase_lines(answer: EstimatesOut) -> list[RenderableType]:
+    """The most in use in training, evaluation and so on, if the script was followed so far."""
+    one = choice(answer)
+    phases = one["phases"] if one else {}
+    if len(phases) < 2:
+        return []
+    each = ", ".join(f"{clean(name)} {memory(mib)}" for name, mib in phases.items())
+    return [Text(f"\nIn use at most: {each}.")]
 
 
 def crash_lines(answer: EstimatesOut) -> list[RenderableType]:

@@ -26,13 +26,14 @@ MOST_LETTERS = 500  # of a refusal, whose text the script controls
 
 
 def look(spec: JobSpec, settings: Settings, server: Server) -> Report | Refusal:
-    """Run two optimizer steps of the job's script without a GPU."""
+    """Run two optimizer steps of the job's script without a GPU, and what follows."""
     began = time.monotonic()
     try:
         program = parse(spec)
         options = Options(
             within_s=settings.estimation.within_s,
             longest_s=settings.estimation.longest_s,
+            rest_s=settings.estimation.rest_s,
             host_memory_mib=settings.estimation.host_memory_mib,
             gpu=server.gpu,
             gpus=spec.gpus,

@@ -1,4 +1,4 @@
-"""Runs two steps of the job's own script without a GPU, and replays its allocations.
+"""Runs the job's own script without a GPU, two steps and more, and replays its allocations.
 
 From finished jobs it learns the size of the context, its shortfall, and its error about jobs like
 the one that is estimated.
@@ -14,7 +14,7 @@ live at once (its `low`, minus the context) is not counted at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import accumulate, pairwise
@@ -25,7 +25,7 @@ from carmad.plugin import Estimate, JobSpec, Refusal, Run, Server, Settings, tem
 from estimators.contexts import find_context
 from estimators.look import look
 from estimators.tracer.command import Unreadable, parse
-from estimators.tracer.report import PARTS, Explanation, Report
+from estimators.tracer.report import PARTS, TIME_UP, Explanation, Report, Rest
 
 ENOUGH_FOR_CONTEXT = 3  # runs: the median of three survives one that is far off
 ENOUGH_FOR_MARGIN = 10
@@ -209,7 +209,8 @@ class Trace:
         body = max(min(traced, floor), traced + correction)
         short = shortfall_mib(earlier, context, traced)
         parts = _parts(report, body)
-        notes = [*report.notes, _origin(context, origin, None if learned else len(earlier.own))]
+        notes = [*report.notes, *_unreached(report.rest)]
+        notes.append(_origin(context, origin, None if learned else len(earlier.own)))
         notes += [f"{correction:+d} MiB learned from {_whose(by)}"] if correction else []
         return Estimate(
             body + context,
@@ -219,10 +220,12 @@ class Trace:
             seconds=report.seconds,
             notes=tuple(notes),
             parts=(*parts, ("context", context)),
+            phases=_phases(report.rest, context),
             stack=stack,
             batch_mib=dict(parts)["activations"],
             shape=shape,
             traced_mib=traced + context if correction else None,
+            crash=report.rest.crash if report.rest else "",
         )
 
     def _assumed_context(self, torch: str) -> tuple[int, str]:
@@ -259,6 +262,21 @@ def _parts(report: Report, body_mib: int) -> tuple[tuple[str, int], ...]:
         mib[part] += change
         left -= change
     return tuple(mib.items())
+
+
+def _phases(rest: Rest | None, context_mib: int) -> tuple[tuple[str, int], ...]:
+    found = rest.phases if rest else {}
+    return tuple((name, ceil(most / MIB) + context_mib) for name, most in found.items())
+
+
+def _unreached(rest: Rest | None) -> Iterator[str]:
+    if rest is None or rest.crash:
+        return
+    if rest.missing:
+        were = "were" if len(rest.missing) > 1 else "was"
+        yield f"{' and '.join(rest.missing)} {were} not reached: {rest.end}"
+    elif rest.end not in ("", TIME_UP):
+        yield f"what follows was not reached: {rest.end}"
 
 
 def _whose(by: str) -> str:

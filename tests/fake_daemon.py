@@ -458,6 +458,7 @@ ANSWERS: dict[tuple[str, str], Any] = {
                 "why": None,
                 "notes": ["7 runs"],
                 "parts": {},
+                "phases": {},
             }
         ],
         "explanation": None,

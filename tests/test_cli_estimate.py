@@ -49,7 +49,7 @@ PNG = b"\x89PNG\r\n"
 
 def an_estimate(source: str, mib: int | None, why: str = "", **changes: Any) -> Any:
     found = {"source": source, "mib": mib, "low": mib, "high": mib, "seconds": 0.5, "why": why}
-    return {**found, "notes": [], "parts": {}, "chosen": False, **changes}
+    return {**found, "notes": [], "parts": {}, "phases": {}, "chosen": False, **changes}
 
 
 def an_answer(*estimates: Any) -> Any:
@@ -389,6 +389,25 @@ def test_a_script_that_stops_by_itself_is_the_headline(
         out = capsys.readouterr().out
         assert out.startswith(f"Your script stops {crash}\n" + told[one["source"]])
         assert ("SOURCE" in out) is bool(told[one["source"]])
+
+
+def test_the_most_in_each_phase_and_a_late_mistake(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    phases = {"training": 7168, "evaluation": 9216, "saving": 6144}
+    answer = traced(9300, phases=phases)
+    fake.answers["POST", "/v1/estimate"] = answer
+    assert run(["estimate", "prog"]) == 0
+    shown = "\nIn use at most: training 7.0G, evaluation 9.0G, saving 6.0G.\n"
+    assert shown in capsys.readouterr().out
+    crash = "at train.py:88: NameError: name 'acc' is not defined"
+    fake.answers["POST", "/v1/estimate"] = answer | {"crash": crash}
+    assert run(["estimate", "prog"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith(f"Your script stops {crash}\n") and shown in out
+    fake.answers["POST", "/v1/estimate"] = traced(9300, phases={"training": 7168})
+    assert run(["estimate", "prog"]) == 0
+    assert "In use" not in capsys.readouterr().out
 
 
 def test_what_the_memory_is_for(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:

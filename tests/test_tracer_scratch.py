@@ -102,7 +102,7 @@ def shadowed(program: str, place: Path) -> None:
 
 def test_what_is_written_can_be_read(place: Path) -> None:
     program = """
-        import csv, json, logging, os, pathlib, tempfile
+        import csv, io, json, logging, os, pathlib, tempfile
         out = pathlib.Path("out/run 1")
         out.mkdir(parents=True, exist_ok=True)
         out.mkdir(parents=True, exist_ok=True)
@@ -127,6 +127,10 @@ def test_what_is_written_can_be_read(place: Path) -> None:
         assert not os.path.isdir(name)
         with tempfile.TemporaryFile() as file:
             assert file.write(b"x") == 1
+        with io.FileIO("raw.bin", "wb") as file:
+            file.write(b"raw")
+        with open("raw.bin", "rb") as file:
+            assert isinstance(file.raw, io.FileIO) and file.read() == b"raw"
         (out / "touched").touch()
         assert (out / "touched").exists()
         """

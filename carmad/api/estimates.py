@@ -52,6 +52,7 @@ class EstimateOut(TypedDict):
     why: str | None
     notes: list[str]
     parts: dict[str, int]  # what it is made of, in MiB; empty if the estimator cannot tell
+    phases: dict[str, int]  # training, evaluation, …: the most in use in each, in MiB; likewise
 
 
 class FitOut(TypedDict):
@@ -242,6 +243,7 @@ def guess_out(guess: Guess) -> EstimateOut:
         "why": None if isinstance(said, Estimate) else said.why,
         "notes": list(found.notes) if found else [],
         "parts": dict(found.parts) if found else {},
+        "phases": dict(found.phases) if found else {},
     }
 
 

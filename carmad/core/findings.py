@@ -34,6 +34,7 @@ class Estimate:
     notes: tuple[str, ...] = ()  # for people: what it is based on, what it leaves out
     parts: tuple[tuple[str, int], ...] = ()  # what the memory is for, in MiB; they add up to `mib`
     stack: str = ""  # what "context" among the parts depends on: the job's torch, driver, GPU
+    phases: tuple[tuple[str, int], ...] = ()  # what the job does, with the most in use then, in MiB
     batch_mib: int = 0  # the part of `mib` that is proportional to the batch size
     shape: str = ""  # a digest of the model's layers: equal for any batch size
     traced_mib: int | None = None  # `mib` without what similar jobs have taught; None: the same

@@ -65,7 +65,7 @@ def request(job: Job, env: Mapping[str, str]) -> Request | None:
     options = Options.loads(argv[at + 1])
     if options.processes or options.env or options.skipped:
         return None
-    same = Options(0.0, 0.0, 0, gpu=options.gpu, gpus=options.gpus)
+    same = Options(0.0, 0.0, 0.0, 0, gpu=options.gpu, gpus=options.gpus)
     steady = {name: value for name, value in env.items() if not VARYING.fullmatch(name)}
     warm = replace(
         spec,

@@ -39,7 +39,7 @@ _OTHERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<froze
 
 @dataclass(frozen=True)
 class Stop:
-    """How an attempt ended before two optimizer steps."""
+    """How an attempt ended other than by the tracer's will."""
 
     why: str  # for a refusal
     crash: str = ""  # completes "your script stops …", if it would, had a GPU the same values
@@ -50,6 +50,7 @@ class Stop:
     deceived: bool = False  # something was made up that has no other answer
     progress: int = 0  # operators until then
     reported: bool = False  # it ended by itself, and there is a report
+    late: bool = False  # after two steps: there is a report on these
 
     @property
     def doubtful(self) -> bool:
@@ -182,6 +183,15 @@ class Answer:
         if self._skipped:
             self.refuse(f"it stopped {how}; perhaps because {self._skipped}")
         self.give(refusal(f"the script stops {how}", crash=how))
+
+    def crash_late(self, text: bytes, how: str) -> NoReturn:
+        """`text`: the report on a script that stops after two steps."""
+        report = json.loads(text)
+        if self._skipped:
+            report["rest"]["end"] += f"; perhaps because {self._skipped}"
+        else:
+            report["rest"]["crash"] = how
+        self.give(json.dumps(report).encode())
 
     def before_the_deadline(self) -> None:
         """Report what is kept or how far the script came, if there is no other answer in time."""

@@ -22,8 +22,10 @@ from typing import NoReturn
 
 from .answering import Answer, Stop
 from .choices import Plan
+from .report import Report, loads
 
 MOST = 8  # attempts
+MOST_LATE = 3  # of them for a script that stopped after its two steps
 MUCH = 1.1  # times the operators: it came further, although it stopped for the same reason
 _fork = os.fork  # `made_up` replaces it
 _PR_SET_PDEATHSIG = 1
@@ -45,6 +47,8 @@ def explore(answer: Answer, run: Callable[[Plan], None]) -> NoReturn:
     answer.leave_to_attempts()
     plan = Plan()
     first = best = _attempt(answer, plan, run)
+    if first.stop is not None and first.stop.late:
+        _judge_rest(answer, run, first, first.stop)
     reported = first if first.stop is not None and first.stop.reported else None
     tried: set[str] = set()
     proved = True  # that it stops whatever it is told
@@ -79,6 +83,33 @@ def explore(answer: Answer, run: Callable[[Plan], None]) -> NoReturn:
     if stop.crash and (stop.certain or proved):
         answer.crash(stop.crash)
     answer.refuse(stop.why)
+
+
+def _judge_rest(
+    answer: Answer, run: Callable[[Plan], None], first: Outcome, stop: Stop
+) -> NoReturn:
+    """The script stopped after its two steps: of these, the first attempt's report stands. It stops
+    by itself if it does so with all passes, with longer loops, and whatever it is told."""
+    proved, tried = bool(stop.crash) and stop.certain, set[str]()
+    told = loads(first.answer)
+    all_seen = isinstance(told, Report) and told.rest is not None and not told.rest.missing
+    settled = proved or (all_seen and not (stop.crash and stop.firm))
+    plan: Plan | None = None if settled else Plan(whole=True, more=1)
+    for _ in range(MOST_LATE):
+        if plan is None:
+            break
+        outcome = _attempt(answer, plan, run)
+        if outcome.stop is None or not outcome.stop.late:
+            if outcome.answer and not outcome.refused and outcome.stop is None:
+                _pass_on(answer, outcome)  # it goes on
+            break
+        if outcome.stop.why != stop.why:
+            break
+        plan = _change(plan, outcome.stop, tried)
+        proved = plan is None and bool(stop.crash) and stop.firm and not stop.deceived
+    if proved:
+        answer.crash_late(first.answer, stop.crash)
+    _pass_on(answer, first)
 
 
 def _import_for_all() -> None:

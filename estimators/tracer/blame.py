@@ -24,12 +24,13 @@ _HERE = str(Path(__file__).parent)
 _OURS = re.compile(
     r"FakeTensor|meta tensor|data pointer|data_ptr|carma_tracer|SimpleNamespace"
     r"|torch\.(_|cuda|accelerator|backends|distributed)|triton|nccl|nvidia|nvml|driver|libcu|libnv"
-    r"|cuda error|no cuda|not compiled with|not implemented|could not run|cannot be loaded again"
+    r"|cuda error|no cuda|not compiled with|not implemented|could not run"
     r"|dummy base class|converting to a different layout|not allocated yet|a cuda tensor|\bCARMA_"
     r"|offline|network is|\bconnect|internet|https?://|not permitted|permission denied"
     r"|read-?only|(unable|failed) to (open|create|write)|can't start new thread",
     re.IGNORECASE,
 )
+_MISSING = re.compile("NoneType|empty|at least one|no elements", re.IGNORECASE)
 _GPU = re.compile(r"\b(gpu|cuda)s?\b", re.IGNORECASE)
 _NEVER = (
     *(MemoryError, NotImplementedError, KeyboardInterrupt, RecursionError, Warning),
@@ -58,6 +59,14 @@ def own_crash(error: BaseException, made_up: bool) -> str:
         return clause(place_of(cause), f"{type(cause).__name__}: {first_line(cause)}")
     status = f"exit status {error.code if isinstance(error.code, int) else 1}"
     return clause(place_of(error), f"{status}: {first_line(said)}" if said else status)
+
+
+def is_of_shortness(error: BaseException) -> bool:
+    """Whether an error in the rest of a run may come from loops that were cut short: something was
+    never given a value, or never written."""
+    if isinstance(error, FileNotFoundError):
+        return not _names_no_folder(error)
+    return isinstance(error, UnboundLocalError) or bool(_MISSING.search(text_of(error)))
 
 
 def missing_torch(script: str) -> str:
@@ -151,6 +160,12 @@ def _is_named_once(error: NameError | AttributeError) -> bool:
 def _names_no_file(error: OSError) -> bool:
     missing = error.errno in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR)
     return missing and bool(error.filename) and not str(error.filename).startswith(_NOT_FILES)
+
+
+def _names_no_folder(error: OSError) -> bool:
+    """Whether a file was to be written where there is no folder."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_code.co_name == "_needs_parent"
 
 
 def _of_arguments(error: SystemExit) -> str:

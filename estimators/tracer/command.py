@@ -61,6 +61,7 @@ class Options:
 
     within_s: float  # of a processor, without imports: then say how far it came
     longest_s: float  # by the clock, imports included: likewise
+    rest_s: float  # of a processor: for what follows two steps, unless they took longer
     host_memory_mib: int
     gpu: str = ""  # the model, as NVML names it; "": an A100
     gpus: int = 1  # the job's

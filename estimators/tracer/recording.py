@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import fakecuda, substitutes
 from .choices import Choices
 from .convolution import Conv
-from .made_up import is_only_printed
+from .made_up import Deceit
 from .operators import (
     GEMMS,
     KINDS,
@@ -83,6 +83,7 @@ class Recorder(TorchDispatchMode):
         ("mark", name) "forward" and "backward" at the end of each, "optimizer" and "stepped" around
         the optimizer's step, and what `mark` was called with
         ("empty", 0) the cache was emptied
+        ("phase", name) the program does this from now on: "training", "evaluation" …
         and those of `Attribution`
     convs: the convolutions
     kinds: id → "parameters", "gradients" or "optimizer"; all other storages are activations
@@ -98,6 +99,7 @@ class Recorder(TorchDispatchMode):
     memory: bytes that the GPU has, as far as that is known
     full: called with the bytes for which there is no room; it may raise, or they are allocated
     operators: how many have run on the GPU
+    phase: what the program does now
     live, peak: bytes allocated now, and the most that were since `forget_peak`
     """
 
@@ -109,7 +111,9 @@ class Recorder(TorchDispatchMode):
         self.convs: List[Conv] = []
         self.kinds: Dict[int, str] = {}
         self.notes: List[str] = []
-        self.benchmark = self.skipped = self.deceived = False
+        self.phase = "training"
+        self.benchmark = self.skipped = False
+        self.deceived = Deceit()
         self.choices = Choices()
         self.failed: Optional[Exception] = None
         self.refused: Optional[Exception] = None
@@ -153,16 +157,23 @@ class Recorder(TorchDispatchMode):
     def mark(self, name: str) -> None:
         self.events.append(("mark", name))
 
+    def enter(self, phase: str) -> str:
+        """The phase before."""
+        before, self.phase = self.phase, phase
+        if phase != before:
+            self.events.append(("phase", phase))
+        return before
+
     def empty_cache(self) -> None:
         self.events.append(("empty", 0))
 
     def deceive(self) -> None:
         """Call this when the program gets something that a real run would not."""
-        self.deceived = self.deceived or not is_only_printed()
+        self.deceived.notice()
 
     @property
     def made_up(self) -> bool:
-        return self.deceived or self.skipped or bool(self.choices.asked)
+        return bool(self.deceived or self.skipped or self.choices.asked)
 
     def forget_peak(self) -> None:
         self.peak = self.live

@@ -13,6 +13,9 @@ MOST_LETTERS = 300
 MOST_BYTES = 1 << 60
 CONTEXT_MIB = 544  # as in carmad.config, which the job's Python may not have; a test compares them
 _UNITS = {"M": 1 << 20, "MB": 10**6, "MIB": 1 << 20, "G": 1 << 30, "GB": 10**9, "GIB": 1 << 30}
+PHASES = ("evaluation", "saving")  # that most scripts have, besides training
+MOST_PHASES = 8
+TIME_UP = "the time for it was up"
 # What memory is for, at the moment when most is in use; "cached" is what the allocator holds more.
 PARTS = ("parameters", "gradients", "optimizer", "activations", "cached", "workspace")
 
@@ -107,6 +110,33 @@ def _number(said: Any) -> int:
 
 
 @dataclass(frozen=True)
+class Rest:
+    """What a script does after two steps, as far as it was followed."""
+
+    phases: dict[str, int]  # the most bytes in use in each: training, evaluation, saving, …
+    end: str = ""  # why it was not followed to its end
+    crash: str = ""  # completes "your script stops …", if it does so then
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The phases that it may have, and that were not reached."""
+        return tuple(one for one in PHASES if self.end and one not in self.phases)
+
+    @classmethod
+    def of(cls, fields: Any) -> Rest | None:
+        """What the tracer has sent, within limits. None if it is none."""
+        try:
+            phases = list(fields["phases"].items())[:MOST_PHASES]
+            return cls(
+                {_text(name): _number(most) for name, most in phases},
+                _text(fields["end"]),
+                _text(fields["crash"]),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+            return None
+
+
+@dataclass(frozen=True)
 class Report:
     """Memory of one GPU in bytes, without the CUDA context and the libraries."""
 
@@ -114,6 +144,7 @@ class Report:
     steps: int  # optimizer steps seen; fewer than 2 when the script ended by itself
     floor: int  # most bytes that were live at once
     reserved: int  # most that the caching allocator held, workspaces included
+    most: int  # the same, where its segments lie in the worst way of those that were tried
     parts: dict[str, int]  # of `reserved`, by PARTS, when most of it was in use
     autotune: int  # what cudnn.benchmark may take above `reserved`, earlier; 0 when it is off
     faketensor: int  # most live bytes by the first backward's end: the paper's FakeTensor reading
@@ -121,14 +152,16 @@ class Report:
     layers: tuple[Layer, ...]
     notes: tuple[str, ...]  # what was left out or assumed
     seconds: float  # from the tracer's start to its end
-    explanation: Explanation | None = None  # if it was asked for
+    explanation: Explanation | None = None  # of the first two steps, if it was asked for
+    rest: Rest | None = None  # None: there was none, or no time for it
 
     @property
     def safe(self) -> int:
-        """Bytes for the allocator that should be free: 5 % and 384 MiB above the expected value, or
-        what cudnn.benchmark takes if that is more, since it is done before the peak. Few of the
-        timm runs exceed it; `lab/memory/timm.py` shows how many do."""
-        return self.reserved + max(self.reserved // 20 + (384 << 20), self.autotune)
+        """Bytes for the allocator that should be free: 4 % and 300 MiB above the expected value, or
+        what cudnn.benchmark takes if that is more, since it is done before the peak, or what the
+        worst layout takes. Few of the timm runs exceed it; `lab/memory/timm.py` shows how many."""
+        margin = max(self.reserved // 25 + (300 << 20), self.autotune)
+        return max(self.reserved + margin, self.most)
 
     def fits(self, memory: str, context_mib: int = CONTEXT_MIB) -> bool:
         """Whether a GPU with so much memory has room for `safe` bytes, and `context_mib` for CUDA
@@ -172,6 +205,7 @@ def loads(text: bytes) -> Report | No:
         fields["layers"] = tuple(Layer(**layer) for layer in fields["layers"])
         fields["notes"] = tuple(fields["notes"])
         fields["explanation"] = Explanation.of(fields.get("explanation"))
+        fields["rest"] = Rest.of(fields.get("rest"))
         return Report(**fields)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a tracer's report: {error}") from error

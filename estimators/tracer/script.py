@@ -1,4 +1,4 @@
-"""Runs the job's script, unmodified, until its second optimizer step, or to its end.
+"""Runs the job's script, unmodified, until its second optimizer step, and on as `rest` says.
 
 With several optimizers (a GAN) it continues until each has stepped twice, but waits for an inactive
 one only until another has stepped ENOUGH times, or half of the time has passed. With gradient
@@ -35,24 +35,27 @@ from torch.optim.optimizer import (
 )
 
 from . import (
+    checkpoints,
     device,
     libraries,
     made_up,
     ranks,
-    shortcuts,
+    sockets,
     substitutes,
     tensors,
 )
 from .answering import Answer, Clock, Stop, first_line, offline, what_went_wrong
 from .attempts import explore
-from .blame import own_crash
+from .blame import is_of_shortness, own_crash
 from .choices import Plan
 from .command import Options
 from .explanation import with_explanation
 from .modules import Attribution, Layers
 from .recording import Recorder
-from .replay import replay
+from .replay import Replays
+from .replay import report as report_of
 from .report import LONGER, Report
+from .rest import Ending, Phases
 from .shortcuts import PASSES, Repeats
 
 STEPS = 2
@@ -60,7 +63,7 @@ STEPS = 2
 _FIRM = (TypeError, AttributeError, NameError, ImportError, FileNotFoundError)
 ENOUGH = 12
 _OF_SHAPES = re.compile("IndexError: (invalid index of a 0-dim|too many indices for) tensor")
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = f"{Path(torch.__file__).parent}/"
 OTHERS = {"jax": "JAX", "tensorflow": "TensorFlow", "cupy": "CuPy", "paddle": "Paddle"}
 
 SAME = re.compile(r"%%(time|timeit|capture|prun|memit)\b.*")  # the rest of the cell is Python
@@ -104,7 +107,9 @@ class Trace:
 
     def __init__(self, gpu: str, gpus: int) -> None:
         """Raises Unfit."""
-        self._answer: Answer  # from `begin` on
+        self._answer: Answer  # this and the next two from `begin` on
+        self.rest: Ending
+        self._rest_s: float
         self.attribution: Attribution | None = None
         libraries.declare_torchvision()
         self._steps = Steps()
@@ -113,22 +118,34 @@ class Trace:
         self.recorder = Recorder()
         self.layers = Layers(self.recorder)
         device.pretend(self.recorder, gpu, gpus)
-        tensors.install(self.recorder, self._give_up)
+        tensors.install(self.recorder)
         ranks.install(self.recorder)
-        shortcuts.load_few_samples()
-        made_up.watch(self.recorder.deceive)
-        libraries.install()
-        self._repeats = Repeats(self.recorder, self._after_pass)
+        self._phases = Phases(self.recorder)
+        self._phases.install()
+        made_up.watch(self.recorder.deceived)
+        sockets.install(self.recorder.deceive)
+        kept = checkpoints.Checkpoints(self.recorder)
+        kept.install()
+        libraries.install({"safetensors.torch": kept.patch_safetensors})
+        self._repeats = Repeats(self.recorder, self._before_call, self._after_pass)
         self._repeats.install()
         register_optimizer_step_pre_hook(lambda *_: self.recorder.mark("optimizer"))
         register_optimizer_step_post_hook(self._after_step)
 
-    def begin(self, answer: Answer, explain: bool) -> None:
-        """`explain`: with where the memory is allocated."""
+    def begin(self, answer: Answer, explain: bool, rest_s: float) -> None:
+        """`explain`: with where the memory is allocated; `rest_s`: what the rest of the run may
+        take of a processor, even if its two steps took less; 0: the trace ends with them."""
         self._answer, self._steps.clock = answer, answer.clock
         self.attribution = Attribution(self.recorder) if explain else None
+        self.rest = Ending(self.recorder, self._phases, answer, rest_s)
+        self._rest_s = rest_s
+
+    def _before_call(self, module: Any) -> None:
+        self.rest.pause()
+        self._phases.note_call(module)
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
+        self.rest.pause()
         self.recorder.mark("stepped")
         before = self._steps.rounds
         last = self._steps.count(optimizer, self._answer.is_half_over)
@@ -137,53 +154,73 @@ class Trace:
         self._answer.steps = self._steps.rounds
         if self._steps.rounds > before:
             self.recorder.mark(f"step{self._steps.rounds}")
-        if last:
-            self.finish()
-
-    def _give_up(self, why: str) -> NoReturn:
-        """A trace can go no further; the one step that was taken is better than none."""
-        if not self._steps.rounds:
-            self._answer.stop(self.stop(why))
-        self.recorder.note(why)
-        self.finish()
+        if last and not self.rest.begun:
+            self._go_on()
 
     def _after_pass(self, passes: int) -> None:
         """Without an optimizer, the script updates its parameters by hand after each backward pass,
         or some."""
-        if not self._steps.by_hand:
+        if not self._steps.by_hand or self.rest.begun:
             return
         self.layers.label_gradients()
         if passes > PASSES and self.recorder.events:
             self.recorder.note(f"there is no optimizer: traced until its backward pass {passes}")
-            self.finish(is_over=False)
+            self._go_on()
 
-    def finish(self, is_over: bool = True) -> NoReturn:
-        """Answer with the report. `is_over`: the script has come to its end."""
+    def finish(self) -> NoReturn:
+        """Answer with the report: the script has come to its end."""
+        if self.rest.begun:
+            self.rest.end()
         recorder, steps = self.recorder, self._steps.rounds
         if not any(isinstance(id_, int) for id_, _ in recorder.events):
             self._answer.refuse(f"it put nothing on a GPU{_without_torch()}")
-        if not steps and is_over:
+        if not steps:
             recorder.note("it ended by itself without an optimizer step: traced to its end")
-        elif steps < STEPS and is_over:
+        elif steps < STEPS:
             recorder.note("it ended by itself after one optimizer step: the second may take more")
+        early = steps < STEPS and not self._steps.by_hand
+        stop = self.stop("it took no two steps", reported=True) if early else None
+        self._answer.report(self._report()[0], stop)
+
+    def _go_on(self) -> None:
+        """All that is asked about training is known."""
+        report, run = self._report()
+        if not self._rest_s:
+            self._answer.report(report)
+        self.rest.begin(report, run)
+
+    def _report(self) -> tuple[Report, Replays]:
+        recorder = self.recorder
         recorder.benchmark = bool(torch.backends.cudnn.benchmark)
-        report = replay(recorder, self.layers, steps, self._answer.clock.seconds)
+        run = Replays(recorder)
+        run.follow()
+        seconds = self._answer.clock.seconds
+        report = report_of(run, recorder, self.layers, self._steps.rounds, seconds)
         report = device.within_memory(report, recorder)
         if self.attribution is not None:
             report = self._explain(report, self.attribution)
-        early = is_over and steps < STEPS and not self._steps.by_hand
-        self._answer.report(
-            report, self.stop("it took no two steps", reported=True) if early else None
-        )
+        return report, run
+
+    def refuse(self, why: str) -> NoReturn:
+        """What was found out of the first two steps stands."""
+        if self.rest.begun:
+            self.rest.end(why)
+        self._answer.refuse(why)
+
+    def fail(self, stop: Stop) -> NoReturn:
+        if self.rest.begun:
+            self.rest.end(f"it stopped at {stop.why}" if stop.crash else stop.why, stop)
+        self._answer.stop(stop)
 
     def stop(self, why: str, **fields: Any) -> Stop:
         recorder = self.recorder
         return Stop(
             why,
-            asked=recorder.choices.asked,
+            asked=self.rest.asked,
             skipped=recorder.skipped,
-            deceived=recorder.deceived,
+            deceived=bool(recorder.deceived),
             progress=recorder.operators,
+            late=self.rest.begun,
             **fields,
         )
 
@@ -207,7 +244,7 @@ def _without_torch() -> str:
 
 def run(words: list[str], options: Options, answer: Answer, trace: Trace) -> NoReturn:
     """`words`: the script or -m or -c, and its arguments."""
-    trace.begin(answer, options.explain)
+    trace.begin(answer, options.explain, options.rest_s)
     if options.processes:
         ranks.set_launcher_environment(options.processes)
     explore(answer, lambda plan: _attempt(words, options, answer, trace, plan))
@@ -230,19 +267,19 @@ def _attempt(
             status, said = error.code, ""
             if not isinstance(status, int):
                 status, said = 1, f": {first_line(error.code)}"
-            why = f"it left with status {status} before two optimizer steps{said}"
-            answer.stop(_judge(error, why, trace))
+            when = "" if trace.rest.begun else " before two optimizer steps"
+            trace.fail(_judge(error, f"it left with status {status}{when}{said}", trace))
     except KeyboardInterrupt:
-        answer.refuse("it interrupted itself")
+        trace.refuse("it interrupted itself")
     except MemoryError:
-        answer.refuse(_short_of_memory(options))
+        trace.refuse(_short_of_memory(options))
     except Exception as error:  # noqa: BLE001  the script's own
         text = what_went_wrong(error)
         if "can't allocate memory" in text:
-            answer.refuse(_short_of_memory(options))
+            trace.refuse(_short_of_memory(options))
         if no_network := offline(error):
-            answer.refuse(text + no_network)
-        answer.stop(_judge(error, text, trace))
+            trace.refuse(text + no_network)
+        trace.fail(_judge(error, text, trace))
     trace.finish()
 
 
@@ -256,9 +293,11 @@ def _judge(error: BaseException, why: str, trace: Trace) -> Stop:
     except Exception:  # noqa: BLE001  its exceptions may be of its own making
         crash, certain = "", not made_up
     frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    by_torch = bool(frames) and frames[-1].startswith(_TORCH)
+    by_torch = bool(frames) and frames[-1].startswith((_TORCH, checkpoints.__file__))
     by_torch = by_torch or bool(_OF_SHAPES.search(why))
     firm = error is trace.recorder.refused or by_torch or isinstance(error, _FIRM)
+    if trace.rest.begun:  # its loops were cut short: what they did not make may be missing
+        firm = firm and not is_of_shortness(error)
     return trace.stop(why, crash=crash, certain=certain, firm=firm)
 
 

@@ -1,10 +1,6 @@
-"""Shortcuts: a trace loads few samples, and skips passes that repeat earlier ones.
+"""Shortcuts: a trace skips passes that repeat earlier ones.
 
-**Samples.** Data are loaded in one process. Of a dataset with indices, the first SAMPLES that are
-requested are read; later requests return one of these. Only their shapes matter. Other datasets are
-read as they are.
-
-**Passes.** An evaluation over 200 batches, or 40 backward passes for one optimizer step, would take
+An evaluation over 200 batches, or 40 backward passes for one optimizer step, would take
 longer than a user waits, and allocate nothing new. Their outputs are created as if they had run. A
 call of a model counts as a repetition if the same module was called in the same mode with the same
 shapes
@@ -21,59 +17,26 @@ with gradients, a model with hooks that wait for them, as DeepSpeed has.
 
 from __future__ import annotations
 
-import copy
-import inspect
 from typing import Any, Callable
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.data import DataLoader
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from .recording import Recorder
-
-SAMPLES = 8
 
 QUIET, PASSES = 2, 3
 _PLAIN = (int, float, str, bool, type(None))
 
 
-def load_few_samples() -> None:
-    make = DataLoader.__init__
-    signature = inspect.signature(make)
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = signature.bind(self, *args, **kwargs).arguments
-        given.pop("self")
-        for name in ("num_workers", "timeout", "multiprocessing_context"):
-            given.pop(name, None)
-        for name in ("pin_memory", "persistent_workers", "prefetch_factor"):
-            given.pop(name, None)
-        make(self, **given)
-
-    read: dict[int, tuple[Any, list[Any]]] = {}  # by id: the dataset, which keeps its id, and these
-
-    def fetch(self: Any, index: Any) -> Any:
-        if not self.auto_collation:
-            return self.collate_fn(self.dataset[index])
-        _, samples = read.setdefault(id(self.dataset), (self.dataset, []))
-        batch = []
-        for turn, one in enumerate(index):
-            if len(samples) < SAMPLES:
-                samples.append(self.dataset[one])
-            batch.append(copy.copy(samples[turn % len(samples)]))  # collating may change it
-        return self.collate_fn(batch)
-
-    DataLoader.__init__ = init
-    _MapDatasetFetcher.fetch = fetch
-
-
 class Repeats:
-    def __init__(self, recorder: Recorder, passed: Callable[[int], None]) -> None:
-        """`passed` is called after a backward pass, with how many there have been."""
+    def __init__(
+        self, recorder: Recorder, calls: Callable[[Any], None], passed: Callable[[int], None]
+    ) -> None:
+        """`calls` is called with a model before it is called; `passed` after a backward pass, with
+        how many there have been."""
         self._recorder = recorder
-        self._passed = passed
+        self._calls, self._passed = calls, passed
         self._all = 0  # backward passes
         self._inside = False  # a call of a model
         self._backward = False
@@ -89,6 +52,7 @@ class Repeats:
                 return run(module, *args, **kwargs)
             self._inside = True
             try:
+                self._calls(module)
                 return self._call(run, module, args, kwargs)
             finally:
                 self._inside = False

@@ -1,11 +1,10 @@
 """Patches PyTorch where a trace would fail or differ: what accesses the GPU without the dispatcher,
-compilers, checks of values, checkpoints."""
+compilers, checks of values."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -14,7 +13,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .recording import Recorder
 
-Refuse = Callable[[str], None]
 _TYPES = {
     "FloatTensor": torch.float,
     "DoubleTensor": torch.double,
@@ -27,17 +25,14 @@ _TYPES = {
     "ByteTensor": torch.uint8,
     "BoolTensor": torch.bool,
 }
-_UNWRITTEN = "checkpoints are not written"
 
 
-def install(recorder: Recorder, refuse: Refuse) -> None:
-    """`refuse` ends the trace with a reason."""
+def install(recorder: Recorder) -> None:
     _methods()
     _storages(recorder)
     _moves()
     _one_graph(recorder)
     _values()
-    _checkpoints(recorder, refuse)
 
 
 class _OldType(type):
@@ -56,6 +51,15 @@ class _OldType(type):
         return isinstance(thing, torch.Tensor) and thing.is_cuda and thing.dtype is cls.dtype
 
 
+def _tensor_on_gpu(cls: Any, *given: Any, **kwargs: Any) -> Any:
+    """`torch.Tensor(…)` follows the default type, but not the default device."""
+    if cls is not torch.Tensor or kwargs:
+        return torch._C.TensorBase.__new__(cls, *given, **kwargs)
+    name = str(torch.get_default_dtype())
+    kind = next(kind for kind, dtype in _TYPES.items() if str(dtype) == name)
+    return getattr(torch.cuda, kind)(*given)
+
+
 def _methods() -> None:
     """Patches methods and factories that access the GPU without the dispatcher."""
     torch.Tensor.pin_memory = lambda self, *_, **__: self
@@ -71,6 +75,7 @@ def _methods() -> None:
             return set_type(kind)
         torch.set_default_dtype(_TYPES[name.rpartition(".")[2]])
         torch.set_default_device("cuda")
+        torch.Tensor.__new__ = _tensor_on_gpu
         return None
 
     torch.set_default_tensor_type = set_default_tensor_type
@@ -168,65 +173,6 @@ def _values() -> None:
 
     scaling.GradScaler._maybe_opt_step = step
     Distribution.set_default_validate_args(False)
-
-
-def _checkpoints(recorder: Recorder, refuse: Refuse) -> None:
-    load, places = torch.load, []  # type: Callable[..., Any], list[str]
-
-    def load_here(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Load to the device used on the server, where the copy takes memory, too."""
-        del places[:]
-        on_gpu = _on_gpu(map_location)
-
-        def keep(storage: Any, place: str) -> Any:
-            places.append(place)
-            return storage
-
-        try:
-            value = load(file, keep, *args, **kwargs)
-        except EOFError:  # an empty file, as `save` leaves them
-            if _UNWRITTEN in recorder.notes:
-                refuse(f"{_UNWRITTEN} by a trace, and cannot be loaded again")
-            raise
-        if on_gpu is None:
-            on_gpu = any(place.startswith("cuda") for place in places)
-        return _move_to_gpu(value) if on_gpu else value
-
-    def save(value: Any, file: Any, *_: Any, **__: Any) -> None:
-        recorder.note(_UNWRITTEN)
-        if not hasattr(file, "write"):
-            Path(file).touch()
-
-    torch.load, torch.save = load_here, save
-
-
-def _on_gpu(map_location: Any) -> bool | None:
-    """None if the file itself says where its tensors go."""
-    if isinstance(map_location, dict):
-        map_location = next(iter(map_location.values()), None)
-    if map_location is None:
-        return None
-    if callable(map_location):  # `lambda storage, place: storage`, or `storage.cuda()`
-        try:
-            kept = map_location(torch.UntypedStorage(0), "cpu")
-        except Exception:  # noqa: BLE001  the script's own; there is no GPU to move it to
-            return True
-        return None if kept is None else False
-    return torch.device(map_location).type == "cuda"
-
-
-def _move_to_gpu(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to("cuda")
-    if isinstance(value, dict):
-        for key in value:
-            value[key] = _move_to_gpu(value[key])
-        return value
-    if isinstance(value, torch.nn.Module):
-        return value.cuda()
-    if type(value) in (list, tuple):
-        return type(value)(_move_to_gpu(item) for item in value)
-    return value
 
 
 def _moves() -> None:
