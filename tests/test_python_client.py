@@ -484,14 +484,17 @@ def test_importing_the_client_imports_little() -> None:
     assert not [name for name in loaded if name.partition(".")[0] == "cli"]
 
 
-def test_a_function_is_traced(client: Client, carmad: Carmad, tmp_path: Path) -> None:
+def test_a_function_is_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     go = tmp_path / "go"
-    call = client.call(train_until, str(go), 512)
+    with running(tmp_path, CARMA_ESTIMATOR="trace", **NO_KERNELS) as carmad:
+        call = Client(carmad.socket).call(train_until, str(go), 512)
 
-    def source() -> str | None:
-        return (carmad.job(int(call.job))["estimate"] or {}).get("source")
+        def source() -> str | None:
+            found: str | None = carmad.job(int(call.job))["memory"]["estimate_source"]
+            return found
 
-    until(lambda: source() == "trace", "it to be traced", within_s=600)
-    go.touch()
-    assert call.result() == 512
+        until(lambda: source() == "trace", "it to be traced", within_s=600)
+        go.touch()
+        assert call.result() == 512

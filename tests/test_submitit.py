@@ -137,20 +137,23 @@ def test_a_refusal_says_why_and_leaves_nothing(executor: Any, tmp_path: Path) ->
     assert not list(tmp_path.rglob("*.pkl"))
 
 
-def test_a_function_is_traced(carmad: Carmad, executor: Any, tmp_path: Path) -> None:
+def test_a_function_is_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     go = tmp_path / "go"
-    jobs = [executor.submit(train_until, str(go), width) for width in (512, 1024)]
+    with running(tmp_path, CARMA_ESTIMATOR="trace", **NO_KERNELS) as carmad:
+        monkeypatch.setenv("CARMA_SOCKET", carmad.socket)
+        executor = submitit.AutoExecutor(tmp_path / "logs", cluster="carma")
+        jobs = [executor.submit(train_until, str(go), width) for width in (512, 1024)]
 
-    def estimates() -> list[dict[str, Any]]:
-        return [carmad.job(int(job.job_id))["estimate"] or {} for job in jobs]
+        def estimates() -> list[dict[str, Any]]:
+            return [carmad.job(int(job.job_id))["memory"] for job in jobs]
 
-    def are_traced() -> bool:
-        return [one.get("source") for one in estimates()] == ["trace", "trace"]
+        def are_traced() -> bool:
+            return [one["estimate_source"] for one in estimates()] == ["trace", "trace"]
 
-    until(are_traced, "both to be traced", within_s=600)
-    go.touch()
-    assert [job.result() for job in jobs] == [512, 1024]
-    small, large = estimates()
-    assert small["mib"] < large["mib"]
-    assert not list(tmp_path.rglob("*_tried.pkl"))
+        until(are_traced, "both to be traced", within_s=600)
+        go.touch()
+        assert [job.result() for job in jobs] == [512, 1024]
+        small, large = estimates()
+        assert small["estimate_mib"] < large["estimate_mib"]
+        until(lambda: not list(tmp_path.rglob("*_tried.pkl")), "what the trials need to be gone")

@@ -614,6 +614,20 @@ def test_torchs_compiler_is_imported_once(job: Path) -> None:
     assert report(job, written(job, loop(text))).steps == 2
 
 
+def test_torchvision_does_not_bring_torchs_compiler(job: Path) -> None:
+    text = """
+        import sys
+        import torch._dynamo.utils
+        from torch._dynamo.utils import is_compile_supported
+        assert not is_compile_supported("cuda") and "torch._dynamo.eval_frame" not in sys.modules
+        from torch._dynamo.utils import counters
+        assert counters is sys.modules["torch._dynamo.utils"].counters
+        assert "torch._dynamo.eval_frame" in sys.modules
+        while True: step()
+        """
+    assert report(job, written(job, loop(text))).steps == 2
+
+
 def test_a_checkpoint_that_is_loaded_takes_memory(job: Path) -> None:
     import torch
 

@@ -19,7 +19,7 @@ from carmad.attempt.proc import descendants, process_stat, running
 from carmad.config import Estimation, Settings
 from carmad.core.ports import Trial
 from carmad.learned.experience import try_program
-from carmad.learned.tracers import MOST, Tracers
+from carmad.learned.tracers import Tracers
 from carmad.plugin import JobSpec, Refusal
 from carmad.testing import a_spec
 from estimators.look import TRACER, look
@@ -312,21 +312,19 @@ def test_a_script_that_kills_its_tracer_is_tried_in_a_new_process(
     assert looked(tracers, spec(tmp_path, "-c", "print(2)"))[1] == "2\n"
 
 
-@pytest.mark.parametrize("env", [{"ONE": "1"}, {"PYTHONPATH": "/nowhere"}])
-def test_another_environment_has_a_tracer_of_its_own(
-    tracers: Tracers, tmp_path: Path, env: dict[str, str]
+def test_another_environment_has_a_tracer_of_its_own_and_not_many_are_kept(
+    tracers: Tracers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked(tracers, spec(tmp_path, "-c", "print(1)", SHLVL="1"))
     looked(tracers, spec(tmp_path, "-c", "print(1)", SHLVL="2"))
     assert len(tracers._idle) == 1
-    looked(tracers, spec(tmp_path, "-c", "print(1)", **env))
+    looked(tracers, spec(tmp_path, "-c", "print(1)", ANOTHER="1"))
     assert len(tracers._idle) == 2
-
-
-def test_no_more_are_kept_than_a_few(tracers: Tracers, tmp_path: Path) -> None:
-    for number in range(MOST + 1):
-        looked(tracers, spec(tmp_path, "-c", "print(1)", NUMBER=str(number)))
-    assert len(tracers._idle) == MOST
+    monkeypatch.setattr("carmad.learned.tracers.MOST", 1)
+    looked(tracers, spec(tmp_path, "-c", "print(1)", ANOTHER="1"))
+    (kept,) = tracers._idle
+    looked(tracers, spec(tmp_path, "-c", "print(1)", ANOTHER="1"))
+    assert tracers._idle == [kept], "the one that was used last"
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,10 @@ class Keeper:
     def _kill(self) -> None:
         """Freeze before killing: one that forks faster than we read /proc would escape."""
         frozen: dict[int, int] = {}
-        while fresh := {pid: its for pid, its in self._others().items() if pid not in frozen}:
+        for _ in range(10):
+            fresh = {pid: its for pid, its in self._others().items() if pid not in frozen}
+            if not fresh:
+                break
             for pid, start in fresh.items():
                 send(pid, start, SIGSTOP)
             frozen |= fresh

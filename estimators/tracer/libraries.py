@@ -2,10 +2,10 @@
 torch._dynamo, torch's symbolic shapes and torchvision's operators.
 
 torch._dynamo takes as long to import as torch itself and is hardly needed. When it makes fake
-tensors, PyTorch reads two settings from it and marks some functions. A stub package provides just
-that. If more of it is used, as some libraries do, the real package is imported then. So are
-symbolic shapes, which bring sympy: PyTorch's shape rules ask them whether a comparison holds, and
-here sizes are numbers.
+tensors, PyTorch reads two settings from it and marks some functions; torchvision imports a function
+that it hardly calls. A stub package provides just that. If more of it is used, as some libraries
+do, the real package is imported then. So are symbolic shapes, which bring sympy: PyTorch's shape
+rules ask them whether a comparison holds, and here sizes are numbers.
 
 torchvision, and so timm, becomes importable if its compiled operators do not load. It describes the
 shapes of its operators at import, which fails if they do not exist at all; their declarations are
@@ -36,6 +36,7 @@ from .scratch import path_for_kernel
 
 DYNAMO = "torch._dynamo"
 CONFIG = f"{DYNAMO}.config"
+UTILS = f"{DYNAMO}.utils"
 SHAPES = "torch.fx.experimental.symbolic_shapes"
 
 _ROIS = "Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width"
@@ -308,6 +309,20 @@ class _SparseDynamo(types.ModuleType):
         return getattr(_real_dynamo(), name)
 
 
+class _SparseUtils(types.ModuleType):
+    """A stub of a module of the package."""
+
+    @staticmethod
+    def is_compile_supported(device_type: Any) -> bool:
+        return False  # nothing is compiled here
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        _real_dynamo()
+        return getattr(importlib.import_module(UTILS), name)
+
+
 class _DynamoFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports the whole package if one of its modules is imported, and returns that module."""
 
@@ -332,6 +347,7 @@ def spare_imports() -> None:
         sys.modules[SHAPES] = _NumbersOnly()
     if DYNAMO not in sys.modules:
         sys.modules[DYNAMO] = torch._dynamo = _SparseDynamo()
+        sys.modules[UTILS] = _SparseUtils(UTILS)
         sys.meta_path.insert(0, _DynamoFinder())
 
 
@@ -339,7 +355,7 @@ def _real_dynamo() -> Any:
     """The package itself, imported when it is first asked for. `from torch._dynamo import name` in
     a module that was given the stub asks twice."""
     if isinstance(sys.modules.get(DYNAMO), _SparseDynamo):
-        for name in (DYNAMO, CONFIG):
+        for name in (DYNAMO, CONFIG, UTILS):
             sys.modules.pop(name, None)
         del torch._dynamo  # its own modules look for it there while they are imported
     return importlib.import_module(DYNAMO)
