@@ -222,10 +222,20 @@ def test_derivatives_are_one_kernel(activation: Callable[..., Any], recorder: Re
     assert allocated(recorder)[before:] == [4 << 16]
 
 
+def test_an_operator_that_consists_of_others(recorder: Recorder) -> None:
+    """As a DTensor calls it, below autograd."""
+    x, like = torch.empty(8, 4, device="cuda"), torch.empty(0, device="cuda", dtype=torch.half)
+    with torch._C._AutoDispatchBelowAutograd():
+        y = torch.ops.aten.to.other(x, like)
+    assert y.dtype is torch.half and allocated(recorder)[-1] == 2 * 8 * 4
+
+
 def test_values_that_nobody_computed(recorder: Recorder) -> None:
     x = torch.empty(6, 4, device="cuda")
     mask = x > 0
-    assert (x.sum().item(), mask.any().item(), bool(mask.all())) == (1.0, False, False)
+    read = x.sum().item(), mask.any().item(), bool(mask.all())
+    assert read == (1.0, False, False)
+    assert mask.any(), "what an assertion wants"
     assert x[mask].shape == (24,) and x.masked_select(mask[:, :1]).shape == (24,)
     assert mask.nonzero().shape == (24, 2)
     assert [t.shape for t in torch.unique(x, return_counts=True)] == [(24,), (24,)]

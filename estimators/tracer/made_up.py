@@ -84,12 +84,14 @@ def _calls(path: str, line: int) -> list[ast.Call | None]:
 
 def wanted(place: str) -> bool | None:
     """What a truth value has to be for the assertion that reads it at this line
-    (`/home/ann/train.py:12`) to hold; None if there is no assertion."""
+    (`/home/ann/train.py:12`) to hold; None if there is no assertion, or it wants several."""
     statement = _statement(place)
     if not isinstance(statement, ast.Assert):
         return None
-    test = statement.test
-    return not (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not))
+    negations = [node for node in ast.walk(statement.test) if isinstance(node, ast.Not)]
+    if not negations:
+        return True
+    return False if isinstance(statement.test, ast.UnaryOp) and len(negations) == 1 else None
 
 
 def is_loop(place: str) -> bool:

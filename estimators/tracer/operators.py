@@ -138,7 +138,12 @@ def recipe_of(tensor: Any) -> Optional[Tuple[Any, torch.dtype, Any]]:
 
 
 def kind_of(func: Any) -> str:
-    """How an operator's outputs come by their storages, by its schema."""
+    """How an operator's outputs come by their storages, by its schema; or that it is "composite":
+    made of others, into which a tensor that unwraps itself (a DTensor) does not divide it."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    if has(func.name(), "CompositeImplicitAutograd") and not has(func.name(), "CUDA"):
+        KINDS[func] = "composite"
+        return "composite"
     schema = func._schema
     aliases = [out.alias_info for out in schema.returns]
     written = [arg for arg in schema.arguments if arg.alias_info and arg.alias_info.is_write]

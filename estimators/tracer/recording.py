@@ -73,6 +73,19 @@ class _Polled(StorageWeakRef):
         super().__init__(storage)
 
 
+class _Inside:
+    """The recorder also sees the operators that one consists of."""
+
+    def __init__(self, recorder: "Recorder") -> None:
+        self._recorder = recorder
+
+    def __enter__(self) -> None:
+        TorchDispatchMode.__enter__(self._recorder)
+
+    def __exit__(self, *exception: Any) -> None:
+        TorchDispatchMode.__exit__(self._recorder, *exception)
+
+
 class Recorder(TorchDispatchMode):
     """Use as `with Recorder() as recorder:`; what it offers afterwards:
 
@@ -351,6 +364,9 @@ class Recorder(TorchDispatchMode):
             if out is not NotImplemented:
                 return out
         kind = KINDS.get(func) or kind_of(func)
+        if kind == "composite":
+            with _Inside(self):
+                return func.decompose(*args, **kwargs)
         if kind == "in place":
             return args[0] if func._schema.returns else None
         if kind == "view":
