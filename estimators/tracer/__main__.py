@@ -8,9 +8,7 @@ import importlib.util
 import os
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 STARTED = time.monotonic()
 FOLDER = Path(__file__).absolute().parent
@@ -31,6 +29,7 @@ ASKED = {
     "TRANSFORMERS_OFFLINE": "1",
     "WANDB_MODE": "disabled",
 }
+GPUS = "CUDA_VISIBLE_DEVICES"  # seen: that CARMA chose some, or which ones the user did
 CPU_S = 60.0  # on top of the time allowed: threads share it
 
 
@@ -49,16 +48,15 @@ def main() -> None:
     global __package__
     __package__ = "carma_tracer"
     from .answering import Answer, Clock
-    from .command import CONFIGURED, Options
-    from .confine import confine
+    from .command import Options
+    from .confine import confine, show_to_python
     from .scratch import Tree
 
     options = Options.loads(sys.argv[1])
     os.environ.update(ASKED)
     os.environ.update(options.env)
-    show_gpus(options.gpus)
-    if options.skipped == CONFIGURED and not accelerate_config().exists():
-        options = replace(options, skipped="")
+    made_up = (f"GPU-{n:08x}-0000-0000-0000-000000000000" for n in range(options.gpus))
+    show_to_python(GPUS, os.environ.get(GPUS) or ",".join(made_up))
     clock = Clock(STARTED)
     answer = Answer(clock, options)
     Tree().install()
@@ -77,22 +75,6 @@ def main() -> None:
     from .script import run
 
     run(sys.argv[2:], options, answer)
-
-
-def show_gpus(count: int) -> None:
-    """Python code sees that CARMA chose GPUs, or that the user did; libraries see none."""
-    name = "CUDA_VISIBLE_DEVICES"
-    made_up = (f"GPU-{number:08x}-0000-0000-0000-000000000000" for number in range(count))
-    seen = os.environ.get(name) or ",".join(made_up)
-    os.environ[name] = ""
-    view: Any = os.environ
-    view._data[view.encodekey(name)] = view.encodevalue(seen)
-
-
-def accelerate_config() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    home = os.environ.get("HF_HOME", f"{cache}/huggingface")
-    return Path(os.path.expandvars(home)).expanduser() / "accelerate" / "default_config.yaml"
 
 
 main()

@@ -37,6 +37,7 @@ from torch.optim.optimizer import (
 from . import (
     checkpoints,
     device,
+    launching,
     libraries,
     made_up,
     ranks,
@@ -228,13 +229,17 @@ def _without_torch() -> str:
 
 def run(words: list[str], options: Options, answer: Answer) -> NoReturn:
     """`words`: the script or -m or -c, and its arguments."""
-    if options.processes:
-        ranks.set_launcher_environment(options.processes)
+    processes = options.processes
     try:
         libraries.declare_torchvision()
         trace = Trace(options, answer)
-    except Unfit as error:
+        if launching.is_launcher(words):
+            launched = launching.launch(words)
+            words, processes = launched.words, launched.processes
+    except (Unfit, launching.Unlaunched) as error:
         answer.refuse(str(error))
+    if processes:
+        ranks.set_launcher_environment(processes)
     explore(answer, lambda plan: _attempt(words, options, answer, trace, plan))
 
 
