@@ -24,7 +24,7 @@ from statistics import median
 from carmad.plugin import Estimate, JobSpec, Refusal, Run, Server, Settings, template
 from estimators.contexts import find_context
 from estimators.look import look
-from estimators.tracer.command import Unreadable, parse
+from estimators.tracer.command import LAUNCHERS, Unreadable, parse
 from estimators.tracer.report import PARTS, TIME_UP, Explanation, Report, Rest
 
 ENOUGH_FOR_CONTEXT = 3  # runs: the median of three survives one that is far off
@@ -128,8 +128,12 @@ def _script(spec: JobSpec) -> object:
         return template(spec.argv)
     if "" in program.python:  # which Python is for `find` to see
         return template(spec.argv)
-    count = 2 if program.script[0] in ("-m", "-c") else 1
-    return program.script[:count], template(program.script[count:]).words
+    words = program.script
+    if words[:1] == ("-m",) and words[1] in LAUNCHERS.values():  # what it starts
+        at = next((at for at, word in enumerate(words) if word.endswith(".py")), 0)
+        words = words[at:]
+    count = 2 if words[0] in ("-m", "-c") else 1
+    return words[:count], template(words[count:]).words
 
 
 def context_mib(past: Past) -> tuple[int, str] | None:

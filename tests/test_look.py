@@ -17,7 +17,7 @@ from carmad.plugin import JobSpec, Refusal, Settings, Trial
 from carmad.testing import a_report, a_server, a_spec
 from estimators.look import TRACER, look, parse
 from estimators.tracer import command
-from estimators.tracer.command import CONFIGURED, FIND, Unreadable
+from estimators.tracer.command import FIND, Unreadable
 from estimators.tracer.find import resolve, shebang
 from estimators.tracer.report import Explanation, Held, Report, loads, refusal
 from tests.here import Here
@@ -50,16 +50,6 @@ def test_python_commands(argv: list[str], python: list[str], script: list[str]) 
 @pytest.mark.parametrize(
     ("argv", "processes", "script"),
     [
-        (["torchrun", "--standalone", "t.py", "--nnodes", "9"], 1, ["t.py", "--nnodes", "9"]),
-        (["torchrun", "--nproc_per_node=4", "--nnodes", "2", "t.py"], 8, ["t.py"]),
-        (["torchrun", "--nproc-per-node", "gpu", "--nnodes=1:4", "-m", "p"], 3, ["-m", "p"]),
-        (["torchrun", "--nproc-per-node=\u00b2", "t.py"], 3, ["t.py"]),
-        (["torchrun", "--nproc-per-node", "9" * 5000, "t.py"], 3, ["t.py"]),
-        (["python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "t.py"], 2, ["t.py"]),
-        (["accelerate", "launch", "--num_processes", "2", "t.py", "-x"], 2, ["t.py", "-x"]),
-        (["accelerate", "launch", "--multi_gpu", "t.py"], 3, ["t.py"]),
-        (["accelerate", "launch", "--num_processes=1", "t.py"], 0, ["t.py"]),
-        (["python", "-m", "accelerate.commands.launch", "t.py"], 3, ["t.py"]),
         (["deepspeed", "t.py", "--x"], 3, ["t.py", "--local_rank=0", "--x"]),
         (
             ["deepspeed", "--num_gpus=2", "--module", "p", "-x"],
@@ -71,15 +61,26 @@ def test_python_commands(argv: list[str], python: list[str], script: list[str]) 
 )
 def test_launchers(argv: list[str], processes: int, script: list[str]) -> None:
     program = parse(spec(*argv, gpus=3))
-    own = ("python",) if argv[0] == "python" else (*FIND, "python", argv[0])
-    assert (program.python, list(program.script)) == (own, script)
+    assert (program.python, list(program.script)) == ((*FIND, "python", argv[0]), script)
     assert program.processes == processes
 
 
-def test_a_launcher_runs_the_python_beside_it_and_passes_settings_on() -> None:
+@pytest.mark.parametrize(
+    ("words", "module"),
+    [
+        (["torchrun", "--nproc_per_node=4", "t.py"], "torch.distributed.run"),
+        (["accelerate", "launch", "t.py"], "accelerate.commands.accelerate_cli"),
+    ],
+)
+def test_launchers_that_find_out_themselves_what_they_start(words: list[str], module: str) -> None:
+    program = parse(spec(*words))
+    assert program.python == (*FIND, "python", words[0])
+    assert program.script == ("-m", module, *words[1:])
+
+
+def test_a_launcher_runs_the_python_beside_it() -> None:
     program = parse(spec("/e/bin/accelerate", "launch", "--mixed_precision", "bf16", "t.py"))
     assert program.python == (*FIND, "/e/bin/python", "/e/bin/accelerate")
-    assert program.env == {"ACCELERATE_MIXED_PRECISION": "bf16"}
     found = parse(spec("env", "A=b", "/e/bin/torchrun", "t.py")).python
     assert found == ("env", "A=b", *FIND, "/e/bin/python", "/e/bin/torchrun")
 
@@ -92,10 +93,7 @@ def test_a_launcher_runs_the_python_beside_it_and_passes_settings_on() -> None:
         (["python", "-m", "ipykernel_launcher", "-f", "k.json"], "kernel may run anything"),
         (["env", "-i", "python", "t.py"], "options of env"),
         (["env"], "options of env"),
-        (["torchrun", "--nnodes", "2"], "given no script"),
-        (["accelerate", "config"], "accelerate launch"),
-        (["accelerate", "launch", "--use_fsdp", "t.py"], "shards"),
-        (["accelerate", "launch", "--config_file", "c.yaml", "t.py"], "config_file"),
+        (["deepspeed", "--num_nodes", "2"], "given no script"),
     ],
 )
 def test_what_cannot_be_looked_at_is_refused_without_a_process(argv: list[str], why: str) -> None:
@@ -209,7 +207,6 @@ def test_commands_without_a_python(words: str, why: str, tmp_path: Path) -> None
         ("nohup srun -n 1 {bin}/python3 t.py", "`srun` was left out"),
         ("uv run --with einops t.py", "uv was not run, which may install packages first"),
         ("{bin}/jupyter execute n.ipynb", "IPython's kernel and magics were left out"),
-        ("accelerate launch t.py", CONFIGURED),
     ],
 )
 def test_what_is_left_out_of_a_command_is_passed_on(
@@ -260,15 +257,15 @@ def test_shebangs(line: str, python: tuple[str, ...], tmp_path: Path) -> None:
 
 def test_what_the_tracer_is_asked() -> None:
     server = a_server(gpu="NVIDIA H100 PCIe")
-    look(spec("torchrun", "--nproc-per-node", "2", "t.py", gpus=2), Settings(), server)
+    look(spec("deepspeed", "--num_gpus", "2", "t.py", gpus=2), Settings(), server)
     [argv] = server.tried
-    assert argv[:-2] == (*FIND, "python", "torchrun", str(TRACER))
-    asked = command.Options.loads(argv[-2])
+    assert argv[:-3] == (*FIND, "python", "deepspeed", str(TRACER))
+    asked = command.Options.loads(argv[-3])
     assert (asked.processes, asked.gpus, asked.gpu) == (2, 2, "NVIDIA H100 PCIe")
     limits = Settings().estimation
     assert (asked.within_s, asked.longest_s) == (limits.within_s, limits.longest_s)
     assert limits.within_s < limits.longest_s
-    assert argv[-1] == "t.py"
+    assert argv[-2:] == ("t.py", "--local_rank=0")
 
 
 def test_a_timm_model_is_run_by_carmas_own_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,12 +300,6 @@ def test_what_became_of_a_trial(trial: Trial, why: str) -> None:
     assert isinstance(answer, Refusal)
     assert why in answer.why
     assert answer.late == trial.timed_out
-
-
-def test_accelerates_configuration_is_not_read() -> None:
-    server = a_server()
-    look(spec("python", "-m", "accelerate.commands.launch", "t.py"), Settings(), server)
-    assert command.Options.loads(server.tried[0][-2]).skipped == CONFIGURED
 
 
 def test_a_script_that_was_slow_says_so_and_what_to_do() -> None:

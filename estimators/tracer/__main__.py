@@ -10,9 +10,8 @@ import importlib.util
 import os
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable
+from typing import Callable
 
 STARTED = time.monotonic()
 FOLDER = Path(__file__).absolute().parent
@@ -33,6 +32,7 @@ ASKED = {
     "TRANSFORMERS_OFFLINE": "1",
     "WANDB_MODE": "disabled",
 }
+GPUS = "CUDA_VISIBLE_DEVICES"  # seen: that CARMA chose some, or which ones the user did
 CPU_S = 60.0  # on top of the time allowed: threads share it
 
 
@@ -51,9 +51,15 @@ def main() -> None:
     global __package__
     __package__ = "carma_tracer"
     from .answering import Answer, Clock
-    from .command import CONFIGURED, WARM, Options
-    from .confine import confine, limit
+    from .command import WARM, Options
+    from .confine import confine, limit, show_to_python
     from .scratch import Tree
+
+    def set_environment(options: Options) -> None:
+        os.environ.update(ASKED)
+        os.environ.update(options.env)
+        made_up = (f"GPU-{n:08x}-0000-0000-0000-000000000000" for n in range(options.gpus))
+        show_to_python(GPUS, os.environ.get(GPUS) or ",".join(made_up))
 
     def begin(options: Options, began: float, leave: Callable[[], None] = lambda: None) -> Answer:
         """`began`: when the time began to count."""
@@ -66,8 +72,6 @@ def main() -> None:
 
     first, *words = sys.argv[1:]
     options = Options.loads(words.pop(0) if first == WARM else first)
-    if options.skipped == CONFIGURED and not accelerate_config().exists():
-        options = replace(options, skipped="")
     if first == WARM:
         from .warm import Warm
 
@@ -101,28 +105,6 @@ def main() -> None:
     except Unfit as error:
         answer.refuse(str(error))
     run(words, options, answer, trace)
-
-
-def set_environment(options: Any) -> None:
-    os.environ.update(ASKED)
-    os.environ.update(options.env)
-    show_gpus(options.gpus)
-
-
-def show_gpus(count: int) -> None:
-    """Python code sees that CARMA chose GPUs, or that the user did; libraries see none."""
-    name = "CUDA_VISIBLE_DEVICES"
-    made_up = (f"GPU-{number:08x}-0000-0000-0000-000000000000" for number in range(count))
-    seen = os.environ.get(name) or ",".join(made_up)
-    os.environ[name] = ""
-    view: Any = os.environ
-    view._data[view.encodekey(name)] = view.encodevalue(seen)
-
-
-def accelerate_config() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    home = os.environ.get("HF_HOME", f"{cache}/huggingface")
-    return Path(os.path.expandvars(home)).expanduser() / "accelerate" / "default_config.yaml"
 
 
 main()

@@ -1,9 +1,9 @@
 """Takes Python commands apart: what stands in front, the interpreter, the script, and what a
 launcher adds; and has the options of the tracer, which runs in their place.
 
-Known launchers are torchrun, deepspeed and `accelerate launch` (only their command line:
-`accelerate config` is not read), of which the first process is traced. Anything else is left to
-`find`, which runs as the user. Standard library only.
+Of what deepspeed would start, the first process is traced. torchrun and `accelerate launch` are
+modules for now, which `launching` runs. Anything else is left to `find`, which runs as the user.
+Standard library only.
 """
 # Few imports, as in `find`:
 # ruff: noqa: PTH118, PTH119, PTH120
@@ -17,7 +17,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-CONFIGURED = "accelerate's configuration was not read"
 HINT = "give --gpu-mem, or submit the python command itself"
 WARM = "--warm"  # in place of the tracer's options: see its `__main__`
 PYTHON = re.compile(r"python\d*(\.\d+)?t?")
@@ -25,19 +24,15 @@ FIND = (sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), "fin
 
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 LAST_OPTION = re.compile(r"-([bBdEiIOPqRsSuvx]*)([mc])(.*)", re.DOTALL)  # -um train
-TORCHRUN = frozenset({"torch.distributed.run", "torch.distributed.launch"})
 KERNELS = frozenset({"ipykernel", "ipykernel_launcher"})
-ACCELERATE = frozenset({"accelerate.commands.launch", "accelerate.commands.accelerate_cli"})
-# Options of these launchers that take no value.
-FLAGS = frozenset(
-    (
-        *("standalone", "no-python", "run-path", "use-env", "use-agent-store"),
-        *("multi-gpu", "cpu", "tpu", "ipex", "use-xpu", "debug", "quiet", "same-network"),
-        *("dynamo-use-dynamic", "dynamo-use-fullgraph", "enable-cpu-affinity"),
-        *("no-local-rank", "no-ssh", "no-ssh-check", "force-multi", "bind-cores-to-rank", "q"),
-    )
-)
-SHARDED = frozenset({"use-deepspeed", "use-fsdp", "use-megatron-lm", "use-parallelism-config"})
+# Programs that are these modules: `launching` runs them up to where they start the script.
+LAUNCHERS = {
+    "torchrun": "torch.distributed.run",
+    "accelerate": "accelerate.commands.accelerate_cli",
+}
+# Options of deepspeed that take no value.
+FLAGS = frozenset(("no-python", "no-local-rank", "no-ssh", "no-ssh-check", "force-multi"))
+FLAGS |= frozenset(("bind-cores-to-rank", "q"))
 
 # How many words of their own follow, besides options; the options that have a value.
 PREFIXES = {
@@ -111,16 +106,17 @@ def parse(argv: Sequence[str], gpus: int) -> Program:
         front, argv = tuple(argv[:count]), argv[count:]
     name = os.path.basename(argv[0])
     if PYTHON.fullmatch(name):
-        return _parse_python((*front, argv[0]), argv[1:], gpus)
-    launch = _LAUNCHERS.get(name)
-    if launch is not None:
-        folder, slash, _ = argv[0].rpartition("/")
-        beside = f"{folder}{slash}python"
-        return launch((*front, *FIND, beside, argv[0]), argv[1:], gpus)
+        return _parse_python((*front, argv[0]), argv[1:])
+    folder, slash, _ = argv[0].rpartition("/")
+    beside = (*front, *FIND, f"{folder}{slash}python", argv[0])
+    if name == "deepspeed":
+        return _parse_deepspeed(beside, argv[1:], gpus)
+    if name in LAUNCHERS:
+        return Program(beside, ("-m", LAUNCHERS[name], *argv[1:]))
     return Program((*front, *FIND, "", argv[0]), tuple(argv[1:]))
 
 
-def _parse_python(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Program:
+def _parse_python(python: tuple[str, ...], words: Sequence[str]) -> Program:
     """`words`: what follows the interpreter's name."""
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "-":
@@ -135,36 +131,10 @@ def _parse_python(python: tuple[str, ...], words: Sequence[str], gpus: int) -> P
         python = (*python, f"-{flags}") if flags else python
         if kind == "m" and value in KERNELS:
             raise Unreadable("a notebook's kernel may run anything: give --gpu-mem")
-        if kind == "m" and value in TORCHRUN:
-            return _parse_torchrun(python, rest, gpus)
-        if kind == "m" and value in ACCELERATE:
-            return _parse_accelerate(python, ["launch", *rest], gpus)
         return Program(python, (f"-{kind}", value, *rest))
     if not rest or rest[0] == "-":
         raise Unreadable("its program comes from the terminal or a pipe, not from a file")
     return Program(python, tuple(rest))
-
-
-def _parse_torchrun(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Program:
-    options, script = _split_launcher(words)
-    each, nodes = options.get("nproc-per-node", "1"), options.get("nnodes", "1")
-    on_node = whole(each, gpus)  # gpu, auto
-    return Program(python, script, on_node * whole(nodes.partition(":")[0], 1))
-
-
-def _parse_accelerate(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Program:
-    if not words or words[0] != "launch":
-        raise Unreadable(f"of accelerate, only `accelerate launch` is known: {HINT}")
-    options, script = _split_launcher(words[1:])
-    if "config-file" in options:
-        raise Unreadable("accelerate's --config_file is not read: give --gpu-mem")
-    told = {
-        "mixed-precision": "ACCELERATE_MIXED_PRECISION",
-        "gradient-accumulation-steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
-    }
-    env = {variable: options[name] for name, variable in told.items() if name in options}
-    count = whole(options.get("num-processes", ""), gpus)
-    return Program(python, script, count if count > 1 else 0, env, CONFIGURED)
 
 
 def _parse_deepspeed(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Program:
@@ -182,13 +152,6 @@ def whole(text: str, otherwise: int) -> int:
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else otherwise
 
 
-_LAUNCHERS = {
-    "torchrun": _parse_torchrun,
-    "accelerate": _parse_accelerate,
-    "deepspeed": _parse_deepspeed,
-}
-
-
 def _split_launcher(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """A launcher's options, by name without dashes, and the command that it launches."""
     options: dict[str, str] = {}
@@ -197,8 +160,6 @@ def _split_launcher(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ..
     while rest and rest[0].startswith("-"):
         name, equals, value = rest.pop(0).lstrip("-").partition("=")
         name = name.replace("_", "-")
-        if name in SHARDED:
-            raise Unreadable(f"--{name} shards the model over processes, which is not traced")
         if name in ("m", "module"):
             module = True
         elif name in FLAGS:

@@ -77,6 +77,13 @@ _IOCTLS = (0x5401, 0x802C542A, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0
 _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
 
 
+def show_to_python(name: str, value: str) -> None:
+    """Set an environment variable for Python code alone: libraries see an empty one."""
+    os.environ[name] = ""
+    view: Any = os.environ
+    view._data[view.encodekey(name)] = view.encodevalue(value)
+
+
 def limit(host_memory_mib: int, cpu_s: float) -> None:
     """Bound what this process may use, whatever an outer limit leaves it, for good."""
     limits = (

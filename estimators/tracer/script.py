@@ -37,6 +37,7 @@ from torch.optim.optimizer import (
 from . import (
     checkpoints,
     device,
+    launching,
     libraries,
     made_up,
     ranks,
@@ -245,8 +246,15 @@ def _without_torch() -> str:
 def run(words: list[str], options: Options, answer: Answer, trace: Trace) -> NoReturn:
     """`words`: the script or -m or -c, and its arguments."""
     trace.begin(answer, options.explain, options.rest_s)
-    if options.processes:
-        ranks.set_launcher_environment(options.processes)
+    processes = options.processes
+    if launching.is_launcher(words):
+        try:
+            launched = launching.launch(words)
+        except launching.Unlaunched as error:
+            answer.refuse(str(error))
+        words, processes = launched.words, launched.processes
+    if processes:
+        ranks.set_launcher_environment(processes)
     explore(answer, lambda plan: _attempt(words, options, answer, trace, plan))
 
 
