@@ -7,6 +7,7 @@ jobs by their commands.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shlex
@@ -32,6 +33,7 @@ OWN = frozenset(PLAIN) - {"gpus", "cpus", "host_memory_mib", "stderr"}
 
 R = TypeVar("R", covariant=True)
 
+NO_JOB = "0"  # the id of a job that is only tried, for its memory
 GONE = "NOT_FOUND"  # CARMA does not know the job, or not any more
 STATES = {  # in submitit's words, which are Slurm's; those left out are the same
     "queued": "PENDING",
@@ -208,15 +210,19 @@ class CarmaExecutor(core.Executor):
     ) -> list[core.Job[Any]]:
         """The jobs are held until their pickles and folders are there."""
         pickles = [self._pickle(each) for each in delayed_submissions]
+        digest = _digest(pickles)
+        tried = _tried(self.folder, digest)
+        with contextlib.suppress(FileExistsError):  # the same function was submitted before
+            tried.hardlink_to(pickles[0])
         try:
             label = Client().submit(
-                [*self.python, "-u", "-m", __name__, str(self.folder), _digest(pickles)],
+                [*self.python, "-u", "-m", __name__, str(self.folder), digest],
                 held=True,
                 export={"SUBMITIT_EXECUTOR": "carma", **_socket()},
                 **self._options(len(pickles)),
             )
         except Exception as error:
-            for pickle in pickles:
+            for pickle in (*pickles, tried):
                 pickle.unlink(missing_ok=True)
             raise FailedSubmissionError(str(error)) from error
         labels = [f"{label}_{index}" for index in range(len(pickles))] if pickles[1:] else [label]
@@ -270,6 +276,11 @@ def _digest(pickles: Sequence[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
+def _tried(folder: str | Path, digest: str) -> Path:
+    """The pickle that a trial runs: it is there before the job has an id, and until it ends."""
+    return JobPaths.get_first_id_independent_folder(folder) / f"{digest}_tried.pkl"
+
+
 def _hold_back(how: int) -> None:
     signal.pthread_sigmask(how, (CarmaJobEnvironment._usr_sig(),))
 
@@ -279,6 +290,21 @@ def _socket() -> dict[str, str]:
     return {"CARMA_SOCKET": os.environ["CARMA_SOCKET"]} if "CARMA_SOCKET" in os.environ else {}
 
 
-if __name__ == "__main__":
+# in the job
+
+
+def main() -> None:
+    folder, digest = sys.argv[1:]
+    tried = _tried(folder, digest)
+    if os.environ["CARMA_JOB_ID"] == NO_JOB:
+        DelayedSubmission.load(tried).result()
+        return
     _hold_back(signal.SIG_BLOCK)  # until there is a handler, it would kill the job
-    process_job(sys.argv[1])
+    try:
+        process_job(folder)
+    finally:
+        tried.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -86,6 +86,7 @@ class Collocation:
     guarantee_memory: AtOnce[bool] = False
 
 
+CONTEXT_MIB = 544  # CUDA context and libraries, where nothing is known of the GPU
 IMPORTS_S = 120.0  # for a script's imports, and for waiting for a processor
 
 
@@ -97,8 +98,15 @@ class Estimation:
     patient_s: Number = 60.0  # the same for `carma estimate`, and once a job waits for its turn
     rest_s: Number = 0.3  # for what follows these steps, unless they took longer; 0: none of it
     host_memory_mib: Count = 8192  # for the process that traces a script
-    context_mib: Count = 544  # CUDA context and libraries, until measured on this server
+    # CUDA context and libraries, until measured on this server; by default as
+    # [measured on such a GPU](../estimators/trace.md#the-context), or else 544
+    context_mib: Count | None = None
     faketensor_margin_mib: Count = 4096  # on top of FakeTensor's number (the paper's 2.2)
+
+    @property
+    def any_context_mib(self) -> int:
+        """Where nothing is known of the GPU."""
+        return CONTEXT_MIB if self.context_mib is None else self.context_mib
 
     @property
     def longest_s(self) -> float:

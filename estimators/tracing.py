@@ -22,6 +22,7 @@ from math import ceil
 from statistics import median
 
 from carmad.plugin import Estimate, JobSpec, Refusal, Run, Server, Settings, template
+from estimators.contexts import find_context
 from estimators.look import look
 from estimators.tracer.command import LAUNCHERS, Unreadable, parse
 from estimators.tracer.report import PARTS, TIME_UP, Explanation, Report, Rest
@@ -186,8 +187,8 @@ class Trace:
     Corrected by how wrong it was about jobs like this one: the user's own, or else at least three
     other users'. `low` has only the live bytes, `high` what experience says must be free. The
     context cannot be traced: it depends on GPU, driver and torch, and is learned from the user's
-    runs on the same three, or from several other users', or set by `estimation.context_mib` while
-    there are too few.
+    runs on the same three, or from several other users'. While there are too few, it is
+    `estimation.context_mib`, or what was measured on such a GPU elsewhere.
     """
 
     settings: Settings
@@ -203,7 +204,7 @@ class Trace:
         stack = f"{self.server.gpu} / driver {self.server.driver} / torch {report.torch}"
         earlier = past(self.server, spec.uid, self.name, stack)
         learned = context_mib(earlier)
-        context = learned[0] if learned else self.settings.estimation.context_mib
+        context, origin = learned or self._assumed_context(report.torch)
         traced, floor = ceil(report.reserved / MIB), report.floor // MIB
         shape = _shape(report)
         like = earlier.like(shape, spec) if learned else Past(())
@@ -213,7 +214,7 @@ class Trace:
         short = shortfall_mib(earlier, context, traced)
         parts = _parts(report, body)
         notes = [*report.notes, *_unreached(report.rest)]
-        notes.append(_origin(context, learned, len(earlier.own)))
+        notes.append(_origin(context, origin, None if learned else len(earlier.own)))
         notes += [f"{correction:+d} MiB learned from {_whose(by)}"] if correction else []
         return Estimate(
             body + context,
@@ -230,6 +231,14 @@ class Trace:
             traced_mib=traced + context if correction else None,
             crash=report.rest.crash if report.rest else "",
         )
+
+    def _assumed_context(self, torch: str) -> tuple[int, str]:
+        """Until it is learned, in MiB; and where it is from."""
+        chosen = self.settings.estimation
+        measured = find_context(self.server.gpu, torch) if chosen.context_mib is None else None
+        if measured is None:
+            return chosen.any_context_mib, "as set"
+        return measured.mib, f"as measured elsewhere on {measured.gpu}"
 
 
 def explanation(spec: JobSpec, settings: Settings, server: Server) -> Explanation | None:
@@ -278,10 +287,12 @@ def _whose(by: str) -> str:
     return f"similar jobs of {by}" if by.endswith("users") else f"{by} of similar jobs"
 
 
-def _origin(context_mib: int, learned: tuple[int, str] | None, runs: int) -> str:
-    if learned is None:
-        return f"context {context_mib} MiB as set: {runs} of 3 runs on this GPU, driver and torch"
-    return f"context {context_mib} MiB learned from {learned[1]} on this GPU, driver and torch"
+def _origin(context_mib: int, origin: str, runs: int | None) -> str:
+    """`runs`: the user's own, which were too few to learn from. None: it was learned."""
+    here = "on this GPU, driver and torch"
+    if runs is None:
+        return f"context {context_mib} MiB learned from {origin} {here}"
+    return f"context {context_mib} MiB {origin}: {runs} of {ENOUGH_FOR_CONTEXT} runs {here}"
 
 
 def trace(settings: Settings, server: Server) -> Trace:

@@ -8,7 +8,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from cli import estimate_view as view
 from cli.commands import estimate as command
 from cli.main import run
 from cli.problems import Usage
+from tests.alone import runtime_dir
 from tests.fake_daemon import ANSWERS, REFUSALS, FakeDaemon
 from tests.terminal import plain_rich
 
@@ -555,12 +556,13 @@ def test_the_canned_answer_is_as_those_here() -> None:
 
 
 @pytest.fixture
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory to work in, where no daemon answers."""
     monkeypatch.setenv("CARMA_SOCKET", str(tmp_path / "none"))
     monkeypatch.chdir(tmp_path)
     command._note_alone.cache_clear()
-    return tmp_path
+    with runtime_dir(monkeypatch):
+        yield tmp_path
 
 
 def test_without_a_daemon_it_is_estimated_by_the_user(alone: Path, capsys: Any) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from estimators.testing import _bytes, assert_fits  # noqa: E402
+from carmad.config import CONTEXT_MIB as DAEMONS_CONTEXT_MIB  # noqa: E402
+from estimators.testing import assert_fits  # noqa: E402
+from estimators.tracer.report import CONTEXT_MIB, _bytes  # noqa: E402
 
 
 def net() -> Any:
@@ -28,6 +34,21 @@ def test_sizes(text: str, size: int) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         _bytes(text)
+
+
+def test_the_context_is_the_daemons() -> None:
+    assert CONTEXT_MIB == DAEMONS_CONTEXT_MIB
+
+
+def test_the_page_says_what_its_lines_print() -> None:
+    """The example of docs/guides/fits.md, as it stands there."""
+    page = (Path(__file__).parents[1] / "docs/guides/fits.md").read_text()
+    lines, printed = (
+        block.split("```")[0] for block in re.split(r"```(?:python|text)\n", page)[1:3]
+    )
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(lines, {})
+    assert out.getvalue() == printed
 
 
 def test_what_fits_and_what_does_not() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from carmad.config import Estimation, Settings
 from carmad.plugin import Estimate, Refusal, Run, Trial
 from carmad.testing import a_report, a_run, a_server, a_spec
+from estimators.contexts import find_context
 from estimators.tracer.command import Program
 from estimators.tracing import CONTEXT_MIB, Judged, Past, context_mib, script, shortfall_mib, trace
 
@@ -55,6 +56,30 @@ def test_parts_add_up_whatever_their_rounding(odd: int) -> None:
     estimate = estimated(parts=parts, reserved=sum(parts.values()), floor=0)
     assert sum(mib for _, mib in estimate.parts) == estimate.mib
     assert max(abs(mib - 100 - odd / MIB) for kind, mib in estimate.parts if kind in kinds) < 2
+
+
+def test_the_context_is_as_measured_on_such_a_gpu() -> None:
+    h100 = "NVIDIA H100 80GB HBM3"
+    for torch, mib in (("2.11.0+cu130", 694), ("2.12.0+cu130", 694), ("2.4.0", 694)):
+        measured = find_context(h100, torch)
+        assert measured is not None
+        assert measured.mib == mib
+    assert find_context("NVIDIA T4", "2.11.0+cu130") is None
+
+
+def test_the_table_of_contexts_is_used_until_the_context_is_learned_or_set() -> None:
+    def context(gpu: str, chosen: int | None) -> tuple[int, str]:
+        settings = Settings(estimation=Estimation(context_mib=chosen))
+        server = a_server(Trial(a_report().dumps(), "", code=0), gpu=gpu)
+        estimate = trace(settings, server).estimate(a_spec())
+        assert isinstance(estimate, Estimate)
+        return dict(estimate.parts)["context"], estimate.notes[-1]
+
+    mib, note = context("NVIDIA H100 80GB HBM3", None)
+    assert mib == 694
+    assert "as measured elsewhere on NVIDIA H100" in note
+    assert context("NVIDIA H100 80GB HBM3", 500)[0] == 500
+    assert context("NVIDIA T4", None)[0] == 544
 
 
 def test_the_context_is_learned() -> None:

@@ -154,7 +154,7 @@ def test_the_same_program_is_tried_once_per_question(monkeypatch: pytest.MonkeyP
     assert asked(a_spec(), ["b"], 5.0).answer == b"2"
     assert asked(a_spec(cwd="/"), ["a"], 5.0).answer == b"3"
     assert other.trial(a_spec(), ["a"], 5.0).answer == b"4", "the script may have changed"
-    stop, mib, cgroup, _ = tries[0][-4:]
+    stop, mib, cgroup = tries[0][3:6]
     assert (mib, cgroup) == (SETTINGS.estimation.host_memory_mib + 2048, None)
     assert not stop()  # type: ignore[operator]
     experience.close()

@@ -34,6 +34,7 @@ from tests.functions import (
     first_runs_out_of_memory,
     killed_the_second_time,
     search_path,
+    train_until,
 )
 from tests.waiting import PATIENCE_S, until
 
@@ -481,3 +482,16 @@ def test_importing_the_client_imports_little() -> None:
         "carmad.paths",
     }
     assert not [name for name in loaded if name.partition(".")[0] == "cli"]
+
+
+def test_a_function_is_traced(client: Client, carmad: Carmad, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    go = tmp_path / "go"
+    call = client.call(train_until, str(go), 512)
+
+    def source() -> str | None:
+        return (carmad.job(int(call.job))["estimate"] or {}).get("source")
+
+    until(lambda: source() == "trace", "it to be traced", within_s=600)
+    go.touch()
+    assert call.result() == 512

@@ -239,6 +239,13 @@ def test_a_large_context_of_torch_is_proposed(
     assert machine.check("torch_context").settings == {"estimation.context_mib": 2550}
 
 
+def test_the_context_is_printed_as_a_row_of_the_table(machine: Machine, torch: None) -> None:
+    found = machine.check("torch_context")
+    assert found.observed["cublas_mib"] == 60
+    row = found.detail.rpartition(": ")[2].split(",")
+    assert row[1:] == ["2.15.0", "490", "60", "0", "carma doctor --gpu"]
+
+
 def test_without_the_programs_of_mps_nothing_can_be_told(machine: Machine) -> None:
     (machine.folder / "bin/nvidia-cuda-mps-control").unlink()
     for name in ("mps_daemon", "mps_fault"):

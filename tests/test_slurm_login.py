@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests import slurm as real
+from tests.alone import end_alone
 from tests.daemon import CARMA, NO_KERNELS, Carmad
 from tests.slurm import HOSTILE
 from tests.waiting import until
@@ -123,6 +124,7 @@ def site() -> Iterator[Site]:
         daemon.start()
         kept = {name: value for name, value in made.env.items() if not name.startswith("CARMA_")}
         own = {"CARMA_CLUSTER__ENGINE": "slurm", "XDG_RUNTIME_DIR": str(folder)}
+        stack.callback(end_alone, folder)
         yield Site(folder, kept | own, (*CARMA,), made, daemon)
 
 

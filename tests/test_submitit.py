@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.daemon import NO_KERNELS, Carmad, running, train
-from tests.functions import Counting, add, environment, fail, train_with
+from tests.functions import Counting, add, environment, fail, train_until, train_with
 from tests.waiting import until
 
 submitit = pytest.importorskip("submitit")
@@ -135,3 +135,22 @@ def test_a_refusal_says_why_and_leaves_nothing(executor: Any, tmp_path: Path) ->
     with pytest.raises(submitit.core.utils.FailedSubmissionError, match="GPU"):
         executor.submit(add, 1, 2)
     assert not list(tmp_path.rglob("*.pkl"))
+
+
+def test_a_function_is_traced(carmad: Carmad, executor: Any, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    go = tmp_path / "go"
+    jobs = [executor.submit(train_until, str(go), width) for width in (512, 1024)]
+
+    def estimates() -> list[dict[str, Any]]:
+        return [carmad.job(int(job.job_id))["estimate"] or {} for job in jobs]
+
+    def are_traced() -> bool:
+        return [one.get("source") for one in estimates()] == ["trace", "trace"]
+
+    until(are_traced, "both to be traced", within_s=600)
+    go.touch()
+    assert [job.result() for job in jobs] == [512, 1024]
+    small, large = estimates()
+    assert small["mib"] < large["mib"]
+    assert not list(tmp_path.rglob("*_tried.pkl"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from math import inf
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +19,7 @@ pytest.importorskip("torch", reason="the tracer runs in a Python that has PyTorc
 from estimators.tracer.allocator import DEFAULTS, MIB, Options
 from estimators.tracer.convolution import BLAS, Conv, autotuning, images, workspace
 from estimators.tracer.explanation import _Filmed
-from estimators.tracer.replay import Figures, figures, replay
+from estimators.tracer.replay import LAYOUTS, Figures, Replays, figures, replay
 from estimators.tracer.report import PARTS, Report
 
 SQUARE = Conv(
@@ -212,7 +214,8 @@ def test_safe_is_above_what_is_expected_and_grows_with_it() -> None:
     report = _traced()
     more = replace(report, reserved=report.reserved + 1000 * MIB)
     assert report.safe > report.reserved
-    assert more.safe - report.safe == 1050 * MIB
+    assert more.safe - report.safe == 1040 * MIB
+    assert replace(report, most=report.reserved + 9000 * MIB).safe == report.reserved + 9000 * MIB
     assert replace(report, autotune=300 * MIB).safe == report.safe
     assert replace(report, autotune=9000 * MIB).safe == report.reserved + 9000 * MIB
 
@@ -252,4 +255,52 @@ def test_an_explanation_knows_how_much_memory_the_gpu_has() -> None:
     )
     found = figures(seen.events, seen.convs, seen.kinds, True, memory=small)
     assert found.autotune < figures(seen.events, seen.convs, seen.kinds, True).autotune
-    assert _Filmed(seen, DEFAULTS).figures() == found
+    assert _Filmed(seen, DEFAULTS, 0).figures() == found
+
+
+def test_where_segments_lie_decides_over_what_is_reserved() -> None:
+    """Of two free blocks of one size, the lower one is taken: if the smaller segment lies below,
+    the larger one stays whole, and has room for what comes then."""
+    large, small = 60 * MIB, 30 * MIB
+    events = [
+        *((1, large), (2, small), (3, small)),  # three segments
+        *((1, -1), (4, small)),  # the large one is split: 4 takes half of it
+        *((2, -1), (5, small)),  # two free blocks of 30 MiB: beside 4, and where 2 was
+        *((4, -1), (6, large)),  # fits if 5 is not beside where 4 was
+    ]
+    replays = _replays(events)
+    reserved = [_in_layout(events, layout).reserved for layout in LAYOUTS]
+    assert set(reserved) == {120 * MIB, 180 * MIB}
+    assert replays.most == 180 * MIB
+    assert replays.typical.reserved == median(reserved)
+
+
+def test_the_figures_are_of_the_median_layout() -> None:
+    sizes = (12, 30, 14, 22, 12, 40, 18, 26)
+    events = [(n, size * MIB) for n, size in enumerate(sizes)]
+    events += [(n, -1) for n in (1, 3, 5)]
+    events += [(n + 10, size * MIB) for n, size in enumerate((12, 12, 14, 20, 31))]
+    replays = _replays(events)
+    middle = replays.typical
+    assert sum(middle.parts.values()) == middle.reserved
+    assert middle == _in_layout(events, replays.layout)
+    film = _Filmed(_recorder(events), DEFAULTS, replays.layout)
+    assert film.figures() == middle
+
+
+def _replays(events: list[tuple[Any, Any]]) -> Replays:
+    """That have taken the events in two goes."""
+    recorder = _recorder(events[:3])
+    replays = Replays(recorder)
+    replays.follow()
+    recorder.events.extend(events[3:])
+    replays.follow()
+    return replays
+
+
+def _in_layout(events: list[tuple[Any, Any]], layout: int) -> Figures:
+    return figures(events, (), {}, layout=layout)
+
+
+def _recorder(events: list[tuple[Any, Any]]) -> Any:
+    return SimpleNamespace(events=events, convs=(), kinds={}, benchmark=False, memory=inf)

@@ -16,8 +16,8 @@ from tests.waiting import PATIENCE_S
 
 BEGIN = "import sys\nfrom estimators.tracer import confine, scratch\n"
 SHADOW = "scratch.Tree().install()\n"
-CONFINE = "kernel = confine.confine(4096, 60)\n"
-HOOK = "confine._landlock = lambda: False\nassert not confine.confine(4096, 60)\n"
+CONFINE = "confine.limit(4096, 60)\nkernel = confine.confine()\n"
+HOOK = "confine._landlock = lambda: False\nassert not confine.confine()\n"
 CONFINED, HOOKED = BEGIN + CONFINE, BEGIN + HOOK
 # What each of these would leave behind, or reach, if nothing held it.
 DEEDS = {
@@ -102,7 +102,7 @@ def shadowed(program: str, place: Path) -> None:
 
 def test_what_is_written_can_be_read(place: Path) -> None:
     program = """
-        import csv, json, logging, os, pathlib, tempfile
+        import csv, io, json, logging, os, pathlib, tempfile
         out = pathlib.Path("out/run 1")
         out.mkdir(parents=True, exist_ok=True)
         out.mkdir(parents=True, exist_ok=True)
@@ -127,6 +127,10 @@ def test_what_is_written_can_be_read(place: Path) -> None:
         assert not os.path.isdir(name)
         with tempfile.TemporaryFile() as file:
             assert file.write(b"x") == 1
+        with io.FileIO("raw.bin", "wb") as file:
+            file.write(b"raw")
+        with open("raw.bin", "rb") as file:
+            assert isinstance(file.raw, io.FileIO) and file.read() == b"raw"
         (out / "touched").touch()
         assert (out / "touched").exists()
         """

@@ -210,7 +210,7 @@ def _highest_before(readings: Sequence[Reading]) -> float:
 def is_steady(job: Job, readings: Sequence[Reading], settings: Settings) -> bool:
     """Whether it has held more than a bare context for a whole window, without allocating or
     freeing memory."""
-    context_mib = settings.estimation.context_mib
+    context_mib = settings.estimation.any_context_mib
     memory = [_memory(job, sample) for sample, _ in readings]
     reported = [mib for mib in memory if mib is not None]
     if len(reported) < len(memory) or not _fills_window(readings, settings):

@@ -119,13 +119,17 @@ def _drop(cgroup: str) -> None:
         pass
 
 
-def enter_bounds(cgroup: str | None, memory: int, uid: int) -> None:
+def enter_bounds(cgroup: str | None, memory: int) -> None:
     """Limit the calling process, while it still has the privileges for that."""
     if cgroup is not None:
         write_file(f"{cgroup}/cgroup.procs", b"0")
-        return
-    _limit(resource.RLIMIT_DATA, memory)
-    _limit(resource.RLIMIT_NPROC, _tasks(uid) + MOST_TASKS)  # the kernel counts all the user's
+    else:
+        lower(resource.RLIMIT_DATA, memory)
+
+
+def task_limit(uid: int) -> int:
+    """For RLIMIT_NPROC: the kernel counts all the user's."""
+    return _tasks(uid) + MOST_TASKS
 
 
 def broken_limit(cgroup: str | None, memory: int) -> str:
@@ -144,7 +148,7 @@ def _too_much(memory: int) -> str:
     return f"it used more than {memory // MIB} MiB of memory, with all that it started"
 
 
-def _limit(which: int, most: int) -> None:
+def lower(which: int, most: int) -> None:
     hard = resource.getrlimit(which)[1]
     if hard == resource.RLIM_INFINITY or most < hard:
         resource.setrlimit(which, (most, most))
@@ -201,11 +205,9 @@ NICE = 10
 CLONE_NEWNS, MS_NOSUID, MS_NODEV, MS_REC, MS_SLAVE = 0x20000, 2, 4, 0x4000, 0x80000
 
 
-def run_program(launch: Launch, report: int, memory: int, cgroup: str | None) -> None:
-    """In the child. Returns only by raising."""
+def run_program(launch: Launch, report: int) -> None:
+    """In the child, within its bounds. Returns only by raising."""
     os.setsid()
-    enter_bounds(cgroup, memory, launch.uid)
-    own_shared_memory(memory)
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
     tell_kernel("/proc/self/oom_score_adj", b"1000")  # killed before any job
     become_job(launch)
@@ -213,19 +215,19 @@ def run_program(launch: Launch, report: int, memory: int, cgroup: str | None) ->
     start_program(launch, report)
 
 
-def own_shared_memory(memory: int) -> None:
+def own_shared_memory(memory: int) -> bool:
     """Mount an empty /dev/shm that disappears with the trial's last process. Only root can do that.
 
     As a slave, the namespace receives mounts but does not propagate its own: automounters still
     work.
     """
-    if (
+    size = b"mode=1777,size=%d" % memory
+    return bool(
         os.geteuid() == 0
         and libc.unshare(CLONE_NEWNS) == 0
         and libc.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None) == 0
-    ):
-        size = b"mode=1777,size=%d" % memory
-        libc.mount(b"carma", b"/dev/shm", b"tmpfs", MS_NOSUID | MS_NODEV, size)
+        and libc.mount(b"carma", b"/dev/shm", b"tmpfs", MS_NOSUID | MS_NODEV, size) == 0
+    )
 
 
 def main() -> None:
@@ -235,12 +237,20 @@ def main() -> None:
     block(SIGCHLD)  # `sigtimedwait` receives it
     adopt_orphans()
     launch = Launch(read_file("/proc/self/fd/0"))
+
+    def run(report: int) -> None:
+        enter_bounds(cgroup, memory)
+        if cgroup is None:
+            lower(resource.RLIMIT_NPROC, task_limit(launch.uid))
+        own_shared_memory(memory)
+        run_program(launch, report)
+
     tree = Tree(0, cgroup)
-    tree.main, report = fork(lambda report: run_program(launch, report, memory, cgroup))
+    tree.main, report = fork(run)
     os.close(answer)
     os.close(1)
     ended, beyond = _await_end(tree.main, deadline, memory, cgroup)
-    _end(tree, 0.0 if beyond else GRACE_S)
+    end(tree, 0.0 if beyond else GRACE_S)
     try:
         error = os.read(report, REPORT_BYTES)
     except BlockingIOError:
@@ -278,7 +288,7 @@ def _await_end(pid: int, deadline: float, memory: int, cgroup: str | None) -> tu
             return any(fd == ended for fd, _ in found), beyond
 
 
-def _end(tree: Tree, grace_s: float) -> None:
+def end(tree: Tree, grace_s: float) -> None:
     """Kill the program at once, as its SIGTERM handler may want to save a checkpoint, and the rest
     after a grace period, as those processes may have to remove files."""
     from signal import sigtimedwait

@@ -31,6 +31,7 @@ from carmad.core.recurrence import command
 from carmad.core.types import Attempt, Gpu, GpuId, Job, JobId, JobSpec, JobState
 from carmad.errors import CarmaError
 from carmad.learned.attendant import GRACE_S, make_cgroup, remove_cgroup
+from carmad.learned.tracers import Tracers, request
 
 # -- trials
 
@@ -54,23 +55,34 @@ def try_program(
     memory_mib: int = MOST_MEMORY_MIB,
     home: str | None = None,
     copies: Copies | None = None,
+    tracers: Tracers | None = None,
 ) -> Trial:
     """Run `argv`, and return the outcome. Never raises; returns at most 1 s after `within_s`, and
     soon after `stop` is true. `home`: the cgroup below which to create the trial's. `copies`: where
-    to put the job script that `argv` contains; None: the original is run."""
+    to put the job script that `argv` contains; None: the original is run. `tracers`: to have a
+    tracer forked, where one can be."""
     if spec.container is not None:
         return _failure(IN_CONTAINER)
     if copies and spec.script:
-        return _of_copy(spec, argv, within_s, stop, memory_mib, home, copies)
+        return _of_copy(spec, argv, within_s, stop, memory_mib, home, copies, tracers)
     spec = replace(spec, argv=tuple(argv), script=None)
     job = Job(JobId(0), spec, JobState.STARTING, 0.0, attempts=(Attempt(1, ()),))
     deadline = time.monotonic() + within_s + GRACE_S + KILLED_WITHIN_S
     if stop():
         return _failure(STOPPED)
     try:
-        fields = launch_fields(job, job_environment(job, ()), GRACE_S)
+        env = job_environment(job, ())
+        fields = launch_fields(job, env, GRACE_S)
+
+        def listen(answer: int, output: int, verdict: int) -> Trial | None:
+            return _listen(answer, output, verdict, deadline, stop)
+
+        if tracers and (warm := request(job, env)):
+            if trial := tracers.trial(warm, within_s, memory_mib, listen):
+                return trial
+            within_s = deadline - GRACE_S - KILLED_WITHIN_S - time.monotonic()
         with _limits(home, memory_mib << 20) as bound, _attend(fields, within_s, bound) as pipes:
-            return _listen(*pipes, deadline, stop)
+            return listen(*pipes) or _failure("the trial failed: it was killed")
     except CarmaError as error:
         return _failure(error.message)
     except OSError as error:
@@ -85,6 +97,7 @@ def _of_copy(
     memory_mib: int,
     home: str | None,
     copies: Copies,
+    tracers: Tracers | None,
 ) -> Trial:
     """The trial of a copy of the job's script; it is told as if it were of the original."""
     assert spec.script
@@ -93,7 +106,7 @@ def _of_copy(
     try:
         copies.write(name, spec)
         words = [copy if word == original else word for word in argv]
-        trial = try_program(spec, words, within_s, stop, memory_mib, home)
+        trial = try_program(spec, words, within_s, stop, memory_mib, home, None, tracers)
     except OSError as error:
         return _failure(f"cannot copy the job script: {error.strerror or error}")
     finally:
@@ -157,7 +170,8 @@ def _attend(
 
 def _listen(
     answer: int, output: int, verdict: int, deadline: float, stop: Callable[[], bool]
-) -> Trial:
+) -> Trial | None:
+    """None: there is no outcome."""
     heard = {pipe: bytearray() for pipe in (answer, output, verdict)}
     with selectors.DefaultSelector() as selector:
         for pipe in heard:
@@ -195,8 +209,8 @@ def _read(pipe: int, data: bytearray) -> bool:
     return bool(chunk)
 
 
-def _trial(verdict: str, answer: bytes, output: str) -> Trial:
-    """The trial, from the attendant's verdict."""
+def _trial(verdict: str, answer: bytes, output: str) -> Trial | None:
+    """The trial, from the attendant's verdict, if there is any."""
     match verdict.split(" ", 1):
         case ["code", number]:
             return Trial(answer, output, code=int(number))
@@ -208,7 +222,9 @@ def _trial(verdict: str, answer: bytes, output: str) -> Trial:
             return Trial(answer, output, beyond=why)
         case ["error", why]:
             return _failure(why.partition("\n")[0], output)
-    last = verdict.strip().rpartition("\n")[2] or "it was killed"
+        case ["" | "cold"]:
+            return None
+    last = verdict.strip().rpartition("\n")[2]
     return _failure(f"the trial failed: {last}", output)
 
 
@@ -232,6 +248,7 @@ class Experience:
         """`trials`: the cgroup below which each trial gets its own; `copies`: where they get copies
         of job scripts."""
         self.trials, self.copies = trials, copies
+        self.tracers = Tracers(trials)
         self.trial_mib = settings.estimation.host_memory_mib + FILES_MIB
         self._shortest_s = PERIODS * settings.monitor.period_s
         self._driver = driver
@@ -265,6 +282,7 @@ class Experience:
         """Abort running trials."""
         self._closed.set()
         self._discovered.set()
+        self.tracers.close()
 
     def server(self, explain: bool = False, abandoned: Event | None = None) -> Server:
         """A `Server` for one question, shared by all estimators that are asked. `abandoned`: when
@@ -354,6 +372,7 @@ class _OneQuestion:
                     self._experience.trial_mib,
                     self._experience.trials,
                     self._experience.copies,
+                    self._experience.tracers,
                 )
             return self._trials[key]
 

@@ -249,7 +249,7 @@ def contexts(bench: Bench) -> Seen:
     else:
         served = _growth(bench, [mps] * CLIENTS)
         why = f"; clients of MPS: {', '.join(f'{mib} MiB' for mib in served)}, server included"
-    expected = bench.settings.estimation.context_mib
+    expected = bench.settings.estimation.any_context_mib
     largest = max([*alone, *served[1:]])
     settings = {"estimation.context_mib": _round(largest)}
     if largest > (bench.settings.preconditions or Preconditions()).min_free_mib:

@@ -18,9 +18,11 @@ from carmad.attempt.exits import classify
 from carmad.plugin import Cause
 from carmad.selftest.bench import PIDS_HIDDEN, Bench, Probe, ProbeFailed
 from carmad.selftest.report import Seen, judge, unknown
+from estimators.contexts import Context, find_context
 
 SCRIPT = Path(__file__).with_name("with_torch.py")
 WITHIN_S = 90.0  # importing torch takes long where its files are not cached
+SOURCE = "carma doctor --gpu"
 CONTEXT_OFF = 0.25  # of the constant that estimates reckon with
 RESERVED_MIB = (2.0, 20.0, 102.0)  # for SIZES_MIB of with_torch.py; see docs/estimators
 STEP_OFF = 0.30
@@ -33,20 +35,29 @@ def context(bench: Bench) -> Seen:
     if not bench.lists_pids():
         return unknown(PIDS_HIDDEN)
     program = _start(bench, "context")
-    found = program.answer(WITHIN_S)
-    use = bench.use(program)
-    if use is None or use.memory_mib is None:
-        return judge(False, "the process is not listed with its memory")
-    constant = round(use.memory_mib - found["reserved_mib"])
-    expected = bench.settings.estimation.context_mib
+    beside: list[int] = []  # the tensors: with the context, with cuBLAS too, and with cuDNN too
+    for _ in range(3):
+        found = program.answer(WITHIN_S)
+        use = bench.use(program)
+        if use is None or use.memory_mib is None:
+            return judge(False, "the process is not listed with its memory")
+        beside.append(round(use.memory_mib - found["reserved_mib"]))
+        program.begin("go on")
+    bare, with_cublas, constant = beside
+    card, version = bench.gpu.name, found["version"]
+    here = Context(card, version, bare, with_cublas - bare, constant - with_cublas, SOURCE)
+    chosen = bench.settings.estimation
+    table = find_context(card, version) if chosen.context_mib is None else None
+    expected = table.mib if table else chosen.any_context_mib
     return judge(
         abs(constant - expected) <= CONTEXT_OFF * expected,
-        f"PyTorch {found['version']} takes {constant} MiB beside its tensors; {expected} MiB are"
-        " reckoned with",
+        f"PyTorch {version} takes {constant} MiB beside its tensors; {expected} MiB are reckoned"
+        f" with. As a row of estimators/contexts.csv: {here.row}",
         {"estimation.context_mib": constant},
         context_mib=constant,
-        process_mib=use.memory_mib,
-        torch=found["version"],
+        cublas_mib=here.cublas_mib,
+        cudnn_mib=here.cudnn_mib,
+        torch=version,
     )
 
 

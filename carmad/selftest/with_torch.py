@@ -1,7 +1,7 @@
 """What a check asks of PyTorch: `PYTHON with_torch.py WHAT`, in the Python that has it (3.8 or
 newer). Prints a line of JSON. Imports nothing of CARMA.
 
-    context     a first tensor and a matrix product, then waits for its input to end
+    context     a first tensor, a matrix product, a convolution; waits for a line after each
     allocator   what is reserved for tensors of some sizes
     oom         allocates until it is refused, and lets the error end it
     stages      a small training, with the time of a step by the GPU's own events
@@ -33,9 +33,16 @@ def tell(**found: object) -> None:
 
 def context(torch: Any) -> None:
     one = torch.ones(1024, 1024, device="cuda")
-    (one @ one).sum().item()
-    tell(reserved_mib=torch.cuda.memory_reserved() / MIB, version=torch.__version__)
-    sys.stdin.read()
+    picture, kernel = (torch.ones(1, 1, size, size, device="cuda") for size in (64, 3))
+    for run, tensors in (
+        (torch.add, (one, one)),
+        (torch.matmul, (one, one)),  # by cuBLAS
+        (torch.conv2d, (picture, kernel)),  # by cuDNN
+    ):
+        run(*tensors)
+        torch.cuda.synchronize()
+        tell(reserved_mib=torch.cuda.memory_reserved() / MIB, version=torch.__version__)
+        sys.stdin.readline()
 
 
 def allocator(torch: Any) -> None:

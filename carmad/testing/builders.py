@@ -275,6 +275,7 @@ def a_report(**changes: object) -> Report:
         steps=2,
         floor=2_500 * mib,
         reserved=3_000 * mib,
+        most=3_000 * mib,
         parts=dict(zip(PARTS, sizes, strict=True)),
         autotune=0,
         faketensor=1_700 * mib,

@@ -141,9 +141,9 @@ def _samples(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _estimate(known: dict[str, Any], options: Namespace) -> tuple[int, str]:
     try:
-        from carmad.api.estimates import estimate_alone
+        from cli import alone
 
-        answer = estimate_alone(known, explain=False)
+        answer = alone.estimate(known, explain=False)
         crash, found = answer["crash"], [one for one in answer["estimates"] if one["chosen"]]
         why = next((one["why"] for one in answer["estimates"] if one["why"]), None)
     except CarmaError as error:

@@ -124,10 +124,10 @@ def _ask(body: dict[str, Any], explain: bool = False) -> EstimatesOut:
     except client.Broken:
         raise
     except Unreachable as error:
-        from carmad.api.estimates import estimate_alone
+        from cli import alone
 
         _note_alone(error.message)
-        answer = estimate_alone(body, explain)
+        answer = alone.estimate(body, explain)
     return answer
 
 

@@ -27,7 +27,7 @@ def gpumemnet(settings: Settings, server: Server) -> Reader:
 
 
 def read(report: Report, settings: Settings) -> Estimate | Refusal:
-    return answer(report.layers, report.batch, settings.estimation.context_mib)
+    return answer(report.layers, report.batch, settings.estimation.any_context_mib)
 
 
 def answer(

@@ -1,4 +1,6 @@
 """`python FOLDER OPTIONS script.py …`, `… -m module …`, `… -c code …`: run in the job's Python.
+`python FOLDER WARM OPTIONS` stops before the script, and forks a tracer for each that it is given
+(`warm`).
 
 Becomes the package `carma_tracer`, so that neither its modules nor this folder hide the script's
 own; then drops privileges and hands over to `script`.
@@ -9,6 +11,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any, Callable
 
 STARTED = time.monotonic()
 FOLDER = Path(__file__).absolute().parent
@@ -48,33 +51,63 @@ def main() -> None:
     global __package__
     __package__ = "carma_tracer"
     from .answering import Answer, Clock
-    from .command import Options
-    from .confine import confine, show_to_python
+    from .command import WARM, Options
+    from .confine import confine, limit
     from .scratch import Tree
 
-    options = Options.loads(sys.argv[1])
-    os.environ.update(ASKED)
-    os.environ.update(options.env)
-    made_up = (f"GPU-{n:08x}-0000-0000-0000-000000000000" for n in range(options.gpus))
-    show_to_python(GPUS, os.environ.get(GPUS) or ",".join(made_up))
-    clock = Clock(STARTED)
-    answer = Answer(clock, options)
+    def begin(options: Options, began: float, leave: Callable[[], None] = lambda: None) -> Answer:
+        """`began`: when the time began to count."""
+        set_environment(options)
+        limit(options.host_memory_mib, options.longest_s + CPU_S)
+        answer = Answer(Clock(began), options, leave)
+        answer.before_the_deadline()
+        answer.clock.install()
+        return answer
+
+    first, *words = sys.argv[1:]
+    options = Options.loads(words.pop(0) if first == WARM else first)
+    if first == WARM:
+        from .warm import Warm
+
+        warm = Warm()
+        set_environment(options)
+        Tree().install()
+        confine()
+        from .script import Trace, run
+
+        trace = Trace(options.gpu, options.gpus)
+        order = warm.serve(trace.recorder)
+        options = Options.loads(order.words[0])
+        run(order.words[1:], options, begin(options, order.began, warm.note_modules), trace)
     Tree().install()
-    confine(options.host_memory_mib, options.longest_s + CPU_S)
-    answer.before_the_deadline()
-    clock.install()
+    confine()
+    answer = begin(options, STARTED)
     try:
         import torch  # noqa: F401
     except ImportError as error:
         from .blame import missing_torch
 
-        how = missing_torch(sys.argv[2]) if error.name == "torch" else ""
+        how = missing_torch(words[0]) if error.name == "torch" else ""
         if how:
             answer.crash(how)
         answer.refuse(f"its Python cannot import torch: {error}")
-    from .script import run
+    from .fakecuda import Unfit
+    from .script import Trace, run
 
-    run(sys.argv[2:], options, answer)
+    try:
+        trace = Trace(options.gpu, options.gpus)
+    except Unfit as error:
+        answer.refuse(str(error))
+    run(words, options, answer, trace)
+
+
+def set_environment(options: Any) -> None:
+    from .confine import show_to_python
+
+    os.environ.update(ASKED)
+    os.environ.update(options.env)
+    made_up = (f"GPU-{n:08x}-0000-0000-0000-000000000000" for n in range(options.gpus))
+    show_to_python(GPUS, os.environ.get(GPUS) or ",".join(made_up))
 
 
 main()

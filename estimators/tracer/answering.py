@@ -18,7 +18,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, NoReturn
+from typing import Any, Callable, NoReturn
 
 from .command import Options
 from .report import Report, refusal
@@ -110,8 +110,12 @@ class Clock:
 
 
 class Answer:
-    def __init__(self, clock: Clock, options: Options) -> None:
+    def __init__(
+        self, clock: Clock, options: Options, leave: Callable[[], None] = lambda: None
+    ) -> None:
+        """`leave`: called in a process of the script's that has an answer."""
         self.clock = clock
+        self._note_end = leave
         self.steps = 0  # that the script has taken so far
         self._within_s = options.within_s
         self._longest_s = options.longest_s - SPARE_S
@@ -154,6 +158,7 @@ class Answer:
             os._exit(0)
         self._lock.acquire()  # never released: only the first answer counts
         if self._is_attempt:
+            self._note_end()
             text = heading(self.clock.own_s, stop) + text
         while text:
             text = text[os.write(self._fd, text) :]

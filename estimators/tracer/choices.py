@@ -6,7 +6,9 @@ it stops then, `attempts` runs it again with the other answer at one of the plac
 
 from __future__ import annotations
 
+import os
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -14,9 +16,10 @@ from typing import Any
 
 import torch
 
-from .made_up import is_only_printed
+from .made_up import is_loop, is_only_printed, wanted
 
-_BETWEEN = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+TURNS = 4  # of the first loop whose condition is such a value
+_BETWEEN = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__file__))
 
 
 @dataclass(frozen=True)
@@ -33,15 +36,24 @@ class Choices:
         self.plan = Plan()
         # Places whose answers may have decided something, the latest last; whether it was a number.
         self.asked: dict[str, bool] = {}
+        self._turns: Counter[str] = Counter()  # of loops with the other answer
 
     def choose(self, usual: Any, other: Any) -> Any:
         """The answer at this place of the program."""
         place = _place()
         known = self.asked.pop(place, None)
         is_number = known or type(usual) is not bool
+        if type(usual) is bool and (holds := wanted(place)) is not None:
+            usual, other = holds, not holds
         if known is not None or not is_only_printed():
             self.asked[place] = is_number
-        return other if place in self.plan.flipped else usual
+        if place not in self.plan.flipped:
+            return usual
+        if is_loop(place):  # it shall end: the first after some turns, others after one
+            self._turns[place] += 1
+            turns = self._turns[place] <= TURNS or self._turns[place] % 2
+            return other if turns else usual
+        return other
 
 
 def _place() -> str:

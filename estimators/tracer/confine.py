@@ -84,9 +84,8 @@ def show_to_python(name: str, value: str) -> None:
     view._data[view.encodekey(name)] = view.encodevalue(value)
 
 
-def confine(host_memory_mib: int, cpu_s: float) -> bool:
-    """Drop what a trace does not need; call this before there are threads. False if only the
-    audit hook is available."""
+def limit(host_memory_mib: int, cpu_s: float) -> None:
+    """Bound what this process may use, whatever an outer limit leaves it, for good."""
     limits = (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, FILE_BYTES),
@@ -97,9 +96,16 @@ def confine(host_memory_mib: int, cpu_s: float) -> bool:
         hard = resource.getrlimit(which)[1]
         if hard == resource.RLIM_INFINITY or most < hard:
             resource.setrlimit(which, (most, most))
+    tasks = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    resource.setrlimit(resource.RLIMIT_NPROC, (tasks, tasks))
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # one each for what it writes
     os.nice(NICE)
+
+
+def confine() -> bool:
+    """Drop what a trace does not need; call this before there are threads. False if only the
+    audit hook is available."""
     if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 and _landlock() and _seccomp():
         return True
     sys.addaudithook(_refuse)
@@ -194,13 +200,16 @@ _PROGRAMS = frozenset(("subprocess.Popen", "os.system", "os.exec", "os.posix_spa
 _OPENED = ("/dev/null", "/proc/self/fd/")  # the second are the files that `scratch` keeps
 
 
+_OPENERS = (Tree.open.__code__, Tree.open_raw.__code__)
+
+
 def _refuse(event: str, args: Any) -> None:
     """An audit hook (PEP 578)."""
     if event == "open":
         path, mode, flags = args
         if isinstance(path, int) or not (flags or 0) & WRITES:
             return
-        if mode is not None and sys._getframe(1).f_code is Tree.open.__code__:
+        if mode is not None and sys._getframe(1).f_code in _OPENERS:
             return  # it has os.open do it, which is asked here as well
         if not os.fsdecode(path).startswith(_OPENED):
             raise PermissionError(1, "a traced script writes no files", path)

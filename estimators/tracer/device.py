@@ -283,11 +283,12 @@ def _raiser(recorder: Recorder) -> Callable[[int], None]:
 
 def within_memory(report: Report, recorder: Recorder) -> Report:
     """A GPU that was full once: the allocator gave its cache back before it failed."""
-    above = report.reserved - int(min(recorder.memory, report.reserved))
-    if FULL not in recorder.notes or above <= 0:
+    if FULL not in recorder.notes or report.most <= recorder.memory:
         return report
+    memory = int(recorder.memory)
+    above = max(0, report.reserved - memory)
     parts = {**report.parts, "cached": report.parts["cached"] - above}
-    return replace(report, reserved=report.reserved - above, parts=parts)
+    return replace(report, reserved=report.reserved - above, most=memory, parts=parts)
 
 
 def _stack(frame: FrameType | None) -> Iterator[CodeType]:

@@ -19,7 +19,7 @@ from .allocator import Allocator, Options
 from .convolution import Conv
 from .modules import Attribution, pattern
 from .recording import Recorder
-from .replay import Replay, figures, options_here
+from .replay import Replay, Replays, figures, options_here
 from .report import Explanation, Held, Moment, Remedy, Report
 
 MOST_HELD = 12  # of modules, and of lines
@@ -38,12 +38,12 @@ _MULTIPLIES = re.compile(r"Linear|Conv|Attention|LSTM|GRU")
 class _Filmed(Replay):
     """Keeps the fullest moment of each of POINTS stretches of events."""
 
-    def __init__(self, recorder: Recorder, chosen: Options) -> None:
+    def __init__(self, recorder: Recorder, chosen: Options, layout: int) -> None:
         super().__init__(
             recorder.convs,
             recorder.kinds,
             recorder.benchmark,
-            Allocator(chosen),
+            Allocator(chosen, layout=layout),
             recorder.memory,
         )
         events = recorder.events
@@ -78,9 +78,11 @@ class _Filmed(Replay):
 def with_explanation(report: Report, recorder: Recorder, attribution: Attribution) -> Report:
     """The report on what `recorder` saw, with an explanation."""
     chosen, _ = options_here()
-    film = _Filmed(recorder, chosen)
+    replays = Replays(recorder)
+    replays.follow()
+    film = _Filmed(recorder, chosen, replays.layout)
     modules, lines = _holders(recorder, attribution, film.peak)
-    help = remedies(recorder, attribution, chosen, report)
+    help = remedies(recorder, attribution, chosen, replays.layout, report)
     return replace(report, explanation=Explanation(modules, lines, help, tuple(film.moments)))
 
 
@@ -128,10 +130,10 @@ def _largest(found: Iterable[Held]) -> tuple[Held, ...]:
 
 
 def remedies(
-    recorder: Recorder, attribution: Attribution, chosen: Options, report: Report
+    recorder: Recorder, attribution: Attribution, chosen: Options, layout: int, report: Report
 ) -> tuple[Remedy, ...]:
     """Those that free at least WORTH, the best first."""
-    case = _Case(recorder, attribution, chosen)
+    case = _Case(recorder, attribution, chosen, layout)
     found = []
     for what, exact, reserved in case.all(report.batch):
         saved = report.reserved - reserved
@@ -141,13 +143,15 @@ def remedies(
 
 
 class _Case:
-    def __init__(self, recorder: Recorder, attribution: Attribution, chosen: Options) -> None:
+    def __init__(
+        self, recorder: Recorder, attribution: Attribution, chosen: Options, layout: int
+    ) -> None:
         self._events: Events = recorder.events
         self._convs: list[Conv] = recorder.convs
         self._kinds, self._benchmark = recorder.kinds, recorder.benchmark
         self._memory = recorder.memory
         self._modules, self._origins = attribution.modules, attribution.origins
-        self._chosen = chosen
+        self._chosen, self._layout = chosen, layout
 
     def all(self, batch: int) -> Iterator[tuple[str, bool, int]]:
         """What to do, whether its figure is exact, and the bytes reserved then."""
@@ -178,6 +182,7 @@ class _Case:
             self._benchmark,
             chosen or self._chosen,
             self._memory,
+            self._layout,
         ).reserved
 
     def _resize(self, size: Callable[[int, int], int]) -> Events:

@@ -31,7 +31,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import substitutes
+from . import mpi, substitutes, triton_kernels
 from .scratch import path_for_kernel
 
 DYNAMO = "torch._dynamo"
@@ -196,6 +196,9 @@ def _torchvision(module: Any) -> None:
 
 
 _PATCHES: dict[str, Callable[[Any], None]] = {
+    "triton.runtime.autotuner": triton_kernels.leave_out,
+    "triton.runtime.driver": triton_kernels.drive,
+    "triton.runtime.jit": triton_kernels.leave_out,
     "torchvision.extension": _torchvision,
     "filelock._unix": _locks,
     "pyarrow": _arrow,
@@ -211,8 +214,23 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
 }
 
 
+_STAND_INS: dict[str, Callable[[Any], None]] = {"mpi4py.MPI": mpi.fill}
+
+
+class _Loader(importlib.abc.Loader):
+    """Of a module that is filled by us."""
+
+    def create_module(self, spec: Any) -> None:
+        return None
+
+    def exec_module(self, module: Any) -> None:
+        _STAND_INS[module.__name__](module)
+
+
 class _PatchFinder(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name in _STAND_INS:
+            return importlib.machinery.ModuleSpec(name, _Loader())
         patch = _PATCHES.get(name)
         spec = importlib.machinery.PathFinder.find_spec(name, path, target) if patch else None
         if patch is None or spec is None or spec.loader is None:

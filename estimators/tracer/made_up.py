@@ -2,8 +2,8 @@
 differently.
 
 It may turn to the world outside of its process (`watch`): programs that it starts can write
-nothing, workers do not answer, and there are no sockets. It may go on without them, and fail later
-for a reason that no longer shows.
+nothing, and what a forked process writes, only that sees. The network answers nobody (`sockets`).
+It may go on without them, and fail later for a reason that no longer shows.
 
 A value that is only printed decides nothing that comes later (`is_only_printed`). Only plain
 statements count, such as `print(f"loss {loss.item():.3f}")`: the call of `print`, of a logger or a
@@ -16,14 +16,16 @@ import ast
 import functools
 import linecache
 import logging
+import mmap
+import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, Callable
 
+from . import scratch
 from .answering import is_own
 
 _LOGS = frozenset(("debug", "info", "warning", "error"))
@@ -77,12 +79,39 @@ def _value_of(name: str, frame: FrameType) -> Any:
 @functools.lru_cache(maxsize=None)
 def _calls(path: str, line: int) -> list[ast.Call | None]:
     """Of each statement at this line, the call that may only print; None if it may do more."""
+    return [_call(one) for one in _statements(path) if one.lineno <= line <= _end(one)]
+
+
+def wanted(place: str) -> bool | None:
+    """What a truth value has to be for the assertion that reads it at this line
+    (`/home/ann/train.py:12`) to hold; None if there is no assertion."""
+    statement = _statement(place)
+    if not isinstance(statement, ast.Assert):
+        return None
+    test = statement.test
+    return not (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not))
+
+
+def is_loop(place: str) -> bool:
+    """Whether the line is the head of a `while`."""
+    return isinstance(_statement(place), ast.While)
+
+
+@functools.lru_cache(maxsize=None)
+def _statement(place: str) -> ast.stmt | None:
+    """The innermost one at the line."""
+    path, _, line = place.rpartition(":")
+    found = [one for one in _statements(path) if one.lineno <= int(line) <= _end(one)]
+    return max(found, key=lambda one: one.lineno, default=None)
+
+
+@functools.lru_cache(maxsize=None)
+def _statements(path: str) -> list[ast.stmt]:
     try:
         tree = ast.parse("".join(linecache.getlines(path)))
     except (SyntaxError, ValueError):
         return []
-    statements = (node for node in ast.walk(tree) if isinstance(node, ast.stmt))
-    return [_call(one) for one in statements if one.lineno <= line <= _end(one)]
+    return [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
 
 
 def _end(statement: ast.stmt) -> int:
@@ -112,34 +141,62 @@ def _is_harmless(node: ast.AST) -> bool:
     return isinstance(node, _PARTS)
 
 
-def watch(notice: Callable[[], None]) -> None:
-    """Call `notice` each time. Programs that libraries start, to ask the machine something, do not
-    count."""
+class Deceit:
+    """Whether the script got something that a real run would not give it, and that it did not only
+    print; it itself, or a process that it has forked."""
+
+    def __init__(self) -> None:
+        self._here = False
+        self._forked: mmap.mmap | None = None  # a byte that they share
+
+    def __bool__(self) -> bool:
+        return self._here or (self._forked is not None and self._forked[0] == 1)
+
+    def notice(self) -> None:
+        if not is_only_printed():
+            self._here = True
+            if self._forked is not None:
+                self._forked[0] = 1
+
+    def share(self) -> None:
+        """Call this before a fork."""
+        self._forked = self._forked or mmap.mmap(-1, 1)
+
+
+def watch(deceit: Deceit) -> None:
+    """Programs that libraries start, to ask the machine something, do not count. A forked process
+    does what it would do in a real run, unless it changes a file: that, only it itself sees."""
 
     def noticing(function: Callable[..., Any], by_anyone: bool) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if by_anyone or _is_called_by_script(sys._getframe(1)):
                 if any(map(_only_looks, args)):
-                    return _call_with_notice(function, notice, args, kwargs)
-                notice()
+                    return _call_with_notice(function, deceit.notice, args, kwargs)
+                deceit.notice()
             return function(*args, **kwargs)
 
         return call
 
     for name in ("system", "popen", "posix_spawn", "posix_spawnp"):
         setattr(os, name, noticing(getattr(os, name), by_anyone=False))
-    for name in ("fork", "forkpty"):
-        setattr(os, name, noticing(getattr(os, name), by_anyone=True))
+    fork, start = os.fork, BaseProcess.start
+
+    def fork_and_share() -> int:
+        deceit.share()
+        if (process := fork()) == 0:
+            scratch.when_changed(deceit.notice)
+        return process
+
+    def start_process(self: BaseProcess) -> None:
+        method = getattr(self, "_start_method", None) or multiprocessing.get_start_method()
+        if method != "fork":
+            deceit.notice()  # a program, by which the tracer is not inherited
+        start(self)
+
+    os.fork = fork_and_share
+    BaseProcess.start = start_process  # type: ignore[method-assign]
+    os.forkpty = noticing(os.forkpty, by_anyone=True)
     subprocess.Popen.__init__ = noticing(subprocess.Popen.__init__, False)  # type: ignore[method-assign]
-    BaseProcess.start = noticing(BaseProcess.start, True)  # type: ignore[method-assign]
-    make = socket.socket.__init__
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if len(args) < 4 and kwargs.get("fileno") is None:  # not one of a pair that exists
-            notice()
-        make(self, *args, **kwargs)
-
-    socket.socket.__init__ = init  # type: ignore[method-assign]
 
 
 def _only_looks(command: Any) -> bool:

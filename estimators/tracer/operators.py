@@ -46,6 +46,9 @@ KNOWN = frozenset(
         aten.index_put.default,
         aten._index_put_impl_.default,
         aten.masked_select.default,
+        *(aten._unique2.default, aten.unique_dim.default, aten.unique_consecutive.default),
+        *(aten._to_copy.default, aten.mm.default, aten.addmm.default),  # of sparse ones
+        *(aten._to_dense.default, aten._coalesce.default),
     )
 )
 # How outputs come by their storages, as `kind_of` says.

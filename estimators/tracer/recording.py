@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import fakecuda, substitutes
 from .choices import Choices
 from .convolution import Conv
-from .made_up import is_only_printed
+from .made_up import Deceit
 from .operators import (
     GEMMS,
     KINDS,
@@ -112,7 +112,8 @@ class Recorder(TorchDispatchMode):
         self.kinds: Dict[int, str] = {}
         self.notes: List[str] = []
         self.phase = "training"
-        self.benchmark = self.skipped = self.deceived = False
+        self.benchmark = self.skipped = False
+        self.deceived = Deceit()
         self.choices = Choices()
         self.failed: Optional[Exception] = None
         self.refused: Optional[Exception] = None
@@ -168,11 +169,11 @@ class Recorder(TorchDispatchMode):
 
     def deceive(self) -> None:
         """Call this when the program gets something that a real run would not."""
-        self.deceived = self.deceived or not is_only_printed()
+        self.deceived.notice()
 
     @property
     def made_up(self) -> bool:
-        return self.deceived or self.skipped or bool(self.choices.asked)
+        return bool(self.deceived or self.skipped or self.choices.asked)
 
     def forget_peak(self) -> None:
         self.peak = self.live

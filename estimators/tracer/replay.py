@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from .recording import Recorder
 
 
+LAYOUTS = range(5)  # of the allocator's segments, in which a recording is replayed
+
+
 @dataclass(frozen=True)
 class Figures:
     """In bytes, as in `Report`."""
@@ -38,20 +41,16 @@ def options_here() -> tuple[Options, tuple[str, ...]]:
 
 def replay(recorder: Recorder, layers: Layers, steps: int, seconds: float) -> Report:
     """The report on what `recorder` saw, under the allocator's options of this process."""
-    run = begin(recorder)
-    run.follow(recorder.events, len(recorder.events))
-    return report(run, recorder, layers, steps, seconds)
+    replays = Replays(recorder)
+    replays.follow()
+    return report(replays, recorder, layers, steps, seconds)
 
 
-def begin(recorder: Recorder) -> Replay:
-    """The allocator as it is before the recorder's first event."""
-    allocator = Allocator(options_here()[0])
-    return Replay(recorder.convs, recorder.kinds, recorder.benchmark, allocator, recorder.memory)
-
-
-def report(run: Replay, recorder: Recorder, layers: Layers, steps: int, seconds: float) -> Report:
+def report(
+    replays: Replays, recorder: Recorder, layers: Layers, steps: int, seconds: float
+) -> Report:
     _, notes = options_here()
-    found = run.figures()
+    found = replays.typical
     if found.autotune:
         notes = (*notes, f"cudnn.benchmark may take {found.autotune >> 20} MiB more for a moment")
     return Report(
@@ -59,6 +58,7 @@ def report(run: Replay, recorder: Recorder, layers: Layers, steps: int, seconds:
         steps=steps,
         floor=found.floor,
         reserved=found.reserved,
+        most=replays.most,
         parts=found.parts,
         autotune=found.autotune,
         faketensor=found.faketensor,
@@ -76,10 +76,11 @@ def figures(
     benchmark: bool = False,
     chosen: Options = DEFAULTS,
     memory: float = inf,
+    layout: int = 0,
 ) -> Figures:
     """Replays (what, how) as `Recorder.events` describes them; `benchmark` is cudnn.benchmark's,
     `memory` the GPU's, in bytes."""
-    run = Replay(convs, kinds, benchmark, Allocator(chosen), memory)
+    run = Replay(convs, kinds, benchmark, Allocator(chosen, layout=layout), memory)
     for what, how in events:
         run.take(what, how)
     return run.figures()
@@ -110,16 +111,8 @@ class Replay:
         self._searched = 0  # most that was reserved during a search for an algorithm
         self._at_peak = dict(self.parts)
         self.phases = {"training": 0}  # the most in use in each
-        self._phase = "training"
+        self.phase = "training"
         self._most_in_phase = 0
-        self._taken = 0  # events
-
-    def follow(self, events: Sequence[tuple[Any, Any]], end: int) -> None:
-        """Take the events up to `end` that were not taken yet."""
-        for at in range(self._taken, end):
-            self.take(*events[at])
-        self._taken = max(self._taken, end)
-        self._end_phase(self._phase)
 
     def take(self, what: Any, how: Any) -> None:
         if what == "conv":
@@ -131,7 +124,7 @@ class Replay:
         elif what == "mark":
             self._mark(how)
         elif what == "phase":
-            self._end_phase(how)
+            self.begin_phase(how)
         elif what in ("enter", "exit"):
             pass
         elif how >= 0:
@@ -161,10 +154,10 @@ class Replay:
             self.most_in_use = self.in_use
             self._at_peak = dict(self.parts)
 
-    def _end_phase(self, following: str) -> None:
-        most = max(self.phases.get(self._phase, 0), self._most_in_phase)
-        self.phases[self._phase] = most
-        self._phase, self._most_in_phase = following, self.in_use
+    def begin_phase(self, following: str) -> None:
+        most = max(self.phases.get(self.phase, 0), self._most_in_phase)
+        self.phases[self.phase] = most
+        self.phase, self._most_in_phase = following, self.in_use
 
     def _release(self, name: Any) -> None:
         self.allocator.release(name)
@@ -196,3 +189,52 @@ class Replay:
             self._faketensor = self._floor
         if name in ("optimizer", "stepped"):  # what its step takes for a while is the optimizer's
             self._rest = "optimizer" if name == "optimizer" else "activations"
+
+
+class Replays:
+    """Of what a recorder sees, in all LAYOUTS, under the allocator's options of this process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        chosen, _ = options_here()
+        self._events = recorder.events
+        self._every = [
+            Replay(
+                recorder.convs,
+                recorder.kinds,
+                recorder.benchmark,
+                Allocator(chosen, layout=layout),
+                recorder.memory,
+            )
+            for layout in LAYOUTS
+        ]
+        self._taken = 0  # events
+
+    def follow(self) -> None:
+        """Take the events that have come since the last time."""
+        new = self._events[self._taken :]
+        self._taken += len(new)
+        for one in self._every:
+            for what, how in new:
+                one.take(what, how)
+
+    @property
+    def layout(self) -> int:
+        """The one with the median of what is reserved, which is what to expect."""
+        ranked = sorted(LAYOUTS, key=lambda one: self._every[one].figures().reserved)
+        return ranked[len(ranked) // 2]
+
+    @property
+    def typical(self) -> Figures:
+        return self._every[self.layout].figures()
+
+    @property
+    def most(self) -> int:
+        """Bytes reserved in the worst layout."""
+        return max(one.figures().reserved for one in self._every)
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """The most bytes in use in each phase until now: equal in all layouts."""
+        one = self._every[0]
+        one.begin_phase(one.phase)
+        return one.phases

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ LONGER = "`carma estimate --within SECONDS` waits longer"
 MOST_HOLDERS, MOST_MOMENTS = 64, 1024
 MOST_LETTERS = 300
 MOST_BYTES = 1 << 60
+CONTEXT_MIB = 544  # as in carmad.config, which the job's Python may not have; a test compares them
+_UNITS = {"M": 1 << 20, "MB": 10**6, "MIB": 1 << 20, "G": 1 << 30, "GB": 10**9, "GIB": 1 << 30}
 PHASES = ("evaluation", "saving")  # that most scripts have, besides training
 MOST_PHASES = 8
 TIME_UP = "the time for it was up"
@@ -141,6 +144,7 @@ class Report:
     steps: int  # optimizer steps seen; fewer than 2 when the script ended by itself
     floor: int  # most bytes that were live at once
     reserved: int  # most that the caching allocator held, workspaces included
+    most: int  # the same, where its segments lie in the worst way of those that were tried
     parts: dict[str, int]  # of `reserved`, by PARTS, when most of it was in use
     autotune: int  # what cudnn.benchmark may take above `reserved`, earlier; 0 when it is off
     faketensor: int  # most live bytes by the first backward's end: the paper's FakeTensor reading
@@ -153,13 +157,28 @@ class Report:
 
     @property
     def safe(self) -> int:
-        """Bytes for the allocator that should be free: 5 % and 384 MiB above the expected value, or
-        what cudnn.benchmark takes if that is more, since it is done before the peak. Few of the
-        timm runs exceed it; `lab/memory/timm.py` shows how many do."""
-        return self.reserved + max(self.reserved // 20 + (384 << 20), self.autotune)
+        """Bytes for the allocator that should be free: 4 % and 300 MiB above the expected value, or
+        what cudnn.benchmark takes if that is more, since it is done before the peak, or what the
+        worst layout takes. Few of the timm runs exceed it; `lab/memory/timm.py` shows how many."""
+        margin = max(self.reserved // 25 + (300 << 20), self.autotune)
+        return max(self.reserved + margin, self.most)
+
+    def fits(self, memory: str, context_mib: int = CONTEXT_MIB) -> bool:
+        """Whether a GPU with so much memory has room for `safe` bytes, and `context_mib` for CUDA
+        and its libraries. `memory`: "24GB" is 24·10⁹ bytes, "24G" and "24GiB" are 24·2³⁰. Raises
+        ValueError if it is not a size."""
+        return self.safe + (context_mib << 20) <= _bytes(memory)
 
     def dumps(self) -> bytes:
         return json.dumps(asdict(self)).encode()
+
+
+def _bytes(size: str) -> int:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", size)
+    unit = _UNITS.get(found[2].upper()) if found else None
+    if found is None or unit is None:
+        raise ValueError(f"{size!r} is not a size: write 24GB or 24GiB")
+    return int(float(found[1]) * unit)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from . import device
 from .answering import Answer, Stop
 from .loaders import Loaders
 from .recording import Recorder
-from .replay import Replay
+from .replay import Replays
 from .report import PHASES, TIME_UP, Report, Rest
 
 TRAINING, EVALUATION, LARGEST = "training", "evaluation", "largest batch"
@@ -102,7 +102,7 @@ class Ending:
         known = self._asked if self.begun else ()
         return {place: is_number for place, is_number in asked.items() if place not in known}
 
-    def begin(self, report: Report, run: Replay) -> None:
+    def begin(self, report: Report, run: Replays) -> None:
         """`report`: of the two steps; `run` has taken their events."""
         unseen = Rest({TRAINING: run.phases[TRAINING]}, TIME_UP)
         self._report, self._run = report, run
@@ -138,13 +138,14 @@ class Ending:
         self._lock.acquire()  # never released
         assert self._report is not None
         recorder, run = self._recorder, self._run
-        run.follow(recorder.events, len(recorder.events))
-        found = run.figures()
+        run.follow()
+        found = run.typical
         phases = {name: most for name, most in run.phases.items() if most}
         report = replace(
             self._report,
             floor=found.floor,
             reserved=found.reserved,
+            most=run.most,
             parts=found.parts,
             notes=tuple(dict.fromkeys((*self._report.notes, *recorder.notes))),
             seconds=self._answer.clock.seconds,

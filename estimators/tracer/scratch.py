@@ -24,7 +24,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 KEPT_BYTES = 2 * 2**30  # with this much in its files, none is opened for writing any more
 COPIED_BYTES = 64 * 2**20  # the largest existing file that may be opened to be changed in place
@@ -34,9 +34,15 @@ _TEMPORARY = getattr(os, "O_TMPFILE", 0) & ~os.O_DIRECTORY
 _REAL = ("/dev/", "/proc/")  # devices, and the memory files themselves; /dev/shm is not real
 
 _open, _fd_open, _stat, _lstat = builtins.open, os.open, os.stat, os.lstat
+_FileIO = io.FileIO
 _listdir, _scandir, _access, _readlink = os.listdir, os.scandir, os.access, os.readlink
 _chdir, _getcwd, _statvfs = os.chdir, os.getcwd, os.statvfs
 _installed: list[Tree] = []
+
+
+def count_changes() -> int:
+    """How much of the real tree the script has changed for itself."""
+    return sum(tree.count() for tree in _installed)
 
 
 def _error(number: int, path: Any) -> OSError:
@@ -111,6 +117,7 @@ class Tree:
         self._links: dict[str, str] = {}  # path → target, as written
         self._gone: set[str] = set()  # real, and removed by the script
         self._cwd: str | None = None  # where the script went, if that is no real directory
+        self.changed: Callable[[], None] = lambda: None  # called when something is
 
     def install(self) -> None:
         """Put its methods in the place of functions of `os`."""
@@ -131,10 +138,15 @@ class Tree:
                 if hasattr(place, name):
                     setattr(place, name, function)
         builtins.open = io.open = self.open
+        io.FileIO = _raw_files(self)  # type: ignore[misc]
         if keeper is not None and sys.version_info >= (3, 10):
             keeper.open = self.open
         shutil.__dict__["rmtree"] = self.rmtree
         importlib.reload(tempfile)  # it keeps functions of `os` as well
+
+    def count(self) -> int:
+        """How many files, directories, links and removals it keeps."""
+        return len(self._files) + len(self._directories) + len(self._links) + len(self._gone)
 
     # ---- paths
 
@@ -295,6 +307,12 @@ class Tree:
             kwargs["opener"] = self.open_fd
         return _open(file, mode, *args, **kwargs)
 
+    def open_raw(self, file: Any, path: Any, mode: str, closefd: bool, opener: Any) -> None:
+        """`io.FileIO`."""
+        if not isinstance(path, int) and opener is None:
+            opener = self.open_fd
+        _FileIO.__init__(file, path, mode, closefd, opener)
+
     def open_fd(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: Any = None) -> int:
         """`os.open`."""
         own = self._path(path, dir_fd)
@@ -334,6 +352,7 @@ class Tree:
         keeps = there and not flags & os.O_TRUNC
         if keeps and _stat(own).st_size > COPIED_BYTES:
             raise _error(errno.EROFS, path)
+        self.changed()
         fd = os.memfd_create(posixpath.basename(own)[-200:])
         if keeps:
             with _open(own, "rb") as real, _open(fd, "wb", closefd=False) as copy:
@@ -346,10 +365,12 @@ class Tree:
         if own is None or self.exists(own):
             raise _error(errno.EEXIST, path)
         self._needs_parent(own)
+        self.changed()
         self._directories.add(own)
 
     def _forget(self, own: str) -> None:
         """Drop what is at a path and below it."""
+        self.changed()
         for path in [p for p in self._files if own in _upwards(p)]:
             os.close(self._files.pop(path))
         self._directories = {p for p in self._directories if own not in _upwards(p)}
@@ -427,6 +448,7 @@ class Tree:
         if link is None or self.exists(link):
             raise _error(errno.EEXIST, dst)
         self._needs_parent(link)
+        self.changed()
         self._links[link] = os.fsdecode(src)
 
     def leave(self, path: Any, *_: Any, follow_symlinks: bool = True, **__: Any) -> None:
@@ -434,6 +456,26 @@ class Tree:
         own = self._path(path, follow=follow_symlinks)
         if own is not None and not self.exists(own):
             raise _error(errno.ENOENT, path)
+
+
+def _raw_files(tree: Tree) -> Any:
+    """`io.FileIO`, which every file in binary mode that is not buffered is one of."""
+
+    class Kind(type(_FileIO)):  # type: ignore[misc]
+        def __instancecheck__(cls, thing: Any) -> bool:
+            return isinstance(thing, _FileIO)
+
+    class FileIO(_FileIO, metaclass=Kind):
+        def __init__(self, file: Any, mode: str = "r", closefd: bool = True, opener: Any = None):
+            tree.open_raw(self, file, mode, closefd, opener)
+
+    return FileIO
+
+
+def when_changed(call: Callable[[], None]) -> None:
+    """From now on, call this whenever the script changes a file or directory."""
+    for tree in _installed:
+        tree.changed = call
 
 
 def path_for_kernel(path: Any) -> Any:

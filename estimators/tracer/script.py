@@ -41,6 +41,7 @@ from . import (
     libraries,
     made_up,
     ranks,
+    sockets,
     substitutes,
     tensors,
 )
@@ -50,10 +51,9 @@ from .blame import is_of_shortness, own_crash
 from .choices import Plan
 from .command import Options
 from .explanation import with_explanation
-from .fakecuda import Unfit
 from .modules import Attribution, Layers
 from .recording import Recorder
-from .replay import Replay, begin
+from .replay import Replays
 from .replay import report as report_of
 from .report import LONGER, Report
 from .rest import Ending, Phases
@@ -64,7 +64,7 @@ STEPS = 2
 _FIRM = (TypeError, AttributeError, NameError, ImportError, FileNotFoundError)
 ENOUGH = 12
 _OF_SHAPES = re.compile("IndexError: (invalid index of a 0-dim|too many indices for) tensor")
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = f"{Path(torch.__file__).parent}/"
 OTHERS = {"jax": "JAX", "tensorflow": "TensorFlow", "cupy": "CuPy", "paddle": "Paddle"}
 
 SAME = re.compile(r"%%(time|timeit|capture|prun|memit)\b.*")  # the rest of the cell is Python
@@ -74,13 +74,15 @@ MAGIC = re.compile(r"^(\s*)(?:[%!].*|(?:[\w, ]+=\s*)[!%].*|\?.*|[\w.]+\?+\s*)$",
 class Steps:
     """Counts the steps of each optimizer."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self) -> None:
+        self.clock: Clock | None = None
         self._taken: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.by_hand = True  # there has been no optimizer
         make = torch.optim.Optimizer.__init__
 
         def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            clock.works()
+            if self.clock is not None:
+                self.clock.works()
             make(optimizer, *args, **kwargs)
             self._taken[optimizer] = 0
             self.by_hand = False
@@ -102,28 +104,42 @@ class Steps:
 
 
 class Trace:
-    def __init__(self, options: Options, answer: Answer) -> None:
-        self._answer, self._rest_s = answer, options.rest_s
-        self._steps = Steps(answer.clock)
+    """The patched torch, and what is recorded through it once a trial has begun."""
+
+    def __init__(self, gpu: str, gpus: int) -> None:
+        """Raises Unfit."""
+        self._answer: Answer  # this and the next two from `begin` on
+        self.rest: Ending
+        self._rest_s: float
+        self.attribution: Attribution | None = None
+        libraries.declare_torchvision()
+        self._steps = Steps()
         libraries.spare_imports()
         substitutes.give_zeros()
         self.recorder = Recorder()
         self.layers = Layers(self.recorder)
-        device.pretend(self.recorder, options.gpu, options.gpus)
+        device.pretend(self.recorder, gpu, gpus)
         tensors.install(self.recorder)
         ranks.install(self.recorder)
         self._phases = Phases(self.recorder)
         self._phases.install()
-        self.rest = Ending(self.recorder, self._phases, answer, options.rest_s)
-        made_up.watch(self.recorder.deceive)
+        made_up.watch(self.recorder.deceived)
+        sockets.install(self.recorder.deceive)
         kept = checkpoints.Checkpoints(self.recorder)
         kept.install()
         libraries.install({"safetensors.torch": kept.patch_safetensors})
-        self.attribution = Attribution(self.recorder) if options.explain else None
         self._repeats = Repeats(self.recorder, self._before_call, self._after_pass)
         self._repeats.install()
         register_optimizer_step_pre_hook(lambda *_: self.recorder.mark("optimizer"))
         register_optimizer_step_post_hook(self._after_step)
+
+    def begin(self, answer: Answer, explain: bool, rest_s: float) -> None:
+        """`explain`: with where the memory is allocated; `rest_s`: what the rest of the run may
+        take of a processor, even if its two steps took less; 0: the trace ends with them."""
+        self._answer, self._steps.clock = answer, answer.clock
+        self.attribution = Attribution(self.recorder) if explain else None
+        self.rest = Ending(self.recorder, self._phases, answer, rest_s)
+        self._rest_s = rest_s
 
     def _before_call(self, module: Any) -> None:
         self.rest.pause()
@@ -174,11 +190,11 @@ class Trace:
             self._answer.report(report)
         self.rest.begin(report, run)
 
-    def _report(self) -> tuple[Report, Replay]:
+    def _report(self) -> tuple[Report, Replays]:
         recorder = self.recorder
         recorder.benchmark = bool(torch.backends.cudnn.benchmark)
-        run = begin(recorder)
-        run.follow(recorder.events, len(recorder.events))
+        run = Replays(recorder)
+        run.follow()
         seconds = self._answer.clock.seconds
         report = report_of(run, recorder, self.layers, self._steps.rounds, seconds)
         report = device.within_memory(report, recorder)
@@ -203,7 +219,7 @@ class Trace:
             why,
             asked=self.rest.asked,
             skipped=recorder.skipped,
-            deceived=recorder.deceived,
+            deceived=bool(recorder.deceived),
             progress=recorder.operators,
             late=self.rest.begun,
             **fields,
@@ -227,17 +243,16 @@ def _without_torch() -> str:
     return f": it uses {used[0]}, and only PyTorch is traced" if used else ""
 
 
-def run(words: list[str], options: Options, answer: Answer) -> NoReturn:
+def run(words: list[str], options: Options, answer: Answer, trace: Trace) -> NoReturn:
     """`words`: the script or -m or -c, and its arguments."""
+    trace.begin(answer, options.explain, options.rest_s)
     processes = options.processes
-    try:
-        libraries.declare_torchvision()
-        trace = Trace(options, answer)
-        if launching.is_launcher(words):
+    if launching.is_launcher(words):
+        try:
             launched = launching.launch(words)
-            words, processes = launched.words, launched.processes
-    except (Unfit, launching.Unlaunched) as error:
-        answer.refuse(str(error))
+        except launching.Unlaunched as error:
+            answer.refuse(str(error))
+        words, processes = launched.words, launched.processes
     if processes:
         ranks.set_launcher_environment(processes)
     explore(answer, lambda plan: _attempt(words, options, answer, trace, plan))

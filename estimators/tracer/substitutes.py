@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 
-from . import convolution, kernels
+from . import convolution, kernels, sparse
 
 aten = torch.ops.aten
 _installed: List[Any] = []
@@ -218,7 +218,7 @@ def _select_by_mask(recorder: Any, tensor: Any, mask: Any) -> Any:
 
 def _unique(recorder: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     recorder.note("values are taken to be all different")
-    count = tensor.numel()
+    count = recorder.choices.choose(tensor.numel(), min(1, tensor.numel()))
     return (
         recorder.new((count,), tensor.dtype),
         recorder.new(tensor.shape, torch.int64),
@@ -305,6 +305,7 @@ ANSWERS: Dict[Any, Callable[..., Any]] = {
     aten.unique_consecutive.default: _unique,
     aten.repeat_interleave.Tensor: _repeat_interleave,
     **kernels.answer_rms_norm(),
+    **sparse.ANSWERS,
 }
 # Those of them that give other values or shapes where the contents of their operands are known.
 READS = frozenset(

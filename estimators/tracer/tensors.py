@@ -51,6 +51,15 @@ class _OldType(type):
         return isinstance(thing, torch.Tensor) and thing.is_cuda and thing.dtype is cls.dtype
 
 
+def _tensor_on_gpu(cls: Any, *given: Any, **kwargs: Any) -> Any:
+    """`torch.Tensor(…)` follows the default type, but not the default device."""
+    if cls is not torch.Tensor or kwargs:
+        return torch._C.TensorBase.__new__(cls, *given, **kwargs)
+    name = str(torch.get_default_dtype())
+    kind = next(kind for kind, dtype in _TYPES.items() if str(dtype) == name)
+    return getattr(torch.cuda, kind)(*given)
+
+
 def _methods() -> None:
     """Patches methods and factories that access the GPU without the dispatcher."""
     torch.Tensor.pin_memory = lambda self, *_, **__: self
@@ -66,6 +75,7 @@ def _methods() -> None:
             return set_type(kind)
         torch.set_default_dtype(_TYPES[name.rpartition(".")[2]])
         torch.set_default_device("cuda")
+        torch.Tensor.__new__ = _tensor_on_gpu
         return None
 
     torch.set_default_tensor_type = set_default_tensor_type

@@ -84,7 +84,7 @@ class Values:
         ]
         if written:
             if self.result(func, args, kwargs) is None:
-                self._forget(written)
+                self.forget(written)
         elif isinstance(out, FakeTensor) and out.dtype in DISCRETE and out.numel() <= MOST:
             kept = self._kept(out)
             if kept is not None and kept.value is None:  # it is no view of what is known
@@ -128,7 +128,8 @@ class Values:
                 return torch.full(out.shape, by, dtype=out.dtype, device=_CPU)
         return None
 
-    def _forget(self, written: Any) -> None:
+    def forget(self, written: Any) -> None:
+        """Call this for what something else wrote to."""
         for tensor in _tensors(written):
             kept = self._kept(tensor) if isinstance(tensor, FakeTensor) else None
             if kept is not None:

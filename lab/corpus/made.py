@@ -46,23 +46,24 @@ def _picture(path: Path, side: int = 256, mode: str = "RGB") -> None:
     Image.fromarray(pixels).save(path)
 
 
-def mnist(path: Path, folder: str = "MNIST") -> None:
+def mnist(path: Path, folder: str = "MNIST", count: int = 6000) -> None:
     """As torchvision keeps it under its root."""
     raw = path / folder / "raw"
     raw.mkdir(parents=True, exist_ok=True)
-    for name, count in (("train", 6000), ("t10k", 1000)):
-        pixels = _random().integers(0, 256, (count, 28, 28), dtype=np.uint8)
-        labels = np.arange(count, dtype=np.uint8) % CLASSES
+    for name, many in (("train", count), ("t10k", count // 6)):
+        pixels = _random().integers(0, 256, (many, 28, 28), dtype=np.uint8)
+        labels = (np.arange(many) % CLASSES).astype(np.uint8)
         (raw / f"{name}-images-idx3-ubyte").write_bytes(
-            struct.pack(">IIII", 2051, count, 28, 28) + pixels.tobytes()
+            struct.pack(">IIII", 2051, many, 28, 28) + pixels.tobytes()
         )
         (raw / f"{name}-labels-idx1-ubyte").write_bytes(
-            struct.pack(">II", 2049, count) + labels.tobytes()
+            struct.pack(">II", 2049, many) + labels.tobytes()
         )
 
 
-def fashion(path: Path) -> None:
-    mnist(path, "FashionMNIST")
+def whole_mnist(path: Path) -> None:
+    """As many digits as in the real one, for scripts that count on that."""
+    mnist(path, count=60_000)
 
 
 def _cifar(folder: Path, files: dict[str, int], key: bytes, meta: dict[str, Any]) -> None:
@@ -99,7 +100,7 @@ def images(path: Path) -> None:
 
 def pictures(path: Path) -> None:
     """A flat folder."""
-    for i in range(32):
+    for i in range(128):
         _picture(path / f"{i:04}.jpg")
 
 
@@ -299,10 +300,95 @@ def segments(path: Path) -> None:
         (lists / f"{part}.txt").write_text("".join(f"{i:06}\n" for i in range(16)))
 
 
+def shards(path: Path) -> None:
+    """`…train….npy` and `…val….npy` of tokens, as build-nanogpt reads FineWeb."""
+    path.mkdir(parents=True, exist_ok=True)
+    for part in ("train", "val"):
+        np.save(path / f"made_{part}_000000.npy", _random().integers(0, 50257, 600_000, np.uint16))
+
+
+def stories(path: Path) -> None:
+    """`data00.bin` and on of tokens, as llama2.c keeps its stories."""
+    path.mkdir(parents=True, exist_ok=True)
+    for i in range(3):
+        _random().integers(1, 32000, 200_000, dtype=np.uint16).tofile(path / f"data{i:02}.bin")
+
+
+def celeba(path: Path) -> None:
+    """`images` and `list_attr_celeba.txt`, whose rows are of the same few pictures."""
+    pictures(path / "images")
+    signs = ("Black_Hair", "Blond_Hair", "Brown_Hair", "Male", "Young", "Smiling")
+    rows = (
+        f"{i % 32:04}.jpg {' '.join('1' if i >> k & 1 else '-1' for k in range(len(signs)))}"
+        for i in range(2600)
+    )
+    text = "\n".join(("2600", " ".join(signs), *rows))
+    (path / "list_attr_celeba.txt").write_text(text + "\n")
+
+
+def headlines(path: Path) -> None:
+    """Lines of a text, a tab and the number of its class."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{s}\t{i % CLASSES}\n" for i, s in enumerate(_sentences(2000))))
+
+
+def vectors(path: Path) -> None:
+    """Words with 300 numbers each, as GloVe's."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    numbers = " ".join("0.01" for _ in range(300))
+    path.write_text("".join(f"{word} {numbers}\n" for word in ("the", "food", "is", "good")))
+
+
+def blender(path: Path) -> None:
+    """Views of a scene with their cameras, as NeRF's synthetic data; smaller ones."""
+    from PIL import Image
+
+    pose = np.eye(4).tolist()
+    for part in ("train", "val", "test"):
+        (path / part).mkdir(parents=True, exist_ok=True)
+        for i in range(8):
+            pixels = _random().integers(0, 256, (200, 200, 4), dtype=np.uint8)
+            Image.fromarray(pixels).save(path / part / f"r_{i}.png")
+        frames = [
+            {"file_path": f"./{part}/r_{i}", "rotation": 0.1, "transform_matrix": pose}
+            for i in range(8)
+        ]
+        meta = {"camera_angle_x": 0.69, "frames": frames}
+        (path / f"transforms_{part}.json").write_text(json.dumps(meta))
+
+
+def points(path: Path) -> None:
+    """ModelNet40 with normals: ten shapes of a thousand points."""
+    names = [f"thing{i}" for i in range(40)]
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "modelnet40_shape_names.txt").write_text("\n".join(names) + "\n")
+    for part, count in (("train", 48), ("test", 32)):
+        ids = [f"{names[i % 40]}_{part}{i:04}" for i in range(count)]
+        (path / f"modelnet40_{part}.txt").write_text("\n".join(ids) + "\n")
+        for one in ids:
+            folder = path / one.rpartition("_")[0]
+            folder.mkdir(exist_ok=True)
+            np.savetxt(folder / f"{one}.txt", _random().normal(size=(1100, 6)), "%.4f", ",")
+
+
+def chats(path: Path) -> None:
+    """Lines with `conversations`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        for sentence in _sentences(200):
+            rest = dict.fromkeys(("reasoning_content", "tools", "tool_calls"), "")
+            said = [
+                {"role": "user", "content": sentence, **rest},
+                {"role": "assistant", "content": sentence[::-1], **rest},
+            ]
+            file.write(json.dumps({"conversations": said}) + "\n")
+
+
 MAKERS: dict[str, Callable[[Path], None]] = {
     one.__name__: one
     for one in (
-        *(mnist, fashion, cifar10, cifar100, images, pictures, folder, pairs, masks, words, text),
+        *(mnist, whole_mnist, cifar10, cifar100, images, pictures, folder, pairs, masks),
+        *(words, text),
         *(
             names,
             tokens,
@@ -317,5 +403,6 @@ MAKERS: dict[str, Callable[[Path], None]] = {
             coco,
             segments,
         ),
+        *(shards, stories, celeba, headlines, vectors, blender, points, chats),
     )
 }

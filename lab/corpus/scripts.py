@@ -116,6 +116,7 @@ def command(script: Script, cwd: Path, python: str) -> JobSpec:
     """The job that a user would submit, with `python` in place of his own."""
     words = shlex.split(script.run)
     words = [python if word == "python" else word for word in words]
+    words = [f"{word}:{SITE}" if word.startswith("PYTHONPATH=") else word for word in words]
     spec = spec_of(tuple(words), str(cwd), script.gpus)
     binaries = str(Path(python).parent)
     env = {**dict(spec.env), "PYTHONPATH": str(SITE)}

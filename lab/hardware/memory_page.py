@@ -97,8 +97,8 @@ def _accuracies(measured: Sequence[Measured]) -> list[str]:
         "## Estimators",
         f"Absolute errors in GiB on {len(judged)} runs. The constant for context and libraries, "
         f"{constant:.0f} MiB, is the median of {len(tuning)} runs of other models; CARMA's default "
-        f"is {Estimation().context_mib} MiB. `history` is judged on all runs that were repeated "
-        "by stage `loads`.",
+        f"is {Estimation().any_context_mib} MiB. `history` is judged on all runs that were "
+        "repeated by stage `loads`.",
         comparison(rows, "GiB", ()),
     ]
 

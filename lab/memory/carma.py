@@ -20,7 +20,7 @@ from lab.memory.carma_tasks import TIMM, build
 from lab.memory.truth import MIB
 
 TASKS = DATA / "carma" / "tasks.csv"
-CONTEXT_MIB = Estimation().context_mib  # nothing here was fitted to it
+CONTEXT_MIB = Estimation().any_context_mib  # nothing here was fitted to it
 NO_ESTIMATE_MIB = 40_000
 THEIRS = ("horus", "faketensor", "gpumemnet")
 

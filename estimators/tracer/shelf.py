@@ -1,0 +1,188 @@
+"""Libraries that a warm tracer has imported for scripts to come, hidden until one imports them.
+
+A script must find the modules that it would find in a new process, no more: it may look into
+`sys.modules`, or have a module of its own under a library's name. So before it begins, all of these
+are taken away. An import finds them again if it would load the very same file, and with it get what
+that module imported when it was loaded (no module can be loaded twice: many register things with
+torch). Their parents know them no longer than `sys.modules` does.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.abc
+import importlib.machinery
+import re
+import sys
+import sysconfig
+from typing import Any, Callable, Iterable, NoReturn
+
+_INSTALLED = re.compile(r"(site|dist)-packages/")
+_STANDARD = sysconfig.get_path("stdlib")
+_OWN = __name__.partition(".")[0]
+
+
+def installed_names() -> list[str]:
+    """The modules of installed packages and of the standard library, in the order of import."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        origin = getattr(getattr(module, "__spec__", None), "origin", None)
+        if not isinstance(origin, str) or name.partition(".")[0] in (_OWN, "__main__"):
+            continue
+        if _INSTALLED.search(origin) or origin.startswith(_STANDARD):
+            found.append(name)
+    return found
+
+
+class Shelf(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self, give_up: Callable[[], NoReturn]) -> None:
+        """What is imported now stays in sight. `give_up`: called where a script would make a
+        library import a module of its own, which has imported another here."""
+        self._give_up = give_up
+        self._base: dict[str, Any] = dict(sys.modules)
+        self._needs: dict[str, set[str]] = {}  # what a module imported, when it was loaded
+        self._refused: set[str] = set()  # names that cannot be imported here
+        self._hidden: dict[str, Any] = {}
+        self._attached: set[str] = set()  # those that were attributes of their parents
+
+    # ---- in the warm process
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Those that are not here yet, and can be."""
+        return [name for name in names if name not in sys.modules and name not in self._refused]
+
+    def fill(self, names: Iterable[str]) -> None:
+        """Import these, and note what they import in turn."""
+        make, load = builtins.__import__, importlib.import_module
+
+        def import_(
+            name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
+        ) -> Any:
+            count = len(sys.modules)
+            module = make(name, globals, locals, fromlist, level)
+            if globals and "__name__" in globals:
+                full = _absolute(name, globals, level)
+                named = (full, *(f"{full}.{each}" for each in fromlist or ()))
+                self._note(globals["__name__"], count, *named)
+            return module
+
+        def import_module(name: str, package: Any = None) -> Any:
+            count = len(sys.modules)
+            module = load(name, package)
+            importer = sys._getframe(1).f_globals.get("__name__")
+            if importer:
+                self._note(importer, count, getattr(module, "__name__", name))
+            return module
+
+        builtins.__import__, importlib.import_module = import_, import_module
+        try:
+            for name in names:
+                try:
+                    load(name)
+                except Exception:  # noqa: BLE001  a library's own: a script may still import it
+                    self._refused.add(name)
+        finally:
+            builtins.__import__, importlib.import_module = make, load
+
+    def _note(self, importer: str, count: int, *names: str) -> None:
+        """`count`: how many modules there were before."""
+        needs = self._needs.setdefault(importer, set())
+        needs.update(name for name in names if name in sys.modules)
+        if len(sys.modules) > count:
+            needs.update(list(sys.modules)[count:])
+
+    # ---- in its children
+
+    def hide(self) -> None:
+        for name, module in list(sys.modules.items()):
+            own = self._base.get(name)
+            if own is not module:
+                self._hidden[name] = module
+                self._detach(name, module)
+                if own is None:
+                    del sys.modules[name]
+                else:
+                    sys.modules[name] = own
+                    self._attach(name, own)
+        if self._hidden:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in self._hidden:
+            return None
+        if not self._is_found(name.partition(".")[0]):
+            return None  # the script has its own
+        family = self._family(name)
+        if not all(map(self._is_found, {each.partition(".")[0] for each in family})):
+            self._give_up()
+        for each in family - {name}:
+            module = self._hidden.pop(each)
+            if sys.modules.get(each) is self._base.get(each):
+                sys.modules[each] = module
+                self._attach(each, module)
+        return importlib.machinery.ModuleSpec(name, self)
+
+    def create_module(self, spec: Any) -> Any:
+        module = self._hidden.pop(spec.name)
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: Any) -> None:
+        module.__spec__ = module.__spec__.loader_state
+
+    def _parent(self, name: str) -> Any:
+        above = name.rpartition(".")[0]
+        return self._hidden.get(above) or sys.modules.get(above)
+
+    def _detach(self, name: str, module: Any) -> None:
+        parent, leaf = self._parent(name), name.rpartition(".")[2]
+        if parent is not None and vars(parent).get(leaf) is module:
+            delattr(parent, leaf)
+            self._attached.add(name)
+
+    def _attach(self, name: str, module: Any) -> None:
+        if name in self._attached:
+            setattr(self._parent(name), name.rpartition(".")[2], module)
+
+    def _family(self, name: str) -> set[str]:
+        """It and what it needs, as far as these are hidden."""
+        found: set[str] = set()
+        queue = [name]
+        while queue:
+            each = queue.pop()
+            if each in found or each not in self._hidden:
+                continue
+            found.add(each)
+            queue += self._needs.get(each, ())
+            queue.append(each.rpartition(".")[0])
+        return found
+
+    def _is_found(self, package: str) -> bool:
+        """Whether an import of this hidden package would load it from the same place."""
+        module = self._hidden.get(package)
+        own: Any = getattr(module, "__spec__", None)
+        if _place(own) is None or own.name != package:  # it was made, not found
+            return True
+        if package in sys.modules:  # the script's own
+            return False
+        for finder in sys.meta_path:
+            if finder is not self and (spec := finder.find_spec(package, None)) is not None:
+                return bool(_place(spec) == _place(own))
+        return False
+
+
+def _place(spec: Any) -> Any:
+    """The file, or the folders of a package without one; None: there is no such place."""
+    origin = getattr(spec, "origin", None)
+    if isinstance(origin, str) and origin.startswith("/"):
+        return origin
+    return list(getattr(spec, "submodule_search_locations", None) or ()) or None
+
+
+def _absolute(name: str, scope: Any, level: int) -> str:
+    if not level:
+        return name
+    package = scope.get("__package__") or scope["__name__"].rpartition(".")[0]
+    base = package.rsplit(".", level - 1)[0]
+    return f"{base}.{name}" if name else base
