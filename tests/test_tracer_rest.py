@@ -233,6 +233,20 @@ def test_safetensors_are_saved_and_loaded(job: Path) -> None:
     assert (seen.rest.end, list(seen.rest.phases)) == ("", ["training", "saving"])
 
 
+@needs("transformers")
+def test_a_model_of_transformers_is_saved(job: Path) -> None:
+    text = """
+        from transformers import BertConfig, BertForMaskedLM  # two of its weights are one
+        sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=99)
+        bert = BertForMaskedLM(BertConfig(intermediate_size=64, **sizes)).cuda()
+        for turn in range(2): step()
+        bert.save_pretrained("bert")
+        """
+    seen = followed(job, loop(text))
+    assert seen.rest is not None
+    assert (seen.rest.end, "saving" in seen.rest.phases) == ("", True)
+
+
 def test_before_two_steps_a_mistake_is_told_as_ever(job: Path) -> None:
     answer = looked(job, written(job, epochs().replace("optimizer.step()", "optimizer.stepp()")))
     assert isinstance(answer, Refusal) and "stepp" in answer.crash

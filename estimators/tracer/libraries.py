@@ -82,6 +82,11 @@ def _generation(module: Any) -> None:
         mixin._beam_search_has_unfinished_sequences = staticmethod(has_unfinished)
 
 
+def _saving(module: Any) -> None:
+    """It finds weights that share memory by its address, and a fake tensor has none."""
+    module.storage_ptr = lambda tensor: tensor.untyped_storage()._cdata
+
+
 def _never_overflow(module: Any) -> None:
     """Every step is taken: overflow depends on the gradients' values, which are unknown."""
     for name in ("DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3", "CheckOverflow"):
@@ -217,6 +222,7 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "tensorboardX.writer": _tensorboard,
     "bitsandbytes.nn.modules": _bitsandbytes,
     "transformers.generation.utils": _generation,
+    "transformers.pytorch_utils": _saving,
     "deepspeed.runtime.utils": _never_overflow,
     "deepspeed.runtime.zero.stage3": _never_overflow,
     "deepspeed.runtime.zero.stage_1_and_2": _never_overflow,
