@@ -3,7 +3,9 @@
 A carmad of its own runs training jobs on three emulated GPUs with the default settings; what its
 API answers is drawn by the command line's own code and saved by rich. As root, `--as ada,grace`
 submits in the names of these users, who must exist and be able to run this Python. `--only` makes
-some alone: `estimate` is a recording that needs PyTorch and no daemon, `demo` one of `carma demo`.
+some alone: `estimate` is a recording that needs PyTorch and no daemon, `demo` one of `carma demo`,
+`scripts` one of estimates of public scripts, with the `--folder` and `--python` of
+`lab.corpus.scripts`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import json
 import os
 import pwd
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,12 @@ LOOK = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOT
 )
 SCRIPT = Path(__file__).parents[1] / "tests/scripts/gpt.py"
 ARGUMENTS = ("--batch_size=12", "--n_layer=12", "--n_head=12", "--n_embd=768", "--block_size=1024")
+PUBLIC = (
+    ("ultralytics+ultralytics", "yolo train model=yolov8n.yaml data=coco/data.yaml imgsz=320"),
+    ("DLR-RM+stable-baselines3", "python readme.py"),
+    ("pytorch+examples/word_language_model", "python main.py --accel"),
+    ("pytorch+examples/distributed/FSDP2", "--gpus 2 torchrun --nproc_per_node=2 example.py"),
+)
 TRAIN = [sys.executable, "-m", "carmad.gpu.emulated_job"]
 
 # name, submit's options, what the job does; who runs it: the first user or the second
@@ -63,7 +70,9 @@ LATER = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--as", dest="users", default=pwd.getpwuid(os.getuid()).pw_name)
-    parser.add_argument("--only", choices=("demo", "jobs", "estimate"))
+    parser.add_argument("--only", choices=("demo", "jobs", "estimate", "scripts"))
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--python", type=Path)
     options = parser.parse_args()
     users = (options.users.split(",") * 2)[:2]
     home = Path(tempfile.mkdtemp(prefix="carma-"))
@@ -73,6 +82,8 @@ def main() -> None:
         of_the_demo(home)
     if options.only in (None, "estimate"):
         of_an_estimate(home)
+    if options.only == "scripts":
+        of_public_scripts(options.folder, options.python)
     if options.only in (None, "jobs"):
         of_jobs(home, users)
     shutil.rmtree(home)
@@ -105,6 +116,16 @@ def of_an_estimate(home: Path) -> None:
         home,
         f"carma estimate {train.replace('768', '770')}",  # 12 heads do not divide it
         f"carma estimate --explain --plot - {train}",
+    )
+
+
+def of_public_scripts(folder: Path, python: Path) -> None:
+    """A recording of `carma estimate` on four scripts, unchanged."""
+    recording(
+        "estimate-scripts",
+        folder,
+        *(f"cd {cwd} && carma estimate {script}" for cwd, script in PUBLIC),
+        python=python,
     )
 
 
@@ -159,12 +180,13 @@ def wait_until(holds: Any, within_s: float) -> None:
         time.sleep(0.5)
 
 
-def recording(name: str, folder: Path, *commands: str) -> None:
+def recording(name: str, folder: Path, *commands: str, python: Path | None = None) -> None:
     """Type the commands one after the other, and show their output at the pace at which it came,
-    but for long waits."""
-    bin = Path(sys.executable).parent
+    but for long waits. `python`: what `python` is there."""
+    bins = [str(found.parent) for found in (python, Path(sys.executable)) if found]
     terminal = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": str(WIDTH)}
-    here = {"PATH": f"{bin}:{os.environ['PATH']}", "CARMA_SOCKET": str(folder / "none")}
+    path = ":".join((*bins, os.environ["PATH"]))
+    places = {"PATH": path, "CARMA_SOCKET": "/nonexistent/carmad.sock"}
     shown, at, played_s = Text(), list[float](), 0.0  # `at`: seconds until each line
     for command in commands:
         shown.append("$ ", "bold green").append(f"{command}\n")
@@ -172,14 +194,17 @@ def recording(name: str, folder: Path, *commands: str) -> None:
         played_s += TYPED_S
         last = time.monotonic()
         made = subprocess.Popen(
-            shlex.split(command),
+            command,
+            shell=True,
             cwd=folder,
-            env={**os.environ, **terminal, **here},
+            env={**os.environ, **terminal, **places},
             stdout=subprocess.PIPE,
             text=True,
         )
         assert made.stdout is not None
         for line in made.stdout:
+            for here in (str(folder), *bins):
+                line = line.replace(f"{here}/", "")
             shown.append(Text.from_ansi(line.rstrip())).append("\n")
             now = time.monotonic()
             played_s += min(now - last, WAIT_S)

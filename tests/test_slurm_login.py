@@ -90,7 +90,7 @@ class Site(User):
         folder = self.folder / name
         folder.mkdir()
         os.chown(folder, known.pw_uid, known.pw_gid)
-        shim = self.folder / "carma"
+        shim = self.folder / "shim"
         shim.write_text(SHIM.format(path=[word for word in sys.path if word]))
         shim.chmod(0o755)
         ids = (f"--reuid={known.pw_uid}", f"--regid={known.pw_gid}", "--clear-groups")

@@ -97,6 +97,7 @@ def of_tracers() -> dict[int, int]:
 
 def spec(folder: Path, *words: str, **env: str) -> JobSpec:
     mine = {name: value for name, value in os.environ.items() if not name.startswith("CARMA_")}
+    mine["PYTHONUNBUFFERED"] = "1"  # a tracer leaves at once: what is in a buffer is not printed
     return a_spec(
         argv=(sys.executable, *words),
         cwd=str(folder),

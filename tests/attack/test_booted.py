@@ -19,11 +19,11 @@ from tests.messages import Target
 from tests.test_metrics_served import free_port, got
 
 TRAIN = """
-    import contextlib, os, socket, sys, tempfile, torch
+    import _socket, contextlib, os, sys, tempfile, torch
     if os.path.exists("/dev/shm/carma-booted"):
         sys.exit("its /dev/shm is everybody's")
     with contextlib.suppress(PermissionError):
-        socket.socket()
+        _socket.socket()
         sys.exit("the tracer could not confine itself")
     model = torch.nn.Linear(1024, 1024).cuda()
     adam = torch.optim.Adam(model.parameters())
@@ -138,7 +138,7 @@ def test_a_look_at_a_script_works_in_the_sandbox_and_is_confined(machine: Machin
     estimates = machine.call("POST", "/v1/estimate", body)["estimates"]
     machine.run("rm", "/tmp/carma-booted.py", "/dev/shm/carma-booted")
     [traced] = [each for each in estimates if each["source"] == "trace"]
-    assert traced["mib"] is not None, traced
+    assert traced["mib"] is not None, traced["why"]
     assert traced["parts"]["parameters"] > 0
     assert "checkpoint" not in machine.run("ls", "/home/ada")
 
