@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Options of sbatch that mean nothing here, each with a value.
 IGNORED = (
-    *(("-A", "--account"), ("-C", "--constraint"), ("-n", "--ntasks")),
+    *(("-A", "--account"), ("-n", "--ntasks")),
     *(("-N", "--nodes"), ("-p", "--partition"), ("-q", "--qos"), ("-w", "--nodelist")),
     *(("-x", "--exclude"), ("--cpus-per-gpu",), ("--mem-per-cpu",), ("--mem-per-gpu",)),
     *(("--ntasks-per-node",), ("--reservation",)),
@@ -95,8 +95,8 @@ def _add_other_forms(sections: dict[str, argparse._ArgumentGroup]) -> None:
         "--gres",
         type=parse.gres,
         dest="gpus",
-        metavar="gpu:N",
-        help="number of GPUs in Slurm's form; a GPU type is ignored",
+        metavar="gpu:[KIND:]N",
+        help="number of GPUs, and perhaps their kind, in Slurm's form",
     )
     sections[HINTS].add_argument(
         "--allreduce",
@@ -356,6 +356,7 @@ def _request(
     return body | {
         "name": options.name or own_name,
         "gpus": _gpus(options),
+        "constraint": _constraint(options),
         "layout": _layout(options),
         "after": _after(options, known),
     }
@@ -370,7 +371,7 @@ def _umask() -> str:
 
 def _gpus(options: argparse.Namespace) -> int:
     """The number of GPUs, from the layout if there is one."""
-    wanted: int | None = options.gpus
+    wanted: int | None = options.gpus[0] if options.gpus else None
     if not options.layout:
         return 1 if wanted is None else wanted
     spread: int = sum(stage.get("replicas", 1) * stage.get("tensor", 1) for stage in options.layout)
@@ -378,6 +379,16 @@ def _gpus(options: argparse.Namespace) -> int:
         hint = f"--gpus {spread}, or leave it out; a stage has a GPU per replica and tensor slice"
         raise Usage(f"--layout needs {spread} GPUs, but --gpus says {wanted}", hint)
     return spread
+
+
+def _constraint(options: argparse.Namespace) -> str | None:
+    """With the kind of GPU in --gpus or --gres."""
+    kind = options.gpus[1] if options.gpus else ""
+    words = [word for word in (options.constraint, kind) if word]
+    if len(words) == 2 and "|" in words[0]:
+        hint = f"write the kind into each alternative of --constraint, such as {kind}&…"
+        raise Usage(f"--gpus {kind}:N does not go with alternatives in --constraint", hint)
+    return "&".join(words) or None
 
 
 def _layout(options: argparse.Namespace) -> dict[str, Any] | None:

@@ -209,12 +209,12 @@ def test_points_in_time() -> None:
 
 
 def test_gpus_are_counted_slurms_way_too() -> None:
-    assert parse.gres("gpu") == 1
-    assert parse.gres("gpu:2") == 2
-    assert parse.gres("gpu:a100:4") == 4
-    assert parse.gpu_count("a100:2") == 2
-    assert parse.gres("gpu:0") == 0
-    for wrong in ("gpu:", "gpu:a100", "shard:2", "gpu:1,shard:2", "gpu:-1", "gpu:1025"):
+    assert parse.gres("gpu") == (1, "")
+    assert parse.gres("gpu:2") == (2, "")
+    assert parse.gres("gpu:a100:4") == (4, "a100")
+    assert parse.gpus_of_kind("a100:2") == (2, "a100")
+    assert parse.gres("gpu:0") == (0, "")
+    for wrong in ("gpu:", "shard:2", "gpu:1,shard:2", "gpu:-1", "gpu:1025"):
         with pytest.raises(ArgumentTypeError):
             parse.gres(wrong)
 
@@ -235,7 +235,7 @@ def test_every_option_arrives(
     file.chmod(0o600)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr("cli.commands.submit.refuse_missing", lambda image: None)
-    words += " -c 8 --mem 32G --container torch"
+    words += " -c 8 --mem 32G --container torch -C a100&40g --on 0,1 --not-on 2"
     told = [
         "--layout",
         "2x forward=20ms weights=4M",
@@ -257,6 +257,9 @@ def test_every_option_arrives(
         "export": {"SLURM_SUBMIT_DIR": str(tmp_path), "A": "b c"},
         "conda_env": "ml",
         "container": "torch",
+        "constraint": "a100&40g",
+        "on": "0,1",
+        "not_on": "2",
         "notify": "end,oom",
         "gpus": 2,
         "memory_mib": 12288,
