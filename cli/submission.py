@@ -164,8 +164,9 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     add(
         "--anyway",
         action="store_true",
-        help="return at once: on a terminal, carma submit otherwise waits for a trial of the"
-        " script's first steps, and asks what to do if the script stops by itself",
+        help="submit it though the program, the script or a folder is missing now, and return at"
+        " once: on a terminal, carma submit otherwise waits for a trial of the script's first"
+        " steps, and asks what to do if the script stops by itself",
     )
     add("--parsable", action="store_true", help="print only the job's id")
     add("-Q", "--quiet", action="store_true", help="print only errors")
@@ -181,8 +182,6 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
 PLACE = ("$0", "${0", "BASH_SOURCE", "__file__")  # in a script: where it is
 MINIMAL_ENV = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "USER")
 HELP_HINT = "see `carma submit --help`"
-NO_IMAGE = 1  # how `podman image exists` ends; otherwise if it cannot tell
-PODMAN_S = 20.0  # the first call of a user's podman prepares its storage
 
 
 def read(
@@ -433,21 +432,3 @@ def _exports(exports: list[str]) -> dict[str, str]:
 def _is_text(word: str) -> bool:
     """False for bytes that are not UTF-8: JSON cannot carry them."""
     return not any("\ud800" <= c <= "\udfff" for c in word)
-
-
-def refuse_missing(image: str) -> None:
-    """Raises Usage if podman is here and says that it does not have the image: the job would find
-    out only when it holds GPUs."""
-    import shutil
-    import subprocess
-
-    podman = shutil.which("podman")
-    if podman is None:
-        return
-    asked = [podman, "--remote=false", "image", "exists", image]
-    try:
-        ran = subprocess.run(asked, capture_output=True, check=False, timeout=PODMAN_S)
-    except subprocess.TimeoutExpired:
-        return
-    if ran.returncode == NO_IMAGE:
-        raise Usage(f"you have no image {image} on this server", f"podman pull {image}")

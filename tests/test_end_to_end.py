@@ -427,7 +427,7 @@ def test_submit_and_wait_answers_with_the_jobs_exit_code(daemon: Carmad) -> None
     assert daemon.carma("submit", "--wait", "true").startswith("Submitted batch job 1")
     daemon.carma("submit", "--wait", "--wrap", "exit 5", rc=5)
     daemon.carma("submit", "--wait", "--wrap", "kill -9 $$", rc=137)
-    daemon.carma("submit", "--wait", "--output", "no/such/log", "true", rc=1)
+    daemon.carma("submit", "--wait", "--anyway", "--output", "no/such/log", "true", rc=1)
     id = daemon.carma("submit", "--parsable", "--wrap", "sleep 0.3; exit 3").strip()
     daemon.carma("wait", id, rc=3)
 
