@@ -135,6 +135,7 @@ class JobOptions:
         "--constraint",
         default=None,
         section=RESOURCES,
+        slurm="--constraint",
         read="constraint",
         metavar="LIST",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9.|&-]{0,127}$",

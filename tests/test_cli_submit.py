@@ -39,7 +39,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What these tests submit is on PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("prog", "python", "a b", "--weird", "-"):
+    for name in ("python", "a b", "--weird", "-"):
         script(folder / name, "#!/bin/sh\n", 0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
@@ -650,8 +650,10 @@ def test_a_wrong_directive_is_shown_with_its_line(
     assert not fake.asked
 
 
-def test_programs_are_no_job_scripts(fake: FakeDaemon, tmp_path: Path) -> None:
-    (tmp_path / "bin/prog").unlink()
+def test_programs_are_no_job_scripts(
+    fake: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")  # without `prog`
     program = script(tmp_path / "prog", "#!/bin/bash\nrun\n", 0o755)
     assert submit([program, "x"]) == 0
     assert fake.body["argv"] == [program, "x"]
