@@ -101,10 +101,23 @@ def _after_the_first() -> Iterator[None]:
         os.close(lock)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """`prog`, which tests submit, is on PATH."""
+    path = tmp_path_factory.mktemp("programs") / "prog"
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    path.parent.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{os.environ['PATH']}:{path.parent}")
+        yield
+
+
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
-    """For `carma` in this test."""
+    """For `carma` in this test, which may submit `python train.py`."""
     monkeypatch.setenv("CARMA_SOCKET", str(tmp_path / "carmad.sock"))
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
     with serving(tmp_path / "carmad.sock") as daemon:
         yield daemon

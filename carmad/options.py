@@ -123,11 +123,50 @@ class JobOptions:
         "--gpus-per-node",
         default=1,
         section=RESOURCES,
-        read="gpu_count",
-        metavar="N",
+        read="gpus_of_kind",
+        metavar="[KIND:]N",
         ge=0,
         le=MAX_GPUS,
-        help="number of GPUs (default 1); 0: the job runs on CPUs alone",
+        help="number of GPUs (default 1), of a kind if one is given, such as a100:2; 0: the job"
+        " runs on CPUs alone",
+    )
+    constraint: str | None = option(
+        "-C",
+        "--constraint",
+        default=None,
+        section=RESOURCES,
+        slurm="--constraint",
+        read="constraint",
+        metavar="LIST",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9.|&-]{0,127}$",
+        show="GPUs with",
+        change=WAITING,
+        help="what the GPUs must be: words of their name and their least size, joined by & (all"
+        " hold) or | (alternatives), such as 'a100&80g' or 'rtx3090|rtx4090'",
+    )
+    on: str | None = option(
+        "--on",
+        default=None,
+        section=RESOURCES,
+        read="numbers",
+        metavar="GPU[,GPU]",
+        pattern=r"^\d{1,4}(,\d{1,4}){0,63}$",
+        memory=False,
+        show="on GPUs",
+        change=WAITING,
+        help="use no other GPUs than these, by their numbers in `carma gpus`",
+    )
+    not_on: str | None = option(
+        "--not-on",
+        default=None,
+        section=RESOURCES,
+        read="numbers",
+        metavar="GPU[,GPU]",
+        pattern=r"^\d{1,4}(,\d{1,4}){0,63}$",
+        memory=False,
+        show="not on GPUs",
+        change=WAITING,
+        help="do not use these GPUs",
     )
     memory_mib: int | None = option(
         "--gpu-mem",

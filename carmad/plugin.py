@@ -7,6 +7,7 @@ from carmad.config import Settings as Settings
 from carmad.core import suspending
 from carmad.core.admission import Demand as Demand
 from carmad.core.admission import idle as idle
+from carmad.core.choice import choice as choice
 from carmad.core.decision import AskAgain as AskAgain
 from carmad.core.decision import Move as Move
 from carmad.core.decision import Placement as Placement

@@ -21,6 +21,7 @@ from carmad.errors import CarmaError
 from carmad.readable import clean_lines
 from cli import client
 from cli.client import resolve
+from cli.missing import refuse_missing
 from cli.submission import build_parser, read, settle_messages
 
 ABOUT = """CARMA queues jobs for this server's GPUs and lets jobs share a GPU where that is safe.
@@ -118,6 +119,7 @@ def submit(words: Words) -> str:
     options, body = _request(words)
     if options.dry_run:
         return what_if(words)
+    refuse_missing(options, body)
     settle_messages(options, body)
     return _answer(client.post("/v1/jobs", body))
 

@@ -123,11 +123,32 @@ def host_memory(text: str) -> int:
 
 
 def gpu_count(text: str) -> int:
-    """N, or Slurm's TYPE:N; the type is ignored, as a server's GPUs are of one type."""
-    number = text.rpartition(":")[2]
-    if not re.fullmatch(_COUNT, number) or int(number) > MAX_GPUS:
+    if not re.fullmatch(_COUNT, text) or int(text) > MAX_GPUS:
         raise ArgumentTypeError(f"{text!r} is not a number of GPUs from 0 to {MAX_GPUS}")
-    return int(number)
+    return int(text)
+
+
+def gpus_of_kind(text: str) -> tuple[int, str]:
+    """N, KIND:N or KIND: how many, and the kind or ""."""
+    kind, colon, number = text.rpartition(":")
+    if not colon and text[:1].isalpha():
+        return 1, constraint(text)
+    return gpu_count(number), constraint(kind) if colon else ""
+
+
+def constraint(text: str) -> str:
+    """Words joined by & or |."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*([&|,][A-Za-z0-9][\w.-]*)*", text, re.ASCII):
+        what = "words of the GPUs' names, or sizes such as 80g, joined by & or |"
+        raise ArgumentTypeError(f"{text!r} is not {what}")
+    return text.replace(",", "&").replace("_", "-")
+
+
+def numbers(text: str) -> str:
+    """N,N…"""
+    if not re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
+        raise ArgumentTypeError(f"{text!r} is no list of GPUs' numbers, such as 0,2")
+    return text
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
@@ -166,12 +187,12 @@ def not_empty(text: str) -> str:
     return text
 
 
-def gres(text: str) -> int:
-    """gpu[:TYPE]:N"""
-    kind, colon, count = text.partition(":")
-    if kind != "gpu" or "," in text:
+def gres(text: str) -> tuple[int, str]:
+    """gpu[:KIND][:N]"""
+    what, colon, rest = text.partition(":")
+    if what != "gpu" or "," in text:
         raise ArgumentTypeError(f"{text!r}: only GPUs can be requested, as in gpu:2")
-    return gpu_count(count if colon else "1")
+    return gpus_of_kind(rest if colon else "1")
 
 
 def param(text: str) -> tuple[str, list[str]]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Options of sbatch that mean nothing here, each with a value.
 IGNORED = (
-    *(("-A", "--account"), ("-C", "--constraint"), ("-n", "--ntasks")),
+    *(("-A", "--account"), ("-n", "--ntasks")),
     *(("-N", "--nodes"), ("-p", "--partition"), ("-q", "--qos"), ("-w", "--nodelist")),
     *(("-x", "--exclude"), ("--cpus-per-gpu",), ("--mem-per-cpu",), ("--mem-per-gpu",)),
     *(("--ntasks-per-node",), ("--reservation",)),
@@ -95,8 +95,8 @@ def _add_other_forms(sections: dict[str, argparse._ArgumentGroup]) -> None:
         "--gres",
         type=parse.gres,
         dest="gpus",
-        metavar="gpu:N",
-        help="number of GPUs in Slurm's form; a GPU type is ignored",
+        metavar="gpu:[KIND:]N",
+        help="number of GPUs, and perhaps their kind, in Slurm's form",
     )
     sections[HINTS].add_argument(
         "--allreduce",
@@ -164,8 +164,9 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     add(
         "--anyway",
         action="store_true",
-        help="return at once: on a terminal, carma submit otherwise waits for a trial of the"
-        " script's first steps, and asks what to do if the script stops by itself",
+        help="submit it though the program, the script or a folder is missing now, and return at"
+        " once: on a terminal, carma submit otherwise waits for a trial of the script's first"
+        " steps, and asks what to do if the script stops by itself",
     )
     add("--parsable", action="store_true", help="print only the job's id")
     add("-Q", "--quiet", action="store_true", help="print only errors")
@@ -181,8 +182,6 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
 PLACE = ("$0", "${0", "BASH_SOURCE", "__file__")  # in a script: where it is
 MINIMAL_ENV = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "USER")
 HELP_HINT = "see `carma submit --help`"
-NO_IMAGE = 1  # how `podman image exists` ends; otherwise if it cannot tell
-PODMAN_S = 20.0  # the first call of a user's podman prepares its storage
 
 
 def read(
@@ -356,6 +355,7 @@ def _request(
     return body | {
         "name": options.name or own_name,
         "gpus": _gpus(options),
+        "constraint": _constraint(options),
         "layout": _layout(options),
         "after": _after(options, known),
     }
@@ -370,7 +370,7 @@ def _umask() -> str:
 
 def _gpus(options: argparse.Namespace) -> int:
     """The number of GPUs, from the layout if there is one."""
-    wanted: int | None = options.gpus
+    wanted: int | None = options.gpus[0] if options.gpus else None
     if not options.layout:
         return 1 if wanted is None else wanted
     spread: int = sum(stage.get("replicas", 1) * stage.get("tensor", 1) for stage in options.layout)
@@ -378,6 +378,16 @@ def _gpus(options: argparse.Namespace) -> int:
         hint = f"--gpus {spread}, or leave it out; a stage has a GPU per replica and tensor slice"
         raise Usage(f"--layout needs {spread} GPUs, but --gpus says {wanted}", hint)
     return spread
+
+
+def _constraint(options: argparse.Namespace) -> str | None:
+    """With the kind of GPU in --gpus or --gres."""
+    kind = options.gpus[1] if options.gpus else ""
+    words = [word for word in (options.constraint, kind) if word]
+    if len(words) == 2 and "|" in words[0]:
+        hint = f"write the kind into each alternative of --constraint, such as {kind}&…"
+        raise Usage(f"--gpus {kind}:N does not go with alternatives in --constraint", hint)
+    return "&".join(words) or None
 
 
 def _layout(options: argparse.Namespace) -> dict[str, Any] | None:
@@ -422,21 +432,3 @@ def _exports(exports: list[str]) -> dict[str, str]:
 def _is_text(word: str) -> bool:
     """False for bytes that are not UTF-8: JSON cannot carry them."""
     return not any("\ud800" <= c <= "\udfff" for c in word)
-
-
-def refuse_missing(image: str) -> None:
-    """Raises Usage if podman is here and says that it does not have the image: the job would find
-    out only when it holds GPUs."""
-    import shutil
-    import subprocess
-
-    podman = shutil.which("podman")
-    if podman is None:
-        return
-    asked = [podman, "--remote=false", "image", "exists", image]
-    try:
-        ran = subprocess.run(asked, capture_output=True, check=False, timeout=PODMAN_S)
-    except subprocess.TimeoutExpired:
-        return
-    if ran.returncode == NO_IMAGE:
-        raise Usage(f"you have no image {image} on this server", f"podman pull {image}")

@@ -34,6 +34,16 @@ def script(path: Path, text: str, mode: int = 0o644) -> str:
     return str(path)
 
 
+@pytest.fixture(autouse=True)
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What these tests submit is on PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("python", "a b", "--weird", "-"):
+        script(folder / name, "#!/bin/sh\n", 0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
 # Times, sizes, arrays, dependencies
 
 
@@ -209,12 +219,12 @@ def test_points_in_time() -> None:
 
 
 def test_gpus_are_counted_slurms_way_too() -> None:
-    assert parse.gres("gpu") == 1
-    assert parse.gres("gpu:2") == 2
-    assert parse.gres("gpu:a100:4") == 4
-    assert parse.gpu_count("a100:2") == 2
-    assert parse.gres("gpu:0") == 0
-    for wrong in ("gpu:", "gpu:a100", "shard:2", "gpu:1,shard:2", "gpu:-1", "gpu:1025"):
+    assert parse.gres("gpu") == (1, "")
+    assert parse.gres("gpu:2") == (2, "")
+    assert parse.gres("gpu:a100:4") == (4, "a100")
+    assert parse.gpus_of_kind("a100:2") == (2, "a100")
+    assert parse.gres("gpu:0") == (0, "")
+    for wrong in ("gpu:", "shard:2", "gpu:1,shard:2", "gpu:-1", "gpu:1025"):
         with pytest.raises(ArgumentTypeError):
             parse.gres(wrong)
 
@@ -234,8 +244,8 @@ def test_every_option_arrives(
     file.write_text("json://localhost")
     file.chmod(0o600)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr("cli.commands.submit.refuse_missing", lambda image: None)
-    words += " -c 8 --mem 32G --container torch"
+    monkeypatch.setattr("cli.missing.refuse_missing_image", lambda image: None)
+    words += " -c 8 --mem 32G --container torch -C a100&40g --on 0,1 --not-on 2"
     told = [
         "--layout",
         "2x forward=20ms weights=4M",
@@ -257,6 +267,9 @@ def test_every_option_arrives(
         "export": {"SLURM_SUBMIT_DIR": str(tmp_path), "A": "b c"},
         "conda_env": "ml",
         "container": "torch",
+        "constraint": "a100&40g",
+        "on": "0,1",
+        "not_on": "2",
         "notify": "end,oom",
         "gpus": 2,
         "memory_mib": 12288,
@@ -364,6 +377,7 @@ def test_who_has_a_deadline_hears_whether_it_is_met(
 
 
 def test_defaults(fake: FakeDaemon, tmp_path: Path) -> None:
+    script(tmp_path / "train.py", "")
     assert submit(["python", "train.py"]) == 0
     assert fake.body["gpus"] == 1
     assert fake.body["cwd"] == str(tmp_path)
@@ -387,7 +401,7 @@ def test_defaults(fake: FakeDaemon, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "argv"),
     [
-        (["python", "x.py", "--json", "-G", "2"], ["python", "x.py", "--json", "-G", "2"]),
+        (["python", "-", "--json", "-G", "2"], ["python", "-", "--json", "-G", "2"]),
         (["--", "prog", "--", "-x"], ["prog", "--", "-x"]),
         (["--nice", "-5", "prog", "-t"], ["prog", "-t"]),
         (["-HG2", "prog"], ["prog"]),
@@ -452,7 +466,7 @@ def test_a_path_that_leads_nowhere(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cli.commands.submit.refuse_missing", lambda image: None)
+    monkeypatch.setattr("cli.missing.refuse_missing_image", lambda image: None)
     in_image = ("--container", "torch")
     for words in (["./nothere"], ["/no/such/program"], ["no/such.sh"], [*in_image, "./nothere"]):
         path = words[-1]
@@ -636,15 +650,18 @@ def test_a_wrong_directive_is_shown_with_its_line(
     assert not fake.asked
 
 
-def test_programs_are_no_job_scripts(fake: FakeDaemon, tmp_path: Path) -> None:
+def test_programs_are_no_job_scripts(
+    fake: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")  # without `prog`
     program = script(tmp_path / "prog", "#!/bin/bash\nrun\n", 0o755)
     assert submit([program, "x"]) == 0
     assert fake.body["argv"] == [program, "x"]
     assert submit(["prog"]) == 0
     assert fake.body["argv"] == [program], "found here as if it were on PATH"
     (tmp_path / "python").write_text("a file that is named like a program")
-    assert submit(["python", "x.py"]) == 0
-    assert fake.body["argv"] == ["python", "x.py"]
+    assert submit(["python", "-m", "x"]) == 0
+    assert fake.body["argv"] == ["python", "-m", "x"]
 
 
 def test_a_python_file_is_no_program(
@@ -663,7 +680,7 @@ def test_a_verb_is_not_submitted(
     assert submit([word, "-u", "me"]) == 2
     assert f"carma {word}" in capsys.readouterr().err
     assert not fake.asked
-    assert submit(["--", word]) == 0
+    assert submit(["--anyway", "--", word]) == 0
     assert fake.body["argv"] == [word]
     program = script(tmp_path / word, "#!/bin/sh\n", 0o755)
     assert submit([word]) == 0

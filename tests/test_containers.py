@@ -27,8 +27,8 @@ from carmad.core.types import Job
 from carmad.errors import CarmaError
 from carmad.testing.builders import a_job, a_spec
 from cli.cluster.request import step_words
+from cli.missing import refuse_missing_image
 from cli.problems import Usage
-from cli.submission import refuse_missing
 from tests.api_server import as_uid
 from tests.daemon import NO_KERNELS, OVER, ROOT, Carmad, train
 from tests.waiting import until
@@ -128,16 +128,16 @@ def test_an_image_that_is_not_there_is_refused_at_submission(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    refuse_missing("torch")  # without podman, nobody knows
+    refuse_missing_image("torch")  # without podman, nobody knows
     podman = tmp_path / "podman"
     for code, refused in ((0, False), (1, True), (125, False)):
         podman.write_text(f"#!/bin/sh\nexit {code}\n")
         podman.chmod(0o755)
         with pytest.raises(Usage, match="no image torch") if refused else nullcontext():
-            refuse_missing("torch")
-    monkeypatch.setattr("cli.submission.PODMAN_S", 0.2)
+            refuse_missing_image("torch")
+    monkeypatch.setattr("cli.missing.PODMAN_S", 0.2)
     podman.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
-    refuse_missing("torch")  # nor if it hangs, as with a home directory that is away
+    refuse_missing_image("torch")  # nor if it hangs, as with a home directory that is away
 
 
 def test_a_login_node_refuses_containers() -> None:

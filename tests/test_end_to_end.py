@@ -427,7 +427,7 @@ def test_submit_and_wait_answers_with_the_jobs_exit_code(daemon: Carmad) -> None
     assert daemon.carma("submit", "--wait", "true").startswith("Submitted batch job 1")
     daemon.carma("submit", "--wait", "--wrap", "exit 5", rc=5)
     daemon.carma("submit", "--wait", "--wrap", "kill -9 $$", rc=137)
-    daemon.carma("submit", "--wait", "--output", "no/such/log", "true", rc=1)
+    daemon.carma("submit", "--wait", "--anyway", "--output", "no/such/log", "true", rc=1)
     id = daemon.carma("submit", "--parsable", "--wrap", "sleep 0.3; exit 3").strip()
     daemon.carma("wait", id, rc=3)
 
@@ -588,3 +588,24 @@ def test_an_idle_daemon_writes_nothing(daemon: Carmad) -> None:
     until(lambda: readings.add(daemon.gpus()[0]["energy_j"]) or len(readings) > 20, "readings")
     assert [(file.stat().st_size, file.stat().st_mtime_ns) for file in files] == before
     assert [job["id"] for job in daemon.get("/v1/jobs")["jobs"]] == [waits]
+
+
+def test_gpus_are_chosen_on_a_mixed_server(tmp_path: Path) -> None:
+    hold = ("--gpu-mem", "1G", "--", "sleep", "600")
+    with running(tmp_path, "2xA100-40GB,1xV100-16GB", **NO_KERNELS) as carmad:
+
+        def submit(*words: str) -> int:
+            return int(carmad.carma("submit", "--parsable", *words, *hold))
+
+        def gpus(job: int) -> list[int]:
+            return [gpu["index"] for gpu in carmad.await_state(job, "starting", "running")["gpus"]]
+
+        assert gpus(submit("--gpus", "v100:1", "--exclusive")) == [2]
+        assert gpus(submit("--gres=gpu:a100:2", "--exclusive", "--not-on", "2")) == [0, 1]
+        refused = carmad.carma("submit", "--gpus", "h100:1", *hold, rc=None)
+        assert "wants a GPU with h100, and this server has none" in refused
+        assert "2 × " in refused and "1 × " in refused
+        waits = submit("--on", "2")
+        until(lambda: "choice" in refusals(carmad, waits), "the other GPUs to be refused")
+        carmad.carma("update", str(waits), "--on", "0")
+        assert carmad.job(waits)["on"] == "0"

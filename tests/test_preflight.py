@@ -154,7 +154,7 @@ def test_what_is_known_later_is_said_on_the_terminal_that_is_still_there(
     ended = "2026-11-26T12:00:00Z" if stops == "late" else None
     then = waiting(state="running", estimating=False, crash=stops and CRASH, ended_at=ended)
     found(fake, tried, tried, tried, then)
-    with Terminal([*CARMA, "submit", "python", "train.py"]) as terminal:
+    with Terminal([*CARMA, "submit", "python", "-m", "train"]) as terminal:
         assert terminal.process.wait() == 0, "the prompt is back"
         assert "your script stops" not in terminal.written
         until(lambda: not left_behind(terminal.process.pid), "the end of what was left behind")
@@ -244,7 +244,7 @@ def test_what_a_script_says_cannot_move_the_cursor(
 ) -> None:
     found(fake, waiting(crash="at t.py:1: ValueError: \x1b[2Jgone"))
     says(monkeypatch, "y")
-    assert submit(["python", "t.py"]) == 0
+    assert submit(["python", "train.py"]) == 0
     err = capsys.readouterr().err
     assert "gone" in err and "\x1b" not in err
 

@@ -336,7 +336,7 @@ async def changes(
         refusals.needs_gpus(changed)
         if not {"time_limit_s", "deadline_at"}.isdisjoint(names):
             refusals.in_time(replace(changed, deadline_at=new.get("deadline_at")), now)
-        if "memory_mib" in names and not service.tally.unread:
+        if not refusals.CHOOSING.isdisjoint(names) and not service.tally.unread:
             refusals.fits_the_server(changed, gpus)
         return changed
 

@@ -219,6 +219,7 @@ CORE: dict[str, Wording] = {
         lambda r: f"its MPS server serves {r.detail}, and can serve only one user",
         detail,
     ),
+    "choice": Wording("NotChosen", lambda r: f"is not what the job wants: {r.detail}"),
     "avoid": Wording("Avoided", lambda r: f"is avoided: the job {r.detail or 'failed there'}"),
     # of the job
     "no_account": Wording("NoAccount", lambda r: f"it is held: {r.detail}"),

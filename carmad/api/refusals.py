@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from carmad.api.call import Call
@@ -10,6 +11,7 @@ from carmad.api.requests import SubmitIn
 from carmad.api.service import Service
 from carmad.api.tally import Tally
 from carmad.config import Host
+from carmad.core.choice import accepted, parse_choice
 from carmad.core.recurrence import fill
 from carmad.core.scene import Scene
 from carmad.core.share import HOUR_S
@@ -25,7 +27,8 @@ MAX_ARGV_BYTES = 1 << 17  # kept in memory while the job waits
 MAX_ENV_BYTES = 1 << 20
 MAX_WAITS = 100_000  # tasks × dependencies of each
 MAX_WORD_BYTES = (1 << 17) - 1  # the kernel's limit for one (MAX_ARG_STRLEN)
-OF_GPUS = ("memory_mib", "exclusive", "watch_stages", "urgent")  # no meaning without GPUs
+CHOOSING = frozenset(("memory_mib", "constraint", "on", "not_on"))  # which GPUs a job may use
+OF_GPUS = (*sorted(CHOOSING), "exclusive", "watch_stages", "urgent")  # no meaning without GPUs
 
 
 def may_submit(call: Call, nice: int = 0) -> None:
@@ -112,6 +115,7 @@ def fits_the_server(body: SubmitIn | JobSpec, gpus: tuple[Gpu, ...]) -> None:
     """Refuse a job that could never start, instead of letting it wait for ever."""
     if not body.gpus:
         return
+    gpus = _choose(body, gpus)
     whole = [gpu for gpu in gpus if not gpu.is_mig]
     usable = len(gpus) if body.gpus == 1 else len(whole)
     if body.gpus > usable:
@@ -128,6 +132,21 @@ def fits_the_server(body: SubmitIn | JobSpec, gpus: tuple[Gpu, ...]) -> None:
             f" {'no GPU' if body.gpus == 1 else f'not {body.gpus} GPUs'} of that size",
             f"Ask for {gib(sizes[body.gpus - 1])} or less.",
         )
+
+
+def _choose(body: SubmitIn | JobSpec, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """Those that the job accepts. Raises CarmaError if they are too few."""
+    chosen = parse_choice(body.constraint, body.on, body.not_on)
+    fitting = tuple(accepted(gpus, chosen))
+    if chosen is None or len(fitting) >= body.gpus:
+        return fitting
+    names = Counter(gpu.name for gpu in gpus)
+    here = ", ".join(f"{count} × {name}" for name, count in names.items())
+    wanted = "a GPU" if body.gpus == 1 else f"{body.gpus} GPUs"
+    raise CarmaError(
+        f"the job wants {wanted} with {chosen}, and this server has {len(fitting) or 'none'}",
+        f"It has {here}: see `carma gpus`.",
+    )
 
 
 def within_the_quota(call: Call, body: SubmitIn) -> None:

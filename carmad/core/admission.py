@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from math import inf
 
 from carmad.config import Settings
+from carmad.core.choice import GpuChoice, choice
 from carmad.core.decision import Reason
 from carmad.core.gpuview import GpuView, is_client
 from carmad.core.types import Estimate, Job, JobState, Mode, Retry, Suspension
@@ -34,6 +35,7 @@ class Demand:
     at_most_s: float = inf
     suspension: Suspension | None = None  # what it needs to resume
     yields: bool = False  # it is suspended when a reservation begins
+    choice: GpuChoice | None = None  # None: any GPU
 
 
 def demand(
@@ -44,7 +46,9 @@ def demand(
     one_user = under_mps(job, settings) and not settings.collocation.mps_multiuser
     uid = job.spec.uid if one_user else None
     alone = alone_for_now or job.exclusive or job.state is JobState.PENDING
-    wanted = partial(_demand, job.spec.gpus, alone, uid, job.estimate, job.retry)
+    wanted = partial(
+        _demand, job.spec.gpus, alone, uid, job.estimate, job.retry, choice=choice(job.spec)
+    )
     if reserved_at is None:
         return wanted(suspension=job.suspension)
     yields = settings.limits.preemption == "suspend" and can_be_suspended(job, settings)
@@ -186,6 +190,12 @@ def _mps_user(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None
     return Reason("mps_user", detail=other) if other is not None else None
 
 
+def _choice(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
+    if wanted.choice is not None and not wanted.choice.accepts(gpu.gpu):
+        return Reason("choice", detail=str(wanted.choice))
+    return None
+
+
 def _avoid(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
     if wanted.retry and gpu.id in wanted.retry.avoid:
         return Reason("avoid", detail="ran out of memory there")
@@ -209,6 +219,7 @@ def _resume(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
 
 
 RULES: tuple[Rule, ...] = (
+    _choice,
     _fault,
     _drain,
     _reservation,

@@ -66,7 +66,7 @@ class Endings:
             lambda job, exit: self._calls.make(DECIDE, lambda: self._recovery.decide(job, exit)),
             settings.recovery.retries,
             settings.monitor.external_mib,
-            self._fleet.usable(),
+            self._fleet.usable(job.spec),
         )
         end = ending(job, event, self._fleet.beside(job), retries)
         if end.state is not JobState.QUEUED:

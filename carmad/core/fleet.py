@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from carmad.config import Settings
+from carmad.core.choice import accepted, choice
 from carmad.core.gpuview import GpuView, free_memory, settling, stale, with_server
 from carmad.core.ledger import Ledger
 from carmad.core.messages import Drain
 from carmad.core.readings import held_mib, memory_of, meter
 from carmad.core.reservations import Reservation, slots
-from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, Usage
+from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, JobSpec, Usage
 from carmad.core.view import NodeView, by_node
 from carmad.core.window import Window
 
@@ -179,9 +180,10 @@ class Fleet:
         self.usage.pop(job, None)
         self._beside.pop(job, None)
 
-    def usable(self) -> set[GpuId]:
-        """The GPUs that are neither drained nor faulty."""
-        return self.gpus.keys() - self.drains.keys() - self._faulty
+    def usable(self, spec: JobSpec) -> set[GpuId]:
+        """The GPUs that are neither drained nor faulty, and that the job accepts."""
+        fitting = {gpu.id for gpu in accepted(self.gpus.values(), choice(spec))}
+        return fitting - self.drains.keys() - self._faulty
 
     def nodes(self, now: float, ledger: Ledger) -> tuple[NodeView, ...]:
         """Every node's current view. A node without changes is the same object as before."""

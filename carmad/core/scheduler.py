@@ -332,7 +332,7 @@ class Scheduler:
         self._fleet.discover(event.gpus, event.unread)
         for job in self._ledger.line():
             if job.retry and job.retry.avoid:
-                retry = job.retry.placeable(job.spec.gpus, self._fleet.usable())
+                retry = job.retry.placeable(job.spec.gpus, self._fleet.usable(job.spec))
                 if retry is not job.retry:
                     self._ledger.put(replace(job, retry=retry))
 

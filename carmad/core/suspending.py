@@ -246,7 +246,7 @@ class Suspensions:
         if its.after == "alone" or tied:
             return Retry(its.why, exclusive=True)
         retry = Retry(its.why, avoid=its.gpus)
-        return retry.placeable(job.spec.gpus, self._fleet.usable())
+        return retry.placeable(job.spec.gpus, self._fleet.usable(job.spec))
 
     def _find(self, event: Suspended | Resumed, state: JobState) -> Job | None:
         job = self.ledger.holders.get(event.job)

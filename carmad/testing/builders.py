@@ -205,6 +205,7 @@ def _random_server(seed: int) -> tuple[Sequence[GpuView], Sequence[Job]]:
             gpus=rng.choice((1, 1, 2)),
             uid=rng.choice((1000, 1000, 1001)),
             batch_size=rng.choice((None, 1, 48, 64)),
+            not_on="0" if id % 5 == 4 else None,
         )
         job = a_job(id, spec=spec, estimate=estimate, retry=retry)
         known = replace(job, profile=_random_profile(rng), prediction=_random_prediction(rng))

@@ -16,11 +16,11 @@ import time
 from carmad.errors import CarmaError
 from cli import client
 from cli.client import exit_code, wait_for
+from cli.missing import refuse_missing
 from cli.problems import INTERRUPTED, note, report
 from cli.submission import (
     is_silent,
     read,
-    refuse_missing,
     settle_messages,
     tell_ignored,
     wants_json,
@@ -39,8 +39,7 @@ def submit(args: list[str]) -> int:
         if not options.quiet:
             warn_of_script(body)
         settle_messages(options, body)
-        if body["container"]:
-            refuse_missing(body["container"])
+        refuse_missing(options, body)
         if options.dry_run:
             return _dry_run(body, options)
         return _submit(body, options)

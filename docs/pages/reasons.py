@@ -99,6 +99,10 @@ HELP: dict[str, tuple[Reason, str]] = {
         'Wait until that user\'s jobs there end (with `mps_scope = "node"`, on all GPUs), or the'
         " process, if one is named; or see `collocation.mps_multiuser`.",
     ),
+    "choice": (
+        Reason("choice", detail="h100"),
+        "Wait for one of those, or widen `--constraint`, `--on` or `--not-on` with `carma update`.",
+    ),
     "avoid": (
         Reason("avoid", detail="ran out of memory there"),
         "Wait for another GPU (adaptive recovery).",

@@ -15,7 +15,7 @@ import rustworkx
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from carmad.plugin import Preconditions, StageTimes, View
+from carmad.plugin import Preconditions, StageTimes, View, choice
 from policies.castor.pairing import ends
 from policies.cuckoo.interleaving import (
     Model,
@@ -346,8 +346,9 @@ def _pairs(view: View, line: Sequence[Member], where: Site, packer: Packer) -> l
 
 
 def may_pack(member: Member) -> bool:
-    """Whether it may be packed: not after a failure that keeps it off some GPUs."""
-    return member.shares and not (member.job.retry and member.job.retry.avoid)
+    """Whether it may be packed: not if it wants certain GPUs, or a failure keeps it off some."""
+    job = member.job
+    return member.shares and not choice(job.spec) and not (job.retry and job.retry.avoid)
 
 
 def _least_mib(where: Site) -> tuple[float, ...]:

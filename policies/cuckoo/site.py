@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import NamedTuple
 
-from carmad.plugin import GpuId, GpuView, Job, NodeView, Settings, View, idle
+from carmad.plugin import GpuId, GpuView, Job, NodeView, Settings, View, choice, idle
 
 NOTHING: frozenset[GpuId] = frozenset()
 
@@ -56,17 +56,21 @@ class Site(NamedTuple):
     def unusable_gpus(self, job: Job) -> frozenset[GpuId]:
         """The GPUs that the job cannot use even when they are empty: because of its declared memory
         (an estimate does not keep it off an empty GPU), after a failure there, because a process
-        can use only one MIG instance, or because another user's is left on the MPS server."""
+        can use only one MIG instance, because it wants others, or because another user's is left on
+        the MPS server."""
         need_mib = job.estimate.safe_mib if job.estimate and job.estimate.firm else 0
         avoid, several = job.retry.avoid if job.retry else (), job.spec.gpus > 1
         client = not job.exclusive and (self.one_user or not several)
         strays = self.strays if client else {}
-        if not (avoid or strays) and need_mib <= self.least_mib and (self.whole or not several):
+        chosen = choice(job.spec)
+        all_alike = need_mib <= self.least_mib and (self.whole or not several)
+        if all_alike and not (avoid or strays or chosen):
             return NOTHING
         return frozenset(
             gpu.id
             for gpu in self.gpus
             if gpu.id in avoid
+            or (chosen and not chosen.accepts(gpu.gpu))
             or need_mib > memory_mib(gpu)
             or (several and gpu.gpu.is_mig)
             or strays.get(gpu.id, job.spec.uid) != job.spec.uid
