@@ -138,7 +138,9 @@ def _looked(script: Script, cwd: Path, python: str) -> Looked:
     answer = look(command(script, cwd, python), PATIENT, Here())
     wall_s, own_s = time.perf_counter() - begun, processor_s() - before
     if isinstance(answer, TraceReport):
-        size, steps, outcome, why = answer.reserved / MIB, answer.steps, "traced", ""
+        size, steps = answer.reserved / MIB, answer.steps
+        why = answer.rest.crash if answer.rest else ""  # a late verdict
+        outcome = "wrong" if why else "traced"
     else:
         size, steps, why = None, 0, answer.why
         outcome = _judge(script, answer)
