@@ -32,6 +32,9 @@ class Options(TypedDict, total=False):
     export: Mapping[str, str]
     umask: str
     gpus: int
+    constraint: str | None
+    on: str | None
+    not_on: str | None
     memory_mib: int | None
     batch_size: int | None
     cpus: int | None
