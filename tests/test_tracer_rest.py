@@ -233,6 +233,17 @@ def test_safetensors_are_saved_and_loaded(job: Path) -> None:
     assert (seen.rest.end, list(seen.rest.phases)) == ("", ["training", "saving"])
 
 
+def test_what_a_loader_takes_can_be_asked(job: Path) -> None:
+    """Lightning makes a loader anew, with the arguments that it was made with."""
+    text = """
+        import inspect
+        from torch.utils.data import DataLoader
+        assert "batch_sampler" in inspect.signature(DataLoader.__init__).parameters
+        for turn in range(2): step()
+        """
+    assert report(job, loop(text)).steps == 2
+
+
 @needs("transformers")
 def test_a_model_of_transformers_is_saved(job: Path) -> None:
     text = """

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import dis
+import functools
 import inspect
 import sys
 import time
@@ -53,6 +54,7 @@ class Loaders:
         make = DataLoader.__init__
         signature = inspect.signature(make)
 
+        @functools.wraps(make)  # Lightning asks what it takes
         def init(loader: Any, *args: Any, **kwargs: Any) -> None:
             given = signature.bind(loader, *args, **kwargs).arguments
             given.pop("self")
