@@ -241,7 +241,8 @@ def test_what_a_loader_takes_can_be_asked(job: Path) -> None:
         assert "batch_sampler" in inspect.signature(DataLoader.__init__).parameters
         for turn in range(2): step()
         """
-    assert report(job, loop(text)).steps == 2
+    seen = followed(job, loop(text))
+    assert seen.steps == 2
 
 
 @needs("transformers")
