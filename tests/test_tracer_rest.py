@@ -233,6 +233,27 @@ def test_safetensors_are_saved_and_loaded(job: Path) -> None:
     assert (seen.rest.end, list(seen.rest.phases)) == ("", ["training", "saving"])
 
 
+def test_data_without_an_end_are_not_blamed_for_ending(job: Path) -> None:
+    """As in llama2.c: a generator loops over a loader whose dataset has no end."""
+    text = """
+        from torch.utils.data import DataLoader, IterableDataset
+        class Endless(IterableDataset):
+            def __iter__(self):
+                while True:
+                    yield torch.zeros(1024)
+        def batches():
+            for x in DataLoader(Endless(), 64):
+                yield x.cuda()
+        batch = batches()
+        for turn in range(50):
+            model(next(batch)).mean().backward()
+            optimizer.step()
+        """
+    seen = followed(job, loop(text))
+    assert seen.rest is not None
+    assert (seen.steps, seen.rest.crash) == (2, "")
+
+
 def test_what_a_loader_takes_can_be_asked(job: Path) -> None:
     """Lightning makes a loader anew, with the arguments that it was made with."""
     text = """

@@ -30,7 +30,7 @@ _OURS = re.compile(
     r"|read-?only|(unable|failed) to (open|create|write)|can't start new thread",
     re.IGNORECASE,
 )
-_MISSING = re.compile("NoneType|empty|at least one|no elements", re.IGNORECASE)
+_MISSING = re.compile("NoneType|empty|at least one|no elements|StopIteration", re.IGNORECASE)
 _GPU = re.compile(r"\b(gpu|cuda)s?\b", re.IGNORECASE)
 _NEVER = (
     *(MemoryError, NotImplementedError, KeyboardInterrupt, RecursionError, Warning),
@@ -62,11 +62,12 @@ def own_crash(error: BaseException, made_up: bool) -> str:
 
 
 def is_of_shortness(error: BaseException) -> bool:
-    """Whether an error in the rest of a run may come from loops that were cut short: something was
-    never given a value, or never written."""
+    """Whether an error in the rest of a run may come from loops that were cut short: data ended
+    that never do, or something was never given a value, or never written."""
     if isinstance(error, FileNotFoundError):
         return not _names_no_folder(error)
-    return isinstance(error, UnboundLocalError) or bool(_MISSING.search(text_of(error)))
+    never_given = isinstance(error, (StopIteration, UnboundLocalError))
+    return never_given or bool(_MISSING.search(text_of(error)))
 
 
 def missing_torch(script: str) -> str:
