@@ -59,7 +59,7 @@ def explore(answer: Answer, run: Callable[[Plan], None]) -> NoReturn:
             break
         _import_for_all()
         outcome = _attempt(answer, changed, run)
-        if outcome.stop is None:
+        if outcome.stop is None or outcome.stop.late:  # it went on, at least through two steps
             if outcome.answer and not outcome.refused:
                 _pass_on(answer, outcome)
             proved = False

@@ -304,8 +304,8 @@ def _judge(error: BaseException, why: str, trace: Trace) -> Stop:
     by_torch = bool(frames) and frames[-1].startswith((_TORCH, checkpoints.__file__))
     by_torch = by_torch or bool(_OF_SHAPES.search(why))
     firm = error is trace.recorder.refused or by_torch or isinstance(error, _FIRM)
-    if trace.rest.begun:  # its loops were cut short: what they did not make may be missing
-        firm = firm and not is_of_shortness(error)
+    if trace.rest.begun and is_of_shortness(error):  # its loops were cut short
+        firm = certain = False
     return trace.stop(why, crash=crash, certain=certain, firm=firm)
 
 
