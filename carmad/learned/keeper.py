@@ -39,6 +39,7 @@ from carmad.learned.attendant import (
     broken_limit,
     end,
     enter_bounds,
+    lower,
     own_shared_memory,
     run_program,
     task_limit,
@@ -69,7 +70,7 @@ def main() -> None:
     def run(report: int) -> None:
         enter_bounds(cgroup, memory)
         if cgroup is None:
-            limit_tasks(os.getpid(), launch.uid)
+            lower(resource.RLIMIT_NPROC, task_limit(launch.uid))
         os.dup2(theirs.fileno(), OWNER)
         run_program(launch, report)
 
@@ -80,15 +81,6 @@ def main() -> None:
         keeper.serve(owner)
     finally:
         keeper.end()
-
-
-def limit_tasks(pid: int, uid: int) -> None:
-    """Anew for each trial, as the user's other processes count; its child keeps to it for good.
-    Only root can raise it again; a tracer that is not kept by root is its user's own."""
-    most, own = task_limit(uid), resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    most = most if own == resource.RLIM_INFINITY else min(most, own)
-    hard = most if os.geteuid() == 0 else own
-    resource.prlimit(pid, resource.RLIMIT_NPROC, (most, hard))
 
 
 class Keeper:
@@ -159,8 +151,7 @@ class Keeper:
             if said != READY:
                 return said
             self._is_new = False
-            if self._cgroup is None:
-                limit_tasks(self._pid, self._uid)
+            self._limit_tasks()
             socket.send_fds(self._tracer, [ORDER], fds)
         except OSError:
             return COLD
@@ -189,6 +180,15 @@ class Keeper:
                 return COLD
             if found or left_s <= 0:
                 return LATE
+
+    def _limit_tasks(self) -> None:
+        """Anew for each trial, as the user's other processes count; the tracer's child keeps to it
+        for good."""
+        if self._cgroup is not None:
+            return
+        most, hard = task_limit(self._uid), resource.prlimit(self._pid, resource.RLIMIT_NPROC)[1]
+        soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.prlimit(self._pid, resource.RLIMIT_NPROC, (soft, hard))
 
     def _clear(self, is_late: bool) -> bool:
         """End all but the tracer, a script that still runs at once. False if that fails."""
