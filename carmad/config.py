@@ -231,13 +231,20 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Messages to administrators, and reports; needs `carma-gpu[notify]`. Users have files of their
-    own."""
+    """Messages to users and administrators, and reports. Mail needs no package; any other kind of
+    address needs Apprise."""
 
-    administrators: str = ""  # a file with their addresses, readable by carmad only; "": nobody
+    # mail addresses, separated by commas, or a file with addresses, readable by carmad only;
+    # "": nobody
+    administrators: str = ""
     # how long the first in line may wait beside an idle GPU before they get a message
     stuck_s: Number = 1800.0
-    report: str = ""  # a file like that: who gets the week's report on Mondays at 7; "": nobody
+    report: str = ""  # likewise: who gets the week's report on Mondays at 7
+    # how mail is sent: "sendmail", by this machine's own program; or by a server, such as
+    # "smtp://mail.example.org" or "smtps://mail.example.org:465". If it wants a password: a file
+    # that only carmad can read, with "smtp://USER:PASSWORD@HOST". "": no mail
+    mail: str = ""
+    domain: str = ""  # of users' addresses, USER@domain; "": this host's full name
 
 
 @dataclass(frozen=True, slots=True)

@@ -484,3 +484,16 @@ class JobOptions:
         help="send a message at start, end, fail (any bad end), oom, limit80 (80 % of --time),"
         " suspend (and when it resumes): a list such as end,limit80; `carma notify` says where to",
     )
+    mail_user: str | None = option(
+        "--mail-user",
+        default=None,
+        section=RUN,
+        slurm="--mail-user",
+        read="mail_address",
+        metavar="ADDRESS",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}(@[A-Za-z0-9][A-Za-z0-9.-]{0,253})?$",
+        memory=False,
+        show="mails to",
+        help="where --notify sends mail, if the server sends any (default: the addresses of"
+        " `carma notify`, or else you at the server's domain)",
+    )

@@ -13,6 +13,7 @@ from carmad.api import (
     gpus,
     intake,
     jobs,
+    mail,
     models,
     reservations,
     server,
@@ -30,7 +31,7 @@ from carmad.installed import VERSION
 
 RESOURCES = (  # in the order of the reference
     *(intake, jobs, terminal, stream, actions, estimates, gpus, reservations, models, fairness),
-    *(timeline, server),
+    *(timeline, mail, server),
 )
 
 

@@ -168,6 +168,7 @@ class Daemon:
             terminals=self._world,
             set_policy=self._set_policy,
             advice=self._advising.read,
+            send_test=lambda user: self._post.send_test(user),
             config_path=str(self._config) if self._config else None,
             config_toml=configfile.dump(settings),
             troubles=self._troubles,

@@ -166,11 +166,12 @@ def notify_options(parser: Parser) -> None:
 
 def notify(options: Namespace) -> int:
     """The addresses are in ~/.config/carma/notify.conf, which only you may read: one of Apprise's
-    on each line, such as mailtos://USER:PASSWORD@HOST or slack://TOKEN.
+    on each line, such as mailtos://USER:PASSWORD@HOST or slack://TOKEN. Without that file, you get
+    mail, if the server sends any.
     """
-    from cli.messages import check_addresses, send
+    from cli.messages import check_addresses, send_test
 
     if options.test:
-        return send("test", "Messages about your jobs arrive here.")
+        return send_test()
     check_addresses()
     return 0

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import typer
 
+from carmad.installed import how_to_add
 from carmad.readable import clean
 from cli import client, output
 from cli.app import Json, group
@@ -300,8 +301,8 @@ def _is_there(family: Family, folder: Path) -> bool:
 def _check_installed() -> None:
     missing = [package for module, package in NEEDED.items() if find_spec(module) is None]
     if missing:
-        hint = "pip install 'carma-gpu[estimators]'"
-        raise Problem(f"this needs {', '.join(missing)}, which CARMA's Python does not have", hint)
+        what = f"this needs {', '.join(missing)}, which CARMA's Python does not have"
+        raise Problem(what, how_to_add("estimators"))
 
 
 @contextmanager
