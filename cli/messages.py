@@ -92,7 +92,7 @@ def server_mails() -> bool:
         settings = client.get("/v1/config")["settings"]
     except CarmaError:
         return False  # whatever needs the server says so
-    return bool(settings["notify"].get("mail"))
+    return bool(settings.get("notify", {}).get("mail"))
 
 
 def _note(options: Namespace, text: str) -> None:
