@@ -245,6 +245,8 @@ class Notify:
     # that only carmad can read, with "smtp://USER:PASSWORD@HOST". "": no mail
     mail: str = ""
     domain: str = ""  # of users' addresses, USER@domain; "": this host's full name
+    # mail each user their week on Mondays at 7, unless they have opted out; needs `mail`
+    week: bool = True
 
 
 @dataclass(frozen=True, slots=True)

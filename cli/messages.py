@@ -33,6 +33,24 @@ def send_test() -> int:
     return _send(found, "test", "Messages about your jobs arrive here.")
 
 
+def set_week(on: bool) -> int:
+    """Whether the caller gets a mail about their week."""
+    name = addresses.no_week(os.environ)
+    try:
+        if not on:
+            os.makedirs(os.path.dirname(name), mode=0o700, exist_ok=True)  # noqa: PTH103, PTH120
+            os.close(os.open(name, os.O_WRONLY | os.O_CREAT, 0o600))
+        elif os.path.lexists(name):
+            os.unlink(name)  # noqa: PTH108
+    except OSError as error:
+        raise Problem(f"cannot change {name}: {error.strerror}", "is it yours?") from None
+    if on:
+        print("you get a mail about your week on Mondays, if the server sends mail")
+    else:
+        print(f"you get no mail about your week; {name} says so")
+    return 0
+
+
 def send(title: str, body: str) -> int:
     """Send it to one's own addresses now, and say what became of it."""
     return _send(check_addresses(), title, body)

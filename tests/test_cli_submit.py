@@ -242,7 +242,7 @@ def test_every_option_arrives(
     words += " --deadline 2026-11-22T08:00:00Z --allreduce tree --watch-stages --notify end,oom"
     file = tmp_path / "carma/notify.conf"
     file.parent.mkdir()
-    file.write_text("json://localhost")
+    file.write_text("json://localhost/ada@lab.org")
     file.chmod(0o600)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr("cli.missing.refuse_missing_image", lambda image: None)
@@ -299,6 +299,7 @@ def test_every_option_arrives(
         "stderr": "e",
         "requeue": False,
         "requeue_ok": True,
+        "mail_user": "ada@lab.org",
         "umask": "027",
         "held": True,
         "dry_run": False,

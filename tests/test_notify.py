@@ -25,12 +25,23 @@ from carmad.config import Notify, Settings
 from carmad.core.happenings import Happening, Kind
 from carmad.core.messages import Step, Tick
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import ArrayTask, Attempt, Cause, Exit, Job, JobId, JobState
-from carmad.daemon.housekeeping import weekly_report
+from carmad.core.types import (
+    ArrayTask,
+    Attempt,
+    Cause,
+    Exit,
+    GpuId,
+    Job,
+    JobId,
+    JobState,
+    Usage,
+)
+from carmad.daemon.housekeeping import weekly_mails, weekly_report
 from carmad.errors import CarmaError
 from carmad.notify import addresses, mail, post, sender
 from carmad.notify.letters import ToldOnce, letter, lines
 from carmad.notify.post import Post
+from carmad.notify.week import letter_of
 from carmad.store.database import StoreFull
 from carmad.store.sql import SqlStore
 from carmad.store.values import Notice
@@ -557,6 +568,105 @@ def test_a_password_is_in_a_file_that_nobody_else_reads(store: SqlStore, tmp_pat
     file.chmod(0o644)
     with pytest.raises(CarmaError, match="this server sends no mail"):
         thread.send_test("ada")
+
+
+WEEK = datetime(2026, 11, 16).astimezone(), datetime(2026, 11, 23).astimezone()
+
+
+def a_past_job(id: int, hours: float = 2.0, idle: float = 0.0, **changes: Any) -> Job:
+    """One that began on the Monday of that week, and used half of its GPU."""
+    start, run_s = WEEK[0].timestamp() + 3600 * id, hours * 3600
+    attempt = Attempt(1, (GpuId("GPU-1"),), started_at=start, ended_at=start + run_s)
+    usage = Usage(8_000, 0.0, run_s / 2, run_s, idle * 3600)
+    me = pwd.getpwuid(os.getuid())
+    spec = a_spec(user=me.pw_name, uid=me.pw_uid, gid=me.pw_gid, **changes.pop("spec", {}))
+    job = a_job(id, spec=spec)
+    return replace(
+        job,
+        **{"state": JobState.SUCCEEDED, "submitted_at": start, "ended_at": start + run_s} | changes,
+        attempts=(attempt,),
+        usage=usage,
+    )
+
+
+def test_a_week_says_what_was_asked_for_used_and_idle() -> None:
+    notes = ("asked 4G, used 29.3G: ask 39G",)
+    jobs = [
+        a_past_job(1, group="a", notes=("asked 2G, used 3G: ask 4G",)),
+        a_past_job(2, group="a", notes=notes),
+        a_past_job(3, hours=6.0, idle=5.0, spec={"name": "note\nbook"}),
+        a_past_job(4, hours=1.0, idle=0.5),
+    ]
+    now = WEEK[1].timestamp()
+    week = letter_of(jobs, *WEEK, now, "gpu1")
+    assert week and week.title == "[carma gpu1] your week: 11.0 GPU-hours, 5.5 of them idle"
+    assert week.body.splitlines() == [
+        "Mon 16 Nov 2026 to Sun 22 Nov 2026: 4 jobs held GPUs.",
+        "",
+        "GPU-hours asked for and held: 11.0",
+        "of these used, by the activity of the SMs: 5.5",
+        "of these idle, no kernel ran: 5.5",
+        "",
+        "What to ask for with --gpu-mem next time:",
+        "- job 2 train: asked 4G, used 29.3G: ask 39G",
+        "",
+        "Held GPUs without using them:",
+        "- job 3 note?book: 5.0 of 6.0 GPU-hours idle",
+        "",
+        "No such mail any more: carma notify --week off",
+    ]
+    assert letter_of([], *WEEK, now, "gpu1") is None
+    before = replace(jobs[0].attempts[0], started_at=WEEK[0].timestamp() - 3 * 3600 - 3600)
+    old = replace(jobs[2], attempts=(replace(before, ended_at=before.started_at + 8 * 3600),))
+    half = letter_of([old], *WEEK, now, "gpu1")
+    assert half and "4.0 GPU-hours, 2.5 of them idle" in half.title, "its part in the week"
+
+
+def test_each_user_gets_a_mail_of_their_week(
+    store: SqlStore, target: Target, tmp_path: Path
+) -> None:
+    env = {"env": (("XDG_CONFIG_HOME", str(tmp_path)),)}
+    store.commit(Step((Tick(2.0),), (a_past_job(1, spec=env),), (), ()))
+    told, now = tmp_path / "weeks.sent", [datetime(2026, 11, 23, 6, 59)]
+    with Mail() as served:
+        thread = Post(store, Notify(mail=served.way, domain="lab.org"))
+        look = weekly_mails(store, thread, told, lambda: now[0])
+        look()
+        assert not thread._waiting(), "it is Monday, but not seven"
+        now[0] = datetime(2026, 11, 23, 7)
+        look()
+        thread.start()
+        until(lambda: served.got, "a mail")
+        assert "your week: 2.0 GPU-hours" in served.got[0]["Subject"]
+        assert to(served.got[0]) == [f"{pwd.getpwuid(os.getuid()).pw_name}@lab.org"]
+        look()
+        until(lambda: not any(one.waits for one in thread._users.values()))
+        assert told.read_text() == "2026-11-16" and not thread._waiting(), "it was sent"
+
+        file = Path(addresses.no_week({"XDG_CONFIG_HOME": str(tmp_path)}))
+        file.parent.mkdir()
+        file.touch()
+        told.unlink()
+        look()
+        until(lambda: not thread._waiting() and not thread._users[os.getuid()].waits)
+        file.unlink()
+        configured(tmp_path, target.url)
+        told.unlink()
+        look()
+        until(lambda: target.got, "a message to one's own addresses")
+        thread.stop()
+        assert len(served.got) == 1, "who wants none gets none"
+
+
+def test_one_opts_out_of_the_week(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    env = {"XDG_CONFIG_HOME": str(tmp_path)}
+    assert run(["notify", "--week", "off"]) == 0 and addresses.wants_no_week(env)
+    assert "you get no mail about your week" in capsys.readouterr().out
+    for _ in range(2):
+        assert run(["notify", "--week", "on"]) == 0 and not addresses.wants_no_week(env)
 
 
 def test_mail_from_the_daemon(folder: Path) -> None:

@@ -66,6 +66,7 @@ def meter(
             energy_j=old.energy_j + joules / len(residents),
             sm_seconds=old.sm_seconds + busy * seconds,
             gpu_seconds=old.gpu_seconds + seconds,
+            idle_seconds=old.idle_seconds + (0.0 if uses_gpu(job, sample) else seconds),
         )
     return changed
 
@@ -262,7 +263,7 @@ class Idleness:
                 if not job.spec.interactive or job.spec.process:
                     continue
                 here_s = 0.0
-                if not _uses_gpu(job, sample):
+                if not uses_gpu(job, sample):
                     here_s = self._idle_s.get(job.id, 0.0) + passed_s
                 idle_s[job.id] = min(here_s, idle_s.get(job.id, here_s))
         self._idle_s = idle_s
@@ -280,7 +281,7 @@ class Idleness:
         return True, f"was {what} because it had not used its GPUs for {limit}"
 
 
-def _uses_gpu(job: Job, sample: GpuSample) -> bool:
+def uses_gpu(job: Job, sample: GpuSample) -> bool:
     """Whether one of its processes computed, as far as the source can tell."""
     own = [each for each in sample.processes if each.job == job.id]
     if all(each.sm_util is not None for each in own):

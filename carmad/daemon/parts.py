@@ -30,7 +30,7 @@ from carmad.core.scheduler import Scheduler
 from carmad.core.types import GpuId, JobId, JobSpec, JobState, Refusal
 from carmad.daemon import doctor
 from carmad.daemon.advising import Advising
-from carmad.daemon.housekeeping import Housekeeping, release, weekly_report
+from carmad.daemon.housekeeping import Housekeeping, release, weekly_mails, weekly_report
 from carmad.daemon.monitor import Externals, Monitor, MpsWatch
 from carmad.daemon.runners import Runners
 from carmad.daemon.service import Reloader, is_service, listen, watchdog
@@ -293,6 +293,9 @@ class Daemon:
             lambda: self._timeline.save(store.record_timeline, self._clock()),
             functools.partial(release, self.inbox),
             self._advising.advise_if_due,
+            weekly_mails(store, self._post, self._state_dir / "weeks.sent")
+            if self._settings.notify.mail and self._settings.notify.week
+            else None,
         )
 
     def _scene(self) -> Scene:

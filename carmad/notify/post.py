@@ -31,7 +31,7 @@ from carmad.attempt.starting import write_all
 from carmad.config import Notify
 from carmad.core.happenings import Happening, words
 from carmad.core.messages import Step
-from carmad.core.types import Cause, Gpu, GpuId, JobId
+from carmad.core.types import Cause, Gpu, GpuId, Job, JobId
 from carmad.errors import CarmaError
 from carmad.loop import Follower
 from carmad.notify import addresses, mail
@@ -176,6 +176,7 @@ class Post(Follower):
         self._users: dict[int, Recipient] = {}
         self._for_admins: dict[str, None] = {}  # lines, each once
         self._report: tuple[Letter, Callable[[], object]] | None = None  # to be sent
+        self._weeks: dict[int, tuple[Letter, Job]] = {}  # likewise, with a job of the user's
         self._stuck_job: JobId | None = None
         self._tell_stuck_at = 0.0
         self._look_at = 0.0
@@ -213,6 +214,12 @@ class Post(Follower):
     def send_report(self, report: Letter, over: Callable[[], object]) -> None:
         """To those whom `notify.report` names. `over`: as of `Outgoing`. Not kept on disk."""
         self._report = Letter(f"[carma {self._where}] {report.title}", report.body), over
+        self._news.set()
+
+    def send_week(self, week: Letter, latest: Job) -> None:
+        """To the owner of this job, whose environment says where their files are. Not kept on
+        disk."""
+        self._weeks[latest.spec.uid] = week, latest
         self._news.set()
 
     # -- in a request's thread
@@ -301,7 +308,8 @@ class Post(Follower):
 
     def _waiting(self) -> list[int]:
         others = {ADMINS: self._for_admins, READERS: self._report}
-        return [*self._store.to_tell(), *(who for who, what in others.items() if what)]
+        users = dict.fromkeys((*self._store.to_tell(), *tuple(self._weeks)))
+        return [*users, *(who for who, what in others.items() if what)]
 
     def _look_at_queue(self) -> None:
         now, found = time.monotonic(), self._stuck()
@@ -314,7 +322,8 @@ class Post(Follower):
     def _send(self, uid: int, each: Recipient, now: float) -> None:
         if each.outgoing is None:
             known = {ADMINS: self._to_admins, READERS: self._to_readers}
-            each.outgoing = known[uid]() if uid in known else self._to_user(uid, each)
+            users = known.get(uid) or (lambda: self._to_user(uid, each) or self._to_week(uid))
+            each.outgoing = users()
         if each.outgoing is None:
             each.tries, each.waits = 0, False
             return
@@ -349,6 +358,19 @@ class Post(Follower):
             return by_mail
         identity = spec.uid, its.gid, list(its.groups)
         return _outgoing(what, over, identity, dict(spec.env), instead=by_mail)
+
+    def _to_week(self, uid: int) -> Outgoing | None:
+        if uid not in self._weeks:
+            return None
+        what, latest = self._weeks.pop(uid)
+        try:
+            its = account(latest.spec.user, uid)
+            env = dict(self._store.whole(latest.spec).env)
+        except CarmaError:  # the user is gone; or the job is, which takes a moment of bad luck
+            return None
+        by_mail = self._by_mail([latest.spec.user], what, lambda: None)
+        identity = uid, its.gid, list(its.groups)
+        return _outgoing(what, lambda: None, identity, env, instead=by_mail, week=True)
 
     def _by_mail(
         self, to: Sequence[str], what: Letter, over: Callable[[], object]
@@ -435,6 +457,7 @@ def _outgoing(
     instead: Outgoing | None = None,
     by_mail: Mapping[str, object] | None = None,
     bounds: Mapping[str, str] = BOUNDS,
+    week: bool = False,
 ) -> Outgoing:
     uid, gid, groups = identity
     order = {
@@ -446,5 +469,6 @@ def _outgoing(
         "env": {name: env[name] for name in PASSED_ON if name in env},
         "urls": urls,
         "mail": by_mail,
+        "week": week,
     }
     return Outgoing(json.dumps(order).encode(), over, instead, bounds)

@@ -3,7 +3,8 @@
 It shares a file in memory with carmad. There it finds, as JSON: `uid`, `gid` and `groups` of the
 user, whom it becomes before it looks at anything of theirs; `title`, `body`, `env` (some of the
 user's variables) and `urls`: the addresses, or null for those in the user's own file; or `mail`:
-`way`, `to` and `domain`, as `mail.send` wants them. It replaces that by the outcome, a number, and
+`way`, `to` and `domain`, as `mail.send` wants them; `week`: the user may have opted out of it. It
+replaces that by the outcome, a number, and
 why a mail was not taken. It prints nothing: what Apprise says may have an address, and so a
 password, in it.
 """
@@ -53,9 +54,12 @@ def _carry_out(order: dict[str, Any]) -> tuple[int, str]:
         why = mail.send(by["way"], by["to"], by["domain"], *what, partial(become, *its))
         return (FAILED, why) if why else (SENT, "")
     try:
-        _load()  # now: the user may not be allowed to read Python's files
+        with contextlib.suppress(ImportError):
+            _load()  # now: the user may not be allowed to read Python's files
         become(order["uid"], order["gid"], order["groups"])
         os.environ.update(order["env"])
+        if order.get("week") and addresses.wants_no_week(order["env"]):
+            return SENT, ""
         urls = order["urls"] or addresses.read(addresses.path(order["env"]))
         failed = send(urls, order["title"], order["body"])
     except (CarmaError, ImportError, KeyError):

@@ -162,6 +162,9 @@ def line(event: dict[str, Any]) -> str:
 
 def notify_options(parser: Parser) -> None:
     parser.add_argument("--test", action="store_true", help="send a message to all addresses now")
+    parser.add_argument(
+        "--week", choices=("on", "off"), help="whether you get a mail about your week on Mondays"
+    )
 
 
 def notify(options: Namespace) -> int:
@@ -169,8 +172,10 @@ def notify(options: Namespace) -> int:
     on each line, such as mailtos://USER:PASSWORD@HOST or slack://TOKEN. Without that file, you get
     mail, if the server sends any.
     """
-    from cli.messages import check_addresses, send_test
+    from cli.messages import check_addresses, send_test, set_week
 
+    if options.week:
+        return set_week(options.week == "on")
     if options.test:
         return send_test()
     check_addresses()
