@@ -63,3 +63,4 @@ class Options(TypedDict, total=False):
     requeue_ok: bool
     notify: str | None
     mail_user: str | None
+    idle_ok: str | None

@@ -198,6 +198,18 @@ class Interactive:
 
 
 @dataclass(frozen=True, slots=True)
+class Idle:
+    """Batch jobs that hold GPUs without running a kernel on any of them. Jobs with `--idle-ok` are
+    left alone."""
+
+    # what is done, and after how long, such as "warn 30m, suspend 2h"; also "requeue" and "end";
+    # "": nothing ([more](../admins.md#idle-jobs))
+    batch: AtOnce[str] = ""
+    # jobs that keep less than this from others, on all their GPUs together, are left alone
+    floor_mib: AtOnce[Count] = 4096
+
+
+@dataclass(frozen=True, slots=True)
 class Fairness:
     """Who goes first among jobs of equal priority: who has used less of the server of late. A
     policy with an order of its own comes before that."""
@@ -289,6 +301,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     suspend: Suspending = field(default_factory=Suspending)
     interactive: Interactive = field(default_factory=Interactive)
+    idle: Idle = field(default_factory=Idle)
     fairness: Fairness = field(default_factory=Fairness)
     retention: Retention = field(default_factory=Retention)
     access: Access = field(default_factory=Access)

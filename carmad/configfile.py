@@ -23,6 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from carmad import registry
 from carmad.config import DECLARED_SINCE, Preconditions, Settings
+from carmad.core.idling import ladder
 from carmad.errors import CarmaError
 
 T = TypeVar("T")
@@ -318,6 +319,10 @@ def _faults(settings: Settings) -> Iterator[tuple[_Key, str]]:
             yield key, f"is {value}, but should be a finite number"
     if settings.metrics.listen and address(settings.metrics.listen) is None:
         yield ("metrics", "listen"), "should be an address and a port, such as 127.0.0.1:9430"
+    try:
+        ladder(settings.idle.batch)
+    except CarmaError as error:
+        yield ("idle", "batch"), f"cannot be read: {error}, {error.hint}"
     if settings.notify.mail and not sends_mail(settings.notify.mail):
         yield (
             ("notify", "mail"),

@@ -497,3 +497,16 @@ class JobOptions:
         help="where --notify sends mail, if the server sends any (default: the addresses of"
         " `carma notify`, or else you at the server's domain)",
     )
+    idle_ok: str | None = option(
+        "--idle-ok",
+        default=None,
+        section=RUN,
+        read="not_empty",
+        metavar="REASON",
+        pattern=r"^[^\x00-\x1f\x7f]{1,200}$",
+        memory=False,
+        show="may idle",
+        change=RUNNING,
+        help="why the job may hold its GPUs without using them: it is neither warned nor suspended"
+        " for that; everybody who sees the job sees the reason",
+    )

@@ -269,7 +269,7 @@ class Scheduler:
             case Estimated():
                 self._on_estimated(event)
             case Sampled():
-                self._watch.take_samples(event)
+                self._actions += self._watch.take_samples(event)
                 if self.settings.suspend.host_memory_mib:
                     self._actions += self._relief.avert(event.samples, event.at)
             case Silent():

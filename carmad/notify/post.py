@@ -188,7 +188,7 @@ class Post(Follower):
     # -- in the core's thread
 
     def on_commit(self, step: Step) -> None:
-        if any(job.spec.notify for job in step.jobs):
+        if any(job.spec.notify or job.idle for job in step.jobs):
             self._news.set()
 
     def note(self, happenings: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
