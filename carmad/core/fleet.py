@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from carmad.config import Settings
-from carmad.core.choice import accepted, choice
+from carmad.core.choice import choice, filter_gpus
 from carmad.core.gpuview import GpuView, free_memory, settling, stale, with_server
 from carmad.core.ledger import Ledger
 from carmad.core.messages import Drain
@@ -182,7 +182,7 @@ class Fleet:
 
     def usable(self, spec: JobSpec) -> set[GpuId]:
         """The GPUs that are neither drained nor faulty, and that the job accepts."""
-        fitting = {gpu.id for gpu in accepted(self.gpus.values(), choice(spec))}
+        fitting = {gpu.id for gpu in filter_gpus(self.gpus.values(), choice(spec))}
         return fitting - self.drains.keys() - self._faulty
 
     def nodes(self, now: float, ledger: Ledger) -> tuple[NodeView, ...]:

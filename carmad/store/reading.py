@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, Select, case, func, or_, select, text
 from sqlalchemy import Row as Found
 from sqlalchemy.sql.selectable import TextualSelect
 
+from carmad.core.attempt import MAX_ID
 from carmad.core.decision import Decision
 from carmad.core.history import BIN_S, BINS, RUNS, Submission, past
 from carmad.core.ledger import ENDED_REMEMBERED
@@ -63,8 +64,6 @@ from carmad.store.values import (
 
 R = TypeVar("R")
 T = TypeVar("T")
-
-MAX_ID = 10**12  # a thousand jobs a second for thirty years: ids stay below
 
 _LIVE = [state.value for state in JobState if state not in ENDED]
 _MOST_READ = 64 << 20  # characters of jobs' bodies at a time
