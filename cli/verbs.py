@@ -114,6 +114,7 @@ VERBS = (
     Verb("requeue", "steer", ARGPARSE),
     Verb("update", "steer", ARGPARSE),
     Verb("notify", "logs", ARGPARSE),
+    Verb("book", "shares", ARGPARSE),
     Verb("report-step", "results", ARGPARSE),
     Verb("report-metric", "results", ARGPARSE),
     Verb("results", "results", ARGPARSE),

@@ -54,6 +54,8 @@ VERBS: list[tuple[str, tuple[str, str], str]] = [
     ("undrain 0", ("POST", "/v1/gpus/0/resume"), "GPU 0: takes jobs"),
     ("reserve", ("GET", "/v1/reservations"), "job 42 of eve may still be there then"),
     ("reserve --gpus 2 --for 4h", ("POST", "/v1/reservations"), "1: GPU 0 for ada, from Monday"),
+    ("book --from 22:30 --for 4h", ("POST", "/v1/reservations"), "1: GPU 0 for ada, from Monday"),
+    ("book --cancel 1", ("POST", "/v1/reservations/1/cancel"), "is cancelled"),
     ("reserve --cancel 1", ("POST", "/v1/reservations/1/cancel"), "is cancelled"),
     ("history", ("GET", "/v1/history"), "FAILED"),
     ("stats", ("GET", "/v1/stats"), "GPU-HOURS"),

@@ -137,6 +137,7 @@ class Service(Follower):
     estimating: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
     lengthy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     granting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    booking: asyncio.Lock = field(default_factory=asyncio.Lock)
     turns: defaultdict[int, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     listings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))  # in memory
     rows: Rows = field(default_factory=Rows)
