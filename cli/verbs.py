@@ -115,6 +115,7 @@ VERBS = (
     Verb("update", "steer", ARGPARSE),
     Verb("notify", "logs", ARGPARSE),
     Verb("book", "shares", ARGPARSE),
+    Verb("cron", "cron", ARGPARSE),
     Verb("report-step", "results", ARGPARSE),
     Verb("report-metric", "results", ARGPARSE),
     Verb("results", "results", ARGPARSE),

@@ -39,6 +39,7 @@ from carmad.store.reading import LIVE_JOBS, Reader
 from carmad.store.tables import (
     ACCOUNTS,
     CLOCK,
+    CRONTABS,
     DECISIONS,
     DRAINS,
     GIVEN_IDS,
@@ -227,6 +228,19 @@ class SqlStore(Reader):
         """Their owners have been told, or cannot be."""
         with self._transaction() as connection:
             connection.execute(_DELETE_NOTICES, {"ids": json.dumps(list(ids))})
+
+    def crontabs(self) -> dict[int, str]:
+        """By the user's id."""
+        with self._transaction() as connection:
+            rows = connection.execute(select(CRONTABS.c.uid, CRONTABS.c.body)).all()
+        return {row.uid: row.body for row in rows}
+
+    def save_crontab(self, uid: int, body: str | None) -> None:
+        """In place of the user's earlier one. None: there is none any more."""
+        with self._transaction() as connection:
+            connection.execute(delete(CRONTABS).where(CRONTABS.c.uid == uid))
+            if body is not None:
+                connection.execute(insert(CRONTABS).values(uid=uid, body=body))
 
     def timeline(self) -> list[Saved]:
         """All that is recorded, in order of time."""
