@@ -56,6 +56,7 @@ def queue_options(parser: Options) -> None:
 
 
 def queue(options: Namespace) -> int:
+    """Tasks that wait for the same reason share a row."""
     if options.start:
         _starts(user_of(options.user, options.me), options.json)
         return 0
