@@ -50,7 +50,7 @@ def queue_options(parser: Options) -> None:
     add(
         "--start",
         action="store_true",
-        help="when waiting jobs are expected to start, and when at the latest; with -u",
+        help="from when to when waiting jobs are expected to start; with -u",
     )
     add_json(parser)
 
