@@ -402,6 +402,7 @@ ANSWERS: dict[tuple[str, str], Any] = {
                 "id": 43,
                 "label": "43",
                 "user": "eve",
+                "earliest_at": NOW,
                 "expected_at": NOW,
                 "latest_at": None,
                 "text": "at noon",
