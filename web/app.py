@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import carmad.html
 from carmad.errors import CarmaError
 from cli.problems import Problem
-from web import admin, job, overview, share, submission
+from web import admin, history, job, overview, share, submission
 from web.live import Live
 from web.page import problem, unless_known
 
@@ -122,7 +122,7 @@ def _is_from_here(request: Request) -> bool:
 STATUS = {"not_found": 404, "forbidden": 403, "not_yours": 403, "unreachable": 503, "unknown": 503}
 STATIC = Path(__file__).parent / "static"
 STYLES = ("web.css", "charts.css", "overview.css")  # one file for all pages
-PAGES = (overview.ROUTES, job.ROUTES, submission.ROUTES, share.ROUTES, admin.ROUTES)
+PAGES = (overview.ROUTES, history.ROUTES, job.ROUTES, submission.ROUTES, share.ROUTES, admin.ROUTES)
 
 
 def build(token: str, read_only: bool, live: Live | None = None) -> ASGIApp:

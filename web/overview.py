@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 ROWS = 100  # of a page of all jobs
 ENDED_ROWS = 10
-ENDED_ASKED = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +167,9 @@ class Line:
 
     @once
     def past(self) -> Sequence[Row]:
-        """The last that ended; the daemon has the last that were submitted first."""
-        rows = [Row(job) for job in client.get("/v1/history", limit=ENDED_ASKED)["jobs"]]
-        return sorted(rows, key=lambda row: row.since or "", reverse=True)[:ENDED_ROWS]
+        """The last that ended."""
+        answer = client.get("/v1/history", order="ended", limit=ENDED_ROWS)
+        return [Row(job) for job in answer["jobs"]]
 
 
 MOST_DIGITS = 16  # of a time in seconds
