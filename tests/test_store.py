@@ -839,6 +839,7 @@ def test_a_database_of_the_first_release_is_upgraded(path: Path) -> None:
     ended = store.job(JobId(42))
     assert ended and ended.spec.env == (("CONDA_PREFIX", "/c"),)
     assert store.whole(ended.spec).env == python
+    assert [one.id for one in store.search(Search(text="42 n"))[0]] == [42]
     (backup,) = (path.parent / "backups").iterdir()
     assert backup.stat().st_size >= before // 2
     store.commit(submitted(100, LONG))  # the same content as one that was there

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from carma_client.transport import is_away
 from carmad.readable import clean
 from cli import client, overview
 from cli.overview import params, split_ended, vram, where
@@ -225,6 +226,8 @@ def timeline(request: Request) -> Response:
     try:
         answer = client.get(client.with_query("/v1/timeline", query))
     except Refused as refused:
+        if is_away(refused):
+            raise
         return JSONResponse({"error": f"carmad tells no timeline: {refused.message}"}, 404)
     return JSONResponse({"charts": charts.gpu_charts(answer, hours)})
 

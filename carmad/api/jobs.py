@@ -52,6 +52,7 @@ router = resource()
 SHORTEST_STEP_S = 1e-6
 
 PAST_DECISIONS = 20
+FAILURES = frozenset({JobState.FAILED, JobState.TIMED_OUT, JobState.OUT_OF_MEMORY})
 
 
 class StepIn(Body):
@@ -176,6 +177,18 @@ async def history(
     async with call.service.listings:
         found, more = await past_jobs(call, search, limit, order, reverse, first, count)
         return await run_in_threadpool(_past, call, scene, found, more, attempts)
+
+
+@router.get("/failures", responses={200: {"model": JobsOut}})
+async def failures(call: Caller, limit: Limit = 20) -> Response:
+    """The jobs that failed last, of everybody: other users' in outline, with their ends."""
+    scene = await call.service.scene()
+    search = Search(states=FAILURES)
+    async with call.service.listings:
+        found, more = await run_in_threadpool(
+            call.service.store.search, search, "ended", limit=limit
+        )
+        return await run_in_threadpool(_past, call, scene, found, more, False)
 
 
 def _past(call: Call, scene: Scene, found: Sequence[Job], more: int, attempts: bool) -> Response:

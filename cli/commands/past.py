@@ -69,7 +69,6 @@ def history_options(parser: Parser) -> None:
 
 def history(options: Namespace) -> int:
     query: dict[str, Any] = {"user": user_of(options.user, options.me), **_period(options)}
-    query["text"] = " ".join(options.words) or None
     if options.export or options.table:
         _check_whole(options)
         if options.export:
@@ -77,6 +76,7 @@ def history(options: Namespace) -> int:
         else:
             _write_table(options.table, **query)
         return 0
+    query["text"] = " ".join(options.words) or None
     query["states"], codes = states_of(options.states)
     if options.csv:
         if options.sort or options.reverse:
