@@ -203,6 +203,7 @@ class SqlStore(Reader):
                 connection.exec_driver_sql(_UPSERT_JOBS, written)
                 _share_past(connection, divided)
                 _take_ids(connection, last.values())
+                retention.keep_metrics(connection, step.events, last)
                 when = {"at": step.events[-1].at, "step": self._step}
                 if notices := [*notice_rows(step)]:
                     connection.execute(_INSERT_NOTICE, notices)
