@@ -70,7 +70,7 @@ class JobGpuOut(TypedDict):
 
 
 class MemoryOut(TypedDict):
-    declared_mib: int | None
+    declared_mib: int | None  # 0: what earlier runs used (--gpu-mem auto)
     estimate_mib: int | None
     estimate_low: int | None
     estimate_high: int | None
@@ -86,7 +86,7 @@ class NeedOut(TypedDict):
     """The rest of a job's estimate, for its owner."""
 
     seconds: float
-    firm: bool  # declared by the owner
+    firm: bool  # promised for the job's whole life: the owner's own word, or --gpu-mem auto
     notes: list[str]  # what it is based on, and why no better estimator was chosen
     parts: dict[str, int]  # what it is made of, in MiB
 

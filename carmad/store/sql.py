@@ -334,7 +334,7 @@ class SqlStore(Reader):
             connection.execute(
                 _SHIFT_TRANSITIONS, {"by_s": by_s, "ids": json.dumps([row["id"] for row in rows])}
             )
-        self._change_accounts(connection, lambda each: replace(each, at=each.at + by_s))
+        self._change_accounts(connection, lambda each: each.shift(by_s))
 
     def _change_accounts(
         self, connection: Connection, change: Callable[[Account], Account]
