@@ -23,6 +23,7 @@ MAX_TASKS = 10_000
 MAX_TIME_S = 10 * 365 * 86_400.0
 MAX_WITHIN_S = 600.0  # of a processor, for a trace
 MAX_MIB = 100_000_000
+AUTO_MIB = 0  # as `memory_mib`: what earlier runs were measured to use
 MAX_GPUS = 1024
 MAX_CPUS = 8192
 LEAST_HOST_MIB = 64  # some of it is for the process that supervises the job
@@ -172,12 +173,13 @@ class JobOptions:
         "--gpu-mem",
         default=None,
         section=RESOURCES,
-        read="mebibytes",
+        read="gpu_memory",
         metavar="SIZE",
-        ge=1,
+        ge=AUTO_MIB,
         le=MAX_MIB,
         change=WAITING,
-        help="peak memory on each GPU, such as 12G or 900M; estimated if not given",
+        help="peak memory on each GPU, such as 12G or 900M; auto: what earlier runs of the same job"
+        " used, with a margin; estimated if not given",
     )
     batch_size: int | None = option(
         "--batch-size",

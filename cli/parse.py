@@ -10,6 +10,7 @@ import re
 from argparse import ArgumentTypeError
 
 from carmad.options import (
+    AUTO_MIB,
     LEAST_HOST_MIB,
     MAX_GPUS,
     MAX_MIB,
@@ -112,6 +113,11 @@ def mebibytes(text: str) -> int:
     if not 1 <= mib <= MAX_MIB:
         raise ArgumentTypeError(f"{text!r} is out of range for a memory size")
     return int(-(-mib // 1))  # rounded up: never promise less than requested
+
+
+def gpu_memory(text: str) -> int:
+    """As `mebibytes`, or auto."""
+    return AUTO_MIB if text.strip().lower() == "auto" else mebibytes(text)
 
 
 def host_memory(text: str) -> int:

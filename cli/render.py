@@ -77,7 +77,7 @@ def facts(job: JobOut) -> list[tuple[str, str]]:
 
 def _about(job: JobOut) -> list[tuple[str, str]]:
     used = job["memory"]
-    asked = need(job) or memory(used["declared_mib"])
+    asked = need(job) or memory(used["declared_mib"] or None)
     limit = job.get("time_limit_s")
     reason = clean(job.get("reason") or "")
     sm_active = job.get("sm_active_mean")

@@ -29,7 +29,7 @@ class Estimate:
     source: str
     low: int | None = None
     high: int | None = None
-    firm: bool = False  # declared by the user: promised for the job's whole life
+    firm: bool = False  # the owner's own word: promised for the job's whole life
     seconds: float = 0.0  # how long estimating took
     notes: tuple[str, ...] = ()  # for people: what it is based on, what it leaves out
     parts: tuple[tuple[str, int], ...] = ()  # what the memory is for, in MiB; they add up to `mib`

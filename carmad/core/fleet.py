@@ -13,7 +13,7 @@ from carmad.core.ledger import Ledger
 from carmad.core.messages import Drain
 from carmad.core.readings import held_mib, memory_of, meter
 from carmad.core.reservations import Reservation, slots
-from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, JobSpec, Usage
+from carmad.core.types import Estimate, Gpu, GpuId, GpuSample, Job, JobId, JobSpec, Usage
 from carmad.core.view import NodeView, by_node
 from carmad.core.window import Window
 
@@ -184,6 +184,13 @@ class Fleet:
         """The GPUs that are neither drained nor faulty, and that the job accepts."""
         fitting = {gpu.id for gpu in filter_gpus(self.gpus.values(), choice(spec))}
         return fitting - self.drains.keys() - self._faulty
+
+    def with_room(self, estimate: Estimate) -> Estimate:
+        """The estimate with a margin that leaves a GPU on which there is room for it."""
+        most_mib = max((gpu.memory_mib for gpu in self.gpus.values()), default=estimate.safe_mib)
+        if estimate.safe_mib <= max(estimate.mib, most_mib):
+            return estimate
+        return replace(estimate, high=max(estimate.mib, most_mib))
 
     def nodes(self, now: float, ledger: Ledger) -> tuple[NodeView, ...]:
         """Every node's current view. A node without changes is the same object as before."""

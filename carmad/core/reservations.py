@@ -1,4 +1,5 @@
-"""Reservations: GPUs kept for some users for a time, or for nobody, which is maintenance.
+"""Reservations: GPUs kept for some users for a time, or for nobody, which is maintenance. A booking
+is one that a user made.
 
 The GPUs are chosen when the reservation is made. So the rule for a job is about one GPU at a time,
 and `carma gpus` can say today what happens on Monday; a number of GPUs, bound as late as possible,
@@ -29,6 +30,7 @@ class Reservation:
     starts: tuple[float, ...]
     lasts_s: float
     by: str
+    charged: tuple[str, ...] = ()  # of a booking: whose limits it counts against, users and @groups
 
     @property
     def whose(self) -> str:
@@ -43,6 +45,11 @@ class Reservation:
         """Whether it has begun and is not over."""
         start = self.next_start(now)
         return start is not None and start <= now
+
+    def gpu_s_left(self, now: float) -> float:
+        """GPU-seconds, over all of its times."""
+        ahead = (min(self.lasts_s, start + self.lasts_s - now) for start in self.starts)
+        return len(self.gpus) * sum(max(0.0, left) for left in ahead)
 
     def meets(self, other: Reservation) -> bool:
         """Whether both have a GPU at the same time."""

@@ -11,6 +11,7 @@ from carmad.core.fleet import Fleet
 from carmad.core.knowledge import Knowledge, with_report
 from carmad.core.ledger import Ledger
 from carmad.core.messages import Action, Began, Postponed, Sampled, Signal, Stepped
+from carmad.core.promises import OVERRUN
 from carmad.core.readings import Idleness, has_run_kernel
 from carmad.core.slowdown import with_company
 from carmad.core.states import advance
@@ -122,12 +123,12 @@ class Watch:
         """The job with a note and its usage, when it first exceeds its declared memory."""
         if job.estimate is None or not job.estimate.firm:
             return job
-        promised_mib, metered = job.estimate.mib, self._fleet.with_usage(job)
+        promised_mib, metered = job.estimate.safe_mib, self._fleet.with_usage(job)
         if not job.usage.peak_mib <= promised_mib < metered.usage.peak_mib:
             return job
         used_mib = metered.usage.peak_mib
         return metered.with_note(
-            f"uses {used_mib} MiB, more than the {promised_mib} MiB of its --gpu-mem"
+            f"{OVERRUN}{used_mib} MiB, more than the {promised_mib} MiB of its --gpu-mem"
         )
 
     def _with_profile(self, job: Job) -> Job:
