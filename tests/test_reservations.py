@@ -21,7 +21,7 @@ from carmad.config import Limits, Settings
 from carmad.core.history import Durations
 from carmad.core.messages import CancelRequested, LimitRequested, Reserved, Unreserved
 from carmad.core.quota import Limit
-from carmad.core.reservations import TIMES, Reservation
+from carmad.core.reservations import LAPSE_S, TIMES, Reservation
 from carmad.core.types import JobId, JobState, Prediction
 from carmad.errors import CarmaError
 from carmad.http.connections import Peer
@@ -289,6 +289,38 @@ def test_the_users_of_a_group_share_its_bookings() -> None:
     allow(server, "ada", 9)
     assert refused(server).startswith("@lab may book 2"), "both limits hold"
     assert refused(server, replace(ADA, groups=("staff",), user="eve")) == "eve may not book GPUs"
+
+
+def test_a_booking_that_nobody_uses_lapses() -> None:
+    server = FakeServer(2)
+    allow(server, "default", 9)
+    booked(server, lasts_s=4 * HOUR_S)
+    server.sample(NOON)
+    (one,) = server.scene.reservations
+    assert one.idle_since == server.now
+    (text,) = (each["text"] for each in api.reservations_out(server.scene))
+    assert "not used, so it ends at" in text
+    server.sample(LAPSE_S - 1)
+    job = server.submit(user="ada", on=str(server.gpus[1].index))
+    assert server.job(job).holds_gpus
+    server.sample(LAPSE_S)
+    (one,) = server.scene.reservations
+    assert one.idle_since is None, "it is in use"
+    server.exit(job)
+    server.sample(LAPSE_S / 2)
+    eve = server.submit(user="eve", on=str(server.gpus[1].index))
+    assert not server.job(eve).holds_gpus, "it is booked"
+    server.sample(LAPSE_S / 2)
+    server.sample(1)
+    assert server.scene.reservations == ()
+    assert server.job(eve).holds_gpus
+
+
+def test_what_an_administrator_reserves_does_not_lapse() -> None:
+    server = FakeServer(1)
+    reserving(server, 0, lasts_s=9 * HOUR_S)
+    server.sample(NOON + 8 * HOUR_S)
+    assert len(server.scene.reservations) == 1
 
 
 def test_a_user_has_only_so_many_bookings_and_administrators_as_they_like() -> None:

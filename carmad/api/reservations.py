@@ -100,7 +100,8 @@ async def reserve(call: Caller, body: ReserveIn) -> Response:
         scene = await call.service.scene()
         wanted = await run_in_threadpool(reservation, body, scene, call.peer)
         await call.request(Reserved(call.service.now(), wanted))
-        if wanted not in (await call.service.scene()).reservations:
+        made = (await call.service.scene()).reservations
+        if wanted not in (replace(each, idle_since=None) for each in made):
             raise Conflict("another reservation was made at the same time", "Try again.")
     return await _reservations_answer(call, wanted.id)
 
@@ -249,6 +250,8 @@ def _reservation_out(each: Reservation, scene: Scene) -> ReservationOut:
     gpus = [scene.gpus.get(gpu) for gpu in each.gpus]
     weekly = f", weekly until {clock(each.starts[-1])}" if left > 1 else ""
     when = f"{clock(slot.starts_at)} for {duration(each.lasts_s)}{weekly}"
+    lapses_at = each.lapses_at()
+    unused = f"; not used, so it ends at {clock(lapses_at)}" if lapses_at is not None else ""
     return {
         "id": each.id,
         "gpus": list(each.gpus),
@@ -260,7 +263,7 @@ def _reservation_out(each: Reservation, scene: Scene) -> ReservationOut:
         "active": not slot.in_s,
         "by": each.by,
         "booked": bool(each.charged),
-        "text": f"{_where(gpus)} for {each.whose}, from {when}",
+        "text": f"{_where(gpus)} for {each.whose}, from {when}{unused}",
         "in_the_way": [
             f"job {label(job)} of {job.spec.user} "
             + ("is still there" if not slot.in_s else "may still be there then")
