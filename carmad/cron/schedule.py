@@ -8,7 +8,7 @@ counts once, and what falls into the one that spring leaves out comes an hour la
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
@@ -27,7 +27,15 @@ WORDS = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
-DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
+MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+DAYS = ["sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+FIELDS = {  # the lowest and highest number, and names from there on
+    "minute": (0, 59, ()),
+    "hour": (0, 23, ()),
+    "day": (1, 31, ()),
+    "month": (1, 12, MONTHS),
+    "day_of_week": (0, 7, DAYS),
+}
 HINT = "Five fields: minute hour day month weekday, such as 30 2 * * mon-fri; or @daily."
 TO_COME = timedelta(microseconds=1)
 
@@ -45,48 +53,50 @@ def next_time(schedule: str, after: float) -> float | None:
 def _trigger(schedule: str) -> BaseTrigger:
     fields = WORDS.get(schedule, schedule).lower().split()
     try:
-        if len(fields) != 5:
+        if len(fields) != len(FIELDS):
             raise ValueError(f"it has {len(fields)} fields")
-        minute, hour, day, month, weekday = fields
-        weekday = _from_monday(weekday)
-        open_day, open_weekday = day.startswith("*"), weekday.startswith("*")
-        dates = ((day, weekday),) if open_day or open_weekday else ((day, "*"), ("*", weekday))
-        found = [
-            CronTrigger(None, month, d, None, w, hour, minute, 0, timezone=UTC) for d, w in dates
-        ]
+        wanted = {name: _expand(name, field) for name, field in zip(FIELDS, fields, strict=True)}
+        _, _, day, _, weekday = fields
+        both = day.startswith("*") or weekday.startswith("*")  # as cron has it, also for */2
+        left_open = ({},) if both else ({"day": "*"}, {"day_of_week": "*"})
+        found = [CronTrigger(**{**wanted, **one}, second=0, timezone=UTC) for one in left_open]
     except ValueError as error:
         raise CarmaError(f"{schedule!r:.80} is no schedule: {error}", HINT) from None
     return found[0] if len(found) == 1 else OrTrigger(found)
 
 
-def _from_monday(field: str) -> str:
-    """Weekdays by name. A range that ends on a Sunday, or goes over it, becomes a list."""
-    return ",".join(map(_days, field.split(",")))
+def _expand(name: str, field: str) -> str:
+    """All numbers of a field, which APScheduler does not take in all of cron's forms; weekdays by
+    name. Raises ValueError."""
+    if field == "*":
+        return field
+    numbers = sorted({number for part in field.split(",") for number in _numbers(name, part)})
+    return ",".join(DAYS[each] if name == "day_of_week" else str(each) for each in numbers)
 
 
-def _days(part: str) -> str:
+def _numbers(name: str, part: str) -> range:
+    low, high, names = FIELDS[name]
     span, slash, step = part.partition("/")
-    if span == "*":
-        return part if not slash else _list(0, 6, int(step))
     first, dash, last = span.partition("-")
-    begin, end = _number(first), _number(last) if dash else _number(first)
-    if dash and end < begin:
-        if end == 0:
-            end = 7
-        else:
-            raise ValueError(f"{span} ends before it begins")
-    return _list(begin, end, int(step) if slash else 1)
+    if slash and not (step.isdecimal() and int(step)):
+        raise ValueError(f"{part!r:.20} has no step above 0")
+    if slash and not dash and span != "*":
+        raise ValueError(f"{part!r:.20} has a step, but no range")
+    if span == "*":
+        begin, end = low, high - (name == "day_of_week")
+    else:
+        begin = _number(first, low, high, names)
+        end = _number(last, low, high, names) if dash else begin
+    if name == "day_of_week" and last == "sun":
+        end = high
+    if end < begin:
+        raise ValueError(f"{span} ends before it begins")
+    return range(begin, end + 1, int(step) if slash else 1)
 
 
-def _list(begin: int, end: int, step: int) -> str:
-    if step < 1:
-        raise ValueError("a step is at least 1")
-    return ",".join(dict.fromkeys(DAYS[day] for day in range(begin, end + 1, step)))
-
-
-def _number(word: str) -> int:
-    if re.fullmatch("[0-7]", word):
+def _number(word: str, low: int, high: int, names: Sequence[str]) -> int:
+    if word in names:
+        return low + names.index(word)
+    if word.isdecimal() and len(word) < 3 and low <= int(word) <= high:
         return int(word)
-    if word in DAYS:
-        return DAYS.index(word)
-    raise ValueError(f"{word!r:.20} is no day of the week")
+    raise ValueError(f"{word!r:.20} is not from {low} to {high}")
