@@ -138,6 +138,7 @@ COLUMNS = {
 }
 QUEUE = ("jobid", "name", "user", "st", "time", "limit", "gpus", "vram", "where")
 QUEUE_LONG = (*QUEUE, "mode", "peak", "submitted", "place", "attempt", "nice", "command")
+ORDERS = ("submitted", "ended", "name", "user", "state", "ran", "gpu-hours")  # of ended jobs
 HISTORY = (
     "jobid",
     "name",

@@ -219,6 +219,6 @@ def test_what_ended_last_is_first_and_says_why_it_failed(monkeypatch: pytest.Mon
     how = {"cause": "failure", "evidence": "ModuleNotFoundError: wandb"}
     old = job(9) | {"ended_at": "2026-11-23T01:00:00Z", "exit": {"cause": "success"}}
     late = job(2) | {"ended_at": "2026-11-23T02:00:00Z", "exit": how}
-    monkeypatch.setattr(client, "get", lambda path, **query: {"jobs": [old, late]})
+    monkeypatch.setattr(client, "get", lambda path, **query: {"jobs": [late, old]})
     found = Line({}, lambda: pytest.fail("not asked")).past
     assert [(row.id, row.failure) for row in found] == [("2", how["evidence"]), ("9", "")]

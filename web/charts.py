@@ -15,6 +15,7 @@ from cli.text import fraction, memory
 
 if TYPE_CHECKING:
     from carmad.api.job import JobOut
+    from carmad.api.jobs import CurveOut
     from carmad.api.timeline import (
         GpuTimelineOut,
         JobGpuTimelineOut,
@@ -53,7 +54,7 @@ class Series(TypedDict):
     name: str
     short: NotRequired[str]  # for where the name has no room
     values: Values
-    kind: str  # area, line, step
+    kind: str  # area, line, step; or points, which are no bins, and may be below zero
     stack: bool
     quiet: NotRequired[bool]  # drawn in grey
 
@@ -238,6 +239,22 @@ def load_chart(answer: JobTimelineOut) -> Chart:
     limit = answer["limits"]["sm_active"]
     limits = [_risk_limit(limit)] if limit <= 1 else []
     return _chart("SM activity of its GPUs", "", answer, series, limits)
+
+
+def metric_of(name: str) -> str:
+    return f"metric-{name}"
+
+
+def metric_chart(name: str, curve: CurveOut) -> Chart:
+    """What the job reported, when it did."""
+    return {
+        "title": name,
+        "unit": "",
+        "times": curve["times"],
+        "series": [_series(name, [*curve["values"]], "points")],
+        "limits": [],
+        "marks": [],
+    }
 
 
 def _chart(

@@ -212,7 +212,7 @@ class JobOut(OptionsOut):
     count: NotRequired[int]
     tasks: NotRequired[str]  # their indices, as in 2-7,9%4; of many spans only the first
     reason: NotRequired[str | None]
-    ended_at: NotRequired[str | None]
+    ended_at: NotRequired[str | None]  # an older carmad does not tell it of others' jobs
     late_s: NotRequired[float | None]  # of one that succeeded: after its deadline; below 0: before
     outlook: NotRequired[OutlookOut | None]  # of one with a deadline that has not ended
     layout: NotRequired[LayoutOut | None]
@@ -308,6 +308,7 @@ class Jobs:
             "gpus_wanted": job.spec.gpus,
             "submitted_at": stamp(job.submitted_at),
             "started_at": iso(job.started_at),
+            "ended_at": iso(job.ended_at),
             "elapsed_s": _seconds(job.current.run_s(self._scene.now)) if job.current else 0.0,
             "memory": self._memory(job),
         }
@@ -319,7 +320,6 @@ class Jobs:
         moving = self.moving(job)
         out["wait_s"], out["position"] = moving["wait_s"], moving["position"]
         out["reason"] = self.reason(job)
-        out["ended_at"] = iso(job.ended_at)
         out["late_s"] = _late_s(job)
         out["layout"] = _layout(spec.layout) if spec.layout else None
         out["stage_times"] = [asdict(one) for one in job.stage_times or spec.stage_times]

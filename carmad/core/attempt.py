@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Literal, NewType
 
 JobId = NewType("JobId", int)
+MAX_ID = 10**12  # a thousand jobs a second for thirty years: ids stay below
 GpuId = NewType("GpuId", str)  # the UUID the driver gives: GPU-… or MIG-…
 
 HOUR_S = 3600.0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 
 from carmad.config import Settings
-from carmad.core.choice import accepted, choice
+from carmad.core.choice import choice, filter_gpus
 from carmad.core.gpuview import GpuView, free_memory, settling, stale, with_server
 from carmad.core.ledger import Ledger
 from carmad.core.messages import Drain
@@ -87,9 +88,20 @@ class Fleet:
         self._outdated.update(gone.gpus if gone else ())
         return gone is not None
 
+    def note_bookings(self, now: float, ledger: Ledger) -> bool:
+        """Note which bookings are in use. False: nothing has changed."""
+        changed = False
+        for id, each in self.reservations.items():
+            if each.charged:
+                residents = (ledger.residents(gpu) for gpu in each.gpus)
+                users = {job.spec.user for job in chain.from_iterable(residents)}
+                self.reservations[id] = noted = each.note_use(users, now)
+                changed |= noted is not each
+        return changed
+
     def over(self, now: float) -> list[int]:
-        """The reservations that will not recur."""
-        return [id for id, each in self.reservations.items() if each.next_start(now) is None]
+        """The reservations that will not recur, and the bookings that are not used."""
+        return [id for id, each in self.reservations.items() if each.is_over(now)]
 
     def add(self, sample: GpuSample, residents: tuple[Job, ...]) -> GpuSample | None:
         """Add a reading of a GPU with these `residents`; returns the previous one.
@@ -182,7 +194,7 @@ class Fleet:
 
     def usable(self, spec: JobSpec) -> set[GpuId]:
         """The GPUs that are neither drained nor faulty, and that the job accepts."""
-        fitting = {gpu.id for gpu in accepted(self.gpus.values(), choice(spec))}
+        fitting = {gpu.id for gpu in filter_gpus(self.gpus.values(), choice(spec))}
         return fitting - self.drains.keys() - self._faulty
 
     def with_room(self, estimate: Estimate) -> Estimate:

@@ -120,6 +120,7 @@ class Scheduler:
             if job.ended:
                 self._placer.decisions.pop(job.id, None)
         now = events[-1].at
+        self._reserved |= self._fleet.note_bookings(now, self._ledger)
         for id in self._fleet.over(now):
             self._unreserve(id)
         self._actions += self._watch.expire(now)

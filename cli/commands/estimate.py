@@ -17,7 +17,7 @@ from cli.problems import Problem, Unreachable, Usage
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from carmad.api.estimates import EstimateOut, EstimatesOut, ExplanationOut
+    from carmad.api.guesses import EstimateOut, EstimatesOut, ExplanationOut
     from cli.vary import Fit
 
 ESTIMATE_S = 3600.0  # --within 600 may take 12 minutes, and other users' may go first

@@ -102,10 +102,14 @@ function span(min, max) {
   return [min - room, max + room];
 }
 
+// Measured at moments, and not in bins.
+const isPoints = (chart) => chart.series.every((one) => one.kind === "points");
+
 const stepOf = (times) => (times.length > 1 ? times[1] - times[0] : 1);
 
 // What uPlot draws. A time is the beginning of a bin: the last bin is shown to its end.
 function padded(chart) {
+  if (isPoints(chart)) return [chart.times, ...chart.series.map((one) => one.values)];
   const ends = chart.times.slice(-1).map((time) => time + stepOf(chart.times));
   return [[...chart.times, ...ends], ...edges(chart).map((edge) => [...edge, ...edge.slice(-1)])];
 }
@@ -168,7 +172,7 @@ class Chart {
       legend: { show: false },
       padding: [this.data.marks?.length ? HEAD_PX : 8, letterPx() * 2.2, 0, 0],
       cursor: { y: false, points: { show: false }, sync: { key: "time", scales: ["x", null] } },
-      scales: { x: { time: true, range: (u, min, max) => span(min, max) }, y: { range: () => [0, this.most()] } },
+      scales: { x: { time: true, range: (u, min, max) => span(min, max) }, y: { range: () => this.range() } },
       axes: [
         { ...axis, size: letterPx() * 2.4, space: letterPx() * 6, values: times },
         { ...axis, size: letterPx() * 4.4, space: letterPx() * 2.2, values, ...(unit === "MiB" ? { incrs: binary } : {}) },
@@ -182,6 +186,14 @@ class Chart {
     };
   }
 
+  range() {
+    if (!isPoints(this.data)) return [0, this.most()];
+    const values = this.data.series.flatMap((one) => one.values).filter((value) => value != null);
+    const [low, high] = [Math.min(...values), Math.max(...values)];
+    const room = (high - low) * 0.08 || Math.abs(high) * 0.1 || 1;
+    return values.length ? [low - room, high + room] : [0, 1];
+  }
+
   most() {
     const highest = edges(this.data).flat().reduce((a, b) => Math.max(a, b ?? 0), 0);
     const least = this.data.unit ? 0 : 1; // without a unit, it is a share
@@ -189,7 +201,8 @@ class Chart {
   }
 
   line(one) {
-    const points = { show: this.data.times.length < 2 }; // no line goes through one
+    const few = one.kind === "points" ? 60 : 2; // no line goes through one
+    const points = { show: this.data.times.length < few };
     if (one.stack) return { points, paths: () => null };
     const name = this.colour(one);
     return {
@@ -371,7 +384,7 @@ class Chart {
     const known = [...shown.map((one) => one.short ?? one.name), ...words.values()].join();
     if (this.legend.dataset.known === known) return;
     this.legend.dataset.known = known;
-    const items = shown.map((one) => [this.sample(one), one.short ?? one.name]);
+    const items = isPoints(this.data) ? [] : shown.map((one) => [this.sample(one), one.short ?? one.name]);
     for (const [kind, word] of words) items.push([shapeOf(kind), word]);
     this.legend.replaceChildren(...items.map(([picture, text]) => {
       const item = node("li", {}, text);
