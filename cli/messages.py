@@ -18,14 +18,22 @@ if TYPE_CHECKING:
 MISSING = "messages need Apprise, which is not installed beside carma"
 
 
-def send_test() -> int:
-    """Send a message to one's own addresses now, or a mail from the server to oneself."""
+def say_where() -> list[str]:
+    """Say where messages go; returns one's own addresses, none if they are mails from the server.
+    Raises CarmaError if they go nowhere."""
     try:
-        found = check_addresses()
+        return check_addresses()
     except CarmaError as error:
         if not server_mails():
             raise
         note(f"{error.message}: messages about your jobs are mails from the server")
+        return []
+
+
+def send_test() -> int:
+    """Send a message to one's own addresses now, or a mail from the server to oneself."""
+    found = say_where()
+    if not found:
         said = client.post("/v1/mail", {})
         became = f"it was not taken: {clean(said['why'])}" if said["why"] else "sent"
         print(f"mail to {said['to']}: {became}")

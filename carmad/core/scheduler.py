@@ -390,6 +390,8 @@ class Scheduler:
         self._ledger.put(job)
         if event.note and not estimate:
             self._ledger.note(event.job, event.note)
+        if job.doubted and estimate and not estimate.firm:
+            self._ledger.note(event.job, promises.overruled(job, estimate))
 
     def _on_drain_requested(self, event: DrainRequested) -> None:
         if event.reason is None:

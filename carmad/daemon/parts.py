@@ -48,7 +48,7 @@ from carmad.guards import Trouble
 from carmad.http.server import Server
 from carmad.installed import VERSION
 from carmad.learned import attendant
-from carmad.learned.estimates import Answer, ask, ask_all, patient
+from carmad.learned.estimates import Answer, ask_all, decide, patient
 from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.learned.models import Models
 from carmad.loop import Follower
@@ -325,7 +325,7 @@ class Daemon:
         except CarmaError as error:
             return Refusal(str(error), name)
         chosen = patient(self._settings) if patiently else self._settings
-        return ask(name, chosen, self._experience.server(abandoned=abandoned), whole)
+        return decide(chosen, self._experience.server(abandoned=abandoned), whole)
 
     def _deliver(self, models: Mapping[str, Model]) -> None:
         """Hand newly trained models to the core."""

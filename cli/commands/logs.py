@@ -172,11 +172,11 @@ def notify(options: Namespace) -> int:
     on each line, such as mailtos://USER:PASSWORD@HOST or slack://TOKEN. Without that file, you get
     mail, if the server sends any.
     """
-    from cli.messages import check_addresses, send_test, set_week
+    from cli.messages import say_where, send_test, set_week
 
     if options.week:
         return set_week(options.week == "on")
     if options.test:
         return send_test()
-    check_addresses()
+    say_where()
     return 0
