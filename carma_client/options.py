@@ -62,3 +62,5 @@ class Options(TypedDict, total=False):
     requeue: bool
     requeue_ok: bool
     notify: str | None
+    mail_user: str | None
+    idle_ok: str | None

@@ -484,3 +484,29 @@ class JobOptions:
         help="send a message at start, end, fail (any bad end), oom, limit80 (80 % of --time),"
         " suspend (and when it resumes): a list such as end,limit80; `carma notify` says where to",
     )
+    mail_user: str | None = option(
+        "--mail-user",
+        default=None,
+        section=RUN,
+        slurm="--mail-user",
+        read="mail_address",
+        metavar="ADDRESS",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}(@[A-Za-z0-9][A-Za-z0-9.-]{0,253})?$",
+        memory=False,
+        show="mails to",
+        help="where --notify sends mail, if the server sends any (default: the addresses of"
+        " `carma notify`, or else you at the server's domain)",
+    )
+    idle_ok: str | None = option(
+        "--idle-ok",
+        default=None,
+        section=RUN,
+        read="not_empty",
+        metavar="REASON",
+        pattern=r"^[^\x00-\x1f\x7f]{1,200}$",
+        memory=False,
+        show="may idle",
+        change=RUNNING,
+        help="why the job may hold its GPUs without using them: it is neither warned nor suspended"
+        " for that; everybody who sees the job sees the reason",
+    )

@@ -17,6 +17,7 @@ from carmad.options import (
     MAX_TASKS,
     MAX_TIME_S,
     MAX_WITHIN_S,
+    OPTIONS,
     TOLD_OF,
 )
 
@@ -408,6 +409,14 @@ def mail_type(text: str) -> str | None:
     """Slurm's --mail-type, as --notify has it; None: nothing."""
     words = _choices(text.upper(), tuple(MAIL_TYPES)).split(",")
     return ",".join(dict.fromkeys(what for word in words for what in MAIL_TYPES[word])) or None
+
+
+def mail_address(text: str) -> str:
+    """USER@HOST, or a user's name alone."""
+    pattern = OPTIONS["mail_user"].limits["pattern"]
+    if not re.match(pattern, text.strip()):
+        raise ArgumentTypeError(f"{text!r} is no mail address; give one, such as ada@example.org")
+    return text.strip()
 
 
 def _choices(text: str, known: tuple[str, ...]) -> str:

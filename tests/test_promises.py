@@ -204,12 +204,16 @@ def test_after_the_second_false_promise_a_word_counts_as_measured() -> None:
     server.tell(HoldRequested(server.now, waiting, True, "bob"))
     server.exit(first)
 
-    crowd(server)
+    second, _ = crowd(server)
     assert server.job(waiting).doubted, "also of what waits already"
     measured = Estimated(server.now, waiting, MEASURED)
     server.tell(measured)
     need = server.job(waiting).need
     assert need and (need.mib, need.source) == (29_800, "history")
+    overruled = "is planned with 30.2G (history) instead of the 4G of its --gpu-mem"
+    assert any(note.startswith(overruled) for note in server.job(waiting).notes)
+    (note,) = [each for each in server.job(second).notes if each.startswith("broke its promise")]
+    assert "it is the second time in 30 days" in note
     later = server.job(server.submit(user="bob", memory_mib=4 * GIB))
     assert later.doubted and later.need == later.spec.declared, "nothing else is known"
     assert not server.job(server.submit(user="ada", memory_mib=4 * GIB)).doubted
@@ -281,6 +285,10 @@ def test_what_a_job_should_ask_for_is_said_and_used(tmp_path: Path) -> None:
         job = daemon.await_state(auto, "queued")
         assert job["memory"]["estimate_source"] == "history" and job["estimate"]["firm"]
         assert "(history n=1) per GPU" in daemon.carma("show", str(auto))
+        words = ("--json", "--gpu-mem", "auto", "--wrap", script)
+        guesses = json.loads(daemon.carma("estimate", *words))["estimates"]
+        assert [one["source"] for one in guesses if one["chosen"]] == ["history"]
+        assert next(one for one in guesses if one["source"] == "declared")["why"]
         new, said = submit(daemon, "--gpu-mem", "auto", "--hold", "--wrap", "exit 0")
         assert said == ["no earlier run of it was measured: its memory need is estimated"]
         assert daemon.await_state(new, "queued")["memory"]["estimate_mib"] is None

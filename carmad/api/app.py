@@ -14,6 +14,7 @@ from carmad.api import (
     gpus,
     intake,
     jobs,
+    mail,
     models,
     reservations,
     server,
@@ -31,7 +32,7 @@ from carmad.installed import VERSION
 
 RESOURCES = (  # in the order of the reference
     *(intake, jobs, terminal, stream, actions, estimates, gpus, reservations, cron, models),
-    *(fairness, timeline, server),
+    *(fairness, timeline, mail, server),
 )
 
 

@@ -252,6 +252,7 @@ class JobOut(OptionsOut):
     umask: NotRequired[str]  # octal
     energy_j: NotRequired[float | None]  # None: not measured
     gpu_seconds: NotRequired[float]
+    idle_seconds: NotRequired[float]  # of these, in which no kernel of it ran
     sm_active_mean: NotRequired[float | None]
     receipt: NotRequired[ReceiptOut | None]  # null: it has not held GPUs
     history: NotRequired[list[MoveOut]]
@@ -356,6 +357,7 @@ class Jobs:
         out["umask"] = f"{spec.umask:04o}"
         out["energy_j"] = round(usage.energy_j, 3) or None
         out["gpu_seconds"] = round(usage.gpu_seconds, 3)
+        out["idle_seconds"] = round(usage.idle_seconds, 3)
         out["sm_active_mean"] = (
             round(usage.sm_seconds / usage.gpu_seconds, 4) if usage.gpu_seconds > 0 else None
         )

@@ -117,6 +117,8 @@ class Service(Follower):
     # By its name, and who sets it; slow. None: it cannot be changed here.
     set_policy: Callable[[str, str], None] | None = None
     advice: Callable[[], AdviceOut | None] = lambda: None  # on the policy
+    # A mail to this user; why it was not taken, or "". Slow.
+    send_test: Callable[[str], str] = lambda user: "this daemon only pretends"
     config_path: str | None = None
     config_toml: str | None = None
     troubles: Callable[[], Sequence[Trouble]] = tuple  # with plugins, including past ones

@@ -75,6 +75,7 @@ class Usage:
     energy_j: float = 0.0  # its share of its GPUs' energy, split evenly among residents
     sm_seconds: float = 0.0  # integral of its GPUs' SM activity while it ran there
     gpu_seconds: float = 0.0
+    idle_seconds: float = 0.0  # of these, in which no kernel of it ran
 
 
 @dataclass(frozen=True, slots=True)

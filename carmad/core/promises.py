@@ -157,6 +157,21 @@ def confess(culprit: Job, used_mib: int, victim: Job) -> str:
     )
 
 
+def second_time() -> str:
+    """What the note of the second false promise ends with."""
+    return (
+        f"; it is the second time in {WINDOW_S / DAY_S:.0f} days: what is measured or estimated"
+        " counts now, where that is more than your --gpu-mem"
+    )
+
+
+def overruled(job: Job, estimate: Estimate) -> str:
+    """The note for the owner of a job whose word does not count."""
+    asked = size(job.spec.memory_mib or 0)
+    used = f"{size(estimate.safe_mib)} ({estimate.source})"
+    return f"is planned with {used} instead of the {asked} of its --gpu-mem: carma submit says why"
+
+
 def weigh(job: Job, found: Estimate | None) -> Estimate | None:
     """The estimate by which a job is planned whose owner's word is doubted: what was measured or
     estimated, if that is more."""

@@ -270,7 +270,7 @@ class Scheduler:
             case Estimated():
                 self._on_estimated(event)
             case Sampled():
-                self._watch.take_samples(event)
+                self._actions += self._watch.take_samples(event)
                 if self.settings.suspend.host_memory_mib:
                     self._actions += self._relief.avert(event.samples, event.at)
             case Silent():
@@ -390,6 +390,8 @@ class Scheduler:
         self._ledger.put(job)
         if event.note and not estimate:
             self._ledger.note(event.job, event.note)
+        if job.doubted and estimate and not estimate.firm:
+            self._ledger.note(event.job, promises.overruled(job, estimate))
 
     def _on_drain_requested(self, event: DrainRequested) -> None:
         if event.reason is None:

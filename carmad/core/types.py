@@ -378,6 +378,10 @@ class Job:
         return self.current is not None and self.current.nearing
 
     @property
+    def idle(self) -> bool:
+        return self.current is not None and self.current.idle
+
+    @property
     def suspension(self) -> Suspension | None:
         """The present one."""
         its = self.attempts[-1] if self.attempts else None

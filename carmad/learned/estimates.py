@@ -47,15 +47,21 @@ Answer = Estimate | Refusal
 
 def ask(name: str, settings: Settings, server: Server, spec: JobSpec) -> Answer:
     """Ask one estimator about one job. Never raises. If auto has no estimate, declared memory is
-    used. A job that asks for what was measured is promised that, if anything was."""
-    if spec.wants_measured:
-        measured = _ask("history", lambda: current_history(settings, server), spec)
-        if isinstance(measured, Estimate):
-            return replace(measured, firm=True)
+    used."""
     answer = _ask(name, lambda: registry.estimator(name, settings, server), spec)
     if name == "auto" and isinstance(answer, Refusal) and spec.declared:
         return replace(spec.declared, seconds=answer.seconds, notes=(answer.why,))
     return answer
+
+
+def decide(settings: Settings, server: Server, spec: JobSpec) -> Answer:
+    """The answer by which a job is placed: that of the estimator in the settings. A job that asks
+    for what was measured is promised that, if anything was."""
+    if spec.wants_measured:
+        measured = _ask("history", lambda: current_history(settings, server), spec)
+        if isinstance(measured, Estimate):
+            return replace(measured, firm=True)
+    return ask(settings.estimator, settings, server, spec)
 
 
 def _ask(name: str, make: Callable[[], Estimator], spec: JobSpec) -> Answer:
@@ -97,8 +103,8 @@ def guesses(settings: Settings, server: Server, spec: JobSpec) -> list[Guess]:
             answer = ask(name, settings, server, spec)
             answers[name] = answer, answer.seconds or time.perf_counter() - begun
     # Last: a script is traced only once, and the estimator that caused it shows how long it took.
-    mine = answers.get(settings.estimator)
-    decisive = mine[0] if mine else ask(settings.estimator, settings, server, spec)
+    mine = None if spec.wants_measured else answers.get(settings.estimator)
+    decisive = mine[0] if mine else decide(settings, server, spec)
     deciding = {settings.estimator, decisive.source} if isinstance(decisive, Estimate) else set()
     return [
         Guess(name, answer, seconds, chosen=name in deciding)

@@ -343,7 +343,9 @@ def _write_parquet(file: Path, **query: Any) -> list[dict[str, Any]]:
     try:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError:
-        hint = "pip install 'carma-gpu[sim]', or write .csv"
+        from carmad.installed import how_to_add
+
+        hint = f"{how_to_add('sim')}; or write .csv"
         raise Problem("Parquet needs pyarrow, which CARMA's Python does not have", hint) from None
     rows = _rows(**query)
     columns = {name: [row.get(name) for row in rows] for name in _columns(rows)}
