@@ -177,7 +177,7 @@ STATE_STYLE = {
     "PD": "yellow",
     "RQ": "bold yellow",
     "H": "dim",
-    "ST": "cyan",
+    "CF": "cyan",
     "R": "green",
     "CG": "magenta",
     "CD": "green",
@@ -341,7 +341,7 @@ def gpu_report(answer: GpusOut) -> list[Block]:
             memory(gpu["memory_mib"]),
             memory(gpu["admissible_free_mib"]),
             *(fraction(risk[key]) for key in ("sm_active", "sm_occupancy", "dram_active")),
-            _risk(risk),
+            _risk(risk, answer["thresholds"]["risk"]["dram_active"]),
             str(len(gpu["jobs"])),
             in_style(gpu["state"], GPU_STYLE.get(gpu["state"], "yellow")),
         )
@@ -355,10 +355,16 @@ def gpu_report(answer: GpusOut) -> list[Block]:
     return [made, "", *details, f"limits: {words}", *notes]
 
 
-def _risk(risk: RiskOut) -> Line:
+def _risk(risk: RiskOut, dram_limit: float) -> Line:
+    """A GPU whose memory is the bottleneck takes jobs while its SMs are not busy enough for the
+    paper's test: that is no reason to call the risk low."""
     if not risk["samples"]:
         return in_style(NOTHING, "")
-    return in_style("high", "red") if risk["risky"] else in_style("low", "green")
+    if risk["risky"]:
+        return in_style("high", "red")
+    if (risk["dram_active"] or 0.0) >= dram_limit:
+        return in_style("memory-bound", "yellow")
+    return in_style("low", "green")
 
 
 def _flat(tree: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:

@@ -103,7 +103,7 @@ def both() -> list[Replay]:
     alone.gpus = [gpu(0, (2, "bert", 20))]
     alone.jobs = [{"code": "CD"}, {"code": "R"}, {"code": "PD"}]
     shared.gpus = [gpu(0, (2, "bert", 20), (3, "vgg", 10))]
-    shared.jobs = [{"code": "PD", "failures": [{}]}, {"code": "R"}, {"code": "ST"}]
+    shared.jobs = [{"code": "PD", "failures": [{}]}, {"code": "R"}, {"code": "CF"}]
     return [alone, shared]
 
 
