@@ -47,7 +47,7 @@ class JobColumn(Column):
         key: Callable[[JobOut], float] | None = None,
         fit: str = "",
     ) -> None:
-        super().__init__(header, right=number, fit=fit if number else "cut")
+        super().__init__(header, right=number, fit=fit or ("" if number else "cut"))
         self.cell = cell
         self.key = key
 
@@ -114,7 +114,7 @@ COLUMNS = {
         True,
         lambda j: j["memory"]["peak_mib"] or 0,
     ),
-    "where": JobColumn("GPU(REASON)", where),
+    "where": JobColumn("GPU(REASON)", where, fit="wrap"),
     "mode": JobColumn("MODE", lambda j: j.get("mode") or NOTHING),
     "submitted": JobColumn("SUBMITTED", lambda j: local_time(j["submitted_at"])),
     "started": JobColumn("STARTED", lambda j: local_time(j["started_at"])),
@@ -137,6 +137,8 @@ COLUMNS = {
     "command": JobColumn("COMMAND", lambda j: clean(" ".join(j.get("argv", [NOTHING])))),
 }
 QUEUE = ("jobid", "name", "user", "st", "time", "limit", "gpus", "vram", "where")
+QUEUE_SHORT = ("jobid", "name", "st", "where")
+QUEUE_WIDE = (*QUEUE[:-1], "peak", "submitted", "place", "where", "command")
 QUEUE_LONG = (*QUEUE, "mode", "peak", "submitted", "place", "attempt", "nice", "command")
 HISTORY = (
     "jobid",
@@ -203,7 +205,21 @@ def job_table(
     return [made]
 
 
+def top_table(listed: Sequence[JobOut], room: int) -> Table:
+    """The jobs for `carma top`: as much of each as there is room for."""
+    fields: Sequence[str] = QUEUE
+    if room < ROOM_FOR_ALL:
+        fields = QUEUE_SHORT
+    elif room >= ROOM_FOR_MORE:
+        fields = QUEUE_WIDE
+    (made,) = job_table(listed, with_params(fields, listed))
+    assert isinstance(made, Table)
+    made.drops = True
+    return made
+
+
 BAR_WIDTH = 10
+ROOM_FOR_ALL, ROOM_FOR_MORE = 60, 160
 ROOM_FOR_BARS = 110
 SETTLED = frozenset({"CD", "F", "CA", "TO", "OOM"})
 MOST_ENDED = 5
