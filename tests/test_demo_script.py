@@ -1,4 +1,4 @@
-"""`python3 demo.py`, by which newcomers begin: how it installs CARMA, and what it says if it cannot."""
+"""`python3 demo.py`, by which newcomers begin: how it installs CARMA, and why it cannot."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     """One that has these only."""
     there: set[str] = request.param
     monkeypatch.setattr(demo, "find_spec", lambda name: name if name in there else None)
-    monkeypatch.setattr(
-        demo.shutil, "which", lambda name: f"/bin/{name}" if name in there else None
-    )
+    uv = "/bin/uv" if UV in there else None
+    monkeypatch.setattr(demo.shutil, "which", lambda name: uv)
 
 
 @pytest.mark.parametrize(
