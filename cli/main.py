@@ -8,7 +8,7 @@ import sys
 from carmad import paths
 from carmad.errors import CarmaError
 from cli.problems import INTERRUPTED, report
-from cli.verbs import ARGPARSE, BY_NAME, ITSELF
+from cli.verbs import BY_NAME, GROUPS, ITSELF
 
 PIPE_CLOSED = 141  # what a shell reports for a program killed by SIGPIPE
 
@@ -25,7 +25,7 @@ def run(args: list[str]) -> int:
         sys.stdout.flush()
     except CarmaError as error:
         return report(error, as_json="--json" in args)
-    except SystemExit as exit:  # argparse and typer, after --help or a wrong option
+    except SystemExit as exit:  # argparse, after --help or a wrong option
         return exit.code if isinstance(exit.code, int) else 0
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -41,9 +41,11 @@ def dispatch(args: list[str]) -> int:
         from cli import output
 
         output.choose_color(color)
-    if words[:1] == ["help"]:
-        words = [*words[1:], "--help"]
-    verb = BY_NAME.get(words[0]) if words else None
+    words = _ask_for_help(words)
+    name, left = " ".join(words[:1]), words[1:]
+    if name in GROUPS:
+        name, left = " ".join(words[:2]), words[2:]
+    verb = BY_NAME.get(name)
     if verb is not None and not paths.is_served():
         from cli import cluster
 
@@ -52,13 +54,14 @@ def dispatch(args: list[str]) -> int:
         from cli.help import run_without_verb
 
         return run_without_verb(words)
-    if verb.reads == ITSELF:
-        return int(verb.function()(words[1:]))
-    if verb.reads == ARGPARSE:
-        return int(verb.function()(verb.read(words[1:])))
-    from cli.app import run_typer
+    return int(verb.function()(left if verb.reads == ITSELF else verb.read(left)))
 
-    return run_typer(verb, words[1:])
+
+def _ask_for_help(words: list[str]) -> list[str]:
+    """`help VERB` and `daemon help VERB` as `VERB --help`."""
+    group = words[:1] if words and words[0] in GROUPS else []
+    rest = words[len(group) :]
+    return [*group, *rest[1:], "--help"] if rest[:1] == ["help"] else words
 
 
 def _color(args: list[str]) -> tuple[str, list[str]]:

@@ -24,6 +24,11 @@ class Parser(argparse.ArgumentParser):
     help_width = 80
     runs_command = False  # whether a command, with options of its own, follows the options
 
+    def __init__(self, *words: Any, **options: Any) -> None:
+        super().__init__(*words, **options)
+        for action in self._actions:  # -h, if argparse adds it
+            action.help = "show this help"
+
     def format_help(self) -> str:
         from shutil import get_terminal_size
 
@@ -97,10 +102,21 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Titles as typer writes them."""
+    """One look of all help: what must be given is in the usage, titles are capitalized."""
 
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
-        super().add_usage(usage, actions, groups, prefix or "Usage: ")
+        if usage is None:
+            self._prog += " [OPTION…]"
+            actions = [each for each in actions if each.required or not each.option_strings]
+        super().add_usage(usage, actions, [], prefix or "Usage: ")
 
     def start_section(self, heading: Any) -> None:
+        if heading == "positional arguments":
+            heading = "arguments"
         super().start_section(heading and heading[0].upper() + heading[1:])
+
+    def _format_args(self, action: Any, default_metavar: str) -> str:
+        several = {"+": "{}…", "*": "[{}…]"}.get(action.nargs)
+        if several is None:
+            return super()._format_args(action, default_metavar)
+        return several.format(action.metavar or default_metavar)

@@ -149,11 +149,6 @@ def _add_other_forms(sections: dict[str, argparse._ArgumentGroup]) -> None:
         metavar="LIST",
         help="--notify in Slurm's words: BEGIN, END, FAIL, TIME_LIMIT_80, ALL",
     )
-    add(
-        "--mail-user",
-        metavar="ADDRESS",
-        help="accepted for Slurm's sake: where messages go is in your own file, see `carma notify`",
-    )
     add("--wrap", metavar="TEXT", help="run TEXT with /bin/sh")
 
 
@@ -240,6 +235,21 @@ def _tell_ignored(options: list[str] | None, where: str = "") -> None:
         if any(option.startswith("--mem") for option in options):
             text += " (for GPU memory, use --gpu-mem)"
         note(text)
+
+
+def warn_of_choice(options: argparse.Namespace) -> None:
+    """CARMA chooses the GPUs: the shell's own choice has no effect. In a job of CARMA, it is
+    CARMA's."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None or "CARMA_JOB_ID" in os.environ or options.on or options.gpus == 0:
+        return
+    numbers = chosen.replace(" ", "")
+    asks = "`--on 0,1` asks for GPUs by number"
+    if numbers and numbers.replace(",", "").isdecimal():
+        asks = f"`--on {numbers}` asks for {'these' if ',' in numbers else 'this'}"
+    elif not numbers:
+        asks = "`--gpus 0` asks for none"
+    note(f"CUDA_VISIBLE_DEVICES={chosen} has no effect, as CARMA chooses the GPUs; {asks}")
 
 
 def settle_messages(options: argparse.Namespace, body: dict[str, Any]) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 SUMMARIES: dict[str, dict[str, str]] = {
     "Jobs": {
-        "submit": "Submit a command or a job script; see `carma submit --help`.",
-        "run": "Wait for GPUs, then run a command here, in this terminal, as a job.",
+        "submit": "Put a command or a job script in the queue.",
+        "run": "Wait for GPUs, then run a command in this terminal, as a job.",
         "shell": "Wait for GPUs, then start a shell here, as a job.",
         "attach": "Start a shell in the environment of a running job, on its GPUs.",
         "exec": "Run a command in the environment of a running job, on its GPUs.",
         "adopt": "Make a job of a process of yours that already runs on a GPU.",
-        "queue": "List running and waiting jobs. Tasks that wait for the same reason share a row.",
+        "queue": "List running and waiting jobs.",
         "show": "Show everything about one of your jobs.",
-        "why": "Explain why a job waits: each GPU's reasons, with numbers, and what would help.",
+        "why": "Explain why a job waits, or what became of it, with numbers.",
         "logs": "Print the output of all attempts of a job; -f follows it.",
         "wait": "Wait for jobs to end. Exits with the exit code of the first that failed, or 0.",
         "cancel": "Cancel jobs. Running ones get SIGTERM, then SIGKILL.",
@@ -24,18 +24,18 @@ SUMMARIES: dict[str, dict[str, str]] = {
         "requeue": "Run ended jobs again, under their old ids.",
         "update": "Change options of waiting jobs; of running ones, --time and --requeue.",
         "notify": "Check where messages about your jobs go (--notify), and send one as a test.",
+        "book": "Book GPUs for your own jobs, or list what is booked and reserved.",
+        "cron": "Submit jobs again and again at set times, or show when they run next.",
         "report-step": "Report how long a training step of a running job takes, and its parts.",
         "report-metric": (
             "Report metrics of a running job, such as its accuracy, for `carma results`."
         ),
         "results": "Show the parameters of a sweep's tasks, and the metrics that they reported.",
-        "estimate": (
-            "Predict how much GPU memory a command needs, and where it fits. Nothing runs on a GPU."
-        ),
+        "estimate": "Predict how much GPU memory a command needs. It runs on no GPU.",
     },
     "Monitoring": {
         "status": "Show the GPUs, the jobs on them, and the queue.",
-        "top": "Show `carma status` live, with keys: ? lists them, q quits.",
+        "top": "Watch the GPUs, the jobs on them, and the queue, live.",
         "watch": (
             "Print what happens, as it happens: jobs that start, run, end, are retried; GPUs that"
             " are lost or drained."
@@ -78,3 +78,41 @@ SUMMARIES: dict[str, dict[str, str]] = {
         "gpumemnet": "Train the memory estimator gpumemnet.",
     },
 }
+
+# Of each group of verbs: the lines of those in it.
+BELOW: dict[str, dict[str, str]] = {
+    "daemon": {
+        "start": "Start a daemon for your own jobs, in the background.",
+        "run": "Run the daemon in the foreground.",
+        "stop": "Stop the daemon. Running jobs continue; the next daemon takes them over.",
+        "status": "Show whether the daemon is running, and where.",
+        "install": "Install the systemd units of carmad. For root.",
+        "replay": "Replay a daemon's journal, and check that every decision comes out the same.",
+    },
+    "config": {
+        "show": "Print the settings in effect.",
+        "check": (
+            "Check a settings file, together with the CARMA_… variables set here. Starts nothing."
+        ),
+        "set": "Change a setting, in the settings file and at once. For administrators.",
+    },
+    "gpumemnet": {
+        "generate": (
+            "Generate random networks of a family, labelled with the GPU memory that training"
+            " needs."
+        ),
+        "train": "Train the classifiers of each family, and print their accuracy.",
+        "evaluate": "Print the accuracy of the classifiers next to Table 3 of the CARMA paper.",
+    },
+}
+
+# What most people need: all that `carma` alone lists.
+FIRST = ("submit", "run", "queue", "why", "logs", "cancel", "top", "estimate")
+
+
+def summary(name: str) -> str:
+    """Of a verb, such as `queue` or `daemon start`, or of a group, such as `daemon`."""
+    group, _, below = name.partition(" ")
+    if below:
+        return BELOW[group][below]
+    return next(each[name] for each in SUMMARIES.values() if name in each)

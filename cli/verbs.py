@@ -1,8 +1,7 @@
 """Every verb of `carma`, and how its words are read. Imports stay light: each command starts here.
 
-A verb is the function of its name in its module. Its help begins with its line in `cli.summaries`;
-what follows is the function's docstring. `reads` says what reads its words: typer costs 75 ms, so
-what people type all day does without it.
+A verb is the function of its name in its module: of `daemon start`, `daemon_start`. Its help begins
+with its line in `cli.summaries`; what follows is the function's docstring.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 ARGPARSE = "argparse"  # `NAME_options` declares its options, and `NAME` gets them
 ITSELF = "itself"  # `NAME` gets all words: a command of the user's follows its own options
-TYPER = "typer"  # from the annotations of `NAME`, or a group with commands of its own
 
 
 class Verb:
@@ -48,19 +46,17 @@ class Verb:
 
     def summary(self) -> str:
         """The first line of its help."""
-        from cli.summaries import SUMMARIES
+        from cli.summaries import summary
 
-        return self._summary or next(
-            each[self.name] for each in SUMMARIES.values() if self.name in each
-        )
+        return self._summary or summary(self.name)
 
     def about(self) -> str:
-        """What its help says of it, in paragraphs. For a verb that is a function."""
+        """What its help says of it, in paragraphs."""
         lines = (self.function().__doc__ or "").splitlines()
         return "\n".join((self.summary(), "", *map(str.strip, lines))).strip()
 
     def function(self) -> Callable[..., Any]:
-        """What it does; for a group, its app."""
+        """What it does."""
         found: Callable[..., Any] = _find(self.module, self._own_name)
         return found
 
@@ -86,7 +82,7 @@ class Verb:
 
     @property
     def _own_name(self) -> str:
-        return self.name.replace("-", "_")
+        return self.name.replace("-", "_").replace(" ", "_")
 
 
 def _find(module: str, name: str) -> Any:
@@ -114,6 +110,8 @@ VERBS = (
     Verb("requeue", "steer", ARGPARSE),
     Verb("update", "steer", ARGPARSE),
     Verb("notify", "logs", ARGPARSE),
+    Verb("book", "shares", ARGPARSE),
+    Verb("cron", "cron", ARGPARSE),
     Verb("report-step", "results", ARGPARSE),
     Verb("report-metric", "results", ARGPARSE),
     Verb("results", "results", ARGPARSE),
@@ -127,19 +125,29 @@ VERBS = (
     Verb("stats", "past", ARGPARSE),
     Verb("report", "past", ARGPARSE),
     Verb("share", "shares", ARGPARSE),
-    Verb("estimators", "models", TYPER),
-    Verb("models", "models", TYPER),
+    Verb("estimators", "models", ARGPARSE),
+    Verb("models", "models", ARGPARSE),
     Verb("drain", "gpus", ARGPARSE),
     Verb("undrain", "gpus", ARGPARSE),
     Verb("limit", "shares", ARGPARSE),
     Verb("reserve", "shares", ARGPARSE),
-    Verb("doctor", "doctor", TYPER),
-    Verb("daemon", "server", TYPER),
-    Verb("config", "doctor", TYPER),
-    Verb("simulate", "simulate", TYPER),
+    Verb("doctor", "doctor", ARGPARSE),
+    Verb("daemon start", "server", ARGPARSE),
+    Verb("daemon run", "server", ARGPARSE),
+    Verb("daemon stop", "server", ARGPARSE),
+    Verb("daemon status", "server", ARGPARSE),
+    Verb("daemon install", "server", ARGPARSE),
+    Verb("daemon replay", "server", ARGPARSE),
+    Verb("config show", "doctor", ARGPARSE),
+    Verb("config check", "doctor", ARGPARSE),
+    Verb("config set", "doctor", ARGPARSE),
+    Verb("simulate", "simulate", ARGPARSE),
     Verb("demo", "demo", ITSELF),
     Verb("mcp", "mcp", ARGPARSE),
     Verb("completion", "completion", ARGPARSE),
-    Verb("gpumemnet", "models", TYPER),
+    Verb("gpumemnet generate", "models", ARGPARSE),
+    Verb("gpumemnet train", "models", ARGPARSE),
+    Verb("gpumemnet evaluate", "models", ARGPARSE),
 )
 BY_NAME = {name: verb for verb in VERBS for name in (verb.name, *verb.aliases)}
+GROUPS = frozenset(verb.name.partition(" ")[0] for verb in VERBS if " " in verb.name)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from carmad.daemon.main import build_parser
 from cli.summaries import SUMMARIES
+from cli.verbs import Verb
 from docs.pages import commands, settings
-from docs.pages.commands import Command, Word
+from docs.pages.commands import Word
 from docs.pages.text import one_line
 
 RUNNING = "carmad listens for `carma`, decides when and on which GPUs jobs start, and watches them."
@@ -41,28 +42,28 @@ def pages() -> dict[str, str]:
     """Every manual page in roff, by its file name."""
     every = commands.commands()
     made = {"carma.1": _carma(every), "carmad.8": _carmad(), "carma.toml.5": _settings()}
-    for one in every:
+    for _, one in every:
         made[f"carma-{one.name.replace(' ', '-')}.1"] = _command(one)
     return made
 
 
-def _carma(every: list[Command]) -> str:
+def _carma(every: list[tuple[str, Verb]]) -> str:
     out = [_head("carma", "1", "runs jobs on the shared GPUs of a server")]
     out += [".SH SYNOPSIS", "\\fBcarma\\fR [\\fB\\-\\-color\\fR \\fIWHEN\\fR] \\fIVERB\\fR …"]
     out += [".SH DESCRIPTION", _text(commands.ABOUT), ".SH COMMANDS"]
     for section in SUMMARIES:
         out.append(f".SS {section}")
-        for one in every:
-            if one.section == section:
+        for its, one in every:
+            if its == section:
                 page = f"carma-{one.name.replace(' ', '-')}"
-                out += [".TP", f".BR {_plain(page)} (1)", _text(one_line(one.about))]
+                out += [".TP", f".BR {_plain(page)} (1)", _text(one_line(one.about()))]
     out += [".SH EXIT STATUS", *_listed(commands.EXIT_CODES), ".PP", _text(commands.OTHER_CODES)]
     out += [".SH FILES", *_listed(FILES), ".SH SEE ALSO", ".BR carma.toml (5),", ".BR carmad (8)"]
     return "\n".join(out) + "\n"
 
 
-def _command(one: Command) -> str:
-    said = one_line(one.about)
+def _command(one: Verb) -> str:
+    said = one_line(one.about())
     name, what = f"carma-{one.name.replace(' ', '-')}", commands.describe(one)
     first = said.partition(". ")[0].partition(": ")[0].rstrip(".")
     out = [_head(name, "1", first[0].lower() + first[1:]), ".SH SYNOPSIS"]
@@ -118,7 +119,7 @@ def _words(words: Iterable[Word]) -> list[str]:
     out = []
     for word in words:
         names = ", ".join(f"\\fB{_plain(name)}\\fR" for name in word.names)
-        said = word.said + (f" ({', '.join(word.choices)})" if word.choices else "")
+        said = word.said
         out += [".TP", names, _text(one_line(said))]
     return out
 

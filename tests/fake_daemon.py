@@ -278,10 +278,11 @@ WHY = {
 }
 TOTALS = {
     "user": "alice",
-    "jobs": 7,
+    "jobs": 11,
     "succeeded": 5,
     "failed": 1,
     "oom": 1,
+    "cancelled": 4,
     "gpu_hours": 12.5,
     "energy_kwh": 3.25,
     "wait_mean_s": 61.0,
@@ -359,7 +360,7 @@ ANSWERS: dict[tuple[str, str], Any] = {
         "schema": 1,
         "gpus": [gpu(0), blank_gpu(1)],
         "source": {"name": "nvml", "provides": [], "missing": [], "notes": ["no SM activity"]},
-        "thresholds": {"risk": {"sm_active": 0.8}, "window_s": 30.0},
+        "thresholds": {"risk": {"sm_active": 0.8, "dram_active": 0.4}, "window_s": 30.0},
     },
     ("POST", "/v1/gpus/0/drain"): {
         "schema": 1,
@@ -374,6 +375,24 @@ ANSWERS: dict[tuple[str, str], Any] = {
         "jobs": [ended(), ended(code=None, signal=9)],
         "more": 0,
     },
+    ("GET", "/v1/cron"): {
+        "schema": 1,
+        "user": "ada",
+        "text": "0 3 * * * true\n",
+        "entries": [
+            {
+                "schedule": "0 3 * * *",
+                "command": "true",
+                "next_at": "2026-11-21T03:00:00Z",
+                "ran_at": None,
+                "job": None,
+                "state": None,
+                "skipped": 0,
+                "refused": None,
+            }
+        ],
+    },
+    ("POST", "/v1/cron"): {"schema": 1, "user": "bo", "text": "", "entries": []},
     ("GET", "/v1/reservations"): RESERVATIONS,
     ("POST", "/v1/reservations"): RESERVATIONS,
     ("POST", "/v1/reservations/1/cancel"): {"schema": 1, "reservations": []},
@@ -384,6 +403,7 @@ ANSWERS: dict[tuple[str, str], Any] = {
                 "id": 43,
                 "label": "43",
                 "user": "eve",
+                "earliest_at": NOW,
                 "expected_at": NOW,
                 "latest_at": None,
                 "text": "at noon",

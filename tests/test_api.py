@@ -234,7 +234,7 @@ def test_the_environment_is_scrubbed_but_for_what_is_exported(daemon: Daemon) ->
         {"gpus": -1},
         {"gpus": "1"},
         {"gpus": 1.5},
-        {"memory_mib": 0},
+        {"memory_mib": -1},
         {"nice": 10**30},
         {"time_limit_s": -1},
         {"time_limit_s": 1e300},

@@ -23,7 +23,7 @@ from cli import cluster
 from cli.commands import past
 from cli.main import run
 from cli.output import AUTO
-from cli.summaries import SUMMARIES
+from cli.summaries import BELOW, FIRST, SUMMARIES
 from cli.verbs import ARGPARSE, BY_NAME, ITSELF
 from cli.verbs import VERBS as LISTED
 from tests.attack.users import needs_root
@@ -54,6 +54,11 @@ VERBS: list[tuple[str, tuple[str, str], str]] = [
     ("undrain 0", ("POST", "/v1/gpus/0/resume"), "GPU 0: takes jobs"),
     ("reserve", ("GET", "/v1/reservations"), "job 42 of eve may still be there then"),
     ("reserve --gpus 2 --for 4h", ("POST", "/v1/reservations"), "1: GPU 0 for ada, from Monday"),
+    ("book --from 22:30 --for 4h", ("POST", "/v1/reservations"), "1: GPU 0 for ada, from Monday"),
+    ("book --cancel 1", ("POST", "/v1/reservations/1/cancel"), "is cancelled"),
+    ("cron", ("GET", "/v1/cron"), "0 3 * * *"),
+    ("cron --list", ("GET", "/v1/cron"), "0 3 * * * true"),
+    ("cron --remove --user bo", ("POST", "/v1/cron"), "bo has no recurring jobs"),
     ("reserve --cancel 1", ("POST", "/v1/reservations/1/cancel"), "is cancelled"),
     ("history", ("GET", "/v1/history"), "FAILED"),
     ("stats", ("GET", "/v1/stats"), "GPU-HOURS"),
@@ -96,7 +101,7 @@ def test_a_job_reports_what_its_steps_go_to(
     fake.answers["POST", "/v1/jobs/42/step"] = job(unused=why)
     assert run(["report-step", "0.25", "42"]) == 0
     assert capsys.readouterr().out == f"job 42: 0.25 s a step, but that has no effect: {why}\n"
-    assert run(["--help"]) == 0
+    assert run(["help", "--all"]) == 0
     listed = capsys.readouterr().out.split()
     assert "report-step" in listed and "report" in listed
 
@@ -206,23 +211,73 @@ def test_errors_for_programs(
 
 
 def test_every_verb_has_one_summary_in_the_order_of_the_verbs() -> None:
-    assert [name for verbs in SUMMARIES.values() for name in verbs] == [v.name for v in LISTED]
+    below = {name: [f"{name} {each}" for each in BELOW[name]] for name in BELOW}
+    named = [name for verbs in SUMMARIES.values() for name in verbs]
+    assert [each for name in named for each in below.get(name, [name])] == [v.name for v in LISTED]
     usual = {name: line for verbs in SUMMARIES.values() for name, line in verbs.items()}
     others = cluster.SUMMARIES
     assert others.keys() <= cluster.MODULES.keys()
     assert not [name for name, line in others.items() if line == usual[name]]
 
 
-def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--help"]) == 0
+def listed(screen: str) -> list[str]:
+    return re.findall(r"^  ([a-z][a-z-]*) ", screen, re.MULTILINE)
+
+
+def test_all_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["help", "--all"]) == 0
     out = capsys.readouterr().out
-    listed = {line.split()[0] for line in out.splitlines() if re.match(r"  [a-z][a-z-]* ", line)}
-    assert listed == {verb.name for verb in LISTED}
-    for words in (["-h"], ["help"]):
+    assert listed(out) == [name for verbs in SUMMARIES.values() for name in verbs]
+    assert f"list all {len(listed(out))} verbs" in out
+    for words in (["--help", "--all"], ["--all"]):
         assert run(words) == 0
         assert capsys.readouterr().out == out
+
+
+def test_the_first_screen_has_what_matters_and_says_where_the_rest_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert run([]) == 2
-    assert capsys.readouterr().out == out
+    out = capsys.readouterr().out
+    assert out.count("\n") < 24
+    assert listed(out)[:8] == list(FIRST) and "help --all" in out and "help VERB" in out
+    for words in (["-h"], ["--help"], ["help"]):
+        assert run(words) == 0
+        assert capsys.readouterr().out == out
+
+
+@pytest.mark.parametrize("group", sorted(BELOW))
+def test_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str], group: str) -> None:
+    assert run([group]) == 2
+    out = capsys.readouterr().out
+    assert out.startswith(f"Usage: carma {group} COMMAND") and listed(out) == list(BELOW[group])
+    for words in ([group, "-h"], [group, "--help"], [group, "help"], ["help", group]):
+        assert run(words) == 0
+        assert capsys.readouterr().out == out
+    first = next(iter(BELOW[group]))
+    assert run([group, "help", first]) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: carma {group} {first}")
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("submti", "submit"),
+        ("sbu", "submit"),
+        ("queu", "queue"),
+        ("explian", "why"),
+        ("daemno", "daemon"),
+        ("help logss", "logs"),
+        ("daemon strat", "daemon start"),
+        ("help config shwo", "config show"),
+    ],
+)
+def test_a_misspelt_verb_has_the_nearest_as_its_hint(
+    capsys: pytest.CaptureFixture[str], words: str, meant: str
+) -> None:
+    assert run(words.split()) == 2
+    assert capsys.readouterr().err.endswith(f"\nhint: did you mean `carma {meant}`?\n")
 
 
 @pytest.mark.parametrize(
@@ -233,13 +288,14 @@ def test_all_help_looks_alike(capsys: pytest.CaptureFixture[str], words: str) ->
     out = capsys.readouterr().out
     assert out.startswith(f"Usage: carma {words}")
     assert not set(out) & set("╭─│")
+    assert " [-" not in out.partition("\n\n")[0].replace("[--]", "")
     assert run([*words.split(), "--help"]) == 0
     assert capsys.readouterr().out == out
 
 
 @pytest.mark.parametrize("verb", sorted(set(BY_NAME) - {"demo"}))
 def test_each_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> None:
-    assert run([verb, "--help"]) == 0
+    assert run([*verb.split(), "--help"]) == 0
     out = capsys.readouterr().out
     if BY_NAME[verb].reads != ITSELF:  # these have pages of their own
         assert BY_NAME[verb].summary() in " ".join(out.split())
@@ -262,7 +318,7 @@ def test_usage_errors_exit_with_2(fake: FakeDaemon, capsys: pytest.CaptureFixtur
         out, err = capsys.readouterr()
         assert out == "" and err.startswith("carma: ") and err.count("\n") <= 2, words
     assert run(["queu"]) == 2
-    expected = "carma: no such command 'queu'\nhint: did you mean 'queue', 'requeue'?\n"
+    expected = "carma: no such command 'queu'\nhint: did you mean `carma queue`?\n"
     assert capsys.readouterr().err == expected
     assert run(["show", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["code"] == "usage"
@@ -815,7 +871,12 @@ def test_ids_for_completion(
 
 # starting quickly
 
-DAILY = [words for words in ASKING if BY_NAME[words.split()[0]].reads == ARGPARSE]
+HEAVY_VERBS = {"config", "daemon", "doctor", "estimators", "gpumemnet", "models", "simulate"}
+DAILY = [
+    words
+    for words in ASKING
+    if (first := words.split()[0]) not in HEAVY_VERBS and BY_NAME[first].reads == ARGPARSE
+]
 DAILY += ["completion ids", "queue --json"]
 HEAVY = {"typer", "rich", "pydantic", "typing", "dataclasses", "inspect", "asyncio", "http.client"}
 
@@ -946,7 +1007,7 @@ def test_nothing_is_cut_off_in_a_pipe(fake: FakeDaemon) -> None:
 def test_top_ends_with_q(fake: FakeDaemon) -> None:
     out = on_a_terminal("top", "-w", "30", keys=b"q")
     assert "policy magm" in out and "█" in out
-    assert fake.asked[-1][1] == "/v1/status"
+    assert [path for _, path, *_ in fake.asked].count("/v1/status") == 1
 
 
 def test_top_in_a_pipe_is_one_picture(fake: FakeDaemon) -> None:

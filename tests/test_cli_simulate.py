@@ -336,7 +336,7 @@ def test_nothing_is_simulated_twice(
         ("two.csv --tune monitor.windows_s=3,4", "Did you mean monitor.window_s?"),
         ("two.csv --tune monitor.window_s=3,", "should be a valid number"),
         ("two.csv --tune monitor.window_s", "should be a valid number"),
-        ("two.csv --jobs 0", "'--jobs'"),
+        ("two.csv --jobs 0", "--jobs: '0' is not a whole number"),
     ],
 )
 def test_wrong_words(capsys: pytest.CaptureFixture[str], words: str, piece: str) -> None:
@@ -529,6 +529,9 @@ def test_interrupted(
 
 
 def test_other_commands_do_not_wait_for_the_simulator() -> None:
-    code = "import sys, cli.app; print([m for m in sys.modules if m.startswith('carmad.sim')])"
+    code = (
+        "import sys, cli.main, cli.help;"
+        "print([m for m in sys.modules if m.startswith('carmad.sim')])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

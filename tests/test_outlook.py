@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carmad.api.outlook import outlook_out, start_out
+from carmad.api.outlook import foresee, outlook_out, start_out
 from carmad.api.wire import iso
 from carmad.config import Limits, Settings
+from carmad.core.decision import Decision, Placement, Reason, Verdict
 from carmad.core.line import Held
-from carmad.core.outlook import FORESEEN, Outlook, forecast, outlook
+from carmad.core.outlook import FORESEEN, LAUNCH_S, SLACK, Outlook, forecast, outlook
 from carmad.core.reservations import Reservation, slots
 from carmad.core.scene import Scene
 from carmad.core.tasks import JobsById
-from carmad.core.types import After, ArrayTask, Job, JobId, JobState, Prediction
+from carmad.core.types import After, ArrayTask, Attempt, Job, JobId, JobState, Prediction
 from carmad.testing import a_gpu_view, a_job, a_spec, a_view
 
 NOW = 1000.0
@@ -218,9 +219,9 @@ def test_what_its_owner_is_told(job: Job, residents: tuple[Job, ...], text: str 
 # -- an expected start, with its error
 
 
-def foreseen(line: list[Job], *residents: Job) -> list[str]:
+def foreseen(line: list[Job], *residents: Job, settling: Reason | None = None) -> list[str]:
     """What each of these is told, on a server with one GPU."""
-    gpu = a_gpu_view(0, residents=residents)
+    gpu = a_gpu_view(0, residents=residents, settling=settling)
     view = a_view([gpu], line, now=NOW)
     live = {job.id: job for job in (*line, *residents)}
     scene = Scene(view, {}, JobsById(live.values()), {}, tuple(line))
@@ -233,10 +234,49 @@ def test_a_start_is_expected_when_those_before_have_run_as_long_as_predicted() -
     limited = a_job(5, spec=a_spec(expected_s=60.0, time_limit_s=3000.0))
     line = [limited, waiting(6), waiting(7)]
     assert foreseen(line, predicted) == [
-        "17 UTC; at the latest 20 UTC",  # 1060 s, 1240 s
-        "18 UTC; at the latest 21 UTC",
-        "20 UTC; at the latest 23 UTC",
+        "as soon as a GPU suits it, most likely by 21 UTC",  # 1000 + 240 + 20 s
+        "most likely from 17 UTC to 22 UTC",  # the first has settled; 1260 + 1.4 × 60 + 20 s
+        "most likely from 17 UTC to 25 UTC",
     ]
+
+
+def test_an_expected_start_waits_until_the_gpu_has_settled() -> None:
+    """Said was the end of the job before, or at once: settling was left out."""
+    settling = Reason("settling", 60.0, 15.0, "s", "job 1")
+    long = running(1, 3600.0)
+    (found,) = forecast(
+        [waiting(5)], [a_gpu_view(0, residents=(long,), settling=settling)], NOW, window_s=60.0
+    ).values()
+    assert found.earliest == NOW + 45.0
+    assert found.likely.at == NOW + 3560.0
+    assert found.latest.at == NOW + 3600.0 * SLACK - 40.0 + LAUNCH_S
+    assert foreseen([waiting(5)], long, settling=settling) == [
+        "most likely from 17 UTC to 1970-01-01 01:40 UTC"
+    ]
+
+
+def test_those_that_share_end_later() -> None:
+    pair = running(1, 3600.0), running(2, 3600.0)
+    gpu = a_gpu_view(0, residents=pair)
+    (found,) = forecast([waiting(5)], [gpu], NOW).values()
+    assert found.likely.at == NOW + 2 * 3600.0 - 40.0
+    assert found.latest.at == NOW + 2 * 3600.0 * SLACK - 40.0 + LAUNCH_S
+
+
+@pytest.mark.parametrize("attempts", [0, 1])
+def test_under_a_policy_that_shares_nothing_a_start_waits_for_an_end(attempts: int) -> None:
+    """A job that is tried again alone finds a GPU busy under any policy."""
+    job, there = waiting(5), running(1, 3600.0)
+    if attempts:
+        job = replace(job, attempts=(Attempt(1, ()),))
+    gpu = a_gpu_view(0, residents=(there,))
+    busy = Placement(job.id, verdicts=(Verdict(gpu.gpu.id, (Reason("busy", 0, 1, "jobs"),)),))
+    decisions = {job.id: Decision(NOW, "exclusive", busy)}
+    view = a_view([gpu], (job,), now=NOW)
+    live = JobsById((job, there))
+    scene = Scene(view, {}, live, {}, (job,), decisions=decisions)
+    expected = NOW if attempts else NOW + 0.5 * 3600.0 - 40.0
+    assert foresee(scene)[job.id].earliest == expected
 
 
 def test_a_start_that_nobody_can_tell_is_not_told() -> None:
@@ -253,7 +293,7 @@ def test_a_start_that_nobody_can_tell_is_not_told() -> None:
     assert foreseen([waiting(5)], outlived) == ["unknown: job 1 has no known end"]
     only_likely = replace(running(1, None), prediction=Prediction(100.0, "forest"))
     (said,) = foreseen([waiting(5)], only_likely)
-    assert said == "17 UTC; at the latest: unknown, job 1 has no known end"
+    assert said == "as soon as a GPU suits it, most likely by 18 UTC"
 
 
 def test_who_has_used_up_a_quota_is_told_so() -> None:
@@ -271,7 +311,7 @@ def test_a_reserved_gpu_is_free_when_that_is_over() -> None:
     kept = Reservation(1, (a_gpu_view(0).id,), ("eve",), (NOW - 10.0,), 310.0, "root")
     gpu = a_gpu_view(0, reserved=slots((kept,), a_gpu_view(0).id, NOW))
     (found,) = forecast([waiting(5)], [gpu], NOW).values()
-    assert found.likely.at == found.latest.at == NOW + 300
+    assert found.earliest == found.likely.at == found.latest.at == NOW + 300
 
 
 def test_what_a_forecast_costs_is_bounded() -> None:
@@ -291,4 +331,5 @@ def test_the_latest_start_is_not_before_the_likely_one(
         for id, (n, s, more) in enumerate(jobs, 1)
     ]
     found = forecast(line, [a_gpu_view(n) for n in range(gpus)], NOW)
-    assert all(NOW <= each.likely.at <= each.latest.at for each in found.values())
+    for each in found.values():
+        assert NOW <= each.earliest <= each.likely.at <= each.latest.at

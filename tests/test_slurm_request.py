@@ -159,6 +159,7 @@ SAMPLES = {  # of each option, as it must change what is submitted
     "--chdir": "/",
     "--mail-type": "END",
     "--mail-user": "me@x",
+    "--idle-ok": "robot",
     "--wrap": "true",
     "--container": "image",
 }
@@ -200,7 +201,7 @@ def test_every_verb_works_or_says_what_does(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("CARMA_CLUSTER__ENGINE", "slurm")
     refused = {}
     for verb in VERBS:
-        if verb.name in LOCAL:
+        if verb.name.partition(" ")[0] in LOCAL:
             assert cluster.verb(verb) is verb
         elif verb.name in MODULES:
             assert callable(cluster.verb(verb).function())

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cli.text import Block, Cell, Span
 
 OF_ALL = ("head", "main")  # blocks of all pages, which are no parts
-STATE_LOOK = {"R": "good", "ST": "good", "CD": "good", "RQ": "warn", "H": "warn", "CA": "warn"}
+STATE_LOOK = {"R": "good", "CF": "good", "CD": "good", "RQ": "warn", "H": "warn", "CA": "warn"}
 STATE_LOOK |= dict.fromkeys(("F", "TO", "OOM"), "bad")
 GPU_LOOK = {"ok": "good", "settling": "", "drained": "warn", "reserved": "warn"}
 

@@ -31,12 +31,13 @@ class OutlookOut(TypedDict):
 
 
 class StartOut(TypedDict):
-    """When a waiting job is expected to start if it shares no GPU. None: unknown; `text` says
-    why."""
+    """When a waiting job is expected to start: nine of ten do from `earliest_at` to `latest_at`;
+    `expected_at` is when it would if it shared no GPU. None: unknown; `text` says why."""
 
     id: int
     label: str
     user: str
+    earliest_at: str | None
     expected_at: str | None
     latest_at: str | None
     text: str
@@ -105,6 +106,7 @@ def start_out(job: Job, scene: Scene) -> StartOut | None:
         "id": job.id,
         "label": label(job),
         "user": job.spec.user,
+        "earliest_at": iso(found.earliest),
         "expected_at": iso(found.likely.at),
         "latest_at": iso(found.latest.at) if isfinite(found.latest.at) else None,
         "text": _when(found, job, scene),
@@ -113,8 +115,21 @@ def start_out(job: Job, scene: Scene) -> StartOut | None:
 
 def foresee(scene: Scene) -> Mapping[JobId, Forecast]:
     """When the jobs that wait, or are suspended, are expected on GPUs."""
-    given = scene.line, scene.view.gpus, scene.now, scene.running
-    return scene.memo.recall("starts", forecast, *given)
+    given = scene.line, scene.view.gpus, scene.now, scene.running, _shares(scene)
+    window_s = scene.view.settings.monitor.window_s
+    return scene.memo.recall("starts", forecast, *given, window_s)
+
+
+def _shares(scene: Scene) -> bool:
+    """Whether the policy lets jobs share GPUs: it has refused none for being busy, except to jobs
+    that want one alone, such as those that are tried again."""
+    for id, made in scene.decisions.items():
+        job = scene.live.get(id)
+        if job and not job.exclusive and not job.attempts:
+            verdicts = made.placement.verdicts
+            if any(reason.code == "busy" for each in verdicts for reason in each.refused):
+                return False
+    return True
 
 
 def _unknown(job: Job, why: str) -> StartOut:
@@ -122,6 +137,7 @@ def _unknown(job: Job, why: str) -> StartOut:
         "id": job.id,
         "label": label(job),
         "user": job.spec.user,
+        "earliest_at": None,
         "expected_at": None,
         "latest_at": None,
         "text": f"unknown: {why}",
@@ -136,8 +152,13 @@ def _endless(start: Start, job: Job, scene: Scene) -> str:
 
 
 def _when(found: Forecast, job: Job, scene: Scene) -> str:
-    likely, latest = found.likely.at, found.latest.at
-    first = "as soon as a GPU suits it" if likely - scene.now < SOON_S else clock(likely)
+    earliest, latest = found.earliest, found.latest.at
+    soon = earliest - scene.now < SOON_S
     if latest == inf:
-        return f"{first}; at the latest: unknown, {_endless(found.latest, job, scene)}"
-    return first if latest - likely < SOON_S else f"{first}; at the latest {clock(latest)}"
+        first = "as soon as a GPU suits it" if soon else f"from {clock(earliest)} on"
+        return f"{first}; by when is unknown, as {_endless(found.latest, job, scene)}"
+    if latest - scene.now < SOON_S:
+        return "as soon as a GPU suits it"
+    if soon:
+        return f"as soon as a GPU suits it, most likely by {clock(latest)}"
+    return f"most likely from {clock(earliest)} to {clock(latest)}"

@@ -1,9 +1,10 @@
-"""Foresees when jobs would start and end without sharing, for their owners; policies do not use it.
+"""Foresees when jobs would start and end, for their owners; policies do not use it.
 
 List scheduling: waiting jobs take, in queue order, the GPUs that are free first, and running jobs
-release theirs when they are expected to end. A policy may do better by sharing, or worse for this
-job by another order. GPUs that are reserved now are free when that is over. Quotas, array limits,
-the host's CPUs and memory, later reservations and the small memory of MIG instances are ignored.
+release theirs when they are expected to end; a shared GPU takes the next job once it has settled. A
+policy may do better, or worse for this job by another order. GPUs that are reserved now are free
+when that is over. Quotas, array limits, the host's CPUs and memory, later reservations and the
+small memory of MIG instances are ignored.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from carmad.core.types import Job, JobId
 
 FORESEEN = 1000  # jobs of the line
 NOBODY = JobId(0)
+# With these, nine of ten forecasts hold, also if predictions are wrong: `lab.simulator.starts`.
+SHORTER, SLACK = 0.5, 1.4  # so much of its predicted duration does a job take
+LAUNCH_S = 20.0  # from one job's end, or the end of settling, to the next one's first kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +44,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """`likely`: if all take as long as predicted, or their limits; `latest`: if all take as long as
-    they may."""
+    """`earliest`: if a GPU takes the next job as soon as it has settled; `likely`: if none is
+    shared, and all take as long as predicted, or their limits; `latest`: if, besides, jobs that
+    share now go on to slow each other down, and all take `SLACK` times longer."""
 
+    earliest: float
     likely: Start
     latest: Start
 
@@ -62,16 +68,68 @@ def outlook(
 
 
 def forecast(
-    line: Iterable[Job], gpus: Iterable[GpuView], now: float, running: Iterable[Job] = ()
+    line: Iterable[Job],
+    gpus: Iterable[GpuView],
+    now: float,
+    running: Iterable[Job] = (),
+    shares: bool = True,
+    window_s: float = 0.0,
 ) -> dict[JobId, Forecast]:
-    """Of the first `FORESEEN` waiting jobs. `running`: see `outlook`."""
+    """Of the first `FORESEEN` waiting jobs. `running`: see `outlook`. `shares`: whether the policy
+    lets jobs share a GPU, which it does `window_s` after the last one's first kernel."""
     waiting, there, run = tuple(islice(singly(line), FORESEEN)), tuple(gpus), tuple(running)
-    likely = _starts(waiting, there, now, run, likely_s)
-    latest = _starts(waiting, there, now, run, Job.at_most_s)
+    settled_s = _settled_s(there, window_s) if shares else {}
+    together: dict[JobId, int] = {}
+    for gpu in there:
+        for job in gpu.residents:
+            together[job.id] = max(together.get(job.id, 1), len(gpu.residents))
+
+    def shortest_s(job: Job, now: float) -> float:
+        its_s = _within_s(job, now, SHORTER)
+        if not shares or job.exclusive or not job.spec.gpus:
+            return its_s
+        return min(its_s, settled_s.get(job.id, window_s))
+
+    def middle_s(job: Job, now: float) -> float:
+        slower = together.get(job.id, 1)
+        return _within_s(job, now, slower) if slower > 1 else likely_s(job, now)
+
+    def longest_s(job: Job, now: float) -> float:
+        return _within_s(job, now, SLACK * together.get(job.id, 1)) + LAUNCH_S
+
+    soonest = _starts(waiting, there, now, run, shortest_s)
+    likely = _starts(waiting, there, now, run, middle_s)
+    latest = _starts(waiting, there, now, run, longest_s)
     return {
-        id: Forecast(one, max(one, latest[id], key=lambda start: start.at))
+        id: Forecast(
+            min(one.at, soonest[id].at), one, max(one, latest[id], key=lambda start: start.at)
+        )
         for id, one in likely.items()
     }
+
+
+def _settled_s(gpus: Iterable[GpuView], window_s: float) -> dict[JobId, float]:
+    """For how long each resident still keeps others from its GPUs, at least."""
+    found: dict[JobId, float] = {}
+    for gpu in gpus:
+        its_s = 0.0
+        if why := gpu.settling:
+            its_s = max(0.0, why.need - why.have) if why.code == "settling" else window_s
+        found |= {job.id: max(its_s, found.get(job.id, 0.0)) for job in gpu.residents}
+    return found
+
+
+def _within_s(job: Job, now: float, factor: float) -> float:
+    """How long it will still run if it takes `factor` times as long as predicted in all, or as nine
+    of ten such jobs take where that is longer; its time limit bounds it."""
+    expected_s = job.expected_s
+    if factor > 1 and job.prediction and job.prediction.at_most_s:
+        expected_s = max(expected_s or 0.0, job.prediction.at_most_s / SLACK)
+    done_s, limit_s = job.attained_s(now), job.spec.time_limit_s
+    left_s = inf if expected_s is None else expected_s * factor - done_s
+    if left_s <= 0:  # it takes longer still
+        left_s = inf if factor > 1 else 0.0
+    return left_s if limit_s is None else min(left_s, max(0.0, limit_s - done_s))
 
 
 def _starts(

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, Select, case, func, or_, select, text
 from sqlalchemy import Row as Found
 from sqlalchemy.sql.selectable import TextualSelect
 
+from carmad.core.attempt import MAX_ID
 from carmad.core.decision import Decision
 from carmad.core.history import BIN_S, BINS, RUNS, Submission, past
 from carmad.core.ledger import ENDED_REMEMBERED
@@ -50,6 +51,7 @@ from carmad.store.tables import (
     METRICS,
     NOTICES,
     RESERVATIONS,
+    TIMELINE,
     TRANSITIONS,
 )
 from carmad.store.values import (
@@ -65,8 +67,6 @@ from carmad.store.values import (
 
 R = TypeVar("R")
 T = TypeVar("T")
-
-MAX_ID = 10**12  # a thousand jobs a second for thirty years: ids stay below
 
 _LIVE = [state.value for state in JobState if state not in ENDED]
 _MOST_READ = 64 << 20  # characters of jobs' bodies at a time
@@ -383,6 +383,13 @@ class Reader:
                 retention.total_externals(connection, since, user, until),
                 retention.latest_externals(connection, since, user),
             )
+
+    def known_from(self) -> float | None:
+        """When the oldest record begins, of a job or of the GPUs. None: there is none."""
+        oldest = select(func.min(JOBS.c.submitted_at)), select(func.min(TIMELINE.c.start))
+        with self._reading() as connection:
+            found = [connection.scalar(query) for query in oldest]
+        return min((float(at) for at in found if at is not None), default=None)
 
     def limit_changes(self, subject: str, limit: int) -> list[Limit]:
         """The limits that were set for a subject, the newest first."""

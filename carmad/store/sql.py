@@ -39,6 +39,7 @@ from carmad.store.reading import LIVE_JOBS, Reader
 from carmad.store.tables import (
     ACCOUNTS,
     CLOCK,
+    CRONTABS,
     DECISIONS,
     DRAINS,
     GIVEN_IDS,
@@ -229,6 +230,19 @@ class SqlStore(Reader):
         with self._transaction() as connection:
             connection.execute(_DELETE_NOTICES, {"ids": json.dumps(list(ids))})
 
+    def crontabs(self) -> dict[int, str]:
+        """By the user's id."""
+        with self._transaction() as connection:
+            rows = connection.execute(select(CRONTABS.c.uid, CRONTABS.c.body)).all()
+        return {row.uid: row.body for row in rows}
+
+    def save_crontab(self, uid: int, body: str | None) -> None:
+        """In place of the user's earlier one. None: there is none any more."""
+        with self._transaction() as connection:
+            connection.execute(delete(CRONTABS).where(CRONTABS.c.uid == uid))
+            if body is not None:
+                connection.execute(insert(CRONTABS).values(uid=uid, body=body))
+
     def timeline(self) -> list[Saved]:
         """All that is recorded, in order of time."""
         query = select(TIMELINE.c.gpu, TIMELINE.c.start, TIMELINE.c.body)
@@ -320,7 +334,7 @@ class SqlStore(Reader):
             connection.execute(
                 _SHIFT_TRANSITIONS, {"by_s": by_s, "ids": json.dumps([row["id"] for row in rows])}
             )
-        self._change_accounts(connection, lambda each: replace(each, at=each.at + by_s))
+        self._change_accounts(connection, lambda each: each.shift(by_s))
 
     def _change_accounts(
         self, connection: Connection, change: Callable[[Account], Account]

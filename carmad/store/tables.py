@@ -177,6 +177,14 @@ RESERVATIONS = Table(
     Column("body", Text, nullable=False),
 )
 
+# Users' recurring jobs: see `carmad.cron`.
+CRONTABS = Table(
+    "crontabs",
+    METADATA,
+    Column("uid", Integer, primary_key=True),
+    Column("body", Text, nullable=False),
+)
+
 # One row: the clock that the times in the other tables refer to.
 CLOCK = Table(
     "clock",

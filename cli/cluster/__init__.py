@@ -82,7 +82,7 @@ def verb(asked: Verb) -> Verb:
         return asked  # in a job on a node, whose carmad may be back in a moment
     if engine not in ENGINES:
         raise Usage(f"cluster.engine is {engine!r}", f"it can be: {', '.join(ENGINES)}")
-    if asked.name in LOCAL:
+    if asked.name.partition(" ")[0] in LOCAL:
         return asked
     if asked.name not in MODULES:
         instead = INSTEAD.get(asked.name, IN_THE_JOB).format(verb=asked.name)

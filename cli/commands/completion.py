@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from carmad.errors import CarmaError
 from cli import client
-from cli.verbs import ARGPARSE, BY_NAME, TYPER
+from cli.summaries import BELOW
+from cli.verbs import ARGPARSE, BY_NAME
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -59,7 +60,6 @@ def _print_ids() -> None:
 def _words() -> dict[str, list[str]]:
     """What may follow each verb: its options, or its subcommands."""
     from cli import submission
-    from cli.app import build_command
     from cli.commands import estimate
     from cli.commands.run import parser_of
 
@@ -69,29 +69,19 @@ def _words() -> dict[str, list[str]]:
         "shell": lambda: parser_of("shell"),
         "estimate": estimate.build_parser,
     }
-    words = {}
+    words = {group: sorted(below) for group, below in BELOW.items()}
     for name, verb in BY_NAME.items():
-        if verb.reads == TYPER:
-            command = build_command(verb)
-            below = getattr(command, "commands", None)
-            words[name] = sorted(below) if below else _options(command)
-        else:
+        if " " not in name:
             made = own.get(verb.name, verb.parser if verb.reads == ARGPARSE else None)
-            words[name] = _own(made()) if made else []
+            words[name] = _options(made()) if made else []
     words["completion"] = list(SHELLS)
     return words
 
 
-def _own(parser: Any) -> list[str]:
+def _options(parser: Any) -> list[str]:
     """The options of a verb that argparse reads."""
     options = (option for action in parser._actions for option in action.option_strings)
     return sorted(option for option in options if option.startswith("--"))
-
-
-def _options(command: Any) -> list[str]:
-    return sorted(
-        option for param in command.params for option in param.opts if option.startswith("--")
-    )
 
 
 def _plugins() -> dict[str, list[str]]:

@@ -11,9 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from carma_client import Client
 from carmad import installed, paths
@@ -22,15 +20,18 @@ from carmad.errors import CarmaError
 from carmad.readable import clean
 from carmad.threads import Threads
 from cli import client, cluster, output
-from cli.app import Json, group
+from cli.options import add_json
 from cli.problems import Usage
 from cli.text import Table, columns, in_style
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from carmad.api.job import JobOut
     from carmad.api.server import DoctorOut
     from carmad.selftest.facts import Fact
     from carmad.selftest.report import Finding, Report
+    from cli.plain import Options
     from cli.text import Block
 
 LOW_DISK_BYTES = 1 << 30
@@ -38,44 +39,31 @@ NOBODY = 65534  # an ordinary user, on every machine
 PYTHON_WITHIN_S = 20.0
 DRIVER_WITHIN_S = 20.0  # without persistence, it takes seconds to wake each GPU
 
-config = group()
+
+def doctor_options(parser: Options) -> None:
+    about = "test an idle GPU instead: takes up to five minutes, needs no daemon"
+    parser.add_argument("--gpu", action="store_true", help=about)
+    about = "with --gpu: its index, as in carma gpus, or its UUID"
+    parser.add_argument("--device", metavar="GPU", help=about)
+    about = "with --gpu: write the proposed settings to the settings file"
+    parser.add_argument("--write", action="store_true", help=about)
+    about = "check instead that Slurm and CARMA fit each other"
+    parser.add_argument("--slurm", action="store_true", help=about)
+    add_json(parser)
 
 
-def doctor(
-    json: Json = False,
-    gpu: Annotated[
-        bool,
-        typer.Option(
-            "--gpu", help="Test an idle GPU instead: takes up to five minutes, needs no daemon."
-        ),
-    ] = False,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", help="With --gpu: its index, as in carma gpus, or its UUID."),
-    ] = None,
-    write: Annotated[
-        bool,
-        typer.Option(
-            "--write", help="With --gpu: write the proposed settings to the settings file."
-        ),
-    ] = False,
-    slurm: Annotated[
-        bool, typer.Option("--slurm", help="Check instead that Slurm and CARMA fit each other.")
-    ] = False,
-) -> None:
-    if gpu:
-        run_selftest(device or "", json, write)
-        return
-    if device or write:
+def doctor(options: Namespace) -> int:
+    if options.gpu:
+        return run_selftest(options.device or "", options.json, options.write)
+    if options.device or options.write:
         raise Usage("--device and --write need --gpu")
-    checks = list(_of_slurm() if slurm else _all())
+    checks = list(_of_slurm() if options.slurm else _all())
     answer = {"schema": 1, "checks": checks}
-    if json:
+    if options.json:
         output.print_json(answer)
     else:
         output.show(check_table({"schema": 1, "checks": checks}))
-    if any(check["ok"] is False for check in checks):
-        raise typer.Exit(1)
+    return int(any(check["ok"] is False for check in checks))
 
 
 CHECK_STYLE = {True: ("ok", "green"), None: ("warn", "yellow"), False: ("FAIL", "bold red")}
@@ -217,45 +205,49 @@ def _disk() -> CheckOut:
     return verdict("disk", free > LOW_DISK_BYTES or None, detail, "free space, or jobs are refused")
 
 
-@config.command("show")
-def show(json: Json = False) -> None:
-    """Print the settings in effect."""
+def config_show_options(parser: Options) -> None:
+    add_json(parser)
+
+
+def config_show(options: Namespace) -> int:
     answer = client.get("/v1/config")
-    if json:
+    if options.json:
         output.print_json(answer)
-        return
+        return 0
     print(f"# {answer['path'] or 'no file: all defaults'}")
     print((answer["toml"] or "").rstrip())
+    return 0
 
 
-@config.command("check")
-def check(
-    file: Annotated[
-        Path | None, typer.Argument(help="Default: the file that carmad would read.")
-    ] = None,
-) -> None:
-    """Check a settings file, together with the CARMA_… variables set here. Starts nothing."""
-    print(_check_settings(file))
+def config_check_options(parser: Options) -> None:
+    about = "default: the file that carmad would read"
+    parser.add_argument("file", nargs="?", metavar="FILE", type=Path, help=about)
 
 
-@config.command("set")
-def set_policy(
-    setting: Annotated[str, typer.Argument(metavar="SETTING", help="So far: policy.")],
-    value: Annotated[str, typer.Argument(help="The name of a policy.")],
-) -> None:
-    """Change a setting, in the settings file and at once. For administrators."""
-    if setting != "policy":
+def config_check(options: Namespace) -> int:
+    print(_check_settings(options.file))
+    return 0
+
+
+def config_set_options(parser: Options) -> None:
+    parser.add_argument("setting", metavar="SETTING", help="so far: policy")
+    parser.add_argument("value", metavar="VALUE", help="the name of a policy")
+
+
+def config_set(options: Namespace) -> int:
+    if options.setting != "policy":
         hint = "change the file that carma config show names, and then: systemctl reload carmad"
-        raise Usage(f"{setting} cannot be set by a command", hint)
-    client.post("/v1/config", {"policy": value})
-    print(f"the policy {value} decides from now on")
+        raise Usage(f"{options.setting} cannot be set by a command", hint)
+    client.post("/v1/config", {"policy": options.value})
+    print(f"the policy {options.value} decides from now on")
+    return 0
 
 
 STYLE = {"holds": "green", "differs": "bold red", "cannot be told here": "dim"}
 
 
-def run_selftest(device: str, json: bool, write: bool) -> None:
-    """Exits with 1 if anything differs."""
+def run_selftest(device: str, json: bool, write: bool) -> int:
+    """Returns 1 if anything differs."""
     from carmad import configfile
     from carmad.configwriting import settings_text, write_settings
     from carmad.selftest import run as selftest
@@ -273,8 +265,7 @@ def run_selftest(device: str, json: bool, write: bool) -> None:
     if write and report.settings:
         write_settings(path, report.settings)
         output.note(f"{path} has {', '.join(report.settings)}; restart carmad to use them")
-    if report.differs:
-        raise typer.Exit(1)
+    return int(bool(report.differs))
 
 
 def findings_table(report: Report) -> list[Block]:

@@ -9,50 +9,52 @@ from contextlib import contextmanager
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
-
-import typer
 
 from carmad.readable import clean
 from cli import client, output
-from cli.app import Json, group
+from cli.options import add_json
+from cli.parse import whole
 from cli.problems import Problem, Usage
 from cli.text import NOTHING, Table, bar, columns, heading, in_style, local_time, pairs, span
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from carmad.api.estimates import EstimatorsOut
     from carmad.api.models import BinOut, ModelDetailOut, ModelOut, ModelsOut, TrainingOut
+    from cli.plain import Options
     from cli.text import Block
     from estimators.gpumemnet.files import Card, Origin, Sample, Score
 
 
-def models(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Draw this model: its tree, or its curves.")
-    ] = None,
-    train: Annotated[
-        bool, typer.Option("--train", help="Train the models now (administrators).")
-    ] = False,
-    json: Json = False,
-) -> None:
+def models_options(parser: Options) -> None:
+    about = "draw this model: its tree, or its curves"
+    parser.add_argument("name", nargs="?", metavar="NAME", help=about)
+    about = "train the models now (administrators)"
+    parser.add_argument("--train", action="store_true", help=about)
+    add_json(parser)
+
+
+def models(options: Namespace) -> int:
     """Some come with CARMA; others are trained, and regularly retrained, on this server's past
     jobs. ERROR is measured on jobs left out of the training.
     """
-    if train and name:
+    name = options.name
+    if options.train and name:
         raise Usage("--train takes no name: it trains all models", "leave the name out")
-    if train:
+    if options.train:
         answer = client.post("/v1/models/train", None)
     else:
         answer = client.get("/v1/models" if name is None else f"/v1/models/{quote(name, safe='')}")
-    if json:
+    if options.json:
         output.print_json(answer)
-        return
-    if train:
+    elif options.train:
         print("training has started and takes minutes: see `carma models`")
-        return
-
-    output.show(model_list(answer) if name is None else model_details(answer))
+    else:
+        output.show(model_list(answer) if name is None else model_details(answer))
+    return 0
 
 
 MOST_BINS = 16  # drawn per curve: --json has all
@@ -149,17 +151,21 @@ def _thin(bins: Sequence[BinOut]) -> list[BinOut]:
     return [bins[round(n * last / (MOST_BINS - 1))] for n in range(MOST_BINS)]
 
 
-def estimators(json: Json = False) -> None:
+estimators_options = add_json
+
+
+def estimators(options: Namespace) -> int:
     """BIAS is the median error, positive for estimates that are too high. Half of the errors are
     within P50, 95% within P95. THEN is P50 of the older half of these jobs, NOW of the newer half:
     whether it has become better. UNTAUGHT is P50 without what the estimator has learned from
     similar jobs. UNDER is the share of jobs that used more than the upper end of their estimate.
     """
     answer = client.get("/v1/estimators")
-    if json:
+    if options.json:
         output.print_json(answer)
     else:
         output.show(accuracy_table(answer))
+    return 0
 
 
 def accuracy_table(answer: EstimatorsOut) -> list[Block]:
@@ -193,8 +199,7 @@ def accuracy_table(answer: EstimatorsOut) -> list[Block]:
 T = TypeVar("T")
 
 NEEDED = {"torch": "torch", "sklearn": "scikit-learn", "numpy": "numpy"}
-
-gpumemnet = group()
+MOST = 1 << 32  # of a seed, or of networks
 
 
 class Family(StrEnum):
@@ -203,44 +208,45 @@ class Family(StrEnum):
     TRANSFORMER = "transformer"
 
 
-Data = Annotated[list[Path], typer.Argument(metavar="DATA…", help="Files written by generate.")]
+def gpumemnet_generate_options(parser: Options) -> None:
+    parser.add_argument("to", metavar="FILE", type=Path, help="output file (.jsonl.gz)")
+    families = [family.value for family in Family]
+    about = "family of networks"
+    parser.add_argument("--family", required=True, choices=families, help=about)
+    about = "number of networks (default %(default)s)"
+    parser.add_argument("--count", metavar="N", type=whole(1, MOST), default=1500, help=about)
+    about = "random seed (default %(default)s)"
+    parser.add_argument("--seed", metavar="N", type=whole(0, MOST), default=0, help=about)
+    about = "measure on this machine's GPU instead of tracing"
+    parser.add_argument("--measure", action="store_true", help=about)
 
 
-@gpumemnet.command()
-def generate(
-    to: Annotated[Path, typer.Argument(metavar="FILE", help="Output file (.jsonl.gz).")],
-    family: Annotated[Family, typer.Option(help="Family of networks.")],
-    count: Annotated[int, typer.Option(min=1, help="Number of networks.")] = 1500,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Measure on this machine's GPU instead of tracing.")
-    ] = False,
-) -> None:
-    """Generate random networks of a family, labelled with the GPU memory that training needs."""
+def gpumemnet_generate(options: Namespace) -> int:
     _check_installed()
     import torch
 
     from estimators.gpumemnet import files, networks
 
-    if measure and not torch.cuda.is_available():
+    if options.measure and not torch.cuda.is_available():
         raise Problem("torch finds no GPU here", "leave out --measure to trace the networks")
     torch.set_num_threads(1)  # more would only wait
-    label = networks.label_by_run if measure else networks.label_by_trace
+    label = networks.label_by_run if options.measure else networks.label_by_trace
     with _report_errors():
-        origin = networks.origin(str(family), seed, measure)
-        samples = networks.samples(str(family), seed, count, label)
-        files.write_samples(to, origin, _track(samples, count))
-    print(f"{count} networks, {origin.label}, in {to}")
+        origin = networks.origin(options.family, options.seed, options.measure)
+        samples = networks.samples(options.family, options.seed, options.count, label)
+        files.write_samples(options.to, origin, _track(samples, options.count))
+    print(f"{options.count} networks, {origin.label}, in {options.to}")
+    return 0
 
 
-@gpumemnet.command()
-def train(
-    data: Data,
-    to: Annotated[
-        Path, typer.Option("--to", metavar="FOLDER", help="Output folder for the weights.")
-    ],
-) -> None:
-    """Train the classifiers of each family, and print their accuracy."""
+def gpumemnet_train_options(parser: Options) -> None:
+    about = "files written by generate"
+    parser.add_argument("data", metavar="DATA", nargs="+", type=Path, help=about)
+    about = "output folder for the weights"
+    parser.add_argument("--to", metavar="FOLDER", type=Path, required=True, help=about)
+
+
+def gpumemnet_train(options: Namespace) -> int:
     _check_installed()
     import torch
 
@@ -248,37 +254,33 @@ def train(
 
     torch.set_num_threads(1)  # more would only wait
     cards = []
-    for origin, samples in _datasets(data):
+    for origin, samples in _datasets(options.data):
         output.note(f"{origin.family}: training on {len(samples)} networks")
         with _report_errors():
             made = trained(origin, samples)
-            made.save(to)
+            made.save(options.to)
         cards.append(made.card)
     output.show(_table((card, score) for card in cards for score in card.scores))
+    return 0
 
 
-@gpumemnet.command()
-def evaluate(
-    data: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="DATA…", help="Evaluate on these instead of the test split."),
-    ] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Default: the weights that come with CARMA."),
-    ] = None,
-) -> None:
-    """Print the accuracy of the classifiers next to Table 3 of the CARMA paper.
+def gpumemnet_evaluate_options(parser: Options) -> None:
+    about = "evaluate on these instead of the test split"
+    parser.add_argument("data", metavar="DATA", nargs="*", type=Path, help=about)
+    about = "default: the weights that come with CARMA"
+    parser.add_argument("--weights", metavar="FOLDER", type=Path, help=about)
 
-    Without DATA, the accuracy recorded in training. Of DATA that they were trained on, only the
+
+def gpumemnet_evaluate(options: Namespace) -> int:
+    """Without DATA, the accuracy recorded in training. Of DATA that they were trained on, only the
     test split is used.
     """
     from estimators.gpumemnet.files import WEIGHTS, read_card
 
-    folder = weights or WEIGHTS
+    folder = options.weights or WEIGHTS
     rows: list[tuple[Card, Score]] = []
     with _report_errors():
-        if not data:
+        if not options.data:
             cards = [read_card(str(each), folder) for each in Family if _is_there(each, folder)]
             if not cards:
                 raise Problem(f"no weights in {folder}", "create some with `carma gpumemnet train`")
@@ -287,10 +289,11 @@ def evaluate(
             _check_installed()
             from estimators.gpumemnet.training import test
 
-            for origin, samples in _datasets(data):
+            for origin, samples in _datasets(options.data):
                 card = read_card(origin.family, folder)
                 rows += [(card, test(card, folder, origin, samples))]
     output.show(_table(rows))
+    return 0
 
 
 def _is_there(family: Family, folder: Path) -> bool:
@@ -300,8 +303,10 @@ def _is_there(family: Family, folder: Path) -> bool:
 def _check_installed() -> None:
     missing = [package for module, package in NEEDED.items() if find_spec(module) is None]
     if missing:
-        hint = "pip install 'carma-gpu[estimators]'"
-        raise Problem(f"this needs {', '.join(missing)}, which CARMA's Python does not have", hint)
+        what = f"this needs {', '.join(missing)}, which CARMA's Python does not have"
+        from carmad.installed import how_to_add
+
+        raise Problem(what, how_to_add("estimators"))
 
 
 @contextmanager

@@ -50,12 +50,13 @@ def queue_options(parser: Options) -> None:
     add(
         "--start",
         action="store_true",
-        help="when waiting jobs are expected to start, and when at the latest; with -u",
+        help="from when to when waiting jobs are expected to start; with -u",
     )
     add_json(parser)
 
 
 def queue(options: Namespace) -> int:
+    """Tasks that wait for the same reason share a row."""
     if options.start:
         _starts(user_of(options.user, options.me), options.json)
         return 0

@@ -8,56 +8,60 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from carmad import paths
 from cli import client, output
-from cli.app import Json, group
+from cli.options import add_json
 from cli.problems import Problem, Unreachable
 from cli.text import span
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from cli.plain import Options
 
 START_S = 30.0
 STOP_S = 60.0
 LOOK_S = 0.1
 TAIL_LINES = 15
 
-daemon = group()
 
-Emulated = Annotated[
-    str | None,
-    typer.Option("--emulated", metavar="SPEC", help="Emulate these GPUs: 3xA100-40GB."),
-]
-StateDir = Annotated[
-    Path | None, typer.Option("--state-dir", help="Directory for the database and job records.")
-]
-Socket = Annotated[Path | None, typer.Option("--socket", help="Path of the daemon's socket.")]
-Config = Annotated[Path | None, typer.Option("--config", help="Settings file.")]
-LogFile = Annotated[Path | None, typer.Option("--log-file", help="Log file.")]
+def daemon_start_options(parser: Options) -> None:
+    _add_places(parser)
 
 
-@daemon.command()
-def start(
-    emulated: Emulated = None,
-    state_dir: StateDir = None,
-    socket: Socket = None,
-    config: Config = None,
-    log_file: LogFile = None,
-) -> None:
-    """Start a daemon for your own jobs, in the background."""
-    where = _listen_at(socket or Path(paths.daemon_socket()))
+def daemon_run_options(parser: Options) -> None:
+    _add_places(parser)
+
+
+def _add_places(parser: Options) -> None:
+    """What `start` and `run` pass on to carmad."""
+    parser.add_argument("--emulated", metavar="SPEC", help="emulate these GPUs: 3xA100-40GB")
+    about = "directory for the database and job records"
+    parser.add_argument("--state-dir", metavar="PATH", type=Path, help=about)
+    _add_socket(parser)
+    parser.add_argument("--config", metavar="PATH", type=Path, help="settings file")
+    parser.add_argument("--log-file", metavar="PATH", type=Path, help="log file")
+
+
+def _add_socket(parser: Options) -> None:
+    parser.add_argument("--socket", metavar="PATH", type=Path, help="path of the daemon's socket")
+
+
+def daemon_start(options: Namespace) -> int:
+    where = _listen_at(options.socket or Path(paths.daemon_socket()))
     if health := _health():
         raise Problem(
             f"carmad is already running at {where}, process {health['pid']}",
             "stop it with `carma daemon stop`",
         )
-    log = log_file or Path(state_dir or paths.state_dir()) / "carmad.log"
+    log = options.log_file or Path(options.state_dir or paths.state_dir()) / "carmad.log"
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o755 if os.geteuid() == 0 else 0o700)
     with log.open("ab") as out:
         before = out.tell()
         process = subprocess.Popen(
-            _command(emulated, state_dir, where, config, log),
+            _command(options, where, log),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -67,34 +71,29 @@ def start(
     health = _await_health(process, log, before)
     print(_summary(health, where, log))
     _tell_troubles(health)
-    if health.get("troubles") and emulated is None:
+    if health.get("troubles") and options.emulated is None:
         print(
             "hint: on a machine without GPUs: carma daemon stop, then"
             " carma daemon start --emulated 3xA100-40GB",
             file=sys.stderr,
         )
+    return 0
 
 
-@daemon.command()
-def run(
-    emulated: Emulated = None,
-    state_dir: StateDir = None,
-    socket: Socket = None,
-    config: Config = None,
-    log_file: LogFile = None,
-) -> None:
-    """Run the daemon in the foreground."""
-    words = _command(emulated, state_dir, socket or Path(paths.daemon_socket()), config, log_file)
+def daemon_run(options: Namespace) -> NoReturn:
+    words = _command(options, options.socket or Path(paths.daemon_socket()), options.log_file)
     sys.stdout.flush()
     os.execv(words[0], words)
 
 
-@daemon.command()
-def stop(socket: Socket = None) -> None:
-    """Stop the daemon. Running jobs continue; the next daemon takes them over."""
+def daemon_stop_options(parser: Options) -> None:
+    _add_socket(parser)
+
+
+def daemon_stop(options: Namespace) -> int:
     import psutil
 
-    where = _listen_at(socket)
+    where = _listen_at(options.socket)
     health = client.get("/v1/health")
     try:
         os.kill(health["pid"], signal.SIGTERM)
@@ -107,33 +106,40 @@ def stop(socket: Socket = None) -> None:
             raise Problem(f"carmad, process {health['pid']}, has not stopped in {STOP_S:.0f} s")
         time.sleep(LOOK_S)
     print(f"carmad, process {health['pid']}, has stopped")
+    return 0
 
 
-@daemon.command()
-def status(socket: Socket = None, json: Json = False) -> None:
-    """Show whether the daemon is running, and where."""
-    where = _listen_at(socket)
+def daemon_status_options(parser: Options) -> None:
+    _add_socket(parser)
+    add_json(parser)
+
+
+def daemon_status(options: Namespace) -> int:
+    where = _listen_at(options.socket)
     health = client.get("/v1/health")
-    if json:
+    if options.json:
         output.print_json(health)
-        return
+        return 0
     print(
         f"carmad {health['version']} runs as process {health['pid']} at {where}:"
         f" policy {health['policy']}, up {span(health['uptime_s'])}"
     )
     _tell_troubles(health)
+    return 0
 
 
-@daemon.command()
-def install(
-    root: Annotated[Path, typer.Option(help="Install under this directory.")] = Path("/"),
-) -> None:
-    """Install the systemd units of carmad. For root."""
+def daemon_install_options(parser: Options) -> None:
+    about = "install under this directory (default /)"
+    parser.add_argument("--root", metavar="PATH", type=Path, default=Path("/"), help=about)
+
+
+def daemon_install(options: Namespace) -> int:
     from carmad.daemon import service
 
-    for path in service.install(root):
+    for path in service.install(options.root):
         print(path)
     output.note("now: systemd-sysusers && systemctl daemon-reload && systemctl enable --now carmad")
+    return 0
 
 
 class Denied(Problem):
@@ -141,17 +147,16 @@ class Denied(Problem):
     code = "forbidden"
 
 
-@daemon.command()
-def replay(
-    segments: Annotated[
-        list[Path], typer.Argument(metavar="SEGMENT…", help="Files from STATE/journal.")
-    ],
-) -> None:
-    """Replay a daemon's journal, and check that every decision comes out the same."""
+def daemon_replay_options(parser: Options) -> None:
+    about = "files from STATE/journal"
+    parser.add_argument("segments", metavar="SEGMENT", nargs="+", type=Path, help=about)
+
+
+def daemon_replay(options: Namespace) -> int:
     from carmad.sim import shadow
 
     differs = False
-    for segment in segments:
+    for segment in options.segments:
         made = shadow.reproduce(segment)
         print(f"{segment.name}: {made.decisions} decisions of {made.policy} in {made.steps} steps")
         if first := made.first:
@@ -160,6 +165,7 @@ def replay(
             print(f"  at {first.at:.3f} (step {first.step}) not {first.recorded!r:.500} but {told}")
     if differs:
         raise Problem("the decisions differ", "CARMA or a plugin may have been a different version")
+    return 0
 
 
 def _listen_at(socket: Path | None) -> Path:
@@ -169,19 +175,14 @@ def _listen_at(socket: Path | None) -> Path:
     return Path(paths.socket_path())
 
 
-def _command(
-    emulated: str | None,
-    state_dir: Path | None,
-    socket: Path,
-    config: Path | None,
-    log_file: Path | None,
-) -> list[str]:
+def _command(options: Namespace, socket: Path, log_file: Path | None) -> list[str]:
     words = [sys.executable, "-P", "-m", "carmad.daemon.main", "--socket", str(socket)]
-    for flag, path in (("state-dir", state_dir), ("config", config), ("log-file", log_file)):
+    given = {"state-dir": options.state_dir, "config": options.config, "log-file": log_file}
+    for flag, path in given.items():
         if path is not None:
             words += [f"--{flag}", str(path.absolute())]
-    if emulated is not None:
-        words += ["--emulated", emulated]
+    if options.emulated is not None:
+        words += ["--emulated", options.emulated]
     return words
 
 

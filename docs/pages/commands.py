@@ -1,55 +1,26 @@
-"""commands.md: every command of `carma`, from its function and its parser."""
+"""commands.md: every command of `carma`, from its summary and its parser."""
 
 from __future__ import annotations
 
 import argparse
-import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
-from pathlib import Path
-from typing import Any, get_args, get_type_hints
 
-import typer
-from typer.models import ArgumentInfo
-
-from cli.commands import doctor, estimate, models, server
+from cli.commands import estimate
 from cli.submission import build_parser
-from cli.summaries import SUMMARIES
-from cli.verbs import ARGPARSE, BY_NAME, ITSELF, Verb
+from cli.summaries import BELOW, SUMMARIES
+from cli.verbs import BY_NAME, ITSELF, Verb
 from docs.pages.text import cell, one_line
 
-GROUPS = {"daemon": server.daemon, "config": doctor.config, "gpumemnet": models.gpumemnet}
-GROUPS_SECTION = "Administration"
 
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    name: str
-    aliases: tuple[str, ...]
-    section: str
-    about: str
-    function: Callable[..., Any]
-    verb: Verb | None = None  # None: a command of a group
-
-
-def commands() -> list[Command]:
-    """Every command of `carma`, those of its groups too."""
+def commands() -> list[tuple[str, Verb]]:
+    """Every command of `carma`, those of its groups too, each with the title of its section."""
     found = []
     for section, names in SUMMARIES.items():
-        for verb in (BY_NAME[name] for name in names if name not in GROUPS):
-            about = verb.about()
-            found.append(Command(verb.name, verb.aliases, section, about, verb.function(), verb))
-        if section == GROUPS_SECTION:
-            found += [one for group, app in GROUPS.items() for one in _below(group, app)]
+        for name in names:
+            below = [f"{name} {each}" for each in BELOW.get(name, ())]
+            found += [(section, BY_NAME[each]) for each in below or [name]]
     return found
-
-
-def _below(group: str, app: typer.Typer) -> Iterator[Command]:
-    for one in app.registered_commands:
-        assert one.callback is not None
-        name, about = one.name or one.callback.__name__, one.callback.__doc__ or ""
-        yield Command(f"{group} {name}", (), GROUPS_SECTION, about, one.callback)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +29,6 @@ class Word:
 
     names: tuple[str, ...]
     said: str
-    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,29 +67,26 @@ def page() -> str:
     out = ["# Commands", "", ABOUT, "", "| Exit code | Meaning |", "|---|---|", *codes]
     out += ["", OTHER_CODES]
     last = ""
-    for one in commands():
-        if one.section != last:
-            last = one.section
+    for section, one in commands():
+        if section != last:
+            last = section
             out += ["", f"## {last}"]
         out += ["", f"### `carma {one.name}`", ""]
         if one.aliases:
             out += ["Also: " + ", ".join(f"`carma {alias}`" for alias in one.aliases) + ".", ""]
-        out += [one_line(one.about), ""]
+        out += [one_line(one.about()), ""]
         out += _written(describe(one))
     return "\n".join(out)
 
 
-def describe(one: Command) -> Described:
+def describe(one: Verb) -> Described:
     if one.name == "submit":
         return _submit()
     if one.name == "estimate":
         return _estimate()
-    if one.verb is not None and one.verb.reads == ITSELF:
+    if one.reads == ITSELF:
         return Described(after=ITSELF_WORDS[one.name])
-    if one.verb is not None and one.verb.reads == ARGPARSE:
-        return Described(groups=(("", of_parser(one.verb.parser()._actions)),))
-    words = tuple(_parameters(one.function))
-    return Described(groups=(("", words),) if words else ())
+    return Described(groups=(("", of_parser(one.parser()._actions)),))
 
 
 def _written(what: Described) -> list[str]:
@@ -135,8 +102,6 @@ def _written(what: Described) -> list[str]:
 
 def _row(word: Word) -> str:
     names = ", ".join(f"`{name}`" for name in word.names)
-    if word.choices:
-        names += " (" + ", ".join(f"`{choice}`" for choice in word.choices) + ")"
     return f"| {names} | {cell(word.said)} |"
 
 
@@ -147,36 +112,11 @@ ITSELF_WORDS = {
     "shell": "Takes the same options as [`carma run`](#carma-run), and no command.",
     "attach": "`carma attach JOB`.",
     "exec": "`carma exec JOB [--] COMMAND [ARG…]`. It exits with the command's exit code.",
-    "demo": "`--jobs N`: how many (default 20).",
+    "demo": "`carma demo [FILE] [--jobs N] [--gpus SPEC]`: the jobs of a CSV file, or of any"
+    " [trace](../guides/simulate.md) such as `slurm:PATH`, the first 20 or N of them, on emulated"
+    " GPUs such as `4xH100`. `carma demo suspend` shows jobs that make room.",
 }
 IGNORED = "ignored: it is for scripts that were written for Slurm"
-VALUES = {int: "N", float: "N", Path: "PATH", str: "TEXT"}
-
-
-def _parameters(function: Callable[..., Any]) -> Iterator[Word]:
-    """From the annotations that typer itself reads."""
-    defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
-    for name, hint in get_type_hints(function, include_extras=True).items():
-        info = next((m for m in getattr(hint, "__metadata__", ()) if hasattr(m, "help")), None)
-        if info is None:
-            continue
-        kind, default, said = hint.__origin__, defaults[name], one_line(info.help)
-        if isinstance(default, int | float | str | Path) and not isinstance(default, bool):
-            said += f" Default: `{default}`."
-        if isinstance(info, ArgumentInfo):
-            listed = isinstance(kind, type) and issubclass(kind, Enum)
-            choices = tuple(choice.value for choice in kind) if listed else ()
-            yield Word((info.metavar or name.upper(),), said, choices)
-            continue
-        # In an annotation, typer takes the first name for the default.
-        first = (info.default,) if isinstance(info.default, str) else ()
-        decls = (*first, *(info.param_decls or ())) or (f"--{name.replace('_', '-')}",)
-        value = "" if kind is bool else f" {info.metavar or _value_of(kind)}"
-        yield Word(tuple(f"{option}{value}" for option in decls), said)
-
-
-def _value_of(kind: Any) -> str:
-    return next((word for known, word in VALUES.items() if known in (kind, *get_args(kind))), "X")
 
 
 def _submit() -> Described:

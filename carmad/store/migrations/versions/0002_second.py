@@ -1,8 +1,8 @@
 """What the second release stores otherwise: attempts are values within a job; environments and
 scripts have tables of their own, each content of a user once, and a job counts what it takes of
 the disk; a row may stand for several tasks of an array; and there are tables for the clock, what
-users have used and may, reservations, external processes, notices, metrics and timelines. The log
-of events, which nothing read, is gone, and timelines replace the samples.
+users have used and may, reservations, crontabs, external processes, notices, metrics and
+timelines. The log of events, which nothing read, is gone, and timelines replace the samples.
 """
 
 from __future__ import annotations
@@ -95,6 +95,12 @@ def upgrade() -> None:
         sa.Column("id", sa.Integer(), nullable=False),
         sa.Column("body", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_reservations"),
+    )
+    op.create_table(
+        "crontabs",
+        sa.Column("uid", sa.Integer(), nullable=False),
+        sa.Column("body", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("uid", name="pk_crontabs"),
     )
     op.create_table(
         "notices",
