@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import time
+from collections import deque
 
 from carma_client import Refused
 from carma_client.requests import job_path
@@ -183,11 +184,53 @@ def tail(path: str, job: int, lines: int) -> Tail:
     try:
         with open_log(path) as file:
             return _of(file, job, lines)
-    except FileNotFoundError:
-        return Tail(why="there is no output yet")
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        return Tail(why=f"cannot read {clean(path)}: {why}")
+        return Tail(why=unreadable(path, error))
+
+
+def unreadable(path: str, error: Exception) -> str:
+    """Why there is nothing to see."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no output yet"
+    return f"cannot read {clean(path)}: {getattr(error, 'strerror', None) or error}"
+
+
+def output(path: str, job: Any) -> Iterator[bytes]:
+    """All that the job has printed, in pieces. Raises OSError before the first."""
+    with open_log(path) as file:
+        parts = Log(file).parts(job)
+        yield b""
+        for at, size in parts:
+            file.seek(at)
+            while size > 0 and (block := file.read(min(size, BLOCK))):
+                size -= len(block)
+                yield block
+
+
+def search(path: str, job: Any, text: str, most: int) -> Tail:
+    """The last lines of the job's output that contain the text, in any case, each with its number:
+    `most` at most. Read with the caller's rights."""
+    wanted, found, count = text.casefold(), deque[str](maxlen=most), 0
+    try:
+        for number, line in enumerate(_lines(output(path, job)), 1):
+            shown = plain(line.decode(errors="replace"))
+            if wanted in shown.casefold():
+                found.append(f"{number:>6}  {shown}")
+                count += 1
+    except (OSError, ValueError) as error:
+        return Tail(why=unreadable(path, error))
+    if not found:
+        return Tail(why="no line contains that")
+    return Tail(tuple(found), more=count > most)
+
+
+def _lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for block in blocks:
+        *whole, rest = (rest + block).split(b"\n")
+        yield from whole
+    if rest:
+        yield rest
 
 
 def _of(file: BinaryIO, job: int, lines: int) -> Tail:

@@ -35,7 +35,7 @@ class Options(TypedDict, total=False):
     constraint: str | None
     on: str | None
     not_on: str | None
-    memory_mib: int | None
+    memory_mib: int | None  # 0: what earlier runs used (`--gpu-mem auto`)
     batch_size: int | None
     cpus: int | None
     host_memory_mib: int | None
@@ -62,3 +62,5 @@ class Options(TypedDict, total=False):
     requeue: bool
     requeue_ok: bool
     notify: str | None
+    mail_user: str | None
+    idle_ok: str | None

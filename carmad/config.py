@@ -198,6 +198,18 @@ class Interactive:
 
 
 @dataclass(frozen=True, slots=True)
+class Idle:
+    """Batch jobs that hold GPUs without running a kernel on any of them. Jobs with `--idle-ok` are
+    left alone."""
+
+    # what is done, and after how long, such as "warn 30m, suspend 2h"; also "requeue" and "end";
+    # "": nothing ([more](../admins.md#idle-jobs))
+    batch: AtOnce[str] = ""
+    # jobs that keep less than this from others, on all their GPUs together, are left alone
+    floor_mib: AtOnce[Count] = 4096
+
+
+@dataclass(frozen=True, slots=True)
 class Fairness:
     """Who goes first among jobs of equal priority: who has used less of the server of late. A
     policy with an order of its own comes before that."""
@@ -231,13 +243,22 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Messages to administrators, and reports; needs `carma-gpu[notify]`. Users have files of their
-    own."""
+    """Messages to users and administrators, and reports. Mail needs no package; any other kind of
+    address needs Apprise."""
 
-    administrators: str = ""  # a file with their addresses, readable by carmad only; "": nobody
+    # mail addresses, separated by commas, or a file with addresses, readable by carmad only;
+    # "": nobody
+    administrators: str = ""
     # how long the first in line may wait beside an idle GPU before they get a message
     stuck_s: Number = 1800.0
-    report: str = ""  # a file like that: who gets the week's report on Mondays at 7; "": nobody
+    report: str = ""  # likewise: who gets the week's report on Mondays at 7
+    # how mail is sent: "sendmail", by this machine's own program; or by a server, such as
+    # "smtp://mail.example.org" or "smtps://mail.example.org:465". If it wants a password: a file
+    # that only carmad can read, with "smtp://USER:PASSWORD@HOST". "": no mail
+    mail: str = ""
+    domain: str = ""  # of users' addresses, USER@domain; "": this host's full name
+    # mail each user their week on Mondays at 7, unless they have opted out; needs `mail`
+    week: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +301,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     suspend: Suspending = field(default_factory=Suspending)
     interactive: Interactive = field(default_factory=Interactive)
+    idle: Idle = field(default_factory=Idle)
     fairness: Fairness = field(default_factory=Fairness)
     retention: Retention = field(default_factory=Retention)
     access: Access = field(default_factory=Access)

@@ -23,6 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from carmad import registry
 from carmad.config import DECLARED_SINCE, Preconditions, Settings
+from carmad.core.idling import ladder
 from carmad.errors import CarmaError
 
 T = TypeVar("T")
@@ -119,6 +120,20 @@ def address(text: str) -> tuple[str, int] | None:
         return None
     whole = parts.netloc == text and parts.username is None
     return (host, port) if whole and host and port else None
+
+
+def sends_mail(text: str) -> bool:
+    """Whether it is a way to send mail: "sendmail", "smtp://HOST[:PORT]", "smtps://…" or a path. A
+    password may not be in it, as everybody can read the settings."""
+    if text == "sendmail" or text.startswith("/"):
+        return True
+    try:
+        parts = urlsplit(text)
+        host, named = parts.hostname, parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    bare = parts.username is None and parts.path in ("", "/")
+    return parts.scheme in ("smtp", "smtps") and bool(host) and named and bare
 
 
 def by_name(settings: Settings) -> dict[str, Any]:
@@ -304,6 +319,15 @@ def _faults(settings: Settings) -> Iterator[tuple[_Key, str]]:
             yield key, f"is {value}, but should be a finite number"
     if settings.metrics.listen and address(settings.metrics.listen) is None:
         yield ("metrics", "listen"), "should be an address and a port, such as 127.0.0.1:9430"
+    try:
+        ladder(settings.idle.batch)
+    except CarmaError as error:
+        yield ("idle", "batch"), f"cannot be read: {error}, {error.hint}"
+    if settings.notify.mail and not sends_mail(settings.notify.mail):
+        yield (
+            ("notify", "mail"),
+            'should be "sendmail", "smtp://HOST", or a file with smtp://USER:PASSWORD@HOST',
+        )
     weights = sum(values[key] for key in _WEIGHTS)
     if not math.isclose(weights, 1.0, abs_tol=1e-6):
         names = ", ".join(name for _, name in _WEIGHTS)

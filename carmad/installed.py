@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from functools import lru_cache
-from importlib.metadata import EntryPoints, PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoints, PackageNotFoundError, entry_points, requires, version
+from importlib.util import find_spec
 from typing import Any
 
 from carmad import DISTRIBUTION
@@ -30,6 +31,24 @@ def _points(path: tuple[str, ...]) -> Any:
 
 def look_again() -> None:
     _points.cache_clear()
+
+
+BESIDE = "/usr/local/lib/carma-gpu"  # where the Debian package's Python looks next: it has no pip
+
+
+def how_to_add(extra: str) -> str:
+    """The command that installs an optional part where this CARMA runs, whatever environment it is
+    given in. It names packages: an index may not have CARMA."""
+    needed = (each.partition(";") for each in requires(DISTRIBUTION) or ())
+    quoted = (f"'{extra}'", f'"{extra}"')
+    packages = " ".join(
+        f"'{name.strip()}'" for name, _, of in needed if any(each in of for each in quoted)
+    )
+    if BESIDE in sys.path:
+        return f"python3 -m pip install --target {BESIDE} {packages}"
+    if find_spec("pip") is None:
+        return f"uv pip install --python {sys.executable} {packages}"
+    return f"{sys.executable} -m pip install {packages}"
 
 
 def conflict() -> CarmaError | None:

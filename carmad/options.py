@@ -23,6 +23,7 @@ MAX_TASKS = 10_000
 MAX_TIME_S = 10 * 365 * 86_400.0
 MAX_WITHIN_S = 600.0  # of a processor, for a trace
 MAX_MIB = 100_000_000
+AUTO_MIB = 0  # as `memory_mib`: what earlier runs were measured to use
 MAX_GPUS = 1024
 MAX_CPUS = 8192
 LEAST_HOST_MIB = 64  # some of it is for the process that supervises the job
@@ -172,12 +173,13 @@ class JobOptions:
         "--gpu-mem",
         default=None,
         section=RESOURCES,
-        read="mebibytes",
+        read="gpu_memory",
         metavar="SIZE",
-        ge=1,
+        ge=AUTO_MIB,
         le=MAX_MIB,
         change=WAITING,
-        help="peak memory on each GPU, such as 12G or 900M; estimated if not given",
+        help="peak memory on each GPU, such as 12G or 900M; auto: what earlier runs of the same job"
+        " used, with a margin; estimated if not given",
     )
     batch_size: int | None = option(
         "--batch-size",
@@ -481,4 +483,30 @@ class JobOptions:
         show="notifies at",
         help="send a message at start, end, fail (any bad end), oom, limit80 (80 % of --time),"
         " suspend (and when it resumes): a list such as end,limit80; `carma notify` says where to",
+    )
+    mail_user: str | None = option(
+        "--mail-user",
+        default=None,
+        section=RUN,
+        slurm="--mail-user",
+        read="mail_address",
+        metavar="ADDRESS",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}(@[A-Za-z0-9][A-Za-z0-9.-]{0,253})?$",
+        memory=False,
+        show="mails to",
+        help="where --notify sends mail, if the server sends any (default: the addresses of"
+        " `carma notify`, or else you at the server's domain)",
+    )
+    idle_ok: str | None = option(
+        "--idle-ok",
+        default=None,
+        section=RUN,
+        read="not_empty",
+        metavar="REASON",
+        pattern=r"^[^\x00-\x1f\x7f]{1,200}$",
+        memory=False,
+        show="may idle",
+        change=RUNNING,
+        help="why the job may hold its GPUs without using them: it is neither warned nor suspended"
+        " for that; everybody who sees the job sees the reason",
     )

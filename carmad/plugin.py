@@ -32,6 +32,7 @@ from carmad.core.ports import Recovery as Recovery
 from carmad.core.ports import Run as Run
 from carmad.core.ports import Server as Server
 from carmad.core.ports import Trial as Trial
+from carmad.core.promises import margin as margin
 from carmad.core.readings import held_mib as held_mib
 from carmad.core.readings import memory_of as memory_of
 from carmad.core.recurrence import Template as Template

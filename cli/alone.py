@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from carmad.api.estimates import EstimatesOut
+    from carmad.api.guesses import EstimatesOut
 
 START_WITHIN_S = 10.0
 LOOK_S = 0.01
@@ -35,7 +35,7 @@ def estimate(body: dict[str, Any], explain: bool) -> EstimatesOut:
     if connection is None:
         from contextlib import closing
 
-        from carmad.api.estimates import Alone
+        from carmad.api.guesses import Alone
 
         with closing(Alone()) as alone:
             return alone.estimate(body, explain)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 
-    from carmad.api.estimates import EstimateOut, EstimatesOut, ExplanationOut, FitOut, MomentOut
+    from carmad.api.guesses import EstimateOut, EstimatesOut, ExplanationOut, FitOut, MomentOut
     from carmad.api.reasons import VerdictOut
     from cli.vary import Fit
 

@@ -81,7 +81,7 @@ def _refuse_script(body: dict[str, Any]) -> None:
 
 
 def _refuse_environment(name: str, env: dict[str, str]) -> None:
-    """Where the environments of conda are known at all."""
+    """Raise Usage if conda lists environments, and none of this name."""
     home = os.path.expanduser("~")  # noqa: PTH111
     paths = [line.rstrip("/") for line in _lines(f"{home}/.conda/environments.txt")]
     if exe := env.get("CONDA_EXE"):

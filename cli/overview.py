@@ -140,6 +140,7 @@ QUEUE = ("jobid", "name", "user", "st", "time", "limit", "gpus", "vram", "where"
 QUEUE_SHORT = ("jobid", "name", "st", "where")
 QUEUE_WIDE = (*QUEUE[:-1], "peak", "submitted", "place", "where", "command")
 QUEUE_LONG = (*QUEUE, "mode", "peak", "submitted", "place", "attempt", "nice", "command")
+ORDERS = ("submitted", "ended", "name", "user", "state", "ran", "gpu-hours")  # of ended jobs
 HISTORY = (
     "jobid",
     "name",

@@ -10,12 +10,14 @@ import re
 from argparse import ArgumentTypeError
 
 from carmad.options import (
+    AUTO_MIB,
     LEAST_HOST_MIB,
     MAX_GPUS,
     MAX_MIB,
     MAX_TASKS,
     MAX_TIME_S,
     MAX_WITHIN_S,
+    OPTIONS,
     TOLD_OF,
 )
 
@@ -112,6 +114,11 @@ def mebibytes(text: str) -> int:
     if not 1 <= mib <= MAX_MIB:
         raise ArgumentTypeError(f"{text!r} is out of range for a memory size")
     return int(-(-mib // 1))  # rounded up: never promise less than requested
+
+
+def gpu_memory(text: str) -> int:
+    """As `mebibytes`, or auto."""
+    return AUTO_MIB if text.strip().lower() == "auto" else mebibytes(text)
 
 
 def host_memory(text: str) -> int:
@@ -402,6 +409,14 @@ def mail_type(text: str) -> str | None:
     """Slurm's --mail-type, as --notify has it; None: nothing."""
     words = _choices(text.upper(), tuple(MAIL_TYPES)).split(",")
     return ",".join(dict.fromkeys(what for word in words for what in MAIL_TYPES[word])) or None
+
+
+def mail_address(text: str) -> str:
+    """USER@HOST, or a user's name alone."""
+    pattern = OPTIONS["mail_user"].limits["pattern"]
+    if not re.match(pattern, text.strip()):
+        raise ArgumentTypeError(f"{text!r} is no mail address; give one, such as ada@example.org")
+    return text.strip()
 
 
 def _choices(text: str, known: tuple[str, ...]) -> str:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from carmad.api.why import WhyOut
     from cli.text import Block
 
+LEAST_IDLE_S = 60.0  # GPU time that is said to be idle
 SHORT_NOTE = 12  # characters: a note up to this length goes next to the number
 
 
@@ -77,7 +78,7 @@ def facts(job: JobOut) -> list[tuple[str, str]]:
 
 def _about(job: JobOut) -> list[tuple[str, str]]:
     used = job["memory"]
-    asked = need(job) or memory(used["declared_mib"])
+    asked = need(job) or memory(used["declared_mib"] or None)
     limit = job.get("time_limit_s")
     reason = clean(job.get("reason") or "")
     sm_active = job.get("sm_active_mean")
@@ -117,11 +118,17 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
         ("memory limits", limits(job)),
         ("SM activity", fraction(sm_active)),
         ("energy", COLUMNS["energy"].cell(job)),
-        ("GPU time", clock(job.get("gpu_seconds"))),
+        ("GPU time", _gpu_used(job)),
         ("attempt", str(job.get("attempt") or NOTHING) if job["gpus"] else NOTHING),
         ("exit", ended),
         ("advice", job.get("advice") or NOTHING),
     ]
+
+
+def _gpu_used(job: JobOut) -> str:
+    idle_s = job.get("idle_seconds", 0.0)
+    idle = f", {clock(idle_s)} of it idle" if idle_s >= LEAST_IDLE_S else ""
+    return clock(job.get("gpu_seconds")) + idle
 
 
 def _suspension(job: JobOut) -> str:

@@ -149,11 +149,6 @@ def _add_other_forms(sections: dict[str, argparse._ArgumentGroup]) -> None:
         metavar="LIST",
         help="--notify in Slurm's words: BEGIN, END, FAIL, TIME_LIMIT_80, ALL",
     )
-    add(
-        "--mail-user",
-        metavar="ADDRESS",
-        help="accepted for Slurm's sake: where messages go is in your own file, see `carma notify`",
-    )
     add("--wrap", metavar="TEXT", help="run TEXT with /bin/sh")
 
 

@@ -24,6 +24,8 @@ SUMMARIES: dict[str, dict[str, str]] = {
         "requeue": "Run ended jobs again, under their old ids.",
         "update": "Change options of waiting jobs; of running ones, --time and --requeue.",
         "notify": "Check where messages about your jobs go (--notify), and send one as a test.",
+        "book": "Book GPUs for your own jobs, or list what is booked and reserved.",
+        "cron": "Submit jobs again and again at set times, or show when they run next.",
         "report-step": "Report how long a training step of a running job takes, and its parts.",
         "report-metric": (
             "Report metrics of a running job, such as its accuracy, for `carma results`."

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cli.problems import Usage
 
 if TYPE_CHECKING:
-    from carmad.api.estimates import EstimateOut, EstimatesOut
+    from carmad.api.guesses import EstimateOut, EstimatesOut
 
 MOST = 1 << 20
 FIRST = 16  # if the command has no number: a batch of 1 is too small for many models

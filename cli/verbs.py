@@ -110,6 +110,8 @@ VERBS = (
     Verb("requeue", "steer", ARGPARSE),
     Verb("update", "steer", ARGPARSE),
     Verb("notify", "logs", ARGPARSE),
+    Verb("book", "shares", ARGPARSE),
+    Verb("cron", "cron", ARGPARSE),
     Verb("report-step", "results", ARGPARSE),
     Verb("report-metric", "results", ARGPARSE),
     Verb("results", "results", ARGPARSE),

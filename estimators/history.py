@@ -3,13 +3,9 @@
 A run counts if it has the same user, directory, Python environment and number of GPUs, and the same
 command apart from arguments that do not affect memory (see `carmad.core.recurrence`).
 
-The estimate is the 95th percentile of the peaks, its interval a factor e^±h around it with
-h = 2·s·√(1 + 1/n), the usual prediction interval, and s² = (0.10² + (n−1)·r²)/n, where r
-is the spread of the logarithms of the n peaks. It is as if there had been one additional run that
-was 10 % off: a single run gives about ±28 %, seven equal ones ±8 %, thirty ±4 %. The
-spread is the median absolute deviation (times 1.48, which makes it the standard deviation of a
-normal distribution): runs that ended early, before they had grown, neither lower the estimate nor
-widen it as long as they are a minority.
+The estimate is the 95th percentile of the peaks, with an interval by the usual factor either way
+(`carmad.core.promises.margin`). Runs that ended early, before they had grown, neither lower the
+estimate nor widen the interval as long as they are a minority.
 
 Runs from before the last change of a file that the command names (its script, a configuration)
 are ignored. If there are no others, `history` uses them with twice the h, and `current_history`
@@ -24,14 +20,21 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, exp, floor, log, sqrt
+from math import ceil, floor
 from pathlib import PurePath
-from statistics import median
 
-from carmad.plugin import Estimate, JobSpec, Refusal, Run, Server, Settings, Template, template
+from carmad.plugin import (
+    Estimate,
+    JobSpec,
+    Refusal,
+    Run,
+    Server,
+    Settings,
+    Template,
+    margin,
+    template,
+)
 
-PRIOR_SPREAD = 0.10
-NORMAL = 1.4826  # standard deviations in a median absolute deviation
 PERCENTILE = 0.95
 SOURCES = frozenset({".py", ".sh", ".yaml", ".yml", ".toml", ".json"})
 ASK_WITHIN_S = 2.0
@@ -67,7 +70,7 @@ class History:
         used = fresh or same
         peaks = sorted(run.peak_mib for run in used)
         mib = peaks[ceil(PERCENTILE * len(peaks)) - 1]
-        factor = exp(_half_width(peaks) * (1 if fresh else 2))
+        factor = margin(peaks) ** (1 if fresh else 2)
         notes = [f"n={len(used)}"]
         if left := len(same) - len(fresh):
             notes.append(f"{what} was changed after {_runs(same[-left:])}")
@@ -107,13 +110,6 @@ def _alike(run: Run, spec: JobSpec) -> bool:
 def _python(spec: JobSpec) -> tuple[str, ...]:
     env = dict(spec.env)
     return tuple(env.get(name, "") for name in PYTHON)
-
-
-def _half_width(peaks: Sequence[int]) -> float:
-    logs = [log(peak) for peak in peaks]
-    middle, n = median(logs), len(logs)
-    spread = NORMAL * median(abs(value - middle) for value in logs)
-    return 2 * sqrt((PRIOR_SPREAD**2 + (n - 1) * spread**2) / n) * sqrt(1 + 1 / n)
 
 
 def _nearest(runs: Sequence[Run], wanted: Template) -> str:

@@ -204,7 +204,7 @@ class Trace:
         stack = f"{self.server.gpu} / driver {self.server.driver} / torch {report.torch}"
         earlier = past(self.server, spec.uid, self.name, stack)
         learned = context_mib(earlier)
-        context, origin = learned or self._assumed_context(report.torch)
+        context, origin = learned or self._default_context(report.torch)
         traced, floor = ceil(report.reserved / MIB), report.floor // MIB
         shape = _shape(report)
         like = earlier.like(shape, spec) if learned else Past(())
@@ -213,7 +213,7 @@ class Trace:
         body = max(min(traced, floor), traced + correction)
         short = shortfall_mib(earlier, context, traced)
         parts = _parts(report, body)
-        notes = [*report.notes, *_unreached(report.rest)]
+        notes = [*report.notes, *_gaps(report.rest)]
         notes.append(_origin(context, origin, None if learned else len(earlier.own)))
         notes += [f"{correction:+d} MiB learned from {_whose(by)}"] if correction else []
         return Estimate(
@@ -232,7 +232,7 @@ class Trace:
             crash=report.rest.crash if report.rest else "",
         )
 
-    def _assumed_context(self, torch: str) -> tuple[int, str]:
+    def _default_context(self, torch: str) -> tuple[int, str]:
         """Until it is learned, in MiB; and where it is from."""
         chosen = self.settings.estimation
         measured = find_context(self.server.gpu, torch) if chosen.context_mib is None else None
@@ -273,7 +273,7 @@ def _phases(rest: Rest | None, context_mib: int) -> tuple[tuple[str, int], ...]:
     return tuple((name, ceil(most / MIB) + context_mib) for name, most in found.items())
 
 
-def _unreached(rest: Rest | None) -> Iterator[str]:
+def _gaps(rest: Rest | None) -> Iterator[str]:
     if rest is None or rest.crash:
         return
     if rest.missing:

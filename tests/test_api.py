@@ -234,7 +234,7 @@ def test_the_environment_is_scrubbed_but_for_what_is_exported(daemon: Daemon) ->
         {"gpus": -1},
         {"gpus": "1"},
         {"gpus": 1.5},
-        {"memory_mib": 0},
+        {"memory_mib": -1},
         {"nice": 10**30},
         {"time_limit_s": -1},
         {"time_limit_s": 1e300},
@@ -903,13 +903,13 @@ def test_a_job_that_ends_while_it_is_listed_is_listed_once(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submit(daemon)
-    history = daemon.store.history
+    search = daemon.store.search
 
-    def later(**query: Any) -> list[Job]:
+    def later(*query: Any) -> tuple[list[Job], int]:
         daemon.exit(job)
-        return history(**query)
+        return search(*query)
 
-    monkeypatch.setattr(daemon.store, "history", later)
+    monkeypatch.setattr(daemon.store, "search", later)
     listed = daemon.call("GET", "/v1/jobs?since=2020-01-01T00:00:00Z")[1]["jobs"]
     assert [(each["id"], each["state"]) for each in listed] == [(job, "succeeded")]
 

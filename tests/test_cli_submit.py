@@ -237,11 +237,12 @@ def test_every_option_arrives(
 ) -> None:
     words = "-J x -G 2 --gpu-mem 12G -t 2h --expect 90m -a 0-3%2 -d afterany:3 --after 4"
     words += " -b 2026-11-20T12:00:00Z -o o-%j -e e --conda ml --nice 5 --urgent --no-requeue"
+    words += " --mail-user ada@lab.org --idle-ok robot"
     words += " --requeue-ok --signal USR2@60 --exclusive -H --batch-size 64 --amp --cold-start 5m"
     words += " --deadline 2026-11-22T08:00:00Z --allreduce tree --watch-stages --notify end,oom"
     file = tmp_path / "carma/notify.conf"
     file.parent.mkdir()
-    file.write_text("json://localhost")
+    file.write_text("json://localhost/ada@lab.org")
     file.chmod(0o600)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr("cli.missing.refuse_missing_image", lambda image: None)
@@ -298,6 +299,8 @@ def test_every_option_arrives(
         "stderr": "e",
         "requeue": False,
         "requeue_ok": True,
+        "mail_user": "ada@lab.org",
+        "idle_ok": "robot",
         "umask": "027",
         "held": True,
         "dry_run": False,

@@ -487,3 +487,9 @@ def test_patience_is_never_less_than_what_the_queue_has() -> None:
         settings = Settings(estimation=Estimation(within_s=within_s, patient_s=patient_s))
         assert patient(settings).estimation.within_s == max(within_s, patient_s)
         assert patient(settings, 5.0).estimation.within_s == 5.0, "as the user says"
+
+
+def test_estimates_without_a_daemon_need_no_server_and_no_database() -> None:
+    code = "import sys, carmad.api.guesses; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"fastapi", "sqlalchemy", "torch"} & set(ran.stdout.split())

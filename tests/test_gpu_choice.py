@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from carmad.api.refusals import fits_the_server
-from carmad.core.choice import accepted, parse_choice
+from carmad.core.choice import filter_gpus, parse_choice
 from carmad.core.types import Gpu, GpuId
 from carmad.errors import CarmaError
 from carmad.testing import a_spec
@@ -47,7 +47,7 @@ GPUS = tuple(
     ],
 )
 def test_kinds_and_sizes(constraint: str, numbers: set[int]) -> None:
-    found = accepted(GPUS, parse_choice(constraint, None, None))
+    found = filter_gpus(GPUS, parse_choice(constraint, None, None))
     assert {gpu.index for gpu in found} == numbers
 
 
@@ -56,12 +56,12 @@ def test_kinds_and_sizes(constraint: str, numbers: set[int]) -> None:
     [("3", None, {3}), ("0,2", None, {0, 2}), (None, "0", {1, 2, 3, 4, 5}), ("0,1", "1", {0})],
 )
 def test_numbers(on: str | None, not_on: str | None, numbers: set[int]) -> None:
-    assert {gpu.index for gpu in accepted(GPUS, parse_choice(None, on, not_on))} == numbers
+    assert {gpu.index for gpu in filter_gpus(GPUS, parse_choice(None, on, not_on))} == numbers
 
 
 def test_nothing_chosen_is_any() -> None:
     assert parse_choice(None, None, None) is None
-    assert len(accepted(GPUS, None)) == len(GPUS)
+    assert len(filter_gpus(GPUS, None)) == len(GPUS)
 
 
 def asked(*words: str) -> dict[str, Any]:

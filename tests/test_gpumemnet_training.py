@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from carmad.installed import how_to_add
 from cli.main import run
 from estimators.gpumemnet import files, network
 from estimators.gpumemnet.features import FAMILIES, TYPE_OF, TYPES, family, features, kinds
@@ -311,7 +312,7 @@ def test_without_torch_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr("cli.commands.models.find_spec", lambda name: None)
     assert run(["gpumemnet", "generate", str(tmp_path / "x"), "--family", "mlp"]) == 1
-    assert "pip install 'carma-gpu[estimators]'" in capsys.readouterr().err
+    assert how_to_add("estimators") in capsys.readouterr().err
 
 
 def test_every_type_of_layer_has_a_place_in_a_token() -> None:

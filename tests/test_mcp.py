@@ -14,6 +14,7 @@ import pytest
 from mcp import StdioServerParameters
 from mcp.client import Client
 
+from carmad.installed import how_to_add
 from cli.agents import CHANGE, READ, history, queue, server, starts, status
 from cli.commands.mcp import CHANGES
 from tests.aio import run_async
@@ -250,5 +251,5 @@ def test_without_the_package_it_says_how_to_get_it(tmp_path: Path) -> None:
         check=False,
     )
     assert ran.returncode != 0
-    assert "pip install 'carma-gpu[mcp]'" in ran.stderr
+    assert how_to_add("mcp") in ran.stderr
     assert ran.stdout == ""

@@ -22,6 +22,7 @@ from carmad.core.types import (
     Profile,
     ProfilingRun,
 )
+from carmad.installed import how_to_add
 from carmad.learned import models as daemon_models
 from carmad.models import Additive, Bins, Model, Node, Shape, Tree
 from carmad.testing import a_job, a_spec, changed
@@ -149,7 +150,7 @@ def test_an_administrator_has_them_trained(
     monkeypatch.setattr(Untrained, "under_way", False)
     monkeypatch.setattr(daemon_models, "NEEDED", {"interpret_of_nobody": "interpret-core"})
     status, out = daemon.call("POST", "/v1/models/train")
-    assert (status, out["hint"]) == (400, "pip install 'carma-gpu[policies]'")
+    assert (status, out["hint"]) == (400, how_to_add("policies"))
     assert keeper.begun == 1
 
 

@@ -6,29 +6,42 @@ import json
 import os
 import pwd
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
+from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from carmad import units
+from carmad import configfile, units
 from carmad.accounts import Account, NoAccount, account
 from carmad.config import Notify, Settings
 from carmad.core.happenings import Happening, Kind
 from carmad.core.messages import Step, Tick
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import ArrayTask, Attempt, Cause, Exit, Job, JobId, JobState
-from carmad.daemon.housekeeping import weekly_report
+from carmad.core.types import (
+    ArrayTask,
+    Attempt,
+    Cause,
+    Exit,
+    GpuId,
+    Job,
+    JobId,
+    JobState,
+    Usage,
+)
+from carmad.daemon.housekeeping import weekly_mails, weekly_report
 from carmad.errors import CarmaError
-from carmad.notify import addresses, post, sender
+from carmad.notify import addresses, mail, post, sender
 from carmad.notify.letters import ToldOnce, letter, lines
 from carmad.notify.post import Post
+from carmad.notify.week import letter_of
 from carmad.store.database import StoreFull
 from carmad.store.sql import SqlStore
 from carmad.store.values import Notice
@@ -446,6 +459,241 @@ def test_a_report_is_mailed_on_request(
     assert run(["report", "--mail"]) == 0
     assert "json: sent" in capsys.readouterr().out
     assert "| alice" in target.got[0]["message"] and "Nov 2026" in target.got[0]["title"]
+
+
+# -- the server's own mail
+
+
+def to(letter: EmailMessage) -> list[str]:
+    return [each.addr_spec for each in letter["To"].addresses]
+
+
+def test_mail_by_a_server_is_one_line() -> None:
+    with Mail() as served:
+        title = "[carma gpu1] job 1 x: failed"
+        assert mail.send(served.way, ["ada", "b@c.org"], "example.org", title, "body\n") == ""
+        (got,) = served.got
+    assert (to(got), got["Subject"]) == (["ada@example.org", "b@c.org"], title)
+    assert got["From"].addresses[0].addr_spec == "carma@example.org"
+    assert got.get_content().strip() == "body"
+    with Mail() as served:
+        assert mail.send(served.way, ["ada"], "", title, "body") == ""
+    assert to(served.got[0]) == [f"ada@{socket.getfqdn()}"], "this host's full name"
+
+
+def test_mail_by_sendmail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail, "PLACES", str(tmp_path))
+    said = mail.send("sendmail", ["ada"], "example.org", "t", "b")
+    assert said == f"there is no sendmail in {tmp_path}"
+    program = tmp_path / "sendmail"
+    program.write_text(f"#!/bin/sh\necho $* >{tmp_path}/args\ncat >{tmp_path}/letter\n")
+    program.chmod(0o755)
+    assert mail.send("sendmail", ["ada"], "example.org", "t", "b") == ""
+    assert (tmp_path / "args").read_text() == "-i -t\n"
+    assert "To: ada@example.org" in (tmp_path / "letter").read_text()
+    program.write_text("#!/bin/sh\necho no such user; exit 67\n")
+    assert "code 67: no such user" in mail.send("sendmail", ["ada"], "example.org", "t", "b")
+
+
+def test_a_server_that_is_not_there_is_said() -> None:
+    assert "refused" in mail.send("smtp://127.0.0.1:1", ["ada"], "example.org", "t", "b")
+
+
+@pytest.mark.parametrize(
+    ("way", "fine"),
+    [
+        ("sendmail", True),
+        ("smtp://mail.example.org", True),
+        ("smtps://mail.example.org:465", True),
+        ("/etc/carma/mail.conf", True),
+        ("smtp://ada:secret@mail.example.org", False),
+        ("mail.example.org", False),
+        ("smtp://", False),
+        ("smtp://x:99999", False),
+    ],
+)
+def test_ways_to_send_mail(way: str, fine: bool) -> None:
+    if fine:
+        assert configfile.change(Settings(), [f"notify.mail={way}"]).notify.mail == way
+        return
+    with pytest.raises(CarmaError, match=r"notify.mail should be .sendmail., .smtp://HOST."):
+        configfile.change(Settings(), [f"notify.mail={way}"])
+
+
+def test_who_has_no_addresses_of_their_own_gets_mail(
+    store: SqlStore, target: Target, tmp_path: Path
+) -> None:
+    me = pwd.getpwuid(os.getuid()).pw_name
+    with Mail() as served:
+        thread = Post(store, Notify(mail=served.way, domain="lab.org"))
+        thread.start()
+        commit(store, thread, an_end(tmp_path))
+        until(lambda: served.got, "a mail")
+        assert to(served.got[0]) == [f"{me}@lab.org"]
+        assert "job 1 train: failed" in served.got[0]["Subject"]
+        until(lambda: not store.to_tell(), "the notice to be forgotten")
+        configured(tmp_path, target.url)
+        commit(store, thread, an_end(tmp_path, 2))
+        until(lambda: target.got, "a message")
+        until(lambda: not store.to_tell(), "the notice to be forgotten")
+        for id, address in ((3, "boss@example.org"), (4, "ada"), (5, None)):
+            store.commit(an_end(tmp_path, id, mail_user=address))
+        thread.on_commit(an_end(tmp_path, 5))
+        until(lambda: not store.to_tell(), "all of them to be told")
+        thread.stop()
+        assert sorted(map(to, served.got[1:])) == [["ada@lab.org"], ["boss@example.org"]]
+        assert len(target.got) == 2, "without --mail-user, one's own file counts"
+
+
+def test_administrators_may_be_mail_addresses(store: SqlStore) -> None:
+    with Mail() as served:
+        settings = Notify(mail=served.way, administrators="root@lab.org, ann@lab.org")
+        thread = Post(store, settings)
+        thread.note([Happening(1.0, Kind.GPU_LOST, gpu="GPU-1", detail="Xid 79")], {})
+        thread.start()
+        until(lambda: served.got, "a mail")
+        thread.stop()
+        assert to(served.got[0]) == ["root@lab.org", "ann@lab.org"]
+
+
+def test_a_password_is_in_a_file_that_nobody_else_reads(store: SqlStore, tmp_path: Path) -> None:
+    file = tmp_path / "mail.conf"
+    with Mail() as served:
+        file.write_text(served.way)
+        file.chmod(0o600)
+        thread = Post(store, Notify(mail=str(file), domain="lab.org"))
+        assert thread.send_test("ada") == ""
+        assert to(served.got[0]) == ["ada@lab.org"]
+    assert "refused" in thread.send_test("ada"), "the server is gone"
+    file.chmod(0o644)
+    with pytest.raises(CarmaError, match="this server sends no mail"):
+        thread.send_test("ada")
+
+
+WEEK = datetime(2026, 11, 16).astimezone(), datetime(2026, 11, 23).astimezone()
+
+
+def a_past_job(id: int, hours: float = 2.0, idle: float = 0.0, **changes: Any) -> Job:
+    """One that began on the Monday of that week, and used half of its GPU."""
+    start, run_s = WEEK[0].timestamp() + 3600 * id, hours * 3600
+    attempt = Attempt(1, (GpuId("GPU-1"),), started_at=start, ended_at=start + run_s)
+    usage = Usage(8_000, 0.0, run_s / 2, run_s, idle * 3600)
+    me = pwd.getpwuid(os.getuid())
+    spec = a_spec(user=me.pw_name, uid=me.pw_uid, gid=me.pw_gid, **changes.pop("spec", {}))
+    job = a_job(id, spec=spec)
+    return replace(
+        job,
+        **{"state": JobState.SUCCEEDED, "submitted_at": start, "ended_at": start + run_s} | changes,
+        attempts=(attempt,),
+        usage=usage,
+    )
+
+
+def test_a_week_says_what_was_asked_for_used_and_idle() -> None:
+    notes = ("asked 4G, used 29.3G: ask 39G",)
+    jobs = [
+        a_past_job(1, group="a", notes=("asked 2G, used 3G: ask 4G",)),
+        a_past_job(2, group="a", notes=notes),
+        a_past_job(3, hours=6.0, idle=5.0, spec={"name": "note\nbook"}),
+        a_past_job(4, hours=1.0, idle=0.5),
+    ]
+    now = WEEK[1].timestamp()
+    week = letter_of(jobs, *WEEK, now, "gpu1")
+    assert week and week.title == "[carma gpu1] your week: 11.0 GPU-hours, 5.5 of them idle"
+    assert week.body.splitlines() == [
+        "Mon 16 Nov 2026 to Sun 22 Nov 2026: 4 jobs held GPUs.",
+        "",
+        "GPU-hours asked for and held: 11.0",
+        "of these used, by the activity of the SMs: 5.5",
+        "of these idle, no kernel ran: 5.5",
+        "",
+        "What to ask for with --gpu-mem next time:",
+        "- job 2 train: asked 4G, used 29.3G: ask 39G",
+        "",
+        "Held GPUs without using them:",
+        "- job 3 note?book: 5.0 of 6.0 GPU-hours idle",
+        "",
+        "No such mail any more: carma notify --week off",
+    ]
+    assert letter_of([], *WEEK, now, "gpu1") is None
+    before = replace(jobs[0].attempts[0], started_at=WEEK[0].timestamp() - 3 * 3600 - 3600)
+    old = replace(jobs[2], attempts=(replace(before, ended_at=before.started_at + 8 * 3600),))
+    half = letter_of([old], *WEEK, now, "gpu1")
+    assert half and "4.0 GPU-hours, 2.5 of them idle" in half.title, "its part in the week"
+
+
+def test_each_user_gets_a_mail_of_their_week(
+    store: SqlStore, target: Target, tmp_path: Path
+) -> None:
+    env = {"env": (("XDG_CONFIG_HOME", str(tmp_path)),)}
+    store.commit(Step((Tick(2.0),), (a_past_job(1, spec=env),), (), ()))
+    told, now = tmp_path / "weeks.sent", [datetime(2026, 11, 23, 6, 59)]
+    with Mail() as served:
+        thread = Post(store, Notify(mail=served.way, domain="lab.org"))
+        look = weekly_mails(store, thread, told, lambda: now[0])
+        look()
+        assert not thread._waiting(), "it is Monday, but not seven"
+        now[0] = datetime(2026, 11, 23, 7)
+        look()
+        thread.start()
+        until(lambda: served.got, "a mail")
+        assert "your week: 2.0 GPU-hours" in served.got[0]["Subject"]
+        assert to(served.got[0]) == [f"{pwd.getpwuid(os.getuid()).pw_name}@lab.org"]
+        look()
+        until(lambda: not any(one.waits for one in thread._users.values()))
+        assert told.read_text() == "2026-11-16" and not thread._waiting(), "it was sent"
+
+        file = Path(addresses.no_week({"XDG_CONFIG_HOME": str(tmp_path)}))
+        file.parent.mkdir()
+        file.touch()
+        told.unlink()
+        look()
+        until(lambda: not thread._waiting() and not thread._users[os.getuid()].waits)
+        file.unlink()
+        configured(tmp_path, target.url)
+        told.unlink()
+        look()
+        until(lambda: target.got, "a message to one's own addresses")
+        thread.stop()
+        assert len(served.got) == 1, "who wants none gets none"
+
+
+def test_one_opts_out_of_the_week(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    env = {"XDG_CONFIG_HOME": str(tmp_path)}
+    assert run(["notify", "--week", "off"]) == 0 and addresses.wants_no_week(env)
+    assert "you get no mail about your week" in capsys.readouterr().out
+    for _ in range(2):
+        assert run(["notify", "--week", "on"]) == 0 and not addresses.wants_no_week(env)
+
+
+def test_mail_from_the_daemon(folder: Path) -> None:
+    base = folder / "config"
+    me = pwd.getpwuid(os.getuid()).pw_name
+    with Mail() as served:
+        settings = {"CARMA_NOTIFY__MAIL": served.way, "CARMA_NOTIFY__DOMAIN": "lab.org"}
+        with running(folder, **NO_KERNELS, **settings) as daemon:
+            daemon.env |= {"XDG_CONFIG_HOME": str(base)}
+            assert f"mail to {me}: sent" in daemon.carma("notify", "--test")
+            daemon.carma("submit", "--mail-type=FAIL", "--name", "mine", "/bin/sh", "-c", "exit 3")
+            until(lambda: len(served.got) == 2, "a mail")
+            assert "job 1 mine: failed, exit code 3" in served.got[1]["Subject"]
+            assert to(served.got[1]) == [f"{me}@lab.org"]
+            boss = ("--mail-user", "boss@example.org")
+            daemon.carma("submit", "--mail-type=END", *boss, "--name", "two", "true")
+            until(lambda: len(served.got) == 3, "another")
+            assert to(served.got[2]) == ["boss@example.org"]
+            assert "mails to" in daemon.carma("show", "2")
+            wrong = daemon.carma("submit", "--mail-user", "x y", "true", rc=2)
+            assert "is no mail address" in wrong
+            assert "by smtp://127.0.0.1" in daemon.carma("doctor", rc=None)
+        (folder / "two").mkdir()
+        with running(folder / "two", **NO_KERNELS) as daemon:
+            daemon.env |= {"XDG_CONFIG_HOME": str(base)}
+            refused = daemon.carma("notify", "--test", rc=None)
+            assert "notify.conf" in refused
 
 
 # -- all of it

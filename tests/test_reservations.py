@@ -14,14 +14,17 @@ from pathlib import Path
 import pytest
 
 from carmad.api import reservations as api
+from carmad.api.fairness import hours_booked
 from carmad.api.reservations import ReserveIn
 from carmad.api.wire import stamp
 from carmad.config import Limits, Settings
 from carmad.core.history import Durations
-from carmad.core.messages import CancelRequested, Reserved, Unreserved
-from carmad.core.reservations import TIMES, Reservation
+from carmad.core.messages import CancelRequested, LimitRequested, Reserved, Unreserved
+from carmad.core.quota import Limit
+from carmad.core.reservations import LAPSE_S, TIMES, Reservation
 from carmad.core.types import JobId, JobState, Prediction
 from carmad.errors import CarmaError
+from carmad.http.connections import Peer
 from carmad.store.sql import SqlStore
 from carmad.testing import FakeServer, a_job, a_spec
 from tests.daemon import NO_KERNELS, Carmad, running, until
@@ -199,9 +202,20 @@ def test_what_nine_of_ten_runs_take() -> None:
 # -- as asked for
 
 
-def asked(server: FakeServer, **body: object) -> Reservation:
+ROOT = Peer(0, 0, "root", admin=True)
+ADA = Peer(1001, 1001, "ada", admin=False, groups=("lab", "staff"))
+
+
+def asked(server: FakeServer, peer: Peer = ROOT, **body: object) -> Reservation:
     given = {"starts_at": stamp(server.now + NOON), "lasts_s": HOUR_S} | body
-    return api.reservation(ReserveIn(**given), server.scene, "root")  # type: ignore[arg-type]
+    return api.reservation(ReserveIn(**given), server.scene, peer)  # type: ignore[arg-type]
+
+
+def booked(server: FakeServer, peer: Peer = ADA, **body: object) -> Reservation:
+    made = asked(server, peer, gpus=1, book=True, **body)
+    server.tell(Reserved(server.now, made))
+    assert made in server.scene.reservations
+    return made
 
 
 def indices(server: FakeServer, made: Reservation) -> list[int]:
@@ -239,6 +253,83 @@ def test_what_cannot_be_reserved_is_refused_with_the_reason() -> None:
     server.sample(2 * HOUR_S)
     with pytest.raises(CarmaError, match="is over"):
         asked(server, gpus=1, starts_at=stamp(HOUR_S))
+
+
+def refused(server: FakeServer, peer: Peer = ADA, **body: object) -> str:
+    with pytest.raises(CarmaError) as why:
+        asked(server, peer, **{"gpus": 1, "book": True, **body})
+    return why.value.message
+
+
+def allow(server: FakeServer, subject: str, hours: float) -> None:
+    server.tell(LimitRequested(server.now, Limit(subject, booking=hours)))
+
+
+def test_users_book_for_themselves_within_their_limit() -> None:
+    server = FakeServer(2)
+    assert refused(server) == "ada may not book GPUs"
+    allow(server, "default", 3)
+    made = booked(server, lasts_s=2 * HOUR_S)
+    assert (made.users, made.by, made.charged) == (("ada",), "ada", ("ada",))
+    more = "ada may book 3 GPU-hours, has booked 2, and this takes 1.5"
+    assert refused(server, lasts_s=1.5 * HOUR_S) == more
+    server.sample(NOON + HOUR_S)
+    booked(server, lasts_s=1.5 * HOUR_S)  # an hour of the first is over
+    assert refused(server, users=["bo"]) == "a booking is for yourself"
+    assert refused(server, starts_at=stamp(server.now + 14 * DAY_S)).startswith("it would end in")
+    assert hours_booked("ada", server.scene) == pytest.approx(2.5)
+
+
+def test_the_users_of_a_group_share_its_bookings() -> None:
+    server = FakeServer(3)
+    allow(server, "@lab", 2)
+    booked(server, replace(ADA, user="bo", groups=("lab",)))
+    assert booked(server).charged == ("@lab",)
+    assert refused(server) == "@lab may book 2 GPU-hours, has booked 2, and this takes 1"
+    allow(server, "ada", 9)
+    assert refused(server).startswith("@lab may book 2"), "both limits hold"
+    assert refused(server, replace(ADA, groups=("staff",), user="eve")) == "eve may not book GPUs"
+
+
+def test_a_booking_that_nobody_uses_lapses() -> None:
+    server = FakeServer(2)
+    allow(server, "default", 9)
+    booked(server, lasts_s=4 * HOUR_S)
+    server.sample(NOON)
+    (one,) = server.scene.reservations
+    assert one.idle_since == server.now
+    (text,) = (each["text"] for each in api.reservations_out(server.scene))
+    assert "not used, so it ends at" in text
+    server.sample(LAPSE_S - 1)
+    job = server.submit(user="ada", on=str(server.gpus[1].index))
+    assert server.job(job).holds_gpus
+    server.sample(LAPSE_S)
+    (one,) = server.scene.reservations
+    assert one.idle_since is None, "it is in use"
+    server.exit(job)
+    server.sample(LAPSE_S / 2)
+    eve = server.submit(user="eve", on=str(server.gpus[1].index))
+    assert not server.job(eve).holds_gpus, "it is booked"
+    server.sample(LAPSE_S / 2)
+    server.sample(1)
+    assert server.scene.reservations == ()
+    assert server.job(eve).holds_gpus
+
+
+def test_what_an_administrator_reserves_does_not_lapse() -> None:
+    server = FakeServer(1)
+    reserving(server, 0, lasts_s=9 * HOUR_S)
+    server.sample(NOON + 8 * HOUR_S)
+    assert len(server.scene.reservations) == 1
+
+
+def test_a_user_has_only_so_many_bookings_and_administrators_as_they_like() -> None:
+    server = FakeServer(1)
+    allow(server, "ada", 1000)
+    for n in range(api.MOST_EACH):
+        booked(server, starts_at=stamp(server.now + (n + 1) * HOUR_S))
+    assert refused(server, starts_at=stamp(server.now + 99 * HOUR_S)) == "you have 10 bookings"
+    assert asked(server, on=["0"], starts_at=stamp(server.now + 99 * HOUR_S)).charged == ()
 
 
 def test_a_weekly_one_keeps_its_hour_on_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -443,12 +443,12 @@ def test_attempts_of_older_releases_are_told_as_far_as_is_known(tmp_path: Path) 
     with contextlib.closing(sqlite3.connect(tmp_path / "carma.db")) as connection, connection:
         for table in (
             *("accounts", "limits", "reservations", "externals", "notices", "timeline"),
-            *("clock", "scripts", "environments"),
+            *("clock", "scripts", "environments", "metrics"),
         ):
             connection.execute(f"DROP TABLE {table}")
-        for index in ("environment", "user_ended_at_bytes", "script"):
+        for index in ("environment", "user_ended_at_bytes", "script", "search"):
             connection.execute(f"DROP INDEX ix_jobs_{index}")
-        for column in ("environment", "bytes", "script", "tasks"):
+        for column in ("environment", "bytes", "script", "tasks", "words"):
             connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
         connection.execute("CREATE TABLE events (at FLOAT)")
         connection.execute("CREATE INDEX ix_events_at ON events (at)")

@@ -19,6 +19,7 @@ from matplotlib import rc_context
 from carmad.config import Collocation, Settings
 from carmad.core.types import Cause, JobId, JobState
 from carmad.errors import CarmaError
+from carmad.installed import how_to_add
 from carmad.readable import change, number, time_unit
 from carmad.sim.experiment import Outcome, Rejected
 from carmad.sim.hardware import parse
@@ -526,7 +527,7 @@ def test_without_matplotlib_the_page_says_what_to_install(monkeypatch: pytest.Mo
     with pytest.raises(CarmaError) as failed:
         export.page(of(SLOW))
     assert "matplotlib" in failed.value.message
-    assert failed.value.hint == "pip install 'carma-gpu[sim]'"
+    assert failed.value.hint == how_to_add("sim")
 
 
 def test_only_the_page_loads_what_draws() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from carmad.core.layout import Layout, Stage
 from carmad.core.types import StageTimes
 from carmad.errors import CarmaError
+from carmad.installed import how_to_add
 from carmad.options import MAX_TIME_S
 from carmad.sim.catalogue import Profile, find, load_of
 from carmad.sim.experiment import Load, Rejected, Task, Trace
@@ -244,7 +245,7 @@ def test_parquet_says_what_it_needs(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(CarmaError) as raised:
         native.read_trace(tmp_path / "t.parquet")
-    assert raised.value.hint == "pip install 'carma-gpu[sim]'"
+    assert raised.value.hint == how_to_add("sim")
 
 
 def test_what_is_no_parquet_is_an_error(tmp_path):

@@ -159,6 +159,7 @@ SAMPLES = {  # of each option, as it must change what is submitted
     "--chdir": "/",
     "--mail-type": "END",
     "--mail-user": "me@x",
+    "--idle-ok": "robot",
     "--wrap": "true",
     "--container": "image",
 }

@@ -37,6 +37,7 @@ from carmad.core.messages import (
     CancelRequested,
     Drain,
     Event,
+    Measured,
     Sampled,
     Step,
     Submitted,
@@ -58,9 +59,10 @@ from carmad.core.types import (
 )
 from carmad.errors import CarmaError
 from carmad.models import Model
-from carmad.store import codec, database, journal, reading, retention
+from carmad.store import codec, database, journal, queries, reading, retention
 from carmad.store.codec import current_form
 from carmad.store.database import StoreFull, connect
+from carmad.store.queries import Search
 from carmad.store.sql import SqlStore
 from carmad.store.values import Spread, Transition
 from carmad.testing import changed
@@ -287,6 +289,73 @@ def test_history_filters(store: SqlStore) -> None:
     assert ids(array=JobId(3)) == [3]
     assert [found.id for found in store.jobs([JobId(9), JobId(4), JobId(1)])] == [1, 4]
     assert store.existing([JobId(9), JobId(4)]) == {4}
+
+
+def test_a_search_finds_by_words_and_sorts(store: SqlStore) -> None:
+    swept = ArrayTask(JobId(2), 7, params=(("lr", "1e-3"), ("seed", "4")))
+    ends = {"state": JobState.SUCCEEDED, "started_at": 20.0}
+    store.commit(
+        step(
+            job(1, ended_at=50.0, name="BERT Größe", usage=Usage(gpu_seconds=9.0), **ends),
+            job(2, ended_at=60.0, array=swept, usage=Usage(gpu_seconds=3.0), **ends),
+            job(3, JobState.FAILED, ended_at=40.0, user="bob", name="vit"),
+            job(4, name="bert", state=JobState.RUNNING),
+        )
+    )
+
+    def ids(order: Any = "submitted", reverse: bool = False, **asked: Any) -> list[int]:
+        return [found.id for found in store.search(Search(**asked), order, reverse)[0]]
+
+    assert ids() == [3, 2, 1]
+    assert ids(text="bert GRÖSSE") == ids(text="größe") == [1]
+    assert ids(text="lr=1e-3 seed") == ids(text="2_7") == [2]
+    assert ids(text="train.py") == [3, 2, 1]  # of the command
+    assert ids(text="%") == ids(states=()) == []
+    assert ids(user="bob") == ids(states={JobState.FAILED}) == [3]
+    assert ids(since=45.0) == [2, 1] and ids(before=JobId(3)) == [2, 1]
+    assert ids("ended") == [2, 1, 3] and ids("ended", reverse=True) == [3, 1, 2]
+    assert ids("ran") == [2, 1, 3]  # one that never ran is last
+    assert ids("ran", reverse=True) == [1, 2, 3]
+    assert ids("gpu-hours") == [1, 2, 3] and ids("name", reverse=True) == [1, 2, 3]
+    some, more = store.search(Search(user="ada"), "ended", first=1, limit=5, count=True)
+    assert ([found.id for found in some], more) == ([1], 0)
+    assert store.search(Search(), limit=1)[1] == 1  # there are others
+    assert store.search(Search(), limit=1, count=True)[1] == 2
+    again = replace(store.jobs([JobId(1)])[0], state=JobState.QUEUED)
+    store.commit(step(again))
+    assert ids() == [3, 2]  # it runs again
+
+
+@pytest.mark.parametrize("order", sorted(queries._ORDERS))
+def test_a_search_reads_one_index_and_no_rows(store: SqlStore, order: Any) -> None:
+    where, given = Search("ada", since=1.0, until=9.0, text="a b", before=JobId(9)).conditions()
+    asked = text(
+        f"EXPLAIN QUERY PLAN SELECT id, {queries._ORDERS[order]} {queries._IN_INDEX} {where}"
+    )
+    with store._engine.begin() as connection:
+        plan = " ".join(row[-1] for row in connection.execute(asked, given))
+    assert "COVERING INDEX ix_jobs_search (user=? AND ended_at>?)" in plan
+
+
+def test_a_metric_is_a_curve_that_is_thinned_when_it_grows_long(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "MOST_REPORTS", 9)
+    running = job(1, JobState.RUNNING)
+    store.commit(step(running))
+    for at in range(12):
+        told = Measured(float(at), JobId(1), (("loss", 1.0 / (1 + at)), ("acc", float(at))))
+        stranger = Measured(float(at), JobId(99), (("loss", 1.0),))
+        store.commit(Step((told, stranger), (running,), (), ()))
+    found = store.metrics(JobId(1))
+    assert set(found) == {"loss", "acc"}
+    times = [at for at, _ in found["acc"]]
+    assert times == sorted(times) and len(times) <= 9
+    assert (times[0], times[-1]) == (0.0, 11.0)
+    assert found["acc"] == [(at, at) for at in times]
+    store.commit(step(changed(running, state=JobState.SUCCEEDED, ended_at=20.0)))
+    assert store.purge(100 * DAY, Retention(ended_days=1)) == 1
+    assert store.metrics(JobId(1)) == {}
 
 
 def test_totals(store: SqlStore) -> None:
@@ -770,6 +839,7 @@ def test_a_database_of_the_first_release_is_upgraded(path: Path) -> None:
     ended = store.job(JobId(42))
     assert ended and ended.spec.env == (("CONDA_PREFIX", "/c"),)
     assert store.whole(ended.spec).env == python
+    assert [one.id for one in store.search(Search(text="42 n"))[0]] == [42]
     (backup,) = (path.parent / "backups").iterdir()
     assert backup.stat().st_size >= before // 2
     store.commit(submitted(100, LONG))  # the same content as one that was there

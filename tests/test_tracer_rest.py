@@ -10,7 +10,7 @@ import pytest
 from carmad.config import Estimation
 from carmad.plugin import Refusal
 from estimators.tracer.report import Report
-from estimators.tracing import _unreached
+from estimators.tracing import _gaps
 from tests.test_tracer_script import (
     MIB,
     PARAMETERS,
@@ -140,7 +140,7 @@ def test_what_was_not_reached_is_said(job: Path) -> None:
     seen = followed(job, epochs(evaluation="assert len(losses) == 100"))
     assert seen.rest is not None
     assert seen.rest.missing == ("saving",)
-    assert list(_unreached(seen.rest)) == [
+    assert list(_gaps(seen.rest)) == [
         f"saving was not reached: it stopped at {job.parent / 'script.py'}:23: "
         "AssertionError: no message"
     ]

@@ -614,6 +614,25 @@ def test_torchs_compiler_is_imported_once(job: Path) -> None:
     assert report(job, written(job, loop(text))).steps == 2
 
 
+@pytest.mark.usefixtures("cold")
+def test_types_of_results_do_not_bring_sympy(job: Path) -> None:
+    text = """
+        import sys
+        net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+        for late in (False, True):
+            net(torch.ones(3, 4)).sum().backward()
+            assert ("sympy" in sys.modules) == late, late
+            import sympy
+        from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as kinds
+        from torch._prims_common import elementwise_dtypes
+        size = sympy.Symbol("size", integer=True)
+        promoted = elementwise_dtypes(size, type_promotion_kind=kinds.INT_TO_FLOAT)
+        assert promoted == (torch.float32, torch.float32), promoted
+        while True: step()
+        """
+    assert report(job, written(job, loop(text))).steps == 2
+
+
 def test_torchvision_does_not_bring_torchs_compiler(job: Path) -> None:
     text = """
         import sys

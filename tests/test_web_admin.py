@@ -91,6 +91,33 @@ def test_an_administrator_drains_limits_and_reserves(carmad: Carmad, web: Web) -
 
 
 @needs_browser
+def test_a_user_books_and_cancels_the_booking(carmad: Carmad, web: Web) -> None:
+    me = carmad.get("/v1/status")["me"]["user"]
+    with browsing(web, "/share") as page:
+        book = page.locator("form", has=page.get_by_role("button", name="Book", exact=True))
+        assert book.count() == 0, "nobody may"
+        limit = page.locator("form#limit")
+        limit.get_by_label("Who").fill(me)
+        limit.get_by_label("Booked hours").fill("8")
+        limit.get_by_role("button", name="Set").click()
+        page.get_by_text(f"The limit of {me} is in force.").wait_for()
+        book.get_by_label("How many").fill("2")
+        book.get_by_label("From").fill("now+30h")
+        book.get_by_label("For", exact=True).fill("3h")
+        book.get_by_role("button", name="Book").click()
+        page.locator(".told").get_by_text("Reserved:").wait_for()
+        page.get_by_text(f"{me} has booked 6.0 of 8.0 GPU-hours.").wait_for()
+        (made,) = (x for x in carmad.get("/v1/reservations")["reservations"] if x["booked"])
+        assert made["users"] == [me]
+        accessible(page)
+        page.goto(f"{web.url}/share")
+        page.get_by_role("button", name=f"Cancel reservation {made['id']}").click()
+        page.get_by_text(f"Reservation {made['id']} is cancelled.").wait_for()
+        page.get_by_role("button", name=f"Remove the limit of {me}").click()
+        page.get_by_text(f"The limit of {me} is removed.").wait_for()
+
+
+@needs_browser
 def test_a_click_puts_the_recommended_policy_in_force(tmp_path: Path) -> None:
     daemon = Carmad(tmp_path, "1xA100-40GB", **NO_KERNELS)
     daemon.argv[daemon.argv.index("--config") + 1] = str(tmp_path / "carma.toml")

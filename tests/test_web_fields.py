@@ -90,7 +90,10 @@ def test_what_can_be_done_follows_the_state(tmp_path: Path) -> None:
     with serving(tmp_path) as daemon:
         body = {"argv": ["true"], "cwd": "/", "memory_mib": 4000}
         one = daemon.call("POST", "/v1/jobs", body)[1]["id"]
-        assert able(daemon, one) == ({"cancel"}, {"time_limit_s", "requeue", "requeue_ok"})
+        assert able(daemon, one) == (
+            {"cancel"},
+            {"time_limit_s", "requeue", "requeue_ok", "idle_ok"},
+        )
         held = daemon.call("POST", "/v1/jobs", {**body, "held": True})[1]["id"]
         actions, changes = able(daemon, held)
         assert actions == {"cancel", "release"} and "memory_mib" in changes

@@ -12,7 +12,6 @@ from tests.web import DESKTOP, PHONE, Web, accessible, browsing, needs_browser, 
 
 pytestmark = needs_browser
 
-WALL = (3840, 2160)
 HOSTILE = "<img src=x onerror=alert(1)></td><script>alert(2)</script>\u202eevil\u2066" + "w" * 170
 SHOWN = "<img src=x onerror=alert(1)></td><script>alert(2)</script>?evil?www"
 ALONE = {"memory_mib": 30_000}  # so that one is on each GPU
@@ -69,14 +68,6 @@ def test_a_thousand_jobs_and_a_hostile_name(
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         accessible(page)
         picture(page, f"thousand-jobs-{name}")
-
-
-def test_it_fills_a_screen_on_a_wall(web: Web, crowd: dict[str, int]) -> None:
-    with browsing(web, "/?hours=1", WALL) as page:
-        page.locator("#memory-0 canvas").wait_for()
-        boxes = [page.locator(f"#gpu-{index}").bounding_box() for index in (0, 1)]
-        assert boxes[0] and boxes[1] and boxes[0]["y"] == boxes[1]["y"]
-        picture(page, "thousand-jobs-wall")
 
 
 def test_the_filter_follows_what_is_typed(web: Web, crowd: dict[str, int]) -> None:

@@ -50,6 +50,7 @@ GPU: dict[str, Any] = {
 def answer(**of_gpu: object) -> Any:
     return {
         "times": [0, 10, 20, 30],
+        "until": "1970-01-01T00:00:35Z",
         "limits": {"sm_active": 0.8},
         "gpus": [GPU | of_gpu],
     }
@@ -219,6 +220,6 @@ def test_what_ended_last_is_first_and_says_why_it_failed(monkeypatch: pytest.Mon
     how = {"cause": "failure", "evidence": "ModuleNotFoundError: wandb"}
     old = job(9) | {"ended_at": "2026-11-23T01:00:00Z", "exit": {"cause": "success"}}
     late = job(2) | {"ended_at": "2026-11-23T02:00:00Z", "exit": how}
-    monkeypatch.setattr(client, "get", lambda path, **query: {"jobs": [old, late]})
+    monkeypatch.setattr(client, "get", lambda path, **query: {"jobs": [late, old]})
     found = Line({}, lambda: pytest.fail("not asked")).past
     assert [(row.id, row.failure) for row in found] == [("2", how["evidence"]), ("9", "")]

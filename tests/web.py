@@ -103,10 +103,15 @@ def chromium() -> Browser:
 
 @contextlib.contextmanager
 def browsing(
-    web: Web, path: str = "/", size: tuple[int, int] = DESKTOP, dark: bool = False
+    web: Web,
+    path: str = "/",
+    size: tuple[int, int] = DESKTOP,
+    dark: bool = False,
+    away: bool = False,
 ) -> Iterator[Page]:
     """A page of a browser of its own that has opened the link. What a page must never do fails the
-    test: an error in a script, or anything that the content security policy forbids."""
+    test: an error in a script, or anything that the content security policy forbids. `away`: carmad
+    may be, so answers that say so are no mistake."""
     width, height = size
     context = chromium().new_context(
         viewport={"width": width, "height": height},
@@ -122,7 +127,7 @@ def browsing(
     try:
         page.goto(f"{web.url}{path}{'&' if '?' in path else '?'}token={web.token}")
         yield page
-        assert not wrong, wrong
+        assert not [said for said in wrong if not (away and "status of 503" in said)], wrong
     finally:
         context.close()
 

@@ -27,11 +27,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import carmad.html
 from carmad.errors import CarmaError
 from cli.problems import Problem
-from web import admin, job, overview, share, submission
+from web import admin, history, job, overview, share, submission, wall
 from web.live import Live
 from web.page import problem, unless_known
 
 COOKIE = "carma"
+LINKS = ("/", "/wall")  # with the token behind them, they lead to the pages
 LACKS_TOKEN = (
     "This page is its owner's. Open the link that `carma web` printed: it ends in ?token=…\n"
 )
@@ -77,8 +78,8 @@ class Gate:
         path: str = request.scope["path"]  # request.url.path depends on the Host header
         inside = path.startswith(f"{self.base}/")
         given = request.query_params.get("token", "")
-        if (inside or path == "/") and self._is_token(given):
-            return self._welcome(request, path if inside else f"{self.base}/")
+        if (inside or path in LINKS) and self._is_token(given):
+            return self._welcome(request, path if inside else f"{self.base}{path}")
         if not inside or not any(map(self._is_token, _cookies(request))):
             return PlainTextResponse(LACKS_TOKEN, 401)
         if request.method not in ("GET", "HEAD") and not _is_from_here(request):
@@ -119,10 +120,14 @@ def _is_from_here(request: Request) -> bool:
     return bool(origin) and urlsplit(origin).netloc == request.headers.get("host")
 
 
-STATUS = {"not_found": 404, "forbidden": 403, "not_yours": 403, "unreachable": 503, "unknown": 503}
+STATUS = {"not_found": 404, "forbidden": 403, "not_yours": 403}
+STATUS |= dict.fromkeys(("unreachable", "unavailable", "unknown"), 503)
 STATIC = Path(__file__).parent / "static"
 STYLES = ("web.css", "charts.css", "overview.css")  # one file for all pages
-PAGES = (overview.ROUTES, job.ROUTES, submission.ROUTES, share.ROUTES, admin.ROUTES)
+PAGES = (
+    *(overview.ROUTES, history.ROUTES, job.ROUTES, submission.ROUTES, share.ROUTES),
+    *(admin.ROUTES, wall.ROUTES),
+)
 
 
 def build(token: str, read_only: bool, live: Live | None = None) -> ASGIApp:
@@ -143,6 +148,7 @@ def build(token: str, read_only: bool, live: Live | None = None) -> ASGIApp:
     app.state.base = base_of(token)
     app.state.read_only = read_only
     app.state.release = ""  # of carmad, when first asked
+    app.state.answered = None  # when carmad last did
     return Gate(app, token)
 
 

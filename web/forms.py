@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from carmad.layout_text import OF_STAGE, OF_TIMES, format_fields
-from carmad.options import HINTS, OPTIONS, RESOURCES, RUN, START, Option
+from carmad.options import AUTO_MIB, HINTS, OPTIONS, RESOURCES, RUN, START, Option
 from cli.problems import Problem, Refused, Unknown, Usage
 from cli.render import option as shown
 from cli.submission import build_parser
@@ -129,7 +129,7 @@ def changes(job: JobOut) -> list[Field]:
 def _now(job: Mapping[str, Any], name: str) -> str:
     if name == "memory_mib":
         declared = job["memory"]["declared_mib"]
-        return "estimated" if declared is None else f"{declared}M"
+        return "estimated" if declared is None else _memory(declared)
     if name == "after":
         return ", ".join(f"{one['kind']}:{one['job']}" for one in job.get("after", ())) or "none"
     value = job.get(name)
@@ -179,13 +179,18 @@ def of_job(job: JobOut) -> dict[str, str]:
     found["gpus"] = str(job["gpus_wanted"])
     found["name"] = job["name"]
     if (mib := job["memory"]["declared_mib"]) is not None:
-        found["memory_mib"] = f"{mib}M"
+        found["memory_mib"] = _memory(mib)
     for name, option in OPTIONS.items():
         value = its.get(name)
         if name in (*found, *ONCE, "stdout", "stderr") or value in (None, option.default, [], ()):
             continue
         found[name] = _text(name, value)
     return found
+
+
+def _memory(mib: int) -> str:
+    """As one writes it on a command line."""
+    return "auto" if mib == AUTO_MIB else f"{mib}M"
 
 
 def _command(job: JobOut) -> list[str]:

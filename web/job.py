@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlencode
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from carma_client.logs import Tail, tail
+from carma_client.logs import Tail, output, search, tail, unreadable
 from carma_client.transport import ENDED
 from carmad.errors import CarmaError
 from carmad.readable import duration
-from cli import client, render
+from cli import client, render, sweeps
 from cli.client import outcomes
 from cli.problems import FORBIDDEN, Refused
 from cli.text import clock, energy, fraction, local_time, memory
@@ -30,11 +31,13 @@ from web.page import Page, Piece, Share, go_on, pieces, shares
 
 if TYPE_CHECKING:
     from carmad.api.job import AttemptOut, JobOut
+    from carmad.api.jobs import MetricsOut
     from carmad.api.timeline import TimelineOut
     from carmad.api.why import WhyOut
 
 JOULES_PER_KWH = 3_600_000
 LINES = 200  # of the log
+TERMINAL = "it runs at a terminal, and its output is there"
 MOST_TASKS = 1_000
 LABEL = re.compile(r"\d{1,15}(_\d{1,7})?", re.ASCII)
 ENDS: tuple[Literal["started_at"], Literal["ended_at"]] = (
@@ -71,6 +74,7 @@ class JobPage(Page):
     template = "job.html.j2"
     section = "/"
     of_outline = ("headline", "figures")  # parts
+    charts = charts
 
     def response(self) -> Response:
         part = self.request.query_params.get("part")
@@ -197,12 +201,25 @@ class JobPage(Page):
         job = self.job
         return ("stdout", "stderr") if job.get("stderr") != job.get("stdout") else ("stdout",)
 
+    @property
+    def wanted(self) -> str:
+        """The text that is looked for in the log."""
+        return self.request.query_params.get("find", "").strip()[:200]
+
     @once
     def log(self) -> Tail:
+        """The end of it, or the lines that are looked for."""
         job = self.job
         if job.get("interactive"):
-            return Tail(why="it runs at a terminal, and its output is there")
-        return tail(job[self.channel], job["id"], LINES)  # type: ignore[literal-required]
+            return Tail(why=TERMINAL)
+        path: str = job[self.channel]  # type: ignore[literal-required]
+        if self.wanted:
+            return search(path, job, self.wanted, LINES)
+        return tail(path, job["id"], LINES)
+
+    def split(self, line: str) -> list[str]:
+        """Every second piece is what is looked for."""
+        return re.split(f"({re.escape(self.wanted)})", line, flags=re.I) if self.wanted else [line]
 
     # -- its memory and its neighbours
 
@@ -236,7 +253,13 @@ class JobPage(Page):
         return self._former() if self.is_over and job["started_at"] else []
 
     def _former(self) -> list[Neighbour]:
+        """Those that were there at the same time, as the receipt has it: a bin of the timeline may
+        have one that came after the other."""
         job, found = self.job, []
+        its = job.get("receipt")
+        beside = set(its["beside"] if its else ())
+        if not beside:
+            return []
         for gpu in job["gpus"]:
             since, until = job["started_at"], job.get("ended_at")
             try:
@@ -246,7 +269,7 @@ class JobPage(Page):
             except Refused:  # nothing is recorded of it any more
                 continue
             for one in answer["gpus"][0]["jobs"]:
-                if one["id"] not in (None, job["id"]):
+                if one["id"] in beside:
                     most = max((mib for mib in one["used_max_mib"] if mib), default=None)
                     name = one["label"], one["user"], one["name"]
                     found.append(Neighbour(*name, gpu["index"], most))
@@ -287,6 +310,35 @@ class ArrayPage(Page):
         found: list[JobOut] = client.get("/v1/jobs", select=self.label)["jobs"]
         return found
 
+    @once
+    def columns(self) -> list[sweeps.Column]:
+        """Parameters and metrics of its tasks."""
+        return sweeps.columns(self.tasks)
+
+    @property
+    def rows(self) -> list[tuple[JobOut, list[str]]]:
+        """The tasks, with the cells of the columns; sorted by one of these, if that is asked."""
+        by = self.sort.removeprefix("-")
+        found = self.tasks
+        if by in [name for _, name in self.columns]:
+            found = sweeps.sort(found, by, reverse=not self.sort.startswith("-"))
+        return [
+            (job, [sweeps.cell(value) for value in sweeps.values(job, self.columns)])
+            for job in found[: self.most]
+        ]
+
+    @property
+    def sort(self) -> str:
+        """The column by which it is sorted, the largest first; with a - before it, in reverse."""
+        return self.request.query_params.get("sort", "")
+
+    def sorted_by(self, name: str) -> str:
+        return urlencode({"sort": f"-{name}" if self.sort == name else name})
+
+    def way(self, name: str) -> str:
+        """How the column is sorted now, as aria-sort has it."""
+        return {name: "descending", f"-{name}": "ascending"}.get(self.sort, "none")
+
     @property
     def counts(self) -> list[tuple[JobOut, int]]:
         """A task of each state, and how many there are."""
@@ -322,7 +374,28 @@ def timeline(request: Request) -> Response:
         "memory": charts.memory_chart(answer, client.get(f"/v1/jobs/{label}")),
         "load": charts.load_chart(answer),
     }
+    curves: MetricsOut = client.get(f"/v1/jobs/{label}/metrics")
+    for name, curve in curves["metrics"].items():
+        drawn[charts.metric_of(name)] = charts.metric_chart(name, curve, curves["id"])
     return JSONResponse({"charts": drawn})
+
+
+def download(request: Request) -> Response:
+    """The whole log, as a file."""
+    label, channel = label_in(request), str(request.path_params["channel"])
+    if channel not in ("stdout", "stderr"):
+        raise HTTPException(404, f"a job has no {channel:.40}")
+    job = client.get(f"/v1/jobs/{label}")
+    if job.get("interactive"):
+        raise HTTPException(404, TERMINAL)
+    blocks = output(job[channel], job)
+    try:
+        next(blocks)
+    except (OSError, ValueError) as error:
+        raise HTTPException(404, unreadable(job[channel], error)) from None
+    name = f"carma-{label}.{'out' if channel == 'stdout' else 'err'}"
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return StreamingResponse(blocks, headers=headers, media_type="text/plain; charset=utf-8")
 
 
 def acting(verb: str) -> Callable[[Request, Given], Response]:
@@ -351,6 +424,7 @@ def _back(request: Request, label: str, results: list[dict[str, Any]]) -> Respon
 ROUTES = [
     Route("/jobs/{label}", show),
     Route("/jobs/{label}/timeline.json", timeline),
+    Route("/jobs/{label}/log/{channel}", download),
     *(
         Route(f"/jobs/{{label}}/{verb}", form_endpoint(acting(verb)), methods=["POST"])
         for verb in ("cancel", *AT_ONCE)

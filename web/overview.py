@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from carma_client.transport import is_away
 from carmad.readable import clean
 from cli import client, overview
 from cli.overview import params, split_ended, vram, where
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 ROWS = 100  # of a page of all jobs
 ENDED_ROWS = 10
-ENDED_ASKED = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +168,9 @@ class Line:
 
     @once
     def past(self) -> Sequence[Row]:
-        """The last that ended; the daemon has the last that were submitted first."""
-        rows = [Row(job) for job in client.get("/v1/history", limit=ENDED_ASKED)["jobs"]]
-        return sorted(rows, key=lambda row: row.since or "", reverse=True)[:ENDED_ROWS]
+        """The last that ended."""
+        answer = client.get("/v1/history", order="ended", limit=ENDED_ROWS)
+        return [Row(job) for job in answer["jobs"]]
 
 
 MOST_DIGITS = 16  # of a time in seconds
@@ -226,6 +226,8 @@ def timeline(request: Request) -> Response:
     try:
         answer = client.get(client.with_query("/v1/timeline", query))
     except Refused as refused:
+        if is_away(refused):
+            raise
         return JSONResponse({"error": f"carmad tells no timeline: {refused.message}"}, 404)
     return JSONResponse({"charts": charts.gpu_charts(answer, hours)})
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from starlette.exceptions import HTTPException
@@ -89,15 +90,20 @@ class Page:
     def heading(self) -> str:
         return self.title
 
+    away = ""  # since when carmad does not answer, in words
+
     def response(self) -> Response:
         """The page, or only the part of it that is asked for."""
         part = self.request.query_params.get("part")
         if part is None:
-            return self.whole()
+            found = self.whole()
+            self.request.app.state.answered = datetime.now()
+            return found
         template = templates().get_template(self.template)
         if part not in template.blocks or part in OF_ALL:
             raise HTTPException(404, f"this page has no part {part!r:.80}")
         block = template.blocks[part](template.new_context({"page": self, "told": ""}))
+        self.request.app.state.answered = datetime.now()
         return unless_known(self.request, "".join(block), "text/html")
 
     def whole(self, status: int = 200) -> Response:
@@ -147,10 +153,16 @@ def warm_up() -> None:
         templates().get_template(name)
 
 
+AWAY = "carmad does not answer"
+
+
 def problem(request: Request, status: int, message: str, hint: str = "") -> Response:
     page = Problem(request)
     again = status == 503 and request.method == "GET"
     page.facts = {"message": message, "hint": hint, "again": again}
+    if again:
+        last: datetime | None = request.app.state.answered
+        page.away = f"carmad has not answered since {last:%H:%M}" if last else AWAY
     return page.whole(status)
 
 

@@ -1,5 +1,5 @@
 """Who has used how much, and for what; who may, and what is reserved. Administrators change it
-here."""
+here, and users book."""
 
 from __future__ import annotations
 
@@ -172,6 +172,10 @@ class Share(Page):
         return self.is_admin and not self.read_only
 
     @property
+    def may_book(self) -> bool:
+        return bool(self.reservations["booking"]) and not self.read_only
+
+    @property
     def who(self) -> str:
         """Whose limit the form begins with."""
         return self.request.query_params.get("who", "")
@@ -187,7 +191,8 @@ def limit(request: Request, given: Given) -> Response:
         client.post("/v1/limits", {"subject": who, "clear": True})
         return go_on(request, _back(given), f"The limit of {who} is removed.")
     natural = parse.whole(0, MOST)
-    body = {name: check(natural, given[name]) for name in ("gpus", "jobs") if given.get(name)}
+    numbers = (name for name in ("gpus", "jobs", "booking") if given.get(name))
+    body = {name: check(natural, given[name]) for name in numbers}
     if hours := given.get("gpu_hours"):
         body["gpu_hours"], body["per"] = check(parse.gpu_hours, f"{hours}/{given.get('per')}")
     if not body:
@@ -207,6 +212,7 @@ def reserve(request: Request, given: Given) -> Response:
         "starts_at": check(parse.moment, given.get("from") or "now"),
         "lasts_s": lasts_s,
         "weekly": "weekly" in given,
+        "book": "book" in given,
     }
     (made,) = client.post("/v1/reservations", body)["reservations"]
     return go_on(request, _back(given), f"Reserved: {made['text']}.")

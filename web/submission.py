@@ -26,7 +26,7 @@ from web.once import once
 from web.page import Page, Piece, Share, go_on, pieces, shares
 
 if TYPE_CHECKING:
-    from carmad.api.estimates import EstimateOut, EstimatesOut
+    from carmad.api.guesses import EstimateOut, EstimatesOut
     from carmad.api.intake import DryRunOut
 
 KEPT = 50  # previews

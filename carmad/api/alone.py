@@ -55,7 +55,7 @@ class _Server:
         self._asking: set[threading.Thread] = set()
 
     def run(self) -> None:
-        from carmad.api.estimates import Alone  # when whoever started this can connect
+        from carmad.api.guesses import Alone  # when whoever started this can connect
 
         idle_since = time.monotonic()
         with contextlib.closing(Alone()) as alone:

@@ -8,11 +8,13 @@ from starlette.exceptions import HTTPException
 
 from carmad.api import (
     actions,
+    cron,
     estimates,
     fairness,
     gpus,
     intake,
     jobs,
+    mail,
     models,
     reservations,
     server,
@@ -29,8 +31,8 @@ from carmad.http.turns import Shares
 from carmad.installed import VERSION
 
 RESOURCES = (  # in the order of the reference
-    *(intake, jobs, terminal, stream, actions, estimates, gpus, reservations, models, fairness),
-    *(timeline, server),
+    *(intake, jobs, terminal, stream, actions, estimates, gpus, reservations, cron, models),
+    *(fairness, timeline, mail, server),
 )
 
 
@@ -50,6 +52,7 @@ def create_app(service: Service) -> FastAPI:
     app.state.owners = Owners()
     app.state.shares = Shares(*FREE)
     state = app.state
+    state.tasks = (cron.keep_time,)  # that run beside the requests
     app.add_middleware(Bounded, peers=state.peers, owners=state.owners, shares=state.shares)
     for kind in (CarmaError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, answer_problem)

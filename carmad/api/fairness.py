@@ -67,6 +67,7 @@ class LimitOut(TypedDict):
     gpu_hours: float | None
     per: str  # of the GPU-hours: day, week or month
     jobs: int | None
+    booking: float | None  # GPU-hours of bookings that are not over; None: no bookings
     set_by: str | None  # None: the settings
     set_at: str | None
 
@@ -74,6 +75,7 @@ class LimitOut(TypedDict):
 class LimitedOut(LimitOut):
     gpus_held: int
     gpu_hours_used: float | None
+    gpu_hours_booked: float
 
 
 class LimitsOut(TypedDict):
@@ -95,6 +97,7 @@ class LimitIn(Body):
     gpu_hours: Annotated[float, Field(ge=0, le=MAX_GPU_HOURS)] | None = None
     per: Period = "week"
     jobs: Annotated[int, Field(ge=0, le=MAX_WAITING)] | None = None
+    booking: Annotated[float, Field(ge=0, le=MAX_GPU_HOURS)] | None = None
     clear: bool = False
 
 
@@ -128,7 +131,7 @@ async def set_limit(call: Caller, body: LimitIn) -> Response:
             "a group has no limit of waiting jobs", "Set it for its users, or for default."
         )
     now = call.service.now()
-    limit = Limit(body.subject, body.gpus, body.gpu_hours, body.per, body.jobs, call.peer.user, now)
+    limit = Limit(**body.model_dump(exclude={"clear"}), by=call.peer.user, at=now)
     if limit.empty is not body.clear:
         raise CarmaError("a limit is set or cleared", "Give a number, or clear, not both.")
     await call.request(LimitRequested(now, limit, body.clear))
@@ -220,7 +223,14 @@ def limit_status_out(subject: str, scene: Scene) -> LimitedOut:
         "set_at": iso(known.at) if known else None,
         "gpus_held": quotas.gpus_held(subject),
         "gpu_hours_used": hours if hours is None else round(hours, 4),
+        "gpu_hours_booked": round(hours_booked(subject, scene), 4),
     }
+
+
+def hours_booked(subject: str, scene: Scene) -> float:
+    """GPU-hours of the bookings that count against the subject's limit, and are not over."""
+    booked = (each for each in scene.reservations if subject in each.charged)
+    return sum(each.gpu_s_left(scene.now) for each in booked) / HOUR_S
 
 
 def limit_out(limit: Limit) -> LimitOut:

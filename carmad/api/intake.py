@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 from carmad.api import refusals
 from carmad.api.call import Call, Caller, answer, resolve, resource
 from carmad.api.outlook import OutlookOut, outlook_out
+from carmad.api.promised import measured, remarks
 from carmad.api.reasons import ReasonOut, VerdictOut, reason_out, verdicts_out
 from carmad.api.requests import AfterIn, SubmitIn, job_spec, tasks_of
 from carmad.api.service import Service
@@ -20,6 +21,7 @@ from carmad.attempt.callers import own_process, slurm_job_of
 from carmad.attempt.environment import BATCH_SIZE, CPU, MEMORY
 from carmad.core.decision import Placement, Reason
 from carmad.core.messages import Submitted
+from carmad.core.promises import weigh
 from carmad.core.recurrence import group
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
@@ -127,14 +129,16 @@ async def foresee(service: Service, id: JobId) -> OutlookOut | None:
 
 
 async def rehearse(
-    service: Service, spec: JobSpec
+    service: Service, spec: JobSpec, known: Estimate | None
 ) -> tuple[Scene, Placement, bool, OutlookOut | None]:
     """For a dry run: the scene, the decision that would be made, whether the job would start at
-    once, and whether it would meet its deadline."""
+    once, and whether it would meet its deadline. `known`: what earlier runs used."""
     now = service.now()
 
     def look(core: Scheduler) -> tuple[Placement, bool, Job, Scene]:
-        job = trial(core, spec, spec.declared, now)
+        job = trial(core, spec, spec.declared or known, now)
+        if core.shares.doubts(spec, now):
+            job = replace(job, estimate=weigh(job, known))
         scene = core.snapshot(now)
         return *judge(core, job, scene), job, scene
 
@@ -257,6 +261,11 @@ async def submit(call: Caller, body: SubmitIn) -> Response:
     if body.dry_run:
         return await _dry_run(call, body, notes)
     first, count = await enqueue(call, body)
+    if body.memory_mib is not None and body.gpus:
+        job = await call.service.ask(lambda core: core.jobs.get(first))
+        if job:  # it has not ended already
+            known = await measured(call.service, job.spec)
+            notes += await remarks(call.service, job.spec, known)
     out: SubmittedOut = {
         "schema": SCHEMA,
         "id": first,
@@ -271,7 +280,11 @@ async def submit(call: Caller, body: SubmitIn) -> Response:
 
 async def _dry_run(call: Call, body: SubmitIn, notes: list[str]) -> Response:
     spec = await check(call, body)
-    scene, placement, starts, outlook = await rehearse(call.service, spec)
+    known = None
+    if spec.memory_mib is not None and spec.gpus:
+        known = await measured(call.service, spec)
+        notes += await remarks(call.service, spec, known)
+    scene, placement, starts, outlook = await rehearse(call.service, spec, known)
     out: DryRunOut = {
         "schema": SCHEMA,
         "would_start": starts and not body.held,

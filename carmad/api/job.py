@@ -70,7 +70,7 @@ class JobGpuOut(TypedDict):
 
 
 class MemoryOut(TypedDict):
-    declared_mib: int | None
+    declared_mib: int | None  # 0: what earlier runs used (--gpu-mem auto)
     estimate_mib: int | None
     estimate_low: int | None
     estimate_high: int | None
@@ -86,7 +86,7 @@ class NeedOut(TypedDict):
     """The rest of a job's estimate, for its owner."""
 
     seconds: float
-    firm: bool  # declared by the owner
+    firm: bool  # promised for the job's whole life: the owner's own word, or --gpu-mem auto
     notes: list[str]  # what it is based on, and why no better estimator was chosen
     parts: dict[str, int]  # what it is made of, in MiB
 
@@ -212,7 +212,7 @@ class JobOut(OptionsOut):
     count: NotRequired[int]
     tasks: NotRequired[str]  # their indices, as in 2-7,9%4; of many spans only the first
     reason: NotRequired[str | None]
-    ended_at: NotRequired[str | None]
+    ended_at: NotRequired[str | None]  # an older carmad does not tell it of others' jobs
     late_s: NotRequired[float | None]  # of one that succeeded: after its deadline; below 0: before
     outlook: NotRequired[OutlookOut | None]  # of one with a deadline that has not ended
     layout: NotRequired[LayoutOut | None]
@@ -252,6 +252,7 @@ class JobOut(OptionsOut):
     umask: NotRequired[str]  # octal
     energy_j: NotRequired[float | None]  # None: not measured
     gpu_seconds: NotRequired[float]
+    idle_seconds: NotRequired[float]  # of these, in which no kernel of it ran
     sm_active_mean: NotRequired[float | None]
     receipt: NotRequired[ReceiptOut | None]  # null: it has not held GPUs
     history: NotRequired[list[MoveOut]]
@@ -307,6 +308,7 @@ class Jobs:
             "gpus_wanted": job.spec.gpus,
             "submitted_at": stamp(job.submitted_at),
             "started_at": iso(job.started_at),
+            "ended_at": iso(job.ended_at),
             "elapsed_s": _seconds(job.current.run_s(self._scene.now)) if job.current else 0.0,
             "memory": self._memory(job),
         }
@@ -318,7 +320,6 @@ class Jobs:
         moving = self.moving(job)
         out["wait_s"], out["position"] = moving["wait_s"], moving["position"]
         out["reason"] = self.reason(job)
-        out["ended_at"] = iso(job.ended_at)
         out["late_s"] = _late_s(job)
         out["layout"] = _layout(spec.layout) if spec.layout else None
         out["stage_times"] = [asdict(one) for one in job.stage_times or spec.stage_times]
@@ -356,6 +357,7 @@ class Jobs:
         out["umask"] = f"{spec.umask:04o}"
         out["energy_j"] = round(usage.energy_j, 3) or None
         out["gpu_seconds"] = round(usage.gpu_seconds, 3)
+        out["idle_seconds"] = round(usage.idle_seconds, 3)
         out["sm_active_mean"] = (
             round(usage.sm_seconds / usage.gpu_seconds, 4) if usage.gpu_seconds > 0 else None
         )

@@ -10,8 +10,10 @@ from typing import Annotated
 from fastapi import Query, Request
 from pydantic import Field
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from carmad.api.call import (
+    MAX_IDS_EVER,
     Before,
     Call,
     Caller,
@@ -31,6 +33,7 @@ from carmad.api.requests import Body, ParamName, StepStagesIn
 from carmad.api.rows import Pieces, count, fold, row_out
 from carmad.api.why import WhyOut, why_out
 from carmad.api.wire import SCHEMA, parse_selection, parse_states, parse_time, pick, stamp
+from carmad.api.wire import label as label_of
 from carmad.core import control
 from carmad.core.messages import Measured, Stepped
 from carmad.core.outlook import FORESEEN
@@ -42,12 +45,14 @@ from carmad.core.types import ENDED, Job, JobId, JobState, StageTimes
 from carmad.http.problems import Conflict, Forbidden
 from carmad.http.turns import ROWS
 from carmad.options import MAX_METRICS, MAX_TASKS, MAX_TIME_S
+from carmad.store.queries import Order, Search
 from carmad.threads import run_in_threadpool
 
 router = resource()
 SHORTEST_STEP_S = 1e-6
 
 PAST_DECISIONS = 20
+FAILURES = frozenset({JobState.FAILED, JobState.TIMED_OUT, JobState.OUT_OF_MEMORY})
 
 
 class StepIn(Body):
@@ -61,6 +66,18 @@ class MetricsIn(Body):
     """`metrics`: values by name."""
 
     metrics: Annotated[dict[ParamName, float], Field(min_length=1, max_length=MAX_METRICS)]
+
+
+class CurveOut(TypedDict):
+    times: list[float]  # Unix seconds
+    values: list[float]
+
+
+class MetricsOut(TypedDict):
+    schema: int
+    id: int
+    label: str
+    metrics: dict[str, CurveOut]
 
 
 @router.get("/jobs", responses={200: {"model": JobsOut}})
@@ -89,7 +106,8 @@ async def jobs(
             found = await call.select(parse_selection(select), scene)
     elif past:
         async with service.listings:
-            old = await past_jobs(call, user, wanted or ENDED, limit, since_at)
+            search = past_search(call, user, wanted or ENDED, since_at)
+            old, _ = await past_jobs(call, search, limit)
         # One that has ended since the scene was taken is in both.
         found = {job.id: job for job in (*scene.live.rows.values(), *old)}.values()
     else:
@@ -141,17 +159,36 @@ async def history(
     limit: Limit = 100,
     before: Before = None,
     attempts: bool = False,
+    text: Annotated[str, Query(max_length=256)] = "",
+    order: Order = "submitted",
+    reverse: bool = False,
+    first: Annotated[int, Query(ge=0, le=MAX_IDS_EVER)] = 0,
+    count: bool = False,
 ) -> Response:
     """Jobs that have ended, latest first: the caller's own, or for administrators everyone's.
 
-    `before`: only those with a smaller id. `attempts`: each with all its attempts."""
-    wanted = parse_states(states) or ENDED
+    `before`: only those with a smaller id. `attempts`: each with all its attempts. `text`: all its
+    words are in the job's id, name, parameters or command. `order`: the largest or latest first,
+    unless `reverse`. `first`: so many are passed over. `count`: `more` is their number, not 1."""
+    before_id = None if before is None else JobId(before)
     span = parse_time(since), parse_time(until)
+    search = past_search(call, user, parse_states(states) or ENDED, *span, text, before_id)
     scene = await call.service.scene()
     async with call.service.listings:
-        found = await past_jobs(call, user, wanted, limit, *span, before)
-        older = found[-1:] and await past_jobs(call, user, wanted, 1, *span, found[-1].id)
-        return await run_in_threadpool(_past, call, scene, found, len(older), attempts)
+        found, more = await past_jobs(call, search, limit, order, reverse, first, count)
+        return await run_in_threadpool(_past, call, scene, found, more, attempts)
+
+
+@router.get("/failures", responses={200: {"model": JobsOut}})
+async def failures(call: Caller, limit: Limit = 20) -> Response:
+    """The jobs that failed last, of everybody: other users' in outline, with their ends."""
+    scene = await call.service.scene()
+    search = Search(states=FAILURES)
+    async with call.service.listings:
+        found, more = await run_in_threadpool(
+            call.service.store.search, search, "ended", limit=limit
+        )
+        return await run_in_threadpool(_past, call, scene, found, more, False)
 
 
 def _past(call: Call, scene: Scene, found: Sequence[Job], more: int, attempts: bool) -> Response:
@@ -163,30 +200,44 @@ def _past(call: Call, scene: Scene, found: Sequence[Job], more: int, attempts: b
     return answer(out)
 
 
-async def past_jobs(
+def past_search(
     call: Call,
     user: str | None,
     states: frozenset[JobState],
-    limit: int,
     since: float | None = None,
     until: float | None = None,
-    before: int | None = None,
-) -> list[Job]:
-    """Jobs that ended in one of `states`, latest first: the caller's own, or for administrators
-    everyone's. Raises Forbidden."""
+    text: str = "",
+    before: JobId | None = None,
+) -> Search:
+    """For jobs that ended in one of `states`: the caller's own, or for administrators everyone's.
+    Raises Forbidden."""
     peer = call.peer
     if not peer.admin and user not in (None, peer.user):
         raise Forbidden("only administrators may see other users' past jobs", "Leave the user out.")
-    found = await run_in_threadpool(
-        call.service.store.history,
+    return Search(
         user=user if peer.admin else peer.user,
+        states=states & ENDED,
         since=since,
         until=until,
-        states=states & ENDED,
-        before=None if before is None else JobId(before),
-        limit=limit,
+        text=text,
+        before=before,
     )
-    return [job for job in found if call.may_touch(job)]
+
+
+async def past_jobs(
+    call: Call,
+    search: Search,
+    limit: int,
+    order: Order = "submitted",
+    reverse: bool = False,
+    first: int = 0,
+    count: bool = False,
+) -> tuple[list[Job], int]:
+    """As `Reader.search`, those that the caller may see: a name may have belonged to another
+    account."""
+    store = call.service.store
+    found, more = await run_in_threadpool(store.search, search, order, reverse, first, limit, count)
+    return [job for job in found if call.may_touch(job)], more
 
 
 @router.get("/jobs/{label}", responses={200: {"model": JobOut}})
@@ -295,6 +346,23 @@ def _why_unused(job: Job, scene: Scene) -> str:
         ),
         "",
     )
+
+
+@router.get("/jobs/{label}/metrics", responses={200: {"model": MetricsOut}})
+async def curves(call: Caller, label: Label) -> Response:
+    """What the job reported of itself, over time. Of many reports of a name, some are left out."""
+    job, _ = await call.own_job(label)
+    found = await run_in_threadpool(call.service.store.metrics, job.id)
+    out: MetricsOut = {
+        "schema": SCHEMA,
+        "id": job.id,
+        "label": label_of(job),
+        "metrics": {
+            name: {"times": [at for at, _ in points], "values": [value for _, value in points]}
+            for name, points in found.items()
+        },
+    }
+    return answer(out)
 
 
 @router.get("/jobs/{label}/wait", responses={200: {"model": JobOut}})

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from carmad.api.call import Before, Call, Caller, Limit, Moment, Word, answer, resource
-from carmad.api.jobs import past_jobs
+from carmad.api.jobs import past_jobs, past_search
 from carmad.api.wire import SCHEMA, iso, parse_time, pick
-from carmad.core.types import ENDED
+from carmad.core.types import ENDED, JobId
 from carmad.http.problems import Conflict, NotFound
 from carmad.learned.models import lacking, load_shipped
 from carmad.models import Additive, Model, Shape, Tree
@@ -124,8 +124,10 @@ async def past(
     """Jobs that have ended, latest first, as the table that models are trained on: the caller's
     own, or for administrators everyone's. `before`: only those with a smaller id."""
     span = parse_time(since), parse_time(until)
+    before_id = None if before is None else JobId(before)
+    search = past_search(call, user, ENDED, *span, before=before_id)
     async with call.service.listings:
-        found = await past_jobs(call, user, ENDED, limit, *span, before)
+        found, _ = await past_jobs(call, search, limit)
 
         def render() -> Response:
             out: PastOut = {"schema": SCHEMA, "rows": [dict(table_row(job)) for job in found]}

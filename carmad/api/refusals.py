@@ -11,7 +11,7 @@ from carmad.api.requests import SubmitIn
 from carmad.api.service import Service
 from carmad.api.tally import Tally
 from carmad.config import Host
-from carmad.core.choice import accepted, parse_choice
+from carmad.core.choice import filter_gpus, parse_choice
 from carmad.core.recurrence import fill
 from carmad.core.scene import Scene
 from carmad.core.share import HOUR_S
@@ -137,7 +137,7 @@ def fits_the_server(body: SubmitIn | JobSpec, gpus: tuple[Gpu, ...]) -> None:
 def _choose(body: SubmitIn | JobSpec, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     """Those that the job accepts. Raises CarmaError if they are too few."""
     chosen = parse_choice(body.constraint, body.on, body.not_on)
-    fitting = tuple(accepted(gpus, chosen))
+    fitting = tuple(filter_gpus(gpus, chosen))
     if chosen is None or len(fitting) >= body.gpus:
         return fitting
     names = Counter(gpu.name for gpu in gpus)

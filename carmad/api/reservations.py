@@ -1,4 +1,4 @@
-"""GPUs kept for some users, or for maintenance."""
+"""GPUs kept for some users, or for maintenance; and those that users book for themselves."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from carmad.api.call import Call, Caller, answer, resource
+from carmad.api.fairness import hours_booked
 from carmad.api.gpus import is_named
 from carmad.api.requests import Body, Time, User
 from carmad.api.wire import SCHEMA, label, stamp
 from carmad.core.messages import Reserved, Unreserved
 from carmad.core.reservations import MOST, TIMES, Reservation, is_in_the_way, slots
 from carmad.core.scene import Scene
+from carmad.core.share import DAY_S, HOUR_S
 from carmad.core.types import Gpu, GpuId
 from carmad.core.view import by_suitability
 from carmad.errors import CarmaError
-from carmad.http.problems import Conflict, NotFound
+from carmad.http.connections import Peer
+from carmad.http.problems import Conflict, Forbidden, NotFound
 from carmad.options import MAX_GPUS, MAX_TIME_S
 from carmad.readable import duration
 from carmad.threads import run_in_threadpool
@@ -31,7 +34,9 @@ from carmad.words import clock
 
 GpuRef = Annotated[str, StringConstraints(max_length=128)]
 
-WEEK_S = 7 * 86_400.0
+WEEK_S = 7 * DAY_S
+AHEAD_S = 14 * DAY_S  # bookings, which the page's calendar shows
+MOST_EACH = 10  # bookings of a user
 LATE_S = 60.0  # a start `now` may be so late when it arrives
 
 
@@ -45,18 +50,28 @@ class ReservationOut(TypedDict):
     times_left: int  # of a weekly one, this one included
     active: bool
     by: str
+    booked: bool  # by a user
     text: str
     in_the_way: list[str]  # what others' jobs may keep of it, in words
+
+
+class BookingOut(TypedDict):
+    """A limit of the caller's bookings. All of them hold; without one, nothing may be booked."""
+
+    subject: str  # the user or @group that it is for
+    gpu_hours: float
+    gpu_hours_booked: float
 
 
 class ReservationsOut(TypedDict):
     schema: int
     reservations: list[ReservationOut]
+    booking: list[BookingOut]
 
 
 class ReserveIn(Body):
     """`gpus` of the GPUs, or those named in `on`: by index, by UUID, or all. No users: for
-    maintenance."""
+    maintenance. `book`: for the caller, within the limit of bookings."""
 
     gpus: Annotated[int, Field(ge=1, le=MAX_GPUS)] | None = None
     on: Annotated[list[GpuRef], Field(min_length=1, max_length=128)] | None = None
@@ -64,6 +79,7 @@ class ReserveIn(Body):
     starts_at: Time
     lasts_s: Annotated[float, Field(ge=60, le=MAX_TIME_S)]
     weekly: bool = False
+    book: bool = False
 
 
 router = resource("/reservations", answers=ReservationsOut)
@@ -76,24 +92,29 @@ async def reservations(call: Caller) -> Response:
 
 @router.post("")
 async def reserve(call: Caller, body: ReserveIn) -> Response:
-    """Answers with the new reservation."""
-    call.require_admin("reserve GPUs")
+    """Answers with the new reservation. Without `book`, for administrators."""
+    if not body.book:
+        call.require_admin("reserve GPUs; use `carma book` for yourself")
     await run_in_threadpool(_require_users, body.users)
-    scene, by = await call.service.scene(), call.peer.user
-    wanted = await run_in_threadpool(reservation, body, scene, by)
-    await call.request(Reserved(call.service.now(), wanted))
-    if wanted not in (await call.service.scene()).reservations:
-        raise Conflict("another reservation was made at the same time", "Try again.")
+    async with call.service.booking:  # two at once could be within the limit one by one
+        scene = await call.service.scene()
+        wanted = await run_in_threadpool(reservation, body, scene, call.peer)
+        await call.request(Reserved(call.service.now(), wanted))
+        made = (await call.service.scene()).reservations
+        if wanted not in (replace(each, idle_since=None) for each in made):
+            raise Conflict("another reservation was made at the same time", "Try again.")
     return await _reservations_answer(call, wanted.id)
 
 
 @router.post("/{id}/cancel")
 async def cancel(call: Caller, id: int) -> Response:
-    """Answers with those that remain."""
-    call.require_admin("cancel reservations")
+    """Answers with those that remain. For administrators, and for users who booked it."""
     scene = await call.service.scene()
-    if id not in {each.id for each in scene.reservations}:
+    found = next((each for each in scene.reservations if each.id == id), None)
+    if found is None:
         raise NotFound(f"there is no reservation {id}", "See `carma reserve`.")
+    if not (found.charged and found.by == call.peer.user):
+        call.require_admin("cancel others' reservations")
     await call.request(Unreserved(call.service.now(), id, call.peer.user))
     return await _reservations_answer(call)
 
@@ -101,8 +122,14 @@ async def cancel(call: Caller, id: int) -> Response:
 async def _reservations_answer(call: Call, only: int | None = None) -> Response:
     scene = await call.service.scene()
     found = [each for each in reservations_out(scene) if only in (None, each["id"])]
-    out: ReservationsOut = {"schema": SCHEMA, "reservations": found}
+    booking = [_booking_out(subject, scene) for subject in _subjects(call.peer, scene)]
+    out: ReservationsOut = {"schema": SCHEMA, "reservations": found, "booking": booking}
     return answer(out)
+
+
+def _booking_out(subject: str, scene: Scene) -> BookingOut:
+    most, booked = scene.quotas.of(subject).booking or 0.0, hours_booked(subject, scene)
+    return {"subject": subject, "gpu_hours": most, "gpu_hours_booked": round(booked, 4)}
 
 
 def _require_users(names: Iterable[str]) -> None:
@@ -114,8 +141,16 @@ def _require_users(names: Iterable[str]) -> None:
             raise CarmaError(f"there is no user {name!r:.80}", "Check the name.") from None
 
 
-def reservation(body: ReserveIn, scene: Scene, by: str) -> Reservation:
+def reservation(body: ReserveIn, scene: Scene, peer: Peer) -> Reservation:
     """What is asked for, on GPUs that no other reservation has then. Raises CarmaError."""
+    if body.book and body.users:
+        raise CarmaError("a booking is for yourself", "Leave out the users.")
+    subjects = _subjects(peer, scene) if body.book else ()
+    if body.book and not subjects:
+        raise Forbidden(
+            f"{peer.user} may not book GPUs",
+            "An administrator can allow it: carma limit WHO --booking GPU-HOURS.",
+        )
     if (body.gpus is None) == (body.on is None):
         raise CarmaError("say how many GPUs, or which", "Use --gpus 2, or --on 0,1.")
     if body.starts_at < scene.now - LATE_S:
@@ -126,12 +161,42 @@ def reservation(body: ReserveIn, scene: Scene, by: str) -> Reservation:
         raise CarmaError(f"there are {MOST} reservations", "Cancel one: carma reserve --cancel ID.")
     id = max((each.id for each in scene.reservations), default=0) + 1
     starts = _weekly(body.starts_at) if body.weekly else (body.starts_at,)
-    wish = Reservation(id, (), tuple(dict.fromkeys(body.users)), starts, body.lasts_s, by)
+    users = (peer.user,) if body.book else tuple(dict.fromkeys(body.users))
+    wish = Reservation(id, (), users, starts, body.lasts_s, peer.user, subjects)
     chosen = _refer(body.on, scene) if body.on else _free(body.gpus or 1, wish, scene)
     made = replace(wish, gpus=chosen)
     if met := [each for each in scene.reservations if made.meets(each)]:
         raise _conflict("these GPUs are reserved then", met)
+    _require_modesty(made, scene)
     return made
+
+
+def _subjects(peer: Peer, scene: Scene) -> tuple[str, ...]:
+    """The user and the groups whose limits of bookings apply to the user."""
+    groups = (f"@{group}" for group in peer.groups)
+    subjects = (peer.user, *(group for group in groups if group in scene.limits))
+    return tuple(one for one in subjects if scene.quotas.of(one).booking is not None)
+
+
+def _require_modesty(made: Reservation, scene: Scene) -> None:
+    """Raises CarmaError if a booking is too early, too much, or one too many."""
+    if not made.charged:
+        return
+    if made.starts[-1] + made.lasts_s > scene.now + AHEAD_S:
+        days = AHEAD_S / DAY_S
+        raise CarmaError(f"it would end in more than {days:g} days", "Book it later, or for less.")
+    mine = [one for one in scene.reservations if one.by == made.by and one.charged]
+    if len(mine) >= MOST_EACH:
+        raise CarmaError(f"you have {MOST_EACH} bookings", "Cancel one: carma book --cancel ID.")
+    hours = made.gpu_s_left(scene.now) / HOUR_S
+    for subject in made.charged:
+        its = _booking_out(subject, scene)
+        if its["gpu_hours_booked"] + hours > its["gpu_hours"]:
+            raise CarmaError(
+                f"{subject} may book {its['gpu_hours']:g} GPU-hours, has booked"
+                f" {its['gpu_hours_booked']:.4g}, and this takes {hours:.4g}",
+                "Book less, or cancel a booking: see `carma book`.",
+            )
 
 
 def _weekly(first: float) -> tuple[float, ...]:
@@ -185,6 +250,8 @@ def _reservation_out(each: Reservation, scene: Scene) -> ReservationOut:
     gpus = [scene.gpus.get(gpu) for gpu in each.gpus]
     weekly = f", weekly until {clock(each.starts[-1])}" if left > 1 else ""
     when = f"{clock(slot.starts_at)} for {duration(each.lasts_s)}{weekly}"
+    lapses_at = each.lapses_at()
+    unused = f"; not used, so it ends at {clock(lapses_at)}" if lapses_at is not None else ""
     return {
         "id": each.id,
         "gpus": list(each.gpus),
@@ -195,7 +262,8 @@ def _reservation_out(each: Reservation, scene: Scene) -> ReservationOut:
         "times_left": left,
         "active": not slot.in_s,
         "by": each.by,
-        "text": f"{_where(gpus)} for {each.whose}, from {when}",
+        "booked": bool(each.charged),
+        "text": f"{_where(gpus)} for {each.whose}, from {when}{unused}",
         "in_the_way": [
             f"job {label(job)} of {job.spec.user} "
             + ("is still there" if not slot.in_s else "may still be there then")

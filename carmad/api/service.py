@@ -24,6 +24,7 @@ from carmad.core.quota import Limit, limit_of
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Job, JobId, JobSpec
+from carmad.cron.crontab import Crontabs
 from carmad.engine.inbox import Inbox
 from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
@@ -116,6 +117,8 @@ class Service(Follower):
     # By its name, and who sets it; slow. None: it cannot be changed here.
     set_policy: Callable[[str, str], None] | None = None
     advice: Callable[[], AdviceOut | None] = lambda: None  # on the policy
+    # A mail to this user; why it was not taken, or "". Slow.
+    send_test: Callable[[str], str] = lambda user: "this daemon only pretends"
     config_path: str | None = None
     config_toml: str | None = None
     troubles: Callable[[], Sequence[Trouble]] = tuple  # with plugins, including past ones
@@ -129,6 +132,7 @@ class Service(Follower):
     starts: Moments = field(
         default_factory=lambda: Moments(lambda job: job.ended or job.holds_gpus)
     )
+    crontabs: Crontabs = field(init=False)
     events: Events = field(init=False)
     recent: Recent = field(init=False)
 
@@ -137,6 +141,7 @@ class Service(Follower):
     estimating: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
     lengthy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     granting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    booking: asyncio.Lock = field(default_factory=asyncio.Lock)
     turns: defaultdict[int, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     listings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))  # in memory
     rows: Rows = field(default_factory=Rows)
@@ -146,6 +151,7 @@ class Service(Follower):
     def __post_init__(self) -> None:
         self.events = Events(str(int(self.started_at * 1000)), self.settings.monitor.external_mib)
         self.recent = Recent(self.store)
+        self.crontabs = Crontabs(self.store)
         self.events.listeners += [self.timeline.note, self.counts.note]
 
     def on_commit(self, step: Step) -> None:

@@ -351,7 +351,7 @@ def _no_room(job: Job, gpu: Gpu, verdict: Verdict, scene: Scene) -> str:
 
 def _less(job: Job, have: float) -> str | None:
     """What to ask for instead, if the user's own word asked for more."""
-    if job.spec.memory_mib is None or have < 512:
+    if job.spec.declared is None or have < 512:
         return None
     if have >= GIB and math.floor(have / GIB) * GIB >= have * 0.9:
         return f"{math.floor(have / GIB)}G"

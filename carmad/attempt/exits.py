@@ -22,8 +22,8 @@ from typing import Annotated, Self, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, with_config
 
 from carmad.attempt import starting, supervisor
+from carmad.core.attempt import MAX_ID
 from carmad.core.types import FOR_GOOD, Cause, Exit, Job, JobId
-from carmad.store.reading import MAX_ID
 
 # -- directories of attempts, named ID.ATTEMPT, and records in them
 

@@ -27,6 +27,10 @@ from carmad.attempt.proc import (
     unkillable,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
 # pathlib and contextlib would cost more to import than the supervisor takes to start a job:
 # ruff: noqa: PTH211
 
@@ -267,17 +271,22 @@ class Tree:
     def _kill(self) -> None:
         if self.cgroup is not None:
             tell_kernel(f"{self.cgroup}/cgroup.kill", b"1")
-        # Freeze before killing: a process that forks faster than we read /proc would escape.
-        frozen: dict[int, int] = {}
-        for _ in range(10):
-            fresh = {pid: start for pid, start in self.everyone().items() if pid not in frozen}
-            if not fresh:
-                break
-            for pid, start in fresh.items():
-                send(pid, start, SIGSTOP)
-            frozen |= fresh
-        for pid, start in frozen.items():
-            send(pid, start, SIGKILL)
+        kill_all(self.everyone)
+
+
+def kill_all(find: Callable[[], Mapping[int, int]]) -> None:
+    """SIGKILL the processes that `find` gives, pids with their starts; frozen before that, as one
+    that forks faster than we read /proc would escape."""
+    frozen: dict[int, int] = {}
+    for _ in range(10):
+        fresh = {pid: start for pid, start in find().items() if pid not in frozen}
+        if not fresh:
+            break
+        for pid, start in fresh.items():
+            send(pid, start, SIGSTOP)
+        frozen |= fresh
+    for pid, start in frozen.items():
+        send(pid, start, SIGKILL)
 
 
 def sweep() -> None:

@@ -253,7 +253,7 @@ class IdleGpus:
         """Whether there are enough for it if jobs before it take so many. Declared memory must be
         known first: it is a limit, and the answer takes no time."""
         wanted = before + job.spec.gpus
-        if wanted > len(self._gpus) or job.spec.memory_mib is not None:
+        if wanted > len(self._gpus) or job.spec.declared is not None:
             return False
         its = demand(job, self._settings, reserved_at=self._reserved_at)
         if its not in self._counts:

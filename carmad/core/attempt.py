@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Literal, NewType
 
 JobId = NewType("JobId", int)
+MAX_ID = 10**12  # a thousand jobs a second for thirty years: ids stay below
 GpuId = NewType("GpuId", str)  # the UUID the driver gives: GPU-… or MIG-…
 
 HOUR_S = 3600.0
@@ -31,7 +32,7 @@ class Cause(StrEnum):
     HOST_OOM = "host_oom"
     CANCELLED = "cancelled"
     TIME_LIMIT = "time_limit"
-    IDLE = "idle"  # at a terminal, and did not use its GPUs for `interactive.idle_s`
+    IDLE = "idle"  # it did not use its GPUs for too long: `interactive.idle_s`, `idle.batch`
     LAUNCH_FAILED = "launch_failed"  # never started: cwd, environment, command
     NO_ACCOUNT = "no_account"  # its user's name and uid do not belong together any more
     LOST = "lost"  # its supervisor vanished: a reboot, a kill -9
@@ -124,6 +125,7 @@ class Attempt:
     filler: bool = False  # it started before its turn, and leaves when those before it can start
     warned: bool = False  # the signal before its time limit was sent
     nearing: bool = False  # 80 % of its time limit have passed, and its owner is notified
+    idle: bool = False  # its owner was warned that it does not use its GPUs, and it still does not
     suspension: Suspension | None = None  # the present one
     suspended_s: float = 0.0  # in earlier ones
     suspended_at: tuple[float, ...] = ()  # when they began, in the last hour before the latest

@@ -53,7 +53,7 @@ def parse_choice(constraint: str | None, on: str | None, not_on: str | None) -> 
     return None if found == GpuChoice() else found
 
 
-def accepted(gpus: Iterable[Gpu], chosen: GpuChoice | None) -> list[Gpu]:
+def filter_gpus(gpus: Iterable[Gpu], chosen: GpuChoice | None) -> list[Gpu]:
     return [gpu for gpu in gpus if chosen is None or chosen.accepts(gpu)]
 
 

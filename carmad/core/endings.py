@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from carmad.config import Settings
+from carmad.core import promises
 from carmad.core.deciders import DECIDE, Calls, describe
 from carmad.core.fleet import Fleet
 from carmad.core.guarantees import STEP_MIB
@@ -13,9 +14,10 @@ from carmad.core.history import past
 from carmad.core.knowledge import Knowledge
 from carmad.core.ledger import Ledger
 from carmad.core.line import unmet_dependency
-from carmad.core.messages import Exited
+from carmad.core.messages import Action, EstimateMemory, Exited
 from carmad.core.ports import Recovery
 from carmad.core.readings import held_mib
+from carmad.core.share import Shares
 from carmad.core.states import advance, stopping
 from carmad.core.types import (
     FOR_GOOD,
@@ -48,6 +50,7 @@ class Endings:
         watch: Watch,
         recovery: Recovery,
         calls: Calls,
+        shares: Shares,
     ) -> None:
         self._ledger = ledger
         self._fleet = fleet
@@ -55,12 +58,13 @@ class Endings:
         self._watch = watch
         self._recovery = recovery
         self._calls = calls
+        self._shares = shares
 
-    def end_attempt(self, event: Exited, settings: Settings) -> None:
+    def end_attempt(self, event: Exited, settings: Settings) -> list[Action]:
         """Requeue the attempt's job, or end it. Stale and repeated reports change nothing."""
         job = self._ledger.jobs.get(event.job)
         if job is None or not job.lives or job.attempt != event.attempt:
-            return
+            return []
         stop = event.stop  # the disk was full when it was stopped
         if job.spec.interactive and job.stop is None and _was_interrupted(event.exit):
             stop = Cause.CANCELLED
@@ -74,10 +78,12 @@ class Endings:
             settings.monitor.external_mib,
             self._fleet.usable(job.spec),
         )
-        end = ending(job, event, self._fleet.beside(job), retries)
+        beside = self._fleet.beside(job)
+        end = ending(job, event, beside, retries)
+        actions = self._blame(job, end.exit, beside, event.at)
         if end.state is not JobState.QUEUED:
             self.end(job, end.state, end.exit, end.at)
-            return
+            return actions
         barred = end.exit.evidence if end.exit.cause is Cause.NO_ACCOUNT else ""
         over = _with_exit(self._fleet.with_usage(job), replace(end.exit, tail=()), end.at)
         self._ledger.put(
@@ -90,12 +96,39 @@ class Endings:
                 barred=barred,
             )
         )
+        return actions
+
+    def _blame(
+        self, victim: Job, exit: Exit, beside: Sequence[GpuSample], now: float
+    ) -> list[Action]:
+        """Note whose false promise ended this attempt. From the second on, the jobs of that user
+        that wait are estimated anew."""
+        if exit.cause is not Cause.GPU_OOM:
+            return []
+        actions: list[Action] = []
+        residents = {each.id: each for gpu in victim.gpus for each in self._ledger.residents(gpu)}
+        for culprit, used_mib in promises.culprits(victim, exit, beside, residents.values()):
+            user = culprit.spec.user
+            self._shares.note_broken(user, culprit.id, now)
+            doubted = self._shares.broken(user, now)
+            confession = promises.confess(culprit, used_mib, victim)
+            more = promises.second_time() if doubted else ""
+            self._ledger.note(culprit.id, confession + more)
+            for job in self._ledger.line() if doubted else ():
+                if job.spec.user == user and job.spec.declared and not (job.doubted or job.lives):
+                    anew = replace(job, doubted=True, estimate=None)
+                    if job.state is JobState.QUEUED:
+                        anew = advance(anew, JobState.PENDING)
+                    self._ledger.put(anew)
+                    actions.append(EstimateMemory(anew))
+        return actions
 
     def end(self, job: Job, state: JobState, exit: Exit, now: float) -> None:
         """End the job; cancel jobs whose dependency on it can no longer be met, transitively."""
         job = self._knowledge.with_final_profile(job, state)
         over = _with_exit(job, exit, now) if job.lives else job
-        self._record(advance(over, state, exit=exit, ended_at=now))
+        ended = advance(over, state, exit=exit, ended_at=now)
+        self._record(self._with_advice(ended) if job.lives else ended)
         self._watch.inform_others(job, now)
         ends = [(job.ids, state)]
         for ids, how in ends:  # it grows while iterating: recursion could exhaust the stack
@@ -103,6 +136,15 @@ class Endings:
                 if why := dependency_exit(waiting, {id: how}):
                     self._record(advance(waiting, JobState.CANCELLED, exit=why, ended_at=now))
                     ends.append((waiting.ids, JobState.CANCELLED))
+
+    def _with_advice(self, job: Job) -> Job:
+        """The job, which has ended, with what it should ask for next time."""
+        gpus = (self._fleet.gpus[gpu].memory_mib for gpu in job.gpus if gpu in self._fleet.gpus)
+        advice = promises.advise(job, min(gpus, default=None))
+        if not advice:
+            return job
+        others = (note for note in job.notes if not note.startswith(promises.OVERRUN))
+        return replace(job, notes=(*others, advice))
 
     def _record(self, job: Job) -> None:
         self._ledger.put(job)

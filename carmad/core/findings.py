@@ -29,7 +29,7 @@ class Estimate:
     source: str
     low: int | None = None
     high: int | None = None
-    firm: bool = False  # declared by the user: promised for the job's whole life
+    firm: bool = False  # the owner's own word: promised for the job's whole life
     seconds: float = 0.0  # how long estimating took
     notes: tuple[str, ...] = ()  # for people: what it is based on, what it leaves out
     parts: tuple[tuple[str, int], ...] = ()  # what the memory is for, in MiB; they add up to `mib`
@@ -75,6 +75,7 @@ class Usage:
     energy_j: float = 0.0  # its share of its GPUs' energy, split evenly among residents
     sm_seconds: float = 0.0  # integral of its GPUs' SM activity while it ran there
     gpu_seconds: float = 0.0
+    idle_seconds: float = 0.0  # of these, in which no kernel of it ran
 
 
 @dataclass(frozen=True, slots=True)

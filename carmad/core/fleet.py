@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 
 from carmad.config import Settings
-from carmad.core.choice import accepted, choice
+from carmad.core.choice import choice, filter_gpus
 from carmad.core.gpuview import GpuView, free_memory, settling, stale, with_server
 from carmad.core.ledger import Ledger
 from carmad.core.messages import Drain
 from carmad.core.readings import held_mib, memory_of, meter
 from carmad.core.reservations import Reservation, slots
-from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, JobSpec, Usage
+from carmad.core.types import Estimate, Gpu, GpuId, GpuSample, Job, JobId, JobSpec, Usage
 from carmad.core.view import NodeView, by_node
 from carmad.core.window import Window
 
@@ -87,9 +88,20 @@ class Fleet:
         self._outdated.update(gone.gpus if gone else ())
         return gone is not None
 
+    def note_bookings(self, now: float, ledger: Ledger) -> bool:
+        """Note which bookings are in use. False: nothing has changed."""
+        changed = False
+        for id, each in self.reservations.items():
+            if each.charged:
+                residents = (ledger.residents(gpu) for gpu in each.gpus)
+                users = {job.spec.user for job in chain.from_iterable(residents)}
+                self.reservations[id] = noted = each.note_use(users, now)
+                changed |= noted is not each
+        return changed
+
     def over(self, now: float) -> list[int]:
-        """The reservations that will not recur."""
-        return [id for id, each in self.reservations.items() if each.next_start(now) is None]
+        """The reservations that will not recur, and the bookings that are not used."""
+        return [id for id, each in self.reservations.items() if each.is_over(now)]
 
     def add(self, sample: GpuSample, residents: tuple[Job, ...]) -> GpuSample | None:
         """Add a reading of a GPU with these `residents`; returns the previous one.
@@ -182,8 +194,15 @@ class Fleet:
 
     def usable(self, spec: JobSpec) -> set[GpuId]:
         """The GPUs that are neither drained nor faulty, and that the job accepts."""
-        fitting = {gpu.id for gpu in accepted(self.gpus.values(), choice(spec))}
+        fitting = {gpu.id for gpu in filter_gpus(self.gpus.values(), choice(spec))}
         return fitting - self.drains.keys() - self._faulty
+
+    def with_room(self, estimate: Estimate) -> Estimate:
+        """The estimate with a margin that leaves a GPU on which there is room for it."""
+        most_mib = max((gpu.memory_mib for gpu in self.gpus.values()), default=estimate.safe_mib)
+        if estimate.safe_mib <= max(estimate.mib, most_mib):
+            return estimate
+        return replace(estimate, high=max(estimate.mib, most_mib))
 
     def nodes(self, now: float, ledger: Ledger) -> tuple[NodeView, ...]:
         """Every node's current view. A node without changes is the same object as before."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from carmad.core import idling, promises
 from carmad.core.messages import DrainRequested, RequeueRequested, Step
 from carmad.core.types import SENT_BACK, Cause, Gpu, GpuId, Job, JobState
 
@@ -35,6 +36,8 @@ class Kind(StrEnum):
     LIMIT80 = "limit80"  # 80 % of its time limit have passed; only if its owner asked for it
     SUSPENDED = "suspended"  # what it held on GPUs is in the host's memory
     STOPPING = "stopping"
+    IDLE = "idle"  # it does not use its GPUs, and its owner is warned
+    BROKE = "broke"  # it used more memory than it asked for, and a neighbour ran out of it
     RETRIED = "retried"  # an attempt failed, and the job is in the queue again
     REQUEUED = "requeued"  # it is in the queue again, by its owner or because it was preempted
     ENDED = "ended"
@@ -91,8 +94,13 @@ def _changes(old: Job, job: Job, at: float) -> Iterator[Happening]:
     if old.held != job.held:
         kind = Kind.HELD if job.held else Kind.RELEASED
         yield Happening(at, kind, job, count=job.tasks)
+    if job.idle and not old.idle:
+        yield Happening(at, Kind.IDLE, job)
     if job.nearing and not old.nearing:
         yield Happening(at, Kind.LIMIT80, job)
+    for note in job.notes:
+        if note.startswith(promises.BROKE) and note not in old.notes:
+            yield Happening(at, Kind.BROKE, job, detail=note)
     if old.state is job.state:
         return
     match job.state:
@@ -119,8 +127,11 @@ def _changes(old: Job, job: Job, at: float) -> Iterator[Happening]:
 
 
 def notices(happening: Happening) -> tuple[str, ...]:
-    """Which of the notices that the owner of its job asked for (`--notify`) this is."""
+    """Which of the notices that the owner of its job asked for (`--notify`) this is. A warning is
+    told unasked."""
     job = happening.job
+    if happening.kind is Kind.IDLE:
+        return ("idle",)
     if job is None or job.spec.notify is None:
         return ()
     match happening.kind:
@@ -130,6 +141,8 @@ def notices(happening: Happening) -> tuple[str, ...]:
             found = ("limit80",)
         case Kind.SUSPENDED | Kind.RESUMED:
             found = ("suspend",)
+        case Kind.BROKE:
+            found = ("fail", "oom")
         case Kind.ENDED if job.state is JobState.OUT_OF_MEMORY:
             found = ("end", "fail", "oom")
         case Kind.ENDED if job.state is JobState.SUCCEEDED or happening.cause is Cause.CANCELLED:
@@ -157,8 +170,15 @@ def words(happening: Happening, gpus: Mapping[GpuId, Gpu], sees: bool = True) ->
             return f"started on {where(job, gpus)}"
         case Kind.LIMIT80:
             return "80 % of its time limit have passed"
+        case Kind.IDLE:
+            warnings = (note for note in job.notes if note.startswith(idling.UNUSED))
+            return next(warnings, idling.UNUSED) if sees else idling.UNUSED
+        case Kind.ENDED if sees:
+            return "; ".join(filter(None, (how_ended(job), promises.advice_of(job))))
         case Kind.ENDED:
-            return how_ended(job) if sees else job.state.value.replace("_", " ")
+            return job.state.value.replace("_", " ")
+        case Kind.BROKE:
+            return happening.detail if sees else promises.BROKE.rstrip(": ")
         case Kind.SUSPENDED if job.suspension:
             return f"suspended: {job.suspension.why}" if sees else "suspended"
         case Kind.RESUMED:

@@ -1,4 +1,4 @@
-"""Limits of users and groups: GPUs held at once, GPU-hours, waiting jobs."""
+"""Limits of users and groups: GPUs held at once, GPU-hours, waiting jobs, bookings."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ DAYS: dict[Period, int] = {"day": 1, "week": 7, "month": 30}  # with the current
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """None: not limited here. The users of a group share its limit."""
+    """None: not limited here, but nobody may book without a limit. The users of a group share its
+    limit."""
 
     subject: str  # a user, "@group" or `DEFAULT`
     gpus: int | None = None  # held at once
     gpu_hours: float | None = None  # used per period; jobs that run then continue
     per: Period = "week"
     jobs: int | None = None  # waiting; not of groups
+    booking: float | None = None  # GPU-hours of bookings that are not over
     by: str = ""  # who set it last
     at: float = 0.0
 
     @property
     def empty(self) -> bool:
-        return self.gpus is None and self.gpu_hours is None and self.jobs is None
+        return (self.gpus, self.gpu_hours, self.jobs, self.booking) == (None,) * 4
 
     def over(self, other: Limit) -> Limit:
         """With `other` where this has none."""
@@ -40,7 +42,8 @@ class Limit:
         )
         gpus = other.gpus if self.gpus is None else self.gpus
         jobs = other.jobs if self.jobs is None else self.jobs
-        return replace(self, gpus=gpus, gpu_hours=hours, per=per, jobs=jobs)
+        booking = other.booking if self.booking is None else self.booking
+        return replace(self, gpus=gpus, gpu_hours=hours, per=per, jobs=jobs, booking=booking)
 
 
 def limit_of(user: str, limits: Mapping[str, Limit], settings: Limits) -> Limit:

@@ -66,6 +66,7 @@ def meter(
             energy_j=old.energy_j + joules / len(residents),
             sm_seconds=old.sm_seconds + busy * seconds,
             gpu_seconds=old.gpu_seconds + seconds,
+            idle_seconds=old.idle_seconds + (0.0 if uses_gpu(job, sample) else seconds),
         )
     return changed
 
@@ -243,8 +244,8 @@ def _processes(job: Job, sample: GpuSample) -> list[ProcessUse]:
 
 
 class Idleness:
-    """For how long jobs at a terminal have not used their GPUs: their owners may have gone home.
-    Only time with readings counts: nobody is to blame for a driver that hangs."""
+    """For how long jobs have not used their GPUs. Only time with readings counts: nobody is to
+    blame for a driver that hangs."""
 
     def __init__(self) -> None:
         self._idle_s: dict[JobId, float] = {}
@@ -259,13 +260,20 @@ class Idleness:
         idle_s: dict[JobId, float] = {}
         for sample, residents in seen:
             for job in residents:
-                if not job.spec.interactive or job.spec.process:
+                if job.spec.process:
                     continue
                 here_s = 0.0
-                if not _uses_gpu(job, sample):
+                if not uses_gpu(job, sample):
                     here_s = self._idle_s.get(job.id, 0.0) + passed_s
                 idle_s[job.id] = min(here_s, idle_s.get(job.id, here_s))
         self._idle_s = idle_s
+
+    def of(self, job: JobId) -> float:
+        return self._idle_s.get(job, 0.0)
+
+    def lasting(self, seconds: float) -> list[JobId]:
+        """The jobs that have been idle for so long."""
+        return [job for job, idle_s in self._idle_s.items() if idle_s >= seconds]
 
     def judge(self, job: Job, limit_s: float, suspends: bool) -> tuple[bool, str]:
         """Whether it is to leave its GPUs, and what its owner is to know; "" for nothing.
@@ -280,7 +288,7 @@ class Idleness:
         return True, f"was {what} because it had not used its GPUs for {limit}"
 
 
-def _uses_gpu(job: Job, sample: GpuSample) -> bool:
+def uses_gpu(job: Job, sample: GpuSample) -> bool:
     """Whether one of its processes computed, as far as the source can tell."""
     own = [each for each in sample.processes if each.job == job.id]
     if all(each.sm_util is not None for each in own):

@@ -20,6 +20,7 @@ from carmad.core.messages import (
     UpdateRequested,
 )
 from carmad.core.recurrence import group
+from carmad.core.share import Shares
 from carmad.core.states import advance
 from carmad.core.types import Cause, Exit, Job, JobState
 from carmad.options import OPTIONS
@@ -29,12 +30,18 @@ class Requests:
     """Each method returns the actions that the request needs."""
 
     def __init__(
-        self, ledger: Ledger, fleet: Fleet, knowledge: Knowledge, endings: Endings
+        self,
+        ledger: Ledger,
+        fleet: Fleet,
+        knowledge: Knowledge,
+        endings: Endings,
+        shares: Shares,
     ) -> None:
         self._ledger = ledger
         self._fleet = fleet
         self._knowledge = knowledge
         self._endings = endings
+        self._shares = shares
 
     def adopt(self, event: Adopted) -> list[Action]:
         """No job comes of it if the process is not where a job may be."""
@@ -88,7 +95,8 @@ class Requests:
         if anew and job.state is JobState.QUEUED:
             job = advance(job, JobState.PENDING)
         if anew:
-            job = replace(job, estimate=None, estimate_late=False, crash="")
+            doubted = self._shares.doubts(spec, event.at)
+            job = replace(job, estimate=None, estimate_late=False, crash="", doubted=doubted)
             job = self._knowledge.with_history(job, event.at)
             actions.append(EstimateMemory(job))
         self._ledger.put(job)
@@ -106,8 +114,12 @@ class Requests:
         ended |= {one.job: latest[one.job] for one in job.spec.after if one.job in latest}
         if any(id in jobs for id in job.ids) or not control.requeue(job, ended).acts:
             return []
+        doubted = self._shares.doubts(job.spec, event.at)
+        estimate = job.estimate if doubted == job.doubted else None
         again = replace(
-            advance(job, JobState.QUEUED if job.estimate else JobState.PENDING),
+            advance(job, JobState.QUEUED if estimate else JobState.PENDING),
+            estimate=estimate,
+            doubted=doubted,
             exit=None,
             ended_at=None,
             retry=None,

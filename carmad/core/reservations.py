@@ -1,4 +1,5 @@
-"""Reservations: GPUs kept for some users for a time, or for nobody, which is maintenance.
+"""Reservations: GPUs kept for some users for a time, or for nobody, which is maintenance. A booking
+is one that a user made.
 
 The GPUs are chosen when the reservation is made. So the rule for a job is about one GPU at a time,
 and `carma gpus` can say today what happens on Monday; a number of GPUs, bound as late as possible,
@@ -8,14 +9,15 @@ could do neither.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from carmad.core.types import GpuId, Job
 
 MOST = 100  # at a time
 TIMES = 52  # that a weekly one recurs
+LAPSE_S = 1800.0  # a booking is over when its users have had no job there for so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class Reservation:
     starts: tuple[float, ...]
     lasts_s: float
     by: str
+    charged: tuple[str, ...] = ()  # of a booking: whose limits it counts against, users and @groups
+    idle_since: float | None = None  # of a booking that has begun: its users have no job there
 
     @property
     def whose(self) -> str:
@@ -43,6 +47,26 @@ class Reservation:
         """Whether it has begun and is not over."""
         start = self.next_start(now)
         return start is not None and start <= now
+
+    def lapses_at(self) -> float | None:
+        """None: it is in use, has not begun, or is no booking."""
+        return None if self.idle_since is None else self.idle_since + LAPSE_S
+
+    def note_use(self, users: Collection[str], now: float) -> Reservation:
+        """The reservation, given whose jobs are on its GPUs."""
+        idle = bool(self.charged) and self.is_on(now) and set(users).isdisjoint(self.users)
+        if idle == (self.idle_since is not None):
+            return self
+        return replace(self, idle_since=now if idle else None)
+
+    def is_over(self, now: float) -> bool:
+        lapses_at = self.lapses_at()
+        return self.next_start(now) is None or (lapses_at is not None and lapses_at <= now)
+
+    def gpu_s_left(self, now: float) -> float:
+        """GPU-seconds, over all of its times."""
+        ahead = (min(self.lasts_s, start + self.lasts_s - now) for start in self.starts)
+        return len(self.gpus) * sum(max(0.0, left) for left in ahead)
 
     def meets(self, other: Reservation) -> bool:
         """Whether both have a GPU at the same time."""

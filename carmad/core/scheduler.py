@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from carmad.config import Settings
+from carmad.core import promises
 from carmad.core.deciders import Calls, Deciders
 from carmad.core.endings import Endings, dependency_exit
 from carmad.core.fleet import Fleet
@@ -119,6 +120,7 @@ class Scheduler:
             if job.ended:
                 self._placer.decisions.pop(job.id, None)
         now = events[-1].at
+        self._reserved |= self._fleet.note_bookings(now, self._ledger)
         for id in self._fleet.over(now):
             self._unreserve(id)
         self._actions += self._watch.expire(now)
@@ -268,7 +270,7 @@ class Scheduler:
             case Estimated():
                 self._on_estimated(event)
             case Sampled():
-                self._watch.take_samples(event)
+                self._actions += self._watch.take_samples(event)
                 if self.settings.suspend.host_memory_mib:
                     self._actions += self._relief.avert(event.samples, event.at)
             case Silent():
@@ -278,7 +280,7 @@ class Scheduler:
             case Postponed():
                 self._watch.postpone(event)
             case Exited():
-                self._endings.end_attempt(event, self.settings)
+                self._actions += self._endings.end_attempt(event, self.settings)
             case CancelRequested():
                 self._actions += self._requests.cancel(event)
             case HoldRequested():
@@ -347,6 +349,7 @@ class Scheduler:
         id = event.first
         for spec in event.specs:
             job = Job(id, spec, JobState.PENDING, event.at, held=event.held, group=group(spec))
+            job = replace(job, doubted=self.shares.doubts(spec, event.at))
             job = self.knowledge.with_history(job, event.at)
             id = JobId(id + job.tasks)
             if job.id not in self._counted:  # after a failed commit, the same event comes again
@@ -372,9 +375,12 @@ class Scheduler:
             job = advance(job, JobState.QUEUED)
         elif job.estimate and not event.estimate:
             return
+        estimate = promises.weigh(job, event.estimate) if job.doubted else event.estimate
+        if estimate and estimate.firm:
+            estimate = self._fleet.with_room(estimate)
         job = replace(
             job,
-            estimate=event.estimate,
+            estimate=estimate,
             estimate_late=event.late,
             crash=event.crash,
             notes=tuple(note for note in job.notes if not note.startswith(UNESTIMATED)),
@@ -382,8 +388,10 @@ class Scheduler:
         if job.waits and not job.prediction:  # of an earlier release; or nobody could say
             job = self.knowledge.with_history(job, event.at)
         self._ledger.put(job)
-        if event.note:
+        if event.note and not estimate:
             self._ledger.note(event.job, event.note)
+        if job.doubted and estimate and not estimate.firm:
+            self._ledger.note(event.job, promises.overruled(job, estimate))
 
     def _on_drain_requested(self, event: DrainRequested) -> None:
         if event.reason is None:
@@ -412,9 +420,15 @@ class Scheduler:
         """Replace the ledger, and what is built on it."""
         self._ledger = self._watch.ledger = self._suspensions.ledger = ledger
         self._endings = Endings(
-            ledger, self._fleet, self.knowledge, self._watch, self.recovery, self._calls
+            ledger,
+            self._fleet,
+            self.knowledge,
+            self._watch,
+            self.recovery,
+            self._calls,
+            self.shares,
         )
-        self._requests = Requests(ledger, self._fleet, self.knowledge, self._endings)
+        self._requests = Requests(ledger, self._fleet, self.knowledge, self._endings, self.shares)
         self._relief = Relief(ledger, self._fleet, self._suspensions)
         self._guarantees = Guarantees(ledger, self._fleet)
         self._placer = Placer(

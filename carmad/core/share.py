@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from carmad.config import Fairness, Host
-from carmad.core.types import Job, JobSpec
+from carmad.core.promises import ENOUGH, WINDOW_S
+from carmad.core.types import Job, JobId, JobSpec
 
 K = TypeVar("K")
 W = TypeVar("W")
@@ -37,6 +38,14 @@ WEEK = 7  # days, with the current one
 
 
 @dataclass(frozen=True, slots=True)
+class Broken:
+    """A false promise of memory, which ended a neighbour."""
+
+    at: float
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
 class Account:
     """What one user has used, in GPU-seconds, as of `at`. The rest follows from `rate`: an account
     changes only when jobs start or end."""
@@ -50,6 +59,7 @@ class Account:
     days: Days = ()  # used of GPUs, not halved
     urgent_rate: float = 0.0  # the part of `rate` that is of urgent jobs
     urgent: Days = ()  # used by those
+    broken: tuple[Broken, ...] = ()  # false promises, the latest: see `core.promises`
 
     def settled(self, now: float, half_life_s: float) -> Account:
         """The same account as of `now`."""
@@ -66,6 +76,11 @@ class Account:
             days=self._days(now, self.days, self.rate),
             urgent=self._days(now, self.urgent, self.urgent_rate),
         )
+
+    def shift(self, by_s: float) -> Account:
+        """The account with its times moved `by_s` later."""
+        broken = tuple(replace(each, at=each.at + by_s) for each in self.broken)
+        return replace(self, at=self.at + by_s, broken=broken)
 
     def since(self, day: int, now: float) -> float:
         """GPU-seconds used from the beginning of this day on, by jobs that held GPUs."""
@@ -219,6 +234,22 @@ class Shares:
         for user, account in tuple(self.accounts.items()):
             if account.rate or account.host_rate:
                 self._settle(user, now)
+
+    def note_broken(self, user: str, job: JobId, now: float) -> None:
+        """A job's false promise of memory ended a neighbour. Each job counts once."""
+        old = self._of(user, now)
+        if job not in {each.job for each in old.broken}:
+            self._put(replace(old, broken=(*old.broken, Broken(now, job))[-ENOUGH:]))
+
+    def broken(self, user: str, now: float) -> tuple[Broken, ...]:
+        """The false promises for which the user's word on memory is doubted now, if it is."""
+        its = self.accounts[user].broken if user in self.accounts else ()
+        lately = tuple(each for each in its if now - each.at < WINDOW_S)
+        return lately if len(lately) >= ENOUGH else ()
+
+    def doubts(self, spec: JobSpec, now: float) -> bool:
+        """Whether the job asks for memory, and its owner's word is doubted."""
+        return spec.declared is not None and bool(self.broken(spec.user, now))
 
     def rank(self, user: str) -> int:
         return self.ranks.of.get(user, 0)

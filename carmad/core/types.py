@@ -31,7 +31,7 @@ from carmad.core.findings import StageTimes as StageTimes
 from carmad.core.findings import StepTime as StepTime
 from carmad.core.findings import Usage as Usage
 from carmad.core.layout import Layout
-from carmad.options import JobOptions
+from carmad.options import AUTO_MIB, JobOptions
 
 
 class JobState(StrEnum):
@@ -187,6 +187,11 @@ class JobSpec(JobOptions):
         """The declared memory, as an estimate."""
         return Estimate(self.memory_mib, "declared", firm=True) if self.memory_mib else None
 
+    @property
+    def wants_measured(self) -> bool:
+        """Whether it asks for what earlier runs used (`--gpu-mem auto`)."""
+        return self.memory_mib == AUTO_MIB
+
 
 @dataclass(frozen=True, slots=True)
 class Retry:
@@ -216,6 +221,7 @@ class Job:
     group: str = ""  # the same for runs of the same job: see `carmad.core.recurrence`
     estimate: Estimate | None = None
     estimate_late: bool = False  # it started first, or its script took too long: one may follow
+    doubted: bool = False  # its owner's word on memory: see `core.promises`
     prediction: Prediction | None = None
     profile: Profile | None = None
     steps: tuple[StepTime, ...] = ()  # reported by it or an earlier run; per `parts`, `gpu`
@@ -372,6 +378,10 @@ class Job:
         return self.current is not None and self.current.nearing
 
     @property
+    def idle(self) -> bool:
+        return self.current is not None and self.current.idle
+
+    @property
     def suspension(self) -> Suspension | None:
         """The present one."""
         its = self.attempts[-1] if self.attempts else None
@@ -449,7 +459,7 @@ class Job:
         MPS enforces it. Only declared memory is a limit: an estimate that is too low would crash
         a job that has room.
         """
-        if self.mode is not Mode.MPS or self.need is None or not self.need.firm:
+        if self.mode is not Mode.MPS or self.need is None or self.need.source != "declared":
             return None
         return self.need.safe_mib + (self.retry.margin_mib if self.retry else 0)
 

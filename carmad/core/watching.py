@@ -7,10 +7,12 @@ import math
 from dataclasses import replace
 
 from carmad.config import Settings
+from carmad.core import idling
 from carmad.core.fleet import Fleet
 from carmad.core.knowledge import Knowledge, with_report
 from carmad.core.ledger import Ledger
 from carmad.core.messages import Action, Began, Postponed, Sampled, Signal, Stepped
+from carmad.core.promises import OVERRUN
 from carmad.core.readings import Idleness, has_run_kernel
 from carmad.core.slowdown import with_company
 from carmad.core.states import advance
@@ -41,7 +43,7 @@ class Watch:
 
     # -- readings and reports
 
-    def take_samples(self, event: Sampled) -> None:
+    def take_samples(self, event: Sampled) -> list[Action]:
         gap_s = self._settings.monitor.stale_s
         seen = [(sample, self.ledger.residents(sample.gpu)) for sample in event.samples]
         self._idleness.add(event.at, seen, gap_s)
@@ -54,6 +56,7 @@ class Watch:
         if event.at - self._usage_saved_at >= USAGE_SAVED_EVERY_S:
             self._usage_saved_at = event.at
             self.save_usage()
+        return self._curb_idle_jobs(event.at)
 
     def save_usage(self) -> None:
         for id in self._fleet.take_newly_metered():
@@ -122,12 +125,12 @@ class Watch:
         """The job with a note and its usage, when it first exceeds its declared memory."""
         if job.estimate is None or not job.estimate.firm:
             return job
-        promised_mib, metered = job.estimate.mib, self._fleet.with_usage(job)
+        promised_mib, metered = job.estimate.safe_mib, self._fleet.with_usage(job)
         if not job.usage.peak_mib <= promised_mib < metered.usage.peak_mib:
             return job
         used_mib = metered.usage.peak_mib
         return metered.with_note(
-            f"uses {used_mib} MiB, more than the {promised_mib} MiB of its --gpu-mem"
+            f"{OVERRUN}{used_mib} MiB, more than the {promised_mib} MiB of its --gpu-mem"
         )
 
     def _with_profile(self, job: Job) -> Job:
@@ -153,6 +156,52 @@ class Watch:
                 job.stage_times and not waiting.stage_times
             ):
                 self.ledger.put(self._knowledge.with_history(waiting, now))
+
+    # -- batch jobs that do not use their GPUs
+
+    def _curb_idle_jobs(self, now: float) -> list[Action]:
+        rules = self.suspensions.settings.idle  # these follow a reload
+        rungs = idling.ladder(rules.batch)
+        if not rungs:
+            return []
+        for each in tuple(self.ledger.holders.values()):
+            if each.idle and self._idleness.of(each.id) < rungs[0].after_s:
+                self.ledger.put(each.with_attempt(idle=False))
+        actions: list[Action] = []
+        for id in self._idleness.lasting(rungs[0].after_s):
+            job, idle_s = self.ledger.holders.get(id), self._idleness.of(id)
+            if job is None or idling.is_spared(job):
+                continue
+            if idling.kept_mib(job, self._fleet.memory_of(job)) >= rules.floor_mib:
+                own = tuple(each for each in rungs if self._can(job, each))
+                if rung := idling.due(own, idle_s):
+                    actions += self._curb(job, rung, idling.following(own, rung), now)
+        return actions
+
+    def _can(self, job: Job, rung: idling.Rung) -> bool:
+        """Whether this may ever be done to the job."""
+        if rung.what == "requeue":
+            return job.spec.requeue
+        return rung.what != "suspend" or not never(job, self.suspensions.settings)
+
+    def _curb(
+        self, job: Job, rung: idling.Rung, then: idling.Rung | None, now: float
+    ) -> list[Action]:
+        why = idling.farewell(rung)
+        match rung.what:
+            case "warn":
+                if not job.idle:
+                    warned = job.with_attempt(idle=True)
+                    self.ledger.put(warned.with_note(idling.warning(job, rung, then)))
+            case "suspend":
+                if not self.suspensions.refusal(job, now):  # else: not now
+                    new = job.with_note(f"was suspended: {why}; `carma resume` continues it")
+                    return [self.suspensions.suspend(new, why, now, held=True)]
+            case "requeue":
+                return [self.ledger.stop(job.with_note(f"was requeued: {why}"), Cause.PREEMPTED)]
+            case "end":
+                return [self.ledger.stop(job.with_note(f"was ended: {why}"), Cause.IDLE)]
+        return []
 
     # -- time
 

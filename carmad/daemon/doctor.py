@@ -29,6 +29,7 @@ from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps, ServerState
 from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
+from carmad.notify.mail import SENDMAIL, find_sendmail
 from carmad.readable import gib
 from carmad.store.damage import FOLDER
 from carmad.store.sql import SqlStore
@@ -84,6 +85,7 @@ def checks(
         *_accounts(scene),
         *_mps(settings, scene, mps),
         *_guarantees(settings, scene),
+        *_mail(settings),
         *_state(store.path.parent),
         *_damage(store),
         *_records(store),
@@ -231,6 +233,18 @@ def _mps(settings: Settings, scene: Scene, mps: Mps | None) -> Iterator[CheckOut
         elif mps.server_state(gpu) is ServerState.FAULT:
             detail = "a job's fault: new jobs start without MPS until the affected ones have ended"
             yield verdict(name, False, detail, f"See {mps.log(gpu)}/server.log")
+
+
+def _mail(settings: Settings) -> Iterator[CheckOut]:
+    """Whether the way to send mail is there; only a mail shows that it arrives."""
+    way = settings.notify.mail
+    if not way:
+        return
+    if way == SENDMAIL and not find_sendmail():
+        hint = 'Install one, such as msmtp-mta or postfix; or set mail = "smtp://HOST".'
+        yield verdict("mail", False, f"there is no {SENDMAIL}", hint)
+        return
+    yield verdict("mail", True, f"by {way}; `carma notify --test` sends you one")
 
 
 def _guarantees(settings: Settings, scene: Scene) -> Iterator[CheckOut]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import socket
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -30,6 +31,7 @@ from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.notify.letters import Letter
 from carmad.notify.post import Post
+from carmad.notify.week import letter_of
 from carmad.report import as_markdown, last, title
 from carmad.store.reading import Reader
 from carmad.store.sql import SqlStore
@@ -68,6 +70,7 @@ class Housekeeping:
         save: Callable[[], None] | None = None,
         release: Callable[[], None] | None = None,
         advise: Callable[[], None] | None = None,
+        mails: Callable[[], None] | None = None,
     ) -> None:
         self._store = store
         self.retention = retention
@@ -78,6 +81,7 @@ class Housekeeping:
         self._save = save
         self._release = release
         self._advise = advise
+        self._mails = mails
         # No misfire limit, as the default of one second skips runs when the machine is busy;
         # coalesce, as a laptop that slept for a week needs no week of purges.
         self._scheduler = BackgroundScheduler(
@@ -105,6 +109,8 @@ class Housekeeping:
             add("backup", self.backup, "cron", hour=_BACKUP_HOUR)
         if self._report is not None:
             add("report", self._report, "cron", minute=0, next_run_time=soon)
+        if self._mails is not None:
+            add("mails", self._mails, "cron", minute=0, next_run_time=soon)
         self._scheduler.start()
 
     def stop(self) -> None:
@@ -205,6 +211,37 @@ def _guard(chore: str, do: Callable[[], object]) -> Callable[[], None]:
     return run
 
 
+def weekly_mails(
+    store: Reader,
+    post: Post,
+    told: Path,
+    clock: Callable[[], datetime] = datetime.now,
+) -> Callable[[], None]:
+    """A chore for every hour: has each user who held GPUs in the last whole week told of it, unless
+    that was done before. The file `told` says which week was the last."""
+
+    def tell() -> None:
+        now = clock()
+        since, until = last("week", now.date())
+        if not _is_due(now, since, until, told):
+            return
+        told.write_text(f"{since:%F}")  # first: rather none than one every hour
+        first, end = since.timestamp(), until.timestamp()
+        for user in store.users():
+            jobs = store.history(user=user, since=first, until=end, limit=MOST_OF_USER)
+            week = letter_of(jobs, since, until, now.timestamp(), socket.gethostname())
+            if week:
+                post.send_week(week, jobs[0])
+
+    return tell
+
+
+def _is_due(now: datetime, since: datetime, until: datetime, told: Path) -> bool:
+    before = told.read_text(errors="replace") if told.exists() else ""
+    return now.astimezone() >= until + SENT_AFTER and before != f"{since:%F}"
+
+
+MOST_OF_USER = 2000  # jobs of a week, the latest
 SENT_AFTER = timedelta(hours=7)  # from the end of the week
 
 
@@ -222,12 +259,10 @@ def weekly_report(
     def tell() -> None:
         now = clock()
         since, until = last("week", now.date())
-        week = f"{since:%F}"
-        before = told.read_text(errors="replace") if told.exists() else ""
-        if now.astimezone() < until + SENT_AFTER or before == week:
+        if not _is_due(now, since, until, told):
             return
         out = report(store, scene(), since.timestamp(), until.timestamp(), advice=advice())
         letter = Letter(title(out), as_markdown(out))
-        post.send_report(letter, partial(told.write_text, week))
+        post.send_report(letter, partial(told.write_text, f"{since:%F}"))
 
     return tell

@@ -30,7 +30,7 @@ from carmad.core.scheduler import Scheduler
 from carmad.core.types import GpuId, JobId, JobSpec, JobState, Refusal
 from carmad.daemon import doctor
 from carmad.daemon.advising import Advising
-from carmad.daemon.housekeeping import Housekeeping, release, weekly_report
+from carmad.daemon.housekeeping import Housekeeping, release, weekly_mails, weekly_report
 from carmad.daemon.monitor import Externals, Monitor, MpsWatch
 from carmad.daemon.runners import Runners
 from carmad.daemon.service import Reloader, is_service, listen, watchdog
@@ -48,7 +48,7 @@ from carmad.guards import Trouble
 from carmad.http.server import Server
 from carmad.installed import VERSION
 from carmad.learned import attendant
-from carmad.learned.estimates import Answer, ask, ask_all, patient
+from carmad.learned.estimates import Answer, ask_all, decide, patient
 from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.learned.models import Models
 from carmad.loop import Follower
@@ -168,6 +168,7 @@ class Daemon:
             terminals=self._world,
             set_policy=self._set_policy,
             advice=self._advising.read,
+            send_test=lambda user: self._post.send_test(user),
             config_path=str(self._config) if self._config else None,
             config_toml=configfile.dump(settings),
             troubles=self._troubles,
@@ -292,6 +293,9 @@ class Daemon:
             lambda: self._timeline.save(store.record_timeline, self._clock()),
             functools.partial(release, self.inbox),
             self._advising.advise_if_due,
+            weekly_mails(store, self._post, self._state_dir / "weeks.sent")
+            if self._settings.notify.mail and self._settings.notify.week
+            else None,
         )
 
     def _scene(self) -> Scene:
@@ -321,7 +325,7 @@ class Daemon:
         except CarmaError as error:
             return Refusal(str(error), name)
         chosen = patient(self._settings) if patiently else self._settings
-        return ask(name, chosen, self._experience.server(abandoned=abandoned), whole)
+        return decide(chosen, self._experience.server(abandoned=abandoned), whole)
 
     def _deliver(self, models: Mapping[str, Model]) -> None:
         """Hand newly trained models to the core."""

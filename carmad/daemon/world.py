@@ -143,7 +143,10 @@ class DaemonWorld(Follower):
         if isinstance(action, EstimateMemory):
             if action.job.spec.gpus:
                 self._whose[action.job.id] = action.job.spec.uid
-                self._estimates.put(action.job)
+                job = action.job
+                if job.doubted:  # what it asks for is weighed against what is found out
+                    job = replace(job, spec=replace(job.spec, memory_mib=None))
+                self._estimates.put(job)
             else:  # it needs none
                 its = Estimated(self._inbox.clock(), action.job.id, None)
                 self._inbox.post(its, user=action.job.spec.uid)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from carmad.engine.inbox import Stopping
-from carmad.errors import CarmaError
+from carmad.errors import CarmaError, explain_invalid
 from carmad.store.database import StoreFull
 
 
@@ -106,20 +106,6 @@ def status_and_code(error: CarmaError) -> tuple[int, str]:
     if isinstance(error, (StoreFull, Stopping)):
         return 503, "unavailable"
     return ApiError.status, ApiError.code
-
-
-def explain_invalid(errors: Sequence[Any]) -> str:
-    """What is wrong with a request: pydantic's errors, the first few."""
-    return "; ".join(map(_problem, errors[:5]))
-
-
-def _problem(problem: dict[str, Any]) -> str:
-    where = ".".join(str(part) for part in problem["loc"] if part not in ("body", "query", "path"))
-    if problem["type"] == "json_invalid":
-        return f"the body is not JSON (at character {where})"
-    if problem["type"] == "string_pattern_mismatch":
-        return f"{where}: it is empty, or has an invalid character"
-    return f"{where}: {problem['msg']}" if where else str(problem["msg"])
 
 
 def refusal(

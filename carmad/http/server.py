@@ -14,6 +14,7 @@ from typing import ClassVar
 import uvicorn
 from fastapi import FastAPI
 from pydantic_core import to_json
+from starlette.datastructures import State
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from carmad import beats
@@ -226,12 +227,14 @@ class _Uvicorn(uvicorn.Server):
         config: uvicorn.Config,
         protocol: type[PeerProtocol],
         listener: Listener,
-        rounds: RoundRobin,
+        state: State,
     ) -> None:
         super().__init__(config)
         self._protocol = protocol
         self._listener = listener
-        self._rounds = rounds
+        self._state = state
+        self._rounds: RoundRobin = state.shares.rounds
+        self._tasks: list[asyncio.Task[None]] = []
         self._waiting: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -239,11 +242,12 @@ class _Uvicorn(uvicorn.Server):
         self._listener.listen(WAITING)
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
         await super().startup(sockets=[])
+        self._tasks = [asyncio.create_task(task(self._state)) for task in self._state.tasks]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().remove_reader(self._listener)
-        for waiting in self._waiting:
-            waiting.cancel()
+        for task in (*self._tasks, *self._waiting):
+            task.cancel()
         await super().shutdown(sockets)
 
     def _accept(self) -> None:
@@ -291,7 +295,7 @@ class Server:
             ),
             protocol,
             self._sock,
-            app.state.shares.rounds,
+            app.state,
         )
         self._thread = threading.Thread(target=self._run, name="api", daemon=True)
         self._ended = threading.Event()

@@ -215,7 +215,7 @@ def run_program(launch: Launch, report: int) -> None:
     start_program(launch, report)
 
 
-def own_shared_memory(memory: int) -> bool:
+def mount_shared_memory(memory: int) -> bool:
     """Mount an empty /dev/shm that disappears with the trial's last process. Only root can do that.
 
     As a slave, the namespace receives mounts but does not propagate its own: automounters still
@@ -242,7 +242,7 @@ def main() -> None:
         enter_bounds(cgroup, memory)
         if cgroup is None:
             lower(resource.RLIMIT_NPROC, task_limit(launch.uid))
-        own_shared_memory(memory)
+        mount_shared_memory(memory)
         run_program(launch, report)
 
     tree = Tree(0, cgroup)

@@ -15,12 +15,13 @@ from typing import Any
 
 from carmad import beats, registry
 from carmad.config import Settings
-from carmad.core.ports import Server
+from carmad.core.ports import Estimator, Server
 from carmad.core.recurrence import telling_params
 from carmad.core.types import Estimate, Job, JobId, JobSpec, Refusal
 from carmad.errors import CarmaError
 from carmad.options import OPTIONS
 from carmad.threads import Threads
+from estimators.history import current_history
 from estimators.tracer.report import Explanation
 from estimators.tracing import explanation
 
@@ -47,16 +48,26 @@ Answer = Estimate | Refusal
 def ask(name: str, settings: Settings, server: Server, spec: JobSpec) -> Answer:
     """Ask one estimator about one job. Never raises. If auto has no estimate, declared memory is
     used."""
-    answer = _ask(name, settings, server, spec)
+    answer = _ask(name, lambda: registry.estimator(name, settings, server), spec)
     if name == "auto" and isinstance(answer, Refusal) and spec.declared:
         return replace(spec.declared, seconds=answer.seconds, notes=(answer.why,))
     return answer
 
 
-def _ask(name: str, settings: Settings, server: Server, spec: JobSpec) -> Answer:
+def decide(settings: Settings, server: Server, spec: JobSpec) -> Answer:
+    """The answer by which a job is placed: that of the estimator in the settings. A job that asks
+    for what was measured is promised that, if anything was."""
+    if spec.wants_measured:
+        measured = _ask("history", lambda: current_history(settings, server), spec)
+        if isinstance(measured, Estimate):
+            return replace(measured, firm=True)
+    return ask(settings.estimator, settings, server, spec)
+
+
+def _ask(name: str, make: Callable[[], Estimator], spec: JobSpec) -> Answer:
     begun = time.perf_counter()
     try:
-        return registry.estimator(name, settings, server).estimate(spec)
+        return make().estimate(spec)
     except (CarmaError, TimeoutError) as error:
         why = str(error)
     except Exception as error:
@@ -92,8 +103,8 @@ def guesses(settings: Settings, server: Server, spec: JobSpec) -> list[Guess]:
             answer = ask(name, settings, server, spec)
             answers[name] = answer, answer.seconds or time.perf_counter() - begun
     # Last: a script is traced only once, and the estimator that caused it shows how long it took.
-    mine = answers.get(settings.estimator)
-    decisive = mine[0] if mine else ask(settings.estimator, settings, server, spec)
+    mine = None if spec.wants_measured else answers.get(settings.estimator)
+    decisive = mine[0] if mine else decide(settings, server, spec)
     deciding = {settings.estimator, decisive.source} if isinstance(decisive, Estimate) else set()
     return [
         Guess(name, answer, seconds, chosen=name in deciding)
@@ -182,7 +193,7 @@ class Estimates:
         self.drop(job.id)  # an answer to an earlier question does not count any more
         with self._lock:
             self._wanted[job.id] = None
-        if job.spec.memory_mib is not None:
+        if job.spec.declared is not None:
             self._declared.submit(self._answer, job, False, 0.0)
         else:
             self._wait(job, patient=job.estimate_late)

@@ -24,7 +24,7 @@ import time
 
 from carmad.attempt.cgroup import members
 from carmad.attempt.proc import descendants, process_stat, read_file, running, send
-from carmad.attempt.process_tree import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Tree
+from carmad.attempt.process_tree import SIGCONT, SIGKILL, SIGTERM, Tree, kill_all
 from carmad.attempt.starting import (
     SIGCHLD,
     Launch,
@@ -40,7 +40,7 @@ from carmad.learned.attendant import (
     end,
     enter_bounds,
     lower,
-    own_shared_memory,
+    mount_shared_memory,
     run_program,
     task_limit,
 )
@@ -64,7 +64,7 @@ def main() -> None:
     adopt_orphans()
     launch = Launch(read_file("/proc/self/fd/0"))
     owner = socket.socket(fileno=OWNER)
-    has_own = own_shared_memory(memory)
+    has_own = mount_shared_memory(memory)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def run(report: int) -> None:
@@ -205,7 +205,7 @@ class Keeper:
             if time.monotonic() > deadline + CLEARED_WITHIN_S:
                 return False
             if time.monotonic() > deadline:
-                self._kill()
+                kill_all(self._others)
             time.sleep(PAUSE_S)
         self._reap()
         if self._has_own:
@@ -218,19 +218,6 @@ class Keeper:
             return True
         heard = select.select([self._tracer], [], [], CLEARED_WITHIN_S)[0]
         return bool(heard) and self._tracer.recv(PACKET_BYTES).startswith(b"ended")
-
-    def _kill(self) -> None:
-        """Freeze before killing: one that forks faster than we read /proc would escape."""
-        frozen: dict[int, int] = {}
-        for _ in range(10):
-            fresh = {pid: its for pid, its in self._others().items() if pid not in frozen}
-            if not fresh:
-                break
-            for pid, start in fresh.items():
-                send(pid, start, SIGSTOP)
-            frozen |= fresh
-        for pid, start in frozen.items():
-            send(pid, start, SIGKILL)
 
     def _others(self) -> dict[int, int]:
         found = descendants() | (members(self._cgroup) if self._cgroup else {})

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from carmad import apart, beats
 from carmad.errors import CarmaError
+from carmad.installed import how_to_add
 from carmad.models import Model
 from carmad.store import codec
 from carmad.store.sql import SqlStore
@@ -98,7 +99,7 @@ class Models:
     def begin(self) -> None:
         """Train in a new thread. Raises CarmaError if packages are missing."""
         if packages := lacking():
-            raise CarmaError(f"{packages} is not installed", "pip install 'carma-gpu[policies]'")
+            raise CarmaError(f"{packages} is not installed", how_to_add("policies"))
         beats.thread("training", TRAIN_LATE_S, self.train).start()
 
     def train(self) -> None:

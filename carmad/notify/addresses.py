@@ -26,6 +26,15 @@ def path(env: Mapping[str, str]) -> str:
     return f"{base}/carma/notify.conf"
 
 
+def no_week(env: Mapping[str, str]) -> str:
+    """A file that is there if this process's user wants no mail about their week."""
+    return path(env).removesuffix("notify.conf") + "no-week"
+
+
+def wants_no_week(env: Mapping[str, str]) -> bool:
+    return os.path.lexists(no_week(env))
+
+
 def read(name: str) -> list[str]:
     """The addresses in this file, which must be this process's user's and no one else's to read.
     Raises CarmaError, which has no address in it."""

@@ -31,10 +31,10 @@ from carmad.attempt.starting import write_all
 from carmad.config import Notify
 from carmad.core.happenings import Happening, words
 from carmad.core.messages import Step
-from carmad.core.types import Cause, Gpu, GpuId, JobId
+from carmad.core.types import Cause, Gpu, GpuId, Job, JobId
 from carmad.errors import CarmaError
 from carmad.loop import Follower
-from carmad.notify import addresses
+from carmad.notify import addresses, mail
 from carmad.notify.letters import Letter, ToldOnce, letter, lines
 from carmad.notify.sender import FAILED, SENT, UNUSABLE
 from carmad.store.sql import SqlStore
@@ -45,7 +45,7 @@ WITHIN_S = 60.0  # for a sender: then it is killed
 GATHER_S = 1.0  # so that what happens at the same time is one message
 LATE_S = 5 * units.WITHIN_S  # several senders may be started, each by systemd
 LOOK_S = 0.1  # while a sender is at work
-MOST_OUTCOME = 3  # digits; an order is longer
+MOST_OUTCOME = 3 + 1 + mail.LONGEST * 4  # bytes: a number, and why
 AT_ONCE = 4  # senders, of different users
 AN_HOUR_S = 3600.0
 PER_HOUR = 20  # messages for a user: what comes after that waits, and is one message
@@ -53,6 +53,8 @@ FIRST_PAUSE_S = 60.0  # before another try, and twice as long before each after 
 TRIES = 6
 MOST = 1000  # notices in a message
 STUCK_LOOK_S = 60.0
+NO_MAIL = "this server sends no mail"
+SET_MAIL = 'An administrator sets it: [notify] mail = "sendmail" or "smtp://HOST".'
 ADMINS = -1  # in place of a uid
 READERS = -2  # likewise: those who get the week's report
 PASSED_ON = (
@@ -71,10 +73,12 @@ BOUNDS = {
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """A message, as `sender` wants it. `over` is called once an address has taken it, or none
-    will."""
+    will. `instead`: what is sent if the user has no addresses of their own."""
 
     request: bytes
     over: Callable[[], object]
+    instead: Outgoing | None = None
+    bounds: Mapping[str, str] = field(default_factory=lambda: BOUNDS)
 
 
 class Sender:
@@ -83,16 +87,17 @@ class Sender:
 
     _count = itertools.count(1)
 
-    def __init__(self, request: bytes, in_unit: bool) -> None:
+    def __init__(self, order: Outgoing, in_unit: bool) -> None:
         self.deadline = time.monotonic() + WITHIN_S
+        self.why = ""  # a mail was not taken
         self._shared = os.memfd_create("carma-message")
-        write_all(self._shared, request)
+        write_all(self._shared, order.request)
         argv = [*units.program("carmad.notify.sender"), f"/proc/{os.getpid()}/fd/{self._shared}"]
         self._process: subprocess.Popen[bytes] | None = None
         try:
             if in_unit:
                 unit = f"carma-message-{os.getpid()}-{next(self._count)}"
-                if said := units.start(unit, "CARMA sends a message", BOUNDS, argv):
+                if said := units.start(unit, "CARMA sends a message", order.bounds, argv):
                     raise CarmaError(f"systemd did not start the unit: {said:.300}")
             else:
                 self._process = _start(argv)
@@ -103,9 +108,11 @@ class Sender:
     def outcome(self) -> int | None:
         """As the exit codes of `sender`; None: there is none yet."""
         ended = self._process is not None and self._process.poll() is not None
-        said = os.pread(self._shared, MOST_OUTCOME + 1, 0)
-        if len(said) <= MOST_OUTCOME and said.isdigit():
-            return int(said)
+        said = os.pread(self._shared, MOST_OUTCOME, 0).decode(errors="replace")
+        code, _, why = said.partition(" ")
+        if code.isdigit():
+            self.why = why
+            return int(code)
         return FAILED if ended else None
 
     def close(self) -> None:
@@ -169,6 +176,7 @@ class Post(Follower):
         self._users: dict[int, Recipient] = {}
         self._for_admins: dict[str, None] = {}  # lines, each once
         self._report: tuple[Letter, Callable[[], object]] | None = None  # to be sent
+        self._weeks: dict[int, tuple[Letter, Job]] = {}  # likewise, with a job of the user's
         self._stuck_job: JobId | None = None
         self._tell_stuck_at = 0.0
         self._look_at = 0.0
@@ -180,7 +188,7 @@ class Post(Follower):
     # -- in the core's thread
 
     def on_commit(self, step: Step) -> None:
-        if any(job.spec.notify for job in step.jobs):
+        if any(job.spec.notify or job.idle for job in step.jobs):
             self._news.set()
 
     def note(self, happenings: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
@@ -208,11 +216,38 @@ class Post(Follower):
         self._report = Letter(f"[carma {self._where}] {report.title}", report.body), over
         self._news.set()
 
+    def send_week(self, week: Letter, latest: Job) -> None:
+        """To the owner of this job, whose environment says where their files are. Not kept on
+        disk."""
+        self._weeks[latest.spec.uid] = week, latest
+        self._news.set()
+
+    # -- in a request's thread
+
+    def send_test(self, user: str) -> str:
+        """Send a mail to a user now. Returns why it was not taken; "": it was. Raises CarmaError if
+        this server sends none."""
+        what = letter(["a test: messages about your jobs arrive here"], self._where)
+        order = self._by_mail([user], what, lambda: None)
+        if order is None:
+            raise CarmaError(NO_MAIL, SET_MAIL)
+        sender = Sender(order, self._in_units)
+        try:
+            while (code := sender.outcome()) is None:
+                if time.monotonic() > sender.deadline:
+                    return f"it was not sent within {WITHIN_S:g} s"
+                time.sleep(LOOK_S)
+            return "" if code == SENT else sender.why or "the process that sends it has failed"
+        finally:
+            sender.close()
+
     # -- its own thread
 
     def start(self) -> None:
-        for file in filter(None, (self._settings.administrators, self._settings.report)):
-            _addresses(file)  # a fault in it is logged now, not when a GPU is lost
+        its = self._settings
+        for file in (its.administrators, its.report, its.mail):
+            if "/" in file and "://" not in file:
+                _addresses(file)  # a fault in it is logged now, not when a GPU is lost
         self._thread.start()
 
     def stop(self) -> None:
@@ -273,7 +308,8 @@ class Post(Follower):
 
     def _waiting(self) -> list[int]:
         others = {ADMINS: self._for_admins, READERS: self._report}
-        return [*self._store.to_tell(), *(who for who, what in others.items() if what)]
+        users = dict.fromkeys((*self._store.to_tell(), *tuple(self._weeks)))
+        return [*users, *(who for who, what in others.items() if what)]
 
     def _look_at_queue(self) -> None:
         now, found = time.monotonic(), self._stuck()
@@ -286,12 +322,13 @@ class Post(Follower):
     def _send(self, uid: int, each: Recipient, now: float) -> None:
         if each.outgoing is None:
             known = {ADMINS: self._to_admins, READERS: self._to_readers}
-            each.outgoing = known[uid]() if uid in known else self._to_user(uid, each)
+            users = known.get(uid) or (lambda: self._to_user(uid, each) or self._to_week(uid))
+            each.outgoing = users()
         if each.outgoing is None:
             each.tries, each.waits = 0, False
             return
         each.sent.append(now)
-        each.sender = Sender(each.outgoing.request, self._in_units)
+        each.sender = Sender(each.outgoing, self._in_units)
 
     def _to_user(self, uid: int, each: Recipient) -> Outgoing | None:
         """Raises NoAccount if a later try may find it."""
@@ -306,25 +343,66 @@ class Post(Follower):
                     raise
                 # The uid is another user's by now, who is not told, or nobody's.
                 jobs = {id: job for id, job in jobs.items() if job.spec.user != user}
+        to = next((job.spec.mail_user for job in jobs.values()), None)
+        jobs = {id: job for id, job in jobs.items() if job.spec.mail_user == to}  # others follow
+        notices = [each for each in notices if each.job in jobs] or notices
         said = lines(notices, jobs, self._store.tasks, self._once)
         ids = tuple(notice.id for notice in notices)
         if not said or its is None:
             self._store.forget_notices(ids)
             return None
         spec = self._store.whole(jobs[max(jobs)].spec)
+        what, over = letter(said, self._where), partial(self._store.forget_notices, ids)
+        by_mail = self._by_mail([to or spec.user], what, over)
+        if to and by_mail:
+            return by_mail
         identity = spec.uid, its.gid, list(its.groups)
-        over = partial(self._store.forget_notices, ids)
-        return _outgoing(letter(said, self._where), over, identity, dict(spec.env))
+        return _outgoing(what, over, identity, dict(spec.env), instead=by_mail)
+
+    def _to_week(self, uid: int) -> Outgoing | None:
+        if uid not in self._weeks:
+            return None
+        what, latest = self._weeks.pop(uid)
+        try:
+            its = account(latest.spec.user, uid)
+            env = dict(self._store.whole(latest.spec).env)
+        except CarmaError:  # the user is gone; or the job is, which takes a moment of bad luck
+            return None
+        by_mail = self._by_mail([latest.spec.user], what, lambda: None)
+        identity = uid, its.gid, list(its.groups)
+        return _outgoing(what, lambda: None, identity, env, instead=by_mail, week=True)
+
+    def _by_mail(
+        self, to: Sequence[str], what: Letter, over: Callable[[], object]
+    ) -> Outgoing | None:
+        """None: this server sends no mail. A sendmail may have to write to a queue as a user or
+        group of its own, which `NoNewPrivileges` forbids."""
+        way = self._settings.mail
+        if way.startswith("/"):
+            way = next(iter(_addresses(way)), "")
+        if not way:
+            return None
+        its = {"way": way, "to": list(to), "domain": self._settings.domain}
+        free = {name: its for name, its in BOUNDS.items() if name != "NoNewPrivileges"}
+        bounds = free if way == mail.SENDMAIL else BOUNDS
+        return _outgoing(what, over, _nobody(), {}, by_mail=its, bounds=bounds)
 
     def _to_admins(self) -> Outgoing | None:
         said = list(self._for_admins)
         for line in said:  # the core's thread may be adding some
             del self._for_admins[line]
-        return _to(self._settings.administrators, letter(said, self._where), lambda: None)
+        return self._to(self._settings.administrators, letter(said, self._where), lambda: None)
 
     def _to_readers(self) -> Outgoing | None:
         report, self._report = self._report, None
-        return _to(self._settings.report, *report) if report else None
+        return self._to(self._settings.report, *report) if report else None
+
+    def _to(self, whom: str, what: Letter, over: Callable[[], object]) -> Outgoing | None:
+        """To mail addresses, or those in a file, by nobody: they are not a user's."""
+        if "@" in whom and "/" not in whom:
+            return self._by_mail([each.strip() for each in whom.split(",")], what, over)
+        urls = _addresses(whom)
+        return _outgoing(what, over, _nobody(), {}, urls) if urls else None
 
     def _look(self, uid: int, each: Recipient, sender: Sender, now: float) -> None:
         code = sender.outcome()
@@ -332,29 +410,32 @@ class Post(Follower):
             return
         sender.close()
         each.sender = None
-        self._over(uid, each, code, now)
+        self._over(uid, each, code, now, sender.why)
 
-    def _over(self, uid: int, each: Recipient, code: int | None, now: float) -> None:
+    def _over(self, uid: int, each: Recipient, code: int | None, now: float, why: str = "") -> None:
         """What follows from an outcome; None: it took too long."""
         outgoing = each.outgoing
+        if code == UNUSABLE and outgoing and outgoing.instead:
+            each.outgoing = outgoing.instead
+            return
         if code not in (SENT, UNUSABLE) and each.tries + 1 < TRIES:
             each.due = now + FIRST_PAUSE_S * 2**each.tries
             each.tries += 1
             return
         if code != SENT:
-            log.warning("uid %d could not be told; `carma notify --test` shows why", uid)
+            log.warning(
+                "uid %d could not be told%s; `carma notify --test` shows why",
+                uid,
+                f": {why}" if why else "",
+            )
         each.outgoing, each.tries, each.waits = None, 0, False
         if outgoing:
             outgoing.over()
 
 
-def _to(file: str, what: Letter, over: Callable[[], object]) -> Outgoing | None:
-    """To the addresses in a file, by nobody: they are not a user's."""
-    urls = _addresses(file)
-    if not urls:
-        return None
+def _nobody() -> tuple[int, int, list[int]]:
     its = pwd.getpwnam("nobody") if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
-    return _outgoing(what, over, (its.pw_uid, its.pw_gid, [its.pw_gid]), {}, urls)
+    return its.pw_uid, its.pw_gid, [its.pw_gid]
 
 
 def _addresses(file: str) -> list[str]:
@@ -372,6 +453,11 @@ def _outgoing(
     identity: tuple[int, int, list[int]],
     env: dict[str, str],
     urls: list[str] | None = None,
+    *,
+    instead: Outgoing | None = None,
+    by_mail: Mapping[str, object] | None = None,
+    bounds: Mapping[str, str] = BOUNDS,
+    week: bool = False,
 ) -> Outgoing:
     uid, gid, groups = identity
     order = {
@@ -382,5 +468,7 @@ def _outgoing(
         "body": what.body,
         "env": {name: env[name] for name in PASSED_ON if name in env},
         "urls": urls,
+        "mail": by_mail,
+        "week": week,
     }
-    return Outgoing(json.dumps(order).encode(), over)
+    return Outgoing(json.dumps(order).encode(), over, instead, bounds)

@@ -2,8 +2,10 @@
 
 It shares a file in memory with carmad. There it finds, as JSON: `uid`, `gid` and `groups` of the
 user, whom it becomes before it looks at anything of theirs; `title`, `body`, `env` (some of the
-user's variables) and `urls`: the addresses, or null for those in the user's own file. It replaces
-that by the outcome, a number. It prints nothing: what Apprise says may have an address, and so a
+user's variables) and `urls`: the addresses, or null for those in the user's own file; or `mail`:
+`way`, `to` and `domain`, as `mail.send` wants them; `week`: the user may have opted out of it. It
+replaces that by the outcome, a number, and
+why a mail was not taken. It prints nothing: what Apprise says may have an address, and so a
 password, in it.
 """
 
@@ -18,10 +20,11 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from carmad.errors import CarmaError
-from carmad.notify import addresses
+from carmad.notify import addresses, mail
 
 SENT, FAILED, UNUSABLE = 0, 75, 78  # to one address at least; try again later; it would be in vain
 MOST_BYTES = 1 << 20
@@ -38,21 +41,30 @@ def main() -> None:
     logging.disable()  # Apprise logs addresses
     shared = os.open(sys.argv[1], os.O_RDWR)
     order = json.loads(os.pread(shared, MOST_BYTES, 0))
-    outcome = _carry_out(order)
+    outcome, why = _carry_out(order)
     os.ftruncate(shared, 0)
-    os.pwrite(shared, b"%d" % outcome, 0)
+    os.pwrite(shared, f"{outcome} {why}".rstrip().encode(errors="replace"), 0)
 
 
-def _carry_out(order: dict[str, Any]) -> int:
+def _carry_out(order: dict[str, Any]) -> tuple[int, str]:
+    """The outcome, and why a mail was not taken."""
+    if by := order.get("mail"):
+        its = order["uid"], order["gid"], order["groups"]
+        what = order["title"], order["body"]
+        why = mail.send(by["way"], by["to"], by["domain"], *what, partial(become, *its))
+        return (FAILED, why) if why else (SENT, "")
     try:
-        _load()  # now: the user may not be allowed to read Python's files
+        with contextlib.suppress(ImportError):
+            _load()  # now: the user may not be allowed to read Python's files
         become(order["uid"], order["gid"], order["groups"])
         os.environ.update(order["env"])
+        if order.get("week") and addresses.wants_no_week(order["env"]):
+            return SENT, ""
         urls = order["urls"] or addresses.read(addresses.path(order["env"]))
         failed = send(urls, order["title"], order["body"])
     except (CarmaError, ImportError, KeyError):
-        return UNUSABLE
-    return SENT if len(failed) < len(urls) else FAILED
+        return UNUSABLE, ""
+    return (SENT if len(failed) < len(urls) else FAILED), ""
 
 
 def _load() -> None:

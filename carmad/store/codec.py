@@ -18,10 +18,11 @@ from carmad.core.decision import Decision
 from carmad.core.happenings import happenings, notices, words
 from carmad.core.messages import Drain, Step
 from carmad.core.quota import Limit
+from carmad.core.recurrence import params
 from carmad.core.reservations import Reservation
 from carmad.core.share import Account
 from carmad.core.sharing import JobSummary
-from carmad.core.types import Job, JobId, JobState, Profile
+from carmad.core.types import Job, JobId, JobSpec, JobState, Profile
 from carmad.models import Model
 from carmad.store.damage import expect
 from carmad.store.values import Transition
@@ -123,7 +124,18 @@ def job_row(job: Job) -> Row:
         "bytes": len(body),
         "script": job.spec.script.id if job.spec.script else None,
         "tasks": job.tasks,
+        "words": _words(job.spec, job.id),
     }
+
+
+_MOST_WORDS = 400  # characters of those that a search looks into
+
+
+def _words(spec: JobSpec, id: JobId) -> str:
+    """A job's label, name, parameters and command, as a search compares them."""
+    label = f"{spec.array.array}_{spec.array.index}" if spec.array else str(id)
+    values = (f"{name}={value}" for name, value in params(spec))
+    return " ".join((label, spec.name, *values, *spec.argv))[:_MOST_WORDS].casefold()
 
 
 def decision_row(decision: Decision) -> Row:
@@ -146,7 +158,7 @@ def moves(step: Step, states: dict[JobId, str]) -> Iterator[Row]:
 
 def notice_rows(step: Step) -> Iterator[Row]:
     """What the owners of the step's jobs have asked to be told of."""
-    if not any(job.spec.notify for job in step.jobs):
+    if not any(job.spec.notify or job.idle for job in step.jobs):
         return
     for each in happenings(step):
         if each.job and (asked := notices(each)):

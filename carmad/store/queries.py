@@ -7,10 +7,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import Connection, Select, bindparam, case, func, select, tuple_
+from sqlalchemy import Connection, Select, bindparam, case, func, select, text, tuple_
 
 from carmad.core.types import ENDED, JobId, JobState
 from carmad.store.damage import is_text
@@ -44,6 +45,77 @@ def read_names(connection: Connection, ids: Collection[JobId]) -> dict[JobId, Na
         for id, user, name, uid, array, index in rows
         if isinstance(uid, int) and is_text(user) and is_text(name)
     }
+
+
+# -- a search through ended jobs: in one index, which has all that it needs
+
+_ORDERS = {
+    "submitted": "id",
+    "ended": "ended_at",
+    "name": "name COLLATE NOCASE",
+    "user": "user",
+    "state": "state",
+    "ran": "started_at IS NULL, ended_at - started_at",  # those that never did are last
+    "gpu-hours": "gpu_seconds",
+}
+Order = Literal["submitted", "ended", "name", "user", "state", "ran", "gpu-hours"]
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Ended jobs that existed at some time in `since` ≤ t < `until`. `text`: all its words are in
+    the job's label, name, parameters or command. `before`: only those with a smaller id."""
+
+    user: str | None = None
+    states: Collection[JobState] = ENDED
+    since: float | None = None
+    until: float | None = None
+    text: str = ""
+    before: JobId | None = None
+
+    def conditions(self) -> tuple[str, dict[str, object]]:
+        """In SQL, with its parameters."""
+        given: dict[str, object] = {
+            "user": self.user,
+            "since": self.since,
+            "until": self.until,
+            "before": self.before,
+        }
+        tests = {
+            "user": "user = :user",
+            "since": "ended_at >= :since",
+            "until": "submitted_at < :until",
+            "before": "id < :before",
+        }
+        found = ["+state IN (SELECT value FROM json_each(:states))"]  # +: not by its index
+        found += [test for name, test in tests.items() if given[name] is not None]
+        given["states"] = json.dumps([state.value for state in self.states])
+        for number, word in enumerate(self.text.casefold().split()):
+            found.append(f"instr(words, :word{number})")
+            given[f"word{number}"] = word
+        return " AND ".join(found), given
+
+
+_IN_INDEX = "FROM jobs INDEXED BY ix_jobs_search WHERE ended_at IS NOT NULL AND"
+
+
+def count_found(connection: Connection, search: Search) -> int:
+    where, given = search.conditions()
+    return int(connection.scalar(text(f"SELECT count(*) {_IN_INDEX} {where}"), given) or 0)
+
+
+def find_ids(
+    connection: Connection, search: Search, order: Order, reverse: bool, first: int, limit: int
+) -> Sequence[int]:
+    """In order, the largest or latest first unless `reverse`."""
+    where, given = search.conditions()
+    key, way = _ORDERS[order], "ASC" if reverse else "DESC"
+    # Almost all are found, in the order of the rows: there is nothing to look through.
+    source = "FROM jobs WHERE" if order == "submitted" and not search.text else _IN_INDEX
+    found = text(
+        f"SELECT id {source} {where} ORDER BY {key} {way}, id {way} LIMIT :limit OFFSET :first"
+    )
+    return connection.scalars(found, given | {"limit": limit, "first": first}).all()
 
 
 # -- jobs that held GPUs: a page at a time, so that commits can go in between

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, Select, case, func, or_, select, text
 from sqlalchemy import Row as Found
 from sqlalchemy.sql.selectable import TextualSelect
 
+from carmad.core.attempt import MAX_ID
 from carmad.core.decision import Decision
 from carmad.core.history import BIN_S, BINS, RUNS, Submission, past
 from carmad.core.ledger import ENDED_REMEMBERED
@@ -39,6 +40,7 @@ from carmad.store import codec, queries, retention
 from carmad.store.codec import Row, job_of, transition_of
 from carmad.store.damage import Damage, as_text, expect_live, is_text, set_aside, stand_in
 from carmad.store.database import DatabaseErrors, explain
+from carmad.store.queries import Order, Search
 from carmad.store.tables import (
     ACCOUNTS,
     DECISIONS,
@@ -46,6 +48,7 @@ from carmad.store.tables import (
     GIVEN_IDS,
     JOBS,
     LIMITS,
+    METRICS,
     NOTICES,
     RESERVATIONS,
     TIMELINE,
@@ -64,8 +67,6 @@ from carmad.store.values import (
 
 R = TypeVar("R")
 T = TypeVar("T")
-
-MAX_ID = 10**12  # a thousand jobs a second for thirty years: ids stay below
 
 _LIVE = [state.value for state in JobState if state not in ENDED]
 _MOST_READ = 64 << 20  # characters of jobs' bodies at a time
@@ -87,6 +88,10 @@ _ROW_OF = text(
 _GIVEN_ROWS = text(
     "SELECT id, ended_at, body FROM jobs WHERE id IN"
     " (SELECT (SELECT max(id) FROM jobs WHERE id <= value) FROM json_each(:ids)) ORDER BY id"
+).columns(JOBS.c.id, JOBS.c.ended_at, JOBS.c.body)
+_ROWS_IN_ORDER = text(
+    "SELECT jobs.id, ended_at, body FROM json_each(:ids) AS wanted"
+    " JOIN jobs ON jobs.id = wanted.value ORDER BY wanted.key"
 ).columns(JOBS.c.id, JOBS.c.ended_at, JOBS.c.body)
 LIVE_JOBS = _JOB_ROWS.where(JOBS.c.state.in_(_LIVE)).order_by(JOBS.c.id)
 
@@ -283,6 +288,34 @@ class Reader:
         if before is not None:
             query = query.where(JOBS.c.id < before)
         return self._read_jobs(query, {})
+
+    def search(
+        self,
+        search: Search,
+        order: Order = "submitted",
+        reverse: bool = False,
+        first: int = 0,
+        limit: int = 100,
+        count: bool = False,
+    ) -> tuple[list[Job], int]:
+        """The ended jobs that are searched for, from the `first` on in this order, and whether
+        others follow: how many with `count`, otherwise 1 if any. With very long commands, the list
+        may be cut off sooner."""
+        with self._reading() as connection:
+            ids = queries.find_ids(connection, search, order, reverse, first, limit + 1)
+            all = queries.count_found(connection, search) if count else first + len(ids)
+        found = self._read_jobs(_ROWS_IN_ORDER, {"ids": json.dumps(list(ids[:limit]))})
+        more = max(0, all - first - len(found))
+        return found, more if count else int(more > 0)
+
+    def metrics(self, job_id: JobId) -> dict[str, list[tuple[float, float]]]:
+        """What the job reported of itself: per name when, in Unix seconds, and the value."""
+        query = select(METRICS.c.name, METRICS.c.at, METRICS.c.value).order_by(METRICS.c.at)
+        found: dict[str, list[tuple[float, float]]] = {}
+        with self._reading() as connection:
+            for name, at, value in connection.execute(query.where(METRICS.c.job == job_id)):
+                found.setdefault(name, []).append((at, value))
+        return found
 
     def summaries(self, since: float, until: float) -> Iterator[JobSummary]:
         """Jobs that ended at `since` or later and were submitted before `until`, in order of their

@@ -1,5 +1,5 @@
-"""What is kept beside the rows of jobs, and when it is deleted: environments and scripts, external
-processes, and jobs that ended long ago or are too many.
+"""What is kept beside the rows of jobs, and when it is deleted: environments and scripts, metrics,
+external processes, and jobs that ended long ago or are too many.
 
 Environments and scripts may contain secrets, so they are only in the database, which root alone can
 read, and in memory only while a job is launched or estimated. Each kind has a table of its own;
@@ -9,7 +9,7 @@ equal ones of a user are stored once.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from hashlib import blake2b
@@ -20,11 +20,11 @@ from sqlalchemy import BindParameter, Connection, Table, bindparam, delete, func
 from sqlalchemy.dialects.sqlite import insert
 
 from carmad.config import Retention
-from carmad.core.messages import Event, Submitted
+from carmad.core.messages import Event, Measured, Submitted
 from carmad.core.recurrence import telling_variables
-from carmad.core.types import Environment, JobSpec, Script
+from carmad.core.types import Environment, JobId, JobSpec, Script
 from carmad.errors import CarmaError
-from carmad.store.tables import ENVIRONMENTS, EXTERNALS, GIVEN_IDS, JOBS, SCRIPTS
+from carmad.store.tables import ENVIRONMENTS, EXTERNALS, GIVEN_IDS, JOBS, METRICS, SCRIPTS
 from carmad.store.values import External, ExternalTotals
 
 _DIGEST_BYTES = 20
@@ -102,6 +102,33 @@ def forget_unused_contents(connection: Connection, user: str | None = None) -> N
             connection.execute(unused)
         else:
             connection.execute(unused.where(table.c.user == bindparam("name")), {"name": user})
+
+
+MOST_REPORTS = 1000  # of a metric of a job; beyond, every other one is forgotten
+
+_REPORT = insert(METRICS).prefix_with("OR REPLACE")
+_REPORTS = (METRICS.c.job == bindparam("of"), METRICS.c.name == bindparam("called"))
+_COUNT = select(func.count()).where(*_REPORTS)
+_NUMBERED = (
+    select(METRICS.c.at, func.row_number().over(order_by=METRICS.c.at).label("number"))
+    .where(*_REPORTS)
+    .subquery()
+)
+_THIN = delete(METRICS).where(
+    *_REPORTS, METRICS.c.at.in_(select(_NUMBERED.c.at).where(_NUMBERED.c.number % 2 == 0))
+)
+
+
+def keep_metrics(connection: Connection, events: Iterable[Event], known: Container[JobId]) -> None:
+    """Store what jobs report of themselves, if they are among those that are `known`."""
+    for event in events:
+        if isinstance(event, Measured) and event.job in known:
+            for name, value in event.metrics:
+                row = {"job": event.job, "name": name, "at": event.at, "value": value}
+                connection.execute(_REPORT, row)
+                its = {"of": event.job, "called": name}
+                if (connection.scalar(_COUNT, its) or 0) > MOST_REPORTS:
+                    connection.execute(_THIN, its)
 
 
 KEPT_PER_USER = 1000

@@ -39,6 +39,7 @@ from carmad.store.reading import LIVE_JOBS, Reader
 from carmad.store.tables import (
     ACCOUNTS,
     CLOCK,
+    CRONTABS,
     DECISIONS,
     DRAINS,
     GIVEN_IDS,
@@ -202,6 +203,7 @@ class SqlStore(Reader):
                 connection.exec_driver_sql(_UPSERT_JOBS, written)
                 _share_past(connection, divided)
                 _take_ids(connection, last.values())
+                retention.keep_metrics(connection, step.events, last)
                 when = {"at": step.events[-1].at, "step": self._step}
                 if notices := [*notice_rows(step)]:
                     connection.execute(_INSERT_NOTICE, notices)
@@ -227,6 +229,19 @@ class SqlStore(Reader):
         """Their owners have been told, or cannot be."""
         with self._transaction() as connection:
             connection.execute(_DELETE_NOTICES, {"ids": json.dumps(list(ids))})
+
+    def crontabs(self) -> dict[int, str]:
+        """By the user's id."""
+        with self._transaction() as connection:
+            rows = connection.execute(select(CRONTABS.c.uid, CRONTABS.c.body)).all()
+        return {row.uid: row.body for row in rows}
+
+    def save_crontab(self, uid: int, body: str | None) -> None:
+        """In place of the user's earlier one. None: there is none any more."""
+        with self._transaction() as connection:
+            connection.execute(delete(CRONTABS).where(CRONTABS.c.uid == uid))
+            if body is not None:
+                connection.execute(insert(CRONTABS).values(uid=uid, body=body))
 
     def timeline(self) -> list[Saved]:
         """All that is recorded, in order of time."""
@@ -319,7 +334,7 @@ class SqlStore(Reader):
             connection.execute(
                 _SHIFT_TRANSITIONS, {"by_s": by_s, "ids": json.dumps([row["id"] for row in rows])}
             )
-        self._change_accounts(connection, lambda each: replace(each, at=each.at + by_s))
+        self._change_accounts(connection, lambda each: each.shift(by_s))
 
     def _change_accounts(
         self, connection: Connection, change: Callable[[Account], Account]

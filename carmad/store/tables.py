@@ -19,6 +19,7 @@ from sqlalchemy import (
     bindparam,
     func,
     select,
+    text,
 )
 
 # SQLite alters a table by copying it, and can only drop a constraint that has a name.
@@ -52,6 +53,7 @@ JOBS = Table(
     Column("script", Text),  # null: it runs none that was copied
     # Of an array that it stands for: they have this id and the next ones (`core.tasks`).
     Column("tasks", Integer, nullable=False, server_default="1"),
+    Column("words", Text, nullable=False, server_default=""),  # that a search looks into
     Index(None, "state"),
     Index(None, "user", "id"),
     Index(None, "user", "ended_at", "bytes"),
@@ -59,6 +61,13 @@ JOBS = Table(
     Index(None, "environment"),
     Index(None, "script"),
     Index(None, "ended_at"),
+    # A search reads this alone. Jobs come into it when they end: changes before cost nothing.
+    Index(
+        "ix_jobs_search",
+        *("user", "ended_at", "state", "words"),
+        *("name", "submitted_at", "started_at", "gpu_seconds"),
+        sqlite_where=text("ended_at IS NOT NULL"),
+    ),
     # Ids are never reused, not even after a purge. A migration that copies this table must carry
     # its row of sqlite_sequence over.
     sqlite_autoincrement=True,
@@ -149,10 +158,30 @@ NOTICES = Table(
     Index(None, "job"),
 )
 
+# What running jobs reported of themselves, as a curve of each name.
+METRICS = Table(
+    "metrics",
+    METADATA,
+    Column("job", ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("value", Float, nullable=False),
+    PrimaryKeyConstraint("job", "name", "at"),
+    sqlite_with_rowid=False,
+)
+
 RESERVATIONS = Table(
     "reservations",
     METADATA,
     Column("id", Integer, primary_key=True),
+    Column("body", Text, nullable=False),
+)
+
+# Users' recurring jobs: see `carmad.cron`.
+CRONTABS = Table(
+    "crontabs",
+    METADATA,
+    Column("uid", Integer, primary_key=True),
     Column("body", Text, nullable=False),
 )
 

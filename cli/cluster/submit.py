@@ -48,8 +48,6 @@ def _submit(args: list[str]) -> int:
     foreign += options.ignored or ()
     if mails := [*filter(None, (options.notify, options.mail_type))]:
         body["notify"] = ",".join(mails)
-    if options.mail_user:
-        foreign.append(f"--mail-user={options.mail_user}")
     if not options.quiet:
         here.warn_of_script(body, in_place="carma submit -- SHELL SCRIPT")
     mib, source = _memory(body, options) if body["gpus"] else (None, "")

@@ -17,7 +17,7 @@ from cli.problems import Problem, Unreachable, Usage
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from carmad.api.estimates import EstimateOut, EstimatesOut, ExplanationOut
+    from carmad.api.guesses import EstimateOut, EstimatesOut, ExplanationOut
     from cli.vary import Fit
 
 ESTIMATE_S = 3600.0  # --within 600 may take 12 minutes, and other users' may go first
@@ -164,8 +164,10 @@ def _refuse_unusable(options: Namespace) -> None:
             f"--plot {file}: only .svg, .png and .html can be written, or - for the terminal"
         )
     if find_spec("matplotlib") is None:
+        from carmad.installed import how_to_add
+
         message = "a drawing needs matplotlib, which is not installed"
-        raise Problem(message, "pip install 'carma-gpu[sim]', or --plot - to see it here")
+        raise Problem(message, f"{how_to_add('sim')}; or --plot - to see it here")
     output.check_writable(file)
 
 

@@ -162,15 +162,21 @@ def line(event: dict[str, Any]) -> str:
 
 def notify_options(parser: Parser) -> None:
     parser.add_argument("--test", action="store_true", help="send a message to all addresses now")
+    parser.add_argument(
+        "--week", choices=("on", "off"), help="whether you get a mail about your week on Mondays"
+    )
 
 
 def notify(options: Namespace) -> int:
     """The addresses are in ~/.config/carma/notify.conf, which only you may read: one of Apprise's
-    on each line, such as mailtos://USER:PASSWORD@HOST or slack://TOKEN.
+    on each line, such as mailtos://USER:PASSWORD@HOST or slack://TOKEN. Without that file, you get
+    mail, if the server sends any.
     """
-    from cli.messages import check_addresses, send
+    from cli.messages import say_where, send_test, set_week
 
+    if options.week:
+        return set_week(options.week == "on")
     if options.test:
-        return send("test", "Messages about your jobs arrive here.")
-    check_addresses()
+        return send_test()
+    say_where()
     return 0

@@ -33,8 +33,10 @@ def mcp(options: Namespace) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("mcp", "mcp_types"):
             raise
+        from carmad.installed import how_to_add
+
         raise Problem(
-            "the package mcp is not installed", "install it: pip install 'carma-gpu[mcp]'"
+            "the package mcp is not installed", f"install it: {how_to_add('mcp')}"
         ) from None
     server(options.allow).run("stdio")
     return 0

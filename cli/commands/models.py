@@ -303,8 +303,10 @@ def _is_there(family: Family, folder: Path) -> bool:
 def _check_installed() -> None:
     missing = [package for module, package in NEEDED.items() if find_spec(module) is None]
     if missing:
-        hint = "pip install 'carma-gpu[estimators]'"
-        raise Problem(f"this needs {', '.join(missing)}, which CARMA's Python does not have", hint)
+        what = f"this needs {', '.join(missing)}, which CARMA's Python does not have"
+        from carmad.installed import how_to_add
+
+        raise Problem(what, how_to_add("estimators"))
 
 
 @contextmanager

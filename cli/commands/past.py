@@ -8,7 +8,7 @@ from argparse import ArgumentTypeError
 from carmad.readable import clean
 from cli import client, output, parse
 from cli.options import add_json, add_states, add_user, check, states_of, user_of
-from cli.overview import HISTORY, job_table, params, with_params
+from cli.overview import HISTORY, ORDERS, job_table, params, with_params
 from cli.problems import Problem, Usage
 from cli.text import Table, columns, energy, span
 
@@ -50,10 +50,14 @@ def _period(options: Namespace) -> dict[str, Any]:
 
 
 def history_options(parser: Parser) -> None:
+    add = parser.add_argument
+    about = "only jobs with all these words in their id, name, parameters or command"
+    add("words", nargs="*", metavar="WORD", help=about)
     add_user(parser, me=True)
     add_states(parser)
     _add_period(parser)
-    add = parser.add_argument
+    add("--sort", choices=ORDERS, metavar="BY", help=f"the order: {', '.join(ORDERS)}")
+    add("-r", "--reverse", action="store_true", help="the smallest or earliest first")
     at_least_one = parse.whole(1, 10**9)
     about = "at most N jobs (default 100; in CSV, all)"
     add("-n", "--limit", type=at_least_one, metavar="N", help=about)
@@ -72,11 +76,15 @@ def history(options: Namespace) -> int:
         else:
             _write_table(options.table, **query)
         return 0
+    query["text"] = " ".join(options.words) or None
     query["states"], codes = states_of(options.states)
     if options.csv:
+        if options.sort or options.reverse:
+            raise Usage("--csv lists jobs as they were submitted", "leave --sort and --reverse out")
         found = _pages(query, options.limit or sys.maxsize)
         _write_csv(job for job in found if not codes or job["code"] in codes)
         return 0
+    query |= {"order": options.sort, "reverse": options.reverse or None}
     answer = client.get("/v1/history", **query, limit=options.limit or SHOWN)
     if codes:
         answer["jobs"] = [job for job in answer["jobs"] if job["code"] in codes]
@@ -85,7 +93,7 @@ def history(options: Namespace) -> int:
     else:
         output.show(job_table(answer["jobs"], with_params(HISTORY, answer["jobs"])))
         if answer["more"]:
-            output.note("there are older jobs: give --limit N, or --csv for all of them")
+            output.note("there are more jobs: give --limit N, or --csv for all of them")
     return 0
 
 
@@ -105,11 +113,12 @@ def _pages(query: dict[str, Any], most: int) -> Iterator[dict[str, Any]]:
 
 def _check_whole(options: Namespace) -> None:
     """For files with every job. Raises Usage."""
-    chosen = options.states or options.limit or options.json or options.csv
+    chosen = options.words or options.states or options.limit or options.json or options.csv
+    chosen = chosen or options.sort or options.reverse
     if chosen or (options.export and options.table):
         raise Usage(
-            "--export and --table write every job: they take no --states, --limit, --json or --csv",
-            "choose by --user, --since and --until",
+            "--export and --table write every job, in one form",
+            "choose by --user, --since and --until alone",
         )
 
 
@@ -336,7 +345,9 @@ def _write_parquet(file: Path, **query: Any) -> list[dict[str, Any]]:
     try:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError:
-        hint = "pip install 'carma-gpu[sim]', or write .csv"
+        from carmad.installed import how_to_add
+
+        hint = f"{how_to_add('sim')}; or write .csv"
         raise Problem("Parquet needs pyarrow, which CARMA's Python does not have", hint) from None
     rows = _rows(**query)
     columns = {name: [row.get(name) for row in rows] for name in _columns(rows)}

@@ -6,21 +6,17 @@ from __future__ import annotations
 import os
 import sys
 
-from carmad.readable import clean
-from cli import client, output, parse
+from cli import client, output, parse, sweeps
 from cli.client import resolve
 from cli.options import add_json, check
 from cli.problems import Usage
-from cli.text import NOTHING, Column, Table
+from cli.text import Column, Table
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any
 
     from cli.parser import Parser
-
-    Job = dict[str, Any]
 
 PARTS = ("load", "forward", "backward", "communication")
 
@@ -110,18 +106,16 @@ def results(options: Namespace) -> int:
     # Of the last job, all tasks of its array.
     select = resolve("last").partition("_")[0] if options.jobs == "last" else options.jobs
     jobs = client.get("/v1/jobs", select=select)["jobs"]
-    params, metrics = _names(jobs, "params"), _names(jobs, "metrics")
     if options.sort:
-        jobs = _sort(jobs, options.sort, options.reverse, [*params, *metrics])
+        jobs = sweeps.sort(jobs, options.sort, options.reverse)
     if options.json:
         names = ("id", "label", "state", "params", "metrics")
-        output.print_json({"schema": 1, "jobs": [_only(job, names) for job in jobs]})
+        only = [{name: job.get(name) for name in names} for job in jobs]
+        output.print_json({"schema": 1, "jobs": only})
         return 0
-    head = ["job", "state", *params, *metrics]
-    rows = [
-        [job["label"], job["state"], *_of(job, "params", params), *_of(job, "metrics", metrics)]
-        for job in jobs
-    ]
+    columns = sweeps.columns(jobs)
+    head = ["job", "state", *(name for _, name in columns)]
+    rows = [[job["label"], job["state"], *sweeps.values(job, columns)] for job in jobs]
     if options.csv:
         import csv
 
@@ -131,49 +125,8 @@ def results(options: Namespace) -> int:
         [Column("JOBID", right=True), Column("STATE"), *map(Column, head[2:])], drops=False
     )
     for row in rows:
-        made.add(*map(_cell, row))
+        made.add(*map(sweeps.cell, row))
     output.show([made])
-    if not metrics:
+    if not any(kind == "metrics" for kind, _ in columns):
         print("no metrics yet: jobs report them with `carma report-metric`", file=sys.stderr)
     return 0
-
-
-def _names(jobs: list[Job], kind: str) -> list[str]:
-    return list(dict.fromkeys(name for job in jobs for name in job.get(kind, ())))
-
-
-def _only(job: Job, names: tuple[str, ...]) -> Job:
-    return {name: job.get(name) for name in names}
-
-
-def _of(job: Job, kind: str, names: list[str]) -> list[str | float | None]:
-    return [job.get(kind, {}).get(name) for name in names]
-
-
-def _sort(jobs: list[Job], name: str, reverse: bool, names: list[str]) -> list[Job]:
-    """Those without a value come last, whatever the order."""
-    if name not in names:
-        raise Usage(f"there is no {name}", f"sort by one of: {', '.join(names) or 'nothing yet'}")
-
-    def value(job: Job) -> str | float | None:
-        metric: float | None = job.get("metrics", {}).get(name)
-        param: str | None = job.get("params", {}).get(name)
-        return param if metric is None else metric
-
-    with_one = [job for job in jobs if value(job) is not None]
-    with_one.sort(key=lambda job: _key(value(job)), reverse=reverse)
-    return with_one + [job for job in jobs if value(job) is None]
-
-
-def _key(value: str | float | None) -> tuple[bool, float, str]:
-    """Numbers first, by value; then text."""
-    try:
-        return False, float("" if value is None else value), ""
-    except ValueError:
-        return True, 0.0, str(value)
-
-
-def _cell(value: str | float | None) -> str:
-    if value is None:
-        return NOTHING
-    return f"{value:.6g}" if isinstance(value, float) else clean(value)

@@ -1,4 +1,4 @@
-"""Who has used how much, who may, and what is reserved: `share`, `limit`, `reserve`."""
+"""Who has used how much, who may, and what is reserved: `share`, `limit`, `reserve`, `book`."""
 
 from __future__ import annotations
 
@@ -58,6 +58,12 @@ def limit_options(parser: Parser) -> None:
         help="GPU-hours used per day, week or month: 100/week",
     )
     parser.add_argument("--jobs", type=natural, metavar="N", help="waiting jobs; not of a group")
+    parser.add_argument(
+        "--booking",
+        type=natural,
+        metavar="HOURS",
+        help="GPU-hours that may be booked ahead; without a limit, none (see `carma book`)",
+    )
     parser.add_argument("--clear", action="store_true", help="remove the limit")
     add_json(parser)
 
@@ -65,7 +71,13 @@ def limit_options(parser: Parser) -> None:
 def limit(options: Namespace) -> int:
     """The users of a group share its limit. What is not given stays as it was."""
     hours, per = options.gpu_hours or (None, None)
-    given = {"gpus": options.gpus, "gpu_hours": hours, "per": per, "jobs": options.jobs}
+    given = {
+        "gpus": options.gpus,
+        "gpu_hours": hours,
+        "per": per,
+        "jobs": options.jobs,
+        "booking": options.booking,
+    }
     body = {name: value for name, value in given.items() if value is not None}
     if body and options.clear:
         raise Usage("--clear takes no other option", "it removes the whole limit")
@@ -90,7 +102,7 @@ def limit(options: Namespace) -> int:
 
 
 def _table(limits: Sequence[dict[str, Any]]) -> Table:
-    made = Table(columns("WHO~ GPUS> GPU-H> JOBS> SET-BY~ SINCE"))
+    made = Table(columns("WHO~ GPUS> GPU-H> JOBS> BOOKING> SET-BY~ SINCE"))
     for one in limits:
         made.add(*_limit(one))
     return made
@@ -109,9 +121,15 @@ def _limit(limit: dict[str, Any]) -> tuple[str, ...]:
         if hours is None
         else f"{f'{used:.4g} of ' if used is not None else ''}{hours:g} per {limit['per']}",
         NOTHING if jobs is None else str(jobs),
+        NOTHING if (most := limit.get("booking")) is None else _booking(limit, most),
         clean(limit["set_by"]) or "settings",
         local_time(limit["set_at"]),
     )
+
+
+def _booking(limit: dict[str, Any], most: float) -> str:
+    booked = limit.get("gpu_hours_booked")
+    return f"{most:g} GPU-h" if booked is None else f"{booked:.4g} of {most:g} GPU-h"
 
 
 def _word(value: object) -> str:
@@ -123,10 +141,37 @@ PATH = "/v1/reservations"
 
 def reserve_options(parser: Parser) -> None:
     parser.add_argument("--gpus", metavar="N", type=gpu_count, help="how many; CARMA chooses which")
-    parser.add_argument("--on", metavar="GPU,…", help="these: indices or UUIDs, or all")
     parser.add_argument(
         "--users", metavar="USER,…", help="whose jobs may start there; left out: for maintenance"
     )
+    parser.add_argument("--weekly", action="store_true", help="every week for a year")
+    _slot_options(parser)
+
+
+def reserve(options: Namespace) -> int:
+    """Others' jobs that could not end in time do not start there; running ones are not stopped."""
+    more = {"users": options.users.split(",") if options.users else [], "weekly": options.weekly}
+    return _reserve(options, more, any(more.values()))
+
+
+def book_options(parser: Parser) -> None:
+    parser.add_argument(
+        "gpus", metavar="GPUS", nargs="?", type=gpu_count, help="how many; CARMA chooses which"
+    )
+    _slot_options(parser)
+
+
+def book(options: Namespace) -> int:
+    """Only your jobs start there then, and others' that end before. How much you may book is set by
+    administrators: `carma limit`. Without words, it lists what is booked and reserved.
+    """
+    if options.gpus is None and not options.on and options.lasts_s is not None:
+        options.gpus = 1
+    return _reserve(options, {"book": True}, False)
+
+
+def _slot_options(parser: Parser) -> None:
+    parser.add_argument("--on", metavar="GPU,…", help="these: indices or UUIDs, or all")
     parser.add_argument(
         "--from",
         dest="start",
@@ -137,21 +182,18 @@ def reserve_options(parser: Parser) -> None:
     parser.add_argument(
         "--for", dest="lasts_s", metavar="TIME", type=seconds, help="for how long: 4h, 1-12"
     )
-    parser.add_argument("--weekly", action="store_true", help="every week for a year")
-    parser.add_argument(
-        "--cancel", metavar="ID", type=whole(1, 10**9), help="cancel this reservation"
-    )
+    parser.add_argument("--cancel", metavar="ID", type=whole(1, 10**9), help="cancel it")
     add_json(parser)
 
 
-def reserve(options: Namespace) -> int:
-    """Others' jobs that could not end in time do not start there; running ones are not stopped."""
-    new = (options.gpus, options.on, options.users, options.start, options.lasts_s)
+def _reserve(options: Namespace, more: dict[str, object], is_new: bool) -> int:
+    """`more`: what else the request says; `is_new`: whether that asks for a reservation."""
+    slot = (options.gpus, options.on, options.start, options.lasts_s)
     if options.cancel is not None:
         answer = client.post(f"{PATH}/{options.cancel}/cancel", {})
         said = f"reservation {options.cancel} is cancelled"
-    elif options.weekly or any(each is not None for each in new):
-        answer = client.post(PATH, _wish(options))
+    elif is_new or any(each is not None for each in slot):
+        answer = client.post(PATH, _wish(options) | more)
         said = ""
     else:
         answer = client.get(PATH)
@@ -162,9 +204,13 @@ def reserve(options: Namespace) -> int:
     if said:
         print(said)
     for each in answer["reservations"] if options.cancel is None else ():
-        print(f"{each['id']}: {each['text']}")
+        booked = " (booked)" if each.get("booked") else ""
+        print(f"{each['id']}: {each['text']}{booked}")
         for words in each["in_the_way"]:
             print(f"   {words}")
+    for each in answer.get("booking", ()):  # an older carmad sends none
+        booked = f"{each['gpu_hours_booked']:.4g} of {each['gpu_hours']:g} GPU-hours"
+        print(f"{clean(each['subject'])} has booked {booked}")
     return 0
 
 
@@ -174,8 +220,6 @@ def _wish(options: Namespace) -> dict[str, object]:
     return {
         "gpus": options.gpus,
         "on": options.on.split(",") if options.on else None,
-        "users": options.users.split(",") if options.users else [],
         "starts_at": options.start or moment("now"),
         "lasts_s": options.lasts_s,
-        "weekly": options.weekly,
     }

@@ -23,7 +23,7 @@ def page() -> str:
         JobState.SUCCEEDED: "its exit code was 0",
         JobState.FAILED: "another exit code, a signal, out of host memory, or it never started",
         JobState.CANCELLED: "by its owner or an administrator, or because of a dependency",
-        JobState.TIMED_OUT: "its time limit was reached, or, at a terminal, its GPUs were idle",
+        JobState.TIMED_OUT: "its time limit was reached, or it did not use its GPUs for too long",
         JobState.OUT_OF_MEMORY: "out of GPU memory, without a further attempt",
     }
     for state in JobState:

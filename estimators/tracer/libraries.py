@@ -1,11 +1,12 @@
 """Patches to libraries that the script may import, applied when it does; and stand-ins for
-torch._dynamo, torch's symbolic shapes and torchvision's operators.
+torch._dynamo, torch's symbolic shapes, sympy and torchvision's operators.
 
 torch._dynamo takes as long to import as torch itself and is hardly needed. When it makes fake
 tensors, PyTorch reads two settings from it and marks some functions; torchvision imports a function
 that it hardly calls. A stub package provides just that. If more of it is used, as some libraries
-do, the real package is imported then. So are symbolic shapes, which bring sympy: PyTorch's shape
-rules ask them whether a comparison holds, and here sizes are numbers.
+do, the real package is imported then. So are symbolic shapes: PyTorch's shape rules ask them
+whether a comparison holds, and here sizes are numbers. Its rule for the type of a result imports
+sympy, half as slow as torch itself, only to ask whether an argument is a symbol.
 
 torchvision, and so timm, becomes importable if its compiled operators do not load. It describes the
 shapes of its operators at import, which fails if they do not exist at all; their declarations are
@@ -38,6 +39,8 @@ DYNAMO = "torch._dynamo"
 CONFIG = f"{DYNAMO}.config"
 UTILS = f"{DYNAMO}.utils"
 SHAPES = "torch.fx.experimental.symbolic_shapes"
+SYMPY = "sympy"
+NO_SYMPY = "carma_sympy"  # no module of this name can be imported
 
 _ROIS = "Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width"
 _BACK = "float spatial_scale, SymInt pooled_height, SymInt pooled_width"
@@ -300,6 +303,30 @@ class _NumbersOnly(types.ModuleType):
         return getattr(importlib.import_module(SHAPES), name)
 
 
+class _NoSymbols(types.ModuleType):
+    """Sympy if a script has imported it; else a class that nothing is an instance of."""
+
+    def __getattr__(self, name: str) -> Any:
+        if SYMPY in sys.modules:
+            return getattr(sys.modules[SYMPY], name)
+        if name == "Basic":
+            return _NoSymbol
+        raise AttributeError(name)
+
+
+class _NoSymbol:
+    pass
+
+
+def _spare_sympy(function: Any) -> None:
+    """Have the function import the stand-in. Others hold it already, so it stays the same."""
+    code = getattr(function, "__code__", None)
+    if code is not None and SYMPY in code.co_names and SYMPY not in sys.modules:
+        sys.modules[NO_SYMPY] = _NoSymbols(NO_SYMPY)
+        names = (NO_SYMPY if name == SYMPY else name for name in code.co_names)
+        function.__code__ = code.replace(co_names=tuple(names))
+
+
 class _SparseDynamo(types.ModuleType):
     """A stub of the package."""
 
@@ -357,6 +384,7 @@ class _DynamoFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def spare_imports() -> None:
     """Call this before the first fake tensor is made."""
+    _spare_sympy(getattr(torch._prims_common, "elementwise_dtypes", None))
     if SHAPES not in sys.modules:
         sys.modules[SHAPES] = _NumbersOnly()
     if DYNAMO not in sys.modules:

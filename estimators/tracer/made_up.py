@@ -186,7 +186,7 @@ def watch(deceit: Deceit) -> None:
     def fork_and_share() -> int:
         deceit.share()
         if (process := fork()) == 0:
-            scratch.when_changed(deceit.notice)
+            scratch.on_change(deceit.notice)
         return process
 
     def start_process(self: BaseProcess) -> None:

@@ -472,7 +472,7 @@ def _raw_files(tree: Tree) -> Any:
     return FileIO
 
 
-def when_changed(call: Callable[[], None]) -> None:
+def on_change(call: Callable[[], None]) -> None:
     """From now on, call this whenever the script changes a file or directory."""
     for tree in _installed:
         tree.changed = call

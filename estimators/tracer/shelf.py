@@ -23,7 +23,7 @@ _STANDARD = sysconfig.get_path("stdlib")
 _OWN = __name__.partition(".")[0]
 
 
-def installed_names() -> list[str]:
+def library_names() -> list[str]:
     """The modules of installed packages and of the standard library, in the order of import."""
     found = []
     for name, module in list(sys.modules.items()):
@@ -49,11 +49,11 @@ class Shelf(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     # ---- in the warm process
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Those that are not here yet, and can be."""
+        """The names of modules that are still to be imported here."""
         return [name for name in names if name not in sys.modules and name not in self._refused]
 
     def fill(self, names: Iterable[str]) -> None:
-        """Import these, and note what they import in turn."""
+        """Import the modules, and note what each of them imports."""
         make, load = builtins.__import__, importlib.import_module
 
         def import_(
@@ -146,7 +146,7 @@ class Shelf(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             setattr(self._parent(name), name.rpartition(".")[2], module)
 
     def _family(self, name: str) -> set[str]:
-        """It and what it needs, as far as these are hidden."""
+        """The module and those that it needs, without the ones in sight."""
         found: set[str] = set()
         queue = [name]
         while queue:
@@ -159,7 +159,7 @@ class Shelf(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return found
 
     def _is_found(self, package: str) -> bool:
-        """Whether an import of this hidden package would load it from the same place."""
+        """Whether the script, too, would import the hidden `package` from where it was loaded."""
         module = self._hidden.get(package)
         own: Any = getattr(module, "__spec__", None)
         if _place(own) is None or own.name != package:  # it was made, not found

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from .answering import ANSWER_FD, HIGH
 from .scratch import count_changes
-from .shelf import Shelf, installed_names
+from .shelf import Shelf, library_names
 
 ORDER, REST = b"order", b"rest"  # what it is told
 READY, COLD = b"ready", b"cold"  # what it says, and `ended STATUS`
@@ -59,7 +59,7 @@ class Warm:
         self._notes = _high(os.memfd_create("carma-modules"))  # of the last script
 
     def serve(self, recorder: Any) -> Order:
-        """Returns in each child, with its order."""
+        """Fork a child for each order. Returns in the child only, with the order."""
         self._shelf = Shelf(self._give_up)
         self._seen = recorder
         self._files = _files()
@@ -83,7 +83,7 @@ class Warm:
     def note_modules(self) -> None:
         """In the child: what the script has imported from installed packages, for later ones."""
         with contextlib.suppress(OSError):
-            os.pwrite(self._notes, "\n".join(installed_names()).encode(), 0)
+            os.pwrite(self._notes, "\n".join(library_names()).encode(), 0)
 
     def _try(self, request: int, output: int, answer: int) -> Order | None:
         """The order, in the child; None in this process, once the child has ended."""

@@ -20,7 +20,8 @@ class Script:
 
     `data`: makers of `made`, each with the path that it fills, from `cwd`. `block`: a page, and a
     word in it; the first block of Python with this word is the script `readme.py`. `stops`: part
-    of why it stops by itself with the packages of `requirements.txt`. `lacks`: what it needs and
+    of why it stops by itself with the packages of `requirements.txt`, or one of several, between
+    bars, if chance decides. `lacks`: what it needs and
     cannot have here, such as weights that are downloaded.
     """
 

@@ -148,7 +148,7 @@ def _looked(script: Script, cwd: Path, python: str) -> Looked:
 
 
 def _judge(script: Script, answer: Refusal) -> str:
-    if script.stops and script.stops in answer.why:
+    if script.stops and any(text in answer.why for text in script.stops.split("|")):
         return "stops"
     if script.lacks:
         return "lacks"

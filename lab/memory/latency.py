@@ -18,19 +18,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness import Report, Row, columns, of_rows, of_runs, until
-from carmad.attempt.proc import descendants
+from benchmarks.harness import Report, Row, columns, of_rows, of_runs
 from carmad.learned.experience import try_program
 from carmad.learned.tracers import Tracers
 from carmad.plugin import JobSpec, Trial
 from estimators.look import look
 from estimators.tracer.report import Report as TraceReport
 from lab.main import main
-from lab.memory.scripts import PATIENT, SCRIPTS, Here, never, spec_of
+from lab.memory.scripts import PATIENT, SCRIPTS, Here, never, processor_s, spec_of
 
 CHOSEN = ("autoencoder", "char_rnn", "dqn", "moe", "resnet_own", "unet", "vit")
 MODEL = ("timm:resnet50", "--batch-size", "64")
@@ -99,9 +98,9 @@ def _timed(path: Path, runs: int) -> Timed:
             looks.append(_look_s(argv, folder))
             warm.append(_look_s(argv, folder, tracers))
             only = (sys.executable, "-c", program)
-            before = used_s()
+            before = processor_s()
             ended = try_program(spec_of(only, folder), only, 60.0, never)
-            alone.append(used_s() - before)
+            alone.append(processor_s() - before)
             if ended.code != 0:  # a script whose imports fail is no yardstick
                 sys.exit(f"the imports of {path.name} fail: {ended.output[-300:]}")
     print(f"{path.name}: {looks[-1]:.1f} s", file=sys.stderr, flush=True)
@@ -118,27 +117,11 @@ class Warm(Here):
 
 
 def _look_s(argv: tuple[str, ...], folder: str, tracers: Tracers | None = None) -> float:
-    before = used_s()
+    before = processor_s()
     answer = look(spec_of(argv, folder), PATIENT, Warm(tracers))
     if not isinstance(answer, TraceReport):
         sys.exit(f"{' '.join(argv)}: {answer.why}")
-    return used_s() - before
-
-
-def used_s() -> float:
-    """Of a processor, by our descendants and those that they have waited for, once the attendants
-    of trials have ended. Whatever waits for them stays, so the sum only grows."""
-    until(lambda: not any("(carma:trial)" in stat for stat in _stats()), "the trials to end")
-    ticks = sum(sum(map(int, stat.rpartition(")")[2].split()[11:15])) for stat in _stats())
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _stats() -> list[str]:
-    found = []
-    for pid in descendants():
-        with suppress(OSError):
-            found.append(Path(f"/proc/{pid}/stat").read_text())
-    return found
+    return processor_s() - before
 
 
 def _calls(runs: int) -> tuple[list[float], list[float], list[float]]:

@@ -18,20 +18,20 @@ import json
 import os
 import pwd
 import re
-import resource
 import shutil
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks import ROOT
-from benchmarks.harness import Report, Row, columns, of_rows, of_runs
+from benchmarks.harness import Report, Row, columns, of_rows, of_runs, until
+from carmad.attempt.proc import descendants
 from carmad.config import Estimation, Settings
 from carmad.core.ports import Run, Trial
 from carmad.core.types import JobSpec
@@ -236,8 +236,19 @@ def spec_of(argv: tuple[str, ...], cwd: str, gpus: int = 1) -> JobSpec:
 
 
 def processor_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    """Of a processor, by our descendants and those that they have waited for, once the attendants
+    of trials have ended. Whatever waits for them stays, so the sum only grows."""
+    until(lambda: not any("(carma:trial)" in stat for stat in _stats()), "the trials to end")
+    ticks = sum(sum(map(int, stat.rpartition(")")[2].split()[11:15])) for stat in _stats())
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _stats() -> list[str]:
+    found = []
+    for pid in descendants():
+        with suppress(OSError):
+            found.append(Path(f"/proc/{pid}/stat").read_text())
+    return found
 
 
 if __name__ == "__main__":

@@ -56,9 +56,11 @@ class System(ABC):
     VERSION: ClassVar[tuple[str, ...]]  # the command that prints it
     tuned: ClassVar[bool] = False  # differs from another only in how it starts jobs
     folds: ClassVar[bool] = True  # lists an array in another way than as many jobs
-    OPTIONS: ClassVar[Mapping[str, str]]  # of a submission: gpus, time, array, sweep
+    OPTIONS: ClassVar[Mapping[str, str]]  # of a submission: gpus, time, array, sweep, kind
     # Commands: here (at the terminal), inside (a {job}; the command follows), limit (root to one
-    # GPU), reserve (all GPUs for nobody), why (a {job} waits). One that it lacks is left out.
+    # GPU), reserve (all GPUs for nobody), why (a {job} waits), cron (a crontab in {file}), allow
+    # (nobody to book), book (by nobody), past (failed jobs named {word}). One that it lacks is left
+    # out.
     COMMANDS: ClassVar[Mapping[str, str]]
     EXIT: ClassVar[str]  # a pattern of the exit code in what `show` prints
 
@@ -141,7 +143,10 @@ class System(ABC):
         """`queued`: it must wait for something that does not come."""
 
     def options(self, **wishes: object) -> list[str]:
-        """Of a submission. An option that the program does not know is its to refuse."""
+        """Of a submission. An option that the program does not know is its to refuse. Raises
+        Lacking if there is none even by its documentation."""
+        if lacking := wishes.keys() - self.OPTIONS.keys():
+            raise Lacking(f"it has no option for that ({', '.join(lacking)})")
         forms = ((self.OPTIONS[name], value) for name, value in wishes.items())
         return [word for form, value in forms for word in form.format(value).split()]
 

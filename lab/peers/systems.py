@@ -45,8 +45,13 @@ class Carma(System):
         "time": "--time {}",
         "array": "--array {}",
         "sweep": "--param {}",
+        "kind": "--exclusive --gpus {}:1",
     }
     COMMANDS: ClassVar[Mapping[str, str]] = {
+        "cron": f"{CARMA} cron {{file}}",
+        "allow": f"{CARMA} limit nobody --booking 8",
+        "book": f"{CARMA} book 1 --for 1h",
+        "past": f"{CARMA} history --states failed {{word}}",
         "here": f"{CARMA} run --",
         "inside": f"{CARMA} exec {{job}} --",
         "limit": f"{CARMA} limit root --gpus 1",
@@ -243,7 +248,8 @@ MaxArraySize=10001
 MaxJobCount={most}
 GresTypes=gpu
 SlurmdParameters=config_overrides
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} Gres=gpu:{gpus} State=UNKNOWN
+ScronParameters=enable
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} Gres=gpu:a100:{gpus} State=UNKNOWN
 PartitionName=p Nodes={host} Default=YES MaxTime=INFINITE State=UP
 {settings}"""
 
@@ -260,8 +266,12 @@ class Slurm(System):
         "time": "--time={}",
         "array": "--array={}",
         "sweep": "--param={}",
+        "kind": "--gres=gpu:{}:1",
     }
     COMMANDS: ClassVar[Mapping[str, str]] = {
+        "cron": "scrontab {file}",
+        "book": "scontrol create reservation user=nobody starttime=now duration=60 nodes=ALL",
+        "past": "sacct --state FAILED --name {word}",
         "here": "srun --pty",
         "inside": "srun --overlap --jobid {job}",
         "limit": "sacctmgr -i modify user root set GrpTRES=gres/gpu=1",
@@ -292,7 +302,9 @@ class Slurm(System):
         cards = [self.folder / f"gpu{n}" for n in range(self.gpus)]
         for card in cards:
             card.touch()
-        (self.folder / "gres.conf").write_text("".join(f"Name=gpu File={card}\n" for card in cards))
+        (self.folder / "gres.conf").write_text(
+            "".join(f"Name=gpu Type=a100 File={card}\n" for card in cards)
+        )
         self.env["SLURM_CONF"] = str(conf)
         (self.folder / "spool").mkdir()
         (self.folder / "state").mkdir()

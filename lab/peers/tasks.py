@@ -33,6 +33,7 @@ SOON_S = 10.0  # a job that may start has started by then
 ARRAY = 9_000
 BEHIND = 6
 BEHIND_S = 35.0
+MINUTE_S = 60.0
 WORDS = 140  # characters of an answer that are shown
 
 Do = Callable[[System], str]
@@ -246,6 +247,53 @@ def reserved(system: System) -> str:
     return "no: accepted, but others' jobs start" if started else "yes"
 
 
+def chosen(system: System) -> str:
+    here, absent = system.options(kind="a100"), system.options(kind="h100")
+    script = ["/bin/sh", "-c", f"echo >> {system.out}/chosen"]
+    system.submit(script, options=here)
+    wait_for(lambda: _read("chosen", system) != "", "the job on an A100", SOON_S)
+    try:
+        job = system.submit(script, options=absent)
+    except subprocess.CalledProcessError as error:
+        return f"yes: an H100 is refused: {said(error)}"
+    time.sleep(2.0)
+    if _read("chosen", system).count("\n") > 1:
+        return "no: who asks for an H100 gets an A100"
+    return f"no: who asks for an H100 waits: {_why(system, job)}"
+
+
+def recurring(system: System) -> str:
+    file = system.folder / "crontab"
+    file.write_text(f"* * * * * echo >> {system.out}/recurred; sleep 100\n")
+    system.says(system.command("cron", file=str(file)))
+    wait_for(lambda: _read("recurred", system) != "", "its first run", MINUTE_S + 2 * SOON_S)
+    time.sleep(MINUTE_S)
+    runs = _read("recurred", system).count("\n")
+    return "yes: one at a time" if runs == 1 else f"no: {runs} at a time"
+
+
+def booked(system: System) -> str:
+    with contextlib.suppress(Lacking):
+        system.says(system.command("allow"))
+    try:
+        system.says_to(OTHER, system.command("book"))
+    except subprocess.CalledProcessError as error:
+        return f"no: {said(error)}"
+    return "yes: within a limit"
+
+
+def past(system: System) -> str:
+    """Of jobs that have ended before the daemon was started anew."""
+    for name in ("lost", "other"):
+        words = ["/bin/sh", "-c", f": {name}; echo >> {system.out}/ended; exit 3"]
+        system.submit(words, options=system.options(gpus=1))
+    wait_for(lambda: _read("ended", system).count("\n") == 2, "both jobs", SOON_S)
+    time.sleep(2.0)
+    system.crash()
+    found = system.says(system.command("past", word="lost"))
+    return "yes" if "exit" in found and "other" not in found else f"no: {_short(found)}"
+
+
 TASKS = (
     Task("environment", "the shell's environment reaches the job", environment),
     Task(
@@ -282,6 +330,10 @@ TASKS = (
         "also: GPUs reserved at once for another user, without a database server",
         reserved,
     ),
+    Task("chosen", "a kind of GPU is asked for; one that is not there is refused", chosen),
+    Task("recurring", "a job every minute that takes longer: one at a time", recurring),
+    Task("booked", "a user books a GPU, without an administrator's help then", booked),
+    Task("past", "a failed job is found by a word after a restart, with no database server", past),
 )
 
 

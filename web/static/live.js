@@ -5,9 +5,23 @@
 const shown = new Map(); // the tag of each part, as last fetched
 const fetching = new Map(); // the parts, and whether to fetch them once more
 
+let answered = Date.now(); // the page was up to date then
+let since = ""; // in words, when that ended
+
+// Why the page is not up to date; nothing, if it is.
 function tell(text) {
-  document.getElementById("state").textContent = text;
+  const state = document.getElementById("state");
+  if (text && state.hidden) {
+    const then = new Date(Math.max(answered, Date.now() - 60_000)); // some pages seldom ask
+    since = then.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false });
+  }
+  if (!text) answered = Date.now();
+  state.textContent = text.replace("SINCE", since);
+  state.hidden = !text;
 }
+
+const AWAY = "carmad has not answered since SINCE: this is how it was";
+const CUT_OFF = "not connected since SINCE: this is how it was";
 
 function renew(part, html) {
   Idiomorph.morph(part, html, {
@@ -24,7 +38,7 @@ function renew(part, html) {
 }
 
 function trouble(status) {
-  if (status === 503) return "carmad does not answer: this is how it was";
+  if (status === 503) return AWAY;
   if (status === 401) return "open the link again that carma web printed: this is how it was";
   return "this has changed: load the page again"; // it is gone, or no more for this user
 }
@@ -37,7 +51,7 @@ async function refresh(part) {
     url.searchParams.set("part", part.id);
     const tag = shown.get(part.id);
     const answer = await fetch(url, { headers: tag ? { "If-None-Match": tag } : {} });
-    if (answer.status === 304) return;
+    if (answer.status === 304) return tell("");
     if (!answer.ok) return tell(trouble(answer.status));
     shown.set(part.id, answer.headers.get("ETag"));
     renew(part, await answer.text());
@@ -45,7 +59,7 @@ async function refresh(part) {
     tell("");
     ago();
   } catch {
-    tell("not connected: this is how it was");
+    tell(CUT_OFF);
   } finally {
     const again = fetching.get(part.id);
     fetching.delete(part.id);
@@ -54,7 +68,7 @@ async function refresh(part) {
 }
 
 function news(what) {
-  if (what.has("away")) tell("carmad does not answer: this is how it was");
+  if (what.has("away")) tell(AWAY);
   for (const part of document.querySelectorAll("[data-on]")) {
     if (part.dataset.on.split(" ").some((each) => what.has(each))) refresh(part);
   }
@@ -138,7 +152,7 @@ function listen() {
   source.onmessage = (event) => news(new Set(event.data.split(" ")));
   source.onerror = () => {
     behind = true;
-    tell("not connected: this is how it was");
+    tell(CUT_OFF);
     if (source.readyState < EventSource.CLOSED) return;
     news(new Set(["news"])); // the answer was no stream: that of a part says why
     setTimeout(listen, REST_MS);
@@ -148,7 +162,7 @@ function listen() {
     setTimeout(listen, document.hasFocus() ? REST_MS / 10 : REST_MS);
   });
   source.onopen = () => {
-    tell("");
+    if (!document.querySelector("[data-on]")) tell(""); // otherwise, its parts say so
     if (behind) news(new Set(["readings", "news"]));
     behind = false;
   };

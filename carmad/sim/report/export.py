@@ -26,6 +26,7 @@ from carmad.core.sharing import (
 from carmad.core.types import Gpu, Usage
 from carmad.errors import CarmaError
 from carmad.html import environment, style
+from carmad.installed import how_to_add
 from carmad.readable import clean, duration
 from carmad.sim.experiment import Attempt, JobOutcome, Outcome, Rejected
 from carmad.sim.metrics import crashes, has_finished, in_time, preemptions, times
@@ -48,7 +49,7 @@ def page(runs: Sequence[Run], made_at: str = "") -> str:
         from carmad.sim.report.gantt import colour
     except ModuleNotFoundError as error:
         message = f"an HTML report needs {error.name}, which is not installed"
-        raise CarmaError(message, "pip install 'carma-gpu[sim]'") from None
+        raise CarmaError(message, how_to_add("sim")) from None
     found = [row for row in measure_rows(runs) if row.measure.group != SIMULATOR]
     template = environment("carmad.sim.report").get_template("page.html.j2")
     return template.render(

@@ -22,6 +22,7 @@ from carmad import layout_text
 from carmad.core.layout import Layout, Stage
 from carmad.core.types import StageTimes
 from carmad.errors import CarmaError
+from carmad.installed import how_to_add
 from carmad.layout_text import BETWEEN, OF_STAGE, OF_TIMES
 from carmad.options import MAX_TIME_S
 from carmad.sim.experiment import Load, Rejected, Task, Trace
@@ -382,4 +383,4 @@ def _arrow() -> tuple[Any, Any]:
     try:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
-        raise CarmaError("Parquet files need pyarrow", "pip install 'carma-gpu[sim]'") from error
+        raise CarmaError("Parquet files need pyarrow", how_to_add("sim")) from error

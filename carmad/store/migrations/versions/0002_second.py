@@ -1,8 +1,8 @@
 """What the second release stores otherwise: attempts are values within a job; environments and
 scripts have tables of their own, each content of a user once, and a job counts what it takes of
 the disk; a row may stand for several tasks of an array; and there are tables for the clock, what
-users have used and may, reservations, external processes, notices and timelines. The log of events,
-which nothing read, is gone, and timelines replace the samples.
+users have used and may, reservations, crontabs, external processes, notices, metrics and
+timelines. The log of events, which nothing read, is gone, and timelines replace the samples.
 """
 
 from __future__ import annotations
@@ -39,8 +39,19 @@ def upgrade() -> None:
         sa.Column("bytes", sa.Integer(), server_default="0", nullable=False),
         sa.Column("script", sa.Text()),
         sa.Column("tasks", sa.Integer(), nullable=False, server_default="1"),
+        sa.Column("words", sa.Text(), nullable=False, server_default=""),
     ):
         op.add_column("jobs", column)
+    op.execute("UPDATE jobs SET words = lower(id || ' ' || name)")
+    op.create_index(
+        "ix_jobs_search",
+        "jobs",
+        [
+            *("user", "ended_at", "state", "words"),
+            *("name", "submitted_at", "started_at", "gpu_seconds"),
+        ],
+        sqlite_where=sa.text("ended_at IS NOT NULL"),
+    )
     op.create_index("ix_jobs_environment", "jobs", ["environment"])
     op.create_index("ix_jobs_user_ended_at_bytes", "jobs", ["user", "ended_at", "bytes"])
     op.create_index("ix_jobs_script", "jobs", ["script"])
@@ -86,6 +97,12 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_reservations"),
     )
     op.create_table(
+        "crontabs",
+        sa.Column("uid", sa.Integer(), nullable=False),
+        sa.Column("body", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("uid", name="pk_crontabs"),
+    )
+    op.create_table(
         "notices",
         sa.Column("id", sa.Integer(), nullable=False),
         sa.Column("job", sa.Integer(), nullable=False),
@@ -98,6 +115,16 @@ def upgrade() -> None:
     )
     op.create_index("ix_notices_uid", "notices", ["uid"])
     op.create_index("ix_notices_job", "notices", ["job"])
+    op.create_table(
+        "metrics",
+        sa.Column("job", sa.Integer(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("at", sa.Float(), nullable=False),
+        sa.Column("value", sa.Float(), nullable=False),
+        sa.ForeignKeyConstraint(["job"], ["jobs.id"], name="fk_metrics_job", ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("job", "name", "at", name="pk_metrics"),
+        sqlite_with_rowid=False,
+    )
     op.create_table(
         "timeline",
         sa.Column("gpu", sa.Text(), nullable=False),

@@ -1,0 +1,182 @@
+"""Estimates as the API gives them, also where there is no daemon: without its server, which takes
+longer to import than all that is needed here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from threading import Event
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+from typing_extensions import TypedDict
+
+from carmad.api.reasons import ReasonOut, VerdictOut
+from carmad.api.requests import SubmitIn, job_spec
+from carmad.api.wire import SCHEMA, pick
+from carmad.config import Settings
+from carmad.core.messages import Discovered, Step
+from carmad.core.types import Estimate
+from carmad.errors import CarmaError, explain_invalid
+from carmad.http.connections import Peer, user_of
+from carmad.learned.estimates import Guess, ask_all, patient
+from carmad.learned.experience import Experience
+from carmad.options import MAX_WITHIN_S
+from estimators.tracer.report import PARTS, Explanation, Held
+
+
+class EstimateOut(TypedDict):
+    """One estimator's answer: a number, or `why` it has none."""
+
+    source: str
+    mib: int | None  # per GPU, of the whole process
+    low: int | None
+    high: int | None  # a GPU with this much free is safe; null: no other than `mib`
+    seconds: float
+    chosen: bool
+    why: str | None
+    notes: list[str]
+    parts: dict[str, int]  # what it is made of, in MiB; empty if the estimator cannot tell
+    phases: dict[str, int]  # training, evaluation, …: the most in use in each, in MiB; likewise
+
+
+class FitOut(TypedDict):
+    gpu: int
+    free_mib: int
+    fits: bool | None
+
+
+class HeldOut(TypedDict):
+    name: str  # of modules that differ only in numbers: encoder.layer.*.attention; or a line
+    kind: str  # the modules' class
+    count: int  # of these modules
+    mib: int
+
+
+class RemedyOut(TypedDict):
+    what: str
+    saved_mib: int
+    exact: bool  # as exact as the trace; else an approximation
+
+
+class MomentOut(TypedDict):
+    """When most is in use among several successive allocations."""
+
+    in_use: dict[str, int]  # MiB, by part
+    held_mib: int  # by the caching allocator, which includes these
+    mark: str  # "step1" if that step ended then
+
+
+class ExplanationOut(TypedDict):
+    """What a trace found out about the memory, without the CUDA context."""
+
+    modules: list[HeldOut]  # the largest holders of activations when most is in use
+    lines: list[HeldOut]
+    remedies: list[RemedyOut]  # the best first
+    moments: list[MomentOut]  # from the first layer to the end of the second step
+
+
+class EstimatesOut(TypedDict):
+    schema: int
+    crash: str | None  # how the script stops by itself; completes "your script stops …"
+    estimates: list[EstimateOut]
+    fits: list[FitOut]
+    verdicts: list[VerdictOut]
+    reasons: list[ReasonOut]
+    explanation: ExplanationOut | None  # null: not asked for, or there is no trace
+
+
+class EstimateIn(SubmitIn):  # type: ignore[misc]  # it is frozen
+    """`within_s`: processor time for a script's first two steps, instead of
+    `estimation.patient_s`."""
+
+    within_s: Annotated[float, Field(gt=0, le=MAX_WITHIN_S)] | None = None
+
+
+def estimates_out(
+    guesses: Sequence[Guess],
+    explained: Explanation | None,
+    fits: Sequence[FitOut] = (),
+    verdicts: Sequence[VerdictOut] = (),
+    reasons: Sequence[ReasonOut] = (),
+) -> EstimatesOut:
+    return {
+        "schema": SCHEMA,
+        "crash": next((guess.answer.crash for guess in guesses if guess.answer.crash), None),
+        "estimates": [guess_out(guess) for guess in guesses],
+        "fits": list(fits),
+        "verdicts": list(verdicts),
+        "reasons": list(reasons),
+        "explanation": explanation_out(explained) if explained else None,
+    }
+
+
+def guess_out(guess: Guess) -> EstimateOut:
+    said = guess.answer
+    found = said if isinstance(said, Estimate) else None
+    return {
+        "source": guess.source,
+        "mib": found.mib if found else None,
+        "low": found.low if found else None,
+        "high": found.high if found else None,
+        "seconds": round(guess.seconds, 4),
+        "chosen": guess.chosen,
+        "why": None if isinstance(said, Estimate) else said.why,
+        "notes": list(found.notes) if found else [],
+        "parts": dict(found.parts) if found else {},
+        "phases": dict(found.phases) if found else {},
+    }
+
+
+def explanation_out(found: Explanation) -> ExplanationOut:
+    def holders(ones: Sequence[Held]) -> list[HeldOut]:
+        return [pick(HeldOut, one, mib=one.nbytes >> 20) for one in ones]
+
+    return {
+        "modules": holders(found.modules),
+        "lines": holders(found.lines),
+        "remedies": [
+            {"what": one.what, "saved_mib": one.saved >> 20, "exact": one.exact}
+            for one in found.remedies
+        ],
+        "moments": [
+            {
+                "in_use": {
+                    part: nbytes >> 20
+                    for part, nbytes in zip(PARTS, one.in_use, strict=True)
+                    if part != "cached"
+                },
+                "held_mib": one.reserved >> 20,
+                "mark": one.mark,
+            }
+            for one in found.moments
+        ],
+    }
+
+
+class Alone:
+    """Estimates of the user's own, where there is no daemon: without GPUs and earlier jobs."""
+
+    def __init__(self) -> None:
+        self._experience = Experience(Settings())
+        self._experience.on_commit(Step((Discovered(0.0, ()),), (), (), ()))
+
+    def estimate(
+        self, body: dict[str, Any], explain: bool, abandoned: Event | None = None
+    ) -> EstimatesOut:
+        """The answer of `/v1/estimate` to `body`. `abandoned`: when it is set, nobody waits for it
+        any more. Raises CarmaError."""
+        try:
+            asked = EstimateIn.model_validate_json(json.dumps(body))
+        except ValidationError as error:
+            raise CarmaError(explain_invalid(error.errors())) from None
+        user, named = user_of(os.getuid())
+        me = Peer(os.getuid(), os.getgid(), user, admin=False, named=named)
+        spec = job_spec(asked, me, (), ())
+        settings = patient(Settings(), asked.within_s)
+        return estimates_out(*ask_all(settings, self._experience.server(explain, abandoned), spec))
+
+    def close(self) -> None:
+        self._experience.close()

@@ -1,0 +1,61 @@
+"""What is said of the memory that a job asks for when it is submitted: what its earlier runs used,
+and whether its owner's word counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from carmad.api.service import Service
+from carmad.core.promises import DAY_S, ENOUGH, WINDOW_S, foresee, size
+from carmad.core.scheduler import Scheduler
+from carmad.core.share import Broken
+from carmad.core.types import Estimate, JobSpec
+from carmad.threads import run_in_threadpool
+from carmad.words import clock, first_few
+from estimators.history import unchecked_history
+
+
+async def measured(service: Service, spec: JobSpec) -> Estimate | None:
+    """What earlier runs of it used; None: no run is known. Starts no process."""
+
+    def look() -> Estimate | None:
+        history = unchecked_history(service.settings, service.experience.server())
+        found = history.estimate(spec)
+        return found if isinstance(found, Estimate) else None
+
+    return await run_in_threadpool(look)
+
+
+async def remarks(service: Service, spec: JobSpec, known: Estimate | None) -> list[str]:
+    """On a job that asks for memory. `known`: as `measured`."""
+    if spec.wants_measured:
+        return [_automatic(known)]
+    now = service.now()
+
+    def look(core: Scheduler) -> tuple[Sequence[Broken], int]:
+        most_mib = max((gpu.memory_mib for gpu in core.gpus.values()), default=0)
+        return core.shares.broken(spec.user, now), most_mib
+
+    broken, most_mib = await service.ask(look)
+    found = [doubt(broken)] if broken else []
+    if known and (advice := foresee(spec.memory_mib or 0, known, most_mib or None)):
+        found.append(advice)
+    return found
+
+
+def _automatic(known: Estimate | None) -> str:
+    if known is None:
+        return "no earlier run of it was measured: its memory need is estimated"
+    used = f"its earlier runs used {size(known.mib)} (p95, {known.notes[0]})"
+    return f"{used}: it asks for {size(known.safe_mib)}, if its script is still the same"
+
+
+def doubt(broken: Sequence[Broken]) -> str:
+    """Why the user's word does not count now, and until when."""
+    jobs = first_few(", ".join(f"job {each.job}" for each in broken))
+    until = clock(broken[-ENOUGH].at + WINDOW_S)
+    return (
+        f"your --gpu-mem counts until {until} only where nothing higher is measured or estimated:"
+        f" {jobs} used more than they asked for, and others ran out of memory beside them,"
+        f" twice in {WINDOW_S / DAY_S:.0f} days"
+    )

@@ -1,0 +1,1 @@
+"""Recurring jobs: a user's crontab, each entry of which submits a job at its times."""

@@ -1,0 +1,314 @@
+"""What jobs ask for of a GPU's memory, and what they use: what is said of it, and what follows."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carmad.config import Fairness
+from carmad.core import promises
+from carmad.core.happenings import Kind, happenings, notices, words
+from carmad.core.messages import (
+    CancelRequested,
+    Estimated,
+    HoldRequested,
+    Submitted,
+    UpdateRequested,
+)
+from carmad.core.share import ENOUGH, Shares
+from carmad.core.types import (
+    Cause,
+    Estimate,
+    Exit,
+    GpuId,
+    GpuSample,
+    Job,
+    JobId,
+    JobState,
+    ProcessUse,
+    Usage,
+)
+from carmad.store.codec import notice_rows
+from carmad.testing import FakeServer, a_job, a_spec
+from tests.daemon import Carmad, Json, running, train
+from tests.waiting import until
+
+GIB = 1024
+MEASURED = Estimate(29_800, "history", 28_700, 30_900, notes=("n=30",))
+
+
+def ended(asked_mib: int, used_mib: int, *others: Estimate, **changes: Any) -> Job:
+    estimate = Estimate(asked_mib, "declared", firm=True, others=others)
+    job = a_job(
+        spec=a_spec(memory_mib=asked_mib),
+        state=JobState.SUCCEEDED,
+        estimate=estimate,
+        usage=Usage(peak_mib=used_mib),
+    )
+    return replace(job, **changes)
+
+
+def test_who_asked_for_too_little_is_told_what_to_ask_for() -> None:
+    said = promises.advise(ended(4 * GIB, 30_000, MEASURED), 80 * GIB)
+    assert said == "asked 4G, used 29.3G (p95 of its runs 29.1G): ask 31G"
+    first = promises.advise(ended(4 * GIB, 30_000), 80 * GIB)
+    assert first == "asked 4G, used 29.3G: ask 39G", "a third more, after a single run"
+    assert promises.advise(ended(4 * GIB, 39_000), 40 * GIB).endswith("ask 40G"), "what there is"
+    failed = ended(4 * GIB, 30_000, state=JobState.FAILED)
+    assert promises.advise(failed, 80 * GIB) == first
+
+
+def test_who_asked_for_far_too_much_is_told_that_others_had_room() -> None:
+    said = promises.advise(ended(30 * GIB, 4 * GIB), 40 * GIB)
+    assert said == "asked 30G, used 4G: ask 6G, and others can run beside it"
+    for job in (
+        ended(30 * GIB, 25 * GIB),
+        ended(3 * GIB, GIB),  # no job starts in what is left
+        ended(30 * GIB, 0),
+        ended(30 * GIB, 4 * GIB, state=JobState.FAILED),  # who knows what it would have used
+        ended(30 * GIB, 4 * GIB, spec=a_spec(memory_mib=30 * GIB, exclusive=True)),
+        ended(30 * GIB, 4 * GIB, spec=a_spec(), estimate=None),
+    ):
+        assert promises.advise(job, 40 * GIB) == ""
+
+
+def test_the_next_one_is_told_at_once() -> None:
+    said = promises.foresee(4 * GIB, MEASURED, 80 * GIB)
+    assert said == (
+        "asked 4G, and its earlier runs used 29.1G (p95, n=30): ask 31G, or --gpu-mem auto"
+    )
+    assert promises.foresee(31 * GIB, MEASURED, 80 * GIB) == ""
+
+
+def test_sizes_are_written_as_one_asks_for_them() -> None:
+    sizes = (512, 1500, 4096, 30_003)
+    assert [promises.size(mib) for mib in sizes] == ["512M", "1.5G", "4G", "29.3G"]
+    assert [promises.round_up(mib) for mib in sizes] == [512, 1536, 4096, 30_720]
+
+
+# -- whose false promise ended whom
+
+
+def a_resident(id: int, asked_mib: int | None, user: str = "bob") -> Job:
+    spec = a_spec(user=user, memory_mib=asked_mib)
+    its = {"gpus": (GpuId("GPU-00000000"),), "started_at": 1.0, "shared": True}
+    return a_job(id, spec=spec, state=JobState.RUNNING, **its)
+
+
+@pytest.mark.parametrize(
+    ("asked_mib", "held_mib", "own", "exit", "blamed"),
+    [
+        (4 * GIB, 30 * GIB, {}, {}, True),
+        (4 * GIB, 30 * GIB, {}, {"tried_mib": 100, "free_mib": 50}, True),
+        (29 * GIB, 30 * GIB, {}, {"tried_mib": 2000, "free_mib": 50}, False),  # still no room
+        (31 * GIB, 30 * GIB, {}, {}, False),
+        (None, 30 * GIB, {}, {}, False),  # it promised nothing
+        (4 * GIB, 30 * GIB, {"asked_mib": 500}, {}, False),  # the victim broke its own
+        (4 * GIB, 30 * GIB, {}, {"limit_mib": 2000}, False),
+    ],
+)
+def test_who_is_to_blame(
+    asked_mib: int | None, held_mib: int, own: dict[str, int], exit: dict[str, int], blamed: bool
+) -> None:
+    victim = a_resident(1, own.get("asked_mib"), "ada")
+    culprit = a_resident(2, asked_mib)
+    use = ProcessUse(1, 900, job=JobId(1)), ProcessUse(2, held_mib, job=JobId(2))
+    reading = GpuSample(GpuId("GPU-00000000"), 8.0, 40_000, 960, processes=use)
+    how = Exit(Cause.GPU_OOM, **exit)
+    found = promises.culprits(victim, how, [reading], [victim, culprit])
+    assert found == ([(culprit, held_mib)] if blamed else [])
+
+
+def test_a_word_is_doubted_after_the_second_job_within_the_window() -> None:
+    shares = Shares(Fairness())
+    for job in (1, 1, 1):
+        shares.note_broken("bob", JobId(job), 0.0)
+    assert not shares.broken("bob", 1.0), "one job, however many it ended"
+    shares.note_broken("bob", JobId(2), 1000.0)
+    assert len(shares.broken("bob", 1001.0)) == ENOUGH
+    assert shares.doubts(a_spec(user="bob", memory_mib=1), 1001.0)
+    assert not shares.doubts(a_spec(user="bob"), 1001.0), "it gives no word"
+    assert not shares.doubts(a_spec(user="bob", memory_mib=0), 1001.0)
+    assert not shares.doubts(a_spec(user="ada", memory_mib=1), 1001.0)
+    assert not shares.broken("bob", promises.WINDOW_S + 1.0), "the first is long ago"
+
+
+def test_a_doubted_word_counts_where_nothing_higher_is_known() -> None:
+    job = a_job(spec=a_spec(memory_mib=4 * GIB))
+    higher = promises.weigh(job, MEASURED)
+    assert higher and (higher.mib, higher.source, higher.firm) == (29_800, "history", False)
+    for found in (None, Estimate(900, "trace")):
+        kept = promises.weigh(job, found)
+        assert kept and (kept.mib, kept.source, kept.firm) == (4 * GIB, "declared", True)
+
+
+# -- in the core
+
+OOM = Exit(Cause.GPU_OOM, 1, tried_mib=2_000, free_mib=100)
+
+
+def crowd(server: FakeServer, **culprit: Any) -> tuple[JobId, JobId]:
+    """A job of bob's that asked for 4 GiB and grows to 36, and one of ada's that runs out of memory
+    beside it."""
+    big = server.submit(user="bob", memory_mib=4 * GIB, **culprit)
+    server.run_kernel(big, 3 * GIB)
+    server.pass_time(40)
+    small = server.submit(user="ada", requeue=False)
+    server.run_kernel(small, 3 * GIB)
+    server.run_kernel(big, 36 * GIB)
+    server.pass_time(2)
+    server.exit(small, OOM)
+    return big, small
+
+
+def test_whose_false_promise_ended_a_neighbour_is_told() -> None:
+    server = FakeServer(gpus=1)
+    big, small = crowd(server, notify="oom")
+    told = (
+        f"broke its promise: it held 36G instead of the 4G that it asked for, and job {small} of"
+        " ada ran out of memory beside it"
+    )
+    assert told in server.job(big).notes
+    found = [each for step in server.steps for each in happenings(step) if each.kind is Kind.BROKE]
+    (broke,) = found
+    assert words(broke, {}) == told and notices(broke) == ("oom",)
+    assert words(broke, {}, sees=False) == "broke its promise"
+    rows = [row for step in server.steps for row in notice_rows(step)]
+    assert [(row["job"], row["what"]) for row in rows] == [(big, "oom")]
+
+
+def test_the_message_at_a_job_s_end_says_what_to_ask_for() -> None:
+    server = FakeServer(gpus=1)
+    id = server.submit(memory_mib=4 * GIB, notify="end")
+    server.run_kernel(id, 30_000)
+    server.pass_time(3)
+    (overrun,) = server.job(id).notes
+    assert overrun.startswith("uses 30000 MiB")
+    server.exit(id)
+    assert server.last(id).notes == ("asked 4G, used 29.3G: ask 39G",)
+    (row,) = [row for step in server.steps for row in notice_rows(step)]
+    assert row["words"] == "succeeded; asked 4G, used 29.3G: ask 39G"
+
+
+def test_after_the_second_false_promise_a_word_counts_as_measured() -> None:
+    server = FakeServer(gpus=1)
+    first, victim = crowd(server)
+    server.tell(CancelRequested(server.now, victim, "ada"))
+    waiting = server.submit(user="bob", memory_mib=4 * GIB, nice=9, exclusive=True)
+    assert not server.job(waiting).doubted, "once may be a mistake"
+    server.tell(HoldRequested(server.now, waiting, True, "bob"))
+    server.exit(first)
+
+    second, _ = crowd(server)
+    assert server.job(waiting).doubted, "also of what waits already"
+    measured = Estimated(server.now, waiting, MEASURED)
+    server.tell(measured)
+    need = server.job(waiting).need
+    assert need and (need.mib, need.source) == (29_800, "history")
+    overruled = "is planned with 30.2G (history) instead of the 4G of its --gpu-mem"
+    assert any(note.startswith(overruled) for note in server.job(waiting).notes)
+    (note,) = [each for each in server.job(second).notes if each.startswith("broke its promise")]
+    assert "it is the second time in 30 days" in note
+    later = server.job(server.submit(user="bob", memory_mib=4 * GIB))
+    assert later.doubted and later.need == later.spec.declared, "nothing else is known"
+    assert not server.job(server.submit(user="ada", memory_mib=4 * GIB)).doubted
+    spec = replace(server.job(waiting).spec, memory_mib=None)
+    server.tell(UpdateRequested(server.now, waiting, spec, ("memory_mib",), "bob"))
+    assert not server.job(waiting).doubted, "it gives no word any more"
+
+
+def test_a_measured_promise_leaves_a_gpu_that_can_take_it() -> None:
+    server, id = FakeServer(gpus=1), JobId(1)
+    auto = Estimate(39_000, "history", 30_000, 51_000, firm=True, notes=("n=1",))
+    server.tell(Submitted(server.now, id, (a_spec(memory_mib=0),)), Estimated(server.now, id, auto))
+    assert server.last(id).need == replace(auto, high=40_960)
+
+
+# -- with the daemon and the command
+
+
+def grower(mib: int) -> str:
+    """A shell's words: it holds so much until there is a file `go`, and then succeeds."""
+    words = shlex.join(train(memory_mib=mib, sm=0.3, seconds=1000, warmup=0.1))
+    return f"{words} & sleep 1; until [ -e go ]; do sleep 0.05; done; kill $!"
+
+
+def submit(daemon: Carmad, *words: str) -> tuple[int, list[str]]:
+    answer = json.loads(daemon.carma("submit", "--json", *words))
+    return answer["id"], answer["warnings"]
+
+
+def let_go(daemon: Carmad, id: int) -> Json:
+    (daemon.work / "go").touch()
+    ended = daemon.ended(id)
+    (daemon.work / "go").unlink()
+    return ended
+
+
+def holds(daemon: Carmad, id: int, mib: int) -> None:
+    until(lambda: (daemon.job(id)["memory"]["peak_mib"] or 0) >= mib, "its peak")
+
+
+def test_what_a_job_should_ask_for_is_said_and_used(tmp_path: Path) -> None:
+    with running(tmp_path, "1xA100-40GB", CARMA_ESTIMATOR="auto") as daemon:
+        script = grower(7_000)
+        first, said = submit(daemon, "--gpu-mem", "4G", "--wrap", script)
+        assert said == []
+        holds(daemon, first, 7_000)
+        let_go(daemon, first)
+        advice = "asked 4G, used 6.8G: ask 10G"
+        assert advice in daemon.carma("show", str(first))
+        assert advice in daemon.carma("why", str(first))
+
+        again = ("--hold", "--wrap", script)
+        _, said = submit(daemon, "--gpu-mem", "4G", *again)
+        told = "asked 4G, and its earlier runs used 6.8G (p95, n=1): ask 10G, or --gpu-mem auto"
+        assert said == [told]
+        assert (
+            told
+            in json.loads(daemon.carma("submit", "--json", "--dry-run", "--gpu-mem", "4G", *again))[
+                "warnings"
+            ]
+        )
+        _, said = submit(daemon, "--gpu-mem", "30G", *again)
+        assert said[0].endswith("ask 10G, and others can run beside it, or --gpu-mem auto")
+        auto, said = submit(daemon, "--gpu-mem", "auto", *again)
+        assert said == [
+            "its earlier runs used 6.8G (p95, n=1): it asks for 9.1G, if its script is still the"
+            " same"
+        ]
+        job = daemon.await_state(auto, "queued")
+        assert job["memory"]["estimate_source"] == "history" and job["estimate"]["firm"]
+        assert "(history n=1) per GPU" in daemon.carma("show", str(auto))
+        words = ("--json", "--gpu-mem", "auto", "--wrap", script)
+        guesses = json.loads(daemon.carma("estimate", *words))["estimates"]
+        assert [one["source"] for one in guesses if one["chosen"]] == ["history"]
+        assert next(one for one in guesses if one["source"] == "declared")["why"]
+        new, said = submit(daemon, "--gpu-mem", "auto", "--hold", "--wrap", "exit 0")
+        assert said == ["no earlier run of it was measured: its memory need is estimated"]
+        assert daemon.await_state(new, "queued")["memory"]["estimate_mib"] is None
+
+
+def test_a_promise_that_is_broken_twice_counts_no_more(tmp_path: Path) -> None:
+    with running(tmp_path, "1xA100-40GB", CARMA_ESTIMATOR="auto") as daemon:
+        script = grower(25_000)
+        for _ in range(2):
+            big, _ = submit(daemon, "--gpu-mem", "4G", "--wrap", script)
+            holds(daemon, big, 25_000)
+            small = daemon.submit(*train(memory_mib=30_000, sm=0.3, warmup=0.1))
+            until(lambda id=small: daemon.job(id)["failures"], "the out-of-memory")
+            told = f"instead of the 4G that it asked for, and job {small} of "
+            assert told in daemon.carma("why", str(big))
+            daemon.cancel(small)
+            let_go(daemon, big)
+        after, said = submit(daemon, "--hold", "--gpu-mem", "4G", "--wrap", script)
+        assert said[0].startswith("your --gpu-mem counts until ")
+        job = daemon.await_state(after, "queued")
+        assert job["memory"]["declared_mib"] == 4096
+        assert job["memory"]["estimate_source"] == "history"
+        assert job["memory"]["estimate_mib"] >= 25_000

@@ -1,0 +1,133 @@
+"""One's ended jobs, or for administrators everybody's: searched, sorted, and a page at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import date, timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from starlette.routing import Route
+
+from carmad.readable import clean
+from cli import client, parse
+from cli.overview import ORDERS
+from web.once import once
+from web.overview import Row
+from web.page import Page
+
+if TYPE_CHECKING:
+    from carmad.api.job import JobsOut
+
+ROWS = 50  # of a page
+FAILURES = "failed,timed_out,out_of_memory"
+STATES = {
+    "": "any",
+    "succeeded": "succeeded",
+    FAILURES: "any failure",
+    "failed": "failed",
+    "timed_out": "timed out",
+    "out_of_memory": "out of memory",
+    "cancelled": "cancelled",
+}
+USUAL_ORDER = "ended"
+ASKED = ("q", "state", "user", "since", "until", "sort")
+
+
+class History(Page):
+    """The page's parameters: `q` (words), `state`, `user`, `since` and `until` (days, both of which
+    are in), `sort` (one of `ORDERS`, in reverse with a - before it), and `from` (the first row)."""
+
+    template = "history.html.j2"
+    title = "History"
+    section = "/history"
+    states = STATES
+
+    def asked(self, name: str) -> str:
+        return self.request.query_params.get(name, "").strip()
+
+    @property
+    def first(self) -> int:
+        given = self.asked("from")
+        return int(given) if given.isdecimal() and 0 < len(given) < 9 else 1
+
+    @property
+    def order(self) -> tuple[str, bool]:
+        """By what, and whether in reverse."""
+        given = self.asked("sort")
+        by = given.removeprefix("-")
+        return (by, given.startswith("-")) if by in ORDERS else (USUAL_ORDER, False)
+
+    @property
+    def wrong(self) -> str:
+        """What cannot be understood."""
+        for name in ("since", "until"):
+            try:
+                if day := self.asked(name):
+                    date.fromisoformat(day)
+            except ValueError:
+                return f"{clean(day)!r:.40} is no day; one looks like {date.today()}"
+        return ""
+
+    def _instant(self, name: str, days: int) -> str | None:
+        """The beginning of the day, or of a later one, in UTC."""
+        day = self.asked(name)
+        if not day:
+            return None
+        return parse.since((date.fromisoformat(day) + timedelta(days)).isoformat())
+
+    @once
+    def found(self) -> JobsOut:
+        by, reverse = self.order
+        query: dict[str, Any] = {
+            "text": self.asked("q")[:256] or None,
+            "states": self.asked("state") if self.asked("state") in STATES else None,
+            "user": (self.asked("user") or None) if self.is_admin else None,
+            "since": self._instant("since", 0),
+            "until": self._instant("until", 1),
+            "order": by,
+            "reverse": reverse,
+            "first": self.first - 1,
+            "limit": ROWS,
+            "count": True,
+        }
+        answer: JobsOut = client.get("/v1/history", **query)
+        return answer
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        return [Row(job) for job in self.found["jobs"]]
+
+    @property
+    def counts(self) -> str:
+        shown = len(self.found["jobs"])
+        last = self.first - 1 + shown
+        total = last + self.found.get("more", 0)
+        jobs = "job" if total == 1 else "jobs"
+        return f"{total:,} {jobs}" + (f", {self.first:,}–{last:,}" if total > shown else "")
+
+    @property
+    def others(self) -> Iterator[tuple[str, str]]:
+        """Further pages: what they are, and their addresses."""
+        if self.first > 1:
+            yield "Previous", self.address(**{"from": max(1, self.first - ROWS)})
+        if self.found.get("more"):
+            yield "Next", self.address(**{"from": self.first + len(self.found["jobs"])})
+
+    def address(self, **changes: object) -> str:
+        """This page with other parameters, from its first row on."""
+        kept = {name: self.asked(name) for name in ASKED}
+        asked = {name: value for name, value in (kept | changes).items() if value}
+        return f"{self.base}/history" + (f"?{urlencode(asked)}" if asked else "")
+
+    def sorted_by(self, by: str) -> str:
+        """This page sorted by that; in reverse, if it is so already."""
+        return self.address(sort=f"-{by}" if self.order == (by, False) else by)
+
+    def way(self, by: str) -> str:
+        """How the column is sorted now, as aria-sort has it."""
+        mine, reverse = self.order
+        return "none" if mine != by else "ascending" if reverse else "descending"
+
+
+ROUTES = [Route("/history", History.show)]
