@@ -1,4 +1,4 @@
-# `make demo` and `make test` need nothing but Python 3.11 or newer: they set up .venv themselves.
+# `make test` needs nothing but Python 3.11 or newer: it sets up .venv itself; `demo.py` as well.
 PYTHON ?= python3
 BIN := .venv/bin
 # Compiling what nobody imports, most of torch, would take longer than the rest.
@@ -13,8 +13,8 @@ CONFINED := accelerate bitsandbytes lightning peft timm torchmetrics torchvision
 
 .PHONY: demo test pytest bench bench-slurm lint docs deb deb-life clean
 
-demo: .venv/installed
-	$(BIN)/carma demo
+demo:
+	$(PYTHON) demo.py
 
 test: .venv/installed-test
 	$(MAKE) --no-print-directory --jobs 2 pytest lint
@@ -53,22 +53,17 @@ deb-life: .venv/installed-test
 	test -d $(CLEAN) || mmdebstrap --variant=minbase --include=systemd,python3 bookworm $(CLEAN)
 	CARMA_CLEAN_SYSTEM=$(CLEAN) $(BIN)/pytest tests/test_packages.py -k "life or package"
 
-.venv/installed: pyproject.toml constraints.txt
-	$(VENV)
-	$(INSTALL) --editable .
-	touch $@
-
 .venv/installed-docs: pyproject.toml constraints.txt
 	$(VENV)
 	$(INSTALL) --editable '.[docs]'
-	touch .venv/installed $@
+	touch $@
 
 .venv/installed-test: pyproject.toml lab/pyproject.toml constraints.txt
 	$(VENV)
 	$(INSTALL) --editable '.[test]' --editable ./lab
 	$(BIN)/python -m compileall -q -x transformers/models/ \
 		$(foreach package,$(CONFINED),.venv/lib/python3*/site-packages/$(package))
-	touch .venv/installed .venv/installed-docs $@
+	touch .venv/installed-docs $@
 
 clean:
 	rm -rf .venv site

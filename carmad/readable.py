@@ -98,11 +98,33 @@ def gpumem_count(gres: str) -> int | None:
 
 
 def job_name(argv: Sequence[str]) -> str:
-    """Of a job without one: the program's, or the script's that an interpreter is given."""
+    """Of a job without one: the program's, or that of the script or module that an interpreter or
+    a launcher is given. Code (`python -c …`) has no name."""
     import re
 
-    words = [word.rpartition("/")[2] for word in argv]
-    name = words[0]
-    if re.fullmatch(r"python[0-9.]*|bash|sh|zsh|torchrun|accelerate", name):
-        name = next((word for word in words[1:] if word and not word.startswith("-")), name)
+    name = argv[0].rpartition("/")[2]
+    if re.fullmatch(r"python[0-9.]*t?|bash|sh|zsh|torchrun|accelerate|deepspeed", name):
+        name = _script_name(argv[1:], name) or name
     return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", name)[:256] or "job"
+
+
+SCRIPTS = (".py", ".sh", ".bash", ".ipynb")
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed")  # their options may have values
+
+
+def _script_name(words: Sequence[str], program: str) -> str:
+    """ "" if it is given none."""
+    before = ""
+    for word in words:
+        name = word.rpartition("/")[2]
+        if before in ("-m", "-um", "--module"):
+            return name
+        if program not in LAUNCHERS:
+            if word[:1] == "-" != word[:2] and word.endswith("c"):
+                return ""  # code follows
+            if word[:1] != "-" and before not in ("-W", "-X", "-o"):
+                return name
+        elif word[:1] != "-" and name.endswith(SCRIPTS):
+            return name
+        before = word
+    return ""

@@ -56,7 +56,7 @@ CODES = {
     "pd": "pending,queued",
     "h": "pending,queued",
     "rq": "pending,queued",
-    "st": "starting",
+    "cf": "starting",
     "r": "running",
     "cg": "stopping",
     "cd": "succeeded",

@@ -47,7 +47,7 @@ class JobColumn(Column):
         key: Callable[[JobOut], float] | None = None,
         fit: str = "",
     ) -> None:
-        super().__init__(header, right=number, fit=fit if number else "cut")
+        super().__init__(header, right=number, fit=fit or ("" if number else "cut"))
         self.cell = cell
         self.key = key
 
@@ -114,7 +114,7 @@ COLUMNS = {
         True,
         lambda j: j["memory"]["peak_mib"] or 0,
     ),
-    "where": JobColumn("GPU(REASON)", where),
+    "where": JobColumn("GPU(REASON)", where, fit="wrap"),
     "mode": JobColumn("MODE", lambda j: j.get("mode") or NOTHING),
     "submitted": JobColumn("SUBMITTED", lambda j: local_time(j["submitted_at"])),
     "started": JobColumn("STARTED", lambda j: local_time(j["started_at"])),
@@ -137,6 +137,8 @@ COLUMNS = {
     "command": JobColumn("COMMAND", lambda j: clean(" ".join(j.get("argv", [NOTHING])))),
 }
 QUEUE = ("jobid", "name", "user", "st", "time", "limit", "gpus", "vram", "where")
+QUEUE_SHORT = ("jobid", "name", "st", "where")
+QUEUE_WIDE = (*QUEUE[:-1], "peak", "submitted", "place", "where", "command")
 QUEUE_LONG = (*QUEUE, "mode", "peak", "submitted", "place", "attempt", "nice", "command")
 ORDERS = ("submitted", "ended", "name", "user", "state", "ran", "gpu-hours")  # of ended jobs
 HISTORY = (
@@ -178,7 +180,7 @@ STATE_STYLE = {
     "PD": "yellow",
     "RQ": "bold yellow",
     "H": "dim",
-    "ST": "cyan",
+    "CF": "cyan",
     "R": "green",
     "CG": "magenta",
     "CD": "green",
@@ -204,7 +206,21 @@ def job_table(
     return [made]
 
 
+def top_table(listed: Sequence[JobOut], room: int) -> Table:
+    """The jobs for `carma top`: as much of each as there is room for."""
+    fields: Sequence[str] = QUEUE
+    if room < ROOM_FOR_ALL:
+        fields = QUEUE_SHORT
+    elif room >= ROOM_FOR_MORE:
+        fields = QUEUE_WIDE
+    (made,) = job_table(listed, with_params(fields, listed))
+    assert isinstance(made, Table)
+    made.drops = True
+    return made
+
+
 BAR_WIDTH = 10
+ROOM_FOR_ALL, ROOM_FOR_MORE = 60, 160
 ROOM_FOR_BARS = 110
 SETTLED = frozenset({"CD", "F", "CA", "TO", "OOM"})
 MOST_ENDED = 5
@@ -342,7 +358,7 @@ def gpu_report(answer: GpusOut) -> list[Block]:
             memory(gpu["memory_mib"]),
             memory(gpu["admissible_free_mib"]),
             *(fraction(risk[key]) for key in ("sm_active", "sm_occupancy", "dram_active")),
-            _risk(risk),
+            _risk(risk, answer["thresholds"]["risk"]["dram_active"]),
             str(len(gpu["jobs"])),
             in_style(gpu["state"], GPU_STYLE.get(gpu["state"], "yellow")),
         )
@@ -356,10 +372,16 @@ def gpu_report(answer: GpusOut) -> list[Block]:
     return [made, "", *details, f"limits: {words}", *notes]
 
 
-def _risk(risk: RiskOut) -> Line:
+def _risk(risk: RiskOut, dram_limit: float) -> Line:
+    """A GPU whose memory is the bottleneck takes jobs while its SMs are not busy enough for the
+    paper's test: that is no reason to call the risk low."""
     if not risk["samples"]:
         return in_style(NOTHING, "")
-    return in_style("high", "red") if risk["risky"] else in_style("low", "green")
+    if risk["risky"]:
+        return in_style("high", "red")
+    if (risk["dram_active"] or 0.0) >= dram_limit:
+        return in_style("memory-bound", "yellow")
+    return in_style("low", "green")
 
 
 def _flat(tree: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:

@@ -24,6 +24,11 @@ class Parser(argparse.ArgumentParser):
     help_width = 80
     runs_command = False  # whether a command, with options of its own, follows the options
 
+    def __init__(self, *words: Any, **options: Any) -> None:
+        super().__init__(*words, **options)
+        for action in self._actions:  # -h, if argparse adds it
+            action.help = "show this help"
+
     def format_help(self) -> str:
         from shutil import get_terminal_size
 

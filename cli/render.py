@@ -312,18 +312,20 @@ def why(answer: WhyOut) -> list[Block]:
         parts += ["its last lines:", *(f"  {clean(line)}" for line in tail)]
     for one in answer["ahead"]:
         parts.append(f"  · job {one['label']} of {clean(one['user'])} {clean(one['text'])}")
-    if answer["policy"]:
+    lives = not job.get("ended_at")  # afterwards, nobody asks why it was on these GPUs
+    if answer["policy"] and lives:
         when = local_time(answer["decided_at"])
         parts.append(f"decided by the policy {answer['policy']} at {when}")
     if (foreseen := deadline(job)) != NOTHING:
         parts.append(f"deadline: {foreseen}")
-    news = [reason for reason in answer["reasons"] if reason["text"] not in answer["headline"]]
-    parts += [f"  · {refusal(reason)}" for reason in news]
-    parts += [f"  · {refusal(reason)}" for reason in answer.get("grounds", ())]
+    if lives:
+        news = [reason for reason in answer["reasons"] if reason["text"] not in answer["headline"]]
+        parts += [f"  · {refusal(reason)}" for reason in (*news, *answer.get("grounds", ()))]
     parts += _need(job)
-    parts += prediction(job)
+    if lives:
+        parts += prediction(job)
     parts += _aside(job)
-    if answer["verdicts"]:
+    if answer["verdicts"] and lives:
         parts += ["", verdicts(answer["verdicts"], answer["chosen"])]
     if answer["remedies"]:
         parts += heading("what would help")

@@ -8,13 +8,16 @@ import select
 import signal
 import sys
 import termios
+import time
 import tty
+from datetime import UTC, datetime, timedelta
 
 from carma_client.logs import open_log
 from carmad.errors import CarmaError
 from carmad.readable import clean
-from cli import client, output, overview, render
-from cli.overview import job_table, sort
+from cli import client, dashboard, output, overview, render
+from cli.host import Host
+from cli.overview import sort, top_table
 from cli.text import cut, in_style, layout, paint, wrap
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -133,6 +136,8 @@ def _leave(signum: int, _frame: FrameType | None) -> NoReturn:
 
 TAIL_BYTES = 65536
 WITHIN_S = 5.0  # for an answer: keys must not wait longer
+PAST_EVERY_S, STEP_S = 10.0, 10
+LOW = 8  # lines for jobs: with fewer, they have no header
 SORTS = ("place in line", "-time", "-vram", "user", "name")  # the first: as the daemon sends them
 FOOTER = "? help  q quit  ↑↓ select  w why  l log  c cancel  s sort  m mine"
 HELP = """\
@@ -174,6 +179,10 @@ class Top:
         self._sort = 0
         self._text: list[Block] = []  # of the pane
         self._first = 0  # line of it that is shown, or row of the jobs
+        self._host = Host()
+        self._past: Any = None  # the timeline
+        self._due = 0.0  # when it is asked for again
+        self._look_around()
 
     # -- what it knows
 
@@ -181,11 +190,25 @@ class Top:
         """Ask the daemon again. If it does not answer, what it said last stays."""
         try:
             self.answer = client.get("/v1/status", WITHIN_S)
+            self._look_around()
             if self.pane in ("why", "log"):
                 self._text = self._details()
             self.trouble = ""
         except CarmaError as error:
             self.trouble = f"{error.message}; asking again every {self.every_s:g} s"
+
+    def _look_around(self) -> None:
+        """At the host and, from time to time, at the last half hour, if it can be shown."""
+        self._host.look()
+        if time.monotonic() < self._due or not dashboard.wants_past(*output.size()):
+            return
+        self._due = time.monotonic() + PAST_EVERY_S
+        since = datetime.now(UTC) - timedelta(seconds=dashboard.PAST_S)
+        try:
+            asked = {"since": since.isoformat(), "step_s": STEP_S}
+            self._past = client.get("/v1/timeline", WITHIN_S, **asked)
+        except CarmaError:
+            self._past = None  # an older carmad: there are no graphs
 
     def jobs(self) -> list[Any]:
         live, ended = overview.split_ended(self.answer["jobs"])
@@ -272,11 +295,12 @@ class Top:
     # -- the picture
 
     def lines(self, room: int, height: int) -> list[Line]:
-        head: list[Block] = [overview.headline(self.answer), ""]
-        if not self.pane:
-            shows_bars = room >= overview.ROOM_FOR_BARS
-            head += [*overview.gpus(self.answer["gpus"], shows_bars, output.is_ascii()), ""]
-        top = layout(head, room)
+        if self.pane:
+            top = layout([overview.headline(self.answer), ""], room)
+        else:
+            wanted = 2 + len(self.jobs())  # a header, and what is not shown
+            sizes = room, height - 1, wanted
+            top = dashboard.head(self.answer, self._past, self._host, *sizes, output.is_ascii())
         rows = max(1, height - len(top) - 1)
         below = self._pane(room, rows) if self.pane else self._table(room, rows)
         below += [()] * (rows - len(below))
@@ -294,12 +318,20 @@ class Top:
         jobs, at = self.jobs(), self._at
         if not jobs:
             return wrap("no jobs: submit one with `carma submit -- COMMAND`", room)
-        shown = max(1, rows - 2)  # the header, and what is not shown
-        self._first = min(max(self._first, at - shown + 1), at, max(0, len(jobs) - shown))
-        lines = layout(job_table(jobs[self._first : self._first + shown]), room)
-        chosen = "".join(text for text, _ in lines[1 + at - self._first])
-        lines[1 + at - self._first] = in_style(chosen.ljust(room), "reverse")
-        hidden = len(jobs) - shown + self.answer.get("more", 0)
+        header, *each = top_table(jobs, room).row_lines(room)
+        header = header if rows > LOW else []
+        more = self.answer.get("more", 0)
+        self._first = min(self._first, at)
+        while sum(map(len, each[self._first : at + 1])) > rows - len(header) - 1:
+            self._first += 1  # the selected one is in sight
+        lines, shown = header, 0
+        for n, its in enumerate(each[self._first :], self._first):
+            last = n == len(each) - 1 and not (more or self._first)
+            if shown and len(lines) + len(its) > rows - (not last):
+                break
+            lines = [*lines, *([_reverse(line, room) for line in its] if n == at else its)]
+            shown += 1
+        hidden = len(jobs) - shown + more
         return [*lines, in_style(f"and {hidden} more", "dim")] if hidden > 0 else lines
 
     def _footer(self) -> Line:
@@ -309,6 +341,10 @@ class Top:
             return in_style(clean(self.trouble), "bold red")
         state = f"sorted by {SORTS[self._sort].lstrip('-')}  " if self._sort else ""
         return (state + "yours only  " * self._mine, "cyan"), (FOOTER, "dim")
+
+
+def _reverse(line: Line, room: int) -> Line:
+    return in_style("".join(text for text, _ in line).ljust(room), "reverse")
 
 
 def _one_of(label: str) -> str:

@@ -237,6 +237,21 @@ def _tell_ignored(options: list[str] | None, where: str = "") -> None:
         note(text)
 
 
+def warn_of_choice(options: argparse.Namespace) -> None:
+    """CARMA chooses the GPUs: the shell's own choice has no effect. In a job of CARMA, it is
+    CARMA's."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None or "CARMA_JOB_ID" in os.environ or options.on or options.gpus == 0:
+        return
+    numbers = chosen.replace(" ", "")
+    asks = "`--on 0,1` asks for GPUs by number"
+    if numbers and numbers.replace(",", "").isdecimal():
+        asks = f"`--on {numbers}` asks for {'these' if ',' in numbers else 'this'}"
+    elif not numbers:
+        asks = "`--gpus 0` asks for none"
+    note(f"CUDA_VISIBLE_DEVICES={chosen} has no effect, as CARMA chooses the GPUs; {asks}")
+
+
 def settle_messages(options: argparse.Namespace, body: dict[str, Any]) -> None:
     """Make sure that messages about the job can be sent, if any are wanted. Raises CarmaError."""
     if options.notify or options.mail_type or options.mail_user:

@@ -157,19 +157,27 @@ class Table:
         self.rows.append(cells)
 
     def lines(self, room: int) -> list[Line]:
+        return [line for row in self.row_lines(room) for line in row]
+
+    def row_lines(self, room: int) -> list[list[Line]]:
+        """The lines of each row; the header's come first."""
         rows = [[_parse(cell) for cell in row] for row in self.rows]
         if self.header:
             rows.insert(0, [_parse(in_style(c.header, "bold")) for c in self.columns])
         kept, widths = self._widths(rows, room)
-        made: list[Line] = []
+        made: list[list[Line]] = []
         for row in rows:
-            _set(made, [row[at] for at in kept], [self.columns[at] for at in kept], widths)
+            lines: list[Line] = []
+            _set(lines, [row[at] for at in kept], [self.columns[at] for at in kept], widths)
+            made.append(lines)
         return made
 
     def _widths(self, rows: Sequence[Sequence[_Cell]], room: int) -> tuple[list[int], list[int]]:
         """The columns that are shown, and as wide as what."""
         wide = [max((row[at][0] for row in rows), default=0) for at in range(len(self.columns))]
         kept = list(range(len(wide)))
+        if self.drops and sum(wide) + len(GAP) * (len(kept) - 1) > room:
+            kept = [at for at in kept if self._says_something(at)] or kept
         giving = [at for at in kept if self.columns[at].fit in READABLE]
         least = {at: min(wide[at], READABLE[self.columns[at].fit]) for at in giving}
         for at in reversed(kept.copy()) if self.drops else ():
@@ -184,6 +192,9 @@ class Table:
             wide[widest] -= 1
             excess -= 1
         return kept, [wide[at] for at in kept]
+
+    def _says_something(self, at: int) -> bool:
+        return not self.rows or any(row[at] != NOTHING for row in self.rows)
 
 
 def _parse(cell: Cell) -> _Cell:

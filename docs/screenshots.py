@@ -32,7 +32,7 @@ from rich.text import Text
 
 from cli import client, output, overview, render
 from cli.commands import demo
-from cli.commands.demo import demo_trace
+from cli.commands.demo_jobs import demo_trace
 
 IMAGES = Path(__file__).parent / "images"
 WIDTH = 124

@@ -278,10 +278,11 @@ WHY = {
 }
 TOTALS = {
     "user": "alice",
-    "jobs": 7,
+    "jobs": 11,
     "succeeded": 5,
     "failed": 1,
     "oom": 1,
+    "cancelled": 4,
     "gpu_hours": 12.5,
     "energy_kwh": 3.25,
     "wait_mean_s": 61.0,
@@ -359,7 +360,7 @@ ANSWERS: dict[tuple[str, str], Any] = {
         "schema": 1,
         "gpus": [gpu(0), blank_gpu(1)],
         "source": {"name": "nvml", "provides": [], "missing": [], "notes": ["no SM activity"]},
-        "thresholds": {"risk": {"sm_active": 0.8}, "window_s": 30.0},
+        "thresholds": {"risk": {"sm_active": 0.8, "dram_active": 0.4}, "window_s": 30.0},
     },
     ("POST", "/v1/gpus/0/drain"): {
         "schema": 1,

@@ -12,6 +12,7 @@ import signal
 import struct
 import subprocess
 import termios
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,6 +54,7 @@ class Terminal:
         self.resize(columns, lines)
         self.before = termios.tcgetattr(self._theirs)
         self.written = ""
+        self._decoder = getincrementaldecoder("utf-8")()  # a read may end within a character
         unset = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
         self.process = subprocess.Popen(
             words,
@@ -85,7 +87,7 @@ class Terminal:
     def picture(self) -> list[str]:
         """The lines that are shown, without styles."""
         while select.select([self._ours], [], [], 0)[0]:
-            self.written += os.read(self._ours, 65536).decode()
+            self.written += self._decoder.decode(os.read(self._ours, 65536))
         frame = self.written.rpartition("\x1b[H")[2]
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frame).split("\r\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import asdict
 from typing import Any
 
@@ -229,6 +230,22 @@ def test_gpus_shows_risk_beside_its_limits() -> None:
     assert "note: no SM activity" in text
 
 
+def test_a_gpu_whose_memory_is_the_bottleneck_has_no_low_risk() -> None:
+    answer = copy.deepcopy(fake.ANSWERS["GET", "/v1/gpus"])
+    answer["gpus"][0]["risk"] |= {"dram_active": 1.0, "sm_active": 0.5, "risky": False}
+    first = plain(overview.gpu_report(answer)).splitlines()[1]
+    assert "memory-bound" in first and "low" not in first
+
+
+def test_of_a_job_that_has_ended_nobody_asks_why_it_was_on_these_gpus() -> None:
+    ended = {"job": fake.ended(), "headline": "failed with exit code 1", "remedies": []}
+    answer = fake.WHY | ended
+    text = plain(render.why(answer))
+    assert "failed with exit code 1" in text
+    for trivia in ("decided by the policy", "GPU 0", "would do", "expected to run"):
+        assert trivia not in text, text
+
+
 def test_an_estimate_is_shown_with_its_interval_and_what_it_rests_on() -> None:
     job = fake.job()
     assert overview.vram(job) == "9.1G/11.0G±0.8"
@@ -258,7 +275,10 @@ def test_estimators_beside_what_was_measured() -> None:
 
 
 def test_the_rest() -> None:
-    assert "3.25 kWh" in plain(past.totals_table(fake.ANSWERS["GET", "/v1/stats"]))
+    totals = plain(past.totals_table(fake.ANSWERS["GET", "/v1/stats"]))
+    assert "3.25 kWh" in totals
+    assert totals.split()[:6] == ["USER", "JOBS", "OK", "FAILED", "OOM", "CANCELLED"]
+    assert totals.splitlines()[1].split()[1:6] == ["11", "5", "1", "1", "4"], "they add up"
     checks = plain(doctor.check_table(fake.ANSWERS["GET", "/v1/doctor"]))
     assert "no DCGM" in checks and "→ install it" in checks
     dry = {"schema": 1, "would_start": True, "verdicts": fake.REFUSALS, "chosen": ["GPU-b"]}

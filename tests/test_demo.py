@@ -19,6 +19,8 @@ from rich.console import Console
 from carmad.attempt.proc import own_environment
 from carmad.sim import metrics
 from cli.commands.demo import Replay, picture, sentence
+from cli.commands.demo_jobs import GPUS, demo_trace, loss
+from cli.main import run
 from tests.waiting import PATIENCE_S
 
 DEMO = [Path(sys.executable).with_name("carma"), "demo", "--jobs", "2"]
@@ -54,8 +56,9 @@ def test_without_a_terminal_it_tells_now_and_then_and_ends_with_a_sentence(
     ).stdout
     assert re.search(r"jobs done: exclusive \d/2, magm \d/2\n", shown), shown
     assert "\x1b" not in shown and "GPU 0" not in shown
-    last = shown.splitlines()[-1]
+    *_, last, lost = shown.splitlines()
     assert re.fullmatch(r"Sharing GPUs, CARMA finished the same 2 jobs in \d+ s .*\.", last), shown
+    assert "jobs would have crashed" in lost
     assert left(tmp_path) == []
 
 
@@ -103,7 +106,7 @@ def both() -> list[Replay]:
     alone.gpus = [gpu(0, (2, "bert", 20))]
     alone.jobs = [{"code": "CD"}, {"code": "R"}, {"code": "PD"}]
     shared.gpus = [gpu(0, (2, "bert", 20), (3, "vgg", 10))]
-    shared.jobs = [{"code": "PD", "failures": [{}]}, {"code": "R"}, {"code": "ST"}]
+    shared.jobs = [{"code": "PD", "failures": [{}]}, {"code": "R"}, {"code": "CF"}]
     return [alone, shared]
 
 
@@ -156,3 +159,53 @@ def test_the_sentence() -> None:
     )
     assert "44 s instead of 40 s (10 % more)" in sentence(figures(40, 1), figures(44, 1))
     assert sentence(figures(1, 1), figures(1, 1, finished=18)).endswith("2 of them failed.")
+
+
+# jobs of one's own
+
+OWN = """\
+name,submit_s,duration_s,gpus,user,memory_mib,sm_active
+large,100,600,1,ann,30000,0.7
+other,101,600,1,bob,30000,0.7
+wide,102,600,4,cho,100,0.1
+huge,103,600,1,cho,90000,0.1
+"""
+
+
+def test_it_takes_ones_own_jobs_and_names_those_that_would_have_crashed(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    own = tmp_path / "my_jobs.csv"
+    own.write_text(OWN, encoding="utf-8")
+    demo = [DEMO[0], "demo", str(own), "--gpus", "1xA100-40GB"]
+    ran = subprocess.run(
+        demo, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+    )
+    assert "2 jobs do not fit 1xA100-40GB" in ran.stderr
+    assert ran.stdout.startswith("2 jobs of "), ran.stdout
+    said = " ".join(ran.stdout.split())
+    assert "CARMA finished the same 2 jobs" in said
+    assert "1 of the 2 jobs would have crashed: " in said
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "piece"),
+    [
+        (["/nonexistent.csv"], "/nonexistent.csv"),
+        (["generate:lab", "--gpus", "4xA1000"], "no GPU is called 'A1000'"),
+    ],
+)
+def test_jobs_that_cannot_be_run_are_an_error(
+    words: list[str], piece: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["demo", *words]) in (1, 2)
+    out, err = capsys.readouterr()
+    assert out == "" and piece in err and "Traceback" not in err
+
+
+def test_the_papers_jobs_crash_where_nobody_looks() -> None:
+    said = loss(demo_trace(compress=1.0), GPUS)
+    assert "3 of the 20 jobs would have crashed: maskrcnn_resnet50_fpn-b8" in said
+    alone = demo_trace(jobs=1, compress=1.0)
+    assert "none of these jobs would have crashed" in loss(alone, GPUS)

@@ -196,8 +196,11 @@ def test_the_readme_begins_with_three_commands_on_the_readers_script() -> None:
     own, without_gpu = (each[3].splitlines() for each in FENCE.finditer(text))
     verbs = [shlex.split(line, comments=True)[:2] for line in own]
     assert verbs == [["carma", verb] for verb in ("estimate", "submit", "why")]
-    assert without_gpu[0] == "make demo"
-    assert len(text.splitlines()) <= 130
+    assert without_gpu[0] == "python3 demo.py"
+    first = text[: FENCE.search(text).end()]  # type: ignore[union-attr]
+    assert first.count("![") == 1 and len(first.split()) < 180, "a screen"
+    assert "What it does not do" in text[len(first) :].partition("##")[0]
+    assert "paper" not in text.partition("## What it does")[0], "papers have a page of their own"
 
 
 @pytest.mark.skipif(shutil.which("logrotate") is None, reason="needs logrotate")

@@ -22,7 +22,8 @@ from carmad.gpu.card import DRAM_CONTENTION, SUFFIX, Card, CardLost, OutOfMemory
 from carmad.gpu.emulated import EmulatedSource, create
 from carmad.gpu.kinds import KINDS
 from carmad.gpu.source import utilization
-from cli.commands.demo import argv, demo_trace
+from cli.commands.demo import argv
+from cli.commands.demo_jobs import demo_trace
 from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from carmad.config import Interactive, Settings
 from carmad.core.happenings import how_ended
 from carmad.core.messages import RequeueRequested, Sampled, UpdateRequested
@@ -48,6 +50,26 @@ def test_a_shell_that_does_not_use_its_gpu_is_warned_and_then_ended():
     assert server.last(id).state is S.TIMED_OUT
     assert how_ended(server.last(id)) == "timed out, it did not use its GPUs"
     assert "had not used its GPUs for" in server.last(id).notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("how", "interactive", "state"),
+    [
+        (Exit(Cause.FAILURE, signal=2), True, S.CANCELLED),
+        (Exit(Cause.FAILURE, 130), True, S.CANCELLED),
+        (Exit(Cause.FAILURE, 1), True, S.FAILED),
+        (Exit(Cause.FAILURE, signal=2), False, S.FAILED),
+    ],
+)
+def test_ctrl_c_is_its_owners_cancel(how: Exit, interactive: bool, state: JobState):
+    """It was a failure, as if the program had a fault."""
+    server = FakeServer(gpus=1)
+    id = server.submit(interactive=interactive)
+    server.run_kernel(id)
+    server.exit(id, how)
+    job = server.last(id)
+    assert job.state is state
+    assert ("Ctrl-C" in job.exit.evidence) is (state is S.CANCELLED)
 
 
 def test_a_run_in_a_slurm_job_is_not_ended_at_its_time_limit():

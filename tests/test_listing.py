@@ -307,7 +307,7 @@ def test_an_array_is_one_row_of_the_status(daemon: Daemon) -> None:
     first = array(daemon, limit=3)
     out = daemon.call("GET", "/v1/status")[1]
     runs, waits = out["jobs"]
-    assert [runs["code"], waits["label"]] == ["ST", f"{first}_[0-{ARRAY - 1}%3]"]
+    assert [runs["code"], waits["label"]] == ["CF", f"{first}_[0-{ARRAY - 1}%3]"]
     assert (waits["count"], waits["id"], waits["position"]) == (ARRAY, first, 1)
     assert (out["more"], out["counts"]["queued"]) == (0, ARRAY)
 

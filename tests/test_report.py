@@ -369,6 +369,10 @@ def test_a_daemon_reports_what_its_store_has_page_by_page(
         assert (status, out["jobs"]) == (200, 7)
         assert {row["user"]: row["jobs"] for row in out["users"]} == {"ada": 4, "ben": 3}
         assert out["gpus"][0]["busy_hours"] == pytest.approx(1.0, abs=0.01)
+        assert out["hours"] == pytest.approx(2.0, abs=0.01), (
+            "not of the time before the first record"
+        )
+        assert out["gpus"][1]["idle_hours"] == pytest.approx(2.0, abs=0.01)
         assert out["external"] == [{"user": "eve", "processes": 1, "gpu_hours": 2.0}]
         assert out["waits"][0]["wait_s"] == pytest.approx(3600.0)
         query = f"?since={stamp_of(now - 1800)}&until={stamp_of(now - 900)}"

@@ -186,7 +186,7 @@ def test_each_of_a_job_s_gpus_counts_and_the_slowest_decides() -> None:
 
 def test_a_mig_instance_is_a_gpu_of_its_own() -> None:
     one, two = job(1, stay(0, 1, "MIG-1")), job(2, stay(0, 1, "MIG-2"))
-    assert of(one, one, two) == Receipt(1.0, 0.0, 1.0, 0, None, 1.0)
+    assert of(one, one, two) == Receipt(1.0, 0.0, 1.0, frozenset(), None, 1.0)
 
 
 def test_what_is_saved_is_what_alone_would_have_been_held_less_what_was() -> None:
@@ -207,7 +207,9 @@ def test_sharing_may_cost_more_than_it_gives() -> None:
 def test_an_attempt_that_sharing_crashed_is_lost_and_one_alone_is_not() -> None:
     crash = stay(0, 1, cause=Cause.GPU_OOM)
     one = job(1, crash, stay(2, 4))
-    assert of(one, one, job(2, stay(0, 1))) == Receipt(3.0, 1.0, 2.5, 1, None, 2.0)
+    assert of(one, one, job(2, stay(0, 1))) == Receipt(
+        3.0, 1.0, 2.5, frozenset({JobId(2)}), None, 2.0
+    )
     assert of(one, one).saving == 0.0
 
 

@@ -295,6 +295,30 @@ job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,du
 """
 
 
+SACCT = """\
+JobName|User|Submit|ElapsedRaw|State|AllocTRES
+train|ann|2026-11-20T10:00:00|3600|COMPLETED|billing=8,cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=32G,node=1
+eval, all|bob|2026-11-20T10:10:00|60|CANCELLED by 1000|cpu=2,gres/gpu=1
+train|ann|2026-11-20T11:00:00|7|FAILED|gres/gpu=1
+cpu|ann|2026-11-20T11:00:00|7|COMPLETED|cpu=1,gres/gpumem=4
+gone|ann|2026-11-20T11:00:00|0|CANCELLED by 0|gres/gpu=1
+now|ann|2026-11-20T11:00:00|70|RUNNING|gres/gpu=1
+"""
+
+
+def test_what_sacct_says(tmp_path):
+    trace = load(f"slurm:{file(tmp_path, 'jobs.txt', SACCT)}")
+    found = [(t.name, t.user, t.submit_s, t.duration_s, t.gpus, t.fails) for t in trace.tasks]
+    assert found == [
+        ("train", "ann", 0.0, 3600.0, 2, False),
+        ("eval, all", "bob", 600.0, 60.0, 1, False),
+        ("train", "ann", 3600.0, 7.0, 1, True),
+    ]
+    why = [row.why for row in trace.rejected]
+    assert why == ["asks for no GPU", "never ran", "has not ended: it is RUNNING"]
+    assert all(task.load.model for task in trace.tasks), "drawn"
+
+
 def test_helios(tmp_path):
     trace = public.helios(file(tmp_path, "Venus/cluster_log.csv", HELIOS))
     assert trace.name == "Venus"

@@ -120,6 +120,27 @@ def test_a_warning_is_for_the_command_and_ends_no_wait(daemon: Carmad) -> None:
     assert runs.wait(PATIENCE_S) == 7
 
 
+@pytest.mark.parametrize("script", ["exec sleep 1000", "trap 'exit 130' INT; sleep 1000"])
+def test_ctrl_c_cancels_the_job(daemon: Carmad, script: str) -> None:
+    """It was FAILED, as if the program had a fault."""
+    terminal = Terminal(daemon, *CARMA, "run", "sh", "-c", f"echo begun; {script}")
+    try:
+        terminal.shows("begun")
+        terminal.types("\x03")
+        assert terminal.ended() in (130, -signal.SIGINT)
+    finally:
+        terminal.close()
+    until(lambda: daemon.job(1)["state"] == "cancelled", "its end")
+    assert "interrupted with Ctrl-C" in daemon.carma("why", "1")
+
+
+def test_a_choice_of_gpus_by_the_shell_is_not_ignored_in_silence(daemon: Carmad) -> None:
+    daemon.env["CUDA_VISIBLE_DEVICES"] = "1"
+    ran = run(daemon, "--", "sh", "-c", "echo gpus: $CUDA_VISIBLE_DEVICES")
+    assert ran.stdout == f"gpus: {daemon.gpus()[0]['id']}\n"
+    assert "CUDA_VISIBLE_DEVICES=1 has no effect" in ran.stderr and "`--on 1`" in ran.stderr
+
+
 def test_a_command_runs_here_and_its_end_is_the_jobs(daemon: Carmad) -> None:
     """Its streams and its environment are this process's, its GPU is CARMA's choice."""
     script = "read line; echo $line $SECRET_TOKEN $CUDA_VISIBLE_DEVICES $CARMA_JOB_ID; exit 7"

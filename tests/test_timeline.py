@@ -95,13 +95,13 @@ def test_what_is_unknown_in_one_reading_is_the_mean_of_the_others() -> None:
     assert bins.columns["used_mib"][0] == bins.columns["used_max_mib"][0] == 100.0
 
 
-def test_a_job_there_for_half_a_bin_counts_half_so_that_all_jobs_add_up() -> None:
+def test_a_job_there_for_half_a_bin_uses_half_but_was_promised_all() -> None:
     first, then = [cell(1, 4000, 6000)], [cell(2, 2000, 3000)]
     readings = [(at, row(5000, *(first if at < 5 else then))) for at in range(10)]
     (cells,) = filled(10, readings).cells().values()
     assert [each.job for each in cells] == [1, 2]
-    assert tuple(cells[0][1:]) == pytest.approx((2000, 4000, 3000))
-    assert tuple(cells[1][1:]) == pytest.approx((1000, 2000, 1500))
+    assert tuple(cells[0][1:]) == pytest.approx((2000, 4000, 6000))
+    assert tuple(cells[1][1:]) == pytest.approx((1000, 2000, 3000))
 
 
 def test_a_reading_without_a_job_s_memory_hides_no_other_maximum() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cli.dashboard import ASCII, graph
 from tests import fake_daemon as fakes
 from tests.fake_daemon import FakeDaemon, gpu, job, waiting
 from tests.terminal import Terminal
@@ -51,6 +52,76 @@ def test_it_fits_terminals_of_all_sizes(fake: FakeDaemon, columns: int, lines: i
             assert any("more" in line for line in picture)
         terminal.press("q")
         assert terminal.ends() == 0
+
+
+REASON = "(HeldFor: GPU0 until number 17 ends)"
+STRANGER = {"pid": 4711, "user": "eve", "command": "python notebook.py", "memory_mib": 2048}
+
+
+def busy(fake: FakeDaemon, gpus: int = 3) -> None:
+    """Some jobs, a reason that takes room beside limits that say nothing, a stranger's process, and
+    the last half hour."""
+    jobs = [job(id=n, label=str(n), name=f"job-{n}", time_limit_s=None) for n in range(1, 4)]
+    waits = waiting(id=4, label="4", name="patient", reason=REASON, time_limit_s=None)
+    cards = [gpu(n, outsiders=[STRANGER] if n == 0 else []) for n in range(gpus)]
+    status(fake, gpus=cards, jobs=[*jobs, waits])
+    values = [None] * 60 + [0.0] * 60 + [1.0] * 60
+    past = [
+        {"id": each["id"], "sm_active": values, "used_mib": [v and 40960 * v for v in values]}
+        for each in cards
+    ]
+    fake.answers["GET", "/v1/timeline"] = {"schema": 1, "gpus": past, "times": [], "step_s": 10}
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(40, 10), (80, 24), (200, 60)])
+@pytest.mark.parametrize("gpus", [1, 3, 8])
+def test_jobs_are_in_sight_and_a_reason_is_never_cut(
+    fake: FakeDaemon, columns: int, lines: int, gpus: int
+) -> None:
+    """At 40 by 10, no job was; at 80 by 24, the reason was cut beside a column of dashes."""
+    busy(fake, gpus)
+    with top(columns, lines) as terminal:
+        terminal.shows("? help")
+        picture = terminal.picture
+        assert any("job-1 " in line for line in picture), picture
+        assert len(picture) == lines and max(map(len, picture)) <= columns
+        assert any("CPU" in line for line in picture), "the host's"
+        if columns == 80:
+            assert not any("LIMIT" in line for line in picture), "it says nothing"
+        terminal.press("k" * 5 + "j" * 3)  # the one that waits, wherever it was
+        terminal.shows("patient")
+        words = " ".join(terminal.picture).split()
+        assert [word for word in words if word in REASON.split()] == REASON.split()
+
+
+def test_a_large_terminal_shows_the_last_half_hour_and_all_processes(fake: FakeDaemon) -> None:
+    busy(fake)
+    with top(200, 60) as terminal:
+        terminal.shows("30 min")
+        picture = terminal.picture
+        title = next(at for at, line in enumerate(picture) if "30 min" in line)
+        full = picture[title + 1][: 200 // 3]
+        assert full.rstrip().endswith("█") and full.startswith(" ")
+        bottom = next(line for line in picture[title + 2 :] if "▁" in line)
+        half = bottom[: len(bottom) // 6]
+        assert half.startswith(" ") and "▁█" in half, "nothing known, then idle, then busy"
+        assert any("pid 4711, not CARMA's" in line and "notebook.py" in line for line in picture)
+        assert any("job 42" in line and "train" in line for line in picture)
+
+
+def test_an_older_daemon_has_no_half_hour(fake: FakeDaemon) -> None:
+    busy(fake)
+    del fake.answers["GET", "/v1/timeline"]
+    with top(200, 60) as terminal:
+        terminal.shows("patient")
+        assert not any("30 min" in line for line in terminal.picture)
+
+
+def test_a_graph_in_ascii_and_of_many_values() -> None:
+    assert graph([0.0, 0.5, 1.0, None], 4, 2) == ["  █ ", "▁██ "]
+    assert graph([0.5], 3, 1, plain=True) == [ASCII[4] * 3]
+    assert graph([], 3, 2) == ["   ", "   "]
+    assert graph([1.0, 0.0] * 50, 10, 1) == ["▄" * 10], "means"
 
 
 def test_jobs_are_selected_sorted_and_left_out(fake: FakeDaemon) -> None:

@@ -50,6 +50,7 @@ GPU: dict[str, Any] = {
 def answer(**of_gpu: object) -> Any:
     return {
         "times": [0, 10, 20, 30],
+        "until": "1970-01-01T00:00:35Z",
         "limits": {"sm_active": 0.8},
         "gpus": [GPU | of_gpu],
     }

@@ -56,7 +56,8 @@ class Series(TypedDict):
     values: Values
     kind: str  # area, line, step; or points, which are no bins, and may be below zero
     stack: bool
-    quiet: NotRequired[bool]  # drawn in grey
+    job: NotRequired[int]  # whose it is, which decides on its colour
+    quiet: NotRequired[bool]  # of no job, hatched
 
 
 class Limit(TypedDict):
@@ -66,6 +67,7 @@ class Limit(TypedDict):
 
 class Tick(TypedDict):
     at: float
+    job: int | None
     text: str
     kind: str
     word: str  # for its kind
@@ -77,6 +79,7 @@ class Chart(TypedDict):
     unit: str
     span_s: NotRequired[int]
     times: Sequence[float]
+    until: NotRequired[float]  # nothing is drawn after it
     series: list[Series]
     limits: list[Limit]
     marks: list[Tick]
@@ -89,7 +92,9 @@ def gpu_charts(answer: TimelineOut, hours: int) -> dict[str, Chart]:
         made[memory_of(gpu["id"])] = _memory(answer, gpu, hours)
         made[load_of(gpu["id"])] = _load(answer, gpu, hours)
     skipped = _before_the_record(answer)
+    until = datetime.fromisoformat(answer["until"]).timestamp()
     for chart in made.values():
+        chart["until"] = until
         chart["times"] = chart["times"][skipped:]
         for series in chart["series"]:
             series["values"] = series["values"][skipped:]
@@ -147,7 +152,10 @@ def _job(job: JobSeriesOut, count: int) -> Series:
     values += [None] * (count - len(values))
     short = clean(f"{job['label']} {job['user']}") if job["id"] is not None else "other jobs"
     name = short if job["name"] == "-" else f"{short} {clean(job['name'])}"
-    return {**_series(name, values, "area", stack=True), "short": short}
+    made: Series = {**_series(name, values, "area", stack=True), "short": short}
+    if job["id"] is not None:
+        made["job"] = job["id"]
+    return made
 
 
 def _series(name: str, values: Values, kind: str, stack: bool = False) -> Series:
@@ -181,7 +189,13 @@ def _load(answer: TimelineOut, gpu: GpuTimelineOut, hours: int) -> Chart:
 
 def _marks(marks: Iterable[MarkOut], shown: dict[str, str]) -> list[Tick]:
     return [
-        {"at": mark["at"], "kind": mark["kind"], "word": shown[mark["kind"]], "text": _words(mark)}
+        {
+            "at": mark["at"],
+            "job": mark["job"],
+            "kind": mark["kind"],
+            "word": shown[mark["kind"]],
+            "text": _words(mark),
+        }
         for mark in marks
         if mark["kind"] in shown
     ]
@@ -211,22 +225,20 @@ WORDS = OF_MEMORY | OF_LOAD
 
 def memory_chart(answer: JobTimelineOut, job: JobOut) -> Chart:
     """What it held on each GPU, beside what it was promised, and its estimate."""
-    series = []
+    series: list[Series] = []
     for gpu in answer["gpus"]:
         name = _name(gpu, answer["gpus"])
-        series += [
-            _series(f"used by it{name}", gpu["used_mib"], "area"),
-            _series(f"promised to it{name}", gpu["promised_mib"], "step"),
-            _series(f"used by all on the GPU{name}", gpu["gpu_used_mib"], "line"),
-        ]
+        own = _series(f"used by it{name}", gpu["used_mib"], "area")
+        series.append({**own, "job": answer["id"]})
+        series.append(_series(f"used by all on the GPU{name}", gpu["gpu_used_mib"], "line"))
     used = job["memory"]
-    ends = {
-        "declared": used["declared_mib"],
-        "estimate": used["estimate_mib"],
-        "at most": used["estimate_high"],
-    }
-    known = {mib: name for name, mib in reversed(ends.items()) if mib is not None}
-    limits: list[Limit] = [{"name": name, "value": mib} for mib, name in known.items()]
+    declared, estimate = used["declared_mib"], used["estimate_mib"]
+    limits: list[Limit] = []
+    if promised := declared or used["estimate_high"] or estimate:
+        how = "declared" if declared else "estimated"
+        limits.append({"name": f"promised {memory(promised)}, as {how}", "value": promised})
+    if estimate and not declared and estimate != promised:
+        limits.append({"name": f"estimate {memory(estimate)}", "value": estimate})
     return _chart("Memory per GPU", "MiB", answer, series, limits)
 
 
@@ -245,13 +257,13 @@ def metric_of(name: str) -> str:
     return f"metric-{name}"
 
 
-def metric_chart(name: str, curve: CurveOut) -> Chart:
+def metric_chart(name: str, curve: CurveOut, job: int) -> Chart:
     """What the job reported, when it did."""
     return {
         "title": name,
         "unit": "",
         "times": curve["times"],
-        "series": [_series(name, [*curve["values"]], "points")],
+        "series": [{**_series(name, [*curve["values"]], "points"), "job": job}],
         "limits": [],
         "marks": [],
     }
@@ -266,10 +278,11 @@ def _chart(
         "title": title,
         "unit": unit,
         "times": answer["times"],
+        "until": datetime.fromisoformat(answer["until"]).timestamp(),
         "series": series,
         "limits": limits,
         "marks": [
-            {"at": at, "text": text, "kind": kind, "word": WORDS[kind]}
+            {"at": at, "job": answer["id"], "text": text, "kind": kind, "word": WORDS[kind]}
             for (at, kind), text in told.items()
         ],
     }

@@ -25,7 +25,7 @@ from cli.client import outcomes
 from cli.problems import FORBIDDEN, Refused
 from cli.text import clock, energy, fraction, local_time, memory
 from web import charts, forms
-from web.forms import Field, Given, carma, form_endpoint
+from web.forms import Field, Given, carma, form_endpoint, in_fields
 from web.once import once
 from web.page import Page, Piece, Share, go_on, pieces, shares
 
@@ -253,7 +253,13 @@ class JobPage(Page):
         return self._former() if self.is_over and job["started_at"] else []
 
     def _former(self) -> list[Neighbour]:
+        """Those that were there at the same time, as the receipt has it: a bin of the timeline may
+        have one that came after the other."""
         job, found = self.job, []
+        its = job.get("receipt")
+        beside = set(its["beside"] if its else ())
+        if not beside:
+            return []
         for gpu in job["gpus"]:
             since, until = job["started_at"], job.get("ended_at")
             try:
@@ -263,7 +269,7 @@ class JobPage(Page):
             except Refused:  # nothing is recorded of it any more
                 continue
             for one in answer["gpus"][0]["jobs"]:
-                if one["id"] not in (None, job["id"]):
+                if one["id"] in beside:
                     most = max((mib for mib in one["used_max_mib"] if mib), default=None)
                     name = one["label"], one["user"], one["name"]
                     found.append(Neighbour(*name, gpu["index"], most))
@@ -370,7 +376,7 @@ def timeline(request: Request) -> Response:
     }
     curves: MetricsOut = client.get(f"/v1/jobs/{label}/metrics")
     for name, curve in curves["metrics"].items():
-        drawn[charts.metric_of(name)] = charts.metric_chart(name, curve)
+        drawn[charts.metric_of(name)] = charts.metric_chart(name, curve, curves["id"])
     return JSONResponse({"charts": drawn})
 
 
@@ -411,7 +417,7 @@ def update(request: Request, given: Given) -> Response:
 
 
 def _back(request: Request, label: str, results: list[dict[str, Any]]) -> Response:
-    lines = [f"job {name}: {message}" for name, _, message in outcomes(results)]
+    lines = [f"job {name}: {in_fields(message)}" for name, _, message in outcomes(results)]
     return go_on(request, f"/jobs/{label}", "; ".join(lines))
 
 

@@ -42,7 +42,7 @@ DIFFERENT = ("after", "begin_at", "deadline_at", "held", "interactive", "dry_run
 class EntryOut(TypedDict):
     schedule: str
     command: str
-    next_at: str | None  # None: never
+    next_at: str
     ran_at: str | None  # the latest run
     job: int | None  # of it
     state: str | None  # of this job; None: it is forgotten
@@ -141,12 +141,11 @@ async def _states(call: Call, entries: Sequence[Entry]) -> dict[int, JobState]:
 
 
 def _entry_out(entry: Entry, states: dict[int, JobState]) -> EntryOut:
-    due = next_time(entry.schedule, entry.checked_at)
     state = states.get(entry.first) if entry.first is not None else None
     return {
         "schedule": entry.schedule,
         "command": entry.command,
-        "next_at": stamp(due) if due is not None else None,
+        "next_at": stamp(next_time(entry.schedule, entry.checked_at)),
         "ran_at": iso(entry.ran_at) if entry.ran_at is not None else None,
         "job": entry.first,
         "state": str(state) if state else None,
@@ -175,7 +174,7 @@ async def _submit_due(state: State) -> None:
             (crontab, at)
             for crontab in (await kept.ready()).values()
             for at, entry in enumerate(crontab.entries)
-            if entry.starting or (next_time(entry.schedule, entry.checked_at) or now + 1) <= now
+            if entry.starting or next_time(entry.schedule, entry.checked_at) <= now
         ]
         for crontab, at in due:
             peer = await state.peers.peer(Credentials(crontab.uid, crontab.gid))

@@ -47,6 +47,7 @@ class ReceiptOut(TypedDict):
     shared: float  # the part of that, 0–1, in which another job was on any of its GPUs
     share_gpu_hours: float  # a GPU with n jobs counts an n-th for each
     neighbours: int
+    beside: list[int]  # the ids of these
     slowdown: SlowdownOut | None  # null: it did not share, or nothing is known
     alone_gpu_hours: float | None  # what its work would have held alone
     saved_gpu_hours: float | None  # alone_gpu_hours - share_gpu_hours
@@ -402,7 +403,8 @@ def receipt_out(its: Receipt) -> ReceiptOut:
         "gpu_hours": round(its.held, 4),
         "shared": round(its.shared / its.held, 4) if its.held else 0.0,
         "share_gpu_hours": round(its.share, 4),
-        "neighbours": its.neighbours,
+        "neighbours": len(its.neighbours),
+        "beside": sorted(its.neighbours),
         "slowdown": _slowdown(its.slowdown) if its.slowdown else None,
         "alone_gpu_hours": None if its.alone is None else round(its.alone, 4),
         "saved_gpu_hours": None if its.saving is None else round(its.saving, 4),

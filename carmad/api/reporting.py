@@ -48,6 +48,9 @@ def report(
     def why(job: JobSummary) -> str:
         return longest_wait_reason(store.decisions(job.id, DECISIONS), scene.now)
 
+    since = min(max(since, store.known_from() or since), until)  # before, nobody counted
+    if until <= since:
+        raise CarmaError("nothing is known of that time", "CARMA's records begin later.")
     period = Period(since, until, scene.now)
     out = report_out(_there(store, scene, since, until), period, _server(store, scene), why, user)
     totals, _ = store.externals(since, until=until)

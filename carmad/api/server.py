@@ -92,6 +92,7 @@ class TotalsOut(TypedDict):
     succeeded: int
     failed: int
     oom: int
+    cancelled: int
     gpu_hours: float
     energy_kwh: float
     wait_mean_s: float | None
@@ -289,6 +290,7 @@ def _totals(totals: Totals) -> TotalsOut:
         "succeeded": ends.get(JobState.SUCCEEDED, 0),
         "failed": ends.get(JobState.FAILED, 0) + ends.get(JobState.TIMED_OUT, 0),
         "oom": ends.get(JobState.OUT_OF_MEMORY, 0),
+        "cancelled": ends.get(JobState.CANCELLED, 0),
         "gpu_hours": round(totals.gpu_hours, 4),
         "energy_kwh": round(totals.energy_j / JOULES_PER_KWH, 6),
         "wait_mean_s": totals.wait.mean_s,

@@ -167,7 +167,7 @@ def _gpu_timelines(call: Call, scene: Scene, span: Span, tracks: list[Track]) ->
     out: TimelineOut = {
         "schema": SCHEMA,
         "since": stamp(span.start),
-        "until": stamp(span.end),
+        "until": stamp(min(span.end, scene.now)),
         "step_s": span.step_s,
         "times": span.times(),
         "limits": _limits(call),
@@ -201,7 +201,7 @@ def _job_timeline(call: Call, scene: Scene, job: Job, span: Span, tracks: list[T
         "id": job.id,
         "label": label_of(job),
         "since": stamp(span.start),
-        "until": stamp(span.end),
+        "until": stamp(min(span.end, scene.now if job.ended_at is None else job.ended_at)),
         "step_s": span.step_s,
         "times": span.times(),
         "limits": _limits(call),
@@ -396,11 +396,17 @@ def _mib(value: float) -> int | None:
 
 
 def _sum_promised(of: Drawn) -> Values:
-    sums = [0.0 if weight else math.nan for weight in of.bins.weights]
+    """To all together at the beginning of a bin or at its end, whichever is more: in a bin, one may
+    come after another has gone."""
+    weights = of.bins.weights
+    begin, end, alone = ([0.0] * len(weights) for _ in range(3))
     for cells in of.cells.values():
         for number, cell in cells.items():
-            sums[number] += cell.promised
-    return _values(sums)
+            begin[number] += cell.promised if number - 1 in cells else 0.0
+            end[number] += cell.promised if number + 1 in cells else 0.0
+            alone[number] = max(alone[number], cell.promised)
+    sums = zip(weights, begin, end, alone, strict=True)
+    return _values(max(its) if weight else math.nan for weight, *its in sums)
 
 
 def _mark(mark: Mark, name: Name) -> MarkOut:

@@ -27,7 +27,7 @@ SCHEMA = 1  # raised when a field changes its meaning or goes away
 CODES = {
     JobState.PENDING: "PD",
     JobState.QUEUED: "PD",
-    JobState.STARTING: "ST",
+    JobState.STARTING: "CF",  # Slurm's CONFIGURING; its ST is STOPPED
     JobState.RUNNING: "R",
     JobState.SUSPENDING: "SG",
     JobState.SUSPENDED: "S",

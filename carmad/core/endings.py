@@ -34,6 +34,8 @@ from carmad.core.types import (
 from carmad.core.watching import Watch
 from carmad.readable import gib
 
+SIGINT = 2
+BY_CTRL_C = "interrupted with Ctrl-C at its terminal"
 FULL = 0.03  # a GPU with a smaller share of its memory free has no room for anything
 
 
@@ -63,8 +65,12 @@ class Endings:
         job = self._ledger.jobs.get(event.job)
         if job is None or not job.lives or job.attempt != event.attempt:
             return []
-        if event.stop and job.stop not in FOR_GOOD:  # the disk was full when it was stopped
-            job = stopping(job, event.stop)
+        stop = event.stop  # the disk was full when it was stopped
+        if job.spec.interactive and job.stop is None and _was_interrupted(event.exit):
+            stop = Cause.CANCELLED
+            event = replace(event, exit=replace(event.exit, evidence=BY_CTRL_C))
+        if stop and job.stop not in FOR_GOOD:
+            job = stopping(job, stop)
             self._ledger.put(job)
         retries = Retries(
             lambda job, exit: self._calls.make(DECIDE, lambda: self._recovery.decide(job, exit)),
@@ -205,6 +211,12 @@ def ending(job: Job, event: Exited, beside: Sequence[GpuSample], retries: Retrie
             return Ending(JobState.QUEUED, exit, at, job.retry)
         case _:
             return Ending(JobState.FAILED, exit, at)
+
+
+def _was_interrupted(exit: Exit) -> bool:
+    """By SIGINT, or with the exit code that programs which catch it have by custom."""
+    how = exit.signal, (exit.code or 0) - 128
+    return exit.cause is Cause.FAILURE and SIGINT in how
 
 
 def _send_back(job: Job, exit: Exit, at: float) -> Ending:

@@ -216,7 +216,7 @@ class Receipt:
     held: float  # its GPUs, all of the time
     shared: float  # that part of it in which another job was on any of its GPUs
     share: float  # held, where a GPU with n jobs counts an n-th for each
-    neighbours: int  # over its whole run
+    neighbours: frozenset[JobId]  # over its whole run
     slowdown: Slowdown | None  # None: it did not share, or nothing is known
     alone: float | None  # what its work would have held alone; None: not known
 
@@ -245,7 +245,7 @@ def receipt(job: JobSummary, stays: Sequence[Stay], basis: Basis) -> Receipt:
         held=sum(map(_hours, stays)),
         shared=sum(map(_hours_together, stays)),
         share=sum(each.share for each in stays) / HOUR_S,
-        neighbours=len({id for each in stays for id in each.others or ()}),
+        neighbours=frozenset(id for each in stays for id in each.others or ()),
         slowdown=found,
         alone=alone,
     )

@@ -79,7 +79,7 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             "busy_sampled",
             "a process that runs kernels has a utilisation sample above 0 within seconds",
             "nvml.h",
-            "the job stays `ST` and keeps others off its GPU for ten minutes"
+            "the job stays `CF` and keeps others off its GPU for ten minutes"
             " (`monitor.first_kernel_timeout_s`)",
             activity.busy_sampled,
         ),

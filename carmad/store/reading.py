@@ -51,6 +51,7 @@ from carmad.store.tables import (
     METRICS,
     NOTICES,
     RESERVATIONS,
+    TIMELINE,
     TRANSITIONS,
 )
 from carmad.store.values import (
@@ -382,6 +383,13 @@ class Reader:
                 retention.total_externals(connection, since, user, until),
                 retention.latest_externals(connection, since, user),
             )
+
+    def known_from(self) -> float | None:
+        """When the oldest record begins, of a job or of the GPUs. None: there is none."""
+        oldest = select(func.min(JOBS.c.submitted_at)), select(func.min(TIMELINE.c.start))
+        with self._reading() as connection:
+            found = [connection.scalar(query) for query in oldest]
+        return min((float(at) for at in found if at is not None), default=None)
 
     def limit_changes(self, subject: str, limit: int) -> list[Limit]:
         """The limits that were set for a subject, the newest first."""

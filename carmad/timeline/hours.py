@@ -31,12 +31,12 @@ _CELLS = {"bin": "H", "job": "H", "used": "f", "most": "f", "promised": "f"}
 
 
 class Cell(NamedTuple):
-    """A job on a GPU, in MiB; means over the whole bin, also if it was there for a part of it."""
+    """A job on a GPU, in MiB."""
 
     job: JobId
-    used: float
+    used: float  # the mean over the whole bin, also if it was there for a part of it
     most: float
-    promised: float
+    promised: float  # the most, at any time in the bin
 
 
 class Row(NamedTuple):
@@ -123,13 +123,14 @@ class Bins:
         at = len(bins) - 1
         while at >= 0 and bins[at] == bin:
             used[at] *= 1 - share
-            promised[at] *= 1 - share
             here[jobs[at]] = at
             at -= 1
+        now: dict[int, float] = {}  # promised: several jobs may be added up
         for id, its_used, its_most, its_promised in cells:
             job = self._number(id)
             if job not in here and len(here) >= CELLS:
                 job = self._number(OTHERS)
+            now[job] = now.get(job, 0.0) + its_promised
             known = here.get(job)
             if known is None:
                 here[job] = len(bins)
@@ -137,10 +138,10 @@ class Bins:
                 jobs.append(job)
                 used.append(its_used * share)
                 most.append(its_most)
-                promised.append(its_promised * share)
+                promised.append(its_promised)
             else:
                 used[known] += its_used * share
-                promised[known] += its_promised * share
+                promised[known] = max(promised[known], now[job])
                 if its_most == its_most and not most[known] >= its_most:
                     most[known] = its_most
 

@@ -35,7 +35,7 @@ STATES = {
     "REQUEUE_HOLD": HELD,
     "SPECIAL_EXIT": HELD,
     "RESV_DEL_HOLD": HELD,
-    "CONFIGURING": State("starting", "ST"),
+    "CONFIGURING": State("starting", "CF"),
     "RUNNING": State("running", "R"),
     "RESIZING": State("running", "R"),
     "SIGNALING": State("running", "R"),

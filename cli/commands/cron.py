@@ -172,8 +172,8 @@ def _table(entries: list[dict[str, Any]]) -> Table:
         state = f"refused: {one['refused']}" if one["refused"] else one["state"]
         made.add(
             one["schedule"],
-            local_time(one["next_at"]) if one["next_at"] else "never",
-            local_time(one["ran_at"]) if one["ran_at"] else NOTHING,
+            local_time(one["next_at"]),
+            local_time(one["ran_at"]),
             str(one["job"] or NOTHING),
             clean(state or NOTHING),
             str(one["skipped"] or NOTHING),

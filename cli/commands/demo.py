@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,16 @@ from rich.panel import Panel
 from rich.text import Text
 
 from carmad import paths
+from carmad.readable import clean
 from carmad.sim import metrics, shadow
 from carmad.sim.experiment import Outcome, Task
 from carmad.sim.metrics import Figures
-from carmad.sim.traces import generators
 from cli import client, output, parse
+from cli.commands.demo_jobs import GPUS, demo_trace, in_a_minute, loss, own_jobs
 from cli.parser import Parser
 from cli.problems import Problem, Unreachable
+from cli.summaries import summary as summary_of
 
-GPUS = "3xDGX-Station-A100-40GB"  # the CARMA paper's
 SETTINGS = {  # the paper's times, compressed like the trace as far as real processes allow
     "CARMA_ESTIMATOR": "declared",  # and nothing is declared, as in the paper's runs (4.3)
     "CARMA_MONITOR__PERIOD_S": "0.1",
@@ -53,26 +54,6 @@ MARKS = {
     "OOM": ("✗", "x", "bold red"),  # and waiting to be run again
     "to come": ("·", ".", "dim"),
 }
-
-
-def demo_trace(seed: int = 11, jobs: int = 20, compress: float = 440.0) -> tuple[Task, ...]:
-    """Jobs as in the first trace of the CARMA evaluation: `jobs` submissions in order of time,
-    `compress` times as fast as the paper's.
-
-    Durations, numbers of GPUs and memory are published. The load on the GPUs is read off the
-    paper's figures for the larger models, and assumed for the light ones (`carmad.sim.catalogue`):
-    do not quote the latter as measured.
-
-    With the defaults and one job per GPU, the paper's three A100s take three quarters of a minute.
-    Simulated with 120 seeds, magm saved 22 % of that in the median, as it does with the default
-    seed, and 27 % of the mean time from submission to end (24 %). With that seed, some job runs
-    out of memory however the delays are set. A replay shows how CARMA behaves, not how much it
-    gains.
-    """
-    return tuple(
-        replace(task, submit_s=task.submit_s / compress, duration_s=task.duration_s / compress)
-        for task in generators.carma_1(seed, jobs).tasks
-    )
 
 
 def argv(task: Task, seed: int, warmup_s: float = WARMUP_S, **more: float) -> list[str]:
@@ -301,30 +282,48 @@ def demo(args: list[str]) -> int:
         from cli.commands.demo_suspend import demo_suspend
 
         return demo_suspend(args[1:])
-    parser = Parser("carma demo", description=__doc__)
-    jobs = parse.whole(1, 1000)
-    parser.add_argument("--jobs", type=jobs, default=20, help="how many (default: %(default)s)")
-    options = parser.parse_args(args)
+    options = demo_parser().parse_args(args)
     home = Path(paths.user_state_dir()) / "demo"
-    trace = demo_trace(jobs=options.jobs)
     screen = output.console()
-    screen.print(
-        f"{len(trace)} training jobs, modelled on the CARMA paper's, on emulated GPUs: "
-        f"twice at once.\nLogs: {home}\n"
-    )
+    if options.trace is None:
+        tasks, trace = demo_trace(jobs=options.jobs, compress=1.0), demo_trace(jobs=options.jobs)
+        what = "training jobs, modelled on the CARMA paper's"
+    else:
+        tasks = own_jobs(options.trace, options.jobs, options.gpus)
+        trace, factor = in_a_minute(tasks, options.gpus)
+        what = f"jobs of {clean(options.trace)}, {factor:,.0f} times as fast"
+    screen.print(f"{len(trace)} {what}, on emulated GPUs: twice at once.\nLogs: {home}\n")
     for signum in (signal.SIGHUP, signal.SIGTERM):  # closing the terminal, too, ends both daemons
         signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
-    with replays(home) as both:
+    with replays(home, options.gpus) as both:
         with _show(screen, both, len(trace)) as show:
             play(trace, both, show)
         screen.print(f"\n{summary(both)}", style="bold")
+        screen.print(loss(tasks, options.gpus), markup=False, highlight=False)
     return 0
 
 
+def demo_parser() -> Parser:
+    parser = Parser("carma demo", description=summary_of("demo"), allow_abbrev=False)
+    parser.epilog = (
+        "`carma demo suspend` shows jobs that make room for others. The columns of a CSV file:"
+        " name, submit_s, duration_s and, where known, gpus, user, memory_mib, sm_active,"
+        " sm_occupancy, dram_active; the guide to `carma simulate` has all."
+    )
+    about = "jobs of your own: a CSV file, or any trace of `carma simulate`"
+    parser.add_argument("trace", nargs="?", metavar="FILE", help=about)
+    jobs = parse.whole(1, 1000)
+    about = "how many, from the first on (default: %(default)s)"
+    parser.add_argument("--jobs", type=jobs, default=20, metavar="N", help=about)
+    about = "GPUs to emulate (default: %(default)s)"
+    parser.add_argument("--gpus", default=GPUS, metavar="SPEC", help=about)
+    return parser
+
+
 @contextmanager
-def replays(home: Path) -> Iterator[tuple[Replay, ...]]:
+def replays(home: Path, gpus: str = GPUS) -> Iterator[tuple[Replay, ...]]:
     """Both policies' daemons, which are stopped at the end, however that comes about."""
-    both = tuple(Replay(policy, home / policy) for policy in TITLES)
+    both = tuple(Replay(policy, home / policy, gpus) for policy in TITLES)
     with ExitStack() as stack:
         for replay in both:
             stack.callback(replay.await_end)
@@ -365,7 +364,8 @@ def picture(
     beside = room >= SIDE_BY_SIDE
     width = min(WIDEST, (room - 1) // 2 if beside else room)
     panes = [pane(TITLES[r.policy], r.gpus, r.jobs, total, width, plain) for r in both]
-    head = f"{now:5.1f} s  the same {total} jobs, on three emulated GPUs each"
+    cards = len(both[0].gpus)
+    head = f"{now:5.1f} s  the same {total} jobs, on {cards} emulated GPUs each"
     return Group(head, Columns(panes, padding=(0, 1, 0, 0)) if beside else Group(*panes))
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SHOWN = 100  # jobs, unless --limit says otherwise
 PAGE = 2000  # jobs requested at a time
 TOTALS = (
-    *("jobs", "succeeded", "failed", "oom", "gpu_hours", "energy_kwh"),
+    *("jobs", "succeeded", "failed", "oom", "cancelled", "gpu_hours", "energy_kwh"),
     *("wait_mean_s", "wait_p95_s", "run_mean_s"),
 )
 
@@ -191,7 +191,8 @@ def totals_table(answer: StatsOut) -> list[Block]:
     by = "MONTH" if answer["months"] else "USER"
     made = Table(
         columns(
-            f"{by}~ JOBS> OK> FAILED> OOM> GPU-HOURS> ENERGY> WAIT(MEAN)> WAIT(P95)> RUN(MEAN)>"
+            f"{by}~ JOBS> OK> FAILED> OOM> CANCELLED> GPU-HOURS> ENERGY>? WAIT(MEAN)> WAIT(P95)>?"
+            " RUN(MEAN)>"
         )
     )
     users = [(row["user"], row) for row in answer["users"]]
@@ -200,6 +201,7 @@ def totals_table(answer: StatsOut) -> list[Block]:
         made.add(
             clean(name),
             *(str(row[key]) for key in ("jobs", "succeeded", "failed", "oom")),
+            str(row.get("cancelled", "-")),  # an older carmad does not send it
             f"{row['gpu_hours']:.1f}",
             energy(row["energy_kwh"]),
             *(span(row[key]) for key in ("wait_mean_s", "wait_p95_s", "run_mean_s")),

@@ -20,7 +20,14 @@ from carma_client.transport import ENDED
 from carmad.errors import CarmaError
 from cli import client, relay
 from cli.problems import INTERRUPTED, Problem, Refused, Unreachable, Usage, note, report
-from cli.submission import HELP_HINT, build_parser, read, settle_messages, tell_ignored
+from cli.submission import (
+    HELP_HINT,
+    build_parser,
+    read,
+    settle_messages,
+    tell_ignored,
+    warn_of_choice,
+)
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -68,6 +75,8 @@ def _run(verb: str, args: list[str]) -> int:
     try:
         options, body = _read(verb, args)
         tell_ignored(options)
+        if not (options.quiet or _in_slurm()):
+            warn_of_choice(options)
         settle_messages(options, body)
         return _as_job(body, quiet=options.quiet)
     except CarmaError as error:

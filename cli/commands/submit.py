@@ -24,6 +24,7 @@ from cli.submission import (
     settle_messages,
     tell_ignored,
     wants_json,
+    warn_of_choice,
     warn_of_script,
 )
 
@@ -38,6 +39,7 @@ def submit(args: list[str]) -> int:
         tell_ignored(options)
         if not options.quiet:
             warn_of_script(body)
+            warn_of_choice(options)
         settle_messages(options, body)
         refuse_missing(options, body)
         if options.dry_run:

@@ -1,6 +1,6 @@
 """CARMA beside the peers that are installed: how soon jobs start, how many a second, at what cost,
 how long commands take, what the daemons take; then everyday tasks (`python -m lab.peers.tasks` for
-these alone). `python -m lab.peers table` writes the README's table from the results.
+these alone). `python -m lab.peers table` writes the table of `docs/compared.md` from the results.
 
 Slurm (Debian: slurmctld slurmd munge), task-spooler (Debian: task-spooler), gflow (pip install
 runqd; tmux, gcc); as root, or Slurm is left out. Takes fifteen minutes; nothing is left behind.
@@ -12,7 +12,7 @@ import sys
 
 from benchmarks.harness import Report
 from lab.main import main
-from lab.peers import readme
+from lab.peers import table
 from lab.peers.measures import GOES, ROUNDS, draw, measure_commands, measure_jobs, summarize
 from lab.peers.system import adopt
 from lab.peers.systems import BEST, SYSTEMS
@@ -48,6 +48,6 @@ def measure(goes: int = GOES, rounds: int = ROUNDS) -> Report:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["table"]:
-        readme.write()
+        table.write()
     else:
         main("peers", measure)

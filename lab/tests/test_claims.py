@@ -114,13 +114,13 @@ def test_the_page_has_each_papers_claims_and_where_they_come_from(
     assert page.data["counts"] == {"CARMA": {Verdict.REPRODUCED: 1, Verdict.UNTESTED: 1}}
 
 
-def test_the_committed_page_and_the_readme_are_of_the_committed_results() -> None:
+def test_the_committed_page_and_the_evidence_are_of_the_committed_results() -> None:
     kept = json.loads((RESULTS / "reproduce.json").read_text())["counts"]
     assert reproduce.measure().data["counts"] == kept, "run python -m lab.reproduce"
     every, ours = sum(map(Counter, kept.values()), Counter()), kept["CARMA"]
-    readme = " ".join((ROOT / "README.md").read_text().split())
+    evidence = " ".join((ROOT / "docs/evidence.md").read_text().split())
     assert (
         f"Of the {reproduce.testable(every)} claims that public data can test,"
         f" {reproduce.held(every)} are reproduced within a quarter of the paper's effect, or"
         f" stronger; of CARMA's own {reproduce.testable(ours)}, {reproduce.held(ours)}."
-    ) in readme
+    ) in evidence

@@ -10,7 +10,7 @@ import pytest
 
 from lab import RESULTS
 from lab.peers import __main__ as peers
-from lab.peers import measures, readme, tasks
+from lab.peers import measures, table, tasks
 from lab.peers.measures import Line
 from lab.peers.system import System
 from lab.peers.systems import Carma, Gflow, Spooler
@@ -65,10 +65,10 @@ def test_a_goal_is_a_multiple_of_something(
     assert line.cell("CARMA") == "4 × (40.0 ms)"
 
 
-def test_the_readme_shows_the_committed_results() -> None:
+def test_the_comparison_shows_the_committed_results() -> None:
     found = json.loads((RESULTS / "peers.json").read_text())
-    block = readme.BLOCK.search(readme.PAGE.read_text(encoding="utf-8"))
-    assert block and block[0] == readme.draw(found), "run python -m lab.peers table"
+    block = table.BLOCK.search(table.PAGE.read_text(encoding="utf-8"))
+    assert block and block[0] == table.draw(found), "run python -m lab.peers table"
 
 
 class Queue(Spooler):

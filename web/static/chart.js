@@ -3,12 +3,9 @@
 
 const NEAR_PX = 6; // a mark this near to the cursor is read out
 const HEAD_PX = 28; // for the marks' shapes: in two rows, as an end and a start often coincide
-// Okabe and Ito's colours, which colour-blind people can tell apart, and what is legible on them.
-const COLOURS = [
-  ["#56b4e9", "#000"], ["#e69f00", "#000"], ["#009e73", "#000"], ["#cc79a7", "#000"],
-  ["#0072b2", "#fff"], ["#f0e442", "#000"], ["#d55e00", "#000"],
-];
-const LINES = ["--link", "--warn", "--good", "--bad", "--soft"];
+const HUES = 7; // of jobs; the next one is for jobs that are added up
+const DASHES = [[], [8, 4], [2, 4], [10, 3, 2, 3]]; // of several GPUs
+const ENDS = new Set(["succeeded", "failed", "timed_out", "cancelled", "oom", "retried", "requeued", "preempted"]);
 const SHAPES = {
   up: "M0-5 5 4H-5Z",
   down: "M0 5 5-4H-5Z",
@@ -39,8 +36,6 @@ const MARKS = {
   external: ["square", "--soft"],
 };
 
-const coloured = new Map(); // a name has the same colour in all charts of the page
-
 // The colours of the style sheet, which depend on the theme, as a canvas knows them.
 const probe = document.createElement("i");
 const tokens = new Map();
@@ -59,10 +54,13 @@ const letterPx = () => parseFloat(getComputedStyle(document.body).fontSize) * 0.
 const fontOf = () => `${letterPx()}px system-ui, sans-serif`;
 const markOf = (kind) => MARKS[kind] ?? ["square", "--soft"];
 
-function colourOf(name) {
-  if (!coloured.has(name)) coloured.set(name, coloured.size);
-  const number = coloured.get(name);
-  return { fill: COLOURS[number % COLOURS.length], hatched: number % 14 >= COLOURS.length };
+// A job's colour follows from its id: it is the same in all charts, for good.
+const hueOf = (one) => (one.quiet ? "--line" : `--hue-${one.job == null ? HUES : one.job % HUES}`);
+
+// Black or white, whichever is legible on this colour.
+function inkOn(colour) {
+  const [r, g, b] = colour.match(/[\d.]+/g).map((part) => (part / 255) ** 2.2);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.18 ? "#000" : "#fff";
 }
 
 function readable(value, unit) {
@@ -107,10 +105,13 @@ const isPoints = (chart) => chart.series.every((one) => one.kind === "points");
 
 const stepOf = (times) => (times.length > 1 ? times[1] - times[0] : 1);
 
-// What uPlot draws. A time is the beginning of a bin: the last bin is shown to its end.
+const endOf = (chart, at) => Math.min(chart.times[at] + stepOf(chart.times), chart.until ?? Infinity);
+
+// What uPlot draws. A time is the beginning of a bin: the last bin is shown to its end, or until
+// what is shown is over.
 function padded(chart) {
   if (isPoints(chart)) return [chart.times, ...chart.series.map((one) => one.values)];
-  const ends = chart.times.slice(-1).map((time) => time + stepOf(chart.times));
+  const ends = chart.times.slice(-1).map(() => endOf(chart, chart.times.length - 1));
   return [[...chart.times, ...ends], ...edges(chart).map((edge) => [...edge, ...edge.slice(-1)])];
 }
 
@@ -209,16 +210,21 @@ class Chart {
       points,
       width: 1.5,
       stroke: () => token(name),
-      ...(one.kind === "step" ? { paths: uPlot.paths.stepped({ align: 1 }) } : {}),
-      ...(one.kind === "area" ? { fill: () => token(name).replace(/rgb\((.*)\)/, "rgba($1, .22)") } : {}),
+      dash: this.dash(one),
+      ...(one.kind === "points" ? {} : { paths: uPlot.paths.stepped({ align: 1 }) }), // bins
+      ...(one.kind === "area" ? { fill: () => token(name).replace(/rgb\((.*)\)/, "rgba($1, .35)") } : {}),
     };
   }
 
-  // The token of a line's colour; that over a stack is black, also while nothing is stacked.
+  // The token of a line's colour: those of GPUs have none.
   colour(one) {
-    const lines = this.data.series.filter((other) => !other.stack);
-    const over = lines.length < this.data.series.length || lines[0].kind === "step";
-    return over ? "--text" : LINES[lines.indexOf(one) % LINES.length];
+    return one.job != null ? hueOf(one) : one.kind === "area" ? "--soft" : "--text";
+  }
+
+  // Of several lines of a colour, the others are dashed.
+  dash(one) {
+    const alike = this.data.series.filter((other) => !other.stack && this.colour(other) === this.colour(one));
+    return DASHES[alike.indexOf(one) % DASHES.length];
   }
 
   // `draw` works in CSS pixels.
@@ -238,14 +244,13 @@ class Chart {
     ctx.rect(box.left, box.top, box.width, box.height);
     ctx.clip();
     for (const layer of this.spans(u, box)) {
-      const { fill, hatched } = colourOf(layer.one.name);
       const path = new Path2D();
       layer.points.forEach(([x, top], at) => (at ? path.lineTo(x, top) : path.moveTo(x, top)));
       layer.points.toReversed().forEach(([x, , bottom]) => path.lineTo(x, bottom));
       path.closePath();
-      ctx.fillStyle = layer.one.quiet ? token("--line") : fill[0];
+      ctx.fillStyle = token(hueOf(layer.one));
       ctx.fill(path);
-      if (hatched || layer.one.quiet) hatch(ctx, path, layer.one.quiet ? token("--soft") : fill[1]);
+      if (layer.one.quiet) hatch(ctx, path, token("--soft"));
       ctx.strokeStyle = token("--page");
       ctx.lineWidth = 1;
       ctx.stroke(path);
@@ -255,7 +260,6 @@ class Chart {
   // Of each stacked series, the stretches of time in which it has a height, as edges of steps.
   *spans(u, box) {
     const { times, series } = this.data;
-    const step = stepOf(times);
     let below = times.map(() => 0);
     for (const [at, one] of series.entries()) {
       if (!one.stack) continue;
@@ -264,7 +268,7 @@ class Chart {
       for (let bin = 0; bin <= times.length; bin += 1) {
         if (bin < times.length && above[bin] !== null && above[bin] > below[bin]) {
           const ys = [above[bin], below[bin]].map((value) => box.top + u.valToPos(value, "y"));
-          for (const time of [times[bin], times[bin] + step]) {
+          for (const time of this.stay(one, bin)) {
             points.push([box.left + u.valToPos(time, "x"), ...ys]);
           }
         } else if (points.length) {
@@ -276,6 +280,17 @@ class Chart {
     }
   }
 
+  // Where the bin begins and ends; of a job that came or went in it, when it did.
+  stay(one, bin) {
+    const [begin, end] = [this.data.times[bin], endOf(this.data, bin)];
+    const there = (at) => at >= 0 && one.values[at] != null;
+    const its = (this.data.marks ?? []).filter((mark) => one.job != null && mark.job === one.job);
+    const within = its.filter((mark) => mark.at > begin && mark.at <= end);
+    const came = there(bin - 1) ? null : within.find((mark) => mark.kind === "started");
+    const went = there(bin + 1) ? null : within.findLast((mark) => ENDS.has(mark.kind));
+    return [came?.at ?? begin, went?.at ?? end];
+  }
+
   over(u, box) {
     const { ctx } = u;
     const { width, height, top, left } = box;
@@ -284,7 +299,7 @@ class Chart {
       const room = widest(points.filter(([x]) => x >= left && x <= left + width));
       const name = room && [one.name, one.short ?? ""].find((text) => ctx.measureText(text).width <= room.width);
       if (!name) continue;
-      ctx.fillStyle = one.quiet ? token("--text") : colourOf(one.name).fill[1];
+      ctx.fillStyle = one.quiet ? token("--text") : inkOn(token(hueOf(one)));
       ctx.textAlign = "center";
       ctx.fillText(name, room.x, room.y);
     }
@@ -396,12 +411,12 @@ class Chart {
   // Of a series' colour, for words beside it.
   sample(one) {
     const made = node("i", { class: one.kind === "area" ? "" : "line" });
-    const { fill, hatched } = one.quiet
-      ? { fill: ["var(--line)", "var(--soft)"], hatched: true }
-      : one.stack ? colourOf(one.name) : { fill: [`var(${this.colour(one)})`] };
-    made.style.background = hatched
-      ? `repeating-linear-gradient(135deg, ${fill[1]} 0 1px, ${fill[0]} 1px 4px)`
-      : fill[0];
+    const hue = `var(${one.stack ? hueOf(one) : this.colour(one)})`;
+    made.style.background = one.quiet
+      ? `repeating-linear-gradient(135deg, var(--soft) 0 1px, ${hue} 1px 4px)`
+      : !one.stack && this.dash(one).length
+        ? `repeating-linear-gradient(90deg, ${hue} 0 4px, transparent 4px 6px)`
+        : hue;
     return made;
   }
 

@@ -1,8 +1,8 @@
 // Draws every <figure data-chart="URL"> from the JSON at that URL, and keeps it up to date.
 //
-// The JSON: {title, summary, unit, span_s, times, series: [{name, short, values, kind, stack,
-// quiet}], limits: [{name, value}], marks: [{at, text, kind, word}]}. `values` has one for each of
-// `times`, null for a gap; `kind` is area, line or step. Later on, `since` asks for what is new:
+// The JSON: {title, summary, unit, span_s, times, until, series: [{name, short, values, kind, stack,
+// job, quiet}], limits: [{name, value}], marks: [{at, job, text, kind, word}]}. `values` has one for
+// each of `times`, null for a gap; `kind` is area, line, step or points. Later on, `since` asks for what is new:
 // whatever the answer's times cover is replaced. With `span_s`, what is older than that is dropped.
 // An URL with a fragment names one of several charts that one answer has in `charts`.
 "use strict";

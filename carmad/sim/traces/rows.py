@@ -92,6 +92,7 @@ def read_rows(
     required: Sequence[str],
     known: Known | None = None,
     header: Sequence[str] | None = None,
+    delimiter: str = ",",
 ) -> Iterator[Row]:
     """The rows of a CSV file. `header` names the columns of a file without a header.
 
@@ -99,7 +100,7 @@ def read_rows(
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = csv.reader(file)
+            lines = csv.reader(file, delimiter=delimiter)
             where = places(path, header or next(lines, []), required, known)
             line = lines.line_num + 1
             for cells in lines:

@@ -1,4 +1,4 @@
-"""The README's table: what was measured, marked †, and what the programs' documentation says."""
+"""The table of `docs/compared.md`: what was measured, marked †, and what the programs' documentation says."""
 
 # ruff: noqa: E501 - a row of the table is a line
 
@@ -13,7 +13,7 @@ from benchmarks import ROOT
 from lab import RESULTS
 from lab.peers.measures import short
 
-PAGE = ROOT / "README.md"
+PAGE = ROOT / "docs/compared.md"
 BEGIN, END = "<!-- python -m lab.peers table -->", "<!-- end -->"
 BLOCK = re.compile(f"{BEGIN}\n.*?{END}", re.DOTALL)
 LINKS = {
@@ -23,7 +23,7 @@ LINKS = {
     "task-spooler": "https://github.com/justanhduc/task-spooler",
 }
 LEGEND = """\
-Y: yes, P: partly, N: no. **†: measured side by side by `python -m lab.peers`** ([results](lab/results/peers.md); tuned: as its
+Y: yes, P: partly, N: no. **†: measured side by side by `python -m lab.peers`** ([results](../lab/results/peers.md); tuned: as its
 documentation advises); × py: so many times `python -c pass`. Slurm is Debian 12's. The rest is from documentation of November
 2026, task-spooler's from that of its GPU fork; what CARMA's column says is tested, on fake GPUs."""
 
@@ -52,9 +52,9 @@ Fair share; quotas, changed live | Y; {quota} | Y; Y: both need slurmdbd, a data
 Reservations; preemption | {reserved}: of GPUs; P: off by default | {reserved}; Y | P†: from a full or half hour on; N | {reserved}; N
 Jobs behind a wide one use idle GPUs; without time limits | {behind}; {behind untimed} where jobs may be suspended | P†: {behind:words}, with or without | {behind}; – | {behind}; {behind untimed}
 Host memory and CPUs; a limit of GPU memory enforced | Y; P: under MPS | Y; N | P: memory; N | N; N
-Mail and webhooks; web page | Y; Y | P: mail; P: third party | Y; P†: `/ui` shows jobs and logs, no login ([the walk](lab/results/web_walk.md)) | P: mail; N
+Mail and webhooks; web page | Y; Y | P: mail; P: third party | Y; P†: `/ui` shows jobs and logs, no login ([the walk](../lab/results/web_walk.md)) | P: mail; N
 Prometheus; a week's report | Y; Y | Y: from 25.11; P: `sreport`, needs slurmdbd | P†: not in PyPI's build; P: `gstats` | N; N
-Verified on real hardware; in use | **P: [on one H100](docs/hardware.md); new** | by its users; for decades | by its users | by its users; since 2007
+Verified on real hardware; in use | **P: [on one H100](hardware.md); new** | by its users; for decades | by its users | by its users; since 2007
 """
 
 
