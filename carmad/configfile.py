@@ -324,9 +324,9 @@ def _faults(settings: Settings) -> Iterator[tuple[_Key, str]]:
     except CarmaError as error:
         yield ("idle", "batch"), f"cannot be read: {error}, {error.hint}"
     for name in ("administrators", "report"):
-        if "@" in values["notify", name] and "/" not in values["notify", name]:
-            if not settings.notify.mail:
-                yield ("notify", name), "is a mail address, but notify.mail is not set"
+        whom = values["notify", name]
+        if "@" in whom and "/" not in whom and not settings.notify.mail:
+            yield ("notify", name), "is a mail address, but notify.mail is not set"
     if settings.notify.mail and not sends_mail(settings.notify.mail):
         yield (
             ("notify", "mail"),
