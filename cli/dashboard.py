@@ -22,7 +22,7 @@ LOW, NARROW = 16, 60  # a terminal with fewer lines, or columns, gets cells inst
 CELL = 20  # columns
 LEAST_JOBS = 4  # lines of jobs that nothing takes the place of: a header, and three
 PANEL = 50  # columns of a GPU's graphs, at least
-LEAST_GRAPH, MOST_GRAPH = 2, 16  # lines of a graph
+LEAST_GRAPH, MOST_GRAPH = 2, 24  # lines of a graph
 BLOCKS, ASCII = " ▁▂▃▄▅▆▇█", " .:-=+*#%"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cli import host
 from cli.dashboard import ASCII, graph
 from tests import fake_daemon as fakes
 from tests.fake_daemon import FakeDaemon, gpu, job, waiting
@@ -247,3 +248,20 @@ def test_queue_is_watched(fake: FakeDaemon) -> None:
         terminal.shows("no")
         terminal.press("q")
         assert terminal.ends() == 0
+
+
+def test_the_host_is_read_as_the_kernel_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat, meminfo = tmp_path / "stat", tmp_path / "meminfo"
+    monkeypatch.setattr(host, "STAT", str(stat))
+    monkeypatch.setattr(host, "MEMINFO", str(meminfo))
+    meminfo.write_text("MemTotal: 4194304 kB\nMemFree: 1 kB\nMemAvailable: 1048576 kB\n\n")
+    stat.write_text("cpu  100 0 100 700 100 0 0 0 50 0\ncpu0 1\n")
+    seen = host.Host()
+    assert (seen.cpu, seen.used_mib, seen.total_mib) == (None, 3072, 4096)
+    stat.write_text("cpu  150 0 125 750 175 0 0 0 90 0\n")
+    seen.look()
+    assert seen.cpu == pytest.approx(75 / 200)
+    seen.look()  # at once: nothing has passed
+    assert seen.cpu == pytest.approx(75 / 200)
