@@ -87,6 +87,8 @@ def test_jobs_are_in_sight_and_a_reason_is_never_cut(
         assert any("job-1 " in line for line in picture), picture
         assert len(picture) == lines and max(map(len, picture)) <= columns
         assert any("CPU" in line for line in picture), "the host's"
+        shown = " ".join(picture)
+        assert shown.count("12/40G") + shown.count("12.0G/40.0G") >= gpus, "every GPU"
         if columns == 80:
             assert not any("LIMIT" in line for line in picture), "it says nothing"
         terminal.press("k" * 5 + "j" * 3)  # the one that waits, wherever it was
@@ -108,6 +110,21 @@ def test_a_large_terminal_shows_the_last_half_hour_and_all_processes(fake: FakeD
         assert half.startswith(" ") and "▁█" in half, "nothing known, then idle, then busy"
         assert any("pid 4711, not CARMA's" in line and "notebook.py" in line for line in picture)
         assert any("job 42" in line and "train" in line for line in picture)
+
+
+def test_gpus_that_there_is_no_room_for_are_counted(fake: FakeDaemon) -> None:
+    cards = [gpu(n % 8) | {"index": n} for n in range(16)]
+    status(fake, gpus=cards)
+    with top(40, 10) as terminal:
+        terminal.shows("first")
+        assert any(line.endswith("+8 GPUs") for line in terminal.picture), terminal.picture
+
+
+def test_graphs_go_before_a_list_of_what_the_table_says_already(fake: FakeDaemon) -> None:
+    busy(fake, 8)
+    with top(120, 40) as terminal:
+        terminal.shows("30 min")
+        assert any("eve:pid4711" in line for line in terminal.picture)
 
 
 def test_an_older_daemon_has_no_half_hour(fake: FakeDaemon) -> None:
