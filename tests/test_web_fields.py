@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,18 @@ def test_an_error_of_carma_is_told_at_its_field(words: list[str], field: str) ->
     with pytest.raises(CarmaError) as caught:
         carma(["submit", "--json", "--dry-run", *words], Path("/"))
     assert isinstance(caught.value, Refused) and forms.at_fault(str(caught.value)) == field
+
+
+def test_messages_speak_of_fields() -> None:
+    said = "argument -t/--time: 'x' is not a time; see --gpu-mem, --no-requeue and --chdir"
+    assert forms.in_fields(said) == (
+        "“Time limit”: 'x' is not a time; see “Memory per GPU”, “Requeue: no” and"
+        " “Directory to run in”"
+    )
+    for other in ("python -c pass", "carma submit --parsable", "a--time", "x --time-lost"):
+        assert forms.in_fields(other) == other
+    for field in [*forms.first(), *(field for _, its in forms.sections() for field in its)]:
+        assert not re.search(r"--[a-z]", forms.in_fields(field.help)), field
 
 
 def test_what_can_be_done_follows_the_state(tmp_path: Path) -> None:

@@ -63,7 +63,10 @@ def test_a_job_from_the_form_to_its_end(carmad: Carmad, web: Web) -> None:
     with browsing(web, "/submit") as page:
         accessible(page)
         fill_in(page, carmad, "talks.sh", time_limit_s="soon", memory_mib="4G")
-        assert "'soon' is not a time" in page.locator("#field-time_limit_s-fault").inner_text()
+        fault = page.locator("#field-time_limit_s-fault").inner_text()
+        assert "“Time limit”" in fault and "'soon' is not a time" in fault
+        said = page.locator("main").inner_text()
+        assert not re.search(r"--[a-z]", said), said  # it speaks of fields, not of options
         fill_in(page, carmad, "talks.sh", time_limit_s="1h")  # the rest is still there
         page.get_by_text("It would wait").wait_for()
         page.locator("#estimate table").wait_for()
@@ -85,7 +88,7 @@ def test_a_job_from_the_form_to_its_end(carmad: Carmad, web: Web) -> None:
         page.get_by_text("Change…").click()
         page.get_by_label("Memory per GPU").fill("5G")
         page.get_by_role("button", name="Change the job").click()
-        page.get_by_text(f"job {label}: updated: --gpu-mem").wait_for()
+        page.get_by_text(f"job {label}: updated: “Memory per GPU”").wait_for()
         page.get_by_role("button", name="Release").click()
         page.get_by_role("button", name="Hold").wait_for()
         carmad.cancel(first)
@@ -130,6 +133,26 @@ def test_a_hostile_job_on_a_phone_with_the_keyboard_alone(carmad: Carmad, web: W
         await_narrow(page)
         accessible(page)
     carmad.cancel(other)
+
+
+@pytest.mark.parametrize("width", [320, 360, 390])
+def test_nothing_scrolls_sideways_on_a_phone(carmad: Carmad, web: Web, width: int) -> None:
+    """Of a job that waits, one that has run beside another, one that has failed, and the forms."""
+    waits = carmad.sh("exec sleep 600", name="n" * 200, held=True)
+    command = ("echo " + "y" * 500, "exit 3")
+    failed = carmad.sh("; ".join(command), name="a b " * 40, memory_mib=1000)
+    carmad.ended(failed)
+    for path in (f"/jobs/{waits}", f"/jobs/{failed}", "/submit", "/history", "/"):
+        with browsing(web, path, (width, 740)) as page:
+            page.evaluate(
+                "document.querySelectorAll('details').forEach((one) => (one.open = true))"
+            )
+            await_narrow(page)
+            for wide in page.locator(".wide").all():  # nor does a part
+                assert wide.evaluate("(part) => part.scrollWidth <= part.clientWidth + 1")
+            if path == f"/jobs/{failed}":
+                picture(page, f"failed-job-{width}")
+    carmad.cancel(waits)
 
 
 def test_arrays_and_what_is_not_there(carmad: Carmad, web: Web) -> None:

@@ -17,6 +17,7 @@ pytestmark = [
     pytest.mark.skipif("CARMA_PICTURES" not in os.environ, reason="no pictures are wanted"),
 ]
 LONG_S = 900
+WALL = (1920, 1080)
 TALL = (1280, 1640)  # three GPUs, and the jobs on them
 TRAIN = ("python3", "train.py")
 SCRIPT = f"""
@@ -92,6 +93,15 @@ def test_a_job(web: Web, lab: int) -> None:
         page.locator("#chart-load canvas").wait_for()
         page.locator("#log", has_text="step").wait_for()
         picture(page, "web-job")
+
+
+def test_the_wall_and_the_history(web: Web, lab: int) -> None:
+    with browsing(web, "/wall", WALL) as page:
+        page.locator("#gpu-2").wait_for()
+        picture(page, "web-wall")
+    with browsing(web, "/history") as page:
+        page.locator("#found tbody tr").first.wait_for()
+        picture(page, "web-history", whole=False)
 
 
 def test_the_preview_of_a_job(carmad: Carmad, web: Web, lab: int) -> None:

@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from signal import Signals
 from typing import TYPE_CHECKING, Any
@@ -161,6 +163,28 @@ def to_submit(given: Mapping[str, str]) -> list[str]:
     except ValueError as error:
         raise Usage(f"the command cannot be read: {error}", "is a quote missing?") from None
     return [*found, "--", *command]
+
+
+OF_FORM = {"--export": "Further variables", "--chdir": "Directory to run in"}
+
+
+@cache
+def _labels() -> dict[str, str]:
+    """What a form calls each option."""
+    found = {flag: field.label for _, field in _all() for flag in field.flags}
+    switches = [field for _, field in _all() if field.kind == "switch"]
+    found |= {f"--{SWITCHES['no']}{field.flag[2:]}": f"{field.label}: no" for field in switches}
+    return found | OF_FORM
+
+
+def in_fields(text: str) -> str:
+    """With the names of fields in place of those of options."""
+    labels = _labels()
+    return re.sub(
+        r"(?<![\w-])(?:argument )?(?:-[A-Za-z]/)?(--[a-z][a-z-]*[a-z])(?![\w-])",
+        lambda found: f"“{labels[found[1]]}”" if found[1] in labels else found[0],
+        text,
+    )
 
 
 def at_fault(message: str) -> str:

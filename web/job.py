@@ -25,7 +25,7 @@ from cli.client import outcomes
 from cli.problems import FORBIDDEN, Refused
 from cli.text import clock, energy, fraction, local_time, memory
 from web import charts, forms
-from web.forms import Field, Given, carma, form_endpoint
+from web.forms import Field, Given, carma, form_endpoint, in_fields
 from web.once import once
 from web.page import Page, Piece, Share, go_on, pieces, shares
 
@@ -417,7 +417,7 @@ def update(request: Request, given: Given) -> Response:
 
 
 def _back(request: Request, label: str, results: list[dict[str, Any]]) -> Response:
-    lines = [f"job {name}: {message}" for name, _, message in outcomes(results)]
+    lines = [f"job {name}: {in_fields(message)}" for name, _, message in outcomes(results)]
     return go_on(request, f"/jobs/{label}", "; ".join(lines))
 
 

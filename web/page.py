@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import quote, unquote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -17,6 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from carmad.html import environment
 from cli import client
 from cli.text import Table, clock, command, fraction, local_time, memory, span
+from web.forms import in_fields
 from web.once import once
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ FILTERS = {
     "command": command,
     "fraction": fraction,
     "gpu_look": gpu_look,
+    "in_fields": in_fields,
     "local_time": local_time,
     "memory": memory,
     "span": span,
@@ -107,7 +110,7 @@ class Page:
         return unless_known(self.request, "".join(block), "text/html")
 
     def whole(self, status: int = 200) -> Response:
-        told = self.request.cookies.get(message_cookie(self.base), "")
+        told = unquote(self.request.cookies.get(message_cookie(self.base), ""))
         html = templates().get_template(self.template).render(page=self, told=told)
         page = HTMLResponse(html, status)
         if told:
@@ -134,7 +137,7 @@ def go_on(request: Request, path: str, message: str) -> Response:
     """Go on to the page at `path`, below a line that says what was done."""
     base: str = request.app.state.base
     to = RedirectResponse(f"{base}{path}", 303)
-    line = message.encode("ascii", "replace").decode()[:400]  # what a cookie can carry
+    line = quote(message[:300])[:2000]  # what a cookie can carry
     to.set_cookie(
         message_cookie(base), line, max_age=30, path=f"{base}/", httponly=True, samesite="lax"
     )
