@@ -323,6 +323,10 @@ def _faults(settings: Settings) -> Iterator[tuple[_Key, str]]:
         ladder(settings.idle.batch)
     except CarmaError as error:
         yield ("idle", "batch"), f"cannot be read: {error}, {error.hint}"
+    for name in ("administrators", "report"):
+        whom = values["notify", name]
+        if "@" in whom and "/" not in whom and not settings.notify.mail:
+            yield ("notify", name), "is a mail address, but notify.mail is not set"
     if settings.notify.mail and not sends_mail(settings.notify.mail):
         yield (
             ("notify", "mail"),

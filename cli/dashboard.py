@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 PAST_S = 1800.0  # that the graphs show
 LOW, NARROW = 16, 60  # a terminal with fewer lines, or columns, gets cells instead of a table
-CELL = 20  # columns
+CELL, SHORT_CELL = 20, 13  # columns
 LEAST_JOBS = 4  # lines of jobs that nothing takes the place of: a header, and three
 PANEL = 50  # columns of a GPU's graphs, at least
-LEAST_GRAPH, MOST_GRAPH = 2, 16  # lines of a graph
+LEAST_GRAPH, MOST_GRAPH = 2, 24  # lines of a graph
 BLOCKS, ASCII = " ▁▂▃▄▅▆▇█", " .:-=+*#%"
 
 
@@ -43,14 +43,17 @@ def head(
     bars = room >= overview.ROOM_FOR_BARS
     top = layout([overview.headline(answer), _host(host, plain), ""], room)
     table = layout(overview.gpus(cards, bars, plain), room)
-    if len(table) > (height - len(top) - LEAST_JOBS):
-        table = _cells(cards, room, plain)[: height - len(top) - LEAST_JOBS - 1]
+    most = height - len(top) - LEAST_JOBS - 1
+    if len(table) > most:
+        table = _cells(cards, room, most, plain)
     made = [*top, *table]
     left = height - len(made) - max(LEAST_JOBS, jobs) - 1
     processes = [(), *layout(_processes(cards), room)]
     if len(processes) == 2 or len(processes) > left:
         processes = []
     graphs = _graphs(past, cards, room, left - len(processes), plain)
+    if processes and not graphs and (graphs := _graphs(past, cards, room, left, plain)):
+        processes = []  # the table above has them, too
     return [*made, *graphs, *processes, ()]
 
 
@@ -70,27 +73,38 @@ def _small(answer: StatusOut, host: Host, room: int, height: int, plain: bool) -
     first = in_style(words, "")
     if troubles:
         first = in_style(f"{clean(troubles[0])}: carma doctor", "bold red")
-    return [cut(first, room), *_cells(answer["gpus"], room, plain)[: max(1, height - 2)]]
+    return [cut(first, room), *_cells(answer["gpus"], room, height - 2, plain)]
 
 
-def _cells(cards: Sequence[GpuOut], room: int, plain: bool) -> list[Line]:
-    """The GPUs, several on a line: its number, load and memory."""
+def _cells(cards: Sequence[GpuOut], room: int, height: int, plain: bool) -> list[Line]:
+    """The GPUs, several on a line, each with its number, its load and memory; shorter where they
+    are many, and with the number of those that there is no room for."""
     each = max(1, room // CELL)
-    cells = [_cell(gpu, plain) for gpu in cards]
+    short = len(cards) > each * height
+    if short:
+        each = max(1, room // SHORT_CELL)
+    cells = [_cell(gpu, short, plain) for gpu in cards]
+    most = each * max(1, height)
+    if len(cells) > most:
+        hidden = len(cells) - most + 1
+        cells[most - 1 :] = [in_style(f" +{hidden} GPUs", "dim")]
     return [
         tuple(span for cell in cells[at : at + each] for span in cell)
         for at in range(0, len(cells), each)
     ]
 
 
-def _cell(gpu: GpuOut, plain: bool) -> Line:
+def _cell(gpu: GpuOut, short: bool, plain: bool) -> Line:
     used, total = gpu["memory_used_mib"], gpu["memory_mib"]
     share = used / total if used is not None else None
     busy = "" if gpu["sm_active"] is None else f"{gpu['sm_active']:.0%}"
-    memory_text = f"{NOTHING if used is None else used // 1024}/{total // 1024}G"
     style = overview.GPU_STYLE.get(gpu["state"], "yellow")
-    text = f" {busy:>4} {memory_text:<7}"
-    return (f"{gpu['index']:>2} ", style), (bar(share, 4, plain), style), (text.ljust(CELL - 7), "")
+    text = f"{busy:>4} {NOTHING if used is None else used // 1024}/{total // 1024}G"
+    number = f"{gpu['index']:>2}"
+    if short:
+        return (number, style), (text.ljust(SHORT_CELL - 2), "")
+    bars = bar(share, 4, plain)
+    return (f"{number} ", style), (bars, style), (f" {text}".ljust(CELL - 7), "")
 
 
 # -- large

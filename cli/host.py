@@ -24,6 +24,6 @@ class Host:
         self._busy, self._all = busy, whole
         with open(MEMINFO, "rb") as file:  # noqa: PTH123
             lines = [line.split() for line in file]
-        kib = {name: int(size) for name, size, *_ in lines}
+        kib = {words[0]: int(words[1]) for words in lines if words}
         self.total_mib = kib[b"MemTotal:"] >> 10
         self.used_mib = (kib[b"MemTotal:"] - kib[b"MemAvailable:"]) >> 10

@@ -319,7 +319,8 @@ class Top:
         if not jobs:
             return wrap("no jobs: submit one with `carma submit -- COMMAND`", room)
         header, *each = top_table(jobs, room).row_lines(room)
-        header = header if rows > LOW else []
+        if rows <= LOW and len(header) + sum(map(len, each)) > rows:
+            header = []
         more = self.answer.get("more", 0)
         self._first = min(self._first, at)
         while sum(map(len, each[self._first : at + 1])) > rows - len(header) - 1:

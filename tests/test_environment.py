@@ -194,7 +194,7 @@ def test_without_an_estimate_there_is_no_limit() -> None:
 
 
 def test_a_job_that_may_be_split_is_told_its_part() -> None:
-    estimate = Estimate(900, "test", high=1000, batch_mib=800, firm=True)
+    estimate = Estimate(900, "declared", high=1000, batch_mib=800, firm=True)
     whole = changed(job(batch_size=64), mode=Mode.MPS, estimate=estimate)
     split = changed(whole, accumulation=4)
     for placed, steps, part, mib, limit in (

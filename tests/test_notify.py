@@ -520,6 +520,13 @@ def test_ways_to_send_mail(way: str, fine: bool) -> None:
         configfile.change(Settings(), [f"notify.mail={way}"])
 
 
+def test_a_mail_address_needs_a_way_to_send_mail() -> None:
+    with pytest.raises(CarmaError, match=r"notify\.report is a mail address, but notify\.mail"):
+        configfile.change(Settings(), ["notify.report=root@lab.org"])
+    both = ["notify.report=root@lab.org", "notify.mail=sendmail"]
+    assert configfile.change(Settings(), both).notify.report == "root@lab.org"
+
+
 def test_who_has_no_addresses_of_their_own_gets_mail(
     store: SqlStore, target: Target, tmp_path: Path
 ) -> None:

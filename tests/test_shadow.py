@@ -443,7 +443,7 @@ def test_attempts_of_older_releases_are_told_as_far_as_is_known(tmp_path: Path) 
     with contextlib.closing(sqlite3.connect(tmp_path / "carma.db")) as connection, connection:
         for table in (
             *("accounts", "limits", "reservations", "externals", "notices", "timeline"),
-            *("clock", "scripts", "environments", "metrics"),
+            *("clock", "scripts", "environments", "metrics", "crontabs"),
         ):
             connection.execute(f"DROP TABLE {table}")
         for index in ("environment", "user_ended_at_bytes", "script", "search"):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cli import host
 from cli.dashboard import ASCII, graph
 from tests import fake_daemon as fakes
 from tests.fake_daemon import FakeDaemon, gpu, job, waiting
@@ -86,6 +87,8 @@ def test_jobs_are_in_sight_and_a_reason_is_never_cut(
         assert any("job-1 " in line for line in picture), picture
         assert len(picture) == lines and max(map(len, picture)) <= columns
         assert any("CPU" in line for line in picture), "the host's"
+        shown = " ".join(picture)
+        assert shown.count("12/40G") + shown.count("12.0G/40.0G") >= gpus, "every GPU"
         if columns == 80:
             assert not any("LIMIT" in line for line in picture), "it says nothing"
         terminal.press("k" * 5 + "j" * 3)  # the one that waits, wherever it was
@@ -107,6 +110,21 @@ def test_a_large_terminal_shows_the_last_half_hour_and_all_processes(fake: FakeD
         assert half.startswith(" ") and "▁█" in half, "nothing known, then idle, then busy"
         assert any("pid 4711, not CARMA's" in line and "notebook.py" in line for line in picture)
         assert any("job 42" in line and "train" in line for line in picture)
+
+
+def test_gpus_that_there_is_no_room_for_are_counted(fake: FakeDaemon) -> None:
+    cards = [gpu(n % 8) | {"index": n} for n in range(16)]
+    status(fake, gpus=cards)
+    with top(40, 10) as terminal:
+        terminal.shows("first")
+        assert any(line.endswith("+8 GPUs") for line in terminal.picture), terminal.picture
+
+
+def test_graphs_go_before_a_list_of_what_the_table_says_already(fake: FakeDaemon) -> None:
+    busy(fake, 8)
+    with top(120, 40) as terminal:
+        terminal.shows("30 min")
+        assert any("eve:pid4711" in line for line in terminal.picture)
 
 
 def test_an_older_daemon_has_no_half_hour(fake: FakeDaemon) -> None:
@@ -247,3 +265,20 @@ def test_queue_is_watched(fake: FakeDaemon) -> None:
         terminal.shows("no")
         terminal.press("q")
         assert terminal.ends() == 0
+
+
+def test_the_host_is_read_as_the_kernel_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat, meminfo = tmp_path / "stat", tmp_path / "meminfo"
+    monkeypatch.setattr(host, "STAT", str(stat))
+    monkeypatch.setattr(host, "MEMINFO", str(meminfo))
+    meminfo.write_text("MemTotal: 4194304 kB\nMemFree: 1 kB\nMemAvailable: 1048576 kB\n\n")
+    stat.write_text("cpu  100 0 100 700 100 0 0 0 50 0\ncpu0 1\n")
+    seen = host.Host()
+    assert (seen.cpu, seen.used_mib, seen.total_mib) == (None, 3072, 4096)
+    stat.write_text("cpu  150 0 125 750 175 0 0 0 90 0\n")
+    seen.look()
+    assert seen.cpu == pytest.approx(75 / 200)
+    seen.look()  # at once: nothing has passed
+    assert seen.cpu == pytest.approx(75 / 200)

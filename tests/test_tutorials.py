@@ -26,7 +26,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     checkout.mkdir()
     (checkout / ".venv").symlink_to(sys.prefix)
     (checkout / "examples").symlink_to(ROOT / "examples")
-    (checkout / "Makefile").write_text("demo:\n", encoding="utf-8")  # as if it were made
+    (checkout / "demo.py").write_text("", encoding="utf-8")  # as if it had been run
     own = {
         "HOME": str(tmp_path),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",

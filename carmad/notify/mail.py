@@ -44,7 +44,7 @@ def send(
     message["From"] = f"CARMA <carma@{host}>"
     message["To"] = ", ".join(each if "@" in each else f"{each}@{host}" for each in to)
     message["Date"] = formatdate(localtime=True)
-    message["Message-ID"] = make_msgid("carma")
+    message["Message-ID"] = make_msgid("carma", host)
     message["Auto-Submitted"] = "auto-generated"  # nobody's absence is to be told to us
     message.set_content(body)
     message.as_bytes()
