@@ -110,8 +110,9 @@ def find_ids(
     """In order, the largest or latest first unless `reverse`."""
     where, given = search.conditions()
     key, way = _ORDERS[order], "ASC" if reverse else "DESC"
-    # Almost all are found, in the order of the rows: there is nothing to look through.
-    source = "FROM jobs WHERE" if order == "submitted" and not search.text else _IN_INDEX
+    # Where most are found, in the order of the rows or of `ix_jobs_ended_at`, the first are enough.
+    in_order = order == "submitted" or (order == "ended" and search.user is None)
+    source = "FROM jobs WHERE" if in_order and not search.text else _IN_INDEX
     found = text(
         f"SELECT id {source} {where} ORDER BY {key} {way}, id {way} LIMIT :limit OFFSET :first"
     )
