@@ -567,7 +567,7 @@ def test_what_has_been_is_listed_and_summed_up(daemon: Carmad) -> None:
     assert daemon.carma("stats")
     month = f"{datetime.now():%Y-%m}"
     head, row = daemon.carma("stats", "--by", "month", "--csv").splitlines()
-    assert head.startswith("month,jobs,succeeded,failed,oom,cancelled,gpu_hours,energy_kwh,")
+    assert head.startswith("month,jobs,succeeded,failed,oom,gpu_hours,energy_kwh,")
     assert row.startswith(f"{month},3,2,1,0,")
     assert daemon.carma("stats", "--until", "2001-01-01", "--csv").count("\n") == 1
     ended = [line.split(",")[0] for line in daemon.carma("history", "--csv").splitlines()]

@@ -383,6 +383,11 @@ def test_a_daemon_reports_what_its_store_has_page_by_page(
         assert receipt["gpu_hours"] == pytest.approx(1.0)
         assert (receipt["neighbours"], receipt["slowdown"]) == (6, None)
         assert daemon.call("GET", f"/v1/report?since={stamp_of(now + 900)}")[0] == 400
+        query = f"?since={stamp_of(now - 90_000)}&until={stamp_of(now - 80_000)}"
+        _, before = daemon.call("GET", f"/v1/report{query}")
+        assert (before["jobs"], before["hours"], before["gpus"][0]["idle_hours"]) == (0, 0, 0)
+        assert before["since"] < before["until"]
+        assert "No job held a GPU" in as_markdown(before)
 
 
 @contextmanager

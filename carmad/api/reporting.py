@@ -16,6 +16,7 @@ from carmad.api.report import (
     receipt_out,
     report_out,
 )
+from carmad.api.wire import stamp
 from carmad.core.decision import Decision, Reason
 from carmad.core.scene import Scene
 from carmad.core.sharing import JobSummary, overlaps, summarize
@@ -48,11 +49,12 @@ def report(
     def why(job: JobSummary) -> str:
         return longest_wait_reason(store.decisions(job.id, DECISIONS), scene.now)
 
-    since = min(max(since, store.known_from() or since), until)  # before, nobody counted
-    if until <= since:
-        raise CarmaError("nothing is known of that time", "CARMA's records begin later.")
-    period = Period(since, until, scene.now)
+    began = store.known_from()
+    first = since if began is None else min(max(since, began), until)  # before, nobody counted
+    period = Period(first, until, scene.now)
     out = report_out(_there(store, scene, since, until), period, _server(store, scene), why, user)
+    if first == until:  # it is all before that
+        out["since"] = stamp(since)
     totals, _ = store.externals(since, until=until)
     out["external"] = list(_external(totals, user))
     if advice and user is None:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 SHOWN = 100  # jobs, unless --limit says otherwise
 PAGE = 2000  # jobs requested at a time
 TOTALS = (
-    *("jobs", "succeeded", "failed", "oom", "cancelled", "gpu_hours", "energy_kwh"),
-    *("wait_mean_s", "wait_p95_s", "run_mean_s"),
+    *("jobs", "succeeded", "failed", "oom", "gpu_hours", "energy_kwh"),
+    *("wait_mean_s", "wait_p95_s", "run_mean_s", "cancelled"),
 )
 
 # The columns of --csv: of a job, of its `memory`, of its `exit`.
