@@ -12,11 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from carma_client.transport import is_away
 from carmad.report import Section, last, sections, title
 from cli import client, parse
 from cli.options import check
-from cli.problems import Refused, Usage
+from cli.problems import Usage
 from web.forms import Given, form_endpoint
 from web.once import once
 from web.page import Page, go_on
@@ -45,37 +44,23 @@ class Report(Page):
         return "carma report " + ("--since 7d" if self.period == SEVEN_DAYS else self.period)
 
     @once
-    def answer(self) -> ReportOut | Refused:
-        """Why there is none, if the records begin later."""
+    def answer(self) -> ReportOut:
         now = datetime.now().astimezone()
         since, until = now - timedelta(days=7), now
         if self.period != SEVEN_DAYS:
             since, until = last(self.period, now.date())
-        try:
-            found: ReportOut = client.get(
-                "/v1/report", since=since.isoformat(), until=until.isoformat()
-            )
-        except Refused as refused:
-            if is_away(refused):
-                raise
-            return refused
+        found: ReportOut = client.get(
+            "/v1/report", since=since.isoformat(), until=until.isoformat()
+        )
         return found
 
     @property
     def heading(self) -> str:
-        its = self.answer
-        return f"Last {self.period}" if isinstance(its, Refused) else title(its)
-
-    @property
-    def unknown(self) -> str:
-        """Why there is nothing to see."""
-        its = self.answer
-        return f"{its}: {its.hint}" if isinstance(its, Refused) else ""
+        return title(self.answer)
 
     @property
     def sections(self) -> list[Section]:
-        its = self.answer
-        return [] if isinstance(its, Refused) else sections(its)
+        return sections(self.answer)
 
 
 DAYS = 14
