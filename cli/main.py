@@ -8,7 +8,7 @@ import sys
 from carmad import paths
 from carmad.errors import CarmaError
 from cli.problems import INTERRUPTED, report
-from cli.verbs import BY_NAME, GROUPS, ITSELF
+from cli.verbs import BY_NAME, GROUPS, ITSELF, TYPER
 
 PIPE_CLOSED = 141  # what a shell reports for a program killed by SIGPIPE
 
@@ -54,6 +54,10 @@ def dispatch(args: list[str]) -> int:
         from cli.help import run_without_verb
 
         return run_without_verb(words)
+    if verb.reads == TYPER:
+        from cli.app import run_typer
+
+        return run_typer(verb, left)
     return int(verb.function()(left if verb.reads == ITSELF else verb.read(left)))
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cli.plain import Options
 
 ARGPARSE = "argparse"  # `NAME_options` declares its options, and `NAME` gets them
+TYPER = "typer"  # from the annotations of `NAME`, for what people do not type all day (`cli.app`)
 ITSELF = "itself"  # `NAME` gets all words: a command of the user's follows its own options
 
 
@@ -65,7 +66,11 @@ class Verb:
         return read(self._declare, words) or self.parser().parse_args(words)
 
     def parser(self) -> Parser:
-        """Of a verb that argparse reads."""
+        """Of a verb that does not read its words itself."""
+        if self.reads == TYPER:
+            from cli.app import parser_of
+
+            return parser_of(self)
         from cli.parser import Parser
 
         parser = Parser(
@@ -141,7 +146,7 @@ VERBS = (
     Verb("config show", "doctor", ARGPARSE),
     Verb("config check", "doctor", ARGPARSE),
     Verb("config set", "doctor", ARGPARSE),
-    Verb("simulate", "simulate", ARGPARSE),
+    Verb("simulate", "simulate", TYPER),
     Verb("demo", "demo", ITSELF),
     Verb("mcp", "mcp", ARGPARSE),
     Verb("completion", "completion", ARGPARSE),

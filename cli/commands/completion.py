@@ -8,7 +8,7 @@ from __future__ import annotations
 from carmad.errors import CarmaError
 from cli import client
 from cli.summaries import BELOW
-from cli.verbs import ARGPARSE, BY_NAME
+from cli.verbs import BY_NAME, ITSELF
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -72,14 +72,14 @@ def _words() -> dict[str, list[str]]:
     words = {group: sorted(below) for group, below in BELOW.items()}
     for name, verb in BY_NAME.items():
         if " " not in name:
-            made = own.get(verb.name, verb.parser if verb.reads == ARGPARSE else None)
+            made = own.get(verb.name, verb.parser if verb.reads != ITSELF else None)
             words[name] = _options(made()) if made else []
     words["completion"] = list(SHELLS)
     return words
 
 
 def _options(parser: Any) -> list[str]:
-    """The options of a verb that argparse reads."""
+    """The options of a verb."""
     options = (option for action in parser._actions for option in action.option_strings)
     return sorted(option for option in options if option.startswith("--"))
 

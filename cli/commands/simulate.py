@@ -13,26 +13,24 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
 
 from carmad import paths, registry
 from carmad.errors import CarmaError
 from carmad.readable import clean, duration
 from cli import output
 from cli.options import check
-from cli.parse import whole
 from cli.problems import Problem, Usage
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from rich.console import Console
 
     from carmad.sim.experiment import Experiment, Load, Outcome, Physics
     from carmad.sim.recorded import History
     from carmad.sim.run import Progress as Now
     from carmad.sim.sweep import Watch
-    from cli.parser import Parser
 
     Ran = tuple[Experiment, Outcome]
 
@@ -41,96 +39,123 @@ POLICIES = registry.own_names("policies")
 PHYSICS = "physics."
 ALL = "all"  # instead of a policy's name
 TOLD_REJECTED = 3
-MOST = 1 << 32  # of a seed, or of processes
 STDOUT = Path("-")
 
 
-def simulate_options(parser: Parser) -> None:
-    add = parser.add_argument
-    add(
-        "trace",
-        nargs="?",
-        metavar="TRACE",
-        help="a CSV or Parquet file, KIND:PATH or generate:NAME",
-    )
-    add("--history", action="store_true", help="use the jobs that this server ran as the trace")
-    about = "with --history: only jobs since 7d or 12h ago"
-    add("-S", "--since", metavar="TIME", help=about)
-    add(
-        "-p",
-        "--policy",
-        dest="policies",
-        action="append",
-        metavar="NAME",
-        help=f"policy to simulate; repeat, or all, to compare: {', '.join(POLICIES)}",
-    )
-    add("--gpus", metavar="SPEC", help=f"GPUs: 4xV100-32GB, 250x8xA100-40GB (default {GPUS})")
-    add(
-        "--estimator",
-        dest="estimators",
-        action="append",
-        metavar="NAME",
-        help="memory estimator: none, oracle (exact), or one with estimates in the trace",
-    )
-    add(
-        "--interference",
-        metavar="NAME",
-        help="slowdown of jobs that share a GPU: none, additive, conserving, measured:FILE",
-    )
-    about = "seed for the errors in estimates"
-    add("--seed", dest="seeds", action="append", type=whole(0, MOST), metavar="N", help=about)
-    add("--mps", action="store_true", help="share GPUs with MPS")
-    add("--recovery", metavar="NAME", help="what to do after an out-of-memory crash")
-    add(
-        "--set",
-        dest="changes",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a setting: monitor.window_s=10",
-    )
-    add(
-        "--tune",
-        action="append",
-        default=[],
-        metavar="KEY=A,B",
-        help="try each value of a setting, in all combinations",
-    )
-    file: dict[str, Any] = {"metavar": "PATH", "type": Path}
-    add("--config", help="settings file to use instead of the defaults", **file)
-    add("--html", help="write a report with charts to this file", **file)
-    add("--csv", help="write the metrics, one row per run", **file)
-    add("--csv-jobs", help="write one row per job and run", **file)
-    add("--json", action="store_true", help="print metrics, jobs and attempts as JSON")
-    about = "of a single run: write what `carma report` says, .md or .html"
-    add("--report", help=about, **file)
-    about = "parallel processes (default: one per CPU)"
-    add("--jobs", type=whole(1, MOST), metavar="N", help=about)
-    add("--no-cache", action="store_true", help="do not reuse earlier results")
+def _option(*names: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, **more)
 
 
-def simulate(options: Namespace) -> int:
-    files = options.html, options.csv, options.csv_jobs, options.report
-    _check_files(options.json, *files)
-    base, results = _source(options.trace, options.history, options.since)
-    policies = options.policies
-    if options.history:
+def simulate(
+    trace: Annotated[
+        str | None,
+        typer.Argument(metavar="TRACE", help="a CSV or Parquet file, KIND:PATH or generate:NAME"),
+    ] = None,
+    history: Annotated[
+        bool, _option("--history", help="use the jobs that this server ran as the trace")
+    ] = False,
+    since: Annotated[
+        str | None,
+        _option(
+            "-S", "--since", metavar="TIME", help="with --history: only jobs since 7d or 12h ago"
+        ),
+    ] = None,
+    policies: Annotated[
+        list[str] | None,
+        _option(
+            "-p",
+            "--policy",
+            metavar="NAME",
+            help=f"policy to simulate; repeat, or all, to compare: {', '.join(POLICIES)}",
+        ),
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        _option(
+            "--gpus",
+            metavar="SPEC",
+            help=f"GPUs: 4xV100-32GB, 250x8xA100-40GB (default {GPUS})",
+        ),
+    ] = None,
+    estimators: Annotated[
+        list[str] | None,
+        _option(
+            "--estimator",
+            metavar="NAME",
+            help="memory estimator: none, oracle (exact), or one with estimates in the trace",
+        ),
+    ] = None,
+    interference: Annotated[
+        str | None,
+        _option(
+            "--interference",
+            metavar="NAME",
+            help="slowdown of jobs that share a GPU: none, additive, conserving, measured:FILE",
+        ),
+    ] = None,
+    seeds: Annotated[
+        list[int] | None,
+        _option("--seed", min=0, metavar="N", help="seed for the errors in estimates"),
+    ] = None,
+    mps: Annotated[bool, _option("--mps", help="share GPUs with MPS")] = False,
+    recovery: Annotated[
+        str | None,
+        _option("--recovery", metavar="NAME", help="what to do after an out-of-memory crash"),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        _option("--set", metavar="KEY=VALUE", help="change a setting: monitor.window_s=10"),
+    ] = None,
+    tune: Annotated[
+        list[str] | None,
+        _option(
+            "--tune",
+            metavar="KEY=A,B",
+            help="try each value of a setting, in all combinations",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, _option("--config", help="settings file to use instead of the defaults")
+    ] = None,
+    html: Annotated[
+        Path | None, _option("--html", help="write a report with charts to this file")
+    ] = None,
+    csv: Annotated[Path | None, _option("--csv", help="write the metrics, one row per run")] = None,
+    csv_jobs: Annotated[
+        Path | None, _option("--csv-jobs", help="write one row per job and run")
+    ] = None,
+    json: Annotated[
+        bool, _option("--json", help="print metrics, jobs and attempts as JSON")
+    ] = False,
+    report: Annotated[
+        Path | None,
+        _option("--report", help="of a single run: write what `carma report` says, .md or .html"),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        _option("--jobs", min=1, metavar="N", help="parallel processes (default: one per CPU)"),
+    ] = None,
+    no_cache: Annotated[bool, _option("--no-cache", help="do not reuse earlier results")] = False,
+) -> int:
+    files = html, csv, csv_jobs, report
+    _check_files(json, *files)
+    base, results = _source(trace, history, since)
+    if history:
         policies = [base.settings.policy, *(policies or ())]
-    words = [*options.changes]
-    words += ["collocation.mps=true"] if options.mps else []
-    words += [] if options.recovery is None else [f"recovery.name={options.recovery}"]
+    words = list(changes or ())
+    words += ["collocation.mps=true"] if mps else []
+    words += [] if recovery is None else [f"recovery.name={recovery}"]
     with _as_usage():
-        base = _with_settings(base, options.config, words, options.gpus, options.interference)
-        made = _variants(base, policies, options.estimators, options.seeds, options.tune)
-        experiments = list(made)
-    if options.report is not None and len(results) + len(experiments) > 1:
+        base = _with_settings(base, config, words, gpus, interference)
+        experiments = list(_variants(base, policies, estimators, seeds, tune or ()))
+    if report is not None and len(results) + len(experiments) > 1:
         raise Usage("--report is of a single run", "choose one policy, estimator and seed")
-    note_idle_seeds(options.seeds or (), experiments)
+    note_idle_seeds(seeds or (), experiments)
     note_missing_pairs(base)
     note_mixed_names(base)
     note_oversized(base)
-    results += _sweep(experiments, options.jobs, cached=not options.no_cache)
-    return _report(results, options.json, *files, tuned=bool(options.tune))
+    results += _sweep(experiments, jobs, cached=not no_cache)
+    return _report(results, json, *files, tuned=bool(tune))
 
 
 # -- experiments
