@@ -297,7 +297,7 @@ def test_watch_goes_on_after_a_restart(real: Carmad, tmp_path: Path, how: str) -
         assert watching.wait(PATIENCE_S) == 0
     finally:
         watching.kill()
-    assert f"job {id} true" in out.read_text()
+    assert f"job {id} sh" in out.read_text()
     assert out.read_text().rstrip().endswith("succeeded")
     assert "some events are missing" in err.read_text()
 

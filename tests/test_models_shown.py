@@ -169,8 +169,11 @@ def test_a_job_tells_what_is_known_of_it_and_why_it_went_there(daemon: Daemon) -
     assert shown["prediction"]["parts"] == {"gpus": 0.25, "user": -1.5}
     assert (shown["accumulation"], shown["profiled_until"]) == (4, None)
 
-    text = plain(render.why(why))  # type: ignore[arg-type]
-    assert why["grounds"][0]["text"] in text
+    ground_of = why["grounds"][0]["text"]
+    assert ground_of not in plain(render.why(why)), "it has ended"  # type: ignore[arg-type]
+    running = {**why, "job": {**why["job"], "ended_at": None}}
+    text = plain(render.why(running))  # type: ignore[arg-type]
+    assert ground_of in text
     assert "profile: taken from job 3: alone for 30 s, peak 900M" in text
     assert "gpu_utilization  0.50  (variance 0.01)" in text
     assert "expected to run for 1.5 h (additive)" in text
