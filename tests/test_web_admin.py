@@ -176,6 +176,7 @@ def test_what_another_policy_would_have_done(carmad: Carmad, web: Web) -> None:
         report = opened.value
         wrong: list[str] = []
         report.on("console", lambda said: wrong.append(said.text))
+        report.wait_for_load_state()  # a page that is still opening cannot be loaded again
         report.reload()
         assert report.locator("img").count() > 2 and not wrong, wrong
         assert report.evaluate("getComputedStyle(document.querySelector('.facts')).display") == (
