@@ -81,7 +81,7 @@ def _refuse_script(body: dict[str, Any]) -> None:
 
 
 def _refuse_environment(name: str, env: dict[str, str]) -> None:
-    """Raise Usage if conda lists environments, and none of this name."""
+    """Raise Usage if conda lists its environments, and this one is not among them."""
     home = os.path.expanduser("~")  # noqa: PTH111
     paths = [line.rstrip("/") for line in _lines(f"{home}/.conda/environments.txt")]
     if exe := env.get("CONDA_EXE"):

@@ -229,6 +229,23 @@ def test_what_cannot_be_submitted_is_said_in_the_list(tmp_path: Path) -> None:
         assert listed(carmad)[0]["job"] is None
 
 
+def test_a_crontab_may_have_many_entries_but_not_fill_the_disk(tmp_path: Path) -> None:
+    with running(tmp_path, "1xA100-40GB", **NO_KERNELS) as carmad:
+
+        def edit(env_bytes: int) -> tuple[int, Any]:
+            job = {"argv": ["true"], "cwd": str(tmp_path), "env": {"LONG": "x" * env_bytes}}
+            entries = [
+                {"schedule": "@daily", "command": f"true {n}", "job": job} for n in range(30)
+            ]
+            return carmad.call("POST", "/v1/cron", {"text": "t", "entries": entries})
+
+        status, answer = edit(8_000)  # as of a shell with modules and conda
+        assert (status, len(answer["entries"])) == (200, 30), answer
+        status, answer = edit(40_000)
+        assert status == 413 and "more than 1 MiB" in answer["error"], answer
+        assert len(listed(carmad)) == 30
+
+
 def test_an_editor_changes_it_and_a_mistake_loses_nothing(tmp_path: Path) -> None:
     with running(tmp_path, "1xA100-40GB", **NO_KERNELS) as carmad:
         editor = tmp_path / "editor"

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 router = resource("/cron")
 
 TICK_S = 2.0
+MAX_BYTES = 1 << 20  # of a crontab, with what its jobs are given: it is written at each run
 DIFFERENT = ("after", "begin_at", "deadline_at", "held", "interactive", "dry_run")
 
 
@@ -100,7 +101,13 @@ async def edit(call: Caller, body: CronIn) -> Response:
     async with call.service.crontabs as kept:
         known = await kept.ready()
         old = known.get(peer.uid) or Crontab(peer.uid, peer.gid, "", ())
-        await kept.save(old.edit(peer.gid, body.text, entries))
+        new = old.edit(peer.gid, body.text, entries)
+        if len(new.dumps()) > MAX_BYTES:
+            raise TooLarge(
+                "the crontab and the environment of each entry take more than 1 MiB",
+                "Have fewer entries, or change it in a shell with fewer variables.",
+            )
+        await kept.save(new)
     log.info("%s changes the crontab of %s: %d entries", call.peer.user, peer.user, len(entries))
     return await _answer(call, peer)
 

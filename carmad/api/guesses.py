@@ -157,7 +157,7 @@ def explanation_out(found: Explanation) -> ExplanationOut:
 
 
 class Alone:
-    """Estimates of the user's own, where there is no daemon: without GPUs and earlier jobs."""
+    """Makes estimates for a user without a daemon, so without its GPUs and earlier jobs."""
 
     def __init__(self) -> None:
         self._experience = Experience(Settings())

@@ -101,7 +101,7 @@ def _edit(text: str) -> Any:
 
 
 def read_crontab(text: str) -> dict[str, Any]:
-    """The request. Raises Usage with the number of the line."""
+    """Read a crontab into the request that installs it. Raises Usage, which names the line."""
     from cli.submission import read, settle_messages
 
     shell = os.getcwd()  # noqa: PTH109 - as what reads the options does
