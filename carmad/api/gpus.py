@@ -51,6 +51,11 @@ class ExternalOut(TypedDict):
     memory_mib: int | None
 
 
+class ConditionOut(TypedDict):
+    kind: str
+    message: str
+
+
 class GpuOut(TypedDict):
     id: str
     index: int
@@ -72,6 +77,7 @@ class GpuOut(TypedDict):
     risk: RiskOut
     state: str
     state_detail: str
+    conditions: list[ConditionOut]  # what is wrong with it, although it works
     jobs: list[ResidentOut]
     outsiders: list[ExternalOut]  # external processes, under their name in release 0.1.0
 
@@ -195,6 +201,7 @@ def gpu_out(view: GpuView, scene: Scene, owner: tuple[int, str], see_all: bool) 
         "risk": risk,
         "state": state,
         "state_detail": detail,
+        "conditions": [pick(ConditionOut, each) for each in sample.conditions] if sample else [],
         "jobs": [
             {
                 "id": job.id,

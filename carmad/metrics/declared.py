@@ -63,6 +63,9 @@ GPU_INFO = _gauge("gpu_info", "Always 1: the model of a GPU or MIG instance.", *
 GPUS_UNREAD = _gauge("gpus_unread", "1 while it is not known which GPUs there are.")
 GPU_FAULTY = _gauge("gpu_faulty", "1 if the driver reports a fault of the GPU.", *GPU)
 GPU_DRAINED = _gauge("gpu_drained", "1 if the GPU takes no new jobs because it is drained.", *GPU)
+GPU_CONDITION = _gauge(
+    "gpu_condition", "1 while this is wrong with a GPU that works.", *GPU, "condition"
+)
 GPU_STALE = _gauge(
     "gpu_stale", "1 if the last reading is too old: what is read of it is left out.", *GPU
 )

@@ -68,6 +68,8 @@ def _gpu(view: GpuView) -> Iterator[Figure]:
     yield declared.GPU_PROMISED, its, max(0, promised) * MIB
     if sample is None or view.stale or sample.fault:
         return
+    for each in sample.conditions:
+        yield declared.GPU_CONDITION, (*its, each.kind), 1
     yield declared.GPU_EXTERNAL, its, view.external_mib * MIB
     for metric, value in _read(sample):
         if value is not None:

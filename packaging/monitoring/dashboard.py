@@ -79,6 +79,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("Power", "watt", {GPU: f"carma_gpu_power_watts{{{HERE}}}"}, stacked=True),
         Panel("Temperature", "celsius", {GPU: f"carma_gpu_temperature_celsius{{{HERE}}}"}),
+        Panel(
+            "Wrong with a GPU that works",
+            "short",
+            {f"{GPU}: {{{{condition}}}}": f"carma_gpu_condition{{{HERE}}}"},
+            stacked=True,
+        ),
     ),
     "Jobs": (
         Panel("Jobs by state", "short", {"{{state}}": f"carma_jobs{{{HERE}}}"}, stacked=True),
