@@ -267,6 +267,7 @@ class Metrics:
 
     listen: str = ""  # where a process answers Prometheus, such as "127.0.0.1:9430"; "": nowhere
     users: AtOnce[bool] = False  # publish also how many jobs each user has
+    jobs: AtOnce[bool] = False  # publish also series for each job on a GPU, with its user
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,13 @@ from typing_extensions import TypedDict
 
 from carmad.api.call import Call, Caller, answer, resource
 from carmad.api.requests import Body
-from carmad.api.wire import SCHEMA, iso, label, pick
+from carmad.api.wire import SCHEMA, iso, pick
 from carmad.core.line import Place
 from carmad.core.messages import LimitRequested
 from carmad.core.quota import DEFAULT, Limit, Period
 from carmad.core.scene import Scene
 from carmad.core.share import HOUR_S
+from carmad.core.sharing import label
 from carmad.core.types import Job
 from carmad.errors import CarmaError
 from carmad.http.problems import NotFound

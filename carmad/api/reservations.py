@@ -17,11 +17,12 @@ from carmad.api.call import Call, Caller, answer, resource
 from carmad.api.fairness import hours_booked
 from carmad.api.gpus import is_named
 from carmad.api.requests import Body, Time, User
-from carmad.api.wire import SCHEMA, label, stamp
+from carmad.api.wire import SCHEMA, stamp
 from carmad.core.messages import Reserved, Unreserved
 from carmad.core.reservations import MOST, TIMES, Reservation, is_in_the_way, slots
 from carmad.core.scene import Scene
 from carmad.core.share import DAY_S, HOUR_S
+from carmad.core.sharing import label
 from carmad.core.types import Gpu, GpuId
 from carmad.core.view import by_suitability
 from carmad.errors import CarmaError

@@ -26,9 +26,10 @@ from carmad.api.reasons import (
     reason_out,
     verdicts_out,
 )
-from carmad.api.wire import SCHEMA, iso, label, with_labels
+from carmad.api.wire import SCHEMA, iso, with_labels
 from carmad.core.decision import Decision, Reason, Verdict
 from carmad.core.scene import Scene
+from carmad.core.sharing import label
 from carmad.core.types import Cause, Exit, Gpu, Job, JobId, JobState
 from carmad.readable import duration, gib
 from carmad.words import clock, first_few

@@ -121,4 +121,17 @@ USER_JOBS = _gauge(
     *("user", "state"),
 )
 
+JOB_LABELS = ("job_id", "user", "gpu", "uuid")
+_OF_JOBS = "; only with metrics.jobs, and of the latest 200 jobs on GPUs."
+JOB_MEMORY = _gauge("job_memory_used_bytes", f"Memory that a job holds{_OF_JOBS}", *JOB_LABELS)
+JOB_PEAK = _gauge(
+    "job_memory_peak_bytes", f"The most that a job has held on one GPU{_OF_JOBS}", *JOB_LABELS
+)
+JOB_PROMISED = _gauge("job_memory_promised_bytes", f"Memory kept for a job{_OF_JOBS}", *JOB_LABELS)
+JOB_ACTIVE = _gauge(
+    "job_sm_ratio",
+    "NVML: time in which kernels of a job's processes ran, where it is measured" + _OF_JOBS,
+    *JOB_LABELS,
+)
+
 METRICS = tuple(each for each in list(globals().values()) if isinstance(each, Metric))

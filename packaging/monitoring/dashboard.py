@@ -116,6 +116,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             {"{{estimator}}": _percentile(0.5, "carma_estimate_ratio", "estimator")},
         ),
         Panel(
+            "Memory of each job (with metrics.jobs)",
+            "bytes",
+            {
+                "{{job_id}} of {{user}}, " + GPU: f"carma_job_memory_used_bytes{{{HERE}}}",
+            },
+            stacked=True,
+        ),
+        Panel(
             "Jobs by user (with metrics.users)",
             "short",
             {"{{user}}, {{state}}": f"carma_user_jobs{{{HERE}}}"},
