@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -113,6 +115,38 @@ def test_a_session(carmad: Carmad) -> None:
         assert (await ask("stats"))["total"]
 
     session(carmad, talk, "--allow", "submit", "--allow", "cancel")
+
+
+def test_an_agent_estimates_submits_after_a_question_and_reads_why(carmad: Carmad) -> None:
+    """By the script of the guide; the person says no, and then yes."""
+    script = Path(__file__).parents[1] / "examples/agent_session.py"
+    command = ["--exclusive", "--gpu-mem", "3G", "sleep", "1000"]
+
+    def answer(word: str) -> subprocess.CompletedProcess[str]:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return subprocess.run(
+            [sys.executable, str(script), *command],
+            env=os.environ | {"CARMA_SOCKET": carmad.socket, "PATH": path},
+            cwd=carmad.work,
+            input=f"{word}\n",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    refused = answer("n")
+    assert refused.returncode == 1, refused.stderr
+    assert '"safe_mib": 3072' in refused.stdout
+    assert "did not agree to submit" in refused.stdout
+    done = answer("y")
+    assert done.returncode == 0, done.stderr
+    asked = "? Run `carma submit --time 2h --gpu-mem 3072M --exclusive"
+    assert asked in done.stdout and "1 GPU, at most 2 GPU-hours" in done.stdout
+    assert '"headline"' in done.stdout
+    (job,) = carmad.get("/v1/jobs")["jobs"]
+    assert f'> why {{"job": {job["id"]}}}' in done.stdout
+    carmad.cancel(job["id"])
+    carmad.await_state(job["id"], "cancelled")
 
 
 def test_errors_are_those_of_the_command_line(carmad: Carmad) -> None:
