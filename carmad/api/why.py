@@ -209,7 +209,7 @@ def _facts(out: JobOut) -> list[str]:
     if out["started_at"] is None:
         return []
     found = [f"attempt {out['attempt']} ran for {duration(out['elapsed_s'])}"]
-    logs = dict.fromkeys((out["stdout"], out["stderr"]))
+    logs = {} if out.get("interactive") else dict.fromkeys((out["stdout"], out["stderr"]))
     return [*found, *(f"its log: {path}" for path in logs)]
 
 
