@@ -224,11 +224,11 @@ def limit_status_out(subject: str, scene: Scene) -> LimitedOut:
         "set_at": iso(known.at) if known else None,
         "gpus_held": quotas.gpus_held(subject),
         "gpu_hours_used": hours if hours is None else round(hours, 4),
-        "gpu_hours_booked": round(hours_booked(subject, scene), 4),
+        "gpu_hours_booked": round(booking_hours(subject, scene), 4),
     }
 
 
-def hours_booked(subject: str, scene: Scene) -> float:
+def booking_hours(subject: str, scene: Scene) -> float:
     """GPU-hours of the bookings that count against the subject's limit, and are not over."""
     booked = (each for each in scene.reservations if subject in each.charged)
     return sum(each.gpu_s_left(scene.now) for each in booked) / HOUR_S

@@ -65,6 +65,11 @@ class Checkup:
             self._conditions = tuple(self._look(handle, at))
         return self._conditions
 
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """What the driver turned out not to tell of this GPU: `sram`, `fabric`, …"""
+        return tuple(sorted(check.__name__.strip("_") for check in self._never))
+
     def _look(self, handle: Any, at: float) -> Iterator[Condition]:
         for check in (
             self._recovery,

@@ -533,7 +533,7 @@ int nvmlDeviceGetRemappedRows(Handle *handle, unsigned *corrected, unsigned *unc
 }
 int nvmlDeviceGetRetiredPagesPendingStatus(Handle *handle, unsigned *out) { DEVICE(handle); *out = !!strstr(dev->ails, "page"); RETURN(strstr(dev->ails, "page") ? OK : NOT_SUPPORTED); }
 int nvmlDeviceGetRepairStatus(Handle *handle, unsigned out[3]) { DEVICE(handle); out[1] = !!strstr(dev->ails, "spare"), out[2] = 0; RETURN(OK); }
-int nvmlDeviceGetCurrentClocksEventReasons(Handle *handle, unsigned long long *out) { DEVICE(handle); *out = dev->slowed; RETURN(OK); }
+int nvmlDeviceGetCurrentClocksEventReasons(Handle *handle, unsigned long long *out) { DEVICE(handle); *out = dev->slowed | (deviates("always_hot") ? 0x40 : 4); RETURN(OK); }
 
 typedef struct { unsigned version; unsigned long long counts[11]; unsigned exceeded; } SramStatus;
 int nvmlDeviceGetSramEccErrorStatus(Handle *handle, SramStatus *out) { DEVICE(handle); out->exceeded = !!strstr(dev->ails, "sram"); RETURN(OK); }
