@@ -139,6 +139,15 @@ def test_a_held_job_is_changed_and_released(slurm: Slurm) -> None:
     assert "JobState=COMPLETED" in slurm.say("scontrol", "show", "job", job)
 
 
+def test_a_job_requeues_itself(slurm: Slurm) -> None:
+    lines = "echo run $SLURM_RESTART_COUNT; [ $SLURM_RESTART_COUNT = 0 ] || exit 0"
+    lines += "; scontrol requeue $SLURM_JOB_ID; exec sleep 60"
+    job = slurm.script("--time=1", lines=lines)
+    slurm.carmad.ended(job)
+    assert slurm.sacct(job, "state", "restarts") == ["COMPLETED|1"]
+    assert "run 1" in slurm.output(job)
+
+
 def test_srun_and_salloc_wait_here(slurm: Slurm) -> None:
     done = slurm.run("srun", "-n2", "-l", "sh", "-c", "echo $SLURM_NTASKS; exit 3")
     assert done.returncode == 3, done.stderr

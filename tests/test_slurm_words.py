@@ -175,7 +175,7 @@ def test_json_has_slurms_names(
         ("cancelled", "cancelled", "CANCELLED", "3:0"),
         ("time_limit", "timed_out", "TIMEOUT", "0:0"),
         ("gpu_oom", "out_of_memory", "OUT_OF_MEMORY", "0:125"),
-        ("host_oom", "out_of_memory", "OUT_OF_MEMORY", "0:125"),
+        ("host_oom", "failed", "OUT_OF_MEMORY", "0:125"),
     ],
 )
 def test_ends_have_slurms_names(cause: str, state: str, word: str, code: str) -> None:

@@ -22,7 +22,8 @@ STATES = {
     "timed_out": "TIMEOUT",
     "out_of_memory": "OUT_OF_MEMORY",
 }
-CAUSES = {"lost": "NODE_FAIL", "launch_failed": "FAILED", "unrestored": "NODE_FAIL"}
+# What Slurm calls some of those that failed.
+CAUSES = {"lost": "NODE_FAIL", "unrestored": "NODE_FAIL", "host_oom": "OUT_OF_MEMORY"}
 CODES = {
     "PENDING": "PD",
     "RUNNING": "R",
@@ -120,6 +121,5 @@ def parse_states(words: list[str]) -> frozenset[str]:
 
 def carma_states(states: frozenset[str]) -> str:
     """The states that the daemon is to be asked for."""
-    ends = {"NODE_FAIL": "FAILED"}
-    wanted = {ends.get(state, state) for state in states}
+    wanted = {"FAILED", *states} if states.intersection(CAUSES.values()) else states
     return ",".join(name for name, its in STATES.items() if its in wanted)
