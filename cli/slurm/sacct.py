@@ -109,7 +109,8 @@ def select(options: Any) -> list[JobOut]:
         found = [job for job in found if job["submitted_at"] <= until]
     if names := words.split(options.name):
         found = [job for job in found if job["name"] in names]
-    return [job for job in found if state_of(job) in wanted]
+    chosen = [job for job in found if state_of(job) in wanted]
+    return sorted(chosen, key=lambda job: job["id"])
 
 
 def _job(word: str) -> str:
