@@ -147,6 +147,8 @@ VERBS = (
     Verb("config show", "doctor", ARGPARSE),
     Verb("config check", "doctor", ARGPARSE),
     Verb("config set", "doctor", ARGPARSE),
+    Verb("slurm-commands install", "slurm_commands", ARGPARSE),
+    Verb("slurm-commands remove", "slurm_commands", ARGPARSE),
     Verb("simulate", "simulate", TYPER),
     Verb("demo", "demo", ITSELF),
     Verb("mcp", "mcp", ARGPARSE),

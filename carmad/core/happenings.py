@@ -22,6 +22,7 @@ CAUSES = {
     Cause.IDLE: "it did not use its GPUs",
     Cause.PREEMPTED: "preempted",
     Cause.PROFILED: "its profile is known",
+    Cause.REQUEUED: "its owner queued it again",
     Cause.UNRESTORED: "its GPU memory could not be brought back",
     Cause.CANCELLED: "cancelled",
 }
