@@ -168,6 +168,18 @@ def test_a_thousand_jobs_are_listed(slurm: Slurm) -> None:
     until(lambda: slurm.say("squeue", "-h", "-t", "PD") == "", "the array to be gone")
 
 
+def test_a_folder_of_logs_that_is_called_after_the_job_is_made(slurm: Slurm) -> None:
+    logs = ("-o", "logs/%A_%a/out", "-e", "logs/%j-err/%x")
+    array = slurm.sbatch("-a", "3-4", *logs, "-J", "mine", "--wrap", "echo $SLURM_JOB_ID; date >&2")
+    for id in (array, array + 1):
+        slurm.carmad.ended(id)
+    assert slurm.sacct(array) == ["COMPLETED"] * 2
+    work = slurm.carmad.work / "logs"
+    said = [(work / f"{array}_{at}" / "out").read_text() for at in (3, 4)]
+    assert said == [f"{array}\n", f"{array + 1}\n"]
+    assert (work / f"{array}-err" / "mine").exists()
+
+
 def test_sbatch_waits_and_ends_with_the_jobs_code(slurm: Slurm) -> None:
     done = slurm.run("sbatch", "--wait", "--wrap", "exit 7")
     assert done.returncode == 7 and done.stdout.startswith("Submitted batch job ")

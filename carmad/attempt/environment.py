@@ -10,6 +10,7 @@ import os
 import pwd
 import re
 import socket
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -163,6 +164,7 @@ def job_environment(
         env |= {"SLURM_JOBID": str(job.id), "SLURM_NODELIST": host}
     if _calls_srun(spec):
         env["PATH"] += os.pathsep + SHIMS
+        env["CARMA_PYTHON"] = sys.executable  # which has what that needs
     if spec.cpus is not None:
         env["CARMA_CPUS"] = str(spec.cpus)
         env.setdefault("SLURM_CPUS_PER_TASK", str(spec.cpus))  # sbatch's: of one of several tasks

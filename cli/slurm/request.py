@@ -32,7 +32,7 @@ HARMLESS = (
     *(("--gpu-freq",), ("--gpu-bind",), ("--gres-flags",), ("--acctg-freq",), ("--mincpus",)),
     *(("--ntasks-per-core",), ("--ntasks-per-socket",), ("--threads-per-core",), ("--tmp",)),
     *(("--cores-per-socket",), ("--sockets-per-node",), ("-B", "--extra-node-info")),
-    *(("--switches",), ("--profile",), ("--propagate",), ("--priority",), ("--time-min",)),
+    *(("--switches",), ("--profile",), ("--priority",), ("--time-min",)),
     *(("--delay-boot",), ("--mcs-label",), ("--power",), ("--network",), ("-S", "--core-spec")),
     *(("--thread-spec",), ("--kill-on-invalid-dep",), ("--wait-all-nodes",), ("--bb",), ("--bbf",)),
 )
@@ -40,7 +40,7 @@ HARMLESS = (
 HARMLESS_FLAGS = (
     *(("-O", "--overcommit"), ("-s", "--oversubscribe", "--share"), ("--contiguous",)),
     *(("--ignore-pbs",), ("-k", "--no-kill"), ("--spread-job",), ("--use-min-nodes",)),
-    *(("--reboot",), ("--get-user-env",), ("-v", "--verbose")),
+    *(("--reboot",), ("--get-user-env",), ("--propagate",), ("-v", "--verbose")),
 )
 UNSAID = ("--comment", "--wckey", "-v", "--verbose", "--open-mode")  # nobody would miss them
 REFUSED = {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+
 from cli import client
 from cli.client import exit_code, wait_for
 from cli.slurm import words
@@ -30,7 +33,7 @@ def sbatch(args: list[str]) -> int:
     settle_messages(options, body)
     if options.dry_run:
         return _test(body)
-    answer = client.post("/v1/jobs", body)
+    answer = _submit(body)
     for text in answer.get("warnings", ()) if not options.quiet else ():
         words.say("sbatch", text)
     number = answer["label"].partition("_")[0]
@@ -43,6 +46,26 @@ def sbatch(args: list[str]) -> int:
         return 0
     codes = [exit_code(wait_for(str(job))) for job in answer["ids"]]
     return max(codes)
+
+
+def _submit(body: dict[str, Any]) -> Any:
+    """A folder for logs that is called after the job cannot be there yet, and tools make it when
+    sbatch has told them the job's number. With Slurm, that is before the job starts; here it would
+    be too late. So it is made here, and the job starts when it is there."""
+    named = any("%" in os.path.dirname(body[log] or "") for log in ("stdout", "stderr"))  # noqa: PTH120
+    if not named:
+        return client.post("/v1/jobs", body)
+    answer = client.post("/v1/jobs", {**body, "held": True})
+    number = answer["label"].partition("_")[0]
+    try:
+        for job in client.get("/v1/jobs", select=number)["jobs"]:
+            for log in (job["stdout"], job["stderr"]):
+                with suppress(OSError):  # the job will tell
+                    os.makedirs(os.path.dirname(log), exist_ok=True)  # noqa: PTH103, PTH120
+    finally:
+        if not body["held"]:
+            client.post("/v1/release", {"select": number, "user": None})
+    return answer
 
 
 def _test(body: dict[str, Any]) -> int:

@@ -271,6 +271,8 @@ def _config() -> list[str]:
 def _act(verb: str, names: Sequence[str]) -> int:
     if not names:
         raise Usage("too few arguments for keyword:" + verb)
+    if verb == "requeue":
+        client.ignore_stop()
     jobs = ",".join(name.lower().removeprefix("jobid=") for name in names)
     return _ask(verb, {"select": jobs, "user": None})
 

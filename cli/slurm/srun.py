@@ -43,7 +43,14 @@ HARMLESS = (
 HARMLESS_FLAGS = (
     *(("-u", "--unbuffered"), ("--pty",), ("--overlap",), ("--exact",), ("--whole",)),
     *(("-E", "--preserve-env"), ("-Q", "--quiet"), ("-X", "--disable-status"), ("--interactive",)),
-    *(("-q", "--quit-on-interrupt"), ("--resv-ports",), ("--exclusive",), ("-Z", "--no-allocate")),
+    *(
+        ("-q", "--quit-on-interrupt"),
+        ("--resv-ports",),
+        ("--exclusive",),
+        ("-Z", "--no-allocate"),
+        ("--send-libs",),
+        ("--x11",),
+    ),
 )
 
 
@@ -75,14 +82,8 @@ def _parser(job: bool) -> Parser:
         metavar="0|1",
         help="end all tasks once one fails",
     )
-    add("--mpi", type=_mpi, metavar="none", help="MPI programs are started by mpirun")
+    add("--mpi", metavar="NAME", help="not for several tasks: mpirun starts those of MPI programs")
     return parser
-
-
-def _mpi(text: str) -> str:
-    if text not in ("none", "openmpi"):
-        raise argparse.ArgumentTypeError(f"--mpi={text} is not supported: start it with mpirun")
-    return text
 
 
 def _step(args: list[str]) -> int:
@@ -92,6 +93,8 @@ def _step(args: list[str]) -> int:
     if not command:
         raise Usage("No command given to execute.")
     tasks = options.ntasks or options.ntasks_per_node or int(os.environ.get("SLURM_NTASKS") or 1)
+    if tasks > 1 and options.mpi not in (None, "none", "openmpi"):
+        raise Usage(f"--mpi={options.mpi} is not supported", "start MPI programs with mpirun")
     return run_step(
         Step(
             command,
