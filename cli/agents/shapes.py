@@ -202,5 +202,5 @@ def _loosen(value: Any, named: bool = False) -> Any:
         for key, each in value.items()
         if named or key not in ("required", "title", "description")
     }
-    either = loose.get("anyOf", ()) if not named else ()
+    either: list[Any] = [] if named else loose.get("anyOf", [])
     return either[0] if len(either) == 1 else loose
