@@ -85,7 +85,7 @@ def test_the_debian_package_installs_beside_itself(
     ran: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(extras, "BESIDE", str(tmp_path / "beside"))
-    monkeypatch.setattr(extras.sys, "path", [*sys.path, str(tmp_path / "beside")])
+    monkeypatch.setattr(extras, "PACKAGE", sys.prefix)
     assert run(["extras", "install", "mcp"]) == 0
     system = str(Path(sys.executable).resolve())
     expected = ["-I", "-m", "pip", "install", "--target", str(tmp_path / "beside")]
