@@ -26,6 +26,8 @@ def salloc(args: list[str]) -> int:
     shell = [os.environ.get("SHELL") or "/bin/sh", "-i"]
     options, body, ignored = job_request(parser, [*given, *(command or shell)], lambda _: None)
     words.ignore("salloc", ignored)
+    if options.chdir:
+        os.chdir(options.chdir)
     body["name"] = options.name or ("interactive" if not command else body["name"] or command[0])
 
     def granted(label: str) -> None:
