@@ -30,7 +30,13 @@ def salloc(args: list[str]) -> int:
         os.chdir(options.chdir)
     body["name"] = options.name or ("interactive" if not command else body["name"] or command[0])
 
-    def granted(label: str) -> None:
+    labels: list[str] = []
+
+    def grant(label: str) -> None:
+        labels.append(label)
         words.say("salloc", f"Granted job allocation {label}")
 
-    return run_at_terminal(body, granted)
+    code = run_at_terminal(body, grant)
+    for label in labels[-1:]:
+        words.say("salloc", f"Relinquishing job allocation {label}")
+    return code

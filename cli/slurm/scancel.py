@@ -78,6 +78,9 @@ def _select(options: Any, jobs: list[str]) -> list[str]:
 
 
 def _cancel(job: str, quiet: bool) -> None:
+    if not client.get("/v1/jobs", select=job)["jobs"]:
+        words.say("scancel", f"error: {UNKNOWN.format(job)}")  # and 0, as Slurm's exit code
+        return
     ended = bool(_job(job).get("ended_at"))
     results = client.post("/v1/cancel", {"select": job, "user": None})["results"]
     if any(result["ok"] for result in results):
