@@ -7,9 +7,9 @@ from carmad.errors import CarmaError
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from carma_client.aio import AsyncCall, AsyncClient
+    from carma_client.aio import AsyncClient
     from carma_client.client import Client
-    from carma_client.function import Call
+    from carma_client.executor import Executor, JobFuture
     from carmad.api.job import JobOut
 
 
@@ -56,18 +56,18 @@ class JobFailed(Problem):
 
 
 __all__ = [
-    "AsyncCall",
     "AsyncClient",
-    "Call",
     "Client",
+    "Executor",
     "JobFailed",
+    "JobFuture",
     "Problem",
     "Refused",
     "Unknown",
     "Unreachable",
 ]
 
-_WHERE = {"Client": "client", "Call": "function", "AsyncClient": "aio", "AsyncCall": "aio"}
+_WHERE = {"Client": "client", "AsyncClient": "aio", "Executor": "executor", "JobFuture": "executor"}
 
 
 def __getattr__(name: str) -> object:

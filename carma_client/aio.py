@@ -5,22 +5,23 @@ from __future__ import annotations
 import _socket
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, AsyncIterator, TypeVar
 
 from carma_client import logs, requests
 from carma_client.steps import BLOCK, Found, Receive, Send, Sleep, Step, resume
 from carma_client.transport import TIMEOUT_S, Daemon
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from typing_extensions import Unpack
+
     from carma_client.options import Options
     from carma_client.steps import Steps
     from carmad.api.actions import ResultOut
     from carmad.api.events import EventOut
     from carmad.api.job import JobOut
 
-R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -98,8 +99,9 @@ async def _ready(
     ready = asyncio.Event()
     add(socket, ready.set)
     try:
-        async with asyncio.timeout(within_s):
-            await ready.wait()
+        await asyncio.wait_for(ready.wait(), within_s)
+    except asyncio.TimeoutError:
+        raise TimeoutError(f"nothing within {within_s:g} s") from None  # of Python 3.11: the same
     finally:
         remove(socket)
 
@@ -120,13 +122,6 @@ class AsyncClient(Daemon):
         self, argv: Sequence[str | os.PathLike[str]], **options: Unpack[Options]
     ) -> str:
         return await run(requests.submit(self, argv, options))
-
-    async def call(
-        self, function: Callable[..., R], *args: Any, **options: Unpack[Options]
-    ) -> AsyncCall[R]:
-        from carma_client.function import submit_call
-
-        return AsyncCall(self, *await run(submit_call(self, function, args, dict(options))))
 
     async def job(self, label: str) -> JobOut:
         job: JobOut = await self.get(requests.job_path(label))
@@ -169,22 +164,3 @@ class AsyncClient(Daemon):
         broken: Callable[[str], None] = lambda why: None,
     ) -> Iterated[EventOut]:
         return Iterated(requests.events(self, broken, select=select, user=user, since=since))
-
-
-class AsyncCall(Generic[R]):
-    """A function that runs as the job with this label."""
-
-    def __init__(self, client: AsyncClient, job: str, path: Path) -> None:
-        self.job = job
-        self._client = client
-        self._path = path
-        self._value: list[R] = []
-        self._lock = asyncio.Lock()
-
-    async def result(self) -> R:
-        from carma_client.function import outcome
-
-        async with self._lock:  # the first to have the result removes its file
-            if not self._value:
-                self._value.append(await run(outcome(self._client, self.job, self._path)))
-        return self._value[0]

@@ -10,15 +10,13 @@ TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Generator, Iterable, Sequence
-    from typing import Any, TypeVar, Unpack
 
-    from carma_client.function import Call
+    from typing_extensions import Unpack
+
     from carma_client.options import Options
     from carmad.api.actions import ResultOut
     from carmad.api.events import EventOut
     from carmad.api.job import JobOut
-
-    R = TypeVar("R")
 
 
 class Client(Blocking):
@@ -32,12 +30,6 @@ class Client(Blocking):
     def submit(self, argv: Sequence[str | os.PathLike[str]], **options: Unpack[Options]) -> str:
         """Submit a command. Returns the new job's label; it is on disk by then."""
         return run(requests.submit(self, argv, options))
-
-    def call(self, function: Callable[..., R], *args: Any, **options: Unpack[Options]) -> Call[R]:
-        """Submit a function, with its arguments; for named ones use functools.partial."""
-        from carma_client.function import Call, submit_call
-
-        return Call(self, *run(submit_call(self, function, args, dict(options))))
 
     def job(self, label: str) -> JobOut:
         job: JobOut = self.get(requests.job_path(label))

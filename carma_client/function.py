@@ -1,122 +1,125 @@
-"""A Python function as a job: what is called, how it is kept, and what came of it.
+"""Python functions as jobs: what is called, how it is kept, and what came of it.
 
-As `python -m`, it is the job's command. A call and its result are files of the user's; CARMA_CALL
-says which. The command's arguments only tell calls apart: CARMA learns the memory of jobs by
-their commands.
+As `python -m`, it is the job's command. Calls and their results are files of the user's, in a
+folder that CARMA_CALLS names; a task of an array has the call of its number. The command's
+arguments only tell functions apart: CARMA learns the memory of jobs by their commands.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
 import pickle
+import shutil
 import sys
 import traceback
 import uuid
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from carma_client import JobFailed, Refused, Unknown, requests
-from carma_client.steps import run
-from carma_client.transport import Daemon
 from carmad.paths import user_cache_dir
 
+TYPE_CHECKING = False  # what it imports need not be there in older Pythons
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
     from carma_client.steps import Steps
+    from carma_client.transport import Daemon
 
 try:
     import cloudpickle
 except ImportError:
     cloudpickle = None
 
-R = TypeVar("R")
-
-CALL = "CARMA_CALL"
+CALLS = "CARMA_CALLS"
+FUNCTION = "function"  # the file of what all tasks call
 RAISED = ("failed", "out_of_memory")  # states of a job whose function may have raised
-FETCHED = "the result of this call has been fetched: its arguments are no longer kept"
+DONE = "this call is done: its arguments are no longer kept"
+NO_CWD = ["-P"] if sys.version_info >= (3, 11) else []
 
 
-class Call(Generic[R]):
-    """A function that runs as the job with this label."""
+class JobTraceback(Exception):
+    """Where an exception was raised in a job, as its cause."""
 
-    def __init__(self, daemon: Daemon, job: str, path: Path) -> None:
-        self.job = job
-        self._daemon = daemon
-        self._path = path
-        self._value: list[R] = []
-        self._lock = Lock()
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
 
-    def result(self) -> R:
-        """Waits for the job's end. Returns what the function returned, or raises what it raised;
-        JobFailed if the job ended otherwise."""
-        with self._lock:  # the first to have the result removes its file
-            if not self._value:
-                self._value.append(run(outcome(self._daemon, self.job, self._path)))
-        return self._value[0]
+    def __str__(self) -> str:
+        return f"\n{self.text}"
 
 
-def submit_call(
-    daemon: Daemon, function: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]
+def submit_calls(
+    daemon: Daemon,
+    function: Callable[..., Any],
+    calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
+    options: Mapping[str, Any],
 ) -> Steps[tuple[str, Path]]:
-    """The new job's label, and the file with its result to be."""
-    if options.get("array") is not None:
-        raise TypeError("an array runs a command: call the function once for each job instead")
-    name = _name(function)
-    data = _pickle((function, args))
-    folder = Path(user_cache_dir(), "calls")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    call = folder / f"{uuid.uuid4().hex}.call"
-    path = [str(Path(each).absolute()) for each in sys.path]  # "" is this directory
-    _write(call, pickle.dumps((path, data)))
-    digest = hashlib.sha256(data).hexdigest()[:16]
-    argv = [sys.executable, "-P", "-u", "-m", __name__, name, digest]
-    own = {"name": name.rpartition(":")[2], **options}
-    same_daemon = {"CARMA_SOCKET": str(Path(daemon.socket).absolute())}
-    own["export"] = {**same_daemon, **options.get("export", {}), CALL: str(call)}
+    """Submit a job, or an array of several, that calls the function with each of these arguments.
+    Returns its label, and the folder of its calls."""
+    named = _named(function)
+    data = [pickle_value(function), *map(pickle_value, calls)]
+    digest = hashlib.sha256()
+    for each in data:
+        digest.update(each)
+    folder = Path(user_cache_dir(), "calls", uuid.uuid4().hex)
+    folder.mkdir(mode=0o700, parents=True)
     try:
-        label = yield from requests.submit(daemon, argv, own)
+        path = [str(Path(each).absolute()) for each in sys.path]  # "" is this directory
+        write_file(folder / FUNCTION, pickle.dumps((path, data[0])))
+        for index, call in enumerate(data[1:]):
+            write_file(folder / f"{index}.call", call)
+        argv = [sys.executable, *NO_CWD, "-u", "-m", "carma_client.function", named]
+        own: dict[str, Any] = {"name": named.rpartition(":")[2], **options}
+        same_daemon = {"CARMA_SOCKET": str(Path(daemon.socket).absolute())}
+        own["export"] = {**same_daemon, **options.get("export", {}), CALLS: str(folder)}
+        label = yield from requests.submit(daemon, [*argv, digest.hexdigest()[:16]], own)
     except Unknown:
         raise  # the job may be there
-    except Exception:
-        call.unlink(missing_ok=True)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
         raise
-    return label, call.with_suffix(".result")
+    return label, folder
 
 
-def _name(function: Callable[..., Any]) -> str:
+def call_each(function: Callable[..., Any], calls: Sequence[Sequence[Any]]) -> list[Any]:
+    return [function(*args) for args in calls]
+
+
+def _named(function: Callable[..., Any]) -> str:
+    """The name of what does the work."""
     while isinstance(function, partial):
-        function = function.func
+        function = function.args[0] if function.func is call_each else function.func
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def outcome(daemon: Daemon, label: str, result: Path) -> Steps[Any]:
-    """What the function returned; raises what it raised, or JobFailed. Only a result of the job's
-    last attempt counts."""
-    job = yield from requests.wait(daemon, label)
-    try:
-        attempt, returned, value = pickle.loads(_own(result))
-    except FileNotFoundError:
-        attempt, returned, value = 0, False, None
+def outcome(job: Any, folder: Path, index: int) -> Any:
+    """What the call returned, whose job has ended; raises what it raised, or JobFailed. Only a
+    result of the job's last attempt counts."""
+    value: Any = None
+    attempt, returned, text = 0, False, ""
+    with contextlib.suppress(FileNotFoundError):
+        attempt, returned, value, text = pickle.loads(_own(folder / f"{index}.result"))
     if attempt == job["attempt"] and returned:
-        for path in (result, result.with_suffix(".call")):
-            path.unlink(missing_ok=True)
         return value
     if attempt == job["attempt"] and job["state"] in RAISED:
-        raise value
+        raise value from JobTraceback(text)
     how = job["state"].replace("_", " ")
-    if evidence := (job.get("exit") or {}).get("evidence"):
+    evidence = (job.get("exit") or {}).get("evidence")
+    if evidence:
         how += f": {evidence}"
+    label = job["label"]
     hint = f"see `carma why {label}` and {job['stderr']}"
     raise JobFailed(f"job {label} has ended without a result: {how}", hint, job)
 
 
-def _pickle(value: Any) -> bytes:
+def pickle_value(value: Any) -> bytes:
     if cloudpickle is not None:
         data: bytes = cloudpickle.dumps(value)
         return data
@@ -132,12 +135,12 @@ def _pickle(value: Any) -> bytes:
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         """Another process has another __main__."""
-        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+        if isinstance(value, (type, FunctionType)) and value.__module__ == "__main__":
             raise pickle.PicklingError(f"{value.__qualname__} is defined in the script itself")
         return NotImplemented
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes) -> None:
     """All of it or nothing, and on disk."""
     part = path.with_suffix(".part")
     with open(part, "wb", opener=partial(os.open, mode=0o600)) as file:
@@ -159,30 +162,34 @@ def _own(path: Path) -> bytes:
 
 
 def main() -> None:
-    call = Path(os.environ[CALL])
+    folder = Path(os.environ[CALLS])
+    index = os.environ.get("CARMA_ARRAY_TASK_ID", "0")
     attempt = int(os.environ["CARMA_RESTART_COUNT"]) + 1
+    result = folder / f"{index}.result"
     try:
-        path, data = pickle.loads(_own(call))
+        path, function = pickle.loads(_own(folder / FUNCTION))
+        call = _own(folder / f"{index}.call")
     except FileNotFoundError:
-        sys.exit(FETCHED)
+        sys.exit(DONE)
     sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
     try:
-        function, args = pickle.loads(data)
-        result = _pickle((attempt, True, function(*args)))
+        args, kwargs = pickle.loads(call)
+        value = pickle.loads(function)(*args, **kwargs)
+        data = pickle_value((attempt, True, value, ""))
     except Exception as error:
-        _write(call.with_suffix(".result"), _pickle((attempt, False, _portable(error))))
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        text = f"In CARMA's job {os.environ['CARMA_JOB_ID']}:\n{text}"
+        write_file(result, pickle_value((attempt, False, _portable(error), text)))
         raise
-    _write(call.with_suffix(".result"), result)
+    write_file(result, data)
 
 
 def _portable(error: Exception) -> Exception:
-    """As it is if it can be unpickled, with where it was raised."""
-    text = "".join(traceback.format_exception(error))
-    error.add_note(f"in CARMA's job {os.environ['CARMA_JOB_ID']}:\n{text}")
+    """As it is if it can be unpickled."""
     try:
-        pickle.loads(_pickle(error))
+        pickle.loads(pickle_value(error))
     except Exception:  # noqa: BLE001 - an exception may be of any making
-        return RuntimeError(text)
+        return RuntimeError("".join(traceback.format_exception_only(type(error), error)).strip())
     return error
 
 

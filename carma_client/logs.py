@@ -50,7 +50,8 @@ def lines(daemon: Daemon, label: str, follow: bool, stderr: bool) -> Steps[None]
         yield Sleep(ASK_S)
         job = yield from patiently(ask)
     with open_log(path) as file:
-        log, begun = Log(file), list[bytes]()
+        log = Log(file)
+        begun: list[bytes] = []
         own = log.parts(job)
         end = file.tell()
         for at, size in own:
@@ -210,7 +211,8 @@ def output(path: str, job: Any) -> Iterator[bytes]:
 def search(path: str, job: Any, text: str, most: int) -> Tail:
     """The last lines of the job's output that contain the text, in any case, each with its number:
     `most` at most. Read with the caller's rights."""
-    wanted, found, count = text.casefold(), deque[str](maxlen=most), 0
+    wanted, count = text.casefold(), 0
+    found: deque[str] = deque(maxlen=most)
     try:
         for number, line in enumerate(_lines(output(path, job)), 1):
             shown = plain(line.decode(errors="replace"))

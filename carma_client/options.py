@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal
+
+from typing_extensions import NotRequired, TypedDict
 
 
 class After(TypedDict):

@@ -1,30 +1,26 @@
 """submitit's executor for CARMA: `submitit.AutoExecutor(folder, cluster="carma")`.
 
-submitit finds it by its entry points; nothing else imports it. As `python -m`, it is the job's
-command, whose arguments are the folder and what tells the function: CARMA learns the memory of
-jobs by their commands.
+submitit finds it by its entry points; nothing else imports it. The job's command is
+`carma_client.submitit_job`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shlex
-import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
-from submitit.core import core, job_environment, logger
-from submitit.core.submission import process_job
+from submitit.core import core, logger
 from submitit.core.utils import DelayedSubmission, FailedSubmissionError, JobPaths
 
-from carma_client import Client
+from carma_client import Client, submitit_job
+from carma_client.submitit_job import CarmaJobEnvironment
 from carmad.options import PLAIN
 from carmad.paths import socket_path
 
@@ -33,7 +29,6 @@ OWN = frozenset(PLAIN) - {"gpus", "cpus", "host_memory_mib", "stderr"}
 
 R = TypeVar("R", covariant=True)
 
-NO_JOB = "0"  # the id of a job that is only tried, for its memory
 GONE = "NOT_FOUND"  # CARMA does not know the job, or not any more
 STATES = {  # in submitit's words, which are Slurm's; those left out are the same
     "queued": "PENDING",
@@ -44,7 +39,6 @@ STATES = {  # in submitit's words, which are Slurm's; those left out are the sam
 }
 SAME = {"name": "name", "cpus_per_task": "cpus", "gpus_per_node": "gpus"}
 SIGNAL_DELAY_S = 90  # as with Slurm
-ONE_TASK = "a CARMA job is one task on one server; start several processes with torchrun or mpirun"
 
 
 class CarmaInfoWatcher(core.InfoWatcher):
@@ -75,12 +69,14 @@ def _info(job: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 class CarmaJob(core.Job[R]):
-    watcher = CarmaInfoWatcher(delay_s=5)
+    watcher = CarmaInfoWatcher(delay_s=1)
     _results_timeout_s = 2  # the job ran on this server, and has ended
 
     def done(self, force_check: bool = False) -> bool:
         """Whether it has ended for good. A result alone does not tell: CARMA may be about to run a
         job again that ran out of GPU memory."""
+        if self._sub_jobs:
+            return all(task.done(force_check) for task in self._sub_jobs)
         there = self.paths.result_pickle.exists()
         state = self._state("force" if force_check or there else "standard")
         return there if state == "UNKNOWN" else state not in _RUNS
@@ -92,7 +88,7 @@ class CarmaJob(core.Job[R]):
     def _state(self, mode: str) -> str:
         state = self.watcher.get_state(self.job_id, mode)
         try:
-            helper = _requeuer(self.paths).read_text()
+            helper = submitit_job.requeuer(self.paths).read_text()
         except OSError:
             return state
         # The helper's state is not the later one: if its work is done, the job's state shows it.
@@ -103,75 +99,13 @@ class CarmaJob(core.Job[R]):
         try:
             if not self.done(force_check=True):
                 Client().cancel(self.job_id)
+                self.watcher.register_job(self.job_id)  # what is known of it is out of date
         except Exception:
             if check:
                 raise
 
 
 _RUNS = frozenset({"PENDING", "RUNNING", "COMPLETING", "REQUEUED", "UNKNOWN"})
-
-
-def _requeuer(paths: JobPaths) -> Path:
-    """The file with the id of the job that is to run this one again."""
-    return paths.submitted_pickle.with_suffix(".requeuer")
-
-
-class CarmaJobEnvironment(job_environment.JobEnvironment):
-    _env: ClassVar[dict[str, str]] = {
-        "job_id": "CARMA_JOB_ID",
-        "array_job_id": "CARMA_ARRAY_JOB_ID",
-        "array_task_id": "CARMA_ARRAY_TASK_ID",
-    }
-    num_tasks = property(lambda self: 1)
-    num_nodes = property(lambda self: 1)
-    node = property(lambda self: 0)
-    global_rank = property(lambda self: 0)
-    local_rank = property(lambda self: 0)
-
-    def _handle_signals(self, paths: JobPaths, submission: DelayedSubmission) -> None:
-        """SIGTERM: CARMA takes the GPU back, to start the job again later, or somebody cancels it:
-        save its state. The signal before the time limit: save it, and ask to be run again."""
-        paths.result_pickle.unlink(missing_ok=True)  # an earlier attempt's
-        _requeuer(paths).unlink(missing_ok=True)
-        handler = job_environment.SignalHandler(self, paths, submission)
-        signal.signal(signal.SIGTERM, _in_this_process(handler.checkpoint_and_exit))
-        signal.signal(self._usr_sig(), _in_this_process(handler.checkpoint_and_try_requeue))
-        _hold_back(signal.SIG_UNBLOCK)
-
-    def _requeue(self, countdown: int) -> None:
-        """CARMA requeues only a job that has ended, so another job does it then."""
-        id = self.job_id
-        helper = Client().submit(
-            [
-                sys.executable,
-                "-c",
-                f"from carma_client import Client; Client().requeue({id!r})",
-            ],
-            gpus=0,
-            name=f"requeue-{id}",
-            after=[{"job": id, "kind": "afterany"}],
-            stdout=os.devnull,
-            export=_socket(),
-        )
-        _requeuer(self.paths).write_text(helper)
-        logger.get_logger().info(f"Job {id} will run again; {countdown} more time-outs allowed")
-
-
-Handler = Callable[[int, FrameType | None], None]
-
-
-def _in_this_process(handler: Handler) -> Handler:
-    """CARMA signals all processes of a job; those that a data loader forks inherit the handler,
-    and are not to save anything."""
-    own = os.getpid()
-
-    def handle(signum: int, frame: FrameType | None = None) -> None:
-        if os.getpid() == own:
-            handler(signum, frame)
-        elif signum == signal.SIGTERM:
-            os._exit(128 + signum)
-
-    return handle
 
 
 class CarmaExecutor(core.Executor):
@@ -197,12 +131,11 @@ class CarmaExecutor(core.Executor):
 
     @classmethod
     def _valid_parameters(cls) -> set[str]:
-        return {"array_parallelism", "signal_delay_s", *OWN}
+        return {"array_parallelism", "setup", "signal_delay_s", *OWN}
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
-        for name in ("nodes", "tasks_per_node"):
-            if kwargs.get(name, 1) != 1:
-                raise ValueError(f"{name}={kwargs[name]}: {ONE_TASK}")
+        if kwargs.get("nodes", 1) != 1:
+            raise ValueError(f"nodes={kwargs['nodes']}: CARMA has one server; use nodes=1")
         super()._internal_update_parameters(**kwargs)
 
     def _internal_process_submissions(
@@ -211,14 +144,14 @@ class CarmaExecutor(core.Executor):
         """The jobs are held until their pickles and folders are there."""
         pickles = [self._pickle(each) for each in delayed_submissions]
         digest = _digest(pickles)
-        tried = _tried(self.folder, digest)
+        tried = submitit_job.tried(self.folder, digest)
         with contextlib.suppress(FileExistsError):  # the same function was submitted before
             tried.hardlink_to(pickles[0])
         try:
             label = Client().submit(
-                [*self.python, "-u", "-m", __name__, str(self.folder), digest],
+                self._command(digest),
                 held=True,
-                export={"SUBMITIT_EXECUTOR": "carma", **_socket()},
+                export={"SUBMITIT_EXECUTOR": "carma", **submitit_job.socket()},
                 **self._options(len(pickles)),
             )
         except Exception as error:
@@ -226,11 +159,26 @@ class CarmaExecutor(core.Executor):
                 pickle.unlink(missing_ok=True)
             raise FailedSubmissionError(str(error)) from error
         labels = [f"{label}_{index}" for index in range(len(pickles))] if pickles[1:] else [label]
-        jobs: list[core.Job[Any]] = [self.job_class(self.folder, each) for each in labels]
+        tasks = range(self._count_tasks())
+        jobs: list[core.Job[Any]] = [self.job_class(self.folder, each, tasks) for each in labels]
         for job, pickle in zip(jobs, pickles, strict=True):
             job.paths.move_temporary_file(pickle, "submitted_pickle")
         Client().release(label)
         return jobs
+
+    def _count_tasks(self) -> int:
+        count: int = self.parameters.get("tasks_per_node", 1)
+        return count
+
+    def _command(self, digest: str) -> list[str]:
+        """Python, or a shell that becomes it after the lines of `setup`."""
+        count = self._count_tasks()
+        argv = [*self.python, "-u", "-m", submitit_job.__name__, str(self.folder), digest]
+        argv += [str(count)] if count > 1 else []
+        if lines := self.parameters.get("setup"):
+            # A line's end rather than a space: the line may end in a comment.
+            return ["bash", "-c", " &&\n".join([*lines, f"exec {shlex.join(argv)}"])]
+        return argv
 
     def _pickle(self, delayed: DelayedSubmission) -> Path:
         delayed.set_timeout(self.parameters.get("timeout_min", 0), self.max_num_timeout)
@@ -274,37 +222,3 @@ def _digest(pickles: Sequence[Path]) -> str:
     for pickle in pickles:
         digest.update(pickle.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _tried(folder: str | Path, digest: str) -> Path:
-    """The pickle that a trial runs: it is there before the job has an id, and until it ends."""
-    return JobPaths.get_first_id_independent_folder(folder) / f"{digest}_tried.pkl"
-
-
-def _hold_back(how: int) -> None:
-    signal.pthread_sigmask(how, (CarmaJobEnvironment._usr_sig(),))
-
-
-def _socket() -> dict[str, str]:
-    """For the job, to reach the same daemon; other CARMA_ variables are not for it."""
-    return {"CARMA_SOCKET": os.environ["CARMA_SOCKET"]} if "CARMA_SOCKET" in os.environ else {}
-
-
-# in the job
-
-
-def main() -> None:
-    folder, digest = sys.argv[1:]
-    tried = _tried(folder, digest)
-    if os.environ["CARMA_JOB_ID"] == NO_JOB:
-        DelayedSubmission.load(tried).result()
-        return
-    _hold_back(signal.SIG_BLOCK)  # until there is a handler, it would kill the job
-    try:
-        process_job(folder)
-    finally:
-        tried.unlink(missing_ok=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -63,6 +63,7 @@ SUMMARIES: dict[str, dict[str, str]] = {
         "doctor": (
             "Check this machine and, if one is running, the daemon. Exits with 1 if a check fails."
         ),
+        "extras": "List CARMA's optional parts, or install some where CARMA runs.",
         "daemon": "Start, stop and install carmad.",
         "config": "Show the daemon's settings, or check a settings file.",
         "slurm-commands": "Put sbatch, squeue and others on PATH, done by CARMA, or remove them.",

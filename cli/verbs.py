@@ -137,6 +137,7 @@ VERBS = (
     Verb("limit", "shares", ARGPARSE),
     Verb("reserve", "shares", ARGPARSE),
     Verb("doctor", "doctor", ARGPARSE),
+    Verb("extras", "extras", ARGPARSE),
     Verb("daemon start", "server", ARGPARSE),
     Verb("daemon run", "server", ARGPARSE),
     Verb("daemon stop", "server", ARGPARSE),

@@ -45,6 +45,12 @@ def killed_the_second_time(trace: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def train_until_there(go: str) -> str:
+    while not Path(go).exists():
+        time.sleep(0.05)
+    return "there"
+
+
 # with submitit
 
 
@@ -66,6 +72,14 @@ def environment(each: int) -> tuple[int, str, int, int]:
     return each, env.job_id, env.num_tasks, env.global_rank
 
 
+def fail_in_task(rank: int) -> int:
+    import submitit
+
+    if (own := submitit.JobEnvironment().global_rank) == rank:
+        raise ValueError(f"no luck in task {rank}")
+    return own
+
+
 class Counting:
     """Counts the attempts; the first one waits to be stopped."""
 
@@ -76,7 +90,10 @@ class Counting:
     def __call__(self) -> str:
         if not self.first:
             return "went on"
-        self.started.write_text(str(os.getpid()))
+        rank = os.environ.get("SUBMITIT_CARMA_RANK", "0")  # of several tasks, each has a file
+        self.started.with_name(self.started.name + rank.replace("0", "")).write_text(
+            str(os.getpid())
+        )
         time.sleep(600)
         return "was not stopped"
 

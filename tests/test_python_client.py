@@ -13,14 +13,21 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NotRequired, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from carma_client import AsyncClient, Client, JobFailed, Refused, Unknown, Unreachable, steps
+from carma_client import (
+    AsyncClient,
+    Client,
+    Executor,
+    Refused,
+    Unknown,
+    Unreachable,
+    steps,
+)
 from carma_client.options import Options
 from docs.pages.http_api import schema
 from tests import api_server
@@ -28,14 +35,7 @@ from tests.aio import run_async
 from tests.api_server import as_user
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import NO_KERNELS, ROOT, Carmad, running
-from tests.functions import (
-    add,
-    fail,
-    first_runs_out_of_memory,
-    killed_the_second_time,
-    search_path,
-    train_until,
-)
+from tests.functions import add
 from tests.waiting import PATIENCE_S, until
 
 SENT: list[bytes] = []  # all requests of this module
@@ -64,10 +64,6 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> None:
         made(self, socket, data, within_s)
 
     monkeypatch.setattr(steps.Send, "__init__", note)
-
-
-def calls(client: Client) -> list[Path]:
-    return list(Path(os.environ["XDG_CACHE_HOME"], "carma/calls").glob("*"))
 
 
 # commands
@@ -148,78 +144,6 @@ def test_other_users_jobs_are_refused() -> None:
     assert name == "-"
 
 
-# functions
-
-
-def test_a_function_returns_its_result(client: Client) -> None:
-    call = client.call(add, 1, 2, gpus=1, memory_mib=1000)
-    assert call.result() == call.result() == 3
-    job = client.job(call.job)
-    assert (job["name"], job["state"], job["memory"]["declared_mib"]) == ("add", "succeeded", 1000)
-    assert list(client.logs(call.job)) == ["adding"]
-    assert calls(client) == []
-    client.requeue(call.job)
-    assert client.wait(call.job)["state"] == "failed"
-    assert list(client.logs(call.job))[-1].startswith("the result of this call has been fetched")
-
-
-def test_two_may_wait_for_one_result(client: Client) -> None:
-    call = client.call(add, 20, 22, gpus=0)
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(lambda _: call.result(), range(2))) == [42, 42]
-
-
-@needs_root
-def test_a_result_of_another_user_is_not_unpickled(client: Client, tmp_path: Path) -> None:
-    call = client.call(add, 1, 2, gpus=0)
-    client.wait(call.job)
-    (result,) = [path for path in calls(client) if path.suffix == ".result"]
-    os.chown(result, HOSTILE[0], -1)
-    with pytest.raises(Refused, match="is not yours"):
-        call.result()
-
-
-def test_what_it_raises_is_raised_here(client: Client) -> None:
-    known, strange = client.call(fail, "no luck"), client.call(fail, "")
-    with pytest.raises(ValueError, match="no luck") as raised:
-        known.result()
-    assert f"job {known.job}" in raised.value.__notes__[0]
-    assert "in fail" in raised.value.__notes__[0]
-    with pytest.raises(RuntimeError, match="OwnError: 1 and 2"):  # it cannot be unpickled
-        strange.result()
-    with pytest.raises(JobFailed, match="without a result: failed") as failed:
-        client.call(os._exit, 3).result()
-    assert (failed.value.job["exit"] or {})["code"] == 3
-    assert client.call(threading.Lock).job  # what cannot be pickled is found out in the job
-    with pytest.raises(TypeError, match="pickle"):
-        client.call(threading.Lock).result()
-
-
-def test_a_result_of_an_earlier_attempt_does_not_count(client: Client, tmp_path: Path) -> None:
-    # With a neighbour, or it would not be run again; that gets a GPU of its own.
-    neighbour = client.submit(["sleep", "600"], gpus=3)
-    call = client.call(first_runs_out_of_memory, str(tmp_path / "trace"))
-    until(lambda: client.job(call.job)["recovering"], "it to be retried")
-    client.cancel(neighbour)
-    assert call.result() == "went on"
-    assert client.job(call.job)["attempt"] == 2
-    killed = client.call(killed_the_second_time, str(tmp_path / "other"))
-    with pytest.raises(ValueError, match="of the first attempt"):
-        killed.result()
-    client.requeue(killed.job)
-    with pytest.raises(JobFailed, match="without a result"):
-        killed.result()
-
-
-def test_a_refused_call_leaves_nothing(client: Client) -> None:
-    before = set(calls(client))
-    with pytest.raises(Refused):
-        client.call(add, 1, 2, gpus=99)
-    with pytest.raises(TypeError, match="array"):
-        client.call(add, 1, 2, array={"indices": [1, 2]})
-    assert set(calls(client)) == before
-
-
 def test_an_answer_that_is_lost_leaves_it_open_what_was_done(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as daemon:
         daemon.bind(str(tmp_path / "sock"))
@@ -233,39 +157,6 @@ def test_an_answer_that_is_lost_leaves_it_open_what_was_done(tmp_path: Path) -> 
         with pytest.raises(Unknown, match="without an answer") as lost:
             Client(str(tmp_path / "sock")).submit(["true"])
         assert "before you submit it again" in lost.value.hint
-
-
-def test_modules_are_looked_for_as_in_the_program(client: Client) -> None:
-    mine = [str(Path(each).absolute()) for each in sys.path]
-    assert client.call(search_path, gpus=0).result()[: len(mine)] == mine
-
-
-SCRIPT = """
-import sys
-if {without}: sys.modules["cloudpickle"] = None
-from carma_client import Client, Problem
-def twice(x): return 2 * x
-class Own(Exception): pass
-def fails(): raise Own("of the script")
-try:
-    print(Client().call(twice, 21, gpus=0).result())
-    Client().call(fails, gpus=0).result()
-except Problem as problem: print(problem, "|", problem.hint)
-except Own as error: print("Own:", error)
-"""
-
-
-@pytest.mark.parametrize("without", [True, False])
-def test_a_function_of_the_script_itself_needs_cloudpickle(client: Client, without: bool) -> None:
-    if not without:
-        pytest.importorskip("cloudpickle")
-    script = Path("script.py")
-    script.write_text(SCRIPT.format(without=without))
-    env = os.environ | {"CARMA_SOCKET": client.socket}
-    ran = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
-    said = "twice is defined in the script itself | define it in a module of its own, or install"
-    for word in (said,) if without else ("42", "Own: of the script"):
-        assert word in ran.stdout, ran
 
 
 # the guide
@@ -284,7 +175,7 @@ def test_the_guides_scripts_run(client: Client) -> None:
         assert ran.returncode == 0, ran
         said[script] = ran.stdout
     assert said["command.py"] == "trained\nsucceeded\n"
-    assert said["sweep.py"] == "[0.9, 0.99]\n"
+    assert said["sweep.py"] == "[0.9, 0.99]\n0.999\n"
     assert re.fullmatch(r"(\d+ succeeded\n){2}", said["both.py"])
 
 
@@ -358,8 +249,11 @@ def test_all_of_it_with_asyncio(carmad: Carmad, client: Client) -> None:
         assert (await anext(stream))["event"] == "watching"
         label = await theirs.submit(["echo", "hello"], held=True)
         await theirs.release(label)
-        job, call = await asyncio.gather(theirs.wait(label), theirs.call(add, 1, 2, gpus=0))
-        assert (job["state"], await call.result()) == ("succeeded", 3)
+        loop, executor = asyncio.get_running_loop(), Executor(client=client, gpus=0)
+        job, three = await asyncio.gather(
+            theirs.wait(label), loop.run_in_executor(executor, add, 1, 2)
+        )
+        assert (job["state"], three) == ("succeeded", 3)
         assert await listed(theirs.logs(label)) == ["hello"]
         assert [each["label"] for each in await theirs.jobs([label])] == [label]
         mine = (each async for each in stream if each.get("job", {}).get("label") == label)
@@ -482,19 +376,3 @@ def test_importing_the_client_imports_little() -> None:
         "carmad.paths",
     }
     assert not [name for name in loaded if name.partition(".")[0] == "cli"]
-
-
-def test_a_function_is_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    go = tmp_path / "go"
-    with running(tmp_path, CARMA_ESTIMATOR="trace", **NO_KERNELS) as carmad:
-        call = Client(carmad.socket).call(train_until, str(go), 512)
-
-        def source() -> str | None:
-            found: str | None = carmad.job(int(call.job))["memory"]["estimate_source"]
-            return found
-
-        until(lambda: source() == "trace", "it to be traced", within_s=600)
-        go.touch()
-        assert call.result() == 512

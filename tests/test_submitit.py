@@ -5,15 +5,26 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.daemon import NO_KERNELS, Carmad, running, train
-from tests.functions import Counting, add, environment, fail, train_until, train_with
+from tests.daemon import NO_KERNELS, ROOT, Carmad, running, train
+from tests.functions import (
+    Counting,
+    add,
+    environment,
+    fail,
+    fail_in_task,
+    train_until,
+    train_with,
+)
 from tests.waiting import until
 
 submitit = pytest.importorskip("submitit")
@@ -124,10 +135,92 @@ def test_an_error_is_no_result_while_carma_runs_the_job_again(
     carmad.await_state(int(job.job_id), "cancelled")
 
 
-@pytest.mark.parametrize("more", [{"nodes": 2}, {"tasks_per_node": 4}])
-def test_one_task_on_one_server(executor: Any, more: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="one task on one server"):
-        executor.update_parameters(**more)
+def test_several_tasks_are_processes_of_one_job(executor: Any) -> None:
+    executor.update_parameters(gpus_per_node=0, tasks_per_node=3)
+    job = executor.submit(environment, 7)
+    assert job.results() == [(7, job.job_id, 3, rank) for rank in range(3)]
+    assert [job.task(rank).stdout() for rank in range(3)].count(None) == 0
+    first, second = executor.map_array(environment, [1, 2])
+    array = first.job_id.partition("_")[0]
+    assert second.results() == [(2, f"{array}_1", 3, rank) for rank in range(3)]
+    assert first.done() and first.state == "COMPLETED"
+
+
+def test_a_task_that_fails_fails_the_job_whose_log_says_why(executor: Any) -> None:
+    executor.update_parameters(gpus_per_node=0, tasks_per_node=2)
+    job = executor.submit(fail_in_task, 1)
+    with pytest.raises(submitit.core.utils.FailedJobError, match="task=1"):
+        job.results()
+    assert job.state == "FAILED"
+    assert job.task(0).result() == 0
+    assert "task 1 has failed" in job.task(0).stderr()
+    assert "no luck in task 1" in job.task(0).stderr()
+
+
+def test_several_tasks_go_on_from_the_checkpoint_of_the_first(
+    carmad: Carmad, executor: Any, tmp_path: Path
+) -> None:
+    executor.update_parameters(timeout_min=5, gpus_per_node=0, tasks_per_node=2)
+    job = executor.submit(Counting(tmp_path / "started"))
+
+    def processes() -> list[psutil.Process]:
+        started = [path.read_text() for path in tmp_path.glob("started*")]
+        return [psutil.Process(int(pid)) for pid in started if pid]
+
+    until(lambda: len(processes()) == 2, "both to run")
+    for process in (*processes(), processes()[0].parent()):  # CARMA signals all of a job
+        process.send_signal(signal.SIGUSR2)
+    assert job.results() == ["went on", "went on"]
+    assert carmad.job(int(job.job_id))["attempt"] == 2
+
+
+def test_setup_comes_before_the_function_and_must_succeed(executor: Any, tmp_path: Path) -> None:
+    executor.update_parameters(
+        gpus_per_node=0, carma_setup=["export WORD='set up' # for it", "cd /"]
+    )
+    assert executor.submit(os.getenv, "WORD").result() == "set up"
+    executor.update_parameters(carma_setup=["false", f"touch {tmp_path}/on"])
+    with pytest.raises(submitit.core.utils.UncompletedJobError):
+        executor.submit(os.getenv, "WORD").result()
+    assert not (tmp_path / "on").exists()
+
+
+def test_the_state_after_cancel_is_that_of_now(carmad: Carmad, executor: Any) -> None:
+    executor.update_parameters(gpus_per_node=0)
+    job = executor.submit(time.sleep, 600)
+    carmad.await_state(int(job.job_id), "running")
+    job.watcher.update()  # what would else be believed for a while
+    job.cancel()
+    assert job.state in ("COMPLETING", "CANCELLED")
+
+
+def test_more_than_one_server_is_refused(executor: Any) -> None:
+    with pytest.raises(ValueError, match="CARMA has one server"):
+        executor.update_parameters(nodes=2)
+
+
+ITS_INTERNALS = (
+    "test_local_job",
+    "test_killed",
+    "test_cancel",
+)  # its process, its words for states
+OF_SECONDS = ("test_requeuing", "test_custom_checkpoint")  # a second is too short when it is busy
+
+
+def test_what_submitit_asks_of_its_local_executor(carmad: Carmad, tmp_path: Path) -> None:
+    left_out = [f"--deselect=::{name}" for name in (*ITS_INTERNALS, *OF_SECONDS)]
+    quiet = [f"-pno:{plugin}" for plugin in ("cacheprovider", "hydra_pytest", "schemathesis")]
+    argv = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "tests.submitit_local", *quiet]
+    argv += ["--basetemp", str(tmp_path / "theirs"), *left_out]
+    ran = subprocess.run(
+        [*argv, "--pyargs", "submitit.local.test_local"],
+        env={**os.environ, "CARMA_SOCKET": carmad.socket, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stdout[-8000:]
+    assert ran.stdout.count("PASSED") >= 16
 
 
 def test_a_refusal_says_why_and_leaves_nothing(executor: Any, tmp_path: Path) -> None:
