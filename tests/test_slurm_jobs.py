@@ -13,6 +13,7 @@ import pytest
 
 from cli.slurm import WORDS
 from tests.daemon import CARMA, NO_KERNELS, Carmad, running, train
+from tests.functions import add
 from tests.waiting import PATIENCE_S, until
 
 
@@ -21,7 +22,7 @@ class Slurm:
 
     def __init__(self, carmad: Carmad, links: Path) -> None:
         self.carmad = carmad
-        self._env = carmad.env | {
+        self.env = carmad.env | {
             "PATH": f"{links}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "CARMA_SOCKET": carmad.socket,
         }
@@ -30,7 +31,7 @@ class Slurm:
         return subprocess.run(
             words,
             cwd=self.carmad.work,
-            env=self._env | options.pop("env", {}),
+            env=self.env | options.pop("env", {}),
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
@@ -152,10 +153,11 @@ def test_srun_and_salloc_wait_here(slurm: Slurm) -> None:
     done = slurm.run("srun", "-n2", "-l", "sh", "-c", "echo $SLURM_NTASKS; exit 3")
     assert done.returncode == 3, done.stderr
     assert sorted(done.stdout.splitlines()) == ["0: 2", "1: 2"]
-    done = slurm.run("salloc", "-J", "mine", "sh", "-c", "echo $SLURM_JOB_ID; srun echo step")
+    script = "echo $SLURM_JOB_ID; srun pwd"
+    done = slurm.run("salloc", "-J", "mine", "-D", "/usr", "sh", "-c", script)
     assert done.returncode == 0, done.stderr
     job, step = done.stdout.splitlines()
-    assert step == "step" and f"salloc: Granted job allocation {job}\n" in done.stderr
+    assert step == "/usr" and f"salloc: Granted job allocation {job}\n" in done.stderr
     assert slurm.sacct(int(job), "jobname", "state") == ["mine|COMPLETED"]
 
 
@@ -178,6 +180,23 @@ def test_a_folder_of_logs_that_is_called_after_the_job_is_made(slurm: Slurm) -> 
     said = [(work / f"{array}_{at}" / "out").read_text() for at in (3, 4)]
     assert said == [f"{array}\n", f"{array + 1}\n"]
     assert (work / f"{array}-err" / "mine").exists()
+
+
+def test_submitit_takes_it_for_slurm(
+    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitit = pytest.importorskip("submitit")
+    for name in ("PATH", "CARMA_SOCKET"):
+        monkeypatch.setenv(name, slurm.env[name])
+    executor = submitit.AutoExecutor(tmp_path / "%j", cluster="slurm")
+    executor.update_parameters(timeout_min=5, tasks_per_node=2, slurm_partition="any")
+    both = executor.submit(add, 1, b=2)
+    assert both.results() == [3, 3]
+    executor.update_parameters(tasks_per_node=1)
+    jobs = executor.map_array(add, [1, 2], [3, 4])
+    assert [job.result() for job in jobs] == [4, 6]
+    slurm.carmad.ended(int(both.job_id))
+    assert slurm.sacct(int(both.job_id)) == ["COMPLETED"]
 
 
 def test_sbatch_waits_and_ends_with_the_jobs_code(slurm: Slurm) -> None:

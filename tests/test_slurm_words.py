@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli import client
 from cli.commands.slurm_commands import slurm_commands_install, slurm_commands_remove
-from cli.problems import Problem, Usage
+from cli.problems import Problem, Refused, Usage
 from cli.slurm import VERSION, WORDS
 from cli.slurm.fields import FIELDS, HOST, LETTERS, NAMES, TITLES
 from cli.slurm.formats import parse_names, parse_percent, parse_titles
@@ -242,7 +243,7 @@ def test_a_job_that_nobody_knows(fake: FakeDaemon, capsys: pytest.CaptureFixture
     assert run("squeue", ["-j", "99"]) == 1
     assert run("squeue", ["-j", "99,98"]) == 0
     assert run("scontrol", ["show", "job", "99"]) == 1
-    assert run("scancel", ["99"]) == 1
+    assert run("scancel", ["99"]) == 0
     err = capsys.readouterr().err
     assert err.count("Invalid job id specified") == 3
 
@@ -257,6 +258,22 @@ def test_a_job_that_has_ended_is_not_in_squeue_and_no_error_of_scancel(
     assert run("scancel", ["42"]) == 0
     out, err = capsys.readouterr()
     assert not out and "already completing or completed" in err
+
+
+def test_a_job_of_somebody_else_is_not_cancelled(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, private(job()))
+
+    def refuse(path: str, body: object) -> object:
+        raise Refused("job 42 is alice's", code="not_yours")
+
+    monkeypatch.setattr(client, "post", refuse)
+    assert run("scancel", ["42"]) == 1
+    told = "scancel: error: Kill job error on job id 42: Access/permission denied\n"
+    assert capsys.readouterr().err == told
+    assert run("squeue", ["-h", "-o", "%j|%Z|%r"]) == 0
+    assert capsys.readouterr().out == "-||None\n"
 
 
 @pytest.mark.parametrize("word", WORDS)

@@ -101,6 +101,11 @@ def array_of(job: JobOut) -> tuple[str, str]:
     return array, index
 
 
+def tasks_of(job: JobOut) -> str:
+    """The index of the task, or of all that wait: 0-3%1."""
+    return array_of(job)[1].replace("[", "").replace("]", "")
+
+
 def command(job: JobOut) -> str:
     """The program or the script, without its arguments."""
     argv = job.get("argv") or ["(null)"]
@@ -135,13 +140,22 @@ def uid(user: str) -> int:
         return -1
 
 
-def _group(user: str) -> str:
-    import grp
+def gid(user: str) -> int:
+    """Of the user's own group; -1 for a user who is no longer known here."""
     import pwd
 
     try:
-        return grp.getgrgid(pwd.getpwnam(user).pw_gid).gr_name
+        return pwd.getpwnam(user).pw_gid
     except KeyError:
+        return -1
+
+
+def group(user: str) -> str:
+    import grp
+
+    try:
+        return grp.getgrgid(gid(user)).gr_name
+    except (KeyError, OverflowError):
         return ""
 
 
@@ -170,11 +184,11 @@ FIELDS = (
     Field("jobarrayid", "i", "JOBID", "JobID", 12, lambda j: j["label"]),
     Field("jobid", "A", "JOBID", "JobIDRaw", 12, lambda j: str(j["id"])),
     Field("arrayjobid", "F", "ARRAY_JOB_ID", "", 12, lambda j: array_of(j)[0]),
-    Field("arraytaskid", "K", "ARRAY_TASK_ID", "", 12, lambda j: array_of(j)[1] or "N/A"),
+    Field("arraytaskid", "K", "ARRAY_TASK_ID", "", 12, lambda j: tasks_of(j) or "N/A"),
     Field("name", "j", "NAME", "JobName", 10, lambda j: clean(j["name"])),
     Field("username", "u", "USER", "User", 9, lambda j: clean(j["user"])),
     Field("userid", "U", "UID", "UID", 6, lambda j: str(uid(j["user"]))),
-    Field("groupname", "g", "GROUP", "Group", 9, lambda j: _group(j["user"])),
+    Field("groupname", "g", "GROUP", "Group", 9, lambda j: group(j["user"])),
     Field("partition", "P", "PARTITION", "Partition", 10, lambda _: PARTITION),
     Field("account", "a", "ACCOUNT", "Account", 10, lambda _: "(null)"),
     Field("qos", "q", "QOS", "QOS", 10, lambda _: "normal"),
@@ -218,8 +232,10 @@ FIELDS = (
     Field("stderr", "", "STDERR", "", 20, lambda j: clean(j.get("stderr") or "")),
     Field("submittime", "V", "SUBMIT_TIME", "Submit", 19, lambda j: submitted(j)),
     Field("eligibletime", "", "ELIGIBLE_TIME", "Eligible", 19, lambda j: _eligible(j)),
-    Field("starttime", "S", "START_TIME", "Start", 19, lambda j: _start(j)),
-    Field("endtime", "e", "END_TIME", "End", 19, lambda j: timestamp(j.get("ended_at"), "Unknown")),
+    Field("starttime", "S", "START_TIME", "", 19, lambda j: _start(j, "N/A")),
+    Field("endtime", "e", "END_TIME", "", 19, lambda j: timestamp(j.get("ended_at"), "N/A")),
+    Field("", "", "", "Start", 19, lambda j: _start(j, "Unknown")),
+    Field("", "", "", "End", 19, lambda j: timestamp(j.get("ended_at"), "Unknown")),
     Field("exit_code", "", "EXIT_CODE", "ExitCode", 8, exit_code),
     Field("", "", "", "DerivedExitCode", 15, lambda _: "0:0"),
     Field("restartcnt", "", "RESTART_CNT", "Restarts", 8, lambda j: str(restarts(j))),
@@ -251,5 +267,5 @@ def _eligible(job: JobOut) -> str:
     return timestamp(job.get("begin_at") or job["submitted_at"], "Unknown")
 
 
-def _start(job: JobOut) -> str:
-    return timestamp(job["started_at"], "Unknown") if has_started(job) else "Unknown"
+def _start(job: JobOut, nothing: str) -> str:
+    return timestamp(job["started_at"] if has_started(job) else None, nothing)

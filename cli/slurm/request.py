@@ -11,7 +11,7 @@ import os
 import re
 
 from carmad.options import LEAST_HOST_MIB, MAX_CPUS, MAX_GPUS, MAX_MIB, MAX_SCRIPT_BYTES
-from cli.parse import UNIT_MIB, signal_before, whole
+from cli.parse import UNIT_MIB, gpus_of_kind, not_empty, signal_before, whole
 from cli.parser import Parser
 from cli.problems import Usage
 from cli.script import Script, read_script
@@ -71,6 +71,11 @@ def build_parser(word: str, usage: str, about: str) -> Parser:
     add_job_options(parser)
     add = parser.add_argument
     count = whole(1, MAX_CPUS)
+    about = "number of GPUs (default: none), of a kind if one is given, such as a100:2"
+    gpus = ("-G", "--gpus", "--gpus-per-node")
+    add(*gpus, type=gpus_of_kind, dest="gpus", metavar="[KIND:]N", help=about)
+    about = "file for standard output; %%j id, %%x name, %%u user, %%A array, %%a index"
+    add("-o", "--output", dest="stdout", type=not_empty, metavar="FILE", help=about)
     add("-n", "--ntasks", type=count, metavar="N", help="tasks that srun starts in the job")
     add("-N", "--nodes", type=_nodes, metavar="1", help="there is one node")
     add("--ntasks-per-node", type=count, metavar="N", help="as --ntasks, as there is one node")

@@ -26,9 +26,17 @@ def salloc(args: list[str]) -> int:
     shell = [os.environ.get("SHELL") or "/bin/sh", "-i"]
     options, body, ignored = job_request(parser, [*given, *(command or shell)], lambda _: None)
     words.ignore("salloc", ignored)
+    if options.chdir:
+        os.chdir(options.chdir)
     body["name"] = options.name or ("interactive" if not command else body["name"] or command[0])
 
-    def granted(label: str) -> None:
+    labels: list[str] = []
+
+    def grant(label: str) -> None:
+        labels.append(label)
         words.say("salloc", f"Granted job allocation {label}")
 
-    return run_at_terminal(body, granted)
+    code = run_at_terminal(body, grant)
+    for label in labels[-1:]:
+        words.say("salloc", f"Relinquishing job allocation {label}")
+    return code

@@ -7,7 +7,7 @@ import os
 
 from cli import client
 from cli.options import user_of
-from cli.problems import Problem, Usage
+from cli.problems import FORBIDDEN, Problem, Refused, Unreachable, Usage
 from cli.slurm import words
 from cli.slurm.states import carma_states, parse_states
 
@@ -58,10 +58,11 @@ def scancel(args: list[str]) -> int:
                 _send(job, signum, options)
             else:
                 _cancel(job, options.quiet)
+        except Unreachable:  # neither for the others
+            raise
         except Problem as error:
-            if error.exit_code == 3:  # nobody answers: neither for the others
-                raise
-            words.say("scancel", f"error: {error.message}")
+            denied = isinstance(error, Refused) and error.code in FORBIDDEN
+            words.say("scancel", f"error: {DENIED.format(job) if denied else error.message}")
             failed = True
     return words.FAILED if failed else 0
 
@@ -77,6 +78,9 @@ def _select(options: Any, jobs: list[str]) -> list[str]:
 
 
 def _cancel(job: str, quiet: bool) -> None:
+    if not client.get("/v1/jobs", select=job)["jobs"]:
+        words.say("scancel", f"error: {UNKNOWN.format(job)}")  # and 0, as Slurm's exit code
+        return
     ended = bool(_job(job).get("ended_at"))
     results = client.post("/v1/cancel", {"select": job, "user": None})["results"]
     if any(result["ok"] for result in results):

@@ -151,17 +151,21 @@ def _job(job: Any) -> list[list[tuple[str, Any]]]:
     from cli.slurm.states import exit_code, reason_of, state_of
 
     array, index = fields.array_of(job)
-    where = fields.nodes(job) or "(null)"
+    where = fields.nodes(job)
     limit_s = job.get("time_limit_s")
-    own, group = fields.uid(job["user"]), fields.TITLES["group"][1].text(job)
+    own, group = fields.uid(job["user"]), fields.group(job["user"])
     gpus = [("TresPerNode", fields.gres(job))] if job["gpus_wanted"] else []
-    of_array = [("ArrayJobId", array), ("ArrayTaskId", index)] if index else []
+    of_array = [("ArrayJobId", array), ("ArrayTaskId", fields.tasks_of(job))] if index else []
     submitted = fields.timestamp(job["submitted_at"], "Unknown")
     begin = job.get("begin_at") or job["submitted_at"]
     started = fields.timestamp(job["started_at"] if fields.has_started(job) else None, "Unknown")
     return [
         [("JobId", job["id"]), *of_array, ("JobName", job["name"])],
-        [("UserId", f"{job['user']}({own})"), ("GroupId", group), ("MCS_label", "N/A")],
+        [
+            ("UserId", f"{job['user']}({own})"),
+            ("GroupId", f"{group}({fields.gid(job['user'])})"),
+            ("MCS_label", "N/A"),
+        ],
         [
             ("Priority", fields.priority(job)),
             ("Nice", job.get("nice", 0)),
@@ -193,7 +197,7 @@ def _job(job: Any) -> list[list[tuple[str, Any]]]:
         ],
         [("Partition", PARTITION)],
         [("NodeList", where)],
-        [("BatchHost", where)],
+        *([[("BatchHost", where)]] if where else ()),
         [
             ("NumNodes", 1),
             ("NumCPUs", fields.cpus(job)),

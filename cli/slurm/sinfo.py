@@ -8,6 +8,7 @@ from cli.problems import Usage
 from cli.slurm import CLUSTER, PARTITION, words
 from cli.slurm.formats import lay_out, parse_names, parse_percent, show
 from cli.slurm.node import read_node
+from cli.slurm.squeue import today
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 ABOUT = "Show this server as Slurm shows a partition of one node."
 SHORT = "%9P %.5a %.10l %.6D %.6t %N"
-SUMMARY = "%9P %.5a %.10l %.16F  %N"
+SUMMARY = "%9P %.5a %.10l %.16F %N"
 NODES = "%N %.6D %.9P %6t"
 LONG = "%9P %.5a %.10l %.10s %.4r %.8h %.10g %.6D %.11T %N"
 SHORT_STATES = {"mixed": "mix", "idle": "idle", "drained": "drain", "draining": "drng"}
@@ -63,7 +64,7 @@ LETTERS = {
     "g": Field("groups", "GROUPS", lambda _: "all"),
     "h": Field("oversubscribe", "OVERSUBS", lambda _: "YES"),
     "r": Field("root", "ROOT", lambda _: "no"),
-    "s": Field("size", "JOB_SIZE", lambda _: "1"),
+    "s": Field("size", "JOB_SIZE", lambda _: "1-infinite"),
     "B": Field("maxcpuspernode", "MAX_CPUS_PER_NODE", lambda _: "UNLIMITED"),
     "E": Field("reason", "REASON", lambda _: "none"),
     "w": Field("weight", "WEIGHT", lambda _: "1"),
@@ -110,6 +111,8 @@ def sinfo(args: list[str]) -> int:
     if options.json:
         print(json.dumps({"meta": {}, "errors": [], "nodes": [_record(node)] if shown else []}))
         return 0
+    if options.long and not options.noheader:
+        print(today())
     show(lay_out(columns, [node] if shown else [], not options.noheader, after=after))
     return 0
 

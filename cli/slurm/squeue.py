@@ -22,7 +22,7 @@ ABOUT = "List jobs that have not ended, as CARMA has them on this server."
 SHORT = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
 LONG = "%.18i %.9P %.8j %.8u %.8T %.10M %.9l %.6D %R"
 STARTS = "%.18i %.9P %.8j %.8u %.2t %.19S %.6D %R"
-INVALID = "Invalid job id specified"
+INVALID = "slurm_load_jobs error: Invalid job id specified"
 
 
 def declare(parser: Options) -> None:
@@ -63,6 +63,8 @@ def squeue(args: list[str]) -> int:
 
         print_jobs(chosen)
         return 0
+    if options.long and not options.noheader:
+        print(today())
     show(lay_out(columns, chosen, not options.noheader, after=after))
     return 0
 
@@ -104,6 +106,13 @@ def _is_there(select: str) -> bool:
     if len(select.split(",")) > 1:
         return True
     return bool(client.get("/v1/jobs", select=select)["jobs"])
+
+
+def today() -> str:
+    """The first line of a long listing."""
+    from time import strftime
+
+    return strftime("%a %b %d %H:%M:%S %Y")
 
 
 def name_of(user: str | None) -> str | None:
