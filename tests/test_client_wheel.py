@@ -37,6 +37,8 @@ def test_the_client_alone_does_all_that_it_can_with_an_older_python(
     """With the oldest of this machine; the daemon has the Python of the tests."""
     python = OLDEST or sys.executable
     install(wheel, tmp_path / "alone", python)
+    compiles = [python, "-m", "compileall", "-q", str(tmp_path / "alone")]
+    subprocess.run(compiles, check=True)  # also what needs submitit, Hydra or joblib
     with running(tmp_path, **NO_KERNELS) as carmad:
         env = {name: word for name, word in os.environ.items() if not name.startswith("PYTHON")}
         env |= {"PYTHONPATH": str(tmp_path / "alone"), "CARMA_SOCKET": carmad.socket}

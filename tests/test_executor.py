@@ -201,6 +201,20 @@ def test_a_function_of_the_script_itself_needs_cloudpickle(client: Client, witho
         assert word in ran.stdout, ran
 
 
+def test_a_call_outlasts_a_restart_of_carmad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with running(tmp_path, **NO_KERNELS) as carmad:
+        executor = Executor(client=Client(carmad.socket), gpus=0)
+        future = executor.submit(train_until_there, str(tmp_path / "go"))
+        until(future.running)
+        carmad.kill()
+        carmad.start()
+        (tmp_path / "go").touch()
+        assert future.result(PATIENCE_S) == "there"
+
+
 def test_joblib_runs_its_calls_as_jobs(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     joblib = pytest.importorskip("joblib")
     from carma_client.joblib import CarmaBackend
