@@ -135,7 +135,7 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """Training of models from this server's own past jobs; needs `carma-gpu[policies]`."""
+    """Training of models from this server's own past jobs: `carma extras install policies`."""
 
     retrain_days: Number = 7.0  # how often they are trained (0.04: hourly); 0: only on request
 
@@ -267,6 +267,7 @@ class Metrics:
 
     listen: str = ""  # where a process answers Prometheus, such as "127.0.0.1:9430"; "": nowhere
     users: AtOnce[bool] = False  # publish also how many jobs each user has
+    jobs: AtOnce[bool] = False  # publish also series for each job on a GPU, with its user
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class Hopeless(CarmaError):
 
 
 def explain_invalid(errors: Sequence[Any]) -> str:
-    """What is wrong with a request: pydantic's errors, the first few."""
+    """The first few of pydantic's errors, as what is wrong with a request."""
     return "; ".join(map(_problem, errors[:5]))
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import EntryPoints, PackageNotFoundError, entry_points, requires, version
-from importlib.util import find_spec
 from typing import Any
 
 from carmad import CLIENT, DISTRIBUTION
@@ -34,22 +34,29 @@ def look_again() -> None:
     _points.cache_clear()
 
 
-BESIDE = "/usr/local/lib/carma-gpu"  # where the Debian package's Python looks next: it has no pip
-
-
 def how_to_add(extra: str) -> str:
-    """The command that installs an optional part where this CARMA runs, whatever environment it is
-    given in. It names packages: an index may not have CARMA."""
+    """The command that installs an optional part where this CARMA runs."""
+    return f"carma extras install {extra}"
+
+
+def needed_by(extra: str) -> list[str]:
+    """The packages of an optional part, with their least versions: "apprise>=1.9"."""
     needed = (each.partition(";") for each in requires(DISTRIBUTION) or ())
     quoted = (f"'{extra}'", f'"{extra}"')
-    packages = " ".join(
-        f"'{name.strip()}'" for name, _, of in needed if any(each in of for each in quoted)
-    )
-    if BESIDE in sys.path:
-        return f"python3 -m pip install --target {BESIDE} {packages}"
-    if find_spec("pip") is None:
-        return f"uv pip install --python {sys.executable} {packages}"
-    return f"{sys.executable} -m pip install {packages}"
+    return [name.strip() for name, _, of in needed if any(each in of for each in quoted)]
+
+
+def lacking(extra: str) -> list[str]:
+    """Those of these packages that are not installed, in whatever version."""
+    return [package for package in needed_by(extra) if not _is_there(package)]
+
+
+def _is_there(package: str) -> bool:
+    name = re.match(r"[\w.-]+", package)
+    try:
+        return name is not None and bool(version(name[0]))
+    except PackageNotFoundError:
+        return False
 
 
 def conflict() -> CarmaError | None:
@@ -72,6 +79,6 @@ def conflict() -> CarmaError | None:
     other, pip = others[0], f"{sys.prefix}/bin/pip"
     return CarmaError(
         f"{other} is installed in {sys.prefix} beside {DISTRIBUTION}: they have the same files",
-        f"{pip} uninstall {other.split()[0]}, then install {DISTRIBUTION} again"
-        " (pip install --force-reinstall --no-deps)",
+        f"{pip} uninstall {other.split()[0]}, then install this release again from your copy:"
+        f" {pip} install --force-reinstall --no-deps PATH",
     )

@@ -147,8 +147,7 @@ def _load(kind: str, name: str, settings: Settings, *given: object) -> object:
     except Exception as error:  # foreign code
         raise CarmaError(
             f"{name!r} of {kind} cannot be loaded: {error}",
-            "are its dependencies installed? For CARMA's own, these are carma-gpu[policies] or "
-            "carma-gpu[estimators]",
+            "are its dependencies installed? `carma extras` lists those of CARMA's own",
         ) from error
     if not isinstance(getattr(plugin, "name", None), str):
         raise CarmaError(f"{name!r} of {kind} has no name", "see the protocols in carmad.plugin")

@@ -19,6 +19,7 @@ __all__ = [
     "exit_code",
     "get",
     "get_text",
+    "ignore_stop",
     "outcomes",
     "parse",
     "post",
@@ -50,6 +51,14 @@ def wait_for(label: str) -> Any:
     from carma_client.steps import run
 
     return run(wait(Daemon(), label))
+
+
+def ignore_stop() -> None:
+    """For a command that a job uses on itself, to be stopped and run again: the signal is for the
+    command, too, which is to end only when it knows whether that was done."""
+    import signal
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def resolve(word: str) -> str:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from carmad.readable import clean
+from cli.estimation import choice
 from cli.render import refusal
 from cli.text import GIB, NOTHING, command, memory, number
 from cli.vary import PRECISION, bounds, safe_mib
@@ -42,11 +43,6 @@ OTHER = ("?", "#000000")
 MOST_HOLDERS = 5
 PLOT_WIDTH, PLOT_HEIGHT = 100, 14
 AXIS = 8  # columns to the left of a picture
-
-
-def choice(answer: EstimatesOut) -> EstimateOut | None:
-    """The estimate that would be used to place the job."""
-    return next((one for one in answer["estimates"] if one["chosen"]), None)
 
 
 def explainable(answer: EstimatesOut) -> EstimateOut | None:

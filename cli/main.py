@@ -8,6 +8,7 @@ import sys
 from carmad import paths
 from carmad.errors import CarmaError
 from cli.problems import INTERRUPTED, report
+from cli.slurm import WORDS
 from cli.verbs import BY_NAME, GROUPS, ITSELF, TYPER
 
 PIPE_CLOSED = 141  # what a shell reports for a program killed by SIGPIPE
@@ -16,6 +17,11 @@ PIPE_CLOSED = 141  # what a shell reports for a program killed by SIGPIPE
 def main() -> None:
     if sys.stdout is None:  # closed: `carma estimate … >&-`
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - light; open until it ends
+    name = os.path.basename(sys.argv[0])  # noqa: PTH119 - pathlib is slow to import
+    if name in WORDS:  # a link to this program, which `carma slurm-commands` has made
+        from cli.slurm.words import run as run_word
+
+        sys.exit(run_word(name, sys.argv[1:]))
     sys.exit(run(sys.argv[1:]))
 
 

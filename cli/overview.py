@@ -367,6 +367,11 @@ def gpu_report(answer: GpusOut) -> list[Block]:
         for gpu in answer["gpus"]
         if gpu["state_detail"]
     ]
+    details += [
+        f"GPU {gpu['index']} works, but {clean(each['message'])}"
+        for gpu in answer["gpus"]
+        for each in gpu.get("conditions", ())  # an older daemon names none
+    ]
     words = ", ".join(f"{name} {value}" for name, value in _flat(answer["thresholds"]))
     notes = [f"note: {clean(line)}" for line in answer["source"].get("notes", ())]
     return [made, "", *details, f"limits: {words}", *notes]

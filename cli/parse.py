@@ -56,7 +56,7 @@ def seconds(text: str) -> float | None:
     if match := re.fullmatch(_CLOCK, word):
         span: float | None = _clock(match)
     else:
-        span = _span(word)
+        span = span_s(word)
     if span is None:
         raise ArgumentTypeError(f"{text!r} is not a time; try 90 (minutes), 2:30:00, 1-12 or 2h30m")
     if span > MAX_TIME_S:
@@ -67,7 +67,7 @@ def seconds(text: str) -> float | None:
 def processor_time(text: str) -> float:
     """Seconds of a processor: 90 or 90s, at most ten minutes."""
     word = text.strip().lower()
-    span = float(word) if re.fullmatch(_COUNT, word) else _span(word)
+    span = float(word) if re.fullmatch(_COUNT, word) else span_s(word)
     if not span or span > MAX_WITHIN_S:
         raise ArgumentTypeError(f"{text!r} is not a time up to {MAX_WITHIN_S:g} seconds; try 120")
     return span
@@ -85,8 +85,8 @@ def _clock(match: re.Match[str]) -> float:
     return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + secs)
 
 
-def _span(word: str) -> float | None:
-    """2h30m, 1.5h, 90s, 3 days; units are recognised by their beginning."""
+def span_s(word: str) -> float | None:
+    """2h30m, 1.5h, 90s, 3 days; units are recognised by their beginning. None: it is no span."""
     total, end = 0.0, 0
     for match in re.finditer(_SPAN, word):
         number, unit = match.groups()
@@ -340,14 +340,14 @@ def _moment(word: str, now: datetime) -> datetime:
 def _ahead(word: str, now: datetime) -> datetime:
     from datetime import timedelta
 
-    span = _span(word.lower())
+    span = span_s(word.lower())
     return _moment(word, now) if span is None else now + timedelta(seconds=span)
 
 
 def _ago(word: str, now: datetime) -> datetime:
     from datetime import datetime, timedelta
 
-    span = _span(word.lower())
+    span = span_s(word.lower())
     return datetime.fromisoformat(word) if span is None else now - timedelta(seconds=span)
 
 
@@ -355,7 +355,7 @@ def _offset(rest: str) -> float:
     """The part after `now`: nothing, or + and seconds or a span."""
     if not rest:
         return 0.0
-    span = float(rest[1:]) if rest[1:].isdecimal() else _span(rest[1:])
+    span = float(rest[1:]) if rest[1:].isdecimal() else span_s(rest[1:])
     if rest[0] != "+" or span is None:
         raise ValueError(rest)
     return span

@@ -98,7 +98,8 @@ class Parser(argparse.ArgumentParser):
         return False
 
     def _has_value(self, option: str) -> bool:
-        return any(option in a.option_strings and a.nargs != 0 for a in self._actions)
+        """Not one whose value may be left out: that is never the next word, as with sbatch."""
+        return any(option in a.option_strings and a.nargs not in (0, "?") for a in self._actions)
 
 
 class _Formatter(argparse.HelpFormatter):

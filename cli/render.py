@@ -93,7 +93,7 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
         ("metrics", " ".join(f"{k}={v:g}" for k, v in job.get("metrics", {}).items()) or NOTHING),
         ("script", _script(job)),
         ("directory", clean(job.get("cwd", NOTHING))),
-        ("output", clean(job.get("stdout", NOTHING))),
+        ("output", _output(job)),
         ("errors", _errors(job)),
         ("submitted", local_time(job["submitted_at"])),
         *_options(job),
@@ -281,9 +281,16 @@ def _after(job: JobOut) -> str:
     return ", ".join(f"{one['kind']}:{one['job']}" for one in job.get("after", ())) or NOTHING
 
 
+def _output(job: JobOut) -> str:
+    if not job.get("interactive"):
+        return clean(job.get("stdout", NOTHING))
+    slurm = job.get("slurm_job")
+    return f"that of Slurm job {slurm}" if slurm else "at its terminal"
+
+
 def _errors(job: JobOut) -> str:
     stderr = job.get("stderr", NOTHING)
-    return NOTHING if stderr == job.get("stdout") else clean(stderr)
+    return NOTHING if stderr == job.get("stdout") or job.get("interactive") else clean(stderr)
 
 
 def _ending(how: ExitOut) -> str:

@@ -77,6 +77,19 @@ def find_script(word: str) -> Script | None:
     raise Usage(f"{word} is neither executable nor a job script", hint)
 
 
+def read_script(word: str, data: bytes) -> Script:
+    """As sbatch reads what it is given: `data`, of the file `word`, must begin with a `#!` line."""
+    text = data[:HEAD_BYTES].decode(errors="replace")
+    interpreter = _interpreter(text)
+    if not interpreter:
+        raise Usage(
+            "This does not look like a batch script.  The first line must start with #! followed by"
+            " the path to an interpreter.",
+            "For instance: #!/bin/sh",
+        )
+    return Script(os.path.abspath(word), interpreter, _directives(word, text), data)  # noqa: PTH100
+
+
 def runnable(word: str) -> str:
     """Also finds programs in the current directory, after those on PATH."""
     return os.path.abspath(word) if _is_here(word) and "/" not in word else word  # noqa: PTH100

@@ -52,16 +52,21 @@ def build_parser() -> Parser:
         allow_abbrev=False,
         add_help=False,
     )
+    add_job_options(parser)
+    for flags in IGNORED:
+        about = argparse.SUPPRESS
+        parser.add_argument(*flags, action=Ignored, dest="ignored", help=about)
+    return parser
+
+
+def add_job_options(parser: Parser) -> None:
+    """Those of the table and their other forms, and what is to be done with the job's id."""
     parser.runs_command = True
     sections = {name: parser.add_argument_group(name) for name in (RESOURCES, HINTS, START, RUN)}
     for option in OPTIONS.values():
         add_option(sections[option.section], option)
     _add_other_forms(sections)
-    for flags in IGNORED:
-        about = argparse.SUPPRESS  # not parser.add_argument, which imports more
-        sections[RESOURCES].add_argument(*flags, action=Ignored, dest="ignored", help=about)
     _add_output(parser.add_argument_group("output"))
-    return parser
 
 
 def add_option(
@@ -184,15 +189,17 @@ def read(
     parser: Parser | None = None,
     foreign: list[str] | None = None,
     known: Callable[[str], str] | None = None,
+    find: Callable[[str], Script | None] = find_script,
 ) -> tuple[argparse.Namespace, dict[str, Any]]:
     """The options, and the resulting request. `parser`: for a verb that takes the same options and
     more. `foreign`: where a script's lines have options of sbatch that mean nothing on one
     server, they are added here instead of being reported. `known`: which job a word such as `last`
-    names, if a daemon is not to be asked."""
+    names, if a daemon is not to be asked. `find`: the job script that the first word of the command
+    is, or that is there without any."""
     parser = parser or build_parser()
     words, command, marked = parser.split(args)
     options = given = parser.parse_args(words)
-    script = None if options.wrap is not None or not command else find_script(command[0])
+    script = None if options.wrap is not None else find(command[0] if command else "")
     if script is not None:  # directives first: the command line overrides them
         options = parser.parse_args(words, _directives(parser, script, options.quiet, foreign))
         repeated = (option.name for option in OPTIONS.values() if option.repeated)
@@ -328,10 +335,10 @@ def _argv(options: argparse.Namespace, command: list[str], script: Script | None
         if command:
             raise Usage("give either --wrap or a command, not both", HELP_HINT)
         return ["/bin/sh", "-c", options.wrap]
-    if not command:
-        raise Usage("nothing to run: give a command or a job script", HELP_HINT)
     if script is not None:
         return [*script.interpreter, script.path, *command[1:]]
+    if not command:
+        raise Usage("nothing to run: give a command or a job script", HELP_HINT)
     return [runnable(command[0]), *command[1:]]
 
 

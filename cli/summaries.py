@@ -63,8 +63,10 @@ SUMMARIES: dict[str, dict[str, str]] = {
         "doctor": (
             "Check this machine and, if one is running, the daemon. Exits with 1 if a check fails."
         ),
+        "extras": "List CARMA's optional parts, or install some where CARMA runs.",
         "daemon": "Start, stop and install carmad.",
         "config": "Show the daemon's settings, or check a settings file.",
+        "slurm-commands": "Put sbatch, squeue and others on PATH, done by CARMA, or remove them.",
     },
     "More": {
         "simulate": "Simulate a trace of jobs under one or more policies, and compare the results.",
@@ -89,6 +91,10 @@ BELOW: dict[str, dict[str, str]] = {
         "status": "Show whether the daemon is running, and where.",
         "install": "Install the systemd units of carmad. For root.",
         "replay": "Replay a daemon's journal, and check that every decision comes out the same.",
+    },
+    "slurm-commands": {
+        "install": "Put Slurm's commands on PATH, as links to carma.",
+        "remove": "Remove these links.",
     },
     "config": {
         "show": "Print the settings in effect.",

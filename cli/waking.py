@@ -21,7 +21,7 @@ class Use:
         self._typed_at = _typed_at()
         self._spent_s = self._spent()
 
-    def seen(self) -> bool:
+    def was_used(self) -> bool:
         """Since the last look."""
         typed_at, spent_s = _typed_at(), self._spent()
         used = typed_at > self._typed_at or spent_s - self._spent_s > USED_S
@@ -33,7 +33,7 @@ class Use:
         total, left = 0, [self._child]
         while left:
             pid = left.pop()
-            for thread in _listed(f"/proc/{pid}/task"):
+            for thread in _list(f"/proc/{pid}/task"):
                 at = f"/proc/{pid}/task/{thread}"
                 total += int((_read(f"{at}/schedstat").split() or (b"0",))[0])
                 left += map(int, _read(f"{at}/children").split())
@@ -48,7 +48,7 @@ def _typed_at() -> float:
     return 0.0
 
 
-def _listed(path: str) -> list[str]:
+def _list(path: str) -> list[str]:
     try:
         return os.listdir(path)  # noqa: PTH208 - pathlib is slow to import
     except OSError:  # it has just ended

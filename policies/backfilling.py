@@ -118,7 +118,7 @@ def _keep_for(
         return NOTHING, (), ()
     if promise.at - view.now > SOON_S and (found := defragment(rules, head, view)):
         goals = [gpu for move in found.moves for gpu in move.gpus]
-        kept = _kept(rules, head, view, (*found.gpus, *goals))
+        kept = _keep(rules, head, view, (*found.gpus, *goals))
         return kept, (_making_room(head, view, found.gpus, found.leaving),), found.moves
     is_soon = promise.at - view.now < MINUTE_S  # a job that has just resumed could not leave
     fillers = rules if view.filling_mib and not is_soon else None
@@ -150,10 +150,10 @@ def _make_room(
     gpus, gone = find_gpus(victims), {job.id for job in victims}
     why = Reason("preempted", detail=f"job {head.id} goes first")
     reasons = (_making_room(head, view, gpus, gone),)
-    return _kept(rules, head, view, gpus), reasons, [Preemption(id, why) for id in gone]
+    return _keep(rules, head, view, gpus), reasons, [Preemption(id, why) for id in gone]
 
 
-def _kept(rules: Ranked, head: Job, view: View, gpus: tuple[GpuId, ...]) -> Kept:
+def _keep(rules: Ranked, head: Job, view: View, gpus: tuple[GpuId, ...]) -> Kept:
     """These GPUs, for as long as it takes until they are free."""
     elsewhere = rules.without(Promise(head.id, gpus, view.now), view.now)
     return Kept(head.id, -math.inf, None, elsewhere)

@@ -972,7 +972,7 @@ def test_cancel_hold_release_requeue(daemon: Daemon) -> None:
         assert daemon.call("GET", f"/v1/jobs/{label}/wait")[1]["state"] == "cancelled"
     assert act(daemon, "cancel", "1") == {"1": (False, "has already ended: cancelled")}
     assert act(daemon, "requeue", "1") == {"1": (True, "requeued")}
-    assert act(daemon, "requeue", "1")["1"][0] is False
+    assert act(daemon, "requeue", "1") == {"1": (True, "is being requeued")}
     assert error(daemon.call("POST", "/v1/requeue", {"select": "all"})) == (400, "bad_request")
 
 
@@ -1525,8 +1525,8 @@ def test_one_user_cannot_take_all_connections(
 
 def request_ok(daemon: Daemon) -> bool:
     sock = connect(daemon)
-    sock.sendall(b"GET /v1/health HTTP/1.0\r\n\r\n")
     try:
+        sock.sendall(b"GET /v1/health HTTP/1.0\r\n\r\n")  # a refused one may be closed already
         return b" 200 " in sock.recv(100)
     except OSError:
         return False

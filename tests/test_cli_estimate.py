@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from carmad.installed import how_to_add
-from cli import estimate_view, vary
+from cli import estimate_view, estimation, vary
 from cli import estimate_view as view
 from cli.commands import estimate as command
 from cli.main import run
@@ -561,7 +561,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory to work in, where no daemon answers."""
     monkeypatch.setenv("CARMA_SOCKET", str(tmp_path / "none"))
     monkeypatch.chdir(tmp_path)
-    command._note_alone.cache_clear()
+    estimation._note_alone.cache_clear()
     with runtime_dir(monkeypatch):
         yield tmp_path
 
@@ -583,7 +583,7 @@ def test_a_daemon_that_does_not_answer_in_time_is_not_taken_for_none(
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(alone / "none"))
         listener.listen()
-        monkeypatch.setattr(command, "ESTIMATE_S", 0.01)
+        monkeypatch.setattr(estimation, "ESTIMATE_S", 0.01)
         assert run(["estimate", "--gpu-mem", "9G", "true"]) == 3
     assert "carmad has not answered in 0.01 s" in capsys.readouterr().err
 

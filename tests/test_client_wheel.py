@@ -146,4 +146,4 @@ def test_it_is_not_to_be_beside_carma_itself(
     error = installed.conflict()
     assert error is not None
     assert "carma-client 0.1.0, the client alone, is installed" in error.message
-    assert "pip uninstall carma-client, then install carma-gpu again" in error.hint
+    assert "pip uninstall carma-client, then install this release again" in error.hint

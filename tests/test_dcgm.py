@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from carmad.core.types import Gpu, GpuId
-from carmad.gpu import dcgm
+from carmad.gpu import dcgm, dcgm_health
 from carmad.gpu.dcgm import DcgmProfiler, Entity, Place, parse_discovery, parse_row
+from carmad.gpu.dcgm_health import DcgmHealth, parse_health
 from carmad.gpu.source import Activity, Unit
 from tests.waiting import until
 
@@ -89,6 +91,7 @@ class FakeDcgmi:
             case "$1 $2" in
             "discovery -l") cat list ;;
             "discovery -c") cat tree ;;
+            "health -g") case "$*" in *-s*) echo on >watches ;; *) cat health ;; esac ;;
             dmon*) . ./dmon ;;
             esac
         """
@@ -107,7 +110,8 @@ class FakeDcgmi:
         self.tell("dmon", "while cat rows; do sleep 0.01; done\n")
 
     def calls(self, word: str) -> list[str]:
-        lines = (self.folder / "calls").read_text().splitlines()
+        file = self.folder / "calls"
+        lines = file.read_text().splitlines() if file.exists() else []
         return [line for line in lines if line.startswith(word)]
 
 
@@ -316,3 +320,110 @@ def test_a_host_engine_that_hangs_is_given_up_on(
     script.write_text("#!/bin/sh\nexec sleep 100\n")
     with opened(dcgmi) as profiler:
         until(lambda: "does not answer" in dict(profiler.missing())["sm_active"])
+
+
+# --- its health checks ---
+
+
+def report(**gpus: dict[str, tuple[str, str]]) -> str:
+    """As `dcgmi health -c -j` prints it (DcgmiOutputJson): by number of the GPU and system."""
+    children = {
+        number.strip("_"): {
+            "children": {
+                "Errors": {
+                    "children": {
+                        system: {"overflow": said.split("/"), "value": verdict}
+                        for system, (verdict, said) in systems.items()
+                    }
+                }
+            },
+            "value": "Warning",
+        }
+        for number, systems in gpus.items()
+    }
+    body = {"Overall Health": {"value": "Healthy"}, "GPU": {"children": children}}
+    return json.dumps({"body": body, "header": ["Health Monitor Report"]}, indent=3)
+
+
+HOT = report(_1={"Thermal system": ("Warning", "it was slowed/down by heat")})
+DEAD = report(
+    _0={"Memory system": ("Failure", "a volatile DBE")}, _1={"PCIe system": ("Warning", "replays")}
+)
+
+
+def test_a_report_is_read() -> None:
+    found = parse_health(DEAD)
+    assert found is not None
+    assert {n: [(c.kind, c.drains) for c in its] for n, its in found.items()} == {
+        0: [("dcgm_memory", True)],
+        1: [("dcgm_pcie", False)],
+    }
+    assert found[0][0].message == ("DCGM's check of its Memory system says Failure: a volatile DBE")
+    assert parse_health(report()) == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Error: unable to establish a connection",
+        "{",
+        "[1]",
+        "{}",
+        '{"body": 3}',
+        '{"body": {"GPU": {"children": {"x": {}}}}}',
+        '{"body": {"GPU": 7}}',
+    ],
+)
+def test_other_text_is_no_report(text: str) -> None:
+    assert parse_health(text) is None
+
+
+def test_a_node_without_children_has_nothing_to_tell() -> None:
+    assert parse_health('{"body": {"GPU": {"children": {"0": {"children": 7}}}}}') == {0: ()}
+
+
+@pytest.fixture
+def asked(dcgmi: FakeDcgmi, monkeypatch: pytest.MonkeyPatch) -> Iterator[DcgmHealth]:
+    monkeypatch.setattr(dcgm_health, "EVERY_S", 0.01)
+    monkeypatch.setattr(dcgm_health, "SILENT_EVERY_S", 0.01)
+    health = DcgmHealth(dcgmi.command)
+    yield health
+    health.close()
+
+
+def test_conditions_are_of_the_gpu_whatever_dcgm_calls_it(
+    dcgmi: FakeDcgmi, asked: DcgmHealth
+) -> None:
+    dcgmi.tell("health", HOT)
+    asked.open()
+    assert until(lambda: asked.conditions(A))[0].kind == "dcgm_thermal"
+    assert asked.conditions(B) == ()
+    dcgmi.tell("health", report())
+    until(lambda: not asked.conditions(A))
+
+
+def test_its_watches_are_switched_on_if_nobody_has(dcgmi: FakeDcgmi, asked: DcgmHealth) -> None:
+    dcgmi.tell("health", "Error: Health watches not enabled. Please enable watches.\n")
+    asked.open()
+    until((dcgmi.folder / "watches").exists)
+    dcgmi.tell("health", HOT)
+    until(lambda: asked.conditions(A))
+
+
+def test_a_dcgm_that_is_not_running_is_asked_again(dcgmi: FakeDcgmi, asked: DcgmHealth) -> None:
+    dcgmi.tell("health", "Error: unable to establish a connection to the specified host\n")
+    asked.open()
+    until(lambda: len(dcgmi.calls("health")) > 2)
+    assert asked.conditions(A) == ()
+    dcgmi.tell("health", HOT)
+    until(lambda: asked.conditions(A))
+
+
+def test_closing_does_not_wait_for_a_dcgm_that_hangs(dcgmi: FakeDcgmi, asked: DcgmHealth) -> None:
+    script = Path(dcgmi.command)
+    script.write_text(f"#!/bin/sh\necho >{dcgmi.folder}/asked\nexec sleep 3600\n")
+    asked.open()
+    until((dcgmi.folder / "asked").exists)
+    asked.close()
+    assert asked.conditions(A) == ()

@@ -189,7 +189,14 @@ def test_what_may_be_done_depends_on_the_state() -> None:
     assert control.hold(a_job(), False) == Verdict("was not held", acts=False)
     why = "is running: only a waiting job can be released"
     assert control.hold(running(), False) == Verdict(why, **refused)
-    assert control.requeue(running(), {}) == Verdict("has not ended: it is running", **refused)
+    assert control.requeue(running(), {}) == Verdict("is being requeued")
+    assert "requeue" not in control.actions(running())
+    back = control.requeue(stopping(Cause.REQUEUED), {})
+    assert back == Verdict("is being requeued already", acts=False)
+    why = "is being stopped: requeue it when it has ended"
+    assert control.requeue(stopping(Cause.CANCELLED), {}) == Verdict(why, **refused)
+    why = "is queued: it waits for its turn already"
+    assert control.requeue(a_job(state=JobState.QUEUED), {}) == Verdict(why, **refused)
     assert control.requeue(over, {}) == Verdict("requeued")
 
 

@@ -19,7 +19,7 @@ from carmad.api import events as kept
 from carmad.api.events import event_out
 from carmad.core.happenings import Happening, Kind
 from carmad.core.messages import DrainRequested, Sampled
-from carmad.core.types import Cause, Exit, JobState, ProcessUse
+from carmad.core.types import Cause, Condition, Exit, JobState, ProcessUse
 from carmad.testing import a_job
 from cli.client import events
 from cli.commands.logs import line
@@ -103,6 +103,26 @@ def test_a_lost_gpu_is_told_once_and_when_it_is_back(daemon: api_server.Daemon) 
         daemon.inbox.request(event).result(PATIENCE_S)
     lost, back = told(stream, "gpu_back")
     assert (lost["event"], lost["text"], back["event"]) == ("gpu_lost", "lost: Xid 79", "gpu_back")
+
+
+def test_a_condition_of_a_gpu_is_told_again_only_after_an_hour_without_it(
+    daemon: api_server.Daemon,
+) -> None:
+    stream = events()
+    next(stream)
+    sample, start = daemon.world.read_gpus().samples[0], daemon.inbox.clock()
+    hot, ill = Condition("slowed", "it is hot"), Condition("sram_errors", "errors", drains=True)
+    for after_s, conditions in ((0, (hot,)), (60, ()), (120, (hot, ill)), (4000, (hot,))):
+        at = start + after_s
+        event = Sampled(at, (replace(sample, at=at, conditions=conditions),))
+        daemon.inbox.request(event).result(PATIENCE_S)
+    found = [next(stream) for _ in range(3)]
+    assert {each["event"] for each in found} == {"warned"}
+    assert [each["text"] for each in found] == [
+        "works, but it is hot",
+        "works, but errors",
+        "works, but it is hot",
+    ]
 
 
 def test_a_process_of_no_job_is_told_once_it_has_been_there_for_a_while(

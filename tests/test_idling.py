@@ -46,10 +46,10 @@ def test_the_setting_is_a_ladder() -> None:
 def test_what_a_job_keeps_from_others() -> None:
     gpu, other = GpuId("GPU-0"), GpuId("GPU-1")
     job = a_job(gpus=(gpu, other), state=S.RUNNING, started_at=1.0)
-    assert idling.kept_mib(job, {gpu: 1000, other: 500}) == 1500
+    assert idling.footprint_mib(job, {gpu: 1000, other: 500}) == 1500
     firm = replace(job, estimate=Estimate(4000, "declared", firm=True))
-    assert idling.kept_mib(firm, {gpu: 5000}) == 9000
-    assert idling.kept_mib(replace(job, spec=a_spec(exclusive=True)), {}) == float("inf")
+    assert idling.footprint_mib(firm, {gpu: 5000}) == 9000
+    assert idling.footprint_mib(replace(job, spec=a_spec(exclusive=True)), {}) == float("inf")
 
 
 def a_server(batch: str, floor_mib: int = 4096, **settings: Any) -> FakeServer:

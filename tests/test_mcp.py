@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -15,8 +17,10 @@ from mcp import StdioServerParameters
 from mcp.client import Client
 
 from carmad.installed import how_to_add
-from cli.agents import CHANGE, READ, history, queue, server, starts, status
-from cli.commands.mcp import CHANGES
+from cli.agents.changing import NATURE
+from cli.agents.reading import READ
+from cli.agents.server import server
+from cli.commands.mcp import VERBS
 from tests.aio import run_async
 from tests.api_server import as_user
 from tests.attack.users import HOSTILE, needs_root
@@ -54,7 +58,10 @@ def asking(client: Client) -> Ask:
     async def ask(tool: str, **arguments: object) -> Any:
         result = await client.call_tool(tool, arguments)
         (content,) = result.content
-        return content.text if result.is_error else json.loads(content.text)
+        if result.is_error:
+            return content.text
+        assert json.loads(content.text) == result.structured_content
+        return result.structured_content
 
     return ask
 
@@ -73,11 +80,11 @@ def test_only_what_reads_is_there_unless_more_is_allowed(carmad: Carmad) -> None
 def test_who_may_submit_may_not_cancel(carmad: Carmad) -> None:
     async def talk(client: Client, ask: Ask) -> None:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-        assert tools.keys() & CHANGE.keys() == {"submit"}
+        assert tools.keys() & NATURE.keys() == {"submit"}
         assert tools["submit"].annotations.read_only_hint is False
 
     session(carmad, talk, "--allow", "submit")
-    assert set(CHANGES) == CHANGE.keys()
+    assert tuple(NATURE) == VERBS
 
 
 def test_a_session(carmad: Carmad) -> None:
@@ -96,7 +103,7 @@ def test_a_session(carmad: Carmad) -> None:
         assert states.keys() == {running, waiting}
         assert states[waiting] == "queued"
         assert (await ask("job", job=running))["name"] == "first"
-        assert (await ask("why", job=waiting))["headline"]
+        assert (await ask("why", job=int(waiting)))["headline"]
         assert "seen" in (await ask("logs", job=running))["lines"]
         assert (await ask("status"))["gpus"][0]["jobs"]
         assert [job["label"] for job in (await ask("starts"))["starts"]] == [waiting]
@@ -108,6 +115,38 @@ def test_a_session(carmad: Carmad) -> None:
         assert (await ask("stats"))["total"]
 
     session(carmad, talk, "--allow", "submit", "--allow", "cancel")
+
+
+def test_an_agent_estimates_submits_after_a_question_and_reads_why(carmad: Carmad) -> None:
+    """By the script of the guide; the person says no, and then yes."""
+    script = Path(__file__).parents[1] / "examples/agent_session.py"
+    command = ["--exclusive", "--gpu-mem", "3G", "sleep", "1000"]
+
+    def answer(word: str) -> subprocess.CompletedProcess[str]:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return subprocess.run(
+            [sys.executable, str(script), *command],
+            env=os.environ | {"CARMA_SOCKET": carmad.socket, "PATH": path},
+            cwd=carmad.work,
+            input=f"{word}\n",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    refused = answer("n")
+    assert refused.returncode == 1, refused.stderr
+    assert '"safe_mib": 3072' in refused.stdout
+    assert "did not agree to submit" in refused.stdout
+    done = answer("y")
+    assert done.returncode == 0, done.stderr
+    asked = "? Run `carma submit --time 2h --gpu-mem 3072M --exclusive"
+    assert asked in done.stdout and "1 GPU, at most 2 GPU-hours" in done.stdout
+    assert '"headline"' in done.stdout
+    (job,) = carmad.get("/v1/jobs")["jobs"]
+    assert f'> why {{"job": {job["id"]}}}' in done.stdout
+    carmad.cancel(job["id"])
+    carmad.await_state(job["id"], "cancelled")
 
 
 def test_errors_are_those_of_the_command_line(carmad: Carmad) -> None:
@@ -136,7 +175,7 @@ def test_a_label_cannot_hide_another_request(carmad: Carmad) -> None:
 
 def test_a_dry_run_submits_nothing(carmad: Carmad) -> None:
     async def talk(client: Client, ask: Ask) -> None:
-        assert "would_start" in await ask("submit", words=["--dry-run", "--gpu-mem", "1G", "true"])
+        assert "call `what_if`" in await ask("submit", words=["--dry-run", "true"])
         assert (await ask("queue")).get("jobs", []) == []
 
     session(carmad, talk, "--allow", "submit")
@@ -193,14 +232,14 @@ def test_others_see_no_more_than_on_the_command_line(
     carmad.await_output(int(label), "secret")
 
     async def look() -> tuple[list[str], list[str]]:
-        async with Client(server(tuple(CHANGE))) as client:
+        async with Client(server(tuple(NATURE))) as client:
             ask = asking(client)
-            of_all = [str(await ask(tool.__name__)) for tool in (status, queue, history, starts)]
+            of_all = [str(await ask(tool)) for tool in ("status", "queue", "history", "starts")]
             of_one = [str(await ask(each, job=label)) for each in ("job", "why", "wait", "logs")]
             return of_all, [*of_one, str(await ask("cancel", job=label))]
 
     of_all, refused = as_user(HOSTILE[0], lambda: run_async(look()))
-    assert all(f"'label': '{label}'" in answer for answer in of_all[:2]), of_all
+    assert all(f"'{label}'" in answer for answer in of_all[:2]), of_all
     assert "secret" not in str(of_all)
     assert all(f"job {label} is root's" in answer for answer in refused), refused
     carmad.cancel(int(label))
@@ -218,7 +257,7 @@ def test_a_long_answer_has_fewer_jobs_and_says_so(
             return content.text
 
     assert [job["id"] for job in json.loads(run_async(look()))["jobs"]] == jobs
-    monkeypatch.setattr("cli.agents.MOST", 5000)
+    monkeypatch.setattr("cli.agents.reading.MOST", 5000)
     answer = run_async(look())
     assert len(answer) <= 5000
     told = json.loads(answer)

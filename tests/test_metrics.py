@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from carmad.errors import CarmaError
 from carmad.metrics import exposition, figures
 from carmad.metrics.declared import METRICS
 from carmad.metrics.figures import MOST_ESTIMATORS, OTHER, Counts, Histogram
+from carmad.metrics.mapping import JobMapping, number
 from carmad.store.database import StoreFull
 from carmad.testing import FakeServer, a_gpu, a_gpu_view, a_job, a_spec, a_view
 from tests.api_server import Connection, as_user, running
@@ -73,7 +75,7 @@ class Counted(FakeServer):
 
     @property
     def page(self) -> Page:
-        return page(self.counts, figures.of_scene(self.scene, users=False))
+        return page(self.counts, figures.of_scene(self.scene, users=False, jobs=True))
 
 
 # -- counted
@@ -251,13 +253,15 @@ def a_scene(*users: str) -> Scene:
 
 
 def test_a_queue_whose_first_job_waits_beside_an_idle_gpu_is_stuck() -> None:
-    assert page(Counts(), figures.of_scene(a_scene("ada"), False)).one("carma_queue_stuck") == 1
+    assert (
+        page(Counts(), figures.of_scene(a_scene("ada"), False, False)).one("carma_queue_stuck") == 1
+    )
 
 
 def test_users_are_told_only_if_wanted() -> None:
     scene = a_scene("ada", "ada", "bob")
-    assert page(Counts(), figures.of_scene(scene, False)).of("carma_user_jobs") == {}
-    assert page(Counts(), figures.of_scene(scene, True)).of("carma_user_jobs") == {
+    assert page(Counts(), figures.of_scene(scene, False, False)).of("carma_user_jobs") == {}
+    assert page(Counts(), figures.of_scene(scene, True, False)).of("carma_user_jobs") == {
         ("running", "ada"): 0,
         ("running", "bob"): 0,
         ("waiting", "ada"): 2,
@@ -274,7 +278,7 @@ def test_users_are_told_only_if_wanted() -> None:
     ids=range(8),
 )
 def test_no_name_of_a_user_breaks_the_page(name: str) -> None:
-    found = page(Counts(), figures.of_scene(a_scene(name), True))
+    found = page(Counts(), figures.of_scene(a_scene(name), True, False))
     (shown,) = [user for state, user in found.of("carma_user_jobs") if state == "waiting"]
     assert shown == name[: exposition.MOST_LABEL].encode(errors="replace").decode()
     assert found.of("carma_up") == {}
@@ -282,7 +286,9 @@ def test_no_name_of_a_user_breaks_the_page(name: str) -> None:
 
 def test_of_many_users_the_rest_is_one() -> None:
     users = [f"user{n}" for n in range(500)]
-    found = page(Counts(), figures.of_scene(a_scene(*users, "user7"), True)).of("carma_user_jobs")
+    found = page(Counts(), figures.of_scene(a_scene(*users, "user7"), True, False)).of(
+        "carma_user_jobs"
+    )
     waiting = {user: jobs for (state, user), jobs in found.items() if state == "waiting"}
     assert len(waiting) == figures.MOST_USERS + 1
     assert (waiting["user7"], waiting[""]) == (2, 400)
@@ -415,3 +421,94 @@ def test_a_wrong_address_is_refused_with_an_example() -> None:
         configfile.change(Settings(), ["metrics.listen=9430"])
     changed = configfile.change(Settings(), ["metrics.listen=[::]:9430"])
     assert changed.metrics == Metrics("[::]:9430")
+
+
+# -- of jobs, one by one
+
+
+def test_each_job_on_a_gpu_has_series_of_its_own() -> None:
+    server = Counted(gpus=2)
+    alone = server.submit(user="ada", memory_mib=3000)
+    server.run_kernel(alone)
+    server.pass_time(60)
+    wide = server.submit(user="bob", gpus=2, memory_mib=1000)
+    server.run_kernel(wide)
+    server.pass_time(60)
+    server.submit(gpus=8)  # waits
+    promised = server.page.of("carma_job_memory_promised_bytes")
+    assert {labels[1:3] for labels in promised} == {("1", "ada"), ("2", "bob")}
+    assert len(promised) == 3
+    assert len(server.page.of("carma_job_memory_used_bytes")) == 3
+    server.exit(alone)
+    assert {labels[1] for labels in server.page.of("carma_job_memory_used_bytes")} == {"2"}
+
+
+def test_series_of_jobs_are_bounded_and_only_if_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "MOST_JOBS", 2)
+    server = Counted(gpus=4)
+    for _ in range(4):
+        server.run_kernel(server.submit(exclusive=True))
+    server.sample(1.0)
+    shown = server.page.of("carma_job_memory_peak_bytes")
+    assert {labels[1] for labels in shown} == {"3", "4"}, "the latest"
+    unwanted = page(Counts(), figures.of_scene(server.scene, users=False, jobs=False))
+    assert unwanted.of("carma_job_memory_peak_bytes") == {}
+
+
+# -- the files for dcgm-exporter
+
+
+class Mapped(FakeServer):
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.mapping = JobMapping(folder, lambda: self.scheduler.jobs.rows.values())
+        super().__init__(**options)
+
+    def commit(self, step: Any) -> None:
+        super().commit(step)
+        self.mapping.on_commit(step)
+
+
+def files(folder: Path) -> dict[str, list[str]]:
+    return {each.name: each.read_text().split() for each in folder.iterdir()}
+
+
+def test_files_say_which_jobs_are_on_which_gpu(tmp_path: Path) -> None:
+    folder = tmp_path / "gpu-jobs"
+    server = Mapped(folder, gpus=3)
+    assert files(folder) == {"0": [], "1": [], "2": []}
+    wide = server.submit(gpus=2, exclusive=True)
+    alone = server.submit(exclusive=True)
+    found = files(folder)
+    assert sorted(found.values()) == [["1"], ["1"], ["2"]]
+    server.exit(wide)
+    server.exit(alone)
+    assert files(folder) == {"0": [], "1": [], "2": []}
+    assert folder.stat().st_mode & 0o777 == 0o755
+
+
+def test_files_of_an_earlier_daemon_are_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "gpu-jobs"
+    folder.mkdir()
+    (folder / "7").write_text("12\n")
+    server = Mapped(folder, gpus=1)
+    server.submit(exclusive=True)
+    assert files(folder) == {"0": ["1"]}
+    server.mapping._on.clear()
+    server.mapping.on_reset()
+    assert files(folder) == {"0": ["1"]}
+
+
+def test_jobs_start_where_the_files_cannot_be_written(tmp_path: Path) -> None:
+    folder = tmp_path / "gpu-jobs"
+    server = Mapped(folder, gpus=1)
+    shutil.rmtree(folder)
+    folder.write_text("")
+    server.exit(server.submit(exclusive=True))
+    folder.unlink()
+    server.submit(exclusive=True)
+    assert files(folder) == {"0": ["2"]}, "written again once it can be"
+
+
+def test_instances_of_a_gpu_have_its_number() -> None:
+    cards = [a_gpu(0), replace(a_gpu(1), parent="GPU-p"), replace(a_gpu(2), parent="GPU-p")]
+    assert list(number([*cards, a_gpu(3)]).values()) == [0, 1, 1, 2]

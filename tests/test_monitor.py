@@ -23,7 +23,7 @@ from carmad.core.messages import (
     Submitted,
 )
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Cause, Estimate, Exit, GpuSample, JobId, ProcessUse
+from carmad.core.types import Cause, Condition, Estimate, Exit, GpuSample, JobId, ProcessUse
 from carmad.daemon import monitor as monitor_module
 from carmad.daemon.monitor import Monitor
 from carmad.engine import engine as engine_module
@@ -272,6 +272,24 @@ def test_while_the_driver_hangs_time_limits_hold_and_no_job_is_placed(tmp_path, 
         inbox.close()
         thread.join(PATIENCE_S)
         store.close()
+
+
+def test_a_condition_that_drains_does_so_once(parts):
+    monitor, source, inbox, _ = parts
+    gpu = source.gpus[0].id
+    grave = Condition("sram_errors", "many errors", drains=True)
+    usual = source.sample
+    source.sample = lambda at: tuple(
+        replace(each, conditions=(Condition("slowed", "it is hot"), grave))
+        if each.gpu == gpu
+        else each
+        for each in usual(at)
+    )
+    monitor.start()
+    (drained,) = inbox.of(DrainRequested)
+    assert (drained.gpu, drained.reason) == (gpu, "many errors")
+    monitor._read()
+    assert len(inbox.of(DrainRequested)) == 1, "an administrator may have undrained it"
 
 
 def test_bad_news_drains_a_gpu(parts):

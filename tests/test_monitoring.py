@@ -53,7 +53,7 @@ def used(expr: str) -> set[str]:
 
 @needs("promtool")
 def test_the_rules_are_valid_and_fire_when_they_should() -> None:
-    assert "11 rules found" in promtool("check", "rules", RULES)
+    assert "12 rules found" in promtool("check", "rules", RULES)
     assert "SUCCESS" in promtool("test", "rules", RULE_TESTS)
 
 

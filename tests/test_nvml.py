@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from carmad.gpu import events
 from carmad.gpu import nvml as choosing
 from carmad.gpu.driver import disconnect
 from carmad.gpu.gpm import GpmProfiler
+from carmad.gpu.health import CORRECTED_PER_HOUR, EVERY_S, SLOWED_FOR_S
 from carmad.gpu.limits import NvmlLimiter
 from carmad.gpu.nvml import NvmlSource, choose
 from carmad.gpu.source import ActivityReader, Health, TelemetrySource, Unprofiled
@@ -173,7 +175,7 @@ def test_looking_again_without_change_keeps_everything_going(nvml: FakeNvml) -> 
         assert source.discover() == found
         assert until(source.health)
         assert nvml.references == 1
-        assert len(nvml.calls("nvmlEventSetCreate")) == 1
+        assert len(nvml.calls("nvmlEventSetCreate")) == 2, "one for Xids, one for the others"
 
 
 def test_looking_again_finds_a_new_mig_layout(nvml: FakeNvml) -> None:
@@ -635,6 +637,114 @@ def test_a_gpu_without_events_is_no_trouble(nvml: FakeNvml) -> None:
     with opened() as source:
         assert only(source).fault is None
         assert ("health", f"{A}: Not Supported") in source.capabilities().missing
+
+
+# --- conditions ---
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "drains"),
+    [
+        ("ails row_pending", "repair_pending", False),
+        ("ails page", "repair_pending", False),
+        ("ails spare", "repair_pending", False),
+        ("ails row_failed", "remapping_failed", True),
+        ("ails sram", "sram_errors", True),
+        ("ails fabric", "fabric", False),
+        ("ecc 5 2", "memory_errors", False),
+        ("recovery 2", "recovery", True),
+        ("recovery 6", "recovery", True),
+    ],
+)
+def test_what_is_wrong_with_a_gpu_that_works(
+    nvml: FakeNvml, line: str, kind: str, drains: bool
+) -> None:
+    nvml.show(gpu(A, line), gpu(B))
+    with opened() as source:
+        ill, well = source.sample(T)
+        assert [(each.kind, each.drains) for each in ill.conditions] == [(kind, drains)]
+        assert (ill.fault, well.conditions) == (None, ())
+
+
+def test_a_condition_is_of_each_mig_instance_and_ends_with_its_cause(nvml: FakeNvml) -> None:
+    instances = instance(MIG1, 3), instance(MIG2, 5)
+    nvml.show(mig("ails row_pending", *instances))
+    with opened() as source:
+        assert [len(each.conditions) for each in source.sample(T)] == [1, 1]
+        nvml.show(mig(*instances))
+        assert [len(each.conditions) for each in source.sample(T + 1)] == [1, 1], "read too often"
+        assert [len(each.conditions) for each in source.sample(T + EVERY_S)] == [0, 0]
+
+
+def conditions(source: NvmlSource, at: float) -> list[str]:
+    return [each.kind for each in only(source, at).conditions]
+
+
+def test_a_gpu_that_is_slowed_down_is_told_after_a_while(nvml: FakeNvml) -> None:
+    power_limit, hot = "slowed 4", "slowed 40"
+    with_it = partial(gpu, A)
+    nvml.show(with_it(hot))
+    with opened() as source:
+        assert conditions(source, T) == []
+        assert conditions(source, T + SLOWED_FOR_S) == ["slowed"]
+        nvml.show(with_it(power_limit))
+        assert conditions(source, T + 2 * SLOWED_FOR_S) == []
+        nvml.show(with_it(hot))
+        assert conditions(source, T + 3 * SLOWED_FOR_S) == [], "it lasts since a moment ago"
+
+
+def test_a_high_rate_of_corrected_errors_is_told_while_it_lasts(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "ecc 9000 0"))  # in years, perhaps
+    with opened() as source:
+        assert conditions(source, T) == []
+        nvml.show(gpu(A, f"ecc {9000 + CORRECTED_PER_HOUR} 0"))
+        assert conditions(source, T + 600) == ["corrected_errors"]
+        assert conditions(source, T + 700) == ["corrected_errors"]
+        assert conditions(source, T + 600 + 3601) == []
+        nvml.show(gpu(A, "ecc 0 0"))
+        assert conditions(source, T + 8000) == [], "the counter was reset"
+
+
+def test_a_gpu_or_a_driver_that_tells_no_condition_is_no_trouble(nvml: FakeNvml) -> None:
+    silent = (
+        "fail nvmlDeviceGetRemappedRows 3",
+        "fail nvmlDeviceGetFieldValues 13",
+        "fail nvmlDeviceGetCurrentClocksEventReasons 999",
+    )
+    nvml.show(gpu(A, "ails sram", *silent))
+    with opened() as source:
+        assert conditions(source, T) == ["sram_errors"]
+        assert conditions(source, T + EVERY_S) == ["sram_errors"]
+        assert nvml.calls("nvmlDeviceGetRemappedRows") == [A], "what it never tells is asked once"
+
+
+# --- operational events ---
+
+
+def test_operational_events_are_heard_and_those_that_are_xids_left_to_the_xid(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_NVML_OPERATIONAL", "1")
+    nvml.show(gpu(A), gpu(B))
+    informational, corrected, recoverable, fatal, simulated = 10, 20, 30, 40, 4
+    with opened() as source:
+        nvml.show(
+            gpu(A),
+            gpu(
+                B,
+                f"operational 1 {informational} 0 -",
+                f"operational 2 {corrected} 0 -",
+                f"operational 3 {recoverable} 0 -",
+                f"operational 4 {fatal} 0 xid",
+                f"operational 5 {fatal} {simulated} -",
+                f"operational 6 {fatal} 0 -",
+            ),
+        )
+        news: list[Health] = []
+        until(lambda: news.extend(source.health()) or len(news) >= 2)
+        assert [(h.gpu, h.drain) for h in news] == [(B, False), (B, True)]
+        assert "a fatal error in GPU-NVLINK" in news[1].message
+        assert source.health() == ()
 
 
 # --- closing ---

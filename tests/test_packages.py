@@ -144,6 +144,14 @@ def test_two_builds_of_the_wheel_and_the_source_are_equal(dists: list[list[Path]
         assert one.read_bytes() == other.read_bytes(), one.name
 
 
+def test_an_index_would_take_them(dists: list[list[Path]]) -> None:
+    """A dry run of `docs/publishing.md`: nothing is sent."""
+    command = [sys.executable, "-m", "twine", "check", "--strict", *map(str, dists[0])]
+    checked = subprocess.run(command, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+    assert checked.stdout.count("PASSED") == len(dists[0])
+
+
 def test_the_wheel_has_what_runs_and_whose_it_is_and_nothing_else(
     dists: list[list[Path]],
 ) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from carmad.api import reservations as api
-from carmad.api.fairness import hours_booked
+from carmad.api.fairness import booking_hours
 from carmad.api.reservations import ReserveIn
 from carmad.api.wire import stamp
 from carmad.config import Limits, Settings
@@ -277,7 +277,7 @@ def test_users_book_for_themselves_within_their_limit() -> None:
     booked(server, lasts_s=1.5 * HOUR_S)  # an hour of the first is over
     assert refused(server, users=["bo"]) == "a booking is for yourself"
     assert refused(server, starts_at=stamp(server.now + 14 * DAY_S)).startswith("it would end in")
-    assert hours_booked("ada", server.scene) == pytest.approx(2.5)
+    assert booking_hours("ada", server.scene) == pytest.approx(2.5)
 
 
 def test_the_users_of_a_group_share_its_bookings() -> None:

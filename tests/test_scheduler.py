@@ -590,6 +590,24 @@ def test_hold_release_and_requeue():
     assert (server.job(id).state, server.job(id).attempt) == (S.STARTING, 2)
 
 
+@pytest.mark.parametrize("exit", [Exit(Cause.FAILURE, signal=15), Exit(Cause.SUCCESS, 0)])
+def test_a_job_that_runs_is_requeued_with_its_whole_limit(exit):
+    server = FakeServer(gpus=1)
+    id = server.submit(time_limit_s=100.0)
+    server.pass_time(60)
+    server.tell(RequeueRequested(server.now, server.job(id), "ada"))
+    assert (server.job(id).state, server.job(id).stop) == (S.STOPPING, Cause.REQUEUED)
+    server.tell(RequeueRequested(server.now, server.job(id), "ada"))  # once more: it is underway
+    server.exit(id, exit)
+    job = server.job(id)
+    assert (job.state, job.attempt, job.attained_s(server.now)) == (S.STARTING, 2, 0.0)
+    assert job.failures == () and job.attempts[0].exit.cause is Cause.REQUEUED
+    server.tell(RequeueRequested(server.now, job, "ada"))
+    server.tell(CancelRequested(server.now, id, "ada"))  # also ends one that is to run again
+    server.exit(id, Exit(Cause.FAILURE, signal=15))
+    assert server.last(id).state is S.CANCELLED
+
+
 def test_who_is_not_there_any_more_has_no_job_started_until_it_is_released():
     server = FakeServer(gpus=1)
     id, other = server.submit(exclusive=True), server.submit(exclusive=True)

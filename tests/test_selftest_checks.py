@@ -68,6 +68,7 @@ BOTH_WAYS = [
     ("mps_terminate", "terminate_spreads"),
     ("contexts", "large_contexts"),
     ("own_kills", "kills_look_like_faults"),
+    ("conditions", "always_hot"),
     ("energy", "energy_doubled"),
 ]
 

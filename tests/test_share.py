@@ -39,27 +39,27 @@ def shared(settings: Fairness | None = None, **hours: float) -> Shares:
 
 def test_use_counts_half_after_a_half_life() -> None:
     ada = Account("ada", at=0.0, used_s=HOUR_S)
-    assert ada.settled(WEEK_S, WEEK_S).used_s == pytest.approx(HOUR_S / 2)
-    assert ada.settled(2 * WEEK_S, WEEK_S).used_s == pytest.approx(HOUR_S / 4)
+    assert ada.as_of(WEEK_S, WEEK_S).used_s == pytest.approx(HOUR_S / 2)
+    assert ada.as_of(2 * WEEK_S, WEEK_S).used_s == pytest.approx(HOUR_S / 4)
 
 
 def test_what_is_being_used_counts_exactly_however_often_it_is_settled() -> None:
     ada = Account("ada", rate=1.5)
-    at_once = ada.settled(WEEK_S, WEEK_S)
+    at_once = ada.as_of(WEEK_S, WEEK_S)
     bit_by_bit = ada
     for day in range(1, 8):
-        bit_by_bit = bit_by_bit.settled(day * DAY_S, WEEK_S)
+        bit_by_bit = bit_by_bit.as_of(day * DAY_S, WEEK_S)
     assert bit_by_bit.used_s == pytest.approx(at_once.used_s)
     assert at_once.used_s == pytest.approx(1.5 * WEEK_S / math.log(2) / 2)
     assert dict(at_once.days) == pytest.approx({**dict.fromkeys(range(7), 1.5 * DAY_S), 7: 0.0})
-    assert ada.settled(HOUR_S, WEEK_S).used_s == pytest.approx(1.5 * HOUR_S, rel=0.01)
+    assert ada.as_of(HOUR_S, WEEK_S).used_s == pytest.approx(1.5 * HOUR_S, rel=0.01)
 
 
 def test_days_are_forgotten() -> None:
-    ada = Account("ada", rate=1.0).settled(100.5 * DAY_S, WEEK_S)
+    ada = Account("ada", rate=1.0).as_of(100.5 * DAY_S, WEEK_S)
     assert len(ada.days) == 31
     assert ada.since(100, 100.75 * DAY_S) == pytest.approx(0.75 * DAY_S)
-    later = replace(ada, rate=0.0).settled(131 * DAY_S, WEEK_S)
+    later = replace(ada, rate=0.0).as_of(131 * DAY_S, WEEK_S)
     assert not later.days, "nothing was used since"
 
 

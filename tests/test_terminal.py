@@ -96,6 +96,8 @@ def test_a_command_that_wants_no_gpu_runs_at_once(daemon: Carmad) -> None:
     assert (done.returncode, done.stdout) == (3, "gpus:\n")
     assert "runs on CPUs alone" in done.stderr
     assert daemon.ended(1)["exit"]["code"] == 3
+    assert "/proc" not in daemon.carma("why", "1") + daemon.carma("show", "1"), "no file to read"
+    assert "at its terminal" in daemon.carma("show", "1")
 
 
 def test_a_warning_is_for_the_command_and_ends_no_wait(daemon: Carmad) -> None:

@@ -38,6 +38,7 @@ OF_MEMORY = {
     "retried": "retry",
     "requeued": "back in the queue",
     "preempted": "preempted",
+    "warned": "warning",
     "drained": "drained",
     "resumed": "takes jobs again",
     "gpu_lost": "GPU lost",

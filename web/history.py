@@ -43,18 +43,18 @@ class History(Page):
     section = "/history"
     states = STATES
 
-    def asked(self, name: str) -> str:
+    def param(self, name: str) -> str:
         return self.request.query_params.get(name, "").strip()
 
     @property
     def first(self) -> int:
-        given = self.asked("from")
+        given = self.param("from")
         return int(given) if given.isdecimal() and 0 < len(given) < 9 else 1
 
     @property
     def order(self) -> tuple[str, bool]:
         """By what, and whether in reverse."""
-        given = self.asked("sort")
+        given = self.param("sort")
         by = given.removeprefix("-")
         return (by, given.startswith("-")) if by in ORDERS else (USUAL_ORDER, False)
 
@@ -63,7 +63,7 @@ class History(Page):
         """What cannot be understood."""
         for name in ("since", "until"):
             try:
-                if day := self.asked(name):
+                if day := self.param(name):
                     date.fromisoformat(day)
             except ValueError:
                 return f"{clean(day)!r:.40} is no day; one looks like {date.today()}"
@@ -71,18 +71,18 @@ class History(Page):
 
     def _instant(self, name: str, days: int) -> str | None:
         """The beginning of the day, or of a later one, in UTC."""
-        day = self.asked(name)
+        day = self.param(name)
         if not day:
             return None
         return parse.since((date.fromisoformat(day) + timedelta(days)).isoformat())
 
     @once
-    def found(self) -> JobsOut:
+    def jobs(self) -> JobsOut:
         by, reverse = self.order
         query: dict[str, Any] = {
-            "text": self.asked("q")[:256] or None,
-            "states": self.asked("state") if self.asked("state") in STATES else None,
-            "user": (self.asked("user") or None) if self.is_admin else None,
+            "text": self.param("q")[:256] or None,
+            "states": self.param("state") if self.param("state") in STATES else None,
+            "user": (self.param("user") or None) if self.is_admin else None,
             "since": self._instant("since", 0),
             "until": self._instant("until", 1),
             "order": by,
@@ -96,13 +96,13 @@ class History(Page):
 
     @property
     def rows(self) -> Sequence[Row]:
-        return [Row(job) for job in self.found["jobs"]]
+        return [Row(job) for job in self.jobs["jobs"]]
 
     @property
     def counts(self) -> str:
-        shown = len(self.found["jobs"])
+        shown = len(self.jobs["jobs"])
         last = self.first - 1 + shown
-        total = last + self.found.get("more", 0)
+        total = last + self.jobs.get("more", 0)
         jobs = "job" if total == 1 else "jobs"
         return f"{total:,} {jobs}" + (f", {self.first:,}–{last:,}" if total > shown else "")
 
@@ -111,17 +111,17 @@ class History(Page):
         """Further pages: what they are, and their addresses."""
         if self.first > 1:
             yield "Previous", self.address(**{"from": max(1, self.first - ROWS)})
-        if self.found.get("more"):
-            yield "Next", self.address(**{"from": self.first + len(self.found["jobs"])})
+        if self.jobs.get("more"):
+            yield "Next", self.address(**{"from": self.first + len(self.jobs["jobs"])})
 
     def address(self, **changes: object) -> str:
         """This page with other parameters, from its first row on."""
-        kept = {name: self.asked(name) for name in ASKED}
+        kept = {name: self.param(name) for name in ASKED}
         asked = {name: value for name, value in (kept | changes).items() if value}
         return f"{self.base}/history" + (f"?{urlencode(asked)}" if asked else "")
 
     def sorted_by(self, by: str) -> str:
-        """This page sorted by that; in reverse, if it is so already."""
+        """Where this page is sorted by this column; in reverse order, if it is by now."""
         return self.address(sort=f"-{by}" if self.order == (by, False) else by)
 
     def way(self, by: str) -> str:

@@ -106,7 +106,7 @@ class Line:
         self.is_front = not (self.user or self.text or first)
 
     @once
-    def found(self) -> Sequence[Row]:
+    def every(self) -> Sequence[Row]:
         """The jobs that run, and the others in the order of the line."""
         starts: dict[int, tuple[int, StartOut]] = {
             start["id"]: (place, start)
@@ -134,11 +134,11 @@ class Line:
     @property
     def users(self) -> Sequence[str]:
         """Suggestions for the filter."""
-        return sorted({row.job["user"] for row in self.found})
+        return sorted({row.job["user"] for row in self.every})
 
     @property
     def rows(self) -> Sequence[Row]:
-        return self.found if self.is_front else self.found[self.first - 1 :][:ROWS]
+        return self.every if self.is_front else self.every[self.first - 1 :][:ROWS]
 
     @property
     def more(self) -> int:
@@ -150,20 +150,20 @@ class Line:
         """Further pages of rows: what they are, and their first row."""
         if self.first > 1:
             yield "Previous", max(1, self.first - ROWS)
-        if not self.is_front and self.first + ROWS <= len(self.found):
+        if not self.is_front and self.first + ROWS <= len(self.every):
             yield "Next", self.first + ROWS
 
     @property
     def counts(self) -> str:
         """In words: how many jobs there are, or were found."""
-        running = sum(bool(row.job["gpus"]) for row in self.found)
-        count = sum(row.count for row in self.found) + self.more
+        running = sum(bool(row.job["gpus"]) for row in self.every)
+        count = sum(row.count for row in self.every) + self.more
         jobs = "job" if count == 1 else "jobs"
         found = " found" if self.user or self.text else ""
         shown = f"; shown: {self.first}–{self.first + len(self.rows) - 1}" if self.rows else ""
         return (
             f"{count:,} {jobs}{found}: {running} on GPUs, {count - running:,} waiting"
-            f"{'' if self.is_front or len(self.rows) == len(self.found) else shown}"
+            f"{'' if self.is_front or len(self.rows) == len(self.every) else shown}"
         )
 
     @once

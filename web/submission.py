@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from carmad.errors import CarmaError
-from cli import client, estimate_view, render
+from cli import client, estimate_view, estimation, render
 from cli.problems import Unknown
 from web import forms
 from web.forms import Field, Given, carma, form_endpoint
@@ -157,7 +157,7 @@ class Preview(Page):
     @property
     def parts(self) -> list[Share]:
         assert self.draft.estimate is not None
-        one = estimate_view.choice(self.draft.estimate)
+        one = estimation.choice(self.draft.estimate)
         return shares(one["parts"] if one else {})
 
 

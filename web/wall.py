@@ -56,7 +56,7 @@ class Wall(Page):
         cards = self.rows * (CARD + self.lines * LINE + GAP)
         return max(1, (SCREEN - TOP - cards - HEADING) // LINE)
 
-    def shown(self, gpu: GpuOut) -> Sequence[ResidentOut]:
+    def jobs_on(self, gpu: GpuOut) -> Sequence[ResidentOut]:
         """The jobs for which its card has lines: the last one may tell how many more there are."""
         lines = self.lines
         return gpu["jobs"][: lines if len(gpu["jobs"]) <= lines else max(1, lines - 1)]

@@ -7,9 +7,9 @@ from datetime import datetime
 from math import inf
 
 from carmad.api.outlook import SOON_S, foresee
-from carmad.api.wire import label
 from carmad.core.outlook import likely_s
 from carmad.core.scene import Scene
+from carmad.core.sharing import label
 from carmad.core.types import Job, JobId
 from carmad.readable import duration
 from carmad.words import clock

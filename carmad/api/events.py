@@ -28,6 +28,7 @@ from carmad.readable import gib
 KEPT = 4096
 STREAMS_PER_USER = 16
 EXTERNAL_S = 30.0  # a process that ends sooner is no event
+QUIET_S = 3600.0  # a condition of a GPU that was absent for so long is news
 
 
 class EventJobOut(TypedDict):
@@ -127,6 +128,7 @@ class Events(Follower):
         self._lock = threading.Lock()
         self.gpus: dict[GpuId, Gpu] = {}
         self._faults: dict[GpuId, str] = {}
+        self._conditions: dict[tuple[GpuId, str], float] = {}  # when each kind was last seen
         self._external: dict[GpuId, dict[int, float]] = {}
         self._news: set[asyncio.Event] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -164,6 +166,7 @@ class Events(Follower):
             return
         for sample in event.samples:
             yield from self._fault(sample)
+            yield from self._warnings(sample)
             yield from self._externals(sample)
 
     def _fault(self, sample: GpuSample) -> Iterator[Happening]:
@@ -176,6 +179,14 @@ class Events(Follower):
         elif known is not None:
             del self._faults[sample.gpu]
             yield Happening(sample.at, Kind.GPU_BACK, gpu=sample.gpu)
+
+    def _warnings(self, sample: GpuSample) -> Iterator[Happening]:
+        """Conditions that were not there lately: one that comes and goes is told once."""
+        for each in sample.conditions:
+            last = self._conditions.get((sample.gpu, each.kind))
+            self._conditions[sample.gpu, each.kind] = sample.at
+            if last is None or sample.at - last > QUIET_S:
+                yield Happening(sample.at, Kind.WARNED, gpu=sample.gpu, detail=each.message)
 
     def _externals(self, sample: GpuSample) -> Iterator[Happening]:
         """Processes of no job that have held memory for a while."""

@@ -16,12 +16,13 @@ from typing_extensions import TypedDict
 
 from carmad.api.call import Call, Caller, answer, resource
 from carmad.api.requests import Body
-from carmad.api.wire import SCHEMA, iso, label, pick
+from carmad.api.wire import SCHEMA, iso, pick
 from carmad.core.line import Place
 from carmad.core.messages import LimitRequested
 from carmad.core.quota import DEFAULT, Limit, Period
 from carmad.core.scene import Scene
 from carmad.core.share import HOUR_S
+from carmad.core.sharing import label
 from carmad.core.types import Job
 from carmad.errors import CarmaError
 from carmad.http.problems import NotFound
@@ -223,11 +224,11 @@ def limit_status_out(subject: str, scene: Scene) -> LimitedOut:
         "set_at": iso(known.at) if known else None,
         "gpus_held": quotas.gpus_held(subject),
         "gpu_hours_used": hours if hours is None else round(hours, 4),
-        "gpu_hours_booked": round(hours_booked(subject, scene), 4),
+        "gpu_hours_booked": round(booking_hours(subject, scene), 4),
     }
 
 
-def hours_booked(subject: str, scene: Scene) -> float:
+def booking_hours(subject: str, scene: Scene) -> float:
     """GPU-hours of the bookings that count against the subject's limit, and are not over."""
     booked = (each for each in scene.reservations if subject in each.charged)
     return sum(each.gpu_s_left(scene.now) for each in booked) / HOUR_S

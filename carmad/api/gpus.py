@@ -13,10 +13,11 @@ from typing_extensions import TypedDict
 from carmad.api.call import Call, Caller, answer, resource
 from carmad.api.reasons import phrase
 from carmad.api.requests import Body
-from carmad.api.wire import SCHEMA, label, pick, with_labels
+from carmad.api.wire import SCHEMA, pick, with_labels
 from carmad.core.gpuview import GpuView
 from carmad.core.messages import DrainRequested
 from carmad.core.scene import Scene, memory_by_job
+from carmad.core.sharing import label
 from carmad.core.types import Gpu
 from carmad.http.problems import NotFound
 from carmad.words import clock
@@ -51,6 +52,11 @@ class ExternalOut(TypedDict):
     memory_mib: int | None
 
 
+class ConditionOut(TypedDict):
+    kind: str
+    message: str
+
+
 class GpuOut(TypedDict):
     id: str
     index: int
@@ -72,6 +78,7 @@ class GpuOut(TypedDict):
     risk: RiskOut
     state: str
     state_detail: str
+    conditions: list[ConditionOut]  # what is wrong with it, although it works
     jobs: list[ResidentOut]
     outsiders: list[ExternalOut]  # external processes, under their name in release 0.1.0
 
@@ -195,6 +202,7 @@ def gpu_out(view: GpuView, scene: Scene, owner: tuple[int, str], see_all: bool) 
         "risk": risk,
         "state": state,
         "state_detail": detail,
+        "conditions": [pick(ConditionOut, each) for each in sample.conditions] if sample else [],
         "jobs": [
             {
                 "id": job.id,

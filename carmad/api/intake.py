@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from carmad.api import refusals
 from carmad.api.call import Call, Caller, answer, resolve, resource
 from carmad.api.outlook import OutlookOut, outlook_out
-from carmad.api.promised import measured, remarks
+from carmad.api.promised import measurement, remarks
 from carmad.api.reasons import ReasonOut, VerdictOut, reason_out, verdicts_out
 from carmad.api.requests import AfterIn, SubmitIn, job_spec, tasks_of
 from carmad.api.service import Service
@@ -264,7 +264,7 @@ async def submit(call: Caller, body: SubmitIn) -> Response:
     if body.memory_mib is not None and body.gpus:
         job = await call.service.ask(lambda core: core.jobs.get(first))
         if job:  # it has not ended already
-            known = await measured(call.service, job.spec)
+            known = await measurement(call.service, job.spec)
             notes += await remarks(call.service, job.spec, known)
     out: SubmittedOut = {
         "schema": SCHEMA,
@@ -282,7 +282,7 @@ async def _dry_run(call: Call, body: SubmitIn, notes: list[str]) -> Response:
     spec = await check(call, body)
     known = None
     if spec.memory_mib is not None and spec.gpus:
-        known = await measured(call.service, spec)
+        known = await measurement(call.service, spec)
         notes += await remarks(call.service, spec, known)
     scene, placement, starts, outlook = await rehearse(call.service, spec, known)
     out: DryRunOut = {

@@ -13,11 +13,12 @@ from typing_extensions import TypedDict
 from carmad.api.outlook import OutlookOut
 from carmad.api.reasons import short
 from carmad.api.report import ReceiptOut
-from carmad.api.wire import iso, label, pick, stamp, state_code, with_labels
+from carmad.api.wire import iso, pick, stamp, state_code, with_labels
 from carmad.core import recurrence
 from carmad.core.decision import Placement, Reason
 from carmad.core.layout import Layout, Stage
 from carmad.core.scene import Scene
+from carmad.core.sharing import label
 from carmad.core.types import (
     Cause,
     Estimate,

@@ -33,11 +33,11 @@ from carmad.api.requests import Body, ParamName, StepStagesIn
 from carmad.api.rows import Pieces, count, fold, row_out
 from carmad.api.why import WhyOut, why_out
 from carmad.api.wire import SCHEMA, parse_selection, parse_states, parse_time, pick, stamp
-from carmad.api.wire import label as label_of
 from carmad.core import control
 from carmad.core.messages import Measured, Stepped
 from carmad.core.outlook import FORESEEN
 from carmad.core.scene import Scene
+from carmad.core.sharing import label as label_of
 from carmad.core.slowdown import why_no_ratio
 from carmad.core.suspending import never
 from carmad.core.tasks import singly, split

@@ -8,9 +8,10 @@ from math import inf, isfinite
 from typing_extensions import TypedDict
 
 from carmad.api.reasons import phrase
-from carmad.api.wire import iso, label
+from carmad.api.wire import iso
 from carmad.core.outlook import FORESEEN, NOBODY, Forecast, Outlook, Start, forecast, outlook
 from carmad.core.scene import Scene
+from carmad.core.sharing import label
 from carmad.core.types import Job, JobId, JobState
 from carmad.readable import duration
 from carmad.words import clock

@@ -15,7 +15,7 @@ from carmad.words import clock, first_few
 from estimators.history import unchecked_history
 
 
-async def measured(service: Service, spec: JobSpec) -> Estimate | None:
+async def measurement(service: Service, spec: JobSpec) -> Estimate | None:
     """What earlier runs of it used; None: no run is known. Starts no process."""
 
     def look() -> Estimate | None:
@@ -27,7 +27,7 @@ async def measured(service: Service, spec: JobSpec) -> Estimate | None:
 
 
 async def remarks(service: Service, spec: JobSpec, known: Estimate | None) -> list[str]:
-    """On a job that asks for memory. `known`: as `measured`."""
+    """On a job that asks for memory. `known`: as `measurement`."""
     if spec.wants_measured:
         return [_automatic(known)]
     now = service.now()

@@ -13,8 +13,8 @@ from typing import NotRequired
 from typing_extensions import TypedDict
 
 from carmad.api.advice import AdviceOut
-from carmad.api.wire import SCHEMA, label, stamp
-from carmad.core.sharing import JobSummary, Overlaps, Stay, overlaps
+from carmad.api.wire import SCHEMA, stamp
+from carmad.core.sharing import JobSummary, Overlaps, Stay, label, overlaps
 from carmad.core.slowdown import HOUR_S, Basis, Receipt, Slowdown, receipt, work_s
 from carmad.core.types import ENDED, Cause, Gpu, GpuId, JobId, JobState, Profile
 from carmad.models import Boosted

@@ -14,14 +14,15 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from carmad.api.call import Call, Caller, answer, resource
-from carmad.api.fairness import hours_booked
+from carmad.api.fairness import booking_hours
 from carmad.api.gpus import is_named
 from carmad.api.requests import Body, Time, User
-from carmad.api.wire import SCHEMA, label, stamp
+from carmad.api.wire import SCHEMA, stamp
 from carmad.core.messages import Reserved, Unreserved
 from carmad.core.reservations import MOST, TIMES, Reservation, is_in_the_way, slots
 from carmad.core.scene import Scene
 from carmad.core.share import DAY_S, HOUR_S
+from carmad.core.sharing import label
 from carmad.core.types import Gpu, GpuId
 from carmad.core.view import by_suitability
 from carmad.errors import CarmaError
@@ -128,7 +129,7 @@ async def _reservations_answer(call: Call, only: int | None = None) -> Response:
 
 
 def _booking_out(subject: str, scene: Scene) -> BookingOut:
-    most, booked = scene.quotas.of(subject).booking or 0.0, hours_booked(subject, scene)
+    most, booked = scene.quotas.of(subject).booking or 0.0, booking_hours(subject, scene)
     return {"subject": subject, "gpu_hours": most, "gpu_hours_booked": round(booked, 4)}
 
 

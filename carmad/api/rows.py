@@ -15,9 +15,10 @@ from starlette.responses import StreamingResponse
 
 from carmad.api.job import JobOut, Jobs, MovingOut
 from carmad.api.tally import weight
-from carmad.api.wire import as_json, label, state_code
+from carmad.api.wire import as_json, state_code
 from carmad.core.messages import Step
 from carmad.core.scene import Scene
+from carmad.core.sharing import label
 from carmad.core.tasks import indices, part
 from carmad.core.types import ENDED, Job, JobId
 from carmad.loop import Follower

@@ -376,4 +376,5 @@ def _figures(service: Service, scene: Scene) -> Iterator[figures.Figure]:
     yield declared.DEGRADED, (), bool(troubles_of(service, scene.unread))
     yield from figures.of_threads()
     yield from figures.of_disk(service.store.path)
-    yield from figures.of_scene(scene, service.settings.metrics.users)
+    shown = service.settings.metrics
+    yield from figures.of_scene(scene, shown.users, shown.jobs)

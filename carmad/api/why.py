@@ -26,9 +26,10 @@ from carmad.api.reasons import (
     reason_out,
     verdicts_out,
 )
-from carmad.api.wire import SCHEMA, iso, label, with_labels
+from carmad.api.wire import SCHEMA, iso, with_labels
 from carmad.core.decision import Decision, Reason, Verdict
 from carmad.core.scene import Scene
+from carmad.core.sharing import label
 from carmad.core.types import Cause, Exit, Gpu, Job, JobId, JobState
 from carmad.readable import duration, gib
 from carmad.words import clock, first_few
@@ -208,7 +209,7 @@ def _facts(out: JobOut) -> list[str]:
     if out["started_at"] is None:
         return []
     found = [f"attempt {out['attempt']} ran for {duration(out['elapsed_s'])}"]
-    logs = dict.fromkeys((out["stdout"], out["stderr"]))
+    logs = {} if out.get("interactive") else dict.fromkeys((out["stdout"], out["stderr"]))
     return [*found, *(f"its log: {path}" for path in logs)]
 
 

@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 from pydantic_core import to_json
 
 from carmad.core.decision import Reason
-from carmad.core.sharing import JobSummary
+from carmad.core.sharing import label
 from carmad.core.tasks import ids_of, part
 from carmad.core.types import Job, JobId, JobState
 from carmad.errors import CarmaError
@@ -93,11 +93,6 @@ def parse_time(text: str | None) -> float | None:
     except ValueError:
         hint = "A time looks like 2026-11-20T23:12:00Z."
         raise CarmaError(f"{text!r:.80} is no time with a zone", hint) from None
-
-
-def label(job: Job | JobSummary) -> str:
-    array = job.spec.array
-    return f"{array.array}_{array.index}" if array else str(job.id)
 
 
 def with_labels(reason: Reason, live: Mapping[JobId, Job]) -> Reason:

@@ -10,6 +10,7 @@ import os
 import pwd
 import re
 import socket
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -136,7 +137,9 @@ def job_environment(
     Of Slurm's variables, those that programs take as a sign that srun has started a process for
     each task are left out: SLURM_NTASKS, SLURM_PROCID, SLURM_LOCALID, SLURM_NODEID (Lightning would
     refuse several GPUs, timm and others would start distributed training), and SLURM_JOBID and
-    SLURM_NODELIST (MPI would ask Slurm to start its processes).
+    SLURM_NODELIST (MPI would ask Slurm to start its processes). A job of CARMA's own sbatch has
+    them: SLURM_SUBMIT_HOST and those that depend on its options are among its variables then
+    (`cli.slurm.request`), and there is an srun for what MPI asks.
     """
     spec = job.spec
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", **_user(spec.uid), **dict(spec.env)}
@@ -157,12 +160,16 @@ def job_environment(
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     env.setdefault("SLURM_SUBMIT_DIR", spec.cwd)
+    if "SLURM_SUBMIT_HOST" in env:
+        env |= {"SLURM_JOBID": str(job.id), "SLURM_NODELIST": host}
     if _calls_srun(spec):
         env["PATH"] += os.pathsep + SHIMS
+        env["CARMA_PYTHON"] = sys.executable  # which has what that needs
     if spec.cpus is not None:
-        env["CARMA_CPUS"] = env["SLURM_CPUS_PER_TASK"] = str(spec.cpus)
+        env["CARMA_CPUS"] = str(spec.cpus)
+        env.setdefault("SLURM_CPUS_PER_TASK", str(spec.cpus))  # sbatch's: of one of several tasks
         # Most numerical libraries would start a thread for each of the host's CPUs.
-        env.setdefault("OMP_NUM_THREADS", str(spec.cpus))
+        env.setdefault("OMP_NUM_THREADS", env["SLURM_CPUS_PER_TASK"])
     if job.need is not None:
         env["CARMA_GPU_MEM_MB"] = str(job.need.mib)
     if (part := _sub_batch(job)) is not None:

@@ -39,6 +39,7 @@ class Cause(StrEnum):
     DEPENDENCY = "dependency"  # a job it waited for ended the wrong way
     PREEMPTED = "preempted"  # the policy took its GPUs back; it continues later
     PROFILED = "profiled"  # its profiling run is over; it is requeued
+    REQUEUED = "requeued"  # its owner wants it to run again, with its whole time limit
     UNRESTORED = "unrestored"  # it was suspended, and its GPU memory cannot be brought back
 
 
@@ -46,7 +47,7 @@ class Cause(StrEnum):
 # could not be written.
 FOR_GOOD = frozenset({Cause.CANCELLED, Cause.TIME_LIMIT, Cause.IDLE})
 # Stopped to be requeued.
-SENT_BACK = frozenset({Cause.PREEMPTED, Cause.PROFILED, Cause.UNRESTORED})
+SENT_BACK = frozenset({Cause.PREEMPTED, Cause.PROFILED, Cause.REQUEUED, Cause.UNRESTORED})
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,8 @@ def update(
 
 
 def actions(job: Job, refusal: str = "") -> tuple[str, ...]:
-    """What its owner can do to it now, and would change something. `refusal`: see `suspend`."""
+    """What its owner can do to it now, and would change something. `refusal`: see `suspend`. Not
+    what would throw work away that nobody asked to lose: to requeue a job that runs."""
     verdicts = {
         "suspend": suspend(job, refusal),
         "resume": resume(job),
@@ -119,6 +120,8 @@ def actions(job: Job, refusal: str = "") -> tuple[str, ...]:
         "release": hold(job, False),
         "requeue": requeue(job, {}),
     }
+    if job.lives:
+        del verdicts["requeue"]
     return tuple(name for name, verdict in verdicts.items() if verdict.acts)
 
 
@@ -158,11 +161,17 @@ def _waits_for(ids: range, after: Iterable[After], live: Mapping[JobId, Job]) ->
 
 
 def requeue(job: Job, ended: Mapping[JobId, JobState]) -> Verdict:
-    """Run an ended job again, under the same id. `ended`: how its dependencies ended."""
-    if not job.ended:
-        return _refuse(f"has not ended: it is {_words(job.state)}")
+    """Run a job again, under the same id: one that has ended, or that is stopped for it. `ended`:
+    how its dependencies ended."""
+    if not (job.ended or job.lives):
+        return _refuse(f"is {_words(job.state)}: it waits for its turn already")
     if job.spec.interactive:
         return _refuse("ran at a terminal: run it there again")
+    if job.stop in FOR_GOOD and job.lives:
+        return _refuse("is being stopped: requeue it when it has ended")
+    if job.lives:
+        back = job.stop in SENT_BACK
+        return Verdict("is being requeued already" if back else "is being requeued", not back)
     if culprit := unmet_dependency(job, ended):
         return _refuse(f"depends on job {culprit}, which ended as {_words(ended[culprit])}")
     return Verdict("requeued")

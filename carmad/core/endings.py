@@ -84,13 +84,15 @@ class Endings:
         if end.state is not JobState.QUEUED:
             self.end(job, end.state, end.exit, end.at)
             return actions
+        again = job.stop is Cause.REQUEUED
         barred = end.exit.evidence if end.exit.cause is Cause.NO_ACCOUNT else ""
         over = _with_exit(self._fleet.with_usage(job), replace(end.exit, tail=()), end.at)
         self._ledger.put(
             advance(
                 over,
                 JobState.PENDING if job.estimate_late else JobState.QUEUED,
-                retry=end.retry,
+                retry=None if again else end.retry,
+                requeued_after=job.attempt if again else job.requeued_after,
                 overtaken=0,
                 held=job.held or end.exit.cause is Cause.NO_ACCOUNT,
                 barred=barred,
@@ -188,7 +190,8 @@ def ending(job: Job, event: Exited, beside: Sequence[GpuSample], retries: Retrie
         exit = _explain_oom(job, exit, beside)
     if job.stop is Cause.UNRESTORED and not job.spec.requeue:
         return Ending(JobState.FAILED, replace(exit, cause=Cause.UNRESTORED), at)
-    if job.stop in SENT_BACK and exit.cause is not Cause.SUCCESS:
+    again = job.stop is Cause.REQUEUED  # even if it ended well when it was told to stop
+    if job.stop in SENT_BACK and (again or exit.cause is not Cause.SUCCESS):
         return _send_back(job, exit, at)
     if job.stop in FOR_GOOD:
         cancelled = job.stop is Cause.CANCELLED
@@ -220,7 +223,8 @@ def _was_interrupted(exit: Exit) -> bool:
 
 
 def _send_back(job: Job, exit: Exit, at: float) -> Ending:
-    """Requeue a job that was preempted or profiled, unless its time limit has expired."""
+    """Requeue a job that was stopped for that, unless it was preempted and its time limit has
+    expired."""
     limit_s = None if job.spec.slurm_job else job.spec.time_limit_s
     if job.stop is Cause.PREEMPTED and limit_s is not None and job.attained_s(at) >= limit_s:
         return Ending(JobState.TIMED_OUT, replace(exit, cause=Cause.TIME_LIMIT), at)

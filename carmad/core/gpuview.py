@@ -78,7 +78,7 @@ class GpuView:
             residents=residents,
             free_mib=free_mib,
             settling=self.settling if residents and by_others else None,
-            recent=self.recent.cleared(),
+            recent=self.recent.without_samples(),
         )
 
     def _counted_mib(self, job: Job) -> int:

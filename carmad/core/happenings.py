@@ -22,6 +22,7 @@ CAUSES = {
     Cause.IDLE: "it did not use its GPUs",
     Cause.PREEMPTED: "preempted",
     Cause.PROFILED: "its profile is known",
+    Cause.REQUEUED: "its owner queued it again",
     Cause.UNRESTORED: "its GPU memory could not be brought back",
     Cause.CANCELLED: "cancelled",
 }
@@ -44,6 +45,7 @@ class Kind(StrEnum):
     GPU_LOST = "gpu_lost"
     GPU_BACK = "gpu_back"
     EXTERNAL = "external"  # a process of no job holds memory of a GPU
+    WARNED = "warned"  # something is wrong with a GPU that works
     DRAINED = "drained"
     RESUMED = "resumed"  # a suspended job runs again; or a drained GPU takes jobs again
 
@@ -159,6 +161,8 @@ def words(happening: Happening, gpus: Mapping[GpuId, Gpu], sees: bool = True) ->
     kind, job = happening.kind, happening.job
     if job is None:
         what, detail = kind.value.removeprefix("gpu_"), happening.detail
+        if kind is Kind.WARNED:
+            return f"works, but {detail}"
         if kind in (Kind.RESUMED, Kind.EXTERNAL):
             return f"{what} {detail}"
         return f"{what}: {detail}" if detail else what

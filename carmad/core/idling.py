@@ -58,7 +58,7 @@ def following(rungs: tuple[Rung, ...], rung: Rung) -> Rung | None:
     return next(later, None)
 
 
-def kept_mib(job: Job, held: Mapping[GpuId, int]) -> float:
+def footprint_mib(job: Job, held: Mapping[GpuId, int]) -> float:
     """MiB that nobody else can have for as long as the job is there, on all of its GPUs together.
     `held`: what it holds on each, by the last readings."""
     if job.exclusive:

@@ -214,10 +214,10 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class RequeueRequested:
-    """Run an ended job again, under the same id."""
+    """Run a job again, under the same id: one that has ended, or that is to be stopped for it."""
 
     at: float
-    job: Job  # from the store: the core forgets ended jobs
+    job: Job  # as it was when this was asked: the core forgets ended jobs
     by: str
     ended: tuple[tuple[JobId, JobState], ...] = ()  # how its dependencies ended
 

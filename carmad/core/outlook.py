@@ -78,7 +78,7 @@ def forecast(
     """Of the first `FORESEEN` waiting jobs. `running`: see `outlook`. `shares`: whether the policy
     lets jobs share a GPU, which it does `window_s` after the last one's first kernel."""
     waiting, there, run = tuple(islice(singly(line), FORESEEN)), tuple(gpus), tuple(running)
-    settled_s = _settled_s(there, window_s) if shares else {}
+    settled_s = _settling_s(there, window_s) if shares else {}
     together: dict[JobId, int] = {}
     for gpu in there:
         for job in gpu.residents:
@@ -108,7 +108,7 @@ def forecast(
     }
 
 
-def _settled_s(gpus: Iterable[GpuView], window_s: float) -> dict[JobId, float]:
+def _settling_s(gpus: Iterable[GpuView], window_s: float) -> dict[JobId, float]:
     """For how long each resident still keeps others from its GPUs, at least."""
     found: dict[JobId, float] = {}
     for gpu in gpus:

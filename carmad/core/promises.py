@@ -55,8 +55,8 @@ def margin(peaks: Sequence[int]) -> float:
 def advise(job: Job, most_mib: int | None) -> str:
     """What the owner of an ended job should ask for next time; "" if its word was right, or it gave
     none. `most_mib`: what the smallest of its GPUs has."""
-    used_mib, known = job.usage.peak_mib, _measured(job.estimate)
-    asked_mib = _asked_mib(job)
+    used_mib, known = job.usage.peak_mib, _measurement(job.estimate)
+    asked_mib = _claim_mib(job)
     if not asked_mib or not used_mib:
         return ""
     factor = known.safe_mib / known.mib if known else margin([used_mib])
@@ -87,14 +87,14 @@ def compare(asked_mib: int, used_mib: int, factor: float, most_mib: int | None) 
     return f"ask {size(ask_mib)}, and others can run beside it"
 
 
-def _asked_mib(job: Job) -> int:
+def _claim_mib(job: Job) -> int:
     """What it was promised by its owner's word, or by `--gpu-mem auto`; 0: nothing."""
     if job.spec.memory_mib:
         return job.spec.memory_mib
     return job.estimate.safe_mib if job.estimate and job.estimate.firm else 0
 
 
-def _measured(estimate: Estimate | None) -> Estimate | None:
+def _measurement(estimate: Estimate | None) -> Estimate | None:
     every = (estimate, *estimate.others) if estimate else ()
     return next((each for each in every if each.source == MEASURED), None)
 
@@ -158,14 +158,14 @@ def confess(culprit: Job, used_mib: int, victim: Job) -> str:
 
 
 def second_time() -> str:
-    """What the note of the second false promise ends with."""
+    """The end of the note that is written at the second false promise."""
     return (
         f"; it is the second time in {WINDOW_S / DAY_S:.0f} days: what is measured or estimated"
         " counts now, where that is more than your --gpu-mem"
     )
 
 
-def overruled(job: Job, estimate: Estimate) -> str:
+def override_note(job: Job, estimate: Estimate) -> str:
     """The note for the owner of a job whose word does not count."""
     asked = size(job.spec.memory_mib or 0)
     used = f"{size(estimate.safe_mib)} ({estimate.source})"

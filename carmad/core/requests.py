@@ -109,6 +109,9 @@ class Requests:
     def requeue(self, event: RequeueRequested) -> list[Action]:
         job = event.job
         jobs = self._ledger.jobs
+        if (live := jobs.get(job.id)) and live.lives:
+            acts = control.requeue(live, {}).acts
+            return [self._ledger.stop(live, Cause.REQUEUED)] if acts else []
         latest = self._ledger.ended
         ended = {id: state for id, state in event.ended if id not in jobs}
         ended |= {one.job: latest[one.job] for one in job.spec.after if one.job in latest}

@@ -391,7 +391,7 @@ class Scheduler:
         if event.note and not estimate:
             self._ledger.note(event.job, event.note)
         if job.doubted and estimate and not estimate.firm:
-            self._ledger.note(event.job, promises.overruled(job, estimate))
+            self._ledger.note(event.job, promises.override_note(job, estimate))
 
     def _on_drain_requested(self, event: DrainRequested) -> None:
         if event.reason is None:

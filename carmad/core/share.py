@@ -61,7 +61,7 @@ class Account:
     urgent: Days = ()  # used by those
     broken: tuple[Broken, ...] = ()  # false promises, the latest: see `core.promises`
 
-    def settled(self, now: float, half_life_s: float) -> Account:
+    def as_of(self, now: float, half_life_s: float) -> Account:
         """The same account as of `now`."""
         passed_s = now - self.at
         if passed_s <= 0:
@@ -306,7 +306,7 @@ class Shares:
 
     def usage_s(self, user: str, now: float) -> float:
         """Usage in GPU-seconds, halved with every half-life."""
-        return self._of(user, now).settled(now, self._half_life_s).used_s
+        return self._of(user, now).as_of(now, self._half_life_s).used_s
 
     def copy(self) -> Shares:
         """A copy for other threads."""
@@ -320,7 +320,7 @@ class Shares:
         return self.accounts.get(user) or Account(user, at=now)
 
     def _settle(self, user: str, now: float) -> Account:
-        return self._put(self._of(user, now).settled(now, self._half_life_s))
+        return self._put(self._of(user, now).as_of(now, self._half_life_s))
 
     def _put(self, account: Account) -> Account:
         self.accounts[account.user] = self.changed[account.user] = account

@@ -67,6 +67,12 @@ class JobSummary:
         return next((at for at in times if at is not None), None)
 
 
+def label(job: Job | JobSummary) -> str:
+    """What people call it: 42, or 42_3 for a task of an array."""
+    array = job.spec.array
+    return f"{array.array}_{array.index}" if array else str(job.id)
+
+
 def summarize(job: Job, usage: Usage | None = None) -> JobSummary:
     """`usage`: newer than the job's own."""
     spec, need = job.spec, job.estimate

@@ -502,6 +502,15 @@ class ProcessUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Condition:
+    """Something that is wrong with a GPU, although it works."""
+
+    kind: str  # a word, the same as long as it lasts
+    message: str  # for people; may change
+    drains: bool = False  # the GPU should take no further job until an admin resumes it
+
+
+@dataclass(frozen=True, slots=True)
 class GpuSample:
     """One reading of one GPU. Fractions are 0–1; None means not available, never zero."""
 
@@ -520,6 +529,7 @@ class GpuSample:
     fault: str | None = None  # lost, driver gone, …: the GPU takes no job
     memory_utilization: float | None = None  # NVML's: time in which memory was read or written
     more: tuple[tuple[str, float], ...] = ()  # further metrics of this source, by name
+    conditions: tuple[Condition, ...] = ()
 
     @property
     def activity(self) -> float | None:

@@ -146,7 +146,8 @@ class View:
     def gpu(self, gpu: GpuId) -> GpuView:
         return self.nodes[self.node_of[gpu]].gpu(gpu)
 
-    def queued(self, job: JobId) -> Job | None:
+    def find_job(self, job: JobId) -> Job | None:
+        """In the queue."""
         return next((j for j in self.queue if j.id == job), None)
 
 

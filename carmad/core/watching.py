@@ -172,7 +172,7 @@ class Watch:
             job, idle_s = self.ledger.holders.get(id), self._idleness.of(id)
             if job is None or idling.is_spared(job):
                 continue
-            if idling.kept_mib(job, self._fleet.memory_of(job)) >= rules.floor_mib:
+            if idling.footprint_mib(job, self._fleet.memory_of(job)) >= rules.floor_mib:
                 own = tuple(each for each in rungs if self._can(job, each))
                 if rung := idling.due(own, idle_s):
                     actions += self._curb(job, rung, idling.following(own, rung), now)

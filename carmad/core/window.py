@@ -63,7 +63,7 @@ class Recent:
         recent._score = score
         return recent
 
-    def cleared(self) -> Recent:
+    def without_samples(self) -> Recent:
         """Without any samples."""
         return Recent((), self._monitor, self._weights)
 

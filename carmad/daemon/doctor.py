@@ -197,6 +197,8 @@ def _gpus(scene: Scene, capabilities: Capabilities) -> Iterator[CheckOut]:
                 yield verdict(name, False, detail, "Is the driver hanging? Try nvidia-smi.")
             case _:
                 yield verdict(name, True, f"{gpu.gpu.name}, {gib(gpu.gpu.memory_mib)}")
+        for each in gpu.sample.conditions if gpu.sample else ():
+            yield verdict(name, None, f"it works, but {each.message}")
 
 
 def _islands(scene: Scene) -> Iterator[CheckOut]:

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import psutil
@@ -21,7 +21,7 @@ from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobState, Mode, Proces
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps, ServerState
-from carmad.gpu.source import Capabilities, TelemetrySource
+from carmad.gpu.source import Capabilities, Health, TelemetrySource
 from carmad.store.values import External
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ class Monitor:
         self._found: Discovered | None = None  # as the core was told last
         self._capabilities = source.capabilities()
         self._faulty: frozenset[GpuId] = frozenset()
+        self._conditions: dict[GpuId, frozenset[str]] = {}  # their kinds, in the last reading
         self._silent: tuple[tuple[GpuId, str], ...] = ()  # as the core was told last
         self._telling = threading.Lock()
         self._looked = threading.Event()
@@ -183,10 +184,21 @@ class Monitor:
         now = self._inbox.clock()  # a reading may have taken long
         self._inbox.post(Sampled(now, samples))
         self._tell_silent(tuple(self._source.silent().items()))
-        for item in news:
+        for item in (*news, *self._new_conditions(samples)):
             log.warning("GPU %s: %s", item.gpu, item.message)
             if item.drain:
                 self._inbox.post(DrainRequested(now, item.gpu, item.message, "carmad"))
+
+    def _new_conditions(self, samples: Iterable[GpuSample]) -> Iterator[Health]:
+        """An administrator may undrain a GPU whose condition lasts: it is drained once."""
+        for sample in samples:
+            if sample.fault:  # its condition is unknown
+                continue
+            before = self._conditions.get(sample.gpu, frozenset())
+            self._conditions[sample.gpu] = frozenset(each.kind for each in sample.conditions)
+            for each in sample.conditions:
+                if each.kind not in before:
+                    yield Health(sample.gpu, sample.at, each.message, each.drains)
 
 
 # -- processes that use GPUs outside of the queue, for the record of them

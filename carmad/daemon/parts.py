@@ -53,6 +53,7 @@ from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.learned.models import Models
 from carmad.loop import Follower
 from carmad.metrics.keeper import Keeper
+from carmad.metrics.mapping import JobMapping
 from carmad.models import Model
 from carmad.notify.letters import find_stuck
 from carmad.notify.post import Post
@@ -195,6 +196,8 @@ class Daemon:
         )
         self._service.events.listeners.append(self._post.note)
         self._runners = Runners(self.inbox)
+        folder = self._state_dir / "gpu-jobs"
+        self._mapping = JobMapping(folder, lambda: scheduler.jobs.rows.values())
         followers = (
             InvalidChoices(),
             self._timeline,
@@ -204,6 +207,7 @@ class Daemon:
             self._journal,
             self._post,
             self._runners,
+            self._mapping,
         )
         self.engine = Engine(self.inbox, scheduler, store, self._world, followers)
 
@@ -214,6 +218,7 @@ class Daemon:
         take_over(self._scheduler, self._launcher, self._world)
         self._end_unreadable()
         self._runners.watch(self._scheduler.jobs.rows.values())
+        self._mapping.on_reset()
         self._stack.callback(self._world.close)
 
     def start(self) -> None:

@@ -32,6 +32,10 @@ INSTALLED = {
     "carma.sysusers": Path("etc/sysusers.d/carma.conf"),
 }
 
+INSTALL_AGAIN = (
+    "install CARMA again, from your copy of it: pip install --force-reinstall --no-deps PATH"
+)
+
 PACKAGED = ("usr/lib/systemd/system", "lib/systemd/system")  # where a distribution's packages do
 
 
@@ -100,7 +104,7 @@ def unit_files() -> Path:
     for directory in (checkout, wheel):
         if (directory / "carmad.service").is_file():
             return directory
-    raise CarmaError(f"no unit files in {wheel}", "reinstall CARMA: pip install --force-reinstall")
+    raise CarmaError(f"no unit files in {wheel}", INSTALL_AGAIN)
 
 
 def render() -> dict[Path, str]:
@@ -110,7 +114,7 @@ def render() -> dict[Path, str]:
     if carmad is None:
         raise CarmaError(
             f"there is no carmad command beside {sys.executable}",
-            "install CARMA into this environment: pip install carma-gpu",
+            INSTALL_AGAIN,
         )
     if any(character.isspace() for character in carmad):
         raise CarmaError(

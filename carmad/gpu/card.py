@@ -276,7 +276,7 @@ class Card:
             self._refuse_if_lost()
             group, tenants = ints[self._slot + _GROUP], self._tenants()
             free, lost = self._free(group, tenants), self._floats[_FRAGMENTATION]
-            left, total = self._left(group, tenants)
+            left, total = self._room(group, tenants)
             if mib > min(left, free * (1 - (lost if len(tenants) > 1 else 0.0))):
                 others = tuple((t.pid, t.memory_mib) for t in tenants if t.pid != _own_pid())
                 own = ints[self._slot + _MEMORY]
@@ -388,7 +388,7 @@ class Card:
         self._reap(monotonic())
         tenants = self._tenants()
         lost = self._floats[_FRAGMENTATION] if tenants else 0.0
-        left, _ = self._left(group, tenants)
+        left, _ = self._room(group, tenants)
         return mib <= min(left, self._free(group, tenants) * (1 - lost))
 
     def group(self, slot: int) -> int:
@@ -482,15 +482,15 @@ class Card:
         for at in _LIMITS:
             other = self._ints[at + _OF]
             if other and other != group:
-                free -= max(0, self._ints[at + _GUARANTEED] - _held(other, tenants))
+                free -= max(0, self._ints[at + _GUARANTEED] - _memory_of(other, tenants))
         return max(0, free)
 
-    def _left(self, group: int, tenants: tuple[Tenant, ...]) -> tuple[int, int]:
+    def _room(self, group: int, tenants: tuple[Tenant, ...]) -> tuple[int, int]:
         """What its own limit leaves it, and all that it may have."""
         for at in _LIMITS:
             if group and self._ints[at + _OF] == group:
                 most = self._ints[at + _MOST]
-                return max(0, most - _held(group, tenants)), most
+                return max(0, most - _memory_of(group, tenants)), most
         return self.memory_mib, self.memory_mib
 
     def _load(self) -> tuple[float, float, float]:
@@ -541,7 +541,7 @@ def group_of(attempt: str) -> int:
     return number
 
 
-def _held(group: int, tenants: tuple[Tenant, ...]) -> int:
+def _memory_of(group: int, tenants: tuple[Tenant, ...]) -> int:
     return sum(tenant.memory_mib for tenant in tenants if tenant.group == group)
 
 

@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import queue
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pynvml
 
 from carmad import beats
+from carmad.gpu.driver import NEVER
+from carmad.gpu.health import RECOVERY_ACTIONS, read_recovery_action
 from carmad.gpu.source import Health, Unit
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +79,19 @@ _NO_INSTANCE = 0xFFFFFFFF
 _XID_RECOVERY_ACTION = 154
 
 _OTHER_EVENTS = {
-    pynvml.nvmlEventTypeDoubleBitEccError: "an uncorrectable (double-bit) memory error",
-    pynvml.nvmlEventTypeDramRetirementFailure: "a faulty memory page could not be retired",
-    pynvml.nvmlEventTypeFatalPoisonError: "a fatal memory error",
-    pynvml.nvmlEventTypeGpuUnavailableError: "the GPU has become unavailable",
+    pynvml.nvmlEventTypeDoubleBitEccError: ("an uncorrectable (double-bit) memory error", True),
+    pynvml.nvmlEventTypeDramRetirementFailure: ("a faulty memory page could not be retired", True),
+    pynvml.nvmlEventTypeFatalPoisonError: ("a fatal memory error", True),
+    pynvml.nvmlEventTypeGpuUnavailableError: ("the GPU has become unavailable", True),
+    pynvml.nvmlEventTypeSingleBitEccErrorStorm: ("very many corrected memory errors", False),
+    pynvml.nvmlEventTypeDramRetirementEvent: ("a faulty memory page is to be retired", False),
+    pynvml.nvmlEventTypeNonFatalPoisonError: ("a memory error ended a program", False),
 }
 _WANTED = (
     pynvml.nvmlEventTypeXidCriticalError
     | pynvml.nvmlEventTypeGpuRecoveryAction
     | sum(_OTHER_EVENTS)
 )
-_RECOVERY_ACTIONS = {
-    0: "none is needed any more",
-    1: "reset the GPU: nvidia-smi --gpu-reset",
-    2: "reboot the machine",
-    3: "drain peer-to-peer traffic",
-    4: "drain the GPU and reset it: nvidia-smi --gpu-reset",
-}
 
 
 class EventWatcher:
@@ -102,6 +104,7 @@ class EventWatcher:
         self._stopping = threading.Event()
         self._thread = beats.thread("nvml-events", _LATE_S, self._listen)
         self.why_not: str | None = "no GPU"
+        self._more = OperationalEvents(units)
         try:
             self._events = pynvml.nvmlEventSetCreate()
         except pynvml.NVMLError as error:
@@ -120,11 +123,13 @@ class EventWatcher:
 
     def stop(self) -> None:
         if not self._units:
+            self._more.close()
             return
         self._stopping.set()
         self._thread.join()
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlEventSetFree(self._events)
+        self._more.close()
         self._units.clear()
 
     def _register(self, unit: Unit) -> None:
@@ -144,13 +149,18 @@ class EventWatcher:
                 # With a lost GPU every wait fails at once: do not spin.
                 if error.value != pynvml.NVML_ERROR_TIMEOUT:
                     self._stopping.wait(_RETRY_S)
-                continue
-            self._tell(event)
+            else:
+                its = self._units.get(_address(event.device), ())
+                self._tell(its, event.gpuInstanceId, *_meaning(event))
+            try:
+                for its, instance, message, drain in self._more.read():
+                    self._tell(its, instance, message, drain)
+            except Exception:
+                log.exception("operational events are not what they were, and are left alone")
+                self._more.close()
 
-    def _tell(self, event: Any) -> None:
-        message, drain = _meaning(event)
-        instance = event.gpuInstanceId
-        for unit in self._units.get(_address(event.device), ()):
+    def _tell(self, units: Iterable[Unit], instance: int, message: str, drain: bool) -> None:
+        for unit in units:
             # A reset affects every instance of the GPU.
             if drain or instance == _NO_INSTANCE or unit.gpu_instance in (None, instance):
                 self._news.put(Health(unit.gpu.id, time.time(), message, drain))
@@ -162,22 +172,73 @@ def _meaning(event: Any) -> tuple[str, bool]:
             known = describe_xid(event.eventData)
             return known.message, known.drain
     elif event.eventType != pynvml.nvmlEventTypeGpuRecoveryAction:
-        return _OTHER_EVENTS.get(event.eventType, f"event {event.eventType:#x}"), True
-    action = _recovery_action(event.device)
-    wanted = _RECOVERY_ACTIONS.get(action, "see dmesg")
-    return f"the driver's recovery action has changed: {wanted}", action != 0
-
-
-def _recovery_action(handle: Any) -> int:
-    """0 if none is needed; -1 if the driver does not say."""
+        return _OTHER_EVENTS.get(event.eventType, (f"event {event.eventType:#x}", True))
+    action = -1  # the driver does not say
     with contextlib.suppress(pynvml.NVMLError):
-        [field] = pynvml.nvmlDeviceGetFieldValues(
-            handle, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION]
-        )
-        if field.nvmlReturn == pynvml.NVML_SUCCESS:
-            return int(field.value.uiVal)
-    return -1
+        action = read_recovery_action(event.device)
+    wanted = RECOVERY_ACTIONS.get(action, "see dmesg") if action else "none is needed any more"
+    return f"the driver's recovery action has changed: {wanted}", action != 0
 
 
 def _address(handle: Any) -> int:
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+# -- events that are no Xids. NVIDIA calls them GPU Operational Events: a preview, from R615 on.
+# They have a set of their own, so that whatever may change about them, Xids are heard as ever
+
+
+class OperationalEvents:
+    """Of those that need an action. One that is an Xid, too, is left to the Xid."""
+
+    def __init__(self, units: Iterable[Unit]) -> None:
+        self._units: dict[str, list[Unit]] = {}  # by the GPU's UUID
+        self._events: Any = None
+        for unit in units:
+            self._units.setdefault(unit.physical, []).append(unit)
+        try:
+            self._events = pynvml.nvmlEventSetCreate()
+            for gpu in self._units:
+                least = pynvml.NVML_OPERATIONAL_EVENT_SEVERITY_RECOVERABLE
+                wanted = pynvml.c_nvmlGpuOperationalEventConfig_v1_t(gpu, minSeverity=least)
+                pynvml.nvmlEventSetRegisterGpuOperationalEvents_v1(self._events, wanted)
+        except pynvml.NVMLError:  # the driver is older
+            self.close()
+
+    def read(self) -> Iterator[tuple[list[Unit], int, str, bool]]:
+        """Those since the last call: units of the GPU, its MIG instance, what happened, and whether
+        it should take no further jobs. Does not block."""
+        while self._events is not None:
+            event = pynvml.c_nvmlEventSetWait_v3_t(timeoutMs=0)
+            try:
+                pynvml.nvmlEventSetWait_v3(self._events, event)
+                is_xid = self._is_xid()
+            except pynvml.NVMLError as error:
+                if error.value in NEVER:
+                    self.close()
+                return
+            simulated = event.groupAttributes & pynvml.NVML_OPERATIONAL_EVENT_GROUP_ATTR_SIMULATED
+            if not is_xid and not simulated:
+                fatal = event.severity >= pynvml.NVML_OPERATIONAL_EVENT_SEVERITY_FATAL
+                what = f"{'a fatal' if fatal else 'an'} error in {event.sourceModule}"
+                code = f"category {event.categoryId}, code {event.moduleEventCode}"
+                message = f"{what} ({code}): see nvidia-smi event-log"
+                yield self._units.get(event.uuid, []), event.gpuInstanceId, message, fatal
+
+    def _is_xid(self) -> bool:
+        """Whether the event that was read last is an Xid, too."""
+        found = pynvml.c_nvmlEventSetGetContextCount_v1_t()
+        pynvml.nvmlEventSetGetContextCount_v1(self._events, found)
+        for index in range(found.count):
+            context = pynvml.c_nvmlEventSetGetContextInfo_v1_t(index=index)
+            pynvml.nvmlEventSetGetContextInfo_v1(self._events, context)
+            kind = context.nvmlGpuOperationalEventContextType
+            if kind == pynvml.NVML_GPU_OPERATIONAL_EVENT_CONTEXT_TYPE_LEGACY_XID:
+                return True
+        return False
+
+    def close(self) -> None:
+        if self._events is not None:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlEventSetFree(self._events)
+        self._events = None

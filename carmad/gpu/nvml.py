@@ -10,7 +10,8 @@ import contextlib
 import queue
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,10 +20,11 @@ from typing import Any, TypeVar
 import psutil
 import pynvml
 
-from carmad.core.types import Gpu, GpuId, GpuSample, ProcessUse
+from carmad.core.types import Condition, Gpu, GpuId, GpuSample, ProcessUse
 from carmad.errors import CarmaError
 from carmad.gpu import gpm
 from carmad.gpu.dcgm import DcgmProfiler
+from carmad.gpu.dcgm_health import DcgmHealth
 from carmad.gpu.driver import (
     FAULTS,
     MIB,
@@ -39,6 +41,7 @@ from carmad.gpu.driver import (
 )
 from carmad.gpu.events import EventWatcher
 from carmad.gpu.gpm import GpmProfiler
+from carmad.gpu.health import Checkup
 from carmad.gpu.source import (
     PROFILED,
     Activity,
@@ -73,8 +76,10 @@ MPS_SERVER = "nvidia-cuda-mps-server"[:15]  # as the kernel shortens it
 class NvmlSource:
     """A `TelemetrySource`. Holds every GPU open from `discover` to `close`."""
 
-    def __init__(self, profiler: ActivityReader) -> None:
+    def __init__(self, profiler: ActivityReader, dcgm: DcgmHealth | None = None) -> None:
+        """`dcgm`: if DCGM is to be asked for the health of the GPUs."""
         self._profiler = profiler
+        self._dcgm = dcgm
         self._lanes = Lanes()
         self._boards: list[Board] = []
         self._units: tuple[Unit, ...] = ()  # of the boards
@@ -89,6 +94,7 @@ class NvmlSource:
         # Of one session with the driver:
         self._handles: dict[GpuId, Any] = {}
         self._never: dict[tuple[GpuId, str], str] = {}
+        self._checkups: defaultdict[GpuId, Checkup] = defaultdict(Checkup)  # of physical GPUs
 
     @property
     def name(self) -> str:
@@ -228,18 +234,23 @@ class NvmlSource:
     def _begin(self) -> None:
         self._watcher = EventWatcher(self._units, self._news)
         self._profiler.open(self._units)
+        if self._dcgm:
+            self._dcgm.open()
 
     def _finish(self) -> None:
         if self._watcher is not None:
             self._watcher.stop()
             self._watcher = None
             self._profiler.close()
+            if self._dcgm:
+                self._dcgm.close()
 
     def _end(self, faults: dict[GpuId, str]) -> None:
         self._finish()
         disconnect()
         self._handles.clear()
         self._never.clear()
+        self._checkups.clear()
         self._faults = faults
 
     def _reconnect(self, at: float) -> bool:
@@ -259,9 +270,23 @@ class NvmlSource:
     # --- one GPU ---
 
     def _read_all(
-        self, units: Iterable[Unit], at: float, activities: Mapping[GpuId, Activity]
+        self, units: Sequence[Unit], at: float, activities: Mapping[GpuId, Activity]
     ) -> list[GpuSample]:
-        return [self._read(unit.gpu, at, activities.get(unit.gpu.id, Activity())) for unit in units]
+        found = [
+            self._read(unit.gpu, at, activities.get(unit.gpu.id, Activity())) for unit in units
+        ]
+        if not found or all(sample.fault for sample in found):
+            return found
+        conditions = self._conditions(next(unit.physical for unit in units), at)
+        return [replace(sample, conditions=conditions) for sample in found]
+
+    def _conditions(self, board: GpuId, at: float) -> tuple[Condition, ...]:
+        """What is wrong with a physical GPU, and so with each of its instances."""
+        by_dcgm = self._dcgm.conditions(board) if self._dcgm else ()
+        try:
+            return (*self._checkups[board].conditions(self._handle(board), at), *by_dcgm)
+        except pynvml.NVMLError:  # no handle: its next reading tells why
+            return by_dcgm
 
     def _read(self, gpu: Gpu, at: float, activity: Activity) -> GpuSample:
         try:
@@ -448,15 +473,16 @@ def choose(name: str, period_s: float) -> TelemetrySource:
         from carmad.gpu.emulated import EmulatedSource
 
         return EmulatedSource(Path(argument))
+    dcgm = DcgmHealth(_DCGMI) if shutil.which(_DCGMI) else None
     match name:
         case "auto":
-            return NvmlSource(BestProfiler(period_s))
+            return NvmlSource(BestProfiler(period_s), dcgm)
         case "nvml":
             return NvmlSource(Unprofiled("the plain nvml source was asked for"))
         case "gpm":
             return NvmlSource(GpmProfiler())
         case "dcgm":
-            return NvmlSource(DcgmProfiler(period_s))
+            return NvmlSource(DcgmProfiler(period_s), dcgm)
     raise CarmaError(
         f"no telemetry source is called {name!r}", "use auto, nvml, gpm, dcgm or emulated:DIR"
     )

@@ -23,7 +23,7 @@ from carmad.store.sql import SqlStore
 
 log = logging.getLogger(__name__)
 
-NEEDED = {"interpret": "interpret-core", "sklearn": "scikit-learn"}  # of `carma-gpu[policies]`
+NEEDED = {"interpret": "interpret-core", "sklearn": "scikit-learn"}  # of the part `policies`
 TRAINED = "trained"  # a file whose modification time is that of the last training
 APART = "training"  # the directory of the database's copy during training
 DAY_S = 86_400.0
@@ -111,7 +111,9 @@ class Models:
             self._failed_at = time.monotonic()
             self._directory.mkdir(mode=0o700, exist_ok=True)
             if packages := lacking():
-                log.info("no models are trained: that needs %s (carma-gpu[policies])", packages)
+                log.info(
+                    "no models are trained: that needs %s (%s)", packages, how_to_add("policies")
+                )
                 return
             if self._train():
                 (self._directory / TRAINED).touch()

@@ -63,6 +63,9 @@ GPU_INFO = _gauge("gpu_info", "Always 1: the model of a GPU or MIG instance.", *
 GPUS_UNREAD = _gauge("gpus_unread", "1 while it is not known which GPUs there are.")
 GPU_FAULTY = _gauge("gpu_faulty", "1 if the driver reports a fault of the GPU.", *GPU)
 GPU_DRAINED = _gauge("gpu_drained", "1 if the GPU takes no new jobs because it is drained.", *GPU)
+GPU_CONDITION = _gauge(
+    "gpu_condition", "1 while this is wrong with a GPU that works.", *GPU, "condition"
+)
 GPU_STALE = _gauge(
     "gpu_stale", "1 if the last reading is too old: what is read of it is left out.", *GPU
 )
@@ -116,6 +119,19 @@ USER_JOBS = _gauge(
     "Jobs of a user that have not ended, by whether they hold GPUs; only with metrics.users."
     " Those of users beyond the first hundred have an empty name.",
     *("user", "state"),
+)
+
+JOB_LABELS = ("job_id", "user", "gpu", "uuid")
+_OF_JOBS = "; only with metrics.jobs, and of the latest 200 jobs on GPUs."
+JOB_MEMORY = _gauge("job_memory_used_bytes", f"Memory that a job holds{_OF_JOBS}", *JOB_LABELS)
+JOB_PEAK = _gauge(
+    "job_memory_peak_bytes", f"The most that a job has held on one GPU{_OF_JOBS}", *JOB_LABELS
+)
+JOB_PROMISED = _gauge("job_memory_promised_bytes", f"Memory kept for a job{_OF_JOBS}", *JOB_LABELS)
+JOB_ACTIVE = _gauge(
+    "job_sm_ratio",
+    "NVML: time in which kernels of a job's processes ran, where it is measured" + _OF_JOBS,
+    *JOB_LABELS,
 )
 
 METRICS = tuple(each for each in list(globals().values()) if isinstance(each, Metric))

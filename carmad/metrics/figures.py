@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from carmad import beats
-from carmad.core.gpuview import GpuView
+from carmad.core.gpuview import GpuView, promise_mib
 from carmad.core.happenings import Happening, Kind
 from carmad.core.messages import Event, Step
+from carmad.core.readings import memory_of
 from carmad.core.scene import Scene
+from carmad.core.sharing import label
 from carmad.core.types import ENDED, Cause, Gpu, GpuId, GpuSample, Job, JobState
 from carmad.loop import Follower
 from carmad.metrics import declared
@@ -29,10 +31,11 @@ K = TypeVar("K")
 
 MIB = 1 << 20
 MOST_USERS = 100
+MOST_JOBS = 200
 
 
-def of_scene(scene: Scene, users: bool) -> Iterator[Figure]:
-    """`users`: with jobs by user."""
+def of_scene(scene: Scene, users: bool, jobs: bool) -> Iterator[Figure]:
+    """`users`: with jobs by user. `jobs`: with those that hold GPUs, one by one."""
     yield declared.GPUS_UNREAD, (), bool(scene.unread)
     for view in scene.view.gpus:
         yield from _gpu(view)
@@ -53,6 +56,8 @@ def of_scene(scene: Scene, users: bool) -> Iterator[Figure]:
     yield declared.QUEUE_STUCK, (), find_stuck(scene) is not None
     if users:
         yield from _users(scene)
+    if jobs:
+        yield from _jobs(scene)
 
 
 def _gpu(view: GpuView) -> Iterator[Figure]:
@@ -68,6 +73,8 @@ def _gpu(view: GpuView) -> Iterator[Figure]:
     yield declared.GPU_PROMISED, its, max(0, promised) * MIB
     if sample is None or view.stale or sample.fault:
         return
+    for each in sample.conditions:
+        yield declared.GPU_CONDITION, (*its, each.kind), 1
     yield declared.GPU_EXTERNAL, its, view.external_mib * MIB
     for metric, value in _read(sample):
         if value is not None:
@@ -101,6 +108,24 @@ def _users(scene: Scene) -> Iterator[Figure]:
             shown[user if user in named else ""] += jobs
         for user, jobs in shown.items():
             yield declared.USER_JOBS, (user, state), jobs
+
+
+def _jobs(scene: Scene) -> Iterator[Figure]:
+    resident = {job.id: job for view in scene.view.gpus for job in view.residents}
+    shown = frozenset(sorted(resident)[-MOST_JOBS:])
+    for view in scene.view.gpus:
+        sample = view.sample
+        if sample is None or sample.fault or view.stale:
+            continue
+        for job in (each for each in view.residents if each.id in shown):
+            its = (label(job), job.spec.user, *_labels(view.gpu))
+            used = scene.usage.get(job.id, job.usage)
+            yield declared.JOB_MEMORY, its, memory_of(job, (sample,)).get(view.id, 0) * MIB
+            yield declared.JOB_PEAK, its, used.peak_mib * MIB
+            yield declared.JOB_PROMISED, its, promise_mib(job, view.settling is None) * MIB
+            busy = [each.sm_util for each in sample.processes if each.job == job.id]
+            if known := [each for each in busy if each is not None]:
+                yield declared.JOB_ACTIVE, its, min(1.0, sum(known))
 
 
 def _sums(counts: Iterable[tuple[K, int]]) -> Counter[K]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from carmad.core.scene import Scene
+from carmad.core.sharing import label
 from carmad.core.types import ENDED, Job, JobId, JobState
 from carmad.readable import clean
 from carmad.store.values import Notice
@@ -60,8 +61,7 @@ def lines(
             if counts.keys() <= ENDED:
                 found[f"array {array.array} {job.spec.name}: {_counts(counts)}"] = None
         elif once.first(array.array, notice.what):
-            label = f"{array.array}_{array.index}"
-            first = f"job {label} {job.spec.name}: {notice.words} (its array's first)"
+            first = f"job {label(job)} {job.spec.name}: {notice.words} (its array's first)"
             found[first] = None
     return list(found)
 

@@ -237,7 +237,9 @@ class Post(Follower):
                 if time.monotonic() > sender.deadline:
                     return f"it was not sent within {WITHIN_S:g} s"
                 time.sleep(LOOK_S)
-            return "" if code == SENT else sender.why or "the process that sends it has failed"
+            return (
+                "" if code == SENT else sender.why or "the process that was to send it has failed"
+            )
         finally:
             sender.close()
 

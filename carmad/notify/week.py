@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from math import fsum
 
 from carmad.core.promises import advice_of
-from carmad.core.sharing import overlaps, summarize
+from carmad.core.sharing import label, overlaps, summarize
 from carmad.core.types import Job
 from carmad.notify.letters import MOST_LINE, Letter
 from carmad.readable import clean
@@ -98,6 +98,4 @@ def _section(title: str, rows: Iterable[str]) -> list[str]:
 
 
 def _name(job: Job) -> str:
-    array = job.spec.array
-    label = f"{array.array}_{array.index}" if array else str(job.id)
-    return f"job {label} {job.spec.name}"
+    return f"job {label(job)} {job.spec.name}"

@@ -446,6 +446,14 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             faults.kills,
         ),
         Fact(
+            "conditions",
+            "a GPU in order has no condition, idle or busy: no repair waits, no memory error was"
+            " counted, and its clocks are slow for its own power limit at most",
+            "nvml.h; NVIDIA's document on memory errors",
+            "healthy GPUs are warned of, or drained",
+            faults.conditions,
+        ),
+        Fact(
             "gpu_lost",
             "a lost GPU is reported as such, while others go on",
             "nvml.h",

@@ -11,12 +11,15 @@ import sys
 import time
 from pathlib import Path
 
+import pynvml
+
 from carmad import units
 from carmad.attempt import exits
 from carmad.attempt.exits import classify
 from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.core.types import Attempt, Job, JobId, JobSpec, JobState
 from carmad.gpu.driver import Board, count_boards, islands, open_board
+from carmad.gpu.health import EVERY_S, SLOWED_FOR_S, Checkup
 from carmad.selftest.bench import Bench, ProbeFailed
 from carmad.selftest.report import Seen, judge, unknown
 
@@ -51,6 +54,25 @@ def kills(bench: Bench) -> Seen:
         f"a busy process was killed, and one made a fault: {said}",
         xids=len(news),
         would_drain="; ".join(drained),
+    )
+
+
+def conditions(bench: Bench) -> Seen:
+    """Also which of the questions the driver does not answer for this GPU."""
+    handle = pynvml.nvmlDeviceGetHandleByUUID(bench.gpu.parent or bench.gpu.id)
+    checkup, now = Checkup(), time.time()
+    found = list(checkup.conditions(handle, now))
+    bench.probe().begin("spin", s=2 * bench.busy_s)
+    time.sleep(bench.busy_s / 2)
+    # As if the load had lasted: what slows the GPU down is a condition only after a minute.
+    for after_s in (EVERY_S, EVERY_S + SLOWED_FOR_S):
+        found += checkup.conditions(handle, now + after_s)
+    said = "; ".join(dict.fromkeys(each.message for each in found))
+    lacking = ", ".join(checkup.lacking)
+    return judge(
+        not found,
+        said or "idle and busy, nothing is wrong" + (f"; not told: {lacking}" if lacking else ""),
+        not_told=lacking or None,
     )
 
 

@@ -86,7 +86,7 @@ class PolicyRules:
             for placement in plan:
                 if not isinstance(placement, Placement):
                     continue
-                job = view.queued(placement.job)
+                job = view.find_job(placement.job)
                 if job is None:  # another rule is broken
                     continue
                 yield view, job, placement
@@ -146,7 +146,7 @@ class PolicyRules:
     def only_queued_jobs_are_placed(self) -> None:
         for view, plan, _ in self.all:
             placed = [each.job for each in plan if isinstance(each, Placement)]
-            assert all(map(view.queued, placed)), "only queued jobs are placed"
+            assert all(map(view.find_job, placed)), "only queued jobs are placed"
 
     def verdicts_are_on_gpus_of_the_view(self) -> None:
         for view, plan, _ in self.all:

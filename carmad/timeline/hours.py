@@ -236,6 +236,7 @@ class Kind(StrEnum):
     REQUEUED = "requeued"
     SLOWED = "slowed"  # it reported longer steps beside another job
     RISKY = "risky"  # the GPU was refused to it for its load; at most once a minute
+    WARNED = "warned"
     DRAINED = "drained"
     RESUMED = "resumed"
     GPU_LOST = "gpu_lost"
@@ -245,6 +246,7 @@ class Kind(StrEnum):
 
 _KINDS = tuple(Kind)
 _OF_GPUS = {
+    Happened.WARNED: Kind.WARNED,
     Happened.DRAINED: Kind.DRAINED,
     Happened.RESUMED: Kind.RESUMED,
     Happened.GPU_LOST: Kind.GPU_LOST,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli import client, output, parse, submission
+from cli import estimation, output, parse, submission
 from cli.parser import Parser
-from cli.problems import Problem, Unreachable, Usage
+from cli.problems import Problem, Usage
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from carmad.api.guesses import EstimateOut, EstimatesOut, ExplanationOut
     from cli.vary import Fit
 
-ESTIMATE_S = 3600.0  # --within 600 may take 12 minutes, and other users' may go first
-MODELS = ("--batch-size", "--optimizer", "--amp", "--img-size")  # options of timm:MODEL itself
-VARIED = "batch-size"
 TERMINAL = Path("-")
 
 
@@ -30,25 +26,22 @@ def estimate(args: list[str]) -> int:
     from cli import estimate_view as view
 
     parser = build_parser()
-    options, body = submission.read(_in_front(args, parser), parser)
-    if body["array"] and body["array"].get("params"):
-        raise Usage("a sweep has no single estimate", "leave --param out, and give its values")
+    options, body = estimation.read(args, parser)
     _refuse_unusable(options)
-    body.pop("script", None)  # nothing waits: it is traced where it is
     if options.within is not None:
         body["within_s"] = options.within
     explain = options.explain or options.plot is not None
     if options.fit is None:
-        answer = _ask(body, explain)
+        answer = estimation.ask(body, explain)
         _tell(options, answer, lambda: view.estimates(answer))
-        good = view.choice(answer) is not None and not answer["crash"]
+        good = estimation.choice(answer) is not None and not answer["crash"]
     else:
-        found = _fit(body, options.vary or VARIED, options.fit)
+        found = _fit(body, options.vary or estimation.VARIED, options.fit)
         _tell(options, found.as_json(), lambda: view.fit_view(found))
         good = found.largest is not None
         body["argv"] = found.command.fill(found.largest or found.command.value)
         if good and explain:
-            answer = _ask(body, explain)
+            answer = estimation.ask(body, explain)
     if good and explain:
         good = _explain(options, answer, body["argv"])
     return 0 if good else Problem.exit_code
@@ -80,7 +73,7 @@ def build_parser() -> Parser:
     add(
         "--vary",
         metavar="NAME",
-        help=f"with --fit: the option of COMMAND to vary (default {VARIED})",
+        help=f"with --fit: the option of COMMAND to vary (default {estimation.VARIED})",
     )
     add(
         "--within",
@@ -99,55 +92,9 @@ def build_parser() -> Parser:
     return parser
 
 
-def _in_front(args: list[str], parser: Parser) -> list[str]:
-    """Options that follow `timm:MODEL` in front of it, unless they are the model's."""
-    words, command, marked = parser.split(args)
-    if marked or not command or not command[0].startswith("timm:"):
-        return args
-    model, *rest = command
-    own = []
-    while rest:
-        word = rest.pop(0)
-        if word.partition("=")[0] in MODELS or not parser.knows(word):
-            own.append(word)
-        else:
-            words += [word, *(rest[:1] if parser.takes_next(word) else ())]
-            rest = rest[parser.takes_next(word) :]
-    return [*words, model, *own]
-
-
-def _ask(body: dict[str, Any], explain: bool = False) -> EstimatesOut:
-    path = "/v1/estimate?explain=true" if explain else "/v1/estimate"
-    answer: EstimatesOut
-    try:
-        answer = client.post(path, body, ESTIMATE_S, again=True)
-    except client.Broken:
-        raise
-    except Unreachable as error:
-        from cli import alone
-
-        _note_alone(error.message)
-        answer = alone.estimate(body, explain)
-    return answer
-
-
-@cache  # once, however many values are tried
-def _note_alone(why: str) -> None:
-    output.note(f"{why}; estimated without carmad, its GPUs and what it learned from your jobs")
-
-
 def _fit(body: dict[str, Any], name: str, limit_mib: int) -> Fit:
-    from cli import vary
-
-    command = vary.find_number(body["argv"], name)
     with _progress(name, limit_mib) as tell:
-        return vary.search(
-            # The user's declaration is about the command as it is.
-            lambda argv: _ask({**body, "argv": argv, "memory_mib": None}),
-            command,
-            limit_mib,
-            tell,
-        )
+        return estimation.find_largest(body, name, limit_mib, tell)
 
 
 def _refuse_unusable(options: Namespace) -> None:

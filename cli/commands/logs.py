@@ -11,6 +11,7 @@ import time
 
 from carma_client.logs import ASK_S, LOOK_S, Log, elsewhere, last_lines, open_log, texts
 from carma_client.transport import ENDED
+from carmad.errors import CarmaError
 from carmad.readable import clean
 from cli import client, output, parse
 from cli.client import events, resolve
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
     from cli.parser import Parser
+    from cli.spans import Spans
 
 
 def logs_options(parser: Parser) -> None:
@@ -128,6 +130,12 @@ def watch_options(parser: Parser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print each event as a line of JSON, for programs"
     )
+    parser.add_argument(
+        "--spans",
+        action="store_true",
+        help="send each attempt that ends as an OpenTelemetry span, to the collector that"
+        " OTEL_EXPORTER_OTLP_ENDPOINT names",
+    )
 
 
 def watch(options: Namespace) -> int:
@@ -136,7 +144,13 @@ def watch(options: Namespace) -> int:
         "user": user_of(options.user, options.me),
         "since": check(parse.since, options.since),
     }
+    spans = _spans() if options.spans else None
     for event in events(output.note, **query):
+        if spans:
+            try:
+                spans.send(event)
+            except CarmaError as error:  # the next one may be taken
+                output.note(str(error))
         if options.json:
             print(json.dumps(event), flush=True)
         elif event["event"] == "missed":
@@ -144,6 +158,20 @@ def watch(options: Namespace) -> int:
         elif event["event"] != "watching":
             print(line(event), flush=True)
     return 0
+
+
+def _spans() -> Spans:
+    try:
+        from cli.spans import Spans
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "opentelemetry":
+            raise
+        from carmad.installed import how_to_add
+
+        raise Problem(
+            "OpenTelemetry is not installed", f"install it: {how_to_add('otel')}"
+        ) from None
+    return Spans()
 
 
 def line(event: dict[str, Any]) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
+from pathlib import Path
+
 from cli.problems import Problem
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -10,18 +13,55 @@ if TYPE_CHECKING:
 
     from cli.parser import Parser
 
-CHANGES = ("submit", "cancel", "hold", "release", "requeue")
+VERBS = ("estimate", "submit", "cancel", "hold", "release", "requeue")
 
 
 def mcp_options(parser: Parser) -> None:
-    parser.add_argument(
-        "--allow",
+    add = parser.add_argument
+    for name, does in (
+        ("--allow", f"let the agent do this, too: {', '.join(VERBS)}"),
+        ("--ask", "the same, but the program that the agent runs in asks you each time"),
+    ):
+        add(
+            name,
+            action="append",
+            choices=VERBS,
+            default=[],
+            metavar="VERB",
+            help=f"{does}; may be repeated",
+        )
+    add(
+        "--folder",
         action="append",
-        choices=CHANGES,
+        type=_folder,
         default=[],
-        metavar="VERB",
-        help=f"let the agent do this, too: {', '.join(CHANGES)}; may be repeated",
+        metavar="DIR",
+        help="what the agent changes or submits has to be a job that works below this directory;"
+        " may be repeated",
     )
+    add(
+        "--max-gpu-hours",
+        type=_hours,
+        metavar="HOURS",
+        help="what the agent lets run may take so many GPU-hours in all, by the jobs' time limits",
+    )
+
+
+def _folder(text: str) -> Path:
+    folder = Path(text).expanduser()
+    if not folder.is_dir():
+        raise ArgumentTypeError(f"{text!r} is not a directory; give one that is there")
+    return folder
+
+
+def _hours(text: str) -> float:
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = -1.0
+    if not 0 <= hours < float("inf"):
+        raise ArgumentTypeError(f"{text!r} is not a number of hours; try 24")
+    return hours
 
 
 def mcp(options: Namespace) -> int:
@@ -29,7 +69,8 @@ def mcp(options: Namespace) -> int:
     see, and changes nothing unless you allow it.
     """
     try:
-        from cli.agents import server
+        from cli.agents.limits import Limits
+        from cli.agents.server import server
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("mcp", "mcp_types"):
             raise
@@ -38,5 +79,6 @@ def mcp(options: Namespace) -> int:
         raise Problem(
             "the package mcp is not installed", f"install it: {how_to_add('mcp')}"
         ) from None
-    server(options.allow).run("stdio")
+    limits = Limits(options.folder, options.max_gpu_hours)
+    server(options.allow, options.ask, limits).run("stdio")
     return 0

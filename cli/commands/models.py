@@ -104,7 +104,8 @@ def _training(training: TrainingOut) -> Iterator[str]:
     days = training["every_days"]
     yield ""
     if training["lacking"]:
-        yield f"no models are trained here: {training['lacking']} is missing (carma-gpu[policies])"
+        what = training["lacking"]
+        yield f"no models are trained here: {what} is missing (carma extras install policies)"
         return
     often = "only on request"
     if days:

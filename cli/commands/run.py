@@ -78,7 +78,7 @@ def _run(verb: str, args: list[str]) -> int:
         if not (options.quiet or _in_slurm()):
             warn_of_choice(options)
         settle_messages(options, body)
-        return _as_job(body, quiet=options.quiet)
+        return run_job(body, quiet=options.quiet)
     except CarmaError as error:
         return report(error, as_json=False)
 
@@ -152,7 +152,9 @@ class Left(Exception):
         self.signum = signum
 
 
-def _as_job(body: dict[str, Any], quiet: bool) -> int:
+def run_job(body: dict[str, Any], quiet: bool, granted: Callable[[str], None] | None = None) -> int:
+    """Submit it, wait until it may start, and run it here; returns the command's exit code.
+    `granted`: gets the job's label before the command starts."""
     say = _unsaid if quiet else note
     for signum in relay.select_heeded(relay.TOLD):  # a warning ends no wait
         signal.signal(signum, _ignore)
@@ -189,6 +191,8 @@ def _as_job(body: dict[str, Any], quiet: bool) -> int:
         say(f"job {label} runs on GPU {gpus}" if gpus else f"job {label} runs on CPUs alone")
         for signum, handler in handled.items():
             signal.signal(signum, handler)
+        if granted:
+            granted(label)
         with relay.hold_back():
             code = _run_here(label, job["attempt"], errors, say)
     return code
@@ -319,7 +323,7 @@ class News:
         """Returns when to look again."""
         now = time.monotonic()
         with suppress(CarmaError):
-            if self._use and self._use.seen():
+            if self._use and self._use.was_used():
                 client.post("/v1/resume", {"select": self._label, "user": None})
                 self._use = None
                 self._say(f"job {self._label} resumes, as it is used, when there is a GPU for it")

@@ -66,6 +66,7 @@ def move(options: Namespace) -> int:
 
 
 def requeue(options: Namespace) -> int:
+    client.ignore_stop()
     return _ask("requeue", options)
 
 

@@ -13,8 +13,8 @@ def page() -> str:
         "What `GET /v1/metrics` answers on the daemon's socket, and a process of its own on"
         " `metrics.listen`:"
         " see [Monitoring with Prometheus](../admins.md#monitoring-with-prometheus)."
-        " All are about the whole server; no job has a series of its own. Counters and histograms"
-        " begin with the daemon. What is not measured is left out.",
+        " Those of users and of jobs are published only if the settings say so. Counters and"
+        " histograms begin with the daemon. What is not measured is left out.",
         "",
         "| Name | Kind | Labels | Meaning |",
         "|---|---|---|---|",

@@ -57,6 +57,7 @@ def page() -> str:
         Cause.DEPENDENCY: ("", "`cancelled`"),
         Cause.PREEMPTED: ("", "`queued` again; its run time so far counts"),
         Cause.PROFILED: ("", "`queued` again, from the beginning"),
+        Cause.REQUEUED: ("", "`queued` again, from the beginning"),
         Cause.UNRESTORED: ("", "`queued` again, from the beginning, or `failed`"),
     }
     for cause in Cause:

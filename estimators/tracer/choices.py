@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .made_up import is_loop, is_only_printed, wanted
+from .made_up import is_loop, is_only_printed, truth_for
 
 TURNS = 4  # of the first loop whose condition is such a value
 _BETWEEN = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__file__))
@@ -43,7 +43,7 @@ class Choices:
         place = _place()
         known = self.asked.pop(place, None)
         is_number = known or type(usual) is not bool
-        if type(usual) is bool and (holds := wanted(place)) is not None:
+        if type(usual) is bool and (holds := truth_for(place)) is not None:
             usual, other = holds, not holds
         if known is not None or not is_only_printed():
             self.asked[place] = is_number

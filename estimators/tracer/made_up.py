@@ -82,7 +82,7 @@ def _calls(path: str, line: int) -> list[ast.Call | None]:
     return [_call(one) for one in _statements(path) if one.lineno <= line <= _end(one)]
 
 
-def wanted(place: str) -> bool | None:
+def truth_for(place: str) -> bool | None:
     """What a truth value has to be for the assertion that reads it at this line
     (`/home/ann/train.py:12`) to hold; None if there is no assertion, or it wants several."""
     statement = _statement(place)

@@ -1,4 +1,4 @@
-"""The table of `docs/compared.md`: what was measured, marked †, and what the programs' documentation says."""
+"""The tables of `docs/compared.md`: what was measured, marked †, and what the programs' documentation says."""
 
 # ruff: noqa: E501 - a row of the table is a line
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks import ROOT
 from lab import RESULTS
+from lab.peers import documented
 from lab.peers.measures import short
 
 PAGE = ROOT / "docs/compared.md"
@@ -94,7 +95,7 @@ def draw(found: Mapping[str, Any]) -> str:
         named = zip(LINKS, cells, strict=True)
         rows.append([what, *(cell.format_map(_outcomes(found, name)) for name, cell in named)])
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
-    return f"{BEGIN}\n{LEGEND}\n\n{table}\n{END}"
+    return f"{BEGIN}\n{LEGEND}\n\n{table}\n\n{documented.draw()}\n{END}"
 
 
 def _draw_speed(lines: Sequence[Mapping[str, Any]], name: str) -> str:

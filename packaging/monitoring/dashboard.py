@@ -79,6 +79,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("Power", "watt", {GPU: f"carma_gpu_power_watts{{{HERE}}}"}, stacked=True),
         Panel("Temperature", "celsius", {GPU: f"carma_gpu_temperature_celsius{{{HERE}}}"}),
+        Panel(
+            "Wrong with a GPU that works",
+            "short",
+            {f"{GPU}: {{{{condition}}}}": f"carma_gpu_condition{{{HERE}}}"},
+            stacked=True,
+        ),
     ),
     "Jobs": (
         Panel("Jobs by state", "short", {"{{state}}": f"carma_jobs{{{HERE}}}"}, stacked=True),
@@ -108,6 +114,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Estimated over measured memory, median",
             "percentunit",
             {"{{estimator}}": _percentile(0.5, "carma_estimate_ratio", "estimator")},
+        ),
+        Panel(
+            "Memory of each job (with metrics.jobs)",
+            "bytes",
+            {
+                "{{job_id}} of {{user}}, " + GPU: f"carma_job_memory_used_bytes{{{HERE}}}",
+            },
+            stacked=True,
         ),
         Panel(
             "Jobs by user (with metrics.users)",

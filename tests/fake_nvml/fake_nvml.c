@@ -20,6 +20,10 @@
  *   hang FUNCTION             FUNCTION does not return for this GPU while this line is there
  *   hang_init                 nor does nvmlInit
  *   event SEQ TYPE (hex) DATA INSTANCE|-     delivered once per event set
+ *   operational SEQ SEVERITY GROUP_ATTRIBUTES (hex) [xid]   likewise, with $FAKE_NVML_OPERATIONAL
+ *   ecc CORRECTED UNCORRECTED   memory errors since the driver was loaded
+ *   slowed REASONS (hex)      why its clocks are slow
+ *   ails WORD ...             of row_pending, row_failed, page, spare, sram, fabric
  *   mig                       MIG mode is on
  *   hole                      the next MIG slot is empty
  *   slot GI CI UUID           the next MIG slot; the lines below describe the instance
@@ -52,6 +56,7 @@ typedef struct { int list; unsigned pid; unsigned long long bytes; } Process;
 typedef struct { unsigned pid; unsigned long long at_us; unsigned sm; } Sample;
 typedef struct { char function[64]; int code; } Failure;
 typedef struct { unsigned long long seq, type, data; unsigned instance; } Event;
+typedef struct { unsigned long long seq; unsigned severity, attributes; int is_xid; } Operational;
 
 typedef struct {
     char uuid[96], name[96];
@@ -59,6 +64,8 @@ typedef struct {
     unsigned domain, bus, device;
     unsigned long long total, reserved, used, energy, event_types;
     unsigned util, util_memory, power, temperature, recovery;
+    unsigned long long slowed, ecc[2]; /* reasons for slow clocks; corrected and uncorrected errors */
+    char ails[128]; /* words, see below */
     int busy, has_util, has_power, has_energy, has_temperature, has_gpm, stale_samples;
     double gpm[GPM_METRICS];
     int gpm_code[GPM_METRICS];
@@ -69,6 +76,7 @@ typedef struct {
     Failure failures[MAX_LINES]; int n_failures;
     char hangs[64];
     Event events[MAX_LINES]; int n_events;
+    Operational operational[MAX_LINES]; int n_operational;
 } Device;
 
 /* A handle names a place, not a UUID: after a new MIG layout it means another instance. */
@@ -220,6 +228,9 @@ static void read_world(void) {
         else if (IS("energy")) dev->has_energy = 1, dev->energy = NUM(a);
         else if (IS("temperature")) dev->has_temperature = 1, dev->temperature = NUM(a);
         else if (IS("recovery")) dev->recovery = NUM(a);
+        else if (IS("slowed")) dev->slowed = HEX(a);
+        else if (IS("ecc")) dev->ecc[0] = NUM(a), dev->ecc[1] = NUM(b);
+        else if (IS("ails")) sscanf(line, " ails %127[^\n]", dev->ails);
         else if (IS("event_types")) dev->event_types = HEX(a);
         else if (IS("mig")) dev->mig = 1;
         else if (IS("node")) dev->node = NUM(a);
@@ -241,6 +252,8 @@ static void read_world(void) {
             strcpy(dev->failures[dev->n_failures].function, a);
             dev->failures[dev->n_failures++].code = atoi(b);
         }
+        else if (IS("operational"))
+            dev->operational[dev->n_operational++] = (Operational){NUM(a), NUM(b), HEX(c), !strcmp(d, "xid")};
         else if (IS("event"))
             dev->events[dev->n_events++] = (Event){NUM(a), HEX(b), NUM(c), strcmp(d, "-") ? NUM(d) : (unsigned)NO_INSTANCE};
     }
@@ -493,7 +506,7 @@ int nvmlDeviceGetDisplayMode(Handle *handle, unsigned *out) { DEVICE(handle); *o
 int nvmlDeviceGetEncoderUtilization(Handle *handle, unsigned *out, unsigned *period_us) { DEVICE(handle); *out = 0, *period_us = 1000; RETURN(OK); }
 int nvmlDeviceGetDecoderUtilization(Handle *handle, unsigned *out, unsigned *period_us) { DEVICE(handle); *out = 0, *period_us = 1000; RETURN(OK); }
 int nvmlDeviceGetCudaComputeCapability(Handle *handle, int *major, int *minor) { DEVICE(handle); *major = 9, *minor = 0; RETURN(OK); }
-int nvmlDeviceGetTotalEccErrors(Handle *handle, unsigned kind, unsigned counter, unsigned long long *out) { DEVICE(handle); (void)kind, (void)counter; *out = 0; RETURN(OK); }
+int nvmlDeviceGetTotalEccErrors(Handle *handle, unsigned kind, unsigned counter, unsigned long long *out) { DEVICE(handle); (void)counter; *out = dev->ecc[kind]; RETURN(OK); }
 int nvmlDeviceGetClockInfo(Handle *handle, unsigned kind, unsigned *out) { DEVICE(handle); (void)kind; *out = 1500; RETURN(OK); }
 int nvmlDeviceGetMaxClockInfo(Handle *handle, unsigned kind, unsigned *out) { DEVICE(handle); (void)kind; *out = 1980; RETURN(OK); }
 int nvmlDeviceGetPcieThroughput(Handle *handle, unsigned counter, unsigned *out) { DEVICE(handle); (void)counter; *out = 0; RETURN(OK); }
@@ -509,6 +522,24 @@ int nvmlDeviceGetFieldValues(Handle *handle, int n, Field *fields) {
     }
     RETURN(OK);
 }
+
+/* --- what is wrong with a GPU that works --- */
+
+int nvmlDeviceGetRemappedRows(Handle *handle, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
+    DEVICE(handle);
+    *corrected = *uncorrected = 0;
+    *pending = !!strstr(dev->ails, "row_pending"), *failed = !!strstr(dev->ails, "row_failed");
+    RETURN(OK);
+}
+int nvmlDeviceGetRetiredPagesPendingStatus(Handle *handle, unsigned *out) { DEVICE(handle); *out = !!strstr(dev->ails, "page"); RETURN(strstr(dev->ails, "page") ? OK : NOT_SUPPORTED); }
+int nvmlDeviceGetRepairStatus(Handle *handle, unsigned out[3]) { DEVICE(handle); out[1] = !!strstr(dev->ails, "spare"), out[2] = 0; RETURN(OK); }
+int nvmlDeviceGetCurrentClocksEventReasons(Handle *handle, unsigned long long *out) { DEVICE(handle); *out = dev->slowed | (deviates("always_hot") ? 0x40 : 4); RETURN(OK); }
+
+typedef struct { unsigned version; unsigned long long counts[11]; unsigned exceeded; } SramStatus;
+int nvmlDeviceGetSramEccErrorStatus(Handle *handle, SramStatus *out) { DEVICE(handle); out->exceeded = !!strstr(dev->ails, "sram"); RETURN(OK); }
+
+typedef struct { unsigned version; unsigned char cluster[16]; unsigned status, clique; unsigned char state; unsigned mask; unsigned char health; } Fabric;
+int nvmlDeviceGetGpuFabricInfoV(Handle *handle, Fabric *out) { DEVICE(handle); out->health = strstr(dev->ails, "fabric") ? 2 : 1; RETURN(OK); }
 
 /* --- memory limits of cgroups (R615) --- */
 
@@ -593,7 +624,7 @@ int nvmlDeviceGetProcessUtilization(Handle *handle, UtilizationSample *out, unsi
 
 /* --- events --- */
 
-typedef struct { char gpus[MAX_DEVICES][96]; unsigned long long masks[MAX_DEVICES], seen; int n; } EventSet;
+typedef struct { char gpus[MAX_DEVICES][96]; unsigned long long masks[MAX_DEVICES], seen; int n, is_xid; unsigned severities[MAX_DEVICES]; } EventSet;
 typedef struct { Handle *device; unsigned long long type, data; unsigned gi, ci; } EventData;
 
 int nvmlEventSetCreate(EventSet **out) {
@@ -643,6 +674,44 @@ int nvmlEventSetWait_v2(EventSet *set, EventData *out, unsigned timeout_ms) {
         usleep(5000);
     }
 }
+
+/* Operational events (R615), in a set of their own. */
+typedef struct { char uuid[96]; unsigned log_level, severity; } OperationalConfig;
+typedef struct {
+    unsigned timeout_ms, data_type;
+    char uuid[96], module[16];
+    unsigned long long type, data, cursor, instance, timestamp, trace;
+    unsigned gi, ci, severity, category, code, scope, originator, module_instance, chiplet, log_level, attributes, cper, group;
+    unsigned char size, index;
+} OperationalData;
+typedef struct { unsigned index, kind, source, size; unsigned short version; } Context;
+
+int nvmlEventSetRegisterGpuOperationalEvents_v1(EventSet *set, const OperationalConfig *config) {
+    ENTER;
+    if (!getenv("FAKE_NVML_OPERATIONAL")) RETURN(NOT_SUPPORTED);
+    set->severities[set->n] = config->severity;
+    strcpy(set->gpus[set->n++], config->uuid);
+    RETURN(OK);
+}
+int nvmlEventSetWait_v3(EventSet *set, OperationalData *out) {
+    ENTER;
+    for (int i = 0; i < world.n; i++)
+        for (int r = 0; r < set->n; r++) {
+            Device *dev = &world.devices[i];
+            for (int j = 0; j < dev->n_operational && !strcmp(set->gpus[r], dev->uuid); j++) {
+                const Operational *event = &dev->operational[j];
+                if (event->seq <= set->seen || event->severity < set->severities[r]) continue;
+                set->seen = event->seq, set->is_xid = event->is_xid;
+                *out = (OperationalData){.data_type = 1, .module = "GPU-NVLINK", .gi = NO_INSTANCE, .ci = NO_INSTANCE,
+                                         .severity = event->severity, .category = 3, .code = 5, .group = event->attributes};
+                strcpy(out->uuid, dev->uuid);
+                RETURN(OK);
+            }
+        }
+    RETURN(TIMEOUT);
+}
+int nvmlEventSetGetContextCount_v1(EventSet *set, unsigned *count) { (void)set; *count = 1; return OK; }
+int nvmlEventSetGetContextInfo_v1(EventSet *set, Context *out) { out->kind = set->is_xid; return OK; }
 
 /* --- GPM --- */
 

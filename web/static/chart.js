@@ -29,6 +29,7 @@ const MARKS = {
   preempted: ["left", "--link"],
   slowed: ["diamond", "--warn"],
   risky: ["diamond", "--bad"],
+  warned: ["diamond", "--text"],
   drained: ["bars", "--link"],
   resumed: ["right", "--link"],
   gpu_lost: ["cross", "--text"],

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.agents import as_json, fit
+from cli.agents.short import as_json, fit
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(0, 10**6) | st.text(max_size=80),

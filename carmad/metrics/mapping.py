@@ -1,0 +1,85 @@
+"""Files that say which jobs are on which GPU: dcgm-exporter, told of their folder by
+`--hpc-job-mapping-dir`, labels its metrics with them (`hpc_job`). A file per GPU, a job per line.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from carmad.core.messages import Discovered, Step
+from carmad.core.sharing import label
+from carmad.core.types import Gpu, GpuId, Job, JobId
+from carmad.loop import Follower
+
+log = logging.getLogger(__name__)
+
+
+class JobMapping(Follower):
+    """In the core's thread. `jobs`: those of the core. That of an earlier daemon is replaced."""
+
+    def __init__(self, folder: Path, jobs: Callable[[], Iterable[Job]]) -> None:
+        self._folder = folder
+        self._jobs = jobs
+        self._numbers: dict[GpuId, int] = {}  # DCGM's, of the physical GPU
+        self._on: dict[JobId, tuple[str, tuple[GpuId, ...]]] = {}  # label and GPUs
+        self._written: dict[int, str] = {}
+        self._failed = False
+
+    def on_commit(self, step: Step) -> None:
+        found = [event for event in step.events if isinstance(event, Discovered)]
+        if found and found[-1].gpus:
+            self._numbers = number(found[-1].gpus)
+        if self._note(step.jobs) or found:
+            self._write()
+
+    def on_reset(self) -> None:
+        self._on.clear()
+        self._note(self._jobs())
+        self._write()
+
+    def _note(self, jobs: Iterable[Job]) -> bool:
+        """Whether it changes what is on a GPU."""
+        changed = False
+        for job in jobs:
+            its = (label(job), job.gpus) if job.holds_gpus and job.gpus else None
+            if its != self._on.get(job.id):
+                changed = True
+                if its:
+                    self._on[job.id] = its
+                else:
+                    del self._on[job.id]
+        return changed
+
+    def _write(self) -> None:
+        lines: dict[int, list[str]] = {}
+        for name, gpus in self._on.values():
+            for one in {self._numbers[gpu] for gpu in gpus if gpu in self._numbers}:
+                lines.setdefault(one, []).append(f"{name}\n")
+        texts = {one: "".join(lines.get(one, ())) for one in self._numbers.values()}
+        try:
+            if not self._written:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder.mkdir()
+                self._folder.chmod(0o755)  # dcgm-exporter may be another user
+            for one, text in texts.items():
+                if text != self._written.get(one):
+                    draft = self._folder / f"{one}.new"
+                    draft.write_text(text)
+                    draft.chmod(0o644)
+                    draft.replace(self._folder / str(one))
+            self._written = texts
+        except OSError as error:
+            self._written = {}  # try again with the next change
+            if not self._failed:
+                log.warning("cannot tell dcgm-exporter of jobs, in %s: %s", self._folder, error)
+            self._failed = True
+
+
+def number(gpus: Iterable[Gpu]) -> dict[GpuId, int]:
+    """The number of each unit's physical GPU, in PCI bus order, as DCGM counts by default. A GPU
+    without any unit, as MIG is on and has no instance, is not counted."""
+    boards: dict[GpuId, int] = {}
+    return {gpu.id: boards.setdefault(gpu.parent or gpu.id, len(boards)) for gpu in gpus}

@@ -1,0 +1,166 @@
+"""The tools that a user allows by name: they run programs as the user, or change jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, Any
+
+import anyio.from_thread
+from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import ToolAnnotations
+from pydantic import Field
+
+from carmad.api.actions import ResultsOut
+from carmad.api.guesses import EstimatesOut
+from carmad.api.intake import SubmittedOut
+from cli import client, estimation
+from cli.agents.limits import Limits, as_jobs
+from cli.agents.reading import Job, Words, helpful, label_of, request
+from cli.agents.shapes import AgentEstimateOut, figures, largest, uses
+from cli.missing import refuse_missing
+from cli.submission import settle_messages
+from cli.vary import safe_mib
+
+Jobs = list[dict[str, Any]]
+
+
+class Changes:
+    """The tools of one session."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+
+    def estimate(
+        self,
+        words: Words,
+        context: Context[Any, Any],
+        explain: Annotated[bool, Field(description="also what the memory is used for")] = False,
+        fit_mib: Annotated[
+            int | None, Field(ge=1, description="find the largest batch that fits into this much")
+        ] = None,
+        vary: Annotated[
+            str, Field(description="with fit_mib: the option of the command to vary")
+        ] = estimation.VARIED,
+    ) -> AgentEstimateOut:
+        """Whether a command's script stops by itself, how much GPU memory it needs, and with
+        `fit_mib` the largest batch that fits. It needs no GPU: the script's first steps run, as
+        you, confined: it can change no file and reach no network. Takes seconds to minutes."""
+        body = self.estimate_request(words)
+        if fit_mib is None:
+            return _estimate(estimation.ask(body, explain), explain)
+        found = estimation.find_largest(body, vary, fit_mib, _report_to(context))
+        if found.refused and not found.tried:
+            return _estimate(found.refused[1], explain)
+        body["argv"] = found.command.fill(found.largest or found.command.value)
+        answer = _estimate(estimation.ask({**body, "memory_mib": None}, explain), explain)
+        return {**answer, "largest": largest(found)}
+
+    def submit(self, words: Words) -> SubmittedOut:
+        """Submit a job; its id. It runs as you, with your files."""
+        options, body = self.submission(words)
+        settle_messages(options, body)
+        with self._limits.spend(as_jobs(body)):
+            made: SubmittedOut = client.post("/v1/jobs", body)
+        self._limits.remember(made["ids"])
+        return made
+
+    def cancel(self, job: Job) -> ResultsOut:
+        """End a job."""
+        return self._act("cancel", job)
+
+    def hold(self, job: Job) -> ResultsOut:
+        """Keep a waiting job from being started."""
+        return self._act("hold", job)
+
+    def release(self, job: Job) -> ResultsOut:
+        """Let a held job be started again."""
+        return self._act("release", job)
+
+    def requeue(self, job: Job) -> ResultsOut:
+        """Run a job that has ended once more."""
+        return self._act("requeue", job)
+
+    def estimate_request(self, words: list[str]) -> dict[str, Any]:
+        """Raises CarmaError for what may not be tried."""
+        body = estimation.read(words, helpful(words))[1]
+        self._limits.check_request(body)
+        return body
+
+    def submission(self, words: list[str]) -> tuple[Any, dict[str, Any]]:
+        """The options and the request. Raises CarmaError for what may not be submitted."""
+        options, body = request(words)
+        if options.dry_run:
+            raise ToolError("--dry-run submits nothing: call `what_if`")
+        refuse_missing(options, body)
+        self._limits.check_request(body)
+        self._limits.check_time(as_jobs(body))
+        return options, body
+
+    def selection(self, verb: str, job: str | int) -> Jobs:
+        """The jobs that this names. Raises CarmaError for what may not be done to them."""
+        found: Jobs = client.get("/v1/jobs", select=label_of(job), fold=True)["jobs"]
+        self._limits.check_jobs(found)
+        self._limits.check_time(self._counted(verb, found))
+        return found
+
+    def _act(self, verb: str, job: str | int) -> ResultsOut:
+        label = label_of(job)
+        with self._limits.spend(self._counted(verb, self.selection(verb, label))):
+            done: ResultsOut = client.post(f"/v1/{verb}", {"select": label})
+        return done
+
+    def _counted(self, verb: str, jobs: Jobs) -> Jobs:
+        """Those whose time it costs. Others' jobs have none here: carmad refuses to act on them."""
+        if verb not in ("release", "requeue"):
+            return []
+        again = verb == "requeue"
+        return [job for job in jobs if "cwd" in job and (again or self._limits.is_new(job["id"]))]
+
+
+# What a program may ask its user for, by the protocol's words. What lets a command run is
+# destructive and reaches everything that the user reaches.
+_RUNS = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=True)
+NATURE = {
+    # It changes nothing, but it runs what it is given: a program that asks its user should ask.
+    "estimate": ToolAnnotations(
+        read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+    ),
+    "submit": _RUNS.model_copy(update={"idempotent_hint": False}),
+    "cancel": ToolAnnotations(
+        read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False
+    ),
+    "hold": ToolAnnotations(
+        read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+    ),
+    "release": _RUNS.model_copy(update={"idempotent_hint": True}),
+    "requeue": _RUNS.model_copy(update={"idempotent_hint": False}),
+}
+
+
+def _estimate(answer: EstimatesOut, explain: bool) -> AgentEstimateOut:
+    one, found = estimation.choice(answer), answer["explanation"]
+    whys = (each["why"] for each in answer["estimates"])
+    return {
+        "crash": answer["crash"],
+        "mib": one["mib"] if one else None,
+        "safe_mib": safe_mib(one) if one else None,
+        "source": one["source"] if one else None,
+        "why": None if one else next(filter(None, whys), "no estimator has an answer"),
+        "fits": answer["fits"],
+        "estimates": [figures(each) for each in answer["estimates"]],
+        "parts": one["parts"] if one and explain else {},
+        "uses": uses(found) if found and explain else None,
+        "largest": None,
+    }
+
+
+def _report_to(context: Context[Any, Any]) -> Callable[[int, Mapping[int, int]], None]:
+    """Tells the program which value is tried, for each of them: it may otherwise give up."""
+
+    def report(value: int, tried: Mapping[int, int]) -> None:
+        report_progress = partial(context.report_progress, message=f"{value} is traced")
+        anyio.from_thread.run(report_progress, len(tried))
+
+    return report

@@ -1,0 +1,94 @@
+"""What an estimate asks, for the terminal and for agents: the words of `carma estimate` as a
+request, the answer of the daemon or, where there is none, of a process of the user's, and the
+search for the largest number that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from cli import client, submission
+from cli.problems import Unreachable, Usage, note
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from carmad.api.guesses import EstimateOut, EstimatesOut
+    from cli.parser import Parser
+    from cli.vary import Fit
+
+ESTIMATE_S = 3600.0  # --within 600 may take 12 minutes, and other users' may go first
+MODELS = ("--batch-size", "--optimizer", "--amp", "--img-size")  # options of timm:MODEL itself
+VARIED = "batch-size"
+
+
+def read(args: list[str], parser: Parser) -> tuple[Namespace, dict[str, Any]]:
+    """The options, and the request. Raises Usage for what has no single estimate."""
+    options, body = submission.read(_in_front(args, parser), parser)
+    if body["array"] and body["array"].get("params"):
+        raise Usage("a sweep has no single estimate", "leave --param out, and give its values")
+    body.pop("script", None)  # nothing waits: it is traced where it is
+    return options, body
+
+
+def _in_front(args: list[str], parser: Parser) -> list[str]:
+    """Options that follow `timm:MODEL` in front of it, unless they are the model's."""
+    words, command, marked = parser.split(args)
+    if marked or not command or not command[0].startswith("timm:"):
+        return args
+    model, *rest = command
+    own = []
+    while rest:
+        word = rest.pop(0)
+        if word.partition("=")[0] in MODELS or not parser.knows(word):
+            own.append(word)
+        else:
+            words += [word, *(rest[:1] if parser.takes_next(word) else ())]
+            rest = rest[parser.takes_next(word) :]
+    return [*words, model, *own]
+
+
+def ask(body: dict[str, Any], explain: bool = False) -> EstimatesOut:
+    """The answer of `/v1/estimate`. `explain`: with what the memory is used for."""
+    path = "/v1/estimate?explain=true" if explain else "/v1/estimate"
+    answer: EstimatesOut
+    try:
+        answer = client.post(path, body, ESTIMATE_S, again=True)
+    except client.Broken:
+        raise
+    except Unreachable as error:
+        from cli import alone
+
+        _note_alone(error.message)
+        answer = alone.estimate(body, explain)
+    return answer
+
+
+@cache  # once, however many values are tried
+def _note_alone(why: str) -> None:
+    note(f"{why}; estimated without carmad, its GPUs and what it learned from your jobs")
+
+
+def find_largest(
+    body: dict[str, Any],
+    name: str,
+    limit_mib: int,
+    tell: Callable[[int, Mapping[int, int]], None],
+) -> Fit:
+    """The largest number called `name` in the command with which it fits into `limit_mib`. `tell`
+    is called with each value before it is tried, and the MiB by value so far."""
+    from cli import vary
+
+    return vary.search(
+        # The user's declaration is about the command as it is.
+        lambda argv: ask({**body, "argv": argv, "memory_mib": None}),
+        vary.find_number(body["argv"], name),
+        limit_mib,
+        tell,
+    )
+
+
+def choice(answer: EstimatesOut) -> EstimateOut | None:
+    """The estimate that would be used to place the job."""
+    return next((one for one in answer["estimates"] if one["chosen"]), None)

@@ -1,0 +1,235 @@
+"""Requests for jobs, of the options that sbatch, srun and salloc take. What CARMA has an option for
+is read by that option; what only Slurm has is here.
+
+A job that asks for no GPU gets none, as with Slurm: it runs on CPUs alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+
+from carmad.options import LEAST_HOST_MIB, MAX_CPUS, MAX_GPUS, MAX_MIB, MAX_SCRIPT_BYTES
+from cli.parse import UNIT_MIB, signal_before, whole
+from cli.parser import Parser
+from cli.problems import Usage
+from cli.script import Script, read_script
+from cli.slurm import CLUSTER, PARTITION, VERSION
+from cli.slurm.fields import HOST
+from cli.submission import Ignored, add_job_options, read
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+# What has no effect on one server, and does no harm if it has none. Each has a value.
+HARMLESS = (
+    *(("-A", "--account"), ("-p", "--partition"), ("-q", "--qos"), ("--reservation",)),
+    *(("--comment",), ("--wckey",), ("--open-mode",), ("-M", "--clusters", "--cluster")),
+    *(("--hint",), ("-m", "--distribution"), ("--cpu-bind",), ("--mem-bind",), ("--cpu-freq",)),
+    *(("--gpu-freq",), ("--gpu-bind",), ("--gres-flags",), ("--acctg-freq",), ("--mincpus",)),
+    *(("--ntasks-per-core",), ("--ntasks-per-socket",), ("--threads-per-core",), ("--tmp",)),
+    *(("--cores-per-socket",), ("--sockets-per-node",), ("-B", "--extra-node-info")),
+    *(("--switches",), ("--profile",), ("--priority",), ("--time-min",)),
+    *(("--delay-boot",), ("--mcs-label",), ("--power",), ("--network",), ("-S", "--core-spec")),
+    *(("--thread-spec",), ("--kill-on-invalid-dep",), ("--wait-all-nodes",), ("--bb",), ("--bbf",)),
+)
+# Likewise, with a value after = or none.
+HARMLESS_FLAGS = (
+    *(("-O", "--overcommit"), ("-s", "--oversubscribe", "--share"), ("--contiguous",)),
+    *(("--ignore-pbs",), ("-k", "--no-kill"), ("--spread-job",), ("--use-min-nodes",)),
+    *(("--reboot",), ("--get-user-env",), ("--propagate",), ("-v", "--verbose")),
+)
+UNSAID = ("--comment", "--wckey", "-v", "--verbose", "--open-mode")  # nobody would miss them
+REFUSED = {
+    "--uid": "a job runs as the user who submits it",
+    "--gid": "a job runs as the user who submits it",
+    "--licenses": "CARMA counts no licenses",
+    "-L": "CARMA counts no licenses",
+    "--export-file": "give --export=NAME=VALUE",
+    "--gpus-per-socket": "give --gpus",
+    "--ntasks-per-gpu": "give --ntasks and --gpus",
+    "--nodefile": "there is one node",
+}
+ONE_NODE = "Requested node configuration is not available"  # as Slurm says it
+USUAL_NICE = 100  # what --nice without a number means
+
+
+class Refused(argparse.Action):
+    """`const`: what to do instead."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        raise Usage(f"{option} is not supported", str(self.const))
+
+
+def build_parser(word: str, usage: str, about: str) -> Parser:
+    parser = Parser(
+        prog=word, usage=usage, description=about, add_help=False, conflict_handler="resolve"
+    )
+    add_job_options(parser)
+    add = parser.add_argument
+    count = whole(1, MAX_CPUS)
+    add("-n", "--ntasks", type=count, metavar="N", help="tasks that srun starts in the job")
+    add("-N", "--nodes", type=_nodes, metavar="1", help="there is one node")
+    add("--ntasks-per-node", type=count, metavar="N", help="as --ntasks, as there is one node")
+    add("--cpus-per-gpu", type=count, metavar="N", help="CPUs for each GPU")
+    add("--gpus-per-task", type=_gpus, metavar="N", help="GPUs for each task")
+    add("--mem", type=memory, dest="host_memory_mib", metavar="SIZE", help="memory of the host")
+    add("--mem-per-cpu", type=memory, metavar="SIZE", help="memory of the host for each CPU")
+    add("--mem-per-gpu", type=memory, metavar="SIZE", help="memory of the host for each GPU")
+    add("--exclusive", nargs="?", const=True, default=None, help="do not share the job's GPUs")
+    add("--nice", nargs="?", const=USUAL_NICE, type=int, metavar="N", help="yield to others")
+    add("--signal", dest="warn", type=signal_before, metavar="[B:]SIG[@SECONDS]", help="a warning")
+    add("-w", "--nodelist", type=_here, dest="ignored_node", help=argparse.SUPPRESS)
+    add("-x", "--exclude", type=_elsewhere, dest="ignored_node", help=argparse.SUPPRESS)
+    add("-i", "--input", type=_no_input, dest="ignored_node", help=argparse.SUPPRESS)
+    silent = argparse.SUPPRESS
+    for flags in HARMLESS:
+        add(*flags, action=Ignored, dest="ignored", help=silent)
+    for flags in HARMLESS_FLAGS:
+        add(*flags, nargs="?", action=Ignored, dest="ignored", help=silent)
+    for flag, instead in REFUSED.items():
+        add(flag, action=Refused, const=instead, help=silent)
+    add("-V", "--version", action="version", version=VERSION, help="show the version")
+    return parser
+
+
+def _nodes(text: str) -> int:
+    """1, or 1-4: at least one."""
+    least = text.partition("-")[0]
+    if least != "1":
+        raise argparse.ArgumentTypeError(f"{ONE_NODE}: there is one node, this server")
+    return 1
+
+
+def _here(text: str) -> str:
+    if HOST.partition(".")[0] not in [word.partition(".")[0] for word in text.split(",")]:
+        raise argparse.ArgumentTypeError(f"{ONE_NODE}: the only node is {HOST}")
+    return text
+
+
+def _elsewhere(text: str) -> str:
+    if HOST.partition(".")[0] in [word.partition(".")[0] for word in text.split(",")]:
+        raise argparse.ArgumentTypeError(f"{ONE_NODE}: the only node is {HOST}")
+    return text
+
+
+def _no_input(text: str) -> str:
+    if text not in ("/dev/null", "none"):
+        raise argparse.ArgumentTypeError("a job reads nothing: redirect its input in the script")
+    return text
+
+
+def _gpus(text: str) -> int:
+    """[KIND:]N"""
+    return whole(0, MAX_GPUS)(text.rpartition(":")[2])
+
+
+def memory(text: str) -> int:
+    """4G, 900M, or MiB as a bare number, small or not. 0: all there is."""
+    match = re.fullmatch(r"(\d{1,9})([kmgt]?)b?", text.strip().lower())
+    units = {"k": 1 / 1024, **UNIT_MIB}
+    mib = int(match[1]) * units[match[2] or "m"] if match else -1
+    if not 0 <= mib <= MAX_MIB:
+        raise argparse.ArgumentTypeError(f"Invalid --mem specification: {text}")
+    return int(-(-mib // 1))
+
+
+def batch_script(word: str) -> Script:
+    """The file, or what is typed or piped in if no file is named."""
+    import sys
+
+    try:
+        if word:
+            with open(word, "rb") as file:  # noqa: PTH123
+                data = file.read(MAX_SCRIPT_BYTES + 1)
+        else:
+            data = sys.stdin.buffer.read(MAX_SCRIPT_BYTES + 1)
+    except OSError as error:
+        raise Usage(f"Unable to open file {word}: {error.strerror}") from None
+    if not data:
+        raise Usage("Batch script is empty!")
+    return read_script(word or "slurm_script", data)
+
+
+def job_request(
+    parser: Parser, args: list[str], find: Callable[[str], Script | None]
+) -> tuple[argparse.Namespace, dict[str, Any], list[str]]:
+    """The options, the request, and what is ignored of them. Raises Usage."""
+    foreign: list[str] = []
+    options, body = read(args, parser, foreign, find=find)
+    ignored = [*foreign, *(options.ignored or ())]
+    tasks = options.ntasks or options.ntasks_per_node
+    _count_gpus(options, body, tasks or 1)
+    _count_cpus(options, body, tasks or 1)
+    _add_memory(options, body)
+    if not body["gpus"]:
+        for name, flag in (("constraint", "--constraint"), ("exclusive", "--exclusive")):
+            if body[name]:
+                body[name] = None if name == "constraint" else False
+                ignored.append(f"{flag} (it is about GPUs)")
+    body["exclusive"] = bool(body["exclusive"])
+    body["export"] = environment(options, body, tasks) | body["export"]
+    return options, body, [word for word in ignored if not _unsaid(word)]
+
+
+def _unsaid(word: str) -> bool:
+    name, _, value = word.replace("=", " ").partition(" ")
+    return name in UNSAID or (name in ("-p", "--partition") and value == PARTITION)
+
+
+def _count_gpus(options: Any, body: dict[str, Any], tasks: int) -> None:
+    if options.gpus is None and not options.layout:
+        body["gpus"] = (options.gpus_per_task or 0) * tasks
+    elif options.gpus_per_task and options.gpus_per_task * tasks != body["gpus"]:
+        wanted = options.gpus_per_task * tasks
+        raise Usage(f"--gpus-per-task asks for {wanted} GPUs, and --gpus for {body['gpus']}")
+
+
+def _count_cpus(options: Any, body: dict[str, Any], tasks: int) -> None:
+    """One for each task unless more are asked for. A single task with GPUs is not limited to one:
+    most programs that use a GPU need more, and CARMA counts none if none is named."""
+    if options.cpus_per_gpu and body["gpus"] and body["cpus"] is None:
+        body["cpus"] = options.cpus_per_gpu * body["gpus"]
+    elif body["cpus"] is not None or tasks > 1:
+        body["cpus"] = (body["cpus"] or 1) * tasks
+
+
+def _add_memory(options: Any, body: dict[str, Any]) -> None:
+    mib = body["host_memory_mib"]
+    if mib is None and options.mem_per_cpu:
+        mib = options.mem_per_cpu * (body["cpus"] or 1)
+    if mib is None and options.mem_per_gpu:
+        mib = options.mem_per_gpu * max(1, body["gpus"])
+    body["host_memory_mib"] = max(mib, LEAST_HOST_MIB) if mib else None
+
+
+def environment(options: Any, body: dict[str, Any], tasks: int | None) -> dict[str, str]:
+    """What Slurm sets in a job and CARMA by itself does not: it would make some programs wait for
+    tasks that only srun starts. SLURM_SUBMIT_HOST tells the daemon to add what it alone knows."""
+    env = {
+        "SLURM_SUBMIT_DIR": os.getcwd(),  # noqa: PTH109
+        "SLURM_SUBMIT_HOST": HOST,
+        "SLURM_CLUSTER_NAME": CLUSTER,
+        "SLURM_JOB_PARTITION": PARTITION,
+        "SLURM_CPUS_ON_NODE": str(body["cpus"] or 1),
+        "SLURM_JOB_CPUS_PER_NODE": str(body["cpus"] or 1),
+        "SLURM_TASKS_PER_NODE": str(tasks or 1),
+        "SLURM_NODEID": "0",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_GTIDS": "0",
+    }
+    if tasks:
+        env |= {"SLURM_NTASKS": str(tasks), "SLURM_NPROCS": str(tasks)}
+    if options.ntasks_per_node:
+        env["SLURM_NTASKS_PER_NODE"] = str(options.ntasks_per_node)
+    if options.cpus or body["cpus"]:
+        env["SLURM_CPUS_PER_TASK"] = str(options.cpus or body["cpus"] // (tasks or 1))
+    if options.gpus_per_task:
+        env["SLURM_GPUS_PER_TASK"] = str(options.gpus_per_task)
+    if body["host_memory_mib"]:
+        env["SLURM_MEM_PER_NODE"] = str(body["host_memory_mib"])
+    return env

@@ -1,0 +1,34 @@
+"""`salloc`: a shell, or a command, at this terminal, as a job."""
+
+from __future__ import annotations
+
+import os
+
+from cli.problems import Usage
+from cli.slurm import words
+from cli.slurm.request import build_parser, job_request
+from cli.slurm.srun import run_at_terminal
+
+USAGE = "salloc [OPTION…] [COMMAND [ARG…]]"
+ABOUT = (
+    "Wait for room, then run a shell or the command here, as a job; srun in it starts its tasks."
+)
+
+
+def salloc(args: list[str]) -> int:
+    parser = build_parser("salloc", USAGE, ABOUT)
+    add = parser.add_argument
+    add("--no-shell", action="store_true", help="not supported")
+    add("-I", "--immediate", nargs="?", const="1", metavar="SECONDS", help="ignored")
+    given, command, _ = parser.split(args)
+    if parser.parse_args(given).no_shell:
+        raise Usage("--no-shell is not supported", "a job without processes ends at once")
+    shell = [os.environ.get("SHELL") or "/bin/sh", "-i"]
+    options, body, ignored = job_request(parser, [*given, *(command or shell)], lambda _: None)
+    words.ignore("salloc", ignored)
+    body["name"] = options.name or ("interactive" if not command else body["name"] or command[0])
+
+    def granted(label: str) -> None:
+        words.say("salloc", f"Granted job allocation {label}")
+
+    return run_at_terminal(body, granted)

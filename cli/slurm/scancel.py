@@ -1,0 +1,160 @@
+"""`scancel`: ends jobs, or sends their processes a signal. Imports stay light."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from cli import client
+from cli.options import user_of
+from cli.problems import Problem, Usage
+from cli.slurm import words
+from cli.slurm.states import carma_states, parse_states
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from typing import Any
+
+    from carmad.api.job import JobOut
+    from cli.plain import Options
+
+ABOUT = "Cancel jobs, or send their processes a signal."
+UNKNOWN = "Kill job error on job id {}: Invalid job id specified"
+DONE = "Kill job error on job id {}: Job/step already completing or completed"
+DENIED = "Kill job error on job id {}: Access/permission denied"
+
+
+def declare(parser: Options) -> None:
+    add = parser.add_argument
+    add("-s", "--signal", metavar="SIGNAL", help="send this signal instead of ending the job")
+    add("-b", "--batch", action="store_true", help="signal the batch shell alone")
+    add("-f", "--full", action="store_true", help="signal all processes, also the batch shell")
+    add("-n", "--name", "--jobname", dest="name", metavar="NAME", help="jobs of this name")
+    add("-u", "--user", metavar="USER", help="this user's jobs")
+    add("--me", action="store_true", help="your own jobs")
+    add("-t", "--state", metavar="STATE", help="jobs in this state: PENDING, RUNNING, SUSPENDED")
+    add("-p", "--partition", metavar="NAME", help="ignored: there is one partition")
+    add("-A", "--account", metavar="NAME", help="ignored: there are no accounts")
+    add("-M", "--clusters", metavar="NAMES", help="ignored: there is one server")
+    add("-H", "--hurry", action="store_true", help="ignored")
+    add("-Q", "--quiet", action="store_true", help="no error if a job has ended already")
+    add("-v", "--verbose", action="store_true", help="ignored")
+    add("jobs", nargs="*", metavar="JOB", help="42, 42_3 or 42_[1-3]")
+
+
+def scancel(args: list[str]) -> int:
+    options = words.read("scancel", ABOUT, declare, args)
+    jobs = [word.partition(".")[0] for word in words.split(options.jobs)]
+    chosen = options.user or options.me or options.name or options.state
+    if not (jobs or chosen):
+        raise Usage("No job identification provided")
+    if chosen:
+        jobs = _select(options, jobs)
+    signum = _signal(options.signal)
+    failed = False
+    for job in jobs:
+        try:
+            if signum:
+                _send(job, signum, options)
+            else:
+                _cancel(job, options.quiet)
+        except Problem as error:
+            if error.exit_code == 3:  # nobody answers: neither for the others
+                raise
+            words.say("scancel", f"error: {error.message}")
+            failed = True
+    return words.FAILED if failed else 0
+
+
+def _select(options: Any, jobs: list[str]) -> list[str]:
+    states = parse_states(words.split(options.state)) if options.state else None
+    user = user_of(options.user, options.me or not options.user)
+    select = ",".join(jobs) or None
+    asked = states and carma_states(states)
+    found = client.get("/v1/jobs", select=select, user=user, states=asked)["jobs"]
+    live = [job for job in found if not job.get("ended_at")]
+    return [str(job["label"]) for job in live if options.name in (None, job["name"])]
+
+
+def _cancel(job: str, quiet: bool) -> None:
+    ended = bool(_job(job).get("ended_at"))
+    results = client.post("/v1/cancel", {"select": job, "user": None})["results"]
+    if any(result["ok"] for result in results):
+        return
+    if ended or _job(job).get("ended_at"):
+        if not quiet:
+            words.say("scancel", f"error: {DONE.format(job)}")  # Slurm's exit code is 0 then
+        return
+    raise Problem(DENIED.format(job))
+
+
+def _job(job: str) -> JobOut:
+    found: list[JobOut] = client.get("/v1/jobs", select=job)["jobs"]
+    if not found:
+        raise Problem(UNKNOWN.format(job))
+    return found[-1]
+
+
+def _signal(text: str | None) -> int:
+    """0: the job is to end, as by SIGKILL."""
+    if text is None:
+        return 0
+    import signal
+
+    names = {
+        name.removeprefix("SIG"): number for name, number in signal.Signals.__members__.items()
+    }
+    name = text.upper().removeprefix("SIG")
+    if name.isdecimal() and int(name) in names.values():
+        number = int(name)
+    elif name in names:
+        number = int(names[name])
+    else:
+        raise Usage(f"Unknown job signal: {text}")
+    return 0 if number == signal.SIGKILL else number
+
+
+def _send(label: str, signum: int, options: Any) -> None:
+    """The job's processes are known by their environment, which its owner and root may read."""
+    _job(label)  # Raises Problem
+    jobs = client.get("/v1/jobs", select=label)["jobs"]
+    running = {str(job["id"]) for job in jobs if job["started_at"] and not job.get("ended_at")}
+    if not running:
+        raise Problem(f"Kill job error on job id {label}: Job is pending execution")
+    if not send(running, signum, batch=options.batch, full=options.full):
+        raise Problem(DENIED.format(label))
+
+
+def send(jobs: set[str], signum: int, batch: bool = False, full: bool = False) -> int:
+    """Signal processes of these jobs, and return how many got it: the batch shell alone (`batch`),
+    all (`full`), or all but the batch shell if it has started others."""
+    parents = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdecimal() and _is_of(name, jobs) and (parent := _parent(name)) is not None:
+            parents[int(name)] = parent
+    shells = {pid for pid, parent in parents.items() if parent not in parents}
+    others = parents.keys() - shells
+    chosen = set(parents) if full or not others else shells if batch else others
+    sent = 0
+    for pid in chosen:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signum)
+            sent += 1
+    return sent
+
+
+def _is_of(pid: str, jobs: set[str]) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
+            words = file.read().split(b"\0")
+    except OSError:
+        return False
+    return any(f"CARMA_JOB_ID={job}".encode() in words for job in jobs)
+
+
+def _parent(pid: str) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:  # noqa: PTH123
+            return int(file.read().rpartition(")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return None

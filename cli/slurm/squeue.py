@@ -1,0 +1,138 @@
+"""`squeue`: jobs that have not ended. Imports stay light."""
+
+from __future__ import annotations
+
+from cli import client
+from cli.options import user_of
+from cli.problems import Usage
+from cli.slurm import FORGETS_S, words
+from cli.slurm.fields import LETTERS, NAMES
+from cli.slurm.formats import lay_out, parse_names, parse_percent, show
+from cli.slurm.states import ENDED, LIVE, carma_states, parse_states, state_of
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from typing import Any
+
+    from carmad.api.job import JobOut
+    from cli.plain import Options
+    from cli.slurm.formats import Column
+
+ABOUT = "List jobs that have not ended, as CARMA has them on this server."
+SHORT = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
+LONG = "%.18i %.9P %.8j %.8u %.8T %.10M %.9l %.6D %R"
+STARTS = "%.18i %.9P %.8j %.8u %.2t %.19S %.6D %R"
+INVALID = "Invalid job id specified"
+
+
+def declare(parser: Options) -> None:
+    add = parser.add_argument
+    add("-h", "--noheader", action="store_true", help="omit the header line")
+    add("-j", "--jobs", "--job", dest="jobs", metavar="JOBS", help="only these jobs: 1,3,5_2")
+    add("-u", "--user", "--users", dest="user", metavar="USERS", help="only these users' jobs")
+    add("--me", action="store_true", help="only your own jobs")
+    add("-n", "--name", "--names", dest="name", metavar="NAMES", help="only jobs of these names")
+    add("-t", "--states", "--state", dest="states", metavar="STATES", help="R,PD,…, or all")
+    add("-p", "--partition", metavar="NAMES", help="ignored: there is one partition")
+    add("-o", "--format", metavar="FORMAT", help=f"such as '%%i %%T'; letters: {''.join(LETTERS)}")
+    add("-O", "--Format", metavar="FIELDS", help=f"such as jobid:12,state; fields: {_fields()}")
+    add("-l", "--long", action="store_true", help="show more columns")
+    add("-S", "--sort", metavar="FIELDS", help="letters of --format to sort by; -letter reverses")
+    add("-r", "--array", action="store_true", help="a line for each task of an array")
+    add("--start", action="store_true", help="of waiting jobs, when they are expected to start")
+    add("-a", "--all", action="store_true", help="ignored: all jobs are shown")
+    add("-v", "--verbose", action="store_true", help="ignored")
+    add("-M", "--clusters", metavar="NAMES", help="ignored: there is one server")
+    add("-A", "--account", metavar="NAMES", help="ignored: there are no accounts")
+    add("-q", "--qos", metavar="NAMES", help="ignored: there are none")
+    add("-w", "--nodelist", metavar="NAMES", help="ignored: there is one node")
+    add("--local", action="store_true", help="ignored")
+    add("--json", action="store_true", help="print JSON")
+
+
+def _fields() -> str:
+    return ", ".join(NAMES)
+
+
+def squeue(args: list[str]) -> int:
+    options = words.read("squeue", ABOUT, declare, args)
+    columns, after = _columns(options)
+    chosen = select(options)
+    if options.json:
+        from cli.slurm.records import print_jobs
+
+        print_jobs(chosen)
+        return 0
+    show(lay_out(columns, chosen, not options.noheader, after=after))
+    return 0
+
+
+def _columns(options: Any) -> tuple[list[Column], str]:
+    if options.Format:
+        return parse_names(options.Format, NAMES), ""
+    usual = LONG if options.long else STARTS if options.start else SHORT
+    return parse_percent(options.format or usual, LETTERS)
+
+
+def select(options: Any) -> list[JobOut]:
+    """Raises Usage, as Slurm does, if the only job that is asked for is not there."""
+    states = parse_states(words.split(options.states)) if options.states else frozenset(LIVE)
+    select = ",".join(words.split(options.jobs)) or None
+    past = bool(states.intersection(ENDED))
+    query: dict[str, Any] = {"select": select, "states": carma_states(states) if past else None}
+    if not options.array and select is None:
+        query["fold"] = True
+    users: list[str | None] = [*words.split(options.user)] or [None]
+    if options.me:
+        users = [user_of(None, True)]
+    found: list[JobOut] = []
+    since = since_forgotten() if past and select is None else None
+    for user in users:
+        found += client.get("/v1/jobs", user=name_of(user), since=since, **query)["jobs"]
+    if select and not found and not _is_there(select):
+        raise Usage(INVALID)
+    found = [job for job in found if state_of(job) in states]
+    if options.start:
+        found = [job for job in found if state_of(job) == "PENDING"]
+    if names := words.split(options.name):
+        found = [job for job in found if job["name"] in names]
+    return _sort(found, options.sort)
+
+
+def _is_there(select: str) -> bool:
+    """Whether one of them is known at all; if they are several, Slurm does not mind."""
+    if len(select.split(",")) > 1:
+        return True
+    return bool(client.get("/v1/jobs", select=select)["jobs"])
+
+
+def name_of(user: str | None) -> str | None:
+    """Slurm takes numbers, too."""
+    if user is None or not user.isdecimal():
+        return user
+    import pwd
+
+    try:
+        return pwd.getpwuid(int(user)).pw_name
+    except KeyError:
+        raise Usage(f"Invalid user: {user}") from None
+
+
+def since_forgotten() -> str:
+    from datetime import UTC, datetime, timedelta
+
+    return f"{datetime.now(UTC) - timedelta(seconds=FORGETS_S):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _sort(jobs: list[JobOut], letters: str | None) -> list[JobOut]:
+    for word in reversed(words.split(letters)):
+        field = LETTERS.get(word.lstrip("+-"))
+        if field is None:
+            raise Usage(f"Invalid sort specification: {word}")
+        text = field.text
+        jobs = sorted(jobs, key=lambda job: _key(text(job)), reverse=word.startswith("-"))
+    return jobs
+
+
+def _key(text: str) -> tuple[int, str]:
+    return (int(text), "") if text.isdecimal() else (0, text)

@@ -1,0 +1,86 @@
+"""One of Slurm's commands from its name to its exit code: how its words are read, and its errors in
+the form that Slurm's have. Imports stay light."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from carmad.errors import CarmaError
+from carmad.readable import clean_lines
+from cli.plain import read as read_plain
+from cli.problems import INTERRUPTED, Unreachable
+from cli.slurm import VERSION
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from cli.parser import Parser
+    from cli.plain import Options
+
+FAILED = 1  # of all that went wrong, as Slurm's commands exit
+DOWN = "Unable to contact slurm controller (connect failure)"  # tools look for it and try again
+
+
+def run(word: str, args: list[str]) -> int:
+    """`word`: one of `WORDS`."""
+    if args[:1] in (["--version"], ["-V"]):
+        print(VERSION)
+        return 0
+    module = __import__(f"cli.slurm.{word}", fromlist=(word,))
+    try:
+        code: int = getattr(module, word)(args)
+        sys.stdout.flush()
+    except CarmaError as error:
+        complain(word, error)
+        return FAILED
+    except SystemExit as exit:  # argparse, after --help
+        return exit.code if isinstance(exit.code, int) else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # `squeue | head`: the reader is gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    return code
+
+
+def complain(word: str, error: CarmaError) -> None:
+    if isinstance(error, Unreachable):
+        say(word, f"error: {DOWN}")
+    say(word, f"error: {error.message}")
+    if error.hint:
+        say(word, error.hint)
+
+
+def say(word: str, text: str) -> None:
+    """On standard error."""
+    print(f"{word}: {clean_lines(text)}", file=sys.stderr, flush=True)
+
+
+def ignore(word: str, options: list[str]) -> None:
+    """Name options that mean nothing on one server."""
+    if options:
+        say(word, f"ignored: {' '.join(dict.fromkeys(options))}")
+
+
+def read(word: str, about: str, declare: Callable[[Options], object], args: list[str]) -> Any:
+    """The options that `declare` adds."""
+    return read_plain(declare, args) or parser(word, about, declare).parse_args(args)
+
+
+def parser(word: str, about: str, declare: Callable[[Options], object]) -> Parser:
+    from cli.parser import Parser
+
+    made = Parser(prog=word, description=about, add_help=False)
+    declare(made)
+    made.add_argument("--help", "--usage", action="help", help="show this help")
+    made.add_argument("-V", "--version", action="version", version=VERSION, help="show the version")
+    return made
+
+
+def split(texts: str | list[str] | None) -> list[str]:
+    """The words of an option that takes a list, or was given several times."""
+    listed = [texts] if isinstance(texts, str) else texts or []
+    return [word.strip() for text in listed for word in text.split(",") if word.strip()]

@@ -1,0 +1,1 @@
+"""Whether tools that know only Slurm work with CARMA's commands."""

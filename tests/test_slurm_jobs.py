@@ -1,0 +1,185 @@
+"""Slurm's commands as programs, on a real daemon."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.slurm import WORDS
+from tests.daemon import CARMA, NO_KERNELS, Carmad, running, train
+from tests.waiting import PATIENCE_S, until
+
+
+class Slurm:
+    """The commands by their names, in the daemon's work folder."""
+
+    def __init__(self, carmad: Carmad, links: Path) -> None:
+        self.carmad = carmad
+        self._env = carmad.env | {
+            "PATH": f"{links}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "CARMA_SOCKET": carmad.socket,
+        }
+
+    def run(self, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words,
+            cwd=self.carmad.work,
+            env=self._env | options.pop("env", {}),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+            **options,
+        )
+
+    def say(self, *words: str, **options: Any) -> str:
+        done = self.run(*words, **options)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def sbatch(self, *words: str, **options: Any) -> int:
+        return int(self.say("sbatch", "--parsable", *words, **options))
+
+    def script(self, *words: str, lines: str) -> int:
+        return self.sbatch(*words, input=f"#!/bin/sh\n{lines}\n")
+
+    def sacct(self, job: int, *fields: str) -> list[str]:
+        said = self.say("sacct", "-nPXj", str(job), "-o", ",".join(fields or ("State",)))
+        return said.splitlines()
+
+    def output(self, job: int) -> str:
+        return (self.carmad.work / f"slurm-{job}.out").read_text()
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    links = tmp_path_factory.mktemp("bin")
+    for word in WORDS:
+        (links / word).symlink_to(CARMA[0])
+    with running(tmp_path_factory.mktemp("carmad"), **NO_KERNELS) as carmad:
+        yield Slurm(carmad, links)
+
+
+def test_a_job_has_slurms_environment_and_its_steps_theirs(slurm: Slurm) -> None:
+    steps = "srun -n 3 sh -c 'echo $SLURM_PROCID/$SLURM_NTASKS/$SLURM_LOCALID > step-$SLURM_PROCID'"
+    lines = f"echo $SLURM_JOBID $SLURM_NODELIST $SLURM_NTASKS; {steps}"
+    lines += "; srun -n 2 -o '%j-%t.out' sh -c 'echo $SLURM_STEP_NUM_TASKS; exit $SLURM_PROCID'"
+    job = slurm.script("-n", "2", lines=lines)
+    slurm.carmad.ended(job)
+    assert slurm.sacct(job, "state", "exitcode", "jobname") == ["FAILED|1:0|sbatch"]
+    words = slurm.output(job).splitlines()[0].split()
+    assert words == [str(job), os.uname().nodename, "2"]
+    assert "task 1: Exited with exit code 1" in slurm.output(job)
+    work = slurm.carmad.work
+    assert [(work / f"step-{at}").read_text() for at in range(3)] == [
+        f"{at}/3/{at}\n" for at in range(3)
+    ]
+    assert [(work / f"{job}-{at}.out").read_text() for at in range(2)] == ["2\n", "2\n"]
+
+
+def test_a_step_divides_the_gpus(slurm: Slurm) -> None:
+    step = "srun -l sh -c 'echo $CUDA_VISIBLE_DEVICES'"
+    job = slurm.script("-n2", "--gpus-per-task=1", lines=f"echo $CUDA_VISIBLE_DEVICES; {step}")
+    slurm.carmad.ended(job)
+    whole, *parts = slurm.output(job).splitlines()
+    gpus = whole.split(",")
+    assert len(gpus) == 2 and sorted(parts) == [f"{at}: {gpu}" for at, gpu in enumerate(gpus)]
+
+
+def test_states_of_jobs_that_end_badly(slurm: Slurm) -> None:
+    late = slurm.script("--time=0:01", lines="exec sleep 60")
+    large = slurm.sbatch("--gres=gpu:1", "--wrap", f"exec {' '.join(train(memory_mib=90000))}")
+    gone = slurm.script(lines="exec sleep 60")
+    slurm.carmad.await_state(gone, "starting", "running")
+    slurm.say("scancel", str(gone))
+    for job in (late, large, gone):
+        slurm.carmad.ended(job)
+    assert slurm.sacct(late) == ["TIMEOUT"]
+    assert slurm.sacct(large) == ["OUT_OF_MEMORY"]
+    assert slurm.sacct(gone) == [f"CANCELLED by {os.getuid()}"]
+    said = slurm.say("squeue", "-h", "-t", "all", "-o", "%i %t").splitlines()
+    assert {f"{late} TO", f"{large} OOM", f"{gone} CA"} <= {*said}
+    assert slurm.say("squeue", "-h", "-j", f"{late},{large}") == ""
+
+
+def test_a_signal_reaches_what_the_batch_shell_has_started(slurm: Slurm) -> None:
+    inner = 'trap "echo told; exit 0" USR1; echo ready > ready; while :; do sleep 0.1; done'
+    job = slurm.script(lines=f"trap 'echo shell' USR1; sh -c '{inner}'; echo over")
+    ready = slurm.carmad.work / "ready"
+    until(lambda: ready.exists() and bool(ready.read_text()), "the job to be ready")
+    slurm.say("scancel", "--signal=USR1", str(job))
+    slurm.carmad.ended(job)
+    said = slurm.output(job).splitlines()  # perhaps also how the shell's sleep has ended
+    assert "told" in said and "shell" not in said and said[-1] == "over"
+    assert slurm.run("scancel", "--signal=USR1", str(job)).returncode == 1
+
+
+def test_arrays_and_dependencies(slurm: Slurm) -> None:
+    array = slurm.script("--array=0-2", lines="test $SLURM_ARRAY_TASK_ID = 1")
+    then = slurm.script(f"--dependency=afterany:{array}", lines="echo then")
+    slurm.carmad.ended(then)
+    found = slurm.sacct(array, "JobID", "State")
+    assert found == [f"{array}_0|FAILED", f"{array}_1|COMPLETED", f"{array}_2|FAILED"]
+    assert (slurm.carmad.work / f"slurm-{array}_1.out").exists()
+
+
+def test_a_held_job_is_changed_and_released(slurm: Slurm) -> None:
+    job = str(slurm.script("-H", lines="true"))
+    assert slurm.say("squeue", "-h", "-j", job, "-o", "%t %r") == "PD JobHeldUser\n"
+    slurm.say("scontrol", "update", f"JobId={job}", "JobName=other", "TimeLimit=7")
+    assert slurm.say("squeue", "-h", "-j", job, "-o", "%j %l") == "other 7:00\n"
+    slurm.say("scontrol", "release", job)
+    slurm.carmad.ended(int(job))
+    assert "JobState=COMPLETED" in slurm.say("scontrol", "show", "job", job)
+
+
+def test_a_job_requeues_itself(slurm: Slurm) -> None:
+    lines = "echo run $SLURM_RESTART_COUNT; [ $SLURM_RESTART_COUNT = 0 ] || exit 0"
+    lines += "; scontrol requeue $SLURM_JOB_ID; exec sleep 60"
+    job = slurm.script("--time=1", lines=lines)
+    slurm.carmad.ended(job)
+    assert slurm.sacct(job, "state", "restarts") == ["COMPLETED|1"]
+    assert "run 1" in slurm.output(job)
+
+
+def test_srun_and_salloc_wait_here(slurm: Slurm) -> None:
+    done = slurm.run("srun", "-n2", "-l", "sh", "-c", "echo $SLURM_NTASKS; exit 3")
+    assert done.returncode == 3, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0: 2", "1: 2"]
+    done = slurm.run("salloc", "-J", "mine", "sh", "-c", "echo $SLURM_JOB_ID; srun echo step")
+    assert done.returncode == 0, done.stderr
+    job, step = done.stdout.splitlines()
+    assert step == "step" and f"salloc: Granted job allocation {job}\n" in done.stderr
+    assert slurm.sacct(int(job), "jobname", "state") == ["mine|COMPLETED"]
+
+
+def test_a_thousand_jobs_are_listed(slurm: Slurm) -> None:
+    array = slurm.sbatch("-H", "--array=0-999", "--wrap", "true")
+    listed = slurm.say("squeue", "-h", "-r", "-t", "PD", "-o", "%i").splitlines()
+    assert listed == [f"{array}_{at}" for at in range(1000)]
+    assert slurm.say("squeue", "-h", "-t", "PD", "-o", "%i") == f"{array}_[0-999]\n"
+    slurm.say("scancel", str(array))
+    until(lambda: slurm.say("squeue", "-h", "-t", "PD") == "", "the array to be gone")
+
+
+def test_a_folder_of_logs_that_is_called_after_the_job_is_made(slurm: Slurm) -> None:
+    logs = ("-o", "logs/%A_%a/out", "-e", "logs/%j-err/%x")
+    array = slurm.sbatch("-a", "3-4", *logs, "-J", "mine", "--wrap", "echo $SLURM_JOB_ID; date >&2")
+    for id in (array, array + 1):
+        slurm.carmad.ended(id)
+    assert slurm.sacct(array) == ["COMPLETED"] * 2
+    work = slurm.carmad.work / "logs"
+    said = [(work / f"{array}_{at}" / "out").read_text() for at in (3, 4)]
+    assert said == [f"{array}\n", f"{array + 1}\n"]
+    assert (work / f"{array}-err" / "mine").exists()
+
+
+def test_sbatch_waits_and_ends_with_the_jobs_code(slurm: Slurm) -> None:
+    done = slurm.run("sbatch", "--wait", "--wrap", "exit 7")
+    assert done.returncode == 7 and done.stdout.startswith("Submitted batch job ")

@@ -1,0 +1,462 @@
+"""Slurm's commands as CARMA does them: what they print, of a daemon whose answers are canned."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.commands.slurm_commands import slurm_commands_install, slurm_commands_remove
+from cli.problems import Problem, Usage
+from cli.slurm import VERSION, WORDS
+from cli.slurm.fields import FIELDS, HOST, LETTERS, NAMES, TITLES
+from cli.slurm.formats import parse_names, parse_percent, parse_titles
+from cli.slurm.scontrol import expand
+from cli.slurm.states import CODES, STATES, exit_code, parse_states, reason_of, state_of
+from cli.slurm.step import file_name
+from cli.slurm.words import run
+from tests.fake_daemon import FakeDaemon, ended, job, private, serving, waiting
+
+ROOT = Path(__file__).parents[1]
+HOSTILE = "a|b\nc\x1b[2J"
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
+    with serving(tmp_path / "sock") as daemon:
+        monkeypatch.setenv("CARMA_SOCKET", str(daemon.path))
+        yield daemon
+
+
+def jobs(fake: FakeDaemon, *found: dict[str, Any]) -> None:
+    fake.answers["GET", "/v1/jobs"] = {"schema": 1, "more": 0, "jobs": list(found)}
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+# formats
+
+
+def test_squeue_has_its_usual_columns(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs(fake, job(), waiting())
+    assert run("squeue", []) == 0
+    header, first, second = lines(capsys)
+    assert header == (
+        "             JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)"
+    )
+    assert first.split() == ["42", "carma", "train", "alice", "R", "50:00", "1", HOST]
+    assert second.split() == ["43", "carma", "big", "alice", "PD", "0:00", "1", "(Resources)"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["-o", "%i|%T"], "42|RUNNING"),
+        (["--format=%i %t"], "42 R"),
+        (["-o", "%.5i<%-3t"], "Invalid"),
+        (["-o", "%.5i<%3t>"], "   42<R  >"),
+        (["-o", "100%% %i"], "100% 42"),
+        (["-o", "%.3j"], "tra"),
+        (["-O", "jobid:6,name:.7,state"], "42      trainRUNNING             "),
+        (["-o", "%l %L %M"], "2:00:00 1:10:00 50:00"),
+    ],
+)
+def test_squeue_formats(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str], words: list[str], line: str
+) -> None:
+    jobs(fake, job())
+    code = run("squeue", ["-h", *words])
+    out, err = capsys.readouterr()
+    if line == "Invalid":
+        assert code == 1 and "Invalid job format specification" in err
+    else:
+        assert (code, out) == (0, f"{line}\n")
+
+
+def test_every_field_says_something_of_every_job() -> None:
+    for each in (job(), waiting(), ended(3), private(job())):
+        for field in FIELDS:
+            assert isinstance(field.text(each), str)  # type: ignore[arg-type]
+
+
+def test_letters_names_and_titles_are_unique() -> None:
+    assert len(LETTERS) == sum(bool(field.letter) for field in FIELDS)
+    assert len(NAMES) == sum(bool(field.name) for field in FIELDS)
+    assert len(TITLES) == sum(len(field.titles) for field in FIELDS)
+
+
+@given(st.text())
+def test_any_format_is_read_or_refused(text: str) -> None:
+    for read, fields in (
+        (parse_percent, LETTERS),
+        (parse_names, NAMES),
+        (parse_titles, TITLES),
+    ):
+        try:
+            read(text, fields)  # type: ignore[operator]
+        except Usage as error:
+            assert "CARMA has" in error.hint
+
+
+def test_sacct_prints_a_table(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs(fake, ended(1, name="a name that is long"))
+    assert run("sacct", ["-j", "42"]) == 0
+    header, rule, row = lines(capsys)
+    assert header == (
+        "       JobID    JobName  Partition    Account  AllocCPUS      State ExitCode "
+    )
+    assert rule.split() == ["-" * width for width in (12, 10, 10, 10, 10, 10, 8)]
+    assert row == ("          42 a name th+      carma     (null)          1     FAILED      1:0 ")
+
+
+def test_what_programs_read_has_a_line_for_each_job_whatever_its_name(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, ended(0, name=HOSTILE))
+    assert run("sacct", ["-nP", "-o", "JobID,JobName,State"]) == 0
+    assert run("sacct", ["-n", "-p", "--format=jobid,state"]) == 0
+    assert run("squeue", ["-h", "-t", "all", "-o", "%i %j"]) == 0
+    assert lines(capsys) == ["42|a?b?c?[2J|COMPLETED", "42|COMPLETED|", "42 a|b?c?[2J"]
+
+
+def test_sacct_asks_for_today_unless_jobs_are_named(fake: FakeDaemon) -> None:
+    jobs(fake)
+    assert run("sacct", ["-X"]) == 0
+    assert fake.query["since"].endswith(":00.000Z") and "select" not in fake.query
+    assert run("sacct", ["-X", "--starttime", "2026-11-20T09:30", "--endtime", "now"]) == 0
+    began = datetime.fromisoformat(fake.query["since"])
+    assert began.astimezone().replace(tzinfo=None) == datetime(2026, 11, 20, 9, 30)
+    assert run("sacct", ["-j", "7.batch,8", "-j", "9_1"]) == 0
+    assert fake.query["select"] == "7,8,9_1" and "since" not in fake.query
+    assert run("sacct", ["-S", "sometime"]) == 1
+
+
+def test_sacct_chooses_by_name_and_state(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, job(), ended(0, id=41, label="41", name="x"), ended(1, id=40, label="40", name="x"))
+    assert run("sacct", ["-nX", "-o", "jobid", "--name", "x", "--state", "F,CA"]) == 0
+    assert lines(capsys) == ["          40 "]
+
+
+@pytest.mark.parametrize("word", ["squeue", "sacct"])
+def test_json_has_slurms_names(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    jobs(fake, job(label="40_2"), waiting(label="40_[3-9]"), private(job()))
+    assert run(word, ["--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    ids = [42, 43, 42] if word == "squeue" else [42, 42, 43]
+    assert told["errors"] == [] and [each["job_id"] for each in told["jobs"]] == ids
+    first = told["jobs"][0]
+    state = first["job_state"] if word == "squeue" else first["state"]["current"]
+    assert (state, first["partition"]) == ("RUNNING", "carma")
+
+
+# states and ends
+
+
+@pytest.mark.parametrize(
+    ("cause", "state", "word", "code"),
+    [
+        ("success", "succeeded", "COMPLETED", "0:0"),
+        ("failure", "failed", "FAILED", "3:0"),
+        ("lost", "failed", "NODE_FAIL", "3:0"),
+        ("launch_failed", "failed", "FAILED", "3:0"),
+        ("cancelled", "cancelled", "CANCELLED", "3:0"),
+        ("time_limit", "timed_out", "TIMEOUT", "0:0"),
+        ("gpu_oom", "out_of_memory", "OUT_OF_MEMORY", "0:125"),
+        ("host_oom", "failed", "OUT_OF_MEMORY", "0:125"),
+    ],
+)
+def test_ends_have_slurms_names(cause: str, state: str, word: str, code: str) -> None:
+    it: Any = ended(3, state=state)
+    it["exit"]["cause"] = cause
+    assert (state_of(it), exit_code(it)) == (word, code)
+    assert reason_of(it)
+
+
+def test_a_job_that_failed_never_has_exit_code_0() -> None:
+    it: Any = ended(None, state="failed")
+    assert exit_code(it) == "1:0"
+
+
+def test_every_state_has_a_code() -> None:
+    assert set(STATES.values()) <= CODES.keys()
+    assert parse_states(["r", "PENDING", "oom"]) == {"RUNNING", "PENDING", "OUT_OF_MEMORY"}
+    with pytest.raises(Usage, match="Invalid job state"):
+        parse_states(["asleep"])
+
+
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [
+        ("(Dependency: 41)", "Dependency"),
+        ("(BeginTime: 22:30)", "BeginTime"),
+        ("(ArrayLimit: 2)", "JobArrayTaskLimit"),
+        ("(Priority)", "Priority"),
+        ("(GpuMemory: GPU1 30.0G free, need 82.0G)", "Resources"),
+    ],
+)
+def test_reasons_have_slurms_names(reason: str, word: str) -> None:
+    it: Any = waiting(reason=reason)
+    assert reason_of(it) == word
+    assert reason_of(it | {"held": True}) == "JobHeldUser"
+
+
+def test_who_cancelled_it(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    it = ended(None, signal=15, state="cancelled", user="root")
+    it["exit"] |= {"cause": "cancelled", "evidence": "cancelled by root"}
+    jobs(fake, it)
+    assert run("sacct", ["-nPX", "-j", "42", "-o", "state,exitcode"]) == 0
+    assert run("squeue", ["-h", "-t", "CA", "-o", "%T"]) == 0
+    assert lines(capsys) == ["CANCELLED by 0|0:15", "CANCELLED"]
+
+
+# errors
+
+
+@pytest.mark.parametrize("word", ["squeue", "sacct", "sinfo", "scancel"])
+def test_a_daemon_that_is_down(
+    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CARMA_SOCKET", "/nonexistent/sock")
+    assert run(word, ["42"] if word == "scancel" else []) == 1
+    out, err = capsys.readouterr()
+    first = f"{word}: error: Unable to contact slurm controller (connect failure)"
+    assert not out and err.splitlines()[0] == first
+
+
+def test_a_job_that_nobody_knows(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs(fake)
+    assert run("squeue", ["-j", "99"]) == 1
+    assert run("squeue", ["-j", "99,98"]) == 0
+    assert run("scontrol", ["show", "job", "99"]) == 1
+    assert run("scancel", ["99"]) == 1
+    err = capsys.readouterr().err
+    assert err.count("Invalid job id specified") == 3
+
+
+def test_a_job_that_has_ended_is_not_in_squeue_and_no_error_of_scancel(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, ended(0))
+    refused = {"label": "42", "id": 42, "ok": False, "message": "has ended"}
+    fake.answers["POST", "/v1/cancel"] = {"schema": 1, "results": [refused]}
+    assert run("squeue", ["-h", "-j", "42"]) == 0
+    assert run("scancel", ["42"]) == 0
+    out, err = capsys.readouterr()
+    assert not out and "already completing or completed" in err
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_the_version_and_a_wrong_option(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(word, ["--version"]) == 0
+    assert capsys.readouterr().out == f"{VERSION}\n"
+    assert run(word, ["--no-such-option"]) == 1
+    assert f"{word}: error: " in capsys.readouterr().err
+    assert run(word, ["--help"]) == 0
+    assert f"Usage: {word}" in capsys.readouterr().out
+
+
+# the server
+
+
+def test_sinfo_shows_one_node(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("sinfo", ["-h"]) == 0
+    assert run("sinfo", ["-h", "-o", "%P %G"]) == 0
+    assert run("sinfo", ["-h", "-p", "other"]) == 0
+    assert run("sinfo", ["-Nh", "-O", "nodelist:30,statelong:8"]) == 0
+    first, second, third = lines(capsys)
+    assert first.split() == ["carma*", "up", "infinite", "1", "mix", HOST]
+    assert second == "carma* gpu:a100-sxm4-40gb:2"
+    assert third.split() == [HOST, "mixed"]
+
+
+def test_scontrol_shows_jobs_and_the_server(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, job(label="40_2", name="two\nlines"))
+    assert run("scontrol", ["show", "job", "42"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("JobId=42 ArrayJobId=40 ArrayTaskId=2 JobName=two?lines\n   UserId=")
+    assert "\n   JobState=RUNNING Reason=None" in shown and "\n   TresPerNode=gres:gpu:1" in shown
+    assert run("scontrol", ["-o", "show", "jobid=42"]) == 0
+    assert len(lines(capsys)) == 1
+    assert run("scontrol", ["show", "partition"]) == 0
+    assert "PartitionName=carma" in capsys.readouterr().out
+    assert run("scontrol", ["show", "node", HOST]) == 0
+    assert f"NodeName={HOST}" in capsys.readouterr().out
+    assert run("scontrol", ["show", "node", "elsewhere"]) == 1
+    assert run("scontrol", ["show", "config"]) == 0
+    assert "MinJobAge               = 300 sec" in capsys.readouterr().out
+
+
+def test_scontrol_changes_jobs(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    done = {"schema": 1, "results": [{"label": "42", "id": 42, "ok": True, "message": "held"}]}
+    for verb in ("hold", "update"):
+        fake.answers["POST", f"/v1/{verb}"] = done
+    assert run("scontrol", ["hold", "42"]) == 0
+    assert fake.body == {"select": "42", "user": None}
+    words = ["update", "JobId=42", "TimeLimit=1:00:00", "Nice=5", "Partition=gpu"]
+    assert run("scontrol", words) == 0
+    assert fake.body == {"select": "42", "user": None, "time_limit_s": 3600.0, "nice": 5}
+    assert "ignored: partition" in capsys.readouterr().err
+    assert run("scontrol", ["update", "JobId=42", "NumNodes=2"]) == 1
+    assert run("scontrol", ["frobnicate"]) == 1
+
+
+def test_host_lists() -> None:
+    assert expand("a,n[1-3,07]x,b") == ["a", "n1x", "n2x", "n3x", "n07x", "b"]
+    assert expand("r[1-2]n[08-09]") == ["r1n08", "r1n09", "r2n08", "r2n09"]
+    assert expand("") == []
+    with pytest.raises(Usage):
+        expand("n[a-b]")
+
+
+def test_files_of_a_step() -> None:
+    env = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}
+    assert file_name("%j_%3t_%A.%a-100%%%q", 1, env) == "7_001_5.2-100%%q"
+
+
+# requests
+
+
+def body_of(fake: FakeDaemon, *words: str) -> dict[str, Any]:
+    fake.answers["POST", "/v1/jobs"] = {
+        "schema": 1,
+        "id": 7,
+        "ids": [7],
+        "label": "7",
+        "warnings": [],
+    }
+    assert run("sbatch", list(words)) == 0
+    found: dict[str, Any] = fake.body
+    return found
+
+
+def test_sbatch_asks_for_what_slurm_would_give(fake: FakeDaemon) -> None:
+    body = body_of(fake, "--wrap", "true")
+    assert (body["gpus"], body["cpus"], body["stdout"]) == (0, None, "slurm-%j.out")
+    assert "SLURM_NTASKS" not in body["export"] and body["export"]["SLURM_SUBMIT_HOST"] == HOST
+    body = body_of(fake, "-n", "4", "-c", "2", "--mem-per-cpu=100", "--wrap", "true")
+    assert (body["cpus"], body["host_memory_mib"]) == (8, 800)
+    its = body["export"]
+    assert (its["SLURM_NTASKS"], its["SLURM_CPUS_PER_TASK"]) == ("4", "2")
+    body = body_of(fake, "-n2", "--gpus-per-task=1", "--exclusive", "--wrap", "true")
+    assert (body["gpus"], body["exclusive"]) == (2, True)
+    body = body_of(fake, "--gres=gpu:a100:1", "--mem=16", "--nice", "--wrap=true")
+    assert (body["gpus"], body["constraint"], body["host_memory_mib"]) == (1, "a100", 64)
+    assert body["nice"] == 100
+    body = body_of(fake, "-a", "0-3", "--signal=B:USR2@30", "-t", "5", "--wrap", "true")
+    assert (body["stdout"], body["warn"]["before_s"]) == ("slurm-%A_%a.out", 30)
+
+
+def test_sbatch_reads_a_script_and_names_what_it_ignores(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "j.sh"
+    lines = "#SBATCH -J mine -p gpu --comment=x\n#SBATCH --qos=high -n 3"
+    script.write_text(f"#!/bin/bash -l\n{lines}\ntrue\n")
+    script.chmod(0o755)
+    body = body_of(fake, "-n", "2", "-C", "skylake", str(script), "--nice")
+    assert body["argv"] == ["/bin/bash", "-l", str(script), "--nice"]
+    assert (body["name"], body["cpus"], body["script"]["word"]) == ("mine", 2, 2)
+    assert body["constraint"] is None and body["nice"] == 0
+    out, err = capsys.readouterr()
+    assert out == "Submitted batch job 7\n"
+    expected = "sbatch: ignored: -p gpu --qos=high --constraint (it is about GPUs)"
+    assert err.splitlines() == [expected]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-N", "2", "--wrap", "true"],
+        ["-w", "elsewhere", "--wrap", "true"],
+        ["-x", HOST, "--wrap", "true"],
+        ["--licenses=a", "--wrap", "true"],
+        ["--uid=1", "--wrap", "true"],
+        ["/nonexistent.sh"],
+        ["/etc/hostname"],
+        ["--mem=lots", "--wrap", "true"],
+        ["-d", "singleton", "--wrap", "true"],
+    ],
+)
+def test_sbatch_refuses_what_cannot_be_honoured(
+    fake: FakeDaemon, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("sbatch", words) == 1
+    assert not fake.asked and "sbatch: error: " in capsys.readouterr().err
+
+
+# the links
+
+
+class Choice:
+    def __init__(self, to: Path) -> None:
+        self.to = str(to)
+
+
+@pytest.fixture
+def carma(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "carma"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def test_links_are_made_and_removed(carma: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert slurm_commands_install(Choice(carma)) == 0  # type: ignore[arg-type]
+    assert slurm_commands_install(Choice(carma)) == 0  # type: ignore[arg-type]
+    assert {each.name for each in carma.iterdir()} == {"carma", *WORDS}
+    assert (carma / "squeue").resolve() == carma / "carma"
+    (carma / "sinfo").unlink()
+    (carma / "sinfo").write_text("somebody's own")
+    assert slurm_commands_remove(Choice(carma)) == 0  # type: ignore[arg-type]
+    assert {each.name for each in carma.iterdir()} == {"carma", "sinfo"}
+
+
+def test_nothing_is_put_over_a_real_slurms(
+    carma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = tmp_path / "slurm"
+    real.mkdir()
+    (real / "sacct").write_text("#!/bin/sh\n")
+    (real / "sacct").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{carma}:{real}")
+    with pytest.raises(Problem, match="Slurm's own sacct"):
+        slurm_commands_install(Choice(carma))  # type: ignore[arg-type]
+    assert {each.name for each in carma.iterdir()} == {"carma"}
+
+
+HEAVY = {"typer", "rich", "pydantic", "typing", "dataclasses", "inspect", "asyncio", "http.client"}
+
+
+@pytest.mark.parametrize("words", [["squeue", "-u", "alice"], ["squeue", "-h", "-o", "%i %t"]])
+def test_squeue_is_light(fake: FakeDaemon, words: list[str]) -> None:
+    jobs(fake, job())
+    code = (
+        "import sys; before = set(sys.modules); from cli.slurm.words import run;"
+        f"code = run({words[0]!r}, {words[1:]});"
+        "print('', *sorted(set(sys.modules) - before)); sys.exit(code)"
+    )
+    argv = [sys.executable, "-S", "-c", code]
+    found = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = {*found.stdout.splitlines()[-1].split()}
+    assert not HEAVY & loaded
+    assert not {"re", "argparse", "json", "enum", "collections"} & loaded
