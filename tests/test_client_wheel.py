@@ -17,8 +17,6 @@ from tests.daemon import NO_KERNELS, ROOT, running
 from tests.pythons import find_python
 from tests.waiting import PATIENCE_S
 
-OLDEST = next(filter(None, (find_python(f"3.{minor}", "pip") for minor in (8, 9, 10))), None)
-
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -35,7 +33,8 @@ def test_the_client_alone_does_all_that_it_can_with_an_older_python(
     wheel: Path, tmp_path: Path
 ) -> None:
     """With the oldest of this machine; the daemon has the Python of the tests."""
-    python = OLDEST or sys.executable
+    older = filter(None, (find_python(f"3.{minor}", "pip") for minor in (8, 9, 10)))
+    python = next(older, sys.executable)
     install(wheel, tmp_path / "alone", python)
     compiles = [python, "-m", "compileall", "-q", str(tmp_path / "alone")]
     subprocess.run(compiles, check=True)  # also what needs submitit, Hydra or joblib
