@@ -39,6 +39,7 @@ S = TypeVar("S")
 
 LOOK_S = 0.1  # at the jobs; later less often
 MOST_LOOK_S = 1.0
+LOOKED_AT_PER_S = 1000  # jobs: many are looked at less often
 
 
 class Calls:
@@ -216,7 +217,7 @@ class Executor(futures.Executor):
                 if not labels:
                     self._watcher = None
                     return
-            jobs, error = self._look(labels, look_s)
+            jobs, error = self._look(labels, max(look_s, len(labels) / LOOKED_AT_PER_S))
             ended = {label for label in labels if label not in jobs or _has_ended(jobs[label])}
             look_s = LOOK_S if ended else min(MOST_LOOK_S, look_s * 1.5)
             for label in labels:

@@ -96,7 +96,8 @@ def _named(function: Callable[..., Any]) -> str:
     while isinstance(function, partial):
         function = function.args[0] if function.func is call_each else function.func
     named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}:{named.__qualname__}"
+    module = getattr(named, "__module__", None) or "builtins"  # a bound method may have none
+    return f"{module}:{named.__qualname__}"
 
 
 def outcome(job: Any, folder: Path, index: int) -> Any:

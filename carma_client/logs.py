@@ -256,7 +256,7 @@ def _own(data: bytes, job: int) -> bytes:
     begun = any(int(header[1]) == job and header[2] == b"1" for header in headers)
     found = b"" if begun else data[: headers[0].start() if headers else None]
     ends = [header.start() for header in headers[1:]] + [len(data)]
-    for header, end in zip(headers, ends[: len(headers)], strict=True):
+    for header, end in zip(headers, ends):
         if int(header[1]) == job:
             found += data[header.start() : end]
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shlex
 import sys
 import time
@@ -58,7 +59,7 @@ class CarmaInfoWatcher(core.InfoWatcher):
         except Exception as error:  # noqa: BLE001 - carmad may be restarting: ask again later
             logger.get_logger().warning(f"CARMA does not answer, states may be old: {error}")
             return
-        self._info_dict |= {id: _info(told.get(id)) for id in wanted}
+        self._info_dict.update({id: _info(told.get(id)) for id in wanted})
 
 
 def _info(job: Mapping[str, Any] | None) -> dict[str, str]:
@@ -133,7 +134,7 @@ class CarmaExecutor(core.Executor):
         digest = _digest(pickles)
         tried = submitit_job.tried(self.folder, digest)
         with contextlib.suppress(FileExistsError):  # the same function was submitted before
-            tried.hardlink_to(pickles[0])
+            os.link(pickles[0], tried)
         try:
             label = Client().submit(
                 self._command(digest),
@@ -148,7 +149,7 @@ class CarmaExecutor(core.Executor):
         labels = [f"{label}_{index}" for index in range(len(pickles))] if pickles[1:] else [label]
         tasks = range(self._count_tasks())
         jobs: list[core.Job[Any]] = [self.job_class(self.folder, each, tasks) for each in labels]
-        for job, pickle in zip(jobs, pickles, strict=True):
+        for job, pickle in zip(jobs, pickles):
             job.paths.move_temporary_file(pickle, "submitted_pickle")
         Client().release(label)
         return jobs
@@ -180,7 +181,7 @@ class CarmaExecutor(core.Executor):
         asked = self.parameters
         paths = JobPaths(self.folder, task_id=0)
         options = {name: asked[name] for name in OWN & asked.keys()}
-        options |= {ours: asked[name] for name, ours in SAME.items() if name in asked}
+        options.update({ours: asked[name] for name, ours in SAME.items() if name in asked})
         options["stdout"] = _pattern(paths.stdout, count > 1)
         if not asked.get("stderr_to_stdout"):
             options["stderr"] = _pattern(paths.stderr, count > 1)
@@ -189,7 +190,8 @@ class CarmaExecutor(core.Executor):
         if limit_s := 60.0 * asked.get("timeout_min", 0) or options.get("time_limit_s"):
             before_s = min(asked.get("signal_delay_s", SIGNAL_DELAY_S), limit_s / 2)
             signum = int(CarmaJobEnvironment._usr_sig())
-            options |= {"time_limit_s": limit_s, "warn": {"signum": signum, "before_s": before_s}}
+            options["time_limit_s"] = limit_s
+            options["warn"] = {"signum": signum, "before_s": before_s}
         if count > 1:
             limit = min(count, asked.get("array_parallelism", count))
             options["array"] = {"indices": list(range(count)), "limit": limit}

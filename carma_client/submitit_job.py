@@ -13,16 +13,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from submitit.core import job_environment, logger
 from submitit.core.submission import process_job
 from submitit.core.utils import DelayedSubmission, JobPaths
 
 from carma_client import Client
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    Handler = Callable[[int, FrameType | None], None]
 
 NO_JOB = "0"  # the id of a job that is only tried, for its memory
 COUNT = "SUBMITIT_CARMA_TASKS"
@@ -70,9 +74,6 @@ def tried(folder: str | Path, digest: str) -> Path:
 def socket() -> dict[str, str]:
     """For the job, to reach the same daemon; other CARMA_ variables are not for it."""
     return {"CARMA_SOCKET": os.environ["CARMA_SOCKET"]} if "CARMA_SOCKET" in os.environ else {}
-
-
-Handler = Callable[[int, "FrameType | None"], None]
 
 
 def _in_this_process(handler: Handler) -> Handler:

@@ -70,6 +70,12 @@ def _note_alone(why: str) -> None:
     note(f"{why}; estimated without carmad, its GPUs and what it learned from your jobs")
 
 
+def refuse_wrapped(options: Namespace) -> None:
+    """Raises Usage: a shell's line has no option to vary."""
+    if options.wrap is not None:
+        raise Usage("no option of a --wrap can be varied", "give the command itself")
+
+
 def find_largest(
     body: dict[str, Any],
     name: str,

@@ -76,6 +76,7 @@ SUMMARIES: dict[str, dict[str, str]] = {
         "mcp": (
             "Let an agent look at the queue, its GPUs and your jobs, by the Model Context Protocol."
         ),
+        "client-wheel": "Make a wheel of the Python client for other environments; print its path.",
         "completion": 'Print a completion script: eval "$(carma completion bash)" in ~/.bashrc.',
         "gpumemnet": "Train the memory estimator gpumemnet.",
     },

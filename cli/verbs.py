@@ -152,6 +152,7 @@ VERBS = (
     Verb("simulate", "simulate", TYPER),
     Verb("demo", "demo", ITSELF),
     Verb("mcp", "mcp", ARGPARSE),
+    Verb("client-wheel", "client_wheel", ARGPARSE),
     Verb("completion", "completion", ARGPARSE),
     Verb("gpumemnet generate", "models", ARGPARSE),
     Verb("gpumemnet train", "models", ARGPARSE),

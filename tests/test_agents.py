@@ -168,6 +168,18 @@ def test_what_carmad_refuses_is_not_counted() -> None:
     assert limits.spent().startswith("0 of")
 
 
+def test_what_carmad_does_not_do_is_not_counted(fake: FakeDaemon) -> None:
+    limits = Limits(gpu_hours=3)
+    fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": [job()]}
+    fake.answers["POST", "/v1/requeue"] = {
+        "schema": 1,
+        "results": [{"id": 42, "label": "42", "ok": False, "message": "it still runs"}],
+    }
+    told = call("requeue", arguments={"job": 42}, allowed=["requeue"], limits=limits)
+    assert told.structured_content["results"][0]["message"] == "it still runs"
+    assert limits.spent().startswith("0 of")
+
+
 def test_a_session_submits_no_more_than_it_may(fake: FakeDaemon, tmp_path: Path) -> None:
     limits = Limits([tmp_path], 2)
     here = ["--chdir", str(tmp_path), "--time", "1h", "true"]
@@ -311,6 +323,13 @@ def test_the_largest_batch_that_fits_is_found(fake: FakeDaemon) -> None:
     assert 295 <= told["largest"]["largest"] <= 300
     assert told["mib"] == 1000 + 10 * told["largest"]["largest"]
     assert told["largest"]["depends"] and len(told["largest"]["tried_mib"]) == len(set(tried))
+
+
+def test_no_batch_is_sought_in_a_shells_line(fake: FakeDaemon) -> None:
+    arguments = {"words": ["--wrap", "python train.py"], "fit_mib": 4000}
+    result = call("estimate", arguments=arguments, allowed=["estimate"])
+    assert "give the command itself" in text_of(result)
+    assert fake.asked == []
 
 
 def test_an_estimate_tells_what_the_memory_is_for(fake: FakeDaemon) -> None:

@@ -522,7 +522,7 @@ def test_without_a_trace_there_is_nothing_to_draw(
         ("--vary n prog", 2, "--vary goes with --fit"),
         ("--fit 24 prog", 2, "is in MiB; write 24G"),
         ("--fit 24G --vary=--n prog", 2, "without its dashes"),
-        ("--fit 24G --wrap true", 2, "--fit does not work with --wrap"),
+        ("--fit 24G --wrap true", 2, "no option of a --wrap can be varied"),
         ("--plot x.pdf prog", 2, "only .svg, .png and .html"),
         ("--plot none/x.png prog", 1, "cannot write none/x.png"),
     ],

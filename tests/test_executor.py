@@ -201,6 +201,42 @@ def test_a_function_of_the_script_itself_needs_cloudpickle(client: Client, witho
         assert word in ran.stdout, ran
 
 
+def test_a_call_outlasts_a_restart_of_carmad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with running(tmp_path, **NO_KERNELS) as carmad:
+        executor = Executor(client=Client(carmad.socket), gpus=0)
+        future = executor.submit(train_until_there, str(tmp_path / "go"))
+        until(future.running)
+        carmad.kill()
+        carmad.start()
+        (tmp_path / "go").touch()
+        assert future.result(PATIENCE_S) == "there"
+
+
+def test_joblib_runs_its_calls_as_jobs(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    joblib = pytest.importorskip("joblib")
+    from carma_client.joblib import CarmaBackend
+
+    monkeypatch.setenv("CARMA_SOCKET", client.socket)
+    backend = CarmaBackend(gpus=0, name="of joblib")
+    with joblib.parallel_config(backend=backend, n_jobs=2):
+        jobs = joblib.Parallel()([joblib.delayed(os.getenv)("CARMA_JOB_ID")] * 3)
+        assert [client.job(job)["name"] for job in set(jobs)] == ["of joblib"] * 3
+        with pytest.raises(ZeroDivisionError) as raised:
+            joblib.Parallel()(joblib.delayed(divmod)(1, each) for each in (1, 0))
+        assert "In CARMA's job" in str(raised.value.__cause__)
+        assert joblib.Parallel(n_jobs=-1, batch_size=2)([joblib.delayed(add)(1, 2)] * 4) == [3] * 4
+
+
+def test_dask_runs_its_tasks_as_jobs(executor: Executor, client: Client) -> None:
+    dask = pytest.importorskip("dask")
+    jobs = [dask.delayed(os.getenv)("CARMA_JOB_ID", pure=False) for _ in range(3)]
+    (found,) = dask.compute(dask.delayed(sorted)(jobs), scheduler=executor)
+    assert len({client.job(job)["label"] for job in found}) == 3
+
+
 def test_what_python_asks_of_an_executor(client: Client, tmp_path: Path) -> None:
     suite = "test.test_concurrent_futures"
     python = next(filter(None, (find_python(f"3.{minor}", suite) for minor in (13, 12, 11))), None)

@@ -85,7 +85,7 @@ def test_the_debian_package_installs_beside_itself(
     ran: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(extras, "BESIDE", str(tmp_path / "beside"))
-    monkeypatch.setattr(extras.sys, "path", [*sys.path, str(tmp_path / "beside")])
+    monkeypatch.setattr(extras, "PACKAGE", sys.prefix)
     assert run(["extras", "install", "mcp"]) == 0
     system = str(Path(sys.executable).resolve())
     expected = ["-I", "-m", "pip", "install", "--target", str(tmp_path / "beside")]
@@ -117,7 +117,11 @@ def test_a_part_is_named(words: list[str], capsys: Any) -> None:
 
 def test_no_message_has_pip_install_carma_by_name() -> None:
     """The name is not CARMA's on any index: whoever takes it there would be installed as root."""
-    by_name = re.compile(r"install [^\n`]*['\" ]carma(-gpu|-client)?(\[|['\" `]|$)")
+    by_name = re.compile(
+        r"\b(pip|pipx|tool|conda|apt-get) install[^\n`#]*['\" ]carma(-gpu|-client)?(\[|['\" `]|$)",
+        re.MULTILINE,
+    )
+    assert by_name.search("pip install 'carma-gpu[mcp]'") and by_name.search("pip install carma")
     shown = [path for path in sources() if by_name.search(path.read_text(encoding="utf-8"))]
     assert shown == []
     assert how_to_add("mcp") == "carma extras install mcp"

@@ -97,7 +97,7 @@ def test_doctor_says_that_an_earlier_release_is_installed_too(
     assert carma.run(["doctor"]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "carma 0.1.0, an earlier release of CARMA, is installed" in said
-    assert "pip uninstall carma, then install this release again" in said
+    assert "pip uninstall carma, then install CARMA again" in said
 
 
 def test_another_projects_carma_is_no_conflict(earlier: Path) -> None:

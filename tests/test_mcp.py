@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from tests.aio import run_async
 from tests.api_server import as_user
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import CARMA, NO_KERNELS, Carmad, running
+from tests.waiting import PATIENCE_S
 
 Ask = Callable[..., Coroutine[None, None, Any]]
 
@@ -52,6 +54,13 @@ def session(carmad: Carmad, talk: Callable[[Client, Ask], Any], *options: str) -
             return await talk(client, asking(client))
 
     return run_async(hold())
+
+
+def end(carmad: Carmad, *jobs: int) -> None:
+    """The next test finds none of them in the queue."""
+    carmad.post("/v1/cancel", {"select": ",".join(map(str, jobs))})
+    for job in jobs:
+        carmad.await_state(job, "cancelled")
 
 
 def asking(client: Client) -> Ask:
@@ -132,6 +141,7 @@ def test_an_agent_estimates_submits_after_a_question_and_reads_why(carmad: Carma
             capture_output=True,
             text=True,
             check=False,
+            timeout=PATIENCE_S,
         )
 
     refused = answer("n")
@@ -143,10 +153,9 @@ def test_an_agent_estimates_submits_after_a_question_and_reads_why(carmad: Carma
     asked = "? Run `carma submit --time 2h --gpu-mem 3072M --exclusive"
     assert asked in done.stdout and "1 GPU, at most 2 GPU-hours" in done.stdout
     assert '"headline"' in done.stdout
-    (job,) = carmad.get("/v1/jobs")["jobs"]
-    assert f'> why {{"job": {job["id"]}}}' in done.stdout
-    carmad.cancel(job["id"])
-    carmad.await_state(job["id"], "cancelled")
+    asked_why = re.search(r'> why {"job": (\d+)}', done.stdout)
+    assert asked_why
+    end(carmad, int(asked_why[1]))
 
 
 def test_errors_are_those_of_the_command_line(carmad: Carmad) -> None:
@@ -170,7 +179,7 @@ def test_a_label_cannot_hide_another_request(carmad: Carmad) -> None:
 
     session(carmad, talk)
     assert carmad.job(kept)["state"] != "cancelled"
-    carmad.cancel(kept)
+    end(carmad, kept)
 
 
 def test_a_dry_run_submits_nothing(carmad: Carmad) -> None:
@@ -242,7 +251,7 @@ def test_others_see_no_more_than_on_the_command_line(
     assert all(f"'{label}'" in answer for answer in of_all[:2]), of_all
     assert "secret" not in str(of_all)
     assert all(f"job {label} is root's" in answer for answer in refused), refused
-    carmad.cancel(int(label))
+    end(carmad, int(label))
 
 
 def test_a_long_answer_has_fewer_jobs_and_says_so(
@@ -264,7 +273,7 @@ def test_a_long_answer_has_fewer_jobs_and_says_so(
     kept = [job["id"] for job in told["jobs"]]
     assert kept == jobs[: len(kept)] != []
     assert told["left_out"] == {"jobs": len(jobs) - len(kept)}
-    carmad.post("/v1/cancel", {"select": ",".join(map(str, jobs))})
+    end(carmad, *jobs)
 
 
 def test_of_a_log_of_quotes_the_end_is_told(carmad: Carmad) -> None:

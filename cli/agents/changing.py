@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any
@@ -47,9 +48,10 @@ class Changes:
         """Whether a command's script stops by itself, how much GPU memory it needs, and with
         `fit_mib` the largest batch that fits. It needs no GPU: the script's first steps run, as
         you, confined: it can change no file and reach no network. Takes seconds to minutes."""
-        body = self.estimate_request(words)
+        options, body = self.estimate_request(words)
         if fit_mib is None:
             return _estimate(estimation.ask(body, explain), explain)
+        estimation.refuse_wrapped(options)
         found = estimation.find_largest(body, vary, fit_mib, _report_to(context))
         if found.refused and not found.tried:
             return _estimate(found.refused[1], explain)
@@ -82,13 +84,13 @@ class Changes:
         """Run a job that has ended once more."""
         return self._act("requeue", job)
 
-    def estimate_request(self, words: list[str]) -> dict[str, Any]:
-        """Raises CarmaError for what may not be tried."""
-        body = estimation.read(words, helpful(words))[1]
+    def estimate_request(self, words: list[str]) -> tuple[Namespace, dict[str, Any]]:
+        """The options and the request. Raises CarmaError for what may not be tried."""
+        options, body = estimation.read(words, helpful(words))
         self._limits.check_request(body)
-        return body
+        return options, body
 
-    def submission(self, words: list[str]) -> tuple[Any, dict[str, Any]]:
+    def submission(self, words: list[str]) -> tuple[Namespace, dict[str, Any]]:
         """The options and the request. Raises CarmaError for what may not be submitted."""
         options, body = request(words)
         if options.dry_run:
@@ -107,8 +109,11 @@ class Changes:
 
     def _act(self, verb: str, job: str | int) -> ResultsOut:
         label = label_of(job)
-        with self._limits.spend(self._counted(verb, self.selection(verb, label))):
+        counted = self._counted(verb, self.selection(verb, label))
+        with self._limits.spend(counted):
             done: ResultsOut = client.post(f"/v1/{verb}", {"select": label})
+        if not any(result["ok"] for result in done["results"]):
+            self._limits.give_back(counted)
         return done
 
     def _counted(self, verb: str, jobs: Jobs) -> Jobs:

@@ -83,16 +83,19 @@ class Limits:
         """While they are let run. Raises CarmaError for more than is left. What carmad refuses is
         not counted."""
         with self._lock:
-            needed_s = self._afford(jobs)
-            self._spent_s += needed_s
+            self._spent_s += self._afford(jobs)
         try:
             yield
         except Broken:  # carmad may have done it
             raise
         except CarmaError:
-            with self._lock:
-                self._spent_s -= needed_s
+            self.give_back(jobs)
             raise
+
+    def give_back(self, jobs: Sequence[Mapping[str, Any]]) -> None:
+        """They are not let run after all."""
+        with self._lock:
+            self._spent_s -= self._need(jobs)
 
     def remember(self, ids: Sequence[int]) -> None:
         """These jobs were submitted in this session, and are counted."""
@@ -103,9 +106,9 @@ class Limits:
         return id not in self._counted
 
     def _afford(self, jobs: Sequence[Mapping[str, Any]]) -> float:
+        needed_s = self._need(jobs)
         if self._gpu_s is None:
-            return 0.0
-        needed_s = sum(_gpu_seconds(job, self._gpu_s) for job in jobs)
+            return needed_s
         left_s = self._gpu_s - self._spent_s
         if needed_s > left_s:
             raise CarmaError(
@@ -115,6 +118,11 @@ class Limits:
                 " `carma mcp --max-gpu-hours`",
             )
         return needed_s
+
+    def _need(self, jobs: Sequence[Mapping[str, Any]]) -> float:
+        """GPU-seconds; 0 if none are counted."""
+        limit_s = self._gpu_s
+        return 0.0 if limit_s is None else sum(_gpu_seconds(job, limit_s) for job in jobs)
 
 
 def as_jobs(body: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -58,10 +58,8 @@ def server(
 
 def _question(verb: str, changes: Changes, limits: Limits) -> Callable[[Any], str]:
     def of_words(words: list[str]) -> str:
-        if verb == "estimate":
-            body = changes.estimate_request(words)
-        else:
-            body = changes.submission(words)[1]
+        read = changes.estimate_request if verb == "estimate" else changes.submission
+        body = read(words)[1]
         return about_request(verb, words, body, limits.spent())
 
     def of_job(job: str | int) -> str:

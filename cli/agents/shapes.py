@@ -191,13 +191,16 @@ def schema(shape: Any) -> dict[str, Any]:
 
 
 def _loosen(value: Any, named: bool = False) -> Any:
-    """Without requirements and titles. `named`: its keys are names of fields."""
+    """Without requirements, titles and nulls, which no answer has. `named`: its keys are names of
+    fields."""
     if isinstance(value, list):
-        return [_loosen(each) for each in value]
+        return [_loosen(each) for each in value if each != {"type": "null"}]
     if not isinstance(value, dict):
         return value
-    return {
+    loose = {
         key: _loosen(each, named=key in ("properties", "$defs") and not named)
         for key, each in value.items()
         if named or key not in ("required", "title", "description")
     }
+    either: list[Any] = [] if named else loose.get("anyOf", [])
+    return either[0] if len(either) == 1 else loose

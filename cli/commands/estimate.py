@@ -101,8 +101,8 @@ def _refuse_unusable(options: Namespace) -> None:
     """Raises Usage or Problem for options that cannot work, before anything slow starts."""
     if options.vary is not None and options.fit is None:
         raise Usage("--vary goes with --fit", "as in --fit 24G --vary batch-size")
-    if options.fit is not None and options.wrap is not None:
-        raise Usage("--fit does not work with --wrap", "give the command itself")
+    if options.fit is not None:
+        estimation.refuse_wrapped(options)
     file: Path | None = options.plot
     if file is None or file == TERMINAL:
         return

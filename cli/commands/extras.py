@@ -31,7 +31,8 @@ ABOUT = {
     "otel": "spans of attempts: carma watch --spans",
     "estimators": "estimates of timm's models, and gpumemnet; with PyTorch",
 }
-BESIDE = "/usr/local/lib/carma-gpu"  # where the Debian package's Python looks next: it has no pip
+PACKAGE = "/usr/lib/carma-gpu"  # the Debian package's environment, which has no pip
+BESIDE = "/usr/local/lib/carma-gpu"  # where its Python looks next, once the folder is there
 
 
 def extras_options(parser: Options) -> None:
@@ -71,7 +72,7 @@ def _list(as_json: bool) -> None:
 
 
 def _install(names: list[str]) -> int:
-    folder = Path(BESIDE if BESIDE in sys.path else sysconfig.get_path("purelib"))
+    folder = Path(BESIDE if sys.prefix == PACKAGE else sysconfig.get_path("purelib"))
     if not os.access(folder if folder.exists() else folder.parent, os.W_OK):
         carma = Path(sys.prefix, "bin/carma")
         again = [str(carma) if carma.exists() else "carma", "extras", "install", *names]
@@ -88,7 +89,7 @@ def _install(names: list[str]) -> int:
 def _installer() -> list[str]:
     """The command that installs into the environment of this Python, up to the packages. With -I,
     modules in the current folder cannot get in its way. Raises Problem."""
-    if BESIDE in sys.path:  # the environment has links to the system's Python
+    if sys.prefix == PACKAGE:  # its Python is a link to the system's
         system = os.path.realpath(sys.executable)
         if subprocess.run([system, "-I", "-m", "pip", "--version"], capture_output=True).returncode:
             raise Problem("the system's Python has no pip", "apt-get install python3-pip")
