@@ -79,22 +79,9 @@ class CarmaJob(core.Job[R]):
         if self._sub_jobs:
             return all(task.done(force_check) for task in self._sub_jobs)
         there = self.paths.result_pickle.exists()
-        state = self._state("force" if force_check or there else "standard")
-        return there if state == "UNKNOWN" else state not in _RUNS
-
-    @property
-    def state(self) -> str:
-        return self._state("standard")
-
-    def _state(self, mode: str) -> str:
+        mode = "force" if force_check or there else "standard"
         state = self.watcher.get_state(self.job_id, mode)
-        try:
-            helper = submitit_job.requeuer(self.paths).read_text()
-        except OSError:
-            return state
-        # The helper's state is not the later one: if its work is done, the job's state shows it.
-        again = self.watcher.get_state(helper, mode)
-        return "REQUEUED" if state not in _RUNS and again in _RUNS else state
+        return there if state == "UNKNOWN" else state not in _RUNS
 
     def cancel(self, check: bool = True) -> None:
         try:
@@ -106,7 +93,7 @@ class CarmaJob(core.Job[R]):
                 raise
 
 
-_RUNS = frozenset({"PENDING", "RUNNING", "COMPLETING", "REQUEUED", "UNKNOWN"})
+_RUNS = frozenset({"PENDING", "RUNNING", "COMPLETING", "UNKNOWN"})
 
 
 class CarmaExecutor(core.Executor):

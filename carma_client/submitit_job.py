@@ -58,27 +58,12 @@ class CarmaJobEnvironment(job_environment.JobEnvironment):
         _hold_back(signal.SIG_UNBLOCK)
 
     def _requeue(self, countdown: int) -> None:
-        """CARMA requeues only a job that has ended, so another job does it then."""
-        id = self.job_id
-        helper = Client().submit(
-            [
-                sys.executable,
-                "-c",
-                f"from carma_client import Client; Client().requeue({id!r})",
-            ],
-            gpus=0,
-            name=f"requeue-{id}",
-            after=[{"job": id, "kind": "afterany"}],
-            stdout=os.devnull,
-            export=socket(),
+        """CARMA stops the job for that: its state is saved, and needs not be saved once more."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        Client().requeue(self.job_id)
+        logger.get_logger().info(
+            f"Job {self.job_id} will run again ({countdown} remaining timeouts)"
         )
-        requeuer(self.paths).write_text(helper)
-        logger.get_logger().info(f"Job {id} will run again ({countdown} remaining timeouts)")
-
-
-def requeuer(paths: JobPaths) -> Path:
-    """The file with the id of the job that is to run this one again."""
-    return paths.submitted_pickle.with_suffix(".requeuer")
 
 
 def tried(folder: str | Path, digest: str) -> Path:
@@ -124,7 +109,6 @@ def main() -> None:
     paths = [JobPaths(folder, job, rank) for rank in range(int(count))]
     for each in paths:  # an earlier attempt's
         each.result_pickle.unlink(missing_ok=True)
-    requeuer(paths[0]).unlink(missing_ok=True)
     try:
         if count == "1":
             process_job(folder)
