@@ -26,7 +26,6 @@ from cli.problems import Problem
 
 SCOPE = InstrumentationScope("carma", VERSION)
 OF_AN_END = ("ended", "retried", "requeued")  # events
-GOOD = ("succeeded",)
 
 
 class Spans:
@@ -38,37 +37,36 @@ class Spans:
         self._exporter = OTLPSpanExporter()
 
     def send(self, event: dict[str, Any]) -> None:
-        """If the event is the end of an attempt. Raises Problem if the collector does not take it;
-        a job that is not known any more is left out."""
+        """If the event is the end of an attempt. Raises Problem if it cannot be sent, or the job is
+        not known any more."""
         if event["event"] not in OF_AN_END or "count" in event:
             return
         job = client.get(f"/v1/jobs/{event['job']['label']}")
         spans = tuple(self._spans(job))
         if spans and self._exporter.export(spans) is not SpanExportResult.SUCCESS:
             raise Problem(
-                "the OpenTelemetry collector does not take spans",
+                "could not send spans to the OpenTelemetry collector",
                 "set OTEL_EXPORTER_OTLP_ENDPOINT to its address, such as http://localhost:4318",
             )
 
     def _spans(self, job: dict[str, Any]) -> Iterator[ReadableSpan]:
-        """Of its last attempt that has ended; and of the job itself, if it has."""
+        """Of its attempts that have ended; and of the job itself, if it has."""
         closed = job.get("attempts", ())  # others' jobs have none
         key = f"{socket.gethostname()} {job['id']} {job['submitted_at']}"
         trace = int.from_bytes(_digest(key, 16))
         parent = _context(trace, key)
         name = job["name"]
         its = {"carma.job.id": job["label"], "enduser.id": job["user"]}
-        if closed:
-            last = closed[-1]
+        for each in closed:  # all of them: events may come faster than they are read
             about = its | {
-                "carma.attempt.gpus": last["gpus"],
-                "carma.attempt.mode": last["mode"] or "",
-                "carma.attempt.cause": last["cause"],
-                "carma.attempt.evidence": last.get("evidence", ""),
+                "carma.attempt.gpus": each["gpus"],
+                "carma.attempt.mode": each["mode"] or "",
+                "carma.attempt.cause": each["cause"],
+                "carma.attempt.evidence": each.get("evidence", ""),
             }
-            own = _context(trace, f"{key} {last['started_at']}")
-            good = last["cause"] == "success"
-            times = last["started_at"], last["ended_at"]
+            own = _context(trace, f"{key} {each['started_at']}")
+            good = each["cause"] == "success"
+            times = each["started_at"], each["ended_at"]
             yield self._span(f"{name} attempt", own, parent, about, good, *times)
         if job["state"] in ENDED and job.get("ended_at"):
             about = its | {
@@ -77,7 +75,7 @@ class Spans:
                 "carma.job.peak_mib": job["memory"].get("peak_mib") or 0,
                 "carma.job.attempts": len(closed),
             }
-            good = job["state"] in GOOD
+            good = job["state"] == "succeeded"
             yield self._span(name, parent, None, about, good, job["submitted_at"], job["ended_at"])
 
     def _span(

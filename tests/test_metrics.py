@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from carmad import configfile
 from carmad.config import Metrics, Monitor, Settings
 from carmad.core.happenings import happenings
-from carmad.core.messages import DrainRequested, HoldRequested, RequeueRequested, Submitted
+from carmad.core.messages import (
+    Discovered,
+    DrainRequested,
+    HoldRequested,
+    RequeueRequested,
+    Submitted,
+)
 from carmad.core.scene import Scene
 from carmad.core.tasks import JobsById
 from carmad.core.types import Cause, Estimate, Exit, Usage
@@ -501,12 +506,26 @@ def test_files_of_an_earlier_daemon_are_replaced(tmp_path: Path) -> None:
 def test_jobs_start_where_the_files_cannot_be_written(tmp_path: Path) -> None:
     folder = tmp_path / "gpu-jobs"
     server = Mapped(folder, gpus=1)
-    shutil.rmtree(folder)
+    folder.rename(tmp_path / "away")
     folder.write_text("")
     server.exit(server.submit(exclusive=True))
-    folder.unlink()
     server.submit(exclusive=True)
+    folder.unlink()
+    (tmp_path / "away").rename(folder)
+    server.sample(1.0)
     assert files(folder) == {"0": ["2"]}, "written again once it can be"
+
+
+def test_a_gpu_that_vanishes_takes_no_others_number(tmp_path: Path) -> None:
+    folder = tmp_path / "gpu-jobs"
+    server = Mapped(folder, gpus=3)
+    cards = list(server.scheduler.gpus.values())
+    jobs = [server.submit(exclusive=True) for _ in cards]
+    on = {server.scheduler.jobs[job].gpus[0]: str(job) for job in jobs}
+    server.tell(Discovered(server.now, (cards[0], cards[2])))
+    assert files(folder) == {str(each.index): [on[each.id]] for each in cards}
+    server.exit(jobs[1])
+    assert sorted(map(len, files(folder).values())) == [0, 1, 1]
 
 
 def test_instances_of_a_gpu_have_its_number() -> None:

@@ -222,6 +222,9 @@ class RequeueRequested:
     ended: tuple[tuple[JobId, JobState], ...] = ()  # how its dependencies ended
 
 
+CARMAD = "carmad"
+
+
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
     """Drain `gpu`, or (`reason` None) resume it. `move`: jobs on it go elsewhere, where they can
@@ -230,7 +233,7 @@ class DrainRequested:
     at: float
     gpu: GpuId
     reason: str | None
-    by: str
+    by: str  # an administrator, or CARMAD, whose drain replaces no other
     move: bool = False
 
 

@@ -16,6 +16,7 @@ from carmad.core.history import History
 from carmad.core.knowledge import Knowledge, with_shared_profiles
 from carmad.core.ledger import ENDED_REMEMBERED, Ledger
 from carmad.core.messages import (
+    CARMAD,
     UNESTIMATED,
     Action,
     Adopted,
@@ -396,6 +397,8 @@ class Scheduler:
     def _on_drain_requested(self, event: DrainRequested) -> None:
         if event.reason is None:
             self._fleet.drain(event.gpu, None)
+        elif event.by == CARMAD and event.gpu in self._fleet.drains:
+            return
         elif event.gpu in self.gpus:
             drain = Drain(event.gpu, event.reason, event.by, event.at)
             self._fleet.drain(event.gpu, drain)

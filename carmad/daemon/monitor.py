@@ -15,7 +15,7 @@ import psutil
 from carmad import beats
 from carmad.attempt.evidence import Evidence, Key
 from carmad.config import Monitor as Settings
-from carmad.core.messages import Discovered, DrainRequested, Noticed, Sampled, Silent
+from carmad.core.messages import CARMAD, Discovered, DrainRequested, Noticed, Sampled, Silent
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobState, Mode, ProcessUse
 from carmad.engine.inbox import Inbox
@@ -182,12 +182,12 @@ class Monitor:
         for record in self._recorders:
             record(samples)
         now = self._inbox.clock()  # a reading may have taken long
-        self._inbox.post(Sampled(now, samples))
-        self._tell_silent(tuple(self._source.silent().items()))
         for item in (*news, *self._new_conditions(samples)):
             log.warning("GPU %s: %s", item.gpu, item.message)
-            if item.drain:
-                self._inbox.post(DrainRequested(now, item.gpu, item.message, "carmad"))
+            if item.drain:  # before the reading: no job is to be placed there in between
+                self._inbox.post(DrainRequested(now, item.gpu, item.message, CARMAD))
+        self._inbox.post(Sampled(now, samples))
+        self._tell_silent(tuple(self._source.silent().items()))
 
     def _new_conditions(self, samples: Iterable[GpuSample]) -> Iterator[Health]:
         """An administrator may undrain a GPU whose condition lasts: it is drained once."""

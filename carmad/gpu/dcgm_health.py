@@ -10,15 +10,17 @@ import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from carmad import beats
 from carmad.core.types import Condition, GpuId
-from carmad.gpu.dcgm import Entity, parse_discovery
+from carmad.gpu.dcgm import parse_discovery
 
 EVERY_S = 60.0
 SILENT_EVERY_S = 600.0  # DCGM is not running, perhaps
 _ANSWER_S = 20.0
+_CLOSE_S = 2.0
 _LATE_S = 4 * _ANSWER_S
 _OFF = "watches not enabled"
 _FAILURE = "Failure"
@@ -26,17 +28,19 @@ MOST_LETTERS = 300
 
 
 class DcgmHealth:
-    """Asks in a thread, from `open` to `close`."""
+    """Asks in a thread, from `open` to `close`. What was found stays until DCGM says otherwise: its
+    silence does not mean that a condition is over."""
 
     def __init__(self, command: str = "dcgmi") -> None:
         self._command = command
-        self._stopping = threading.Event()
+        self._stopping = threading.Event()  # one for each thread
         self._thread: threading.Thread | None = None
         self._conditions: Mapping[GpuId, tuple[Condition, ...]] = {}
 
     def open(self) -> None:
-        self._stopping.clear()
-        self._thread = beats.thread("dcgm-health", _LATE_S, self._keep_asking)
+        self._stopping = threading.Event()
+        ask = partial(self._keep_asking, self._stopping)
+        self._thread = beats.thread("dcgm-health", _LATE_S, ask)
         self._thread.start()
 
     def conditions(self, gpu: GpuId) -> tuple[Condition, ...]:
@@ -44,35 +48,40 @@ class DcgmHealth:
         return self._conditions.get(gpu, ())
 
     def close(self) -> None:
+        """Leaves a thread alone that a dcgmi keeps which cannot be killed."""
         self._stopping.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_CLOSE_S)
         self._thread = None
-        self._conditions = {}
 
     # --- in the thread ---
 
-    def _keep_asking(self) -> None:
-        while not self._stopping.is_set():
+    def _keep_asking(self, stopping: threading.Event) -> None:
+        while not stopping.is_set():
             beats.at("DCGM's health checks")
-            found = self._look()
+            said = self._ask(stopping, "health", "-g", "0", "-c", "-j")
+            if _OFF in said:
+                self._ask(stopping, "health", "-g", "0", "-s", "a")
+            found = self._find(stopping, said)
             beats.idle()
-            self._conditions = found or {}
-            self._stopping.wait(SILENT_EVERY_S if found is None else EVERY_S)
+            if found is not None and not stopping.is_set():
+                self._conditions = found
+            stopping.wait(SILENT_EVERY_S if found is None and _OFF not in said else EVERY_S)
 
-    def _look(self) -> Mapping[GpuId, tuple[Condition, ...]] | None:
-        """None if DCGM does not answer."""
-        said = self._ask("health", "-g", "0", "-c", "-j")
-        if _OFF in said:
-            self._ask("health", "-g", "0", "-s", "a")
-            return {}
+    def _find(
+        self, stopping: threading.Event, said: str
+    ) -> Mapping[GpuId, tuple[Condition, ...]] | None:
+        """None if DCGM has not said."""
         found = parse_health(said)
-        if found is None:
+        if not found:
+            return None if found is None else {}
+        places = parse_discovery(self._ask(stopping, "discovery", "-l"))
+        gpus = {its.number: place.gpu for place, its in places.items() if its.kind == "GPU"}
+        if not found.keys() <= gpus.keys():
             return None
-        places = parse_discovery(self._ask("discovery", "-l")) if found else {}
-        return {place.gpu: found[its.number] for place, its in places.items() if _has(found, its)}
+        return {gpus[number]: conditions for number, conditions in found.items()}
 
-    def _ask(self, *words: str) -> str:
+    def _ask(self, stopping: threading.Event, *words: str) -> str:
         """What it printed; "" if it cannot be run, or takes too long."""
         process = None
         with suppress(OSError):
@@ -86,18 +95,15 @@ class DcgmHealth:
             )
         if process is None:
             return ""
-        with process:
-            waited = 0.0
-            while waited < _ANSWER_S and not self._stopping.is_set():
-                with suppress(subprocess.TimeoutExpired):
-                    return process.communicate(timeout=0.5)[0]
-                waited += 0.5
-            process.kill()
+        waited = 0.0
+        while waited < _ANSWER_S and not stopping.is_set():
+            with suppress(subprocess.TimeoutExpired):
+                return process.communicate(timeout=0.5)[0]
+            waited += 0.5
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=0.5)
         return ""
-
-
-def _has(found: Mapping[int, object], entity: Entity) -> bool:
-    return entity.kind == "GPU" and entity.number in found
 
 
 def parse_health(said: str) -> dict[int, tuple[Condition, ...]] | None:
@@ -119,7 +125,7 @@ def _conditions(gpu: Mapping[str, Any]) -> Iterator[Condition]:
         kind = "dcgm_" + system.removesuffix(" system").lower()
         said = " ".join(its.get("overflow", ()))[:MOST_LETTERS]
         verdict = its.get("value", "")
-        message = f"DCGM's check of its {system} says {verdict}: {said}"
+        message = f"DCGM reports {verdict} for the {system}: {said}"
         yield Condition(kind, message, drains=verdict == _FAILURE)
 
 

@@ -19,7 +19,7 @@ import pynvml
 
 from carmad import beats
 from carmad.gpu.driver import NEVER
-from carmad.gpu.health import RECOVERY_ACTIONS, read_recovery_action
+from carmad.gpu.health import RECOVERY_ACTIONS, RESET, read_recovery_action
 from carmad.gpu.source import Health, Unit
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def describe_xid(number: int) -> Xid:
     return Xid(f"Xid {number}: {what}", drain)
 
 
-_RESET = "the GPU must be reset: nvidia-smi --gpu-reset"
+_RESET = f"the GPU must be reset: {RESET}"
 
 _TABLE: dict[int, tuple[str, bool]] = {
     # The application's own fault: it must restart, the GPU is fine.
@@ -156,7 +156,7 @@ class EventWatcher:
                 for its, instance, message, drain in self._more.read():
                     self._tell(its, instance, message, drain)
             except Exception:
-                log.exception("operational events are not what they were, and are left alone")
+                log.exception("cannot read operational events: carmad ignores them from now on")
                 self._more.close()
 
     def _tell(self, units: Iterable[Unit], instance: int, message: str, drain: bool) -> None:
@@ -172,10 +172,11 @@ def _meaning(event: Any) -> tuple[str, bool]:
             known = describe_xid(event.eventData)
             return known.message, known.drain
     elif event.eventType != pynvml.nvmlEventTypeGpuRecoveryAction:
-        return _OTHER_EVENTS.get(event.eventType, (f"event {event.eventType:#x}", True))
-    action = -1  # the driver does not say
-    with contextlib.suppress(pynvml.NVMLError):
+        return _OTHER_EVENTS.get(event.eventType, (f"event {event.eventType:#x}", False))
+    try:
         action = read_recovery_action(event.device)
+    except pynvml.NVMLError:  # the check of its health will ask again
+        return "the driver's recovery action has changed: see dmesg", False
     wanted = RECOVERY_ACTIONS.get(action, "see dmesg") if action else "none is needed any more"
     return f"the driver's recovery action has changed: {wanted}", action != 0
 
@@ -188,6 +189,10 @@ def _address(handle: Any) -> int:
 # They have a set of their own, so that whatever may change about them, Xids are heard as ever
 
 
+MOST_AT_ONCE = 64
+MOST_CONTEXTS = 64
+
+
 class OperationalEvents:
     """Of those that need an action. One that is an Xid, too, is left to the Xid."""
 
@@ -196,29 +201,33 @@ class OperationalEvents:
         self._events: Any = None
         for unit in units:
             self._units.setdefault(unit.physical, []).append(unit)
-        try:
+        registered = False
+        with contextlib.suppress(pynvml.NVMLError):
             self._events = pynvml.nvmlEventSetCreate()
             for gpu in self._units:
-                least = pynvml.NVML_OPERATIONAL_EVENT_SEVERITY_RECOVERABLE
-                wanted = pynvml.c_nvmlGpuOperationalEventConfig_v1_t(gpu, minSeverity=least)
-                pynvml.nvmlEventSetRegisterGpuOperationalEvents_v1(self._events, wanted)
-        except pynvml.NVMLError:  # the driver is older
+                with contextlib.suppress(pynvml.NVMLError):  # an older driver has none
+                    least = pynvml.NVML_OPERATIONAL_EVENT_SEVERITY_RECOVERABLE
+                    wanted = pynvml.c_nvmlGpuOperationalEventConfig_v1_t(gpu, minSeverity=least)
+                    pynvml.nvmlEventSetRegisterGpuOperationalEvents_v1(self._events, wanted)
+                    registered = True
+        if not registered:
             self.close()
 
     def read(self) -> Iterator[tuple[list[Unit], int, str, bool]]:
-        """Those since the last call: units of the GPU, its MIG instance, what happened, and whether
-        it should take no further jobs. Does not block."""
-        while self._events is not None:
+        """Those since the last call, but not too many: units of the GPU, its MIG instance, what
+        happened, and whether it should take no further jobs. Does not block."""
+        for _ in range(MOST_AT_ONCE):
+            if self._events is None:
+                return
             event = pynvml.c_nvmlEventSetWait_v3_t(timeoutMs=0)
             try:
                 pynvml.nvmlEventSetWait_v3(self._events, event)
-                is_xid = self._is_xid()
             except pynvml.NVMLError as error:
                 if error.value in NEVER:
                     self.close()
                 return
             simulated = event.groupAttributes & pynvml.NVML_OPERATIONAL_EVENT_GROUP_ATTR_SIMULATED
-            if not is_xid and not simulated:
+            if not simulated and not self._is_xid():
                 fatal = event.severity >= pynvml.NVML_OPERATIONAL_EVENT_SEVERITY_FATAL
                 what = f"{'a fatal' if fatal else 'an'} error in {event.sourceModule}"
                 code = f"category {event.categoryId}, code {event.moduleEventCode}"
@@ -226,15 +235,17 @@ class OperationalEvents:
                 yield self._units.get(event.uuid, []), event.gpuInstanceId, message, fatal
 
     def _is_xid(self) -> bool:
-        """Whether the event that was read last is an Xid, too."""
+        """Whether the event that was read last is an Xid, too. If in doubt, it is not: told twice
+        is better than not at all."""
         found = pynvml.c_nvmlEventSetGetContextCount_v1_t()
-        pynvml.nvmlEventSetGetContextCount_v1(self._events, found)
-        for index in range(found.count):
-            context = pynvml.c_nvmlEventSetGetContextInfo_v1_t(index=index)
-            pynvml.nvmlEventSetGetContextInfo_v1(self._events, context)
-            kind = context.nvmlGpuOperationalEventContextType
-            if kind == pynvml.NVML_GPU_OPERATIONAL_EVENT_CONTEXT_TYPE_LEGACY_XID:
-                return True
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlEventSetGetContextCount_v1(self._events, found)
+            for index in range(min(found.count, MOST_CONTEXTS)):
+                context = pynvml.c_nvmlEventSetGetContextInfo_v1_t(index=index)
+                pynvml.nvmlEventSetGetContextInfo_v1(self._events, context)
+                kind = context.nvmlGpuOperationalEventContextType
+                if kind == pynvml.NVML_GPU_OPERATIONAL_EVENT_CONTEXT_TYPE_LEGACY_XID:
+                    return True
         return False
 
     def close(self) -> None:

@@ -6,14 +6,17 @@ What the flags mean: NVIDIA, "GPU Memory Error Management".
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pynvml
 
-from carmad.core.types import Condition
-from carmad.gpu.driver import NEVER
+from carmad.core.types import Condition, GpuId
+
+log = logging.getLogger(__name__)
 
 EVERY_S = 10.0  # the calls are cheap, but a second's reading needs none of them
 SLOWED_FOR_S = 60.0  # a GPU that is slowed down for a moment is in order
@@ -22,21 +25,28 @@ SLOWED_FOR_S = 60.0  # a GPU that is slowed down for a moment is in order
 CORRECTED_PER_HOUR = 1000
 HOUR_S = 3600.0
 
-_RESET = "nvidia-smi --gpu-reset"
+# With any other error, the check may succeed the next time.
+_ABSENT = {
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+}
+
+RESET = "nvidia-smi --gpu-reset"
 RECOVERY_ACTIONS = {
-    pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: f"reset the GPU: {_RESET}",
+    pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: f"reset the GPU: {RESET}",
     pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: "reboot the machine",
-    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: "drain peer-to-peer traffic",
-    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: f"drain the GPU and reset it: {_RESET}",
+    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: "end programs that use several GPUs",
+    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: f"drain the GPU and reset it: {RESET}",
     5: "recover the IMEX domain",  # these need a driver of 2026
     6: "reset the PCI bus of the GPU",
-    7: "reboot the system",
+    7: "reboot the machine",
 }
 # What slows a GPU down from outside. Its power limit is not among them: busy GPUs often reach it.
 _SLOWDOWNS = {
-    pynvml.nvmlClocksEventReasonHwThermalSlowdown: "it is too hot: see its fans and the air's way",
-    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "it is too hot: see its fans and the air's way",
-    pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "the machine's power supply asks for it",
+    pynvml.nvmlClocksEventReasonHwThermalSlowdown: "it is too hot: check its fans and its airflow",
+    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "it is too hot: check its fans and its airflow",
+    pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "the machine's power supply demands it",
 }
 
 
@@ -49,45 +59,58 @@ def read_recovery_action(handle: Any) -> int:
 
 
 class Checkup:
-    """The conditions of one physical GPU, during one session with the driver."""
+    """The conditions of one physical GPU, during one session with the driver.
 
-    def __init__(self) -> None:
-        self._conditions: tuple[Condition, ...] = ()
+    A check that gets no answer keeps its last verdict: silence does not mean that a condition is
+    over, and one that comes back would drain a GPU that an administrator has undrained.
+    """
+
+    def __init__(self, gpu: GpuId) -> None:
+        self._gpu = gpu
+        self._found: dict[str, tuple[Condition, ...]] = {}  # by check
         self._due = float("-inf")
-        self._never: set[Callable[..., Any]] = set()  # the driver does not have these
+        self._never: set[str] = set()  # checks that the driver does not have
         self._slowed_since: float | None = None
         self._corrected: deque[tuple[float, int]] = deque()  # at, count; of the last hour
 
-    def conditions(self, handle: Any, at: float) -> tuple[Condition, ...]:
-        """As of `EVERY_S` ago at most. `handle`: of the physical GPU."""
+    def conditions(self, at: float) -> tuple[Condition, ...]:
+        """As of `EVERY_S` ago at most."""
         if not 0 < self._due - at <= EVERY_S:  # also if the clock was set back
             self._due = at + EVERY_S
-            self._conditions = tuple(self._look(handle, at))
-        return self._conditions
+            self._look(at)
+        return tuple(each for found in self._found.values() for each in found)
 
     @property
-    def lacking(self) -> tuple[str, ...]:
+    def untold(self) -> tuple[str, ...]:
         """What the driver turned out not to tell of this GPU: `sram`, `fabric`, …"""
-        return tuple(sorted(check.__name__.strip("_") for check in self._never))
+        return tuple(sorted(self._never))
 
-    def _look(self, handle: Any, at: float) -> Iterator[Condition]:
-        for check in (
-            self._recovery,
-            self._rows,
-            self._pages,
-            self._repairs,
-            self._sram,
-            self._errors,
-            self._clocks,
-            self._fabric,
-        ):
-            if check in self._never:
-                continue
-            try:
-                yield from check(handle, at)
-            except pynvml.NVMLError as error:
-                if error.value in NEVER:
-                    self._never.add(check)
+    def _look(self, at: float) -> None:
+        with contextlib.suppress(pynvml.NVMLError):  # the next reading says why
+            handle = pynvml.nvmlDeviceGetHandleByUUID(self._gpu)  # a reset makes an old one stale
+            for name, check in self._checks().items():
+                if name in self._never:
+                    continue
+                try:
+                    self._found[name] = tuple(check(handle, at))
+                except pynvml.NVMLError as error:
+                    if error.value in _ABSENT:
+                        self._never.add(name)
+                except Exception:
+                    log.exception("GPU %s: the check of %s failed", self._gpu, name)
+                    self._never.add(name)
+
+    def _checks(self) -> dict[str, Callable[[Any, float], Iterator[Condition]]]:
+        return {
+            "recovery": self._recovery,
+            "rows": self._rows,
+            "pages": self._pages,
+            "repairs": self._repairs,
+            "sram": self._sram,
+            "errors": self._errors,
+            "clocks": self._clocks,
+            "fabric": self._fabric,
+        }
 
     def _recovery(self, handle: Any, at: float) -> Iterator[Condition]:
         if action := read_recovery_action(handle):
@@ -100,15 +123,15 @@ class Checkup:
             said = "a faulty memory row could not be remapped: have the GPU replaced"
             yield Condition("remapping_failed", said, drains=True)
         elif pending:
-            yield _repair("a faulty memory row is remapped")
+            yield _repair("a faulty memory row will be remapped")
 
     def _pages(self, handle: Any, at: float) -> Iterator[Condition]:
         if pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle):
-            yield _repair("a faulty memory page is retired")
+            yield _repair("a faulty memory page will be retired")
 
     def _repairs(self, handle: Any, at: float) -> Iterator[Condition]:
         if any(pynvml.nvmlDeviceGetRepairStatus(handle)):  # of memory channels, and of TPCs
-            yield _repair("a faulty part of it is replaced by a spare one")
+            yield _repair("a faulty part will be replaced by a spare one")
 
     def _sram(self, handle: Any, at: float) -> Iterator[Condition]:
         status = pynvml.c_nvmlEccSramErrorStatus_v1_t()
@@ -148,7 +171,7 @@ class Checkup:
         since = at if self._slowed_since is None else min(self._slowed_since, at)
         self._slowed_since = since
         if at - since >= SLOWED_FOR_S:
-            yield Condition("slowed", f"the GPU is slowed down, as {whys[0]}")
+            yield Condition("slowed", f"the GPU is slowed down: {whys[0]}")
 
     def _fabric(self, handle: Any, at: float) -> Iterator[Condition]:
         info = pynvml.c_nvmlGpuFabricInfo_v3_t()
@@ -158,4 +181,5 @@ class Checkup:
 
 
 def _repair(what: str) -> Condition:
-    return Condition("repair_pending", f"{what} at its next reset: {_RESET}, once it is idle")
+    said = f"{what} when the GPU is reset: run {RESET} while it is idle"
+    return Condition("repair_pending", said)

@@ -10,7 +10,6 @@ import contextlib
 import queue
 import shutil
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -94,7 +93,7 @@ class NvmlSource:
         # Of one session with the driver:
         self._handles: dict[GpuId, Any] = {}
         self._never: dict[tuple[GpuId, str], str] = {}
-        self._checkups: defaultdict[GpuId, Checkup] = defaultdict(Checkup)  # of physical GPUs
+        self._checkups: dict[GpuId, Checkup] = {}  # of physical GPUs
 
     @property
     def name(self) -> str:
@@ -282,11 +281,9 @@ class NvmlSource:
 
     def _conditions(self, board: GpuId, at: float) -> tuple[Condition, ...]:
         """What is wrong with a physical GPU, and so with each of its instances."""
-        by_dcgm = self._dcgm.conditions(board) if self._dcgm else ()
-        try:
-            return (*self._checkups[board].conditions(self._handle(board), at), *by_dcgm)
-        except pynvml.NVMLError:  # no handle: its next reading tells why
-            return by_dcgm
+        checkup = self._checkups.get(board) or Checkup(board)
+        self._checkups[board] = checkup
+        return (*checkup.conditions(at), *(self._dcgm.conditions(board) if self._dcgm else ()))
 
     def _read(self, gpu: Gpu, at: float, activity: Activity) -> GpuSample:
         try:

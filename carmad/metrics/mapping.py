@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class JobMapping(Follower):
-    """In the core's thread. `jobs`: those of the core. That of an earlier daemon is replaced."""
+    """In the core's thread. `jobs`: those of the core. An earlier daemon's files are replaced."""
 
     def __init__(self, folder: Path, jobs: Callable[[], Iterable[Job]]) -> None:
         self._folder = folder
@@ -26,13 +26,14 @@ class JobMapping(Follower):
         self._numbers: dict[GpuId, int] = {}  # DCGM's, of the physical GPU
         self._on: dict[JobId, tuple[str, tuple[GpuId, ...]]] = {}  # label and GPUs
         self._written: dict[int, str] = {}
+        self._began = False
         self._failed = False
 
     def on_commit(self, step: Step) -> None:
         found = [event for event in step.events if isinstance(event, Discovered)]
-        if found and found[-1].gpus:
-            self._numbers = number(found[-1].gpus)
-        if self._note(step.jobs) or found:
+        if found and not {gpu.id for gpu in found[-1].gpus} <= self._numbers.keys():
+            self._numbers = number(found[-1].gpus)  # else some are gone: the others keep theirs
+        if self._note(step.jobs) or found or self._failed:
             self._write()
 
     def on_reset(self) -> None:
@@ -54,28 +55,30 @@ class JobMapping(Follower):
         return changed
 
     def _write(self) -> None:
-        lines: dict[int, list[str]] = {}
+        lines: dict[int, list[str]] = {one: [] for one in (*self._written, *self._numbers.values())}
         for name, gpus in self._on.values():
             for one in {self._numbers[gpu] for gpu in gpus if gpu in self._numbers}:
-                lines.setdefault(one, []).append(f"{name}\n")
-        texts = {one: "".join(lines.get(one, ())) for one in self._numbers.values()}
+                lines[one].append(f"{name}\n")
         try:
-            if not self._written:
+            if not self._began:
                 shutil.rmtree(self._folder, ignore_errors=True)
-                self._folder.mkdir()
-                self._folder.chmod(0o755)  # dcgm-exporter may be another user
-            for one, text in texts.items():
+                self._began = True
+            self._folder.mkdir(exist_ok=True)
+            self._folder.chmod(0o755)  # dcgm-exporter may be another user
+            for one, text in ((one, "".join(names)) for one, names in lines.items()):
                 if text != self._written.get(one):
                     draft = self._folder / f"{one}.new"
                     draft.write_text(text)
                     draft.chmod(0o644)
                     draft.replace(self._folder / str(one))
-            self._written = texts
+                    self._written[one] = text
+            self._failed = False
         except OSError as error:
-            self._written = {}  # try again with the next change
             if not self._failed:
-                log.warning("cannot tell dcgm-exporter of jobs, in %s: %s", self._folder, error)
-            self._failed = True
+                log.warning(
+                    "cannot write the job mapping for dcgm-exporter in %s: %s", self._folder, error
+                )
+            self._failed = True  # try again with the next step
 
 
 def number(gpus: Iterable[Gpu]) -> dict[GpuId, int]:

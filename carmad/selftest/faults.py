@@ -11,8 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import pynvml
-
 from carmad import units
 from carmad.attempt import exits
 from carmad.attempt.exits import classify
@@ -59,20 +57,19 @@ def kills(bench: Bench) -> Seen:
 
 def conditions(bench: Bench) -> Seen:
     """Also which of the questions the driver does not answer for this GPU."""
-    handle = pynvml.nvmlDeviceGetHandleByUUID(bench.gpu.parent or bench.gpu.id)
-    checkup, now = Checkup(), time.time()
-    found = list(checkup.conditions(handle, now))
+    checkup, now = Checkup(bench.gpu.parent or bench.gpu.id), time.time()
+    found = list(checkup.conditions(now))
     bench.probe().begin("spin", s=2 * bench.busy_s)
     time.sleep(bench.busy_s / 2)
     # As if the load had lasted: what slows the GPU down is a condition only after a minute.
     for after_s in (EVERY_S, EVERY_S + SLOWED_FOR_S):
-        found += checkup.conditions(handle, now + after_s)
+        found += checkup.conditions(now + after_s)
     said = "; ".join(dict.fromkeys(each.message for each in found))
-    lacking = ", ".join(checkup.lacking)
+    untold = ", ".join(checkup.untold)
     return judge(
         not found,
-        said or "idle and busy, nothing is wrong" + (f"; not told: {lacking}" if lacking else ""),
-        not_told=lacking or None,
+        said or "idle and busy, nothing is wrong" + (f"; not told: {untold}" if untold else ""),
+        untold=untold or None,
     )
 
 
