@@ -15,7 +15,7 @@ from carma_client import Problem, requests
 from carma_client.client import Client
 from carma_client.function import call_each, outcome, submit_calls
 from carma_client.steps import run
-from carma_client.transport import ENDED, TIMEOUT_S, patiently
+from carma_client.transport import ENDED, TIMEOUT_S, WAITING, patiently
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -194,7 +194,7 @@ class Executor(futures.Executor):
         """Cancel those whose jobs have not started; none if the daemon does not answer."""
         try:
             jobs = self._client.jobs([future.job for future in pending])
-            queued = {job["label"] for job in jobs if job["state"] == "queued"}
+            queued = {job["label"] for job in jobs if job["state"] in WAITING}
             self._client.cancel(*sorted(queued))
         except Problem:
             return
@@ -230,7 +230,7 @@ class Executor(futures.Executor):
                         else:  # its job may still run: what it needs stays
                             future.set_exception(error)
                     del future
-                elif jobs[label]["state"] != "queued":
+                elif jobs[label]["state"] not in WAITING:
                     with self._lock:
                         if label in self._pending:
                             self._pending[label]._begin()
@@ -257,7 +257,7 @@ class Executor(futures.Executor):
             error = problem
         try:
             return {job["label"]: job for job in run(patiently(ask))}, error
-        except Exception as problem:  # noqa: BLE001 - whoever waits for a result is to know
+        except Exception as problem:  # noqa: BLE001 - raised where a result is waited for
             return {}, problem
 
 

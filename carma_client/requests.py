@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from carma_client.transport import Daemon
 
 POLL_S = 30
-AT_ONCE = 500  # jobs named in a request
+AT_ONCE = 250  # jobs named in a request: the daemon takes 256 tasks of arrays
 
 
 def submit(

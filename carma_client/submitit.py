@@ -22,6 +22,7 @@ from submitit.core.utils import DelayedSubmission, FailedSubmissionError, JobPat
 
 from carma_client import Client, submitit_job
 from carma_client.submitit_job import CarmaJobEnvironment
+from carma_client.transport import ENDED
 from carmad.options import PLAIN
 from carmad.paths import socket_path
 
@@ -81,7 +82,7 @@ class CarmaJob(core.Job[R]):
         there = self.paths.result_pickle.exists()
         mode = "force" if force_check or there else "standard"
         state = self.watcher.get_state(self.job_id, mode)
-        return there if state == "UNKNOWN" else state not in _RUNS
+        return there if state == "UNKNOWN" else state in _OVER
 
     def cancel(self, check: bool = True) -> None:
         try:
@@ -93,7 +94,7 @@ class CarmaJob(core.Job[R]):
                 raise
 
 
-_RUNS = frozenset({"PENDING", "RUNNING", "COMPLETING", "UNKNOWN"})
+_OVER = frozenset({GONE, *(STATES.get(state, state.upper()) for state in ENDED)})
 
 
 class CarmaExecutor(core.Executor):

@@ -972,6 +972,9 @@ def test_cancel_hold_release_requeue(daemon: Daemon) -> None:
         assert daemon.call("GET", f"/v1/jobs/{label}/wait")[1]["state"] == "cancelled"
     assert act(daemon, "cancel", "1") == {"1": (False, "has already ended: cancelled")}
     assert act(daemon, "requeue", "1") == {"1": (True, "requeued")}
+    several = act(daemon, "requeue", "1,2")
+    assert several["1"] == (False, "runs: to stop it and run it again, name it alone")
+    assert several["2"] == (True, "requeued")
     assert act(daemon, "requeue", "1") == {"1": (True, "is being requeued")}
     assert error(daemon.call("POST", "/v1/requeue", {"select": "all"})) == (400, "bad_request")
 

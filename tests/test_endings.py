@@ -191,6 +191,8 @@ def test_what_may_be_done_depends_on_the_state() -> None:
     assert control.hold(running(), False) == Verdict(why, **refused)
     assert control.requeue(running(), {}) == Verdict("is being requeued")
     assert "requeue" not in control.actions(running())
+    kept = control.requeue(running(spec=a_spec(requeue=False)), {})
+    assert kept == Verdict("runs, and was submitted with --no-requeue", **refused)
     back = control.requeue(stopping(Cause.REQUEUED), {})
     assert back == Verdict("is being requeued already", acts=False)
     why = "is being stopped: requeue it when it has ended"

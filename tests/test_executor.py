@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from carma_client import Client, Executor, JobFailed, Refused
+from carma_client.transport import ENDED, WAITING
+from carmad.core.types import ENDED as ENDED_STATES
+from carmad.core.types import NEW, JobState
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import NO_KERNELS, ROOT, Carmad, running
 from tests.functions import (
@@ -77,6 +80,19 @@ def test_what_is_mapped_is_one_array(client: Client) -> None:
     assert arrays[0] == arrays[1]
     assert len(client.jobs(arrays[0])) == 2
     assert set(calls()) == before
+
+
+def test_more_jobs_than_a_request_may_name_are_found(client: Client) -> None:
+    array = client.submit(["true"], gpus=0, held=True, array={"indices": list(range(600))})
+    labels = [f"{array}_{index}" for index in range(600)]
+    assert [job["label"] for job in client.jobs(labels)] == labels
+    client.cancel(*labels)
+    assert {job["state"] for job in client.jobs(labels[-2:])} == {"cancelled"}
+
+
+def test_the_client_knows_which_states_are_a_start_away_and_which_are_ends() -> None:
+    assert {state.value for state in JobState if state in NEW} == WAITING
+    assert {state.value for state in JobState if state in ENDED_STATES} == ENDED
 
 
 def test_results_come_as_they_are_there(executor: Executor, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from carmad.core.types import ENDED, JobState
 from tests.daemon import NO_KERNELS, ROOT, Carmad, running, train
 from tests.functions import (
     Counting,
@@ -228,6 +229,14 @@ def test_a_refusal_says_why_and_leaves_nothing(executor: Any, tmp_path: Path) ->
     with pytest.raises(submitit.core.utils.FailedSubmissionError, match="GPU"):
         executor.submit(add, 1, 2)
     assert not list(tmp_path.rglob("*.pkl"))
+
+
+def test_only_a_job_that_has_ended_is_done() -> None:
+    from carma_client.submitit import _OVER, _info
+
+    for state in JobState:
+        word = _info({"state": state.value, "label": "1"})["State"]
+        assert (word in _OVER) is (state in ENDED), state
 
 
 def test_a_function_is_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,6 +172,9 @@ async def requeue(call: Caller, body: SelectIn) -> Response:
     def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
         its = tuple((a.job, ended[a.job]) for a in job.spec.after if a.job in ended)
         verdict = control.requeue(job, ended)
+        if verdict.acts and job.lives and len(jobs) > 1:  # of several, those that failed are meant
+            words = "runs: to stop it and run it again, name it alone"
+            verdict = Verdict(words, acts=False, refused=True)
         if verdict.acts and (why := barred(job.spec.user, job.spec.uid)):
             verdict = Verdict(f"cannot run again: {why}", acts=False, refused=True)
         if verdict.acts:

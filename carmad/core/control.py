@@ -169,6 +169,8 @@ def requeue(job: Job, ended: Mapping[JobId, JobState]) -> Verdict:
         return _refuse("ran at a terminal: run it there again")
     if job.stop in FOR_GOOD and job.lives:
         return _refuse("is being stopped: requeue it when it has ended")
+    if job.lives and not job.spec.requeue:
+        return _refuse("runs, and was submitted with --no-requeue")
     if job.lives:
         back = job.stop in SENT_BACK
         return Verdict("is being requeued already" if back else "is being requeued", not back)

@@ -22,6 +22,7 @@ from carmad.api.actions import ResultOut
 from carmad.api.events import EventOut
 from carmad.api.job import JobOut
 from carmad.installed import VERSION
+from cli.problems import Problem
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -48,8 +49,13 @@ def client_wheel(options: Namespace) -> int:
     environment that pip belongs to, with Python 3.8 or newer. It needs no other package.
     """
     folder = Path(options.folder or f"{paths.user_cache_dir()}/client")
-    folder.mkdir(parents=True, exist_ok=True)
-    print(write_wheel(folder).absolute())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        wheel = write_wheel(folder)
+    except OSError as error:
+        hint = "name another folder: carma client-wheel FOLDER"
+        raise Problem(f"cannot write to {folder}: {error.strerror}", hint) from None
+    print(wheel.absolute())
     return 0
 
 
