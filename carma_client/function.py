@@ -112,9 +112,11 @@ def outcome(job: Any, folder: Path, index: int) -> Any:
     if attempt == job["attempt"] and job["state"] in RAISED:
         raise value from JobTraceback(text)
     how = job["state"].replace("_", " ")
-    evidence = (job.get("exit") or {}).get("evidence")
-    if evidence:
-        how += f": {evidence}"
+    ended = job.get("exit") or {}
+    if ended.get("evidence"):
+        how += f": {ended['evidence']}"
+    elif job["state"] in ("succeeded", "failed") and not ended.get("signal"):
+        how += f", as the function ended its process with exit code {ended.get('code')}"
     label = job["label"]
     hint = f"see `carma why {label}` and {job['stderr']}"
     raise JobFailed(f"job {label} has ended without a result: {how}", hint, job)

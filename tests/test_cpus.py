@@ -375,8 +375,8 @@ def test_it_is_told_that_limits_are_only_counted(daemon: Carmad) -> None:
     answer = daemon.post("/v1/jobs", submission)
     daemon.cancel(answer["id"])
     assert answer["warnings"] == [
-        "its CPUs are counted, but this server cannot hold it to that",
-        "its host memory is counted, but this server cannot hold it to that",
+        "--cpus is counted, but this server cannot enforce it",
+        "--mem is counted, but this server cannot enforce it",
     ]
     assert daemon.post("/v1/jobs", daemon.submission("true"))["warnings"] == []
 

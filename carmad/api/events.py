@@ -1,7 +1,7 @@
 """The latest happenings, and the streams of those who watch them.
 
-A stream has no buffer of its own, only a place among the latest happenings: who reads too slowly
-misses some, and is told so. The server drops who does not read at all.
+A stream has no buffer of its own, only a place among the latest happenings: a client that reads
+too slowly misses some, and is told so. The server drops a client that does not read at all.
 """
 
 from __future__ import annotations

@@ -190,8 +190,8 @@ def warnings(body: SubmitIn, now: float, limited_by: Collection[str] = (CPU, MEM
         found.append(f"{BATCH_SIZE} in the command is not replaced without --batch-size")
     for asked, controller in ((body.cpus, CPU), (body.host_memory_mib, MEMORY)):
         if asked is not None and controller not in limited_by:
-            what = "CPUs are" if controller == CPU else "host memory is"
-            found.append(f"its {what} counted, but this server cannot hold it to that")
+            what = "--cpus" if controller == CPU else "--mem"
+            found.append(f"{what} is counted, but this server cannot enforce it")
     return found
 
 

@@ -356,7 +356,7 @@ async def doctor(call: Caller) -> Response:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(call: Caller) -> Response:
-    """Figures about the whole server, in Prometheus' text format: no jobs, and users only if the
+    """Figures about the whole server, in Prometheus' text format; about users and jobs only if the
     settings say so. The reference lists them."""
     service = call.service
     scene = await service.scene()

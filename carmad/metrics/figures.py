@@ -177,7 +177,7 @@ class Histogram:
 
 
 class Counts(Follower):
-    """Told of jobs by what happens to them (`heard`), and of the rest as a follower."""
+    """Counts what happens to jobs (`note`), and what it follows of the core's steps."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
