@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,46 @@ def test_a_folder_that_is_not_there_is_refused(capsys: Any) -> None:
     assert run(["mcp", "--max-gpu-hours", "many"]) == 2
     err = capsys.readouterr().err
     assert "is not a directory" in err and "is not a number of hours" in err
+
+
+# -- words that ask for help
+
+
+@pytest.mark.parametrize("prefix", ["#CARMA", "#SBATCH"])
+@pytest.mark.parametrize("words", ["--help", "-h", "-Qh", "--gpus 2 --help"])
+def test_a_script_cannot_ask_for_help(
+    fake: FakeDaemon, tmp_path: Path, capsys: Any, prefix: str, words: str
+) -> None:
+    """The parser would print it where the protocol is spoken, and end the session."""
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\n{prefix} {words}\necho hi\n")
+    for tool in ("what_if", "submit", "estimate"):
+        result = call(tool, arguments={"words": [str(script)]}, allowed=["submit", "estimate"])
+        assert result.is_error
+        assert f"job.sh:2: a {prefix} line cannot ask for help" in text_of(result)
+    assert fake.asked == []
+    assert capsys.readouterr().out == ""
+
+
+def test_a_script_may_use_the_word_for_help_as_a_value(fake: FakeDaemon, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\n#CARMA --name=-h -J--help\necho hi\n")
+    result = call("submit", arguments={"words": [str(script)]}, allowed=["submit"])
+    assert not result.is_error, text_of(result)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-Qh", "true"], ["--gpus", "2", "-h"]])
+def test_who_asks_for_help_gets_it(fake: FakeDaemon, capsys: Any, words: list[str]) -> None:
+    assert "--gpu-mem" in text_of(call("what_if", arguments={"words": words}))
+    assert capsys.readouterr().out == ""
+
+
+def test_what_ends_a_command_does_not_end_the_session(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.agents.reading.read", lambda *_: sys.exit(3))
+    result = call("what_if", arguments={"words": ["true"]})
+    assert result.is_error and "exit code 3" in text_of(result)
 
 
 # -- questions

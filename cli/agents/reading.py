@@ -149,6 +149,6 @@ def helpful(words: list[str]) -> Parser:
     """The parser of `carma submit`, unless the words ask it for help: printing that would end the
     session."""
     parser = build_parser()
-    if {"-h", "--help"} & set(parser.split(words)[0]):
+    if parser.asks_for_help(parser.split(words)[0]):
         raise ToolError(parser.format_help())
     return parser

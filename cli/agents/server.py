@@ -96,5 +96,10 @@ def _translate_errors(call: Callable[..., Any]) -> Callable[..., Any]:
             return call(*args, **arguments)
         except CarmaError as error:
             raise ToolError("\n".join(filter(None, (error.message, error.hint)))) from None
+        except SystemExit as end:  # argparse exits: the session must not end with it
+            raise ToolError(
+                f"these words end the command, with exit code {end.code or 0}, before it does"
+                " anything\nleave out --help and the like"
+            ) from None
 
     return translate
