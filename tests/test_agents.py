@@ -29,12 +29,15 @@ YES = ElicitResult(action="accept", content={"yes": True})
 
 
 def call(tool: str, *, mode: str = "legacy", answer: Any = None, **options: Any) -> Any:
-    """The result of a call. `answer`: the person's; without one the program cannot ask."""
+    """The result of a call. `answer`: the person's; without one the program cannot ask.
+    `meanwhile`: what happens while they think."""
     arguments = options.pop("arguments")
     asked: list[str] = options.pop("asked_for", [])
+    meanwhile: Callable[[], object] = options.pop("meanwhile", lambda: None)
 
     async def ask(context: object, params: ElicitRequestParams) -> ElicitResult:
         asked.append(params.message)
+        meanwhile()
         return answer
 
     async def talk() -> Any:
@@ -270,6 +273,34 @@ def test_a_person_is_asked_before_a_job_is_submitted(fake: FakeDaemon, mode: str
         "Run `carma submit --gpus 2 --time 90m --chdir / sh -c 'echo a; ls'` in /?"
         " 2 GPUs, at most 3 GPU-hours"
     ]
+
+
+@pytest.mark.parametrize("changed", ["echo other\n", "#CARMA --gpus 3\n#CARMA --chdir /\necho\n"])
+@pytest.mark.parametrize("mode", MODES)
+def test_no_job_is_submitted_but_the_one_that_was_asked_about(
+    fake: FakeDaemon, tmp_path: Path, mode: str, changed: str
+) -> None:
+    """The script changes while the question is open. Where the job is read again after the answer,
+    the question is put again, too."""
+    script = tmp_path / "job.sh"
+    texts = ["#!/bin/sh\necho first\n", f"#!/bin/sh\n{changed}"]
+    script.write_text(texts[0])
+    questions: list[str] = []
+    result = call(
+        "submit",
+        arguments={"words": [str(script)]},
+        mode=mode,
+        answer=YES,
+        asked=["submit"],
+        asked_for=questions,
+        meanwhile=lambda: script.write_text(texts[1]),
+    )
+    assert not result.is_error, text_of(result)
+    (body,) = (body for method, path, _, body in fake.asked if (method, path) == SUBMIT)
+    gpus = body["gpus"]
+    assert f"{gpus} GPU" in questions[-1] and f"in {body['cwd']}?" in questions[-1]
+    assert body["script"]["text"] == texts[len(questions) - 1]
+    assert len(questions) == (1 if mode == "legacy" else 2)
 
 
 SUBMIT = ("POST", "/v1/jobs")

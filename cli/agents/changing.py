@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import anyio.from_thread
 from mcp.server.mcpserver import Context
@@ -27,15 +27,29 @@ from cli.vary import safe_mib
 Jobs = list[dict[str, Any]]
 
 
+class Request(NamedTuple):
+    """What is posted, read once from the words: the files it was read from may change."""
+
+    words: list[str]
+    options: Namespace
+    body: dict[str, Any]
+
+
+class Selection(NamedTuple):
+    verb: str
+    label: str
+    jobs: Jobs
+
+
 class Changes:
-    """The tools of one session."""
+    """The tools of one session. Each makes its change with what `prepare` has read and checked."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
 
     def estimate(
         self,
-        words: Words,
+        request: Request,
         context: Context[Any, Any],
         explain: Annotated[bool, Field(description="also what the memory is used for")] = False,
         fit_mib: Annotated[
@@ -48,70 +62,77 @@ class Changes:
         """Whether a command's script stops by itself, how much GPU memory it needs, and with
         `fit_mib` the largest batch that fits. It needs no GPU: the script's first steps run, as
         you, confined: it can change no file and reach no network. Takes seconds to minutes."""
-        options, body = self.estimate_request(words)
+        body = request.body
         if fit_mib is None:
             return _estimate(estimation.ask(body, explain), explain)
-        estimation.refuse_wrapped(options)
+        estimation.refuse_wrapped(request.options)
         found = estimation.find_largest(body, vary, fit_mib, _report_to(context))
         if found.refused and not found.tried:
             return _estimate(found.refused[1], explain)
-        body["argv"] = found.command.fill(found.largest or found.command.value)
-        answer = _estimate(estimation.ask({**body, "memory_mib": None}, explain), explain)
-        return {**answer, "largest": largest(found)}
+        argv = found.command.fill(found.largest or found.command.value)
+        body = {**body, "argv": argv, "memory_mib": None}
+        return {**_estimate(estimation.ask(body, explain), explain), "largest": largest(found)}
 
-    def submit(self, words: Words) -> SubmittedOut:
+    def submit(self, request: Request) -> SubmittedOut:
         """Submit a job; its id. It runs as you, with your files."""
-        options, body = self.submission(words)
-        settle_messages(options, body)
-        with self._limits.spend(as_jobs(body)):
-            made: SubmittedOut = client.post("/v1/jobs", body)
+        with self._limits.spend(as_jobs(request.body)):
+            made: SubmittedOut = client.post("/v1/jobs", request.body)
         self._limits.remember(made["ids"])
         return made
 
-    def cancel(self, job: Job) -> ResultsOut:
+    def cancel(self, selection: Selection) -> ResultsOut:
         """End a job."""
-        return self._act("cancel", job)
+        return self._act(selection)
 
-    def hold(self, job: Job) -> ResultsOut:
+    def hold(self, selection: Selection) -> ResultsOut:
         """Keep a waiting job from being started."""
-        return self._act("hold", job)
+        return self._act(selection)
 
-    def release(self, job: Job) -> ResultsOut:
+    def release(self, selection: Selection) -> ResultsOut:
         """Let a held job be started again."""
-        return self._act("release", job)
+        return self._act(selection)
 
-    def requeue(self, job: Job) -> ResultsOut:
+    def requeue(self, selection: Selection) -> ResultsOut:
         """Run a job that has ended once more."""
-        return self._act("requeue", job)
+        return self._act(selection)
 
-    def estimate_request(self, words: list[str]) -> tuple[Namespace, dict[str, Any]]:
-        """The options and the request. Raises CarmaError for what may not be tried."""
+    def prepare(self, verb: str) -> Callable[[Any], Request | Selection]:
+        """What makes a request of a tool's argument. It raises CarmaError for what may not be
+        done."""
+        if verb in ("estimate", "submit"):
+            return self._trial if verb == "estimate" else self._submission
+
+        def select(job: Job) -> Selection:
+            return self._select(verb, job)
+
+        return select
+
+    def _trial(self, words: Words) -> Request:
         options, body = estimation.read(words, helpful(words))
         self._limits.check_request(body)
-        return options, body
+        return Request(words, options, body)
 
-    def submission(self, words: list[str]) -> tuple[Namespace, dict[str, Any]]:
-        """The options and the request. Raises CarmaError for what may not be submitted."""
+    def _submission(self, words: Words) -> Request:
         options, body = request(words)
         if options.dry_run:
             raise ToolError("--dry-run submits nothing: call `what_if`")
+        settle_messages(options, body)
         refuse_missing(options, body)
         self._limits.check_request(body)
         self._limits.check_time(as_jobs(body))
-        return options, body
+        return Request(words, options, body)
 
-    def selection(self, verb: str, job: str | int) -> Jobs:
-        """The jobs that this names. Raises CarmaError for what may not be done to them."""
-        found: Jobs = client.get("/v1/jobs", select=label_of(job), fold=True)["jobs"]
+    def _select(self, verb: str, job: str | int) -> Selection:
+        label = label_of(job)
+        found: Jobs = client.get("/v1/jobs", select=label, fold=True)["jobs"]
         self._limits.check_jobs(found)
         self._limits.check_time(self._counted(verb, found))
-        return found
+        return Selection(verb, label, found)
 
-    def _act(self, verb: str, job: str | int) -> ResultsOut:
-        label = label_of(job)
-        counted = self._counted(verb, self.selection(verb, label))
+    def _act(self, selection: Selection) -> ResultsOut:
+        counted = self._counted(selection.verb, selection.jobs)
         with self._limits.spend(counted):
-            done: ResultsOut = client.post(f"/v1/{verb}", {"select": label})
+            done: ResultsOut = client.post(f"/v1/{selection.verb}", {"select": selection.label})
         if not any(result["ok"] for result in done["results"]):
             self._limits.give_back(counted)
         return done
