@@ -123,6 +123,11 @@ def request(cwd: object = "/", **changes: Any) -> dict[str, Any]:
     return asked | {"gpus": 1, "time_limit_s": 3600.0} | changes
 
 
+def own(cwd: Path, **changes: Any) -> dict[str, Any]:
+    logs = str(cwd / "carma-42.out")
+    return job(**{"cwd": str(cwd), "stdout": logs, "stderr": logs} | changes)
+
+
 def test_jobs_stay_in_their_folders(tmp_path: Path) -> None:
     mine, other = tmp_path / "mine", tmp_path / "mine-too"
     for folder in (mine, other):
@@ -131,7 +136,7 @@ def test_jobs_stay_in_their_folders(tmp_path: Path) -> None:
     limits = Limits([mine])
     limits.check_request(request(mine))
     limits.check_request(request(mine / "run", stdout="logs/%j.out"))
-    limits.check_jobs([job(cwd=str(mine)), private(job())])
+    limits.check_jobs([own(mine), private(job())])
     assert str(mine) in str(limits)
     for refused in (
         request(other),
@@ -143,31 +148,36 @@ def test_jobs_stay_in_their_folders(tmp_path: Path) -> None:
         with pytest.raises(CarmaError, match="this session is limited to") as caught:
             limits.check_request(refused)
         assert "--folder" in str(caught.value.hint)
-    with pytest.raises(CarmaError, match="job 42 works in"):
-        limits.check_jobs([job(cwd=str(other))])
+    for its, refusal in (
+        (own(other), "job 42 works in"),
+        (own(mine, stdout=str(other / "log")), "stdout of job 42 goes to"),
+        (own(mine, stderr=str(mine / "way-out/log")), "stderr of job 42 goes to"),
+    ):
+        with pytest.raises(CarmaError, match=refusal):
+            limits.check_jobs([its])
 
 
 def test_gpu_hours_are_counted_by_time_limits() -> None:
     limits = Limits(gpu_hours=10)
-    with limits.spend(as_jobs(request(gpus=2, time_limit_s=7200.0))):
+    with limits.spend("submit", as_jobs(request(gpus=2, time_limit_s=7200.0))):
         pass
     assert limits.spent() == "4 of this session's 10 GPU-hours are used"
-    with limits.spend(as_jobs(request(gpus=0, time_limit_s=None))):
+    with limits.spend("submit", as_jobs(request(gpus=0, time_limit_s=None))):
         pass
     for refused, why in (
-        (request(gpus=7), "7 GPU-hours, and of this session's 10 there are 6 left"),
+        (request(gpus=7), "7 GPU-hours, and this session has 6 left of 10"),
         (request(array={"indices": list(range(7))}), "7 GPU-hours"),
         (request(time_limit_s=None), "without a time limit cannot be counted"),
     ):
         with pytest.raises(CarmaError, match=why) as caught:
-            limits.check_time(as_jobs(refused))
+            limits.check_time("submit", as_jobs(refused))
         assert "--time" in str(caught.value.hint)
     assert limits.spent().startswith("4 of")
 
 
 def test_what_carmad_refuses_is_not_counted() -> None:
     limits = Limits(gpu_hours=1)
-    with pytest.raises(CarmaError, match="no"), limits.spend(as_jobs(request())):
+    with pytest.raises(CarmaError, match="no"), limits.spend("submit", as_jobs(request())):
         raise CarmaError("no", "")
     assert limits.spent().startswith("0 of")
 
@@ -195,12 +205,46 @@ def test_a_session_submits_no_more_than_it_may(fake: FakeDaemon, tmp_path: Path)
     of_another = call("requeue", arguments={"job": 42}, **options)
     assert "job 42 works in /home/alice" in text_of(of_another)
 
-    own = job(cwd=str(tmp_path), time_limit_s=3600.0)
-    fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": [own]}
+    its = own(tmp_path, time_limit_s=3600.0, held=True)
+    fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": [its]}
     assert not call("release", arguments={"job": 42}, **options).is_error, "it is counted already"
     assert not call("requeue", arguments={"job": 42}, **options).is_error
-    assert "there are 0 left" in text_of(call("submit", arguments={"words": here}, **options))
-    assert "there are 0 left" in text_of(call("requeue", arguments={"job": 42}, **options))
+    assert "this session has 0 left of 2" in text_of(
+        call("submit", arguments={"words": here}, **options)
+    )
+    assert not call("requeue", arguments={"job": 42}, **options).is_error, "it is counted already"
+    fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": [its | {"attempt": 2}]}
+    assert "this session has 0 left of 2" in text_of(
+        call("requeue", arguments={"job": 42}, **options)
+    )
+
+
+def test_a_job_that_is_released_is_counted_once(fake: FakeDaemon) -> None:
+    """Those of another session cost what they may take, and nothing if they are not held."""
+    limits = Limits(gpu_hours=10)
+    held = [job(id=n, label=f"7_{n}", held=True, time_limit_s=3600.0) for n in (7, 8)]
+    for jobs, hours in (([job(id=9)], 0), (held[:1], 1), (held, 2), (held, 2)):
+        fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": jobs}
+        result = call("release", arguments={"job": 7}, allowed=["release"], limits=limits)
+        assert not result.is_error, text_of(result)
+        assert limits.spent().startswith(f"{hours} of")
+    listings = [query for _, path, query, _ in fake.asked if path == "/v1/jobs"]
+    assert all(query.get("fold", "false").lower() == "false" for query in listings), listings
+
+
+@pytest.mark.parametrize("name", ["all", "7,8", "7-9", "7-7", "7_1,8_1", "last,7", "7_[1-2],8"])
+def test_a_call_is_about_one_job(fake: FakeDaemon, name: str) -> None:
+    for verb in ("cancel", "hold", "release", "requeue"):
+        result = call(verb, arguments={"job": name}, allowed=[verb])
+        assert result.is_error
+        assert "may name several jobs, and a call is about one" in text_of(result)
+    assert fake.asked == []
+
+
+@pytest.mark.parametrize("name", ["42", "42_1", "42_[1-3,7]", "42_[1-3%2]"])
+def test_tasks_of_one_array_are_one_call(fake: FakeDaemon, name: str) -> None:
+    assert not call("hold", arguments={"job": name}, allowed=["hold"]).is_error
+    assert fake.body == {"select": name}
 
 
 def test_a_folder_that_is_not_there_is_refused(capsys: Any) -> None:
@@ -331,7 +375,7 @@ def test_what_would_be_refused_is_not_asked(fake: FakeDaemon) -> None:
         asked=["submit"],
         limits=Limits(gpu_hours=1),
     )
-    assert "there are 1 left" in text_of(result)
+    assert "this session has 1 left of 1" in text_of(result)
     assert questions == []
 
 

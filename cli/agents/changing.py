@@ -16,15 +16,24 @@ from pydantic import Field
 from carmad.api.actions import ResultsOut
 from carmad.api.guesses import EstimatesOut
 from carmad.api.intake import SubmittedOut
+from carmad.api.wire import parse_selection
+from carmad.errors import CarmaError
 from cli import client, estimation
 from cli.agents.limits import Limits, as_jobs
-from cli.agents.reading import Job, Words, helpful, label_of, request
+from cli.agents.reading import Words, helpful, label_of, request
 from cli.agents.shapes import AgentEstimateOut, figures, largest, uses
 from cli.missing import refuse_missing
 from cli.submission import settle_messages
 from cli.vary import safe_mib
 
 Jobs = list[dict[str, Any]]
+OneJob = Annotated[
+    str | int,
+    Field(
+        description='the id of one job, as in the queue: 12; "12_3" for a task of an array, 12 or'
+        ' "12_[0-7]" for all or some of its tasks; "last": your latest job'
+    ),
+]
 
 
 class Request(NamedTuple):
@@ -75,7 +84,7 @@ class Changes:
 
     def submit(self, request: Request) -> SubmittedOut:
         """Submit a job; its id. It runs as you, with your files."""
-        with self._limits.spend(as_jobs(request.body)):
+        with self._limits.spend("submit", as_jobs(request.body)):
             made: SubmittedOut = client.post("/v1/jobs", request.body)
         self._limits.remember(made["ids"])
         return made
@@ -102,7 +111,7 @@ class Changes:
         if verb in ("estimate", "submit"):
             return self._trial if verb == "estimate" else self._submission
 
-        def select(job: Job) -> Selection:
+        def select(job: OneJob) -> Selection:
             return self._select(verb, job)
 
         return select
@@ -119,30 +128,35 @@ class Changes:
         settle_messages(options, body)
         refuse_missing(options, body)
         self._limits.check_request(body)
-        self._limits.check_time(as_jobs(body))
+        self._limits.check_time("submit", as_jobs(body))
         return Request(words, options, body)
 
     def _select(self, verb: str, job: str | int) -> Selection:
         label = label_of(job)
-        found: Jobs = client.get("/v1/jobs", select=label, fold=True)["jobs"]
+        _refuse_several(label)
+        counted_singly = verb in ("release", "requeue")
+        found: Jobs = client.get("/v1/jobs", select=label, fold=not counted_singly)["jobs"]
         self._limits.check_jobs(found)
-        self._limits.check_time(self._counted(verb, found))
+        self._limits.check_time(verb, found)
         return Selection(verb, label, found)
 
     def _act(self, selection: Selection) -> ResultsOut:
-        counted = self._counted(selection.verb, selection.jobs)
-        with self._limits.spend(counted):
+        with self._limits.spend(selection.verb, selection.jobs) as counted:
             done: ResultsOut = client.post(f"/v1/{selection.verb}", {"select": selection.label})
         if not any(result["ok"] for result in done["results"]):
             self._limits.give_back(counted)
         return done
 
-    def _counted(self, verb: str, jobs: Jobs) -> Jobs:
-        """Those whose time it costs. Others' jobs have none here: carmad refuses to act on them."""
-        if verb not in ("release", "requeue"):
-            return []
-        again = verb == "requeue"
-        return [job for job in jobs if "cwd" in job and (again or self._limits.is_new(job["id"]))]
+
+def _refuse_several(label: str) -> None:
+    """Raises CarmaError for what names more than a job, or than tasks of one array."""
+    named = parse_selection(label)
+    jobs = named.ids | {array for array, _ in named.tasks}
+    if named.last or named.all or named.ranges or len(jobs) != 1:
+        raise CarmaError(
+            f"{label!r:.80} may name several jobs, and a call is about one",
+            "name one job, such as 42, or tasks of one array, such as 42_3 or 42_[0-7]",
+        )
 
 
 # What a program may ask its user for, by the protocol's words. What lets a command run is
