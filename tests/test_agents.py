@@ -102,6 +102,30 @@ def test_of_a_larger_server_the_first_gpus_are_told(fake: FakeDaemon) -> None:
     assert told["left_out"]["gpus"] == 64 - len(told["gpus"]) > 0
 
 
+@pytest.mark.parametrize("count", [1, 9, 16, 64])
+def test_every_gpu_can_be_seen(fake: FakeDaemon, count: int) -> None:
+    faults = [{"kind": "x", "message": "drain the GPU and reset it: " + "nvidia-smi " * 20}]
+    gpus = [gpu(n % 8) | {"index": n, "conditions": faults[n % 5 :]} for n in range(count)]
+    mine = [
+        waiting(id=n, label=str(n), state=state)
+        for n in range(1000, 1020)
+        for state in ("queued", "pending", "running")
+    ]
+    fake.answers["GET", "/v1/status"] = STATUS | {"gpus": gpus, "jobs": mine}
+    seen: list[int] = []
+    left_out = count
+    while left_out:
+        first = seen[-1] + 1 if seen else 0
+        answer = text_of(call("status", arguments={"first_gpu": first}))
+        assert len(answer) <= MOST_OF_STATUS
+        told = json.loads(answer)
+        shown = [each["index"] for each in told["gpus"]]
+        assert shown, "or an agent would ask for ever"
+        seen += shown
+        left_out = told.get("left_out", {}).get("gpus", 0)
+    assert seen == list(range(count))
+
+
 def test_the_past_is_searched(fake: FakeDaemon) -> None:
     arguments = {"search": "lr=1e-3 gpt", "states": "failed", "limit": 5}
     told = json.loads(text_of(call("history", arguments=arguments)))

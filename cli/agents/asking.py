@@ -90,9 +90,9 @@ def _refuse_silent(verb: str, context: Context[Any, Any]) -> None:
     asks = its.elicitation if its else None
     if asks is None or (asks.form is None and asks.url is not None):
         raise ToolError(
-            f"the user is to be asked before each {verb}, and this program shows no questions of"
-            f" servers\nThe user can run it in a shell, or start `carma mcp --allow {verb}` and let"
-            " the program itself ask."
+            f"the user wants to be asked before each {verb}, but this program cannot show them a"
+            f" question from CARMA\nThey can run it in a shell, or start `carma mcp --allow {verb}`"
+            " and let the program itself ask."
         )
 
 
