@@ -247,7 +247,11 @@ def test_a_job_that_is_released_is_counted_once(fake: FakeDaemon) -> None:
     """Those of another session cost what they may take, and nothing if they are not held."""
     limits = Limits(gpu_hours=10)
     held = [job(id=n, label=f"7_{n}", held=True, time_limit_s=3600.0) for n in (7, 8)]
-    for jobs, hours in (([job(id=9)], 0), (held[:1], 1), (held, 2), (held, 2)):
+    done = {"id": 7, "label": "7_[0-1]", "ok": True, "message": "released", "count": 2}
+    refused = {"id": 9, "label": "9", "ok": False, "message": "has ended"}
+    fake.answers["POST", "/v1/release"] = {"schema": 1, "results": [done, refused]}
+    ended = job(id=9, held=True, time_limit_s=3600.0)
+    for jobs, hours in (([job(id=7)], 0), (held[:1], 1), ([*held, ended], 2), (held, 2)):
         fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": jobs}
         result = call("release", arguments={"job": 7}, allowed=["release"], limits=limits)
         assert not result.is_error, text_of(result)

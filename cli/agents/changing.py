@@ -13,7 +13,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 from pydantic import Field
 
-from carmad.api.actions import ResultsOut
+from carmad.api.actions import ResultOut, ResultsOut
 from carmad.api.guesses import EstimatesOut
 from carmad.api.intake import SubmittedOut
 from carmad.api.wire import parse_selection
@@ -143,9 +143,14 @@ class Changes:
     def _act(self, selection: Selection) -> ResultsOut:
         with self._limits.spend(selection.verb, selection.jobs) as counted:
             done: ResultsOut = client.post(f"/v1/{selection.verb}", {"select": selection.label})
-        if not any(result["ok"] for result in done["results"]):
-            self._limits.give_back(counted)
+        ids = {id for result in done["results"] if result["ok"] for id in _ids(result)}
+        self._limits.give_back({key: job for key, job in counted.items() if key[0] not in ids})
         return done
+
+
+def _ids(result: ResultOut) -> range:
+    """Of the tasks that it stands for."""
+    return range(result["id"], result["id"] + result.get("count", 1))
 
 
 def _refuse_several(label: str) -> None:

@@ -84,14 +84,14 @@ class Limits:
     def check_time(self, verb: str, jobs: Sequence[Job]) -> None:
         """Raises CarmaError if to do this to them takes more than is left."""
         with self._lock:
-            self._afford(self._uncounted(verb, jobs).values())
+            self._afford(self._new_costs(verb, jobs).values())
 
     @contextmanager
     def spend(self, verb: str, jobs: Sequence[Job]) -> Iterator[Counted]:
         """While this is done to them; what is counted for it. Raises CarmaError for more than is
         left. What carmad refuses is not counted."""
         with self._lock:
-            counted = self._uncounted(verb, jobs)
+            counted = self._new_costs(verb, jobs)
             self._spent_s += self._afford(counted.values())
             self._counted |= counted.keys()
         try:
@@ -113,7 +113,7 @@ class Limits:
         more."""
         self._counted.update((id, HELD) for id in ids)
 
-    def _uncounted(self, verb: str, jobs: Sequence[Job]) -> Counted:
+    def _new_costs(self, verb: str, jobs: Sequence[Job]) -> Counted:
         """The jobs whose time this costs, without those for which it is counted already. A job
         costs it once when it is released, and once for each attempt after which it is requeued.
         Others' jobs cost nothing here: carmad refuses to change them."""
