@@ -88,6 +88,29 @@ class Parser(argparse.ArgumentParser):
         """Whether it is one of the options, perhaps with its value: --gpus=2."""
         return word.partition("=")[0] in self._option_string_actions
 
+    def asks_for_help(self, words: list[str]) -> bool:
+        """Whether the options of these words ask for help, as in -h, -Wh or --help."""
+        at = 0
+        while at < len(words) and words[at] != "--":
+            if any(isinstance(each, argparse._HelpAction) for each in self._actions_of(words[at])):
+                return True
+            at += 2 if self.takes_next(words[at]) else 1
+        return False
+
+    def _actions_of(self, word: str) -> list[argparse.Action]:
+        """Of an option, or of short ones in one word, up to the first that takes a value."""
+        options = [word]
+        if not word.startswith("--"):
+            options = [f"-{letter}" for letter in word[1:]] if word.startswith("-") else []
+        found = []
+        for option in options:
+            action = self._option_string_actions.get(option)
+            if action:
+                found.append(action)
+            if self._has_value(option):
+                break
+        return found
+
     def takes_next(self, word: str) -> bool:
         """Whether the option's value is the next word."""
         if word.startswith("--"):

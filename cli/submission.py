@@ -314,6 +314,9 @@ def _directives(
 ) -> argparse.Namespace:
     options = argparse.Namespace()
     for number, prefix, words in script.directives:
+        where = f"{script.path}:{number}"
+        if parser.asks_for_help(words):
+            raise Usage(f"{where}: a {prefix} line cannot ask for help", f"remove it; {HELP_HINT}")
         ignored: list[str] = []
         try:
             if prefix == "#SBATCH":
@@ -321,12 +324,12 @@ def _directives(
             else:
                 options = parser.parse_args(words, options)
         except Usage as error:
-            raise Usage(f"{script.path}:{number}: {error.message}", error.hint) from None
+            raise Usage(f"{where}: {error.message}", error.hint) from None
         ignored += options.__dict__.pop("ignored", None) or ()
         if foreign is not None:
             foreign += ignored
         elif not quiet:
-            _tell_ignored(ignored, f"{script.path}:{number}: {prefix} ")
+            _tell_ignored(ignored, f"{where}: {prefix} ")
     return options
 
 

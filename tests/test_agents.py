@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,15 @@ YES = ElicitResult(action="accept", content={"yes": True})
 
 
 def call(tool: str, *, mode: str = "legacy", answer: Any = None, **options: Any) -> Any:
-    """The result of a call. `answer`: the person's; without one the program cannot ask."""
+    """The result of a call. `answer`: the person's; without one the program cannot ask.
+    `meanwhile`: what happens while they think."""
     arguments = options.pop("arguments")
     asked: list[str] = options.pop("asked_for", [])
+    meanwhile: Callable[[], object] = options.pop("meanwhile", lambda: None)
 
     async def ask(context: object, params: ElicitRequestParams) -> ElicitResult:
         asked.append(params.message)
+        meanwhile()
         return answer
 
     async def talk() -> Any:
@@ -98,6 +102,30 @@ def test_of_a_larger_server_the_first_gpus_are_told(fake: FakeDaemon) -> None:
     assert told["left_out"]["gpus"] == 64 - len(told["gpus"]) > 0
 
 
+@pytest.mark.parametrize("count", [1, 9, 16, 64])
+def test_every_gpu_can_be_seen(fake: FakeDaemon, count: int) -> None:
+    faults = [{"kind": "x", "message": "drain the GPU and reset it: " + "nvidia-smi " * 20}]
+    gpus = [gpu(n % 8) | {"index": n, "conditions": faults[n % 5 :]} for n in range(count)]
+    mine = [
+        waiting(id=n, label=str(n), state=state)
+        for n in range(1000, 1020)
+        for state in ("queued", "pending", "running")
+    ]
+    fake.answers["GET", "/v1/status"] = STATUS | {"gpus": gpus, "jobs": mine}
+    seen: list[int] = []
+    left_out = count
+    while left_out:
+        first = seen[-1] + 1 if seen else 0
+        answer = text_of(call("status", arguments={"first_gpu": first}))
+        assert len(answer) <= MOST_OF_STATUS
+        told = json.loads(answer)
+        shown = [each["index"] for each in told["gpus"]]
+        assert shown, "or an agent would ask for ever"
+        seen += shown
+        left_out = told.get("left_out", {}).get("gpus", 0)
+    assert seen == list(range(count))
+
+
 def test_the_past_is_searched(fake: FakeDaemon) -> None:
     arguments = {"search": "lr=1e-3 gpt", "states": "failed", "limit": 5}
     told = json.loads(text_of(call("history", arguments=arguments)))
@@ -119,6 +147,11 @@ def request(cwd: object = "/", **changes: Any) -> dict[str, Any]:
     return asked | {"gpus": 1, "time_limit_s": 3600.0} | changes
 
 
+def own(cwd: Path, **changes: Any) -> dict[str, Any]:
+    logs = str(cwd / "carma-42.out")
+    return job(**{"cwd": str(cwd), "stdout": logs, "stderr": logs} | changes)
+
+
 def test_jobs_stay_in_their_folders(tmp_path: Path) -> None:
     mine, other = tmp_path / "mine", tmp_path / "mine-too"
     for folder in (mine, other):
@@ -127,7 +160,7 @@ def test_jobs_stay_in_their_folders(tmp_path: Path) -> None:
     limits = Limits([mine])
     limits.check_request(request(mine))
     limits.check_request(request(mine / "run", stdout="logs/%j.out"))
-    limits.check_jobs([job(cwd=str(mine)), private(job())])
+    limits.check_jobs([own(mine), private(job())])
     assert str(mine) in str(limits)
     for refused in (
         request(other),
@@ -139,31 +172,36 @@ def test_jobs_stay_in_their_folders(tmp_path: Path) -> None:
         with pytest.raises(CarmaError, match="this session is limited to") as caught:
             limits.check_request(refused)
         assert "--folder" in str(caught.value.hint)
-    with pytest.raises(CarmaError, match="job 42 works in"):
-        limits.check_jobs([job(cwd=str(other))])
+    for its, refusal in (
+        (own(other), "job 42 works in"),
+        (own(mine, stdout=str(other / "log")), "stdout of job 42 goes to"),
+        (own(mine, stderr=str(mine / "way-out/log")), "stderr of job 42 goes to"),
+    ):
+        with pytest.raises(CarmaError, match=refusal):
+            limits.check_jobs([its])
 
 
 def test_gpu_hours_are_counted_by_time_limits() -> None:
     limits = Limits(gpu_hours=10)
-    with limits.spend(as_jobs(request(gpus=2, time_limit_s=7200.0))):
+    with limits.spend("submit", as_jobs(request(gpus=2, time_limit_s=7200.0))):
         pass
     assert limits.spent() == "4 of this session's 10 GPU-hours are used"
-    with limits.spend(as_jobs(request(gpus=0, time_limit_s=None))):
+    with limits.spend("submit", as_jobs(request(gpus=0, time_limit_s=None))):
         pass
     for refused, why in (
-        (request(gpus=7), "7 GPU-hours, and of this session's 10 there are 6 left"),
+        (request(gpus=7), "7 GPU-hours, and this session has 6 left of 10"),
         (request(array={"indices": list(range(7))}), "7 GPU-hours"),
         (request(time_limit_s=None), "without a time limit cannot be counted"),
     ):
         with pytest.raises(CarmaError, match=why) as caught:
-            limits.check_time(as_jobs(refused))
+            limits.check_time("submit", as_jobs(refused))
         assert "--time" in str(caught.value.hint)
     assert limits.spent().startswith("4 of")
 
 
 def test_what_carmad_refuses_is_not_counted() -> None:
     limits = Limits(gpu_hours=1)
-    with pytest.raises(CarmaError, match="no"), limits.spend(as_jobs(request())):
+    with pytest.raises(CarmaError, match="no"), limits.spend("submit", as_jobs(request())):
         raise CarmaError("no", "")
     assert limits.spent().startswith("0 of")
 
@@ -191,12 +229,50 @@ def test_a_session_submits_no_more_than_it_may(fake: FakeDaemon, tmp_path: Path)
     of_another = call("requeue", arguments={"job": 42}, **options)
     assert "job 42 works in /home/alice" in text_of(of_another)
 
-    own = job(cwd=str(tmp_path), time_limit_s=3600.0)
-    fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": [own]}
+    its = own(tmp_path, time_limit_s=3600.0, held=True)
+    fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": [its]}
     assert not call("release", arguments={"job": 42}, **options).is_error, "it is counted already"
     assert not call("requeue", arguments={"job": 42}, **options).is_error
-    assert "there are 0 left" in text_of(call("submit", arguments={"words": here}, **options))
-    assert "there are 0 left" in text_of(call("requeue", arguments={"job": 42}, **options))
+    assert "this session has 0 left of 2" in text_of(
+        call("submit", arguments={"words": here}, **options)
+    )
+    assert not call("requeue", arguments={"job": 42}, **options).is_error, "it is counted already"
+    fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": [its | {"attempt": 2}]}
+    assert "this session has 0 left of 2" in text_of(
+        call("requeue", arguments={"job": 42}, **options)
+    )
+
+
+def test_a_job_that_is_released_is_counted_once(fake: FakeDaemon) -> None:
+    """Those of another session cost what they may take, and nothing if they are not held."""
+    limits = Limits(gpu_hours=10)
+    held = [job(id=n, label=f"7_{n}", held=True, time_limit_s=3600.0) for n in (7, 8)]
+    done = {"id": 7, "label": "7_[0-1]", "ok": True, "message": "released", "count": 2}
+    refused = {"id": 9, "label": "9", "ok": False, "message": "has ended"}
+    fake.answers["POST", "/v1/release"] = {"schema": 1, "results": [done, refused]}
+    ended = job(id=9, held=True, time_limit_s=3600.0)
+    for jobs, hours in (([job(id=7)], 0), (held[:1], 1), ([*held, ended], 2), (held, 2)):
+        fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": jobs}
+        result = call("release", arguments={"job": 7}, allowed=["release"], limits=limits)
+        assert not result.is_error, text_of(result)
+        assert limits.spent().startswith(f"{hours} of")
+    listings = [query for _, path, query, _ in fake.asked if path == "/v1/jobs"]
+    assert all(query.get("fold", "false").lower() == "false" for query in listings), listings
+
+
+@pytest.mark.parametrize("name", ["all", "7,8", "7-9", "7-7", "7_1,8_1", "last,7", "7_[1-2],8"])
+def test_a_call_is_about_one_job(fake: FakeDaemon, name: str) -> None:
+    for verb in ("cancel", "hold", "release", "requeue"):
+        result = call(verb, arguments={"job": name}, allowed=[verb])
+        assert result.is_error
+        assert "may name several jobs, and a call is about one" in text_of(result)
+    assert fake.asked == []
+
+
+@pytest.mark.parametrize("name", ["42", "42_1", "42_[1-3,7]", "42_[1-3%2]"])
+def test_tasks_of_one_array_are_one_call(fake: FakeDaemon, name: str) -> None:
+    assert not call("hold", arguments={"job": name}, allowed=["hold"]).is_error
+    assert fake.body == {"select": name}
 
 
 def test_a_folder_that_is_not_there_is_refused(capsys: Any) -> None:
@@ -204,6 +280,46 @@ def test_a_folder_that_is_not_there_is_refused(capsys: Any) -> None:
     assert run(["mcp", "--max-gpu-hours", "many"]) == 2
     err = capsys.readouterr().err
     assert "is not a directory" in err and "is not a number of hours" in err
+
+
+# -- words that ask for help
+
+
+@pytest.mark.parametrize("prefix", ["#CARMA", "#SBATCH"])
+@pytest.mark.parametrize("words", ["--help", "-h", "-Qh", "--gpus 2 --help"])
+def test_a_script_cannot_ask_for_help(
+    fake: FakeDaemon, tmp_path: Path, capsys: Any, prefix: str, words: str
+) -> None:
+    """The parser would print it where the protocol is spoken, and end the session."""
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\n{prefix} {words}\necho hi\n")
+    for tool in ("what_if", "submit", "estimate"):
+        result = call(tool, arguments={"words": [str(script)]}, allowed=["submit", "estimate"])
+        assert result.is_error
+        assert f"job.sh:2: a {prefix} line cannot ask for help" in text_of(result)
+    assert fake.asked == []
+    assert capsys.readouterr().out == ""
+
+
+def test_a_script_may_use_the_word_for_help_as_a_value(fake: FakeDaemon, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\n#CARMA --name=-h -J--help\necho hi\n")
+    result = call("submit", arguments={"words": [str(script)]}, allowed=["submit"])
+    assert not result.is_error, text_of(result)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-Qh", "true"], ["--gpus", "2", "-h"]])
+def test_who_asks_for_help_gets_it(fake: FakeDaemon, capsys: Any, words: list[str]) -> None:
+    assert "--gpu-mem" in text_of(call("what_if", arguments={"words": words}))
+    assert capsys.readouterr().out == ""
+
+
+def test_what_ends_a_command_does_not_end_the_session(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.agents.reading.read", lambda *_: sys.exit(3))
+    result = call("what_if", arguments={"words": ["true"]})
+    assert result.is_error and "exit code 3" in text_of(result)
 
 
 # -- questions
@@ -229,6 +345,34 @@ def test_a_person_is_asked_before_a_job_is_submitted(fake: FakeDaemon, mode: str
         "Run `carma submit --gpus 2 --time 90m --chdir / sh -c 'echo a; ls'` in /?"
         " 2 GPUs, at most 3 GPU-hours"
     ]
+
+
+@pytest.mark.parametrize("changed", ["echo other\n", "#CARMA --gpus 3\n#CARMA --chdir /\necho\n"])
+@pytest.mark.parametrize("mode", MODES)
+def test_no_job_is_submitted_but_the_one_that_was_asked_about(
+    fake: FakeDaemon, tmp_path: Path, mode: str, changed: str
+) -> None:
+    """The script changes while the question is open. Where the job is read again after the answer,
+    the question is put again, too."""
+    script = tmp_path / "job.sh"
+    texts = ["#!/bin/sh\necho first\n", f"#!/bin/sh\n{changed}"]
+    script.write_text(texts[0])
+    questions: list[str] = []
+    result = call(
+        "submit",
+        arguments={"words": [str(script)]},
+        mode=mode,
+        answer=YES,
+        asked=["submit"],
+        asked_for=questions,
+        meanwhile=lambda: script.write_text(texts[1]),
+    )
+    assert not result.is_error, text_of(result)
+    (body,) = (body for method, path, _, body in fake.asked if (method, path) == SUBMIT)
+    gpus = body["gpus"]
+    assert f"{gpus} GPU" in questions[-1] and f"in {body['cwd']}?" in questions[-1]
+    assert body["script"]["text"] == texts[len(questions) - 1]
+    assert len(questions) == (1 if mode == "legacy" else 2)
 
 
 SUBMIT = ("POST", "/v1/jobs")
@@ -259,7 +403,7 @@ def test_what_would_be_refused_is_not_asked(fake: FakeDaemon) -> None:
         asked=["submit"],
         limits=Limits(gpu_hours=1),
     )
-    assert "there are 1 left" in text_of(result)
+    assert "this session has 1 left of 1" in text_of(result)
     assert questions == []
 
 

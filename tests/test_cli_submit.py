@@ -642,6 +642,16 @@ def test_the_directory_of_submission_is_told(fake: FakeDaemon, tmp_path: Path) -
     assert fake.body["export"] == {"SLURM_SUBMIT_DIR": "/own"}
 
 
+@pytest.mark.parametrize("line", ["#CARMA --help", "#CARMA -Wh", "#SBATCH -h"])
+def test_a_directive_cannot_ask_for_help(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    path = script(tmp_path / "job.sh", f"#!/bin/bash\n{line}\n")
+    assert run(["submit", path]) == 2
+    out, err = capsys.readouterr()
+    assert (out, f"{path}:2: a {line.split()[0]} line cannot ask for help" in err) == ("", True)
+
+
 def test_a_wrong_directive_is_shown_with_its_line(
     fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

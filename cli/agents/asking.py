@@ -4,15 +4,17 @@ agent cannot answer them."""
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from hashlib import sha256
 from typing import Annotated, Any
 
 from mcp.server.elicitation import AcceptedElicitation, ElicitationResult
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.resolve import Elicit, Resolve
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from carmad.readable import clean
 from cli.agents.limits import as_jobs, gpu_hours
@@ -23,38 +25,63 @@ NAMED = 5  # jobs in a question
 Tool = Callable[..., Any]
 
 
-class Consent(BaseModel):
-    yes: bool = Field(title="Yes", description="Do this")
+def as_tool(
+    verb: str,
+    change: Callable[..., Any],
+    prepare: Callable[[Any], Any],
+    question: Callable[[Any], str] | None,
+) -> Tool:
+    """The tool that makes a change with what is prepared from its argument. `change`: its first
+    parameter is what `prepare` returns. `prepare`: raises ToolError for what is refused. `question`
+    about what is prepared: nothing is done before a person has said yes to it."""
+    (argument,) = inspect.signature(prepare, eval_str=True).parameters.values()
+    its = inspect.signature(change, eval_str=True)
+    _, *others = its.parameters.values()
+    resolved: dict[str, Any] = {"prepared": Annotated[Any, Resolve(prepare)]}
+    if question:
+        resolve = Resolve(_ask(verb, resolved["prepared"], question))
+        resolved["consent"] = Annotated[ElicitationResult[Any], resolve]
 
-
-def ask_first(verb: str, tool: Tool, question: Callable[[Any], str]) -> Tool:
-    """The tool, which does nothing before a person has agreed. `question`: its text, of the tool's
-    first argument; it raises what the tool would refuse anyway."""
-
-    def by_words(words: list[str], context: Context[Any, Any]) -> Elicit[Consent]:
-        _refuse_silent(verb, context)
-        return Elicit(question(words), Consent)
-
-    def by_job(job: str | int, context: Context[Any, Any]) -> Elicit[Consent]:
-        _refuse_silent(verb, context)
-        return Elicit(question(job), Consent)
-
-    @wraps(tool)
-    def call(*, consent: object, **arguments: Any) -> Any:
-        if not (isinstance(consent, AcceptedElicitation) and consent.data.yes):
+    @wraps(change)
+    def call(*, prepared: Any, consent: object = None, **arguments: Any) -> Any:
+        del arguments[argument.name]
+        if question and not (isinstance(consent, AcceptedElicitation) and consent.data.yes):
             raise ToolError(
                 f"the user did not agree to {verb}: nothing was done. Ask what they want"
             )
-        return tool(**arguments)
+        return change(prepared, **arguments)
 
-    its = inspect.signature(tool, eval_str=True)
-    resolve = Resolve(by_words if "words" in its.parameters else by_job)
-    asked = Annotated[ElicitationResult[Consent], resolve]
-    consent = inspect.Parameter("consent", inspect.Parameter.KEYWORD_ONLY, annotation=asked)
-    signature = its.replace(parameters=[*its.parameters.values(), consent])
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    filled = [inspect.Parameter(name, keyword, annotation=each) for name, each in resolved.items()]
+    signature = its.replace(parameters=[argument, *others, *filled])
     call.__signature__ = signature  # type: ignore[attr-defined]
-    call.__annotations__ = {**tool.__annotations__, "consent": asked}
+    call.__annotations__ = {each.name: each.annotation for each in signature.parameters.values()}
     return call
+
+
+def _ask(verb: str, prepared: Any, question: Callable[[Any], str]) -> Callable[..., Any]:
+    """What puts the question. `prepared`: the annotation of what it is about."""
+
+    def ask(prepared: Any, context: Context[Any, Any]) -> Elicit[Any]:
+        _refuse_silent(verb, context)
+        return Elicit(question(prepared), _form(prepared))
+
+    ask.__annotations__ = {"prepared": prepared, "context": Context[Any, Any]}
+    return ask
+
+
+def _form(prepared: Any) -> type[BaseModel]:
+    """What a person fills in. By the protocol since 2026-07-28, a request is made anew when the
+    answer comes, and an answer to a question that now differs does not count: so the form has the
+    digest of the whole request, of which the question shows only some."""
+    body = getattr(prepared, "body", None)
+    digest = sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+    class Consent(BaseModel):
+        model_config = ConfigDict(json_schema_extra={"$comment": digest} if body else None)
+        yes: bool = Field(title="Yes", description="Do this")
+
+    return Consent
 
 
 def _refuse_silent(verb: str, context: Context[Any, Any]) -> None:
@@ -63,9 +90,9 @@ def _refuse_silent(verb: str, context: Context[Any, Any]) -> None:
     asks = its.elicitation if its else None
     if asks is None or (asks.form is None and asks.url is not None):
         raise ToolError(
-            f"the user is to be asked before each {verb}, and this program shows no questions of"
-            f" servers\nThe user can run it in a shell, or start `carma mcp --allow {verb}` and let"
-            " the program itself ask."
+            f"the user wants to be asked before each {verb}, but this program cannot show them a"
+            f" question from CARMA\nThey can run it in a shell, or start `carma mcp --allow {verb}`"
+            " and let the program itself ask."
         )
 
 

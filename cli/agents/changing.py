@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import anyio.from_thread
 from mcp.server.mcpserver import Context
@@ -13,29 +13,52 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 from pydantic import Field
 
-from carmad.api.actions import ResultsOut
+from carmad.api.actions import ResultOut, ResultsOut
 from carmad.api.guesses import EstimatesOut
 from carmad.api.intake import SubmittedOut
+from carmad.api.wire import parse_selection
+from carmad.errors import CarmaError
 from cli import client, estimation
 from cli.agents.limits import Limits, as_jobs
-from cli.agents.reading import Job, Words, helpful, label_of, request
+from cli.agents.reading import Words, helpful, label_of, request
 from cli.agents.shapes import AgentEstimateOut, figures, largest, uses
 from cli.missing import refuse_missing
 from cli.submission import settle_messages
 from cli.vary import safe_mib
 
 Jobs = list[dict[str, Any]]
+OneJob = Annotated[
+    str | int,
+    Field(
+        description='the id of one job, as in the queue: 12; "12_3" for a task of an array, 12 or'
+        ' "12_[0-7]" for all or some of its tasks; "last": your latest job'
+    ),
+]
+
+
+class Request(NamedTuple):
+    """What is posted, read once from the words: the files it was read from may change."""
+
+    words: list[str]
+    options: Namespace
+    body: dict[str, Any]
+
+
+class Selection(NamedTuple):
+    verb: str
+    label: str
+    jobs: Jobs
 
 
 class Changes:
-    """The tools of one session."""
+    """The tools of one session. Each makes its change with what `prepare` has read and checked."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
 
     def estimate(
         self,
-        words: Words,
+        request: Request,
         context: Context[Any, Any],
         explain: Annotated[bool, Field(description="also what the memory is used for")] = False,
         fit_mib: Annotated[
@@ -48,80 +71,97 @@ class Changes:
         """Whether a command's script stops by itself, how much GPU memory it needs, and with
         `fit_mib` the largest batch that fits. It needs no GPU: the script's first steps run, as
         you, confined: it can change no file and reach no network. Takes seconds to minutes."""
-        options, body = self.estimate_request(words)
+        body = request.body
         if fit_mib is None:
             return _estimate(estimation.ask(body, explain), explain)
-        estimation.refuse_wrapped(options)
+        estimation.refuse_wrapped(request.options)
         found = estimation.find_largest(body, vary, fit_mib, _report_to(context))
         if found.refused and not found.tried:
             return _estimate(found.refused[1], explain)
-        body["argv"] = found.command.fill(found.largest or found.command.value)
-        answer = _estimate(estimation.ask({**body, "memory_mib": None}, explain), explain)
-        return {**answer, "largest": largest(found)}
+        argv = found.command.fill(found.largest or found.command.value)
+        body = {**body, "argv": argv, "memory_mib": None}
+        return {**_estimate(estimation.ask(body, explain), explain), "largest": largest(found)}
 
-    def submit(self, words: Words) -> SubmittedOut:
+    def submit(self, request: Request) -> SubmittedOut:
         """Submit a job; its id. It runs as you, with your files."""
-        options, body = self.submission(words)
-        settle_messages(options, body)
-        with self._limits.spend(as_jobs(body)):
-            made: SubmittedOut = client.post("/v1/jobs", body)
+        with self._limits.spend("submit", as_jobs(request.body)):
+            made: SubmittedOut = client.post("/v1/jobs", request.body)
         self._limits.remember(made["ids"])
         return made
 
-    def cancel(self, job: Job) -> ResultsOut:
+    def cancel(self, selection: Selection) -> ResultsOut:
         """End a job."""
-        return self._act("cancel", job)
+        return self._act(selection)
 
-    def hold(self, job: Job) -> ResultsOut:
+    def hold(self, selection: Selection) -> ResultsOut:
         """Keep a waiting job from being started."""
-        return self._act("hold", job)
+        return self._act(selection)
 
-    def release(self, job: Job) -> ResultsOut:
+    def release(self, selection: Selection) -> ResultsOut:
         """Let a held job be started again."""
-        return self._act("release", job)
+        return self._act(selection)
 
-    def requeue(self, job: Job) -> ResultsOut:
+    def requeue(self, selection: Selection) -> ResultsOut:
         """Run a job that has ended once more."""
-        return self._act("requeue", job)
+        return self._act(selection)
 
-    def estimate_request(self, words: list[str]) -> tuple[Namespace, dict[str, Any]]:
-        """The options and the request. Raises CarmaError for what may not be tried."""
+    def prepare(self, verb: str) -> Callable[[Any], Request | Selection]:
+        """What makes a request of a tool's argument. It raises CarmaError for what may not be
+        done."""
+        if verb in ("estimate", "submit"):
+            return self._trial if verb == "estimate" else self._submission
+
+        def select(job: OneJob) -> Selection:
+            return self._select(verb, job)
+
+        return select
+
+    def _trial(self, words: Words) -> Request:
         options, body = estimation.read(words, helpful(words))
         self._limits.check_request(body)
-        return options, body
+        return Request(words, options, body)
 
-    def submission(self, words: list[str]) -> tuple[Namespace, dict[str, Any]]:
-        """The options and the request. Raises CarmaError for what may not be submitted."""
+    def _submission(self, words: Words) -> Request:
         options, body = request(words)
         if options.dry_run:
             raise ToolError("--dry-run submits nothing: call `what_if`")
+        settle_messages(options, body)
         refuse_missing(options, body)
         self._limits.check_request(body)
-        self._limits.check_time(as_jobs(body))
-        return options, body
+        self._limits.check_time("submit", as_jobs(body))
+        return Request(words, options, body)
 
-    def selection(self, verb: str, job: str | int) -> Jobs:
-        """The jobs that this names. Raises CarmaError for what may not be done to them."""
-        found: Jobs = client.get("/v1/jobs", select=label_of(job), fold=True)["jobs"]
-        self._limits.check_jobs(found)
-        self._limits.check_time(self._counted(verb, found))
-        return found
-
-    def _act(self, verb: str, job: str | int) -> ResultsOut:
+    def _select(self, verb: str, job: str | int) -> Selection:
         label = label_of(job)
-        counted = self._counted(verb, self.selection(verb, label))
-        with self._limits.spend(counted):
-            done: ResultsOut = client.post(f"/v1/{verb}", {"select": label})
-        if not any(result["ok"] for result in done["results"]):
-            self._limits.give_back(counted)
+        _refuse_several(label)
+        counted_singly = verb in ("release", "requeue")
+        found: Jobs = client.get("/v1/jobs", select=label, fold=not counted_singly)["jobs"]
+        self._limits.check_jobs(found)
+        self._limits.check_time(verb, found)
+        return Selection(verb, label, found)
+
+    def _act(self, selection: Selection) -> ResultsOut:
+        with self._limits.spend(selection.verb, selection.jobs) as counted:
+            done: ResultsOut = client.post(f"/v1/{selection.verb}", {"select": selection.label})
+        ids = {id for result in done["results"] if result["ok"] for id in _ids(result)}
+        self._limits.give_back({key: job for key, job in counted.items() if key[0] not in ids})
         return done
 
-    def _counted(self, verb: str, jobs: Jobs) -> Jobs:
-        """Those whose time it costs. Others' jobs have none here: carmad refuses to act on them."""
-        if verb not in ("release", "requeue"):
-            return []
-        again = verb == "requeue"
-        return [job for job in jobs if "cwd" in job and (again or self._limits.is_new(job["id"]))]
+
+def _ids(result: ResultOut) -> range:
+    """Of the tasks that it stands for."""
+    return range(result["id"], result["id"] + result.get("count", 1))
+
+
+def _refuse_several(label: str) -> None:
+    """Raises CarmaError for what names more than a job, or than tasks of one array."""
+    named = parse_selection(label)
+    jobs = named.ids | {array for array, _ in named.tasks}
+    if named.last or named.all or named.ranges or len(jobs) != 1:
+        raise CarmaError(
+            f"{label!r:.80} may name several jobs, and a call is about one",
+            "name one job, such as 42, or tasks of one array, such as 42_3 or 42_[0-7]",
+        )
 
 
 # What a program may ask its user for, by the protocol's words. What lets a command run is

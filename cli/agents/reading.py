@@ -51,9 +51,14 @@ Rows = Annotated[int, Field(ge=1, le=500, description="at most so many jobs")]
 Since = Annotated[str | None, Field(description="as 2026-01-31 or 7d")]
 
 
-def status() -> AgentStatusOut:
-    """The GPUs with their load, free memory and jobs, and the queue in numbers."""
-    return digest(client.get("/v1/status"))
+def status(
+    first_gpu: Annotated[
+        int, Field(ge=0, description="leave out GPUs with a lower index than this")
+    ] = 0,
+) -> AgentStatusOut:
+    """The GPUs with their load, free memory and jobs, and the queue in numbers. If `left_out` says
+    that more GPUs follow, ask again with the next index as `first_gpu`."""
+    return digest(client.get("/v1/status"), first_gpu)
 
 
 def queue(user: str | None = None, limit: Rows = 50) -> RowsOut:
@@ -149,6 +154,6 @@ def helpful(words: list[str]) -> Parser:
     """The parser of `carma submit`, unless the words ask it for help: printing that would end the
     session."""
     parser = build_parser()
-    if {"-h", "--help"} & set(parser.split(words)[0]):
+    if parser.asks_for_help(parser.split(words)[0]):
         raise ToolError(parser.format_help())
     return parser

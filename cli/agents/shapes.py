@@ -128,8 +128,9 @@ def why_row(answer: WhyOut) -> AgentWhyOut:
     return cast(AgentWhyOut, {**answer, "job": row(answer["job"])})
 
 
-def digest(answer: StatusOut) -> AgentStatusOut:
-    """The status in a few hundred characters, and a hundred for each GPU."""
+def digest(answer: StatusOut, first_gpu: int = 0) -> AgentStatusOut:
+    """The status in a few hundred characters, and a hundred for each GPU from the index `first_gpu`
+    on."""
     me = answer["me"]["user"]
     yours: dict[str, list[str]] = {}
     for job in answer["jobs"]:
@@ -143,7 +144,7 @@ def digest(answer: StatusOut) -> AgentStatusOut:
         "counts": answer["counts"],
         "yours": {state: labels[:NAMES] for state, labels in yours.items()},
         "kinds": list(dict.fromkeys(gpu["name"] for gpu in answer["gpus"])),
-        "gpus": [_gpu(gpu) for gpu in answer["gpus"]],
+        "gpus": [_gpu(gpu) for gpu in answer["gpus"] if gpu["index"] >= first_gpu],
     }
 
 
