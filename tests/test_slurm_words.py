@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ from cli.slurm.states import CODES, STATES, exit_code, parse_states, reason_of, 
 from cli.slurm.step import file_name
 from cli.slurm.words import run
 from tests.fake_daemon import FakeDaemon, ended, job, private, serving, waiting
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = "a|b\nc\x1b[2J"
@@ -477,3 +480,28 @@ def test_squeue_is_light(fake: FakeDaemon, words: list[str]) -> None:
     loaded = {*found.stdout.splitlines()[-1].split()}
     assert not HEAVY & loaded
     assert not {"re", "argparse", "json", "enum", "collections"} & loaded
+
+
+# signals
+
+
+def test_a_signal_reaches_no_job_of_another_daemon(
+    fake: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs(fake, job(id=7_654_321, label="7654321"))
+    here, there = os.environ["CARMA_SOCKET"], str(tmp_path / "other.sock")
+    sleepers = {
+        socket: subprocess.Popen(
+            ["sleep", "1000"],
+            env={**os.environ, "CARMA_JOB_ID": "7654321", "CARMA_SOCKET": socket},
+        )
+        for socket in (here, there)
+    }
+    try:
+        assert run("scancel", ["-s", "USR1", "7654321"]) == 0
+        assert sleepers[here].wait(PATIENCE_S) == -signal.SIGUSR1
+        assert sleepers[there].poll() is None
+    finally:
+        for each in sleepers.values():
+            each.kill()
+            each.wait()
