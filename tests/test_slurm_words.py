@@ -322,6 +322,17 @@ def test_scontrol_shows_jobs_and_the_server(
     assert "MinJobAge               = 300 sec" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "words", ["show job -d 42", "show -o job 42", "show job 42 -dd", "-o show job=42"]
+)
+def test_options_of_scontrol_stand_anywhere(
+    fake: FakeDaemon, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, job())
+    assert run("scontrol", words.split()) == 0
+    assert len(lines(capsys)) == 1 or "-o" not in words
+
+
 def test_scontrol_changes_jobs(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     done = {"schema": 1, "results": [{"label": "42", "id": 42, "ok": True, "message": "held"}]}
     for verb in ("hold", "update"):
@@ -332,6 +343,8 @@ def test_scontrol_changes_jobs(fake: FakeDaemon, capsys: pytest.CaptureFixture[s
     assert run("scontrol", words) == 0
     assert fake.body == {"select": "42", "user": None, "time_limit_s": 3600.0, "nice": 5}
     assert "ignored: partition" in capsys.readouterr().err
+    assert run("scontrol", ["update", "job=42", "nice=6"]) == 0
+    assert fake.body == {"select": "42", "user": None, "nice": 6}
     assert run("scontrol", ["update", "JobId=42", "NumNodes=2"]) == 1
     assert run("scontrol", ["frobnicate"]) == 1
 

@@ -300,7 +300,7 @@ def _update(pairs: Sequence[str]) -> int:
         if not equals:
             raise Usage(f"Invalid input: {pair}", "Request aborted")
         given[name.lower()] = value.strip("'\"")
-    job = given.pop("jobid", "")
+    job = given.pop("jobid", "") or given.pop("job", "")
     if not job:
         raise Usage("only jobs can be updated", "give JobId=N")
     ignored = [name for name in given if name in HARMLESS]
