@@ -22,6 +22,7 @@ from cli.problems import Problem, Refused, Usage
 from cli.slurm import VERSION, WORDS
 from cli.slurm.fields import FIELDS, HOST, LETTERS, NAMES, TITLES
 from cli.slurm.formats import parse_names, parse_percent, parse_titles
+from cli.slurm.sacct import moment
 from cli.slurm.scontrol import expand
 from cli.slurm.states import CODES, STATES, exit_code, parse_states, reason_of, state_of
 from cli.slurm.step import file_name
@@ -131,6 +132,39 @@ def test_what_programs_read_has_a_line_for_each_job_whatever_its_name(
     assert run("sacct", ["-n", "-p", "--format=jobid,state"]) == 0
     assert run("squeue", ["-h", "-t", "all", "-o", "%i %j"]) == 0
     assert lines(capsys) == ["42|a?b?c?[2J|COMPLETED", "42|COMPLETED|", "42 a|b?c?[2J"]
+
+
+def test_sacct_has_the_fields_that_tools_ask_for(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, job())
+    words = ["-nPj", "42", "--units=K", "--noconvert", "-W", "x", "-k", "1"]
+    assert run("sacct", [*words, "-o", "time,TimelimitRaw,AveRSS,UserCPU,MaxVMSize,job"]) == 0
+    assert lines(capsys) == ["02:00:00|120||||42"]
+    assert run("sacct", ["-Pj", "42", "-o", "ALL"]) == 0
+    assert lines(capsys)[0].split("|") == [title for title, _ in TITLES.values()]
+    assert run("sacct", ["-nj", "42", "-g", "no such group"]) == 0
+    assert run("squeue", ["-h", "--noconvert", "-O", "gres:12"]) == 0
+    assert run("sinfo", ["-h", "-O", "gresused:40"]) == 0
+    gres, used = lines(capsys)
+    assert gres == "gres:gpu:1  " and used.startswith("gpu:a100-sxm4-40gb:1 ")
+
+
+def test_sacct_takes_times_as_slurm_does() -> None:
+    year = datetime.now().astimezone().year
+    for text, local in {
+        "1128": f"{year}-11-28",
+        "11/28": f"{year}-11-28",
+        "112825": "2025-11-28",
+        "11/28/25-7:30": "2025-11-28T07:30",
+        "2025-11-28T07:30:01": "2025-11-28T07:30:01",
+    }.items():
+        assert datetime.fromisoformat(moment(text)) == datetime.fromisoformat(local).astimezone()
+    today = datetime.now().astimezone().date()
+    assert datetime.fromisoformat(moment("00:00")).astimezone().date() >= today
+    for text in ("1328", "11/2a", "now-x", "25:00", ""):
+        with pytest.raises(Usage, match="Invalid time"):
+            moment(text)
 
 
 def test_sacct_asks_for_today_unless_jobs_are_named(fake: FakeDaemon) -> None:
@@ -297,10 +331,19 @@ def test_sinfo_shows_one_node(fake: FakeDaemon, capsys: pytest.CaptureFixture[st
     assert run("sinfo", ["-h", "-o", "%P %G"]) == 0
     assert run("sinfo", ["-h", "-p", "other"]) == 0
     assert run("sinfo", ["-Nh", "-O", "nodelist:30,statelong:8"]) == 0
-    first, second, third = lines(capsys)
-    assert first.split() == ["carma*", "up", "infinite", "1", "mix", HOST]
+    first, second, other, third = lines(capsys)
+    assert first.split() == ["carma*", "up", "infinite", "1", "mix", HOST] == other.split()
     assert second == "carma* gpu:a100-sxm4-40gb:2"
     assert third.split() == [HOST, "mixed"]
+
+
+def test_sinfo_has_a_long_line_for_each_node(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("sinfo", ["-N", "-l"]) == 0
+    _, header, row = lines(capsys)
+    assert header.split()[:6] == ["NODELIST", "NODES", "PARTITION", "STATE", "CPUS", "S:C:T"]
+    assert row.split()[:4] == [HOST, "1", "carma*", "mixed"]
 
 
 def test_scontrol_shows_jobs_and_the_server(

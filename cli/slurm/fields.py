@@ -168,6 +168,11 @@ def _limit(job: JobOut) -> str:
     return "UNLIMITED" if limit_s is None else clock(limit_s)
 
 
+def _limit_minutes(job: JobOut) -> str:
+    limit_s = job.get("time_limit_s")
+    return "UNLIMITED" if limit_s is None else str(int(limit_s // 60))
+
+
 def _where(job: JobOut) -> str:
     return nodes(job) if has_started(job) else f"({reason_of(job)})"
 
@@ -180,6 +185,11 @@ def _nothing(_: JobOut) -> str:
     return ""
 
 
+# What sacct has of these is empty: CARMA does not record it.
+UNKNOWN = (
+    "TotalCPU UserCPU SystemCPU AveCPU MaxRSS AveRSS MaxVMSize AveVMSize"
+    " ConsumedEnergy ConsumedEnergyRaw"
+)
 FIELDS = (
     Field("jobarrayid", "i", "JOBID", "JobID", 12, lambda j: j["label"]),
     Field("jobid", "A", "JOBID", "JobIDRaw", 12, lambda j: str(j["id"])),
@@ -202,13 +212,14 @@ FIELDS = (
     Field("reasonlist", "R", "NODELIST(REASON)", "", 20, _where),
     Field("timeused", "M", "TIME", "", 10, lambda j: clock(j["elapsed_s"])),
     Field("timelimit", "l", "TIME_LIMIT", "", 10, _limit),
+    Field("", "", "", "Timelimit", 10, lambda j: long_clock(j.get("time_limit_s"))),
+    Field("", "", "", "TimelimitRaw", 10, _limit_minutes),
     Field("timeleft", "L", "TIME_LEFT", "", 10, time_left),
     Field("", "", "", "Elapsed", 10, lambda j: long_clock(j["elapsed_s"])),
     Field("", "", "", "ElapsedRaw", 10, _seconds),
     Field("", "", "", "CPUTime", 10, lambda j: long_clock(_cpu_time(j))),
     Field("", "", "", "CPUTimeRAW", 10, lambda j: str(_cpu_time(j))),
-    Field("", "", "", "TotalCPU", 10, _nothing),
-    Field("", "", "", "MaxRSS", 10, _nothing),
+    Field("", "", "", UNKNOWN, 10, _nothing),
     Field("nodelist", "N", "NODELIST", "NodeList", 15, lambda j: nodes(j) or "None assigned"),
     Field("batchhost", "B", "EXEC_HOST", "", 15, lambda j: nodes(j) or "n/a"),
     Field("numnodes", "D", "NODES", "NNodes AllocNodes", 8, lambda _: "1"),
@@ -217,6 +228,7 @@ FIELDS = (
     Field("numtasks", "", "TASKS", "NTasks", 8, lambda _: "1"),
     Field("minmemory", "m", "MIN_MEMORY", "ReqMem", 10, memory),
     Field("tres-per-node", "b", "TRES_PER_NODE", "", 15, lambda j: gres(j) or "N/A"),
+    Field("gres", "", "GRES", "", 15, lambda j: gres(j) or "N/A"),
     Field("tres-alloc", "", "TRES_ALLOC", "AllocTRES", 10, tres),
     Field("tres", "", "TRES", "ReqTRES", 10, tres),
     Field("dependency", "E", "DEPENDENCY", "", 20, lambda j: dependency(j) or "(null)"),

@@ -46,6 +46,7 @@ def declare(parser: Options) -> None:
     add("-A", "--account", metavar="NAMES", help="ignored: there are no accounts")
     add("-q", "--qos", metavar="NAMES", help="ignored: there are none")
     add("-w", "--nodelist", metavar="NAMES", help="ignored: there is one node")
+    add("--noconvert", action="store_true", help="ignored")
     add("--local", action="store_true", help="ignored")
     add("--json", action="store_true", help="print JSON")
 
