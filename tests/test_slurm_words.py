@@ -376,6 +376,15 @@ def test_options_of_scontrol_stand_anywhere(
     assert len(lines(capsys)) == 1 or "-o" not in words
 
 
+@pytest.mark.parametrize("interpreter", [["/bin/bash"], ["/bin/bash", "-l"]])
+def test_the_command_of_a_job_script_is_its_path(
+    fake: FakeDaemon, interpreter: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, job(argv=[*interpreter, "/home/a.sh", "one", "/two"], script_bytes=10))
+    assert run("squeue", ["-ho", "%o"]) == 0
+    assert lines(capsys) == ["/home/a.sh"]
+
+
 def test_scontrol_changes_jobs(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     done = {"schema": 1, "results": [{"label": "42", "id": 42, "ok": True, "message": "held"}]}
     for verb in ("hold", "update"):
@@ -518,6 +527,17 @@ def test_nothing_is_put_over_a_real_slurms(
     with pytest.raises(Problem, match="Slurm's own sacct"):
         slurm_commands_install(Choice(carma))  # type: ignore[arg-type]
     assert {each.name for each in carma.iterdir()} == {"carma"}
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_what_is_not_a_link_to_carma_stays(carma: Path, kind: str) -> None:
+    if kind == "link":
+        (carma / "sinfo").symlink_to("/nonexistent")
+    else:
+        (carma / "sinfo").write_text("somebody's notes")
+    with pytest.raises(Problem, match="sinfo is there"):
+        slurm_commands_install(Choice(carma))  # type: ignore[arg-type]
+    assert {each.name for each in carma.iterdir()} == {"carma", "sinfo"}
 
 
 HEAVY = {"typer", "rich", "pydantic", "typing", "dataclasses", "inspect", "asyncio", "http.client"}

@@ -107,9 +107,17 @@ def tasks_of(job: JobOut) -> str:
 
 
 def command(job: JobOut) -> str:
-    """The program or the script, without its arguments."""
+    """The job script, the text of --wrap, or the whole command of a job that has neither."""
     argv = job.get("argv") or ["(null)"]
-    return clean(argv[-1] if argv[:2] == ["/bin/sh", "-c"] else " ".join(argv))
+    if argv[:2] == ["/bin/sh", "-c"]:
+        return clean(argv[-1])
+    # A copied script stands behind its interpreter, which has one argument at most.
+    scripts = [word for word in argv[1:3] if word.startswith("/") and job.get("script_bytes")]
+    return clean(scripts[0]) if scripts else command_line(job)
+
+
+def command_line(job: JobOut) -> str:
+    return clean(" ".join(job.get("argv") or ["(null)"]))
 
 
 def time_left(job: JobOut) -> str:
@@ -238,7 +246,7 @@ FIELDS = (
     Field("priority", "p", "PRIORITY", "Priority", 10, lambda j: f"{priority(j) / 2**32:.14f}"),
     Field("prioritylong", "Q", "PRIORITY", "", 10, lambda j: str(priority(j))),
     Field("command", "o", "COMMAND", "", 20, command),
-    Field("", "", "", "SubmitLine", 20, command),
+    Field("", "", "", "SubmitLine", 20, command_line),
     Field("workdir", "Z", "WORK_DIR", "WorkDir", 20, lambda j: clean(j.get("cwd", ""))),
     Field("stdout", "", "STDOUT", "", 20, lambda j: clean(j.get("stdout") or "")),
     Field("stderr", "", "STDERR", "", 20, lambda j: clean(j.get("stderr") or "")),
