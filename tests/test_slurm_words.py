@@ -464,6 +464,50 @@ def test_sbatch_reads_a_script_and_names_what_it_ignores(
     assert err.splitlines() == [expected]
 
 
+def test_a_signal_before_no_time_limit_is_named_and_ignored(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert body_of(fake, "--signal=USR1@60", "--wrap", "true")["warn"] is None
+    assert "ignored: --signal (there is no time limit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["squeue"], ["sacct"]])
+def test_a_user_whom_nobody_knows(
+    fake: FakeDaemon, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake)
+    assert run(words[0], ["-u", "no.such.user"]) == 1
+    assert capsys.readouterr().err == f"{words[0]}: error: Invalid user: no.such.user\n"
+
+
+def test_a_signal_to_a_job_that_has_ended(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, ended(0))
+    assert run("scancel", ["-s", "USR1", "42"]) == 1
+    assert "already completing or completed" in capsys.readouterr().err
+
+
+def step(*words: str) -> str:
+    """What srun says on standard error in a job."""
+    env = {**os.environ, "CARMA_JOB_ID": "7", "SLURM_JOB_ID": "7"}
+    code = "import sys; from cli.slurm.words import run; sys.exit(run('srun', sys.argv[1:]))"
+    argv = [sys.executable, "-c", code, *words]
+    return subprocess.run(
+        argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    ).stderr
+
+
+def test_a_step_names_what_it_ignores() -> None:
+    said = step("-N", "2", "--time=5", "-J", "x", "--pty", "--mem=1G", "true")
+    assert said == "srun: ignored: -N 2 --time=5 --mem=1G\n"
+    assert step("-N1", "--overlap", "-u", "true") == ""
+
+
+def test_a_program_that_is_not_there_is_named_as_it_was() -> None:
+    assert step("no-such-program") == "srun: error: no-such-program: No such file or directory\n"
+
+
 @pytest.mark.parametrize(
     "words",
     [

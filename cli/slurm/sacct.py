@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from cli import client
 from cli.options import user_of
 from cli.problems import Usage
 from cli.slurm import words
 from cli.slurm.fields import TITLES, gid, group
 from cli.slurm.formats import delimit, lay_out, parse_titles, show
-from cli.slurm.squeue import name_of
+from cli.slurm.squeue import jobs_of
 from cli.slurm.states import carma_states, parse_states, state_of
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -107,7 +106,7 @@ def select(options: Any) -> list[JobOut]:
         users = [user_of(None, True)]
     found: list[JobOut] = []
     for user in users:
-        found += client.get("/v1/jobs", user=name_of(user), **query)["jobs"]
+        found += jobs_of(user, query)
     if jobs and options.starttime:
         since = moment(options.starttime)
         found = [job for job in found if (job.get("ended_at") or since) >= since]

@@ -122,9 +122,12 @@ def _signal(text: str | None) -> int:
 
 def _send(label: str, signum: int, options: Any) -> None:
     """The job's processes are known by their environment, which its owner and root may read."""
-    _job(label)  # Raises Problem
     jobs = client.get("/v1/jobs", select=label)["jobs"]
+    if not jobs:
+        raise Problem(UNKNOWN.format(label))
     running = {str(job["id"]) for job in jobs if job["started_at"] and not job.get("ended_at")}
+    if not running and all(job.get("ended_at") for job in jobs):
+        raise Problem(DONE.format(label))
     if not running:
         raise Problem(f"Kill job error on job id {label}: Job is pending execution")
     if not send(running, signum, batch=options.batch, full=options.full):

@@ -235,8 +235,9 @@ def _become(
         _redirect(step, task, own, is_fed)
         os.execvpe(step.command[0], list(step.command), env)
     except OSError as error:
-        what = f"{error.filename or step.command[0]}: {error.strerror}"
-        words.say("srun", f"error: {what}")
+        # Of a program that is not on PATH, it is the last place where it was looked for, as bytes.
+        name = error.filename if isinstance(error.filename, str) else step.command[0]
+        words.say("srun", f"error: {name}: {error.strerror}")
     finally:
         os._exit(NOT_FOUND)
 
