@@ -376,6 +376,17 @@ def test_options_of_scontrol_stand_anywhere(
     assert len(lines(capsys)) == 1 or "-o" not in words
 
 
+def test_how_many_tasks_share_the_cpus_is_not_guessed(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, job(cpus=4))
+    assert run("scontrol", ["show", "job", "42"]) == 0
+    assert "NumCPUs=4 NumTasks=N/A CPUs/Task=N/A" in capsys.readouterr().out
+    jobs(fake, job())
+    assert run("scontrol", ["show", "job", "42"]) == 0
+    assert "NumCPUs=1 NumTasks=1 CPUs/Task=1" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("interpreter", [["/bin/bash"], ["/bin/bash", "-l"]])
 def test_the_command_of_a_job_script_is_its_path(
     fake: FakeDaemon, interpreter: list[str], capsys: pytest.CaptureFixture[str]

@@ -61,6 +61,11 @@ def cpus(job: JobOut) -> int:
     return job.get("cpus") or 1
 
 
+def task_count(job: JobOut) -> int | None:
+    """How many tasks it has been asked to have. None: CARMA keeps only the CPUs of all together."""
+    return 1 if cpus(job) == 1 else None
+
+
 def memory(job: JobOut) -> str:
     """Of the host. 0: it is not limited."""
     mib = job.get("host_memory_mib") or 0
@@ -233,7 +238,7 @@ FIELDS = (
     Field("numnodes", "D", "NODES", "NNodes AllocNodes", 8, lambda _: "1"),
     Field("numcpus", "C", "CPUS", "AllocCPUS NCPUS", 10, lambda j: str(cpus(j))),
     Field("mincpus", "c", "MIN_CPUS", "ReqCPUS", 8, lambda j: str(cpus(j))),
-    Field("numtasks", "", "TASKS", "NTasks", 8, lambda _: "1"),
+    Field("numtasks", "", "TASKS", "NTasks", 8, lambda j: str(task_count(j) or "N/A")),
     Field("minmemory", "m", "MIN_MEMORY", "ReqMem", 10, memory),
     Field("tres-per-node", "b", "TRES_PER_NODE", "", 15, lambda j: gres(j) or "N/A"),
     Field("gres", "", "GRES", "", 15, lambda j: gres(j) or "N/A"),
