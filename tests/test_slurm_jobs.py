@@ -105,8 +105,14 @@ def test_each_task_of_a_step_reads_its_input(slurm: Slurm) -> None:
     assert sorted(said[2:]) == ["0: 50000", "1: 50000", "2: 50000"]
 
 
+def test_a_step_ends_when_nobody_reads_its_lines(slurm: Slurm) -> None:
+    job = slurm.script("-n2", lines="srun -n 2 -l yes | head -n 1; echo over")
+    slurm.carmad.ended(job)
+    assert slurm.output(job).splitlines()[-1] == "over"
+
+
 HEARS = """
-import os, signal, sys
+import os, signal, time
 def note(signum, _):
     with open(f"heard-{os.environ['SLURM_PROCID']}", "a") as file:
         file.write(f"{signal.Signals(signum).name}\\n")
@@ -116,7 +122,7 @@ for each in (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP):
     signal.signal(each, note)
 note(signal.SIGCONT, None)
 while True:
-    signal.pause()
+    time.sleep(0.1)  # a signal just before pause() would not end it
 """
 
 

@@ -50,20 +50,29 @@ def label(pipes: dict[int, int]) -> threading.Thread:
 
 
 def _label(pipes: dict[int, int]) -> None:
-    with selectors.DefaultSelector() as selector:
-        left = dict.fromkeys(pipes, b"")
-        for fd in pipes:
-            selector.register(fd, selectors.EVENT_READ)
-        while left:
-            for key, _ in selector.select():
-                fd = key.fd
-                read = os.read(fd, 65536)
-                *lines, left[fd] = (left[fd] + read).split(b"\n")
-                if not read and left[fd]:
-                    lines.append(left[fd])
-                for line in lines:
-                    os.write(1, b"%d: %s\n" % (pipes[fd], line))
-                if not read:
-                    selector.unregister(fd)
-                    os.close(fd)
-                    del left[fd]
+    left = dict.fromkeys(pipes, b"")
+    with selectors.DefaultSelector() as selector, suppress(OSError):  # nobody reads it any more
+        _copy_lines(pipes, left, selector)
+    for fd in left:  # a task that writes more learns of it
+        os.close(fd)
+
+
+def _copy_lines(
+    pipes: dict[int, int], left: dict[int, bytes], selector: selectors.BaseSelector
+) -> None:
+    """`left`: of each pipe that is open, the beginning of a line."""
+    for fd in pipes:
+        selector.register(fd, selectors.EVENT_READ)
+    while left:
+        for key, _ in selector.select():
+            fd = key.fd
+            read = os.read(fd, BLOCK)
+            *lines, left[fd] = (left[fd] + read).split(b"\n")
+            if not read and left[fd]:
+                lines.append(left[fd])
+            for line in lines:
+                os.write(1, b"%d: %s\n" % (pipes[fd], line))
+            if not read:
+                selector.unregister(fd)
+                os.close(fd)
+                del left[fd]
