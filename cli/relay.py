@@ -27,7 +27,7 @@ def select_heeded(signums: tuple[signal.Signals, ...]) -> list[signal.Signals]:
 @contextmanager
 def hold_back() -> Iterator[None]:
     """Block signals until `await_end` takes them. A child calls `undo`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _signals())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals())
     try:
         yield
     finally:
@@ -39,7 +39,7 @@ def undo() -> None:
     ours = select_heeded((*LEAVING, *TOLD, *FROM_TERMINAL))
     for signum in (*ours, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
         signal.signal(signum, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _signals())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals())
 
 
 def await_end(child: int, next_s: float, meanwhile: Callable[[], float]) -> None:
@@ -49,7 +49,7 @@ def await_end(child: int, next_s: float, meanwhile: Callable[[], float]) -> None
     If it alone is stopped, as by a shell's `suspend`, stop as well, so that the calling shell takes
     over.
     """
-    waited_for = _signals()
+    waited_for = signals()
     ending = False  # Slurm wakes what it is about to end
     while True:
         got = signal.sigtimedwait(waited_for, next_s)
@@ -68,11 +68,12 @@ def await_end(child: int, next_s: float, meanwhile: Callable[[], float]) -> None
 
 def forget() -> None:
     """Discard signals that are still pending: the command has ended."""
-    while signal.sigtimedwait(_signals(), 0):
+    while signal.sigtimedwait(signals(), 0):
         pass
 
 
-def _signals() -> AbstractSet[signal.Signals]:
+def signals() -> AbstractSet[signal.Signals]:
+    """Those that `hold_back` blocks."""
     return {*select_heeded((*LEAVING, *TOLD, *FROM_TERMINAL)), *_WATCHED}
 
 

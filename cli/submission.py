@@ -32,7 +32,8 @@ class Ignored(argparse.Action):
     """Collects what is ignored, as it was written."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        text = f"{option}={values}" if (option or "").startswith("--") else f"{option} {values}"
+        sign = "=" if (option or "").startswith("--") else " "
+        text = f"{option}" if values is None else f"{option}{sign}{values}"
         namespace.ignored = [*(getattr(namespace, "ignored", None) or ()), text]
 
 

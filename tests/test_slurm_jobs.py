@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,70 @@ def test_a_step_divides_the_gpus(slurm: Slurm) -> None:
     whole, *parts = slurm.output(job).splitlines()
     gpus = whole.split(",")
     assert len(gpus) == 2 and sorted(parts) == [f"{at}: {gpu}" for at, gpu in enumerate(gpus)]
+
+
+def test_each_task_of_a_step_reads_its_input(slurm: Slurm) -> None:
+    lines = "srun -n 2 -l sh <<X\necho task $SLURM_NTASKS\nX"
+    job = slurm.script("-n2", lines=lines + "\nseq 50000 | srun -n 3 -l sh -c 'tail -n1; exit 4'")
+    slurm.carmad.ended(job)
+    assert slurm.sacct(job, "exitcode") == ["4:0"]
+    said = [line for line in slurm.output(job).splitlines() if not line.startswith("srun")]
+    assert sorted(said[:2]) == ["0: task 2", "1: task 2"]
+    assert sorted(said[2:]) == ["0: 50000", "1: 50000", "2: 50000"]
+
+
+def test_a_step_ends_when_nobody_reads_its_lines(slurm: Slurm) -> None:
+    job = slurm.script("-n2", lines="srun -n 2 -l yes | head -n 1; echo over")
+    slurm.carmad.ended(job)
+    assert slurm.output(job).splitlines()[-1] == "over"
+
+
+HEARS = """
+import os, signal, time
+def note(signum, _):
+    with open(f"heard-{os.environ['SLURM_PROCID']}", "a") as file:
+        file.write(f"{signal.Signals(signum).name}\\n")
+    if signum == signal.SIGHUP:
+        os._exit(0)
+for each in (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP):
+    signal.signal(each, note)
+note(signal.SIGCONT, None)
+while True:
+    time.sleep(0.1)  # a signal just before pause() would not end it
+"""
+
+
+def test_a_task_gets_each_signal_once(slurm: Slurm) -> None:
+    work = slurm.carmad.work
+    (work / "hears.py").write_text(HEARS)
+    step = f"srun -n 2 {sys.executable} hears.py & echo $! > step"
+    lines = f"trap : TERM\n{step}\nwhile kill -0 $!; do wait; done"
+    job = slurm.script("-n2", lines=lines)
+
+    def heard() -> list[list[str]]:
+        return [path.read_text().split() for path in sorted(work.glob("heard-*"))]
+
+    def both_hear(name: str) -> None:
+        def do_they() -> bool:
+            return len(heard()) == 2 and all(name in each for each in heard())
+
+        until(do_they, name)
+
+    both_hear("SIGCONT")
+    srun = int((work / "step").read_text())
+    os.kill(srun, signal.SIGUSR1)
+    both_hear("SIGUSR1")
+    slurm.say("scancel", "--signal=USR2", str(job))
+    both_hear("SIGUSR2")
+    slurm.say("scancel", str(job))  # carmad does it
+    both_hear("SIGTERM")
+    with suppress(ProcessLookupError):  # its grace is over
+        os.kill(srun, signal.SIGHUP)
+    slurm.carmad.ended(job)
+    for each in heard():
+        assert [word for word in each if word != "SIGHUP"] == [
+            *("SIGCONT", "SIGUSR1", "SIGUSR2", "SIGTERM")
+        ]
 
 
 def test_states_of_jobs_that_end_badly(slurm: Slurm) -> None:

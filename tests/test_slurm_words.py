@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,11 +22,13 @@ from cli.problems import Problem, Refused, Usage
 from cli.slurm import VERSION, WORDS
 from cli.slurm.fields import FIELDS, HOST, LETTERS, NAMES, TITLES
 from cli.slurm.formats import parse_names, parse_percent, parse_titles
+from cli.slurm.sacct import moment
 from cli.slurm.scontrol import expand
 from cli.slurm.states import CODES, STATES, exit_code, parse_states, reason_of, state_of
 from cli.slurm.step import file_name
 from cli.slurm.words import run
 from tests.fake_daemon import FakeDaemon, ended, job, private, serving, waiting
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = "a|b\nc\x1b[2J"
@@ -128,6 +132,39 @@ def test_what_programs_read_has_a_line_for_each_job_whatever_its_name(
     assert run("sacct", ["-n", "-p", "--format=jobid,state"]) == 0
     assert run("squeue", ["-h", "-t", "all", "-o", "%i %j"]) == 0
     assert lines(capsys) == ["42|a?b?c?[2J|COMPLETED", "42|COMPLETED|", "42 a|b?c?[2J"]
+
+
+def test_sacct_has_the_fields_that_tools_ask_for(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, job())
+    words = ["-nPj", "42", "--units=K", "--noconvert", "-W", "x", "-k", "1"]
+    assert run("sacct", [*words, "-o", "time,TimelimitRaw,AveRSS,UserCPU,MaxVMSize,job"]) == 0
+    assert lines(capsys) == ["02:00:00|120||||42"]
+    assert run("sacct", ["-Pj", "42", "-o", "ALL"]) == 0
+    assert lines(capsys)[0].split("|") == [title for title, _ in TITLES.values()]
+    assert run("sacct", ["-nj", "42", "-g", "no such group"]) == 0
+    assert run("squeue", ["-h", "--noconvert", "-O", "gres:12"]) == 0
+    assert run("sinfo", ["-h", "-O", "gresused:40"]) == 0
+    gres, used = lines(capsys)
+    assert gres == "gres:gpu:1  " and used.startswith("gpu:a100-sxm4-40gb:1 ")
+
+
+def test_sacct_takes_times_as_slurm_does() -> None:
+    year = datetime.now().astimezone().year
+    for text, local in {
+        "1128": f"{year}-11-28",
+        "11/28": f"{year}-11-28",
+        "112825": "2025-11-28",
+        "11/28/25-7:30": "2025-11-28T07:30",
+        "2025-11-28T07:30:01": "2025-11-28T07:30:01",
+    }.items():
+        assert datetime.fromisoformat(moment(text)) == datetime.fromisoformat(local).astimezone()
+    today = datetime.now().astimezone().date()
+    assert datetime.fromisoformat(moment("00:00")).astimezone().date() >= today
+    for text in ("1328", "11/2a", "now-x", "25:00", ""):
+        with pytest.raises(Usage, match="Invalid time"):
+            moment(text)
 
 
 def test_sacct_asks_for_today_unless_jobs_are_named(fake: FakeDaemon) -> None:
@@ -294,10 +331,19 @@ def test_sinfo_shows_one_node(fake: FakeDaemon, capsys: pytest.CaptureFixture[st
     assert run("sinfo", ["-h", "-o", "%P %G"]) == 0
     assert run("sinfo", ["-h", "-p", "other"]) == 0
     assert run("sinfo", ["-Nh", "-O", "nodelist:30,statelong:8"]) == 0
-    first, second, third = lines(capsys)
-    assert first.split() == ["carma*", "up", "infinite", "1", "mix", HOST]
+    first, second, other, third = lines(capsys)
+    assert first.split() == ["carma*", "up", "infinite", "1", "mix", HOST] == other.split()
     assert second == "carma* gpu:a100-sxm4-40gb:2"
     assert third.split() == [HOST, "mixed"]
+
+
+def test_sinfo_has_a_long_line_for_each_node(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("sinfo", ["-N", "-l"]) == 0
+    _, header, row = lines(capsys)
+    assert header.split()[:6] == ["NODELIST", "NODES", "PARTITION", "STATE", "CPUS", "S:C:T"]
+    assert row.split()[:4] == [HOST, "1", "carma*", "mixed"]
 
 
 def test_scontrol_shows_jobs_and_the_server(
@@ -319,6 +365,37 @@ def test_scontrol_shows_jobs_and_the_server(
     assert "MinJobAge               = 300 sec" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "words", ["show job -d 42", "show -o job 42", "show job 42 -dd", "-o show job=42"]
+)
+def test_options_of_scontrol_stand_anywhere(
+    fake: FakeDaemon, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, job())
+    assert run("scontrol", words.split()) == 0
+    assert len(lines(capsys)) == 1 or "-o" not in words
+
+
+def test_how_many_tasks_share_the_cpus_is_not_guessed(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, job(cpus=4))
+    assert run("scontrol", ["show", "job", "42"]) == 0
+    assert "NumCPUs=4 NumTasks=N/A CPUs/Task=N/A" in capsys.readouterr().out
+    jobs(fake, job())
+    assert run("scontrol", ["show", "job", "42"]) == 0
+    assert "NumCPUs=1 NumTasks=1 CPUs/Task=1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("interpreter", [["/bin/bash"], ["/bin/bash", "-l"]])
+def test_the_command_of_a_job_script_is_its_path(
+    fake: FakeDaemon, interpreter: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, job(argv=[*interpreter, "/home/a.sh", "one", "/two"], script_bytes=10))
+    assert run("squeue", ["-ho", "%o"]) == 0
+    assert lines(capsys) == ["/home/a.sh"]
+
+
 def test_scontrol_changes_jobs(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     done = {"schema": 1, "results": [{"label": "42", "id": 42, "ok": True, "message": "held"}]}
     for verb in ("hold", "update"):
@@ -329,6 +406,8 @@ def test_scontrol_changes_jobs(fake: FakeDaemon, capsys: pytest.CaptureFixture[s
     assert run("scontrol", words) == 0
     assert fake.body == {"select": "42", "user": None, "time_limit_s": 3600.0, "nice": 5}
     assert "ignored: partition" in capsys.readouterr().err
+    assert run("scontrol", ["update", "job=42", "nice=6"]) == 0
+    assert fake.body == {"select": "42", "user": None, "nice": 6}
     assert run("scontrol", ["update", "JobId=42", "NumNodes=2"]) == 1
     assert run("scontrol", ["frobnicate"]) == 1
 
@@ -396,6 +475,50 @@ def test_sbatch_reads_a_script_and_names_what_it_ignores(
     assert err.splitlines() == [expected]
 
 
+def test_a_signal_before_no_time_limit_is_named_and_ignored(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert body_of(fake, "--signal=USR1@60", "--wrap", "true")["warn"] is None
+    assert "ignored: --signal (there is no time limit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["squeue"], ["sacct"]])
+def test_a_user_whom_nobody_knows(
+    fake: FakeDaemon, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake)
+    assert run(words[0], ["-u", "no.such.user"]) == 1
+    assert capsys.readouterr().err == f"{words[0]}: error: Invalid user: no.such.user\n"
+
+
+def test_a_signal_to_a_job_that_has_ended(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, ended(0))
+    assert run("scancel", ["-s", "USR1", "42"]) == 1
+    assert "already completing or completed" in capsys.readouterr().err
+
+
+def step(*words: str) -> str:
+    """What srun says on standard error in a job."""
+    env = {**os.environ, "CARMA_JOB_ID": "7", "SLURM_JOB_ID": "7"}
+    code = "import sys; from cli.slurm.words import run; sys.exit(run('srun', sys.argv[1:]))"
+    argv = [sys.executable, "-c", code, *words]
+    return subprocess.run(
+        argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    ).stderr
+
+
+def test_a_step_names_what_it_ignores() -> None:
+    said = step("-N", "2", "--time=5", "-J", "x", "--pty", "--mem=1G", "true")
+    assert said == "srun: ignored: -N 2 --time=5 --mem=1G\n"
+    assert step("-N1", "--overlap", "-u", "true") == ""
+
+
+def test_a_program_that_is_not_there_is_named_as_it_was() -> None:
+    assert step("no-such-program") == "srun: error: no-such-program: No such file or directory\n"
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -461,6 +584,17 @@ def test_nothing_is_put_over_a_real_slurms(
     assert {each.name for each in carma.iterdir()} == {"carma"}
 
 
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_what_is_not_a_link_to_carma_stays(carma: Path, kind: str) -> None:
+    if kind == "link":
+        (carma / "sinfo").symlink_to("/nonexistent")
+    else:
+        (carma / "sinfo").write_text("somebody's notes")
+    with pytest.raises(Problem, match="sinfo is there"):
+        slurm_commands_install(Choice(carma))  # type: ignore[arg-type]
+    assert {each.name for each in carma.iterdir()} == {"carma", "sinfo"}
+
+
 HEAVY = {"typer", "rich", "pydantic", "typing", "dataclasses", "inspect", "asyncio", "http.client"}
 
 
@@ -477,3 +611,28 @@ def test_squeue_is_light(fake: FakeDaemon, words: list[str]) -> None:
     loaded = {*found.stdout.splitlines()[-1].split()}
     assert not HEAVY & loaded
     assert not {"re", "argparse", "json", "enum", "collections"} & loaded
+
+
+# signals
+
+
+def test_a_signal_reaches_no_job_of_another_daemon(
+    fake: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs(fake, job(id=7_654_321, label="7654321"))
+    here, there = os.environ["CARMA_SOCKET"], str(tmp_path / "other.sock")
+    sleepers = {
+        socket: subprocess.Popen(
+            ["sleep", "1000"],
+            env={**os.environ, "CARMA_JOB_ID": "7654321", "CARMA_SOCKET": socket},
+        )
+        for socket in (here, there)
+    }
+    try:
+        assert run("scancel", ["-s", "USR1", "7654321"]) == 0
+        assert sleepers[here].wait(PATIENCE_S) == -signal.SIGUSR1
+        assert sleepers[there].poll() is None
+    finally:
+        for each in sleepers.values():
+            each.kill()
+            each.wait()

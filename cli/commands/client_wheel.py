@@ -45,8 +45,8 @@ def client_wheel_options(parser: Parser) -> None:
 
 
 def client_wheel(options: Namespace) -> int:
-    """It prints the wheel's path: pip install "$(carma client-wheel)" installs the client in the
-    environment that pip belongs to, with Python 3.8 or newer. It needs no other package.
+    """pip install "$(carma client-wheel)" installs the client in the environment that pip belongs
+    to, with Python 3.8 or newer. It needs no other package.
     """
     folder = Path(options.folder or f"{paths.user_cache_dir()}/client")
     try:

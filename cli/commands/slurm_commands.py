@@ -34,6 +34,11 @@ def slurm_commands_install(options: Namespace) -> int:
                 f"Slurm's own {word} is there: {found}",
                 "CARMA's would stand in its way: use carma on this machine",
             )
+        if os.path.lexists(folder / word) and not _is_ours(folder / word):
+            raise Problem(
+                f"{folder / word} is there, and is no link to carma",
+                "remove it, or choose another folder with --to",
+            )
     for word in WORDS:
         link = folder / word
         try:

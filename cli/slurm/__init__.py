@@ -12,3 +12,4 @@ VERSION = "slurm 22.05.8"  # whose output ours has the form of
 PARTITION = "carma"
 CLUSTER = "carma"
 FORGETS_S = 300.0  # squeue shows jobs that long after their end, if asked for them (MinJobAge)
+STEP_PID = "CARMA_STEP_PID"  # in a task's environment: the srun that passes signals on to it

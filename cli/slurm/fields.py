@@ -61,6 +61,11 @@ def cpus(job: JobOut) -> int:
     return job.get("cpus") or 1
 
 
+def task_count(job: JobOut) -> int | None:
+    """How many tasks it has been asked to have. None: CARMA keeps only the CPUs of all together."""
+    return 1 if cpus(job) == 1 else None
+
+
 def memory(job: JobOut) -> str:
     """Of the host. 0: it is not limited."""
     mib = job.get("host_memory_mib") or 0
@@ -107,9 +112,17 @@ def tasks_of(job: JobOut) -> str:
 
 
 def command(job: JobOut) -> str:
-    """The program or the script, without its arguments."""
+    """The job script, the text of --wrap, or the whole command of a job that has neither."""
     argv = job.get("argv") or ["(null)"]
-    return clean(argv[-1] if argv[:2] == ["/bin/sh", "-c"] else " ".join(argv))
+    if argv[:2] == ["/bin/sh", "-c"]:
+        return clean(argv[-1])
+    # A copied script stands behind its interpreter, which has one argument at most.
+    scripts = [word for word in argv[1:3] if word.startswith("/") and job.get("script_bytes")]
+    return clean(scripts[0]) if scripts else command_line(job)
+
+
+def command_line(job: JobOut) -> str:
+    return clean(" ".join(job.get("argv") or ["(null)"]))
 
 
 def time_left(job: JobOut) -> str:
@@ -168,6 +181,11 @@ def _limit(job: JobOut) -> str:
     return "UNLIMITED" if limit_s is None else clock(limit_s)
 
 
+def _limit_minutes(job: JobOut) -> str:
+    limit_s = job.get("time_limit_s")
+    return "UNLIMITED" if limit_s is None else str(int(limit_s // 60))
+
+
 def _where(job: JobOut) -> str:
     return nodes(job) if has_started(job) else f"({reason_of(job)})"
 
@@ -180,6 +198,11 @@ def _nothing(_: JobOut) -> str:
     return ""
 
 
+# What sacct has of these is empty: CARMA does not record it.
+UNKNOWN = (
+    "TotalCPU UserCPU SystemCPU AveCPU MaxRSS AveRSS MaxVMSize AveVMSize"
+    " ConsumedEnergy ConsumedEnergyRaw"
+)
 FIELDS = (
     Field("jobarrayid", "i", "JOBID", "JobID", 12, lambda j: j["label"]),
     Field("jobid", "A", "JOBID", "JobIDRaw", 12, lambda j: str(j["id"])),
@@ -202,21 +225,23 @@ FIELDS = (
     Field("reasonlist", "R", "NODELIST(REASON)", "", 20, _where),
     Field("timeused", "M", "TIME", "", 10, lambda j: clock(j["elapsed_s"])),
     Field("timelimit", "l", "TIME_LIMIT", "", 10, _limit),
+    Field("", "", "", "Timelimit", 10, lambda j: long_clock(j.get("time_limit_s"))),
+    Field("", "", "", "TimelimitRaw", 10, _limit_minutes),
     Field("timeleft", "L", "TIME_LEFT", "", 10, time_left),
     Field("", "", "", "Elapsed", 10, lambda j: long_clock(j["elapsed_s"])),
     Field("", "", "", "ElapsedRaw", 10, _seconds),
     Field("", "", "", "CPUTime", 10, lambda j: long_clock(_cpu_time(j))),
     Field("", "", "", "CPUTimeRAW", 10, lambda j: str(_cpu_time(j))),
-    Field("", "", "", "TotalCPU", 10, _nothing),
-    Field("", "", "", "MaxRSS", 10, _nothing),
+    Field("", "", "", UNKNOWN, 10, _nothing),
     Field("nodelist", "N", "NODELIST", "NodeList", 15, lambda j: nodes(j) or "None assigned"),
     Field("batchhost", "B", "EXEC_HOST", "", 15, lambda j: nodes(j) or "n/a"),
     Field("numnodes", "D", "NODES", "NNodes AllocNodes", 8, lambda _: "1"),
     Field("numcpus", "C", "CPUS", "AllocCPUS NCPUS", 10, lambda j: str(cpus(j))),
     Field("mincpus", "c", "MIN_CPUS", "ReqCPUS", 8, lambda j: str(cpus(j))),
-    Field("numtasks", "", "TASKS", "NTasks", 8, lambda _: "1"),
+    Field("numtasks", "", "TASKS", "NTasks", 8, lambda j: str(task_count(j) or "N/A")),
     Field("minmemory", "m", "MIN_MEMORY", "ReqMem", 10, memory),
     Field("tres-per-node", "b", "TRES_PER_NODE", "", 15, lambda j: gres(j) or "N/A"),
+    Field("gres", "", "GRES", "", 15, lambda j: gres(j) or "N/A"),
     Field("tres-alloc", "", "TRES_ALLOC", "AllocTRES", 10, tres),
     Field("tres", "", "TRES", "ReqTRES", 10, tres),
     Field("dependency", "E", "DEPENDENCY", "", 20, lambda j: dependency(j) or "(null)"),
@@ -226,7 +251,7 @@ FIELDS = (
     Field("priority", "p", "PRIORITY", "Priority", 10, lambda j: f"{priority(j) / 2**32:.14f}"),
     Field("prioritylong", "Q", "PRIORITY", "", 10, lambda j: str(priority(j))),
     Field("command", "o", "COMMAND", "", 20, command),
-    Field("", "", "", "SubmitLine", 20, command),
+    Field("", "", "", "SubmitLine", 20, command_line),
     Field("workdir", "Z", "WORK_DIR", "WorkDir", 20, lambda j: clean(j.get("cwd", ""))),
     Field("stdout", "", "STDOUT", "", 20, lambda j: clean(j.get("stdout") or "")),
     Field("stderr", "", "STDERR", "", 20, lambda j: clean(j.get("stderr") or "")),

@@ -87,18 +87,26 @@ def parse_names(text: str, fields: Mapping[str, Any], width: int = 20) -> list[C
 
 
 def parse_titles(text: str, fields: Mapping[str, tuple[str, Any]]) -> list[Column]:
-    """The columns of `JobID%20,State`, as sacct has them. Raises Usage."""
+    """The columns of `JobID%20,State`, as sacct has them: `ALL`, or names, of which the beginning
+    is enough. Raises Usage."""
     columns = []
+    text = ",".join(fields) if text.strip().lower() == "all" else text
     for word in filter(None, (word.strip() for word in text.split(","))):
         name, given, size = word.partition("%")
         left = size.startswith("-")
         digits = size[left:]
-        if name.lower() not in fields or (given and not digits.isdecimal()):
+        full = _complete(name.lower(), fields)
+        if full is None or (given and not digits.isdecimal()):
             raise Usage(f'Invalid field requested: "{word}"', _known(fields))
-        title, field = fields[name.lower()]
+        title, field = fields[full]
         wide = int(digits) if digits else field.width
         columns.append(Column(title, field.text, wide, not left, more="+"))
     return columns
+
+
+def _complete(name: str, names: Iterable[str]) -> str | None:
+    """The name itself, or the first in the alphabet that begins with it."""
+    return min((full for full in names if full.startswith(name)), default=None) if name else None
 
 
 def _known(fields: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from cli.slurm.fields import HOST
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 
@@ -37,10 +38,18 @@ class Node:
     @property
     def gres(self) -> str:
         """gpu:a100:3, for each kind."""
+        return self._count(lambda _: True)
+
+    @property
+    def gres_used(self) -> str:
+        """Likewise, of the GPUs on which a job is."""
+        return self._count(lambda gpu: bool(gpu["jobs"]))
+
+    def _count(self, counts: Callable[[dict[str, Any]], bool]) -> str:
         kinds: dict[str, int] = {}
         for gpu in self.gpus:
             name = "-".join(gpu["name"].lower().removeprefix("nvidia ").split())
-            kinds[name] = kinds.get(name, 0) + 1
+            kinds[name] = kinds.get(name, 0) + counts(gpu)
         return ",".join(f"gpu:{kind}:{count}" for kind, count in kinds.items()) or "(null)"
 
 

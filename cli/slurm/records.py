@@ -15,6 +15,7 @@ from cli.slurm.fields import (
     nodes,
     priority,
     restarts,
+    task_count,
     tres,
     uid,
 )
@@ -74,7 +75,7 @@ def _job(job: JobOut) -> dict[str, Any]:
         "priority": priority(job),
         "nice": job.get("nice", 0),
         "node_count": 1,
-        "tasks": 1,
+        "tasks": task_count(job),
         "cpus": cpus(job),
         "memory_per_node": job.get("host_memory_mib"),
         "nodes": nodes(job),

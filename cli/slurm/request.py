@@ -170,6 +170,9 @@ def job_request(
     _count_gpus(options, body, tasks or 1)
     _count_cpus(options, body, tasks or 1)
     _add_memory(options, body)
+    if body["warn"] and body["time_limit_s"] is None:
+        body["warn"] = None
+        ignored.append("--signal (there is no time limit to warn of)")
     if not body["gpus"]:
         for name, flag in (("constraint", "--constraint"), ("exclusive", "--exclusive")):
             if body[name]:
@@ -177,10 +180,11 @@ def job_request(
                 ignored.append(f"{flag} (it is about GPUs)")
     body["exclusive"] = bool(body["exclusive"])
     body["export"] = environment(options, body, tasks) | body["export"]
-    return options, body, [word for word in ignored if not _unsaid(word)]
+    return options, body, [word for word in ignored if not unsaid(word)]
 
 
-def _unsaid(word: str) -> bool:
+def unsaid(word: str) -> bool:
+    """Whether nobody would miss this option that is ignored."""
     name, _, value = word.replace("=", " ").partition(" ")
     return name in UNSAID or (name in ("-p", "--partition") and value == PARTITION)
 

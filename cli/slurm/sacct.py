@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from cli import client
 from cli.options import user_of
 from cli.problems import Usage
 from cli.slurm import words
-from cli.slurm.fields import TITLES
+from cli.slurm.fields import TITLES, gid, group
 from cli.slurm.formats import delimit, lay_out, parse_titles, show
-from cli.slurm.squeue import name_of
+from cli.slurm.squeue import jobs_of
 from cli.slurm.states import carma_states, parse_states, state_of
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -25,6 +24,7 @@ LONG = (
     "JobID,JobIDRaw,JobName,Partition,MaxRSS,AllocCPUS,Elapsed,State,ExitCode,ReqMem,AllocTRES"
     ",Submit,Start,End,NodeList"
 )
+CLOCK = r"\d\d?:\d\d(?::\d\d)?"
 MOST = 10_000  # of the past, in one answer
 
 
@@ -54,6 +54,12 @@ def declare(parser: Options) -> None:
     add("-A", "--accounts", metavar="NAMES", help="ignored: there are no accounts")
     add("-q", "--qos", metavar="NAMES", help="ignored: there are none")
     add("-N", "--nodelist", metavar="NAMES", help="ignored: there is one node")
+    add("-g", "--group", "--gid", dest="group", metavar="GROUPS", help="jobs of these groups")
+    add("-W", "--wckeys", metavar="NAMES", help="ignored: there are none")
+    add("-k", "--timelimit-min", metavar="TIME", help="ignored")
+    add("-K", "--timelimit-max", metavar="TIME", help="ignored")
+    add("--units", metavar="UNIT", help="ignored")
+    add("--noconvert", action="store_true", help="ignored")
     add("-T", "--truncate", action="store_true", help="ignored")
     add("-v", "--verbose", action="store_true", help="ignored")
 
@@ -100,13 +106,15 @@ def select(options: Any) -> list[JobOut]:
         users = [user_of(None, True)]
     found: list[JobOut] = []
     for user in users:
-        found += client.get("/v1/jobs", user=name_of(user), **query)["jobs"]
+        found += jobs_of(user, query)
     if jobs and options.starttime:
         since = moment(options.starttime)
         found = [job for job in found if (job.get("ended_at") or since) >= since]
     if options.endtime:
         until = moment(options.endtime)
         found = [job for job in found if job["submitted_at"] <= until]
+    if groups := words.split(options.group):
+        found = [job for job in found if {group(job["user"]), str(gid(job["user"]))} & {*groups}]
     if names := words.split(options.name):
         found = [job for job in found if job["name"] in names]
     chosen = [job for job in found if state_of(job) in wanted]
@@ -119,45 +127,40 @@ def _job(word: str) -> str:
 
 
 def moment(text: str) -> str:
-    """Slurm's forms of a time, in local time: HH:MM[:SS], MMDD[YY], MM/DD[/YY], YYYY-MM-DD[THH:MM],
-    now, now-2days, today, midnight. Returns UTC, as the API has it."""
-    from datetime import UTC
+    """Slurm's forms of a time, in local time: HH:MM[:SS], MMDD[YY], MM/DD[/YY][-HH:MM[:SS]],
+    YYYY-MM-DD[THH:MM], now, now-2days, today, midnight. Returns UTC, as the API has it."""
+    from argparse import ArgumentTypeError
 
-    found = _moment(text.strip().lower())
-    if found is None:
-        raise Usage(f"Invalid time specification: {text}", "such as 2026-11-20T09:00 or now-2days")
-    return f"{found.astimezone(UTC):%Y-%m-%dT%H:%M:%S.000Z}"
+    from cli import parse
 
-
-def _moment(word: str) -> Any:
-    from datetime import datetime, timedelta
-
-    now = datetime.now().astimezone()
-    day = now.replace(hour=0, minute=0, second=0, microsecond=0)
-    if word in ("today", "midnight"):
-        return day
-    if word == "now":
-        return now
-    if word.startswith(("now-", "now+")):
-        from cli.parse import span_s
-
-        away_s = float(word[4:]) if word[4:].isdecimal() else span_s(word[4:])
-        if away_s is None:
-            return None
-        away = timedelta(seconds=away_s)
-        return now - away if word[3] == "-" else now + away
-    for form in ("%H:%M", "%H:%M:%S"):
-        try:
-            clock = datetime.strptime(word, form)
-        except ValueError:
-            continue
-        return day.replace(hour=clock.hour, minute=clock.minute, second=clock.second)
-    for form in ("%m%d%y", "%m/%d/%y", "%m.%d.%y", "%m/%d/%y-%H:%M", "%m/%d/%y-%H:%M:%S"):
-        try:
-            return datetime.strptime(word, form).astimezone()
-        except ValueError:
-            continue
+    word = text.strip().lower()
     try:
-        return datetime.fromisoformat(word.upper()).astimezone()
-    except ValueError:
+        if word.startswith("now-"):
+            span = word[4:]
+            return parse.since(f"{span}s" if span.isdecimal() else span)
+        return parse.moment(_with_date(word) or text.strip())
+    except (ArgumentTypeError, ValueError):
+        hint = "such as 2026-11-20T09:00, 11/20 or now-2days"
+        raise Usage(f"Invalid time specification: {text}", hint) from None
+
+
+def _with_date(word: str) -> str | None:
+    """Those that name no whole date, in ISO 8601; None for others."""
+    import re
+    from datetime import date
+
+    today = date.today()
+    if word in ("today", "midnight"):
+        return f"{today}"
+    if re.fullmatch(CLOCK, word):
+        return f"{today}T{_two_digits(word)}"
+    found = re.fullmatch(rf"(\d\d)([/.]?)(\d\d)(?:\2(\d\d))?(?:-({CLOCK}))?", word)
+    if not found:
         return None
+    month, _, day, year, clock = found.groups()
+    date_of = f"{2000 + int(year) if year else today.year}-{month}-{day}"
+    return f"{date_of}T{_two_digits(clock)}" if clock else date_of
+
+
+def _two_digits(clock: str) -> str:
+    return f"0{clock}" if clock[1] == ":" else clock

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 
+from carmad.paths import socket_path
 from cli import client
 from cli.options import user_of
 from cli.problems import FORBIDDEN, Problem, Refused, Unreachable, Usage
-from cli.slurm import words
+from cli.slurm import STEP_PID, words
 from cli.slurm.states import carma_states, parse_states
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from cli.plain import Options
 
 ABOUT = "Cancel jobs, or send their processes a signal."
+SOCKET = "CARMA_SOCKET"  # of the daemon, in the environment of each of its jobs
 UNKNOWN = "Kill job error on job id {}: Invalid job id specified"
 DONE = "Kill job error on job id {}: Job/step already completing or completed"
 DENIED = "Kill job error on job id {}: Access/permission denied"
@@ -120,9 +122,12 @@ def _signal(text: str | None) -> int:
 
 def _send(label: str, signum: int, options: Any) -> None:
     """The job's processes are known by their environment, which its owner and root may read."""
-    _job(label)  # Raises Problem
     jobs = client.get("/v1/jobs", select=label)["jobs"]
+    if not jobs:
+        raise Problem(UNKNOWN.format(label))
     running = {str(job["id"]) for job in jobs if job["started_at"] and not job.get("ended_at")}
+    if not running and all(job.get("ended_at") for job in jobs):
+        raise Problem(DONE.format(label))
     if not running:
         raise Problem(f"Kill job error on job id {label}: Job is pending execution")
     if not send(running, signum, batch=options.batch, full=options.full):
@@ -131,29 +136,42 @@ def _send(label: str, signum: int, options: Any) -> None:
 
 def send(jobs: set[str], signum: int, batch: bool = False, full: bool = False) -> int:
     """Signal processes of these jobs, and return how many got it: the batch shell alone (`batch`),
-    all (`full`), or all but the batch shell if it has started others."""
-    parents = {}
+    all (`full`), or all but the batch shell if it has started others. An `srun` that waits for
+    several tasks gets none: it would pass the signal on to tasks that have it already."""
+    parents, steps = {}, set()
+    socket = os.path.realpath(socket_path())
     for name in os.listdir("/proc"):  # noqa: PTH208
-        if name.isdecimal() and _is_of(name, jobs) and (parent := _parent(name)) is not None:
+        if not name.isdecimal():
+            continue
+        env = _environment(name)
+        # Jobs of another daemon may have the same numbers.
+        if env.get("CARMA_JOB_ID") not in jobs or os.path.realpath(env[SOCKET]) != socket:
+            continue
+        if (parent := _parent(name)) is not None:
             parents[int(name)] = parent
+            steps.add(env.get(STEP_PID))
     shells = {pid for pid, parent in parents.items() if parent not in parents}
     others = parents.keys() - shells
     chosen = set(parents) if full or not others else shells if batch else others
     sent = 0
     for pid in chosen:
+        if str(pid) in steps:
+            continue
         with contextlib.suppress(OSError):
             os.kill(pid, signum)
             sent += 1
     return sent
 
 
-def _is_of(pid: str, jobs: set[str]) -> bool:
+def _environment(pid: str) -> dict[str, str]:
+    """What the process was started with; {} if it is hidden from us, has ended, or is of no job."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
-            words = file.read().split(b"\0")
+            words = os.fsdecode(file.read()).split("\0")
     except OSError:
-        return False
-    return any(f"CARMA_JOB_ID={job}".encode() in words for job in jobs)
+        return {}
+    env = dict(word.split("=", 1) for word in words if "=" in word)
+    return env if SOCKET in env else {}
 
 
 def _parent(pid: str) -> int | None:

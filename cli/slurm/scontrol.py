@@ -152,7 +152,7 @@ def _job(job: Any) -> list[list[tuple[str, Any]]]:
 
     array, index = fields.array_of(job)
     where = fields.nodes(job)
-    limit_s = job.get("time_limit_s")
+    limit_s, tasks = job.get("time_limit_s"), fields.task_count(job)
     own, group = fields.uid(job["user"]), fields.group(job["user"])
     gpus = [("TresPerNode", fields.gres(job))] if job["gpus_wanted"] else []
     of_array = [("ArrayJobId", array), ("ArrayTaskId", fields.tasks_of(job))] if index else []
@@ -201,8 +201,8 @@ def _job(job: Any) -> list[list[tuple[str, Any]]]:
         [
             ("NumNodes", 1),
             ("NumCPUs", fields.cpus(job)),
-            ("NumTasks", 1),
-            ("CPUs/Task", fields.cpus(job)),
+            ("NumTasks", tasks or "N/A"),
+            ("CPUs/Task", fields.cpus(job) // tasks if tasks else "N/A"),
         ],
         [("TRES", fields.tres(job))],
         [("MinCPUsNode", fields.cpus(job)), ("MinMemoryNode", fields.memory(job))],
@@ -300,7 +300,7 @@ def _update(pairs: Sequence[str]) -> int:
         if not equals:
             raise Usage(f"Invalid input: {pair}", "Request aborted")
         given[name.lower()] = value.strip("'\"")
-    job = given.pop("jobid", "")
+    job = given.pop("jobid", "") or given.pop("job", "")
     if not job:
         raise Usage("only jobs can be updated", "give JobId=N")
     ignored = [name for name in given if name in HARMLESS]

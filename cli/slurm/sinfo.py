@@ -23,6 +23,7 @@ SHORT = "%9P %.5a %.10l %.6D %.6t %N"
 SUMMARY = "%9P %.5a %.10l %.16F %N"
 NODES = "%N %.6D %.9P %6t"
 LONG = "%9P %.5a %.10l %.10s %.4r %.8h %.10g %.6D %.11T %N"
+LONG_NODES = "%N %.6D %.9P %.11T %.4c %.8z %.6m %.8d %.6w %.8f %20E"
 SHORT_STATES = {"mixed": "mix", "idle": "idle", "drained": "drain", "draining": "drng"}
 
 
@@ -75,7 +76,8 @@ LETTERS = {
     "v": Field("version", "VERSION", lambda _: "22.05.8"),
     "V": Field("cluster", "CLUSTER", lambda _: CLUSTER),
 }
-NAMES = {field.name: field for field in LETTERS.values()}
+USED = Field("gresused", "GRES_USED", lambda n: n.gres_used)  # it has no letter
+NAMES = {field.name: field for field in (*LETTERS.values(), USED)}
 
 
 def declare(parser: Options) -> None:
@@ -86,7 +88,7 @@ def declare(parser: Options) -> None:
     add("-N", "--Node", action="store_true", help="a line for each node")
     add("-l", "--long", action="store_true", help="show more columns")
     add("-s", "--summarize", action="store_true", help="without the nodes' states")
-    add("-p", "--partition", metavar="NAMES", help="only these partitions")
+    add("-p", "--partition", metavar="NAMES", help="any name is that of the one partition")
     add("-n", "--nodes", metavar="NAMES", help="only these nodes")
     add("-t", "--states", metavar="STATES", help="only nodes in these states")
     add("-e", "--exact", action="store_true", help="ignored")
@@ -103,9 +105,7 @@ def sinfo(args: list[str]) -> int:
     if options.Format:
         columns, after = parse_names(options.Format, NAMES), ""
     else:
-        whole = NODES if options.Node else SUMMARY if options.summarize else SHORT
-        usual = LONG if options.long else whole
-        columns, after = parse_percent(options.format or usual, LETTERS)
+        columns, after = parse_percent(options.format or _usual(options), LETTERS)
     node = read_node()
     shown = _is_chosen(options, node)
     if options.json:
@@ -117,16 +117,20 @@ def sinfo(args: list[str]) -> int:
     return 0
 
 
+def _usual(options: Any) -> str:
+    if options.Node:
+        return LONG_NODES if options.long else NODES
+    return LONG if options.long else SUMMARY if options.summarize else SHORT
+
+
 def _is_chosen(options: Any, node: Node) -> bool:
     states = [word.lower() for word in words.split(options.states)]
     if any(not word.isalpha() for word in states):
         raise Usage(f"Bad state string: {options.states}")
     here = node.name.partition(".")[0]
     return (
-        (not options.partition or PARTITION in words.split(options.partition))
-        and (not options.nodes or here in [n.partition(".")[0] for n in words.split(options.nodes)])
-        and (not states or any(node.state.startswith(word) or word == "all" for word in states))
-    )
+        not options.nodes or here in [n.partition(".")[0] for n in words.split(options.nodes)]
+    ) and (not states or any(node.state.startswith(word) or word == "all" for word in states))
 
 
 def _record(node: Node) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from cli import client
 from cli.options import user_of
 from cli.problems import Usage
 from cli.slurm import FORGETS_S, words
-from cli.slurm.fields import LETTERS, NAMES
+from cli.slurm.fields import LETTERS, NAMES, uid
 from cli.slurm.formats import lay_out, parse_names, parse_percent, show
 from cli.slurm.states import ENDED, LIVE, carma_states, parse_states, state_of
 
@@ -46,6 +46,7 @@ def declare(parser: Options) -> None:
     add("-A", "--account", metavar="NAMES", help="ignored: there are no accounts")
     add("-q", "--qos", metavar="NAMES", help="ignored: there are none")
     add("-w", "--nodelist", metavar="NAMES", help="ignored: there is one node")
+    add("--noconvert", action="store_true", help="ignored")
     add("--local", action="store_true", help="ignored")
     add("--json", action="store_true", help="print JSON")
 
@@ -90,7 +91,7 @@ def select(options: Any) -> list[JobOut]:
     found: list[JobOut] = []
     since = since_forgotten() if past and select is None else None
     for user in users:
-        found += client.get("/v1/jobs", user=name_of(user), since=since, **query)["jobs"]
+        found += jobs_of(user, {**query, "since": since})
     if select and not found and not _is_there(select):
         raise Usage(INVALID)
     found = [job for job in found if state_of(job) in states]
@@ -115,16 +116,23 @@ def today() -> str:
     return strftime("%a %b %d %H:%M:%S %Y")
 
 
-def name_of(user: str | None) -> str | None:
-    """Slurm takes numbers, too."""
-    if user is None or not user.isdecimal():
-        return user
+def jobs_of(user: str | None, query: dict[str, Any]) -> list[JobOut]:
+    """The user's jobs. None: all users'. Slurm takes numbers, too. Raises Usage for a user who has
+    none and is not known here."""
+    name = user if user is None or not user.isdecimal() else _name_of(user)
+    found: list[JobOut] = client.get("/v1/jobs", user=name, **query)["jobs"]
+    if name is not None and not found and uid(name) < 0:
+        raise Usage(f"Invalid user: {user}")
+    return found
+
+
+def _name_of(number: str) -> str:
     import pwd
 
     try:
-        return pwd.getpwuid(int(user)).pw_name
-    except KeyError:
-        raise Usage(f"Invalid user: {user}") from None
+        return pwd.getpwuid(int(number)).pw_name
+    except (KeyError, OverflowError):
+        raise Usage(f"Invalid user: {number}") from None
 
 
 def since_forgotten() -> str:

@@ -12,7 +12,8 @@ from carmad.options import MAX_CPUS
 from cli.parse import whole
 from cli.problems import Usage
 from cli.slurm import words
-from cli.slurm.request import Refused, build_parser, job_request
+from cli.slurm.fields import HOST
+from cli.slurm.request import Refused, build_parser, job_request, unsaid
 from cli.slurm.step import Step, run_step
 from cli.submission import Ignored
 
@@ -95,6 +96,7 @@ def _step(args: list[str]) -> int:
     tasks = options.ntasks or options.ntasks_per_node or int(os.environ.get("SLURM_NTASKS") or 1)
     if tasks > 1 and options.mpi not in (None, "none", "openmpi"):
         raise Usage(f"--mpi={options.mpi} is not supported", "start MPI programs with mpirun")
+    words.ignore("srun", [word for word in options.ignored or () if not _means_nothing(word)])
     return run_step(
         Step(
             command,
@@ -109,6 +111,15 @@ def _step(args: list[str]) -> int:
             kills=(options.kill_on_bad_exit or "0") != "0",
         )
     )
+
+
+def _means_nothing(word: str) -> bool:
+    """Whether the step is the same without this option."""
+    name, _, value = word.replace("=", " ").partition(" ")
+    flags = [flag for flags in HARMLESS_FLAGS for flag in flags]
+    here = name in ("-w", "--nodelist") and value == HOST
+    one = name in ("-N", "--nodes") and value == "1"
+    return unsaid(word) or here or one or name in (*flags, "-J", "--job-name")
 
 
 def _number(name: str) -> int:

@@ -8,17 +8,16 @@ import os
 import signal
 import sys
 
-from cli.slurm import words
+from cli import relay
+from cli.slurm import STEP_PID, words
 from cli.slurm.fields import HOST
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from typing import NoReturn
 
 NOT_FOUND = 127
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCONT)
-ALSO = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Step:
@@ -128,44 +127,88 @@ def run_step(step: Step) -> int:
     sys.stdout.flush()
     if step.tasks == 1 and not step.labels:
         _become(step, 0, own)  # so that signals, and what is typed, reach it
+    with relay.hold_back():
+        return _run_tasks(step, own)
+
+
+def _run_tasks(step: Step, own: dict[str, str]) -> int:
+    from cli.slurm import streams
+
+    # What is typed is for none of several.
+    copies = step.stdin in (None, "all") and step.tasks > 1 and not os.isatty(0)
+    mark = {STEP_PID: str(os.getpid())}
     children: dict[int, int] = {}
-    pipes: dict[int, int] = {}
+    outputs: dict[int, int] = {}
+    inputs: list[int] = []
     for task in range(step.tasks):
-        told, tell = os.pipe() if step.labels else (-1, -1)
+        reads, writes = os.pipe() if step.labels else (-1, -1)
+        its_input, to_it = os.pipe() if copies else (-1, -1)
         child = os.fork()
         if child == 0:
+            relay.undo()
             if step.labels:
-                os.close(told)
-                os.dup2(tell, 1)
-            _become(step, task, own)
+                os.dup2(writes, 1)
+            if copies:
+                os.dup2(its_input, 0)
+            _become(step, task, own, mark, is_fed=copies)
         children[child] = task
         if step.labels:
-            os.close(tell)
-            pipes[told] = task
-
-    def pass_on(signum: int, _: object) -> None:
-        for child in list(children):
-            _signal(child, signum)
-
-    for signum in (*PASSED_ON, *ALSO):
-        signal.signal(signum, pass_on)
-    _label(pipes)
+            os.close(writes)
+            outputs[reads] = task
+        if copies:
+            os.close(its_input)
+            inputs.append(to_it)
+    labels = streams.label(outputs)
+    if copies:
+        streams.copy_input(inputs)
     worst = 0
     while children:
-        child, status = os.wait()
-        task = children.pop(child)
+        worst = max(worst, _await_news(children, step.kills))
+    labels.join()
+    return worst
+
+
+def _await_news(children: dict[int, int], kills: bool) -> int:
+    """Wait until tasks have ended, and return the highest exit code of these, or for a signal, and
+    pass it on if they have not got it by themselves."""
+    got = signal.sigwaitinfo(relay.signals())
+    if got.si_signo != signal.SIGCHLD:
+        if not _goes_to_all(got):
+            _signal(children, got.si_signo)
+        return 0
+    worst = 0
+    for child, task in list(children.items()):
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if not pid:
+            continue
+        del children[child]
         code = os.waitstatus_to_exitcode(status)
         worst = max(worst, code if code >= 0 else 128 - code)
         if code:
             _tell(task, code)
-        if code and step.kills:
-            pass_on(signal.SIGTERM, None)
+        if code and kills:
+            _signal(children, signal.SIGTERM)
     return worst
 
 
-def _signal(child: int, signum: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended just now
-        os.kill(child, signum)
+def _goes_to_all(got: signal.struct_siginfo) -> bool:
+    """Whether the tasks have it as well: the terminal signals all processes in the foreground, and
+    carmad all those of the job. That is done by the supervisor of the job, which was started with
+    the name of the folder that is in the environment of each process of the job."""
+    if got.si_code > 0:
+        return True  # from the kernel
+    try:
+        with open(f"/proc/{got.si_pid}/cmdline", "rb") as file:  # noqa: PTH123
+            words = file.read().split(b"\0")
+    except OSError:
+        return False  # its sender has ended, or is hidden
+    return os.fsencode(os.environ.get("CARMA_ATTEMPT_DIR", "-")) in words
+
+
+def _signal(children: Iterable[int], signum: int) -> None:
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):  # it has ended just now
+            os.kill(child, signum)
 
 
 def _tell(task: int, code: int) -> None:
@@ -177,44 +220,29 @@ def _tell(task: int, code: int) -> None:
     words.say("srun", f"error: {HOST}: task {task}: {how}")
 
 
-def _label(pipes: dict[int, int]) -> None:
-    """Pass their lines on, each with the number of its task."""
-    import selectors
-
-    with selectors.DefaultSelector() as selector:
-        left = dict.fromkeys(pipes, b"")
-        for fd in pipes:
-            selector.register(fd, selectors.EVENT_READ)
-        while left:
-            for key, _ in selector.select():
-                fd = key.fd
-                read = os.read(fd, 65536)
-                *lines, left[fd] = (left[fd] + read).split(b"\n")
-                if not read and left[fd]:
-                    lines.append(left[fd])
-                for line in lines:
-                    os.write(1, b"%d: %s\n" % (pipes[fd], line))
-                if not read:
-                    selector.unregister(fd)
-                    os.close(fd)
-                    del left[fd]
-
-
-def _become(step: Step, task: int, own: dict[str, str]) -> NoReturn:
-    env = environment(step, task, own)
+def _become(
+    step: Step,
+    task: int,
+    own: dict[str, str],
+    mark: dict[str, str] | None = None,
+    is_fed: bool = False,
+) -> NoReturn:
+    """`mark`: more variables for the task. `is_fed`: its standard input is there already."""
+    env = environment(step, task, own) | (mark or {})
     try:
         if step.chdir:
             os.chdir(step.chdir)
-        _redirect(step, task, own)
+        _redirect(step, task, own, is_fed)
         os.execvpe(step.command[0], list(step.command), env)
     except OSError as error:
-        what = f"{error.filename or step.command[0]}: {error.strerror}"
-        words.say("srun", f"error: {what}")
+        # Of a program that is not on PATH, it is the last place where it was looked for, as bytes.
+        name = error.filename if isinstance(error.filename, str) else step.command[0]
+        words.say("srun", f"error: {name}: {error.strerror}")
     finally:
         os._exit(NOT_FOUND)
 
 
-def _redirect(step: Step, task: int, own: dict[str, str]) -> None:
+def _redirect(step: Step, task: int, own: dict[str, str], is_fed: bool) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     opened: dict[str, int] = {}
     for fd, pattern in ((1, step.stdout), (2, step.stderr or step.stdout)):
@@ -225,9 +253,9 @@ def _redirect(step: Step, task: int, own: dict[str, str]) -> None:
             opened[name] = os.open(name, flags, 0o666)
         os.dup2(opened[name], fd)
     if step.stdin in (None, "all"):
-        if step.tasks == 1:
+        if step.tasks == 1 or is_fed:
             return
-        name = "/dev/null"  # one of them would take what is for all
+        name = "/dev/null"
     else:
         name = "/dev/null" if step.stdin == "none" else file_name(step.stdin, task, own)
     os.dup2(os.open(name, os.O_RDONLY), 0)

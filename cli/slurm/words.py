@@ -66,8 +66,8 @@ def ignore(word: str, options: list[str]) -> None:
 
 
 def read(word: str, about: str, declare: Callable[[Options], object], args: list[str]) -> Any:
-    """The options that `declare` adds."""
-    return read_plain(declare, args) or parser(word, about, declare).parse_args(args)
+    """The options that `declare` adds. They may stand between the words."""
+    return read_plain(declare, args) or parser(word, about, declare).parse_intermixed_args(args)
 
 
 def parser(word: str, about: str, declare: Callable[[Options], object]) -> Parser:
