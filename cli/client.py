@@ -19,8 +19,8 @@ __all__ = [
     "exit_code",
     "get",
     "get_text",
-    "ignore_stop",
     "outcomes",
+    "outlive_stop",
     "parse",
     "post",
     "resolve",
@@ -53,12 +53,16 @@ def wait_for(label: str) -> Any:
     return run(wait(Daemon(), label))
 
 
-def ignore_stop() -> None:
-    """For a command that a job uses on itself, to be stopped and run again: the signal is for the
-    command, too, which is to end only when it knows whether that was done."""
+def outlive_stop(ask: Callable[[], int]) -> int:
+    """Ask for a job to be stopped and run again. If a job asks that of itself, the signal reaches
+    the command, too, which is to end only when it knows whether that was done."""
     import signal
 
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        return ask()
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def resolve(word: str) -> str:

@@ -7,6 +7,7 @@ import os
 import pty
 import pwd
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -160,6 +161,7 @@ def test_each_verb_asks_and_tells(
     assert piece in out
     assert err == ""
     assert "\x1b" not in out, "nothing but text goes into a pipe"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "what it starts can be ended"
 
 
 @pytest.mark.parametrize(("words", "asked", "piece"), VERBS)

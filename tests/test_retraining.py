@@ -399,7 +399,7 @@ def test_without_the_packages_one_line_says_so(
     with caplog.at_level(logging.INFO):
         keeper.train_if_due()
         keeper.train_if_due()
-    needs = "interpret-core (carma-gpu[policies])"
+    needs = "interpret-core (carma extras install policies)"
     assert caplog.messages == [f"no models are trained: that needs {needs}"]
 
 

@@ -328,7 +328,7 @@ def test_the_table_comes_without_what_draws(monkeypatch: pytest.MonkeyPatch) -> 
     made = made_up(10, "3xA100-40GB", 2, policy="magm")
     found = runs([(experiment(made), made)])
     report = past._report(found)
-    assert "report" not in report and "pip install" in report["hint"]
+    assert "report" not in report and "carma extras install" in report["hint"]
     row = past._row(found[0])
     assert row["policy"] == "magm" and row["jct_s"] > 0 and row["makespan_s"] > 0
 

@@ -66,8 +66,7 @@ def move(options: Namespace) -> int:
 
 
 def requeue(options: Namespace) -> int:
-    client.ignore_stop()
-    return _ask("requeue", options)
+    return client.outlive_stop(lambda: _ask("requeue", options))
 
 
 def update_options(parser: Parser) -> None:

@@ -275,10 +275,11 @@ def _config() -> list[str]:
 def _act(verb: str, names: Sequence[str]) -> int:
     if not names:
         raise Usage("too few arguments for keyword:" + verb)
-    if verb == "requeue":
-        client.ignore_stop()
     jobs = ",".join(name.lower().removeprefix("jobid=") for name in names)
-    return _ask(verb, {"select": jobs, "user": None})
+    body = {"select": jobs, "user": None}
+    if verb == "requeue":
+        return client.outlive_stop(lambda: _ask(verb, body))
+    return _ask(verb, body)
 
 
 def _ask(verb: str, body: dict[str, Any]) -> int:
