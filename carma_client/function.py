@@ -62,7 +62,7 @@ def submit_calls(
 ) -> Steps[tuple[str, Path]]:
     """Submit a job, or an array of several, that calls the function with each of these arguments.
     Returns its label, and the folder of its calls."""
-    named = _named(function)
+    named = _name_of(function)
     data = [pickle_value(function), *map(pickle_value, calls)]
     digest = hashlib.sha256()
     for each in data:
@@ -91,7 +91,7 @@ def call_each(function: Callable[..., Any], calls: Sequence[Sequence[Any]]) -> l
     return [function(*args) for args in calls]
 
 
-def _named(function: Callable[..., Any]) -> str:
+def _name_of(function: Callable[..., Any]) -> str:
     """The name of what does the work."""
     while isinstance(function, partial):
         function = function.args[0] if function.func is call_each else function.func

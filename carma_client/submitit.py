@@ -133,7 +133,7 @@ class CarmaExecutor(core.Executor):
         """The jobs are held until their pickles and folders are there."""
         pickles = [self._pickle(each) for each in delayed_submissions]
         digest = _digest(pickles)
-        tried = submitit_job.tried(self.folder, digest)
+        tried = submitit_job.trial_path(self.folder, digest)
         with contextlib.suppress(FileExistsError):  # the same function was submitted before
             os.link(pickles[0], tried)
         try:

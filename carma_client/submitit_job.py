@@ -66,7 +66,7 @@ class CarmaJobEnvironment(job_environment.JobEnvironment):
         )
 
 
-def tried(folder: str | Path, digest: str) -> Path:
+def trial_path(folder: str | Path, digest: str) -> Path:
     """The pickle that a trial runs: it is there before the job has an id, and until it ends."""
     return JobPaths.get_first_id_independent_folder(folder) / f"{digest}_tried.pkl"
 
@@ -97,7 +97,7 @@ def _hold_back(how: int) -> None:
 def main() -> None:
     folder, digest, count = [*sys.argv[1:], "1"][:3]
     os.environ[COUNT] = count
-    trial = tried(folder, digest)
+    trial = trial_path(folder, digest)
     if os.environ["CARMA_JOB_ID"] == NO_JOB:
         DelayedSubmission.load(trial).result()
         return

@@ -39,7 +39,7 @@ class Limits:
         """What an agent has to know of them, in sentences; "" if there are none."""
         said = []
         if self._folders:
-            said.append(f"Jobs have to work below {self._named_folders()}: use --chdir.")
+            said.append(f"Jobs have to work below {self._list_folders()}: use --chdir.")
         if self._gpu_s is not None:
             hours = _hours(self._gpu_s)
             said.append(f"Jobs may use {hours} GPU-hours in this session: give each a --time.")
@@ -74,11 +74,11 @@ class Limits:
         if self._folders and not any(real.is_relative_to(folder) for folder in self._folders):
             instead = f"choose one of these with {options}, or ask" if options else "ask"
             raise CarmaError(
-                f"{what} {real}, and this session is limited to {self._named_folders()}",
+                f"{what} {real}, and this session is limited to {self._list_folders()}",
                 f"{instead} the user, who started `carma mcp --folder`",
             )
 
-    def _named_folders(self) -> str:
+    def _list_folders(self) -> str:
         return " or ".join(map(str, self._folders))
 
     def check_time(self, verb: str, jobs: Sequence[Job]) -> None:
@@ -162,7 +162,7 @@ def gpu_hours(jobs: Sequence[Job]) -> float | None:
 
 
 def _gpu_seconds(job: Job, limit_s: float = 0.0) -> float:
-    """Raises CarmaError if it may take any number."""
+    """Raises CarmaError if the job has no time limit, and so no bound on its GPU time."""
     if not job["gpus_wanted"]:
         return 0.0
     if job.get("time_limit_s") is None:

@@ -41,7 +41,7 @@ from typing_extensions import NotRequired, TypedDict
 
 
 def client_wheel_options(parser: Parser) -> None:
-    parser.add_argument("folder", nargs="?", help="where to put it; default: in your cache")
+    parser.add_argument("folder", nargs="?", help="where to put it; default: ~/.cache/carma/client")
 
 
 def client_wheel(options: Namespace) -> int:

@@ -130,7 +130,7 @@ def time_left(job: JobOut) -> str:
     return "UNLIMITED" if limit_s is None else clock(limit_s - job["elapsed_s"])
 
 
-def accounted_state(job: JobOut) -> str:
+def accounting_state(job: JobOut) -> str:
     """With who cancelled it."""
     state = state_of(job)
     return f"CANCELLED by {_canceller(job)}" if state == "CANCELLED" else state
@@ -220,7 +220,7 @@ FIELDS = (
     Field("comment", "k", "COMMENT", "Comment", 14, _nothing),
     Field("statecompact", "t", "ST", "", 2, lambda j: CODES[state_of(j)]),
     Field("state", "T", "STATE", "", 10, state_of),
-    Field("", "", "", "State", 10, accounted_state),
+    Field("", "", "", "State", 10, accounting_state),
     Field("reason", "r", "REASON", "Reason", 22, reason_of),
     Field("reasonlist", "R", "NODELIST(REASON)", "", 20, _where),
     Field("timeused", "M", "TIME", "", 10, lambda j: clock(j["elapsed_s"])),
@@ -255,7 +255,7 @@ FIELDS = (
     Field("workdir", "Z", "WORK_DIR", "WorkDir", 20, lambda j: clean(j.get("cwd", ""))),
     Field("stdout", "", "STDOUT", "", 20, lambda j: clean(j.get("stdout") or "")),
     Field("stderr", "", "STDERR", "", 20, lambda j: clean(j.get("stderr") or "")),
-    Field("submittime", "V", "SUBMIT_TIME", "Submit", 19, lambda j: submitted(j)),
+    Field("submittime", "V", "SUBMIT_TIME", "Submit", 19, lambda j: submit_time(j)),
     Field("eligibletime", "", "ELIGIBLE_TIME", "Eligible", 19, lambda j: _eligible(j)),
     Field("starttime", "S", "START_TIME", "", 19, lambda j: _start(j, "N/A")),
     Field("endtime", "e", "END_TIME", "", 19, lambda j: timestamp(j.get("ended_at"), "N/A")),
@@ -280,7 +280,7 @@ def priority(job: JobOut) -> int:
     return max(1, 1_000_000 - (job.get("position") or 1_000_000))
 
 
-def submitted(job: JobOut) -> str:
+def submit_time(job: JobOut) -> str:
     return timestamp(job["submitted_at"], "Unknown")
 
 

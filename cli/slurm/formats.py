@@ -68,7 +68,7 @@ def parse_percent(text: str, fields: Mapping[str, Any]) -> tuple[list[Column], s
             columns.append(Column(field.header, field.text, wide, right, before))
             before = ""
         else:
-            raise Usage(f"Invalid job format specification: {letter or '%'}", _known(fields))
+            raise Usage(f"Invalid job format specification: {letter or '%'}", _list(fields))
     return columns, before
 
 
@@ -80,7 +80,7 @@ def parse_names(text: str, fields: Mapping[str, Any], width: int = 20) -> list[C
         field = fields.get(name.lower())
         digits = size.lstrip(".")
         if field is None or (digits and not digits.isdecimal()):
-            raise Usage(f"Invalid job format specification: {word}", _known(fields))
+            raise Usage(f"Invalid job format specification: {word}", _list(fields))
         wide = int(digits or width)
         columns.append(Column(field.header, field.text, wide, size.startswith(".")))
     return columns
@@ -97,7 +97,7 @@ def parse_titles(text: str, fields: Mapping[str, tuple[str, Any]]) -> list[Colum
         digits = size[left:]
         full = _complete(name.lower(), fields)
         if full is None or (given and not digits.isdecimal()):
-            raise Usage(f'Invalid field requested: "{word}"', _known(fields))
+            raise Usage(f'Invalid field requested: "{word}"', _list(fields))
         title, field = fields[full]
         wide = int(digits) if digits else field.width
         columns.append(Column(title, field.text, wide, not left, more="+"))
@@ -109,7 +109,7 @@ def _complete(name: str, names: Iterable[str]) -> str | None:
     return min((full for full in names if full.startswith(name)), default=None) if name else None
 
 
-def _known(fields: Mapping[str, Any]) -> str:
+def _list(fields: Mapping[str, Any]) -> str:
     return f"CARMA has: {', '.join(fields)}"
 
 

@@ -184,7 +184,7 @@ def job_request(
 
 
 def unsaid(word: str) -> bool:
-    """Whether nobody would miss this option that is ignored."""
+    """Whether this option can be ignored without a word to the user."""
     name, _, value = word.replace("=", " ").partition(" ")
     return name in UNSAID or (name in ("-p", "--partition") and value == PARTITION)
 
