@@ -191,19 +191,19 @@ class Executor(futures.Executor):
         return made
 
     def _cancel(self, pending: Sequence[JobFuture[Any]]) -> None:
-        """Cancel those whose jobs have not started; none if the daemon does not answer."""
-        try:
-            jobs = self._client.jobs([future.job for future in pending])
-            queued = {job["label"] for job in jobs if job["state"] in WAITING}
-            self._client.cancel(*sorted(queued))
-        except Problem:
-            return
-        for future in pending:
-            with self._lock:
-                if future.job not in queued or future.running():
-                    continue
-                if self._pending.pop(future.job, None) is None:
-                    continue
+        """Cancel those whose jobs have not started; none if the daemon does not answer. The watcher
+        must not see their jobs cancelled before: it would say that they failed."""
+        with self._lock:
+            idle = {each.job: each for each in pending if not (each.running() or each.done())}
+            try:
+                jobs = self._client.jobs(list(idle))
+                queued = {job["label"] for job in jobs if job["state"] in WAITING}
+                self._client.cancel(*sorted(queued))
+            except Problem:
+                return
+            for label in queued:
+                self._pending.pop(label, None)
+        for future in (idle[label] for label in queued):
             futures.Future.cancel(future)
             future.set_running_or_notify_cancel()
             future._calls.discard(future._index)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from carma_client import Client, Executor, JobFailed, Refused
+from carma_client.executor import LOOK_S
 from carma_client.transport import ENDED, WAITING
 from carmad.core.types import ENDED as ENDED_STATES
 from carmad.core.types import NEW, JobState
@@ -123,6 +125,18 @@ def test_what_waits_can_be_cancelled(client: Client) -> None:
     assert third.cancelled()
     with pytest.raises(RuntimeError, match="after shutdown"):
         executor.submit(add, 1, 2)
+
+
+def test_a_cancelled_call_has_not_failed_though_its_job_is_seen_to_end(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cancel_slowly(*labels: str) -> None:
+        Client(client.socket).cancel(*labels)
+        time.sleep(5 * LOOK_S)
+
+    monkeypatch.setattr(client, "cancel", cancel_slowly)
+    future = Executor(client=client, gpus=0, held=True).submit(add, 1, 2)
+    assert future.cancel() and future.cancelled()
 
 
 def test_a_job_that_somebody_cancels_has_failed(client: Client, tmp_path: Path) -> None:
