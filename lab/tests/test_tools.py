@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 from lab.tools.__main__ import _outcome
-from lab.tools.known import TOOLS, Tool
+from lab.tools.known import Tool
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="t.a" name="ok"/>
@@ -16,15 +17,18 @@ REPORT = """<testsuites><testsuite>
 """
 
 
-def test_what_fails_is_explained_or_said_not_to_be(tmp_path: Path) -> None:
+def test_what_fails_is_explained_and_what_was_modified_is_named(tmp_path: Path) -> None:
+    source = tmp_path / "x.py"
+    source.touch()
+    author = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    for words in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "x"], ["tag", "v1"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
     (tmp_path / "r.xml").write_text(REPORT)
-    tool = Tool("x", "1", "x", (), (), known={"bad": "it is known"}, left_out="the rest")
-    found = _outcome(tool, tmp_path / "r.xml")
+    tool = Tool("x", "x", (), (), known={"bad": "it is known"}, left_out="the rest")
+    found = _outcome(tool, tmp_path, tmp_path / "r.xml")
+    assert (found.tag, found.modified) == ("v1", ())
     assert (found.passed, found.run, found.skipped) == (1, 3, 1)
     assert found.failed == ("t.a.bad", "t.b.worse")
     assert found.why == "bad: it is known; worse: not explained; the rest"
-
-
-def test_each_tool_is_installed_at_the_version_that_the_table_names() -> None:
-    for tool in TOOLS:
-        assert any(need.endswith(f"=={tool.version}") for need in tool.requirements), tool.name
+    source.write_text("changed")
+    assert _outcome(tool, tmp_path, tmp_path / "r.xml").modified == ("x.py",)

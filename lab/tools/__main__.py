@@ -1,5 +1,5 @@
 """The own tests of tools that submit to Slurm, unmodified, with CARMA's commands in place of
-Slurm's: `--sources DIR` holds a checkout of each tool, at the tag that the table names. Each gets
+Slurm's: `--sources DIR` holds a git clone of each tool, at the tag that the table names. Each gets
 an environment of its own beside them, by pip, and an emulated daemon with 16 CPUs. Half an hour.
 
 Tests that need no cluster are among those counted: they show that a tool takes CARMA's commands,
@@ -32,10 +32,11 @@ SETTINGS = {**NO_KERNELS, "CARMA_HOST__CPUS": "16"}
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`failed`: names of tests. `skipped` were not run: by the tool's own rules, most for other
-    schedulers."""
+    schedulers. `modified`: the tool's own files that are not as at the tag."""
 
     tool: str
-    version: str
+    tag: str
+    modified: tuple[str, ...]
     passed: int
     run: int
     skipped: int
@@ -46,17 +47,18 @@ class Outcome:
 
 def measure(sources: Path = Path("sources"), only: str = "") -> Report:
     chosen = [tool for tool in TOOLS if only in ("", tool.name)]
-    missing = [tool.name for tool in chosen if not (sources / tool.folder).is_dir()]
+    clones = {tool.name: sources / tool.folder for tool in chosen}
+    missing = [name for name, clone in clones.items() if not (clone / ".git").exists()]
     if missing or not chosen:
-        sys.exit(f"{sources} has no checkout of: {', '.join(missing) or only}")
+        sys.exit(f"{sources} has no git clone of: {', '.join(missing) or only}")
     found = [_try(tool, sources.resolve()) for tool in chosen]
     table = columns(
         found,
         ("tool", "{0.tool}"),
-        ("version", "{0.version}"),
+        ("tag", "{0.tag}"),
         ("passed / run", "{0.passed} / {0.run}"),
         ("skipped", "{0.skipped}"),
-        ("unmodified", lambda _: "yes"),
+        ("unmodified", lambda each: f"no: {', '.join(each.modified)}" if each.modified else "yes"),
         ("what fails or is left out, and why", "{0.why}"),
         text=(0, 1, 4, 5),
     )
@@ -84,7 +86,7 @@ def _try(tool: Tool, sources: Path) -> Outcome:
             )
             if not report.exists():
                 sys.exit(f"the tests of {tool.name} did not begin:\n{said.stdout}{said.stderr}")
-            return _outcome(tool, report)
+            return _outcome(tool, sources / tool.folder, report)
 
 
 def _environment(tool: Tool, folder: Path) -> Path:
@@ -118,7 +120,12 @@ def _variables(carmad: Carmad, links: Path) -> dict[str, str]:
     return {**kept, "CARMA_SOCKET": carmad.socket, "PATH": f"{links}:{kept['PATH']}"}
 
 
-def _outcome(tool: Tool, report: Path) -> Outcome:
+def _git(clone: Path, *words: str) -> str:
+    argv = ["git", "-C", str(clone), *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _outcome(tool: Tool, clone: Path, report: Path) -> Outcome:
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     skipped = [case for case in cases if case.find("skipped") is not None]
     failed = [
@@ -129,7 +136,8 @@ def _outcome(tool: Tool, report: Path) -> Outcome:
     run = len(cases) - len(skipped)
     return Outcome(
         tool.name,
-        tool.version,
+        _git(clone, "describe", "--tags"),
+        tuple(_git(clone, "diff", "--name-only", "HEAD").splitlines()),
         run - len(failed),
         run,
         len(skipped),
