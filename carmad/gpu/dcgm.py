@@ -33,8 +33,8 @@ BLANK = 2**47
 MIB = 1 << 20
 _FRESH_PERIODS = 3
 _BACK_OFF_S = (1.0, 60.0)  # first and longest wait before dmon is restarted
-_ANSWER_S = 10.0
-_LATE_S = 4 * _ANSWER_S  # two questions, before there are rows
+_ANSWER_S = 20.0
+LATE_S = 4 * _ANSWER_S  # after two questions, at most
 
 
 class Entity(NamedTuple):
@@ -58,6 +58,50 @@ class Place(NamedTuple):
     compute_instance: int | None = None
 
 
+class Dcgmi:
+    """The command. After `close`, no process of it is left, and none is started."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._closed = False
+
+    def ask(self, *words: str) -> str:
+        """What it printed, or that DCGM does not answer. Raises OSError if it cannot be run."""
+        process = self.start(*words)
+        if process is None:
+            return ""
+        with process:
+            try:
+                return process.communicate(timeout=_ANSWER_S)[0]
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return "the DCGM host engine does not answer\n"
+
+    def start(self, *words: str) -> subprocess.Popen[str] | None:
+        """None after `close`, which must know every process that was started. Raises OSError."""
+        with self._lock:
+            if self._closed:
+                return None
+            # If CARMA is killed, dmon ends at its next write to the closed pipe.
+            self._process = subprocess.Popen(
+                [self._command, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+            return self._process
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                self._process.kill()  # it has no state that a kill could damage
+
+
 class DcgmProfiler:
     """Runs `dmon` in a subprocess and reads it in a thread, from `open` to `close`."""
 
@@ -66,21 +110,22 @@ class DcgmProfiler:
     def __init__(self, period_s: float, command: str = "dcgmi") -> None:
         self._period_s = period_s
         self._command = command
+        self._dcgmi = Dcgmi(command)
         self._units: tuple[Unit, ...] = ()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._fields = tuple(_FIELDS)  # to request from dmon next
         # Shared between the threads:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
         self._entities: dict[Place, Entity] = {}
         self._rows: dict[Entity, tuple[float, Activity]] = {}  # monotonic arrival
         self._trouble = "dcgmi has not answered yet"
 
     def open(self, units: tuple[Unit, ...]) -> None:
         self._units = units
+        self._dcgmi = Dcgmi(self._command)
         self._stopping.clear()
-        self._thread = beats.thread("dcgm-dmon", _LATE_S, self._keep_watching)
+        self._thread = beats.thread("dcgm-dmon", LATE_S, self._keep_watching)
         self._thread.start()
 
     def read(self) -> Mapping[GpuId, Activity]:
@@ -97,10 +142,8 @@ class DcgmProfiler:
     def close(self) -> None:
         if self._thread is None:
             return
-        with self._lock:
-            self._stopping.set()
-            if self._process is not None:
-                self._process.kill()  # dmon has no state that a kill could damage
+        self._stopping.set()
+        self._dcgmi.close()
         self._thread.join()
         self._thread = None
         self._rows.clear()
@@ -127,9 +170,9 @@ class DcgmProfiler:
     def _watch(self) -> str:
         """Read one dmon until it ends. Returns why it ended."""
         # DCGM's ids are valid until the host engine restarts, so query them each time.
-        listing = self._ask("discovery", "-l")
+        listing = self._dcgmi.ask("discovery", "-l")
         if any(unit.gpu.is_mig for unit in self._units):
-            listing += self._ask("discovery", "-c")
+            listing += self._dcgmi.ask("discovery", "-c")
         with self._lock:
             self._entities = parse_discovery(listing)
         wanted = [e.argument for e in _entities(self._units, self._entities)]
@@ -137,7 +180,7 @@ class DcgmProfiler:
             return _last_words(listing) or "discovery shows none of these GPUs"
         period_ms = str(max(1, round(self._period_s * 1000)))
         fields = ",".join(str(_FIELDS[name]) for name in self._fields)
-        dmon = self._start("dmon", "-e", fields, "-d", period_ms, "-i", ",".join(wanted))
+        dmon = self._dcgmi.start("dmon", "-e", fields, "-d", period_ms, "-i", ",".join(wanted))
         last, rows = "dmon ended", 0
         if dmon is not None and dmon.stdout is not None:
             with dmon:
@@ -163,33 +206,6 @@ class DcgmProfiler:
                 "" if known else "N/A: this GPU or the host engine's user cannot profile"
             )
         return None
-
-    def _ask(self, *arguments: str) -> str:
-        process = self._start(*arguments)
-        if process is None:
-            return ""
-        with process:
-            try:
-                return process.communicate(timeout=_ANSWER_S)[0]
-            except subprocess.TimeoutExpired:
-                process.kill()
-                return "the DCGM host engine does not answer\n"
-
-    def _start(self, *arguments: str) -> subprocess.Popen[str] | None:
-        """None after `close`, which must know every process that was started."""
-        with self._lock:
-            if self._stopping.is_set():
-                return None
-            # If CARMA is killed, dmon ends at its next write to the closed pipe.
-            self._process = subprocess.Popen(
-                [self._command, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-            )
-            return self._process
 
 
 # --- parsing dcgmi's output ---
