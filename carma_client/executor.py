@@ -119,7 +119,7 @@ class Executor(futures.Executor):
         if max_workers is not None and max_workers <= 0:
             raise ValueError("max_workers must be greater than 0")
         if "array" in options:
-            raise TypeError("an executor makes an array of what it maps: leave out the option")
+            raise TypeError("leave out array: map() submits its calls as an array")
         self._max_workers = max_workers or 1000  # by this name, dask asks for it
         self._limit = max_workers
         self._client = client or Client()

@@ -39,16 +39,16 @@ def how_to_add(extra: str) -> str:
     return f"carma extras install {extra}"
 
 
-def needed_by(extra: str) -> list[str]:
+def packages_of(extra: str) -> list[str]:
     """The packages of an optional part, with their least versions: "apprise>=1.9"."""
     needed = (each.partition(";") for each in requires(DISTRIBUTION) or ())
     quoted = (f"'{extra}'", f'"{extra}"')
     return [name.strip() for name, _, of in needed if any(each in of for each in quoted)]
 
 
-def lacking(extra: str) -> list[str]:
-    """Those of these packages that are not installed, in whatever version."""
-    return [package for package in needed_by(extra) if not _is_there(package)]
+def missing(extra: str) -> list[str]:
+    """The packages of an optional part that are not installed, whatever their version."""
+    return [package for package in packages_of(extra) if not _is_there(package)]
 
 
 def _is_there(package: str) -> bool:

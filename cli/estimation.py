@@ -24,7 +24,8 @@ VARIED = "batch-size"
 
 
 def read(args: list[str], parser: Parser) -> tuple[Namespace, dict[str, Any]]:
-    """The options, and the request. Raises Usage for what has no single estimate."""
+    """Parse the options, and make the request for an estimate of them. Raises Usage for a sweep,
+    which has no single estimate."""
     options, body = submission.read(_in_front(args, parser), parser)
     if body["array"] and body["array"].get("params"):
         raise Usage("a sweep has no single estimate", "leave --param out, and give its values")
@@ -70,7 +71,7 @@ def _note_alone(why: str) -> None:
     note(f"{why}; estimated without carmad, its GPUs and what it learned from your jobs")
 
 
-def refuse_wrapped(options: Namespace) -> None:
+def refuse_wrap(options: Namespace) -> None:
     """Raises Usage: a shell's line has no option to vary."""
     if options.wrap is not None:
         raise Usage("no option of a --wrap can be varied", "give the command itself")

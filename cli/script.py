@@ -78,7 +78,8 @@ def find_script(word: str) -> Script | None:
 
 
 def read_script(word: str, data: bytes) -> Script:
-    """As sbatch reads what it is given: `data`, of the file `word`, must begin with a `#!` line."""
+    """A job script for sbatch. `data`: the contents of the file `word`. Raises Usage if they do not
+    begin with a `#!` line."""
     text = data[:HEAD_BYTES].decode(errors="replace")
     interpreter = _interpreter(text)
     if not interpreter:

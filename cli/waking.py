@@ -21,8 +21,8 @@ class Use:
         self._typed_at = _typed_at()
         self._spent_s = self._spent()
 
-    def was_used(self) -> bool:
-        """Since the last look."""
+    def is_new(self) -> bool:
+        """Whether the job was used since the last call."""
         typed_at, spent_s = _typed_at(), self._spent()
         used = typed_at > self._typed_at or spent_s - self._spent_s > USED_S
         self._typed_at, self._spent_s = typed_at, spent_s

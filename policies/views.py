@@ -70,7 +70,7 @@ def margin_mib(retry: Retry | None, conditions: Preconditions) -> int:
     return max(conditions.margin_mib, retry.margin_mib if retry else 0)
 
 
-def lacking(need: int, job: Job, gpu: GpuView, conditions: Preconditions) -> Reason | None:
+def memory_shortage(need: int, job: Job, gpu: GpuView, conditions: Preconditions) -> Reason | None:
     """Why `need` MiB, plus the margins, do not fit on the GPU; None if they do."""
     need += margin_mib(job.retry, conditions)
     return Reason("memory", need, gpu.free_mib, "MiB") if need > gpu.free_mib else None

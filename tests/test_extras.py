@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from carmad.installed import how_to_add, lacking, needed_by
+from carmad.installed import how_to_add, missing, packages_of
 from cli.commands import extras
 from cli.main import run
 
@@ -49,19 +49,19 @@ def test_the_list_has_all_that_is_optional(capsys: Any) -> None:
 
 
 def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lacking("mcp") == []
-    needed = [*needed_by("mcp"), "no-such-package>=2"]
-    monkeypatch.setattr("carmad.installed.needed_by", lambda _: needed)
-    assert lacking("mcp") == ["no-such-package>=2"]
+    assert missing("mcp") == []
+    needed = [*packages_of("mcp"), "no-such-package>=2"]
+    monkeypatch.setattr("carmad.installed.packages_of", lambda _: needed)
+    assert missing("mcp") == ["no-such-package>=2"]
 
 
 def test_pip_is_asked_for_packages_and_never_for_carma(ran: list[list[str]]) -> None:
     assert run(["extras", "install", "notify", "sim"]) == 0
     (command,) = ran
     assert command[:5] == [sys.executable, "-I", "-m", "pip", "install"]
-    assert command[5:] == sorted([*needed_by("notify"), *needed_by("sim")])
+    assert command[5:] == sorted([*packages_of("notify"), *packages_of("sim")])
     for name in extras.ABOUT:
-        assert needed_by(name) and OWN not in str(needed_by(name))
+        assert packages_of(name) and OWN not in str(packages_of(name))
 
 
 def test_without_pip_it_is_uv(ran: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_the_debian_package_installs_beside_itself(
     assert run(["extras", "install", "mcp"]) == 0
     system = str(Path(sys.executable).resolve())
     expected = ["-I", "-m", "pip", "install", "--target", str(tmp_path / "beside")]
-    assert ran[-1] == [system, *expected, *needed_by("mcp")]
+    assert ran[-1] == [system, *expected, *packages_of("mcp")]
 
 
 def test_who_may_not_write_is_told_who_may(

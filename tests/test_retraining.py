@@ -23,7 +23,7 @@ from carmad.core.recurrence import group
 from carmad.core.slowdown import beside
 from carmad.core.types import Company, GpuId, Indicator, Job, JobId, JobState, Loaded, Profile
 from carmad.learned import models
-from carmad.learned.models import Models, lacking, load_shipped
+from carmad.learned.models import Models, load_shipped, missing_packages
 from carmad.models import Additive, Boosted, Lookup, Model, Node, Tree
 from carmad.models.features import INTERVAL_S
 from carmad.store import codec
@@ -393,7 +393,7 @@ def test_without_the_packages_one_line_says_so(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert lacking() == ""
+    assert missing_packages() == ""
     monkeypatch.setattr(models, "NEEDED", {"interpret_of_nobody": "interpret-core"})
     keeper = Models(tmp_path / "models", store, 7.0, lambda found: None)
     with caplog.at_level(logging.INFO):

@@ -14,7 +14,7 @@ from carmad.api.jobs import past_jobs, past_search
 from carmad.api.wire import SCHEMA, iso, parse_time, pick
 from carmad.core.types import ENDED, JobId
 from carmad.http.problems import Conflict, NotFound
-from carmad.learned.models import lacking, load_shipped
+from carmad.learned.models import load_shipped, missing_packages
 from carmad.models import Additive, Model, Shape, Tree
 from carmad.store.values import table_row
 from carmad.threads import run_in_threadpool
@@ -145,7 +145,7 @@ def _training(call: Call) -> TrainingOut:
     models = call.service.models
     return {
         "every_days": call.service.settings.models.retrain_days,
-        "lacking": lacking(),
+        "lacking": missing_packages(),
         "under_way": models.under_way,
         "last_at": iso(models.last_training_at),
         "last_words": list(models.last_words) if call.peer.admin else [],

@@ -52,10 +52,10 @@ def allow(directory: Path, job: Job, extra_mib: int) -> bool:
     if group is None or limit is None or not os.path.exists(f"{group}/memory.max"):  # noqa: PTH110
         return True
     most = (limit + extra_mib) * MIB
-    return _fixed_bytes(group) <= most and _write(f"{group}/memory.max", b"%d" % most)
+    return _static_bytes(group) <= most and _write(f"{group}/memory.max", b"%d" % most)
 
 
-def _fixed_bytes(group: str) -> int:
+def _static_bytes(group: str) -> int:
     """Bytes of its memory that the kernel cannot take back."""
     try:
         words = read_file(f"{group}/memory.stat").split()

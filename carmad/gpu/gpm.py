@@ -65,16 +65,16 @@ class GpmProfiler:
 
     def __init__(self) -> None:
         self._probes: dict[GpuId, _Probe] = {}
-        self._lacking: dict[GpuId, str] = {}
+        self._unsupported: dict[GpuId, str] = {}
 
     def open(self, units: tuple[Unit, ...]) -> None:
-        self._lacking = lacking(units)
+        self._unsupported = find_unsupported(units)
         for unit in units:
-            if unit.gpu.id not in self._lacking:
+            if unit.gpu.id not in self._unsupported:
                 try:
                     self._probes[unit.gpu.id] = _probe(unit)
                 except pynvml.NVMLError as error:
-                    self._lacking[unit.gpu.id] = str(error)
+                    self._unsupported[unit.gpu.id] = str(error)
 
     def read(self) -> Mapping[GpuId, Activity]:
         now = time.monotonic()
@@ -83,17 +83,17 @@ class GpmProfiler:
                 continue
             try:
                 probe.take()
-                self._lacking.pop(gpu, None)
+                self._unsupported.pop(gpu, None)
             except pynvml.NVMLError as error:
                 # The next pair of samples must not span the gap.
                 probe.taken_at = probe.activity = None
-                self._lacking[gpu] = str(error)
+                self._unsupported[gpu] = str(error)
         return {
             gpu: probe.activity for gpu, probe in self._probes.items() if probe.activity is not None
         }
 
     def missing(self) -> tuple[tuple[str, str], ...]:
-        why = "; ".join(f"{gpu}: {reason}" for gpu, reason in self._lacking.items())
+        why = "; ".join(f"{gpu}: {reason}" for gpu, reason in self._unsupported.items())
         return tuple((what, why) for what in PROFILED) if why else ()
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class GpmProfiler:
         self._probes.clear()
 
 
-def lacking(units: Iterable[Unit]) -> dict[GpuId, str]:
+def find_unsupported(units: Iterable[Unit]) -> dict[GpuId, str]:
     """The GPUs without GPM, and why. NVML must be initialised."""
     reasons = {}
     for unit in units:

@@ -498,7 +498,7 @@ class BestProfiler:
         return self._best.name
 
     def open(self, units: tuple[Unit, ...]) -> None:
-        without_gpm = gpm.lacking(units)
+        without_gpm = gpm.find_unsupported(units)
         if not without_gpm:
             self._best = GpmProfiler()
         elif shutil.which(_DCGMI):

@@ -42,7 +42,7 @@ def load_shipped() -> Mapping[str, Model]:
     }
 
 
-def lacking() -> str:
+def missing_packages() -> str:
     """The packages for training that are not installed; "" if all are."""
     return ", ".join(package for module, package in NEEDED.items() if find_spec(module) is None)
 
@@ -98,7 +98,7 @@ class Models:
 
     def begin(self) -> None:
         """Train in a new thread. Raises CarmaError if packages are missing."""
-        if packages := lacking():
+        if packages := missing_packages():
             raise CarmaError(f"{packages} is not installed", how_to_add("policies"))
         beats.thread("training", TRAIN_LATE_S, self.train).start()
 
@@ -110,7 +110,7 @@ class Models:
         try:
             self._failed_at = time.monotonic()
             self._directory.mkdir(mode=0o700, exist_ok=True)
-            if packages := lacking():
+            if packages := missing_packages():
                 log.info(
                     "no models are trained: that needs %s (%s)", packages, how_to_add("policies")
                 )

@@ -145,7 +145,7 @@ def dcgm_traffic(bench: Bench) -> Seen:
 
 
 def _no_gpm(bench: Bench) -> str:
-    return next(iter(gpm.lacking([bench.unit]).values()), "")
+    return next(iter(gpm.find_unsupported([bench.unit]).values()), "")
 
 
 def _activity(bench: Bench, reader: ActivityReader, settings: Mapping[str, Setting]) -> Seen:

@@ -74,7 +74,7 @@ class Changes:
         body = request.body
         if fit_mib is None:
             return _estimate(estimation.ask(body, explain), explain)
-        estimation.refuse_wrapped(request.options)
+        estimation.refuse_wrap(request.options)
         found = estimation.find_largest(body, vary, fit_mib, _report_to(context))
         if found.refused and not found.tried:
             return _estimate(found.refused[1], explain)
@@ -83,7 +83,7 @@ class Changes:
         return {**_estimate(estimation.ask(body, explain), explain), "largest": largest(found)}
 
     def submit(self, request: Request) -> SubmittedOut:
-        """Submit a job; its id. It runs as you, with your files."""
+        """Submit a job, which runs as you, with your files. Returns its id."""
         with self._limits.spend("submit", as_jobs(request.body)):
             made: SubmittedOut = client.post("/v1/jobs", request.body)
         self._limits.remember(made["ids"])

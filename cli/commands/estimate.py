@@ -102,7 +102,7 @@ def _refuse_unusable(options: Namespace) -> None:
     if options.vary is not None and options.fit is None:
         raise Usage("--vary goes with --fit", "as in --fit 24G --vary batch-size")
     if options.fit is not None:
-        estimation.refuse_wrapped(options)
+        estimation.refuse_wrap(options)
     file: Path | None = options.plot
     if file is None or file == TERMINAL:
         return

@@ -11,7 +11,7 @@ import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
-from carmad.installed import lacking, needed_by
+from carmad.installed import missing, packages_of
 from cli import output
 from cli.options import add_json
 from cli.problems import Problem, Usage
@@ -60,14 +60,14 @@ def extras(options: Namespace) -> int:
 def _list(as_json: bool) -> None:
     if as_json:
         parts = [
-            {"name": name, "about": about, "packages": needed_by(name), "missing": lacking(name)}
+            {"name": name, "about": about, "packages": packages_of(name), "missing": missing(name)}
             for name, about in ABOUT.items()
         ]
         output.print_json({"schema": 1, "extras": parts})
         return
     table = Table([Column("PART"), Column("MISSING", fit="wrap"), Column("FOR", fit="wrap")])
     for name, about in ABOUT.items():
-        table.add(name, " ".join(lacking(name)) or "nothing", about)
+        table.add(name, " ".join(missing(name)) or "nothing", about)
     output.show([table])
 
 
@@ -77,7 +77,7 @@ def _install(names: list[str]) -> int:
         carma = Path(sys.prefix, "bin/carma")
         again = [str(carma) if carma.exists() else "carma", "extras", "install", *names]
         raise Problem(f"you may not write to {folder}", f"try sudo {shlex.join(again)}")
-    packages = sorted({package for name in names for package in needed_by(name)})
+    packages = sorted({package for name in names for package in packages_of(name)})
     command = [*_installer(), *packages]
     output.note(f"runs {shlex.join(command)}")
     code = subprocess.run(command, check=False).returncode

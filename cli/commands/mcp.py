@@ -36,7 +36,7 @@ def mcp_options(parser: Parser) -> None:
         type=_folder,
         default=[],
         metavar="DIR",
-        help="what the agent changes or submits has to be a job that works below this directory;"
+        help="let the agent submit and change only jobs whose working directory is below this one;"
         " may be repeated",
     )
     add(

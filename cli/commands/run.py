@@ -323,7 +323,7 @@ class News:
         """Returns when to look again."""
         now = time.monotonic()
         with suppress(CarmaError):
-            if self._use and self._use.was_used():
+            if self._use and self._use.is_new():
                 client.post("/v1/resume", {"select": self._label, "user": None})
                 self._use = None
                 self._say(f"job {self._label} resumes, as it is used, when there is a GPU for it")

@@ -41,8 +41,8 @@ class Node:
         return self._count(lambda _: True)
 
     @property
-    def gres_used(self) -> str:
-        """Likewise, of the GPUs on which a job is."""
+    def gres_in_use(self) -> str:
+        """Likewise, of the GPUs on which jobs run."""
         return self._count(lambda gpu: bool(gpu["jobs"]))
 
     def _count(self, counts: Callable[[dict[str, Any]], bool]) -> str:

@@ -76,7 +76,7 @@ LETTERS = {
     "v": Field("version", "VERSION", lambda _: "22.05.8"),
     "V": Field("cluster", "CLUSTER", lambda _: CLUSTER),
 }
-USED = Field("gresused", "GRES_USED", lambda n: n.gres_used)  # it has no letter
+USED = Field("gresused", "GRES_USED", lambda n: n.gres_in_use)  # it has no letter
 NAMES = {field.name: field for field in (*LETTERS.values(), USED)}
 
 

@@ -43,7 +43,7 @@ from policies.castor.neighbours import (
 )
 from policies.castor.pairing import Ratios, Start, accumulations, at_once, best_split, ends, later
 from policies.filters import min_free
-from policies.views import lacking, need_mib
+from policies.views import memory_shortage, need_mib
 
 
 class Room(NamedTuple):
@@ -238,7 +238,7 @@ class Sharing:
     def _refusals(self, new: Newcomer, gpu: GpuView, view: View) -> tuple[Reason, ...]:
         question = (self, new.wanted)
         refused = gpu.memo.recall(question, self._unfit, new.wanted, gpu, view)
-        short = lacking(new.least_mib, new.job, gpu, self.conditions)
+        short = memory_shortage(new.least_mib, new.job, gpu, self.conditions)
         return (*refused, short) if short else refused
 
     def _unfit(self, wanted: Demand, gpu: GpuView, view: View) -> tuple[Reason, ...]:
@@ -252,7 +252,7 @@ class Sharing:
         return next(passes for passes in every if self._fit(need_mib(job, passes), job, gpus))
 
     def _fit(self, need: int, job: Job, gpus: Sequence[GpuView]) -> bool:
-        return not any(lacking(need, job, gpu, self.conditions) for gpu in gpus)
+        return not any(memory_shortage(need, job, gpu, self.conditions) for gpu in gpus)
 
 
 def _at_once(new: Newcomer, neighbour: Neighbour, ratios: Ratios, passes: int) -> Start:

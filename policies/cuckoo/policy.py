@@ -52,7 +52,7 @@ from policies.cuckoo.telling import explanation, waiting
 from policies.filters import fits_memory, min_free, only_idle
 from policies.profiling import ProfilingPool, profiling_run, set_aside
 from policies.ranked import Ranked
-from policies.views import lacking, need_mib
+from policies.views import memory_shortage, need_mib
 
 TOLD = 16  # the first waiting jobs, which get reasons with their plan
 EXPLAINED = 4  # the first ones, which also get a verdict on each GPU
@@ -226,7 +226,7 @@ class Cuckoo:
     def _verdict(self, job: Job, gpu: GpuView, view: View) -> Verdict:
         wanted = view.demand(job)
         asked = (
-            lacking(need_mib(job), job, gpu, self.conditions),
+            memory_shortage(need_mib(job), job, gpu, self.conditions),
             min_free(self.conditions, view.settings)(wanted, gpu),
         )
         refused = (*view.refusals(wanted, gpu), *(reason for reason in asked if reason))
