@@ -161,7 +161,7 @@ def test_launches_behind_one_that_hangs_are_not_given_up(
         assert another in machine.ends(ends), "the shepherd looks around"
         (machine.bin / "hangs").write_text("go on\n")
     causes = {id: end.exit.cause for id, end in machine.ends(4).items()}
-    assert causes == {1: Cause.SUCCESS, 2: Cause.SUCCESS, 3: Cause.LOST, 4: Cause.LOST}
+    assert causes == {1: Cause.SUCCESS, 2: Cause.SUCCESS, 3: Cause.UNSTARTED, 4: Cause.UNSTARTED}
 
 
 def test_a_launch_that_hangs_keeps_no_stop_waiting(machine: Machine) -> None:
@@ -180,8 +180,8 @@ def test_a_launch_that_hangs_keeps_no_stop_waiting(machine: Machine) -> None:
         machine.world.perform(Stop(changed(job, state=JobState.STOPPING, stop=Cause.CANCELLED)))
     ends = machine.ends(2)
     assert {id: (end.exit.cause, end.stop) for id, end in ends.items()} == {
-        1: (Cause.LOST, Cause.CANCELLED),
-        2: (Cause.LOST, Cause.CANCELLED),
+        1: (Cause.UNSTARTED, Cause.CANCELLED),
+        2: (Cause.UNSTARTED, Cause.CANCELLED),
     }
     until(lambda: select.select([reader], [], [], 0)[0], "the stop to reach the job that runs")
     assert os.read(reader, 4096) == b"because cancelled\nstop 1.0\n"
@@ -338,7 +338,7 @@ def test_a_postponed_job_can_be_stopped(
     machine.world._hands.submit(lambda: None).result(PATIENCE_S)
     machine.world.perform(Stop(changed(stopped, state=JobState.STOPPING, stop=cause)))
     end = machine.ends(1)[JobId(1)]
-    assert end.exit.cause is Cause.LOST
+    assert end.exit.cause is Cause.UNSTARTED
     assert end.stop is (cause if cause is Cause.CANCELLED else None)
     waiting.pop()._due()
     assert machine.ends(2)[JobId(2)].exit.cause is Cause.SUCCESS

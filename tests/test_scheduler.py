@@ -275,6 +275,20 @@ def test_a_lost_job_runs_again_once_unless_told_not_to():
     assert server.last(other).state is S.FAILED
 
 
+def test_a_job_that_could_not_be_started_in_time_is_tried_again_even_with_no_requeue():
+    server = FakeServer(gpus=1)
+    id = server.submit(requeue=False)
+    for attempt in range(2, 7):
+        server.exit(id, Exit(Cause.UNSTARTED))
+        assert (server.job(id).state, server.job(id).attempt) == (S.STARTING, attempt)
+    server.exit(id, Exit(Cause.UNSTARTED))
+    assert server.last(id).state is S.FAILED
+    both = server.submit()  # that it never ran does not count as having been lost
+    for cause in (Cause.UNSTARTED, Cause.LOST, Cause.UNSTARTED):
+        server.exit(both, Exit(cause))
+        assert server.job(both).state is S.STARTING
+
+
 def test_cancel_frees_the_gpu_only_when_the_processes_are_gone():
     server = FakeServer(gpus=1)
     first, second = server.submit(), server.submit(exclusive=True)

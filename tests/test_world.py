@@ -412,7 +412,7 @@ def test_a_client_leaves_mps_before_it_is_killed(tmp_path):
         (ExitFacts(code=1, ended_at=1.0, log_tail="CUDA error: out of memory"), Cause.GPU_OOM),
         (ExitFacts(error="no such directory", hint="cd", ended_at=1.0), Cause.LAUNCH_FAILED),
         (ExitFacts(lost=True, ended_at=1.0), Cause.LOST),
-        (ExitFacts(never_started=True, ended_at=1.0), Cause.LOST),
+        (ExitFacts(never_started=True, ended_at=1.0), Cause.UNSTARTED),
     ],
 )
 def test_every_end_has_its_cause(tmp_path, ended, cause):

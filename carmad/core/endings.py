@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from carmad.config import Settings
 from carmad.core import promises
@@ -36,6 +37,7 @@ from carmad.readable import gib
 
 SIGINT = 2
 BY_CTRL_C = "interrupted with Ctrl-C at its terminal"
+MOST_UNSTARTED = 5  # attempts in a row: each takes ten seconds of the server's overload
 FULL = 0.03  # a GPU with a smaller share of its memory free has no room for anything
 
 
@@ -197,6 +199,7 @@ def ending(job: Job, event: Exited, beside: Sequence[GpuSample], retries: Retrie
         cancelled = job.stop is Cause.CANCELLED
         state = JobState.CANCELLED if cancelled else JobState.TIMED_OUT
         return Ending(state, replace(exit, cause=job.stop), at)
+    may_repeat = job.spec.requeue or not job.spec.interactive  # who would run it again?
     match exit.cause:
         case Cause.SUCCESS:
             return Ending(JobState.SUCCEEDED, exit, at)
@@ -204,11 +207,12 @@ def ending(job: Job, event: Exited, beside: Sequence[GpuSample], retries: Retrie
             external = max((_external_mib(reading) for reading in beside), default=0)
             if external > retries.external_mib:
                 job = job.with_attempt(shared=True)
-            again = job.spec.requeue or not job.spec.interactive  # who would run it again?
-            if again and not exit.left and (retry := _decide_retry(job, exit, retries)):
+            if may_repeat and not exit.left and (retry := _decide_retry(job, exit, retries)):
                 return Ending(JobState.QUEUED, exit, at, retry)
             return Ending(JobState.OUT_OF_MEMORY, exit, at)
         case Cause.NO_ACCOUNT:
+            return Ending(JobState.QUEUED, exit, at, job.retry)
+        case Cause.UNSTARTED if may_repeat and _unstarted_before(job) < MOST_UNSTARTED:
             return Ending(JobState.QUEUED, exit, at, job.retry)
         case Cause.LOST if job.spec.requeue and not (exit.left or _was_lost_before(job)):
             return Ending(JobState.QUEUED, exit, at, job.retry)
@@ -287,6 +291,12 @@ def _decide_retry(job: Job, exit: Exit, retries: Retries) -> Retry | None:
         why = f"the recovery failed, so the job is retried alone: it raised {describe(error)}"
         return Retry(why, exclusive=True)
     return retry and retry.placeable(job.spec.gpus, retries.usable)
+
+
+def _unstarted_before(job: Job) -> int:
+    """How many of its last attempts never ran, in a row."""
+    unstarted = (failure.cause is Cause.UNSTARTED for failure in reversed(job.failures))
+    return sum(takewhile(bool, unstarted))
 
 
 def _was_lost_before(job: Job) -> bool:

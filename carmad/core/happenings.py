@@ -16,6 +16,7 @@ CAUSES = {
     Cause.HOST_OOM: "out of host memory",
     Cause.LAUNCH_FAILED: "it could not be started",
     Cause.NO_ACCOUNT: "its user's account is not there any more",
+    Cause.UNSTARTED: "the server did not start it in time",
     Cause.LOST: "its processes were lost",
     Cause.DEPENDENCY: "a dependency was not met",
     Cause.TIME_LIMIT: "its time limit",

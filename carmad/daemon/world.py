@@ -290,7 +290,7 @@ class DaemonWorld(Follower):
         try:
             self._start(job, adopted)
         except Stopped as stopped:  # by an earlier daemon, maybe, which did not report it
-            self._report(job, Exit(Cause.LOST, evidence=NOT_STARTED), stop=stopped.cause)
+            self._report(job, Exit(Cause.UNSTARTED, evidence=NOT_STARTED), stop=stopped.cause)
         except (NotNow, StoreFull) as error:
             self._begin_outage(error)
             self._postpone(job, error)
@@ -453,7 +453,7 @@ class DaemonWorld(Follower):
 
     def _report_unstarted(self, job: Job) -> None:
         stop = job.stop if job.stop in FOR_GOOD else None
-        self._report(job, Exit(Cause.LOST, evidence=NOT_STARTED), stop=stop)
+        self._report(job, Exit(Cause.UNSTARTED, evidence=NOT_STARTED), stop=stop)
 
     def _leave_mps(self, job: Job, mps: Mps) -> None:
         gpu = job.gpus[0]  # all its GPUs have the same server

@@ -23,7 +23,12 @@ STATES = {
     "out_of_memory": "OUT_OF_MEMORY",
 }
 # What Slurm calls some of those that failed.
-CAUSES = {"lost": "NODE_FAIL", "unrestored": "NODE_FAIL", "host_oom": "OUT_OF_MEMORY"}
+CAUSES = {
+    "lost": "NODE_FAIL",
+    "unrestored": "NODE_FAIL",
+    "unstarted": "NODE_FAIL",
+    "host_oom": "OUT_OF_MEMORY",
+}
 CODES = {
     "PENDING": "PD",
     "RUNNING": "R",
