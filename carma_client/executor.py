@@ -124,7 +124,7 @@ class Executor(futures.Executor):
         self._limit = max_workers
         self._client = client or Client()
         self._options: dict[str, Any] = dict(options)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a `map` that is forgotten may be cancelled at any time
         self._pending: dict[str, JobFuture[Any]] = {}
         self._watcher: threading.Thread | None = None
         self._is_shut = False
