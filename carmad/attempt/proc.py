@@ -127,20 +127,23 @@ def with_descendants(roots: dict[int, int]) -> dict[int, int]:
     return below
 
 
-def send(pid: int, start: int, signum: int) -> None:
-    """Signal this process, but not another one that has reused its pid."""
+def send(pid: int, start: int, signum: int) -> bool:
+    """Signal this process, but not another one that has reused its pid. False if it is gone, or may
+    not be signalled, as a setuid program."""
     from signal import pidfd_send_signal
 
     try:
         fd = os.pidfd_open(pid)
     except OSError:
-        return
+        return False
     try:
         found = process_stat(pid)
-        if found is not None and found[1] == start:
-            pidfd_send_signal(fd, signum)
+        if found is None or found[1] != start:
+            return False
+        pidfd_send_signal(fd, signum)
+        return True
     except OSError:
-        pass  # gone, or a setuid program that we may not signal
+        return False
     finally:
         os.close(fd)
 

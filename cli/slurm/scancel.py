@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 from carmad.paths import socket_path
@@ -138,45 +137,34 @@ def send(jobs: set[str], signum: int, batch: bool = False, full: bool = False) -
     """Signal processes of these jobs, and return how many got it: the batch shell alone (`batch`),
     all (`full`), or all but the batch shell if it has started others. An `srun` that waits for
     several tasks gets none: it would pass the signal on to tasks that have it already."""
-    parents, steps = {}, set()
-    socket = os.path.realpath(socket_path())
+    from carmad.attempt.proc import process_stat
+    from carmad.attempt.proc import send as send_to
+
+    parents, starts = {}, {}
     for name in os.listdir("/proc"):  # noqa: PTH208
-        if not name.isdecimal():
-            continue
-        env = _environment(name)
-        # Jobs of another daemon may have the same numbers.
-        if env.get("CARMA_JOB_ID") not in jobs or os.path.realpath(env[SOCKET]) != socket:
-            continue
-        if (parent := _parent(name)) is not None:
-            parents[int(name)] = parent
-            steps.add(env.get(STEP_PID))
-    shells = {pid for pid, parent in parents.items() if parent not in parents}
-    others = parents.keys() - shells
-    chosen = set(parents) if full or not others else shells if batch else others
-    sent = 0
-    for pid in chosen:
-        if str(pid) in steps:
-            continue
-        with contextlib.suppress(OSError):
-            os.kill(pid, signum)
-            sent += 1
-    return sent
+        if name.isdecimal() and (stat := process_stat(int(name))):
+            parents[int(name)], starts[int(name)] = stat
+    socket = os.path.realpath(socket_path())
+    ids = _read("CARMA_JOB_ID", starts)
+    ours = {pid: starts[pid] for pid, id in ids.items() if id in jobs}
+    # Jobs of another daemon may have the same numbers.
+    ours = {
+        pid: starts[pid]
+        for pid, its in _read(SOCKET, ours).items()
+        if its and os.path.realpath(its) == socket
+    }
+    shells = {pid for pid in ours if parents[pid] not in ours}
+    others = ours.keys() - shells
+    chosen = set(ours) if full or not others else shells if batch else others
+    steps = set(_read(STEP_PID, ours).values())
+    return sum(send_to(pid, ours[pid], signum) for pid in chosen if str(pid) not in steps)
 
 
-def _environment(pid: str) -> dict[str, str]:
-    """What the process was started with; {} if it is hidden from us, has ended, or is of no job."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
-            words = os.fsdecode(file.read()).split("\0")
-    except OSError:
-        return {}
-    env = dict(word.split("=", 1) for word in words if "=" in word)
-    return env if SOCKET in env else {}
+def _read(variable: str, processes: dict[int, int]) -> dict[int, str]:
+    """Its value in the environment of each of these processes (pid and start time); "" if it has
+    none, or hides it."""
+    from carmad.attempt.marks import Marks
 
-
-def _parent(pid: str) -> int | None:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:  # noqa: PTH123
-            return int(file.read().rpartition(")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return None
+    marks = Marks(os.fsencode(variable))
+    marks.ask(processes)
+    return {pid: os.fsdecode(marks.value(pid, at) or b"") for pid, at in processes.items()}
