@@ -65,7 +65,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     links = tmp_path_factory.mktemp("bin")
     for word in WORDS:
         (links / word).symlink_to(CARMA[0])
-    with running(tmp_path_factory.mktemp("carmad"), **NO_KERNELS) as carmad:
+    with running(tmp_path_factory.mktemp("carmad"), **NO_KERNELS, CARMA_HOST__CPUS="8") as carmad:
         yield Slurm(carmad, links)
 
 
@@ -268,3 +268,27 @@ def test_submitit_takes_it_for_slurm(
 def test_sbatch_waits_and_ends_with_the_jobs_code(slurm: Slurm) -> None:
     done = slurm.run("sbatch", "--wait", "--wrap", "exit 7")
     assert done.returncode == 7 and done.stdout.startswith("Submitted batch job ")
+
+
+# As the conftest that dask-jobqueue's package lacks: its tests need its own settings.
+LOOPS = """
+import dask_jobqueue.config
+import distributed.utils_test
+from distributed.utils_test import cleanup, loop, loop_in_thread
+
+distributed.utils_test.reset_config = dask_jobqueue.config.reconfigure
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "env(NAME): only with this scheduler")
+"""
+
+
+def test_what_dask_asks_of_slurm(slurm: Slurm) -> None:
+    """The tests of SLURMCluster that dask-jobqueue's package has; one wants two networks."""
+    (slurm.carmad.work / "loops.py").write_text(LOOPS)
+    argv = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "-p", "loops"]
+    argv += ["--pyargs", "dask_jobqueue.tests.test_slurm", "-k", "not different_interfaces"]
+    tests = slurm.run(*argv)
+    assert tests.returncode == 0, tests.stdout + tests.stderr
+    for name in ("basic", "adaptive", "job_script", "worker_name_uses_cluster_name"):
+        assert f"PASSED ::test_{name}" in tests.stdout
