@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -292,3 +293,24 @@ def test_what_dask_asks_of_slurm(slurm: Slurm) -> None:
     assert tests.returncode == 0, tests.stdout + tests.stderr
     for name in ("basic", "adaptive", "job_script", "worker_name_uses_cluster_name"):
         assert f"PASSED ::test_{name}" in tests.stdout
+
+
+PARSL = """
+import parsl
+from parsl.tests.configs.slurm_local import fresh_config
+from parsl.tests.test_python_apps import test_basic, test_depfail_propagation, test_mapred
+
+with parsl.load(fresh_config()):
+    test_basic.test_simple()
+    test_basic.test_parallel_for(21)
+    test_depfail_propagation.test_depfail_once()
+    test_mapred.test_mapred_type1(7)
+print("fine")
+"""
+
+
+def test_what_parsl_asks_of_slurm(slurm: Slurm) -> None:
+    """Some of the tests in its package, without pytest: their conftest needs an older one."""
+    assert slurm.say(sys.executable, "-c", PARSL).endswith("fine\n")
+    (pilot,) = re.findall(r"^parsl\S+\|(\w+)", slurm.say("sacct", "-nPo", "jobname,state"), re.M)
+    assert pilot == "CANCELLED"  # by Parsl, once all was done
