@@ -11,7 +11,7 @@ VENV = $(PYTHON) -m venv .venv && $(BIN)/pip install --quiet --upgrade 'pip>=26'
 unexport PYTHONDONTWRITEBYTECODE
 CONFINED := accelerate bitsandbytes lightning peft timm torchmetrics torchvision transformers
 
-.PHONY: demo test pytest compile bench bench-slurm lint docs deb deb-life clean
+.PHONY: demo test pytest bench bench-slurm lint docs deb deb-life clean
 
 demo:
 	$(PYTHON) demo.py
@@ -20,12 +20,8 @@ test: .venv/installed-test
 	$(MAKE) --no-print-directory --jobs 2 pytest lint
 
 # Tests wait on daemons half of the time: three workers for each of the cores that CI has.
-pytest: .venv/installed-test compile
+pytest: .venv/installed-test
 	$(BIN)/pytest -n 6 --dist worksteal
-
-# Compiles the tests and what they import, which else all workers would do at the same time.
-compile: .venv/installed-test
-	-$(BIN)/pytest --collect-only -qq > /dev/null
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

@@ -124,7 +124,10 @@ class Executor(futures.Executor):
         self._limit = max_workers
         self._client = client or Client()
         self._options: dict[str, Any] = dict(options)
-        self._lock = threading.RLock()  # a `map` that is forgotten may be cancelled at any time
+        # Whenever memory is collected, a `map` that is forgotten is cancelled: locks are reentrant.
+        self._lock = threading.RLock()
+        self._one_cancels = threading.RLock()
+        self._cancelling: set[str] = set()  # labels that the watcher leaves alone
         self._pending: dict[str, JobFuture[Any]] = {}
         self._watcher: threading.Thread | None = None
         self._is_shut = False
@@ -191,49 +194,74 @@ class Executor(futures.Executor):
         return made
 
     def _cancel(self, pending: Sequence[JobFuture[Any]]) -> None:
-        """Cancel those whose jobs have not started; none if the daemon does not answer. The watcher
-        must not see their jobs cancelled before: it would say that they failed."""
-        with self._lock:
-            idle = {each.job: each for each in pending if not (each.running() or each.done())}
+        """Cancel those whose jobs have not started; none if the daemon does not answer. Meanwhile,
+        the watcher must not take a job that it sees cancelled for one that failed."""
+        with self._one_cancels:
+            with self._lock:
+                idle = {
+                    future.job: future
+                    for future in pending
+                    if future.job in self._pending
+                    and future.job not in self._cancelling
+                    and not future.running()
+                }
+                self._cancelling.update(idle)
+            cancelled: set[str] = set()
             try:
-                jobs = self._client.jobs(list(idle))
-                queued = {job["label"] for job in jobs if job["state"] in WAITING}
-                self._client.cancel(*sorted(queued))
-            except Problem:
-                return
-            for label in queued:
-                self._pending.pop(label, None)
-        for future in (idle[label] for label in queued):
+                cancelled = self._cancel_jobs(list(idle))
+            finally:
+                with self._lock:
+                    self._cancelling.difference_update(idle)
+                    for label in cancelled:
+                        del self._pending[label]
+        for future in (idle[label] for label in cancelled):
             futures.Future.cancel(future)
             future.set_running_or_notify_cancel()
             future._calls.discard(future._index)
+
+    def _cancel_jobs(self, labels: Sequence[str]) -> set[str]:
+        """The labels of those that had not started, and were cancelled."""
+        client = self._client
+        try:
+            queued = {job["label"] for job in client.jobs(labels) if job["state"] in WAITING}
+            with contextlib.suppress(Problem):  # another one may have ended since
+                client.cancel(*sorted(queued))
+                return queued
+            found = client.jobs(sorted(queued))
+        except Problem:
+            return set()
+        return {job["label"] for job in found if job["state"] == "cancelled"}
 
     def _watch(self) -> None:
         """In a thread of its own, as long as calls are pending: find out what becomes of them."""
         look_s = LOOK_S
         while True:
             with self._lock:
-                labels = list(self._pending)
-                if not labels:
+                if not self._pending:
                     self._watcher = None
                     return
+                labels = [label for label in self._pending if label not in self._cancelling]
+            if not labels:
+                time.sleep(look_s)
+                continue
             jobs, error = self._look(labels, max(look_s, len(labels) / LOOKED_AT_PER_S))
             ended = {label for label in labels if label not in jobs or _has_ended(jobs[label])}
             look_s = LOOK_S if ended else min(MOST_LOOK_S, look_s * 1.5)
             for label in labels:
-                if label in ended:
-                    with self._lock:
-                        future = self._pending.pop(label, None)
-                    if future is not None and future._begin():
-                        if label in jobs:
-                            future._end(jobs[label])
-                        else:  # its job may still run: what it needs stays
-                            future.set_exception(error)
-                    del future
-                elif jobs[label]["state"] not in WAITING:
-                    with self._lock:
-                        if label in self._pending:
+                with self._lock:
+                    if label in self._cancelling or label not in self._pending:
+                        continue
+                    if label not in ended:
+                        if jobs[label]["state"] not in WAITING:
                             self._pending[label]._begin()
+                        continue
+                    future = self._pending.pop(label)
+                if future._begin():
+                    if label in jobs:
+                        future._end(jobs[label])
+                    else:  # its job may still run: what it needs stays
+                        future.set_exception(error)
+                del future
             del jobs
 
     def _look(

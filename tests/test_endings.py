@@ -60,6 +60,7 @@ def ended(job: Job, exit: Exit, *beside: GpuSample, usable: tuple[str, ...] = (G
         (running(shared=True), OOM, JobState.QUEUED, Cause.GPU_OOM),
         (running(), Exit(Cause.LOST), JobState.QUEUED, Cause.LOST),
         (running(failures=(Exit(Cause.LOST),)), Exit(Cause.LOST), JobState.FAILED, Cause.LOST),
+        (running(), Exit(Cause.UNSTARTED), JobState.QUEUED, Cause.UNSTARTED),
         (stopping(Cause.CANCELLED), GONE, JobState.CANCELLED, Cause.CANCELLED),
         (stopping(Cause.CANCELLED), Exit(Cause.SUCCESS), JobState.CANCELLED, Cause.CANCELLED),
         (stopping(Cause.TIME_LIMIT), GONE, JobState.TIMED_OUT, Cause.TIME_LIMIT),

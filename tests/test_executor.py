@@ -139,6 +139,23 @@ def test_a_cancelled_call_has_not_failed_though_its_job_is_seen_to_end(
     assert future.cancel() and future.cancelled()
 
 
+def test_all_that_could_be_cancelled_are_though_another_could_not(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cancel_but_one(*labels: str) -> None:
+        Client(client.socket).cancel(*labels[:-1])
+        raise Refused("the last has ended", code="refused")
+
+    executor = Executor(client=client, gpus=0, held=True)
+    calls = [executor.submit(add, 1, 2) for _ in range(3)]
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "cancel", cancel_but_one)
+        executor.shutdown(wait=False, cancel_futures=True)
+    assert [call.cancelled() for call in calls] == [True, True, False]
+    client.release(calls[2].job)
+    assert calls[2].result() == 3
+
+
 def test_a_job_that_somebody_cancels_has_failed(client: Client, tmp_path: Path) -> None:
     future = Executor(client=client, gpus=0).submit(train_until_there, str(tmp_path / "none"))
     until(future.running)

@@ -161,7 +161,7 @@ def test_launches_behind_one_that_hangs_are_not_given_up(
         assert another in machine.ends(ends), "the shepherd looks around"
         (machine.bin / "hangs").write_text("go on\n")
     causes = {id: end.exit.cause for id, end in machine.ends(4).items()}
-    assert causes == {1: Cause.SUCCESS, 2: Cause.SUCCESS, 3: Cause.UNSTARTED, 4: Cause.UNSTARTED}
+    assert causes == {1: Cause.SUCCESS, 2: Cause.SUCCESS, 3: Cause.LOST, 4: Cause.LOST}
 
 
 def test_a_launch_that_hangs_keeps_no_stop_waiting(machine: Machine) -> None:

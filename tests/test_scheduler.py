@@ -278,7 +278,7 @@ def test_a_lost_job_runs_again_once_unless_told_not_to():
 def test_a_job_that_could_not_be_started_in_time_is_tried_again_even_with_no_requeue():
     server = FakeServer(gpus=1)
     id = server.submit(requeue=False)
-    for attempt in range(2, 7):
+    for attempt in range(2, 14):
         server.exit(id, Exit(Cause.UNSTARTED))
         assert (server.job(id).state, server.job(id).attempt) == (S.STARTING, attempt)
     server.exit(id, Exit(Cause.UNSTARTED))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import signal
@@ -210,6 +211,7 @@ def test_json_has_slurms_names(
         ("success", "succeeded", "COMPLETED", "0:0"),
         ("failure", "failed", "FAILED", "3:0"),
         ("lost", "failed", "NODE_FAIL", "3:0"),
+        ("unstarted", "failed", "NODE_FAIL", "3:0"),
         ("launch_failed", "failed", "FAILED", "3:0"),
         ("cancelled", "cancelled", "CANCELLED", "3:0"),
         ("time_limit", "timed_out", "TIMEOUT", "0:0"),
@@ -619,7 +621,7 @@ def test_squeue_is_light(fake: FakeDaemon, words: list[str]) -> None:
 def test_a_signal_reaches_no_job_of_another_daemon(
     fake: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs(fake, job(id=7_654_321, label="7654321"))
+    jobs(fake, job(id=7_654_321, label="7654321", user=getpass.getuser()))
     here, there = os.environ["CARMA_SOCKET"], str(tmp_path / "other.sock")
     sleepers = {
         socket: subprocess.Popen(

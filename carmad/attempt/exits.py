@@ -224,7 +224,7 @@ def _explain(job: Job, facts: ExitFacts, is_gpu_full: Callable[[], bool]) -> Exi
     if facts.error:
         return launch_failure(facts.error, facts.hint)
     if facts.never_started:
-        return Exit(Cause.UNSTARTED, evidence="no supervisor of it started in time")
+        return Exit(Cause.UNSTARTED, evidence="its supervisor did not start in time")
     if facts.lost:
         return Exit(Cause.LOST, evidence="its supervisor is gone: a reboot, or it was killed")
     if facts.code is None and facts.signal is None and not facts.stopped:

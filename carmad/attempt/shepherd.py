@@ -189,10 +189,14 @@ class Shepherd:
             log.error("job %d: its supervisor cannot be followed: %s", attempt.job.id, why)
 
     def _give_up(self, attempt: _Attempt) -> None:
-        """Report that no supervisor started, unless one has started just now."""
+        """Report that no supervisor started, unless one has started just now. If the attempt's
+        folder has gone, as after its database was restored from a backup, it may have run."""
         if self._launcher.revoke(attempt.job):
             cause = for_good(supervisor.why_stopped(attempt.directory))
-            facts = ExitFacts(never_started=True, cause=cause, ended_at=self._clock())
+            launched = (attempt.directory / supervisor.LAUNCH).exists()
+            facts = ExitFacts(
+                never_started=launched, lost=not launched, cause=cause, ended_at=self._clock()
+            )
             self._end(attempt, facts)
 
     def _close(self, attempt: _Attempt) -> None:

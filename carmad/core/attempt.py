@@ -35,7 +35,7 @@ class Cause(StrEnum):
     IDLE = "idle"  # it did not use its GPUs for too long: `interactive.idle_s`, `idle.batch`
     LAUNCH_FAILED = "launch_failed"  # never started: cwd, environment, command
     NO_ACCOUNT = "no_account"  # its user's name and uid do not belong together any more
-    UNSTARTED = "unstarted"  # no supervisor started in time: the server is overloaded, a kill -9
+    UNSTARTED = "unstarted"  # its supervisor did not start in time: an overloaded server, a kill -9
     LOST = "lost"  # its supervisor vanished: a reboot, a kill -9
     DEPENDENCY = "dependency"  # a job it waited for ended the wrong way
     PREEMPTED = "preempted"  # the policy took its GPUs back; it continues later

@@ -37,7 +37,7 @@ from carmad.readable import gib
 
 SIGINT = 2
 BY_CTRL_C = "interrupted with Ctrl-C at its terminal"
-MOST_UNSTARTED = 5  # attempts in a row: each takes ten seconds of the server's overload
+MOST_UNSTARTED = 12  # attempts in a row, each of which the server had ten seconds to start
 FULL = 0.03  # a GPU with a smaller share of its memory free has no room for anything
 
 

@@ -34,7 +34,8 @@ MIB = 1 << 20
 _FRESH_PERIODS = 3
 _BACK_OFF_S = (1.0, 60.0)  # first and longest wait before dmon is restarted
 _ANSWER_S = 20.0
-LATE_S = 4 * _ANSWER_S  # after two questions, at most
+_KILLED_S = 0.5
+LATE_S = 4 * _ANSWER_S  # at most three questions follow each other
 
 
 class Entity(NamedTuple):
@@ -72,12 +73,13 @@ class Dcgmi:
         process = self.start(*words)
         if process is None:
             return ""
-        with process:
-            try:
-                return process.communicate(timeout=_ANSWER_S)[0]
-            except subprocess.TimeoutExpired:
-                process.kill()
-                return "the DCGM host engine does not answer\n"
+        try:
+            return process.communicate(timeout=_ANSWER_S)[0]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it waits in the kernel: leave it
+                process.communicate(timeout=_KILLED_S)
+            return "the DCGM host engine does not answer\n"
 
     def start(self, *words: str) -> subprocess.Popen[str] | None:
         """None after `close`, which must know every process that was started. Raises OSError."""

@@ -9,6 +9,7 @@ from cli import client
 from cli.options import user_of
 from cli.problems import FORBIDDEN, Problem, Refused, Unreachable, Usage
 from cli.slurm import STEP_PID, words
+from cli.slurm.fields import uid
 from cli.slurm.states import carma_states, parse_states
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -129,20 +130,24 @@ def _send(label: str, signum: int, options: Any) -> None:
         raise Problem(DONE.format(label))
     if not running:
         raise Problem(f"Kill job error on job id {label}: Job is pending execution")
-    if not send(running, signum, batch=options.batch, full=options.full):
+    users = {str(job["user"]) for job in jobs}
+    if not send(running, users, signum, batch=options.batch, full=options.full):
         raise Problem(DENIED.format(label))
 
 
-def send(jobs: set[str], signum: int, batch: bool = False, full: bool = False) -> int:
-    """Signal processes of these jobs, and return how many got it: the batch shell alone (`batch`),
-    all (`full`), or all but the batch shell if it has started others. An `srun` that waits for
-    several tasks gets none: it would pass the signal on to tasks that have it already."""
-    from carmad.attempt.proc import process_stat
+def send(
+    jobs: set[str], users: set[str], signum: int, batch: bool = False, full: bool = False
+) -> int:
+    """Signal processes of these users' jobs, and return how many got it: the batch shell alone
+    (`batch`), all (`full`), or all but the batch shell if it has started others. An `srun` that
+    waits for several tasks gets none: it would pass the signal on to tasks that have it already."""
+    from carmad.attempt.proc import process_stat, uids
     from carmad.attempt.proc import send as send_to
 
+    owners = {uid(user) for user in users}
     parents, starts = {}, {}
     for name in os.listdir("/proc"):  # noqa: PTH208
-        if name.isdecimal() and (stat := process_stat(int(name))):
+        if name.isdecimal() and owners & uids(int(name)) and (stat := process_stat(int(name))):
             parents[int(name)], starts[int(name)] = stat
     socket = os.path.realpath(socket_path())
     ids = _read("CARMA_JOB_ID", starts)
@@ -162,9 +167,12 @@ def send(jobs: set[str], signum: int, batch: bool = False, full: bool = False) -
 
 def _read(variable: str, processes: dict[int, int]) -> dict[int, str]:
     """Its value in the environment of each of these processes (pid and start time); "" if it has
-    none, or hides it."""
+    none, or hides it. Raises Problem if too many hide it."""
     from carmad.attempt.marks import Marks
 
     marks = Marks(os.fsencode(variable))
     marks.ask(processes)
+    if any(marks.value(pid, at) is None for pid, at in processes.items()):
+        hint = "end them with scancel without -s"
+        raise Problem("too many processes of the job's user do not let others look at them", hint)
     return {pid: os.fsdecode(marks.value(pid, at) or b"") for pid, at in processes.items()}

@@ -53,7 +53,7 @@ def page() -> str:
         Cause.IDLE: ("", "`timed_out`"),
         Cause.LAUNCH_FAILED: ("", "`failed`"),
         Cause.NO_ACCOUNT: ("", "`queued` again, and held"),
-        Cause.UNSTARTED: ("", "`queued` again, up to five times, or `failed`"),
+        Cause.UNSTARTED: ("", "`queued` again, up to twelve times, or `failed`"),
         Cause.LOST: ("", "`queued` again, once, or `failed`"),
         Cause.DEPENDENCY: ("", "`cancelled`"),
         Cause.PREEMPTED: ("", "`queued` again; its run time so far counts"),

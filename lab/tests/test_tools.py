@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
-from lab.tools.__main__ import _outcome
+from lab.tools.__main__ import _outcome, state_of
 from lab.tools.known import Tool
 
 REPORT = """<testsuites><testsuite>
@@ -21,14 +22,16 @@ def test_what_fails_is_explained_and_what_was_modified_is_named(tmp_path: Path) 
     source = tmp_path / "x.py"
     source.touch()
     author = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    env = {"PATH": os.environ["PATH"], "GIT_CONFIG_GLOBAL": os.devnull}
     for words in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "x"], ["tag", "v1"]):
-        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+        subprocess.run(["git", *words], cwd=tmp_path, env=env, check=True)
     (tmp_path / "r.xml").write_text(REPORT)
     tool = Tool("x", "x", (), (), known={"bad": "it is known"}, left_out="the rest")
-    found = _outcome(tool, tmp_path, tmp_path / "r.xml")
+    found = _outcome(tool, state_of(tmp_path), tmp_path / "r.xml")
     assert (found.tag, found.modified) == ("v1", ())
     assert (found.passed, found.run, found.skipped) == (1, 3, 1)
     assert found.failed == ("t.a.bad", "t.b.worse")
     assert found.why == "bad: it is known; worse: not explained; the rest"
     source.write_text("changed")
-    assert _outcome(tool, tmp_path, tmp_path / "r.xml").modified == ("x.py",)
+    (tmp_path / "conftest.py").touch()
+    assert state_of(tmp_path).modified == ("x.py", "conftest.py")

@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
+from packaging.requirements import Requirement
+from packaging.version import Version
+
 from benchmarks.harness import Report, columns
 from cli.slurm import WORDS
 from lab.main import main
@@ -32,7 +35,7 @@ SETTINGS = {**NO_KERNELS, "CARMA_HOST__CPUS": "16"}
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`failed`: names of tests. `skipped` were not run: by the tool's own rules, most for other
-    schedulers. `modified`: the tool's own files that are not as at the tag."""
+    schedulers."""
 
     tool: str
     tag: str
@@ -51,7 +54,12 @@ def measure(sources: Path = Path("sources"), only: str = "") -> Report:
     missing = [name for name, clone in clones.items() if not (clone / ".git").exists()]
     if missing or not chosen:
         sys.exit(f"{sources} has no git clone of: {', '.join(missing) or only}")
-    found = [_try(tool, sources.resolve()) for tool in chosen]
+    states = {name: state_of(clone) for name, clone in clones.items()}
+    for tool in chosen:
+        tag, wanted = states[tool.name].tag, tool.requirements[0]
+        if Version(tag) not in Requirement(wanted).specifier:
+            sys.exit(f"the clone of {tool.name} is at {tag}, and pip installs {wanted}")
+    found = [_try(tool, sources.resolve(), states[tool.name]) for tool in chosen]
     table = columns(
         found,
         ("tool", "{0.tool}"),
@@ -66,7 +74,31 @@ def measure(sources: Path = Path("sources"), only: str = "") -> Report:
     return Report(title, (table,), {"tools": found}, kept=not only)
 
 
-def _try(tool: Tool, sources: Path) -> Outcome:
+@dataclass(frozen=True, slots=True)
+class State:
+    """`modified`: files of a clone that are not as at the tag, and modules that are not its own."""
+
+    tag: str
+    modified: tuple[str, ...]
+
+
+def state_of(clone: Path) -> State:
+    """Exits if the clone is not at a tag."""
+    try:
+        tag = _git(clone, "describe", "--tags", "--exact-match")
+        changed = _git(clone, "diff", "--name-only", "HEAD")
+        added = _git(clone, "ls-files", "--others", "--exclude-standard", "*.py")
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{clone} is not a git clone at a tag: {error.stderr}")
+    return State(tag, (*changed.splitlines(), *added.splitlines()))
+
+
+def _git(clone: Path, *words: str) -> str:
+    argv = ["git", "-C", str(clone), *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _try(tool: Tool, sources: Path, state: State) -> Outcome:
     python = _environment(tool, sources / ".environments" / tool.name)
     with tempfile.TemporaryDirectory(prefix="carma-tools-") as name:
         folder = Path(name)
@@ -86,7 +118,7 @@ def _try(tool: Tool, sources: Path) -> Outcome:
             )
             if not report.exists():
                 sys.exit(f"the tests of {tool.name} did not begin:\n{said.stdout}{said.stderr}")
-            return _outcome(tool, sources / tool.folder, report)
+            return _outcome(tool, state, report)
 
 
 def _environment(tool: Tool, folder: Path) -> Path:
@@ -120,12 +152,7 @@ def _variables(carmad: Carmad, links: Path) -> dict[str, str]:
     return {**kept, "CARMA_SOCKET": carmad.socket, "PATH": f"{links}:{kept['PATH']}"}
 
 
-def _git(clone: Path, *words: str) -> str:
-    argv = ["git", "-C", str(clone), *words]
-    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def _outcome(tool: Tool, clone: Path, report: Path) -> Outcome:
+def _outcome(tool: Tool, state: State, report: Path) -> Outcome:
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     skipped = [case for case in cases if case.find("skipped") is not None]
     failed = [
@@ -136,8 +163,8 @@ def _outcome(tool: Tool, clone: Path, report: Path) -> Outcome:
     run = len(cases) - len(skipped)
     return Outcome(
         tool.name,
-        _git(clone, "describe", "--tags"),
-        tuple(_git(clone, "diff", "--name-only", "HEAD").splitlines()),
+        state.tag,
+        state.modified,
         run - len(failed),
         run,
         len(skipped),
