@@ -88,7 +88,6 @@ EXITS = (
     Exit(Cause.GPU_OOM, 1),
     Exit(Cause.HOST_OOM, None, 9),
     Exit(Cause.LOST),
-    Exit(Cause.UNSTARTED),
 )
 PERIOD_S = 1.0
 ROUNDS = 100  # of a world that is well again, until the last job must have ended
