@@ -212,7 +212,7 @@ def ending(job: Job, event: Exited, beside: Sequence[GpuSample], retries: Retrie
             return Ending(JobState.OUT_OF_MEMORY, exit, at)
         case Cause.NO_ACCOUNT:
             return Ending(JobState.QUEUED, exit, at, job.retry)
-        case Cause.UNSTARTED if may_repeat and _unstarted_before(job) < MOST_UNSTARTED:
+        case Cause.UNSTARTED if may_repeat and _count_unstarted(job) < MOST_UNSTARTED:
             return Ending(JobState.QUEUED, exit, at, job.retry)
         case Cause.LOST if job.spec.requeue and not (exit.left or _was_lost_before(job)):
             return Ending(JobState.QUEUED, exit, at, job.retry)
@@ -293,7 +293,7 @@ def _decide_retry(job: Job, exit: Exit, retries: Retries) -> Retry | None:
     return retry and retry.placeable(job.spec.gpus, retries.usable)
 
 
-def _unstarted_before(job: Job) -> int:
+def _count_unstarted(job: Job) -> int:
     """How many of its last attempts never ran, in a row."""
     unstarted = (failure.cause is Cause.UNSTARTED for failure in reversed(job.failures))
     return sum(takewhile(bool, unstarted))

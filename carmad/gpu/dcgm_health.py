@@ -71,7 +71,7 @@ class DcgmHealth:
 
 
 def _find(dcgmi: Dcgmi, text: str) -> Mapping[GpuId, tuple[Condition, ...]] | None:
-    """None if DCGM has not said. Raises OSError."""
+    """None if DCGM has not answered. Raises OSError if dcgmi cannot be run."""
     found = parse_health(text)
     if not found:
         return None if found is None else {}

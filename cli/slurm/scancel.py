@@ -173,6 +173,6 @@ def _read(variable: str, processes: dict[int, int]) -> dict[int, str]:
     marks = Marks(os.fsencode(variable))
     marks.ask(processes)
     if any(marks.value(pid, at) is None for pid, at in processes.items()):
-        hint = "end them with scancel without -s"
-        raise Problem("too many processes of the job's user do not let others look at them", hint)
+        hint = "cancel the job instead, without -s"
+        raise Problem("too many of the user's processes hide which job they belong to", hint)
     return {pid: os.fsdecode(marks.value(pid, at) or b"") for pid, at in processes.items()}
