@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Columns = dict[str, list[str]]  # the values of each parameter, one for each row
 
 PREFIXES = ("#CARMA", "#SBATCH")
-Directive = tuple[int, str, list[str]]  # line number, prefix, words
+Directive = tuple[str, str, list[str]]  # where it is, one of `PREFIXES`, words
 HEAD_BYTES = 65536  # directives are at the top
 SHELLS = ("sh", "ash", "bash", "csh", "dash", "fish", "ksh", "mksh", "tcsh", "zsh")
 
@@ -64,10 +64,10 @@ def find_script(word: str) -> Script | None:
     if not _is_here(word) or not (data := _read(word)):
         return None
     text = data[:HEAD_BYTES].decode(errors="replace")
-    directives = _directives(word, text)
+    path = os.path.abspath(word)  # noqa: PTH100
+    directives = _directives(path, text)
     if not directives and os.access(word, os.X_OK):
         return None
-    path = os.path.abspath(word)  # noqa: PTH100
     interpreter = _interpreter(text)
     if interpreter or directives:
         interpreter = interpreter or ("/bin/sh",)
@@ -88,7 +88,8 @@ def read_script(word: str, data: bytes) -> Script:
             " the path to an interpreter.",
             "For instance: #!/bin/sh",
         )
-    return Script(os.path.abspath(word), interpreter, _directives(word, text), data)  # noqa: PTH100
+    path = os.path.abspath(word)  # noqa: PTH100
+    return Script(path, interpreter, _directives(path, text), data)
 
 
 def runnable(word: str) -> str:
@@ -142,10 +143,11 @@ def _directives(path: str, text: str) -> list[Directive]:
             break
         prefix, _, rest = line.partition(" ")
         if prefix in PREFIXES:
+            where = f"{path}:{number}"
             try:
-                found.append((number, prefix, shlex.split(rest, comments=True)))
+                found.append((where, prefix, shlex.split(rest, comments=True)))
             except ValueError as error:
-                raise Usage(f"{path}:{number}: {error}", "is a quote missing?") from None
+                raise Usage(f"{where}: {error}", "is a quote missing?") from None
     return found
 
 

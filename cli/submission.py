@@ -11,12 +11,12 @@ from cli import parse
 from cli.client import resolve
 from cli.parser import Parser
 from cli.problems import Usage, note
-from cli.script import Script, find_script, runnable, sweep
+from cli.script import Directive, Script, find_script, runnable, sweep
 from cli.verbs import BY_NAME
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
 # Options of sbatch that mean nothing here, each with a value.
@@ -191,20 +191,23 @@ def read(
     foreign: list[str] | None = None,
     known: Callable[[str], str] | None = None,
     find: Callable[[str], Script | None] = find_script,
+    variables: Iterable[Directive] = (),
 ) -> tuple[argparse.Namespace, dict[str, Any]]:
     """The options, and the resulting request. `parser`: for a verb that takes the same options and
     more. `foreign`: where a script's lines have options of sbatch that mean nothing on one
     server, they are added here instead of being reported. `known`: which job a word such as `last`
     names, if a daemon is not to be asked. `find`: the job script that the first word of the command
-    is, or that is there without any."""
+    is, or that is there without any. `variables`: options of the environment: they override those
+    of the script, and the command line overrides both."""
     parser = parser or build_parser()
     words, command, marked = parser.split(args)
     options = given = parser.parse_args(words)
     script = None if options.wrap is not None else find(command[0] if command else "")
-    if script is not None:  # directives first: the command line overrides them
-        options = parser.parse_args(words, _directives(parser, script, options.quiet, foreign))
+    if directives := [*(script.directives if script else ()), *variables]:
+        before = _read_directives(parser, directives, options.quiet, foreign)
+        options = parser.parse_args(words, before)
         repeated = (option.name for option in OPTIONS.values() if option.repeated)
-        for name in (*repeated, "param"):
+        for name in (*repeated, "param", "export"):
             setattr(options, name, getattr(given, name) or getattr(options, name))
     if not marked and command[:1] and command[0] in BY_NAME and not os.path.exists(command[0]):  # noqa: PTH110 - pathlib is slow to import
         raise Usage(
@@ -310,12 +313,11 @@ def _may_be_there(word: str, options: argparse.Namespace) -> bool:
     return "/" not in word or bool(later or in_image) or os.path.exists(word)  # noqa: PTH110
 
 
-def _directives(
-    parser: Parser, script: Script, quiet: bool, foreign: list[str] | None
+def _read_directives(
+    parser: Parser, directives: Iterable[Directive], quiet: bool, foreign: list[str] | None
 ) -> argparse.Namespace:
     options = argparse.Namespace()
-    for number, prefix, words in script.directives:
-        where = f"{script.path}:{number}"
+    for where, prefix, words in directives:
         if parser.asks_for_help(words):
             raise Usage(f"{where}: a {prefix} line cannot ask for help", f"remove it; {HELP_HINT}")
         ignored: list[str] = []

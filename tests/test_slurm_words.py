@@ -477,6 +477,79 @@ def test_sbatch_reads_a_script_and_names_what_it_ignores(
     assert err.splitlines() == [expected]
 
 
+def test_variables_override_a_script_and_the_command_line_overrides_them(
+    fake: FakeDaemon,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = tmp_path / "j.sh"
+    script.write_text("#!/bin/sh\n#SBATCH -J script -t 1 --mem=1G --no-requeue\ntrue\n")
+    given = {"TIMELIMIT": "2", "MEM_PER_NODE": "2G", "GPUS": "2", "EXCLUSIVE": "", "REQUEUE": "1"}
+    for name, value in given.items():
+        monkeypatch.setenv(f"SBATCH_{name}", value)
+    monkeypatch.setenv("SBATCH_ACCOUNT", "lab")
+    monkeypatch.setenv("SBATCH_JOB_NAME", "")
+    body = body_of(fake, "--mem=3G", str(script))
+    assert (body["name"], body["time_limit_s"], body["gpus"]) == ("script", 120, 2)
+    assert (body["host_memory_mib"], body["exclusive"], body["requeue"]) == (3072, True, True)
+    assert body_of(fake, "-G1", "--wrap", "true")["gpus"] == 1
+    assert not capsys.readouterr().err
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "soon")
+    assert run("sbatch", ["--wrap", "true"]) == 1
+    assert "error: SBATCH_TIMELIMIT: " in capsys.readouterr().err
+
+
+def test_an_export_of_the_command_line_is_not_that_of_a_variable(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINE", "1")
+    monkeypatch.setenv("SBATCH_EXPORT", "NONE")
+    assert "MINE" not in body_of(fake, "--wrap", "true")["env"]
+    assert "MINE" in body_of(fake, "--export=ALL", "--wrap", "true")["env"]
+
+
+@pytest.mark.parametrize(
+    ("word", "variable", "value", "words", "header"),
+    [
+        ("squeue", "SQUEUE_FORMAT", "%i %T", [], "JOBID STATE"),
+        ("squeue", "SQUEUE_FORMAT2", "jobid:8,state:8", [], "JOBID   STATE   "),
+        ("squeue", "SQUEUE_FORMAT2", "jobid", ["-o", "%T"], "STATE"),
+        ("squeue", "SQUEUE_FORMAT", "%i", ["-o", "%T"], "STATE"),
+        ("sacct", "SACCT_FORMAT", "jobid,state", ["-P"], "JobID|State"),
+        ("sacct", "SACCT_FORMAT", "jobid", ["-Pb"], "JobID|State|ExitCode"),
+        ("sinfo", "SINFO_FORMAT", "%P %D", [], "PARTITION NODES"),
+        ("sinfo", "SINFO_FORMAT", "%P", ["-o", "%D"], "NODES"),
+    ],
+)
+def test_a_users_usual_format_is_in_a_variable(
+    fake: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    word: str,
+    variable: str,
+    value: str,
+    words: list[str],
+    header: str,
+) -> None:
+    jobs(fake, job())
+    monkeypatch.setenv(variable, value)
+    assert run(word, words) == 0
+    assert lines(capsys)[0] == header
+
+
+def test_whom_and_what_squeue_lists_by_itself_is_in_variables(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, job(), waiting())
+    monkeypatch.setenv("SQUEUE_STATES", "PD")
+    monkeypatch.setenv("SQUEUE_USERS", "0")
+    assert run("squeue", ["-ho", "%T"]) == 0
+    assert lines(capsys) == ["PENDING"] and fake.asked[-1][2]["user"] == "root"
+    assert run("squeue", ["-ho", "%T", "-tR"]) == 0
+    assert lines(capsys) == ["RUNNING"]
+
+
 def test_a_signal_before_no_time_limit_is_named_and_ignored(
     fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:

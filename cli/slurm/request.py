@@ -14,7 +14,7 @@ from carmad.options import LEAST_HOST_MIB, MAX_CPUS, MAX_GPUS, MAX_MIB, MAX_SCRI
 from cli.parse import UNIT_MIB, gpus_of_kind, not_empty, signal_before, whole
 from cli.parser import Parser
 from cli.problems import Usage
-from cli.script import Script, read_script
+from cli.script import Directive, Script, read_script
 from cli.slurm import CLUSTER, PARTITION, VERSION
 from cli.slurm.fields import HOST
 from cli.submission import Ignored, add_job_options, read
@@ -42,6 +42,28 @@ HARMLESS_FLAGS = (
     *(("--ignore-pbs",), ("-k", "--no-kill"), ("--spread-job",), ("--use-min-nodes",)),
     *(("--reboot",), ("--get-user-env",), ("--propagate",), ("-v", "--verbose")),
 )
+# Variables of the environment, after SBATCH_ or SALLOC_, that stand for an option. Those that stand
+# for one without effect are not read: whoever has set one for clusters need not hear of it.
+VARIABLES = {
+    "ARRAY_INX": "--array",
+    "CONSTRAINT": "--constraint",
+    "EXPORT": "--export",
+    "GPUS": "--gpus",
+    "GPUS_PER_NODE": "--gpus-per-node",
+    "GPUS_PER_TASK": "--gpus-per-task",
+    "JOB_NAME": "--job-name",
+    "MEM_PER_CPU": "--mem-per-cpu",
+    "MEM_PER_GPU": "--mem-per-gpu",
+    "MEM_PER_NODE": "--mem",
+    "SIGNAL": "--signal",
+    "TIMELIMIT": "--time",
+}
+FLAG_VARIABLES = {  # whatever their values are
+    "EXCLUSIVE": "--exclusive",
+    "NO_REQUEUE": "--no-requeue",
+    "REQUEUE": "--requeue",
+    "WAIT": "--wait",
+}
 UNSAID = ("--comment", "--wckey", "-v", "--verbose", "--open-mode")  # nobody would miss them
 REFUSED = {
     "--uid": "a job runs as the user who submits it",
@@ -164,7 +186,8 @@ def job_request(
 ) -> tuple[argparse.Namespace, dict[str, Any], list[str]]:
     """The options, the request, and what is ignored of them. Raises Usage."""
     foreign: list[str] = []
-    options, body = read(args, parser, foreign, find=find)
+    variables = read_variables(f"{parser.prog.upper()}_")
+    options, body = read(args, parser, foreign, find=find, variables=variables)
     ignored = [*foreign, *(options.ignored or ())]
     tasks = options.ntasks or options.ntasks_per_node
     _count_gpus(options, body, tasks or 1)
@@ -181,6 +204,14 @@ def job_request(
     body["exclusive"] = bool(body["exclusive"])
     body["export"] = environment(options, body, tasks) | body["export"]
     return options, body, [word for word in ignored if not unsaid(word)]
+
+
+def read_variables(prefix: str) -> list[Directive]:
+    """The options that variables of this prefix stand for."""
+    given = {name: os.environ.get(prefix + name) for name in (*VARIABLES, *FLAG_VARIABLES)}
+    texts = [(name, f"{flag}={given[name]}") for name, flag in VARIABLES.items() if given[name]]
+    flags = [(name, flag) for name, flag in FLAG_VARIABLES.items() if given[name] is not None]
+    return [(prefix + name, "#SBATCH", [word]) for name, word in (*texts, *flags)]
 
 
 def unsaid(word: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from cli.options import user_of
 from cli.problems import Usage
 from cli.slurm import words
@@ -73,7 +75,8 @@ def sacct(args: list[str]) -> int:
     if options.helpformat:
         print("\n".join(title for title, _ in TITLES.values()))
         return 0
-    usual = BRIEF if options.brief else LONG if options.long else USUAL
+    usual = os.environ.get("SACCT_FORMAT") or USUAL
+    usual = BRIEF if options.brief else LONG if options.long else usual
     columns = parse_titles(options.format or usual, TITLES)
     found = select(options)
     if options.json:

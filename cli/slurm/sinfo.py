@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 from cli.problems import Usage
 from cli.slurm import CLUSTER, PARTITION, words
@@ -120,7 +121,8 @@ def sinfo(args: list[str]) -> int:
 def _usual(options: Any) -> str:
     if options.Node:
         return LONG_NODES if options.long else NODES
-    return LONG if options.long else SUMMARY if options.summarize else SHORT
+    usual = os.environ.get("SINFO_FORMAT") or SHORT
+    return LONG if options.long else SUMMARY if options.summarize else usual
 
 
 def _is_chosen(options: Any, node: Node) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from cli import client
 from cli.options import user_of
 from cli.problems import Usage
@@ -27,17 +29,21 @@ INVALID = "slurm_load_jobs error: Invalid job id specified"
 
 def declare(parser: Options) -> None:
     add = parser.add_argument
+    env = os.environ.get
     add("-h", "--noheader", action="store_true", help="omit the header line")
     add("-j", "--jobs", "--job", dest="jobs", metavar="JOBS", help="only these jobs: 1,3,5_2")
-    add("-u", "--user", "--users", dest="user", metavar="USERS", help="only these users' jobs")
+    user = {"dest": "user", "default": env("SQUEUE_USERS"), "metavar": "USERS"}
+    add("-u", "--user", "--users", **user, help="only these users' jobs")
     add("--me", action="store_true", help="only your own jobs")
     add("-n", "--name", "--names", dest="name", metavar="NAMES", help="only jobs of these names")
-    add("-t", "--states", "--state", dest="states", metavar="STATES", help="R,PD,…, or all")
+    states = {"dest": "states", "default": env("SQUEUE_STATES"), "metavar": "STATES"}
+    add("-t", "--states", "--state", **states, help="R,PD,…, or all")
     add("-p", "--partition", metavar="NAMES", help="ignored: there is one partition")
     add("-o", "--format", metavar="FORMAT", help=f"such as '%%i %%T'; letters: {''.join(LETTERS)}")
     add("-O", "--Format", metavar="FIELDS", help=f"such as jobid:12,state; fields: {_fields()}")
     add("-l", "--long", action="store_true", help="show more columns")
-    add("-S", "--sort", metavar="FIELDS", help="letters of --format to sort by; -letter reverses")
+    about = "letters of --format to sort by; -letter reverses"
+    add("-S", "--sort", metavar="FIELDS", default=env("SQUEUE_SORT"), help=about)
     add("-r", "--array", action="store_true", help="a line for each task of an array")
     add("--start", action="store_true", help="of waiting jobs, when they are expected to start")
     add("-a", "--all", action="store_true", help="ignored: all jobs are shown")
@@ -71,9 +77,11 @@ def squeue(args: list[str]) -> int:
 
 
 def _columns(options: Any) -> tuple[list[Column], str]:
-    if options.Format:
-        return parse_names(options.Format, NAMES), ""
-    usual = LONG if options.long else STARTS if options.start else SHORT
+    plain = not (options.format or options.long or options.start)
+    if names := options.Format or (plain and os.environ.get("SQUEUE_FORMAT2")):
+        return parse_names(names, NAMES), ""
+    usual = os.environ.get("SQUEUE_FORMAT") or SHORT
+    usual = LONG if options.long else STARTS if options.start else usual
     return parse_percent(options.format or usual, LETTERS)
 
 
