@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import io
 import json
 import os
 import signal
@@ -564,6 +565,75 @@ def test_a_user_whom_nobody_knows(
     jobs(fake)
     assert run(words[0], ["-u", "no.such.user"]) == 1
     assert capsys.readouterr().err == f"{words[0]}: error: Invalid user: no.such.user\n"
+
+
+def test_a_single_step_is_not_taken_for_its_job(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, job())
+    assert run("scancel", ["43", "42.0"]) == 1
+    assert "a single step cannot be cancelled" in capsys.readouterr().err
+    assert not fake.asked
+
+
+@pytest.mark.parametrize("words", [["-p", "gpu"], ["-A", "lab"], ["-q", "high"]])
+def test_what_cannot_narrow_a_cancel_does_not_widen_it(
+    fake: FakeDaemon, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, job())
+    assert run("scancel", ["--me", *words]) == 1
+    assert not fake.asked and "scancel: error: " in capsys.readouterr().err
+
+
+def test_jobs_that_wait_run_on_no_node(fake: FakeDaemon) -> None:
+    jobs(fake, job(), waiting())
+    fake.answers["POST", "/v1/cancel"] = {"schema": 1, "results": [{"id": 42, "ok": True}]}
+    assert run("scancel", ["-w", HOST]) == 0
+    cancelled = [body["select"] for method, _, _, body in fake.asked if method == "POST"]
+    assert cancelled == ["42"]
+    assert run("scancel", ["-w", "other"]) == 0
+    assert len([one for one in fake.asked if one[0] == "POST"]) == 1
+
+
+@pytest.mark.parametrize(("answer", "count"), [("y", 1), ("n", 0), ("", 0)])
+def test_scancel_asks_if_it_is_told_to(
+    fake: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: str,
+    count: int,
+) -> None:
+    jobs(fake, job())
+    fake.answers["POST", "/v1/cancel"] = {"schema": 1, "results": [{"id": 42, "ok": True}]}
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    assert run("scancel", ["-vi", "42"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "Cancel job_id=42 name=train partition=carma [y/n]? "
+    assert len([one for one in fake.asked if one[0] == "POST"]) == count
+    assert err == "scancel: Terminating job 42\n" * count
+
+
+@pytest.mark.parametrize("words", [["squeue", "-ho", "%i"], ["sinfo", "-ho", "%D"]])
+def test_a_listing_is_repeated_until_it_is_interrupted(
+    fake: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+) -> None:
+    jobs(fake, job())
+    waits: list[int] = []
+
+    def sleep(seconds: int) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", sleep)
+    assert run(words[0], [*words[1:], "-i", "5"]) == 130
+    said = lines(capsys)
+    assert waits == [5, 5] and said[1::3] == [said[1]] * 2 and len(said) == 6
+    assert run(words[0], ["-i", "0"]) == 1
+    assert "invalid time interval: 0" in capsys.readouterr().err
 
 
 def test_a_signal_to_a_job_that_has_ended(

@@ -47,6 +47,7 @@ HARMLESS_FLAGS = (
 VARIABLES = {
     "ARRAY_INX": "--array",
     "CONSTRAINT": "--constraint",
+    "ERROR": "--error",
     "EXPORT": "--export",
     "GPUS": "--gpus",
     "GPUS_PER_NODE": "--gpus-per-node",
@@ -55,6 +56,7 @@ VARIABLES = {
     "MEM_PER_CPU": "--mem-per-cpu",
     "MEM_PER_GPU": "--mem-per-gpu",
     "MEM_PER_NODE": "--mem",
+    "OUTPUT": "--output",
     "SIGNAL": "--signal",
     "TIMELIMIT": "--time",
 }
@@ -119,6 +121,8 @@ def build_parser(word: str, usage: str, about: str) -> Parser:
         add(*flags, nargs="?", action=Ignored, dest="ignored", help=silent)
     for flag, instead in REFUSED.items():
         add(flag, action=Refused, const=instead, help=silent)
+    add = parser.add_argument_group("help options").add_argument
+    add("-h", "--help", "--usage", action="help", help="show this help")
     add("-V", "--version", action="version", version=VERSION, help="show the version")
     return parser
 
