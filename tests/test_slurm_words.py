@@ -501,6 +501,17 @@ def test_variables_override_a_script_and_the_command_line_overrides_them(
     assert "error: SBATCH_TIMELIMIT: " in capsys.readouterr().err
 
 
+def test_a_script_for_many_nodes_runs_on_one_if_the_command_line_says_so(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "j.sh"
+    script.write_text("#!/bin/sh\n#SBATCH -N 4\ntrue\n")
+    assert run("sbatch", [str(script)]) == 1
+    assert not fake.asked and "there is one node" in capsys.readouterr().err
+    assert body_of(fake, "-N1", "-o", "none", "-e", "none", str(script))["stdout"] == "/dev/null"
+    assert fake.body["stderr"] == "/dev/null"
+
+
 def test_an_export_of_the_command_line_is_not_that_of_a_variable(
     fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

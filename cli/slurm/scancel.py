@@ -42,6 +42,7 @@ def declare(parser: Options) -> None:
     add("-i", "--interactive", action="store_true", help="ask before each job")
     add("-M", "--clusters", metavar="NAMES", help="ignored: there is one server")
     add("-H", "--hurry", action="store_true", help="ignored")
+    add("--ctld", action="store_true", help="ignored")
     add("-Q", "--quiet", action="store_true", help="no error if a job has ended already")
     add("-v", "--verbose", action="store_true", help="name each job")
     add("jobs", nargs="*", metavar="JOB", help="42, 42_3 or 42_[1-3]")
@@ -98,8 +99,8 @@ def _job_of(word: str, signum: int) -> str:
     return job
 
 
-def _is_meant(job: JobOut, options: Any) -> bool:
-    """Whether the user says so, if --interactive asks."""
+def _is_meant(job: JobOut, options: Any, doing: str = "Terminating job") -> bool:
+    """Whether the user says so, if --interactive asks. `doing`: what, for --verbose."""
     label = job["label"]
     if options.interactive:
         asked = f"Cancel job_id={label} name={job['name']} partition={PARTITION} [y/n]? "
@@ -107,7 +108,7 @@ def _is_meant(job: JobOut, options: Any) -> bool:
         if not sys.stdin.readline().lower().startswith("y"):
             return False
     if options.verbose:
-        words.say("scancel", f"Terminating job {label}")
+        words.say("scancel", f"{doing} {label}")
     return True
 
 
@@ -165,7 +166,7 @@ def _send(label: str, signum: int, options: Any) -> None:
         raise Problem(DONE.format(label))
     if not running:
         raise Problem(f"Kill job error on job id {label}: Job is pending execution")
-    if not _is_meant(jobs[-1], options):
+    if not _is_meant(jobs[-1], options, f"Signal {signum} to job"):
         return
     users = {str(job["user"]) for job in jobs}
     if not send(running, users, signum, batch=options.batch, full=options.full):
