@@ -305,8 +305,8 @@ def signal_before(text: str) -> dict[str, int]:
 
 
 def moment(text: str) -> str:
-    """now+2h, HH:MM[:SS], noon or mon HH:MM (the next one), tomorrow, HH:MM tomorrow, or ISO 8601, in
-    local time; returns UTC."""
+    """now+2h, HH:MM[:SS], noon or mon HH:MM (the next one), HH:MM tomorrow, or ISO 8601, in local
+    time; returns UTC."""
     return _utc(text, _moment, "now+2h, 22:30, 'mon 9:00' or 2026-11-20T22:30")
 
 

@@ -41,6 +41,7 @@ HARMLESS_FLAGS = (
     *(("-O", "--overcommit"), ("-s", "--oversubscribe", "--share"), ("--contiguous",)),
     *(("--ignore-pbs",), ("-k", "--no-kill"), ("--spread-job",), ("--use-min-nodes",)),
     *(("--reboot",), ("--get-user-env",), ("--propagate",), ("-v", "--verbose")),
+    *(("-I", "--immediate"), ("--bell",), ("--no-bell",)),
 )
 # Variables of the environment, after SBATCH_ or SALLOC_, that stand for an option. Those that stand
 # for one without effect are not read: whoever has set one for clusters need not hear of it.
