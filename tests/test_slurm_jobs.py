@@ -198,6 +198,24 @@ def test_arrays_and_dependencies(slurm: Slurm) -> None:
     assert (slurm.carmad.work / f"slurm-{array}_1.out").exists()
 
 
+def test_a_singleton_waits_for_all_jobs_of_its_name(slurm: Slurm) -> None:
+    first = slurm.script("-J", "chain", "-H", "-a", "0-1", lines="true")
+    other = slurm.script("-J", "other", "-d", "singleton", lines="true")
+    second = slurm.script("-J", "chain", "-d", "singleton", lines="true")
+    third = slurm.script("-J", "chain", f"-dafterok:{second},singleton", lines="true")
+    slurm.carmad.ended(other)
+    waits = dict(
+        line.split(" ", 1)
+        for line in slurm.say("squeue", "-hr", "-o", "%i %r %E", "-n", "chain").splitlines()
+    )
+    of_first = f"afterany:{first}(unfulfilled),afterany:{first + 1}(unfulfilled)"
+    assert waits[str(second)] == f"Dependency {of_first}"
+    assert waits[str(third)].startswith(f"Dependency afterok:{second}(unfulfilled),{of_first}")
+    slurm.say("scontrol", "release", str(first))
+    slurm.carmad.ended(third)
+    assert slurm.sacct(third) == ["COMPLETED"]
+
+
 def test_a_held_job_is_changed_and_released(slurm: Slurm) -> None:
     job = str(slurm.script("-H", lines="true"))
     assert slurm.say("squeue", "-h", "-j", job, "-o", "%t %r") == "PD JobHeldUser\n"
