@@ -242,6 +242,10 @@ def test_srun_and_salloc_wait_here(slurm: Slurm) -> None:
     # The step does not say again of its job's options that they mean nothing to it.
     done = slurm.run("srun", "-Q", "-t1", "--mem=64", "sh", "-c", "echo $SLURMD_NODENAME")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{HOST}\n", "")
+    done = slurm.run("srun", "--pty", "--overlap", "--task-prolog=/x", "-X", "true")
+    assert done.returncode == 0
+    ignored = [line for line in done.stderr.splitlines() if "ignored" in line]
+    assert ignored == ["srun: ignored: --task-prolog=/x"]
     script = "echo $SLURM_JOB_ID; srun pwd"
     done = slurm.run("salloc", "-J", "mine", "-D", "/usr", "sh", "-c", script)
     assert done.returncode == 0, done.stderr

@@ -686,7 +686,7 @@ def test_a_program_that_is_not_there_is_named_as_it_was() -> None:
         ["/nonexistent.sh"],
         ["/etc/hostname"],
         ["--mem=lots", "--wrap", "true"],
-        ["-d", "singleton", "--wrap", "true"],
+        ["-d", "aftercorr:4", "--wrap", "true"],
     ],
 )
 def test_sbatch_refuses_what_cannot_be_honoured(
