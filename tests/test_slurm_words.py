@@ -200,6 +200,9 @@ def test_json_has_slurms_names(
     first = told["jobs"][0]
     state = first["job_state"] if word == "squeue" else first["state"]["current"]
     assert (state, first["partition"]) == ("RUNNING", "carma")
+    if word == "squeue":
+        assert [bool(each["job_resources"]) for each in told["jobs"]] == [True, False, True]
+        assert first["job_resources"]["nodes"] == HOST
 
 
 # states and ends
@@ -331,7 +334,7 @@ def test_the_version_and_a_wrong_option(word: str, capsys: pytest.CaptureFixture
 def test_sinfo_shows_one_node(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("sinfo", ["-h"]) == 0
     assert run("sinfo", ["-h", "-o", "%P %G"]) == 0
-    assert run("sinfo", ["-h", "-p", "other"]) == 0
+    assert run("sinfo", ["-h", "-p", "other", "--noconvert", "--local"]) == 0
     assert run("sinfo", ["-Nh", "-O", "nodelist:30,statelong:8"]) == 0
     first, second, other, third = lines(capsys)
     assert first.split() == ["carma*", "up", "infinite", "1", "mix", HOST] == other.split()
@@ -613,6 +616,24 @@ def test_sbatch_refuses_what_cannot_be_honoured(
 ) -> None:
     assert run("sbatch", words) == 1
     assert not fake.asked and "sbatch: error: " in capsys.readouterr().err
+
+
+HETEROGENEOUS = """#!/bin/sh
+#SBATCH --job-name=a-0 --ntasks-per-node=1
+#SBATCH hetjob
+#SBATCH --job-name=a-1 --ntasks-per-node=1
+srun echo 1 : echo 2
+"""
+
+
+def test_several_groups_of_options_are_refused(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.sh").write_text(HETEROGENEOUS)
+    assert run("sbatch", [f"{tmp_path}/job.sh"]) == 1
+    told = f"{tmp_path}/job.sh:3: several groups of options (a heterogeneous job) are not supported"
+    assert not fake.asked and told in capsys.readouterr().err
+    assert "several groups" in step("-n1", "echo", "1", ":", "-n2", "echo", "2")
 
 
 # the links

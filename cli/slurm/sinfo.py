@@ -98,6 +98,8 @@ def declare(parser: Options) -> None:
     add("-M", "--clusters", metavar="NAMES", help="ignored: there is one server")
     add("-S", "--sort", metavar="FIELDS", help="ignored: there is one line")
     add("-v", "--verbose", action="store_true", help="ignored")
+    add("--noconvert", action="store_true", help="ignored")
+    add("--local", action="store_true", help="ignored")
     add("--json", action="store_true", help="print JSON")
 
 

@@ -13,7 +13,14 @@ from cli.parse import whole
 from cli.problems import Usage
 from cli.slurm import words
 from cli.slurm.fields import HOST
-from cli.slurm.request import Refused, build_parser, job_request, unsaid
+from cli.slurm.request import (
+    ONE_GROUP,
+    SEVERAL_GROUPS,
+    Refused,
+    build_parser,
+    job_request,
+    unsaid,
+)
 from cli.slurm.step import Step, run_step
 from cli.submission import Ignored
 
@@ -89,10 +96,7 @@ def _parser(job: bool) -> Parser:
 
 def _step(args: list[str]) -> int:
     parser = _parser(job=False)
-    given, command, _ = parser.split(args)
-    options = parser.parse_args(given)
-    if not command:
-        raise Usage("No command given to execute.")
+    options, command = _read(parser, args)
     tasks = options.ntasks or options.ntasks_per_node or int(os.environ.get("SLURM_NTASKS") or 1)
     if tasks > 1 and options.mpi not in (None, "none", "openmpi"):
         raise Usage(f"--mpi={options.mpi} is not supported", "start MPI programs with mpirun")
@@ -113,6 +117,17 @@ def _step(args: list[str]) -> int:
     )
 
 
+def _read(parser: Parser, args: list[str]) -> tuple[Any, list[str]]:
+    """The options, and the command."""
+    given, command, _ = parser.split(args)
+    options = parser.parse_args(given)
+    if not command:
+        raise Usage("No command given to execute.")
+    if ":" in command:
+        raise Usage(f"{SEVERAL_GROUPS}: a lone `:` begins another group", ONE_GROUP)
+    return options, command
+
+
 def _means_nothing(word: str) -> bool:
     """Whether the step is the same without this option."""
     name, _, value = word.replace("=", " ").partition(" ")
@@ -129,10 +144,7 @@ def _number(name: str) -> int:
 
 def _job(args: list[str]) -> int:
     parser = _parser(job=True)
-    given, command, _ = parser.split(args)
-    parser.parse_args(given)
-    if not command:
-        raise Usage("No command given to execute.")
+    _, command = _read(parser, args)
     program = sys.argv[0] if "/" in sys.argv[0] else shutil.which(sys.argv[0]) or sys.argv[0]
     options, body, ignored = job_request(parser, args, lambda _: None)
     words.ignore("srun", ignored)
