@@ -463,6 +463,11 @@ def test_sbatch_asks_for_what_slurm_would_give(fake: FakeDaemon) -> None:
     assert (body["stdout"], body["warn"]["before_s"]) == ("slurm-%A_%a.out", 30)
 
 
+def test_logs_may_be_called_after_the_node(fake: FakeDaemon) -> None:
+    body = body_of(fake, "-o", "%x.%N.%4j-%n%3t%%N", "-e", "%J-%s-%q", "--wrap", "true")
+    assert (body["stdout"], body["stderr"]) == (f"%x.{HOST}.%4j-0000%%N", "%j-batch-%q")
+
+
 def test_sbatch_reads_a_script_and_names_what_it_ignores(
     fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

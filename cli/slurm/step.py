@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 
+from carmad.paths import fill
 from cli import relay
 from cli.slurm import STEP_PID, words
 from cli.slurm.fields import HOST
@@ -89,8 +90,7 @@ def environment(step: Step, task: int, own: dict[str, str]) -> dict[str, str]:
 
 
 def file_name(pattern: str, task: int, env: dict[str, str]) -> str:
-    """%j job, %A array, %a index, %s step, %t task, %n node, %N its name, %x job's name, %u user;
-    with digits before the letter, at least so many digits."""
+    """%j job, %A array, %a index, %s step, %t task, %n node, %N its name, %x job's, %u user."""
     job = env["SLURM_JOB_ID"]
     means = {
         "j": job,
@@ -105,20 +105,7 @@ def file_name(pattern: str, task: int, env: dict[str, str]) -> str:
         "u": env.get("USER", ""),
         "%": "%",
     }
-    name, left = "", pattern
-    while left:
-        before, sign, left = left.partition("%")
-        name += before
-        digits = len(left) - len(left.lstrip("0123456789"))
-        letter = left[digits : digits + 1]
-        if not sign:
-            break
-        if letter not in means:
-            name += sign
-            continue
-        name += means[letter].zfill(int(left[:digits] or 0))
-        left = left[digits + 1 :]
-    return name
+    return fill(pattern, means)
 
 
 def run_step(step: Step) -> int:
