@@ -42,10 +42,17 @@ _COUNT = r"\d{1,9}"
 _RANGE = r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?"
 _JOB = r"\d{1,15}(?:_\d{1,7})?|last"
 _SIGNAL = r"(?:[RB]:)?(\w+)(?:@(\d{1,8}))?"
-_NAME = r"[A-Za-z_]\w*"
+_NAME = r"[A-Za-z_][\w.]*"
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _HOUR = rf"(?:({'|'.join(_DAYS)})[a-z]* +)?(\d{{1,2}}):(\d\d)(?::(\d\d))?"
-_NEXT_EXPORT = r",(?=[A-Za-z_]\w*=)"
+_CLOCKS = {  # as Slurm has them
+    "midnight": "0:00",
+    "elevenses": "11:00",
+    "noon": "12:00",
+    "fika": "15:00",
+    "teatime": "16:00",
+}
+_NEXT_EXPORT = rf",(?={_NAME}=)"
 
 
 def seconds(text: str) -> float | None:
@@ -298,7 +305,8 @@ def signal_before(text: str) -> dict[str, int]:
 
 
 def moment(text: str) -> str:
-    """now+2h, HH:MM[:SS] or mon HH:MM (the next one), or ISO 8601, in local time; returns UTC."""
+    """now+2h, HH:MM[:SS], noon or mon HH:MM (the next one), HH:MM tomorrow, or ISO 8601, in local
+    time; returns UTC."""
     return _utc(text, _moment, "now+2h, 22:30, 'mon 9:00' or 2026-11-20T22:30")
 
 
@@ -326,11 +334,16 @@ def _utc(text: str, read: Callable[[str, datetime], datetime], examples: str) ->
 def _moment(word: str, now: datetime) -> datetime:
     from datetime import datetime, timedelta
 
-    if word.lower().startswith("now"):
-        return now + timedelta(seconds=_offset(word[3:].lower().replace(" ", "")))
-    if match := re.fullmatch(_HOUR, word.lower()):
+    low = word.lower()
+    if low.startswith("now"):
+        return now + timedelta(seconds=_offset(low[3:].replace(" ", "")))
+    tomorrow = low.endswith("tomorrow")
+    clock = low.removesuffix("tomorrow").rstrip("- ") or "midnight" if tomorrow else low
+    if match := re.fullmatch(_HOUR, _CLOCKS.get(clock, clock)):
         day, hour, minute, second = match.groups()
         today = datetime(now.year, now.month, now.day, int(hour), int(minute), int(second or 0))
+        if tomorrow:
+            return today + timedelta(days=1)
         ahead = (_DAYS.index(day) - now.weekday()) % 7 if day else 0
         then = today + timedelta(days=ahead)
         return then if then.astimezone() > now else then + timedelta(days=7 if day else 1)

@@ -209,6 +209,14 @@ def test_points_in_time() -> None:
     monday = datetime.fromisoformat(parse.moment("monday 9:00")).astimezone()
     assert monday.strftime("%a %H:%M") == "Mon 09:00"
     assert timedelta(0) < monday - now <= timedelta(days=7, hours=1)
+    for text, hour in (("tomorrow", 0), ("noon-tomorrow", 12), ("9:30 tomorrow", 9)):
+        then = datetime.fromisoformat(parse.moment(text)).astimezone()
+        assert (then.date() - now.astimezone().date(), then.hour) == (timedelta(days=1), hour)
+    noon = datetime.fromisoformat(parse.moment("noon")).astimezone()
+    assert noon.hour == 12 and timedelta(0) < noon - now <= timedelta(days=1, hours=1)
+    for wrong in ("", "lunch", "tomorrow noon"):
+        with pytest.raises(ArgumentTypeError):
+            parse.moment(wrong)
     for text in ("8h", "now+8h"):
         ahead = datetime.fromisoformat(parse.deadline(text)) - now
         assert timedelta(hours=8) <= ahead + timedelta(seconds=1) < timedelta(hours=8, minutes=1)
@@ -434,6 +442,8 @@ def test_the_environment_goes_along(fake: FakeDaemon, monkeypatch: pytest.Monkey
     assert submit(["--export", "A=1,B=two,three", "--export", "TOKEN", "prog"]) == 0
     assert fake.body["env"]["CONDA_PREFIX"] == "/opt/conda/envs/ml"
     assert fake.body["export"] == {"A": "1", "B": "two,three", "TOKEN": "s3cret"}
+    assert submit(["--export", "A.b_1.2=1,C=2", "prog"]) == 0
+    assert fake.body["export"] == {"A.b_1.2": "1", "C": "2"}
     assert submit(["--export", "NONE,A=1", "prog"]) == 0
     assert "CONDA_PREFIX" not in fake.body["env"]
     assert fake.body["env"]["PATH"] == os.environ["PATH"]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from cli.slurm import WORDS
+from cli.slurm.fields import HOST
 from tests.daemon import CARMA, NO_KERNELS, Carmad, running, train
 from tests.functions import add
 from tests.waiting import PATIENCE_S, until
@@ -220,6 +221,9 @@ def test_srun_and_salloc_wait_here(slurm: Slurm) -> None:
     done = slurm.run("srun", "-n2", "-l", "sh", "-c", "echo $SLURM_NTASKS; exit 3")
     assert done.returncode == 3, done.stderr
     assert sorted(done.stdout.splitlines()) == ["0: 2", "1: 2"]
+    # The step does not say again of its job's options that they mean nothing to it.
+    done = slurm.run("srun", "-Q", "-t1", "--mem=64", "sh", "-c", "echo $SLURMD_NODENAME")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{HOST}\n", "")
     script = "echo $SLURM_JOB_ID; srun pwd"
     done = slurm.run("salloc", "-J", "mine", "-D", "/usr", "sh", "-c", script)
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import io
 import json
 import os
 import signal
@@ -142,6 +143,9 @@ def test_sacct_has_the_fields_that_tools_ask_for(
     words = ["-nPj", "42", "--units=K", "--noconvert", "-W", "x", "-k", "1"]
     assert run("sacct", [*words, "-o", "time,TimelimitRaw,AveRSS,UserCPU,MaxVMSize,job"]) == 0
     assert lines(capsys) == ["02:00:00|120||||42"]
+    fields = "AdminComment,AssocID,GID,MaxDiskRead,Planned,PlannedCPURAW,QOSRAW,ReqNodes"
+    assert run("sacct", [*words, "-o", f"{fields},TRESUsageInAve,TRESUsageOutTot"]) == 0
+    assert lines(capsys) == ["||-1||00:10:00|600||1||"]
     assert run("sacct", ["-Pj", "42", "-o", "ALL"]) == 0
     assert lines(capsys)[0].split("|") == [title for title, _ in TITLES.values()]
     assert run("sacct", ["-nj", "42", "-g", "no such group"]) == 0
@@ -508,6 +512,17 @@ def test_variables_override_a_script_and_the_command_line_overrides_them(
     assert "error: SBATCH_TIMELIMIT: " in capsys.readouterr().err
 
 
+def test_a_script_for_many_nodes_runs_on_one_if_the_command_line_says_so(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "j.sh"
+    script.write_text("#!/bin/sh\n#SBATCH -N 4\ntrue\n")
+    assert run("sbatch", [str(script)]) == 1
+    assert not fake.asked and "there is one node" in capsys.readouterr().err
+    assert body_of(fake, "-N1", "-o", "none", "-e", "none", str(script))["stdout"] == "/dev/null"
+    assert fake.body["stderr"] == "/dev/null"
+
+
 def test_an_export_of_the_command_line_is_not_that_of_a_variable(
     fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -572,6 +587,75 @@ def test_a_user_whom_nobody_knows(
     jobs(fake)
     assert run(words[0], ["-u", "no.such.user"]) == 1
     assert capsys.readouterr().err == f"{words[0]}: error: Invalid user: no.such.user\n"
+
+
+def test_a_single_step_is_not_taken_for_its_job(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, job())
+    assert run("scancel", ["43", "42.0"]) == 1
+    assert "a single step cannot be cancelled" in capsys.readouterr().err
+    assert not fake.asked
+
+
+@pytest.mark.parametrize("words", [["-p", "gpu"], ["-A", "lab"], ["-q", "high"]])
+def test_what_cannot_narrow_a_cancel_does_not_widen_it(
+    fake: FakeDaemon, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, job())
+    assert run("scancel", ["--me", *words]) == 1
+    assert not fake.asked and "scancel: error: " in capsys.readouterr().err
+
+
+def test_jobs_that_wait_run_on_no_node(fake: FakeDaemon) -> None:
+    jobs(fake, job(), waiting())
+    fake.answers["POST", "/v1/cancel"] = {"schema": 1, "results": [{"id": 42, "ok": True}]}
+    assert run("scancel", ["-w", HOST]) == 0
+    cancelled = [body["select"] for method, _, _, body in fake.asked if method == "POST"]
+    assert cancelled == ["42"]
+    assert run("scancel", ["-w", "other"]) == 0
+    assert len([one for one in fake.asked if one[0] == "POST"]) == 1
+
+
+@pytest.mark.parametrize(("answer", "count"), [("y", 1), ("n", 0), ("", 0)])
+def test_scancel_asks_if_it_is_told_to(
+    fake: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: str,
+    count: int,
+) -> None:
+    jobs(fake, job())
+    fake.answers["POST", "/v1/cancel"] = {"schema": 1, "results": [{"id": 42, "ok": True}]}
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    assert run("scancel", ["-vi", "42"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "Cancel job_id=42 name=train partition=carma [y/n]? "
+    assert len([one for one in fake.asked if one[0] == "POST"]) == count
+    assert err == "scancel: Terminating job 42\n" * count
+
+
+@pytest.mark.parametrize("words", [["squeue", "-ho", "%i"], ["sinfo", "-ho", "%D"]])
+def test_a_listing_is_repeated_until_it_is_interrupted(
+    fake: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+) -> None:
+    jobs(fake, job())
+    waits: list[int] = []
+
+    def sleep(seconds: int) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", sleep)
+    assert run(words[0], [*words[1:], "-i", "5"]) == 130
+    said = lines(capsys)
+    assert waits == [5, 5] and said[1::3] == [said[1]] * 2 and len(said) == 6
+    assert run(words[0], ["-i", "0"]) == 1
+    assert "invalid time interval: 0" in capsys.readouterr().err
 
 
 def test_a_signal_to_a_job_that_has_ended(

@@ -57,10 +57,11 @@ _MPS = MPS_PIPE, _LOG, _LIMIT = (
     "CUDA_MPS_LOG_DIRECTORY",
     "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
 )
+_ARRAY = ("JOB_ID", "TASK_ID", "TASK_COUNT", "TASK_MIN", "TASK_MAX")
 # What only some jobs have: one that is started from within another must not inherit it.
 _PER_JOB = (
     *_MPS,
-    *(f"{who}_ARRAY_{what}_ID" for who in ("CARMA", "SLURM") for what in ("JOB", "TASK")),
+    *(f"{who}_ARRAY_{what}" for who in ("CARMA", "SLURM") for what in _ARRAY),
     "CARMA_GPU_MEM_MB",
     "CARMA_ACCUMULATION_STEPS",
     "CARMA_BATCH_SIZE",
@@ -68,7 +69,7 @@ _PER_JOB = (
     "SLURM_CPUS_PER_TASK",
 )
 _CHOSEN = re.compile(
-    r"(CARMA|SLURM)_.*|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|MPS_.*)|PYTHONPATH|KINETO_LOG_LEVEL"
+    r"(CARMA|SLURMD?)_.*|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|MPS_.*)|PYTHONPATH|KINETO_LOG_LEVEL"
     r"|XLA_.*|TF_FORCE_GPU_ALLOW_GROWTH|OMP_NUM_THREADS"
 )
 _XLA_MEMORY = (
@@ -203,7 +204,7 @@ def in_a_slurm_job(env: Mapping[str, str]) -> dict[str, str | None]:
     """Likewise; but Slurm's variables, and its srun, are real there."""
     ours = at_a_terminal(env)
     ours.pop("PATH", None)
-    return {name: value for name, value in ours.items() if not name.startswith("SLURM_")}
+    return {name: value for name, value in ours.items() if not name.startswith("SLURM")}
 
 
 def _ids(job: Job) -> dict[str, str]:

@@ -41,12 +41,14 @@ HARMLESS_FLAGS = (
     *(("-O", "--overcommit"), ("-s", "--oversubscribe", "--share"), ("--contiguous",)),
     *(("--ignore-pbs",), ("-k", "--no-kill"), ("--spread-job",), ("--use-min-nodes",)),
     *(("--reboot",), ("--get-user-env",), ("--propagate",), ("-v", "--verbose")),
+    *(("-I", "--immediate"), ("--bell",), ("--no-bell",)),
 )
 # Variables of the environment, after SBATCH_ or SALLOC_, that stand for an option. Those that stand
 # for one without effect are not read: whoever has set one for clusters need not hear of it.
 VARIABLES = {
     "ARRAY_INX": "--array",
     "CONSTRAINT": "--constraint",
+    "ERROR": "--error",
     "EXPORT": "--export",
     "GPUS": "--gpus",
     "GPUS_PER_NODE": "--gpus-per-node",
@@ -55,6 +57,7 @@ VARIABLES = {
     "MEM_PER_CPU": "--mem-per-cpu",
     "MEM_PER_GPU": "--mem-per-gpu",
     "MEM_PER_NODE": "--mem",
+    "OUTPUT": "--output",
     "SIGNAL": "--signal",
     "TIMELIMIT": "--time",
 }
@@ -78,6 +81,7 @@ REFUSED = {
 ONE_NODE = "Requested node configuration is not available"  # as Slurm says it
 SEVERAL_GROUPS = "several groups of options (a heterogeneous job) are not supported"
 ONE_GROUP = "ask for all tasks, CPUs and GPUs in one group: there is one node"
+MAX_NODES = 1_000_000  # in a request for more than there are
 USUAL_NICE = 100  # what --nice without a number means
 
 
@@ -99,7 +103,8 @@ def build_parser(word: str, usage: str, about: str) -> Parser:
     gpus = ("-G", "--gpus", "--gpus-per-node")
     add(*gpus, type=gpus_of_kind, dest="gpus", metavar="[KIND:]N", help=about)
     about = "file for standard output; %%j id, %%x name, %%u user, %%A array, %%a index"
-    add("-o", "--output", dest="stdout", type=not_empty, metavar="FILE", help=about)
+    add("-o", "--output", dest="stdout", type=_log, metavar="FILE", help=about)
+    add("-e", "--error", dest="stderr", type=_log, metavar="FILE", help="file for standard error")
     add("-n", "--ntasks", type=count, metavar="N", help="tasks that srun starts in the job")
     add("-N", "--nodes", type=_nodes, metavar="1", help="there is one node")
     add("--ntasks-per-node", type=count, metavar="N", help="as --ntasks, as there is one node")
@@ -121,16 +126,19 @@ def build_parser(word: str, usage: str, about: str) -> Parser:
         add(*flags, nargs="?", action=Ignored, dest="ignored", help=silent)
     for flag, instead in REFUSED.items():
         add(flag, action=Refused, const=instead, help=silent)
+    add = parser.add_argument_group("help options").add_argument
+    add("-h", "--help", "--usage", action="help", help="show this help")
     add("-V", "--version", action="version", version=VERSION, help="show the version")
     return parser
 
 
 def _nodes(text: str) -> int:
-    """1, or 1-4: at least one."""
-    least = text.partition("-")[0]
-    if least != "1":
-        raise argparse.ArgumentTypeError(f"{ONE_NODE}: there is one node, this server")
-    return 1
+    """How many at least: 1-4 is 1."""
+    return whole(1, MAX_NODES)(text.partition("-")[0])
+
+
+def _log(text: str) -> str:
+    return "/dev/null" if text == "none" else not_empty(text)
 
 
 def _here(text: str) -> str:
@@ -195,6 +203,8 @@ def job_request(
     variables = read_variables(f"{parser.prog.upper()}_")
     options, body = read(args, parser, foreign, find=find, variables=variables)
     ignored = [*foreign, *(options.ignored or ())]
+    if (options.nodes or 1) > 1:
+        raise Usage(f"{ONE_NODE}: there is one node, this server")
     tasks = options.ntasks or options.ntasks_per_node
     _count_gpus(options, body, tasks or 1)
     _count_cpus(options, body, tasks or 1)

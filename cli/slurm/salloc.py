@@ -17,15 +17,14 @@ ABOUT = (
 
 def salloc(args: list[str]) -> int:
     parser = build_parser("salloc", USAGE, ABOUT)
-    add = parser.add_argument
-    add("--no-shell", action="store_true", help="not supported")
-    add("-I", "--immediate", nargs="?", const="1", metavar="SECONDS", help="ignored")
+    parser.add_argument("--no-shell", action="store_true", help="not supported")
     given, command, _ = parser.split(args)
     if parser.parse_args(given).no_shell:
         raise Usage("--no-shell is not supported", "a job without processes ends at once")
     shell = [os.environ.get("SHELL") or "/bin/sh", "-i"]
     options, body, ignored = job_request(parser, [*given, *(command or shell)], lambda _: None)
-    words.ignore("salloc", ignored)
+    if not options.quiet:
+        words.ignore("salloc", ignored)
     if options.chdir:
         os.chdir(options.chdir)
     body["name"] = options.name or ("interactive" if not command else body["name"] or command[0])
@@ -34,9 +33,10 @@ def salloc(args: list[str]) -> int:
 
     def grant(label: str) -> None:
         labels.append(label)
-        words.say("salloc", f"Granted job allocation {label}")
+        if not options.quiet:
+            words.say("salloc", f"Granted job allocation {label}")
 
-    code = run_at_terminal(body, grant)
-    for label in labels[-1:]:
+    code = run_at_terminal(body, options.quiet, grant)
+    for label in labels[-1:] if not options.quiet else ():
         words.say("salloc", f"Relinquishing job allocation {label}")
     return code

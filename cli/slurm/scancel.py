@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from carmad.paths import socket_path
+from carmad.readable import clean
 from cli import client
 from cli.options import user_of
 from cli.problems import FORBIDDEN, Problem, Refused, Unreachable, Usage
-from cli.slurm import STEP_PID, words
-from cli.slurm.fields import uid
+from cli.slurm import PARTITION, STEP_PID, words
+from cli.slurm.fields import HOST, has_started, uid
 from cli.slurm.states import carma_states, parse_states
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -35,31 +37,36 @@ def declare(parser: Options) -> None:
     add("-u", "--user", metavar="USER", help="this user's jobs")
     add("--me", action="store_true", help="your own jobs")
     add("-t", "--state", metavar="STATE", help="jobs in this state: PENDING, RUNNING, SUSPENDED")
-    add("-p", "--partition", metavar="NAME", help="ignored: there is one partition")
-    add("-A", "--account", metavar="NAME", help="ignored: there are no accounts")
+    add("-p", "--partition", metavar="NAME", help=f"jobs of this partition: {PARTITION}")
+    add("-w", "--nodelist", metavar="NAMES", help=f"jobs that run on these nodes: {HOST}")
+    add("-i", "--interactive", action="store_true", help="ask before each job")
     add("-M", "--clusters", metavar="NAMES", help="ignored: there is one server")
     add("-H", "--hurry", action="store_true", help="ignored")
+    add("--ctld", action="store_true", help="ignored")
     add("-Q", "--quiet", action="store_true", help="no error if a job has ended already")
-    add("-v", "--verbose", action="store_true", help="ignored")
+    add("-v", "--verbose", action="store_true", help="name each job")
     add("jobs", nargs="*", metavar="JOB", help="42, 42_3 or 42_[1-3]")
 
 
 def scancel(args: list[str]) -> int:
     options = words.read("scancel", ABOUT, declare, args)
-    jobs = [word.partition(".")[0] for word in words.split(options.jobs)]
-    chosen = options.user or options.me or options.name or options.state
+    signum = _signal(options.signal)
+    jobs = [_job_of(word, signum) for word in words.split(options.jobs)]
+    if options.partition not in (None, PARTITION):
+        raise Usage(f"Invalid partition: {options.partition}", f"jobs are in {PARTITION}")
+    filters = (options.user, options.name, options.state, options.partition, options.nodelist)
+    chosen = any(filters) or options.me
     if not (jobs or chosen):
         raise Usage("No job identification provided")
     if chosen:
         jobs = _select(options, jobs)
-    signum = _signal(options.signal)
     failed = False
     for job in jobs:
         try:
             if signum:
                 _send(job, signum, options)
             else:
-                _cancel(job, options.quiet)
+                _cancel(job, options)
         except Unreachable:  # neither for the others
             raise
         except Problem as error:
@@ -76,19 +83,48 @@ def _select(options: Any, jobs: list[str]) -> list[str]:
     asked = states and carma_states(states)
     found = client.get("/v1/jobs", select=select, user=user, states=asked)["jobs"]
     live = [job for job in found if not job.get("ended_at")]
+    if options.nodelist:
+        live = [job for job in live if has_started(job) and HOST in words.split(options.nodelist)]
     return [str(job["label"]) for job in live if options.name in (None, job["name"])]
 
 
-def _cancel(job: str, quiet: bool) -> None:
+def _job_of(word: str, signum: int) -> str:
+    """The job of a step, such as 42.batch. Raises Usage if only one of its steps is to end."""
+    job, _, step = word.partition(".")
+    if step.isdecimal() and not signum:
+        hint = f"end the step's srun, or cancel the job: scancel {job}"
+        raise Usage(
+            f"Kill job error on job step id {word}: a single step cannot be cancelled", hint
+        )
+    return job
+
+
+def _is_meant(job: JobOut, options: Any, doing: str = "Terminating job") -> bool:
+    """Whether the user says so, if --interactive asks. `doing`: what, for --verbose."""
+    label = job["label"]
+    if options.interactive:
+        asked = f"Cancel job_id={label} name={job['name']} partition={PARTITION} [y/n]? "
+        print(clean(asked), end="", flush=True)
+        if not sys.stdin.readline().lower().startswith("y"):
+            return False
+    if options.verbose:
+        words.say("scancel", f"{doing} {label}")
+    return True
+
+
+def _cancel(job: str, options: Any) -> None:
     if not client.get("/v1/jobs", select=job)["jobs"]:
         words.say("scancel", f"error: {UNKNOWN.format(job)}")  # and 0, as Slurm's exit code
         return
-    ended = bool(_job(job).get("ended_at"))
+    found = _job(job)
+    ended = bool(found.get("ended_at"))
+    if not ended and not _is_meant(found, options):
+        return
     results = client.post("/v1/cancel", {"select": job, "user": None})["results"]
     if any(result["ok"] for result in results):
         return
     if ended or _job(job).get("ended_at"):
-        if not quiet:
+        if not options.quiet:
             words.say("scancel", f"error: {DONE.format(job)}")  # Slurm's exit code is 0 then
         return
     raise Problem(DENIED.format(job))
@@ -130,6 +166,8 @@ def _send(label: str, signum: int, options: Any) -> None:
         raise Problem(DONE.format(label))
     if not running:
         raise Problem(f"Kill job error on job id {label}: Job is pending execution")
+    if not _is_meant(jobs[-1], options, f"Signal {signum} to job"):
+        return
     users = {str(job["user"]) for job in jobs}
     if not send(running, users, signum, batch=options.batch, full=options.full):
         raise Problem(DENIED.format(label))

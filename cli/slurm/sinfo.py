@@ -9,7 +9,6 @@ from cli.problems import Usage
 from cli.slurm import CLUSTER, PARTITION, words
 from cli.slurm.formats import lay_out, parse_names, parse_percent, show
 from cli.slurm.node import read_node
-from cli.slurm.squeue import today
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -92,6 +91,7 @@ def declare(parser: Options) -> None:
     add("-p", "--partition", metavar="NAMES", help="any name is that of the one partition")
     add("-n", "--nodes", metavar="NAMES", help="only these nodes")
     add("-t", "--states", metavar="STATES", help="only nodes in these states")
+    add("-i", "--iterate", metavar="SECONDS", help="again and again, so often")
     add("-e", "--exact", action="store_true", help="ignored")
     add("-a", "--all", action="store_true", help="ignored")
     add("-r", "--responding", action="store_true", help="ignored")
@@ -105,6 +105,10 @@ def declare(parser: Options) -> None:
 
 def sinfo(args: list[str]) -> int:
     options = words.read("sinfo", ABOUT, declare, args)
+    return words.repeat(lambda: _show(options), options.iterate)
+
+
+def _show(options: Any) -> int:
     if options.Format:
         columns, after = parse_names(options.Format, NAMES), ""
     else:
@@ -114,8 +118,8 @@ def sinfo(args: list[str]) -> int:
     if options.json:
         print(json.dumps({"meta": {}, "errors": [], "nodes": [_record(node)] if shown else []}))
         return 0
-    if options.long and not options.noheader:
-        print(today())
+    if options.long and not (options.noheader or options.iterate):
+        print(words.today())
     show(lay_out(columns, [node] if shown else [], not options.noheader, after=after))
     return 0
 

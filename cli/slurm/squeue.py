@@ -38,7 +38,9 @@ def declare(parser: Options) -> None:
     add("-n", "--name", "--names", dest="name", metavar="NAMES", help="only jobs of these names")
     states = {"dest": "states", "default": env("SQUEUE_STATES"), "metavar": "STATES"}
     add("-t", "--states", "--state", **states, help="R,PD,…, or all")
-    add("-p", "--partition", metavar="NAMES", help="ignored: there is one partition")
+    add(
+        "-p", "--partitions", "--partition", metavar="NAMES", help="ignored: there is one partition"
+    )
     add("-o", "--format", metavar="FORMAT", help=f"such as '%%i %%T'; letters: {''.join(LETTERS)}")
     add("-O", "--Format", metavar="FIELDS", help=f"such as jobid:12,state; fields: {_fields()}")
     add("-l", "--long", action="store_true", help="show more columns")
@@ -46,12 +48,13 @@ def declare(parser: Options) -> None:
     add("-S", "--sort", metavar="FIELDS", default=env("SQUEUE_SORT"), help=about)
     add("-r", "--array", action="store_true", help="a line for each task of an array")
     add("--start", action="store_true", help="of waiting jobs, when they are expected to start")
+    add("-i", "--iterate", metavar="SECONDS", help="again and again, so often")
     add("-a", "--all", action="store_true", help="ignored: all jobs are shown")
     add("-v", "--verbose", action="store_true", help="ignored")
     add("-M", "--clusters", metavar="NAMES", help="ignored: there is one server")
-    add("-A", "--account", metavar="NAMES", help="ignored: there are no accounts")
+    add("-A", "--accounts", "--account", metavar="NAMES", help="ignored: there are no accounts")
     add("-q", "--qos", metavar="NAMES", help="ignored: there are none")
-    add("-w", "--nodelist", metavar="NAMES", help="ignored: there is one node")
+    add("-w", "--nodes", "--nodelist", metavar="NAMES", help="ignored: there is one node")
     add("--noconvert", action="store_true", help="ignored")
     add("--local", action="store_true", help="ignored")
     add("--json", action="store_true", help="print JSON")
@@ -63,6 +66,10 @@ def _fields() -> str:
 
 def squeue(args: list[str]) -> int:
     options = words.read("squeue", ABOUT, declare, args)
+    return words.repeat(lambda: _show(options), options.iterate)
+
+
+def _show(options: Any) -> int:
     columns, after = _columns(options)
     chosen = select(options)
     if options.json:
@@ -70,8 +77,8 @@ def squeue(args: list[str]) -> int:
 
         print_jobs(chosen)
         return 0
-    if options.long and not options.noheader:
-        print(today())
+    if options.long and not (options.noheader or options.iterate):
+        print(words.today())
     show(lay_out(columns, chosen, not options.noheader, after=after))
     return 0
 
@@ -115,13 +122,6 @@ def _is_there(select: str) -> bool:
     if len(select.split(",")) > 1:
         return True
     return bool(client.get("/v1/jobs", select=select)["jobs"])
-
-
-def today() -> str:
-    """The first line of a long listing."""
-    from time import strftime
-
-    return strftime("%a %b %d %H:%M:%S %Y")
 
 
 def jobs_of(user: str | None, query: dict[str, Any]) -> list[JobOut]:

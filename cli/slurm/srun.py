@@ -50,7 +50,7 @@ HARMLESS = (
 )
 HARMLESS_FLAGS = (
     *(("-u", "--unbuffered"), ("--pty",), ("--overlap",), ("--exact",), ("--whole",)),
-    *(("-E", "--preserve-env"), ("-Q", "--quiet"), ("-X", "--disable-status"), ("--interactive",)),
+    *(("-E", "--preserve-env"), ("-X", "--disable-status"), ("--interactive",)),
     *(
         ("-q", "--quit-on-interrupt"),
         ("--resv-ports",),
@@ -100,7 +100,8 @@ def _step(args: list[str]) -> int:
     tasks = options.ntasks or options.ntasks_per_node or int(os.environ.get("SLURM_NTASKS") or 1)
     if tasks > 1 and options.mpi not in (None, "none", "openmpi"):
         raise Usage(f"--mpi={options.mpi} is not supported", "start MPI programs with mpirun")
-    words.ignore("srun", [word for word in options.ignored or () if not _means_nothing(word)])
+    if not options.quiet:
+        words.ignore("srun", [word for word in options.ignored or () if not _means_nothing(word)])
     return run_step(
         Step(
             command,
@@ -147,17 +148,19 @@ def _job(args: list[str]) -> int:
     _, command = _read(parser, args)
     program = sys.argv[0] if "/" in sys.argv[0] else shutil.which(sys.argv[0]) or sys.argv[0]
     options, body, ignored = job_request(parser, args, lambda _: None)
-    words.ignore("srun", ignored)
+    if not options.quiet:
+        words.ignore("srun", ignored)
     body["name"] = options.name or os.path.basename(command[0])  # noqa: PTH119
-    body["argv"] = [os.path.abspath(program), *args]  # noqa: PTH100 - the step of the job
-    return run_at_terminal(body)
+    # The step of the job. What it ignores has been the job's, or is named by now.
+    body["argv"] = [os.path.abspath(program), "--quiet", *args]  # noqa: PTH100
+    return run_at_terminal(body, options.quiet)
 
 
-def run_at_terminal(body: dict[str, Any], granted: Any = None) -> int:
+def run_at_terminal(body: dict[str, Any], quiet: bool, granted: Any = None) -> int:
     from cli.commands.run import run_job
 
     if body["array"]:
         raise Usage("--array is not supported", "use sbatch")
     body.pop("script", None)
     terminal = {"stdout": None, "stderr": None, "interactive": True}
-    return run_job(body | terminal, quiet=False, granted=granted)
+    return run_job(body | terminal, quiet=quiet, granted=granted)

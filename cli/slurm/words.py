@@ -9,7 +9,7 @@ import sys
 from carmad.errors import CarmaError
 from carmad.readable import clean_lines
 from cli.plain import read as read_plain
-from cli.problems import INTERRUPTED, Unreachable
+from cli.problems import INTERRUPTED, Unreachable, Usage
 from cli.slurm import VERSION
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cli.parser import Parser
     from cli.plain import Options
 
+MAX_WAIT_S = 86_400
 FAILED = 1  # of all that went wrong, as Slurm's commands exit
 DOWN = "Unable to contact slurm controller (connect failure)"  # tools look for it and try again
 
@@ -75,9 +76,32 @@ def parser(word: str, about: str, declare: Callable[[Options], object]) -> Parse
 
     made = Parser(prog=word, description=about, add_help=False)
     declare(made)
-    made.add_argument("--help", "--usage", action="help", help="show this help")
-    made.add_argument("-V", "--version", action="version", version=VERSION, help="show the version")
+    add = made.add_argument_group("help options").add_argument
+    add("--help", "--usage", action="help", help="show this help")
+    add("-V", "--version", action="version", version=VERSION, help="show the version")
     return made
+
+
+def today() -> str:
+    """The line over a listing that is long or shown again and again."""
+    from time import strftime
+
+    return strftime("%a %b %d %H:%M:%S %Y")
+
+
+def repeat(show: Callable[[], int], every_s: str | None) -> int:
+    """Show it once or, if a time is given, until somebody interrupts it. Raises Usage."""
+    if every_s is None:
+        return show()
+    if not every_s.isdecimal() or not 0 < int(every_s) <= MAX_WAIT_S:
+        raise Usage(f"invalid time interval: {every_s}", "give whole seconds, such as -i 5")
+    from time import sleep
+
+    while True:
+        print(today())
+        show()
+        print(flush=True)
+        sleep(int(every_s))
 
 
 def split(texts: str | list[str] | None) -> list[str]:
