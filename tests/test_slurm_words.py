@@ -142,7 +142,7 @@ def test_sacct_has_the_fields_that_tools_ask_for(
     jobs(fake, job())
     words = ["-nPj", "42", "--units=K", "--noconvert", "-W", "x", "-k", "1"]
     assert run("sacct", [*words, "-o", "time,TimelimitRaw,AveRSS,UserCPU,MaxVMSize,job"]) == 0
-    assert lines(capsys) == ["02:00:00|120||||42"]
+    assert lines(capsys) == ["02:00:00|120||00:00:00||42"]
     fields = "AdminComment,AssocID,GID,MaxDiskRead,Planned,PlannedCPURAW,QOSRAW,ReqNodes"
     assert run("sacct", [*words, "-o", f"{fields},TRESUsageInAve,TRESUsageOutTot"]) == 0
     assert lines(capsys) == ["||-1||00:10:00|600||1||"]

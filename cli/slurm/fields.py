@@ -204,8 +204,8 @@ def _nothing(_: JobOut) -> str:
 
 # What sacct has of these is empty: CARMA does not record it.
 UNKNOWN = (
-    "TotalCPU UserCPU SystemCPU AveCPU MinCPU MinCPUNode MinCPUTask MaxRSS MaxRSSNode MaxRSSTask"
-    " AveRSS MaxVMSize MaxVMSizeNode MaxVMSizeTask AveVMSize MaxPages MaxPagesNode MaxPagesTask"
+    "AveCPU MinCPU MinCPUNode MinCPUTask MaxRSS MaxRSSNode MaxRSSTask AveRSS"
+    " MaxVMSize MaxVMSizeNode MaxVMSizeTask AveVMSize MaxPages MaxPagesNode MaxPagesTask"
     " AvePages MaxDiskRead MaxDiskReadNode MaxDiskReadTask AveDiskRead MaxDiskWrite"
     " MaxDiskWriteNode MaxDiskWriteTask AveDiskWrite AveCPUFreq ReqCPUFreq ReqCPUFreqGov"
     " ReqCPUFreqMax ReqCPUFreqMin ConsumedEnergy ConsumedEnergyRaw Suspended"
@@ -252,6 +252,8 @@ FIELDS = (
     Field("", "", "", "Planned", 10, lambda j: long_clock(_wait_s(j))),
     Field("", "", "", "PlannedCPU", 10, lambda j: long_clock(_wait_s(j) * cpus(j))),
     Field("", "", "", "PlannedCPURAW", 13, lambda j: str(int(_wait_s(j) * cpus(j)))),
+    # Not recorded either. Programs want a time, and a Slurm that gathers nothing says this one.
+    Field("", "", "", "TotalCPU UserCPU SystemCPU", 10, lambda _: "00:00:00"),
     Field("", "", "", UNKNOWN, 10, _nothing),
     Field("", "", "", NEVER, 10, _nothing),
     Field("nodelist", "N", "NODELIST", "NodeList", 15, lambda j: nodes(j) or "None assigned"),
