@@ -198,6 +198,24 @@ def test_arrays_and_dependencies(slurm: Slurm) -> None:
     assert (slurm.carmad.work / f"slurm-{array}_1.out").exists()
 
 
+def test_a_singleton_waits_for_all_jobs_of_its_name(slurm: Slurm) -> None:
+    first = slurm.script("-J", "chain", "-H", "-a", "0-1", lines="true")
+    other = slurm.script("-J", "other", "-d", "singleton", lines="true")
+    second = slurm.script("-J", "chain", "-d", "singleton", lines="true")
+    third = slurm.script("-J", "chain", f"-dafterok:{second},singleton", lines="true")
+    slurm.carmad.ended(other)
+    waits = dict(
+        line.split(" ", 1)
+        for line in slurm.say("squeue", "-hr", "-o", "%i %r %E", "-n", "chain").splitlines()
+    )
+    of_first = f"afterany:{first}(unfulfilled),afterany:{first + 1}(unfulfilled)"
+    assert waits[str(second)] == f"Dependency {of_first}"
+    assert waits[str(third)].startswith(f"Dependency afterok:{second}(unfulfilled),{of_first}")
+    slurm.say("scontrol", "release", str(first))
+    slurm.carmad.ended(third)
+    assert slurm.sacct(third) == ["COMPLETED"]
+
+
 def test_a_held_job_is_changed_and_released(slurm: Slurm) -> None:
     job = str(slurm.script("-H", lines="true"))
     assert slurm.say("squeue", "-h", "-j", job, "-o", "%t %r") == "PD JobHeldUser\n"
@@ -224,6 +242,10 @@ def test_srun_and_salloc_wait_here(slurm: Slurm) -> None:
     # The step does not say again of its job's options that they mean nothing to it.
     done = slurm.run("srun", "-Q", "-t1", "--mem=64", "sh", "-c", "echo $SLURMD_NODENAME")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{HOST}\n", "")
+    done = slurm.run("srun", "--pty", "--overlap", "--task-prolog=/x", "-X", "true")
+    assert done.returncode == 0
+    ignored = [line for line in done.stderr.splitlines() if "ignored" in line]
+    assert ignored == ["srun: ignored: --task-prolog=/x"]
     script = "echo $SLURM_JOB_ID; srun pwd"
     done = slurm.run("salloc", "-J", "mine", "-D", "/usr", "sh", "-c", script)
     assert done.returncode == 0, done.stderr

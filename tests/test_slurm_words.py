@@ -63,6 +63,10 @@ def test_squeue_has_its_usual_columns(fake: FakeDaemon, capsys: pytest.CaptureFi
     )
     assert first.split() == ["42", "carma", "train", "alice", "R", "50:00", "1", HOST]
     assert second.split() == ["43", "carma", "big", "alice", "PD", "0:00", "1", "(Resources)"]
+    assert run("squeue", ["-ho", "%i/%N/%R"]) == run("sacct", ["-nXj1", "-o", "nodelist%-15"]) == 0
+    assert lines(capsys) == [
+        *(f"42/{HOST}/{HOST}", "43//(Resources)", f"{HOST:15} ", "None assigned   ")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -75,6 +79,8 @@ def test_squeue_has_its_usual_columns(fake: FakeDaemon, capsys: pytest.CaptureFi
         (["-o", "100%% %i"], "100% 42"),
         (["-o", "%.3j"], "tra"),
         (["-O", "jobid:6,name:.7,state"], "42      trainRUNNING             "),
+        (["-O", "jobid:#,name:2|,state:.9:#"], "42#tr|  RUNNING:#"),
+        (["-O", "jobid:.:"], "42:"),
         (["-o", "%l %L %M"], "2:00:00 1:10:00 50:00"),
     ],
 )
@@ -697,7 +703,7 @@ def test_a_program_that_is_not_there_is_named_as_it_was() -> None:
         ["/nonexistent.sh"],
         ["/etc/hostname"],
         ["--mem=lots", "--wrap", "true"],
-        ["-d", "singleton", "--wrap", "true"],
+        ["-d", "aftercorr:4", "--wrap", "true"],
     ],
 )
 def test_sbatch_refuses_what_cannot_be_honoured(

@@ -11,7 +11,9 @@ import os
 import re
 
 from carmad.options import LEAST_HOST_MIB, MAX_CPUS, MAX_GPUS, MAX_MIB, MAX_SCRIPT_BYTES
-from cli.parse import UNIT_MIB, gpus_of_kind, not_empty, signal_before, whole
+from cli import client
+from cli.options import user_of
+from cli.parse import UNIT_MIB, dependency, gpus_of_kind, not_empty, signal_before, whole
 from cli.parser import Parser
 from cli.problems import Usage
 from cli.script import Directive, Script, read_script
@@ -82,6 +84,7 @@ ONE_NODE = "Requested node configuration is not available"  # as Slurm says it
 SEVERAL_GROUPS = "several groups of options (a heterogeneous job) are not supported"
 ONE_GROUP = "ask for all tasks, CPUs and GPUs in one group: there is one node"
 MAX_NODES = 1_000_000  # in a request for more than there are
+SINGLETON = {"job": "", "kind": "singleton"}  # until it is known which jobs that are
 USUAL_NICE = 100  # what --nice without a number means
 
 
@@ -113,6 +116,8 @@ def build_parser(word: str, usage: str, about: str) -> Parser:
     add("--mem", type=memory, dest="host_memory_mib", metavar="SIZE", help="memory of the host")
     add("--mem-per-cpu", type=memory, metavar="SIZE", help="memory of the host for each CPU")
     add("--mem-per-gpu", type=memory, metavar="SIZE", help="memory of the host for each GPU")
+    about = "as carma's; or singleton: wait for your other jobs of this name"
+    add("-d", "--dependency", type=_dependency, dest="after", metavar="LIST", help=about)
     add("--exclusive", nargs="?", const=True, default=None, help="do not share the job's GPUs")
     add("--nice", nargs="?", const=USUAL_NICE, type=int, metavar="N", help="yield to others")
     add("--signal", dest="warn", type=signal_before, metavar="[B:]SIG[@SECONDS]", help="a warning")
@@ -139,6 +144,13 @@ def _nodes(text: str) -> int:
 
 def _log(text: str) -> str:
     return "/dev/null" if text == "none" else not_empty(text)
+
+
+def _dependency(text: str) -> list[dict[str, str]]:
+    parts = text.split(",")
+    others = [part for part in parts if part != "singleton"]
+    found = dependency(",".join(others)) if others else []
+    return found if others == parts else [*found, SINGLETON]
 
 
 def _here(text: str) -> str:
@@ -205,6 +217,9 @@ def job_request(
     ignored = [*foreign, *(options.ignored or ())]
     if (options.nodes or 1) > 1:
         raise Usage(f"{ONE_NODE}: there is one node, this server")
+    if SINGLETON in body["after"]:
+        others = [one for one in body["after"] if one != SINGLETON]
+        body["after"] = [*others, *_namesakes(body["name"])]
     tasks = options.ntasks or options.ntasks_per_node
     _count_gpus(options, body, tasks or 1)
     _count_cpus(options, body, tasks or 1)
@@ -220,6 +235,15 @@ def job_request(
     body["exclusive"] = bool(body["exclusive"])
     body["export"] = environment(options, body, tasks) | body["export"]
     return options, body, [word for word in ignored if not unsaid(word)]
+
+
+def _namesakes(name: str | None) -> list[dict[str, str]]:
+    """The end of each job of this user and name, and of all tasks of an array."""
+    if name is None:
+        raise Usage("--dependency=singleton needs a --job-name")
+    jobs = client.get("/v1/jobs", user=user_of(None, True))["jobs"]
+    found = [job["label"].partition("_")[0] for job in jobs if job["name"] == name]
+    return [{"job": job, "kind": "afterany"} for job in dict.fromkeys(found)]
 
 
 def read_variables(prefix: str) -> list[Directive]:

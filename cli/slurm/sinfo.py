@@ -110,7 +110,7 @@ def sinfo(args: list[str]) -> int:
 
 def _show(options: Any) -> int:
     if options.Format:
-        columns, after = parse_names(options.Format, NAMES), ""
+        columns, after = parse_names(options.Format, NAMES)
     else:
         columns, after = parse_percent(options.format or _usual(options), LETTERS)
     node = read_node()

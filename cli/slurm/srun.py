@@ -40,25 +40,23 @@ NOT_HERE = {
     "--array": "use sbatch",
     "-a": "use sbatch",
 }
+# What a job is given and a step has no use of.
+OF_THE_JOB = (
+    *(("--cpus-per-gpu",), ("--mem",), ("--mem-per-cpu",), ("--mem-per-gpu",), ("-t", "--time")),
+    *(("-N", "--nodes"), ("-w", "--nodelist"), ("-x", "--exclude"), ("-c", "--cpus-per-task")),
+    *(("-G", "--gpus"), ("--gres",), ("--gpus-per-node",), ("-C", "--constraint")),
+    *(("-J", "--job-name"),),
+)
 HARMLESS = (
-    *(("--cpus-per-gpu",), ("--bcast",), ("--export-file",), ("-r", "--relative"), ("--prolog",)),
-    *(("--epilog",), ("--task-prolog",), ("--task-epilog",), ("-T", "--threads"), ("--het-group",)),
-    *(("-W", "--wait"), ("--slurmd-debug",), ("--acctg-freq",), ("--jobid",), ("--tres-per-task",)),
-    *(("--mem",), ("--mem-per-cpu",), ("--mem-per-gpu",), ("-t", "--time"), ("-N", "--nodes")),
-    *(("-w", "--nodelist"), ("-x", "--exclude"), ("-c", "--cpus-per-task"), ("-G", "--gpus")),
-    *(("--gres",), ("--gpus-per-node",), ("-C", "--constraint"), ("-J", "--job-name")),
+    *(("--bcast",), ("--export-file",), ("-r", "--relative"), ("--prolog",), ("--epilog",)),
+    *(("--task-prolog",), ("--task-epilog",), ("-T", "--threads"), ("--het-group",)),
+    *(("-W", "--wait"), ("--slurmd-debug",), ("--jobid",), ("--tres-per-task",)),
 )
 HARMLESS_FLAGS = (
     *(("-u", "--unbuffered"), ("--pty",), ("--overlap",), ("--exact",), ("--whole",)),
     *(("-E", "--preserve-env"), ("-X", "--disable-status"), ("--interactive",)),
-    *(
-        ("-q", "--quit-on-interrupt"),
-        ("--resv-ports",),
-        ("--exclusive",),
-        ("-Z", "--no-allocate"),
-        ("--send-libs",),
-        ("--x11",),
-    ),
+    *(("--quit-on-interrupt",), ("--resv-ports",), ("-Z", "--no-allocate")),
+    *(("--send-libs",), ("--x11",)),
 )
 
 
@@ -72,10 +70,12 @@ def _parser(job: bool) -> Parser:
     parser = build_parser("srun", USAGE, ABOUT)
     add = parser.add_argument
     silent = argparse.SUPPRESS
-    for flags in HARMLESS if not job else (("-W", "--wait"), ("--jobid",), ("--bcast",)):
+    for flags in HARMLESS if job else (*HARMLESS, *OF_THE_JOB):
         add(*flags, action=Ignored, dest="ignored", help=silent)
-    for flags in HARMLESS_FLAGS[: None if not job else 4]:
+    for flags in HARMLESS_FLAGS:
         add(*flags, nargs="?", action=Ignored, dest="ignored", help=silent)
+    if not job:  # steps have their CPUs to themselves anyway
+        add("--exclusive", nargs="?", dest="alone", help=silent)
     for flag, instead in NOT_HERE.items():
         add(flag, action=Refused, const=instead, help=silent)
     count = whole(1, MAX_CPUS)
@@ -130,7 +130,7 @@ def _read(parser: Parser, args: list[str]) -> tuple[Any, list[str]]:
 
 
 def _means_nothing(word: str) -> bool:
-    """Whether the step is the same without this option."""
+    """Whether all is the same without this option."""
     name, _, value = word.replace("=", " ").partition(" ")
     flags = [flag for flags in HARMLESS_FLAGS for flag in flags]
     here = name in ("-w", "--nodelist") and value == HOST
@@ -149,7 +149,7 @@ def _job(args: list[str]) -> int:
     program = sys.argv[0] if "/" in sys.argv[0] else shutil.which(sys.argv[0]) or sys.argv[0]
     options, body, ignored = job_request(parser, args, lambda _: None)
     if not options.quiet:
-        words.ignore("srun", ignored)
+        words.ignore("srun", [word for word in ignored if not _means_nothing(word)])
     body["name"] = options.name or os.path.basename(command[0])  # noqa: PTH119
     # The step of the job. What it ignores has been the job's, or is named by now.
     body["argv"] = [os.path.abspath(program), "--quiet", *args]  # noqa: PTH100
