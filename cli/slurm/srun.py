@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 
-from carmad.options import MAX_CPUS
+from carmad.options import MAX_CPUS, MAX_TIME_S
 from cli.parse import whole
 from cli.problems import Usage
 from cli.slurm import words
@@ -50,7 +50,7 @@ OF_THE_JOB = (
 HARMLESS = (
     *(("--bcast",), ("--export-file",), ("-r", "--relative"), ("--prolog",), ("--epilog",)),
     *(("--task-prolog",), ("--task-epilog",), ("-T", "--threads"), ("--het-group",)),
-    *(("-W", "--wait"), ("--slurmd-debug",), ("--jobid",), ("--tres-per-task",)),
+    *(("--slurmd-debug",), ("--jobid",), ("--tres-per-task",)),
 )
 HARMLESS_FLAGS = (
     *(("-u", "--unbuffered"), ("--pty",), ("--overlap",), ("--exact",), ("--whole",)),
@@ -90,6 +90,10 @@ def _parser(job: bool) -> Parser:
         metavar="0|1",
         help="end all tasks once one fails",
     )
+    about = "end the other tasks so long after the first has ended; 0: never"
+    add(
+        "-W", "--wait", type=whole(0, int(MAX_TIME_S)), dest="wait_s", metavar="SECONDS", help=about
+    )
     add("--mpi", metavar="NAME", help="not for several tasks: mpirun starts those of MPI programs")
     return parser
 
@@ -113,6 +117,7 @@ def _step(args: list[str]) -> int:
             export=[word for part in options.export or () for word in part],
             gpus_per_task=options.gpus_per_task or _number("SLURM_GPUS_PER_TASK"),
             labels=options.label,
+            wait_s=options.wait_s or 0,
             kills=(options.kill_on_bad_exit or "0") != "0",
         )
     )
