@@ -1,9 +1,15 @@
-"""Where the daemon's files and its socket are. Imported by every `carma` call: keep it light."""
+"""Where the daemon's files, its socket and jobs' logs are. Imported by every `carma` call: keep it
+light."""
 
 from __future__ import annotations
 
 import os
 
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MOST_DIGITS = 10  # as Slurm's
 SYSTEM_SOCKET = "/run/carma/carmad.sock"
 
 
@@ -78,3 +84,24 @@ def config_path() -> str:
         return "/etc/carma/carma.toml"
     base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
     return f"{base}/carma/carma.toml"
+
+
+def fill(pattern: str, values: Mapping[str, str]) -> str:
+    """A file's name of a pattern such as `%x-%4j.out`: a letter behind a `%` stands for its value,
+    if it has one. Digits between them are how many a number has at least, up to ten."""
+    name, left = "", pattern
+    while left:
+        before, sign, left = left.partition("%")
+        name += before
+        digits = len(left) - len(left.lstrip("0123456789"))
+        letter = left[digits : digits + 1]
+        if not sign:
+            break
+        if letter not in values:
+            name += sign
+            continue
+        value = values[letter]
+        width = min(int(left[:digits][:3] or 0), MOST_DIGITS)
+        name += value.zfill(width) if value.isdecimal() else value
+        left = left[digits + 1 :]
+    return name

@@ -257,14 +257,15 @@ def array(text: str) -> dict[str, Any]:
 
 
 def dependency(text: str) -> list[dict[str, str]]:
-    """afterok:ID[:ID],afterany:ID,…; all of them must be met. `none`: wait for no job."""
+    """afterok:ID[:ID],afterany:ID,…; all of them must be met. A bare number is afterany, as with
+    Slurm. `none`: wait for no job."""
     if text == "none":
         return []
     if "?" in text:
         raise ArgumentTypeError("'?' (any of several) is not supported; ',' means all of them")
     found = []
     for part in text.split(","):
-        kind, _, ids = part.partition(":")
+        kind, _, ids = ("afterany:" * part.isdecimal() + part).partition(":")
         if kind not in ("afterok", "afterany", "afternotok"):
             raise ArgumentTypeError(f"{part!r}: use afterok, afterany or afternotok")
         found += [{"job": job, "kind": kind} for job in _jobs(ids.split(":"), text)]

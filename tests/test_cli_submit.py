@@ -167,13 +167,17 @@ def test_no_word_makes_a_parser_fail_otherwise(read: Callable[[str], object], te
 
 
 def test_dependencies() -> None:
+    assert parse.dependency("afterok:1,2") == [  # as pysqa has it, too
+        {"job": "1", "kind": "afterok"},
+        {"job": "2", "kind": "afterany"},
+    ]
     assert parse.dependency("afterok:3:40_2,afterany:last") == [
         {"job": "3", "kind": "afterok"},
         {"job": "40_2", "kind": "afterok"},
         {"job": "last", "kind": "afterany"},
     ]
     assert parse.after("3,4") == [{"job": "3", "kind": "afterok"}, {"job": "4", "kind": "afterok"}]
-    for wrong in ("3", "afterok", "afterok:", "afterok:x", "after:3", "afterok:3?afterok:4"):
+    for wrong in ("x", "afterok", "afterok:", "afterok:x", "after:3", "afterok:3?afterok:4"):
         with pytest.raises(ArgumentTypeError):
             parse.dependency(wrong)
 

@@ -235,6 +235,7 @@ def test_log_names() -> None:
     assert expand(plain.spec.stdout, plain) == f"a_b-7-7_0-{ME.pw_name}-%j-%q-%"
     task = job(array=ArrayTask(JobId(5), 2), stdout="logs/%A_%a.out", stderr="/var/%j.err")
     assert log_paths(task) == ("/work/logs/5_2.out", "/var/7.err")
+    assert expand("%4j-%999999999a-%4x%4%", task) == f"0007-0000000002-{task.spec.name}%"
     assert log_paths(job()) == ("/work/carma-7.out", "/work/carma-7.out")
 
 

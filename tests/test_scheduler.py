@@ -572,6 +572,17 @@ def test_the_time_limit_warns_then_stops():
     assert server.last(id).state is S.TIMED_OUT
 
 
+@pytest.mark.parametrize(("limit_s", "starts_s"), [(100, 30), (20, 10)])
+def test_no_warning_comes_before_the_job_can_have_caught_it(limit_s, starts_s):
+    """As with submitit, which asks for it 120 s before any time limit."""
+    server = FakeServer(gpus=1)
+    id = server.submit(time_limit_s=limit_s, warn=WarnSignal(12, 120))
+    server.pass_time(starts_s - 1)
+    assert server.signals == []
+    server.pass_time(2)
+    assert server.signals == [(id, 12)]
+
+
 def test_a_repeated_report_of_an_old_attempt_changes_nothing():
     server = FakeServer(gpus=1)
     id = server.submit()

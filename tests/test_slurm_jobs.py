@@ -107,6 +107,14 @@ def test_each_task_of_a_step_reads_its_input(slurm: Slurm) -> None:
     assert sorted(said[2:]) == ["0: 50000", "1: 50000", "2: 50000"]
 
 
+def test_a_step_ends_some_time_after_its_first_task(slurm: Slurm) -> None:
+    task = "sh -c 'test $SLURM_PROCID = 0 || exec sleep 600'"
+    job = slurm.script("-n2", lines=f"srun --wait=1 {task}; echo $?; srun -n1 -W 9 echo over")
+    slurm.carmad.ended(job)
+    said = slurm.output(job)
+    assert "the first task ended 1 s ago" in said and said.endswith("\n137\nover\n")
+
+
 def test_a_step_ends_when_nobody_reads_its_lines(slurm: Slurm) -> None:
     job = slurm.script("-n2", lines="srun -n 2 -l yes | head -n 1; echo over")
     slurm.carmad.ended(job)

@@ -63,6 +63,10 @@ def test_squeue_has_its_usual_columns(fake: FakeDaemon, capsys: pytest.CaptureFi
     )
     assert first.split() == ["42", "carma", "train", "alice", "R", "50:00", "1", HOST]
     assert second.split() == ["43", "carma", "big", "alice", "PD", "0:00", "1", "(Resources)"]
+    assert run("squeue", ["-ho", "%i/%N/%R"]) == run("sacct", ["-nXj1", "-o", "nodelist%-15"]) == 0
+    assert lines(capsys) == [
+        *(f"42/{HOST}/{HOST}", "43//(Resources)", f"{HOST:15} ", "None assigned   ")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -75,6 +79,8 @@ def test_squeue_has_its_usual_columns(fake: FakeDaemon, capsys: pytest.CaptureFi
         (["-o", "100%% %i"], "100% 42"),
         (["-o", "%.3j"], "tra"),
         (["-O", "jobid:6,name:.7,state"], "42      trainRUNNING             "),
+        (["-O", "jobid:#,name:2|,state:.9:#"], "42#tr|  RUNNING:#"),
+        (["-O", "jobid:.:"], "42:"),
         (["-o", "%l %L %M"], "2:00:00 1:10:00 50:00"),
     ],
 )
@@ -142,7 +148,10 @@ def test_sacct_has_the_fields_that_tools_ask_for(
     jobs(fake, job())
     words = ["-nPj", "42", "--units=K", "--noconvert", "-W", "x", "-k", "1"]
     assert run("sacct", [*words, "-o", "time,TimelimitRaw,AveRSS,UserCPU,MaxVMSize,job"]) == 0
-    assert lines(capsys) == ["02:00:00|120||||42"]
+    assert lines(capsys) == ["02:00:00|120||00:00:00||42"]
+    fields = "AdminComment,AssocID,GID,MaxDiskRead,Planned,PlannedCPURAW,QOSRAW,ReqNodes"
+    assert run("sacct", [*words, "-o", f"{fields},TRESUsageInAve,TRESUsageOutTot"]) == 0
+    assert lines(capsys) == ["||-1||00:10:00|600||1||"]
     assert run("sacct", ["-Pj", "42", "-o", "ALL"]) == 0
     assert lines(capsys)[0].split("|") == [title for title, _ in TITLES.values()]
     assert run("sacct", ["-nj", "42", "-g", "no such group"]) == 0
@@ -201,6 +210,9 @@ def test_json_has_slurms_names(
     first = told["jobs"][0]
     state = first["job_state"] if word == "squeue" else first["state"]["current"]
     assert (state, first["partition"]) == ("RUNNING", "carma")
+    if word == "squeue":
+        assert [bool(each["job_resources"]) for each in told["jobs"]] == [True, False, True]
+        assert first["job_resources"]["nodes"] == HOST
 
 
 # states and ends
@@ -332,7 +344,7 @@ def test_the_version_and_a_wrong_option(word: str, capsys: pytest.CaptureFixture
 def test_sinfo_shows_one_node(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("sinfo", ["-h"]) == 0
     assert run("sinfo", ["-h", "-o", "%P %G"]) == 0
-    assert run("sinfo", ["-h", "-p", "other"]) == 0
+    assert run("sinfo", ["-h", "-p", "other", "--noconvert", "--local"]) == 0
     assert run("sinfo", ["-Nh", "-O", "nodelist:30,statelong:8"]) == 0
     first, second, other, third = lines(capsys)
     assert first.split() == ["carma*", "up", "infinite", "1", "mix", HOST] == other.split()
@@ -459,6 +471,11 @@ def test_sbatch_asks_for_what_slurm_would_give(fake: FakeDaemon) -> None:
     assert body["nice"] == 100
     body = body_of(fake, "-a", "0-3", "--signal=B:USR2@30", "-t", "5", "--wrap", "true")
     assert (body["stdout"], body["warn"]["before_s"]) == ("slurm-%A_%a.out", 30)
+
+
+def test_logs_may_be_called_after_the_node(fake: FakeDaemon) -> None:
+    body = body_of(fake, "-o", "%x.%N.%4j-%n%3t%%N", "-e", "%J-%s-%q", "--wrap", "true")
+    assert (body["stdout"], body["stderr"]) == (f"%x.{HOST}.%4j-0000%%N", "%j-batch-%q")
 
 
 def test_sbatch_reads_a_script_and_names_what_it_ignores(
@@ -694,6 +711,24 @@ def test_sbatch_refuses_what_cannot_be_honoured(
 ) -> None:
     assert run("sbatch", words) == 1
     assert not fake.asked and "sbatch: error: " in capsys.readouterr().err
+
+
+HETEROGENEOUS = """#!/bin/sh
+#SBATCH --job-name=a-0 --ntasks-per-node=1
+#SBATCH hetjob
+#SBATCH --job-name=a-1 --ntasks-per-node=1
+srun echo 1 : echo 2
+"""
+
+
+def test_several_groups_of_options_are_refused(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.sh").write_text(HETEROGENEOUS)
+    assert run("sbatch", [f"{tmp_path}/job.sh"]) == 1
+    told = f"{tmp_path}/job.sh:3: several groups of options (a heterogeneous job) are not supported"
+    assert not fake.asked and told in capsys.readouterr().err
+    assert "several groups" in step("-n1", "echo", "1", ":", "-n2", "echo", "2")
 
 
 # the links

@@ -184,7 +184,7 @@ def warnings(body: SubmitIn, now: float, limited_by: Collection[str] = (CPU, MEM
     if body.array and body.array.limit and body.array.limit >= len(body.array.indices) > 1:
         found.append("the array's limit has no effect: there are no more tasks than that")
     if body.warn and body.time_limit_s and body.warn.before_s >= body.time_limit_s:
-        found.append("the time limit is so short that the warning comes as soon as the job starts")
+        found.append("the time limit is so short that the warning comes soon after the start")
     sizes = body.batch_size, body.array and body.array.params.get("batch_size")
     if not any(sizes) and any(BATCH_SIZE in word for word in body.argv):
         found.append(f"{BATCH_SIZE} in the command is not replaced without --batch-size")

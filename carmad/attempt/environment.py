@@ -17,6 +17,7 @@ from pathlib import Path
 from carmad import hooks
 from carmad.core import recurrence
 from carmad.core.types import Gpu, GpuId, Job, JobSpec, Mode
+from carmad.paths import fill
 
 ATTEMPT_VARIABLE = "CARMA_ATTEMPT_DIR"  # in the job's environment: identifies its processes
 
@@ -285,14 +286,14 @@ def expand(pattern: str, job: Job) -> str:
     """
     task = job.spec.array
     values = {
-        "%j": str(job.id),
-        "%x": job.spec.name.replace("/", "_"),
-        "%u": job.spec.user,
-        "%A": str(task.array if task else job.id),
-        "%a": str(task.index if task else 0),
-        "%%": "%",
+        "j": str(job.id),
+        "x": job.spec.name.replace("/", "_"),
+        "u": job.spec.user,
+        "A": str(task.array if task else job.id),
+        "a": str(task.index if task else 0),
+        "%": "%",
     }
-    return re.sub("%[jxuAa%]", lambda found: values[found[0]], pattern)
+    return fill(pattern, values)
 
 
 def has_log(spec: JobSpec) -> bool:

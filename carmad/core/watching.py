@@ -21,6 +21,7 @@ from carmad.core.types import Cause, GpuId, GpuSample, Job, JobState
 
 USAGE_SAVED_EVERY_S = 60.0
 NEARING = 0.8  # of the time limit
+CATCHES_AFTER_S = 30.0  # a program that catches signals has said so by then
 PEAK_SAVED_AT = 1.25  # times the saved peak: then it is saved at once
 
 
@@ -222,7 +223,9 @@ class Watch:
             return [self.ledger.stop(new, Cause.TIME_LIMIT)]
         actions: list[Action] = []
         new = _with_nearing(new, elapsed_s)
-        if spec.warn and not new.warned and left_s <= spec.warn.before_s:
+        # A signal that comes before the program can catch it would end the job.
+        catches = run_s >= min(CATCHES_AFTER_S, left_s)
+        if spec.warn and not new.warned and left_s <= spec.warn.before_s and catches:
             new = new.with_attempt(warned=True)
             actions.append(Signal(new, spec.warn.signum))
         cause: Cause | None = None

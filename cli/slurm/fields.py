@@ -194,14 +194,30 @@ def _cpu_time(job: JobOut) -> float:
     return int(job["elapsed_s"]) * cpus(job)
 
 
+def _wait_s(job: JobOut) -> float:
+    return job.get("wait_s", 0.0)
+
+
 def _nothing(_: JobOut) -> str:
     return ""
 
 
 # What sacct has of these is empty: CARMA does not record it.
 UNKNOWN = (
-    "TotalCPU UserCPU SystemCPU AveCPU MaxRSS AveRSS MaxVMSize AveVMSize"
-    " ConsumedEnergy ConsumedEnergyRaw"
+    "AveCPU MinCPU MinCPUNode MinCPUTask MaxRSS MaxRSSNode MaxRSSTask AveRSS"
+    " MaxVMSize MaxVMSizeNode MaxVMSizeTask AveVMSize MaxPages MaxPagesNode MaxPagesTask"
+    " AvePages MaxDiskRead MaxDiskReadNode MaxDiskReadTask AveDiskRead MaxDiskWrite"
+    " MaxDiskWriteNode MaxDiskWriteTask AveDiskWrite AveCPUFreq ReqCPUFreq ReqCPUFreqGov"
+    " ReqCPUFreqMax ReqCPUFreqMin ConsumedEnergy ConsumedEnergyRaw Suspended"
+    " TRESUsageInAve TRESUsageInMax TRESUsageInMaxNode TRESUsageInMaxTask TRESUsageInMin"
+    " TRESUsageInMinNode TRESUsageInMinTask TRESUsageInTot TRESUsageOutAve TRESUsageOutMax"
+    " TRESUsageOutMaxNode TRESUsageOutMaxTask TRESUsageOutMin TRESUsageOutMinNode"
+    " TRESUsageOutMinTask TRESUsageOutTot"
+)
+# Likewise: nothing here has it.
+NEVER = (
+    "AdminComment AssocID BlockID Container DBIndex Flags Layout McsLabel QOSRAW Reservation"
+    " ReservationId SystemComment WCKeyID"
 )
 FIELDS = (
     Field("jobarrayid", "i", "JOBID", "JobID", 12, lambda j: j["label"]),
@@ -212,6 +228,7 @@ FIELDS = (
     Field("username", "u", "USER", "User", 9, lambda j: clean(j["user"])),
     Field("userid", "U", "UID", "UID", 6, lambda j: str(uid(j["user"]))),
     Field("groupname", "g", "GROUP", "Group", 9, lambda j: group(j["user"])),
+    Field("", "", "", "GID", 6, lambda j: str(gid(j["user"]))),
     Field("partition", "P", "PARTITION", "Partition", 10, lambda _: PARTITION),
     Field("account", "a", "ACCOUNT", "Account", 10, lambda _: "(null)"),
     Field("qos", "q", "QOS", "QOS", 10, lambda _: "normal"),
@@ -232,10 +249,17 @@ FIELDS = (
     Field("", "", "", "ElapsedRaw", 10, _seconds),
     Field("", "", "", "CPUTime", 10, lambda j: long_clock(_cpu_time(j))),
     Field("", "", "", "CPUTimeRAW", 10, lambda j: str(_cpu_time(j))),
+    Field("", "", "", "Planned", 10, lambda j: long_clock(_wait_s(j))),
+    Field("", "", "", "PlannedCPU", 10, lambda j: long_clock(_wait_s(j) * cpus(j))),
+    Field("", "", "", "PlannedCPURAW", 13, lambda j: str(int(_wait_s(j) * cpus(j)))),
+    # Not recorded either. Programs want a time, and a Slurm that gathers nothing says this one.
+    Field("", "", "", "TotalCPU UserCPU SystemCPU", 10, lambda _: "00:00:00"),
     Field("", "", "", UNKNOWN, 10, _nothing),
-    Field("nodelist", "N", "NODELIST", "NodeList", 15, lambda j: nodes(j) or "None assigned"),
+    Field("", "", "", NEVER, 10, _nothing),
+    Field("nodelist", "N", "NODELIST", "", 15, nodes),
+    Field("", "", "", "NodeList", 15, lambda j: nodes(j) or "None assigned"),
     Field("batchhost", "B", "EXEC_HOST", "", 15, lambda j: nodes(j) or "n/a"),
-    Field("numnodes", "D", "NODES", "NNodes AllocNodes", 8, lambda _: "1"),
+    Field("numnodes", "D", "NODES", "NNodes AllocNodes ReqNodes", 8, lambda _: "1"),
     Field("numcpus", "C", "CPUS", "AllocCPUS NCPUS", 10, lambda j: str(cpus(j))),
     Field("mincpus", "c", "MIN_CPUS", "ReqCPUS", 8, lambda j: str(cpus(j))),
     Field("numtasks", "", "TASKS", "NTasks", 8, lambda j: str(task_count(j) or "N/A")),

@@ -72,18 +72,25 @@ def parse_percent(text: str, fields: Mapping[str, Any]) -> tuple[list[Column], s
     return columns, before
 
 
-def parse_names(text: str, fields: Mapping[str, Any], width: int = 20) -> list[Column]:
-    """The columns of `jobid:.10,name:30`: at most so wide. Raises Usage."""
-    columns = []
+def parse_names(text: str, fields: Mapping[str, Any], width: int = 20) -> tuple[list[Column], str]:
+    """The columns of `jobid:.10,name:30,state:|`, and what stands behind the last. Behind the colon
+    are a width and a suffix; a column that has a colon and no width takes what it needs. Raises
+    Usage."""
+    columns: list[Column] = []
+    before = ""
     for word in text.split(","):
-        name, _, size = word.strip().partition(":")
+        name, given, size = word.strip().partition(":")
         field = fields.get(name.lower())
-        digits = size.lstrip(".")
-        if field is None or (digits and not digits.isdecimal()):
+        if field is None:
             raise Usage(f"Invalid job format specification: {word}", _list(fields))
-        wide = int(digits or width)
-        columns.append(Column(field.header, field.text, wide, size.startswith(".")))
-    return columns
+        right = size.startswith(".")
+        size = size.removeprefix(".")
+        suffix = size.lstrip("0123456789")
+        digits = size.removesuffix(suffix)
+        wide = int(digits or 0) or None if given else width
+        columns.append(Column(field.header, field.text, wide, right, before))
+        before = suffix
+    return columns, before
 
 
 def parse_titles(text: str, fields: Mapping[str, tuple[str, Any]]) -> list[Column]:

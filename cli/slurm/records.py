@@ -79,6 +79,7 @@ def _job(job: JobOut) -> dict[str, Any]:
         "cpus": cpus(job),
         "memory_per_node": job.get("host_memory_mib"),
         "nodes": nodes(job),
+        "job_resources": _resources(job) if nodes(job) else {},
         "tres_req_str": tres(job),
         "tres_alloc_str": tres(job) if nodes(job) else "",
         "dependency": dependency(job),
@@ -92,6 +93,16 @@ def _job(job: JobOut) -> dict[str, Any]:
         "current_working_directory": job.get("cwd", ""),
         "standard_output": job.get("stdout") or "",
         "standard_error": job.get("stderr") or "",
+    }
+
+
+def _resources(job: JobOut) -> dict[str, Any]:
+    node = {"cpus": cpus(job), "memory": job.get("host_memory_mib") or 0}
+    return {
+        "nodes": nodes(job),
+        "allocated_cpus": cpus(job),
+        "allocated_hosts": 1,
+        "allocated_nodes": {"0": node},
     }
 
 

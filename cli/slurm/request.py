@@ -81,6 +81,8 @@ REFUSED = {
     "--nodefile": "there is one node",
 }
 ONE_NODE = "Requested node configuration is not available"  # as Slurm says it
+SEVERAL_GROUPS = "several groups of options (a heterogeneous job) are not supported"
+ONE_GROUP = "ask for all tasks, CPUs and GPUs in one group: there is one node"
 MAX_NODES = 1_000_000  # in a request for more than there are
 SINGLETON = {"job": "", "kind": "singleton"}  # until it is known which jobs that are
 USUAL_NICE = 100  # what --nice without a number means
@@ -198,7 +200,11 @@ def batch_script(word: str) -> Script:
         raise Usage(f"Unable to open file {word}: {error.strerror}") from None
     if not data:
         raise Usage("Batch script is empty!")
-    return read_script(word or "slurm_script", data)
+    script = read_script(word or "slurm_script", data)
+    for number, _, words in script.directives:
+        if words[:1] in (["hetjob"], ["packjob"]):
+            raise Usage(f"{script.path}:{number}: {SEVERAL_GROUPS}", ONE_GROUP)
+    return script
 
 
 def job_request(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from carmad.paths import fill
 from cli import client
 from cli.client import exit_code, wait_for
 from cli.slurm import words
+from cli.slurm.fields import HOST
 from cli.slurm.request import batch_script, build_parser, job_request
 from cli.submission import settle_messages
 
@@ -22,12 +24,19 @@ ABOUT = (
 )
 
 
+# What stands in a log's name for the node and for the batch script's place on it. The daemon knows
+# the rest.
+HERE = {"N": HOST, "n": "0", "t": "0", "s": "batch", "J": "%j", "%": "%%"}
+
+
 def sbatch(args: list[str]) -> int:
     options, body, ignored = job_request(build_parser("sbatch", USAGE, ABOUT), args, batch_script)
     if body["name"] == "slurm_script":
         body["name"] = "sbatch"  # as Slurm calls what came by standard input
     if body["stdout"] is None:
         body["stdout"] = "slurm-%A_%a.out" if body["array"] else "slurm-%j.out"
+    for log in ("stdout", "stderr"):
+        body[log] = body[log] and fill(body[log], HERE)
     if not options.quiet:
         words.ignore("sbatch", ignored)
     settle_messages(options, body)

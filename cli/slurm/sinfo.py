@@ -98,6 +98,8 @@ def declare(parser: Options) -> None:
     add("-M", "--clusters", metavar="NAMES", help="ignored: there is one server")
     add("-S", "--sort", metavar="FIELDS", help="ignored: there is one line")
     add("-v", "--verbose", action="store_true", help="ignored")
+    add("--noconvert", action="store_true", help="ignored")
+    add("--local", action="store_true", help="ignored")
     add("--json", action="store_true", help="print JSON")
 
 
@@ -108,7 +110,7 @@ def sinfo(args: list[str]) -> int:
 
 def _show(options: Any) -> int:
     if options.Format:
-        columns, after = parse_names(options.Format, NAMES), ""
+        columns, after = parse_names(options.Format, NAMES)
     else:
         columns, after = parse_percent(options.format or _usual(options), LETTERS)
     node = read_node()

@@ -86,7 +86,7 @@ def _show(options: Any) -> int:
 def _columns(options: Any) -> tuple[list[Column], str]:
     plain = not (options.format or options.long or options.start)
     if names := options.Format or (plain and os.environ.get("SQUEUE_FORMAT2")):
-        return parse_names(names, NAMES), ""
+        return parse_names(names, NAMES)
     usual = os.environ.get("SQUEUE_FORMAT") or SHORT
     usual = LONG if options.long else STARTS if options.start else usual
     return parse_percent(options.format or usual, LETTERS)

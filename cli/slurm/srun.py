@@ -8,12 +8,19 @@ import os
 import shutil
 import sys
 
-from carmad.options import MAX_CPUS
+from carmad.options import MAX_CPUS, MAX_TIME_S
 from cli.parse import whole
 from cli.problems import Usage
 from cli.slurm import words
 from cli.slurm.fields import HOST
-from cli.slurm.request import Refused, build_parser, job_request, unsaid
+from cli.slurm.request import (
+    ONE_GROUP,
+    SEVERAL_GROUPS,
+    Refused,
+    build_parser,
+    job_request,
+    unsaid,
+)
 from cli.slurm.step import Step, run_step
 from cli.submission import Ignored
 
@@ -43,7 +50,7 @@ OF_THE_JOB = (
 HARMLESS = (
     *(("--bcast",), ("--export-file",), ("-r", "--relative"), ("--prolog",), ("--epilog",)),
     *(("--task-prolog",), ("--task-epilog",), ("-T", "--threads"), ("--het-group",)),
-    *(("-W", "--wait"), ("--slurmd-debug",), ("--jobid",), ("--tres-per-task",)),
+    *(("--slurmd-debug",), ("--jobid",), ("--tres-per-task",)),
 )
 HARMLESS_FLAGS = (
     *(("-u", "--unbuffered"), ("--pty",), ("--overlap",), ("--exact",), ("--whole",)),
@@ -83,16 +90,17 @@ def _parser(job: bool) -> Parser:
         metavar="0|1",
         help="end all tasks once one fails",
     )
+    about = "end the other tasks so long after the first has ended; 0: never"
+    add(
+        "-W", "--wait", type=whole(0, int(MAX_TIME_S)), dest="wait_s", metavar="SECONDS", help=about
+    )
     add("--mpi", metavar="NAME", help="not for several tasks: mpirun starts those of MPI programs")
     return parser
 
 
 def _step(args: list[str]) -> int:
     parser = _parser(job=False)
-    given, command, _ = parser.split(args)
-    options = parser.parse_args(given)
-    if not command:
-        raise Usage("No command given to execute.")
+    options, command = _read(parser, args)
     tasks = options.ntasks or options.ntasks_per_node or int(os.environ.get("SLURM_NTASKS") or 1)
     if tasks > 1 and options.mpi not in (None, "none", "openmpi"):
         raise Usage(f"--mpi={options.mpi} is not supported", "start MPI programs with mpirun")
@@ -109,9 +117,21 @@ def _step(args: list[str]) -> int:
             export=[word for part in options.export or () for word in part],
             gpus_per_task=options.gpus_per_task or _number("SLURM_GPUS_PER_TASK"),
             labels=options.label,
+            wait_s=options.wait_s or 0,
             kills=(options.kill_on_bad_exit or "0") != "0",
         )
     )
+
+
+def _read(parser: Parser, args: list[str]) -> tuple[Any, list[str]]:
+    """The options, and the command."""
+    given, command, _ = parser.split(args)
+    options = parser.parse_args(given)
+    if not command:
+        raise Usage("No command given to execute.")
+    if ":" in command:
+        raise Usage(f"{SEVERAL_GROUPS}: a lone `:` begins another group", ONE_GROUP)
+    return options, command
 
 
 def _means_nothing(word: str) -> bool:
@@ -130,10 +150,7 @@ def _number(name: str) -> int:
 
 def _job(args: list[str]) -> int:
     parser = _parser(job=True)
-    given, command, _ = parser.split(args)
-    parser.parse_args(given)
-    if not command:
-        raise Usage("No command given to execute.")
+    _, command = _read(parser, args)
     program = sys.argv[0] if "/" in sys.argv[0] else shutil.which(sys.argv[0]) or sys.argv[0]
     options, body, ignored = job_request(parser, args, lambda _: None)
     if not options.quiet:

@@ -4,10 +4,13 @@ light."""
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
+import time
 
+from carmad.paths import fill
 from cli import relay
 from cli.slurm import STEP_PID, words
 from cli.slurm.fields import HOST
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 NOT_FOUND = 127
+_LONGEST_S = 86_400.0  # of one wait
 
 
 class Step:
@@ -37,6 +41,7 @@ class Step:
         gpus_per_task: int = 0,
         labels: bool = False,
         kills: bool = False,
+        wait_s: int = 0,
     ) -> None:
         self.command = command
         self.tasks = tasks
@@ -48,6 +53,7 @@ class Step:
         self.gpus_per_task = gpus_per_task
         self.labels = labels
         self.kills = kills  # all others, once one fails
+        self.wait_s = wait_s  # for the others, once one has ended; 0: for ever
 
 
 def environment(step: Step, task: int, own: dict[str, str]) -> dict[str, str]:
@@ -89,8 +95,7 @@ def environment(step: Step, task: int, own: dict[str, str]) -> dict[str, str]:
 
 
 def file_name(pattern: str, task: int, env: dict[str, str]) -> str:
-    """%j job, %A array, %a index, %s step, %t task, %n node, %N its name, %x job's name, %u user;
-    with digits before the letter, at least so many digits."""
+    """%j job, %A array, %a index, %s step, %t task, %n node, %N its name, %x job's, %u user."""
     job = env["SLURM_JOB_ID"]
     means = {
         "j": job,
@@ -105,20 +110,7 @@ def file_name(pattern: str, task: int, env: dict[str, str]) -> str:
         "u": env.get("USER", ""),
         "%": "%",
     }
-    name, left = "", pattern
-    while left:
-        before, sign, left = left.partition("%")
-        name += before
-        digits = len(left) - len(left.lstrip("0123456789"))
-        letter = left[digits : digits + 1]
-        if not sign:
-            break
-        if letter not in means:
-            name += sign
-            continue
-        name += means[letter].zfill(int(left[:digits] or 0))
-        left = left[digits + 1 :]
-    return name
+    return fill(pattern, means)
 
 
 def run_step(step: Step) -> int:
@@ -161,17 +153,26 @@ def _run_tasks(step: Step, own: dict[str, str]) -> int:
     labels = streams.label(outputs)
     if copies:
         streams.copy_input(inputs)
-    worst = 0
+    worst, ends_at, wait_s = 0, math.inf, step.wait_s
     while children:
-        worst = max(worst, _await_news(children, step.kills))
+        worst = max(worst, _await_news(children, step.kills, ends_at))
+        if time.monotonic() >= ends_at:
+            words.say("srun", f"error: the first task ended {step.wait_s} s ago")
+            _signal(children, signal.SIGKILL)
+            ends_at, wait_s = math.inf, 0
+        elif wait_s and len(children) < step.tasks and ends_at == math.inf:
+            ends_at = time.monotonic() + wait_s
     labels.join()
     return worst
 
 
-def _await_news(children: dict[int, int], kills: bool) -> int:
+def _await_news(children: dict[int, int], kills: bool, ends_at: float) -> int:
     """Wait until tasks have ended, and return the highest exit code of these, or for a signal, and
-    pass it on if they have not got it by themselves."""
-    got = signal.sigwaitinfo(relay.signals())
+    pass it on if they have not got it by themselves. `ends_at`: on the monotonic clock."""
+    wait_s = min(max(0.0, ends_at - time.monotonic()), _LONGEST_S)
+    got = signal.sigtimedwait(relay.signals(), wait_s)
+    if got is None:
+        return 0
     if got.si_signo != signal.SIGCHLD:
         if not _goes_to_all(got):
             _signal(children, got.si_signo)
