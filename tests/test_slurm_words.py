@@ -616,7 +616,7 @@ def test_what_cannot_narrow_a_cancel_does_not_widen_it(
 def test_jobs_that_wait_run_on_no_node(fake: FakeDaemon) -> None:
     jobs(fake, job(), waiting())
     fake.answers["POST", "/v1/cancel"] = {"schema": 1, "results": [{"id": 42, "ok": True}]}
-    assert run("scancel", ["-w", HOST]) == 0
+    assert run("scancel", ["-w", f"{HOST}.example.org"]) == 0
     cancelled = [body["select"] for method, _, _, body in fake.asked if method == "POST"]
     assert cancelled == ["42"]
     assert run("scancel", ["-w", "other"]) == 0
