@@ -464,6 +464,8 @@ def test_sbatch_asks_for_what_slurm_would_give(fake: FakeDaemon) -> None:
     assert (body["cpus"], body["host_memory_mib"]) == (8, 800)
     its = body["export"]
     assert (its["SLURM_NTASKS"], its["SLURM_CPUS_PER_TASK"]) == ("4", "2")
+    assert body_of(fake, "--mincpus=8", "-n4", "--wrap", "true")["cpus"] == 8
+    assert body_of(fake, "--mincpus=2", "-c4", "--wrap", "true")["cpus"] == 4
     body = body_of(fake, "-n2", "--gpus-per-task=1", "--exclusive", "--wrap", "true")
     assert (body["gpus"], body["exclusive"]) == (2, True)
     body = body_of(fake, "--gres=gpu:a100:1", "--mem=16", "--nice", "--wrap=true")
