@@ -615,8 +615,14 @@ def test_what_cannot_narrow_a_cancel_does_not_widen_it(
     assert not fake.asked and "scancel: error: " in capsys.readouterr().err
 
 
-def test_jobs_that_wait_run_on_no_node(fake: FakeDaemon) -> None:
+def test_jobs_that_wait_run_on_no_node(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
     jobs(fake, job(), waiting())
+    assert run("squeue", ["-ho", "%i", "-w", f"other,{HOST}"]) == 0
+    assert lines(capsys) == ["42"]
+    assert run("squeue", ["-w", "other"]) == 1
+    assert "Invalid node name other" in capsys.readouterr().err
     fake.answers["POST", "/v1/cancel"] = {"schema": 1, "results": [{"id": 42, "ok": True}]}
     assert run("scancel", ["-w", f"{HOST}.example.org"]) == 0
     cancelled = [body["select"] for method, _, _, body in fake.asked if method == "POST"]

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 HOST = os.uname().nodename.partition(".")[0]
 
 
+def names_this_node(names: str) -> bool:
+    """Whether this server is one of them, by its short name or a long one."""
+    return HOST in [name.partition(".")[0] for name in names.split(",")]
+
+
 class Field:
     """`name`, `letter`, `header`: what `squeue -O` and `squeue -o` call it, and its heading there.
     They are "" if squeue does not have it. `titles`: what sacct calls it. `width`: in sacct, unless

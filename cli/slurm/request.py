@@ -18,7 +18,7 @@ from cli.parser import Parser
 from cli.problems import Usage
 from cli.script import Directive, Script, read_script
 from cli.slurm import CLUSTER, PARTITION, VERSION
-from cli.slurm.fields import HOST
+from cli.slurm.fields import HOST, names_this_node
 from cli.submission import Ignored, add_job_options, read
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -155,13 +155,13 @@ def _dependency(text: str) -> list[dict[str, str]]:
 
 
 def _here(text: str) -> str:
-    if HOST.partition(".")[0] not in [word.partition(".")[0] for word in text.split(",")]:
+    if not names_this_node(text):
         raise argparse.ArgumentTypeError(f"{ONE_NODE}: the only node is {HOST}")
     return text
 
 
 def _elsewhere(text: str) -> str:
-    if HOST.partition(".")[0] in [word.partition(".")[0] for word in text.split(",")]:
+    if names_this_node(text):
         raise argparse.ArgumentTypeError(f"{ONE_NODE}: the only node is {HOST}")
     return text
 

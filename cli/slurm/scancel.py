@@ -11,7 +11,7 @@ from cli import client
 from cli.options import user_of
 from cli.problems import FORBIDDEN, Problem, Refused, Unreachable, Usage
 from cli.slurm import PARTITION, STEP_PID, words
-from cli.slurm.fields import HOST, has_started, uid
+from cli.slurm.fields import HOST, has_started, names_this_node, uid
 from cli.slurm.states import carma_states, parse_states
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -84,8 +84,8 @@ def _select(options: Any, jobs: list[str]) -> list[str]:
     found = client.get("/v1/jobs", select=select, user=user, states=asked)["jobs"]
     live = [job for job in found if not job.get("ended_at")]
     if options.nodelist:
-        nodes = [name.partition(".")[0] for name in words.split(options.nodelist)]
-        live = [job for job in live if has_started(job) and HOST in nodes]
+        here = names_this_node(options.nodelist)
+        live = [job for job in live if here and has_started(job)]
     return [str(job["label"]) for job in live if options.name in (None, job["name"])]
 
 
@@ -167,7 +167,7 @@ def _send(label: str, signum: int, options: Any) -> None:
         raise Problem(DONE.format(label))
     if not running:
         raise Problem(f"Kill job error on job id {label}: Job is pending execution")
-    if not _is_meant(jobs[-1], options, f"Signal {signum} to job"):
+    if not _is_meant(jobs[-1], options, f"Signal {signum} to {'batch ' * options.batch}job"):
         return
     users = {str(job["user"]) for job in jobs}
     if not send(running, users, signum, batch=options.batch, full=options.full):

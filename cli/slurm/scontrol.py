@@ -8,7 +8,7 @@ from carmad.readable import clean
 from cli import client
 from cli.problems import Problem, Usage
 from cli.slurm import CLUSTER, FORGETS_S, PARTITION, VERSION, words
-from cli.slurm.fields import HOST
+from cli.slurm.fields import HOST, names_this_node
 from cli.slurm.node import read_node
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -218,7 +218,7 @@ def _job(job: Any) -> list[list[tuple[str, Any]]]:
 
 
 def _node(names: Sequence[str]) -> list[list[tuple[str, Any]]]:
-    if names and names[0].partition(".")[0] != HOST.partition(".")[0]:
+    if names and not names_this_node(names[0]):
         raise Problem(f"Node {names[0]} not found")
     node = read_node()
     used = node.cpus - node.cpus_free

@@ -7,6 +7,7 @@ import os
 
 from cli.problems import Usage
 from cli.slurm import CLUSTER, PARTITION, words
+from cli.slurm.fields import names_this_node
 from cli.slurm.formats import lay_out, parse_names, parse_percent, show
 from cli.slurm.node import read_node
 
@@ -135,10 +136,9 @@ def _is_chosen(options: Any, node: Node) -> bool:
     states = [word.lower() for word in words.split(options.states)]
     if any(not word.isalpha() for word in states):
         raise Usage(f"Bad state string: {options.states}")
-    here = node.name.partition(".")[0]
-    return (
-        not options.nodes or here in [n.partition(".")[0] for n in words.split(options.nodes)]
-    ) and (not states or any(node.state.startswith(word) or word == "all" for word in states))
+    if options.nodes and not names_this_node(options.nodes):
+        return False
+    return not states or any(node.state.startswith(word) or word == "all" for word in states)
 
 
 def _record(node: Node) -> dict[str, Any]:

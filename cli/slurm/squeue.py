@@ -8,7 +8,7 @@ from cli import client
 from cli.options import user_of
 from cli.problems import Usage
 from cli.slurm import FORGETS_S, words
-from cli.slurm.fields import LETTERS, NAMES, uid
+from cli.slurm.fields import HOST, LETTERS, NAMES, has_started, names_this_node, uid
 from cli.slurm.formats import lay_out, parse_names, parse_percent, show
 from cli.slurm.states import ENDED, LIVE, carma_states, parse_states, state_of
 
@@ -54,7 +54,8 @@ def declare(parser: Options) -> None:
     add("-M", "--clusters", metavar="NAMES", help="ignored: there is one server")
     add("-A", "--accounts", "--account", metavar="NAMES", help="ignored: there are no accounts")
     add("-q", "--qos", metavar="NAMES", help="ignored: there are none")
-    add("-w", "--nodes", "--nodelist", metavar="NAMES", help="ignored: there is one node")
+    about = f"jobs that run on these nodes: {HOST}"
+    add("-w", "--nodelist", "--nodes", dest="nodelist", metavar="NAMES", help=about)
     add("--noconvert", action="store_true", help="ignored")
     add("--local", action="store_true", help="ignored")
     add("--json", action="store_true", help="print JSON")
@@ -100,6 +101,8 @@ def select(options: Any) -> list[JobOut]:
     query: dict[str, Any] = {"select": select, "states": carma_states(states) if past else None}
     if not options.array and select is None:
         query["fold"] = True
+    if options.nodelist and not names_this_node(options.nodelist):
+        raise Usage(f"Invalid node name {options.nodelist}", f"the only node is {HOST}")
     users: list[str | None] = [*words.split(options.user)] or [None]
     if options.me:
         users = [user_of(None, True)]
@@ -110,6 +113,8 @@ def select(options: Any) -> list[JobOut]:
     if select and not found and not _is_there(select):
         raise Usage(INVALID)
     found = [job for job in found if state_of(job) in states]
+    if options.nodelist:
+        found = [job for job in found if has_started(job)]
     if options.start:
         found = [job for job in found if state_of(job) == "PENDING"]
     if names := words.split(options.name):
