@@ -88,6 +88,12 @@ def test_a_job_has_slurms_environment_and_its_steps_theirs(slurm: Slurm) -> None
     assert [(work / f"{job}-{at}.out").read_text() for at in range(2)] == ["2\n", "2\n"]
 
 
+def test_a_job_knows_when_its_time_limit_ends_it(slurm: Slurm) -> None:
+    job = slurm.script("--time=3", lines="echo $((SLURM_JOB_END_TIME - SLURM_JOB_START_TIME))")
+    slurm.carmad.ended(job)
+    assert slurm.output(job) == "180\n"
+
+
 def test_a_step_divides_the_gpus(slurm: Slurm) -> None:
     step = "srun -l sh -c 'echo $CUDA_VISIBLE_DEVICES'"
     job = slurm.script("-n2", "--gpus-per-task=1", lines=f"echo $CUDA_VISIBLE_DEVICES; {step}")
