@@ -92,7 +92,8 @@ def test_the_job_gets_slurms_variables_that_promise_no_tasks() -> None:
     }
     assert "SLURM_JOB_USER" not in env
     own = job(env=(("SLURM_SUBMIT_DIR", "/home/me"), ("SLURM_SUBMIT_HOST", "here")))
-    of_sbatch = job_environment(own, GPUS)
+    of_sbatch = job_environment(own, GPUS, indices=(0, 3))
+    assert of_sbatch["SLURM_JOB_GPUS"] == "0,3"
     assert of_sbatch["SLURM_SUBMIT_DIR"] == "/home/me"
     assert (of_sbatch["SLURM_JOB_USER"], of_sbatch["SLURM_JOB_UID"]) == (ME.pw_name, str(ME.pw_uid))
 

@@ -95,11 +95,12 @@ def test_a_job_knows_when_its_time_limit_ends_it(slurm: Slurm) -> None:
 
 
 def test_a_step_divides_the_gpus(slurm: Slurm) -> None:
-    step = "srun -l sh -c 'echo $CUDA_VISIBLE_DEVICES'"
+    step = "srun -l sh -c 'echo $CUDA_VISIBLE_DEVICES'; srun -n1 sh -c 'echo $SLURM_STEP_GPUS'"
     job = slurm.script("-n2", "--gpus-per-task=1", lines=f"echo $CUDA_VISIBLE_DEVICES; {step}")
     slurm.carmad.ended(job)
-    whole, *parts = slurm.output(job).splitlines()
+    whole, *parts, indices = slurm.output(job).splitlines()
     gpus = whole.split(",")
+    assert len(indices.split(",")) == 2 and {*indices.split(",")} <= {"0", "1", "2"}
     assert len(gpus) == 2 and sorted(parts) == [f"{at}: {gpu}" for at, gpu in enumerate(gpus)]
 
 

@@ -127,11 +127,13 @@ def job_environment(
     job: Job,
     gpus: Sequence[GpuId],
     *,
+    indices: Sequence[int] = (),
     mps_pipe: Path | None = None,
     mps_log: Path | None = None,
 ) -> dict[str, str]:
     """The complete environment of the job's current attempt on `gpus`.
 
+    `indices`: of these GPUs, in PCI bus order.
     `mps_pipe`: the pipe directory of the MPS daemon that serves these GPUs; None: without MPS.
     HOME and SHELL are the user's own unless the job sets others; USER, LOGNAME and everything
     about GPUs and ids are set by CARMA. Without `gpus`, the job sees no GPU.
@@ -165,6 +167,8 @@ def job_environment(
     if "SLURM_SUBMIT_HOST" in env:
         env |= {"SLURM_JOBID": str(job.id), "SLURM_NODELIST": host, **_times(job)}
         env |= {"SLURM_JOB_USER": spec.user, "SLURM_JOB_UID": str(spec.uid)}
+        if indices:
+            env["SLURM_JOB_GPUS"] = ",".join(map(str, indices))
     if _calls_srun(spec):
         env["PATH"] += os.pathsep + SHIMS
         env["CARMA_PYTHON"] = sys.executable  # which has what that needs
