@@ -481,6 +481,8 @@ def test_sbatch_asks_for_what_slurm_would_give(fake: FakeDaemon) -> None:
     assert (body["cpus"], body["host_memory_mib"]) == (8, 800)
     its = body["export"]
     assert (its["SLURM_NTASKS"], its["SLURM_CPUS_PER_TASK"]) == ("4", "2")
+    assert body_of(fake, "--mincpus=8", "-n4", "--wrap", "true")["cpus"] == 8
+    assert body_of(fake, "--mincpus=2", "-c4", "--wrap", "true")["cpus"] == 4
     body = body_of(fake, "-n2", "--gpus-per-task=1", "--exclusive", "--wrap", "true")
     assert (body["gpus"], body["exclusive"]) == (2, True)
     body = body_of(fake, "--gres=gpu:a100:1", "--mem=16", "--nice", "--wrap=true")
@@ -633,7 +635,7 @@ def test_what_cannot_narrow_a_cancel_does_not_widen_it(
 def test_jobs_that_wait_run_on_no_node(fake: FakeDaemon) -> None:
     jobs(fake, job(), waiting())
     fake.answers["POST", "/v1/cancel"] = {"schema": 1, "results": [{"id": 42, "ok": True}]}
-    assert run("scancel", ["-w", HOST]) == 0
+    assert run("scancel", ["-w", f"{HOST}.example.org"]) == 0
     cancelled = [body["select"] for method, _, _, body in fake.asked if method == "POST"]
     assert cancelled == ["42"]
     assert run("scancel", ["-w", "other"]) == 0

@@ -31,7 +31,7 @@ HARMLESS = (
     *(("-A", "--account"), ("-p", "--partition"), ("-q", "--qos"), ("--reservation",)),
     *(("--comment",), ("--wckey",), ("--open-mode",), ("-M", "--clusters", "--cluster")),
     *(("--hint",), ("-m", "--distribution"), ("--cpu-bind",), ("--mem-bind",), ("--cpu-freq",)),
-    *(("--gpu-freq",), ("--gpu-bind",), ("--gres-flags",), ("--acctg-freq",), ("--mincpus",)),
+    *(("--gpu-freq",), ("--gpu-bind",), ("--gres-flags",), ("--acctg-freq",)),
     *(("--ntasks-per-core",), ("--ntasks-per-socket",), ("--threads-per-core",), ("--tmp",)),
     *(("--cores-per-socket",), ("--sockets-per-node",), ("-B", "--extra-node-info")),
     *(("--switches",), ("--profile",), ("--priority",), ("--time-min",)),
@@ -111,6 +111,7 @@ def build_parser(word: str, usage: str, about: str) -> Parser:
     add("-n", "--ntasks", type=count, metavar="N", help="tasks that srun starts in the job")
     add("-N", "--nodes", type=_nodes, metavar="1", help="there is one node")
     add("--ntasks-per-node", type=count, metavar="N", help="as --ntasks, as there is one node")
+    add("--mincpus", type=count, metavar="N", help="at least so many CPUs")
     add("--cpus-per-gpu", type=count, metavar="N", help="CPUs for each GPU")
     add("--gpus-per-task", type=_gpus, metavar="N", help="GPUs for each task")
     add("--mem", type=memory, dest="host_memory_mib", metavar="SIZE", help="memory of the host")
@@ -275,6 +276,8 @@ def _count_cpus(options: Any, body: dict[str, Any], tasks: int) -> None:
         body["cpus"] = options.cpus_per_gpu * body["gpus"]
     elif body["cpus"] is not None or tasks > 1:
         body["cpus"] = (body["cpus"] or 1) * tasks
+    if options.mincpus:
+        body["cpus"] = max(body["cpus"] or 1, options.mincpus)
 
 
 def _add_memory(options: Any, body: dict[str, Any]) -> None:

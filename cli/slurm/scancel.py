@@ -84,7 +84,8 @@ def _select(options: Any, jobs: list[str]) -> list[str]:
     found = client.get("/v1/jobs", select=select, user=user, states=asked)["jobs"]
     live = [job for job in found if not job.get("ended_at")]
     if options.nodelist:
-        live = [job for job in live if has_started(job) and HOST in words.split(options.nodelist)]
+        nodes = [name.partition(".")[0] for name in words.split(options.nodelist)]
+        live = [job for job in live if has_started(job) and HOST in nodes]
     return [str(job["label"]) for job in live if options.name in (None, job["name"])]
 
 

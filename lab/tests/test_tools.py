@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from lab.tools.__main__ import _outcome, state_of
+from lab.tools.__main__ import _outcome, read_report, state_of
 from lab.tools.known import Tool
 
 REPORT = """<testsuites><testsuite>
@@ -27,10 +27,10 @@ def test_what_fails_is_explained_and_what_was_modified_is_named(tmp_path: Path) 
         subprocess.run(["git", *words], cwd=tmp_path, env=env, check=True)
     (tmp_path / "r.xml").write_text(REPORT)
     tool = Tool("x", "x", (), (), known={"bad": "it is known"}, left_out="the rest")
-    found = _outcome(tool, state_of(tmp_path), tmp_path / "r.xml")
+    found = _outcome(tool, state_of(tmp_path), read_report(tmp_path / "r.xml"))
     assert (found.tag, found.modified) == ("v1", ())
     assert (found.passed, found.run, found.skipped) == (1, 3, 1)
-    assert found.failed == ("t.a.bad", "t.b.worse")
+    assert found.failed == {"it is known": ["bad"], "not explained": ["worse"]}
     assert found.why == "bad: it is known; worse: not explained; the rest"
     source.write_text("changed")
     (tmp_path / "conftest.py").touch()

@@ -1,6 +1,7 @@
-"""The own tests of tools that submit to Slurm, unmodified, with CARMA's commands in place of
-Slurm's: `--sources DIR` holds a git clone of each tool, at the tag that the table names. Each gets
-an environment of its own beside them, by pip, and an emulated daemon with 16 CPUs. Half an hour.
+"""The own tests of Slurm's commands and of tools that submit to Slurm, unmodified, with CARMA's
+commands in place of Slurm's: `--sources DIR` holds a git clone of each, at the tag that the table
+names. Each tool gets an environment of its own beside them, by pip, and an emulated daemon with 16
+CPUs. An hour and a half; needs expect for Slurm's.
 
 Tests that need no cluster are among those counted: they show that a tool takes CARMA's commands,
 which it finds on PATH, for Slurm's. What is left out is in the table, with the reason.
@@ -9,11 +10,14 @@ which it finds on PATH, for Slurm's. What is left out is in the table, with the 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import venv
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,17 +29,21 @@ from packaging.version import Version
 from benchmarks.harness import Report, columns
 from cli.slurm import WORDS
 from lab.main import main
+from lab.tools import suite
 from lab.tools.known import TOOLS, Tool
+from lab.tools.suite import FAILED, PASSED, SKIPPED, Case
 from tests.daemon import CARMA, NO_KERNELS, Carmad, running
 
 WITHIN_S = 1500.0
+AT_ONCE = 2
+NAMED = 3  # tests that fail for the same reason, in the table
 SETTINGS = {**NO_KERNELS, "CARMA_HOST__CPUS": "16"}
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`failed`: names of tests. `skipped` were not run: by the tool's own rules, most for other
-    schedulers."""
+    """`failed`: why, and the names of the tests that did. `skipped` were not run: by the tool's own
+    rules, most for other schedulers."""
 
     tool: str
     tag: str
@@ -43,9 +51,19 @@ class Outcome:
     passed: int
     run: int
     skipped: int
-    failed: tuple[str, ...]
+    failed: Mapping[str, Sequence[str]]
     left_out: str
-    why: str  # what failed, and what was left out
+
+    @property
+    def why(self) -> str:
+        """What failed, and what was left out."""
+        parts = [_summary(reason, names) for reason, names in self.failed.items()]
+        return "; ".join([*parts, *([self.left_out] if self.left_out else [])])
+
+
+def _summary(reason: str, names: Sequence[str]) -> str:
+    listed = ", ".join(names) if len(names) <= NAMED else f"{len(names)} tests"
+    return f"{listed}: {reason}"
 
 
 def measure(sources: Path = Path("sources"), only: str = "") -> Report:
@@ -56,10 +74,12 @@ def measure(sources: Path = Path("sources"), only: str = "") -> Report:
         sys.exit(f"{sources} has no git clone of: {', '.join(missing) or only}")
     states = {name: state_of(clone) for name, clone in clones.items()}
     for tool in chosen:
-        tag, wanted = states[tool.name].tag, tool.requirements[0]
-        if Version(tag) not in Requirement(wanted).specifier:
+        tag, wanted = states[tool.name].tag, next(iter(tool.requirements), None)
+        if wanted and Version(tag) not in Requirement(wanted).specifier:
             sys.exit(f"the clone of {tool.name} is at {tag}, and pip installs {wanted}")
-    found = [_try(tool, sources.resolve(), states[tool.name]) for tool in chosen]
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # they wait most of the time
+        tried = [pool.submit(_try, each, sources.resolve(), states[each.name]) for each in chosen]
+    found = [each.result() for each in tried]
     table = columns(
         found,
         ("tool", "{0.tool}"),
@@ -99,26 +119,42 @@ def _git(clone: Path, *words: str) -> str:
 
 
 def _try(tool: Tool, sources: Path, state: State) -> Outcome:
-    python = _environment(tool, sources / ".environments" / tool.name)
     with tempfile.TemporaryDirectory(prefix="carma-tools-") as name:
         folder = Path(name)
-        report = folder / "report.xml"
         with _slurm(folder) as env:
-            env["PATH"] = f"{python.parent}:{env['PATH']}"
-            argv = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-            argv += ["--junitxml", str(report), *tool.pytest]
-            said = subprocess.run(
-                argv,
-                cwd=sources / tool.folder / tool.within,
-                env=env,
-                timeout=WITHIN_S,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if not report.exists():
-                sys.exit(f"the tests of {tool.name} did not begin:\n{said.stdout}{said.stderr}")
-            return _outcome(tool, state, report)
+            within = sources / tool.folder / tool.within
+            if tool.expect:
+                cases = suite.run(tool.expect, within, folder, env)
+            else:
+                python = _environment(tool, sources / ".environments" / tool.name)
+                cases = _run_pytest(tool, python, within, folder, env)
+        return _outcome(tool, state, cases)
+
+
+def _run_pytest(
+    tool: Tool, python: Path, within: Path, folder: Path, env: dict[str, str]
+) -> list[Case]:
+    report = folder / "report.xml"
+    env = env | {"PATH": f"{python.parent}:{env['PATH']}"}
+    argv = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    argv += ["--junitxml", str(report), *tool.pytest]
+    said = subprocess.run(
+        argv, cwd=within, env=env, timeout=WITHIN_S, capture_output=True, text=True, check=False
+    )
+    if not report.exists():
+        sys.exit(f"the tests of {tool.name} did not begin:\n{said.stdout}{said.stderr}")
+    return read_report(report)
+
+
+def read_report(report: Path) -> list[Case]:
+    """The cases of a JUnit report."""
+    found = []
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        failed = case.find("failure") is not None or case.find("error") is not None
+        skipped = case.find("skipped") is not None
+        name = str(case.get("name"))
+        found.append(Case(name, FAILED if failed else SKIPPED if skipped else PASSED, ""))
+    return found
 
 
 def _environment(tool: Tool, folder: Path) -> Path:
@@ -152,35 +188,29 @@ def _variables(carmad: Carmad, links: Path) -> dict[str, str]:
     return {**kept, "CARMA_SOCKET": carmad.socket, "PATH": f"{links}:{kept['PATH']}"}
 
 
-def _outcome(tool: Tool, state: State, report: Path) -> Outcome:
-    cases = list(ElementTree.parse(report).getroot().iter("testcase"))
-    skipped = [case for case in cases if case.find("skipped") is not None]
-    failed = [
-        f"{case.get('classname')}.{case.get('name')}"
-        for case in cases
-        if case.find("failure") is not None or case.find("error") is not None
-    ]
-    run = len(cases) - len(skipped)
+def _outcome(tool: Tool, state: State, cases: Sequence[Case]) -> Outcome:
+    failed: dict[str, list[str]] = {}
+    for case in cases:
+        if case.verdict == FAILED:
+            failed.setdefault(_reason(tool, case), []).append(case.name)
+    counts = Counter(case.verdict for case in cases)
+    run = counts[PASSED] + counts[FAILED]
+    most_first = dict(sorted(failed.items(), key=lambda item: -len(item[1])))
     return Outcome(
         tool.name,
         state.tag,
         state.modified,
-        run - len(failed),
+        counts[PASSED],
         run,
-        len(skipped),
-        tuple(failed),
+        counts[SKIPPED],
+        most_first,
         tool.left_out,
-        _explain(tool, failed),
     )
 
 
-def _explain(tool: Tool, failed: Sequence[str]) -> str:
-    reasons = []
-    for name in failed:
-        short = name.rpartition(".")[2]
-        why = next((why for part, why in tool.known.items() if part in name), "not explained")
-        reasons.append(f"{short}: {why}")
-    return "; ".join([*reasons, *([tool.left_out] if tool.left_out else [])])
+def _reason(tool: Tool, case: Case) -> str:
+    text = f"{case.name}\n{case.said}"
+    return next((why for part, why in tool.known.items() if re.search(part, text)), "not explained")
 
 
 if __name__ == "__main__":

@@ -8,19 +8,42 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """`folder`: its clone among the sources. `within`: where its tests are run in it.
-    `known`: parts of names of tests that fail, with the reason."""
+    """`folder`: its clone among the sources. `within`: where its tests are run in it. `expect`:
+    families of tests that are run by expect instead of pytest. `known`: patterns in the name or the
+    output of tests that fail, with the reason; the first counts."""
 
     name: str
     folder: str
     requirements: tuple[str, ...]
-    pytest: tuple[str, ...]
+    pytest: tuple[str, ...] = ()
+    expect: tuple[str, ...] = ()
     within: str = "."
     known: Mapping[str, str] = field(default_factory=dict)
     left_out: str = ""
 
 
+# What those of Slurm's own tests want that fail.
+OF_SLURM = {
+    r"error: .*(is one node|only node is)|\bNodes? .* not found": "several nodes",
+    r"keyword: (create|delete|reconfigure)|jobs can be updated|config dir|craynetwork|sacctmgr": (
+        "an administrator's changes of partitions, accounts or slurm.conf"
+    ),
+    r"-re \"?launching|[sS]tep ?[iI]d|show step|--steps?\b|single step|steps?_id": "numbered steps",
+    r"spawn .* (-v+|--verbose)\b": "messages of --verbose",
+    r"took too long|not responding": "something that does not come in time",
+}
+
 TOOLS = (
+    Tool(
+        "Slurm",
+        "slurm",
+        (),
+        expect=("1", "2", "4", "5", "6", "12", "15", "17"),
+        within="testsuite/expect",
+        known=OF_SLURM,
+        left_out="run: the tests of the eight commands (srun, scontrol, sinfo, squeue, scancel,"
+        " sacct, salloc, sbatch), on one node",
+    ),
     Tool(
         "dask-jobqueue",
         "dask-jobqueue",
