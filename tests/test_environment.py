@@ -90,8 +90,12 @@ def test_the_job_gets_slurms_variables_that_promise_no_tasks() -> None:
         "JOB_NUM_NODES": "1",
         "JOB_NODELIST": socket.gethostname(),
     }
-    own = job(env=(("SLURM_SUBMIT_DIR", "/home/me"),))
-    assert job_environment(own, GPUS)["SLURM_SUBMIT_DIR"] == "/home/me"
+    assert "SLURM_JOB_USER" not in env
+    own = job(env=(("SLURM_SUBMIT_DIR", "/home/me"), ("SLURM_SUBMIT_HOST", "here")))
+    of_sbatch = job_environment(own, GPUS, indices=(0, 3))
+    assert of_sbatch["SLURM_JOB_GPUS"] == "0,3"
+    assert of_sbatch["SLURM_SUBMIT_DIR"] == "/home/me"
+    assert (of_sbatch["SLURM_JOB_USER"], of_sbatch["SLURM_JOB_UID"]) == (ME.pw_name, str(ME.pw_uid))
 
 
 def test_only_jobs_that_call_srun_get_ours_and_last() -> None:

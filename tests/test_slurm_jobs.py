@@ -88,12 +88,19 @@ def test_a_job_has_slurms_environment_and_its_steps_theirs(slurm: Slurm) -> None
     assert [(work / f"{job}-{at}.out").read_text() for at in range(2)] == ["2\n", "2\n"]
 
 
+def test_a_job_knows_when_its_time_limit_ends_it(slurm: Slurm) -> None:
+    job = slurm.script("--time=3", lines="echo $((SLURM_JOB_END_TIME - SLURM_JOB_START_TIME))")
+    slurm.carmad.ended(job)
+    assert slurm.output(job) == "180\n"
+
+
 def test_a_step_divides_the_gpus(slurm: Slurm) -> None:
-    step = "srun -l sh -c 'echo $CUDA_VISIBLE_DEVICES'"
+    step = "srun -l sh -c 'echo $CUDA_VISIBLE_DEVICES'; srun -n1 sh -c 'echo $SLURM_STEP_GPUS'"
     job = slurm.script("-n2", "--gpus-per-task=1", lines=f"echo $CUDA_VISIBLE_DEVICES; {step}")
     slurm.carmad.ended(job)
-    whole, *parts = slurm.output(job).splitlines()
+    whole, *parts, indices = slurm.output(job).splitlines()
     gpus = whole.split(",")
+    assert len(indices.split(",")) == 2 and {*indices.split(",")} <= {"0", "1", "2"}
     assert len(gpus) == 2 and sorted(parts) == [f"{at}: {gpu}" for at, gpu in enumerate(gpus)]
 
 

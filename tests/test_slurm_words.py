@@ -374,7 +374,9 @@ def test_scontrol_shows_jobs_and_the_server(
     assert run("scontrol", ["show", "partition"]) == 0
     assert "PartitionName=carma" in capsys.readouterr().out
     assert run("scontrol", ["show", "node", HOST]) == 0
-    assert f"NodeName={HOST}" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"NodeName={HOST}" in shown and "\n   CfgTRES=cpu=" in shown
+    assert ",gres/gpu=2\n   AllocTRES=cpu=0,gres/gpu=1\n" in shown
     assert run("scontrol", ["show", "node", "elsewhere"]) == 1
     assert run("scontrol", ["show", "config"]) == 0
     assert "MinJobAge               = 300 sec" in capsys.readouterr().out
@@ -389,6 +391,21 @@ def test_options_of_scontrol_stand_anywhere(
     jobs(fake, job())
     assert run("scontrol", words.split()) == 0
     assert len(lines(capsys)) == 1 or "-o" not in words
+
+
+def test_details_of_a_job_are_its_gpus(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, job(host_memory_mib=2048))
+    assert run("scontrol", ["show", "job", "-dd", "42"]) == 0
+    told = (
+        "\n   JOB_GRES=gpu:a100-sxm4-40gb:1"
+        f"\n     Nodes={HOST} Mem=2048 GRES=gpu:a100-sxm4-40gb:1(IDX:0)\n"
+    )
+    assert told in capsys.readouterr().out
+    jobs(fake, waiting())
+    assert run("scontrol", ["show", "job", "-d", "43"]) == 0
+    assert "JOB_GRES" not in capsys.readouterr().out
 
 
 def test_how_many_tasks_share_the_cpus_is_not_guessed(

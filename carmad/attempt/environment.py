@@ -127,11 +127,13 @@ def job_environment(
     job: Job,
     gpus: Sequence[GpuId],
     *,
+    indices: Sequence[int] = (),
     mps_pipe: Path | None = None,
     mps_log: Path | None = None,
 ) -> dict[str, str]:
     """The complete environment of the job's current attempt on `gpus`.
 
+    `indices`: of these GPUs, in PCI bus order.
     `mps_pipe`: the pipe directory of the MPS daemon that serves these GPUs; None: without MPS.
     HOME and SHELL are the user's own unless the job sets others; USER, LOGNAME and everything
     about GPUs and ids are set by CARMA. Without `gpus`, the job sees no GPU.
@@ -163,7 +165,10 @@ def job_environment(
     }
     env.setdefault("SLURM_SUBMIT_DIR", spec.cwd)
     if "SLURM_SUBMIT_HOST" in env:
-        env |= {"SLURM_JOBID": str(job.id), "SLURM_NODELIST": host}
+        env |= {"SLURM_JOBID": str(job.id), "SLURM_NODELIST": host, **_times(job)}
+        env |= {"SLURM_JOB_USER": spec.user, "SLURM_JOB_UID": str(spec.uid)}
+        if indices:
+            env["SLURM_JOB_GPUS"] = ",".join(map(str, indices))
     if _calls_srun(spec):
         env["PATH"] += os.pathsep + SHIMS
         env["CARMA_PYTHON"] = sys.executable  # which has what that needs
@@ -271,6 +276,18 @@ def command(job: Job, script: str | None = None) -> tuple[str, ...]:
     if job.spec.conda_env is None:
         return tuple(argv)
     return ("/bin/bash", "-c", _CONDA, "carma-conda", job.spec.conda_env, *argv)
+
+
+def _times(job: Job) -> dict[str, str]:
+    """When Slurm would say that the attempt began, and when its time limit ends it."""
+    if job.started_at is None:
+        return {}
+    began = int(job.started_at)
+    times = {"SLURM_JOB_START_TIME": str(began)}
+    if job.spec.time_limit_s is not None:
+        left_s = job.spec.time_limit_s - job.attained_s(job.started_at)
+        times["SLURM_JOB_END_TIME"] = str(began + int(left_s))
+    return times
 
 
 def _sub_batch(job: Job) -> int | None:

@@ -359,7 +359,9 @@ class DaemonWorld(Follower):
         pipe = logs = None
         if job.mode is Mode.MPS and self._mps and under_mps:
             pipe, logs = self._mps.pipe(job.gpus[0]), self._mps.log(job.gpus[0])
-        env = job_environment(job, job.gpus, mps_pipe=pipe, mps_log=logs)
+        gpus = self._gpus
+        indices = [gpus[gpu].index for gpu in job.gpus if gpu in gpus]
+        env = job_environment(job, job.gpus, indices=indices, mps_pipe=pipe, mps_log=logs)
         return env | self._extra_env
 
     def _postpone(self, job: Job, error: CarmaError) -> None:

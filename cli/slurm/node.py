@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 
 class Node:
-    """`gpus`: as the daemon describes them. Memory in MiB."""
+    """`gpus`: as the daemon describes them; `kinds`: of each, and of its MIG instances, what Slurm
+    would call it. Memory in MiB."""
 
     def __init__(self, status: dict[str, Any]) -> None:
         server = status["server"]
         self.name = HOST
         self.gpus: list[dict[str, Any]] = [gpu for gpu in status["gpus"] if not gpu["parent"]]
+        self.kinds: dict[str, str] = {gpu["id"]: _kind(gpu["name"]) for gpu in status["gpus"]}
         self.cpus: int = server.get("cpus") or os.cpu_count() or 1
         self.cpus_free: int = server.get("cpus_free", self.cpus)
         self.memory_mib = _memory("MemTotal")
@@ -48,13 +50,17 @@ class Node:
     def _count(self, counts: Callable[[dict[str, Any]], bool]) -> str:
         kinds: dict[str, int] = {}
         for gpu in self.gpus:
-            name = "-".join(gpu["name"].lower().removeprefix("nvidia ").split())
-            kinds[name] = kinds.get(name, 0) + counts(gpu)
+            kind = self.kinds[gpu["id"]]
+            kinds[kind] = kinds.get(kind, 0) + counts(gpu)
         return ",".join(f"gpu:{kind}:{count}" for kind, count in kinds.items()) or "(null)"
 
 
 def read_node() -> Node:
     return Node(client.get("/v1/status"))
+
+
+def _kind(name: str) -> str:
+    return "-".join(name.lower().removeprefix("nvidia ").split())
 
 
 def _memory(name: str) -> int:

@@ -297,6 +297,7 @@ def environment(options: Any, body: dict[str, Any], tasks: int | None) -> dict[s
         "SLURM_SUBMIT_HOST": HOST,
         "SLURM_CLUSTER_NAME": CLUSTER,
         "SLURM_JOB_PARTITION": PARTITION,
+        "SLURM_JOB_QOS": "normal",
         "SLURM_CPUS_ON_NODE": str(body["cpus"] or 1),
         "SLURM_JOB_CPUS_PER_NODE": str(body["cpus"] or 1),
         "SLURM_TASKS_PER_NODE": str(tasks or 1),

@@ -48,7 +48,7 @@ HARMLESS = ("partition", "account", "qos", "comment", "wckey", "admincomment")
 def declare(parser: Options) -> None:
     add = parser.add_argument
     add("-o", "--oneliner", action="store_true", help="one line for each record")
-    add("-d", "--details", action="store_true", help="ignored")
+    add("-d", "--details", action="store_true", help="also which GPUs a job has")
     add("-a", "--all", action="store_true", help="ignored")
     add("-Q", "--quiet", action="store_true", help="ignored")
     add("-v", "--verbose", action="store_true", help="ignored")
@@ -60,7 +60,7 @@ def scontrol(args: list[str]) -> int:
     options = words.read("scontrol", ABOUT, declare, args)
     verb, left = " ".join(options.words[:1]).lower(), options.words[1:]
     if verb == "show":
-        return _show(left, options.oneliner)
+        return _show(left, options.oneliner, options.details)
     if verb in ACTIONS:
         return _act(ACTIONS[verb], left)
     if verb == "update":
@@ -75,7 +75,7 @@ def scontrol(args: list[str]) -> int:
     raise Usage(f"invalid keyword: {verb}" if verb else "nothing to do", ABOUT)
 
 
-def _show(names: Sequence[str], oneliner: bool) -> int:
+def _show(names: Sequence[str], oneliner: bool, details: bool) -> int:
     what, left = " ".join(names[:1]).lower(), list(names[1:])
     what, given, value = what.partition("=")
     left = [value] if given else left
@@ -90,7 +90,7 @@ def _show(names: Sequence[str], oneliner: bool) -> int:
         print("\n".join(_config()))
         return 0
     if what.startswith("job"):
-        records = _jobs(left)
+        records = _jobs(left, details)
     elif what.startswith("node"):
         records = [_node(left)]
     elif what.startswith("part"):
@@ -132,7 +132,7 @@ def _expand_one(text: str) -> list[str]:
     return [name + end for name in found for end in (_expand_one(tail) or [""])]
 
 
-def _jobs(names: Sequence[str]) -> list[list[list[tuple[str, Any]]]]:
+def _jobs(names: Sequence[str], details: bool) -> list[list[list[tuple[str, Any]]]]:
     from cli.slurm.squeue import INVALID
 
     if names:
@@ -143,10 +143,23 @@ def _jobs(names: Sequence[str]) -> list[list[list[tuple[str, Any]]]]:
         found = client.get("/v1/jobs")["jobs"]
         if not found:
             print("No jobs in the system")
-    return [_job(job) for job in found]
+    kinds = read_node().kinds if details else None
+    return [_job(job, kinds) for job in found]
 
 
-def _job(job: Any) -> list[list[tuple[str, Any]]]:
+def _gres(job: Any, kinds: dict[str, str]) -> list[list[tuple[str, Any]]]:
+    """Where a job runs, and on which GPUs, by their kinds."""
+    by_kind: dict[str, list[str]] = {}
+    for gpu in job["gpus"]:
+        by_kind.setdefault(kinds.get(gpu["id"], "gpu"), []).append(str(gpu["index"]))
+    counts = [(f"gpu:{kind}:{len(its)}", ",".join(its)) for kind, its in by_kind.items()]
+    gres = ",".join(f"{count}(IDX:{its})" for count, its in counts)
+    where = [("  Nodes", HOST), ("Mem", job.get("host_memory_mib") or 0), ("GRES", gres)]
+    return [[("JOB_GRES", ",".join(count for count, _ in counts) or "(null)")], where]
+
+
+def _job(job: Any, kinds: dict[str, str] | None) -> list[list[tuple[str, Any]]]:
+    """`kinds`: of the server's GPUs, if those of the job are to be shown."""
     from cli.slurm import fields
     from cli.slurm.states import exit_code, reason_of, state_of
 
@@ -205,6 +218,7 @@ def _job(job: Any) -> list[list[tuple[str, Any]]]:
             ("CPUs/Task", fields.cpus(job) // tasks if tasks else "N/A"),
         ],
         [("TRES", fields.tres(job))],
+        *(_gres(job, kinds) if where and kinds is not None else ()),
         [("MinCPUsNode", fields.cpus(job)), ("MinMemoryNode", fields.memory(job))],
         [("Features", job.get("constraint") or "(null)")],
         [("OverSubscribe", "YES")],
@@ -222,6 +236,9 @@ def _node(names: Sequence[str]) -> list[list[tuple[str, Any]]]:
         raise Problem(f"Node {names[0]} not found")
     node = read_node()
     used = node.cpus - node.cpus_free
+    busy = sum(bool(gpu["jobs"]) for gpu in node.gpus)
+    gpus, in_use = (f",gres/gpu={count}" if node.gpus else "" for count in (len(node.gpus), busy))
+    total = f"cpu={node.cpus},mem={node.memory_mib}M,billing={node.cpus}{gpus}"
     return [
         [("NodeName", node.name), ("Arch", os.uname().machine), ("CoresPerSocket", node.cpus)],
         [("CPUAlloc", used), ("CPUTot", node.cpus), ("CPULoad", f"{node.load:.2f}")],
@@ -232,6 +249,8 @@ def _node(names: Sequence[str]) -> list[list[tuple[str, Any]]]:
         [("RealMemory", node.memory_mib), ("AllocMem", 0), ("FreeMem", node.free_mib)],
         [("State", node.state.upper()), ("ThreadsPerCore", 1), ("Weight", 1)],
         [("Partitions", PARTITION)],
+        [("CfgTRES", total)],
+        [("AllocTRES", f"cpu={used}{in_use}" if node.runs else "")],
     ]
 
 

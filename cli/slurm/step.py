@@ -87,6 +87,8 @@ def environment(step: Step, task: int, own: dict[str, str]) -> dict[str, str]:
         "SLURM_SRUN_COMM_HOST": "127.0.0.1",
         "SLURM_TASK_PID": str(os.getpid()),
     }
+    if "SLURM_JOB_GPUS" in own:
+        env["SLURM_STEP_GPUS"] = own["SLURM_JOB_GPUS"]
     if step.gpus_per_task:
         gpus = own.get("CUDA_VISIBLE_DEVICES", "").split(",")
         its = gpus[task * step.gpus_per_task :][: step.gpus_per_task]
