@@ -473,6 +473,17 @@ def body_of(fake: FakeDaemon, *words: str) -> dict[str, Any]:
     return found
 
 
+def test_a_job_that_may_not_begin_yet_says_when_it_may(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs(fake, waiting(begin_at="2030-01-01T12:00:00.000Z"))
+    begins = f"{datetime.fromisoformat('2030-01-01T12:00:00Z').astimezone():%Y-%m-%dT%H:%M:%S}"
+    assert run("squeue", ["-ho", "%S"]) == 0
+    assert run("scontrol", ["show", "job", "-o", "43"]) == 0
+    listed, shown = lines(capsys)
+    assert listed == begins and f" StartTime={begins} " in shown
+
+
 def test_sbatch_asks_for_what_slurm_would_give(fake: FakeDaemon) -> None:
     body = body_of(fake, "--wrap", "true")
     assert (body["gpus"], body["cpus"], body["stdout"]) == (0, None, "slurm-%j.out")
@@ -541,7 +552,7 @@ def test_a_script_for_many_nodes_runs_on_one_if_the_command_line_says_so(
     fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = tmp_path / "j.sh"
-    script.write_text("#!/bin/sh\n#SBATCH -N 4\ntrue\n")
+    script.write_text("#!/bin/sh\n#SBATCH -N 4k-8k\ntrue\n")
     assert run("sbatch", [str(script)]) == 1
     assert not fake.asked and "there is one node" in capsys.readouterr().err
     assert body_of(fake, "-N1", "-o", "none", "-e", "none", str(script))["stdout"] == "/dev/null"

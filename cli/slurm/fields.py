@@ -286,9 +286,9 @@ FIELDS = (
     Field("stderr", "", "STDERR", "", 20, lambda j: clean(j.get("stderr") or "")),
     Field("submittime", "V", "SUBMIT_TIME", "Submit", 19, lambda j: submit_time(j)),
     Field("eligibletime", "", "ELIGIBLE_TIME", "Eligible", 19, lambda j: _eligible(j)),
-    Field("starttime", "S", "START_TIME", "", 19, lambda j: _start(j, "N/A")),
+    Field("starttime", "S", "START_TIME", "", 19, lambda j: start_time(j, "N/A")),
     Field("endtime", "e", "END_TIME", "", 19, lambda j: timestamp(j.get("ended_at"), "N/A")),
-    Field("", "", "", "Start", 19, lambda j: _start(j, "Unknown")),
+    Field("", "", "", "Start", 19, lambda j: start_time(j, "Unknown")),
     Field("", "", "", "End", 19, lambda j: timestamp(j.get("ended_at"), "Unknown")),
     Field("exit_code", "", "EXIT_CODE", "ExitCode", 8, exit_code),
     Field("", "", "", "DerivedExitCode", 15, lambda _: "0:0"),
@@ -321,5 +321,6 @@ def _eligible(job: JobOut) -> str:
     return timestamp(job.get("begin_at") or job["submitted_at"], "Unknown")
 
 
-def _start(job: JobOut, nothing: str) -> str:
-    return timestamp(job["started_at"] if has_started(job) else None, nothing)
+def start_time(job: JobOut, nothing: str) -> str:
+    """Of a job that waits, when it may begin if it was given a time."""
+    return timestamp(job["started_at"] if has_started(job) else job.get("begin_at"), nothing)

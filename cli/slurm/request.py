@@ -83,7 +83,6 @@ REFUSED = {
 ONE_NODE = "Requested node configuration is not available"  # as Slurm says it
 SEVERAL_GROUPS = "several groups of options (a heterogeneous job) are not supported"
 ONE_GROUP = "ask for all tasks, CPUs and GPUs in one group: there is one node"
-MAX_NODES = 1_000_000  # in a request for more than there are
 SINGLETON = {"job": "", "kind": "singleton"}  # until it is known which jobs that are
 USUAL_NICE = 100  # what --nice without a number means
 
@@ -139,8 +138,11 @@ def build_parser(word: str, usage: str, about: str) -> Parser:
 
 
 def _nodes(text: str) -> int:
-    """How many at least: 1-4 is 1."""
-    return whole(1, MAX_NODES)(text.partition("-")[0])
+    """How many at least: 1-4 is 1, 2k is 2,000."""
+    match = re.fullmatch(r"(\d{1,9})([km]?)(-\d{1,9}[km]?)?", text.lower())
+    if not match:
+        raise argparse.ArgumentTypeError(f"Invalid node count: {text}")
+    return int(match[1]) * {"": 1, "k": 1000, "m": 1_000_000}[match[2]]
 
 
 def _log(text: str) -> str:

@@ -171,7 +171,6 @@ def _job(job: Any, kinds: dict[str, str] | None) -> list[list[tuple[str, Any]]]:
     of_array = [("ArrayJobId", array), ("ArrayTaskId", fields.tasks_of(job))] if index else []
     submitted = fields.timestamp(job["submitted_at"], "Unknown")
     begin = job.get("begin_at") or job["submitted_at"]
-    started = fields.timestamp(job["started_at"] if fields.has_started(job) else None, "Unknown")
     return [
         [("JobId", job["id"]), *of_array, ("JobName", job["name"])],
         [
@@ -204,7 +203,7 @@ def _job(job: Any, kinds: dict[str, str] | None) -> list[list[tuple[str, Any]]]:
         ],
         [("SubmitTime", submitted), ("EligibleTime", fields.timestamp(begin, "Unknown"))],
         [
-            ("StartTime", started),
+            ("StartTime", fields.start_time(job, "Unknown")),
             ("EndTime", fields.timestamp(job.get("ended_at"), "Unknown")),
             ("Deadline", fields.timestamp(job.get("deadline_at"), "N/A")),
         ],
