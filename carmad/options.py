@@ -20,6 +20,7 @@ else:
 
 
 MAX_TASKS = 10_000
+MAX_AFTER = 1000  # other jobs that one waits for
 MAX_TIME_S = 10 * 365 * 86_400.0
 MAX_WITHIN_S = 600.0  # of a processor, for a trace
 MAX_MIB = 100_000_000

@@ -1,5 +1,5 @@
-"""Where the daemon's files, its socket and jobs' logs are. Imported by every `carma` call: keep it
-light."""
+"""Where the daemon's files and its socket are, and the names of logs. Imported by every `carma`
+call: keep it light."""
 
 from __future__ import annotations
 

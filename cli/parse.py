@@ -45,9 +45,8 @@ _SIGNAL = r"(?:[RB]:)?(\w+)(?:@(\d{1,8}))?"
 _NAME = r"[A-Za-z_][\w.]*"
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _HOUR = rf"(?:({'|'.join(_DAYS)})[a-z]* +)?(\d{{1,2}}):(\d\d)(?::(\d\d))?"
-_CLOCKS = {  # as Slurm has them
+CLOCKS = {
     "midnight": "0:00",
-    "elevenses": "11:00",
     "noon": "12:00",
     "fika": "15:00",
     "teatime": "16:00",
@@ -265,7 +264,8 @@ def dependency(text: str) -> list[dict[str, str]]:
         raise ArgumentTypeError("'?' (any of several) is not supported; ',' means all of them")
     found = []
     for part in text.split(","):
-        kind, _, ids = ("afterany:" * part.isdecimal() + part).partition(":")
+        bare = re.fullmatch(_JOB, part)
+        kind, _, ids = f"afterany:{part}".partition(":") if bare else part.partition(":")
         if kind not in ("afterok", "afterany", "afternotok"):
             raise ArgumentTypeError(f"{part!r}: use afterok, afterany or afternotok")
         found += [{"job": job, "kind": kind} for job in _jobs(ids.split(":"), text)]
@@ -338,16 +338,17 @@ def _moment(word: str, now: datetime) -> datetime:
     low = word.lower()
     if low.startswith("now"):
         return now + timedelta(seconds=_offset(low[3:].replace(" ", "")))
-    tomorrow = low.endswith("tomorrow")
-    clock = low.removesuffix("tomorrow").rstrip("- ") or "midnight" if tomorrow else low
-    if match := re.fullmatch(_HOUR, _CLOCKS.get(clock, clock)):
+    tomorrow = re.fullmatch("(?:(.+)[ -])?tomorrow", low)
+    clock = tomorrow[1] or "midnight" if tomorrow else low
+    if match := re.fullmatch(_HOUR, CLOCKS.get(clock, clock)):
         day, hour, minute, second = match.groups()
         today = datetime(now.year, now.month, now.day, int(hour), int(minute), int(second or 0))
-        if tomorrow:
+        if tomorrow and not day:
             return today + timedelta(days=1)
         ahead = (_DAYS.index(day) - now.weekday()) % 7 if day else 0
         then = today + timedelta(days=ahead)
-        return then if then.astimezone() > now else then + timedelta(days=7 if day else 1)
+        if not tomorrow:
+            return then if then.astimezone() > now else then + timedelta(days=7 if day else 1)
     return datetime.fromisoformat(word)
 
 

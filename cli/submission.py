@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import contextmanager
 
 from carmad.options import HINTS, OPTIONS, RESOURCES, RUN, START, Option
 from cli import parse
@@ -16,7 +17,7 @@ from cli.verbs import BY_NAME
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any
 
 # Options of sbatch that mean nothing here, each with a value.
@@ -26,6 +27,9 @@ IGNORED = (
     *(("-x", "--exclude"), ("--cpus-per-gpu",), ("--mem-per-cpu",), ("--mem-per-gpu",)),
     *(("--ntasks-per-node",), ("--reservation",)),
 )
+
+
+REPEATED = (*(name for name, option in OPTIONS.items() if option.repeated), "param", "export")
 
 
 class Ignored(argparse.Action):
@@ -191,7 +195,7 @@ def read(
     foreign: list[str] | None = None,
     known: Callable[[str], str] | None = None,
     find: Callable[[str], Script | None] = find_script,
-    variables: Iterable[Directive] = (),
+    variables: Sequence[Directive] = (),
 ) -> tuple[argparse.Namespace, dict[str, Any]]:
     """The options, and the resulting request. `parser`: for a verb that takes the same options and
     more. `foreign`: where a script's lines have options of sbatch that mean nothing on one
@@ -201,14 +205,16 @@ def read(
     of the script, and the command line overrides both."""
     parser = parser or build_parser()
     words, command, marked = parser.split(args)
-    options = given = parser.parse_args(words)
+    options = parser.parse_args(words)
     script = None if options.wrap is not None else find(command[0] if command else "")
-    if directives := [*(script.directives if script else ()), *variables]:
-        before = _read_directives(parser, directives, options.quiet, foreign)
-        options = parser.parse_args(words, before)
-        repeated = (option.name for option in OPTIONS.values() if option.repeated)
-        for name in (*repeated, "param", "export"):
-            setattr(options, name, getattr(given, name) or getattr(options, name))
+    sources = [lines for lines in (script.directives if script else (), variables) if lines]
+    before = argparse.Namespace()
+    for lines in sources:
+        with _overriding(before):
+            _read_directives(parser, lines, before, options.quiet, foreign)
+    if sources:
+        with _overriding(before):
+            options = parser.parse_args(words, before)
     if not marked and command[:1] and command[0] in BY_NAME and not os.path.exists(command[0]):  # noqa: PTH110 - pathlib is slow to import
         raise Usage(
             f"`{parser.prog} {command[0]}` would start a job that runs `{command[0]}`",
@@ -313,19 +319,31 @@ def _may_be_there(word: str, options: argparse.Namespace) -> bool:
     return "/" not in word or bool(later or in_image) or os.path.exists(word)  # noqa: PTH110
 
 
+@contextmanager
+def _overriding(options: argparse.Namespace) -> Iterator[None]:
+    """What is read meanwhile of an option that may be repeated replaces what was there."""
+    before = {name: options.__dict__.pop(name, None) for name in REPEATED}
+    yield
+    for name, value in before.items():
+        setattr(options, name, getattr(options, name, None) or value)
+
+
 def _read_directives(
-    parser: Parser, directives: Iterable[Directive], quiet: bool, foreign: list[str] | None
-) -> argparse.Namespace:
-    options = argparse.Namespace()
+    parser: Parser,
+    directives: Iterable[Directive],
+    options: argparse.Namespace,
+    quiet: bool,
+    foreign: list[str] | None,
+) -> None:
     for where, prefix, words in directives:
         if parser.asks_for_help(words):
             raise Usage(f"{where}: a {prefix} line cannot ask for help", f"remove it; {HELP_HINT}")
         ignored: list[str] = []
         try:
             if prefix == "#SBATCH":
-                options, ignored = parser.parse_known_args(words, options)
+                _, ignored = parser.parse_known_args(words, options)
             else:
-                options = parser.parse_args(words, options)
+                parser.parse_args(words, options)
         except Usage as error:
             raise Usage(f"{where}: {error.message}", error.hint) from None
         ignored += options.__dict__.pop("ignored", None) or ()
@@ -333,7 +351,6 @@ def _read_directives(
             foreign += ignored
         elif not quiet:
             _tell_ignored(ignored, f"{where}: {prefix} ")
-    return options
 
 
 def _argv(options: argparse.Namespace, command: list[str], script: Script | None) -> list[str]:

@@ -218,7 +218,7 @@ def test_points_in_time() -> None:
         assert (then.date() - now.astimezone().date(), then.hour) == (timedelta(days=1), hour)
     noon = datetime.fromisoformat(parse.moment("noon")).astimezone()
     assert noon.hour == 12 and timedelta(0) < noon - now <= timedelta(days=1, hours=1)
-    for wrong in ("", "lunch", "tomorrow noon"):
+    for wrong in ("", "lunch", "tomorrow noon", "-tomorrow", "monday 9:00 tomorrow"):
         with pytest.raises(ArgumentTypeError):
             parse.moment(wrong)
     for text in ("8h", "now+8h"):

@@ -115,8 +115,8 @@ def test_each_task_of_a_step_reads_its_input(slurm: Slurm) -> None:
 
 
 def test_a_step_ends_some_time_after_its_first_task(slurm: Slurm) -> None:
-    task = "sh -c 'test $SLURM_PROCID = 0 || exec sleep 600'"
-    job = slurm.script("-n2", lines=f"srun --wait=1 {task}; echo $?; srun -n1 -W 9 echo over")
+    task = "sh -c 'test $SLURM_PROCID = 0 || { sleep 600; true; }'"  # it is not the task itself
+    job = slurm.script("-n2", lines=f"srun -l --wait=1 {task}; echo $?; srun -n1 -W 9 echo over")
     slurm.carmad.ended(job)
     said = slurm.output(job)
     assert "the first task ended 1 s ago" in said and said.endswith("\n137\nover\n")

@@ -29,6 +29,7 @@ from carmad.core.types import After, ArrayTask, Gpu, JobId, JobSpec, Script, Sta
 from carmad.errors import CarmaError
 from carmad.http.connections import Peer
 from carmad.options import (
+    MAX_AFTER,
     MAX_GPUS,
     MAX_MIB,
     MAX_PARAMS,
@@ -179,7 +180,7 @@ class JobIn(Body):
     layout: LayoutIn | None = None
     stage_times: Annotated[list[StageTimesIn], Field(max_length=64)] = []
     warn: WarnIn | None = None
-    after: Annotated[list[AfterIn], Field(max_length=1000)] = []
+    after: Annotated[list[AfterIn], Field(max_length=MAX_AFTER)] = []
     array: ArrayIn | None = None
     stdout: Path | None = None
     umask: Umask = "022"

@@ -254,9 +254,9 @@ FIELDS = (
     Field("", "", "", "ElapsedRaw", 10, _seconds),
     Field("", "", "", "CPUTime", 10, lambda j: long_clock(_cpu_time(j))),
     Field("", "", "", "CPUTimeRAW", 10, lambda j: str(_cpu_time(j))),
-    Field("", "", "", "Planned", 10, lambda j: long_clock(_wait_s(j))),
-    Field("", "", "", "PlannedCPU", 10, lambda j: long_clock(_wait_s(j) * cpus(j))),
-    Field("", "", "", "PlannedCPURAW", 13, lambda j: str(int(_wait_s(j) * cpus(j)))),
+    Field("", "", "", "Planned Reserved", 10, lambda j: long_clock(_wait_s(j))),
+    Field("", "", "", "PlannedCPU ResvCPU", 10, lambda j: long_clock(_wait_s(j) * cpus(j))),
+    Field("", "", "", "PlannedCPURAW ResvCPURAW", 13, lambda j: str(int(_wait_s(j) * cpus(j)))),
     # Not recorded either. Programs want a time, and a Slurm that gathers nothing says this one.
     Field("", "", "", "TotalCPU UserCPU SystemCPU", 10, lambda _: "00:00:00"),
     Field("", "", "", UNKNOWN, 10, _nothing),

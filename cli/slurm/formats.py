@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+WIDEST = 10_000
+
+
 class Column:
     """`before`: what stands in front of it. `width`: None if it takes what it needs. `right`: it is
     flush right. `more`: what its end becomes where it is cut."""
@@ -29,7 +32,7 @@ class Column:
     ) -> None:
         self.header = header
         self.text = text
-        self.width = width
+        self.width = width and min(width, WIDEST)
         self.right = right
         self.before = before
         self.more = more

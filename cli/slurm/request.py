@@ -10,7 +10,7 @@ import argparse
 import os
 import re
 
-from carmad.options import LEAST_HOST_MIB, MAX_CPUS, MAX_GPUS, MAX_MIB, MAX_SCRIPT_BYTES
+from carmad.options import LEAST_HOST_MIB, MAX_AFTER, MAX_CPUS, MAX_GPUS, MAX_MIB, MAX_SCRIPT_BYTES
 from cli import client
 from cli.options import user_of
 from cli.parse import UNIT_MIB, dependency, gpus_of_kind, not_empty, signal_before, whole
@@ -45,29 +45,43 @@ HARMLESS_FLAGS = (
     *(("--reboot",), ("--get-user-env",), ("--propagate",), ("-v", "--verbose")),
     *(("-I", "--immediate"), ("--bell",), ("--no-bell",)),
 )
-# Variables of the environment, after SBATCH_ or SALLOC_, that stand for an option. Those that stand
-# for one without effect are not read: whoever has set one for clusters need not hear of it.
-VARIABLES = {
-    "ARRAY_INX": "--array",
-    "CONSTRAINT": "--constraint",
-    "ERROR": "--error",
-    "EXPORT": "--export",
+# Variables of the environment that stand for an option. Those that stand for one without effect are
+# not read: whoever has set one for clusters need not hear of it.
+GPU_VARIABLES = {
     "GPUS": "--gpus",
     "GPUS_PER_NODE": "--gpus-per-node",
     "GPUS_PER_TASK": "--gpus-per-task",
-    "JOB_NAME": "--job-name",
+    "GRES": "--gres",
+}
+OF_BOTH = {  # sbatch and salloc
+    **GPU_VARIABLES,
+    "CONSTRAINT": "--constraint",
+    "CPUS_PER_GPU": "--cpus-per-gpu",
     "MEM_PER_CPU": "--mem-per-cpu",
     "MEM_PER_GPU": "--mem-per-gpu",
     "MEM_PER_NODE": "--mem",
-    "OUTPUT": "--output",
     "SIGNAL": "--signal",
     "TIMELIMIT": "--time",
 }
+OF_SBATCH = {
+    "ARRAY_INX": "--array",
+    "ERROR": "--error",
+    "EXPORT": "--export",
+    "GPUS_PER_SOCKET": "--gpus-per-socket",
+    "INPUT": "--input",
+    "JOB_NAME": "--job-name",
+    "OUTPUT": "--output",
+}
+VARIABLES = {"sbatch": OF_BOTH | OF_SBATCH, "salloc": OF_BOTH, "srun": {}}
 FLAG_VARIABLES = {  # whatever their values are
-    "EXCLUSIVE": "--exclusive",
-    "NO_REQUEUE": "--no-requeue",
-    "REQUEUE": "--requeue",
-    "WAIT": "--wait",
+    "sbatch": {
+        "EXCLUSIVE": "--exclusive",
+        "NO_REQUEUE": "--no-requeue",
+        "REQUEUE": "--requeue",
+        "WAIT": "--wait",
+    },
+    "salloc": {"EXCLUSIVE": "--exclusive"},
+    "srun": {},
 }
 UNSAID = ("--comment", "--wckey", "-v", "--verbose", "--open-mode")  # nobody would miss them
 REFUSED = {
@@ -83,6 +97,7 @@ REFUSED = {
 ONE_NODE = "Requested node configuration is not available"  # as Slurm says it
 SEVERAL_GROUPS = "several groups of options (a heterogeneous job) are not supported"
 ONE_GROUP = "ask for all tasks, CPUs and GPUs in one group: there is one node"
+FROM_INPUT = "slurm_script"  # the name of a script that was typed or piped in
 SINGLETON = {"job": "", "kind": "singleton"}  # until it is known which jobs that are
 USUAL_NICE = 100  # what --nice without a number means
 
@@ -92,6 +107,14 @@ class Refused(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
         raise Usage(f"{option} is not supported", str(self.const))
+
+
+class Memory(argparse.Action):
+    """Of the options that say how much memory, the last counts."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        for name in ("host_memory_mib", "mem_per_cpu", "mem_per_gpu"):
+            setattr(namespace, name, values if name == self.dest else None)
 
 
 def build_parser(word: str, usage: str, about: str) -> Parser:
@@ -113,9 +136,10 @@ def build_parser(word: str, usage: str, about: str) -> Parser:
     add("--mincpus", type=count, metavar="N", help="at least so many CPUs")
     add("--cpus-per-gpu", type=count, metavar="N", help="CPUs for each GPU")
     add("--gpus-per-task", type=_gpus, metavar="N", help="GPUs for each task")
-    add("--mem", type=memory, dest="host_memory_mib", metavar="SIZE", help="memory of the host")
-    add("--mem-per-cpu", type=memory, metavar="SIZE", help="memory of the host for each CPU")
-    add("--mem-per-gpu", type=memory, metavar="SIZE", help="memory of the host for each GPU")
+    size: dict[str, Any] = {"action": Memory, "type": memory, "metavar": "SIZE"}
+    add("--mem", dest="host_memory_mib", help="memory of the host", **size)
+    add("--mem-per-cpu", dest="mem_per_cpu", help="memory of the host for each CPU", **size)
+    add("--mem-per-gpu", dest="mem_per_gpu", help="memory of the host for each GPU", **size)
     about = "as carma's; or singleton: wait for your other jobs of this name"
     add("-d", "--dependency", type=_dependency, dest="after", metavar="LIST", help=about)
     add("--exclusive", nargs="?", const=True, default=None, help="do not share the job's GPUs")
@@ -203,21 +227,25 @@ def batch_script(word: str) -> Script:
         raise Usage(f"Unable to open file {word}: {error.strerror}") from None
     if not data:
         raise Usage("Batch script is empty!")
-    script = read_script(word or "slurm_script", data)
-    for number, _, words in script.directives:
+    script = read_script(word or FROM_INPUT, data)
+    for where, _, words in script.directives:
         if words[:1] in (["hetjob"], ["packjob"]):
-            raise Usage(f"{script.path}:{number}: {SEVERAL_GROUPS}", ONE_GROUP)
+            raise Usage(f"{where}: {SEVERAL_GROUPS}", ONE_GROUP)
     return script
 
 
 def job_request(
-    parser: Parser, args: list[str], find: Callable[[str], Script | None]
+    parser: Parser, args: list[str], find: Callable[[str], Script | None], name: str
 ) -> tuple[argparse.Namespace, dict[str, Any], list[str]]:
-    """The options, the request, and what is ignored of them. Raises Usage."""
+    """The options, the request, and what is ignored of them. `name`: of a job that has no other.
+    Raises Usage."""
     foreign: list[str] = []
-    variables = read_variables(f"{parser.prog.upper()}_")
+    given = parser.parse_args(parser.split(args)[0])
+    variables = read_variables(parser.prog, bool(given.gpus or given.gpus_per_task or given.layout))
     options, body = read(args, parser, foreign, find=find, variables=variables)
     ignored = [*foreign, *(options.ignored or ())]
+    if body["name"] in (None, FROM_INPUT):
+        body["name"] = name
     if (options.nodes or 1) > 1:
         raise Usage(f"{ONE_NODE}: there is one node, this server")
     if SINGLETON in body["after"]:
@@ -240,21 +268,27 @@ def job_request(
     return options, body, [word for word in ignored if not unsaid(word)]
 
 
-def _namesakes(name: str | None) -> list[dict[str, str]]:
+def _namesakes(name: str) -> list[dict[str, str]]:
     """The end of each job of this user and name, and of all tasks of an array."""
-    if name is None:
-        raise Usage("--dependency=singleton needs a --job-name")
     jobs = client.get("/v1/jobs", user=user_of(None, True))["jobs"]
     found = [job["label"].partition("_")[0] for job in jobs if job["name"] == name]
-    return [{"job": job, "kind": "afterany"} for job in dict.fromkeys(found)]
+    if len(distinct := dict.fromkeys(found)) > MAX_AFTER:
+        text = f"{len(distinct)} of your jobs are called {name}: a job can wait for {MAX_AFTER}"
+        raise Usage(text, "give it another --job-name, or leave out singleton")
+    return [{"job": job, "kind": "afterany"} for job in distinct]
 
 
-def read_variables(prefix: str) -> list[Directive]:
-    """The options that variables of this prefix stand for."""
-    given = {name: os.environ.get(prefix + name) for name in (*VARIABLES, *FLAG_VARIABLES)}
-    texts = [(name, f"{flag}={given[name]}") for name, flag in VARIABLES.items() if given[name]]
-    flags = [(name, flag) for name, flag in FLAG_VARIABLES.items() if given[name] is not None]
-    return [(prefix + name, "#SBATCH", [word]) for name, word in (*texts, *flags)]
+def read_variables(word: str, has_gpus: bool) -> list[Directive]:
+    """The options that variables stand for, but for those of GPUs if the command line has some."""
+    found: list[Directive] = []
+    for name, flag in VARIABLES[word].items():
+        value = os.environ.get(variable := f"{word.upper()}_{name}")
+        if value and not (has_gpus and name in GPU_VARIABLES):
+            found.append((variable, "#SBATCH", [f"{flag}={value}"]))
+    for name, flag in FLAG_VARIABLES[word].items():
+        if (variable := f"{word.upper()}_{name}") in os.environ:
+            found.append((variable, "#SBATCH", [flag]))
+    return found
 
 
 def unsaid(word: str) -> bool:

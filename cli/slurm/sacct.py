@@ -131,7 +131,7 @@ def _job(word: str) -> str:
 
 def moment(text: str) -> str:
     """Slurm's forms of a time, in local time: HH:MM[:SS], MMDD[YY], MM/DD[/YY][-HH:MM[:SS]],
-    YYYY-MM-DD[THH:MM], now, now-2days, today, midnight. Returns UTC, as the API has it."""
+    YYYY-MM-DD[THH:MM], now, now-2days, today, midnight, noon. Returns UTC, as the API has it."""
     from argparse import ArgumentTypeError
 
     from cli import parse
@@ -152,11 +152,14 @@ def _with_date(word: str) -> str | None:
     import re
     from datetime import date
 
+    from cli.parse import CLOCKS
+
     today = date.today()
     if word in ("today", "midnight"):
         return f"{today}"
-    if re.fullmatch(CLOCK, word):
-        return f"{today}T{_two_digits(word)}"
+    clock = CLOCKS.get(word, word)
+    if re.fullmatch(CLOCK, clock):
+        return f"{today}T{_two_digits(clock)}"
     found = re.fullmatch(rf"(\d\d)([/.]?)(\d\d)(?:\2(\d\d))?(?:-({CLOCK}))?", word)
     if not found:
         return None

@@ -22,13 +22,13 @@ def salloc(args: list[str]) -> int:
     if parser.parse_args(given).no_shell:
         raise Usage("--no-shell is not supported", "a job without processes ends at once")
     shell = [os.environ.get("SHELL") or "/bin/sh", "-i"]
-    options, body, ignored = job_request(parser, [*given, *(command or shell)], lambda _: None)
+    name = command[0] if command else "interactive"
+    words_of_job = [*given, *(command or shell)]
+    options, body, ignored = job_request(parser, words_of_job, lambda _: None, name)
     if not options.quiet:
         words.ignore("salloc", ignored)
     if options.chdir:
         os.chdir(options.chdir)
-    body["name"] = options.name or ("interactive" if not command else body["name"] or command[0])
-
     labels: list[str] = []
 
     def grant(label: str) -> None:

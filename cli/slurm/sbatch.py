@@ -30,9 +30,9 @@ HERE = {"N": HOST, "n": "0", "t": "0", "s": "batch", "J": "%j", "%": "%%"}
 
 
 def sbatch(args: list[str]) -> int:
-    options, body, ignored = job_request(build_parser("sbatch", USAGE, ABOUT), args, batch_script)
-    if body["name"] == "slurm_script":
-        body["name"] = "sbatch"  # as Slurm calls what came by standard input
+    parser = build_parser("sbatch", USAGE, ABOUT)
+    # As Slurm calls what came by standard input.
+    options, body, ignored = job_request(parser, args, batch_script, "sbatch")
     if body["stdout"] is None:
         body["stdout"] = "slurm-%A_%a.out" if body["array"] else "slurm-%j.out"
     for log in ("stdout", "stderr"):

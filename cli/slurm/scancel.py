@@ -30,16 +30,21 @@ DENIED = "Kill job error on job id {}: Access/permission denied"
 
 def declare(parser: Options) -> None:
     add = parser.add_argument
+    env = os.environ.get
     add("-s", "--signal", metavar="SIGNAL", help="send this signal instead of ending the job")
     add("-b", "--batch", action="store_true", help="signal the batch shell alone")
     add("-f", "--full", action="store_true", help="signal all processes, also the batch shell")
-    add("-n", "--name", "--jobname", dest="name", metavar="NAME", help="jobs of this name")
-    add("-u", "--user", metavar="USER", help="this user's jobs")
+    name = {"dest": "name", "default": env("SCANCEL_NAME"), "metavar": "NAME"}
+    add("-n", "--name", "--jobname", help="jobs of this name", **name)
+    add("-u", "--user", default=env("SCANCEL_USER"), metavar="USER", help="this user's jobs")
     add("--me", action="store_true", help="your own jobs")
-    add("-t", "--state", metavar="STATE", help="jobs in this state: PENDING, RUNNING, SUSPENDED")
-    add("-p", "--partition", metavar="NAME", help=f"jobs of this partition: {PARTITION}")
+    about = "jobs in this state: PENDING, RUNNING, SUSPENDED"
+    add("-t", "--state", default=env("SCANCEL_STATE"), metavar="STATE", help=about)
+    about = f"jobs of this partition: {PARTITION}"
+    add("-p", "--partition", default=env("SCANCEL_PARTITION"), metavar="NAME", help=about)
     add("-w", "--nodelist", metavar="NAMES", help=f"jobs that run on these nodes: {HOST}")
-    add("-i", "--interactive", action="store_true", help="ask before each job")
+    asks = "SCANCEL_INTERACTIVE" in os.environ
+    add("-i", "--interactive", action="store_true", default=asks, help="ask before each job")
     add("-M", "--clusters", metavar="NAMES", help="ignored: there is one server")
     add("-H", "--hurry", action="store_true", help="ignored")
     add("--ctld", action="store_true", help="ignored")
@@ -51,11 +56,8 @@ def declare(parser: Options) -> None:
 def scancel(args: list[str]) -> int:
     options = words.read("scancel", ABOUT, declare, args)
     signum = _signal(options.signal)
-    jobs = [_job_of(word, signum) for word in words.split(options.jobs)]
-    if options.partition not in (None, PARTITION):
-        raise Usage(f"Invalid partition: {options.partition}", f"jobs are in {PARTITION}")
-    filters = (options.user, options.name, options.state, options.partition, options.nodelist)
-    chosen = any(filters) or options.me
+    jobs = [_job_of(word) for word in words.split(options.jobs)]
+    chosen = _has_filter(options)
     if not (jobs or chosen):
         raise Usage("No job identification provided")
     if chosen:
@@ -76,66 +78,93 @@ def scancel(args: list[str]) -> int:
     return words.FAILED if failed else 0
 
 
+def _has_filter(options: Any) -> bool:
+    """Raises Usage for one that would not narrow what is cancelled."""
+    for variable in ("SCANCEL_ACCOUNT", "SCANCEL_QOS", "SCANCEL_WCKEY"):
+        if os.environ.get(variable):
+            raise Usage(f"{variable} is set, and jobs here have no such thing", "unset it")
+    if options.partition not in (None, PARTITION):
+        raise Usage(f"Invalid partition: {options.partition}", f"jobs are in {PARTITION}")
+    filters = {
+        "--user": options.user,
+        "--name": options.name,
+        "--state": options.state,
+        "--partition": options.partition,
+        "--nodelist": options.nodelist,
+    }
+    for flag, value in filters.items():
+        if value == "":
+            raise Usage(f"{flag} is empty", "give it a value, or leave it out")
+    return bool(options.me or any(filters.values()))
+
+
 def _select(options: Any, jobs: list[str]) -> list[str]:
     states = parse_states(words.split(options.state)) if options.state else None
     user = user_of(options.user, options.me or not options.user)
     select = ",".join(jobs) or None
     asked = states and carma_states(states)
-    found = client.get("/v1/jobs", select=select, user=user, states=asked)["jobs"]
-    live = [job for job in found if not job.get("ended_at")]
+    live = _live(client.get("/v1/jobs", select=select, user=user, states=asked)["jobs"])
     if options.nodelist:
         here = names_this_node(options.nodelist)
         live = [job for job in live if here and has_started(job)]
     return [str(job["label"]) for job in live if options.name in (None, job["name"])]
 
 
-def _job_of(word: str, signum: int) -> str:
-    """The job of a step, such as 42.batch. Raises Usage if only one of its steps is to end."""
+def _live(jobs: list[JobOut]) -> list[JobOut]:
+    return [job for job in jobs if not job.get("ended_at")]
+
+
+def _job_of(word: str) -> str:
+    """42.batch is job 42. Raises Usage for a single step, which would take the rest with it."""
     job, _, step = word.partition(".")
-    if step.isdecimal() and not signum:
+    if step not in ("", "batch"):
         hint = f"end the step's srun, or cancel the job: scancel {job}"
-        raise Usage(
-            f"Kill job error on job step id {word}: a single step cannot be cancelled", hint
-        )
+        raise Usage(f"Kill job error on job step id {word}: single steps are not known here", hint)
+    if not job:
+        raise Usage(f"Invalid job id {word}")
     return job
 
 
-def _is_meant(job: JobOut, options: Any, doing: str = "Terminating job") -> bool:
-    """Whether the user says so, if --interactive asks. `doing`: what, for --verbose."""
-    label = job["label"]
-    if options.interactive:
-        asked = f"Cancel job_id={label} name={job['name']} partition={PARTITION} [y/n]? "
-        print(clean(asked), end="", flush=True)
-        if not sys.stdin.readline().lower().startswith("y"):
-            return False
-    if options.verbose:
-        words.say("scancel", f"{doing} {label}")
-    return True
+def _confirm(jobs: list[JobOut], options: Any, what: str) -> list[JobOut]:
+    """Those that the user means, if --interactive asks; --verbose names them. `what`: happens."""
+    meant = []
+    for job in jobs:
+        label = job["label"]
+        if options.interactive:
+            asked = f"Cancel job_id={label} name={job['name']} partition={PARTITION} [y/n]? "
+            print(clean(asked), end="", flush=True)
+            answer = sys.stdin.readline() if sys.stdin else ""
+            if not answer.lower().startswith("y"):
+                continue
+        if options.verbose:
+            words.say("scancel", f"{what} {label}")
+        meant.append(job)
+    return meant
 
 
 def _cancel(job: str, options: Any) -> None:
-    if not client.get("/v1/jobs", select=job)["jobs"]:
-        words.say("scancel", f"error: {UNKNOWN.format(job)}")  # and 0, as Slurm's exit code
-        return
-    found = _job(job)
-    ended = bool(found.get("ended_at"))
-    if not ended and not _is_meant(found, options):
-        return
-    results = client.post("/v1/cancel", {"select": job, "user": None})["results"]
-    if any(result["ok"] for result in results):
-        return
-    if ended or _job(job).get("ended_at"):
-        if not options.quiet:
-            words.say("scancel", f"error: {DONE.format(job)}")  # Slurm's exit code is 0 then
-        return
-    raise Problem(DENIED.format(job))
-
-
-def _job(job: str) -> JobOut:
     found: list[JobOut] = client.get("/v1/jobs", select=job)["jobs"]
     if not found:
-        raise Problem(UNKNOWN.format(job))
-    return found[-1]
+        words.say("scancel", f"error: {UNKNOWN.format(job)}")  # and 0, as Slurm's exit code
+        return
+    live = _live(found)
+    if not live:
+        _tell_done(job, options)
+        return
+    meant = _confirm(live, options, "Terminating job")
+    # Each by itself only if each was asked about: of others, there may be more by now.
+    for select in [one["label"] for one in meant] if options.interactive else [job]:
+        results = client.post("/v1/cancel", {"select": select, "user": None})["results"]
+        if any(result["ok"] for result in results):
+            continue
+        if _live(client.get("/v1/jobs", select=select)["jobs"]):
+            raise Problem(DENIED.format(select))
+        _tell_done(select, options)
+
+
+def _tell_done(job: str, options: Any) -> None:
+    if not options.quiet:
+        words.say("scancel", f"error: {DONE.format(job)}")  # Slurm's exit code is 0 then
 
 
 def _signal(text: str | None) -> int:
@@ -159,18 +188,18 @@ def _signal(text: str | None) -> int:
 
 def _send(label: str, signum: int, options: Any) -> None:
     """The job's processes are known by their environment, which its owner and root may read."""
-    jobs = client.get("/v1/jobs", select=label)["jobs"]
+    jobs: list[JobOut] = client.get("/v1/jobs", select=label)["jobs"]
     if not jobs:
         raise Problem(UNKNOWN.format(label))
-    running = {str(job["id"]) for job in jobs if job["started_at"] and not job.get("ended_at")}
-    if not running and all(job.get("ended_at") for job in jobs):
+    running = [job for job in _live(jobs) if job["started_at"]]
+    if not running and not _live(jobs):
         raise Problem(DONE.format(label))
     if not running:
         raise Problem(f"Kill job error on job id {label}: Job is pending execution")
-    if not _is_meant(jobs[-1], options, f"Signal {signum} to {'batch ' * options.batch}job"):
-        return
-    users = {str(job["user"]) for job in jobs}
-    if not send(running, users, signum, batch=options.batch, full=options.full):
+    meant = _confirm(running, options, f"Signal {signum} to {'batch ' * options.batch}job")
+    users = {str(job["user"]) for job in meant}
+    ids = {str(job["id"]) for job in meant}
+    if ids and not send(ids, users, signum, batch=options.batch, full=options.full):
         raise Problem(DENIED.format(label))
 
 

@@ -105,16 +105,7 @@ def _show(names: Sequence[str], oneliner: bool, details: bool) -> int:
 
 def expand(text: str) -> list[str]:
     """The names that n[1-3,07],m stands for."""
-    names: list[str] = []
-    part, depth = "", 0
-    for letter in f"{text},":
-        depth += (letter == "[") - (letter == "]")
-        if letter != "," or depth:
-            part += letter
-            continue
-        names += _expand_one(part)
-        part = ""
-    return names
+    return [name for part in words.split(text) for name in _expand_one(part)]
 
 
 def _expand_one(text: str) -> list[str]:

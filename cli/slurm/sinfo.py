@@ -92,7 +92,7 @@ def declare(parser: Options) -> None:
     add("-p", "--partition", metavar="NAMES", help="any name is that of the one partition")
     add("-n", "--nodes", metavar="NAMES", help="only these nodes")
     add("-t", "--states", metavar="STATES", help="only nodes in these states")
-    add("-i", "--iterate", metavar="SECONDS", help="again and again, so often")
+    add("-i", "--iterate", metavar="SECONDS", help="repeat every SECONDS")
     add("-e", "--exact", action="store_true", help="ignored")
     add("-a", "--all", action="store_true", help="ignored")
     add("-r", "--responding", action="store_true", help="ignored")
@@ -106,7 +106,7 @@ def declare(parser: Options) -> None:
 
 def sinfo(args: list[str]) -> int:
     options = words.read("sinfo", ABOUT, declare, args)
-    return words.repeat(lambda: _show(options), options.iterate)
+    return words.repeat("sinfo", lambda: _show(options), options)
 
 
 def _show(options: Any) -> int:
@@ -126,10 +126,11 @@ def _show(options: Any) -> int:
 
 
 def _usual(options: Any) -> str:
+    if own := os.environ.get("SINFO_FORMAT"):  # before -l, as Slurm has it
+        return own
     if options.Node:
         return LONG_NODES if options.long else NODES
-    usual = os.environ.get("SINFO_FORMAT") or SHORT
-    return LONG if options.long else SUMMARY if options.summarize else usual
+    return LONG if options.long else SUMMARY if options.summarize else SHORT
 
 
 def _is_chosen(options: Any, node: Node) -> bool:

@@ -35,7 +35,8 @@ def declare(parser: Options) -> None:
     user = {"dest": "user", "default": env("SQUEUE_USERS"), "metavar": "USERS"}
     add("-u", "--user", "--users", **user, help="only these users' jobs")
     add("--me", action="store_true", help="only your own jobs")
-    add("-n", "--name", "--names", dest="name", metavar="NAMES", help="only jobs of these names")
+    names = {"dest": "name", "default": env("SQUEUE_NAMES"), "metavar": "NAMES"}
+    add("-n", "--name", "--names", **names, help="only jobs of these names")
     states = {"dest": "states", "default": env("SQUEUE_STATES"), "metavar": "STATES"}
     add("-t", "--states", "--state", **states, help="R,PD,…, or all")
     add(
@@ -46,9 +47,11 @@ def declare(parser: Options) -> None:
     add("-l", "--long", action="store_true", help="show more columns")
     about = "letters of --format to sort by; -letter reverses"
     add("-S", "--sort", metavar="FIELDS", default=env("SQUEUE_SORT"), help=about)
-    add("-r", "--array", action="store_true", help="a line for each task of an array")
+    by_task = bool(env("SQUEUE_ARRAY"))
+    about = "a line for each task of an array"
+    add("-r", "--array", action="store_true", default=by_task, help=about)
     add("--start", action="store_true", help="of waiting jobs, when they are expected to start")
-    add("-i", "--iterate", metavar="SECONDS", help="again and again, so often")
+    add("-i", "--iterate", metavar="SECONDS", help="repeat every SECONDS")
     add("-a", "--all", action="store_true", help="ignored: all jobs are shown")
     add("-v", "--verbose", action="store_true", help="ignored")
     add("-M", "--clusters", metavar="NAMES", help="ignored: there is one server")
@@ -67,7 +70,7 @@ def _fields() -> str:
 
 def squeue(args: list[str]) -> int:
     options = words.read("squeue", ABOUT, declare, args)
-    return words.repeat(lambda: _show(options), options.iterate)
+    return words.repeat("squeue", lambda: _show(options), options)
 
 
 def _show(options: Any) -> int:
@@ -85,12 +88,12 @@ def _show(options: Any) -> int:
 
 
 def _columns(options: Any) -> tuple[list[Column], str]:
-    plain = not (options.format or options.long or options.start)
-    if names := options.Format or (plain and os.environ.get("SQUEUE_FORMAT2")):
+    env = os.environ.get
+    usual = LONG if options.long else STARTS if options.start else env("SQUEUE_FORMAT")
+    letters = options.format or usual
+    if names := options.Format or (not letters and env("SQUEUE_FORMAT2")):
         return parse_names(names, NAMES)
-    usual = os.environ.get("SQUEUE_FORMAT") or SHORT
-    usual = LONG if options.long else STARTS if options.start else usual
-    return parse_percent(options.format or usual, LETTERS)
+    return parse_percent(letters or SHORT, LETTERS)
 
 
 def select(options: Any) -> list[JobOut]:

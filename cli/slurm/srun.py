@@ -90,7 +90,7 @@ def _parser(job: bool) -> Parser:
         metavar="0|1",
         help="end all tasks once one fails",
     )
-    about = "end the other tasks so long after the first has ended; 0: never"
+    about = "end the remaining tasks this many seconds after the first one ends (0: never)"
     add(
         "-W", "--wait", type=whole(0, int(MAX_TIME_S)), dest="wait_s", metavar="SECONDS", help=about
     )
@@ -151,11 +151,11 @@ def _number(name: str) -> int:
 def _job(args: list[str]) -> int:
     parser = _parser(job=True)
     _, command = _read(parser, args)
+    name = os.path.basename(command[0])  # noqa: PTH119
     program = sys.argv[0] if "/" in sys.argv[0] else shutil.which(sys.argv[0]) or sys.argv[0]
-    options, body, ignored = job_request(parser, args, lambda _: None)
+    options, body, ignored = job_request(parser, args, lambda _: None, name)
     if not options.quiet:
         words.ignore("srun", [word for word in ignored if not _means_nothing(word)])
-    body["name"] = options.name or os.path.basename(command[0])  # noqa: PTH119
     # The step of the job. What it ignores has been the job's, or is named by now.
     body["argv"] = [os.path.abspath(program), "--quiet", *args]  # noqa: PTH100
     return run_at_terminal(body, options.quiet)

@@ -17,7 +17,7 @@ from cli.slurm.fields import HOST
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
     from typing import NoReturn
 
 NOT_FOUND = 127
@@ -158,9 +158,10 @@ def _run_tasks(step: Step, own: dict[str, str]) -> int:
     worst, ends_at, wait_s = 0, math.inf, step.wait_s
     while children:
         worst = max(worst, _await_news(children, step.kills, ends_at))
-        if time.monotonic() >= ends_at:
-            words.say("srun", f"error: the first task ended {step.wait_s} s ago")
-            _signal(children, signal.SIGKILL)
+        if children and time.monotonic() >= ends_at:
+            text = f"the first task ended {step.wait_s} s ago: killing the others, as --wait says"
+            words.say("srun", f"error: {text}")
+            _end(children, signal.SIGKILL)
             ends_at, wait_s = math.inf, 0
         elif wait_s and len(children) < step.tasks and ends_at == math.inf:
             ends_at = time.monotonic() + wait_s
@@ -190,7 +191,7 @@ def _await_news(children: dict[int, int], kills: bool, ends_at: float) -> int:
         if code:
             _tell(task, code)
         if code and kills:
-            _signal(children, signal.SIGTERM)
+            _end(children, signal.SIGTERM)
     return worst
 
 
@@ -206,6 +207,16 @@ def _goes_to_all(got: signal.struct_siginfo) -> bool:
     except OSError:
         return False  # its sender has ended, or is hidden
     return os.fsencode(os.environ.get("CARMA_ATTEMPT_DIR", "-")) in words
+
+
+def _end(children: Collection[int], signum: int) -> None:
+    """Signal tasks, and what they have started, too."""
+    from carmad.attempt.proc import send, with_descendants
+
+    for pid, start in with_descendants(dict.fromkeys(children, 0)).items():
+        if pid not in children:
+            send(pid, start, signum)
+    _signal(children, signum)
 
 
 def _signal(children: Iterable[int], signum: int) -> None:

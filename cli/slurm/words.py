@@ -89,22 +89,36 @@ def today() -> str:
     return strftime("%a %b %d %H:%M:%S %Y")
 
 
-def repeat(show: Callable[[], int], every_s: str | None) -> int:
-    """Show it once or, if a time is given, until somebody interrupts it. Raises Usage."""
-    if every_s is None:
+def repeat(word: str, show: Callable[[], int], options: Any) -> int:
+    """Show it once or, with --iterate, again and again until it is interrupted. Raises Usage."""
+    every_s: str | None = options.iterate
+    if every_s is None or options.json:
         return show()
     if not every_s.isdecimal() or not 0 < int(every_s) <= MAX_WAIT_S:
         raise Usage(f"invalid time interval: {every_s}", "give whole seconds, such as -i 5")
     from time import sleep
 
     while True:
-        print(today())
-        show()
+        if not options.noheader:
+            print(today())
+        try:
+            show()
+        except Unreachable as error:  # it may come back
+            complain(word, error)
         print(flush=True)
         sleep(int(every_s))
 
 
 def split(texts: str | list[str] | None) -> list[str]:
-    """The words of an option that takes a list, or was given several times."""
+    """The words of an option that takes a list, or was given several times. A comma in brackets
+    does not separate: 1_[0,2]."""
     listed = [texts] if isinstance(texts, str) else texts or []
-    return [word.strip() for text in listed for word in text.split(",") if word.strip()]
+    found, word, depth = [], "", 0
+    for letter in f"{','.join(listed)},":
+        depth += (letter == "[") - (letter == "]")
+        if letter != "," or depth > 0:
+            word += letter
+            continue
+        found += [word.strip()] if word.strip() else []
+        word = ""
+    return found

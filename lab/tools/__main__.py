@@ -1,7 +1,7 @@
 """The own tests of Slurm's commands and of tools that submit to Slurm, unmodified, with CARMA's
 commands in place of Slurm's: `--sources DIR` holds a git clone of each, at the tag that the table
 names. Each tool gets an environment of its own beside them, by pip, and an emulated daemon with 16
-CPUs. An hour and a half; needs expect for Slurm's.
+CPUs. An hour; Slurm's need expect.
 
 Tests that need no cluster are among those counted: they show that a tool takes CARMA's commands,
 which it finds on PATH, for Slurm's. What is left out is in the table, with the reason.

@@ -30,7 +30,6 @@ OF_SLURM = {
     ),
     r"-re \"?launching|[sS]tep ?[iI]d|show step|--steps?\b|single step|steps?_id": "numbered steps",
     r"spawn .* (-v+|--verbose)\b": "messages of --verbose",
-    r"took too long|not responding": "something that does not come in time",
 }
 
 TOOLS = (

@@ -12,6 +12,7 @@ from pathlib import Path
 
 WITHIN_S = 100.0  # most wait for a minute before they give up
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+OF_SLURM = ("SLURM", "SBATCH", "SALLOC", "SQUEUE", "SACCT", "SINFO", "SCANCEL")
 SKIPS = 255  # the exit status of a test that skips itself
 
 
@@ -31,7 +32,7 @@ def run(families: Sequence[str], folder: Path, scratch: Path, env: Mapping[str, 
     names = ("SlurmInstallDir", "SlurmSourceDir", "SlurmBuildDir", "SlurmConfigDir")
     configured.write_text("".join(f"{name} = {scratch}\n" for name in names))
     # Of this shell's, they are for another Slurm.
-    kept = {name: value for name, value in env.items() if not name.startswith(("SLURM", "SBATCH"))}
+    kept = {name: value for name, value in env.items() if not name.startswith(OF_SLURM)}
     kept |= {"SLURM_TESTSUITE_CONF": str(configured), "LOGNAME": "root", "USER": "root"}
     return [_run(name, folder, scratch, kept) for name in tests(families, folder)]
 
@@ -64,5 +65,5 @@ def _run(name: str, folder: Path, scratch: Path, env: Mapping[str, str]) -> Case
         process.wait()
     said = output.read_text(errors="replace") + "\nit took too long\n" * late
     verdict = {0: PASSED, SKIPS: SKIPPED}.get(process.returncode, FAILED)
-    subprocess.run(["scancel", "--me"], env=env, check=True)  # what it has left
+    subprocess.run(["scancel", "--me"], env=env, check=False)  # what it has left
     return Case(name, verdict, said)
