@@ -119,7 +119,7 @@ def test_a_step_ends_some_time_after_its_first_task(slurm: Slurm) -> None:
     job = slurm.script("-n2", lines=f"srun -l --wait=1 {task}; echo $?; srun -n1 -W 9 echo over")
     slurm.carmad.ended(job)
     said = slurm.output(job)
-    assert "the first task ended 1 s ago" in said and said.endswith("\n137\nover\n")
+    assert "First task exited 1s ago" in said and said.endswith("\n137\nover\n")
 
 
 def test_a_step_ends_when_nobody_reads_its_lines(slurm: Slurm) -> None:

@@ -159,7 +159,7 @@ def _run_tasks(step: Step, own: dict[str, str]) -> int:
     while children:
         worst = max(worst, _await_news(children, step.kills, ends_at))
         if children and time.monotonic() >= ends_at:
-            text = f"the first task ended {step.wait_s} s ago: killing the others, as --wait says"
+            text = f"First task exited {step.wait_s}s ago: killing the others, as --wait says"
             words.say("srun", f"error: {text}")
             _end(children, signal.SIGKILL)
             ends_at, wait_s = math.inf, 0
