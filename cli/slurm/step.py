@@ -213,10 +213,10 @@ def _end(children: Collection[int], signum: int) -> None:
     """Signal tasks, and what they have started, too."""
     from carmad.attempt.proc import send, with_descendants
 
-    for pid, start in with_descendants(dict.fromkeys(children, 0)).items():
-        if pid not in children:
-            send(pid, start, signum)
-    _signal(children, signum)
+    all_of_them = with_descendants(dict.fromkeys(children, 0))
+    _signal(children, signum)  # first: a shell whose command is gone would go on
+    for pid in all_of_them.keys() - children:
+        send(pid, all_of_them[pid], signum)
 
 
 def _signal(children: Iterable[int], signum: int) -> None:
