@@ -350,6 +350,12 @@ def test_sinfo_shows_one_node(fake: FakeDaemon, capsys: pytest.CaptureFixture[st
     assert first.split() == ["carma*", "up", "infinite", "1", "mix", HOST] == other.split()
     assert second == "carma* gpu:a100-sxm4-40gb:2"
     assert third.split() == [HOST, "mixed"]
+    assert run("sinfo", ["-a", "-o", "%P %l %p"]) == run("sinfo", ["-hO", "prioritytier"]) == 0
+    assert [line.split() for line in lines(capsys)] == [
+        ["PARTITION", "TIMELIMIT", "PRIO_TIER"],
+        ["carma*", "infinite", "1"],
+        ["1"],
+    ]
 
 
 def test_sinfo_has_a_long_line_for_each_node(
