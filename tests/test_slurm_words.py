@@ -129,7 +129,11 @@ def test_sacct_prints_a_table(fake: FakeDaemon, capsys: pytest.CaptureFixture[st
         "       JobID    JobName  Partition    Account  AllocCPUS      State ExitCode "
     )
     assert rule.split() == ["-" * width for width in (12, 10, 10, 10, 10, 10, 8)]
-    assert row == ("          42 a name th+      carma     (null)          1     FAILED      1:0 ")
+    assert row == ("42           a name th+      carma     (null)          1     FAILED      1:0 ")
+    assert run("sacct", ["-j", "42", "-o", "jobid%8,jobidraw,state%-8,account%3"]) == 0
+    header, _, row = lines(capsys)
+    assert header == "   JobID     JobIDRaw    State Acc "
+    assert row == "      42 42           FAILED   (n+ "
 
 
 def test_what_programs_read_has_a_line_for_each_job_whatever_its_name(
@@ -195,7 +199,7 @@ def test_sacct_chooses_by_name_and_state(
 ) -> None:
     jobs(fake, job(), ended(0, id=41, label="41", name="x"), ended(1, id=40, label="40", name="x"))
     assert run("sacct", ["-nX", "-o", "jobid", "--name", "x", "--state", "F,CA"]) == 0
-    assert lines(capsys) == ["          40 "]
+    assert lines(capsys) == ["40           "]
 
 
 @pytest.mark.parametrize("word", ["squeue", "sacct"])
