@@ -145,10 +145,38 @@ def _directives(path: str, text: str) -> list[Directive]:
         if prefix in PREFIXES:
             where = f"{path}:{number}"
             try:
-                found.append((where, prefix, shlex.split(rest, comments=True)))
+                words = _split(rest) if prefix == "#SBATCH" else shlex.split(rest, comments=True)
+                found.append((where, prefix, words))
             except ValueError as error:
                 raise Usage(f"{where}: {error}", "is a quote missing?") from None
     return found
+
+
+def _split(text: str) -> list[str]:
+    """The words of an #SBATCH line, as sbatch splits it: unlike in a shell, a backslash also keeps
+    a blank within quotes. Raises ValueError if a quote has no end."""
+    words: list[str] = []
+    word: str | None = None
+    quote = ""
+    characters = iter(text)
+    for character in characters:
+        if character == "\\":
+            word = (word or "") + next(characters, "")
+        elif character == quote:
+            quote = ""
+        elif not quote and character in "'\"":
+            quote, word = character, word or ""
+        elif quote or not (character.isspace() or character == "#"):
+            word = (word or "") + character
+        else:
+            if word is not None:
+                words.append(word)
+            word = None
+            if character == "#":
+                break
+    if quote:
+        raise ValueError("No closing quotation")
+    return words if word is None else [*words, word]
 
 
 MAX_CHARACTERS = 8 << 20  # of a file: a request has no room for more

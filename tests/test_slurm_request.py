@@ -19,6 +19,7 @@ from cli.cluster.slurm import state_of, why_of
 from cli.cluster.submit import environment, submit
 from cli.commands.run import ELSEWHERE, parser_of
 from cli.problems import Unknown, Unreachable, Usage
+from cli.script import read_script
 from cli.submission import build_parser, read
 from cli.verbs import VERBS
 from tests.slurm import HOSTILE
@@ -222,6 +223,26 @@ def test_lines_of_sbatch_reach_it_word_by_word(tmp_path: Path) -> None:
     _, body = read([str(script)], foreign=foreign)
     words = request.sbatch_words(body, 1, foreign)
     assert words[-6:] == ["--comment", "a b", "-v", "-M", "east", "--licenses=x"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (r'-o "/some\ data/x y.log"', ["-o", "/some data/x y.log"]),
+        (r"--comment 'it\'s' -v", ["--comment", "it's", "-v"]),
+        (r"-J a\ b --mem=1G#x -v", ["-J", "a b", "--mem=1G"]),
+        (r"-J \#1 '' # -v", ["-J", "#1", ""]),
+    ],
+)
+def test_lines_of_sbatch_are_split_as_sbatch_does(line: str, words: list[str]) -> None:
+    text = f"#!/bin/sh\n#SBATCH {line}\ntrue\n"
+    assert [each for *_, each in read_script("job.sh", text.encode()).directives] == [words]
+
+
+@pytest.mark.parametrize("line", ["-J 'a", '-J a\\"b"'])
+def test_a_quote_in_a_line_of_sbatch_has_an_end(line: str) -> None:
+    with pytest.raises(Usage, match="No closing quotation"):
+        read_script("job.sh", f"#!/bin/sh\n#SBATCH {line}\n".encode())
 
 
 def test_a_script_on_standard_input_is_refused(capsys: Any) -> None:

@@ -139,7 +139,11 @@ def test_sacct_prints_a_table(fake: FakeDaemon, capsys: pytest.CaptureFixture[st
         "       JobID    JobName  Partition    Account  AllocCPUS      State ExitCode "
     )
     assert rule.split() == ["-" * width for width in (12, 10, 10, 10, 10, 10, 8)]
-    assert row == ("          42 a name th+      carma     (null)          1     FAILED      1:0 ")
+    assert row == ("42           a name th+      carma     (null)          1     FAILED      1:0 ")
+    assert run("sacct", ["-j", "42", "-o", "jobid%8,jobidraw,state%-8,account%3"]) == 0
+    header, _, row = lines(capsys)
+    assert header == "   JobID     JobIDRaw    State Acc "
+    assert row == "      42 42           FAILED   (n+ "
 
 
 def test_what_programs_read_has_a_line_for_each_job_whatever_its_name(
@@ -207,7 +211,7 @@ def test_sacct_chooses_by_name_and_state(
 ) -> None:
     jobs(fake, job(), ended(0, id=41, label="41", name="x"), ended(1, id=40, label="40", name="x"))
     assert run("sacct", ["-nX", "-o", "jobid", "--name", "x", "--state", "F,CA"]) == 0
-    assert lines(capsys) == ["          40 "]
+    assert lines(capsys) == ["40           "]
 
 
 @pytest.mark.parametrize("word", ["squeue", "sacct"])
@@ -362,6 +366,12 @@ def test_sinfo_shows_one_node(fake: FakeDaemon, capsys: pytest.CaptureFixture[st
     assert first.split() == ["carma*", "up", "infinite", "1", "mix", HOST] == other.split()
     assert second == "carma* gpu:a100-sxm4-40gb:2"
     assert third.split() == [HOST, "mixed"]
+    assert run("sinfo", ["-a", "-o", "%P %l %p"]) == run("sinfo", ["-hO", "prioritytier"]) == 0
+    assert [line.split() for line in lines(capsys)] == [
+        ["PARTITION", "TIMELIMIT", "PRIO_TIER"],
+        ["carma*", "infinite", "1"],
+        ["1"],
+    ]
 
 
 def test_sinfo_has_a_long_line_for_each_node(

@@ -29,7 +29,7 @@ def names_this_node(names: str) -> bool:
 class Field:
     """`name`, `letter`, `header`: what `squeue -O` and `squeue -o` call it, and its heading there.
     They are "" if squeue does not have it. `titles`: what sacct calls it. `width`: in sacct, unless
-    another one is asked for."""
+    another one is asked for; negative: it is flush left."""
 
     __slots__ = ("header", "letter", "name", "text", "titles", "width")
 
@@ -225,8 +225,8 @@ NEVER = (
     " ReservationId SystemComment WCKeyID"
 )
 FIELDS = (
-    Field("jobarrayid", "i", "JOBID", "JobID", 12, lambda j: j["label"]),
-    Field("jobid", "A", "JOBID", "JobIDRaw", 12, lambda j: str(j["id"])),
+    Field("jobarrayid", "i", "JOBID", "JobID", -12, lambda j: j["label"]),
+    Field("jobid", "A", "JOBID", "JobIDRaw", -12, lambda j: str(j["id"])),
     Field("arrayjobid", "F", "ARRAY_JOB_ID", "", 12, lambda j: array_of(j)[0]),
     Field("arraytaskid", "K", "ARRAY_TASK_ID", "", 12, lambda j: tasks_of(j) or "N/A"),
     Field("name", "j", "NAME", "JobName", 10, lambda j: clean(j["name"])),

@@ -103,14 +103,12 @@ def parse_titles(text: str, fields: Mapping[str, tuple[str, Any]]) -> list[Colum
     text = ",".join(fields) if text.strip().lower() == "all" else text
     for word in filter(None, (word.strip() for word in text.split(","))):
         name, given, size = word.partition("%")
-        left = size.startswith("-")
-        digits = size[left:]
         full = _complete(name.lower(), fields)
-        if full is None or (given and not digits.isdecimal()):
+        if full is None or (given and not size.removeprefix("-").isdecimal()):
             raise Usage(f'Invalid field requested: "{word}"', _list(fields))
         title, field = fields[full]
-        wide = int(digits) if digits else field.width
-        columns.append(Column(title, field.text, wide, not left, more="+"))
+        wide = int(size) if given else field.width
+        columns.append(Column(title, field.text, abs(wide), wide >= 0, more="+"))
     return columns
 
 

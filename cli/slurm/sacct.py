@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from carmad.api.job import JobOut
     from cli.plain import Options
+    from cli.slurm.formats import Column
 
 ABOUT = "List jobs, also those that have ended. Steps of jobs are not recorded, so none is listed."
 USUAL = "JobID,JobName,Partition,Account,AllocCPUS,State,ExitCode"
@@ -87,12 +88,18 @@ def sacct(args: list[str]) -> int:
         sign = options.delimiter or "|"
         show(delimit(columns, found, not options.noheader, sign, ends=options.parsable))
     else:
-        lines = lay_out(columns, found, not options.noheader, gap=" ", after=" ")
-        if not options.noheader:
-            rule = " ".join("-" * (column.width or 0) for column in columns)
-            lines.insert(1, f"{rule} ")
-        show(lines)
+        show([] if options.noheader else _heading(columns))
+        show(lay_out(columns, found, headed=False, gap=" ", after=" "))
     return 0
+
+
+def _heading(columns: list[Column]) -> list[str]:
+    """The titles, flush right whatever their columns are, and a rule."""
+    widths = [column.width or 0 for column in columns]
+    titles = [
+        column.header[:width].rjust(width) for column, width in zip(columns, widths, strict=True)
+    ]
+    return ["".join(f"{word} " for word in line) for line in (titles, ["-" * n for n in widths])]
 
 
 def select(options: Any) -> list[JobOut]:

@@ -65,6 +65,7 @@ LETTERS = {
     "b": Field("features_act", "ACTIVE_FEATURES", lambda _: "(null)"),
     "g": Field("groups", "GROUPS", lambda _: "all"),
     "h": Field("oversubscribe", "OVERSUBS", lambda _: "YES"),
+    "p": Field("prioritytier", "PRIO_TIER", lambda _: "1"),
     "r": Field("root", "ROOT", lambda _: "no"),
     "s": Field("size", "JOB_SIZE", lambda _: "1-infinite"),
     "B": Field("maxcpuspernode", "MAX_CPUS_PER_NODE", lambda _: "UNLIMITED"),
