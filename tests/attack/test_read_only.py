@@ -86,7 +86,7 @@ def test_jobs_are_stopped_and_nothing_is_said_to_be_stored(tmp_path: Path, disk:
         disk.repair()
         shutil.rmtree(daemon.state / "emulated")  # the emulated GPUs were on that disk, too
         daemon.start()
-        assert daemon.job(held)["state"] == "queued"
+        daemon.await_state(held, "queued")  # it was stored before, perhaps as pending
         for job in (one, short):  # their ends were never on disk: they were lost, and run again
             daemon.cancel(job)
             assert daemon.ended(job)["state"] in ("cancelled", "timed_out")
