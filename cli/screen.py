@@ -126,8 +126,10 @@ def _read() -> str:
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Not by sys.stdout: it refuses a signal's handler that writes while it is written to."""
+    data = text.encode(sys.stdout.encoding, sys.stdout.errors or "strict")
+    while data:
+        data = data[os.write(sys.stdout.fileno(), data) :]
 
 
 def _leave(signum: int, _frame: FrameType | None) -> NoReturn:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli import host
+from cli import host, screen
 from cli.dashboard import ASCII, graph
 from tests import fake_daemon as fakes
 from tests.fake_daemon import FakeDaemon, gpu, job, waiting
@@ -233,6 +235,29 @@ def test_the_terminal_is_given_back_whatever_ends_it(fake: FakeDaemon) -> None:
             else:
                 terminal.process.terminate()
             assert terminal.ends() == code
+
+
+def test_a_signal_may_come_while_a_picture_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.pipe()
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.extend(iter(lambda: os.read(ours, 65536), b"")))
+
+    def pause(*_: object) -> None:  # while the pipe is full
+        reader.start()
+        screen._write("paused")
+
+    monkeypatch.setattr("sys.stdout", os.fdopen(theirs, "w"))
+    before = signal.signal(signal.SIGALRM, pause)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        screen._write("x" * 300_000)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        sys.stdout.close()
+        reader.join()
+        os.close(ours)
+    said = b"".join(got)
+    assert said.count(b"x") == 300_000 and b"paused" in said
 
 
 def test_ctrl_z_gives_the_terminal_back_until_fg(fake: FakeDaemon) -> None:
