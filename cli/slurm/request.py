@@ -110,7 +110,7 @@ class Refused(argparse.Action):
 
 
 class Memory(argparse.Action):
-    """Of the options that say how much memory, the last counts."""
+    """Three options say how much memory the job gets; the last one given wins."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
         for name in ("host_memory_mib", "mem_per_cpu", "mem_per_gpu"):
@@ -140,7 +140,7 @@ def build_parser(word: str, usage: str, about: str) -> Parser:
     add("--mem", dest="host_memory_mib", help="memory of the host", **size)
     add("--mem-per-cpu", dest="mem_per_cpu", help="memory of the host for each CPU", **size)
     add("--mem-per-gpu", dest="mem_per_gpu", help="memory of the host for each GPU", **size)
-    about = "as carma's; or singleton: wait for your other jobs of this name"
+    about = "jobs to wait for, as for carma submit; singleton: your others of this name"
     add("-d", "--dependency", type=_dependency, dest="after", metavar="LIST", help=about)
     add("--exclusive", nargs="?", const=True, default=None, help="do not share the job's GPUs")
     add("--nice", nargs="?", const=USUAL_NICE, type=int, metavar="N", help="yield to others")

@@ -79,7 +79,7 @@ def scancel(args: list[str]) -> int:
 
 
 def _has_filter(options: Any) -> bool:
-    """Raises Usage for one that would not narrow what is cancelled."""
+    """Raises Usage for a filter that would not narrow what is cancelled."""
     for variable in ("SCANCEL_ACCOUNT", "SCANCEL_QOS", "SCANCEL_WCKEY"):
         if os.environ.get(variable):
             raise Usage(f"{variable} is set, and jobs here have no such thing", "unset it")

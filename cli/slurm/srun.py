@@ -135,7 +135,7 @@ def _read(parser: Parser, args: list[str]) -> tuple[Any, list[str]]:
 
 
 def _means_nothing(word: str) -> bool:
-    """Whether all is the same without this option."""
+    """Whether leaving this option out would change nothing."""
     name, _, value = word.replace("=", " ").partition(" ")
     flags = [flag for flags in HARMLESS_FLAGS for flag in flags]
     here = name in ("-w", "--nodelist") and value == HOST

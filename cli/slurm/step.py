@@ -210,7 +210,7 @@ def _goes_to_all(got: signal.struct_siginfo) -> bool:
 
 
 def _end(children: Collection[int], signum: int) -> None:
-    """Signal tasks, and what they have started, too."""
+    """Signal the tasks and all their descendants."""
     from carmad.attempt.proc import send, with_descendants
 
     all_of_them = with_descendants(dict.fromkeys(children, 0))
