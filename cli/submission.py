@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from contextlib import contextmanager
 
 from carmad.options import HINTS, OPTIONS, RESOURCES, RUN, START, Option
 from cli import parse
@@ -17,7 +16,7 @@ from cli.verbs import BY_NAME
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
 # Options of sbatch that mean nothing here, each with a value.
@@ -210,11 +209,13 @@ def read(
     sources = [lines for lines in (script.directives if script else (), variables) if lines]
     before = argparse.Namespace()
     for lines in sources:
-        with _overriding(before):
-            _read_directives(parser, lines, before, options.quiet, foreign)
+        earlier = _take_repeated(before)
+        _read_directives(parser, lines, before, options.quiet, foreign)
+        _override(earlier, before)
     if sources:
-        with _overriding(before):
-            options = parser.parse_args(words, before)
+        earlier = _take_repeated(before)
+        options = parser.parse_args(words, before)
+        _override(earlier, options)
     if not marked and command[:1] and command[0] in BY_NAME and not os.path.exists(command[0]):  # noqa: PTH110 - pathlib is slow to import
         raise Usage(
             f"`{parser.prog} {command[0]}` would start a job that runs `{command[0]}`",
@@ -319,12 +320,14 @@ def _may_be_there(word: str, options: argparse.Namespace) -> bool:
     return "/" not in word or bool(later or in_image) or os.path.exists(word)  # noqa: PTH110
 
 
-@contextmanager
-def _overriding(options: argparse.Namespace) -> Iterator[None]:
-    """What is read meanwhile of an option that may be repeated replaces what was there."""
-    before = {name: options.__dict__.pop(name, None) for name in REPEATED}
-    yield
-    for name, value in before.items():
+def _take_repeated(options: argparse.Namespace) -> dict[str, Any]:
+    """Remove what argparse would append to."""
+    return {name: options.__dict__.pop(name, None) for name in REPEATED}
+
+
+def _override(earlier: dict[str, Any], options: argparse.Namespace) -> None:
+    """Keep an earlier value only where no later one was read."""
+    for name, value in earlier.items():
         setattr(options, name, getattr(options, name, None) or value)
 
 
