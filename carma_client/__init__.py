@@ -34,12 +34,12 @@ class Unknown(Unreachable):
 
 
 class Refused(Problem):
-    """The daemon refused. `code` is the daemon's."""
+    """The daemon refused, or would. `code` is the daemon's, or "usage"."""
 
     def __init__(self, message: str, hint: str = "", code: str = Problem.code) -> None:
         super().__init__(message, hint)
         self.code = code
-        self.exit_code = 4 if code in FORBIDDEN else 1
+        self.exit_code = 4 if code in FORBIDDEN else 2 if code == "usage" else 1
 
 
 FORBIDDEN = frozenset({"forbidden", "not_yours"})

@@ -48,7 +48,8 @@ class Client(Blocking):
         return run(requests.list_jobs(self, select, user, states))
 
     def wait(self, label: str) -> JobOut:
-        """The job once it has ended. A daemon that restarts meanwhile is waited for."""
+        """The job once it has ended; of an array, once all its tasks have, the first that failed or
+        else the last. A daemon that restarts meanwhile is waited for."""
         ended: JobOut = run(requests.wait(self, label))
         return ended
 

@@ -22,7 +22,7 @@ from carmad.readable import clean
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Any, BinaryIO
 
     from carma_client.steps import Steps
@@ -51,12 +51,11 @@ def lines(daemon: Daemon, label: str, follow: bool, stderr: bool) -> Steps[None]
         job = yield from patiently(ask)
     with open_log(path) as file:
         log = Log(file)
-        begun: list[bytes] = []
+        shown = Lines()
         own = log.parts(job)
         end = file.tell()
-        for at, size in own:
-            file.seek(at)
-            yield from _whole(begun, file.read(size))
+        for text in blocks(file, own):
+            yield from _find(shown.feed(text))
         file.seek(end)
         asked_at = 0.0
         while follow:
@@ -64,22 +63,17 @@ def lines(daemon: Daemon, label: str, follow: bool, stderr: bool) -> Steps[None]
             if now - asked_at >= ASK_S:
                 job, asked_at = (yield from patiently(ask)), now
             for text in log.news():
-                yield from _whole(begun, text)
+                yield from _find(shown.feed(text))
             if job["state"] in ENDED:
                 break
             yield Sleep(LOOK_S)
-        if rest := b"".join(begun):
-            yield Found(rest.decode(errors="replace"))
+        if rest := shown.rest():
+            yield from _find([rest])
 
 
-def _whole(begun: list[bytes], text: bytes) -> Steps[None]:
-    """Finds its whole lines. `begun`: the pieces of the line that has no end yet."""
-    *whole, rest = text.split(b"\n")
-    for line in whole:
-        begun.append(line)
-        yield Found(b"".join(begun).decode(errors="replace"))
-        begun.clear()
-    begun.append(rest)
+def _find(lines: Iterable[bytes]) -> Steps[None]:
+    for line in lines:
+        yield Found(line.rstrip(b"\n").decode(errors="replace"))
 
 
 def open_log(path: str) -> BinaryIO:
@@ -149,20 +143,89 @@ class Log:
             yield self._owner, at + begin, block[begin:]
 
 
-def texts(file: BinaryIO, parts: list[tuple[int, int]]) -> Iterator[bytes]:
+def blocks(file: BinaryIO, parts: list[tuple[int, int]]) -> Iterator[bytes]:
+    """The text of these parts, in pieces that fit into memory."""
     for at, size in parts:
         file.seek(at)
-        yield file.read(size)
+        while size > 0 and (block := file.read(min(size, BLOCK))):
+            size -= len(block)
+            yield block
 
 
-def last_lines(file: BinaryIO, parts: list[tuple[int, int]], lines: int) -> bytes:
-    """The last lines of these parts, reading from the end: logs can be large."""
-    tail = b""
-    for text in texts(file, parts[::-1]):
-        tail = text + tail
-        if tail.count(b"\n") > lines:
-            break
-    return b"".join(tail.splitlines(keepends=True)[-lines:]) if lines else b""
+def last_lines(file: BinaryIO, parts: list[tuple[int, int]], lines: int) -> Iterator[bytes]:
+    """The last lines of these parts, as a terminal shows them."""
+    ended = 0  # lines, in what follows
+    begin: list[tuple[int, int]] = []
+    for at, size in reversed(parts) if lines else ():
+        until = at + size
+        while until > at:
+            start = max(at, until - BLOCK)
+            file.seek(start)
+            block = file.read(until - start)
+            if not begin and block:
+                ended -= block.endswith(b"\n")  # the last line's own end begins no other
+            if (count := block.count(b"\n")) + ended >= lines:
+                cut = len(block)
+                for _ in range(lines - ended):
+                    cut = block.rfind(b"\n", 0, cut)
+                begin.append((start + cut + 1, until - start - cut - 1))
+                return _ended_lines(blocks(file, begin[::-1]))
+            ended += count
+            begin.append((start, until - start))
+            until = start
+    return _ended_lines(blocks(file, begin[::-1]))
+
+
+def _ended_lines(text: Iterator[bytes]) -> Iterator[bytes]:
+    lines = Lines()
+    for block in text:
+        yield from lines.feed(block)
+    if rest := lines.rest():
+        yield rest
+
+
+MOST_HELD = 1 << 24  # bytes of a line: a longer one comes in pieces
+
+
+class Lines:
+    """Makes lines, with their ends, of a text that comes in pieces; each as a terminal shows it in
+    the end: of a progress bar, whose states begin with \\r, the last. Holds no more than that."""
+
+    def __init__(self) -> None:
+        self._state: list[bytes] = []  # the pieces of the one that has begun
+        self._size = 0
+        self._shown = b""  # the last one before it that is not blank
+
+    def feed(self, text: bytes) -> Iterator[bytes]:
+        *whole, rest = text.split(b"\n")
+        for line in whole:
+            self._add(line)
+            yield self.rest() + b"\n"
+        self._add(rest)
+        if self._size > MOST_HELD:
+            yield self.rest()
+
+    def rest(self) -> bytes:
+        """The line that has begun, which is left out from then on."""
+        found = b"".join(self._state)
+        found = self._shown if _is_blank(found) else found
+        self._state, self._size, self._shown = [], 0, b""
+        return found
+
+    def _add(self, text: bytes) -> None:
+        *over, begun = text.split(b"\r")
+        if over:
+            over[0] = b"".join(self._state) + over[0]
+            self._shown = next(
+                (state for state in reversed(over) if not _is_blank(state)), self._shown
+            )
+            self._state, self._size = [], 0
+        self._state.append(begun)
+        self._size += len(begun)
+
+
+def _is_blank(state: bytes) -> bool:
+    return not (re.sub(_ESCAPE.encode(), b"", state) if b"\x1b" in state else state).strip()
 
 
 READ_BYTES = 1 << 18
@@ -180,19 +243,25 @@ class Tail:
         self.more = more
 
 
-def tail(path: str, job: int, lines: int) -> Tail:
-    """The last lines that `job` wrote to the file, read with the caller's rights."""
+def tail(path: str, job: Any, lines: int) -> Tail:
+    """The last lines that the job wrote to the file, read with the caller's rights."""
     try:
         with open_log(path) as file:
-            return _of(file, job, lines)
+            return _of(file, job["id"], lines)
     except (OSError, ValueError) as error:
-        return Tail(why=unreadable(path, error))
+        return Tail(why=unreadable(path, job, error))
 
 
-def unreadable(path: str, error: Exception) -> str:
+def has_log(job: Any) -> bool:
+    """Whether the job has begun to run, which creates its log."""
+    return job["started_at"] is not None and job["state"] not in ("pending", "queued", "starting")
+
+
+def unreadable(path: str, job: Any, error: Exception) -> str:
     """Why there is nothing to see."""
     if isinstance(error, FileNotFoundError):
-        return "there is no output yet"
+        gone = f"{clean(path)} was deleted or moved"
+        return gone if has_log(job) else "there is no output yet"
     return f"cannot read {clean(path)}: {getattr(error, 'strerror', None) or error}"
 
 
@@ -201,11 +270,7 @@ def output(path: str, job: Any) -> Iterator[bytes]:
     with open_log(path) as file:
         parts = Log(file).parts(job)
         yield b""
-        for at, size in parts:
-            file.seek(at)
-            while size > 0 and (block := file.read(min(size, BLOCK))):
-                size -= len(block)
-                yield block
+        yield from blocks(file, parts)
 
 
 def search(path: str, job: Any, text: str, most: int) -> Tail:
@@ -214,25 +279,19 @@ def search(path: str, job: Any, text: str, most: int) -> Tail:
     wanted, count = text.casefold(), 0
     found: deque[str] = deque(maxlen=most)
     try:
-        for number, line in enumerate(_lines(output(path, job)), 1):
-            shown = plain(line.decode(errors="replace"))
-            if wanted in shown.casefold():
-                found.append(f"{number:>6}  {shown}")
+        number = 1
+        for line in _ended_lines(output(path, job)):
+            whole = _last_state(line.rstrip(b"\n").decode(errors="replace"))
+            at = whole.casefold().find(wanted)
+            if at >= 0:
+                found.append(f"{number:>6}  {_cut(whole, at)}")
                 count += 1
+            number += line.endswith(b"\n")
     except (OSError, ValueError) as error:
-        return Tail(why=unreadable(path, error))
+        return Tail(why=unreadable(path, job, error))
     if not found:
         return Tail(why="no line contains that")
     return Tail(tuple(found), more=count > most)
-
-
-def _lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    rest = b""
-    for block in blocks:
-        *whole, rest = (rest + block).split(b"\n")
-        yield from whole
-    if rest:
-        yield rest
 
 
 def _of(file: BinaryIO, job: int, lines: int) -> Tail:
@@ -264,7 +323,17 @@ def _own(data: bytes, job: int) -> bytes:
 
 def plain(line: str) -> str:
     """A line as a terminal would show it in the end: of a progress bar, its last state."""
+    return _cut(_last_state(line))
+
+
+def _cut(line: str, around: int = 0) -> str:
+    """What fits, with what is there."""
+    begin = max(0, min(around - LONGEST // 2, len(line) - LONGEST))
+    end = begin + LONGEST
+    return f"{'…' * (begin > 0)}{line[begin:end]}{'…' * (end < len(line))}"
+
+
+def _last_state(line: str) -> str:
     states = re.sub(_ESCAPE, "", line).split("\r")
     text = next((state for state in reversed(states) if state.strip()), "")
-    shown = clean(text.expandtabs(8))
-    return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}…"
+    return clean(text.expandtabs(8))

@@ -25,14 +25,16 @@ class Array(TypedDict):
 
 
 class Options(TypedDict, total=False):
-    """What they mean: docs/reference/commands.md, `carma submit`. `cwd`, `env` and `umask` are
-    this process's unless given; `export` is added to `env`, and kept where CARMA drops secrets."""
+    """What they mean: docs/reference/commands.md, `carma submit`. `cwd`, `env`, `umask`
+    and `limits` are this process's unless given; `export` is added to `env`, and kept where CARMA
+    leaves variables out."""
 
     name: str | None
     cwd: str
     env: Mapping[str, str]
     export: Mapping[str, str]
     umask: str
+    limits: Mapping[str, int]
     gpus: int
     constraint: str | None
     on: str | None
@@ -62,7 +64,9 @@ class Options(TypedDict, total=False):
     conda_env: str | None
     container: str | None
     requeue: bool
+    retry_on: str | None
     requeue_ok: bool
     notify: str | None
     mail_user: str | None
+    comment: str | None
     idle_ok: str | None

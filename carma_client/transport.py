@@ -31,6 +31,8 @@ TIMEOUT_S = 30.0
 BACK_WITHIN_S = 8.0  # systemd starts a carmad that died after five seconds
 RESTARTED_WITHIN_S = 120.0  # a daemon that is upgraded may have to copy its database
 LOOK_S = 0.2
+# Of which what has no value is left out, as carmad 0.1 refuses fields that it does not know.
+SUBMISSIONS = frozenset(("/v1/jobs", "/v1/estimate"))
 END = b"\r\n\r\n"  # of the headers
 UNIT = "/etc/systemd/system/carmad.socket"  # as `carma daemon install` leaves it
 START_HINT = (
@@ -62,9 +64,15 @@ class Daemon:
         self, path: str, body: object, within_s: float = TIMEOUT_S, *, again: bool = False
     ) -> Steps[Any]:
         """`again`: it changes nothing, so it may be repeated."""
-        import json
-
-        answer = yield from self._call("POST", path, json.dumps(body).encode(), within_s, again)
+        if isinstance(body, dict) and path.partition("?")[0] in SUBMISSIONS:
+            body = {name: value for name, value in body.items() if value not in (None, {})}
+        try:
+            answer = yield from self._call("POST", path, _encode(body), within_s, again)
+        except Refused as refused:
+            if not (isinstance(body, dict) and refused.message.startswith("limits: Extra")):
+                raise
+            del body["limits"]
+            answer = yield from self._call("POST", path, _encode(body), within_s, again)
         return parse(answer)
 
     def _call(
@@ -87,6 +95,20 @@ class Daemon:
                 break
             yield Sleep(again_s)  # nothing was done: it is safe to retry
         raise refusal(status, parse(answer, refused=True))
+
+
+def _encode(body: object) -> bytes:
+    """Its JSON. Raises Refused for a word or a path that is not UTF-8, which JSON cannot carry."""
+    import json
+
+    text = json.dumps(body, ensure_ascii=False)
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        begin, end = text.rfind('"', 0, error.start) + 1, text.find('"', error.start)
+        word = text[begin:end].encode(errors="backslashreplace").decode().replace("\\udc", "\\x")
+        hint = "rename it, or write it in UTF-8"
+        raise Refused(f"{word} is not UTF-8 text", hint, "usage") from None
 
 
 class Blocking(Daemon):
@@ -132,7 +154,7 @@ def with_query(path: str, query: dict[str, object]) -> str:
     if not (values.isascii() and values.replace("_", "").isalnum()):
         from urllib.parse import urlencode  # takes 2 ms
 
-        return f"{path}?{urlencode(given)}"
+        return f"{path}?{urlencode(given, errors='surrogateescape')}"
     return f"{path}?{'&'.join([f'{key}={value}' for key, value in given.items()])}"
 
 

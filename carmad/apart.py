@@ -7,10 +7,11 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+
+from carmad.paths import python
 
 NICE = 15
 MOST_BYTES = 8 << 30  # of address space
@@ -25,12 +26,12 @@ def run(
     killed when `stopping` is set."""
     held_by_it, held = os.pipe()  # it runs as long as we hold our end
     process = subprocess.Popen(
-        [sys.executable, "-m", module, *words],
+        [*python(module), *words],
         stdin=held_by_it,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd="/",
-        env={**os.environ, "PYTHONSAFEPATH": "1", **(env or {})},
+        env={**os.environ, **(env or {})},
         text=True,
         errors="replace",
         start_new_session=True,

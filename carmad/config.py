@@ -27,6 +27,9 @@ Share = Annotated[float, Interval(ge=0, le=1)]
 DECLARED_SINCE = ("lucid", "asrpt", "cuckoo")  # in 0.1.0 their settings were CARMA's own
 
 
+KNOWN_WINDOW_S = 5.0
+
+
 @dataclass(frozen=True, slots=True)
 class Monitor:
     """How the GPUs are monitored (CARMA paper, 3.1 and 3.2)."""
@@ -34,9 +37,17 @@ class Monitor:
     source: str = "auto"  # auto, nvml, gpm, dcgm, emulated:DIR
     period_s: Positive = 1.0  # how often the GPUs are read
     window_s: Positive = 30.0  # sliding window of the risk analysis, and the settling time
+    # the settling time for a job whose memory is known, beside jobs whose memory is known; not
+    # set: 5 s, or `window_s` if that is less, and `window_s` in simulations
+    known_window_s: Positive | None = None
     stale_s: Number = 5.0  # no job is placed by an older sample
     first_kernel_timeout_s: Number = 600.0  # then a GPU stops waiting for a job's first kernel
     external_mib: Count = 500  # a GPU with less memory used by external processes counts as idle
+
+    @property
+    def known_s(self) -> float:
+        known_s = KNOWN_WINDOW_S if self.known_window_s is None else self.known_window_s
+        return min(known_s, self.window_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +92,9 @@ class Collocation:
     mps_scope: Literal["gpu", "node"] = "gpu"  # whether each GPU has an MPS server, or a node
     mps_multiuser: bool = False  # let users share one MPS server: faults and logs are shared too
     max_jobs_per_gpu: AtOnce[Annotated[int, Gt(0)]] = 8  # no GPU gets more jobs than this
+    # what CUDA_VISIBLE_DEVICES has: indices, which more programs can read, where they are certain
+    # to name the job's GPUs, and UUIDs elsewhere; or UUIDs everywhere
+    visible_devices: AtOnce[Literal["index", "uuid"]] = "index"
     # let the driver guarantee each job the memory that it was promised, and limit it to what nobody
     # else was ([guaranteed memory](../admins.md#guaranteed-memory)); needs driver R615
     guarantee_memory: AtOnce[bool] = False
@@ -169,6 +183,9 @@ class Limits:
     # how often a waiting job may be overtaken by later ones, whenever they end; 0: never; not set:
     # by those that [end before it can start](../concepts/placement.md), in simulations by none
     backfill: AtOnce[Count | None] = None
+    # how long a waiting job may be overtaken while nobody knows when it can start; then GPUs are
+    # [kept for it](../concepts/placement.md). Only where `backfill` is not set
+    overtaken_s: AtOnce[Number] = 60.0
     # before a reservation, no job starts there whose end is unknown
     reservation_notice_s: AtOnce[Number] = 86_400.0
 
@@ -205,19 +222,26 @@ class Idle:
     # what is done, and after how long, such as "warn 30m, suspend 2h"; also "requeue" and "end";
     # "": nothing ([more](../admins.md#idle-jobs))
     batch: AtOnce[str] = ""
-    # jobs that keep less than this from others, on all their GPUs together, are left alone
+    # jobs that keep less than this from others, on all their GPUs together, are left alone by
+    # `batch`
     floor_mib: AtOnce[Count] = 4096
+    # as `batch`, for jobs that have run no kernel since they started, which keeps others off their
+    # GPUs; such as "warn 1m, end 10m". They are warned while others wait
+    hung: AtOnce[str] = "warn 1m"
 
 
 @dataclass(frozen=True, slots=True)
 class Fairness:
-    """Who goes first among jobs of equal priority: who has used less of the server of late. A
-    policy with an order of its own comes before that."""
+    """Who goes first among jobs of equal priority: users who have used less recently. A policy
+    with an order of its own comes before that."""
 
     # order jobs of equal priority by what their users have used, otherwise by arrival; not set:
     # yes, but not in simulations
     enabled: AtOnce[bool | None] = None
     half_life_days: AtOnce[Positive] = 7.0  # after which use counts half
+    # users count as equal, and go by arrival, while their use differs by less than all GPUs of the
+    # server give in so many hours; 0: any difference counts
+    band_hours: AtOnce[Number] = 1.0
     # of users and "@groups", otherwise 1, such as `{ada = 2.0, "@vision" = 3.0}`: who has twice the
     # weight may use twice as much. The users of a group with a weight share it as one
     weights: AtOnce[dict[str, Positive]] = field(default_factory=dict)
@@ -232,6 +256,13 @@ class Retention:
     mib_per_user: AtOnce[Count] = 256
     backups: Count = 7  # daily copies kept; 0: none
     journal_mib: Count = 64  # disk for the journal, for `carma daemon replay`; 0: none is kept
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    # variables of the user's shell that jobs do not get unless `--export` names them: shell
+    # patterns, separated by commas, such as "*_TOKEN, AWS_*"
+    env_exclude: AtOnce[str] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +336,7 @@ class Settings:
     idle: Idle = field(default_factory=Idle)
     fairness: Fairness = field(default_factory=Fairness)
     retention: Retention = field(default_factory=Retention)
+    submit: Submit = field(default_factory=Submit)
     access: Access = field(default_factory=Access)
     notify: Notify = field(default_factory=Notify)
     metrics: Metrics = field(default_factory=Metrics)

@@ -319,10 +319,11 @@ def _faults(settings: Settings) -> Iterator[tuple[_Key, str]]:
             yield key, f"is {value}, but should be a finite number"
     if settings.metrics.listen and address(settings.metrics.listen) is None:
         yield ("metrics", "listen"), "should be an address and a port, such as 127.0.0.1:9430"
-    try:
-        ladder(settings.idle.batch)
-    except CarmaError as error:
-        yield ("idle", "batch"), f"cannot be read: {error}, {error.hint}"
+    for name in ("batch", "hung"):
+        try:
+            ladder(values["idle", name])
+        except CarmaError as error:
+            yield ("idle", name), f"cannot be read: {error}, {error.hint}"
     for name in ("administrators", "report"):
         whom = values["notify", name]
         if "@" in whom and "/" not in whom and not settings.notify.mail:
@@ -337,9 +338,9 @@ def _faults(settings: Settings) -> Iterator[tuple[_Key, str]]:
         names = ", ".join(name for _, name in _WEIGHTS)
         yield ("risk",), f"has weights ({names}) that add up to {weights:g} instead of 1"
     period = settings.monitor.period_s
-    for name in ("window_s", "stale_s"):
+    for name in ("window_s", "known_window_s", "stale_s"):
         value = values["monitor", name]
-        if value < period:
+        if value is not None and value < period:
             yield (
                 ("monitor", name),
                 f"is {value}, but should be at least monitor.period_s, {period}",

@@ -41,6 +41,11 @@ HINTS = "hints for placement policies"
 START = "start"
 RUN = "execution"
 
+# How jobs are named in lists of words: 42, 42_3, 42_[1-3,7]; the lists' commas are not in brackets.
+JOB = r"[0-9]{1,15}(?:_(?:[0-9]{1,7}|\[[0-9,-]+\]))?"
+COMMA = r",(?![^\[]*\])"
+EXIT_CODE = "(?:[1-9][0-9]?|1[0-9]{2}|2[0-4][0-9]|25[0-5])"
+
 # Until when `carma update` may change an option.
 WAITING = "waiting"
 RUNNING = "running"
@@ -338,6 +343,7 @@ class JobOptions:
         read="array",
         metavar="LIST",
         memory=False,
+        change=RUNNING,  # its limit
         help="submit one job for each index: 0-15, 0-15:4 or 1,3,7; %N runs at most N at a time",
     )
     after = option(
@@ -462,6 +468,19 @@ class JobOptions:
         change=RUNNING,
         help="let CARMA restart the job after a reboot or a preemption (default)",
     )
+    retry_on: str | None = option(
+        "--retry-on",
+        default=None,
+        section=RUN,
+        read="exit_codes",
+        metavar="CODE[,CODE]",
+        pattern=rf"^{EXIT_CODE}(,{EXIT_CODE}){{0,63}}$",
+        memory=False,
+        show="retries on",
+        change=RUNNING,
+        help="run the job again if it ends with one of these exit codes, such as 75,137 (128+N:"
+        " ended by signal N); at most twice, unless the server's settings say otherwise",
+    )
     requeue_ok: bool = option(
         "--requeue-ok",
         default=False,
@@ -497,6 +516,19 @@ class JobOptions:
         show="mails to",
         help="where --notify sends mail, if the server sends any (default: the addresses of"
         " `carma notify`, or else you at the server's domain)",
+    )
+    comment: str | None = option(
+        "--comment",
+        default=None,
+        section=RUN,
+        slurm="--comment",
+        read="one_line",
+        metavar="TEXT",
+        pattern=r"^[^\x00-\x1f\x7f]{1,1024}$",
+        memory=False,
+        show="comment",
+        change=RUNNING,
+        help="words to find the job by; everybody who sees the job sees them",
     )
     idle_ok: str | None = option(
         "--idle-ok",

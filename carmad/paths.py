@@ -4,12 +4,14 @@ call: keep it light."""
 from __future__ import annotations
 
 import os
+import sys
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MOST_DIGITS = 10  # as Slurm's
+HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
 SYSTEM_SOCKET = "/run/carma/carmad.sock"
 
 
@@ -105,3 +107,13 @@ def fill(pattern: str, values: Mapping[str, str]) -> str:
         name += value.zfill(width) if value.isdecimal() else value
         left = left[digits + 1 :]
     return name
+
+
+def python(module: str) -> list[str]:
+    """The argv that runs a module of CARMA's as a program of its own: `python -m`, but for what the
+    environment and the current directory would add to its path."""
+    code = (
+        f"import sys; sys.path.append({HOME!r}); from runpy import run_module;"
+        f" run_module({module!r}, run_name='__main__', alter_sys=True)"
+    )
+    return [sys.executable, "-E", "-P", "-c", code]

@@ -5,6 +5,7 @@ from carmad.config import Links as Links
 from carmad.config import Preconditions as Preconditions
 from carmad.config import Settings as Settings
 from carmad.core import suspending
+from carmad.core.admission import PASSING as PASSING
 from carmad.core.admission import Demand as Demand
 from carmad.core.admission import idle as idle
 from carmad.core.choice import choice as choice
@@ -19,6 +20,8 @@ from carmad.core.decision import Verdict as Verdict
 from carmad.core.gpuview import GpuView as GpuView
 from carmad.core.history import History as History
 from carmad.core.history import Past as Past
+from carmad.core.joining import ASSUMED_ACTIVITY as ASSUMED_ACTIVITY
+from carmad.core.joining import find_load as find_load
 from carmad.core.layout import Layout as Layout
 from carmad.core.layout import Slot as Slot
 from carmad.core.layout import Stage as Stage
@@ -37,6 +40,12 @@ from carmad.core.readings import held_mib as held_mib
 from carmad.core.readings import memory_of as memory_of
 from carmad.core.recurrence import Template as Template
 from carmad.core.recurrence import template as template
+from carmad.core.remaining import LEAST_S as LEAST_S
+from carmad.core.remaining import MINUTE_S as MINUTE_S
+from carmad.core.remaining import Left as Left
+from carmad.core.remaining import exactly as exactly
+from carmad.core.remaining import left as left
+from carmad.core.remaining import predicted_s as predicted_s
 from carmad.core.slowdown import beside as beside
 from carmad.core.types import Cause as Cause
 from carmad.core.types import Estimate as Estimate

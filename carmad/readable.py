@@ -70,8 +70,8 @@ def change(value: float, before: float) -> str:
 
 
 def clean(text: object) -> str:
-    """Without control characters: names and commands are untrusted."""
-    words = str(text)
+    """Without control characters: names and commands are untrusted. Of None, nothing."""
+    words = "" if text is None else str(text)
     if words.isprintable():
         return words
     return "".join(c if c.isprintable() else "?" for c in words)

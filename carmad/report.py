@@ -243,8 +243,9 @@ def _local(stamp: str | None) -> datetime:
 _MARKUP = re.compile(r"[\\`*\[\]<>|&]")  # what could be more than text in a cell
 
 
-def as_markdown(report: ReportOut) -> str:
-    parts = [f"# {_text(title(report))}"]
+def as_markdown(report: ReportOut, titled: bool = True) -> str:
+    """`titled`: False for a mail, whose subject the title is."""
+    parts = [f"# {_text(title(report))}"] if titled else []
     for section in sections(report):
         parts += [f"## {section.title}", *map(_text, section.lines)]
         if section.rows:

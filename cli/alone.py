@@ -15,7 +15,7 @@ import zlib
 from pathlib import Path
 
 from carmad.errors import CarmaError
-from carmad.paths import user_runtime_dir
+from carmad.paths import python, user_runtime_dir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _connect() -> socket.socket | None:
         except OSError:
             connection.close()
         if not _started or _started[-1].poll() is not None:
-            argv = [sys.executable, "-P", "-m", "carmad.api.alone", str(path)]
+            argv = [*python("carmad.api.alone"), str(path)]
             try:
                 _started.append(_start(argv))
             except OSError:
@@ -98,8 +98,8 @@ def _private_folder() -> Path | None:
 
 
 def _fingerprint() -> str:
-    """Of what would run: this Python and this code, where it finds modules, and its plugins."""
-    found = [sys.executable, sys.version, os.environ.get("PYTHONPATH", "")]
+    """Of what would run: this Python and this code, and its plugins."""
+    found = [sys.executable, sys.version]
     for package in ("carmad", "estimators"):
         for path in sorted((ROOT / package).rglob("*.py")):
             status = path.stat()

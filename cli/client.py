@@ -4,11 +4,11 @@ commands name them. Imports stay light."""
 from __future__ import annotations
 
 from carma_client.transport import TIMEOUT_S, Blocking, Broken, Daemon, parse, with_query
-from cli.problems import Usage
+from cli.problems import Refused, Usage
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
 __all__ = [
@@ -17,8 +17,10 @@ __all__ = [
     "Broken",
     "events",
     "exit_code",
+    "fold_labels",
     "get",
     "get_text",
+    "named",
     "outcomes",
     "outlive_stop",
     "parse",
@@ -65,8 +67,37 @@ def outlive_stop(ask: Callable[[], int]) -> int:
         signal.signal(signal.SIGTERM, before)
 
 
+def requeue(body: dict[str, Any]) -> Any:
+    """The answer."""
+    from carma_client import requests
+    from carma_client.steps import run
+
+    return run(requests.requeue(_daemon, body))
+
+
+def named(word: str, about: str = "") -> tuple[Any, list[Any]]:
+    """What the daemon says `about` the one job that a word names; of several jobs, a row for each
+    instead."""
+    select = resolve(word)
+    if select.replace("_", "").isdecimal():
+        try:
+            found = get(f"/v1/jobs/{select}{about}")
+            label = found.get("job", found)["label"]
+            if label.partition("_")[0] != select or label == select:
+                return found, []
+        except Refused as refused:
+            if refused.code != "array":
+                raise
+    rows = get("/v1/jobs", select=select)["jobs"]
+    if not rows:
+        hint = "See `carma queue` and `carma history`."
+        raise Refused(f"there is no job {select}", hint, code="not_found")
+    return (get(f"/v1/jobs/{rows[0]['label']}{about}"), []) if len(rows) == 1 else (None, rows)
+
+
 def resolve(word: str) -> str:
-    """The label of `last`, or of your job in a Slurm job; any other word is already a label."""
+    """The label of `last`, of which an array has one, or of your job in a Slurm job; any other word
+    names jobs already."""
     if word.startswith(SLURM) and word.removeprefix(SLURM).isdecimal():
         found = get("/v1/jobs", slurm_job=word.removeprefix(SLURM))["jobs"]
         if not found:
@@ -80,7 +111,7 @@ def resolve(word: str) -> str:
     jobs = get("/v1/jobs", select="last")["jobs"]
     if not jobs:
         raise Usage("you have no jobs yet", "name a job by its id")
-    return str(jobs[0]["label"])
+    return str(jobs[0]["label"]).partition("_")[0]
 
 
 def exit_code(job: dict[str, Any]) -> int:
@@ -97,13 +128,24 @@ def outcomes(results: list[dict[str, Any]]) -> Iterator[tuple[str, bool, str]]:
     """One line for all tasks of an array to which the same happened."""
     alike: dict[tuple[str, bool, str], list[str]] = {}
     for each in results:
-        job, _, tasks = each["label"].partition("_")
+        key = each["label"].partition("_")[0], each["ok"], each["message"]
+        alike.setdefault(key, []).append(each["label"])
+    for (_, ok, message), labels in alike.items():
+        for label in fold_labels(labels):
+            yield label, ok, message
+
+
+def fold_labels(labels: Iterable[str]) -> Iterator[str]:
+    """`["4", "5_0", "5_1", "5_[3-4%2]"]` as `4` and `5_[0-1,3-4]`."""
+    arrays: dict[str, list[str]] = {}
+    for label in labels:
+        job, _, tasks = label.partition("_")
         listed = tasks.strip("[]").partition("%")[0].split(",")
-        alike.setdefault((job, each["ok"], each["message"]), []).extend(filter(None, listed))
-    for (job, ok, message), listed in alike.items():
+        arrays.setdefault(job, []).extend(filter(None, listed))
+    for job, listed in arrays.items():
         tasks = spans(listed)
         label = f"{job}_{tasks}" if tasks else job
-        yield label if tasks.isdigit() or not tasks else f"{job}_[{tasks}]", ok, message
+        yield label if tasks.isdigit() or not tasks else f"{job}_[{tasks}]"
 
 
 def spans(listed: list[str]) -> str:

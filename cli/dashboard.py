@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PAST_S = 1800.0  # that the graphs show
 LOW, NARROW = 16, 60  # a terminal with fewer lines, or columns, gets cells instead of a table
-CELL, SHORT_CELL = 20, 13  # columns
+CELL, SHORT_CELL = 9, 3  # columns of a cell besides its load: number, bar and gaps
 LEAST_JOBS = 4  # lines of jobs that nothing takes the place of: a header, and three
 PANEL = 50  # columns of a GPU's graphs, at least
 LEAST_GRAPH, MOST_GRAPH = 2, 24  # lines of a graph
@@ -79,11 +79,16 @@ def _small(answer: StatusOut, host: Host, room: int, height: int, plain: bool) -
 def _cells(cards: Sequence[GpuOut], room: int, height: int, plain: bool) -> list[Line]:
     """The GPUs, several on a line, each with its number, its load and memory; shorter where they
     are many, and with the number of those that there is no room for."""
-    each = max(1, room // CELL)
+    texts = [_load(gpu) for gpu in cards]
+    longest = max(map(len, texts), default=0)
+    each = max(1, (room + 1) // (longest + CELL))
     short = len(cards) > each * height
     if short:
-        each = max(1, room // SHORT_CELL)
-    cells = [_cell(gpu, short, plain) for gpu in cards]
+        each = max(1, (room + 1) // (longest + SHORT_CELL))
+    cells = [
+        _cell(gpu, text.rjust(longest), short, plain)
+        for gpu, text in zip(cards, texts, strict=True)
+    ]
     most = each * max(1, height)
     if len(cells) > most:
         hidden = len(cells) - most + 1
@@ -94,17 +99,21 @@ def _cells(cards: Sequence[GpuOut], room: int, height: int, plain: bool) -> list
     ]
 
 
-def _cell(gpu: GpuOut, short: bool, plain: bool) -> Line:
+def _load(gpu: GpuOut) -> str:
+    used, total = gpu["memory_used_mib"], gpu["memory_mib"]
+    busy = "" if gpu["sm_active"] is None else f"{gpu['sm_active']:.0%} "
+    return f"{busy}{NOTHING if used is None else used // 1024}/{total // 1024}G"
+
+
+def _cell(gpu: GpuOut, load: str, short: bool, plain: bool) -> Line:
     used, total = gpu["memory_used_mib"], gpu["memory_mib"]
     share = used / total if used is not None else None
-    busy = "" if gpu["sm_active"] is None else f"{gpu['sm_active']:.0%}"
     style = overview.GPU_STYLE.get(gpu["state"], "yellow")
-    text = f"{busy:>4} {NOTHING if used is None else used // 1024}/{total // 1024}G"
     number = f"{gpu['index']:>2}"
     if short:
-        return (number, style), (text.ljust(SHORT_CELL - 2), "")
+        return (number, style), (f" {load}", "")
     bars = bar(share, 4, plain)
-    return (f"{number} ", style), (bars, style), (f" {text}".ljust(CELL - 7), "")
+    return (f"{number} ", style), (bars, style), (f" {load} ", "")
 
 
 # -- large

@@ -60,7 +60,8 @@ def estimates(answer: EstimatesOut) -> RenderableType:
         *phase_lines(answer),
         Text(f"\n{'* decides: ' if choice(answer) else ''}{need(answer)}"),
         *(Text(f"  · {refusal(reason)}") for reason in answer["reasons"]),
-        fits(answer["verdicts"], answer["fits"]),
+        *too_large_lines(answer),
+        fits(answer["verdicts"], answer["fits"], is_possible=not answer.get("too_large")),
     )
 
 
@@ -85,6 +86,11 @@ def crash_lines(answer: EstimatesOut) -> list[RenderableType]:
     """How the script stops by itself, and an empty line."""
     crash = answer["crash"]
     return [Text(f"Your script stops {clean(crash)}", style="bold red"), Text()] if crash else []
+
+
+def too_large_lines(answer: EstimatesOut) -> list[RenderableType]:
+    too_large = answer.get("too_large")
+    return [Text(f"It {clean(too_large)}.", style="bold red")] if too_large else []
 
 
 def table(all_of_them: Sequence[EstimateOut]) -> Table:
@@ -121,8 +127,9 @@ def _table(headers: str) -> Table:
     return made
 
 
-def fits(judged: Sequence[VerdictOut], room: Sequence[FitOut]) -> Table:
-    """For each GPU: free memory, and whether the job would be placed there now."""
+def fits(judged: Sequence[VerdictOut], room: Sequence[FitOut], is_possible: bool) -> Table:
+    """For each GPU: free memory, and whether the job would be placed there now, if it is possible
+    at all."""
     free = {one["gpu"]: one["free_mib"] for one in room}
     made = Table(box=None, pad_edge=False, show_header=False)
     made.add_column(no_wrap=True)
@@ -132,8 +139,10 @@ def fits(judged: Sequence[VerdictOut], room: Sequence[FitOut]) -> Table:
         index, why = verdict["gpu"]["index"], verdict["refused"]
         name = f"GPU {verdict['gpu']['id'] if index is None else index}"
         has = NOTHING if index not in free else f"{memory(free[index])} free"
-        words = "\n".join(map(refusal, why)) or "would take it now"
-        made.add_row(Text(name, style="red" if why else "green"), has, Text(words))
+        words = "\n".join(map(refusal, why)) or "would take it now" * is_possible
+        made.add_row(
+            Text(name, style="green" if is_possible and not why else "red"), has, Text(words)
+        )
     return made
 
 

@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from cli import client, submission
+from cli.missing import refuse_missing
 from cli.problems import Unreachable, Usage, note
 
 if TYPE_CHECKING:
@@ -25,10 +26,12 @@ VARIED = "batch-size"
 
 def read(args: list[str], parser: Parser) -> tuple[Namespace, dict[str, Any]]:
     """Parse the options, and make the request for an estimate of them. Raises Usage for a sweep,
-    which has no single estimate."""
+    which has no single estimate, and for a command that is not there."""
     options, body = submission.read(_in_front(args, parser), parser)
     if body["array"] and body["array"].get("params"):
         raise Usage("a sweep has no single estimate", "leave --param out, and give its values")
+    if not body["argv"][0].startswith("timm:"):
+        refuse_missing(options, body)
     body.pop("script", None)  # nothing waits: it is traced where it is
     return options, body
 

@@ -54,15 +54,42 @@ def _run_without_command(group: str, words: list[str]) -> int:
     return 0 if options.help else Usage.exit_code
 
 
+# What other programs call our verbs.
+ELSEWHERE = {
+    "queue": "list ls jobs qstat squeue",
+    "cancel": "rm remove del delete stop abort qdel scancel",
+    "show": "info describe inspect get",
+    "submit": "add start enqueue push qsub sbatch",
+    "logs": "log tail output cat",
+    "gpus": "nodes smi nvidia-smi sinfo",
+    "history": "past sacct",
+    "requeue": "retry rerun restart",
+    "update": "edit modify",
+    "suspend": "pause freeze",
+    "resume": "continue unpause",
+    "run": "srun salloc",
+    "daemon start": "start up",
+    "daemon stop": "stop down",
+}
+
+
 def _nearest(word: str, names: list[str], command: str) -> str:
     """A hint. An alias stands for its verb, which is what there is help for."""
     from difflib import get_close_matches
 
+    own = [verb for verb, others in ELSEWHERE.items() if word.lower() in others.split()]
+    if own and command == "carma":
+        return f"use {'; or '.join(map(_explain, own))}"
     near = get_close_matches(word, names, n=1)
     if not near:
         return f"see `{command} --help`"
     verb = BY_NAME.get(near[0]) if command == "carma" else None
     return f"did you mean `{command} {verb.name if verb else near[0]}`?"
+
+
+def _explain(verb: str) -> str:
+    said = summary(verb).partition(".")[0]
+    return f"`carma {verb}`: {said[0].lower()}{said[1:]}"
 
 
 def build_parser() -> Parser:

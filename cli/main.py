@@ -7,7 +7,7 @@ import sys
 
 from carmad import paths
 from carmad.errors import CarmaError
-from cli.problems import INTERRUPTED, report
+from cli.problems import INTERRUPTED, refusal, report
 from cli.slurm import WORDS
 from cli.verbs import BY_NAME, GROUPS, ITSELF, TYPER
 
@@ -38,6 +38,8 @@ def run(args: list[str]) -> int:
     except BrokenPipeError:  # `carma queue | head`: the reader is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
+    except OSError as error:
+        return report(refusal(error), as_json=False)
     return code
 
 
@@ -82,3 +84,7 @@ def _color(args: list[str]) -> tuple[str, list[str]]:
     if first.startswith("--color="):
         return first.removeprefix("--color="), args[1:]
     return "", args
+
+
+if __name__ == "__main__":
+    main()

@@ -102,7 +102,10 @@ def _refuse_folder(file: str, cwd: str) -> None:
     """Of a log."""
     folder = os.path.join(cwd, file).rpartition("/")[0] or "/"  # noqa: PTH118
     if "%" not in folder and not os.path.isdir(folder):  # noqa: PTH112
-        raise Usage(f"there is no directory {folder} for {file}", f"mkdir -p {folder}; {ANYWAY}")
+        hint = f"mkdir -p {folder}"
+        if "$" in folder or file.startswith("~"):
+            hint = "variables and ~ are not replaced here: write the path out"
+        raise Usage(f"there is no directory {folder} for {file}", f"{hint}; {ANYWAY}")
 
 
 def refuse_missing_image(image: str) -> None:

@@ -32,8 +32,11 @@ def add_states(parser: Options) -> None:
 
 
 def add_job(parser: Options) -> None:
-    about = "a job id, such as 42 or 42_3, or last; slurm:42 for what runs in this job of Slurm's"
-    parser.add_argument("job", metavar="JOB", help=about)
+    about = (
+        "a job id: 42, 42_3, 42_[1-3] or last (the default); of an array, all tasks; slurm:42 for"
+        " what runs in this job of Slurm's"
+    )
+    parser.add_argument("job", nargs="?", default="last", metavar="JOB", help=about)
 
 
 def add_select(parser: Options) -> None:
@@ -41,7 +44,7 @@ def add_select(parser: Options) -> None:
         "jobs",
         nargs="+",
         metavar="JOB",
-        help="job ids: 42, 1,3,5-8, 42_3, last, or all (yours)",
+        help="job ids: 42, 1,3,5-8, 42_3, 42_[1-3], last, or all (yours)",
     )
 
 

@@ -61,6 +61,19 @@ def uses_color() -> bool:
     return wants_color(_chosen, os.environ, sys.stdout.isatty())
 
 
+NOW = b""  # among texts: what came before it is to be seen now
+
+
+def write(texts: Iterable[bytes]) -> None:
+    """Write bytes as they come. What cannot be written is not raised in their generator, which
+    would blame what it reads."""
+    for text in texts:
+        sys.stdout.buffer.write(text)
+        if text is NOW:
+            sys.stdout.buffer.flush()
+    sys.stdout.buffer.flush()
+
+
 def size() -> tuple[int, int]:
     """Columns and lines of the terminal. COLUMNS and LINES, if set, win."""
     try:

@@ -26,16 +26,17 @@ from cli.text import (
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from carmad.api.gpus import GpuOut, GpusOut, RiskOut
+    from carmad.api.gpus import GpuOut, GpusOut, ResidentOut, RiskOut
     from carmad.api.job import JobOut
     from carmad.api.server import StatusOut
     from cli.text import Block, Cell, Line
 
 
 class JobColumn(Column):
-    """`number`: right-aligned and never cut; `key`: what it is sorted by."""
+    """`number`: right-aligned and never cut; `key`: what it is sorted by; `fit`: if not the usual
+    of a number or a text."""
 
     __slots__ = ("cell", "key")
 
@@ -45,9 +46,10 @@ class JobColumn(Column):
         cell: Callable[[JobOut], str],
         number: bool = False,
         key: Callable[[JobOut], float] | None = None,
-        fit: str = "",
+        fit: str | None = None,
     ) -> None:
-        super().__init__(header, right=number, fit=fit or ("" if number else "cut"))
+        usual = "" if number else "cut"
+        super().__init__(header, right=number, fit=usual if fit is None else fit)
         self.cell = cell
         self.key = key
 
@@ -55,11 +57,18 @@ class JobColumn(Column):
 def where(job: JobOut) -> str:
     """Its GPUs, or why it has none."""
     if job["gpus"]:
-        return ",".join("?" if g["index"] is None else str(g["index"]) for g in job["gpus"])
+        on = ",".join("?" if g["index"] is None else str(g["index"]) for g in job["gpus"])
+        return f"{on} ({unused})" if (unused := kernelless(job)) else on
     if reason := job.get("reason"):
         return clean(reason)
     how = job.get("exit")
     return f"({how['cause']})" if how and how["cause"] != "success" else NOTHING
+
+
+def kernelless(job: JobOut | ResidentOut) -> str:
+    """That it has held its GPUs for long without a kernel on any of them; "" if it has not."""
+    waited_s = job.get("kernelless_s")  # an older carmad does not send it
+    return f"no kernel for {clock(waited_s)}" if waited_s else ""
 
 
 def _energy(job: JobOut) -> str:
@@ -87,8 +96,8 @@ COLUMNS = {
     "name": JobColumn("NAME", lambda j: clean(j["name"])),
     "params": JobColumn("PARAMS", lambda j: params(j) or NOTHING),
     "user": JobColumn("USER", lambda j: clean(j["user"])),
-    "st": JobColumn("ST", lambda j: j["code"]),
-    "state": JobColumn("STATE", lambda j: j["state"].upper()),
+    "st": JobColumn("ST", lambda j: j["code"], fit=""),
+    "state": JobColumn("STATE", lambda j: j["state"].upper(), fit=""),
     "time": JobColumn("TIME", lambda j: clock(j["elapsed_s"]), True, lambda j: j["elapsed_s"]),
     "limit": JobColumn(
         "LIMIT",
@@ -97,7 +106,9 @@ COLUMNS = {
         lambda j: j.get("time_limit_s") or 0,
         fit="drop",
     ),
-    "gpus": JobColumn("GPUS", lambda j: str(j["gpus_wanted"]), True, lambda j: j["gpus_wanted"]),
+    "gpus": JobColumn(
+        "GPUS", lambda j: str(j["gpus_wanted"]), True, lambda j: j["gpus_wanted"], fit="drop late"
+    ),
     "cpus": JobColumn(
         "CPUS", lambda j: str(j.get("cpus") or NOTHING), True, lambda j: j.get("cpus") or 0
     ),
@@ -107,21 +118,24 @@ COLUMNS = {
         True,
         lambda j: j.get("host_memory_mib") or 0,
     ),
-    "vram": JobColumn("VRAM(USED/EST)", vram, True, lambda j: j["memory"]["used_mib"] or 0),
+    "vram": JobColumn(
+        "VRAM(USED/EST)", vram, True, lambda j: j["memory"]["used_mib"] or 0, fit="drop late"
+    ),
     "peak": JobColumn(
         "PEAK",
         lambda j: memory(j["memory"]["peak_mib"]),
         True,
         lambda j: j["memory"]["peak_mib"] or 0,
+        fit="drop late",
     ),
     "where": JobColumn("GPU(REASON)", where, fit="wrap"),
     "mode": JobColumn("MODE", lambda j: j.get("mode") or NOTHING),
-    "submitted": JobColumn("SUBMITTED", lambda j: local_time(j["submitted_at"])),
-    "started": JobColumn("STARTED", lambda j: local_time(j["started_at"])),
-    "ended": JobColumn("ENDED", lambda j: local_time(j.get("ended_at"))),
-    "deadline": JobColumn("DEADLINE", lambda j: local_time(j.get("deadline_at"))),
+    "submitted": JobColumn("SUBMITTED", lambda j: local_time(j["submitted_at"]), fit=""),
+    "started": JobColumn("STARTED", lambda j: local_time(j["started_at"]), fit=""),
+    "ended": JobColumn("ENDED", lambda j: local_time(j.get("ended_at")), fit=""),
+    "deadline": JobColumn("DEADLINE", lambda j: local_time(j.get("deadline_at")), fit=""),
     "wait": JobColumn(
-        "WAITED", lambda j: clock(j.get("wait_s")), True, lambda j: j.get("wait_s", 0)
+        "WAITED", lambda j: clock(j.get("wait_s")), True, lambda j: j.get("wait_s", 0), fit="drop"
     ),
     "place": JobColumn(
         "PLACE", lambda j: str(j.get("position") or NOTHING), True, lambda j: j.get("position") or 0
@@ -132,8 +146,8 @@ COLUMNS = {
     "nice": JobColumn(
         "NICE", lambda j: str(j.get("nice", NOTHING)), True, lambda j: j.get("nice", 0)
     ),
-    "exit": JobColumn("EXIT", lambda j: exit_code(j.get("exit"))),
-    "energy": JobColumn("ENERGY", _energy, True, lambda j: j.get("energy_j") or 0),
+    "exit": JobColumn("EXIT", lambda j: exit_code(j.get("exit")), fit=""),
+    "energy": JobColumn("ENERGY", _energy, True, lambda j: j.get("energy_j") or 0, fit="drop"),
     "command": JobColumn("COMMAND", lambda j: clean(" ".join(j.get("argv", [NOTHING])))),
 }
 QUEUE = ("jobid", "name", "user", "st", "time", "limit", "gpus", "vram", "where")
@@ -192,10 +206,13 @@ STATE_STYLE = {
 
 
 def job_table(
-    listed: Sequence[JobOut], fields: Sequence[str] = (), noheader: bool = False
+    listed: Sequence[JobOut],
+    fields: Sequence[str] = (),
+    noheader: bool = False,
+    usual: Sequence[str] = QUEUE,
 ) -> list[Block]:
-    """Jobs, one per line. `fields`: all of these; otherwise, the usual ones that fit."""
-    shown = [COLUMNS[field] for field in fields or with_params(QUEUE, listed)]
+    """Jobs, one per line. `fields`: all of these; otherwise, of the `usual` ones those that fit."""
+    shown = [COLUMNS[field] for field in fields or with_params(usual, listed)]
     made = Table(shown, header=not noheader, drops=not fields)
     state = next((at for at, column in enumerate(shown) if column.header in STATES), None)
     for job in listed:
@@ -213,9 +230,8 @@ def top_table(listed: Sequence[JobOut], room: int) -> Table:
         fields = QUEUE_SHORT
     elif room >= ROOM_FOR_MORE:
         fields = QUEUE_WIDE
-    (made,) = job_table(listed, with_params(fields, listed))
+    (made,) = job_table(listed, usual=fields)
     assert isinstance(made, Table)
-    made.drops = True
     return made
 
 
@@ -225,6 +241,7 @@ ROOM_FOR_BARS = 110
 SETTLED = frozenset({"CD", "F", "CA", "TO", "OOM"})
 MOST_ENDED = 5
 LEAST_ROWS = 3  # of jobs, however low the terminal
+TAKES_JOBS = ("ok", "settling")  # now, or after a while
 GPU_STYLE = {"ok": "green", "settling": "cyan", "drained": "dim", "faulty": "bold red"}
 
 
@@ -313,7 +330,17 @@ def gpus(cards: Sequence[GpuOut], bars: bool, plain: bool = False) -> list[Block
             in_style(gpu["state"], GPU_STYLE.get(gpu["state"], "yellow")),
             _who(gpu),
         )
-    return [made]
+    return [made, *_closed(cards)]
+
+
+def _closed(cards: Sequence[GpuOut]) -> Iterator[str]:
+    """Why GPUs take no jobs, unless that passes by itself: those with one reason in a line."""
+    alike: dict[str, list[str]] = {}
+    for gpu in cards:
+        if gpu["state"] not in TAKES_JOBS and gpu["state_detail"]:
+            why = f"{gpu['state']}: {clean(gpu['state_detail'])}"
+            alike.setdefault(why, []).append(str(gpu["index"]))
+    yield from (f"GPU {', '.join(gpus)} {why}" for why, gpus in alike.items())
 
 
 def _name(gpu: GpuOut) -> str:
@@ -371,6 +398,12 @@ def gpu_report(answer: GpusOut) -> list[Block]:
         f"GPU {gpu['index']} works, but {clean(each['message'])}"
         for gpu in answer["gpus"]
         for each in gpu.get("conditions", ())  # an older daemon names none
+    ]
+    details += [
+        f"GPU {gpu['index']}: job {job['label']} has run {unused}: carma why {job['label']}"
+        for gpu in answer["gpus"]
+        for job in gpu["jobs"]
+        if (unused := kernelless(job))
     ]
     words = ", ".join(f"{name} {value}" for name, value in _flat(answer["thresholds"]))
     notes = [f"note: {clean(line)}" for line in answer["source"].get("notes", ())]

@@ -11,6 +11,8 @@ from argparse import ArgumentTypeError
 
 from carmad.options import (
     AUTO_MIB,
+    COMMA,
+    JOB,
     LEAST_HOST_MIB,
     MAX_GPUS,
     MAX_MIB,
@@ -40,11 +42,14 @@ _SIZE = r"(\d{1,9}(?:\.\d{1,9})?)\s*([mgt])?(?:i?b)?"
 _PARAM = r"[A-Za-z_][\w.-]{0,63}"
 _COUNT = r"\d{1,9}"
 _RANGE = r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?"
-_JOB = r"\d{1,15}(?:_\d{1,7})?|last"
+_JOB = rf"{JOB}|last"
 _SIGNAL = r"(?:[RB]:)?(\w+)(?:@(\d{1,8}))?"
 _NAME = r"[A-Za-z_][\w.]*"
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _HOUR = rf"(?:({'|'.join(_DAYS)})[a-z]* +)?(\d{{1,2}}):(\d\d)(?::(\d\d))?"
+_DATE = (  # Slurm's: month first
+    r"(\d{1,2})[/.](\d{1,2})(?:[/.](\d{4}|\d\d))?(?:[ t-](\d{1,2}):(\d\d)(?::(\d\d))?)?"
+)
 CLOCKS = {
     "midnight": "0:00",
     "noon": "12:00",
@@ -164,6 +169,14 @@ def numbers(text: str) -> str:
     return text
 
 
+def exit_codes(text: str) -> str:
+    """N,N…"""
+    code = "(?:[1-9][0-9]?|1[0-9]{2}|2[0-4][0-9]|25[0-5])"
+    if not re.fullmatch(rf"{code}(,{code})*", text):
+        raise ArgumentTypeError(f"{text!r} is no list of exit codes from 1 to 255, such as 75,137")
+    return text
+
+
 def whole(low: int, high: int) -> Callable[[str], int]:
     """A parser of whole numbers in that range."""
 
@@ -200,8 +213,15 @@ def not_empty(text: str) -> str:
     return text
 
 
+def one_line(text: str) -> str | None:
+    """Its words; None: it has none."""
+    return " ".join(text.split()) or None
+
+
 def gres(text: str) -> tuple[int, str]:
-    """gpu[:KIND][:N]"""
+    """gpu[:KIND][:N], or none"""
+    if text.lower() == "none":
+        return 0, ""
     what, colon, rest = text.partition(":")
     if what != "gpu" or "," in text:
         raise ArgumentTypeError(f"{text!r}: only GPUs can be requested, as in gpu:2")
@@ -209,17 +229,49 @@ def gres(text: str) -> tuple[int, str]:
 
 
 def param(text: str) -> tuple[str, list[str]]:
-    """NAME=VALUE,VALUE…; a value like 0-4 or 0-8:2 stands for the numbers in between."""
+    """NAME=VALUE,VALUE…; a value like 0-4 or 0-8:2 stands for the numbers in between. Commas within
+    brackets, or within quotes around a value, do not separate."""
     name, given, body = text.partition("=")
     if not given or not re.fullmatch(_PARAM, name, re.ASCII):
         raise ArgumentTypeError(f"{text!r}: write NAME=LIST, such as lr=1e-3,1e-4 or seed=0-4")
     values: list[str] = []
-    for part in body.split(","):
-        if re.fullmatch(r"\d+-\d+(?::\d+)?", part):
+    for part in _values(body):
+        match = re.fullmatch(r"(0|[1-9]\d*)-(0|[1-9]\d*)(?::\d+)?", part)
+        if match and int(match[1]) <= int(match[2]):  # not 2024-12, nor 01-03
             values += map(str, array(part)["indices"])
         else:
-            values.append(part)
+            quoted = len(part) > 1 and part[0] == part[-1] and part[0] in "'\""
+            values.append(part[1:-1] if quoted else part)
     return name, values
+
+
+_CLOSES = {"(": ")", "[": "]", "{": "}"}
+
+
+def _values(text: str) -> list[str]:
+    """The parts between commas that are in no bracket and no quote. A quote counts at the start of
+    a value, and in brackets."""
+    found, part, quote = [], "", ""
+    open_brackets: list[str] = []
+    for character in f"{text},":
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"" and (open_brackets or not part):
+            quote = character
+        elif character in _CLOSES:
+            open_brackets.append(_CLOSES[character])
+        elif open_brackets and character == open_brackets[-1]:
+            open_brackets.pop()
+        elif character == "," and not open_brackets:
+            found.append(part)
+            part = ""
+            continue
+        part += character
+    if part:
+        missing = quote or open_brackets[-1]
+        hint = "or put the values into a file, a row for each task: --params FILE"
+        raise ArgumentTypeError(f"{text!r} lacks a {missing}: add it, {hint}")
+    return found
 
 
 def metric(text: str) -> tuple[str, float]:
@@ -263,7 +315,7 @@ def dependency(text: str) -> list[dict[str, str]]:
     if "?" in text:
         raise ArgumentTypeError("'?' (any of several) is not supported; ',' means all of them")
     found = []
-    for part in text.split(","):
+    for part in re.split(COMMA, text):
         bare = re.fullmatch(_JOB, part)
         kind, _, ids = f"afterany:{part}".partition(":") if bare else part.partition(":")
         if kind not in ("afterok", "afterany", "afternotok"):
@@ -274,12 +326,12 @@ def dependency(text: str) -> list[dict[str, str]]:
 
 def after(text: str) -> list[dict[str, str]]:
     """ID[,ID]: start when these have succeeded."""
-    return [{"job": job, "kind": "afterok"} for job in _jobs(text.split(","), text)]
+    return [{"job": job, "kind": "afterok"} for job in _jobs(re.split(COMMA, text), text)]
 
 
 def _jobs(ids: list[str], text: str) -> list[str]:
     if not all(re.fullmatch(_JOB, job) for job in ids):
-        raise ArgumentTypeError(f"{text!r}: give job ids (42, 40_2) or 'last'")
+        raise ArgumentTypeError(f"{text!r}: give job ids (42, 40_2, 40_[0-3]) or 'last'")
     return ids
 
 
@@ -306,8 +358,8 @@ def signal_before(text: str) -> dict[str, int]:
 
 
 def moment(text: str) -> str:
-    """now+2h, HH:MM[:SS], noon or mon HH:MM (the next one), HH:MM tomorrow, or ISO 8601, in local
-    time; returns UTC."""
+    """now+2h, HH:MM[:SS], noon or mon HH:MM (the next one), HH:MM tomorrow, MM/DD[/YY][-HH:MM], or
+    ISO 8601, in local time; returns UTC."""
     return _utc(text, _moment, "now+2h, 22:30, 'mon 9:00' or 2026-11-20T22:30")
 
 
@@ -349,6 +401,11 @@ def _moment(word: str, now: datetime) -> datetime:
         then = today + timedelta(days=ahead)
         if not tomorrow:
             return then if then.astimezone() > now else then + timedelta(days=7 if day else 1)
+    if match := re.fullmatch(_DATE, low):
+        month, date, year, hour, minute, second = (int(part or 0) for part in match.groups())
+        year += 2000 if 0 < year < 100 else 0
+        then = datetime(year or now.year, month, date, hour, minute, second)
+        return then if year or then.astimezone() > now else then.replace(year=now.year + 1)
     return datetime.fromisoformat(word)
 
 

@@ -47,11 +47,13 @@ class Plain:
     def add_argument(self, *names: str, **about: Any) -> None:
         text = about.keys() <= {"metavar", "help", "default", "dest"}
         if not names[0].startswith("-"):
-            if not text and about.keys() - {"metavar", "help"} != {"nargs"}:
+            if about.keys() - {"metavar", "help", "nargs", "default"}:
                 raise _Hard
-            if about.get("nargs") not in (None, "+"):
+            if about.get("nargs") not in (None, "+", "?"):
                 raise _Hard
-            self._words.append((names[0], "nargs" in about))
+            self._words.append((names[0], about.get("nargs") == "+"))
+            if about.get("nargs") == "?":
+                self._values[names[0]] = about.get("default")
             return
         long = next((name for name in names if name.startswith("--")), names[0])
         value = about.get("dest") or long.lstrip("-").replace("-", "_")
@@ -92,6 +94,9 @@ class Plain:
 
     def _take(self, own: list[str]) -> None:
         several = [name for name, several in self._words if several]
+        wanted = [name for name, _ in self._words]
+        if not own and wanted and all(name in self._values for name in wanted):
+            return
         if several and len(self._words) == 1 and own:
             self._values[several[0]] = own
         elif several or len(own) != len(self._words):

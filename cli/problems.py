@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 
 from carma_client import FORBIDDEN, Problem, Refused, Unknown, Unreachable
@@ -21,6 +22,7 @@ __all__ = [
 ]
 
 INTERRUPTED = 130
+OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def note(text: str, prefix: str = "carma") -> None:
@@ -31,6 +33,20 @@ def note(text: str, prefix: str = "carma") -> None:
 class Usage(Problem):
     exit_code = 2
     code = "usage"
+
+
+def refusal(error: OSError) -> Problem:
+    """What the kernel refused. Nothing more is written to standard output, as that may be it."""
+    import os
+
+    why = error.strerror or str(error)
+    if error.errno in OF_OUTPUT:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        where = error.filename or "the output"
+        return Problem(f"cannot write {where}: {why}", "free some space, or write it elsewhere")
+    if error.errno == errno.ENOENT and error.filename is None:  # as os.getcwd says it
+        return Problem("the current directory has been deleted", "cd to one that exists")
+    return Problem(f"{error.filename}: {why}" if error.filename else why)
 
 
 def report(error: CarmaError, as_json: bool) -> int:

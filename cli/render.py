@@ -6,6 +6,7 @@ from __future__ import annotations
 from carmad.layout_text import OF_STAGE, OF_TIMES, format_fields
 from carmad.options import OPTIONS
 from carmad.readable import clean
+from cli.client import fold_labels
 from cli.overview import COLUMNS, params, where
 from cli.text import (
     NOTHING,
@@ -51,10 +52,39 @@ def show(job: JobOut) -> list[Block]:
     return parts
 
 
+def several(jobs: Sequence[JobOut]) -> list[Block]:
+    """Jobs that were named together, such as the tasks of an array: how many are in each state."""
+    first, states = jobs[0], dict[str, list[str]]()
+    for job in jobs:
+        states.setdefault(job["state"].replace("_", " "), []).append(job["label"])
+    (array, *others) = dict.fromkeys(job["label"].partition("_")[0] for job in jobs)
+    head = f"{len(jobs)} jobs" if others else f"Array {array}  {clean(first['name'])}"
+    counts = [
+        (state, f"{len(labels)}  {', '.join(fold_labels(labels))}")
+        for state, labels in states.items()
+    ]
+    parts: list[Block] = [in_style(head, "bold")]
+    if not others:
+        command_, folder = command(first.get("argv", [])), clean(first.get("cwd", ""))
+        about = (("user", clean(first["user"])), ("command", command_), ("directory", folder))
+        parts.append(pairs([(name, value) for name, value in about if value]))
+    return [*parts, pairs(counts)]
+
+
+def first_failure(jobs: Iterable[JobOut]) -> JobOut | None:
+    """The earliest that ended otherwise than well; one that was cancelled only if there is no
+    other."""
+    failed = [job for job in jobs if job.get("ended_at") and job["state"] != "succeeded"]
+    return min(
+        failed, key=lambda job: (job["state"] == "cancelled", job.get("ended_at")), default=None
+    )
+
+
 def _crash(job: JobOut) -> list[Block]:
-    """How its script stopped when it was tried."""
-    crash = job.get("crash")
-    return [in_style(f"its script stops {clean(crash)}", "bold red")] if crash else []
+    """How its script stopped when it was tried; or that no GPU has what it needs."""
+    crash, too_large = job.get("crash"), job.get("too_large")
+    words = f"its script stops {clean(crash)}" if crash else f"it {clean(too_large)}"
+    return [in_style(words, "bold red")] if crash or too_large else []
 
 
 def _aside(job: JobOut) -> list[Block]:
@@ -278,7 +308,11 @@ def _batch(job: JobOut) -> str:
 
 
 def _after(job: JobOut) -> str:
-    return ", ".join(f"{one['kind']}:{one['job']}" for one in job.get("after", ())) or NOTHING
+    kinds: dict[str, list[str]] = {}
+    for one in job.get("after", ()):
+        kinds.setdefault(one["kind"], []).append(one.get("label", str(one["job"])))
+    folded = (f"{kind}:{name}" for kind, names in kinds.items() for name in fold_labels(names))
+    return ", ".join(folded) or NOTHING
 
 
 def _output(job: JobOut) -> str:
@@ -393,6 +427,8 @@ def prediction(job: JobOut) -> Iterator[Block]:
     if prediction := job.get("prediction"):
         seconds, source = prediction["seconds"], clean(prediction["source"])
         told = f"expected to run for {span(seconds)}" if seconds else "duration unknown"
+        if prediction.get("is_guess"):
+            told = f"duration unknown; a guess: {span(seconds) if seconds >= 1 else 'seconds'}"
         yield f"{told} ({source})"
         yield from (f"  · {clean(note)}" for note in prediction["notes"])
         yield from _table((name, f"{part:+.2f}") for name, part in _greatest(prediction))

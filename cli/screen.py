@@ -141,7 +141,7 @@ WITHIN_S = 5.0  # for an answer: keys must not wait longer
 PAST_EVERY_S, STEP_S = 10.0, 10
 LOW = 8  # lines for jobs: with fewer, they have no header
 SORTS = ("place in line", "-time", "-vram", "user", "name")  # the first: as the daemon sends them
-FOOTER = "? help  q quit  ↑↓ select  w why  l log  c cancel  s sort  m mine"
+FOOTER = ("? help", "q quit", "↑↓ select", "w why", "l log", "c cancel", "s sort", "m mine")
 HELP = """\
 ↑ ↓  or  k j    select a job
 Enter  or  w    why it waits, or what became of it
@@ -306,7 +306,7 @@ class Top:
         rows = max(1, height - len(top) - 1)
         below = self._pane(room, rows) if self.pane else self._table(room, rows)
         below += [()] * (rows - len(below))
-        return [*top[: height - 2], *below[:rows], self._footer()]
+        return [*top[: height - 2], *below[:rows], self._footer(room)]
 
     def _pane(self, room: int, rows: int) -> list[Line]:
         text = [line for block in self._text for line in layout([block], room)]
@@ -337,13 +337,17 @@ class Top:
         hidden = len(jobs) - shown + more
         return [*lines, in_style(f"and {hidden} more", "dim")] if hidden > 0 else lines
 
-    def _footer(self) -> Line:
+    def _footer(self, room: int) -> Line:
         if self.asks:
             return in_style(self.asks, "bold yellow")
         if self.trouble:
             return in_style(clean(self.trouble), "bold red")
         state = f"sorted by {SORTS[self._sort].lstrip('-')}  " if self._sort else ""
-        return (state + "yours only  " * self._mine, "cyan"), (FOOTER, "dim")
+        state += "yours only  " * self._mine
+        keys = [*FOOTER]
+        while keys and len(state) + len("  ".join(keys)) > room:
+            keys.pop()  # the help names all
+        return (state, "cyan"), ("  ".join(keys), "dim")
 
 
 def _reverse(line: Line, room: int) -> Line:

@@ -28,7 +28,7 @@ SHELLS = ("sh", "ash", "bash", "csh", "dash", "fish", "ksh", "mksh", "tcsh", "zs
 
 class Script:
     """`data`: what the job gets a copy of, at most one byte more than MAX_SCRIPT_BYTES; None: it is
-    run where it is."""
+    run where it is. `lost`: where directives have no effect, and why; "": nowhere."""
 
     def __init__(
         self,
@@ -36,12 +36,14 @@ class Script:
         interpreter: tuple[str, ...],
         directives: list[Directive],
         data: bytes | None,
+        lost: str = "",
     ):
         self.path = path
         self.name = os.path.basename(path)  # noqa: PTH119 - pathlib is slow to import
         self.interpreter = interpreter
         self.directives = directives
         self.data = data
+        self.lost = lost
 
     def text(self) -> str:
         """Of the copy. Raises Usage if it cannot be copied."""
@@ -53,7 +55,8 @@ class Script:
         try:
             text = data.decode()
         except UnicodeDecodeError:
-            raise Usage(f"{self.name} cannot be copied: it is not in UTF-8", hint) from None
+            convert = f"convert it: iconv -f LATIN1 -t UTF-8 {self.name}; or {hint}"
+            raise Usage(f"{self.name} cannot be copied: it is not in UTF-8", convert) from None
         if "\0" in text:
             raise Usage(f"{self.name} cannot be copied: it is not text", hint)
         return text
@@ -65,21 +68,25 @@ def find_script(word: str) -> Script | None:
         return None
     text = data[:HEAD_BYTES].decode(errors="replace")
     path = os.path.abspath(word)  # noqa: PTH100
-    directives = _directives(path, text)
-    if not directives and os.access(word, os.X_OK):
-        return None
-    interpreter = _interpreter(text)
-    if interpreter or directives:
-        interpreter = interpreter or ("/bin/sh",)
+    directives, lost = _directives(path, text)
+    interpreter = _interpreter(text) or (("/bin/sh",) if directives else ())
+    executable = os.access(word, os.X_OK)
+    if _is_shell(interpreter) or (executable and text.partition("\n")[0].endswith("\r")):
+        _refuse_line_breaks(word, text)
+    if not directives and executable:
+        return Script(path, (), [], None, lost) if lost else None
+    if interpreter:
         copied = directives or _is_shell(interpreter)
-        return Script(path, interpreter, directives, data if copied else None)
-    hint = f"`carma submit -- python {word}`? or give it a first line such as #!/bin/bash"
+        return Script(path, interpreter, directives, data if copied else None, lost)
+    program = "bash" if word.endswith(".sh") else "python"
+    hint = f"`carma submit -- {program} {word}`? or give it a first line such as #!/bin/bash"
     raise Usage(f"{word} is neither executable nor a job script", hint)
 
 
 def read_script(word: str, data: bytes) -> Script:
     """A job script for sbatch. `data`: the contents of the file `word`. Raises Usage if they do not
     begin with a `#!` line."""
+    _refuse_mark(word, data)
     text = data[:HEAD_BYTES].decode(errors="replace")
     interpreter = _interpreter(text)
     if not interpreter:
@@ -88,8 +95,10 @@ def read_script(word: str, data: bytes) -> Script:
             " the path to an interpreter.",
             "For instance: #!/bin/sh",
         )
+    _refuse_line_breaks(word, text)
     path = os.path.abspath(word)  # noqa: PTH100
-    return Script(path, interpreter, _directives(path, text), data)
+    directives, lost = _directives(path, text)
+    return Script(path, interpreter, directives, data, lost)
 
 
 def runnable(word: str) -> str:
@@ -116,9 +125,36 @@ def _read(path: str) -> bytes:
     try:
         with open(path, "rb") as file:  # noqa: PTH123
             head = file.read(HEAD_BYTES)
+            _refuse_mark(path, head)
             return b"" if b"\0" in head else head + file.read(MAX_SCRIPT_BYTES + 1 - len(head))
     except OSError:
         return b""
+
+
+MARKS = {b"\xef\xbb\xbf": "UTF-8", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+
+
+def _refuse_mark(word: str, data: bytes) -> None:
+    """Raise Usage for a byte-order mark, which hides a `#!` line from the kernel."""
+    for mark, encoding in MARKS.items():
+        if data.startswith(mark):
+            made = f"sed '1s/^\\xEF\\xBB\\xBF//' {word}"
+            if encoding != "UTF-8":
+                made = f"iconv -f {encoding} -t UTF-8 {word}"
+            raise Usage(
+                f"{word} begins with the byte-order mark of {encoding}",
+                f"write it without: {made} >new.sh",
+            )
+
+
+def _refuse_line_breaks(word: str, text: str) -> None:
+    """Raise Usage for those of Windows: a shell takes the \r as part of each command, and the
+    kernel as part of the interpreter's name."""
+    if "\r\n" in text:
+        raise Usage(
+            f"{word} has the line breaks of DOS and Windows (\\r\\n) instead of Unix's (\\n)",
+            f"convert it: sed -i 's/\\r$//' {word}",
+        )
 
 
 def _interpreter(text: str) -> tuple[str, ...]:
@@ -133,23 +169,36 @@ def _is_shell(interpreter: tuple[str, ...]) -> bool:
     return any(name in SHELLS for name in (names[1:] if names[:1] == ["env"] else names[:1]))
 
 
-def _directives(path: str, text: str) -> list[Directive]:
-    """Those before the first line that is neither blank nor a comment, as sbatch reads them."""
+def _directives(path: str, text: str) -> tuple[list[Directive], str]:
+    """Those before the first line that is neither blank nor a comment, as sbatch reads them; and
+    what is to be said of the others, of which sbatch says nothing."""
     import shlex
 
-    found = []
+    found: list[Directive] = []
+    lost: list[str] = []
+    below = False
     for number, line in enumerate(text.split("\n"), 1):
-        if line.strip() and not line.startswith("#"):
-            break
-        prefix, _, rest = line.partition(" ")
-        if prefix in PREFIXES:
-            where = f"{path}:{number}"
+        prefix = next((each for each in PREFIXES if line.lstrip().startswith(each)), "")
+        rest = line.strip()[len(prefix) :]
+        where = f"{path}:{number}"
+        if prefix and (below or line[0].isspace()):
+            lost += [f"{where}: {prefix}"] if rest.lstrip()[:1] == "-" else []
+        elif prefix and (not rest or rest[0].isspace() or rest[0] == "-"):
             try:
                 words = _split(rest) if prefix == "#SBATCH" else shlex.split(rest, comments=True)
                 found.append((where, prefix, words))
             except ValueError as error:
                 raise Usage(f"{where}: {error}", "is a quote missing?") from None
-    return found
+        elif below and line.startswith("#!"):
+            break  # a script that this one writes
+        below = below or line.lstrip()[:1] not in ("", "#")
+    if not lost:
+        return found, ""
+    more = f", as have {len(lost) - 1} more" if len(lost) > 1 else ""
+    return (
+        found,
+        f"{lost[0]} has no effect{more}: such lines stand above the first command, unindented",
+    )
 
 
 def _split(text: str) -> list[str]:
@@ -161,7 +210,8 @@ def _split(text: str) -> list[str]:
     characters = iter(text)
     for character in characters:
         if character == "\\":
-            word = (word or "") + next(characters, "")
+            if kept := next(characters, ""):
+                word = (word or "") + kept
         elif character == quote:
             quote = ""
         elif not quote and character in "'\"":

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from carma_client.limits import soft_limits
 from carmad.options import HINTS, OPTIONS, RESOURCES, RUN, START, Option
 from cli import parse
 from cli.client import resolve
@@ -51,8 +52,7 @@ def build_parser() -> Parser:
         "A job script is copied now: later changes to it do not reach the job. "
         "Options of sbatch that mean nothing on one server, such as --partition, are ignored. "
         "With --wait, the exit code is the job's, or 128+N if signal N killed it. "
-        "The job inherits the environment of this shell, except variables that look like secrets "
-        "(names with TOKEN, PASSWORD, API_KEY, ...): pass those on with --export.",
+        "The job inherits the environment and the limits (ulimit) of this shell.",
         allow_abbrev=False,
         add_help=False,
     )
@@ -224,12 +224,29 @@ def read(
     if command and not _may_be_there(command[0], options):
         hint = "give the path of a program or job script relative to this directory, or --chdir"
         raise Usage(f"there is no {command[0]}", hint)
-    request = _request(options, _argv(options, command, script), script, known or whole)
+    request = _request(options, _argv(options, command, script), script, known or resolve)
     if options.param or options.params:
         request = sweep(request, options, plain=script is None and options.wrap is None)
     elif request["array"] and not request["array"]["indices"]:
         raise Usage("which indices? %N alone is for --param", "give a list, such as --array 0-15%4")
+    options.lost = script.lost if script else ""
+    options.late = "" if marked else _late(parser, command)
     return options, request
+
+
+def _late(parser: Parser, command: list[str]) -> str:
+    """What to say of an option of CARMA's that follows the command; "" if none does."""
+    for word in command[1:]:
+        if word == "--":
+            break
+        if word.startswith("--") and parser.knows(word) and not parser.asks_for_help([word]):
+            option = word.partition("=")[0]
+            return (
+                f"{option} comes after the command, so {command[0]} gets it, not CARMA. For CARMA,"
+                f" write: {parser.prog} {option} … {command[0]} …. To hide this note, put -- in"
+                " front of the command"
+            )
+    return ""
 
 
 def wants_json(args: list[str]) -> bool:
@@ -242,9 +259,16 @@ def is_silent(options: argparse.Namespace) -> bool:
 
 
 def tell_ignored(options: argparse.Namespace) -> None:
-    """Name the options of sbatch that were ignored, unless `--quiet`."""
+    """Name the options that have no effect, unless `--quiet`."""
     if not options.quiet:
         _tell_ignored(options.ignored)
+        warn_of_place(options)
+
+
+def warn_of_place(options: argparse.Namespace) -> None:
+    """Of options that have no effect where they stand."""
+    for text in filter(None, (options.lost, options.late)):
+        note(text)
 
 
 def _tell_ignored(options: list[str] | None, where: str = "") -> None:
@@ -268,6 +292,33 @@ def warn_of_choice(options: argparse.Namespace) -> None:
     elif not numbers:
         asks = "`--gpus 0` asks for none"
     note(f"CUDA_VISIBLE_DEVICES={chosen} has no effect, as CARMA chooses the GPUs; {asks}")
+
+
+def warn_of_input() -> None:
+    """A job reads nothing. What was given to this command alone, not to the script that it is in,
+    was meant for the job."""
+    try:
+        own, parents = os.fstat(0), os.stat(f"/proc/{os.getppid()}/fd/0")  # noqa: PTH116
+        if (own.st_dev, own.st_ino) != (parents.st_dev, parents.st_ino) and _has_input(own.st_mode):
+            note(
+                "the job does not get this input, as a job reads nothing: save it as a file, and"
+                " give that to the command"
+            )
+    except OSError:
+        pass  # closed, or it is not known whose it is
+
+
+def _has_input(mode: int) -> bool:
+    import stat
+
+    if stat.S_ISREG(mode):
+        return os.fstat(0).st_size > os.lseek(0, 0, os.SEEK_CUR)
+    if not stat.S_ISFIFO(mode):
+        return False
+    import fcntl
+    import termios
+
+    return any(fcntl.ioctl(0, termios.FIONREAD, b"\0" * 4))
 
 
 def settle_messages(options: argparse.Namespace, body: dict[str, Any]) -> None:
@@ -374,8 +425,6 @@ def _request(
     script: Script | None,
     known: Callable[[str], str],
 ) -> dict[str, Any]:
-    if not all(map(_is_text, argv)):
-        raise Usage("the command is not valid UTF-8", "rename the file")
     cwd = os.path.abspath(options.chdir or ".")  # noqa: PTH100 - pathlib is slow to import
     if not os.path.isdir(cwd):  # noqa: PTH112
         raise Usage(f"{cwd} is not a directory", "give the directory to run in with -D")
@@ -388,6 +437,7 @@ def _request(
         "env": _capture(exports),
         "export": submitted_from | _exports(exports),
         "umask": _umask(),
+        "limits": soft_limits(),
         "dry_run": False,
     }
     if script is not None and script.data is not None and not options.no_copy:
@@ -446,14 +496,8 @@ def _after(options: argparse.Namespace, known: Callable[[str], str]) -> list[dic
     return [{**one, "job": known(one["job"])} for one in named]
 
 
-def whole(word: str) -> str:
-    """The array of the last job, if it is a task: `last` means all of its tasks."""
-    return resolve(word).partition("_")[0] if word == "last" else word
-
-
 def _capture(exports: list[str]) -> dict[str, str]:
-    """This shell's variables. The daemon drops those that look like secrets unless `--export` names
-    them."""
+    """This shell's variables. The daemon drops those that are of no use in a job."""
     names = MINIMAL_ENV if "NONE" in exports else tuple(os.environ)
     env = {name: os.environ[name] for name in names if name in os.environ}
     return {name: value for name, value in env.items() if _is_text(name + value)}

@@ -46,7 +46,7 @@ SUMMARIES: dict[str, dict[str, str]] = {
         "stats": "Add up jobs, GPU hours, energy and waiting, by user or by month.",
         "report": "Report what the last whole week or month was used for, as one page of Markdown.",
         "share": (
-            "Show what each user has used of the server of late. Who has used less goes first."
+            "Show each user's recent use of the server. Users who have used far less go first."
         ),
         "estimators": "Compare each memory estimator with what jobs were measured to use.",
         "models": "List the models that policies and predictors use, and their accuracy.",

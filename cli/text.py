@@ -102,6 +102,7 @@ def exit_code(how: ExitOut | None) -> str:
 GAP = "  "
 NARROWEST = 4  # columns are not cut further
 READABLE = {"cut": 10, "wrap": 20}  # for more than that, columns that may be dropped are kept
+DROPPED = ("drop", "drop late")
 SGR = {
     "bold": "1",
     "dim": "2",
@@ -116,7 +117,8 @@ SGR = {
 
 class Column:
     """`fit`: whether the column, on a narrow terminal, stays whole ("") or gives way: "cut" with an
-    ellipsis, "wrap" into more lines, or "drop"ped first, the last one before the others."""
+    ellipsis, "wrap" into more lines between its words, or "drop"ped first, the last one before the
+    others; "drop late": only after all of these."""
 
     __slots__ = ("fit", "header", "right")
 
@@ -178,27 +180,42 @@ class Table:
         kept = list(range(len(wide)))
         if self.drops and sum(wide) + len(GAP) * (len(kept) - 1) > room:
             kept = [at for at in kept if self._says_something(at)] or kept
-        giving = [at for at in kept if self.columns[at].fit in READABLE]
-        least = {at: min(wide[at], READABLE[self.columns[at].fit]) for at in giving}
-        for at in reversed(kept.copy()) if self.drops else ():
-            needed = sum(least.get(k, wide[k]) for k in kept) + len(GAP) * (len(kept) - 1)
-            if needed > room and self.columns[at].fit == "drop":
-                kept.remove(at)
+        floor = {
+            at: _longest_word(rows, at, room) if self.columns[at].fit == "wrap" else NARROWEST
+            for at in kept
+            if self.columns[at].fit in READABLE
+        }
+        least = {
+            at: min(wide[at], max(its, READABLE[self.columns[at].fit])) for at, its in floor.items()
+        }
+        for fit in DROPPED if self.drops else ():
+            for at in reversed(kept.copy()):
+                needed = sum(least.get(k, wide[k]) for k in kept) + len(GAP) * (len(kept) - 1)
+                if needed > room and self.columns[at].fit == fit:
+                    kept.remove(at)
         excess = sum(wide[at] for at in kept) + len(GAP) * (len(kept) - 1) - room
-        while excess > 0 and giving:
-            widest = max(giving, key=lambda at: wide[at])
-            if wide[widest] <= NARROWEST:
-                break
-            wide[widest] -= 1
-            excess -= 1
+        for lowest in (floor, dict.fromkeys(floor, NARROWEST)):  # at last, words are broken
+            while excess > 0 and (giving := [at for at in floor if wide[at] > lowest[at]]):
+                wide[max(giving, key=lambda at: wide[at])] -= 1
+                excess -= 1
         return kept, [wide[at] for at in kept]
 
     def _says_something(self, at: int) -> bool:
         return not self.rows or any(row[at] != NOTHING for row in self.rows)
 
 
+def _longest_word(rows: Sequence[Sequence[_Cell]], at: int, room: int) -> int:
+    """The width of the longest word of a column, but half a line at most."""
+    words = (word for row in rows for word in _text(row[at][1]).split())
+    return min(max(map(width, words), default=0), max(NARROWEST, room // 2))
+
+
+def _text(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else "".join([text for text, _ in cell])
+
+
 def _parse(cell: Cell) -> _Cell:
-    text = cell if isinstance(cell, str) else "".join([text for text, _ in cell])
+    text = _text(cell)
     if "\n" in text:
         return max(map(width, text.split("\n"))), cell
     return width(text), cell

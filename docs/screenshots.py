@@ -56,13 +56,13 @@ TRAIN = [sys.executable, "-m", "carmad.gpu.emulated_job"]
 
 # name, submit's options, what the job does; who runs it: the first user or the second
 EARLY = (
-    ("resnet50", "--gpu-mem 8G --time 2h", "--memory-mib 7110 --seconds 600 --sm 0.55", 0),
-    ("bert-base", "--gpu-mem 22G", "--memory-mib 20560 --seconds 600 --sm 0.9 --dram 0.5", 1),
+    ("resnet50", "--gpu-mem 8G --time 2h", "--memory-mib 7110 --seconds 600 --sm 0.35", 0),
+    ("bert-base", "--gpu-mem 22G --time 3h", "--memory-mib 20560 --seconds 600 --sm 0.6", 1),
     ("vgg16", "--time 8h", "--memory-mib 9320 --seconds 600 --sm 0.45", 0),
 )
 LATER = (
     ("gpt2-xl", "--gpu-mem 36G", "--memory-mib 33000 --seconds 300", 1),
-    ("ablation", "--array 0-2%2 --gpu-mem 4G", "--memory-mib 3200 --seconds 60", 0),
+    ("ablation", "--array 0-2%1 --gpu-mem 4G", "--memory-mib 3200 --seconds 60", 0),
     ("eval", "--after 1", "--memory-mib 2000", 0),
 )
 
@@ -145,11 +145,11 @@ def of_running_jobs(users: list[str]) -> None:
     for job in EARLY:
         submit(*job, users=users)
     wait_until(lambda: all(j["state"] == "running" for j in jobs()), 20)
-    submit("unet", "--gpu-mem 10G --time 1h", "--memory-mib 8800 --seconds 500 --sm 0.3", 1, users)
+    submit("unet", "--gpu-mem 10G --time 1h", "--memory-mib 8800 --seconds 500 --sm 0.2", 1, users)
     wait_until(lambda: jobs()[3]["state"] == "running", 90)
     for job in LATER:
         submit(*job, users=users)
-    time.sleep(35)  # GPU 0 settles again, and the head of the line still does not fit
+    time.sleep(60)  # GPUs settle again, and the head of the line still does not fit
     status = client.get("/v1/status")
     picture("status", "carma top", output.as_rich(overview.status(status, WIDTH), WIDTH))
     why = client.get("/v1/jobs/5/why")

@@ -90,11 +90,13 @@ def unheard_of(job: Job, history: History, models: Mapping[str, Model]) -> Predi
     """Cold start: the prediction for a job that has not run before."""
     mean_s, gpus = history.by_user.mean(job.spec.user), job.spec.gpus
     if mean_s is not None:
-        return Prediction(mean_s, "history", notes=(f"the mean of {job.spec.user}'s latest jobs",))
+        of = f"the mean of {job.spec.user}'s latest jobs"
+        return Prediction(mean_s, "history", notes=(of,), is_guess=True)
     usual_s = history.by_gpus.median(gpus)
     if usual_s is None:
         return None
-    return Prediction(usual_s, "history", notes=(f"what users' jobs of {gpus} GPUs usually take",))
+    of = f"what users' jobs of {gpus} GPUs usually take"
+    return Prediction(usual_s, "history", notes=(of,), is_guess=True)
 
 
 def by_workload(job: Job, history: History, models: Mapping[str, Model]) -> Prediction | None:

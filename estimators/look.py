@@ -22,7 +22,7 @@ from estimators.tracer.command import Options, Program, Unreadable
 from estimators.tracer.report import LONGER, Report, loads
 
 TRACER = Path(__file__).parent / "tracer"
-MOST_LETTERS = 500  # of a refusal, whose text the script controls
+MOST_LETTERS = 1000  # of a refusal, whose text the script controls
 
 
 def look(spec: JobSpec, settings: Settings, server: Server) -> Report | Refusal:
@@ -37,6 +37,7 @@ def look(spec: JobSpec, settings: Settings, server: Server) -> Report | Refusal:
             host_memory_mib=settings.estimation.host_memory_mib,
             gpu=server.gpu,
             gpus=spec.gpus,
+            has_uuids=_has_uuids(spec, settings),
             processes=program.processes,
             explain=server.explain,
             env=program.env,
@@ -47,6 +48,13 @@ def look(spec: JobSpec, settings: Settings, server: Server) -> Report | Refusal:
     except Unreadable as error:
         seconds = time.monotonic() - began
         return Refusal(str(error), "look", seconds, late=error.late, crash=error.crash)
+
+
+def _has_uuids(spec: JobSpec, settings: Settings) -> bool:
+    """Whether the job will see its GPUs named by UUIDs, as far as that is known before it runs."""
+    shared = settings.collocation
+    under_mps = shared.mps and not spec.exclusive
+    return bool(shared.visible_devices == "uuid" or under_mps or spec.container or spec.slurm_job)
 
 
 @dataclass(frozen=True, slots=True)

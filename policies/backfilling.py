@@ -8,18 +8,22 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from carmad.plugin import (
+    MINUTE_S,
     GpuId,
     Job,
     JobId,
+    Left,
     Placement,
     Preemption,
     Proposal,
     Reason,
     View,
+    exactly,
     idle,
+    left,
 )
 from policies.defragmenting import defragment
-from policies.views import MINUTE_S, Promise, fewest, remaining_s, without_settling
+from policies.views import Promise, fewest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +40,7 @@ class Kept(NamedTuple):
     """What is kept for the first job that waits."""
 
     job: JobId
-    until: float  # jobs that end by then may use it
+    until: float  # jobs that end by then may use it; infinite: all may
     others: Ranked | None  # the rules for all others; None: they wait
     fillers: Ranked | None  # the rules for those of them that may fill; None: they wait, too
 
@@ -45,9 +49,10 @@ NOTHING = Kept(JobId(0), math.inf, None, None)
 
 
 def backfill(rules: Ranked, view: View) -> tuple[Proposal, ...]:
-    """EASY: the first job that waits is promised the GPUs that are expected to be empty first.
-    Later ones may use others, and those if they end in time; or, where they can be suspended
-    for it, as fillers, until it can start without them."""
+    """EASY: the first job that waits is promised the GPUs that will have room for it first. Later
+    ones may use others, and those if they end in time, or leave it room; or, where they can be
+    suspended for it, as fillers, until it can start without them. Where nobody knows when that is,
+    they may use all, until it has waited for too long."""
     plan: list[Proposal] = []
     kept: Kept | None = None
     room_mib = view.filling_mib
@@ -64,14 +69,7 @@ def backfill(rules: Ranked, view: View) -> tuple[Proposal, ...]:
             view = view.with_placement(job, placement.gpus)
         elif kept is None:
             kept, why, victims = _keep_for(rules, job, view)
-            answer = placement
-            if kept is None and job is not view.queue[-1]:
-                answer = hold_line(placement, job, view)
-            if kept or answer is not placement:
-                answer = replace(answer, reasons=(*answer.reasons, *why))
-            plan += [*victims, answer]
-            if kept is None:
-                break
+            plan += [*victims, replace(placement, reasons=(*placement.reasons, *why))]
             if kept is NOTHING:  # the next one that waits may have a promise
                 kept = None
                 seen += 1
@@ -85,7 +83,7 @@ def backfill(rules: Ranked, view: View) -> tuple[Proposal, ...]:
 
 def _place_behind(rules: Ranked, kept: Kept, job: Job, view: View, room_mib: int) -> Placement:
     """Behind the first that waits. `room_mib`: what the host can take of fillers."""
-    if view.now + _longest_s(job, view.now) <= kept.until:
+    if kept.until == math.inf or view.now + _longest_s(job, view.now) <= kept.until:
         return rules.place(job, view)
     placement = kept.others.place(job, view) if kept.others else Placement(job.id)
     if placement.gpus or kept.fillers is None or not view.may_fill(job):
@@ -102,37 +100,60 @@ def _place_behind(rules: Ranked, kept: Kept, job: Job, view: View, room_mib: int
 
 def _keep_for(
     rules: Ranked, head: Job, view: View
-) -> tuple[Kept | None, tuple[Reason, ...], Sequence[Proposal]]:
-    """What is kept for the first job that waits; reasons for it; and whom to suspend or move.
-    None: it starts soon, or nobody knows when and nobody can be suspended for it then."""
+) -> tuple[Kept, tuple[Reason, ...], Sequence[Proposal]]:
+    """What is kept for the first job that waits; reasons for it; and whom to suspend or move."""
     if room := _make_room(rules, head, view):
         return room
-    if rules.place(head, without_settling(view)).gpus:
-        return None, (), ()
+    if soon := rules.settled(head, view):
+        return Kept(head.id, -math.inf, rules.without(soon, view.now), None), (), ()
 
-    def left_s(job: Job) -> float:
-        return 0.0 if job.filler else _left_s(job, view.now)
+    def lasts(job: Job) -> Left:
+        return exactly(0.0) if job.filler else left(job, view.now)
 
-    promise = rules.promise(head, view, left_s)
+    promise = rules.promise(head, view, lasts, can_share=True)
     if promise is None:
         return NOTHING, (), ()
-    if promise.at - view.now > SOON_S and (found := defragment(rules, head, view)):
+    is_known, in_s = promise.unknown is None, promise.at - view.now
+    if not (is_known and in_s <= SOON_S) and (found := defragment(rules, head, view)):
         goals = [gpu for move in found.moves for gpu in move.gpus]
         kept = _keep(rules, head, view, (*found.gpus, *goals))
         return kept, (_making_room(head, view, found.gpus, found.leaving),), found.moves
-    is_soon = promise.at - view.now < MINUTE_S  # a job that has just resumed could not leave
-    fillers = rules if view.filling_mib and not is_soon else None
-    if promise.at < math.inf:
-        reason = Reason("promised", promise.at - view.now, len(promise.gpus), "s")
-        others = rules.without(promise, view.now)
-        return Kept(head.id, promise.at, others, fillers), (reason,), ()
-    there = {each.id: each for gpu in promise.gpus for each in view.gpu(gpu).residents}
-    unknown = next(id for id, each in there.items() if left_s(each) == math.inf)
-    if fillers:
+    is_soon = in_s < MINUTE_S  # a job that has just resumed could not leave
+    fillers = rules if view.filling_mib and not (is_known and is_soon) else None
+    if not is_known and fillers:
         matters = view.fillers or head is not view.queue[-1]
-        why = (Reason("filled", detail=f"job {unknown}"),) if matters else ()
-        return Kept(head.id, -math.inf, None, fillers), why, ()
-    return None, (Reason("no_promise", detail=f"job {unknown}"),), ()
+        filled = (Reason("filled", detail=f"job {promise.unknown}"),) if matters else ()
+        return Kept(head.id, -math.inf, None, fillers), filled, ()
+    if not is_known and not is_overdue(head, view):
+        return Kept(head.id, math.inf, None, None), promise_in_words(promise, head, view), ()
+    # whoever joins makes a GPU settle anew
+    spares = None if is_known and is_soon else rules.spares(head, view, promise.leaving)
+    others = rules.without(promise, view.now, spares)
+    why = promise_in_words(promise, head, view)
+    return Kept(head.id, promise.at, others, fillers), why, ()
+
+
+def promise_in_words(
+    promise: Promise, head: Job, view: View, passing: str = ""
+) -> tuple[Reason, ...]:
+    """When the GPUs are expected to be free, unless others may still go first (`passing`: who); or,
+    if that matters to anybody, whose end nobody knows, and for how long others may go first for
+    that."""
+    if promise.unknown is None:
+        return (Reason("promised", promise.at - view.now, len(promise.gpus), "s", passing),)
+    if len(view.queue) == 1:
+        return ()
+    whose = f"job {promise.unknown}"
+    if is_overdue(head, view):
+        return (Reason("kept", have=len(promise.gpus), detail=whose),)
+    last_s = view.settings.limits.overtaken_s - view.waited_s(head)
+    return (Reason("no_promise", last_s, unit="s", detail=whose),)
+
+
+def is_overdue(job: Job, view: View) -> bool:
+    """Whether it may be overtaken no longer, whoever is in its way. One that is tried again has its
+    turn first."""
+    return job.retry is not None or view.waited_s(job) >= view.settings.limits.overtaken_s
 
 
 def _make_room(
@@ -183,12 +204,6 @@ def hold_line(proposal: P, head: Job, view: View) -> P | Placement:
         return proposal
     reason = Reason("holds_line", head.spec.gpus, unused, "GPUs")
     return replace(proposal, reasons=(*proposal.reasons, reason))
-
-
-def _left_s(job: Job, now: float) -> float:
-    """How long a running job will take: its time limit bounds a prediction. Infinite: unknown."""
-    left_s, limit_s = remaining_s(job, now, math.inf), job.spec.time_limit_s
-    return left_s if limit_s is None else min(left_s, max(0.0, limit_s - job.attained_s(now)))
 
 
 def _longest_s(job: Job, now: float) -> float:

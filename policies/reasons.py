@@ -6,27 +6,32 @@ from carmad.plugin import Job, Reason, Wording, duration, gib
 
 
 def expectation(job: Job) -> tuple[Reason, ...]:
-    """The job's expected duration and its source; empty if unknown."""
-    if job.expected_s is None:
+    """The job's expected duration and its source; empty if unknown, or a guess."""
+    if job.own_s is None:
         return ()
     source = job.prediction.source if job.prediction else "its owner"
-    return (Reason("predicted", have=job.expected_s, unit="s", detail=source),)
+    return (Reason("predicted", have=job.own_s, unit="s", detail=source),)
 
 
 def _memory(reason: Reason) -> str:
     return (
         f"needs {gib(reason.need)} of free memory;"
-        f" only {gib(reason.have)} is neither used nor promised"
+        f" only {_room(reason)} is neither used nor promised"
     )
 
 
 def _free(reason: Reason) -> str:
-    return f"{gib(reason.have)} free, need {gib(reason.need)}"
+    return f"{_room(reason)} free, need {gib(reason.need)}"
+
+
+def _room(reason: Reason) -> str:
+    """Residents may be promised more than there is."""
+    return gib(max(0.0, reason.have))
 
 
 def _min_free(reason: Reason) -> str:
     return (
-        f"only {gib(reason.have)} of memory is free;"
+        f"only {_room(reason)} of memory is free;"
         f" another job may join if at least {gib(reason.need)} is"
     )
 
@@ -35,6 +40,14 @@ def _risk(reason: Reason) -> str:
     """The detail has the other metrics."""
     parts = f"; {reason.detail}" if reason.detail else ""
     return f"is too busy to share: SM activity {reason.have:.2f} (limit {reason.need:.2f}){parts}"
+
+
+def _promised(reason: Reason) -> str:
+    if reason.detail:  # when it starts, then, is anybody's guess
+        return f"GPUs kept for it: {reason.have:.0f}; {reason.detail}"
+    return (
+        f"GPUs kept for it: {reason.have:.0f}, expected to be free within {duration(reason.need)}"
+    )
 
 
 def _unstable(reason: Reason) -> str:
@@ -52,8 +65,8 @@ REASONS = {
     "held_for": Wording(
         "HeldFor",
         lambda r: (
-            f"is kept for {r.detail}, which needs it in {duration(r.need)}, before this"
-            " job would end"
+            f"is kept for {r.detail}: only a job that is known to end in {duration(r.need)} may use"
+            " it"
         ),
     ),
     "unprofiled": Wording(
@@ -85,7 +98,14 @@ REASONS = {
     ),
     "no_promise": Wording(
         "NoPromise",
-        lambda r: f"nobody knows when {r.detail} ends, so no later job may go first",
+        lambda r: (
+            f"nobody knows when {r.detail} ends; in {duration(r.need)}, GPUs are kept for this job"
+            " (limits.overtaken_s)"
+        ),
+    ),
+    "kept": Wording(
+        "Kept",
+        lambda r: f"GPUs kept for it: {r.have:.0f}; nobody knows when {r.detail} ends",
     ),
     "filled": Wording(
         "Filled",
@@ -96,7 +116,7 @@ REASONS = {
     ),
     "promised": Wording(
         "Promised",
-        lambda r: f"GPUs kept for it: {r.have:.0f}, expected to be free in {duration(r.need)}",
+        _promised,
     ),
     "no_room": Wording(
         "NoRoom",

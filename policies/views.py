@@ -11,6 +11,7 @@ from math import inf
 from typing import NamedTuple
 
 from carmad.plugin import (
+    MINUTE_S,
     GpuId,
     GpuView,
     Job,
@@ -24,9 +25,6 @@ from carmad.plugin import (
     idle,
 )
 
-OVERRUN = 0.25  # of its run time is assumed to be left of a job that has outlived its prediction
-MINUTE_S = 60.0
-LEAST_S = 1.0  # that is left of any job
 LATELY = 256  # past runs
 
 
@@ -53,8 +51,7 @@ def largest_mib(view: View) -> int:
 
 def activity(job: Job) -> float | None:
     """How busy it keeps each of its GPUs, as measured while it was alone."""
-    means = map(job.profile.mean, ("sm_active", "gpu_utilization")) if job.profile else ()
-    return next((mean for mean in means if mean is not None), None)
+    return job.profile.activity if job.profile else None
 
 
 def peak_mib(job: Job, passes: int) -> int:
@@ -106,22 +103,13 @@ def _count(node: NodeView, settings: Settings) -> Totals:
 
 
 class Promise(NamedTuple):
-    """GPUs promised to a job that waits, and when they are expected to be empty."""
+    """GPUs promised to a job that waits, and when it is expected to get them."""
 
     job: JobId
     gpus: tuple[GpuId, ...]
     at: float
-
-
-def remaining_s(job: Job, now: float, unknown_s: float) -> float:
-    """As predicted, running alone. Its past run time counts in full, as its progress beside others
-    is not known."""
-    if job.leaves:
-        return LEAST_S
-    if job.expected_s is None:
-        return unknown_s
-    attained_s = job.attained_s(now)
-    return max(LEAST_S, job.expected_s - attained_s, OVERRUN * attained_s)
+    leaving: frozenset[JobId] = frozenset()  # those that must end before
+    unknown: JobId | None = None  # one of them of which nobody knows when it ends
 
 
 def available_s(gpu: GpuView, job: Job, view: View, from_s: float) -> float:
@@ -134,24 +122,36 @@ def available_s(gpu: GpuView, job: Job, view: View, from_s: float) -> float:
     return from_s
 
 
-def without_reservations(view: View) -> View:
-    return _change(view, lambda gpu: replace(gpu, reserved=()) if gpu.reserved else gpu)
+def empty_view(view: View) -> View:
+    """As it will look when all jobs and reservations of now have ended."""
+    return _change(view, _empty)
 
 
 def without_settling(view: View) -> View:
     """As it will look in a minute: GPUs have settled by then, except those that have waited for a
     first kernel for longer."""
-    return _change(view, lambda gpu: gpu if _settles_late(gpu) else replace(gpu, settling=None))
+    return _change(view, once_settled)
 
 
-def _settles_late(gpu: GpuView) -> bool:
+def once_settled(gpu: GpuView) -> GpuView:
     why = gpu.settling
-    return why is not None and why.code == "first_kernel" and why.have > MINUTE_S
+    is_late = why is None or (why.code == "first_kernel" and why.have > MINUTE_S)
+    return gpu if is_late else replace(gpu, settling=None)
+
+
+def _empty(gpu: GpuView) -> GpuView:
+    unused = _gpu_without(gpu, lambda _: True)
+    return replace(unused, reserved=(), mps_user=None, mps_leaving=None)
 
 
 def _change(view: View, change: Callable[[GpuView], GpuView]) -> View:
-    nodes = (replace(node, gpus=tuple(map(change, node.gpus))) for node in view.nodes)
+    """Each node is changed once, however many jobs are judged by it."""
+    nodes = (node.memo.recall(change, _change_node, node, change) for node in view.nodes)
     return replace(view, nodes=tuple(nodes))
+
+
+def _change_node(node: NodeView, change: Callable[[GpuView], GpuView]) -> NodeView:
+    return replace(node, gpus=tuple(map(change, node.gpus)))
 
 
 def without_jobs(view: View, leaves: Callable[[Job], bool]) -> View:

@@ -74,6 +74,7 @@ KINDS = {
 DECK = ["code"] * 6 + ["signal"] * 3 + ["leftovers"] * 2 + ["cancel"] * 4
 DECK += ["limit", "oom", "train", *["movable"] * 4, "absent"]
 # A job may be suspended as often as it likes.
+UUIDS = {"CARMA_COLLOCATION__VISIBLE_DEVICES": "uuid"}  # by which it knows what a job had
 SUSPENDS = {
     "CARMA_SUSPEND__HOST_MEMORY_MIB": "100000",
     "CARMA_SUSPEND__OUT_MIB_S": "1e9",

@@ -21,7 +21,7 @@ from cli.agents.reading import MOST_OF_STATUS, READ
 from cli.agents.server import server
 from cli.main import run
 from tests.aio import run_async
-from tests.fake_daemon import STATUS, FakeDaemon, gpu, job, private, waiting
+from tests.fake_daemon import STATUS, FakeDaemon, ended, gpu, job, private, waiting
 
 MODES = ("legacy", "2026-07-28")  # of the protocol: they ask in different ways
 NO = ElicitResult(action="decline")
@@ -216,6 +216,21 @@ def test_what_carmad_does_not_do_is_not_counted(fake: FakeDaemon) -> None:
     told = call("requeue", arguments={"job": 42}, allowed=["requeue"], limits=limits)
     assert told.structured_content["results"][0]["message"] == "it still runs"
     assert limits.spent().startswith("0 of")
+
+
+def test_of_an_array_only_the_tasks_that_run_again_are_counted(fake: FakeDaemon) -> None:
+    limits = Limits(gpu_hours=10)
+    tasks = [
+        ended(code, id=n, label=f"7_{n}", time_limit_s=3600.0) for n, code in enumerate((0, 3))
+    ]
+    fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": tasks}
+    done = [{"id": task["id"], "label": task["label"], "ok": True, "message": ""} for task in tasks]
+    fake.answers["POST", "/v1/requeue"] = {"schema": 1, "results": done}
+    assert not call("requeue", arguments={"job": 7}, allowed=["requeue"], limits=limits).is_error
+    assert limits.spent().startswith("1 of")
+    named = {"job": "7_[0-1]"}
+    assert not call("requeue", arguments=named, allowed=["requeue"], limits=limits).is_error
+    assert limits.spent().startswith("2 of"), "both are named, and one is counted already"
 
 
 def test_a_session_submits_no_more_than_it_may(fake: FakeDaemon, tmp_path: Path) -> None:

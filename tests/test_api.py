@@ -136,12 +136,16 @@ def test_an_array_becomes_tasks_with_labels(daemon: Daemon) -> None:
     status, out = daemon.call(
         "POST", "/v1/jobs", JOB | {"array": {"indices": [7, 0, 2], "limit": 2}}
     )
-    assert (status, out["ids"], out["label"]) == (201, [1, 2, 3], "1")
+    assert (status, out["ids"], out["label"]) == (201, [2, 3, 4], "1")
     labels = [job["label"] for job in daemon.call("GET", "/v1/jobs")[1]["jobs"]]
     assert labels == ["1_0", "1_2", "1_7"]
-    assert daemon.call("GET", "/v1/jobs/1_7")[1]["id"] == 3
+    assert daemon.call("GET", "/v1/jobs/1_7")[1]["id"] == 4
     assert daemon.call("GET", "/v1/jobs/1_7")[1]["stdout"] == "/tmp/carma-1_7.out"
     assert error(daemon.call("GET", "/v1/jobs/1_3")) == (404, "not_found")
+    for path in ("", "/why", "/metrics"):
+        status, said = daemon.call("GET", f"/v1/jobs/1{path}")
+        assert (status, said["code"]) == (404, "array")
+        assert said["hint"] == "Name one of its 3 tasks, such as 1_0."
 
 
 def sweep(tasks: int) -> dict[str, object]:
@@ -173,10 +177,10 @@ def test_a_large_sweep_comes_in_parts_and_others_in_between(daemon: Daemon) -> N
         thread.start()
     for thread in arrays:
         thread.join()
-    assert sorted(heard) == [(1 + n * QUANTUM, QUANTUM) for n in range(30)]
-    for array in range(3):
-        its = [first for first, _ in heard if (first - 1) // tasks == array]
-        assert its == sorted(its)
+    begins = [range(2 + n * (tasks + 1), (n + 1) * (tasks + 1), QUANTUM) for n in range(3)]
+    assert sorted(heard) == [(first, QUANTUM) for its in begins for first in its]
+    for its in begins:
+        assert [first for first, _ in heard if first in its] == [*its]
     told = daemon.service.events.read(0, 100)[1]
     assert [(each.happening.kind, each.happening.count) for each in told] == [
         (Kind.SUBMITTED, tasks)
@@ -207,13 +211,13 @@ def test_a_sweep_that_finds_the_disk_full_says_how_far_it_came(
     assert daemon.service.tally.waiting(os.getuid()).jobs == queued
 
 
-def test_the_environment_is_scrubbed_but_for_what_is_exported(daemon: Daemon) -> None:
-    env = {"PATH": "/bin", "WANDB_API_KEY": "s3cret", "HF_TOKEN": "s3cret"}
+def test_the_environment_arrives_and_what_is_exported_counts(daemon: Daemon) -> None:
+    env = {"PATH": "/bin", "WANDB_API_KEY": "s3cret", "HF_TOKEN": "s3cret", "TMUX": "x"}
     submit(daemon, env=env, export={"HF_TOKEN": "meant"})
     stored = daemon.store.job(1)
     assert stored is not None
     whole = daemon.store.whole(stored.spec)
-    assert dict(whole.env) == {"PATH": "/bin", "HF_TOKEN": "meant"}
+    assert dict(whole.env) == {"PATH": "/bin", "HF_TOKEN": "meant", "WANDB_API_KEY": "s3cret"}
     assert stored.spec.env == ()
 
 
@@ -362,7 +366,7 @@ def test_dependencies_are_looked_up(daemon: Daemon) -> None:
     assert after(str(good))[1]["after"] == []  # it has happened already
     assert after(str(bad), "afterany")[1]["after"] == []
     assert after(str(bad), "afternotok")[1]["after"] == []
-    assert after(str(live))[1]["after"] == [{"job": live, "kind": "afterok"}]
+    assert after(str(live))[1]["after"] == [{"job": live, "label": str(live), "kind": "afterok"}]
     assert after(str(bad))[0] == 400
     assert after(str(good), "afternotok")[0] == 400
     assert after("999")[0] == 400
@@ -373,10 +377,10 @@ def test_a_dependency_on_an_array_is_one_on_all_its_tasks(daemon: Daemon) -> Non
     array = submit(daemon, array={"indices": [1, 5]}, held=True)
     later = submit(daemon, after=[{"job": str(array)}], held=True)
     after = daemon.call("GET", f"/v1/jobs/{later}")[1]["after"]
-    assert [one["job"] for one in after] == [array, array + 1]
+    assert [one["job"] for one in after] == [array + 1, array + 2]
     last = submit(daemon, after=[{"job": f"{array}_5"}], held=True)
     after = daemon.call("GET", f"/v1/jobs/{last}")[1]["after"]
-    assert [one["job"] for one in after] == [array + 1]
+    assert [one["job"] for one in after] == [array + 2]
     no_array = JOB | {"after": [{"job": f"{array + 1}_7"}]}
     assert daemon.call("POST", "/v1/jobs", no_array)[0] == 400, "a task has no tasks"
 
@@ -427,6 +431,7 @@ def test_an_estimate_says_where_the_job_would_fit(daemon: Daemon) -> None:
     assert (guess["notes"], guess["parts"]) == (["a guess"], {"all": 9_000})
     assert sorted(one["fits"] for one in out["fits"]) == [False, True, True]
     assert sum(not verdict["refused"] for verdict in out["verdicts"]) == 2
+    assert out["too_large"] is None
 
 
 def test_an_estimate_is_explained_on_request(daemon: Daemon) -> None:
@@ -586,7 +591,7 @@ def test_why_names_each_gpus_reasons_and_what_would_help(open_path: Path) -> Non
             out["verdicts"][0]["refused"][0] | {"need": 20_000, "have": 10_960}
             == (out["verdicts"][0]["refused"][0])
         )
-        assert "fits GPU 1 now with --gpu-mem 10G" in out["remedies"]
+        assert out["remedies"] == []  # nobody knows that less would do
         assert (out["position"], out["policy"]) == (1, "magm")
         assert out["job"]["reason"] == "(GpuMemory: GPU0 10.7G free, need 19.5G)"
         out = daemon.call("GET", f"/v1/jobs/{behind}/why")[1]
@@ -597,18 +602,20 @@ def test_why_names_each_gpus_reasons_and_what_would_help(open_path: Path) -> Non
         assert daemon.call("GET", f"/v1/jobs/{id}/why")[1]["chosen"] != []
 
 
-def test_why_says_which_gpus_stay_idle_for_the_head_of_the_line(daemon: Daemon) -> None:
+def test_why_says_which_gpus_stay_idle_for_the_head_of_the_line(open_path: Path) -> None:
     """Only where somebody behind it could use them, and nobody may overtake it."""
-    submit(daemon, exclusive=True)
-    head = submit(daemon, gpus=3)
-    kept = "needs 3 GPUs; idle GPUs that are kept for it: 2 (limits.backfill)"
-    out = daemon.call("GET", f"/v1/jobs/{head}/why")[1]
-    assert out["headline"] == "waits: it wants 3 GPUs, and 2 could take it now"
-    behind = submit(daemon)
-    out = daemon.call("GET", f"/v1/jobs/{head}/why")[1]
-    assert out["headline"] == f"waits: {kept}"
-    out = daemon.call("GET", f"/v1/jobs/{behind}/why")[1]
-    assert out["headline"] == f"waits: job {head} is before it in line and {kept}"
+    strict = replace(ROOT_JOBS, limits=Limits(backfill=0))
+    with running(open_path, strict) as daemon:
+        submit(daemon, exclusive=True)
+        head = submit(daemon, gpus=3)
+        kept = "needs 3 GPUs; idle GPUs that are kept for it: 2 (limits.backfill)"
+        out = daemon.call("GET", f"/v1/jobs/{head}/why")[1]
+        assert out["headline"] == "waits: it wants 3 GPUs, and 2 could take it now"
+        behind = submit(daemon)
+        out = daemon.call("GET", f"/v1/jobs/{head}/why")[1]
+        assert out["headline"] == f"waits: {kept}"
+        out = daemon.call("GET", f"/v1/jobs/{behind}/why")[1]
+        assert out["headline"] == f"waits: job {head} is before it in line and {kept}"
 
 
 def test_why_knows_what_keeps_a_job_out_of_the_line(daemon: Daemon) -> None:
@@ -637,7 +644,7 @@ def test_why_names_all_that_keeps_a_job_out_of_the_line(daemon: Daemon) -> None:
 
 
 def test_why_follows_whom_a_job_waits_for_to_the_head_of_the_line(daemon: Daemon) -> None:
-    submit(daemon, exclusive=True)
+    submit(daemon, exclusive=True, time_limit_s=60.0)
     head = submit(daemon, gpus=3)
     second = submit(daemon)
     last = submit(daemon, after=[{"job": str(second)}])
@@ -649,17 +656,37 @@ def test_why_follows_whom_a_job_waits_for_to_the_head_of_the_line(daemon: Daemon
 
 
 def test_why_gives_no_hope_to_a_job_that_does_not_fit(open_path: Path) -> None:
-    """Though the GPU is also about to be judged again."""
+    """Though the GPU is also about to be judged again: who says so is mostly wrong."""
     with running(open_path, gpus=1) as daemon:
         large = submit(daemon, memory_mib=30_000)
         waits = submit(daemon, memory_mib=20_000)
-        (help,) = daemon.call("GET", f"/v1/jobs/{waits}/why")[1]["remedies"]
-        assert help.startswith("GPU 0 cannot take it now: it needs 19.5G, and only ")
-        assert f"are free beside job {large}; it fits when they end" in help
+        out = daemon.call("GET", f"/v1/jobs/{waits}/why")[1]
+        refused = [reason["code"] for reason in out["verdicts"][0]["refused"]]
+        assert refused == ["memory", "first_kernel"]
+        assert out["remedies"] == [f"GPU 0 can take it when job {large} ends"]
+        behind = submit(daemon, memory_mib=20_000)  # the other one is before it
+        assert daemon.call("GET", f"/v1/jobs/{behind}/why")[1]["remedies"] == []
         small = submit(daemon, memory_mib=1000)
         daemon.call("POST", "/v1/cancel", {"select": str(waits)})
-        (help,) = daemon.call("GET", f"/v1/jobs/{small}/why")[1]["remedies"]
-        assert "is judged again" in help
+        assert daemon.call("GET", f"/v1/jobs/{small}/why")[1]["remedies"] == []
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_why_a_job_on_a_gpu_that_failed_names_that_first(daemon: Daemon, has_begun: bool) -> None:
+    id = submit(daemon)
+    if has_begun:
+        daemon.run_kernel(id)
+    (gpu,) = daemon.call("GET", f"/v1/jobs/{id}")[1]["gpus"]
+    daemon.world.fault[gpu["id"]] = "the GPU is lost: it has fallen off the bus"
+    daemon.sample()
+    out = daemon.call("GET", f"/v1/jobs/{id}/why")[1]
+    failure = f"GPU {gpu['index']} failed: the GPU is lost: it has fallen off the bus; "
+    running = "running" if has_begun else "starting: no kernel of it has been seen yet"
+    assert out["headline"] == failure + running
+    assert out["remedies"] == [f"to run it again on another GPU: carma requeue {id}"]
+    daemon.exit(id, Exit(Cause.FAILURE, 1, evidence="CUDA error"))
+    out = daemon.call("GET", f"/v1/jobs/{id}/why")[1]
+    assert out["headline"] == f"failed with exit code 1: {failure}CUDA error"
 
 
 @pytest.mark.parametrize(
@@ -781,7 +808,7 @@ def test_users_update_their_own_jobs_only(daemon: Daemon) -> None:
 
 @needs_root
 def test_why_tells_of_others_jobs_only_what_everybody_sees(daemon: Daemon) -> None:
-    submit(daemon, exclusive=True)
+    submit(daemon, exclusive=True, time_limit_s=60.0)
     secret = {"name": "secret", "gpus": 3, "begin_at": "2001-01-01T00:00:00Z"}
     head = as_uid(BOB, daemon.path, "POST", "/v1/jobs", JOB | secret)[1]["id"]
     mine = as_uid(ADA, daemon.path, "POST", "/v1/jobs", JOB)[1]["id"]
@@ -857,6 +884,35 @@ def test_waiting_ends_with_the_job(daemon: Daemon) -> None:
     assert daemon.call("GET", f"/v1/jobs/{id}/wait")[1]["state"] == "succeeded"
 
 
+def test_waiting_for_an_array_ends_with_its_last_task(daemon: Daemon) -> None:
+    array = submit(daemon, gpus=0, array={"indices": [0, 1, 2]})
+    answers: list[dict[str, object]] = []
+
+    def wait() -> None:
+        answers.append(daemon.call("GET", f"/v1/jobs/{array}/wait?timeout_s=30")[1])
+
+    first, second, third = (job["id"] for job in daemon.call("GET", "/v1/jobs")[1]["jobs"])
+    at_once = daemon.call("GET", f"/v1/jobs/{array}/wait?timeout_s=0")[1]
+    assert (at_once["label"], at_once["ended_at"]) == (f"{array}_2", None)
+    thread = threading.Thread(target=wait)
+    thread.start()
+    for task in (third, first, second):
+        while third not in daemon.service.endings._waiters and task == third:
+            thread.join(0.01)
+        assert not answers, "a task runs"
+        daemon.exit(task, Exit(Cause.FAILURE, code=1) if task == first else None)
+    thread.join(PATIENCE_S)
+    assert [(each["label"], each["state"]) for each in answers] == [(f"{array}_0", "failed")]
+    status, said = daemon.call("POST", "/v1/jobs", JOB | {"after": [{"job": str(array)}]})
+    assert status == 400 and said["error"].startswith(f"job {array}_0 has already ended as failed")
+    assert act(daemon, "requeue", array, all=True)[f"{array}_1"][0]
+    assert act(daemon, "cancel", array)[f"{array}_1"][0]
+    assert daemon.call("GET", f"/v1/jobs/{array}/wait")[1]["state"] == "cancelled"
+    held = submit(daemon, held=True, array={"indices": [0, 1]})
+    assert act(daemon, "cancel", held)
+    assert daemon.call("GET", f"/v1/jobs/{held}/wait")[1]["label"] == f"{held}_1"
+
+
 def test_who_waits_is_answered_when_the_daemon_stops(open_path: Path) -> None:
     answers: list[dict[str, object]] = []
     with running(open_path) as daemon:
@@ -871,6 +927,30 @@ def test_who_waits_is_answered_when_the_daemon_stops(open_path: Path) -> None:
             thread.join(0.01)
     thread.join(PATIENCE_S)
     assert [answer["state"] for answer in answers] == ["starting"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"name": "x" * 300}, "--job-name should have at most 256 characters"),
+        ({"gpus": -1}, "--gpus should be greater than or equal to 0"),
+        ({"cwd": None}, "cwd should be a valid string"),
+        ({"no_such": 1}, "no_such is not known here"),
+        ({"array": {"indices": [1, 1]}}, "array.indices: an index is there twice"),
+        ({"name": "a\nb"}, "--job-name is empty or too long, or has a character that is not"),
+    ],
+)
+def test_what_is_wrong_with_a_request_is_a_sentence(
+    daemon: Daemon, wrong: dict[str, object], said: str
+) -> None:
+    status, out = daemon.call("POST", "/v1/jobs", JOB | wrong)
+    assert status == 422 and out["error"].startswith(said)
+
+
+def test_text_that_is_not_utf8_is_named(daemon: Daemon) -> None:
+    body = json.dumps(JOB | {"name": "\udcff"}).encode()
+    status, out = request(daemon.path, "POST", "/v1/jobs", body)
+    assert (status, out["error"]) == (422, "--job-name is not valid UTF-8")
 
 
 def test_listings_are_filtered(daemon: Daemon) -> None:
@@ -892,7 +972,8 @@ def test_listings_are_filtered(daemon: Daemon) -> None:
     assert ids("limit=1") == [live]
     assert ids("select=1-99999999999") == [done, live, held]
     submit(daemon, array={"indices": [0, 1]}, held=True)
-    assert ids("select=last") == [4, 5]
+    assert ids("select=last") == [5, 6]
+    assert ids("select=3-4") == [held, 5, 6], "the array's own id is in the range"
     for wrong in ("states=x", "since=yesterday", "select=x", "select=5-3", "select=1;2"):
         assert daemon.call("GET", f"/v1/jobs?{wrong}")[0] == 400, wrong
     for wrong in ("limit=0", "limit=x", "limit=99999999999999999999"):

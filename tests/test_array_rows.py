@@ -27,7 +27,7 @@ from carmad.core.messages import (
     UpdateRequested,
 )
 from carmad.core.tasks import Ended, JobsById, ids_of, indices, part, singly, spans
-from carmad.core.types import After, ArrayTask, Job, JobId, JobState
+from carmad.core.types import After, ArrayTask, Cause, Exit, Job, JobId, JobState
 from carmad.metrics.declared import ENDED
 from carmad.store.sql import SqlStore
 from carmad.testing import FakeServer, a_job, a_spec
@@ -317,8 +317,8 @@ def test_a_task_without_a_row_is_found(store: SqlStore) -> None:
     assert job == server.job(JobId(4)) and job.tasks == 1
     assert [each.id for each in store.jobs([JobId(1), JobId(4), JobId(9)])] == [1, 4]
     assert store.job(JobId(6)) is None
-    assert [[*each.ids] for each in store.history(array=JobId(1), index=3)] == [[3, 4, 5]]
-    assert store.history(array=JobId(1), index=7) == []
+    assert [[*each.ids] for each in store.history(arrays=[JobId(1)], index=3)] == [[3, 4, 5]]
+    assert store.history(arrays=[JobId(1)], index=7) == []
     names = store.name_jobs([JobId(n) for n in range(7)])
     assert {id: name.label for id, name in names.items()} == {n: f"1_{n - 1}" for n in range(1, 6)}
     assert store.transitions(JobId(6)) == [] == store.decisions(JobId(6), 9)
@@ -406,7 +406,7 @@ def test_an_array_is_submitted_and_cancelled_as_one(daemon: Daemon) -> None:
     assert daemon.service.tally.waiting(os.getuid()).jobs == TASKS
     results = daemon.call("POST", "/v1/cancel", {"select": str(array)})[1]["results"]
     label = f"{array}_[0-{TASKS - 1}]"
-    said = {"id": array, "label": label, "ok": True, "message": "cancelled", "count": TASKS}
+    said = {"id": array + 1, "label": label, "ok": True, "message": "cancelled", "count": TASKS}
     assert results == [said]
     assert [len(step.jobs) for step in written if step.jobs][-1] == 1
     assert daemon.service.tally.waiting(os.getuid()).jobs == 0
@@ -415,7 +415,7 @@ def test_an_array_is_submitted_and_cancelled_as_one(daemon: Daemon) -> None:
     past = daemon.call("GET", "/v1/history")[1]["jobs"]
     assert [(job["count"], job["tasks"]) for job in past] == [(TASKS, f"0-{TASKS - 1}")]
     job = daemon.call("GET", f"/v1/jobs/{array}_2718")[1]
-    assert (job["id"], job["state"]) == (array + 2718, "cancelled")
+    assert (job["id"], job["state"]) == (array + 2719, "cancelled")
 
 
 def test_who_waits_for_one_task_is_told_when_all_are_cancelled() -> None:
@@ -429,3 +429,37 @@ def test_who_waits_for_one_task_is_told_when_all_are_cancelled() -> None:
         return [event.is_set() for event in events]
 
     assert run_async(told()) == [False, True, False]
+
+
+def test_tasks_that_ended_alike_share_a_row_of_the_history(tmp_path: Path) -> None:
+    with running(tmp_path) as daemon:
+        body = {"argv": ["train"], "cwd": "/tmp", "env": {}, "gpus": 0}
+        array = body | {"array": {"indices": [*range(1, 10)]}}
+        out = daemon.call("POST", "/v1/jobs", array)[1]
+        first, ids = out["id"], out["ids"]
+        alone = int(daemon.call("POST", "/v1/jobs", body)[1]["id"])
+        failure = Exit(Cause.FAILURE, 1)
+        for id in (*ids, alone):
+            daemon.exit(id, failure if id == ids[4] else Exit(Cause.SUCCESS, 0))
+
+        def rows(query: str) -> list[tuple[object, ...]]:
+            answer = daemon.call("GET", f"/v1/history?{query}")[1]
+            listed = [(job["label"], job["state"], job.get("count")) for job in answer["jobs"]]
+            return [*listed, ("more", answer["more"])]
+
+        most = (f"{first}_[1-4,6-9]", "succeeded", 8)
+        others = [most, (f"{first}_5", "failed", None)]
+        every = [(str(alone), "succeeded", None), *others, ("more", 0)]
+        assert rows("fold=true") == every
+        assert rows("fold=true&limit=3") == every, "rows are counted, not jobs"
+        assert rows("fold=true&limit=2") == [every[0], every[1], ("more", 1)]
+        assert len(rows("")) == len(ids) + 2
+        folded = daemon.call("GET", "/v1/history?fold=true")[1]["jobs"][1]
+        tasks = [
+            job
+            for job in daemon.call("GET", "/v1/history?states=succeeded")[1]["jobs"]
+            if job["label"].startswith(f"{first}_")
+        ]
+        assert folded["started_at"] == min(job["started_at"] for job in tasks)
+        assert folded["ended_at"] == max(job["ended_at"] for job in tasks)
+        assert folded["wait_s"] == max(job["wait_s"] for job in tasks)

@@ -16,7 +16,8 @@ from carmad.models import Model
 from carmad.testing import FakeServer
 from policies import builtin
 from policies.backfilling import SEEN
-from tests.daemon import NO_KERNELS, running, until
+from tests.daemon import NO_KERNELS, running
+from tests.waiting import until
 
 HOUR_S = 3600.0
 ALONE = Settings(policy="exclusive")
@@ -62,7 +63,7 @@ def test_what_its_owners_other_jobs_took_lets_nobody_pass() -> None:
         def predict(
             self, job: Job, history: History, models: Mapping[str, Model], now: float
         ) -> Prediction:
-            return Prediction(1.0, "history", notes=("the mean of ada's latest jobs",))
+            return Prediction(1.0, "history", is_guess=True)
 
     server = FakeServer(gpus=2, settings=ALONE, predictor=Guess())
     first = server.submit(time_limit_s=HOUR_S)
@@ -105,15 +106,53 @@ def test_gpus_that_the_head_cannot_use_are_for_others() -> None:
     assert started(server, time_limit_s=HOUR_S / 2)
 
 
-def test_nobody_goes_first_if_nobody_knows_when_the_head_can_start() -> None:
+def test_while_nobody_knows_when_the_head_can_start_others_go_first_for_a_minute() -> None:
     server, first, head = waiting_head(time_limit_s=None)
-    assert not started(server, time_limit_s=60.0)
-    holds, unknown = server.scene.decisions[head].placement.reasons
-    assert (holds.code, unknown.code, unknown.detail) == (
-        "holds_line",
-        "no_promise",
-        f"job {first}",
-    )
+    assert started(server, time_limit_s=1.0)
+    (unknown,) = server.scene.decisions[head].placement.reasons
+    assert (unknown.code, unknown.need, unknown.detail) == ("no_promise", 60.0, f"job {first}")
+    server.exit(JobId(head + 1))
+    server.pass_time(30)
+    assert started(server)
+
+
+def test_then_gpus_are_kept_but_for_who_ends_before_that_is_likely() -> None:
+    """The first job has run for 100 s, and is taken to run for as long again."""
+    server, first, head = waiting_head(time_limit_s=None)
+    server.pass_time(60)
+    assert not started(server)
+    (kept,) = server.scene.decisions[head].placement.reasons
+    assert (kept.code, kept.have, kept.detail) == ("kept", 2, f"job {first}")
+    assert not started(server, time_limit_s=101.0)
+    assert started(server, time_limit_s=99.0)
+
+
+def test_what_a_job_has_outlived_is_a_guess() -> None:
+    server, first, head = waiting_head(time_limit_s=None, expected_s=30.0)
+    assert started(server)
+    (unknown,) = server.scene.decisions[head].placement.reasons
+    assert (unknown.code, unknown.detail) == ("no_promise", f"job {first}")
+
+
+def test_a_gpu_that_was_kept_stays_so_although_another_is_likely_to_be_free_first() -> None:
+    """Or each would be opened in turn, and never be empty."""
+    server = FakeServer(gpus=2, settings=Settings(policy="magm"))
+    old = [server.submit(memory_mib=20_000)]
+    server.run_kernel(old[0], 20_000)
+    server.pass_time(20)
+    old += [server.submit(memory_mib=20_000)]
+    server.run_kernel(old[1], 20_000)
+    server.pass_time(70)
+    head = server.submit(memory_mib=38_000)
+    server.pass_time(61)
+    for _ in range(2):
+        young = server.submit(memory_mib=6_000)
+        assert server.job(young).gpus == server.job(old[1]).gpus
+        server.run_kernel(young, 6_000)
+        server.pass_time(70)
+    kept = server.job(old[0]).gpus
+    server.exit(old[0])
+    assert server.job(head).gpus == kept
 
 
 def test_a_head_that_not_even_empty_gpus_would_suit_is_passed() -> None:

@@ -23,11 +23,10 @@ from carmad.core.types import (
     Usage,
 )
 from carmad.core.window import Score
-from carmad.plugin import Placement, Preemption, Reason
+from carmad.plugin import LEAST_S, Placement, Preemption, Reason
 from carmad.testing import FakeServer, a_gpu, a_view
-from policies.carma.policy import EXPLAINED, SEEN, TRIED, carma
+from policies.carma.policy import EXPLAINED, SEEN, SHORTER_FIRST, TRIED, carma
 from policies.carma.sizes import CLASS, FIRST_S, left_s
-from policies.views import LEAST_S
 from tests.planning import gpu_views, half_free, placements, queued, refused, running_on, where
 
 HOUR = 3600.0
@@ -155,7 +154,7 @@ def test_gpus_are_held_for_a_wide_job_but_not_idle_meanwhile():
     plan = wide_and_another(hours=2.1)
     assert where(plan) == {1: (), 2: ()}
     assert refused(plan[2]) == {0: ["exclusive"], 1: ["held_for"]}
-    assert plan[1].reasons == (Reason("promised", 2 * HOUR, 2, "s"),)
+    assert plan[1].reasons == (Reason("promised", 2 * HOUR, 2, "s", SHORTER_FIRST),)
 
 
 def test_nothing_is_held_for_a_job_that_could_never_start():
@@ -171,14 +170,14 @@ def one_and_another(wants_empty, **looks):
 
 def test_a_gpu_is_held_for_an_exclusive_job_of_one_gpu():
     plan = one_and_another(waits(1, 1, exclusive=True))
-    assert plan[1].reasons == (Reason("promised", 2 * HOUR, 1, "s"),)
+    assert plan[1].reasons == (Reason("promised", 2 * HOUR, 1, "s", SHORTER_FIRST),)
     assert refused(plan[2]) == {0: ["held_for"]}
 
 
 def test_a_gpu_is_held_for_a_large_job_that_small_ones_would_keep_out():
     plan = one_and_another(waits(1, 1, estimate=Estimate(30_000, "oracle")))
     assert refused(plan[1]) == {0: ["memory"]}
-    assert plan[1].reasons == (Reason("promised", 2 * HOUR, 1, "s"),)
+    assert plan[1].reasons == (Reason("promised", 2 * HOUR, 1, "s", SHORTER_FIRST),)
     assert refused(plan[2]) == {0: ["held_for"]}
 
 
@@ -199,7 +198,7 @@ def test_another_user_s_mps_server_is_gone_when_its_node_is_empty():
     views = gpu_views([a_gpu(n) for n in range(3)], residents, half_free)
     queue = [waits(1, 1, uid=2000), waits(2, 1.9, uid=1000), waits(3, 50, uid=1000)]
     plan = placements(carma(settings), a_view(views, queue, settings))
-    assert plan[1].reasons == (Reason("promised", 2 * HOUR, 3, "s"),)
+    assert plan[1].reasons == (Reason("promised", 2 * HOUR, 3, "s", SHORTER_FIRST),)
     assert where(plan) == {1: (), 2: (2,), 3: ()}
 
 
@@ -457,11 +456,15 @@ def test_why_it_is_where_it_is():
     [
         (
             Reason("held_for", HOUR, unit="s", detail="job 9"),
-            "is kept for job 9, which needs it in 60 min, before this job would end",
+            "is kept for job 9: only a job that is known to end in 60 min may use it",
         ),
         (
             Reason("promised", HOUR, 2, "s"),
-            "GPUs kept for it: 2, expected to be free in 60 min",
+            "GPUs kept for it: 2, expected to be free within 60 min",
+        ),
+        (
+            Reason("promised", HOUR, 2, "s", SHORTER_FIRST),
+            "GPUs kept for it: 2; shorter jobs may go first",
         ),
         (
             Reason("saturated", 0.85, 0.95, detail="job 9"),

@@ -17,7 +17,7 @@ import pytest
 from carmad.store.database import StoreFull
 from carmad.store.sql import SqlStore
 from tests.daemon import NO_KERNELS, UNREACHABLE, Carmad, Json, running, train, until
-from tests.storm import GPUS, SUSPENDS, Storm
+from tests.storm import GPUS, SUSPENDS, UUIDS, Storm
 
 DISK_MIB = 16
 SEED = int(os.environ.get("STORM_SEED", time.time_ns() % 1_000_000))
@@ -25,14 +25,14 @@ SEED = int(os.environ.get("STORM_SEED", time.time_ns() % 1_000_000))
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Carmad]:
-    with running(tmp_path, **NO_KERNELS, **SUSPENDS) as carmad:
+    with running(tmp_path, **NO_KERNELS, **SUSPENDS, **UUIDS) as carmad:
         yield carmad
 
 
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[Carmad]:
     """A daemon that has not been started."""
-    carmad = Carmad(tmp_path, f"{GPUS}xA100-40GB", **NO_KERNELS)
+    carmad = Carmad(tmp_path, f"{GPUS}xA100-40GB", **NO_KERNELS, **UUIDS)
     yield carmad
     carmad.clear_away()
 

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carmad.attempt import exits as module
-from carmad.attempt.exits import AROUND, classify
+from carmad.attempt import clues as module
+from carmad.attempt.clues import AROUND, MOST, classify
 from carmad.core.types import Cause, Exit
 from carmad.store import codec
 from carmad.testing import a_job
+from tests import out_of_memory as texts
 
 TORCH_24 = (
     "Traceback (most recent call last):\n"
@@ -30,25 +31,47 @@ TORCH_112 = (
 )
 
 
-@pytest.mark.parametrize(
-    "tail",
-    [
-        TORCH_24,
-        TORCH_112,
-        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB.\n",
-        "torch.AcceleratorError: CUDA error: out of memory\n",
-        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`\n",
-        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED\n",
-        "NCCL WARN Cuda failure 2 'out of memory'\n",
-        "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying\n",
-        "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,000,000,000 bytes\n",
-        "ResourceExhaustedError: OOM when allocating tensor on /device:GPU:0 by allocator\n",
-    ],
-)
-def test_every_library_s_gpu_oom_is_recognised(tail):
-    exit = classify(1, None, "epoch 1\n" + tail + "wandb: done\n")
+def end(said: str, gpu_full: bool = False) -> Exit:
+    return classify(1, None, f"epoch 1\n{said}\nwandb: done\n", gpu_full=gpu_full)
+
+
+@pytest.mark.parametrize("program", texts.GPU)
+def test_every_program_s_gpu_oom_is_recognised(program):
+    said, _ = texts.GPU[program]
+    exit = end(said)
     assert exit.cause is Cause.GPU_OOM
-    assert exit.evidence.removesuffix("…") in tail
+    assert exit.evidence.removesuffix("…") in said
+
+
+@pytest.mark.parametrize("program", texts.VAGUE)
+def test_an_ambiguous_line_counts_only_on_a_full_gpu(program):
+    said, _ = texts.VAGUE[program]
+    assert end(said, gpu_full=True).cause is Cause.GPU_OOM
+    assert end(said).cause is Cause.FAILURE
+
+
+@pytest.mark.parametrize("gpu_full", [False, True])
+@pytest.mark.parametrize("program", texts.HOST)
+def test_host_memory_is_not_gpu_memory(program, gpu_full):
+    said, known = texts.HOST[program]
+    assert end(said, gpu_full).cause is (Cause.HOST_OOM if known else Cause.FAILURE)
+
+
+@pytest.mark.parametrize("gpu_full", [False, True])
+@pytest.mark.parametrize("what", texts.NOT)
+def test_words_about_memory_alone_are_no_out_of_memory(what, gpu_full):
+    assert end(texts.NOT[what], gpu_full).cause is Cause.FAILURE
+
+
+@pytest.mark.parametrize("what", texts.AFTER)
+def test_what_follows_from_running_out_of_memory_does_not_hide_it(what):
+    exit = end(texts.AFTER[what])
+    assert exit.cause is Cause.GPU_OOM
+    assert "CUDA out of memory. Tried to allocate" in exit.evidence
+
+
+def test_an_error_of_its_own_is_the_evidence_whatever_is_printed_after_it():
+    assert end(texts.NOT["one that was caught"]).evidence == "KeyError: 'lr'"
 
 
 def test_the_exit_status_comes_first():
@@ -60,34 +83,6 @@ def test_four_ends_are_told_apart():
     assert classify(None, 9, "", host_oom=True).cause is Cause.HOST_OOM
     assert classify(None, 9, "").cause is Cause.FAILURE
     assert classify(2, None, "ValueError: unsuccessful OOM.py\n").cause is Cause.FAILURE
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "numpy.core._exceptions.MemoryError: Unable to allocate 90 GiB",
-        "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes",
-        "RuntimeError: DataLoader worker (pid 4) is killed by signal: Killed.",
-    ],
-)
-def test_host_memory_is_not_gpu_memory(line):
-    assert classify(1, None, line).cause is Cause.HOST_OOM
-
-
-@pytest.mark.parametrize(
-    "line", ["CUBLAS_STATUS_NOT_INITIALIZED", "ncclUnhandledCudaError: Call to CUDA failed"]
-)
-def test_an_ambiguous_line_counts_only_on_a_full_gpu(line):
-    assert classify(1, None, line, gpu_full=True).cause is Cause.GPU_OOM
-    assert classify(1, None, line, gpu_full=False).cause is Cause.FAILURE
-
-
-def test_a_program_s_own_cap_is_its_own_failure():
-    line = (
-        "torch.OutOfMemoryError: CUDA out of memory. Allocation was preemptively rejected because"
-        " it would exceed per_process_memory_fraction limit."
-    )
-    assert classify(1, None, line).cause is Cause.FAILURE
 
 
 def test_sizes_are_read_and_fragmentation_is_recognised():
@@ -157,7 +152,7 @@ def test_only_the_words_around_a_clue_are_looked_at():
     assert (exit.cause, exit.tried_mib, exit.free_mib) == (Cause.GPU_OOM, 20, None)
 
 
-def test_on_one_line_the_table_decides_and_of_two_lines_the_last():
+def test_in_one_line_its_own_limit_decides_and_of_two_lines_the_last():
     cap = "CUDA out of memory. Allocation was preemptively rejected because it would exceed"
     cap += " per_process_memory_fraction"
     plain = "OutOfMemoryError: CUDA out of memory."
@@ -166,10 +161,27 @@ def test_on_one_line_the_table_decides_and_of_two_lines_the_last():
     assert classify(1, None, f"{plain}\n{cap}\nbye").cause is Cause.FAILURE
 
 
+def test_a_word_far_from_a_shortage_does_not_say_whose_it_is():
+    far = "x" * (module.NEAR + 1)
+    assert classify(1, None, f"cuda {far} out of memory {far} cuda").cause is Cause.FAILURE
+    assert classify(1, None, f"cuda {far} out of memory of cuda").cause is Cause.GPU_OOM
+    assert classify(1, None, f"cuda\n{far}\nout of memory").cause is Cause.FAILURE
+
+
 def patterns():
-    return [clue.pattern for clue in module.CLUES] + [
+    return [*map(re.compile, (*module.WORDS, *module.WHOSE))] + [
         value for value in vars(module).values() if isinstance(value, re.Pattern)
     ]
+
+
+def alternatives(parsed):
+    """The first node of each alternative of a parsed pattern."""
+    kind, argument = parsed[0]
+    if kind is sre.BRANCH:
+        return [first for each in argument[1] for first in alternatives(each)]
+    if kind is sre.SUBPATTERN:
+        return alternatives(argument[-1])
+    return [kind]
 
 
 def repeats(parsed, times=1):
@@ -189,17 +201,54 @@ def test_no_pattern_repeats_without_a_bound_and_each_begins_with_plain_text():
     """So a search takes a bounded number of steps for each character."""
     assert list(repeats(parser.parse("(?:a{2,5}|b*)c"))) == [5, sre.MAXREPEAT]
     assert list(repeats(parser.parse("x(?:y(ab{1,9}){4})?"))) == [1, 4, 36]
-    assert len(patterns()) > len(module.CLUES)
+    assert len(patterns()) > len(module.WORDS) + 5
     for pattern in patterns():
         parsed = parser.parse(pattern.pattern)
-        assert all(most <= 300 for most in repeats(parsed)), pattern
-        assert parsed[0][0] is sre.LITERAL, pattern
+        assert all(most <= 100 for most in repeats(parsed)), pattern
+        assert {*alternatives(parsed)} <= {sre.LITERAL, sre.IN}, pattern
+
+
+NEARLY = "\n".join(
+    ["CUDA out of", "memory out of", "alloc_faile", "cuda error 2", "unable to alloc"]
+)
+
+
+@pytest.mark.parametrize("ending", ["", " ", "\n", "\r\n", " if cuda out of memory\n"])
+@pytest.mark.parametrize(
+    "piece", ["out of memory", NEARLY, "cuda", "gpu out of memory not a failure"]
+)
+def test_megabytes_of_words_that_name_no_cause_take_a_bounded_number_of_looks(
+    piece, ending, monkeypatch
+):
+    looks = []
+    owner = module._owner
+    monkeypatch.setattr(module, "_owner", lambda *at: looks.append(at) or owner(*at))
+    tail = (piece + ending) * (4_000_000 // len(piece + ending))
+    assert classify(1, None, tail[: -len(ending) or None]).cause in (Cause.FAILURE, Cause.GPU_OOM)
+    assert len(looks) <= MOST
+
+
+@pytest.mark.parametrize("what", ["Traceback (most recent call last)", "x: Traceback (most recent"])
+def test_megabytes_of_tracebacks_are_not_read_again_and_again(what, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(module.re, "escape", lambda text: compiled.append(text) or text)
+    tail = f"{what}\n  File\n" * 100_000
+    assert classify(1, None, texts.GPU["PyTorch"][0] + tail).cause is Cause.GPU_OOM
+    assert len(compiled) <= module._LATEST
 
 
 FRAGMENTS = [
     *(OOM, "CUDA error: out of memory", "Tried to allocate ", " of which ", " is free", "; "),
     *(" free;", " MiB", " GiB", " is reserved by PyTorch but unallocated", "9" * 400, "1.2.3"),
     *("RuntimeError: CUDA out of memory. ", "ResourceExhaustedError", "device:GPU", "\n", "\r"),
+    *(
+        "Traceback (most recent call last)",
+        "KeyError: 'x'",
+        "if CUDA",
+        "\u0130",
+        "[rank0]: ",
+        "╭─ ",
+    ),
     *("DataLoader worker (pid ", ") is killed by signal: Killed", "Cuda failure ", "٣", "\x00"),
     *("\x1b[2J", "\ud800", "\u2028", "\U0001f600", " ", ".", "CUBLAS_STATUS_NOT_INITIALIZED"),
 ]

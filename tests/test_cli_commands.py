@@ -20,8 +20,10 @@ from typing import Any
 import pynvml
 import pytest
 
+from carmad.paths import python
 from cli import cluster
 from cli.commands import past
+from cli.help import ELSEWHERE
 from cli.main import run
 from cli.output import AUTO
 from cli.summaries import BELOW, FIRST, SUMMARIES
@@ -283,6 +285,31 @@ def test_a_misspelt_verb_has_the_nearest_as_its_hint(
 
 
 @pytest.mark.parametrize(
+    ("word", "verb"),
+    [("list", "queue"), ("ls", "queue"), ("rm", "cancel"), ("info", "show"), ("sbatch", "submit")],
+)
+def test_what_other_programs_call_a_verb_leads_to_it(
+    capsys: pytest.CaptureFixture[str], word: str, verb: str
+) -> None:
+    assert run([word, "42"]) == 2
+    assert f"\nhint: use `carma {verb}`: " in capsys.readouterr().err
+
+
+def test_no_word_of_other_programs_is_a_verb_and_each_leads_to_one() -> None:
+    words = " ".join(ELSEWHERE.values()).split()
+    assert not set(words) & set(BY_NAME)
+    assert set(ELSEWHERE) <= set(BY_NAME)
+
+
+@pytest.mark.parametrize("verb", ["show", "why", "logs"])
+def test_without_an_id_it_is_the_last(fake: FakeDaemon, verb: str) -> None:
+    run([verb])
+    assert ("GET", "/v1/jobs", {"select": "last"}) in [
+        (method, path, {"select": query.get("select")}) for method, path, query, _ in fake.asked
+    ]
+
+
+@pytest.mark.parametrize(
     "words", ["queue", "submit", "run", "attach", "simulate", "config", "daemon start", "doctor"]
 )
 def test_all_help_looks_alike(capsys: pytest.CaptureFixture[str], words: str) -> None:
@@ -308,7 +335,7 @@ def test_usage_errors_exit_with_2(fake: FakeDaemon, capsys: pytest.CaptureFixtur
     wrong = (
         "queu",
         "daemon x",
-        "show",
+        "update",
         "queue --nope",
         "queue --me=1",
         "top -w x",
@@ -322,7 +349,7 @@ def test_usage_errors_exit_with_2(fake: FakeDaemon, capsys: pytest.CaptureFixtur
     assert run(["queu"]) == 2
     expected = "carma: no such command 'queu'\nhint: did you mean `carma queue`?\n"
     assert capsys.readouterr().err == expected
-    assert run(["show", "--json"]) == 2
+    assert run(["show", "1", "2", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["code"] == "usage"
     assert not fake.asked
 
@@ -485,6 +512,9 @@ def test_logs(fake: FakeDaemon, tmp_path: Path, capfdbinary: pytest.CaptureFixtu
     ):
         assert run(["logs", "-n", str(count), "42"]) == 0
         assert capfdbinary.readouterr().out == end
+    log.write_bytes(b"A\nB\r\nC\n1/3\r2/3\r3/3\n")
+    assert run(["logs", "-n", "4", "42"]) == 0
+    assert capfdbinary.readouterr().out == b"A\nB\nC\n3/3\n"
     log.write_bytes(b"x" * 70_000 + b"\n" + b"last\n")
     assert run(["logs", "-n", "1", "42"]) == 0
     assert capfdbinary.readouterr().out == b"last\n"
@@ -500,9 +530,34 @@ def test_logs_that_are_not_there(
     assert run(["logs", "42"]) == 1
     assert "has not started" in capsys.readouterr().err
     log_of(fake, tmp_path / "none")
-    assert run(["logs", "42"]) == 1
-    assert "No such file" in capsys.readouterr().err
+    for words in (["logs", "42"], ["logs", "-f", "42"]):
+        assert run(words) == 1
+        err = capsys.readouterr().err
+        assert f"the log of job 42 is gone: {tmp_path / 'none'} was deleted or moved" in err
+        assert "carma why 42" in err and "waiting" not in err
     assert run(["logs", "42", "--json"]) == 2, "logs are bytes"
+
+
+def test_output_that_cannot_be_written_is_no_fault_of_the_log(
+    fake: FakeDaemon, tmp_path: Path
+) -> None:
+    log = tmp_path / "carma-42.out"
+    log.write_bytes(b"a line\n" * 40_000)
+    log_of(fake, log)
+    words = [*python("cli.main"), "logs", "42"]
+    env = {**os.environ, "CARMA_SOCKET": str(fake.path)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, env=env) as child:
+        assert child.stdout and child.stderr
+        child.stdout.close()
+        assert child.stderr.read() == b""
+    assert child.returncode == 141
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(words, stdout=full, stderr=pipe, env=env, text=True, check=False)
+    assert (ran.returncode, ran.stderr.splitlines()[0]) == (
+        1,
+        "carma: cannot write the output: No space left on device",
+    )
 
 
 @pytest.mark.parametrize("at_terminal", [True, False])
@@ -533,7 +588,7 @@ def test_no_problem_commands_the_terminal(
     log_of(fake, tmp_path / "\x1b]0;mine\x07\u202e")
     assert run(["logs", "42"]) == 1
     err = capsys.readouterr().err
-    assert "?]0;mine??: No such file" in err and err.replace("\n", "").isprintable()
+    assert "?]0;mine?? was deleted" in err and err.replace("\n", "").isprintable()
 
 
 def test_a_log_that_may_never_end_is_not_opened(
@@ -794,8 +849,9 @@ def carmad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     def command(*args: Any) -> list[str]:
         words = real(*args)
-        assert words[:4] == [sys.executable, "-P", "-m", "carmad.daemon.main"]
-        return [sys.executable, str(tmp_path / "fake_carmad.py"), *words[4:]]
+        start = python("carmad.daemon.main")
+        assert words[: len(start)] == start
+        return [sys.executable, str(tmp_path / "fake_carmad.py"), *words[len(start) :]]
 
     monkeypatch.setattr(server, "_command", command)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -1034,3 +1090,34 @@ def test_the_terminal_s_width_is_respected(fake: FakeDaemon) -> None:
     fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": [job(name="n" * 300)]}
     lines = on_a_terminal("queue", NO_COLOR="1").splitlines()
     assert max(map(len, lines)) <= 120
+
+
+def test_an_older_carmad_gets_no_field_that_it_does_not_know(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It refuses the whole request, as 0.1.0 does."""
+    answer = fake.answer
+
+    def older(method: str, target: str, body: Any) -> tuple[int, Any]:
+        for name in ("asks", "limits", "retry_on", "comment"):
+            if name in (body or {}):
+                words = f"{name}: Extra inputs are not permitted"
+                return 422, {"error": words, "hint": "", "code": "bad_request"}
+        return answer(method, target, body)
+
+    monkeypatch.setattr(fake, "answer", older)
+    monkeypatch.setattr("cli.submission.soft_limits", lambda: {"nofile": 7})
+    assert run(["submit", "true"]) == 0 and "env" in fake.body
+    assert run(["requeue", "42"]) == 0 and fake.body["select"] == "42"
+
+
+def test_a_requeue_leaves_out_what_is_not_utf_8(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JSON cannot carry it; carmad says that the job lacks it."""
+    path = "POST", "/v1/requeue"
+    fake.answers[path] = fake.answers[path] | {"lacking": ["MY_TOKEN", "HF_TOKEN"]}
+    monkeypatch.setenv("MY_TOKEN", "\udcff")
+    monkeypatch.setenv("HF_TOKEN", "hf_1")
+    assert run(["requeue", "42"]) == 0
+    assert fake.body["env"] == {"HF_TOKEN": "hf_1"}

@@ -74,7 +74,7 @@ def answering(fake: FakeDaemon, say: Callable[[list[str]], Any]) -> list[list[st
 
     def answer(method: str, target: str, body: Any) -> tuple[int, Any]:
         assert (method, target.partition("?")[0]) == ("POST", "/v1/estimate")
-        assert "explain" in target or body["memory_mib"] is None
+        assert "explain" in target or "memory_mib" not in body
         asked.append(body["argv"])
         return 200, say(body["argv"])
 
@@ -214,7 +214,7 @@ def test_without_an_estimate_above_the_gap_is_narrowed() -> None:
 
 def test_the_largest_batch_that_fits(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     asked = answering(fake, of_batch(10))
-    words = ["estimate", "--gpu-mem", "2G", "--fit", "2G", "python", "t.py", "-b", "64"]
+    words = ["estimate", "--gpu-mem", "2G", "--fit", "2G", "prog", "t.py", "-b", "64"]
     assert run(words) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -222,13 +222,13 @@ def test_the_largest_batch_that_fits(fake: FakeDaemon, capsys: pytest.CaptureFix
     rows = [line.split() for line in out.splitlines() if line[:1].isspace() or line[:3].isdigit()]
     assert ["104", "2.0G", "2.0G", "2.0G", "yes"] in rows and ["105", *rows[1][1:4], "no"] in rows
     assert f"Tried {len(asked)} values" in out and len(asked) <= 5
-    assert asked[0] == ["python", "t.py", "-b", "64"]
+    assert asked[0] == ["prog", "t.py", "-b", "64"]
     assert len({tuple(argv) for argv in asked}) == len(asked)
 
 
 def test_the_search_for_programs(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     answering(fake, of_batch(10))
-    assert run(["estimate", "--json", "--fit", "1040M", "--vary", "n", "p", "-n", "4"]) == 0
+    assert run(["estimate", "--json", "--fit", "1040M", "--vary", "n", "prog", "-n", "4"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["vary"], found["limit_mib"], found["source"]) == ("n", 1040, "trace")
     assert (found["largest"], found["depends"], found["refused"]) == (3, True, None)
@@ -238,17 +238,17 @@ def test_the_search_for_programs(fake: FakeDaemon, capsys: pytest.CaptureFixture
 
 def test_what_does_not_depend_is_told(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     asked = answering(fake, of_batch(0))
-    assert run(["estimate", "--fit", "2G", "p"]) == 1
+    assert run(["estimate", "--fit", "2G", "prog"]) == 1
     assert "--batch-size does not affect its memory" in capsys.readouterr().out
     assert [argv[1:] for argv in asked] == [["--batch-size", n] for n in ("16", "32", "2048")]
 
 
 def test_what_cannot_fit_is_told(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     answering(fake, of_batch(1))
-    assert run(["estimate", "--fit", "900M", "p", "-b", "2"]) == 1
+    assert run(["estimate", "--fit", "900M", "prog", "-b", "2"]) == 1
     assert "Not even --batch-size 1 fits into 900M." in capsys.readouterr().out
     answering(fake, of_batch(1e-3))
-    assert run(f"estimate --fit 9G p -b {vary.MOST}".split()) == 0
+    assert run(f"estimate --fit 9G prog -b {vary.MOST}".split()) == 0
     assert "more was not tried" in capsys.readouterr().out
 
 
@@ -257,12 +257,12 @@ def test_a_search_ends_where_nobody_has_an_answer(
 ) -> None:
     nothing = an_answer(an_estimate("trace", None, "IndexError: no such row"))
     answering(fake, lambda argv: traced(int(argv[-1])) if int(argv[-1]) < 100 else nothing)
-    assert run(["estimate", "--fit", "2G", "--explain", "p", "-b", "32"]) == 0
+    assert run(["estimate", "--fit", "2G", "--explain", "prog", "-b", "32"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     end = "there is no estimate for --batch-size 149: IndexError: no such row"
     assert f"--batch-size 89 fits into 2.0G; {end}" in out
     answering(fake, lambda argv: nothing)
-    assert run(["estimate", "--json", "--fit", "2G", "p"]) == 1
+    assert run(["estimate", "--json", "--fit", "2G", "prog"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["largest"] is None and found["refused"]["value"] == 16
     assert found["refused"]["estimates"][0]["why"] == "IndexError: no such row"
@@ -282,11 +282,11 @@ def test_one_estimator_counts_all_the_way(
         )
 
     answering(fake, say)
-    assert run(["estimate", "--json", "--fit", "1G", "p", "-b", "16"]) == 0
+    assert run(["estimate", "--json", "--fit", "1G", "prog", "-b", "16"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["source"] == "trace" and found["refused"]["value"] > 32
     answering(fake, lambda argv: an_answer(*say([*argv, "64"])["estimates"][:1]))
-    assert run(["estimate", "--json", "--fit", "1G", "p", "-b", "16"]) == 1
+    assert run(["estimate", "--json", "--fit", "1G", "prog", "-b", "16"]) == 1
     assert json.loads(capsys.readouterr().out)["tried"] == []
 
 
@@ -392,6 +392,23 @@ def test_a_script_that_stops_by_itself_is_the_headline(
         assert ("SOURCE" in out) is bool(told[one["source"]])
 
 
+def test_an_estimate_that_no_gpu_has_is_none_to_go_by(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    too_large = "needs at least 149.5G, and the largest GPU has 40.0G"
+    taken = {"gpu": {"id": "GPU-0", "index": 0}, "refused": []}
+    fake.answers["POST", "/v1/estimate"] = an_answer(an_estimate("trace", 229_478, chosen=True)) | {
+        "too_large": too_large,
+        "verdicts": [taken],
+    }
+    assert run(["estimate", "prog"]) == 1
+    out = capsys.readouterr().out
+    assert f"\nIt {too_large}.\n" in out and "would take it" not in out
+    fake.answers["POST", "/v1/estimate"]["too_large"] = None
+    assert run(["estimate", "prog"]) == 0
+    assert "would take it now" in capsys.readouterr().out
+
+
 def test_the_most_in_each_phase_and_a_late_mistake(
     fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -462,9 +479,11 @@ def test_the_search_explains_what_it_found(
         return traced(mib, parts={"context": mib}) | {"explanation": EXPLAINED}
 
     answering(fake, say)
-    assert run(["estimate", "--fit", "1G", "--explain", "--plot", "x.html", "p", "-b", "64"]) == 0
+    assert (
+        run(["estimate", "--fit", "1G", "--explain", "--plot", "x.html", "prog", "-b", "64"]) == 0
+    )
     assert re.search(r"context +1020M +100.0%", capsys.readouterr().out)
-    assert "<code>p -b 102</code>" in (tmp_path / "x.html").read_text()
+    assert "<code>prog -b 102</code>" in (tmp_path / "x.html").read_text()
 
 
 # files
@@ -597,7 +616,7 @@ def test_without_a_daemon_a_script_that_stops_is_told(alone: Path, capsys: Any) 
 
 def test_without_a_daemon_its_limits_hold(alone: Path, capsys: Any) -> None:
     assert run(["estimate", "--name", "a\x01b", "true"]) == 1
-    assert "name: " in capsys.readouterr().err
+    assert "--job-name is empty" in capsys.readouterr().err
 
 
 def test_a_picture_is_no_wider_than_the_terminal() -> None:

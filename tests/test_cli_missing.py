@@ -42,6 +42,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--conda", "/no/env", "train"], "no conda environment /no/env", "conda env list"),
         (["--output", "/nonexistent/x", "train"], "no directory /nonexistent", "mkdir -p"),
         (["--error", "lgos/x", "train"], "no directory", "mkdir -p"),
+        (["--error", "$HOME/x", "train"], "no directory", "variables and ~ are not replaced here"),
+        (["--output", "~/x", "train"], "no directory", "write the path"),
     ],
 )
 def test_it_is_refused(

@@ -218,6 +218,14 @@ def test_islands_are_shown_where_there_are_several() -> None:
     assert "@" not in plain(overview.gpus([fake.gpu(0)], bars=False))
 
 
+def test_why_gpus_take_no_jobs_is_said() -> None:
+    drained = [fake.gpu(n, state="drained", state_detail="fan swap, by eva") for n in (0, 2)]
+    settling = fake.gpu(1, state="settling", state_detail="job 1 started computing 2 s ago")
+    text = plain(overview.status({**fake.STATUS, "gpus": [*drained, settling]}, 80), 80)
+    assert "GPU 0, 2 drained: fan swap, by eva\n" in text
+    assert "started computing" not in text, "that passes by itself"
+
+
 def test_an_empty_server_says_what_to_do() -> None:
     text = plain(overview.status({**fake.STATUS, "jobs": [], "gpus": []}, 200))
     assert "carma submit" in text

@@ -324,7 +324,7 @@ def test_nothing_is_simulated_twice(
         ("two.csv --policy nope", "choose one of asrpt, best_fit, carma, castor, "),
         ("two.csv --recovery nope", "among the installed recoveries"),
         ("two.csv --gpus 3xAbacus", "A100-40GB"),
-        ("two.csv --estimator nope", "choose one of none, oracle, guess"),
+        ("two.csv --estimator nope", "choose one of none, oracle, history, guess"),
         ("two.csv --interference nope", "additive"),
         ("two.csv --set monitor.windows_s=3", "Did you mean monitor.window_s?"),
         ("two.csv --set monitor.window_s=x", "--set monitor.window_s should be a valid number"),

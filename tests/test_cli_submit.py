@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -17,12 +18,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
+from carma_client.limits import soft_limits
+from carmad.api.requests import SubmitIn
 from cli import parse
 from cli.commands.submit import submit
-from cli.main import run
+from cli.main import PIPE_CLOSED, run
 from cli.submission import build_parser
-from tests.fake_daemon import FakeDaemon, ended
+from tests.daemon import CARMA, NO_KERNELS, running
+from tests.fake_daemon import FakeDaemon, ended, job
+from tests.terminal import Terminal
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("typer", "rich", "http.client", "sqlalchemy", "pydantic", "asyncio", "typing", "shutil")
@@ -235,10 +242,81 @@ def test_gpus_are_counted_slurms_way_too() -> None:
     assert parse.gres("gpu:2") == (2, "")
     assert parse.gres("gpu:a100:4") == (4, "a100")
     assert parse.gpus_of_kind("a100:2") == (2, "a100")
-    assert parse.gres("gpu:0") == (0, "")
+    assert parse.gres("gpu:0") == parse.gres("none") == (0, "")
     for wrong in ("gpu:", "shard:2", "gpu:1,shard:2", "gpu:-1", "gpu:1025"):
         with pytest.raises(ArgumentTypeError):
             parse.gres(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("lr=1e-3,1e-4", ["1e-3", "1e-4"]),
+        ("seed=0-3,8", ["0", "1", "2", "3", "8"]),
+        ("seed=0-8:4", ["0", "4", "8"]),
+        ("layers=[64,64],[128,128]", ["[64,64]", "[128,128]"]),
+        ("betas=(0.9,0.999)", ["(0.9,0.999)"]),
+        ('cfg={"a":1,"b":[2,3]},{"a":"}"}', ['{"a":1,"b":[2,3]}', '{"a":"}"}']),
+        ('names="a,b",c', ["a,b", "c"]),
+        ("names='a,b'", ["a,b"]),
+        ("names=it's,that's", ["it's", "that's"]),
+        ("month=2024-12,2025-01", ["2024-12", "2025-01"]),
+        ("day=01-03", ["01-03"]),
+        ("seed=0-0,5-5", ["0", "5"]),  # as of N tasks: 0-$((N-1))
+        ("split=80-20", ["80-20"]),
+        ("smile=:),a]", [":)", "a]"]),
+        ("empty=", [""]),
+        ("ends=a,", ["a", ""]),
+    ],
+)
+def test_values_of_a_sweep(text: str, values: list[str]) -> None:
+    assert parse.param(text)[1] == values
+
+
+@pytest.mark.parametrize("text", ["a=(1,2", "a=[1,(2]", "a='1,2", "9a=1", "a"])
+def test_what_are_no_values_of_a_sweep(text: str) -> None:
+    with pytest.raises(ArgumentTypeError) as error:
+        parse.param(text)
+    assert ("--params FILE" in str(error.value)) == text.startswith("a=")
+
+
+@pytest.mark.parametrize(
+    ("text", "local"),
+    [
+        ("12/24/26", "2026-12-24 00:00"),
+        ("12/24/2026-16:30", "2026-12-24 16:30"),
+        ("12.24.26 7:05:09", "2026-12-24 07:05:09"),
+    ],
+)
+def test_dates_as_slurm_writes_them(text: str, local: str) -> None:
+    assert datetime.fromisoformat(parse.moment(text)) == datetime.fromisoformat(local).astimezone()
+
+
+def test_a_date_without_a_year_is_the_next_one() -> None:
+    now = datetime.now().astimezone()
+    for days in (-2, 2):
+        near = now + timedelta(days=days)
+        found = datetime.fromisoformat(parse.moment(f"{near.month}/{near.day}")).astimezone()
+        assert (found.month, found.day) == (near.month, near.day)
+        assert now < found < now + timedelta(days=367)
+    for wrong in ("13/1", "2/30/26", "1/2/3", "0/0"):
+        with pytest.raises(ArgumentTypeError):
+            parse.moment(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [("1", True), ("75,137", True), ("255,99,200", True), ("75,75", True)]
+    + [(text, False) for text in ("", "0", "256", "999", "75, 76", "75,", "075", "-1", "٣")],
+)
+def test_exit_codes_are_those_that_a_process_can_have(text: str, valid: bool) -> None:
+    schema = TypeAdapter(SubmitIn).json_schema()["properties"]["retry_on"]
+    assert bool(re.search(schema["anyOf"][0]["pattern"], text)) == valid
+    if valid:
+        assert parse.exit_codes(text) == text
+    else:
+        with pytest.raises(ArgumentTypeError, match="from 1 to 255"):
+            parse.exit_codes(text)
 
 
 # What is sent
@@ -249,7 +327,7 @@ def test_every_option_arrives(
 ) -> None:
     words = "-J x -G 2 --gpu-mem 12G -t 2h --expect 90m -a 0-3%2 -d afterany:3 --after 4"
     words += " -b 2026-11-20T12:00:00Z -o o-%j -e e --conda ml --nice 5 --urgent --no-requeue"
-    words += " --mail-user ada@lab.org --idle-ok robot"
+    words += " --mail-user ada@lab.org --idle-ok robot --comment a/b --retry-on 75,137"
     words += " --requeue-ok --signal USR2@60 --exclusive -H --batch-size 64 --amp --cold-start 5m"
     words += " --deadline 2026-11-22T08:00:00Z --allreduce tree --watch-stages --notify end,oom"
     file = tmp_path / "carma/notify.conf"
@@ -273,6 +351,7 @@ def test_every_option_arrives(
         os.umask(before)
     body = fake.body
     assert body.pop("env")
+    assert body.pop("limits") == soft_limits()
     assert body == {
         "argv": ["prog"],
         "cwd": str(tmp_path),
@@ -311,8 +390,10 @@ def test_every_option_arrives(
         "stderr": "e",
         "requeue": False,
         "requeue_ok": True,
+        "retry_on": "75,137",
         "mail_user": "ada@lab.org",
         "idle_ok": "robot",
+        "comment": "a/b",
         "umask": "027",
         "held": True,
         "dry_run": False,
@@ -410,7 +491,7 @@ def test_defaults(fake: FakeDaemon, tmp_path: Path) -> None:
         "deadline_at",
         "layout",
     ):
-        assert fake.body[unsaid] is None
+        assert fake.body.get(unsaid) is None
 
 
 @pytest.mark.parametrize(
@@ -461,7 +542,30 @@ def test_variables_that_are_no_text_are_left_out(
     monkeypatch.setenv("LATIN", os.fsdecode(b"caf\xe9"))
     assert submit(["prog"]) == 0
     assert "LATIN" not in fake.body["env"]
-    assert submit(["prog", os.fsdecode(b"caf\xe9")]) == 2
+
+
+def test_a_word_that_is_no_text_is_named(
+    fake: FakeDaemon,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    latin = os.fsdecode(b"caf\xe9")
+    (tmp_path / latin).mkdir()
+    there = ["submit", "--output", "x", "-D", latin, "prog"]
+    for words in (
+        ["submit", "prog", latin],
+        there,
+        ["submit", "--name", latin, "prog"],
+        ["submit", "--anyway", "--output", f"x/{latin}", "prog"],
+        ["submit", "--export", f"A={latin}", "prog"],
+        ["submit", "--param", f"a={latin},b", "prog"],
+        ["cancel", latin],
+        ["update", "--name", latin, "1"],
+    ):
+        assert run(words) == 2, words
+        assert "caf\\xe9 is not UTF-8 text" in capsys.readouterr().err
+    assert run(["queue", "--user", latin]) == 0
 
 
 def test_last_is_asked_for(fake: FakeDaemon) -> None:
@@ -597,6 +701,31 @@ def test_a_line_of_a_script_ends_where_a_shell_ends_it(fake: FakeDaemon, tmp_pat
     assert (fake.body["name"], fake.body["gpus"]) == ("it", 1)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "carma: its log is {folder}/carma-1.out; follow it: carma logs -f; why it waits: "),
+        (["--array", "2-3"], "carma: the first task's log is {folder}/carma-1_2.out; follow it: "),
+        (["--wait"], ""),
+        (["--quiet"], ""),
+    ],
+)
+def test_at_a_terminal_the_log_and_what_to_type_next_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
+) -> None:
+    with running(tmp_path, "1xA100-40GB", **NO_KERNELS) as daemon:
+        monkeypatch.setenv("CARMA_SOCKET", daemon.socket)
+        submit = [*CARMA, "submit", "--gpus", "0", "--chdir", str(daemon.work), *words]
+        with Terminal([*submit, "true"], columns=300) as terminal:
+            assert terminal.process.wait(PATIENCE_S) == 0
+            assert terminal.picture is not None  # it reads
+            shown = terminal.written
+        assert told.format(folder=daemon.work) in shown
+        assert ("its log" in shown) == ("its" in told)
+        piped = subprocess.run([*submit, "true"], capture_output=True, text=True)
+        assert "log is" not in piped.stdout + piped.stderr
+
+
 def test_nothing_that_is_ignored_commands_the_terminal(
     fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -675,6 +804,123 @@ def test_a_wrong_directive_is_shown_with_its_line(
     script(tmp_path / "job.sh", "#!/bin/bash\n#CARMA -J 'open\n")
     assert submit([path]) == 2
     assert not fake.asked
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "#SBATCH\t--time=7",
+        "#SBATCH--time=7",
+        "#SBATCH  \t -t 7",
+        "#CARMA\t--time=7",
+        "#CARMA--time=7",
+        "  # a comment\n#SBATCH --time=7",
+        "\t# a comment\n\n#CARMA --time=7",
+        "#SBATCHES --time=1\n#CARMAs --time=1\n#SBATCH -t7",
+    ],
+)
+def test_directives_are_found_as_slurm_finds_them(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str], head: str
+) -> None:
+    path = script(tmp_path / "job.sh", f"#!/bin/bash\n{head}\ntrue\n")
+    assert submit([path]) == 0
+    assert fake.body["time_limit_s"] == 420
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o755])
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("set -e\n#SBATCH --time=7\n#SBATCH -G 2\n", "3: #SBATCH has no effect, as have 1 more"),
+        ("set -e\n#CARMA --time=7\n", "3: #CARMA has no effect: "),
+        ("  #SBATCH --time=7\ntrue\n", "2: #SBATCH has no effect: "),
+        ("cat >x.sh <<END\n#!/bin/sh\n#SBATCH --time=7\nEND\n", ""),
+        ("echo\n#SBATCH is not used here\n", ""),
+        ("echo\n##SBATCH --time=7\n", ""),
+    ],
+)
+def test_a_directive_without_effect_is_named_once(
+    fake: FakeDaemon,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    note: str,
+    mode: int,
+) -> None:
+    path = script(tmp_path / "job.sh", f"#!/bin/bash\n{text}", mode)
+    assert submit([path, "x"]) == 0
+    assert (fake.body.get("time_limit_s"), fake.body["argv"][-2:]) == (None, [path, "x"])
+    said = capsys.readouterr().err
+    assert (note in said and said.count("\n") == 1) if note else not said
+    assert submit(["-Q", path]) == 0
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "why", "hint"),
+    [
+        ("a.sh", b"#!/bin/bash\r\n#SBATCH -t 7\r\ncd /tmp\r\n", "line breaks", "sed -i"),
+        ("a.sh", b"#!/bin/bash\ncd /tmp\r\n", "line breaks", "sed -i"),
+        ("a.sh", b"#CARMA -t 7\r\ncd /tmp\r\n", "line breaks", "sed -i"),
+        ("a.sh", b"\xef\xbb\xbf#!/bin/bash\ntrue\n", "byte-order mark of UTF-8", "xEF"),
+        ("a.sh", "\ufeff#!/bin/bash\n".encode("utf-16-le"), "mark of UTF-16", "iconv -f UTF-16"),
+        ("a.sh", b"echo hello\n", "neither executable nor", "carma submit -- bash a.sh"),
+        ("a.py", b"print()\r\n", "neither executable nor", "carma submit -- python a.py"),
+    ],
+)
+def test_a_script_that_no_shell_can_read_is_refused(
+    fake: FakeDaemon,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    data: bytes,
+    why: str,
+    hint: str,
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    assert submit([name]) == 2
+    message, _, rest = capsys.readouterr().err.partition("hint: ")
+    assert why in message and hint in rest
+    assert not fake.asked
+
+
+def test_python_reads_any_line_breaks_unless_the_kernel_has_to(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(b"#!/usr/bin/env python3\r\n#CARMA -G 2\r\nprint()\r\n")
+    assert submit(["train.py"]) == 0
+    assert (fake.body["gpus"], fake.body["argv"][1]) == (2, "python3")
+    path.chmod(0o755)
+    assert submit(["train.py"]) == 2
+    assert "line breaks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["python", "train.py", "--time", "4h"], "--time"),
+        (["python", "train.py", "-x", "--gpu-mem=4G", "--name", "x"], "--gpu-mem"),
+        (["--", "python", "train.py", "--time", "4h"], ""),
+        (["python", "train.py", "--", "--time", "4h"], ""),
+        (["python", "train.py", "-t", "4h", "--lr", "1"], ""),
+        (["python", "train.py", "--help"], ""),
+        (["-Q", "python", "train.py", "--time", "4h"], ""),
+    ],
+)
+def test_an_option_after_the_command_is_named(
+    fake: FakeDaemon,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    option: str,
+) -> None:
+    (tmp_path / "train.py").touch()
+    assert submit(words) == 0
+    assert fake.body.get("time_limit_s") is None
+    said = capsys.readouterr().err
+    assert said.startswith(f"carma: {option} comes after the command") if option else not said
 
 
 def test_programs_are_no_job_scripts(
@@ -770,9 +1016,19 @@ def test_a_dry_run_submits_nothing(fake: FakeDaemon, capsys: pytest.CaptureFixtu
 
     verdicts = {"schema": 1, "would_start": False, "verdicts": REFUSALS}
     fake.answers["POST", "/v1/jobs"] = verdicts
-    assert submit(["--dry-run", "prog"]) == 0
+    assert submit(["--dry-run", "--gpu-mem", "4G", "prog"]) == 0
     assert fake.body["dry_run"] is True
     assert "It would wait." in capsys.readouterr().out
+    assert len(fake.asked) == 1, "nothing is tried whose memory is declared"
+    too_large = "needs at least 149.5G, and the largest GPU has 40.0G"
+    fake.answers["POST", "/v1/estimate"] = {"crash": None, "too_large": too_large}
+    assert submit(["--dry-run", "prog"]) == 0
+    assert capsys.readouterr().err == f"carma: your job {too_large}\n"
+    fake.answers["POST", "/v1/estimate"] = {"crash": "at train.py:1: KeyError"}
+    assert submit(["--dry-run", "prog"]) == 0
+    assert capsys.readouterr().err == "carma: your script stops at train.py:1: KeyError\n"
+    del fake.answers["POST", "/v1/estimate"]
+    capsys.readouterr()
     told = {"warnings": ["it may begin only after its deadline"], "outlook": {"text": "too late"}}
     fake.answers["POST", "/v1/jobs"] = verdicts | told
     assert submit(["--dry-run", "prog"]) == 0
@@ -896,6 +1152,84 @@ def test_an_interrupt_leaves_the_job_alone(
     monkeypatch.setattr("cli.commands.submit.wait_for", interrupted)
     assert run(["submit", "-W", "prog"]) == 130
     assert "carma cancel 42" in capsys.readouterr().err
+
+
+def carma(
+    fake: FakeDaemon, *words: str, line: str = '"$@"', **streams: Any
+) -> subprocess.CompletedProcess[str]:
+    """The command itself, started by a shell that runs `line`."""
+    python = [sys.executable, "-c", "from cli.main import main; main()"]
+    env = {**os.environ, "CARMA_SOCKET": str(fake.path), "PYTHONPATH": str(ROOT)}
+    streams = {"stdout": subprocess.PIPE, "stdin": subprocess.DEVNULL, **streams}
+    return subprocess.run(
+        ["bash", "-c", line, "sh", *python, *words],
+        env=env,
+        text=True,
+        check=False,
+        stderr=subprocess.PIPE,
+        **streams,
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "drops"),
+    [
+        ('"$@" <<END\nimport torch\nEND', True),
+        ('seq 3 >list; "$@" <list', True),
+        ('mkfifo pipe; exec 3<>pipe; seq 3 >&3; "$@" <&3', True),
+        ('seq 3 >list; while read line; do "$@"; done <list', False),
+        ('seq 3 | while read line; do "$@"; done', False),
+        ('"$@" </dev/null', False),
+        ('"$@" <&-', False),
+        (': | "$@"', False),
+        (': >list; "$@" <list', False),
+    ],
+)
+def test_input_that_the_job_would_not_read_is_named(
+    fake: FakeDaemon, tmp_path: Path, line: str, drops: bool
+) -> None:
+    ran = carma(fake, "submit", "prog", line=line)
+    assert "Submitted batch job 42" in ran.stdout, ran.stderr
+    assert ("the job does not get this input" in ran.stderr) == drops
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["queue"], ["submit", "prog"], ["status"], ["show", "42"], ["gpus"], ["--help"]),
+        *(["logs", "42"], ["logs", "-n", "1", "42"], ["logs", "-n", "10000", "42"]),
+    ],
+)
+def test_a_full_disk_is_told(fake: FakeDaemon, words: list[str]) -> None:
+    log = fake.path.with_name("log")
+    log.write_text("epoch 1\n" * 20_000)
+    fake.answers["GET", "/v1/jobs/42"] = job(stdout=str(log))
+    with Path("/dev/full").open("w") as full:
+        ran = carma(fake, *words, stdout=full)
+    assert ran.returncode == 1
+    assert "cannot write the output: No space left on device" in ran.stderr
+    assert "Traceback" not in ran.stderr and "Exception" not in ran.stderr
+    assert ("the job is submitted: 42" in ran.stderr) == (words[0] == "submit")
+    if words[0] == "logs":  # whose reader may leave, too
+        left = carma(fake, *words, line='{ "$@"; echo $? >&2; } | true')
+        assert left.stderr in ("0\n", f"{PIPE_CLOSED}\n"), "0: it was read before"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["submit", "prog"],
+        ["submit", "-D", "/tmp", "prog"],
+        ["run", "prog"],
+        ["estimate", "python3", "train.py"],
+        ["cron", "/dev/null"],
+    ],
+)
+def test_a_deleted_directory_is_told(fake: FakeDaemon, tmp_path: Path, words: list[str]) -> None:
+    ran = carma(fake, *words, line='mkdir gone; cd gone; rmdir ../gone; "$@"')
+    assert ran.returncode != 0
+    assert "the current directory has been deleted" in ran.stderr
+    assert "Traceback" not in ran.stderr
 
 
 def test_submitting_imports_nothing_heavy(fake: FakeDaemon) -> None:

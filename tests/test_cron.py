@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tzlocal import reload_localzone
 
 from carmad.cron.crontab import Crontab, Entry
 from carmad.cron.schedule import next_time
@@ -27,12 +28,14 @@ DAY_S = 86_400.0
 def in_copenhagen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TZ", "Europe/Copenhagen")
     time.tzset()
+    reload_localzone()
     next_time.cache_clear()
     try:
         yield
     finally:
         monkeypatch.undo()
         time.tzset()
+        reload_localzone()
         next_time.cache_clear()
 
 
@@ -53,7 +56,13 @@ def in_copenhagen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("@daily", "2026-11-28 10:00:00", ["11-29 00:00", "11-30 00:00"]),
         ("0 12 25 DEC *", "2026-11-28 10:00:00", ["12-25 12:00"]),
         ("30 2 * * *", "2026-10-24 03:00:00", ["10-25 02:30", "10-26 02:30"]),  # 2:30 comes twice
-        ("30 2 * * *", "2026-03-28 12:00:00", ["03-29 03:30", "03-30 02:30"]),  # it does not come
+        (
+            "*/30 * * * *",
+            "2026-10-25 01:30:00",
+            ["10-25 02:00", "10-25 02:30", "10-25 02:00", "10-25 02:30", "10-25 03:00"],
+        ),
+        ("@hourly", "2026-10-25 01:30:00", ["10-25 02:00", "10-25 02:00", "10-25 03:00"]),
+        ("30 2 * * *", "2026-03-28 12:00:00", ["03-29 03:00", "03-30 02:30"]),  # it does not come
     ],
 )
 def test_when_an_entry_is_due(
@@ -264,3 +273,11 @@ def test_an_editor_changes_it_and_a_mistake_loses_nothing(tmp_path: Path) -> Non
         assert "nothing is changed" in carmad.carma("cron", "--edit", rc=None)
         me = carmad.get("/v1/status")["me"]["user"]
         assert json.loads(carmad.carma("cron", "--json"))["user"] == me
+
+
+def test_entries_that_differ_in_their_options_alone_keep_their_own_secrets() -> None:
+    jobs = [{"export": {"HF_TOKEN": value}} for value in ("one", "two")]
+    entries = tuple(Entry("@daily", "train", job, checked_at=0) for job in (*jobs, {"env": {}}))
+    whole = Crontab(1000, 1000, "", entries)
+    bare, secrets = whole.split()
+    assert "one" not in bare.dumps() and Crontab.loads(bare.dumps(), secrets) == whole

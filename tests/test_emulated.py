@@ -22,6 +22,7 @@ from carmad.gpu.card import DRAM_CONTENTION, SUFFIX, Card, CardLost, OutOfMemory
 from carmad.gpu.emulated import EmulatedSource, create
 from carmad.gpu.kinds import KINDS
 from carmad.gpu.source import utilization
+from carmad.paths import python
 from cli.commands.demo import argv
 from cli.commands.demo_jobs import demo_trace
 from tests.waiting import PATIENCE_S, until
@@ -370,7 +371,7 @@ def test_a_trace_is_repeatable_and_compressed() -> None:
 @pytest.mark.usefixtures("source")
 def test_a_traced_job_runs(tmp_path: Path) -> None:
     task = min(demo_trace(compress=10_000.0), key=lambda each: each.duration_s)
-    process = start_job(tmp_path, *argv(task, seed=1)[3:])
+    process = start_job(tmp_path, *argv(task, seed=1)[len(python("")) :])
     stdout, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert task.name in stdout

@@ -8,6 +8,7 @@ import os
 import pwd
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,8 +19,22 @@ from typing import Any
 
 import pytest
 
+from carmad.attempt.environment import SHIMS, job_environment
+from tests import out_of_memory
 from tests.api_server import as_uid
-from tests.daemon import NO_KERNELS, QUICK, Carmad, Json, running, train, until
+from tests.attempts import make_job
+from tests.daemon import (
+    CARMA,
+    NO_KERNELS,
+    PATIENCE_S,
+    QUICK,
+    Carmad,
+    Json,
+    clean_environment,
+    running,
+    train,
+    until,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 WINDOW_S = float(QUICK["CARMA_MONITOR__WINDOW_S"])
@@ -85,6 +100,33 @@ def test_a_job_that_runs_out_of_memory_beside_another_runs_again_alone(one_gpu: 
     assert (neighbour["state"], neighbour["attempt"]) == ("succeeded", 1)
     assert job["started_at"] >= neighbour["ended_at"]
     assert "out of memory" in one_gpu.carma("show", str(second))
+
+
+def test_what_a_program_prints_decides_whether_it_runs_again(tmp_path: Path) -> None:
+    again, ended = ("RQ", "gpu_oom"), ("F", "failure")
+    said = {
+        out_of_memory.GPU["llama.cpp"][0]: again,
+        out_of_memory.GPU["vLLM, at start"][0]: again,
+        out_of_memory.GPU["PyTorch, cudaMallocAsync"][0]: again,
+        out_of_memory.AFTER["torchrun"]: again,
+        out_of_memory.NOT["one that was caught, then wandb"]: ended,
+        out_of_memory.HOST["Python"][0]: ended,
+    }
+
+    def first_end(job: int) -> tuple[str, str]:
+        until(lambda: daemon.job(job)["failures"] or daemon.job(job)["exit"], "its end")
+        found = daemon.job(job)
+        return found["code"], (found["failures"] or [found["exit"]])[0]["cause"]
+
+    with running(tmp_path, "1xA100-40GB", **NO_KERNELS) as daemon:
+        beside = daemon.submit(*train(memory_mib=5000, sm=0.1, seconds=1000, warmup=0))
+        daemon.await_state(beside, "running")
+        for text, wanted in said.items():
+            deleted = f"rm *.out; printf '%s\n' {shlex.quote(text)} >&2; exit 1"
+            job = daemon.sh(deleted, memory_mib=2000)
+            assert first_end(job) == wanted, text
+            if wanted is again:
+                daemon.cancel(job)
 
 
 def test_a_job_larger_than_the_card_ends_out_of_memory_with_evidence(one_gpu: Carmad) -> None:
@@ -263,7 +305,8 @@ def test_a_job_is_warned_before_its_time_is_up_and_then_stopped(one_gpu: Carmad)
     assert one_gpu.output(id).count("checkpoint") == 0
     one_gpu.carma("update", str(id), "--time", "1:00:00")
     one_gpu.await_output(id, "checkpoint")
-    for soon in ("0:03", "0:20", "5:00"):  # in vain if it has run for longer
+    # In vain if it has run for longer: it was not warned before it had run for half a minute.
+    for soon in ("0:40", "1:00", "5:00"):
         if "updated" in one_gpu.carma("update", str(id), "--time", soon, rc=None):
             break
     job = one_gpu.ended(id)
@@ -271,6 +314,33 @@ def test_a_job_is_warned_before_its_time_is_up_and_then_stopped(one_gpu: Carmad)
     assert job["exit"]["signal"] == 15
     assert one_gpu.output(id).count("checkpoint") == 1
     assert "it reached its own time limit, --time " in one_gpu.carma("why", str(id))
+
+
+def test_a_program_may_take_its_gpus_for_numbers(tmp_path: Path) -> None:
+    """As vLLM and DeepSpeed's launcher do. The numbers mean the same GPUs as the UUIDs."""
+    program = """
+import os
+from carmad.gpu.emulated_job import visible_cards
+names = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+print([int(name) for name in names], [card.uuid for card in visible_cards()])
+"""
+    with running(tmp_path) as daemon:
+        id = daemon.submit(sys.executable, "-c", program, gpus=2, env={"PYTHONPATH": str(ROOT)})
+        job = daemon.ended(id)
+        cards = [gpu["id"] for gpu in job["gpus"]]
+        numbers = [gpu["index"] for gpu in job["gpus"]]
+        assert daemon.output(id).strip() == f"{numbers} {cards}"
+
+
+def test_why_explains_a_program_that_takes_uuids_for_numbers(tmp_path: Path) -> None:
+    with running(tmp_path, CARMA_COLLOCATION__VISIBLE_DEVICES="uuid") as daemon:
+        program = "import os; int(os.environ['CUDA_VISIBLE_DEVICES'])"
+        id = daemon.submit(sys.executable, "-c", program)
+        assert daemon.ended(id)["state"] == "failed"
+        said = daemon.carma("why", str(id))
+        assert "invalid literal for int()" in said
+        assert "takes the UUIDs in CUDA_VISIBLE_DEVICES for numbers" in said
+        assert "visible_devices" in said
 
 
 def test_why_shows_the_last_lines_of_a_job_that_failed(one_gpu: Carmad) -> None:
@@ -447,6 +517,75 @@ def test_a_job_makes_its_files_as_its_submitters_umask_says(daemon: Carmad) -> N
     assert daemon.output(untold) == "0022\n"
 
 
+def test_a_job_has_the_limits_of_its_submitters_shell(daemon: Carmad) -> None:
+    """As far as its own hard limits allow; what nobody has changed is the daemon's."""
+    see = "ulimit -Sn; ulimit -Ss; ulimit -Sc; ulimit -Hn"
+    words = shlex.join([*CARMA, "submit", "--wait", "--gpus", "0", "--wrap", see])
+    shell = f"ulimit -Sn 3456; ulimit -Ss 65536; ulimit -Sc 0; {words}"
+    env = daemon.env | {"CARMA_SOCKET": daemon.socket}
+    subprocess.run(["bash", "-c", shell], env=env, cwd=daemon.work, check=True, timeout=PATIENCE_S)
+    files, stack, _, hard = daemon.output(1).split()
+    assert (files, stack) == ("3456", "65536")
+
+    sbatch = f"{shlex.quote(sys.executable)} -m cli.slurm sbatch --wait -o none.out"
+    shell = f"ulimit -Sn 3456; {sbatch} --propagate=NONE --wrap 'ulimit -Sn'"
+    subprocess.run(["bash", "-c", shell], env=env, cwd=daemon.work, check=True, timeout=PATIENCE_S)
+    assert (daemon.work / "none.out").read_text() != "3456\n"
+
+    most = daemon.sh(see, gpus=0, limits={"nofile": -1, "core": (1 << 63) - 1})
+    assert daemon.ended(most)["state"] == "succeeded"
+    files, _, _, its_hard = daemon.output(most).split()
+    assert files == its_hard == hard, "never above the hard limit"
+
+
+TAKEN = ("cli", "policies", "estimators", "web", "recovery")  # names of ours that others have, too
+SHADOWS = ("types", "logging", "json", "socket", "re", "typing", "asyncio", "starlette", "yaml")
+
+
+def test_what_the_user_has_on_pythons_path_is_the_users_own(tmp_path: Path) -> None:
+    """The commands, the daemon and what these start run without it; a job gets it."""
+    project = tmp_path / "project"
+    for name in TAKEN[1:]:
+        (project / name).mkdir(parents=True)
+        (project / name / "__init__.py").write_text("raise SystemExit('the wrong one')")
+    for name in (TAKEN[0], *SHADOWS):
+        (project / f"{name}.py").write_text("raise SystemExit('the wrong one')")
+    words = ["--gpus", "0", "--wait", "--wrap", "echo path=$PYTHONPATH; ${PATH##*:}/srun echo step"]
+    socket, state = tmp_path / "sock", tmp_path / "state"
+    sbatch = tmp_path / "sbatch"
+    sbatch.symlink_to(CARMA[0])
+    env = clean_environment() | QUICK | {"CARMA_SOCKET": str(socket), "CARMA_ESTIMATOR": "auto"}
+    env["PATH"] = f"{Path(CARMA[0]).parent}:{env['PATH']}"
+
+    def carma(*words: str, path: str = ".", program: str = CARMA[0]) -> str:
+        ran = subprocess.run(
+            [program, *words],
+            env=env | {"PYTHONPATH": path},
+            cwd=project,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert ran.returncode == 0 or words[0] in ("doctor", "estimate"), (words, ran)
+        assert not any(odd in ran.stdout + ran.stderr for odd in ("the wrong one", "Traceback"))
+        return ran.stdout
+
+    start = ["--state-dir", str(state), "--socket", str(socket)]
+    carma("daemon", "start", "--emulated", "1xA100-40GB", *start)
+    try:
+        carma("submit", *words)
+        assert (project / "carma-1.out").read_text() == "path=.\nstep\n"
+        carma("--wait", "-o", "slurm.out", "--wrap", "echo $PYTHONPATH", program=str(sbatch))
+        assert (project / "slurm.out").read_text() == ".\n"
+        for more in (["why", "1"], ["queue"], ["doctor", "--json"], ["config", "show"]):
+            carma(*more)
+        carma("estimate", "--json", "true")
+        assert "carma" in carma("--version", path=f"{project}:{ROOT}")
+        assert "carma" in carma("--version", path=f"{ROOT}:{project}")
+    finally:
+        carma("daemon", "stop")
+
+
 def test_an_array_runs_as_many_at_once_as_it_may(daemon: Carmad) -> None:
     script = "mkdir running || exit 9; echo $CARMA_ARRAY_TASK_ID; sleep 0.1; rmdir running"
     daemon.carma("submit", "--wait", "--array", "3-9:3%1", "--wrap", script)
@@ -524,6 +663,74 @@ def test_logs_are_followed_to_the_end(daemon: Carmad) -> None:
     id = daemon.carma("submit", "--parsable", "--error", "%j.err", "--wrap", script).strip()
     assert daemon.carma("logs", "-f", id).splitlines()[-2:] == ["one", "two"]
     assert daemon.carma("logs", "--stderr", "last") == "oops\n"
+
+
+def test_what_python_prints_is_seen_at_once_and_after_a_cancel(daemon: Carmad) -> None:
+    code = "import time; print('step 1'); time.sleep(1000)"
+    id = daemon.carma("submit", "--parsable", "--gpus", "0", "--", sys.executable, "-c", code)
+    daemon.await_output(int(id), "step 1")
+    assert "step 1" in daemon.carma("logs", id.strip())
+    daemon.carma("cancel", id.strip())
+    daemon.ended(int(id))
+    assert "step 1" in daemon.carma("logs", id.strip())
+
+
+def test_a_job_of_a_job_has_its_own_settings(tmp_path: Path) -> None:
+    """By each way in: `carma submit`, `carma run` and `sbatch`."""
+    mine = "OMP_NUM_THREADS XLA_PYTHON_CLIENT_PREALLOCATE TF_FORCE_GPU_ALLOW_GROWTH MASTER_PORT"
+    show = f"for each in {mine}; do printenv $each || echo none; done; echo $PATH"
+    sbatch = f"{shlex.quote(sys.executable)} -m cli.slurm sbatch"
+    outer = f"""
+        : srun
+        carma submit --wait -o alone.out --exclusive --cpus 2 sh inner.sh
+        carma run --quiet --exclusive --cpus 3 sh inner.sh >run.out 2>&1
+        {sbatch} --wait --gpus=1 --exclusive -c 4 -o sbatch.out inner.sh
+        echo $PATH
+    """
+    env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    with running(tmp_path, CARMA_HOST__CPUS="8", **NO_KERNELS) as daemon:
+        (daemon.work / "inner.sh").write_text(f"#!/bin/sh\n{show}\n")
+        id = daemon.sh(outer, env=env, gpus=1, cpus=1, memory_mib=1000)
+        job = daemon.ended(id)
+        assert job["state"] == "succeeded", daemon.output(id)
+        assert daemon.output(id).splitlines()[-1] == f"{env['PATH']}:{SHIMS}"
+        port = job_port(id)
+        for name, cpus in (("alone", "2"), ("run", "3"), ("sbatch", "4")):
+            *settings, path = (daemon.work / f"{name}.out").read_text().splitlines()[-5:]
+            assert settings[:3] == [cpus, "none", "none"], name
+            assert settings[3] != port and path == env["PATH"], name
+
+
+def job_port(id: int) -> str:
+    return job_environment(make_job(Path("/"), "true", id=id), ())["MASTER_PORT"]
+
+
+def test_a_port_that_is_taken_is_explained(daemon: Carmad) -> None:
+    code = "import socket; s = socket.create_server(('', 0)); socket.create_server(s.getsockname())"
+    id = daemon.submit(sys.executable, "-c", code, gpus=0)
+    assert daemon.ended(id)["state"] == "failed"
+    assert "$MASTER_PORT" in daemon.carma("why", str(id))
+
+
+def test_a_job_runs_again_after_an_exit_code_that_its_owner_names(daemon: Carmad) -> None:
+    id = daemon.sh("[ $CARMA_RESTART_COUNT = 2 ] || exit 75", gpus=0, retry_on="75")
+    job = daemon.ended(id)
+    assert (job["state"], job["attempt"]) == ("succeeded", 3)
+    assert [each["code"] for each in job["failures"]] == [75, 75]
+    hopeless = daemon.ended(daemon.sh("exit 75", gpus=0, retry_on="3,75"))
+    assert (hopeless["state"], hopeless["attempt"]) == ("failed", 3)
+
+
+def test_work_that_a_script_leaves_in_the_background_is_named(daemon: Carmad) -> None:
+    id = daemon.sh("sleep 600 & sleep 600 &", gpus=0)
+    assert daemon.ended(id)["state"] == "succeeded"
+    for verb in ("why", "show"):
+        assert "it left 2 processes in the background" in daemon.carma(verb, str(id))
+    assert "background" not in daemon.carma("why", str(daemon.sh("sleep 0 & wait", gpus=0)))
+    for crash in ("kill -9 $$", "exit 139"):  # a loader's workers, for instance, outlive that
+        id = daemon.sh(f"sleep 600 & {crash}", gpus=0)
+        assert daemon.ended(id)["state"] == "failed"
+        assert "background" not in daemon.carma("why", str(id))
 
 
 def test_logs_show_one_job_and_old_text_decides_nothing(daemon: Carmad) -> None:

@@ -79,6 +79,30 @@ def test_what_becomes_of_a_job(job: Job, exit: Exit, state: JobState, cause: Cau
 
 
 @pytest.mark.parametrize(
+    ("code", "signal", "earlier", "again"),
+    [
+        (75, None, 0, True),
+        (75, None, 2, True),
+        (75, None, 3, False),
+        (7, None, 0, False),
+        (None, 9, 0, True),
+        (None, None, 0, False),
+    ],
+)
+def test_a_job_is_repeated_after_the_exit_codes_that_its_owner_names(
+    code: int | None, signal: int | None, earlier: int, again: bool
+) -> None:
+    failed = Exit(Cause.FAILURE, 75)
+    job = running(spec=a_spec(retry_on="75,137", requeue=False), failures=(failed,) * earlier)
+    end = ended(job, Exit(Cause.FAILURE, code, signal))
+    assert end.state is (JobState.QUEUED if again else JobState.FAILED)
+    assert ended(job, replace(failed, left=True)).state is JobState.FAILED
+    assert ended(stopping(Cause.CANCELLED, spec=job.spec), failed).state is JobState.CANCELLED
+    at_terminal = a_spec(retry_on="75", interactive=True, requeue=False)
+    assert ended(running(spec=at_terminal), failed).state is JobState.FAILED
+
+
+@pytest.mark.parametrize(
     ("job", "exit", "state"),
     [
         (running(shared=True), OOM, JobState.OUT_OF_MEMORY),

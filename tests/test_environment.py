@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from carmad.added import ADDED
 from carmad.attempt.environment import (
     NO_MPS,
     SHIMS,
@@ -36,8 +37,6 @@ def job(**spec: Any) -> Job:
 @pytest.mark.parametrize(
     "name",
     [
-        *("HF_TOKEN", "GITHUB_TOKEN", "my_secret_thing", "PGPASSWORD", "WANDB_API_KEY", "APIKEY"),
-        *("AWS_REGION", "AZURE_CLIENT_SECRET", "GOOGLE_APPLICATION_CREDENTIALS", "X_PRIVATE_KEY"),
         *("SSH_AUTH_SOCK", "DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "TMUX_PANE", "_"),
         *("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CARMA_JOB_ID", "SLURM_JOB_ID"),
         *("NOTIFY_SOCKET", "WATCHDOG_USEC", "LISTEN_FDS", "PWD"),
@@ -53,7 +52,7 @@ def test_what_is_scrubbed(name: str) -> None:
     [
         *("PATH", "HOME", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "LD_LIBRARY_PATH"),
         *("LD_PRELOAD", "PYTHONPATH", "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "OMP_NUM_THREADS"),
-        *("TERM", "LANG", "KEYBOARD", "MONKEY", "WORK_DIR", "BASH_FUNC_module%%"),
+        *("TERM", "LANG", "WORK_DIR", "BASH_FUNC_module%%", "HF_TOKEN", "PAD_TOKEN_ID"),
     ],
 )
 def test_what_is_kept(name: str) -> None:
@@ -166,6 +165,27 @@ def test_only_the_jobs_gpus_are_visible(gpus: tuple[GpuId, ...], visible: str) -
     assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
+@pytest.mark.parametrize(
+    ("spec", "mode", "visible"),
+    [
+        ({}, Mode.STREAMS, "3,1"),
+        ({}, Mode.EXCLUSIVE, "3,1"),
+        ({}, Mode.MPS, "GPU-aaa,GPU-bbb"),  # the server has a numbering of its own
+        ({"container": "torch"}, Mode.STREAMS, "GPU-aaa,GPU-bbb"),  # it has only its own GPUs
+        ({"slurm_job": 7}, Mode.STREAMS, "GPU-aaa,GPU-bbb"),  # a cgroup may hide the others
+    ],
+)
+def test_indices_name_gpus_only_where_all_are_seen(
+    spec: dict[str, Any], mode: Mode, visible: str
+) -> None:
+    known = {GPUS[0]: 3, GPUS[1]: 1, GpuId("GPU-ccc"): 0}
+    one = changed(job(**spec), mode=mode)
+    assert job_environment(one, GPUS, cuda_indices=known)["CUDA_VISIBLE_DEVICES"] == visible
+    part = {GPUS[0]: 3}
+    assert job_environment(one, GPUS, cuda_indices=part)["CUDA_VISIBLE_DEVICES"] == ",".join(GPUS)
+    assert job_environment(one, (), cuda_indices=known)["CUDA_VISIBLE_DEVICES"] == ""
+
+
 def test_without_mps_no_server_is_found() -> None:
     theirs = (("CUDA_MPS_PIPE_DIRECTORY", "/tmp/mps"), ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=1G"))
     env = job_environment(job(env=theirs), GPUS)
@@ -232,6 +252,37 @@ def test_frameworks_share_unless_the_job_is_alone_or_the_user_has_chosen() -> No
     assert chosen(job(exclusive=True)) == (None, None)
     own = job(env=(("XLA_PYTHON_CLIENT_MEM_FRACTION", ".3"), ("TF_FORCE_GPU_ALLOW_GROWTH", "0")))
     assert chosen(own) == (None, "0")
+
+
+def test_what_carma_adds_is_known_and_taken_back() -> None:
+    """Also from a list of folders; what its user has changed since is the user's own."""
+    script = Script("", 0, 1, "#!/bin/sh\nsrun python train.py\n")
+    shell = {"PATH": "/bin", "PYTHONPATH": "/mine"}
+    own = {"cpus": 2, "watch_stages": True, "script": script}
+    env = job_environment(changed(job(env=tuple(shell.items()), **own), mode=Mode.STREAMS), GPUS)
+    added = {"OMP_NUM_THREADS", "PYTHONUNBUFFERED", "XLA_PYTHON_CLIENT_PREALLOCATE", "MASTER_PORT"}
+    assert added <= env.keys()
+    assert {*scrub(env)} == {*shell, "HOME", "SHELL", "USER", "LOGNAME"}
+    assert scrub(env).items() >= shell.items()
+    assert scrub(env | {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+    for nonsense in ("[nonsense", "[3]", '{"A": 3}', "[" * 100_000):
+        assert scrub({"A": "1", ADDED: nonsense}) == {"A": "1"}
+    chosen = {"PYTHONUNBUFFERED": "", "OMP_NUM_THREADS": "3"}
+    env = job_environment(job(env=tuple(chosen.items()), cpus=2), GPUS)
+    assert env.items() >= chosen.items() and scrub(env).items() >= chosen.items()
+
+
+def test_each_job_has_a_port_and_no_other_sign_of_several_processes() -> None:
+    ports = {
+        job_environment(make_job(Path("/"), "x", id=id), ())["MASTER_PORT"] for id in range(99)
+    }
+    assert len(ports) == 99 and all(20_000 <= int(port) < 27_000 for port in ports)
+    env = job_environment(job(), GPUS)
+    assert env["PET_MASTER_PORT"] == env["MASTER_PORT"]
+    assert not {"MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK"} & env.keys()
+    for name in ("MASTER_PORT", "PET_MASTER_PORT"):
+        env = job_environment(job(env=((name, "4"),)), GPUS)
+        assert {each: env[each] for each in env if "MASTER" in each} == {name: "4"}
 
 
 def test_log_names() -> None:

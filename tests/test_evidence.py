@@ -98,8 +98,10 @@ def test_a_gpu_was_full_if_it_was_when_the_main_process_ended(until_s, full):
         evidence.add_supervisor(FIRST, pid)
         for at, free_mib in ((1.0, 20_000), (2.0, 500), (3.0, 39_000), (4.0, 500)):
             evidence.add([reading(at, *([child] if at < 4 else []), free_mib=free_mib)])
-    assert evidence.was_full(FIRST, until_s) is full
-    assert not evidence.was_full(SECOND, until_s)
+    found = evidence.full_gpu(FIRST, until_s)
+    assert bool(found) is full
+    assert not found or (found.gpu, round(found.share, 3)) == (GPU, 0.988)
+    assert not evidence.full_gpu(SECOND, until_s)
 
 
 def test_old_readings_are_not_kept():
@@ -159,4 +161,4 @@ def test_an_attempt_s_own_limit_counts_like_a_full_gpu(most_mib, reached):
         evidence.add_supervisor(FIRST, pid)
         evidence.add([reading(1.0, child, 1)])
     limits = (MemoryLimits(GPU, 0, most_mib),)
-    assert evidence.was_full(FIRST, 2.0, limits) is reached
+    assert bool(evidence.full_gpu(FIRST, 2.0, limits)) is reached

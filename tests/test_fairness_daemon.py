@@ -52,6 +52,12 @@ def test_limits_and_shares_survive_a_restart_and_a_replay(carmad: Carmad) -> Non
     assert ME in carmad.carma("share")
 
 
+def test_what_nobody_has_set_is_of_the_settings(carmad: Carmad) -> None:
+    assert "None" not in carmad.carma("share")
+    (default,) = (each.split() for each in carmad.carma("limit").splitlines()[1:])
+    assert default == ["default", "-", "-", "10000", "-", "settings", "-"]
+
+
 def test_gpu_hours_and_waiting_jobs_are_limited(carmad: Carmad) -> None:
     carmad.carma("limit", "default", "--gpu-hours", "0.0001/day", "--jobs", "1")
     carmad.ended(carmad.sh("sleep 0.5"))

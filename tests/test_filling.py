@@ -79,13 +79,13 @@ def test_the_filler_is_suspended_as_soon_as_the_head_can_start_without_it() -> N
     ],
     ids=["nobody is preempted", "only requeued", "nobody is suspended", "too large", "the paper's"],
 )
-def test_without_suspension_the_line_is_held_as_before(settings: Settings) -> None:
+def test_without_suspension_nobody_fills(settings: Settings) -> None:
     here = FakeServer(1, settings)
     runs(here, 8)
     here.submit(memory_mib=36 * GIB)
     small = here.submit(memory_mib=4 * GIB)
     here.pass_time(70)
-    assert here.job(small).state is S.QUEUED
+    assert not here.job(small).filler
 
 
 @pytest.mark.parametrize(

@@ -282,7 +282,7 @@ def test_kills_at_any_time_neither_lose_nor_double_a_job(bench: Bench) -> None:
                     bench.launch(job)
                 except NotNow:  # the daemon tries again, too
                     continue
-                until(lambda: bench.launcher.has_begun(job), "it to begin", 5.0)  # noqa: B023
+                until(lambda: bench.launcher.has_begun(job), "it to begin")  # noqa: B023
     finally:
         calm.set()
         killer.join()

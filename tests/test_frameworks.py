@@ -100,3 +100,34 @@ def test_a_launcher_trains_in_a_job(
     logs = carmad.carma("logs", str(id))
     assert carmad.job(id)["state"] == "succeeded", logs
     assert said in logs
+
+
+MEET = """
+import os, pathlib, time
+torch.distributed.init_process_group("gloo")
+pathlib.Path("at-work-" + os.environ["CARMA_JOB_ID"]).touch()
+while len(list(pathlib.Path().glob("at-work-*"))) < 2:
+    time.sleep(0.05)
+print(f"rank {torch.distributed.get_rank()} of {torch.distributed.get_world_size()}")
+"""
+
+
+def test_two_torchruns_do_not_meet_at_one_port(carmad: Carmad, tmp_path: Path) -> None:
+    """Nor does a script that runs alone take itself for one of several processes."""
+    if not importlib.util.find_spec("torch"):
+        pytest.skip("no torch")
+    script = tmp_path / "train.py"
+    script.write_text("import torch\n" + MEET + END)
+    launch = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script))
+    asked = ("--anyway", "--gpus", "0", "--cpus", "1")
+    ids = [int(carmad.carma("submit", "--parsable", *asked, "--", *launch)) for _ in range(2)]
+    for id in ids:
+        carmad.carma("wait", str(id), rc=None)
+        logs = carmad.carma("logs", str(id))
+        assert carmad.job(id)["state"] == "succeeded", logs
+        assert "rank 0 of 2" in logs and "rank 1 of 2" in logs
+    alone = "import torch; print(torch.distributed.is_torchelastic_launched(), end='')"
+    code = f"{alone}; import os; print({{'RANK', 'WORLD_SIZE', 'MASTER_ADDR'}} & os.environ.keys())"
+    id = int(carmad.carma("submit", "--parsable", *asked, "--", sys.executable, "-c", code))
+    carmad.carma("wait", str(id))
+    assert "Falseset()" in carmad.carma("logs", str(id))

@@ -9,14 +9,18 @@ from typing import Any
 import pytest
 
 from carmad import configfile
+from carmad.api.gpus import gpu_out
+from carmad.api.job import Jobs
+from carmad.api.why import why_out
 from carmad.config import Idle, Settings, Suspending
 from carmad.core import idling
 from carmad.core.happenings import Kind, happenings, notices, words
 from carmad.core.messages import Reconfigured, UpdateRequested
-from carmad.core.types import Cause, Estimate, Exit, GpuId, JobId, JobState
+from carmad.core.types import After, ArrayTask, Cause, Estimate, Exit, GpuId, JobId, JobState
 from carmad.errors import CarmaError
 from carmad.store.codec import notice_rows
 from carmad.testing import FakeServer, a_job, a_spec
+from cli.overview import gpu_report, where
 from tests.daemon import running, train
 from tests.waiting import until
 
@@ -38,8 +42,9 @@ def test_the_setting_is_a_ladder() -> None:
     for wrong in ("warn", "kill 2h", "warn 30", "suspend 2h warn 1h", "warn -1h"):
         with pytest.raises(CarmaError, match="is none of warn, suspend, requeue and end"):
             idling.ladder(wrong)
-        with pytest.raises(CarmaError, match=r"idle\.batch cannot be read"):
-            configfile.change(Settings(), [f"idle.batch={wrong}"])
+        for name in ("batch", "hung"):
+            with pytest.raises(CarmaError, match=rf"idle\.{name} cannot be read"):
+                configfile.change(Settings(), [f"idle.{name}={wrong}"])
     assert configfile.change(Settings(), ["idle.batch=warn 30m"]).idle.batch == "warn 30m"
 
 
@@ -76,6 +81,8 @@ def test_an_idle_job_is_warned_and_its_owner_told_unasked() -> None:
         f" if it has a reason: carma update {id} --idle-ok REASON"
     )
     assert server.job(id).notes == (told,)
+    task = a_job(4, spec=a_spec(array=ArrayTask(JobId(1), 2)))
+    assert "carma update 1_2 --idle-ok" in idling.warning(task, idling.Rung("warn", 1.0), None)
     (warned,) = [h for step in server.steps for h in happenings(step) if h.kind is Kind.IDLE]
     assert words(warned, {}) == told and notices(warned) == ("idle",)
     assert words(warned, {}, sees=False) == "does not use its GPUs"
@@ -92,6 +99,104 @@ def test_an_idle_job_is_warned_and_its_owner_told_unasked() -> None:
     server.exit(id, Exit(Cause.FAILURE, signal=15))
     assert server.last(id).state is S.TIMED_OUT
     assert "was ended: it had not used its GPUs for 3 min" in server.last(id).notes[-1]
+
+
+def hang(batch: str = "", **idle: Any) -> tuple[FakeServer, JobId, JobId]:
+    """A job that loads its weights and runs no kernel, and one that waits for its GPU."""
+    settings = Settings(policy="magm", idle=Idle(batch, **idle))
+    server = FakeServer(gpus=1, settings=settings)
+    hung = server.submit(name="hang")
+    server.alive[server.attempt(hung)].memory_mib = 6_000
+    server.sample(1.0)
+    return server, hung, server.submit(name="small", memory_mib=4_000)
+
+
+def asked_why(server: FakeServer, id: JobId) -> dict[str, Any]:
+    scene = server.scene
+    jobs = Jobs(scene, lambda job: ("out", "err"), (0, "root"), see_all=True)
+    return dict(why_out(scene.live[id], scene, [], jobs))
+
+
+def listed_gpus(server: FakeServer) -> list[str]:
+    """The lines of `carma gpus` below its table."""
+    scene = server.scene
+    cards = [gpu_out(view, scene, (0, "root"), see_all=True) for view in scene.view.gpus]
+    answer: Any = {"gpus": cards, "source": {}, "thresholds": {"risk": {"dram_active": 1.0}}}
+    return [line for line in gpu_report(answer) if isinstance(line, str)]
+
+
+def test_a_job_without_a_kernel_is_named_after_a_minute_to_all_whom_it_concerns() -> None:
+    server, hung, small = hang()
+    server.pass_time(58)
+    assert server.job(hung).notes == ()
+    assert asked_why(server, hung)["headline"] == "starting: no kernel of it has been seen yet"
+    server.pass_time(12)
+    told = (
+        f"has run no kernel for 60 s: others wait; see carma logs {hung} ([idle] hung);"
+        f" if it has a reason: carma update {hung} --idle-ok REASON"
+    )
+    assert server.job(hung).notes == (told,)
+    (warned,) = [h for step in server.steps for h in happenings(step) if h.kind is Kind.IDLE]
+    assert words(warned, {}) == told and notices(warned) == ("idle",)
+    answer = asked_why(server, hung)
+    assert answer["headline"] == "starting: no kernel of it has been seen for 71 s"
+    assert answer["remedies"] == [
+        f"whether it hangs or reads data, its log may say: carma logs {hung};"
+        " other jobs may start on its GPUs in 9 min"
+    ]
+    answer = asked_why(server, small)
+    ((refused,),) = [verdict["refused"] for verdict in answer["verdicts"]]
+    assert refused["text"] == (
+        f"no kernel of job {hung} has been seen there for 71 s;"
+        " the GPU is kept for it for up to 9 min more"
+    )
+    assert where(asked_why(server, hung)["job"]) == "0 (no kernel for 1:11)"
+    assert f"GPU 0: job {hung} has run no kernel for 1:11: carma why {hung}" in listed_gpus(server)
+    server.run_kernel(hung)
+    server.pass_time(1)
+    assert server.job(hung).state is S.RUNNING and not server.job(hung).idle
+    assert where(asked_why(server, hung)["job"]) == "0"
+    assert "no kernel" not in " ".join(listed_gpus(server))
+
+
+def test_who_waits_behind_reads_it_of_the_job_before() -> None:
+    server, hung, _ = hang()
+    after = server.submit(memory_mib=4_000, after=(After(hung),))
+    server.pass_time(70)
+    assert asked_why(server, after)["ahead"][0]["text"] == "has run for 71 s without a kernel"
+
+
+def test_nobody_is_warned_while_nobody_waits() -> None:
+    server = FakeServer(gpus=1)
+    id = server.submit()
+    server.pass_time(120)
+    assert server.job(id).notes == ()
+    server.submit()
+    server.pass_time(1)
+    assert server.job(id).idle
+
+
+def test_a_job_without_a_kernel_is_ended_where_the_settings_say_so() -> None:
+    server, hung, small = hang(hung="warn 1m, end 10m")
+    server.pass_time(61)
+    assert "it will be ended once that lasts 10 min ([idle] hung)" in server.job(hung).notes[-1]
+    server.pass_time(540)
+    assert server.job(hung).stop is Cause.IDLE
+    assert "it had not used its GPUs for 10 min ([idle] hung)" in server.job(hung).notes[-1]
+    server.exit(hung, Exit(Cause.FAILURE, signal=15))
+    assert server.job(small).state is S.STARTING
+
+
+def test_who_is_left_alone_though_it_has_run_no_kernel() -> None:
+    for spec in ({"idle_ok": "it reads a tape"}, {"interactive": True}):
+        server = FakeServer(gpus=1, settings=Settings(idle=Idle(hung="warn 1m, end 10m")))
+        id = server.submit(**spec)
+        server.submit()
+        server.pass_time(700, period=5.0)
+        assert server.job(id).stop is None and not server.job(id).idle
+    server, hung, _ = hang("end 2m", floor_mib=10_000, hung="")
+    server.pass_time(200)
+    assert server.job(hung).stop is None, "the floor is for jobs that are idle, in any way"
 
 
 def test_an_idle_job_is_suspended_where_that_can_be() -> None:

@@ -13,7 +13,7 @@ from cli.commands import doctor
 from tests import fake_daemon
 from tests.daemon import running
 
-DONE = {"exit": {"code": 42, "cause": "failure", "evidence": ""}, "failures": [], "attempt": 1}
+DONE = {"exit": {"code": 0, "cause": "success", "evidence": ""}, "failures": [], "attempt": 1}
 
 
 def test_it_runs_where_carma_is_well(tmp_path: Path) -> None:
@@ -21,6 +21,8 @@ def test_it_runs_where_carma_is_well(tmp_path: Path) -> None:
         checks = json.loads(daemon.carma("doctor", "--json", rc=None))["checks"]
         (job,) = (check for check in checks if check["name"] == "job")
         assert job["ok"] is True, job
+        ended = daemon.get("/v1/history")["jobs"]
+        assert [each["state"] for each in ended] == ["succeeded"], "nobody is to look into it"
 
 
 def test_a_server_that_is_busy_is_not_broken(
@@ -47,9 +49,9 @@ def test_a_server_that_is_busy_is_not_broken(
             "started 2 times: its supervisor is gone",
         ),
         (
-            DONE | {"exit": {"code": 0, "cause": "success", "evidence": ""}},
+            DONE | {"exit": {"code": 1, "cause": "failure", "evidence": ""}},
             [],
-            "exits with 42, and",
+            "exits with 0, and",
         ),
         (DONE, [], "its output is not here"),
     ],

@@ -108,7 +108,7 @@ def test_a_notebook_gets_a_gpu_and_gives_it_back(
         next_one = waiting(carmad)
     used, gpus = (cell.outputs[0].text.strip() for cell in notebook.cells)
     assert int(used) >= 4000
-    assert gpus == gpu["id"]
+    assert gpus == str(gpu["index"])
     assert carmad.ended(next_one)["state"] == "succeeded"
     assert carmad.ended(job["id"])["attempt"] == 1
 

@@ -7,7 +7,7 @@ import socket
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import inf
@@ -19,7 +19,17 @@ import pytest
 from carmad.api import actions, call, service
 from carmad.api import job as api_job
 from carmad.api.job import Jobs
-from carmad.api.rows import FIRST_ROWS, OWN_ROWS, PIECES, Rows, fold, row_out, visible_rows
+from carmad.api.rows import (
+    FIRST_ROWS,
+    OWN_ROWS,
+    PIECES,
+    Piece,
+    Pieces,
+    Rows,
+    fold,
+    row_out,
+    visible_rows,
+)
 from carmad.api.wire import Selection, as_json, parse_selection
 from carmad.attempt.environment import log_paths
 from carmad.config import Limits, Settings
@@ -28,7 +38,7 @@ from carmad.core.messages import Step
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.tasks import JobsById, singly, split
-from carmad.core.types import ArrayTask, Attempt, Job, JobId, JobState, Prediction
+from carmad.core.types import ArrayTask, Attempt, Estimate, Job, JobId, JobState, Prediction
 from carmad.store.database import StoreFull
 from carmad.testing import a_gpu_view, a_job, a_spec, a_view
 from cli.output import print_json
@@ -63,6 +73,18 @@ def test_how_a_script_stopped_when_it_was_tried_is_told_until_it_runs() -> None:
     ran = replace(job, attempts=(Attempt(1, ()),))
     assert viewer(scene_of(ran))(ran)["crash"] is None
     assert "crash" not in viewer(scene_of(job), UID + 1)(job)
+
+
+def test_what_no_gpu_has_is_told_until_it_runs() -> None:
+    need = Estimate(229_478, "trace", low=153_088, high=238_899)
+    job = a_job(1, state=JobState.QUEUED, spec=a_spec(uid=UID), estimate=need)
+    told = "needs at least 149.5G, and the largest GPU has 40.0G"
+    assert viewer(scene_of(job))(job)["too_large"] == told
+    ran = replace(job, attempts=(Attempt(1, ()),))
+    assert viewer(scene_of(ran))(ran)["too_large"] is None
+    for may_fit in (replace(need, low=40_960), Estimate(40_960, "history"), None):
+        fits = replace(job, estimate=may_fit)
+        assert viewer(scene_of(fits))(fits)["too_large"] is None
 
 
 @pytest.fixture
@@ -181,6 +203,16 @@ def test_of_a_long_line_its_head_is_shown_and_one_s_own() -> None:
 # rows that are written once
 
 
+def _sent(pieces: Sequence[Piece]) -> bytes:
+    async def read() -> bytes:
+        return b"".join([part async for part in answer.body_iterator])  # type: ignore[misc]
+
+    answer = Pieces(pieces)
+    sent = run_async(read())
+    assert len(sent) == int(answer.headers["content-length"])
+    return sent
+
+
 @pytest.mark.parametrize("uid", [UID, UID + 1])
 def test_tasks_that_wait_alike_are_written_as_each_of_them_would_be(uid: int) -> None:
     """Also names that look like what a pattern is made of, and digits beside numbers."""
@@ -198,10 +230,19 @@ def test_tasks_that_wait_alike_are_written_as_each_of_them_would_be(uid: int) ->
     scene = scene_of(other, job)
     one = Jobs(scene, log_paths, (uid, a_spec().user), False)
     expected = [one(task) for task in singly([other, job])]
-    text = b"".join(Rows().json_singly([other, job], one))
+    text = _sent(Rows().json_singly([other, job], one))
     assert json.loads(text) == json.loads(as_json(expected))
     assert len(text.splitlines()) == len(expected) + 2, "a line for each"
     assert expected[-1]["label"] == "4_25" and expected[-1].get("position") in (7, None)
+
+
+def test_an_answer_holds_no_rows_that_it_has_yet_to_send() -> None:
+    """Forty slow readers of a list of 3,000 tasks held 84 MiB."""
+    array = ArrayTask(JobId(4), 1, None, more=9_998)
+    job = a_job(4, state=JobState.QUEUED, spec=a_spec(uid=UID, array=array))
+    pieces = Rows().json_singly([job], viewer(scene_of(job), see_all=True))
+    assert sum(len(each) for each in pieces if isinstance(each, bytes)) < 8192
+    assert len(json.loads(_sent(pieces))) == 9_999
 
 
 def test_tasks_of_which_none_is_in_line_have_no_place() -> None:
@@ -210,7 +251,7 @@ def test_tasks_of_which_none_is_in_line_have_no_place() -> None:
         job = task(4, 1, state=state)
         job = replace(job, spec=replace(job.spec, array=ArrayTask(JobId(4), 1, more=2)))
         one = viewer(scene_of(job), see_all=True)
-        found = json.loads(b"".join(Rows().json_singly([job], one)))
+        found = json.loads(_sent(Rows().json_singly([job], one)))
         assert found == json.loads(as_json([one(each) for each in singly([job])]))
         assert [each["position"] for each in found] == [None] * 3
 
@@ -275,7 +316,7 @@ def test_the_first_tasks_and_how_many_others_there_are() -> None:
 def test_a_scene_is_captured_once_for_a_step(daemon: Daemon, counted: Counter[str]) -> None:
     first = array(daemon)
     counted.clear()
-    paths = ["/v1/status", "/v1/jobs", "/v1/gpus", f"/v1/jobs/{first}", f"/v1/jobs/{first}/why"]
+    paths = ["/v1/status", "/v1/jobs", "/v1/gpus", f"/v1/jobs/{first}_0", f"/v1/jobs/{first}_9/why"]
     together = threading.Barrier(len(paths) * 4)
 
     def ask(path: str) -> int:
@@ -308,7 +349,7 @@ def test_an_array_is_one_row_of_the_status(daemon: Daemon) -> None:
     out = daemon.call("GET", "/v1/status")[1]
     runs, waits = out["jobs"]
     assert [runs["code"], waits["label"]] == ["CF", f"{first}_[0-{ARRAY - 1}%3]"]
-    assert (waits["count"], waits["id"], waits["position"]) == (ARRAY, first, 1)
+    assert (waits["count"], waits["id"], waits["position"]) == (ARRAY, first + 1, 1)
     assert (out["more"], out["counts"]["queued"]) == (0, ARRAY)
 
 
@@ -327,7 +368,10 @@ def test_every_task_is_listed_unless_folded(daemon: Daemon, counted: Counter[str
     first = array(daemon)
     counted.clear()
     everyone = daemon.call("GET", "/v1/jobs")[1]
-    assert [job["id"] for job in everyone["jobs"]] == [first - 1, *range(first, first + ARRAY)]
+    assert [job["id"] for job in everyone["jobs"]] == [
+        first - 1,
+        *range(first + 1, first + 1 + ARRAY),
+    ]
     assert [job["position"] for job in everyone["jobs"]] == [None, *range(1, ARRAY + 1)]
     assert counted["jobs"] == 3, "the one that runs, the first task, and a pattern for the others"
 
@@ -432,7 +476,7 @@ def test_what_is_done_to_two_jobs_looks_at_no_other(
     monkeypatch.setattr(Selection, "parts", looked_at)
     results = daemon.call("POST", "/v1/hold", {"select": f"{first + 7},{first + 9}"})[1]["results"]
     assert [one["id"] for one in results] == [first + 7, first + 9]
-    assert asked == [first], "which stands for both"
+    assert asked == [first + 1], "which stands for both"
 
 
 def test_a_sweep_is_cancelled_in_parts_and_others_come_in_between(
@@ -471,11 +515,12 @@ def test_a_disk_that_fills_up_meanwhile_leaves_the_rest_of_a_sweep(
     status, out = daemon.call("POST", "/v1/cancel", {"select": str(first)})
     assert status == 200
     done = [one["id"] for one in out["results"] if one["ok"]]
-    assert done == list(range(first, first + 60))
+    assert done == list(range(first + 1, first + 61))
     assert {one["message"] for one in out["results"] if not one["ok"]} == {"cannot write"}
     assert daemon.call("POST", "/v1/cancel", {"select": str(first)})[0] == 503
     left = daemon.call("GET", "/v1/jobs")[1]["jobs"]
-    assert [job["id"] for job in left if job["id"] >= first] == [*range(first + 60, first + ARRAY)]
+    rest = [*range(first + 61, first + 1 + ARRAY)]
+    assert [job["id"] for job in left if job["id"] >= first] == rest
 
 
 def test_tasks_and_arrays_are_found_among_the_live_and_the_ended(daemon: Daemon) -> None:

@@ -155,7 +155,9 @@ def test_a_launcher_names_its_python_too(tmp_path: Path, script: Path) -> None:
 
 def test_what_is_no_python_command(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for name in ("sleep", "no-such-command", "./none", "./pipe", "/dev/zero", "/", ""):
+    missing = found(tmp_path, "no-such-command", "60")
+    assert missing == "no-such-command is not installed: it is in no folder of PATH"
+    for name in ("sleep", "./none", "./pipe", "/dev/zero", "/", ""):
         assert found(tmp_path, name, "60").startswith(f"{Path(name).name} is no Python command")
 
 

@@ -292,8 +292,8 @@ def test_of_a_log_of_quotes_the_end_is_told(carmad: Carmad) -> None:
 def test_without_the_package_it_says_how_to_get_it(tmp_path: Path) -> None:
     (tmp_path / "mcp.py").write_text("raise ModuleNotFoundError('gone', name='mcp')")
     ran = subprocess.run(
-        [*CARMA, "mcp"],
-        env={"PYTHONPATH": str(tmp_path)},
+        [sys.executable, "-c", "from cli.main import main; main()", "mcp"],
+        env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[1]}"},
         capture_output=True,
         text=True,
         check=False,

@@ -30,7 +30,7 @@ from carmad.gpu.emulated import EmulatedSource, create
 from carmad.gpu.limits import NvmlLimiter
 from tests.attempts import Bench, in_a_unit
 from tests.test_emulated_driver import work_s
-from tests.test_world import Inbox, declared
+from tests.test_world import Inbox, declared, unmeasured
 from tests.waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
@@ -144,6 +144,7 @@ def test_limits_are_those_of_its_cgroup_from_its_start_until_it_is_removed(
         state_dir=in_groups.state,
         inbox=Inbox(),  # type: ignore[arg-type]
         estimate=declared,
+        measured=unmeasured,
         whole=lambda spec: spec,
         launcher=in_groups.launcher,
         evidence=Evidence(),

@@ -177,6 +177,9 @@ def test_a_job_tells_what_is_known_of_it_and_why_it_went_there(daemon: Daemon) -
     assert "profile: taken from job 3: alone for 30 s, peak 900M" in text
     assert "gpu_utilization  0.50  (variance 0.01)" in text
     assert "expected to run for 1.5 h (additive)" in text
+    guessed = {**running["job"], "prediction": {**shown["prediction"], "is_guess": True}}
+    text_of_guess = plain(render.why({**running, "job": guessed}))  # type: ignore[arg-type]
+    assert "duration unknown; a guess: 1.5 h (additive)" in text_of_guess
     assert text.index("user  -1.50") < text.index("gpus  +0.25"), "the greatest first"
     assert "each batch is split into 4 parts" in text
 

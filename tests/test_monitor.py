@@ -124,6 +124,29 @@ def test_gpus_with_a_fault_are_not_among_those_that_work(parts):
     assert monitor.working() == source.gpus
 
 
+def test_no_index_of_cudas_is_certain_while_a_gpu_fails_or_is_silent(parts):
+    monitor, source, _, _ = parts
+    assert monitor.cuda_indices() == {}
+    source.gpus = tuple(replace(gpu, cuda_index=gpu.index) for gpu in source.gpus)
+    first, second = (gpu.id for gpu in source.gpus)
+    sample = source.sample
+    monitor.start()
+    assert monitor.cuda_indices() == {first: 0, second: 1}
+    source.sample = lambda at: (sample(at)[0], replace(sample(at)[1], fault="GPU is lost"))
+    monitor._read()
+    assert monitor.cuda_indices() == {}
+    source.sample = sample
+    monitor._read()
+    assert monitor.cuda_indices() == {first: 0, second: 1}
+    source.silent = lambda: {second: "no answer"}
+    monitor._read()
+    assert monitor.cuda_indices() == {}
+    source.silent = dict
+    source.gpus = (source.gpus[0], replace(source.gpus[1], cuda_index=None))
+    monitor._discover()
+    assert monitor.cuda_indices() == {}
+
+
 def test_a_driver_that_is_loaded_late_is_waited_for_and_told_of_once(parts, monkeypatch, caplog):
     monitor, source, inbox, _ = parts
     there, source.gpus, source.error = source.gpus, (), CarmaError("no driver", "load it")

@@ -39,7 +39,7 @@ from carmad.core.types import (
 from carmad.daemon.housekeeping import weekly_mails, weekly_report
 from carmad.errors import CarmaError
 from carmad.notify import addresses, mail, post, sender
-from carmad.notify.letters import ToldOnce, letter, lines
+from carmad.notify.letters import Item, ToldOnce, letter, lines
 from carmad.notify.post import Post
 from carmad.notify.week import letter_of
 from carmad.store.database import StoreFull
@@ -170,7 +170,7 @@ def test_without_a_file_nothing_is_tried_again(tmp_path: Path) -> None:
 
 def test_a_name_can_add_neither_headers_nor_markup_to_a_mail() -> None:
     name = "x\r\nBcc: all@example.org\u2028\u00e9<b>&amp;"
-    written = letter([f"job 1 {name}: failed"], "gpu1")
+    written = letter([Item(f"job 1 {name}: failed")], "gpu1")
     with Mail() as mail:
         assert sender.send([mail.url], written.title, written.body) == []
         (got,) = mail.got
@@ -194,7 +194,8 @@ def test_names_and_output_are_one_short_line() -> None:
     said = lines([notice(1, 1, words=f"failed: {hostile}")], jobs, lambda array: {}, ToldOnce())
     written = letter(said, "gpu1")
     assert written.title.startswith("[carma gpu1] job 1 x?Bcc: all@example.org?[2J?<b>yyy")
-    assert len(written.title) <= 300 and len(written.body.splitlines()) == 1
+    assert len(written.title) <= 120 and len(written.body.splitlines()) == 1
+    assert len(written.body) <= 300
 
 
 def test_of_an_array_its_end_is_told_once_and_its_first_failure() -> None:
@@ -204,18 +205,28 @@ def test_of_an_array_its_end_is_told_once_and_its_first_failure() -> None:
     jobs = {JobId(id): task(id) for id in (7, 8, 9)}
     once, ends = ToldOnce(), {JobState.SUCCEEDED: 1, JobState.FAILED: 2}
     seen = [notice(1, 7, "fail"), notice(2, 7), notice(3, 8, "fail"), notice(4, 8), notice(5, 9)]
-    assert lines(seen, jobs, lambda array: {**ends, JobState.QUEUED: 1}, once) == [
-        "job 7_0 sweep: failed (its array's first)"
-    ]
-    assert lines(seen, jobs, lambda array: ends, once) == [
-        "array 7 sweep: all 3 tasks have ended: 2 failed, 1 succeeded"
-    ]
+    told = lines(seen, jobs, lambda array: {**ends, JobState.QUEUED: 1}, once)
+    assert [item.line for item in told] == ["job 7_0 sweep: failed (its array's first)"]
+    (told_last,) = lines(seen, jobs, lambda array: ends, once)
+    assert told_last.line == "array 7 sweep: all 3 tasks have ended: 2 failed, 1 succeeded"
 
 
 def test_many_events_are_one_message() -> None:
-    written = letter([f"job {n}: failed" for n in range(5000)], "gpu1")
+    written = letter([Item(f"job {n}: failed", ("why",)) for n in range(5000)], "gpu1")
     assert written.title == "[carma gpu1] 5000 events"
-    assert written.body.splitlines()[-1] == "… and 4950 more"
+    assert written.body.splitlines()[:2] == ["job 0: failed", "  why"]
+    assert written.body.splitlines()[-1] == "and 4950 more"
+
+
+def test_the_body_repeats_a_subject_only_if_that_is_cut() -> None:
+    short = letter([Item("job 1 a: failed", ("its log: /x",))], "gpu1")
+    assert (short.title, short.body) == ("[carma gpu1] job 1 a: failed", "its log: /x")
+    long = letter([Item(f"job 1 a: failed: {'x' * 150}", ("its log: /x",))], "gpu1")
+    assert long.title.endswith("…") and long.body.endswith(f"{'x' * 150}\nits log: /x")
+    tail = f"  {'x' * 150}"
+    quoted = letter([Item(f"job 1 a: failed: {'x' * 150}", ("its last lines:", tail))], "gpu1")
+    assert quoted.body == f"its last lines:\n{tail}", "once is enough"
+    assert letter([Item("job 1 a: failed")], "gpu1").body == "job 1 a: failed"
 
 
 # -- the thread
@@ -396,7 +407,9 @@ def test_administrators_are_told_of_the_server(
     ]
     thread._look_at = 0.0
     thread._news.set()
-    until(lambda: any("job 7 does not start" in each["message"] for each in target.got))
+    said_of_7 = "job 7 does not start"
+    until(lambda: any(said_of_7 in each["title"] + each["message"] for each in target.got))
+    assert all(each["message"].endswith("more: carma gpus; carma doctor") for each in target.got)
     thread.stop()
 
 
@@ -718,9 +731,20 @@ def test_a_job_tells_its_owner(folder: Path, target: Target) -> None:
         assert "1 address" in daemon.carma("notify")
         assert "json: sent" in daemon.carma("notify", "--test")
         assert target.got.pop()["title"].endswith("test")
-        daemon.carma("submit", "--mail-type=END,FAIL", "--name", "mine", "/bin/sh", "-c", "exit 3")
+        shell = "/bin/sh", "-c", "echo oh no; exit 3"
+        daemon.carma("submit", "--mail-type=END,FAIL", "--name", "mine", *shell)
         until(lambda: target.got, "a message")
         assert "job 2 mine: failed, exit code 3" in target.got[0]["title"]
+        body = target.got[0]["message"].splitlines()
+        assert body[0] == "command: /bin/sh -c 'echo oh no; exit 3'"
+        assert body[1] == "on GPU 0", "not its UUID"
+        assert body[2].startswith("attempt 1 ran for ")
+        assert body[3] == f"its log: {daemon.work}/carma-2.out"
+        assert body[5:7] == ["its last lines:", "  oh no"]
+        assert body[-1] == "more: carma why 2"
+        daemon.carma("submit", "--notify", "start", "--name", "begins", "true")
+        until(lambda: len(target.got) == 2, "its start")
+        assert target.got.pop()["title"].endswith(" job 3 begins: started on GPU 0")
         daemon.carma("submit", "--notify", "limit80", "--time", "0:02", "sleep", "30")
         until(lambda: len(target.got) == 2, "another")
         assert "80 % of its time limit have passed" in target.got[1]["title"]

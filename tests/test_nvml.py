@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pynvml
 import pytest
 
@@ -97,6 +98,36 @@ def test_gpus_come_in_pci_order_whatever_their_index(nvml: FakeNvml) -> None:
     with opened() as source:
         found = source.discover()
     assert [(g.id, g.index) for g in found] == [(B, 0), (A, 1)]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "in_kernel", "known"),
+    [
+        ((gpu(A, bus="C1"), gpu(B, bus="41")), 2, True),
+        ((gpu(A, bus="C1"),), 2, False),  # one was lost at start, and NVML counts it no more
+        ((gpu(A, "fail nvmlDeviceGetHandleByIndex_v2 15"), gpu(B, bus="41")), 2, False),
+        ((gpu(A, bus="C1"), gpu(B, bus="41")), 4, False),  # a cgroup hides the others
+        ((mig(instance(MIG1, 1)), gpu(B, bus="41")), 2, False),
+        ((mig(), gpu(B, bus="41")), 2, False),
+        ((gpu(A),), None, False),  # no such folder, as in WSL
+    ],
+)
+def test_an_index_is_cudas_only_if_no_gpu_can_be_missing_there(
+    nvml: FakeNvml,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: tuple[str, ...],
+    in_kernel: int | None,
+    known: bool,
+) -> None:
+    folder = tmp_path / "gpus"
+    monkeypatch.setattr(lanes, "IN_KERNEL", folder)
+    for at in range(in_kernel or 0):
+        (folder / f"0000:{at}1:00.0").mkdir(parents=True)
+    nvml.show(*gpus)
+    with opened() as source:
+        found = source.discover()
+    assert [g.cuda_index for g in found] == [g.index if known else None for g in found]
 
 
 @pytest.mark.parametrize(
@@ -196,6 +227,36 @@ def test_a_known_gpu_that_cannot_be_opened_now_is_at_fault_not_gone(nvml: FakeNv
         assert [bool(s.fault) for s in source.sample(T)] == [True, False]
         nvml.show(gpu(B, bus="81"))
         assert [g.id for g in source.discover()] == [B]
+
+
+NO_MEMORY = "fail nvmlDeviceGetMemoryInfo_v2 3"
+
+
+def test_a_gpu_that_uses_the_host_s_memory_has_that(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, NO_MEMORY, "addressing 2", f"compute {ME} 700"))
+    host_mib = psutil.virtual_memory().total >> 20
+    with opened() as source:
+        (found,) = source.discover()
+        assert found.memory_mib == host_mib
+        sample = only(source, T)
+        assert sample.memory_used_mib and sample.memory_free_mib
+        assert abs(sample.memory_used_mib + sample.memory_free_mib - host_mib) <= 1
+        assert [each.memory_mib for each in sample.processes] == [700]
+        assert source.capabilities().notes == ()
+
+
+def test_a_gpu_whose_memory_nobody_tells_is_left_out_for_good(nvml: FakeNvml) -> None:
+    """It was waited for, with the advice to make nvidia-smi work, which worked."""
+    nvml.show(gpu(A, NO_MEMORY, "addressing 1"))
+    with opened() as source:
+        assert source.discover() == ()
+        (note,) = source.capabilities().notes
+        assert note.startswith(
+            f"{A} takes no job: its memory cannot be read: the driver answers Not"
+        )
+        nvml.show(gpu(A, NO_MEMORY, bus="41"), gpu(B, bus="81"))
+        assert [g.id for g in source.discover()] == [B]
+        assert only(source).fault is None
 
 
 def test_looking_again_while_the_driver_is_gone_does_not_stop_the_retries(nvml: FakeNvml) -> None:

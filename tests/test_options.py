@@ -50,7 +50,7 @@ def test_it_is_stored_from_the_command_line_and_from_a_script(made_up: dict[str,
 def test_its_limits_hold_in_a_request(made_up: dict[str, Any]) -> None:
     status, answer = made_up["out of limits"]
     assert (status, answer["code"]) == (422, "bad_request")
-    assert answer["error"].startswith("warm_up_s: ")
+    assert answer["error"] == "--warm-up should be greater than 0"
 
 
 def test_it_is_answered_and_shown(made_up: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from carmad.gpu.checkpoint import Checkpoints
 from carmad.gpu.limits import NvmlLimiter
 from carmad.testing import changed
 from tests.attempts import EXIT_0_1_0, make_job, until
-from tests.test_world import Inbox, declared
+from tests.test_world import Inbox, declared, unmeasured
 from tests.waiting import PATIENCE_S
 
 # Fails as often as `outages` says; then it "runs" the supervisor: here are its records.
@@ -83,6 +83,7 @@ class Machine:
             state_dir=self.state,
             inbox=self.inbox,  # type: ignore[arg-type]
             estimate=declared,
+            measured=unmeasured,
             whole=lambda spec: spec,
             launcher=launcher,
             evidence=Evidence(),

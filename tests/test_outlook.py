@@ -16,6 +16,7 @@ from carmad.config import Limits, Settings
 from carmad.core.decision import Decision, Placement, Reason, Verdict
 from carmad.core.line import Held
 from carmad.core.outlook import FORESEEN, LAUNCH_S, SLACK, Outlook, forecast, outlook
+from carmad.core.remaining import OVERRUN, left
 from carmad.core.reservations import Reservation, slots
 from carmad.core.scene import Scene
 from carmad.core.tasks import JobsById
@@ -56,7 +57,7 @@ def test_gpus_are_free_when_those_on_them_end() -> None:
     assert of(waiting(5), on=on) == Outlook(NOW + 50, NOW + 150)
     assert of(waiting(5, gpus=2), on=on) == Outlook(NOW + 260, NOW + 360)
     late = ((running(1, 10.0),), (running(2, 300.0),))
-    assert of(waiting(5), on=late) == Outlook(NOW, NOW + 100), "it has run for longer than expected"
+    assert of(waiting(5), on=late) == Outlook(NOW + 10, NOW + 110), "it is not about to end"
 
 
 def test_the_line_goes_before_in_its_order() -> None:
@@ -198,6 +199,15 @@ def test_who_waits_for_more_than_gpus_is_told_no_start(held: Held) -> None:
             " --expect",
         ),
         (
+            replace(
+                waiting(5, deadline_at=NOW + 600),
+                prediction=Prediction(10.0, "history", is_guess=True),
+            ),
+            (),
+            "whether it meets its deadline is not predicted: not known how long it runs: give"
+            " --expect",
+        ),
+        (
             waiting(5, None, deadline_at=NOW + 60),
             (running(1, 160.0),),
             "predicted to miss its deadline (would start in about 2 min)",
@@ -289,8 +299,12 @@ def test_a_start_that_nobody_can_tell_is_not_told() -> None:
         "unknown: it is held",
         "unknown: fewer than 2 GPUs take jobs",
     ]
-    outlived = running(1, 30.0, ran_s=40.0)
-    assert foreseen([waiting(5)], outlived) == ["unknown: job 1 has no known end"]
+    outlived = running(1, 30.0, ran_s=50.0)
+    assert foreseen([waiting(5)], outlived) == [
+        "as soon as a GPU suits it; by when is unknown, as job 1 has no known end"
+    ]
+    (found,) = forecast([waiting(5)], [a_gpu_view(0, residents=(outlived,))], NOW).values()
+    assert found.likely.at == NOW + OVERRUN * 50.0
     only_likely = replace(running(1, None), prediction=Prediction(100.0, "forest"))
     (said,) = foreseen([waiting(5)], only_likely)
     assert said == "as soon as a GPU suits it, most likely by 18 UTC"
@@ -333,3 +347,28 @@ def test_the_latest_start_is_not_before_the_likely_one(
     found = forecast(line, [a_gpu_view(n) for n in range(gpus)], NOW)
     for each in found.values():
         assert NOW <= each.earliest <= each.likely.at <= each.latest.at
+
+
+@pytest.mark.parametrize(
+    ("its", "ran_s", "seconds", "known_s"),
+    [
+        ({"time_limit_s": 100.0}, 40.0, 60.0, 60.0),
+        ({"expected_s": 100.0}, 40.0, 60.0, 60.0),
+        ({"expected_s": 100.0, "time_limit_s": 50.0}, 40.0, 10.0, 10.0),
+        ({"expected_s": 100.0}, 200.0, 50.0, inf),  # a quarter of what it has run
+        ({}, 40.0, 40.0, inf),  # as long again
+        ({}, 0.0, 60.0, inf),
+        ({"prediction": Prediction(36.0, "history", is_guess=True)}, 30.0, 7.5, inf),
+        ({"prediction": Prediction(36.0, "history", is_guess=True)}, 102.0, 25.5, inf),
+        ({"prediction": Prediction(0.1, "history", is_guess=True), "time_limit_s": 90.0}, 0, 1, 90),
+        ({"prediction": Prediction(36.0, "history", at_most_s=90.0)}, 40.0, 10.0, 50.0),
+    ],
+)
+def test_one_answer_says_how_long_a_job_still_runs_and_what_is_known(
+    its: dict[str, object], ran_s: float, seconds: float, known_s: float
+) -> None:
+    spec = {"expected_s": None} | its
+    prediction = spec.pop("prediction", None)
+    job = replace(running(1, ran_s=ran_s, **spec), prediction=prediction)  # type: ignore[arg-type]
+    found = left(job, NOW)
+    assert (found.seconds, found.known_s) == (seconds, known_s)

@@ -278,8 +278,13 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def dpkg(machine: Machine, *words: str) -> tuple[int, str]:
+    return packages(machine, "dpkg", *words)
+
+
+def packages(machine: Machine, *words: str) -> tuple[int, str]:
+    """What dpkg or apt does, and says."""
     done = subprocess.run(
-        [*machine.enter(), "env", "DEBIAN_FRONTEND=noninteractive", "dpkg", *words],
+        [*machine.enter(), "env", "DEBIAN_FRONTEND=noninteractive", *words],
         capture_output=True,
         text=True,
         timeout=BUILD_WITHIN_S,
@@ -372,6 +377,21 @@ def test_the_life_of_the_package(debs: list[Path], machine: Machine) -> None:
     ended = machine.await_end(job)
     assert (ended["exit"]["code"], ended["attempt"]) == (42, 1)
 
+    # A purge with a job running refuses before anything is removed, whoever asks for it.
+    job, unit = waiting()
+    for purge in (
+        ("dpkg", "--purge"),
+        ("apt-get", "--yes", "purge"),
+        ("apt", "-y", "--purge", "remove"),
+    ):
+        code, said = packages(machine, *purge, "carma-gpu")
+        assert code != 0
+        assert f"nothing is removed: carma-job-{job}-1" in " ".join(said.split())
+        assert machine.run("carma", "--version") == "carma 99.0"
+        assert (state("carmad.service"), state("carmad.socket")) == ("active", "active")
+    go()
+    machine.await_end(job)
+
     # Removed with a job running: it goes on, and its records stay.
     job, unit = waiting()
     code, said = dpkg(machine, "--remove", "carma-gpu")
@@ -429,4 +449,4 @@ def test_the_life_of_the_package(debs: list[Path], machine: Machine) -> None:
     left = machine.run("find", "/upper", "-xdev", "-name", "*carma*").split("\n")
     assert left == ["/upper/etc/systemd/system/carmad.service.d"]  # the test's own
     assert machine.run("find", "/etc/systemd/system", "-type", "l") == ""
-    assert machine.run("ls", f"{ADA}").split() == [*(f"carma-{n}.out" for n in (1, 2)), "cli"]
+    assert machine.run("ls", f"{ADA}").split() == [*(f"carma-{n}.out" for n in (1, 2, 3)), "cli"]

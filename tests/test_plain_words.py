@@ -60,6 +60,8 @@ def test_plain_words_are_read_as_argparse_reads_them(name: str, words: str) -> N
         "status --json",
         "show 42",
         "why last --json",
+        "why",
+        "show --json",
         "cancel 1 3,5-8",
         "gpus",
     ],
@@ -69,7 +71,7 @@ def test_daily_words_are_plain(words: str) -> None:
     assert plain.read(BY_NAME[verb]._declare, rest) is not None
 
 
-@pytest.mark.parametrize("words", ["queue --watch", "queue 42", "show", "show 1 2", "cancel"])
+@pytest.mark.parametrize("words", ["queue --watch", "queue 42", "show 1 2", "cancel"])
 def test_what_is_not_plain_is_left_to_argparse(words: str) -> None:
     verb, *rest = words.split()
     assert plain.read(BY_NAME[verb]._declare, rest) is None

@@ -19,6 +19,10 @@ from tests.terminal import Terminal
 from tests.waiting import until
 
 CRASH = "at train.py:5: RuntimeError: a and b must have same reduction dim"
+NEXT = (  # what comes after a submission at a terminal
+    "carma: its log is /home/alice/carma-42.out; follow it: carma logs -f;"
+    " why it waits: carma why\n"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -91,13 +95,24 @@ def test_the_owner_decides(
     assert cancelled(fake) is not keeps
 
 
+def test_the_owner_decides_on_what_no_gpu_has(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    too_large = "needs at least 149.5G, and the largest GPU has 40.0G"
+    found(fake, waiting(state="pending"), waiting(too_large=too_large))
+    asked = says(monkeypatch, "n")
+    assert submit(["python", "train.py"]) == 1
+    assert f"carma: your job {too_large}" in capsys.readouterr().err
+    assert len(asked) == 1 and cancelled(fake)
+
+
 def test_nothing_is_said_of_a_script_that_runs(
     fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found(fake, waiting(state="pending"), waiting(crash=None))
     asked = says(monkeypatch, "n")
     assert submit(["python", "train.py"]) == 0
-    assert capsys.readouterr() == ("Submitted batch job 42\n", "")
+    assert capsys.readouterr() == ("Submitted batch job 42\n", NEXT)
     assert not asked
 
 
@@ -125,10 +140,10 @@ def test_who_types_has_the_terminal_back_when_the_job_starts(
 ) -> None:
     """Its script is tried on; whoever waits for the job is told."""
     tried = waiting(state="running", estimating=True)
-    found(fake, tried, waiting(state="starting", estimating=False, crash=CRASH))
+    found(fake, tried, tried, waiting(state="starting", estimating=False, crash=CRASH))
     says(monkeypatch, "n")
     assert submit(["python", "train.py"]) == 0
-    assert capsys.readouterr() == ("Submitted batch job 42\n", "")
+    assert capsys.readouterr() == ("Submitted batch job 42\n", NEXT)
     found(fake, tried, waiting(state="starting", estimating=False, crash=CRASH))
     monkeypatch.setattr("cli.commands.submit.wait_for", lambda job: {})
     monkeypatch.setattr("cli.commands.submit.exit_code", lambda job: 3)

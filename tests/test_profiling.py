@@ -235,14 +235,21 @@ def test_every_job_that_is_alone_is_profiled_on_the_fly():
     assert world.job(id).profile.mean("sm_active") == pytest.approx(0.25)
 
 
-def test_a_job_that_ends_sooner_leaves_what_was_seen_of_a_whole_window():
-    for seconds, known in ((10, False), (40, True)):
-        world = FakeServer(gpus=1, settings=SETTINGS)
-        id = world.submit()
-        trains(world, id)
-        world.pass_time(seconds)
-        world.exit(id)
-        assert (world.last(id).profile is not None) == known
+FAILED = Exit(Cause.FAILURE, 1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "exit", "known"),
+    [(3, None, False), (10, None, True), (40, FAILED, False), (RUN_S + 1, FAILED, True)],
+)
+def test_a_job_that_ends_sooner_leaves_what_was_seen_of_it(seconds, exit, known):
+    """One that failed may have ended before it used its memory."""
+    world = FakeServer(gpus=1, settings=SETTINGS)
+    id = world.submit()
+    trains(world, id)
+    world.pass_time(seconds)
+    world.exit(id, exit)
+    assert (world.last(id).profile is not None) == known
 
 
 def test_after_a_long_absence_nobody_is_evicted():

@@ -139,7 +139,7 @@ def test_every_segment_of_a_journal_has_shares_and_limits_in_it(
 ) -> None:
     """Wherever a segment begins, the same decisions follow."""
     monkeypatch.setattr(journal, "SEGMENTS", PLENTY)  # each flush fills one
-    fairness = Fairness(urgent_gpu_hours=0.01)
+    fairness = Fairness(urgent_gpu_hours=0.01, band_hours=0.0)
     server = Recorded(tmp_path, limits=Limits(), fairness=fairness, predictor="declared")
     users = ("ada", "bob", "carl")
     for second in server.busy_day(200):

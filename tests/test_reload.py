@@ -58,7 +58,11 @@ def test_a_reload_takes_what_it_can_and_says_what_needs_a_restart(carmad: Carmad
     await_log(carmad, "collocation.max_jobs_per_gpu from 1 to 2")
     await_log(carmad, "restart carmad to change predictor from history to median")
     carmad.await_state(second, "running", "starting")
-    settings = carmad.get("/v1/config")["settings"]
+    config = carmad.get("/v1/config")
+    assert config["waiting"] == ["predictor from history to median"]
+    checks = {check["name"]: check for check in carmad.get("/v1/doctor")["checks"]}
+    assert "only a restart changes predictor from history to median" in checks["settings"]["detail"]
+    settings = config["settings"]
     assert settings["collocation"]["max_jobs_per_gpu"] == 2
     assert (settings["policy"], settings["predictor"]) == ("rr", "history")
     assert carmad.get("/v1/status")["server"]["policy"] == "rr"
@@ -77,9 +81,27 @@ def test_broken_settings_are_refused_and_the_old_ones_kept(carmad: Carmad, broke
     before = carmad.get("/v1/config")["settings"]
     reload(carmad, broken)
     await_log(carmad, "the settings stay as they are: ")
+    assert "waiting" not in carmad.get("/v1/config")
+    checks = {check["name"]: check for check in carmad.get("/v1/doctor")["checks"]}
+    assert checks["settings"]["ok"] is False
     assert carmad.get("/v1/config")["settings"] == before
     reload(carmad, ONE)
     await_log(carmad, "settings reloaded: nothing changed")
+
+
+def test_config_check_names_what_a_reload_does_not_change(carmad: Carmad) -> None:
+    carmad.env |= {"CARMA_CONFIG": str(carmad.folder / "carma.toml")}
+    assert "restart" not in carmad.carma("config", "check")
+    (carmad.folder / "carma.toml").write_text("[limits]\nkill_grace_s = 60\n")
+    checked = carmad.carma("config", "check")
+    assert "restart" not in checked, "a variable of the daemon's own overrides it"
+    (carmad.folder / "carma.toml").write_text(TWO)
+    said = "restart carmad to change predictor from history to median; running jobs continue"
+    assert said in carmad.carma("config", "check").splitlines()
+    assert said in carmad.carma("config", "check", str(carmad.folder / "carma.toml")).splitlines()
+    other = carmad.folder / "other.toml"
+    other.write_text(ONE)
+    assert "restart" not in carmad.carma("config", "check", str(other))
 
 
 def test_what_is_read_at_each_use_changes_at_once() -> None:

@@ -77,7 +77,7 @@ def test_the_bookkeeping_table_of_the_paper_steps_0_to_3():
     assert [g.settling.code if g.settling else None for g in view.gpus] == ["first_kernel", None]
     second = server.submit()
     assert server.job(second).gpus == (server.gpus[1].id,)  # GPU 1 is open meanwhile
-    third = server.submit()
+    third = server.submit(argv=("python", "another.py"))  # of unknown memory
     assert server.why(third) == ({0: ["first_kernel"], 1: ["first_kernel"]}, [])
 
     server.run_kernel(first)  # step 2: the first kernel is seen
@@ -101,7 +101,7 @@ def test_a_job_that_never_touches_its_gpu_does_not_close_it_for_ever():
     assert server.job(second).state is S.QUEUED
     server.pass_time(2)
     assert server.job(second).state is S.STARTING
-    assert server.job(idle).notes == ("showed no kernel on GPU 0 in its first 100 s",)
+    assert server.job(idle).notes[-1] == "showed no kernel on GPU 0 in its first 100 s"
 
 
 def test_a_presence_without_a_kernel_is_no_first_kernel():
@@ -123,7 +123,7 @@ def test_the_recovery_queue_goes_first_and_alone():
     crashed = server.job(second)
     assert (crashed.state, crashed.exclusive) == (S.QUEUED, True)
     assert server.scene.line[0].id == second  # before the third, who came first
-    assert server.why(second) == ({0: ["busy"]}, [])
+    assert server.why(second) == ({0: ["busy"]}, ["kept"])
     server.exit(first)
     again = server.job(second)
     assert (again.state, again.attempt, again.mode) == (S.STARTING, 2, Mode.EXCLUSIVE)
@@ -803,6 +803,20 @@ def test_a_faulty_or_silent_gpu_takes_nothing():
     server.tell(Tick(server.now))
     assert server.why(second)[0][0] == ["fault", "stale"]
     assert server.job(third).state is S.QUEUED
+
+
+def test_a_job_that_fails_on_a_gpu_that_failed_says_so_first():
+    server = FakeServer(gpus=2)
+    first, second = server.submit(gpus=2), server.submit(gpus=0)
+    settled(server, first)
+    server.fault[server.gpus[1].id] = "fallen off the bus"
+    server.sample(1)
+    error = Exit(Cause.FAILURE, 1, evidence="RuntimeError: CUDA error")
+    server.exit(first, error)
+    server.exit(second, error)
+    evidence = "GPU 1 failed: fallen off the bus; RuntimeError: CUDA error"
+    assert (server.last(first).state, server.last(first).exit.evidence) == (S.FAILED, evidence)
+    assert server.last(second).exit.evidence == "RuntimeError: CUDA error"
 
 
 def test_a_gpu_that_vanishes_is_not_planned_with():

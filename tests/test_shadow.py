@@ -15,7 +15,7 @@ from pydantic_core import from_json, to_json
 
 from carmad.api.job import AttemptOut, attempts_out
 from carmad.api.wire import iso, stamp
-from carmad.config import Settings
+from carmad.config import Monitor, Settings
 from carmad.core.messages import Step
 from carmad.core.types import Cause, GpuId, Job, JobId, JobState, Mode
 from carmad.errors import CarmaError
@@ -432,9 +432,10 @@ FLAT = (
 
 def test_attempts_of_older_releases_are_told_as_far_as_is_known(tmp_path: Path) -> None:
     """Rows of the first release: the job has its last attempt's fields."""
-    server = Busy()
+    # no released daemon let jobs join a GPU earlier
+    server = Busy(settings=Settings(monitor=Monitor(known_window_s=30.0)))
     with contextlib.closing(SqlStore.open(tmp_path / "carma.db")) as store:
-        for _ in server.busy_day(600):
+        for _ in server.busy_day(600, seed=2):
             pass
         for step in server.steps:
             store.commit(step)

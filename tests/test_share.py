@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from carmad.core.messages import (
     RequeueRequested,
     Submitted,
 )
-from carmad.core.share import DAY_S, RANKED_EVERY_S, SAVED_EVERY_S, Account, Rates, Shares
+from carmad.core.share import DAY_S, RANKED_EVERY_S, SAVED_EVERY_S, Account, Rates, Shares, bands
 from carmad.core.states import stopping
 from carmad.core.types import Cause, Exit, JobId, JobState, Mode
 from carmad.store import codec
@@ -29,7 +30,7 @@ from carmad.testing import FakeServer, a_gpu, a_spec
 
 HOUR_S = 3600.0
 WEEK_S = 7 * DAY_S
-ALONE = Settings(policy="exclusive")
+ALONE = Settings(policy="exclusive", fairness=Fairness(band_hours=0.0))
 
 
 def shared(settings: Fairness | None = None, **hours: float) -> Shares:
@@ -87,12 +88,79 @@ def test_weights_divide_what_was_used() -> None:
 
 
 def test_the_users_of_a_group_with_a_weight_share_it() -> None:
-    shares = shared(Fairness(weights={"@lab": 2.0}), ada=1, bob=9, carl=6)
+    shares = shared(Fairness(weights={"@lab": 2.0}), ada=1, bob=9, carl=8)
     for user in ("ada", "bob"):
         shares.note_groups(user, ("staff", "lab"), 0.0)
     shares.rerank(20.0)
     assert [shares.rank(user) for user in ("ada", "bob", "carl")] == [1, 2, 3]
     assert shares.group("ada") == "@lab"
+
+
+def test_users_whose_use_differs_by_less_than_a_band_are_equal() -> None:
+    """On eight GPUs, a band of an hour is eight GPU-hours."""
+    shares = shared(Fairness(weights={"dora": 4.0}), ada=1, bob=8, carl=30, dora=28, eve=200)
+    shares.rerank(20.0, ("ada", "bob", "carl", "dora", "eve"), gpus=8)
+    assert {user: shares.rank(user) for user in (*shares.accounts, "new")} == {
+        "new": 0,
+        "ada": 0,
+        "bob": 0,
+        "dora": 0,
+        "carl": 1,
+        "eve": 2,
+    }
+
+
+def test_a_band_begins_at_the_user_with_the_least_use_who_waits() -> None:
+    shares = shared(ada=90, bob=97, carl=99)
+    shares.rerank(20.0, ("bob", "carl"), gpus=8)
+    assert shares.rank("bob") == shares.rank("carl") == 1
+    assert shares.rank("new") == 0, "who has used far less goes first"
+    shares.rerank(40.0, ("ada", "bob", "carl"), gpus=8)
+    assert (shares.rank("ada"), shares.rank("bob"), shares.rank("carl")) == (1, 1, 2)
+
+
+def test_within_a_group_bands_count_too_and_between_equal_groups_arrival() -> None:
+    weights = {"@lab": 1.0, "@course": 2.0}
+    shares = shared(Fairness(weights=weights), ada=2, bob=18, carl=41, dora=60)
+    for user, group in (("ada", "lab"), ("bob", "lab"), ("carl", "course"), ("dora", "")):
+        shares.note_groups(user, (group,), 0.0)
+    shares.rerank(20.0, gpus=8)
+    assert {user: shares.rank(user) for user in shares.accounts} == {
+        "ada": 1,
+        "carl": 1,  # the group's 41 of weight 2 are as the lab's 20
+        "bob": 2,
+        "dora": 3,
+    }
+
+
+def test_bands_order_users_by_their_use() -> None:
+    rng = random.Random(5)
+    for width in (0.0, 1.0, 8.0):
+        used = {number: rng.uniform(0, 40) for number in range(20)}
+        waiting = set(rng.sample(sorted(used), 6))
+        its = bands(used, waiting, width)
+        by_use = sorted(used, key=used.__getitem__)
+        assert [its[each] for each in by_use] == sorted(its.values())
+        least = min(used[each] for each in waiting)
+        near = {each for each in waiting if used[each] - least < width}
+        assert {its[each] for each in near} <= {0}
+        assert all(its[each] for each in waiting if used[each] - least > width)
+
+
+def test_a_debug_run_of_the_user_with_most_use_is_not_always_last() -> None:
+    settings = replace(ALONE, fairness=Fairness())
+    server = FakeServer(gpus=1, settings=settings)
+    server.scheduler.shares = shared(settings.fairness, ada=0.1, bob=0.3, carl=2.0)
+    server.run_kernel(server.submit(user="ada"))
+    carl, bob, ada = (server.submit(user=user) for user in ("carl", "bob", "ada"))
+    server.pass_time(2 * RANKED_EVERY_S, RANKED_EVERY_S)
+    assert line(server) == [bob, ada, carl]
+    assert overtaken(server.job(ada), server.scene) == ""
+    assert overtaken(server.job(carl), server.scene) == (
+        f"job {bob} goes first: bob has used 0.3 GPU-h recently, and carl 2 GPU-h"
+        "; that changes while they use GPUs"
+    )
+    assert shares_out(server.scene)["band_gpu_hours"] == 1.0
 
 
 def busy() -> tuple[FakeServer, JobId]:
@@ -120,7 +188,8 @@ def test_who_has_used_less_goes_first() -> None:
     ada, job = shares_out(server.scene)["users"][-1], server.job(adas[0])
     assert (ada["user"], ada["gpu_hours"], ada["rank"]) == ("ada", pytest.approx(1, rel=0.01), 2)
     assert overtaken(job, server.scene) == (
-        f"job {carls} goes first: carl has used 0 GPU-h of late, and ada 0.998 GPU-h"
+        f"job {carls} goes first: carl has used 0 GPU-h recently, and ada 0.998 GPU-h;"
+        " that changes while they use GPUs"
     )
 
 
@@ -278,7 +347,8 @@ def test_it_loses_rank_in_the_line_for_gpus_too() -> None:
     ada, bob = server.submit(user="ada"), server.submit(user="bob")
     assert [job for job in line(server) if job in (ada, bob)] == [bob, ada]
     assert overtaken(server.job(ada), server.scene) == (
-        f"job {bob} goes first: bob has used 0 GPU-h of late, and ada 0.333 GPU-h"
+        f"job {bob} goes first: bob has used 0 GPU-h recently, and ada 0.333 GPU-h;"
+        " that changes while they use GPUs"
     )
 
 

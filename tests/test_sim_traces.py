@@ -220,7 +220,7 @@ def test_unknown_columns_are_told_which_are_known(tmp_path):
         native.read_trace(file(tmp_path, "t.csv", "name,submit_s,duration_s,gpu\n"))
     known = raised.value.hint
     assert known.startswith("known: name, submit_s, duration_s, gpus, user, ")
-    assert known.endswith(", fails, estimate_NAME_mib")
+    assert known.endswith(", has_kernels, estimate_NAME_mib")
 
 
 def test_memory_may_be_none_at_all_and_not_less(tmp_path):

@@ -104,6 +104,48 @@ def test_the_core_is_told_what_changes_and_nothing_else():
     assert run(a_task()).events == 2 + 1 + 1 + 1 + 2
 
 
+def test_a_job_without_kernels_keeps_others_away_and_computes_nothing():
+    outcome = run(
+        a_task(duration_s=70.0, has_kernels=False), a_task(submit_s=1.0), settings=Settings()
+    )
+    hung, other = outcome.jobs
+    assert spans(hung) == [(0.0, None, 80.0, Cause.SUCCESS)]
+    assert spans(other) == [(80.0, 90.0, 190.0, Cause.SUCCESS)], "the GPU was before a first kernel"
+    (gpu,) = outcome.gpus
+    assert gpu.memory_mib_s == 4_000 * (70 + 100) and gpu.sm_active_s == pytest.approx(40.0)
+
+
+def test_as_the_daemon_a_job_says_no_duration_and_passes_one_that_cannot_start_before_its_end():
+    two = Cluster((Node("n0", FAST, 2),))
+    tasks = (
+        a_task(duration_s=100.0, time_limit_s=200.0, exclusive=True),
+        a_task(submit_s=1.0, gpus=2, exclusive=True, name="wide"),
+        a_task(submit_s=2.0, duration_s=20.0, time_limit_s=60.0, exclusive=True, name="short"),
+    )
+
+    def starts(**changes):
+        jobs = run(*tasks, cluster=two, **changes).jobs
+        return [job.attempts[0].launched_at for job in jobs]
+
+    assert starts() == [0.0, 110.0, 220.0]
+    assert starts(as_daemon=True) == [0.0, 110.0, 2.0]
+    fixed = Settings(limits=Limits(backfill=0))
+    assert starts(as_daemon=True, settings=fixed) == starts(), "what is set is kept"
+
+
+def test_the_estimator_history_knows_what_earlier_runs_used():
+    """With 10 % for what the next one may use more, twice."""
+    tasks = [a_task(submit_s=at) for at in (0.0, 1.0, 200.0)]
+    workload = Workload(
+        Experiment(Trace("by hand", tuple(tasks)), one_node(FAST), estimator="history")
+    )
+    assert workload.estimate(JobId(2)) is None
+    workload.learn(JobId(1))
+    known = workload.estimate(JobId(2))
+    assert known and (known.mib, known.source) == (4_000, "history")
+    assert known.mib * 1.3 < known.safe_mib < known.mib * 1.4
+
+
 def test_the_timeline_has_a_row_per_change():
     timeline = run(a_task()).timeline
     assert list(timeline.at) == [0.0, 10.0, 110.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -213,6 +214,101 @@ def test_arrays_and_dependencies(slurm: Slurm) -> None:
     assert (slurm.carmad.work / f"slurm-{array}_1.out").exists()
 
 
+def test_a_task_of_an_array_requeues_itself_alone(slurm: Slurm) -> None:
+    """Also the first: the array has an id of its own."""
+    lines = "echo $SLURM_JOB_ID $SLURM_ARRAY_JOB_ID; test $SLURM_RESTART_COUNT -gt 0 && exit 0"
+    array = slurm.script("-a", "0-2", lines=f"{lines}; scontrol requeue $SLURM_JOB_ID; sleep 600")
+    tasks = [array + 1, array + 2, array + 3]
+    for task in tasks:
+        slurm.carmad.ended(task)
+    assert slurm.sacct(array, "JobID", "State") == [f"{array}_{at}|COMPLETED" for at in range(3)]
+    assert [slurm.carmad.job(task)["attempt"] for task in tasks] == [2, 2, 2]
+    for at, task in enumerate(tasks):
+        said = (slurm.carmad.work / f"slurm-{array}_{at}.out").read_text().splitlines()
+        assert said.count(f"{task} {array}") == 2
+    slurm.say("scontrol", "requeue", str(array))
+    for task in tasks:
+        until(lambda task=task: slurm.carmad.ended(task)["attempt"] == 3, "all to run again")
+
+
+def test_a_task_requeues_itself_at_its_time_limit(slurm: Slurm) -> None:
+    """The usual recipe."""
+    lines = "trap 'carma requeue $CARMA_JOB_ID' USR1; echo $CARMA_RESTART_COUNT"
+    lines += "; [ $CARMA_RESTART_COUNT = 0 ] && while :; do sleep 0.1; done; exit 0"
+    said = slurm.say(
+        *("carma", "submit", "--parsable", "--gpus", "0", "--array", "0-1", "--time", "1:00"),
+        *("--signal", "USR1@59", "--wrap", lines),
+    )
+    for task in (int(said) + 1, int(said) + 2):
+        assert slurm.carmad.ended(task)["state"] == "succeeded"
+        assert slurm.carmad.job(task)["attempt"] == 2
+
+
+def test_an_array_is_all_of_its_tasks(slurm: Slurm) -> None:
+    line = "echo this is $CARMA_ARRAY_TASK_ID; exit $((CARMA_ARRAY_TASK_ID == 2 ? 3 : 0))"
+    words = ("--parsable", "--gpus", "0", "--array", "0-3", "--name", "sweep", "--wrap", line)
+    array = slurm.say("carma", "submit", *words).strip()
+    assert slurm.run("carma", "wait", array).returncode == 3
+    why = slurm.say("carma", "why", array)
+    assert why.startswith(f"Array {array}  sweep\n")
+    assert f"succeeded  3  {array}_[0-1,3]" in why and f"failed     1  {array}_2" in why
+    assert f"Job {array}_2 failed with exit code 3" in why
+    assert f"the first that failed: carma show {array}_2" in slurm.say("carma", "show", array)
+    told = json.loads(slurm.say("carma", "why", "--json", array))
+    assert [job["label"] for job in told["jobs"]] == [f"{array}_{at}" for at in range(4)]
+    assert told["why"]["job"]["label"] == f"{array}_2"
+    told = json.loads(slurm.say("carma", "show", "--json", f"{array}_[1-2]"))
+    assert [job["state"] for job in told["jobs"]] == ["succeeded", "failed"]
+    states = ["succeeded", "succeeded", "failed", "succeeded"]
+    said = [f"==> {array}_{at} {state} <==\nthis is {at}\n" for at, state in enumerate(states)]
+    assert slurm.say("carma", "logs", array) == "".join(said)
+    assert slurm.say("carma", "logs", "-f", f"{array}_[0,3]") == said[0] + said[3]
+    assert slurm.say("carma", "logs", f"{array}_3") == "this is 3\n"
+    left = "3 tasks that did not fail: left alone (--all requeues every task)"
+    said = [f"job {array}_[0-1,3]: {left}", f"job {array}_2: requeued"]
+    assert slurm.say("carma", "requeue", array).splitlines() == said
+    assert slurm.run("carma", "wait", "last").returncode == 3
+    assert f"job {array}_[0-3]: requeued" in slurm.say("carma", "requeue", "--all", array)
+    assert slurm.run("carma", "wait", array).returncode == 3
+    tasks = [slurm.carmad.job(int(array) + at)["attempt"] for at in range(1, 5)]
+    assert tasks == [2, 2, 3, 2]
+    assert slurm.run("carma", "requeue", f"{array}_[0-1]", f"{array}_9").returncode == 0
+    assert slurm.run("carma", "wait", f"{array}_[0-1]").returncode == 0
+
+
+def test_the_limit_of_an_array_is_changed(slurm: Slurm) -> None:
+    array = slurm.sbatch("-a", "0-4%1", "--wrap", "test $SLURM_ARRAY_TASK_ID = 0 || sleep 600")
+    slurm.carmad.ended(array + 1)
+    slurm.carmad.await_state(array + 2, "running")
+    assert slurm.carmad.job(array + 3)["reason"] == "(ArrayLimit)"
+    said = slurm.say("carma", "update", "--array", "%2", str(array)).splitlines()
+    assert f"job {array}_[1-4]: updated: --array" in said, "that task 0 has ended is no error"
+    slurm.carmad.await_state(array + 3, "running")
+    assert slurm.carmad.job(array + 4)["reason"] == "(ArrayLimit)"
+    slurm.say("scontrol", "update", f"JobId={array}", "ArrayTaskThrottle=0")
+    for task in (array + 4, array + 5):
+        slurm.carmad.await_state(task, "running")
+    slurm.say("scancel", f"{array}_[1-3]")
+    slurm.carmad.await_state(array + 5, "running")
+    slurm.say("carma", "cancel", str(array))
+    assert "indices" in slurm.run("carma", "update", "--array", "1-2%3", str(array)).stderr
+
+
+def test_people_read_the_names_of_tasks(slurm: Slurm) -> None:
+    array = slurm.sbatch("-a", "0-1", "--wrap", "sleep 600")
+    words = ("--parsable", "--gpus", "0", "--after", f"{array}_[0-1]", "true")
+    last = int(slurm.say("carma", "submit", *words))
+    shown = slurm.say("carma", "show", str(last))
+    assert f"afterok:{array}_[0-1]" in shown
+    assert f"job {array}_0, job {array}_1 must end first" in slurm.say("carma", "why", str(last))
+    slurm.say("scancel", f"{array}_1")
+    slurm.carmad.ended(last)
+    assert f"job {array}_1 ended as cancelled" in slurm.say("carma", "why", str(last))
+    refused = slurm.run("carma", "requeue", str(last)).stderr
+    assert f"depends on job {array}_1, which ended as cancelled" in refused
+    slurm.say("scancel", str(array))
+
+
 def test_a_singleton_waits_for_all_jobs_of_its_name(slurm: Slurm) -> None:
     first = slurm.script("-J", "chain", "-H", "-a", "0-1", lines="true")
     other = slurm.script("-J", "other", "-d", "singleton", lines="true")
@@ -223,7 +319,7 @@ def test_a_singleton_waits_for_all_jobs_of_its_name(slurm: Slurm) -> None:
         line.split(" ", 1)
         for line in slurm.say("squeue", "-hr", "-o", "%i %r %E", "-n", "chain").splitlines()
     )
-    of_first = f"afterany:{first}(unfulfilled),afterany:{first + 1}(unfulfilled)"
+    of_first = f"afterany:{first}_0(unfulfilled),afterany:{first}_1(unfulfilled)"
     assert waits[str(second)] == f"Dependency {of_first}"
     assert waits[str(third)].startswith(f"Dependency afterok:{second}(unfulfilled),{of_first}")
     slurm.say("scontrol", "release", str(first))
@@ -281,13 +377,13 @@ def test_a_thousand_jobs_are_listed(slurm: Slurm) -> None:
 def test_a_folder_of_logs_that_is_called_after_the_job_is_made(slurm: Slurm) -> None:
     logs = ("-o", "logs/%A_%a/out", "-e", "logs/%j-err/%x")
     array = slurm.sbatch("-a", "3-4", *logs, "-J", "mine", "--wrap", "echo $SLURM_JOB_ID; date >&2")
-    for id in (array, array + 1):
+    for id in (array + 1, array + 2):
         slurm.carmad.ended(id)
     assert slurm.sacct(array) == ["COMPLETED"] * 2
     work = slurm.carmad.work / "logs"
     said = [(work / f"{array}_{at}" / "out").read_text() for at in (3, 4)]
-    assert said == [f"{array}\n", f"{array + 1}\n"]
-    assert (work / f"{array}-err" / "mine").exists()
+    assert said == [f"{array + 1}\n", f"{array + 2}\n"]
+    assert (work / f"{array + 1}-err" / "mine").exists()
 
 
 def test_submitit_takes_it_for_slurm(

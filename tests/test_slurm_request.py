@@ -161,6 +161,8 @@ SAMPLES = {  # of each option, as it must change what is submitted
     "--mail-type": "END",
     "--mail-user": "me@x",
     "--idle-ok": "robot",
+    "--comment": "x",
+    "--retry-on": "75",
     "--wrap": "true",
     "--container": "image",
 }
@@ -218,11 +220,11 @@ def test_every_verb_works_or_says_what_does(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_lines_of_sbatch_reach_it_word_by_word(tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
-    script.write_text("#!/bin/sh\n#SBATCH --comment 'a b' -v -M east --licenses=x\ntrue\n")
+    script.write_text("#!/bin/sh\n#SBATCH --wckey 'a b' -v -M east --licenses=x\ntrue\n")
     foreign: list[str] = []
     _, body = read([str(script)], foreign=foreign)
     words = request.sbatch_words(body, 1, foreign)
-    assert words[-6:] == ["--comment", "a b", "-v", "-M", "east", "--licenses=x"]
+    assert words[-6:] == ["--wckey", "a b", "-v", "-M", "east", "--licenses=x"]
 
 
 @pytest.mark.parametrize(
@@ -232,6 +234,7 @@ def test_lines_of_sbatch_reach_it_word_by_word(tmp_path: Path) -> None:
         (r"--comment 'it\'s' -v", ["--comment", "it's", "-v"]),
         (r"-J a\ b --mem=1G#x -v", ["-J", "a b", "--mem=1G"]),
         (r"-J \#1 '' # -v", ["-J", "#1", ""]),
+        ("-J a \\", ["-J", "a"]),  # as if the line went on
     ],
 )
 def test_lines_of_sbatch_are_split_as_sbatch_does(line: str, words: list[str]) -> None:
@@ -255,7 +258,7 @@ def test_only_what_the_job_is_told_to_have_is_passed_on(monkeypatch: pytest.Monk
         monkeypatch.setenv(name, value)
     env = environment(body_of("--export", "A_TOKEN,Y=a b\nc", "true"))
     assert (env["A_TOKEN"], env["Y"], env["X"], env["SBATCH_QOS"]) == ("t", "a b\nc", "1", "q")
-    assert "B_TOKEN" not in env
+    assert env["B_TOKEN"] == "t", "as from a daemon"
     assert "X" not in environment(body_of("--export", "NONE", "true"))
 
 

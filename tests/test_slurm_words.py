@@ -457,8 +457,11 @@ def test_scontrol_changes_jobs(fake: FakeDaemon, capsys: pytest.CaptureFixture[s
     assert run("scontrol", ["hold", "42"]) == 0
     assert fake.body == {"select": "42", "user": None}
     words = ["update", "JobId=42", "TimeLimit=1:00:00", "Nice=5", "Partition=gpu"]
+    words.append("Comment=build/8")
     assert run("scontrol", words) == 0
-    assert fake.body == {"select": "42", "user": None, "time_limit_s": 3600.0, "nice": 5}
+    assert fake.body == {"select": "42", "user": None, "time_limit_s": 3600.0, "nice": 5} | {
+        "comment": "build/8"
+    }
     assert "ignored: partition" in capsys.readouterr().err
     assert run("scontrol", ["update", "job=42", "nice=6"]) == 0
     assert fake.body == {"select": "42", "user": None, "nice": 6}
@@ -534,7 +537,7 @@ def test_a_job_that_may_not_begin_yet_says_when_it_may(
 
 def test_sbatch_asks_for_what_slurm_would_give(fake: FakeDaemon) -> None:
     body = body_of(fake, "--wrap", "true")
-    assert (body["gpus"], body["cpus"], body["stdout"]) == (0, None, "slurm-%j.out")
+    assert (body["gpus"], body.get("cpus"), body["stdout"]) == (0, None, "slurm-%j.out")
     assert "SLURM_NTASKS" not in body["export"] and body["export"]["SLURM_SUBMIT_HOST"] == HOST
     body = body_of(fake, "-n", "4", "-c", "2", "--mem-per-cpu=100", "--wrap", "true")
     assert (body["cpus"], body["host_memory_mib"]) == (8, 800)
@@ -549,6 +552,55 @@ def test_sbatch_asks_for_what_slurm_would_give(fake: FakeDaemon) -> None:
     assert body["nice"] == 100
     body = body_of(fake, "-a", "0-3", "--signal=B:USR2@30", "-t", "5", "--wrap", "true")
     assert (body["stdout"], body["warn"]["before_s"]) == ("slurm-%A_%a.out", 30)
+
+
+def test_sbatch_skips_a_variable_that_is_not_set(
+    fake: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UNSET", raising=False)
+    monkeypatch.setenv("MINE", "1")
+    body = body_of(fake, "--export=MINE,UNSET", "--wrap", "true")
+    assert body["export"]["MINE"] == "1" and "UNSET" not in body["export"]
+    script = tmp_path / "j.sh"
+    script.write_text("#!/bin/sh\n#SBATCH --export=UNSET,A=b\ntrue\n")
+    assert body_of(fake, str(script))["export"]["A"] == "b"
+    assert "MINE" not in body_of(fake, "--export=NIL", "--wrap", "true")["env"]
+
+
+def test_sbatch_takes_no_gpus_and_a_date(fake: FakeDaemon) -> None:
+    body = body_of(fake, "--gres=none", "--begin=12/24/36", "--wrap", "true")
+    at = datetime.fromisoformat("2036-12-24 00:00").astimezone()
+    assert (body["gpus"], datetime.fromisoformat(body["begin_at"])) == (0, at)
+
+
+def test_a_comment_can_be_read_back(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    assert body_of(fake, "--comment=build/7", "--wrap", "true")["comment"] == "build/7"
+    jobs(fake, waiting(comment="build/7"))
+    capsys.readouterr()
+    assert run("squeue", ["-h", "-o", "%k,%A"]) == 0
+    assert run("squeue", ["-h", "-O", "comment:12"]) == 0
+    assert [line.rstrip() for line in lines(capsys)] == ["build/7,43", "build/7"]
+    assert run("scontrol", ["show", "job", "43"]) == 0
+    assert "   Comment=build/7\n" in capsys.readouterr().out
+    assert run("squeue", ["--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["jobs"][0]["comment"] == "build/7"
+    assert body_of(fake, "--comment=two\n lines", "--wrap", "true")["comment"] == "two lines"
+    assert body_of(fake, "--comment=", "--wrap", "true").get("comment") is None
+
+
+def test_a_script_that_slurm_would_refuse(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "j.sh"
+    for data, words in (
+        (b"#!/bin/bash\r\n#SBATCH -t 7\r\ncd /tmp\r\n", "line breaks of DOS"),
+        (b"#!/usr/bin/env python3\r\nprint()\r\n", "line breaks of DOS"),
+        (b"\xef\xbb\xbf#!/bin/bash\n", "byte-order mark"),
+    ):
+        script.write_bytes(data)
+        assert run("sbatch", [str(script)]) == 1
+        assert words in capsys.readouterr().err
+    assert not fake.asked
 
 
 def test_logs_may_be_called_after_the_node(fake: FakeDaemon) -> None:
@@ -566,7 +618,7 @@ def test_sbatch_reads_a_script_and_names_what_it_ignores(
     body = body_of(fake, "-n", "2", "-C", "skylake", str(script), "--nice")
     assert body["argv"] == ["/bin/bash", "-l", str(script), "--nice"]
     assert (body["name"], body["cpus"], body["script"]["word"]) == ("mine", 2, 2)
-    assert body["constraint"] is None and body["nice"] == 0
+    assert body.get("constraint") is None and body["nice"] == 0
     out, err = capsys.readouterr()
     assert out == "Submitted batch job 7\n"
     expected = "sbatch: ignored: -p gpu --qos=high --constraint (it is about GPUs)"
@@ -688,7 +740,7 @@ def test_whom_and_what_squeue_lists_by_itself_is_in_variables(
 def test_a_signal_before_no_time_limit_is_named_and_ignored(
     fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert body_of(fake, "--signal=USR1@60", "--wrap", "true")["warn"] is None
+    assert body_of(fake, "--signal=USR1@60", "--wrap", "true").get("warn") is None
     assert "ignored: --signal (there is no time limit" in capsys.readouterr().err
 
 

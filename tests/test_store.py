@@ -286,7 +286,7 @@ def test_history_filters(store: SqlStore) -> None:
     assert ids(since=20.0, until=31.0) == [3, 2, 1]
     assert ids(states={JobState.RUNNING, JobState.FAILED}) == [3, 2]
     assert ids(states=()) == []
-    assert ids(array=JobId(3)) == [3]
+    assert ids(arrays=[JobId(3)]) == [3]
     assert [found.id for found in store.jobs([JobId(9), JobId(4), JobId(1)])] == [1, 4]
     assert store.existing([JobId(9), JobId(4)]) == {4}
 

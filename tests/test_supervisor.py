@@ -151,6 +151,20 @@ def test_the_tail_of_a_log_that_the_job_writes_anew_is_all_of_it(bench: Bench) -
     assert (bench.directory(job) / supervisor.TAIL).read_text() == "anew\n"
 
 
+@pytest.mark.parametrize("stderr", [None, "/dev/null"])
+@pytest.mark.parametrize("how", ["rm -f {}", "mv {} away", "mv {} away; echo other > {}", ": > {}"])
+def test_the_tail_is_of_what_the_job_wrote_whatever_became_of_the_log(
+    bench: Bench, how: str, stderr: str | None
+) -> None:
+    log = "carma-1.out"
+    (bench.cwd / log).write_text("before\n" * 100)
+    script = f"echo a lot; {how.format(log, log)}; echo CUDA out of memory; exit 1"
+    job = bench.launch(bench.job("sh", "-c", script, stderr=stderr))
+    bench.ended(job)
+    lines = (bench.directory(job) / supervisor.TAIL).read_text().strip("\0").splitlines()
+    assert lines == ["a lot", "CUDA out of memory"][how.startswith(":") :]
+
+
 def test_when_the_main_process_ended_is_recorded(bench: Bench) -> None:
     """Its leftovers may live longer."""
     lives_on = "trap 'sleep 0.3; exit' TERM; while :; do sleep 0.05; done"
@@ -179,6 +193,25 @@ def test_a_command_that_cannot_run(bench: Bench, argv: tuple[str, ...], words: s
     end = bench.run(*argv)
     assert words in end["error"]
     assert end["hint"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "well"),
+    [
+        ({"nofile": 0}, False),
+        ({"as": 1}, False),
+        ({"fsize": 0}, False),
+        ({"as": 0, "data": 0, "nofile": 0, "stack": 0, "fsize": 0}, False),
+        ({"stack": -1, "nofile": (1 << 63) - 1}, True),
+    ],
+)
+def test_limits_that_no_program_can_live_with_end_the_job_alone(
+    bench: Bench, limits: dict[str, int], well: bool
+) -> None:
+    found = bench.run("sh", "-c", "echo hi", limits=tuple(limits.items()))
+    assert (found["code"] == 0) is well and not found["left"]
+    found = bench.run("no-such-command-here", limits=tuple(limits.items()), id=2)
+    assert "command not found" in found["error"]
 
 
 def test_a_working_directory_that_is_gone(bench: Bench) -> None:
@@ -313,6 +346,31 @@ def test_the_exit_waits_for_leftovers(bench: Bench) -> None:
     end = bench.run("sh", "-c", f'setsid sh -c "{leftover}" & sleep 0.3; exit 5', stderr=QUIET)
     assert (end["code"], end["stopped"]) == (5, False)
     assert bench.lines() == ["leftover done"]
+
+
+def test_processes_that_a_script_leaves_in_the_background_are_counted(bench: Bench) -> None:
+    """Those that became daemons, as a logger's may, are not: nobody waits for them."""
+    daemon = "setsid sh -c 'touch up; sleep 600' & until [ -e up ]; do sleep 0.05; done"
+    end = bench.run("sh", "-c", f"sleep 600 & sleep 600 & {daemon}", stderr=QUIET)
+    assert (end["code"], end["background"]) == (0, 2)
+    assert bench.run("sh", "-c", "sleep 0 & wait", attempt=2)["background"] == 0
+
+
+def test_helpers_have_a_moment_to_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(process_tree.time, "monotonic", lambda: now)
+    monkeypatch.setattr(process_tree, "send", lambda *_: None)
+    tree = process_tree.Tree(0, None)
+    monkeypatch.setattr(tree, "everyone", lambda: {os.getpid(): 0})
+    tree.status = 0
+    tree._end_rest()
+    assert tree.press() == process_tree.HELPERS_END_S
+    now += process_tree.HELPERS_END_S / 2
+    tree._end_rest()
+    assert tree.press() == process_tree.HELPERS_END_S / 2, "still none was told to end"
+    now += process_tree.HELPERS_END_S / 2
+    tree._end_rest()
+    assert tree.press() == process_tree.LEFTOVER_GRACE_S
 
 
 def test_a_whole_tree_of_stubborn_processes_is_killed(bench: Bench) -> None:
@@ -473,7 +531,7 @@ def test_the_tail_is_read_with_the_users_rights(nobody: tuple[Bench, pwd.struct_
     job = bench.launch(bench.job("sh", "-c", swap, **identity(user)))
     end = bench.ended(job)
     assert (end["code"], end["error"]) == (0, "")
-    assert not (bench.directory(job) / supervisor.TAIL).exists()
+    assert (bench.directory(job) / supervisor.TAIL).read_text() == "mine\n"
 
 
 @as_root

@@ -186,7 +186,8 @@ def test_a_sweep_and_its_results(daemon: Carmad) -> None:
         ({"lr": "1.5", "seed": "1"}, {"acc": 2.5, "loss": 7.0})
     ]
     assert "there is no speed" in daemon.carma("results", "--sort", "speed", rc=2)
-    assert "lr=2.5 seed=1" in daemon.carma("history")
+    assert "lr=* seed=*" in daemon.carma("history")
+    assert "lr=2.5 seed=1" in daemon.carma("history", "--array")
     assert ",lr=2.5 seed=1" in daemon.carma("history", "--csv")
     assert "acc=2.5 loss=7" in daemon.carma("show", f"{label}_1")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cli.text import Table, columns, cut, in_style, layout, paint, width, wrap
+from cli.text import Column, Table, columns, cut, in_style, layout, paint, width, wrap
 from tests.terminal import plain
+
+REASON = "(GpuMemory: GPU0 20.0G free, need 141.0G, ReservedForMaintenance)"
 
 
 def made(headers: str, *rows: tuple[str, ...]) -> Table:
@@ -41,6 +43,25 @@ def test_text_wraps_at_words_in_its_column() -> None:
         "  0  needs 8G of",
         "     memory",
         "     is drained",
+    ]
+
+
+def test_no_word_is_broken_that_there_is_room_for() -> None:
+    table = made("ID> NAME~ USER~ AT N>? WHY*", ("9" * 14, "n" * 30, "u" * 30, "2026", "1", REASON))
+    for room in range(40, 120):
+        shown = plain([table], room)
+        assert max(map(len, shown.splitlines())) <= room
+        if room >= 57:  # before, not even the longest word has room
+            assert set(REASON.split()) <= set(shown.split()), (room, shown)
+
+
+def test_some_columns_are_dropped_only_when_no_other_is_left() -> None:
+    table = Table([Column("A", fit="drop late"), Column("B", fit="drop"), Column("C")])
+    table.add("a" * 8, "b" * 8, "c" * 8)
+    assert [plain([table], room).split("\n")[0].split() for room in (30, 20, 10)] == [
+        ["A", "B", "C"],
+        ["A", "C"],
+        ["C"],
     ]
 
 

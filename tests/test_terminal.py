@@ -139,7 +139,7 @@ def test_ctrl_c_cancels_the_job(daemon: Carmad, script: str) -> None:
 def test_a_choice_of_gpus_by_the_shell_is_not_ignored_in_silence(daemon: Carmad) -> None:
     daemon.env["CUDA_VISIBLE_DEVICES"] = "1"
     ran = run(daemon, "--", "sh", "-c", "echo gpus: $CUDA_VISIBLE_DEVICES")
-    assert ran.stdout == f"gpus: {daemon.gpus()[0]['id']}\n"
+    assert ran.stdout == "gpus: 0\n"
     assert "CUDA_VISIBLE_DEVICES=1 has no effect" in ran.stderr and "`--on 1`" in ran.stderr
 
 
@@ -148,8 +148,7 @@ def test_a_command_runs_here_and_its_end_is_the_jobs(daemon: Carmad) -> None:
     script = "read line; echo $line $SECRET_TOKEN $CUDA_VISIBLE_DEVICES $CARMA_JOB_ID; exit 7"
     daemon.env["SECRET_TOKEN"] = "kept"
     ran = run(daemon, "sh", "-c", script, input="hello\n")
-    gpu = daemon.gpus()[0]["id"]
-    assert (ran.returncode, ran.stdout) == (7, f"hello kept {gpu} 1\n"), ran
+    assert (ran.returncode, ran.stdout) == (7, "hello kept 0 1\n"), ran
     assert "job 1 runs on GPU 0" in ran.stderr
     job = daemon.job(1)
     assert (job["state"], job["exit"]["code"], job["interactive"]) == ("failed", 7, True)
@@ -382,7 +381,7 @@ def test_a_shell_in_a_running_job_has_its_gpus_and_ends_with_it(daemon: Carmad) 
     shell = Terminal(daemon, *CARMA, "attach", str(id), SHELL="/bin/sh", TERM="dumb")
     shell.shows("# " if os.geteuid() == 0 else "$ ")
     shell.types("echo [$GREETING $TERM $CUDA_VISIBLE_DEVICES]\n")
-    shell.shows(f"[hello dumb {daemon.gpus()[0]['id']}]")
+    shell.shows("[hello dumb 0]")
     shell.types(f"setsid {' '.join(train(memory_mib=3000, seconds=600, warmup=0))} &\n")
     until(lambda: daemon.job(id)["memory"]["used_mib"], "its memory")
     assert not daemon.gpus()[0]["outsiders"]

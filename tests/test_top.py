@@ -116,6 +116,29 @@ def test_a_large_terminal_shows_the_last_half_hour_and_all_processes(fake: FakeD
         assert any("job 42" in line and "train" in line for line in picture)
 
 
+@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (60, 12)])
+def test_words_stay_whole_beside_long_ones(fake: FakeDaemon, columns: int, lines: int) -> None:
+    """With GPUs whose numbers are long, labels of arrays, and keys that there is no room for."""
+    cards = [
+        gpu(n, memory_used_mib=140 << 10, memory_mib=141 << 10, sm_active=1.0) for n in range(8)
+    ]
+    label = "123456_[1-2000%16]"
+    waits = waiting(id=123456, label=label, user="alexandra.mustermann", reason=REASON)
+    status(fake, gpus=cards, jobs=[waits])
+    with top(columns, lines) as terminal:
+        terminal.press("sm")
+        terminal.shows("yours only")
+        terminal.press("m")
+        terminal.shows(label)
+        shown = " ".join(terminal.picture).split()
+        assert set(REASON.split()) <= set(shown)
+        keys = terminal.picture[-1].split("? help")[1]
+        assert all(f"  {key}" in f"{'  '.join(screen.FOOTER)}  " for key in keys.split("  ") if key)
+        loads = [word for word in shown if word.endswith("/141G") or "/141.0G" in word]
+        assert len(loads) == 8, "none runs into the next"
+        terminal.press("q")
+
+
 def test_gpus_that_there_is_no_room_for_are_counted(fake: FakeDaemon) -> None:
     cards = [gpu(n % 8) | {"index": n} for n in range(16)]
     status(fake, gpus=cards)

@@ -29,7 +29,18 @@ def raised(text: str) -> BaseException:
         ("from json import nothing", "at train.py:1: ImportError: cannot import name"),
         ("len(fake_images)", "at train.py:1: NameError: name 'fake_images'"),
         ("len(3)", "at train.py:1: TypeError: object of type 'int'"),
-        ("raise RuntimeError('shapes\\ndiffer')", "at train.py:1: RuntimeError: shapes"),
+        (
+            "raise RuntimeError('shapes\\n\\n  differ')",
+            "at train.py:1: RuntimeError: shapes; differ",
+        ),
+        (
+            "raise ValueError('3 errors:\\nwidth is missing.\\nSo it fails')",
+            "at train.py:1: ValueError: 3 errors: width is missing. So it fails",
+        ),
+        (
+            "raise ValueError('see https://example.org/help')",
+            "at train.py:1: ValueError: see https:",
+        ),
         ("{}['lr']", "at train.py:1: KeyError: 'lr'"),
         ("raise SystemExit('no config')", "at train.py:1: exit status 1: no config"),
         ("import sys; sys.exit(3)", "at train.py:1: exit status 3"),
@@ -43,6 +54,16 @@ def raised(text: str) -> BaseException:
 )
 def test_own_crashes(text: str, crash: str) -> None:
     assert own_crash(raised(text), made_up=False).startswith(crash)
+
+
+def test_an_error_that_no_line_of_the_script_leads_to_is_not_the_scripts() -> None:
+    library: dict[str, Callable[[], object]] = {}
+    exec(compile("def f(): raise ValueError('x')", "/lib/site-packages/lib.py", "exec"), library)
+    try:
+        library["f"]()
+    except ValueError as error:
+        alone = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+        assert own_crash(alone, made_up=False) == ""
 
 
 def test_the_cause_is_told_of_a_framework_that_exits_after_it() -> None:

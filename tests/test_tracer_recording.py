@@ -75,12 +75,19 @@ def test_integers_that_come_from_the_cpu_are_known(recorder: Recorder) -> None:
 
 
 def test_integers_that_nobody_knows_stay_unknown(recorder: Recorder) -> None:
-    drawn = torch.randint(0, 9, (4,), device="cuda")
+    drawn = torch.randn(4, 9, device="cuda").argmax(1)
     known = torch.zeros(4, dtype=torch.long, device="cuda")
     assert known.max() == 0 and not recorder.made_up
     known[2:] = drawn[2:]
     assert (drawn + known).max().item() == 1 and recorder.made_up
     assert known.max().item() == 1, "a part of it is unknown"
+
+
+def test_random_integers_are_drawn(recorder: Recorder) -> None:
+    drawn = torch.randint(3, 9, (4,), device="cuda")
+    assert 3 <= int(drawn.min()) <= int(drawn.max()) < 9
+    order = torch.randperm(5, device="cuda")
+    assert sorted(order.tolist()) == [0, 1, 2, 3, 4] and not recorder.made_up
 
 
 def test_a_flag_may_be_known_though_not_all_it_is_made_of(recorder: Recorder) -> None:

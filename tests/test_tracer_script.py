@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from carmad.config import Estimation, Settings
+from carmad.config import Collocation, Estimation, Settings
 from carmad.plugin import Refusal
 from carmad.testing import a_spec
 from estimators.look import look
@@ -59,12 +59,14 @@ def looked(
     *words: str,
     estimation: Estimation = PATIENT,
     explain: bool = False,
+    mps: bool = False,
     **fields: object,
 ) -> object:
     fields = {"argv": (sys.executable, *words), "cwd": str(job), **fields}
     here = Here(job.parent / "answer", tracers=_tracers)
     here.explain = explain
-    return look(a_spec(**fields), Settings(estimation=estimation), here)
+    settings = Settings(estimation=estimation, collocation=Collocation(mps=mps))
+    return look(a_spec(**fields), settings, here)
 
 
 def report(job: Path, *words: str, **fields: object) -> Report:
@@ -840,6 +842,7 @@ def port():
             "p.start(); p.join()\n[][1]",
             False,
         ),
+        ("try: socket.getaddrinfo('no.such.host', 80)\nexcept OSError: pass\n[][1]", False),
         ("p = mp.get_context('spawn').Process(target=print); p.start(); p.join()\n[][1]", False),
         ("mp.set_start_method('spawn'); mp.Process(target=print).start()\n[][1]", False),
         ("a, b = socket.socketpair()\n[][1]", True),
@@ -911,6 +914,9 @@ def test_what_is_only_printed_decides_nothing(text: str, is_own: bool, job: Path
         ("torch.cuda.mem_get_info()[0] > 1e12", "NVIDIA A100", False),
         ("torch.cuda.device_count() == 2", "NVIDIA A100", True),
         ("torch.cuda.is_bf16_supported() and x.shape == 0", "", True),
+        # Whatever it is told, these stop, and not for what they were told:
+        ("(torch.cuda.get_device_capability(), open('x.csv'))", "NVIDIA RTX PRO 6000", True),
+        ("torch.nn.DataParallel(model) @ torch.cuda.mem_get_info()", "NVIDIA A100", True),
     ],
 )
 def test_only_what_is_known_of_the_gpu_decides(
@@ -930,7 +936,7 @@ def test_the_choice_of_gpus_is_that_of_the_job(job: Path) -> None:
         assert getenv(b"CUDA_VISIBLE_DEVICES") == b"", "libraries must find no GPU"
         chosen = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
         assert len(chosen) == torch.cuda.device_count() == 2 and chosen[0] != chosen[1]
-        assert all(one.startswith("GPU-") for one in chosen)
+        assert chosen == ["0", "1"]
         os.environ["CUDA_VISIBLE_DEVICES"] = "0,1,2"
         assert torch.cuda.device_count() == 3
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
@@ -941,8 +947,9 @@ def test_the_choice_of_gpus_is_that_of_the_job(job: Path) -> None:
         """
     assert report(job, written(job, loop(text)), gpus=2).steps == 2
     number = written(job, loop("int(os.environ['CUDA_VISIBLE_DEVICES'])".join(["import os\n", ""])))
-    answer = looked(job, number)
-    assert isinstance(answer, Refusal) and "'GPU-0000" in answer.crash, "it would be so in a job"
+    assert isinstance(looked(job, number), Report), "a job has an index, too"
+    answer = looked(job, number, mps=True)
+    assert isinstance(answer, Refusal) and "'GPU-0000" in answer.crash, "there it has a UUID"
     env = ("env", "CUDA_VISIBLE_DEVICES=3", sys.executable, number)
     assert "CUDA" not in str(looked(job, argv=env)) and "GPU-" not in str(looked(job, argv=env))
 
@@ -1140,3 +1147,161 @@ def test_weight_decay_takes_a_copy_of_the_gradients(job: Path) -> None:
     argv = ("timm:resnet18", "--batch-size", "2", "--img-size", "64")
     with_decay, without = (report(job, argv=(*argv, f"--weight-decay={w}")) for w in (2e-5, 0))
     assert with_decay.floor - without.floor >= 4 * 11_000_000
+
+
+RIGHT = {
+    "a compiled module": """
+        model = torch.compile(model)
+        torch.nn.init.orthogonal_(model._orig_mod[0].weight)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(64, 1024, device="cuda")).mean().backward()
+            optimizer.step()
+        assert list(model.state_dict())[0] == "_orig_mod.0.weight" and len(model) == 3
+        model.name = "mine"
+        assert model._orig_mod.name == "mine"
+    """,
+    "a scripted module": """
+        model = torch.jit.script(model)
+        step(), step()
+        model.save("model.pt")
+    """,
+    "a tensor's subclass": """
+        class Noise(torch.Tensor):
+            def to(self, *args, **kwargs):
+                new = Noise(self)
+                new.data = super().to(*args, **kwargs)
+                return new
+
+        noise = Noise(torch.randn(64, 1024))
+        assert type(noise * 2) is Noise and type(noise.as_subclass(torch.Tensor)) is torch.Tensor
+        noise = noise.to("cuda")
+        for _ in range(2):
+            model(noise.normal_()).mean().backward()
+            optimizer.step()
+    """,
+    "labels of uint8": """
+        labels = torch.randint(0, 10, (64,), dtype=torch.uint8).cuda()
+        for _ in range(2):
+            out = model(torch.randn(64, 1024, device="cuda"))
+            torch.nn.functional.cross_entropy(out, labels).backward()
+            optimizer.step()
+    """,
+    "a data set of whole batches": """
+        class Rows(torch.utils.data.Dataset):
+            def __len__(self): return 640
+            def __getitems__(self, indices): return torch.randn(len(indices), 1024)
+
+        for rows in torch.utils.data.DataLoader(Rows(), 64, collate_fn=lambda rows: rows):
+            model(rows.cuda()).mean().backward()
+            optimizer.step()
+    """,
+    "NCCL's version": """
+        assert torch.cuda.nccl.version() >= (2, 10)
+        step(), step()
+    """,
+    "a function in processes": """
+        import torch.multiprocessing as mp
+        mp.start_processes(lambda rank: (step(), step()), nprocs=2, start_method="spawn")
+    """,
+    "a mask on the CPU that selects where to write": """
+        rows = torch.zeros(96, dtype=torch.bool)
+        rows[:64] = True
+        for _ in range(2):
+            wide = torch.zeros(96, 1024, device="cuda")
+            wide[rows] = model(torch.randn(64, 1024, device="cuda"))
+            assert torch.masked_select(wide, rows[:, None]).shape == (64 * 1024,)
+            wide.square().mean().backward()
+            optimizer.step()
+    """,
+    "a mask of random places": """
+        left = torch.randint(0, 256, (32, 1), device="cuda")
+        columns = torch.arange(1280, device="cuda")
+        mask = (columns >= left) & (columns < left + 1024)
+        for _ in range(2):
+            wide = torch.randn(32, 1280, device="cuda")
+            model(torch.masked_select(wide, mask).view(32, 1024)).mean().backward()
+            optimizer.step()
+    """,
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_pytorch_does_is_no_mistake(name: str, job: Path) -> None:
+    seen = report(job, written(job, loop(RIGHT[name])))
+    assert seen.steps == 2 and seen.rest is not None and not seen.rest.crash, seen
+
+
+def test_attention_with_functions_is_traced_by_its_own_rule(job: Path) -> None:
+    pytest.importorskip("torch.nn.attention.flex_attention")
+    text = """
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 64, 64, device="cuda")
+        for _ in range(2):
+            x = model(torch.randn(64, 1024, device="cuda")).view(1, 16, 64, 64)
+            flex_attention(x, x, x, block_mask=mask).mean().backward()
+            optimizer.step()
+        """
+    seen = report(job, written(job, loop(text)))
+    assert seen.steps == 2
+    assert "flex_attention is taken to be one kernel, as torch.compile makes it" in seen.notes
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "try:\n    open('train.pt')\nexcept OSError:\n    logging.exception('failed')",
+            "FileNotFoundError: [Errno 2] No such file or directory: 'train.pt'",
+        ),
+        ("try: 1 / 0\nexcept Exception as error: print('failed:', error)", "ZeroDivisionError"),
+        ("try: 1 / 0\nexcept Exception: traceback.print_exc()", "ZeroDivisionError"),
+        ("try: 1 / 0\nexcept Exception as e: logging.error(f'failed: {e}')", "ZeroDivisionError"),
+    ],
+)
+def test_an_error_that_is_only_logged_leaves_no_estimate(text: str, why: str, job: Path) -> None:
+    script = written(job, loop(f"import logging, traceback\n{text}"))
+    told = refusal(job, script)
+    assert f"{script}:" in told and why in told
+    assert " before an optimizer step; what follows is unknown: " in told
+    assert told.startswith("an error was logged at ")
+
+
+def test_a_question_to_the_network_that_nobody_logs_leaves_no_estimate(job: Path) -> None:
+    text = """
+        import urllib.request
+        try:
+            urllib.request.urlopen("http://data.invalid/train.bin")
+        except OSError:
+            pass
+        """
+    told = refusal(job, written(job, loop(text)))
+    assert told.startswith("the network was asked at ") and ":14 before an optimizer step" in told
+
+
+def test_a_script_that_trains_after_an_error_is_estimated(job: Path) -> None:
+    text = "try: import no_such_x\nexcept ImportError as error: print(error)\nstep(), step()"
+    assert report(job, written(job, loop(text))).steps == 2
+    text = text.replace("step(), step()", "model(torch.randn(8, 1024).cuda())")
+    notes = report(job, written(job, loop(text))).notes
+    assert notes[0].startswith("an error was logged at ") and "'no_such_x'" in notes[0]
+    assert notes[1].startswith("it ended by itself without an optimizer step or a backward pass")
+
+
+def test_training_in_a_process_of_its_own_is_told(job: Path) -> None:
+    text = "import multiprocessing as mp\np = mp.Process(target=print)\np.start()\np.join()"
+    told = refusal(job, written(job, f"import torch\n{text}"))
+    assert told.startswith("it put nothing on a GPU itself, and the process that it starts at ")
+    assert ":4 is not traced" in told
+
+
+def test_a_script_of_another_framework_is_told_early(job: Path) -> None:
+    jax = job.parent / "jax"
+    jax.mkdir()
+    (jax / "__init__.py").write_text("")
+    endless = "import jax, sys\nwhile True: sum(range(1000))"
+    assert refusal(job, written(job, endless)).startswith("it uses JAX, and only PyTorch is traced")
+    both = f"import torch\n{endless}"
+    soon = Estimation(within_s=3.0)
+    assert "no optimizer step" in refusal(job, written(job, both), estimation=soon)

@@ -249,6 +249,65 @@ def test_a_module_of_the_scripts_own_is_preferred_as_ever(tracers: Tracers, tmp_
             assert looked(server, one)[1] == says, server
 
 
+def test_what_a_module_makes_without_an_import_comes_with_it(
+    tracers: Tracers, tmp_path: Path
+) -> None:
+    """As pyexpat, in C, makes `pyexpat.model`."""
+    makes = """
+        import sys, types
+        part = types.ModuleType("makes_one.part")
+        sys.modules["makes_one.part"] = part
+    """
+    place = packages(
+        tmp_path,
+        makes_one=makes,
+        uses_it="import makes_one",
+        takes_all="from makes_one import *\npart.told = 3",
+    )
+    for name in ("uses_it", "takes_all", "uses_it", "takes_all"):
+        text = f"import {name}\nraise ValueError('mine')"
+        (_, crash, _), _ = looked(tracers, spec(tmp_path, "-c", text, PYTHONPATH=place))
+        assert crash == "at <string>:2: ValueError: mine"
+    assert len(tracers._idle) == 1
+
+
+def test_what_a_library_changes_in_others_comes_and_goes_with_it(
+    tracers: Tracers, tmp_path: Path
+) -> None:
+    changes = """
+        import functools, json, logging, warnings
+        warnings.simplefilter("error")
+        logging.Logger.shout = functools.lru_cache(None)(lambda self: None)
+        real = json.dumps
+        json.dumps = lambda *args, **kwargs: real(*args, **kwargs) + "!"
+    """
+    place = packages(tmp_path, changes_others=changes)
+    state = """
+        import json, logging, warnings
+        print(hasattr(logging.Logger, "shout"), json.dumps(3), warnings.filters[0][0] == "error")
+    """
+    script = write(tmp_path, state)
+    with_it = write(tmp_path, f"import changes_others{textwrap.dedent(state)}", "with_it.py")
+    for _ in range(2):
+        assert looked(tracers, spec(tmp_path, script, PYTHONPATH=place))[1] == "False 3 False\n"
+        told = looked(tracers, spec(tmp_path, with_it, PYTHONPATH=place))[1]
+        assert told.startswith("True 3! ")
+    assert len(tracers._idle) == 1
+
+
+def test_what_is_noted_of_a_librarys_import_is_noted_of_no_other_script(
+    tracers: Tracers, tmp_path: Path
+) -> None:
+    place = packages(tmp_path, decorates="import torch\n@torch.jit.script\ndef f(x: int): return x")
+    train = write(tmp_path, TRAIN)
+    with_it = write(tmp_path, f"import decorates{textwrap.dedent(TRAIN)}", "with_it.py")
+    for _ in range(2):
+        for script in (train, with_it):
+            found, _ = looked(tracers, spec(tmp_path, script, PYTHONPATH=place))
+            assert isinstance(found, Report) and found.notes == ()
+    assert len(tracers._idle) == 1
+
+
 def test_a_changed_package_is_loaded_anew(tracers: Tracers, tmp_path: Path) -> None:
     place = packages(tmp_path, changes="told = 1")
     one = spec(tmp_path, "-c", "import changes; print(changes.told)", PYTHONPATH=place)
@@ -349,6 +408,9 @@ def test_a_python_without_torch_is_told_as_ever(tracers: Tracers, tmp_path: Path
     one = spec(tmp_path, write(tmp_path, TRAIN), PYTHONPATH=hides)
     assert looked(tracers, one) == looked(None, one)
     assert not tracers._idle
+    one = spec(tmp_path, write(tmp_path, "from jax import numpy"), PYTHONPATH=hides)
+    (why, crash, _), _ = looked(tracers, one)
+    assert why.startswith("it uses JAX, and only PyTorch is traced: give --gpu-mem") and not crash
 
 
 def test_nothing_is_left_in_the_shared_memory_for_the_next_script(

@@ -182,9 +182,8 @@ def test_the_folder_is_put_before_the_jobs_own_path() -> None:
 
 def test_a_job_that_a_watched_one_submits_is_not_watched() -> None:
     env = job_environment(WATCHED, WATCHED.gpus)
-    assert not scrub(env)["PYTHONPATH"]
+    assert "PYTHONPATH" not in scrub(env)
     assert scrub(env | {"PYTHONPATH": f"{HOOKS}{os.pathsep}/mine"})["PYTHONPATH"] == "/mine"
-    assert "PYTHONPATH" not in scrub({"PATH": "/bin"})
 
 
 # What a profile of a GPU job looks like, made up: no GPU is at hand here.

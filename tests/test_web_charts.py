@@ -1,9 +1,10 @@
-"""The charts: whose colour is which, and where what is drawn ends, in a real browser."""
+"""The charts: whose colour is which, what their axes say, and where what is drawn ends."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import datetime
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ import pytest
 from tests.daemon import NO_KERNELS, ROOT, Carmad, running, train
 from tests.waiting import until
 from tests.web import Web, browsing, needs_browser, serving
+from web.charts import HOURS
+from web.hues import COUNT
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -39,7 +42,8 @@ SIGHTS: dict[str, Matrix] = {
         (0.004733, 0.691367, 0.303900),
     ),
 }
-APART = 12.0  # CIE76; 2.3 is just noticeable
+JUST_NOTICEABLE = 2.3  # CIE76
+APART = 12.0
 LEGIBLE = 4.5  # contrast of a name on its area (WCAG)
 
 
@@ -92,7 +96,7 @@ def test_colours_can_be_told_apart_also_by_the_colour_blind(theme: str) -> None:
 
 @pytest.fixture(scope="module")
 def carmad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Carmad]:
-    with running(tmp_path_factory.mktemp("charts"), gpus="2xA100-40GB", **NO_KERNELS) as carmad:
+    with running(tmp_path_factory.mktemp("charts"), gpus="1xA100-40GB", **NO_KERNELS) as carmad:
         yield carmad
 
 
@@ -104,84 +108,147 @@ def web(carmad: Carmad) -> Iterator[Web]:
 
 @pytest.fixture(scope="module")
 def jobs(carmad: Carmad) -> dict[str, int]:
-    """One after the other on the same GPU, and one that runs on."""
-    made = {"stays": carmad.submit(*train(memory_mib=9000, seconds=900), memory_mib=30_000)}
-    for name in ("first", "second"):
+    """On one GPU: one that stays, and beside it two others, one after the other; the ids of all are
+    seven apart."""
+    made = {}
+    for name, mib, seconds in (("stays", 10_000, 900), ("first", 25_000, 2), ("second", 25_000, 2)):
         made[name] = carmad.submit(
-            *train(memory_mib=9000, seconds=2), name=name, memory_mib=30_000, gpus=1
+            *train(memory_mib=9000, seconds=seconds), name=name, memory_mib=mib, gpus=1
         )
+        for _ in range(6):
+            carmad.sh("true", gpus=0, cpus=1, held=True)
     for name in ("first", "second"):
         carmad.ended(made[name])
+    assert {id % 7 for id in made.values()} == {made["stays"] % 7}
+
+    def named() -> set[int]:
+        return {one["id"] for gpu in carmad.get("/v1/timeline")["gpus"] for one in gpu["jobs"]}
+
+    until(named, "all jobs in the record", wanted=lambda found: found >= set(made.values()))
     return made
 
 
 def drawn(page: Page, figure: str) -> Any:
-    """The series and marks of a chart, and where each stretch of a series begins and ends."""
+    """What a chart shows, and the labels of its axes."""
     page.locator(f"{figure} canvas").wait_for()
     return page.evaluate(
         """(selector) => {
-          const chart = [...charts].find(([figure]) => figure.matches(selector))[1];
-          const u = chart.plot;
-          const box = { left: 0, top: 0, width: u.bbox.width, height: u.bbox.height };
-          const time = (x) => u.posToVal(x, "x");
-          return {
-            series: chart.data.series.map((one) =>
-              ({ ...one, hue: chart.colour(one), of: hueOf(one) })),
-            limits: chart.data.limits, marks: chart.data.marks, until: chart.data.until,
-            last: u.data[0].at(-1),
-            spans: [...chart.spans(u, box)].map(({ one, points }) =>
-              ({ job: one.job, from: time(points[0][0]), to: time(points.at(-1)[0]) })),
-          };
+          const { data, plot } = [...charts].find(([figure]) => figure.matches(selector))[1];
+          const { min, max } = plot.scales.x;
+          return { ...data, axis: [min, max], labels: plot.axes.map((one) => one._values) };
         }""",
         figure,
     )
 
 
 @needs_browser
-def test_a_colour_is_a_jobs_for_good(carmad: Carmad, web: Web, jobs: dict[str, int]) -> None:
-    def named() -> set[int]:
-        return {one["id"] for gpu in carmad.get("/v1/timeline")["gpus"] for one in gpu["jobs"]}
-
-    until(named, "all jobs in the record", wanted=lambda found: found >= set(jobs.values()))
-    for path in ("/?hours=1", "/?hours=24"):
-        with browsing(web, path) as page:
-            for figure in ("#memory-0", "#memory-1"):
-                for one in drawn(page, figure)["series"]:
-                    if one.get("job") is not None:
-                        assert one["of"] == f"--hue-{one['job'] % 7}"
-                    assert one.get("quiet") or "hatched" not in one
-    with browsing(web, f"/jobs/{jobs['first']}") as page:
-        own = drawn(page, "#chart-memory")["series"][0]
-        assert own["hue"] == f"--hue-{jobs['first'] % 7}"
-        assert page.locator("#beside a").count() == 0  # the other one came when it had gone
-        assert "never" in page.locator("#past").inner_text()
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_no_two_colours_look_alike(web: Web, jobs: dict[str, int], dark: bool) -> None:
+    with browsing(web, "/gpus/0", dark=dark) as page:
+        page.locator("#memory canvas").wait_for()
+        shown = page.evaluate(
+            """(count) => [...Array(count).keys()].map((hue) => {
+              const to = document.createElement("canvas").getContext("2d");
+              to.fillStyle = painted(`var(--hue-${hue})`);
+              to.fillRect(0, 0, 1, 1);
+              return [...to.getImageData(0, 0, 1, 1).data].slice(0, 3);
+            })""",
+            COUNT,
+        )
+    seen = [lab(linear("#" + bytes(colour).hex())) for colour in shown]
+    apart = {
+        (at, to): sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) ** 0.5
+        for (at, one), (to, other) in combinations(enumerate(seen), 2)
+    }
+    assert min(apart.values()) > 2 * JUST_NOTICEABLE, min(apart.items(), key=lambda each: each[1])
 
 
 @needs_browser
-def test_nothing_is_drawn_after_a_jobs_end(carmad: Carmad, web: Web, jobs: dict[str, int]) -> None:
-    for path in ("/?hours=1", "/?hours=24"):
+def test_jobs_on_a_gpu_never_have_the_same_colour(web: Web, jobs: dict[str, int]) -> None:
+    colours = set()
+    for path in ("/gpus/0?hours=1", "/gpus/0?hours=24"):
         with browsing(web, path) as page:
-            for figure in ("#memory-0", "#memory-1"):
+            found = drawn(page, "#memory")["series"]
+            its = [one for one in found if one["name"][0].isdigit()]
+            assert len(its) == len({one["colour"] for one in its}) == 3
+            colours |= {(one["name"].split()[0], one["colour"]) for one in its}
+            key = page.locator("#now .who .key rect").get_attribute("fill")
+            assert (str(jobs["stays"]), key) in colours
+    assert len(colours) == 3
+    with browsing(web) as page:
+        assert page.locator("#gpu-0 .who .key rect").get_attribute("fill") == key
+    with browsing(web, f"/jobs/{jobs['first']}") as page:
+        own = next(one for one in drawn(page, "#chart-memory")["series"] if one["kind"] == "area")
+        assert (str(jobs["first"]), own["colour"]) in colours
+        assert page.locator("#beside a").count() == 1  # the third one came when it had gone
+
+
+@needs_browser
+def test_the_axis_shows_the_hours_that_were_chosen(web: Web, jobs: dict[str, int]) -> None:
+    for hours, bin_s in HOURS.items():
+        with browsing(web, f"/gpus/0?hours={hours}") as page:
+            for figure in ("#memory", "#load"):
                 found = drawn(page, figure)
-                assert found["last"] <= found["until"] + 0.01
-                for span in found["spans"]:
-                    its = [mark for mark in found["marks"] if mark["job"] == span["job"]]
-                    ends = [mark["at"] for mark in its if mark["kind"] == "succeeded"]
-                    assert all(span["to"] <= end + 0.5 for end in ends)
-    ended_at = carmad.job(jobs["second"])["ended_at"]
+                shown_s = found["axis"][1] - found["axis"][0]
+                assert 0 <= shown_s - hours * 3600 <= 2 * bin_s
+                for labels in found["labels"]:
+                    assert len(labels) == len(set(labels)) > 1
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("unit", "least", "most"),
+    [
+        ("", 0.69311, 0.69319),
+        ("", -3.0, 2.0),
+        ("", 0.0, 4e6),
+        ("MiB", 0.0, 1500.0),
+        ("MiB", 0, 81920),
+    ],
+)
+def test_no_two_ticks_have_the_same_label(web: Web, unit: str, least: float, most: float) -> None:
+    with browsing(web, "/gpus/0") as page:
+        page.locator("#memory canvas").wait_for()
+        labels = page.evaluate(
+            """([unit, least, most]) => {
+              const figure = document.createElement("figure");
+              figure.className = "chart";
+              document.querySelector("main").append(figure);
+              const chart = new Chart(figure);
+              const line = { name: "loss", kind: "points", colour: "red", values: [least, most] };
+              chart.take({ title: "", unit, times: [0, 0.4], series: [line] });
+              const labels = () => chart.plot.axes.map((axis) => axis._values);
+              return new Promise((then) => setTimeout(() => then(labels())));
+            }""",
+            [unit, least, most],
+        )
+    for each in labels:
+        assert len(each) == len(set(each)) > 1
+
+
+@needs_browser
+def test_an_area_ends_in_the_bin_in_which_its_job_did(
+    carmad: Carmad, web: Web, jobs: dict[str, int]
+) -> None:
+    for hours, bin_s in HOURS.items():
+        with browsing(web, f"/gpus/0?hours={hours}") as page:
+            found = drawn(page, "#memory")
+            for name in ("first", "second"):
+                job = carmad.job(jobs[name])
+                (one,) = [one for one in found["series"] if one["name"].endswith(f" {name}")]
+                bins = one["values"][:-1]  # after the last one comes where it ends
+                known = [at for at, value in enumerate(bins) if value is not None]
+                ended = datetime.fromisoformat(job["ended_at"]).timestamp()
+                assert found["times"][known[-1]] <= ended <= found["times"][known[-1]] + bin_s
     with browsing(web, f"/jobs/{jobs['second']}") as page:
-        found = drawn(page, "#chart-memory")
-        assert page.evaluate("(at) => Date.parse(at) / 1000", ended_at) >= found["last"] - 0.01
+        assert drawn(page, "#chart-memory")["times"][-1] <= ended + 1
 
 
 @needs_browser
 def test_what_is_promised_is_what_was_declared(web: Web, jobs: dict[str, int]) -> None:
     with browsing(web, f"/jobs/{jobs['first']}") as page:
-        found = drawn(page, "#chart-memory")
-        assert found["limits"] == [{"name": "promised 29.3G, as declared", "value": 30_000}]
-        assert "promised" not in " ".join(one["name"] for one in found["series"])
-    with browsing(web, "/?hours=24") as page:  # wide bins, of which jobs fill a part
-        for figure in ("#memory-0", "#memory-1"):
-            promised = drawn(page, figure)["series"][-1]
-            assert promised["name"] == "promised"
-            assert set(promised["values"]) <= {None, 0, 30_000}
+        found = {one["name"]: one for one in drawn(page, "#chart-memory")["series"]}
+        assert set(found["promised 24.4G, as declared"]["values"]) == {25_000}
+    with browsing(web, "/gpus/0?hours=24") as page:  # wide bins, of which jobs fill a part
+        found = {one["name"]: one for one in drawn(page, "#memory")["series"]}
+        assert set(found["promised"]["values"]) <= {None, 0, 10_000, 25_000, 35_000}

@@ -105,7 +105,7 @@ def test_what_can_be_done_follows_the_state(tmp_path: Path) -> None:
         one = daemon.call("POST", "/v1/jobs", body)[1]["id"]
         assert able(daemon, one) == (
             {"cancel"},
-            {"time_limit_s", "requeue", "requeue_ok", "idle_ok"},
+            {"time_limit_s", "requeue", "retry_on", "requeue_ok", "comment", "idle_ok"},
         )
         held = daemon.call("POST", "/v1/jobs", {**body, "held": True})[1]["id"]
         actions, changes = able(daemon, held)

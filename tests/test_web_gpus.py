@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.error
 from collections.abc import Iterator
 
 import pytest
@@ -58,13 +59,14 @@ def crowd(carmad: Carmad) -> dict[str, int]:
 def test_a_thousand_jobs_and_a_hostile_name(
     web: Web, crowd: dict[str, int], name: str, size: tuple[int, int], dark: bool
 ) -> None:
-    with browsing(web, "/?hours=1", size, dark) as page:
+    with browsing(web, "/", size, dark) as page:
         row = page.locator(f"#job-{crowd['hostile']} .name")
         assert row.inner_text().startswith(SHOWN)
         assert row.bounding_box()["width"] < size[0] / 2 + 60  # type: ignore[index]
         assert "1,000 jobs: 8 on GPUs" in page.locator("#jobs").inner_text()
         assert not page.locator("main img, main script").count()
-        page.locator("#memory-0 canvas").wait_for()
+        if size != PHONE:  # whose cards are too small for it
+            page.locator("#spark-0 canvas").wait_for()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         accessible(page)
         picture(page, f"thousand-jobs-{name}")
@@ -91,36 +93,52 @@ def test_all_jobs_are_a_page_at_a_time_and_arrays_a_row(web: Web, crowd: dict[st
     assert "2 jobs found" not in found
 
 
+@pytest.mark.parametrize(("size", "rows"), [(DESKTOP, 5), ((390, 844), 0)])
+def test_jobs_begin_on_the_first_screen(
+    web: Web, crowd: dict[str, int], size: tuple[int, int], rows: int
+) -> None:
+    with browsing(web, "/", size) as page:
+        heading = page.locator("#line").bounding_box()
+        assert heading and heading["y"] + heading["height"] < size[1]
+        shown = page.locator("#jobs tbody tr").evaluate_all(
+            "(its) => its.filter((row) => row.getBoundingClientRect().bottom < innerHeight).length"
+        )
+        assert shown >= rows
+
+
+def test_a_card_leads_to_a_page_of_its_gpu(web: Web, crowd: dict[str, int]) -> None:
+    with browsing(web) as page:
+        page.get_by_role("link", name="GPU 3").click()
+        page.locator("h1", has_text="GPU 3").wait_for()
+        page.get_by_role("link", name="24 h").click()
+        page.locator('[aria-current="true"]', has_text="24 h").wait_for()
+        page.locator("#memory canvas").wait_for()
+        page.locator("#load canvas").wait_for()
+        accessible(page)
+        picture(page, "gpu")
+    with browsing(web, "/gpus/3", PHONE, dark=True) as page:
+        page.locator("#load canvas").wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        accessible(page)
+        picture(page, "gpu-phone")
+    for path in ("/gpus/8", "/gpus/8/timeline.json", "/gpus/" + "9" * 30, "/gpus/-1"):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            web.get(path)
+        assert caught.value.code == 404
+
+
 def test_charts_are_read_out_by_the_keyboard(web: Web, crowd: dict[str, int]) -> None:
-    with browsing(web, "/?hours=1") as page:
-        page.locator("#memory-0 canvas").wait_for()
-        plot = page.locator("#memory-0 .plot")
+    with browsing(web, "/gpus/0?hours=1") as page:
+        page.locator("#memory canvas").wait_for()
+        plot = page.locator("#memory .plot")
         assert "Memory of GPU 0 in the last 1 h" in (plot.get_attribute("aria-label") or "")
+        legend = page.locator("#memory [role=status]")
 
         def said(key: str = "End") -> str:
             plot.press(key)
-            return page.locator("#memory-0 .said").inner_text()
+            return legend.inner_text()
 
+        assert "promised" in legend.inner_text() and "29.3G" not in legend.inner_text()
         plot.focus()
-        last = until(said, "values", wanted=lambda text: "promised: " in text)
+        last = until(said, "values", wanted=lambda text: "29.3G" in text)
         assert said("ArrowLeft") != last
-        assert page.locator("#memory-0 .read").is_visible()
-        assert page.locator("#memory-0 .marks").inner_text().split()[-2:] == ["promised", "start"]
-
-
-def test_what_is_new_is_added_to_what_is_known(web: Web) -> None:
-    with browsing(web) as page:
-        until(lambda: page.evaluate("typeof merged") == "function", "what draws charts")
-        added = page.evaluate(
-            """() => {
-              const line = (name, values) => ({ name, values, kind: "area", stack: true });
-              const old = { times: [10, 20, 30], series: [line("a", [1, 2, 3])],
-                            marks: [{ at: 12, kind: "oom" }, { at: 31, kind: "oom" }] };
-              const fresh = { span_s: 25, times: [30, 40], marks: [{ at: 35, kind: "oom" }],
-                              series: [line("a", [4, null]), line("b", [null, 5])] };
-              return merged(old, fresh);
-            }"""
-        )
-    assert added["times"] == [20, 30, 40]
-    assert [one["values"] for one in added["series"]] == [[2, 4, None], [None, None, 5]]
-    assert [mark["at"] for mark in added["marks"]] == [35]

@@ -15,7 +15,8 @@ from tests.web import PHONE, Web, accessible, browsing, needs_browser, picture, 
 pytestmark = needs_browser
 
 HOST = {"gpus": 0, "cpus": 1}  # jobs that need none
-COUNT = 60  # of a page and some more
+COUNT = 60  # rows: of a page and some more
+ALIKE = 30  # jobs of a row
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,10 @@ def await_ends(carmad: Carmad, count: int) -> None:
     until(ended, "jobs to end", wanted=lambda found: found >= count, within_s=300)
 
 
+def array(count: int) -> dict[str, object]:
+    return {"indices": list(range(count)), "limit": None}
+
+
 def tasks(carmad: Carmad, label: str) -> list[dict[str, object]]:
     found: list[dict[str, object]] = carmad.get(f"/v1/jobs?select={label}")["jobs"]
     return found
@@ -44,13 +49,13 @@ def tasks(carmad: Carmad, label: str) -> list[dict[str, object]]:
 
 @pytest.fixture(scope="module")
 def past(carmad: Carmad) -> dict[str, int]:
-    """A page of jobs that have ended, and some more."""
-    array = {"indices": list(range(COUNT)), "limit": None}
-    crowd = carmad.sh("true", name="crowd", array=array, **HOST)
+    """A page of jobs that have ended, each differently, and some more; and an array."""
+    crowd = carmad.sh("exit $CARMA_ARRAY_TASK_ID", name="crowd", array=array(COUNT), **HOST)
     failed = carmad.sh("echo needle in a haystack; exit 3", name="Größter Fehler", **HOST)
     carmad.ended(failed)
-    await_ends(carmad, COUNT + 1)
-    return {"crowd": crowd, "failed": failed}
+    alike = carmad.sh("true", name="alike", array=array(ALIKE), **HOST)
+    await_ends(carmad, COUNT + ALIKE + 1)
+    return {"alike": alike, "crowd": crowd, "failed": failed}
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +78,7 @@ def test_it_is_searched_sorted_and_paged(web: Web, past: dict[str, int]) -> None
     with browsing(web, "/history") as page:
         rows = page.locator("#found tbody tr")
         assert rows.count() == 50
-        assert f"{COUNT + 1} jobs, 1–50" in page.locator("#found").inner_text()
+        assert f"{COUNT + ALIKE + 1} jobs; rows 1–50" in page.locator("#found").inner_text()
         accessible(page)
         picture(page, "history")
         page.get_by_role("link", name="Next jobs").click()
@@ -84,7 +89,7 @@ def test_it_is_searched_sorted_and_paged(web: Web, past: dict[str, int]) -> None
         assert "Größter" in rows.first.inner_text()
         page.get_by_role("link", name="Name", exact=True).click()
         page.locator('th[aria-sort="ascending"]', has_text="Name").wait_for()
-        assert "crowd" in rows.first.inner_text()
+        assert "alike" in rows.first.inner_text()
         page.keyboard.press("/")
         page.keyboard.type("größter exit")  # a word of its name, and one of its command
         until(rows.count, "what is looked for", wanted=lambda count: count == 1)
@@ -96,12 +101,23 @@ def test_it_is_searched_sorted_and_paged(web: Web, past: dict[str, int]) -> None
         page.locator("h1", has_text="Größter Fehler").wait_for()
 
 
+def test_tasks_of_an_array_that_ended_alike_are_a_row(web: Web, past: dict[str, int]) -> None:
+    recently = web.get("/?part=ended")
+    assert recently.count('<tr id="ended-') == 10 and f"×{ALIKE}" in recently
+    with browsing(web, "/history?q=alike") as page:
+        rows = page.locator("#found tbody tr")
+        assert rows.count() == 1 and f"×{ALIKE}" in rows.inner_text()
+        assert f"{ALIKE} jobs" in page.locator("#found").inner_text()
+        page.get_by_role("link", name=f"{past['alike']}_[0-{ALIKE - 1}]").click()
+        page.locator("h1", has_text=f"Array {past['alike']}").wait_for()
+
+
 def test_a_period_and_an_odd_question(web: Web, past: dict[str, int]) -> None:
     assert "No such jobs" in web.get("/history?until=2001-01-01")
-    assert f"{COUNT + 1} jobs" in web.get("/history?since=2001-01-01&user=")
+    assert f"{COUNT + ALIKE + 1} jobs" in web.get("/history?since=2001-01-01&user=")
     assert "&#39;x&lt;&#39; is no day" in web.get("/history?since=x%3C")
     assert "No such jobs" in web.get("/history?from=99999")
-    assert "1–50" in web.get("/history?from=x&sort=nothing&state=nonsense")
+    assert "rows 1–50" in web.get("/history?from=x&sort=nothing&state=nonsense")
 
 
 def test_the_history_on_a_phone(web: Web, past: dict[str, int]) -> None:
@@ -146,7 +162,7 @@ def test_a_metric_is_a_curve(carmad: Carmad, web: Web, sweep: str) -> None:
         page.locator("#chart-metric-acc canvas").wait_for()
         plot.focus()
         plot.press("End")
-        said = page.locator("#chart-metric-acc .said")
+        said = page.locator("#chart-metric-acc [role=status]")
         until(said.inner_text, "the last value", wanted=lambda text: "0.25" in text)
         picture(page, "metric")
 

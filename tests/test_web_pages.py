@@ -36,7 +36,7 @@ def test_a_job_appears_on_the_open_page(carmad: Carmad, web: Web) -> None:
     for name, size, dark in (("dark", DESKTOP, True), ("phone", PHONE, False)):
         with browsing(web, "/", size, dark) as page:
             assert page.locator("header nav [aria-current]").inner_text() == "GPUs"
-            page.locator("#memory-0 canvas").wait_for()
+            page.locator("#gpu-0" if size == PHONE else "#spark-0 canvas").wait_for()
             picture(page, f"one-job-{name}")
     carmad.cancel(job)
 

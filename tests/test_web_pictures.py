@@ -10,7 +10,7 @@ import pytest
 
 from tests.daemon import ROOT, Carmad, running
 from tests.waiting import until
-from tests.web import PHONE, Web, browsing, needs_browser, picture, serving
+from tests.web import DESKTOP, Web, browsing, needs_browser, picture, serving
 
 pytestmark = [
     needs_browser,
@@ -18,18 +18,25 @@ pytestmark = [
 ]
 LONG_S = 900
 WALL = (1920, 1080)
-TALL = (1280, 1640)  # three GPUs, and the jobs on them
+PHONE = (390, 844)
 TRAIN = ("python3", "train.py")
 SCRIPT = f"""
 import runpy
 runpy.run_path({str(ROOT / "examples/emulated_train.py")!r}, run_name="__main__")
+"""
+# As if one had dragged over the minutes in which the daemon has run.
+ZOOM_JS = """
+for (const { data, plot } of charts.values()) {
+  const begin = data.series[0].values.findIndex((value) => value !== null);
+  plot.setScale("x", { min: data.times[begin] - 20, max: data.times.at(-1) });
+}
 """
 SETTINGS = {"CARMA_MONITOR__WINDOW_S": "4"}
 
 
 @pytest.fixture(scope="module")
 def carmad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Carmad]:
-    with running(tmp_path_factory.mktemp("web"), **SETTINGS) as carmad:
+    with running(tmp_path_factory.mktemp("web"), "8xA100-40GB", **SETTINGS) as carmad:
         yield carmad
 
 
@@ -55,11 +62,16 @@ def submit(
 def lab(carmad: Carmad) -> int:
     """A morning in a lab. Returns a job that shares its GPU."""
     Path(carmad.work, "train.py").write_text(SCRIPT)
-    first = submit(carmad, "vit-base lr=3e-4", 14, "--time", "8h")
+    first = submit(carmad, "vit-base lr=3e-4", 14, "--time", "8h", "--on", "0")
     carmad.await_state(first, "running")
-    submit(carmad, "bert-large squad", 18, load=0.5)
-    submit(carmad, "gpt2-medium", 30, seconds=60, load=0.9)
-    submit(carmad, "resnet50 cutmix", 10, "--time", "2h")
+    submit(carmad, "bert-large squad", 18, "--on", "1", load=0.5)
+    submit(carmad, "gpt2-medium", 30, "--on", "2", seconds=60, load=0.9)
+    submit(carmad, "resnet50 cutmix", 10, "--time", "2h", "--on", "0")
+    submit(carmad, "whisper distil", 8, "--on", "0", load=0.1)
+    submit(carmad, "mixtral-eval", 36, "--gpus", "2", "--on", "3,4", load=0.7)
+    submit(carmad, "segment cells", 16, "--on", "5", load=0.4)
+    submit(carmad, "segment nuclei", 12, "--on", "5", load=0.3)
+    submit(carmad, "wav2vec2 ctc", 20, "--on", "6", load=0.6)
     submit(carmad, "seed-sweep", 12, "--array", "0-3%2", seconds=30)
     leak = [*TRAIN, "--model", "unet-3d", "--grow", "9000", "--seconds", "20"]
     carmad.carma("submit", "-J", "unet-3d leak", "--gpu-mem", "5G", "--", *leak)
@@ -67,7 +79,7 @@ def lab(carmad: Carmad) -> int:
         "submit", "-J", "quick-eval", "--gpu-mem", "3G", "--", "python3", "-c", "import wandb"
     )
     until(lambda: len(carmad.get("/v1/history")["jobs"]) > 4, "some to end", within_s=400)
-    submit(carmad, "llama-lora", 38, "--gpus", "2", "--exclusive", "--time", "8h")
+    submit(carmad, "llama-lora", 38, "--gpus", "4", "--exclusive", "--time", "8h")
     submit(carmad, "diffusion ablation", 36)
     submit(carmad, "clip-finetune", 24, "--hold")
     carmad.carma("reserve", "--on", "0,1", "--from", "now+30h", "--for", "20h")
@@ -78,14 +90,21 @@ def lab(carmad: Carmad) -> int:
 
 @pytest.mark.parametrize(
     ("name", "size", "dark"),
-    [("web", TALL, False), ("web-dark", TALL, True), ("web-phone", PHONE, False)],
+    [("web", DESKTOP, False), ("web-dark", DESKTOP, True), ("web-phone", PHONE, False)],
 )
 def test_gpus_and_jobs(web: Web, lab: int, name: str, size: tuple[int, int], dark: bool) -> None:
-    with browsing(web, "/?hours=1", size, dark) as page:
-        page.locator("#load-2 canvas").scroll_into_view_if_needed()
-        page.locator("#load-2 canvas").wait_for()
-        page.evaluate("scrollTo(0, 0)")
+    with browsing(web, "/", size, dark) as page:
+        page.locator("#gpu-7").wait_for()
+        if size == DESKTOP:
+            page.locator("#spark-7 canvas").wait_for()
         picture(page, name, whole=False)
+
+
+def test_a_gpu(web: Web, lab: int) -> None:
+    with browsing(web, "/gpus/0?hours=1") as page:
+        page.locator("#load canvas").wait_for()
+        page.evaluate(ZOOM_JS)
+        picture(page, "web-gpu")
 
 
 def test_a_job(web: Web, lab: int) -> None:

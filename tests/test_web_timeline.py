@@ -10,7 +10,8 @@ from starlette.requests import Request
 
 from cli import client
 from cli.problems import Refused
-from web import charts, overview
+from web import charts, gpu
+from web.hues import COUNT, Hues
 from web.overview import Line
 
 GPU: dict[str, Any] = {
@@ -56,48 +57,64 @@ def answer(**of_gpu: object) -> Any:
     }
 
 
-def drawn(**of_gpu: object) -> tuple[charts.Chart, charts.Chart]:
-    made = charts.gpu_charts(answer(**of_gpu), 6)
-    return made[charts.memory_of("GPU-a")], made[charts.load_of("GPU-a")]
+def drawn(hours: int = 6, **of_gpu: object) -> tuple[charts.Chart, charts.Chart]:
+    made = charts.gpu_charts(answer(**of_gpu), hours, Hues())
+    return made["memory"], made["load"]
+
+
+def named(chart: charts.Chart) -> dict[str, charts.Series]:
+    return {one["name"]: one for one in chart["series"]}
 
 
 def test_memory_is_stacked_by_job_below_what_was_promised() -> None:
     memory, _ = drawn()
-    job, promised = memory["series"]
-    assert job["values"] == [None, 2000, 5000, None]
-    assert (job["name"], job["short"], job["stack"]) == ("7 ann bert", "7 ann", True)
-    assert (promised["values"], promised["stack"]) == ([0, 3000, 7000, None], False)
-    assert memory["limits"] == [{"name": "total 40.0G", "value": 40_960}]
+    assert [*named(memory)] == ["7 ann bert", "promised", "total 40.0G", "start"]
+    job, promised, total, _ = memory["series"]
+    assert job["values"] == [None, 2000, 5000, None, None] and job["kind"] == "stack"
+    assert promised["values"] == [0, 3000, 7000, None, None] and promised["kind"] == "step"
+    assert set(total["values"]) == {40_960}
+
+
+def test_the_axis_is_the_time_that_was_asked_for() -> None:
+    """Also where nothing was recorded yet, as of a new server."""
+    for chart in drawn(used_mib=[None, None, None, 5]):
+        assert (chart["times"][0], chart["times"][-1]) == (0, 35)
+        assert all(len(one["values"]) == len(chart["times"]) for one in _lines(chart))
+
+
+def _lines(chart: charts.Chart) -> list[charts.Series]:
+    return [one for one in chart["series"] if one["kind"] != "events"]
 
 
 def test_external_memory_is_on_top_if_there_was_any() -> None:
     memory, _ = drawn(external_mib=[0, 0, 900, None])
-    assert [one["name"] for one in memory["series"]] == [
-        "7 ann bert",
-        "external processes",
-        "promised",
+    assert [*named(memory)][:3] == ["external processes", "7 ann bert", "promised"]
+
+
+def test_of_many_jobs_those_that_are_there_are_named_each_in_a_colour_of_its_own() -> None:
+    jobs = [
+        GPU["jobs"][0]
+        | {"id": 7 * number, "label": str(number), "first": number % 3, "used_mib": [number]}
+        for number in range(1, 31)
     ]
+    memory, _ = drawn(jobs=jobs)
+    stacked = [one for one in memory["series"] if one["kind"] == "stack"]
+    assert stacked[0]["name"] == "other jobs" and len(stacked) == 21
+    assert len({one["colour"] for one in stacked}) == 21
+    there = {f"{number} ann bert" for number in range(1, 31) if number % 3 == 2}
+    assert there <= named(memory).keys()
+    summed = [sum(number for number in range(1, 31) if number % 3 == at) for at in range(3)]
+    assert [sum(one["values"][at] or 0 for one in stacked) for at in range(3)] == summed
 
 
-def test_a_new_server_begins_where_its_record_does() -> None:
-    made = answer()
-    made["times"] = list(range(0, 400, 10))
-    made["gpus"][0] |= {
-        name: [None] * 8 + [0.5] * 32
-        for name, values in GPU.items()
-        if isinstance(values, list) and name not in ("jobs", "marks")
-    }
-    made["gpus"][0]["jobs"] = []
-    for chart in charts.gpu_charts(made, 6).values():
-        assert chart["times"][0] == 80
-        assert all(len(one["values"]) == 32 for one in chart["series"])
-
-
-def test_marks_are_beside_what_they_explain() -> None:
+def test_events_are_in_their_bins_beside_what_they_explain() -> None:
     memory, load = drawn()
-    assert [(mark["kind"], mark["text"]) for mark in memory["marks"]] == [("started", "7 ann")]
-    assert [(mark["kind"], mark["text"]) for mark in load["marks"]] == [("slowed", "7 ann by 8 %")]
-    assert load["limits"] == [{"name": "risk limit 0.80", "value": 0.8}]
+    start, slowed = memory["series"][-1], load["series"][-1]
+    assert start["name"] == "start" and start["values"] == [None, charts.BEGIN, None, None]
+    assert [text.partition(" ")[2] for text in start["words"][1]] == ["7 ann"]
+    assert slowed["name"] == "slow-down" and [*slowed["words"]] == [2]
+    assert slowed["words"][2][0].endswith("7 ann by 8 %")
+    assert "risk limit 0.80" in named(load)
 
 
 def test_who_sees_no_chart_is_told_what_it_shows() -> None:
@@ -122,16 +139,22 @@ def test_a_gpu_of_which_nothing_is_known() -> None:
     )
     unknown |= {"sm_active": nothing, "memory_mib": None, "jobs": [], "marks": []}
     memory, load = drawn(**unknown)
-    assert memory["limits"] == []
+    assert [*named(memory)] == ["promised"]
     assert "at most - of - used; no jobs." in memory["summary"]
     assert "- in the mean" in load["summary"]
 
 
-def test_only_what_is_new_is_asked_for() -> None:
-    whole = charts.query(6, None, now=100_000.0)
-    assert whole == {"since": "1970-01-01T21:46:40+00:00", "step_s": 30}
-    assert charts.query(6, 99_990.0, now=100_000.0)["since"] == "1970-01-02T03:46:30+00:00"
-    assert charts.query(6, 5.0, now=100_000.0) == whole
+def test_a_job_keeps_its_colour_and_none_beside_it_has_the_same() -> None:
+    hues = Hues()
+    first = hues.give("a", [1, 8, 15])
+    assert len(set(first.values())) == 3
+    again = hues.give("a", [8, 22])
+    assert again[8] == first[8] and again[22] not in first.values()
+    assert hues.give("b", [15, 3])[15] == first[15], "one colour on all of its GPUs"
+    for id in range(100, 200):  # long after the others have gone
+        now = hues.give("a", [8, id - 1, id])
+        assert now[8] == first[8] and len(set(now.values())) == 3
+    assert set(hues.give("a", range(40)).values()) <= set(range(COUNT))
 
 
 def test_an_older_carmad_tells_no_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +162,7 @@ def test_an_older_carmad_tells_no_timeline(monkeypatch: pytest.MonkeyPatch) -> N
         raise Refused("there is nothing at /v1/timeline", "", "not_found")
 
     monkeypatch.setattr(client, "get", get)
-    said = overview.timeline(Request({"type": "http", "query_string": b"hours=1"}))
+    said = gpu.sparks(Request({"type": "http", "query_string": b""}))
     assert said.status_code == 404
     assert "tells no timeline" in json.loads(bytes(said.body))["error"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.daemon import NO_KERNELS, Carmad, running
+from tests.daemon import NO_KERNELS, Carmad, running, train
 from tests.waiting import until
 from tests.web import DESKTOP, PHONE, Web, accessible, browsing, needs_browser, picture, serving
 
@@ -131,6 +131,32 @@ def test_any_number_of_gpus(tmp_path_factory: pytest.TempPathFactory, gpus: int)
             assert {f"{'GPU ' if gpus < 17 else ''}{index}" for index in range(gpus)} <= set(found)
             assert page.locator("#queue tr").count()
             picture(page, f"wall-{gpus}")
+
+
+def test_eight_large_gpus_fill_the_screen_and_show_their_figures(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with (
+        running(tmp_path_factory.mktemp("large"), "8xA100-80GB", **NO_KERNELS) as carmad,
+        serving(carmad) as web,
+    ):
+        for _ in range(8):
+            carmad.submit(*train(memory_mib=45_000, seconds=900), memory_mib=50_000)
+        until(
+            lambda: all((gpu["memory_used_mib"] or 0) > 44_000 for gpu in carmad.gpus()), "memory"
+        )
+        with browsing(web, "/wall", WALL) as page:
+            page.locator("h2 .amount", has_text="44 of 80G").nth(7).wait_for()
+            readable(page)
+            cut = page.locator("#cards h2 *").evaluate_all(
+                "(its) => its.filter((one) => one.scrollWidth > one.clientWidth).length"
+            )
+            assert not cut
+            rows = page.locator(".cards, #queue > *, #failures > *").evaluate_all(
+                "(its) => its.map((one) => one.getBoundingClientRect().bottom)"
+            )
+            assert max(rows) > 0.95 * WALL[1]
+            picture(page, "wall-large")
 
 
 def test_what_is_known_of_others_failures(carmad: Carmad, crowd: dict[str, int]) -> None:

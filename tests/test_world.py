@@ -12,10 +12,12 @@ import pytest
 
 from carmad.accounts import NoAccount
 from carmad.attempt import exits
+from carmad.attempt.callers import Process
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.exits import ExitFacts
 from carmad.config import Collocation, Settings, Suspending
 from carmad.core.messages import (
+    Discovered,
     Estimated,
     EstimateMemory,
     Exited,
@@ -31,11 +33,14 @@ from carmad.core.types import (
     Cause,
     Estimate,
     Exit,
+    Gpu,
     GpuId,
+    GpuSample,
     JobId,
     JobState,
     MemoryLimits,
     Mode,
+    ProcessUse,
     Refusal,
 )
 from carmad.daemon import doctor
@@ -45,6 +50,7 @@ from carmad.daemon.world import DaemonWorld
 from carmad.errors import CarmaError
 from carmad.gpu.checkpoint import Checkpoints
 from carmad.gpu.mps import ServerState
+from carmad.gpu.source import Capabilities
 from carmad.testing import a_gpu_view, a_job, a_spec
 from carmad.testing.builders import changed
 from tests.waiting import PATIENCE_S, until
@@ -139,6 +145,10 @@ def declared(spec, patiently, abandoned):
     return Estimate(spec.memory_mib, "test")
 
 
+def unmeasured(spec):
+    return Refusal("no earlier run", "test")
+
+
 def given(spec):
     return spec
 
@@ -166,6 +176,7 @@ def a_world(tmp_path, mps=None, grace_s=30.0, estimate=declared, limiter=None):
         state_dir=tmp_path,
         inbox=inbox,
         estimate=estimate,
+        measured=unmeasured,
         whole=given,
         launcher=launcher,
         evidence=Evidence(),
@@ -202,6 +213,18 @@ def test_actions_keep_their_order(tmp_path):
     assert told["launch"]["CUDA_VISIBLE_DEVICES"] == GPU
     assert told["launch"]["EXTRA"] == "1"
     assert told["stop"] == 30.0
+
+
+def test_a_process_in_a_container_gets_uuids(tmp_path, monkeypatch):
+    """It may have only some GPUs, under other indices."""
+    world, _, _ = a_world(tmp_path)
+    world.shepherd.start()
+    world._cuda_indices = lambda: {GPU: 3}
+    pids = iter((None, 1))
+    monkeypatch.setattr("carmad.daemon.world.pid_in_container", lambda pid: next(pids))
+    for process, visible in ((None, "3"), (Process(5, 1), "3"), (Process(6, 1), GPU)):
+        assert world._environment(running(), process)["CUDA_VISIBLE_DEVICES"] == visible
+    world.close()
 
 
 def test_what_an_attempt_left_is_removed_after_all_that_was_to_be_done_for_it(tmp_path):
@@ -455,6 +478,42 @@ def test_a_job_that_ends_well_because_it_was_told_to_is_not_done(tmp_path, stopp
     world, inbox, _ = a_world(tmp_path)
     world._report_exit(running(), ExitFacts(code=0, ended_at=1.0, stopped=stopped))
     assert inbox.events[0].exit.cause is cause
+
+
+def test_doctor_says_why_a_gpu_takes_no_jobs_where_there_is_no_other():
+    scene = SimpleNamespace(unread="", view=SimpleNamespace(gpus=()))
+    note = f"{GPU} takes no job: its memory cannot be read"
+    *_, told, verdict = doctor._gpus(scene, Capabilities("nvml", (), (), (note,)))
+    assert (told["detail"], verdict["ok"]) == (note, False)
+    assert verdict["hint"] == "See the notes above."
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "tail", "evidence"),
+    [
+        (500, "", "its log does not tell why it failed; GPU 0 was 99 % full when it ended"),
+        (
+            500,
+            "epoch 1\n",
+            "its log does not tell why it failed; GPU 0 was 99 % full when it ended",
+        ),
+        (500, "epoch 1\nno such file\nbye\n", "bye"),
+        (20_000, "epoch 1\n", "epoch 1"),
+    ],
+)
+def test_a_failure_on_a_full_gpu_that_its_log_does_not_explain_is_told_and_no_more(
+    tmp_path, free_mib, tail, evidence
+):
+    """It is not run again: nothing says that it ran out of memory."""
+    world, inbox, _ = a_world(tmp_path)
+    world.on_commit(Step((Discovered(0.0, (Gpu(GPU, 0, "a GPU", 40_960),)),), (), (), ()))
+    world._evidence.add_supervisor((JobId(7), 2), os.getpid())
+    use = ProcessUse(os.getpid(), 500)
+    sample = GpuSample(GPU, 0.5, 40_960 - free_mib, free_mib, processes=(use,))
+    world._evidence.add([sample])
+    world._report_exit(running(), ExitFacts(code=1, ended_at=1.0, log_tail=tail))
+    exit = inbox.events[0].exit
+    assert (exit.cause, exit.evidence) == (Cause.FAILURE, evidence)
 
 
 def test_an_end_that_cannot_be_judged_is_a_failure_and_told_once(tmp_path, monkeypatch, caplog):

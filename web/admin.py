@@ -9,7 +9,6 @@ import hashlib
 import json
 import re
 import subprocess
-import sys
 import threading
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from carmad import registry
 from carmad.api.advice import sentence
 from carmad.config import Settings
 from carmad.errors import CarmaError
+from carmad.paths import python
 from cli import client, parse
 from cli.options import check
 from cli.problems import Problem
@@ -49,7 +49,7 @@ class Simulation:
         self.days = days
         self.said: dict[str, Any] = {"share": 0}
         self._cancelled = False
-        words = [sys.executable, "-P", "-m", "web.past", str(days), *policies]
+        words = [*python("web.past"), str(days), *policies]
         self._child = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -27,7 +27,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import carmad.html
 from carmad.errors import CarmaError
 from cli.problems import Problem
-from web import admin, history, job, overview, share, submission, wall
+from web import admin, gpu, history, job, overview, share, submission, wall
+from web.hues import Hues
 from web.live import Live
 from web.page import problem, unless_known
 
@@ -125,8 +126,8 @@ STATUS |= dict.fromkeys(("unreachable", "unavailable", "unknown"), 503)
 STATIC = Path(__file__).parent / "static"
 STYLES = ("web.css", "charts.css", "overview.css")  # one file for all pages
 PAGES = (
-    *(overview.ROUTES, history.ROUTES, job.ROUTES, submission.ROUTES, share.ROUTES),
-    *(admin.ROUTES, wall.ROUTES),
+    *(overview.ROUTES, gpu.ROUTES, history.ROUTES, job.ROUTES, submission.ROUTES),
+    *(share.ROUTES, admin.ROUTES, wall.ROUTES),
 )
 
 
@@ -147,6 +148,7 @@ def build(token: str, read_only: bool, live: Live | None = None) -> ASGIApp:
     )
     app.state.base = base_of(token)
     app.state.read_only = read_only
+    app.state.hues = Hues()
     app.state.release = ""  # of carmad, when first asked
     app.state.answered = None  # when carmad last did
     return Gate(app, token)

@@ -8,7 +8,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +23,7 @@ from starlette.responses import Response
 
 from carmad.layout_text import OF_STAGE, OF_TIMES, format_fields
 from carmad.options import AUTO_MIB, HINTS, OPTIONS, RESOURCES, RUN, START, Option
+from carmad.paths import python
 from cli.problems import Problem, Refused, Unknown, Usage
 from cli.render import option as shown
 from cli.submission import build_parser
@@ -125,7 +125,8 @@ def sections() -> list[tuple[str, list[Field]]]:
 
 def changes(job: JobOut) -> list[Field]:
     """The options that can be changed now, with their present values."""
-    return [_of_option(OPTIONS[name], _now(job, name)) for name in job.get("changeable", ())]
+    names = job.get("changeable", ())  # the limit of an array is not one task's
+    return [_of_option(OPTIONS[name], _now(job, name)) for name in names if name != "array"]
 
 
 def _now(job: Mapping[str, Any], name: str) -> str:
@@ -133,7 +134,8 @@ def _now(job: Mapping[str, Any], name: str) -> str:
         declared = job["memory"]["declared_mib"]
         return "estimated" if declared is None else _memory(declared)
     if name == "after":
-        return ", ".join(f"{one['kind']}:{one['job']}" for one in job.get("after", ())) or "none"
+        named = (f"{one['kind']}:{one.get('label', one['job'])}" for one in job.get("after", ()))
+        return ", ".join(named) or "none"
     value = job.get(name)
     return "none" if value is None else shown(name, value)
 
@@ -277,10 +279,9 @@ def carma(
     Raises CarmaError as it does, and Unknown if it says nothing."""
     if any("\0" in word or len(word) > MOST_CHARACTERS for word in (*words, str(folder))):
         raise Problem("it is too long, or not text", "put long commands into a script")
-    code = "from cli.main import main; main()"
     try:
-        done = subprocess.run(  # -P: nothing is imported from that folder
-            [sys.executable, "-P", "-c", code, *words],
+        done = subprocess.run(
+            [*python("cli.main"), *words],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,

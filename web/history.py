@@ -1,4 +1,5 @@
-"""One's ended jobs, or for administrators everybody's: searched, sorted, and a page at a time."""
+"""One's ended jobs, or for administrators everybody's: searched, sorted, and a page at a
+time. Tasks of an array that ended alike are a row."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from carmad.api.job import JobsOut
 
 ROWS = 50  # of a page
+MOST = 5_000  # rows; older ones are found by their days
 FAILURES = "failed,timed_out,out_of_memory"
 STATES = {
     "": "any",
@@ -49,7 +51,7 @@ class History(Page):
     @property
     def first(self) -> int:
         given = self.param("from")
-        return int(given) if given.isdecimal() and 0 < len(given) < 9 else 1
+        return min(int(given), MOST) if given.isdecimal() and 0 < len(given) < 9 else 1
 
     @property
     def order(self) -> tuple[str, bool]:
@@ -87,32 +89,36 @@ class History(Page):
             "until": self._instant("until", 1),
             "order": by,
             "reverse": reverse,
-            "first": self.first - 1,
-            "limit": ROWS,
+            "limit": self.first - 1 + ROWS,  # a row may stand for any number of jobs
             "count": True,
+            "fold": True,
         }
         answer: JobsOut = client.get("/v1/history", **query)
         return answer
 
     @property
     def rows(self) -> Sequence[Row]:
-        return [Row(job) for job in self.jobs["jobs"]]
+        return [Row(job) for job in self.jobs["jobs"][self.first - 1 :]]
 
     @property
     def counts(self) -> str:
-        shown = len(self.jobs["jobs"])
-        last = self.first - 1 + shown
-        total = last + self.jobs.get("more", 0)
-        jobs = "job" if total == 1 else "jobs"
-        return f"{total:,} {jobs}" + (f", {self.first:,}–{last:,}" if total > shown else "")
+        jobs, more = self.jobs["jobs"], self.jobs.get("more", 0)
+        total = sum(Row(job).count for job in jobs) + more
+        shown = f"; rows {self.first:,}–{len(jobs):,}" if more or self.first > 1 else ""
+        return f"{total:,} {'job' if total == 1 else 'jobs'}{shown}"
 
     @property
     def others(self) -> Iterator[tuple[str, str]]:
         """Further pages: what they are, and their addresses."""
         if self.first > 1:
             yield "Previous", self.address(**{"from": max(1, self.first - ROWS)})
-        if self.jobs.get("more"):
-            yield "Next", self.address(**{"from": self.first + len(self.jobs["jobs"])})
+        if self.jobs.get("more") and len(self.rows) == ROWS:
+            yield "Next", self.address(**{"from": self.first + ROWS})
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether there are more jobs than pages lead to."""
+        return bool(self.jobs.get("more")) and len(self.rows) < ROWS
 
     def address(self, **changes: object) -> str:
         """This page with other parameters, from its first row on."""

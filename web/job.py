@@ -215,7 +215,7 @@ class JobPage(Page):
         path: str = job[self.channel]  # type: ignore[literal-required]
         if self.wanted:
             return search(path, job, self.wanted, LINES)
-        return tail(path, job["id"], LINES)
+        return tail(path, job, LINES)
 
     def split(self, line: str) -> list[str]:
         """Every second piece is what is looked for."""
@@ -356,27 +356,27 @@ class ArrayPage(Page):
 
 
 def show(request: Request) -> Response:
-    """An array is named by its id alone, which is also the id of its first task."""
+    """A job, or an array, which is named by its id alone."""
     if "_[" in (label := str(request.path_params["label"])):  # as folded listings have it
         base: str = request.app.state.base
         return RedirectResponse(f"{base}/jobs/{label.partition('_')[0]}", 303)
-    page = JobPage(request)
-    if page.job["label"] != page.label:
-        return ArrayPage.show(request)
-    return page.response()
+    try:
+        return JobPage(request).response()
+    except Refused as refused:
+        if refused.code != "array":
+            raise
+    return ArrayPage.show(request)
 
 
 def timeline(request: Request) -> Response:
     """What the page's charts show."""
     label = label_in(request)
     answer = client.get(f"/v1/jobs/{label}/timeline")
-    drawn = {
-        "memory": charts.memory_chart(answer, client.get(f"/v1/jobs/{label}")),
-        "load": charts.load_chart(answer),
-    }
+    found = client.get(f"/v1/jobs/{label}")
+    drawn = charts.job_charts(answer, found, request.app.state.hues)
     curves: MetricsOut = client.get(f"/v1/jobs/{label}/metrics")
     for name, curve in curves["metrics"].items():
-        drawn[charts.metric_of(name)] = charts.metric_chart(name, curve, curves["id"])
+        drawn[charts.metric_of(name)] = charts.metric_chart(name, curve)
     return JSONResponse({"charts": drawn})
 
 
@@ -392,7 +392,7 @@ def download(request: Request) -> Response:
     try:
         next(blocks)
     except (OSError, ValueError) as error:
-        raise HTTPException(404, unreadable(job[channel], error)) from None
+        raise HTTPException(404, unreadable(job[channel], job, error)) from None
     name = f"carma-{label}.{'out' if channel == 'stdout' else 'err'}"
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
     return StreamingResponse(blocks, headers=headers, media_type="text/plain; charset=utf-8")

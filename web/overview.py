@@ -1,27 +1,21 @@
-"""The first page: the GPUs, what ran on them in the last hours, and who waits for them: the jobs
-that run, then the line, filtered and a page at a time."""
+"""The first page: the GPUs, a card each, and who waits for them: the jobs that run, then the line,
+filtered and a page at a time."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from carma_client.transport import is_away
 from carmad.readable import clean
 from cli import client, overview
 from cli.overview import params, split_ended, vram, where
-from cli.problems import Refused
 from cli.text import NOTHING, memory
-from web import charts
+from web.gpu import Card
 from web.once import once
 from web.page import Page
 
@@ -50,6 +44,11 @@ class Row:
     @property
     def label(self) -> str:
         return self.job["label"]
+
+    @property
+    def link(self) -> str:
+        """To its page; of an array's tasks, to the array's."""
+        return self.label.partition("_[")[0]
 
     @property
     def count(self) -> int:
@@ -169,19 +168,19 @@ class Line:
     @once
     def past(self) -> Sequence[Row]:
         """The last that ended."""
-        answer = client.get("/v1/history", order="ended", limit=ENDED_ROWS)
+        answer = client.get("/v1/history", order="ended", limit=ENDED_ROWS, fold=True)
         return [Row(job) for job in answer["jobs"]]
 
 
-MOST_DIGITS = 16  # of a time in seconds
-KEPT = ("hours", "user", "q", "from")  # parameters that links on the page keep
+KEPT = ("user", "q", "from")  # parameters that links on the page keep
+SHOWN = 4  # lines for jobs on a card
+MANY = 16  # GPUs: of more, cards are as small as on a phone
 
 
 class Overview(Page):
     template = "overview.html.j2"
     title = "GPUs"
     section = "/"
-    charts = charts
 
     @once
     def gpus(self) -> GpusOut:
@@ -189,10 +188,8 @@ class Overview(Page):
         return found
 
     @property
-    def limit(self) -> float:
-        """Of SM activity."""
-        found: float = self.gpus["thresholds"]["risk"]["sm_active"]
-        return found
+    def dense(self) -> bool:
+        return len(self.gpus["gpus"]) > MANY
 
     @once
     def line(self) -> Line:
@@ -203,12 +200,14 @@ class Overview(Page):
         """Facts about the server, each with its style."""
         return overview.headline(self.status)
 
-    @property
-    def hours(self) -> int:
-        return _hours(self.request)
+    def card(self, gpu: GpuOut) -> Card:
+        return Card(gpu, self.request.app.state.hues, SHOWN)
 
-    def name(self, gpu: GpuOut) -> str:
-        return clean(gpu["name"]).removeprefix("NVIDIA ")
+    @property
+    def limit(self) -> float:
+        """Of SM activity."""
+        found: float = self.gpus["thresholds"]["risk"]["sm_active"]
+        return found
 
     def address(self, **changes: object) -> str:
         """This page with other parameters."""
@@ -217,24 +216,4 @@ class Overview(Page):
         return f"{self.base}/?{urlencode(kept | changes)}"
 
 
-def timeline(request: Request) -> Response:
-    """All charts of the page; with `since`, what is new."""
-    hours, since = _hours(request), request.query_params.get("since", "0")
-    if not (since.isdecimal() and len(since) < MOST_DIGITS):
-        raise HTTPException(400, f"since={since!r:.40} is no number of seconds")
-    query = charts.query(hours, int(since), time.time())
-    try:
-        answer = client.get(client.with_query("/v1/timeline", query))
-    except Refused as refused:
-        if is_away(refused):
-            raise
-        return JSONResponse({"error": f"carmad tells no timeline: {refused.message}"}, 404)
-    return JSONResponse({"charts": charts.gpu_charts(answer, hours)})
-
-
-def _hours(request: Request) -> int:
-    asked = request.query_params.get("hours", "")
-    return next((hours for hours in charts.HOURS if str(hours) == asked), charts.USUAL_HOURS)
-
-
-ROUTES = [Route("/", Overview.show), Route("/charts.json", timeline)]
+ROUTES = [Route("/", Overview.show)]

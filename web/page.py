@@ -17,8 +17,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from carmad.html import environment
 from cli import client
+from cli.overview import kernelless
 from cli.text import Table, clock, command, fraction, local_time, memory, span
 from web.forms import in_fields
+from web.hues import css
 from web.once import once
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ FILTERS = {
     "fraction": fraction,
     "gpu_look": gpu_look,
     "in_fields": in_fields,
+    "kernelless": kernelless,
     "local_time": local_time,
     "memory": memory,
     "span": span,
@@ -218,17 +221,23 @@ def _spans(cell: Cell) -> Sequence[Span]:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A part of a whole, drawn from `begin` on; both in per cent."""
+    """A part of a whole, drawn from `begin` on; both in per cent. `colour`: in CSS."""
 
     name: str
     mib: int
     begin: float
     width: float
+    colour: str
 
 
-def shares(parts: Mapping[str, int]) -> list[Share]:
-    total, done, found = sum(parts.values()), 0, []
-    for name, mib in parts.items():
-        found.append(Share(name, mib, round(100 * done / total, 2), round(100 * mib / total, 2)))
-        done += mib
-    return [share for share in found if share.mib]
+def shares(
+    parts: Mapping[str, int], total: int = 0, colours: Mapping[str, str] | None = None
+) -> list[Share]:
+    """`total`: the whole, if there is more to it than its parts."""
+    total, begin, found = total or sum(parts.values()), 0.0, []
+    for at, (name, mib) in enumerate(parts.items()):
+        if mib:
+            width, colour = 100 * mib / total, colours[name] if colours else css(at)
+            found.append(Share(name, mib, round(begin, 2), round(width, 2), colour))
+            begin += width
+    return found

@@ -10,16 +10,17 @@ from starlette.routing import Route
 
 from cli import client
 from cli.overview import split_ended
+from web.gpu import Card
 from web.once import once
 from web.overview import Row
 from web.page import Page
 
 if TYPE_CHECKING:
-    from carmad.api.gpus import GpuOut, ResidentOut
+    from carmad.api.gpus import GpuOut
 
 COLUMNS = 4
 MANY = 16  # GPUs: of more, there are twice as many columns, and a card is two lines
-LINES = {1: 7, 2: 3}  # most for a GPU's jobs, by rows of cards; of more rows: one
+LEAST = 4  # lines for those that wait and the failures, where a card has several
 # Heights in `wall.css`, in pixels of a screen of 1080.
 SCREEN, TOP, CARD, LINE, GAP, HEADING = 1080, 92, 109, 48, 14, 49
 
@@ -44,22 +45,25 @@ class Wall(Page):
     def rows(self) -> int:
         return max(1, -(-len(self.gpus) // self.columns))
 
+    def _below(self, lines: int) -> int:
+        """The lines below cards that have so many."""
+        cards = self.rows * (CARD + lines * LINE + GAP)
+        return max(1, (SCREEN - TOP - cards - HEADING) // LINE)
+
     @property
     def lines(self) -> int:
         """For a GPU's jobs: as many as a card needs, or has room for."""
         most = max((len(gpu["jobs"]) for gpu in self.gpus), default=0)
-        return 0 if self.dense else min(max(1, most), LINES.get(self.rows, 1))
+        fits = next((n for n in range(most, 1, -1) if self._below(n) >= LEAST), 1)
+        return 0 if self.dense else fits
 
     @property
     def room(self) -> int:
         """For jobs that wait, and for failures."""
-        cards = self.rows * (CARD + self.lines * LINE + GAP)
-        return max(1, (SCREEN - TOP - cards - HEADING) // LINE)
+        return self._below(self.lines)
 
-    def jobs_on(self, gpu: GpuOut) -> Sequence[ResidentOut]:
-        """The jobs for which its card has lines: the last one may tell how many more there are."""
-        lines = self.lines
-        return gpu["jobs"][: lines if len(gpu["jobs"]) <= lines else max(1, lines - 1)]
+    def card(self, gpu: GpuOut) -> Card:
+        return Card(gpu, self.request.app.state.hues, self.lines)
 
     def reason(self, row: Row) -> str:
         """Why the job waits, in a word."""

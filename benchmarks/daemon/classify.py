@@ -18,9 +18,9 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.harness import Report, Row, bullets, main, of_rows, percentile
+from carmad.attempt import clues as module
 from carmad.attempt import exits, supervisor
-from carmad.attempt import exits as module
-from carmad.attempt.exits import classify
+from carmad.attempt.clues import classify
 
 BYTES = exits.TAIL_BYTES
 RUNS = 3
@@ -32,7 +32,8 @@ ENDINGS = ("", "\n", "\r", "\r\n", " ", "9" * 65_000 + "\n")
 
 def texts() -> list[str]:
     """What the patterns look for, whole and cut short, and what their repeats go through."""
-    patterns = [clue.pattern.pattern for clue in module.CLUES]
+    words = "|".join((*module.WORDS, *module.WHOSE))
+    patterns = re.sub(r"\(\?:([^|()]*)[^()]*\)", r"\1", words).split("|")
     patterns += [each.pattern for each in vars(module).values() if isinstance(each, re.Pattern)]
     plain = [re.split(r"(?<!\\)[(\[]", pattern)[0].replace("\\", "") for pattern in patterns]
     sizes = [
@@ -40,9 +41,11 @@ def texts() -> list[str]:
         "of which 9 Gi",
         " 1.2.3 MiB",
         "; 9 B free",
+        "Traceback (most recent call last)",
     ]
     pieces = [*plain, *(text[: len(text) // 2] for text in plain), *sizes]
-    return [*dict.fromkeys(pieces), "9", "1.", "C", "\0", "\x1b[2J", "\U0001f600", "x", ""]
+    pieces += ["9", "1.", "C", "\0", "\x1b[2J", "\U0001f600", "x", ""]
+    return [*dict.fromkeys(pieces)]
 
 
 def cases() -> Iterator[tuple[str, bytes]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 
 from pydantic import Field, StringConstraints, create_model
@@ -15,9 +17,10 @@ from carmad.api import refusals
 from carmad.api.call import Call, Caller, answer, not_yours, resource
 from carmad.api.gpus import Ref, is_named
 from carmad.api.intake import dependencies
-from carmad.api.requests import Body, SubmitIn, User
+from carmad.api.requests import MAX_VARIABLES, Body, EnvName, SubmitIn, Text, User
 from carmad.api.rows import row_label
-from carmad.api.wire import SCHEMA, parse_selection
+from carmad.api.wire import SCHEMA, Selection, parse_selection
+from carmad.attempt.environment import lacking_note
 from carmad.core import control
 from carmad.core.control import Verdict
 from carmad.core.messages import (
@@ -30,19 +33,21 @@ from carmad.core.messages import (
     SuspendRequested,
     UpdateRequested,
 )
-from carmad.core.types import Job, JobId, JobSpec
+from carmad.core.types import Job, JobId, JobSpec, JobState
 from carmad.engine.inbox import QUANTUM
 from carmad.errors import CarmaError
 from carmad.http.problems import Forbidden, NotFound
-from carmad.options import OPTIONS
+from carmad.options import MAX_TASKS, OPTIONS
 from carmad.readable import job_name
+from carmad.store import retention
 from carmad.store.database import StoreFull
+from carmad.store.secrets import Variables
 from carmad.threads import run_in_threadpool
 
 PER_STEP = QUANTUM  # jobs
 
 # Returns the verdict, and the event for the core if the verdict acts.
-Act = Callable[[Job, float, str], tuple[Verdict, Event]]
+Act = Callable[[Job, float, str], tuple[Verdict, Event | None]]
 
 
 class ResultOut(TypedDict):
@@ -58,11 +63,28 @@ class ResultOut(TypedDict):
 class ResultsOut(TypedDict):
     schema: int
     results: list[ResultOut]
+    lacking: NotRequired[list[str]]  # of a requeue that `asks`: variables that it needs
 
 
 class SelectIn(Body):
     select: Annotated[str, StringConstraints(pattern=r"^[0-9a-z_,%\[\]\- ]+$", max_length=8000)]
     user: User | None = None
+
+
+class RequeueIn(SelectIn):
+    """`all`: of an array, the tasks that succeeded, too. `env`: variables that are not stored any
+    more, for jobs of the caller's. With `asks`, nothing is requeued if some are needed: their names
+    are the answer's `lacking`."""
+
+    all: bool = False
+    env: Annotated[dict[EnvName, Text] | None, Field(max_length=MAX_VARIABLES)] = None
+    asks: bool = False
+
+
+class LimitIn(Body):
+    """`limit`: how many tasks of the array may run at once; None: any number."""
+
+    limit: Annotated[int, Field(ge=1, le=MAX_TASKS)] | None
 
 
 class MoveIn(SelectIn):
@@ -82,8 +104,9 @@ else:
         **{
             name: (SubmitIn.model_fields[name].annotation, SubmitIn.model_fields[name])
             for name, option in OPTIONS.items()
-            if option.change
+            if option.change and name != "array"
         },
+        array=(LimitIn | None, None),
     )
 
 
@@ -160,17 +183,31 @@ async def move(call: Caller, body: MoveIn) -> Response:
 
 
 @router.post("/requeue")
-async def requeue(call: Caller, body: SelectIn) -> Response:
-    if parse_selection(body.select).all:
+async def requeue(call: Caller, body: RequeueIn) -> Response:
+    """Run jobs again; of an array, unless `all`, the tasks that have ended otherwise than well."""
+    selection = parse_selection(body.select)
+    if selection.all:
         raise CarmaError("`all` would requeue every past job", "Name the jobs.")
     jobs = await _choose(call, body)
+    rest = [job for job in jobs if _is_part_of_named(selection, job) and not _has_failed(job)]
+    alone: Counter[JobId] = Counter()
+    for job in rest if not body.all else ():
+        alone[_array(job)] += job.tasks
+    kept = await run_in_threadpool(_kept_secrets, call, jobs)
+    if body.asks and (names := {name for id in kept for name in kept[id][1]}):
+        out: ResultsOut = {"schema": SCHEMA, "results": [], "lacking": sorted(names)}
+        return answer(out)
     awaited = {after.job for job in jobs for after in job.spec.after}
     found = await run_in_threadpool(call.service.store.jobs, awaited)
     ended = {job.id: job.state for job in found if job.ended}
     barred = barring()
 
-    def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
+    def act(job: Job, now: float, by: str) -> tuple[Verdict, Event | None]:
         its = tuple((a.job, ended[a.job]) for a in job.spec.after if a.job in ended)
+        if (count := alone[_array(job)]) and not _has_failed(job):
+            words = f"{count} {'task' if count == 1 else 'tasks'} that did not fail: left alone"
+            refused = len(rest) == len(jobs)
+            return Verdict(f"{words} (--all requeues every task)", False, refused), None
         verdict = control.requeue(job, ended)
         if verdict.acts and job.lives and len(jobs) > 1:  # of several, those that failed are meant
             words = "runs: to stop it and run it again, name it alone"
@@ -179,9 +216,33 @@ async def requeue(call: Caller, body: SelectIn) -> Response:
             verdict = Verdict(f"cannot run again: {why}", acts=False, refused=True)
         if verdict.acts:
             ended.pop(job.id, None)  # its dependents wait for its next end
-        return verdict, RequeueRequested(now, job, by, its)
+        if job.id not in kept:
+            return verdict, RequeueRequested(now, job, by, its)
+        (variables, lacking), given = kept[job.id], body.env or {}
+        variables += tuple((name, given[name]) for name in lacking if name in given)
+        if verdict.acts and (left := [name for name in lacking if name not in given]):
+            verdict = replace(verdict, words=f"{verdict.words}, but {lacking_note(left)}")
+        names = job.spec.secrets.names if job.spec.secrets else ()
+        job = replace(job, spec=retention.with_secrets(job.spec, variables, names))
+        return verdict, RequeueRequested(now, job, by, its, variables)
 
     return _results_out(await _carry_out(call, body, jobs, act))
+
+
+def _kept_secrets(
+    call: Call, jobs: Sequence[Job]
+) -> dict[JobId, tuple[Variables, tuple[str, ...]]]:
+    """Of the caller's jobs that have ended: the variables that are still stored, as another job
+    needs the same, and the names of the others."""
+    found = {}
+    read = cache(call.service.store.secrets)  # tasks of an array share them
+    for job in jobs:
+        secrets, mine = job.spec.secrets, job.spec.owner == call.peer.owner
+        if secrets and job.ended and mine:
+            there = read(secrets)
+            lacking = tuple(name for name in secrets.names if name not in dict(there))
+            found[job.id] = there, lacking
+    return found
 
 
 @router.post("/update")
@@ -219,8 +280,24 @@ async def update(call: Caller, body: UpdateIn) -> Response:
     return _results_out(results)
 
 
+def _is_part_of_named(selection: Selection, job: Job) -> bool:
+    """Whether the job is a task of an array that is named as a whole."""
+    return (selection.last and job.spec.array is not None) or selection.has_array_of(job)
+
+
+def _has_failed(job: Job) -> bool:
+    return job.ended and job.state is not JobState.SUCCEEDED
+
+
+def _array(job: Job) -> JobId:
+    return job.spec.array.array if job.spec.array else job.id
+
+
 def _has(job: Job | None, spec: JobSpec, names: tuple[str, ...]) -> bool:
-    return job is not None and all(getattr(job.spec, name) == getattr(spec, name) for name in names)
+    def value(of: JobSpec, name: str) -> object:
+        return of.array and of.array.limit if name == "array" else getattr(of, name)
+
+    return job is not None and all(value(job.spec, name) == value(spec, name) for name in names)
 
 
 async def _change(call: Call, body: SelectIn, act: Act) -> Response:
@@ -272,6 +349,7 @@ def _judge(
 ) -> tuple[dict[JobId, Event], list[ResultOut]]:
     """Events for the core, and results for the caller. Runs in a thread: jobs may be many."""
     now, by = call.service.now(), call.peer.user
+    selection, go_on = parse_selection(body.select), any(not job.ended for job in jobs)
     events: dict[JobId, Event] = {}
     results: list[ResultOut] = []
     for job in jobs:
@@ -279,14 +357,21 @@ def _judge(
             results.append(_result(job, False, f"is {job.spec.user}'s, not yours"))
             continue
         verdict, event = act(job, now, by)
-        if verdict.acts:
+        if verdict.acts and event:
             events[job.id] = event
-        results.append(_result(job, not verdict.refused, verdict.words))
+        # Of an array, the tasks that go on are meant.
+        fine = not verdict.refused or (go_on and job.ended and _is_part_of_named(selection, job))
+        results.append(_result(job, fine, verdict.words))
     results += [
         {"id": id, "label": str(id), "ok": False, "message": "there is no such job"}
-        for id in sorted(parse_selection(body.select).ids - {job.id for job in jobs})
+        for id in sorted(selection.ids - _ids(jobs))
     ]
     return events, results
+
+
+def _ids(jobs: list[Job]) -> set[JobId]:
+    """Of these jobs and their arrays."""
+    return {job.id for job in jobs} | set(map(_array, jobs))
 
 
 async def _choose(call: Call, body: SelectIn) -> list[Job]:
@@ -335,6 +420,10 @@ async def changes(
     def change(spec: JobSpec) -> JobSpec:
         if "name" in names:
             new["name"] = body.name or job_name(spec.argv)
+        if "array" in names:
+            if spec.array is None or body.array is None:
+                raise CarmaError("it is no task of an array")
+            new["array"] = replace(spec.array, limit=body.array.limit)
         changed = replace(spec, **new)
         refusals.needs_gpus(changed)
         if not {"time_limit_s", "deadline_at"}.isdisjoint(names):

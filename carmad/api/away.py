@@ -21,8 +21,8 @@ def away(job: Job, scene: Scene, whose: str) -> str:
     why = job.suspension.why
     if found := re.search(r"\bjob (\d+)", why):
         other = scene.live.get(JobId(int(found[1])))
-        name = label(other) if other else found[1]
-        why = f"for job {name}{_against(other, job, scene.now, whose)}"
+        name = f"job {label(other)}" if other else "a job"
+        why = f"for {name}{_against(other, job, scene.now, whose)}"
     said = f"suspended {why}" if why.startswith("for ") else f"suspended: {why}"
     back = _back(job, scene)
     return f"{said}; {back}" if back else said
@@ -30,7 +30,7 @@ def away(job: Job, scene: Scene, whose: str) -> str:
 
 def _against(other: Job | None, job: Job, now: float, whose: str) -> str:
     if other is None:
-        return ", which has ended"
+        return " that has ended"
     first = ", which is urgent" if other.spec.urgent else ""
     first = ", which is at a terminal" if other.spec.interactive else first
     left_s, own_s = likely_s(other, now), likely_s(job, now)

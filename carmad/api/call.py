@@ -17,10 +17,11 @@ from starlette.responses import Response
 
 from carmad.api.job import Jobs
 from carmad.api.service import Service
-from carmad.api.wire import MAX_IDS, Selection, as_json, parse_label
+from carmad.api.wire import MAX_IDS, Selection, as_json, parse_label, parse_selection
 from carmad.attempt.environment import log_paths
 from carmad.core.messages import Event, Submitted
 from carmad.core.scene import Scene
+from carmad.core.sharing import label as label_of
 from carmad.core.tasks import ids_of, part
 from carmad.core.types import ENDED, Job, JobId
 from carmad.errors import CarmaError
@@ -69,7 +70,7 @@ def answer(value: object, status: int = 200) -> Response:
 
 def not_yours(job: Job) -> Forbidden:
     hint = "Ask them, or an administrator."
-    return Forbidden(f"job {job.id} is {job.spec.user}'s", hint, code="not_yours")
+    return Forbidden(f"job {label_of(job)} is {job.spec.user}'s", hint, code="not_yours")
 
 
 async def disconnection(request: Request) -> None:
@@ -114,14 +115,35 @@ class Call:
             raise not_yours(job)
         return job, scene
 
+    async def own_tasks(self, label: str) -> tuple[list[Job], Scene]:
+        """Likewise, but all tasks of an array if it is named as a whole."""
+        try:
+            job, scene = await self.own_job(label)
+            if not (job.spec.array and label == str(job.spec.array.array)):
+                return [job], scene
+        except NotFound as error:
+            if error.code != "array":
+                raise
+        scene = await self.service.scene()
+        tasks = await self.select(parse_selection(label), scene)
+        if not self.may_touch(tasks[0]):
+            raise not_yours(tasks[0])
+        return tasks, scene
+
     async def _find(self, label: str, scene: Scene) -> Job:
-        """The job `42`, or the task `42_3`. Raises NotFound."""
+        """The job `42`, or the task `42_3`. Raises NotFound, also for an array's id."""
         id, index = parse_label(label)
         live = scene.live.get(id)
         if live is not None and (index is None or (live := _task(live, id, index))):
             return live
-        found = await run_in_threadpool(_find_stored, self.service.store, scene, id, index)
+        store = self.service.store
+        found = await run_in_threadpool(_find_stored, store, scene, id, index)
         if found is None:
+            array = Selection(ids=frozenset({id}))
+            if index is None and (tasks := await self.select(array, scene)):
+                number, first = sum(job.tasks for job in tasks), label_of(tasks[0])
+                hint = f"Name one of its {number} tasks, such as {first}."
+                raise NotFound(f"{label} is an array, not one job", hint, code="array")
             raise NotFound(f"there is no job {label}", "See `carma queue` and `carma history`.")
         return found
 
@@ -145,7 +167,7 @@ Caller = Annotated[Call, Depends(_call)]
 def _find_stored(store: SqlStore, scene: Scene, id: JobId, index: int | None) -> Job | None:
     if index is None:
         return store.job(id)
-    known = chain(scene.tasks(id), store.history(array=id, index=index, limit=1))
+    known = chain(scene.tasks(id), store.history(arrays=[id], index=index, limit=1))
     return next((task for job in known if (task := _task(job, id, index))), None)
 
 
@@ -177,10 +199,11 @@ def _in_scene(selection: Selection, scene: Scene) -> Iterator[Job]:
     both."""
     live = scene.live
     spans = [ids for ids in selection.ranges if len(ids) < len(live.rows)]
-    for id in (*selection.ids, *map(JobId, chain(*spans))):
+    ids = {*selection.ids, *map(JobId, chain(*spans))}
+    for id in ids:
         if row := live.row(id):
             yield row
-    for array in {*selection.ids, *(array for array, _ in selection.tasks)}:
+    for array in ids.union(array for array, _ in selection.tasks):
         yield from scene.tasks(array)
     if len(spans) < len(selection.ranges):
         yield from live.rows.values()
@@ -190,7 +213,7 @@ def _newest(store: SqlStore, user: str) -> list[Job]:
     """The job that a user submitted last; all its tasks if it is an array."""
     newest = store.history(user=user, limit=1)
     array = newest[0].spec.array if newest else None
-    return store.history(array=array.array, limit=MAX_IDS) if array else newest
+    return store.history(arrays=[array.array], limit=MAX_IDS) if array else newest
 
 
 def _in_store(store: SqlStore, selection: Selection, scene: Scene) -> Iterator[Job]:
@@ -201,14 +224,16 @@ def _in_store(store: SqlStore, selection: Selection, scene: Scene) -> Iterator[J
     wanted = len(selection.ids) + sum(map(len, spans))
     if wanted > MAX_IDS:
         raise CarmaError(f"{wanted} jobs are selected", f"Select at most {MAX_IDS} at a time.")
-    live = scene.live
-    named = store.rows([JobId(id) for id in (*selection.ids, *chain(*spans)) if id not in live])
-    arrays = {array for array, _ in selection.tasks}
-    heads = (*named, *(live[id] for id in selection.ids if id in live))
-    arrays |= {job.id for job in heads if _heads_an_array(job) and job.id in selection.ids}
-    tasks = (store.history(array=array, states=ENDED, limit=MAX_IDS) for array in arrays)
-    return chain(named, *tasks)
+    ids = selection.ids.union(map(JobId, chain(*spans)))
+    named = store.rows([id for id in ids if id not in scene.live])
+    known = {job.id: job for job in named}
+    arrays = {id for id in ids if _may_be_array(id, scene.live.get(id) or known.get(id))}
+    arrays |= {array for array, _ in selection.tasks}
+    if not arrays:
+        return iter(named)
+    return chain(named, store.history(arrays=arrays, states=ENDED, limit=MAX_IDS * len(arrays)))
 
 
-def _heads_an_array(job: Job) -> bool:
-    return job.spec.array is not None and job.spec.array.array == job.id
+def _may_be_array(id: JobId, job: Job | None) -> bool:
+    """`job`: the one with this id, if it is known. Until 0.1, an array had its first task's id."""
+    return job is None or (job.spec.array is not None and job.spec.array.array == id)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import pwd
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -22,7 +22,7 @@ from carmad.api.call import Call, Caller, Word, answer, resource
 from carmad.api.intake import check, enqueue
 from carmad.api.requests import Body, Name, SubmitIn, Text
 from carmad.api.wire import SCHEMA, iso, stamp
-from carmad.core.types import JobId, JobState
+from carmad.core.types import Job, JobId
 from carmad.cron.crontab import MOST, Crontab, Crontabs, Entry
 from carmad.cron.schedule import next_time
 from carmad.errors import CarmaError
@@ -45,7 +45,7 @@ class EntryOut(TypedDict):
     command: str
     next_at: str
     ran_at: str | None  # the latest run
-    job: int | None  # of it
+    job: int | None  # of it, or its array
     state: str | None  # of this job; None: it is forgotten
     skipped: int  # times since then, as it had not ended
     refused: str | None  # why the latest job was not accepted
@@ -131,31 +131,31 @@ def _look_up(user: str) -> Peer:
 async def _answer(call: Call, peer: Peer) -> Response:
     found = (await call.service.crontabs.ready()).get(peer.uid)
     entries = found.entries if found else ()
-    states = await _states(call, entries)
+    jobs = await _latest(call, entries)
     out: CronOut = {
         "schema": SCHEMA,
         "user": peer.user,
         "text": found.text if found else "",
-        "entries": [_entry_out(one, states) for one in entries],
+        "entries": [_entry_out(one, jobs) for one in entries],
     }
     return answer(out)
 
 
-async def _states(call: Call, entries: Sequence[Entry]) -> dict[int, JobState]:
+async def _latest(call: Call, entries: Sequence[Entry]) -> dict[int, Job]:
     ids = [one.first for one in entries if one.first is not None]
     jobs = await run_in_threadpool(call.service.store.rows, ids) if ids else []
-    return {job.id: job.state for job in jobs}
+    return {job.id: job for job in jobs}
 
 
-def _entry_out(entry: Entry, states: dict[int, JobState]) -> EntryOut:
-    state = states.get(entry.first) if entry.first is not None else None
+def _entry_out(entry: Entry, jobs: Mapping[int, Job]) -> EntryOut:
+    job = jobs.get(entry.first) if entry.first is not None else None
     return {
         "schedule": entry.schedule,
         "command": entry.command,
         "next_at": stamp(next_time(entry.schedule, entry.checked_at)),
         "ran_at": iso(entry.ran_at) if entry.ran_at is not None else None,
-        "job": entry.first,
-        "state": str(state) if state else None,
+        "job": job.spec.array.array if job and job.spec.array else entry.first,
+        "state": str(job.state) if job else None,
         "skipped": entry.skipped,
         "refused": entry.refused or None,
     }
@@ -206,12 +206,12 @@ async def _submit(call: Call, kept: Crontabs, crontab: Crontab, at: int) -> None
         return
     await change(starting=True, ran_at=now, refused="")
     try:
-        first, tasks = await enqueue(call, SubmitIn.model_validate(entry.job))
+        _, ids = await enqueue(call, SubmitIn.model_validate(entry.job))
     except (CarmaError, ValueError) as error:
         log.info("a recurring job of %s is refused: %s", call.peer.user, error)
         await change(starting=False, refused=f"{error}"[:500])
         return
-    await change(starting=False, first=first, tasks=tasks, skipped=0)
+    await change(starting=False, first=ids[0], tasks=len(ids), skipped=0)
 
 
 async def _find(call: Call, entry: Entry) -> JobId | None:

@@ -17,7 +17,7 @@ from carmad import registry
 from carmad.api.call import Call, Caller, answer, disconnection, resource
 from carmad.api.guesses import EstimateIn, EstimatesOut, FitOut, estimates_out
 from carmad.api.intake import check, judge, trial
-from carmad.api.reasons import reason_out, verdicts_out
+from carmad.api.reasons import reason_out, too_large, verdicts_out
 from carmad.api.wire import SCHEMA
 from carmad.core.ports import Run
 from carmad.core.types import Estimate, JobSpec
@@ -87,7 +87,8 @@ async def estimate(
         for gpu in scene.view.gpus
     ]
     reasons = [reason_out(reason, scene) for reason in placement.reasons]
-    out = estimates_out(guesses, explained, fits, verdicts_out(placement, scene), reasons)
+    beyond, verdicts = too_large(need, scene), verdicts_out(placement, scene)
+    out = estimates_out(guesses, explained, beyond, fits, verdicts, reasons)
     return answer(out)
 
 

@@ -46,10 +46,10 @@ class ShareOut(TypedDict):
     user: str
     group: str  # that the user shares with; "": none
     weight: float
-    gpu_hours: float  # of late, with what jobs without GPUs count as: halved with every half-life
+    gpu_hours: float  # used recently, also by jobs without GPUs: halved with every half-life
     gpus: float  # held now, shared ones in part
     host_gpus: float  # GPUs that the user's running jobs without GPUs count as
-    rank: int  # in line, among users; the lowest goes first, 0: has used nothing
+    rank: int  # in line, among users; the lowest goes first, equal ones go by arrival
     waiting: int  # jobs
     urgent_gpu_hours: float  # used by urgent jobs in the last seven days
 
@@ -58,6 +58,7 @@ class SharesOut(TypedDict):
     schema: int
     enabled: bool
     half_life_days: float
+    band_gpu_hours: float  # users whose use differs by less have the same rank
     urgent_gpu_hours: float  # that each user may use for urgent jobs in seven days
     users: list[ShareOut]  # by rank
 
@@ -104,7 +105,7 @@ class LimitIn(Body):
 
 @router.get("/share", responses={200: {"model": SharesOut}})
 async def share(call: Caller) -> Response:
-    """What each user has used of late, and who goes first. Everyone may see it: an order that
+    """Each user's recent use, and who goes first. Everyone may see it: an order that
     cannot be checked is not fair."""
     return answer(shares_out(await call.service.scene()))
 
@@ -198,6 +199,7 @@ def shares_out(scene: Scene) -> SharesOut:
         "schema": SCHEMA,
         "enabled": settings.enabled is not False,
         "half_life_days": settings.half_life_days,
+        "band_gpu_hours": settings.band_hours * len(scene.gpus),
         "urgent_gpu_hours": settings.urgent_gpu_hours,
         "users": sorted(users, key=lambda each: (each["rank"], each["user"])),
     }
@@ -253,8 +255,8 @@ def overtaken(job: Job, scene: Scene) -> str:
         return ""
     other, user = ahead.spec.user, job.spec.user
     return (
-        f"job {label(ahead)} goes first: {other} has used {_hours(other, scene)} of late,"
-        f" and {user} {_hours(user, scene)}"
+        f"job {label(ahead)} goes first: {other} has used {_hours(other, scene)} recently,"
+        f" and {user} {_hours(user, scene)}; that changes while they use GPUs"
     )
 
 

@@ -14,6 +14,7 @@ from carmad.api.call import Call, Caller, answer, resource
 from carmad.api.reasons import phrase
 from carmad.api.requests import Body
 from carmad.api.wire import SCHEMA, pick, with_labels
+from carmad.core import idling
 from carmad.core.gpuview import GpuView
 from carmad.core.messages import DrainRequested
 from carmad.core.scene import Scene, memory_by_job
@@ -43,6 +44,7 @@ class ResidentOut(TypedDict):
     name: str
     memory_mib: int | None
     mode: str | None
+    kernelless_s: float  # how long it has held GPUs without a kernel; 0: not long enough to say so
 
 
 class ExternalOut(TypedDict):
@@ -211,6 +213,7 @@ def gpu_out(view: GpuView, scene: Scene, owner: tuple[int, str], see_all: bool) 
                 "name": job.spec.name if see_all or job.spec.owner == owner else "-",
                 "memory_mib": held.get(job.id),
                 "mode": job.mode.value if job.mode else None,
+                "kernelless_s": round(idling.kernelless_s(job, scene.now), 1),
             }
             for job in view.residents
         ],

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Sequence
 from threading import Event
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 from pydantic import Field, ValidationError
 from typing_extensions import TypedDict
@@ -19,8 +19,9 @@ from carmad.api.wire import SCHEMA, pick
 from carmad.config import Settings
 from carmad.core.messages import Discovered, Step
 from carmad.core.types import Estimate
-from carmad.errors import CarmaError, explain_invalid
+from carmad.errors import CarmaError
 from carmad.http.connections import Peer, user_of
+from carmad.http.invalid import explain_invalid
 from carmad.learned.estimates import Guess, ask_all, patient
 from carmad.learned.experience import Experience
 from carmad.options import MAX_WITHIN_S
@@ -81,6 +82,7 @@ class ExplanationOut(TypedDict):
 class EstimatesOut(TypedDict):
     schema: int
     crash: str | None  # how the script stops by itself; completes "your script stops …"
+    too_large: NotRequired[str | None]  # that no GPU has so much; completes "it …"
     estimates: list[EstimateOut]
     fits: list[FitOut]
     verdicts: list[VerdictOut]
@@ -98,6 +100,7 @@ class EstimateIn(SubmitIn):  # type: ignore[misc]  # it is frozen
 def estimates_out(
     guesses: Sequence[Guess],
     explained: Explanation | None,
+    too_large: str | None = None,
     fits: Sequence[FitOut] = (),
     verdicts: Sequence[VerdictOut] = (),
     reasons: Sequence[ReasonOut] = (),
@@ -105,6 +108,7 @@ def estimates_out(
     return {
         "schema": SCHEMA,
         "crash": next((guess.answer.crash for guess in guesses if guess.answer.crash), None),
+        "too_large": too_large,
         "estimates": [guess_out(guess) for guess in guesses],
         "fits": list(fits),
         "verdicts": list(verdicts),

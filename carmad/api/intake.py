@@ -18,27 +18,32 @@ from carmad.api.requests import AfterIn, SubmitIn, job_spec, tasks_of
 from carmad.api.service import Service
 from carmad.api.wire import SCHEMA, parse_selection
 from carmad.attempt.callers import own_process, slurm_job_of
-from carmad.attempt.environment import BATCH_SIZE, CPU, MEMORY
+from carmad.attempt.environment import BATCH_SIZE, CPU, MEMORY, excluded, scrub
 from carmad.core.decision import Placement, Reason
 from carmad.core.messages import Submitted
 from carmad.core.promises import weigh
 from carmad.core.recurrence import group
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
+from carmad.core.sharing import label as label_of
+from carmad.core.tasks import singly
 from carmad.core.types import After, AfterKind, Estimate, Job, JobId, JobSpec, JobState
 from carmad.engine.inbox import QUANTUM
 from carmad.errors import CarmaError
 from carmad.http.problems import Forbidden
 from carmad.store import retention
 from carmad.threads import run_in_threadpool
+from carmad.words import first_few
 
 router = resource()
+
+EXCLUDED = "this server does not give jobs {}; --export {} passes it on"
 
 
 class SubmittedOut(TypedDict):
     schema: int
-    id: int
-    ids: list[int]
+    id: int  # of the job, or of the array
+    ids: list[int]  # of the job, or of the array's tasks
     label: str
     warnings: list[str]
     outlook: NotRequired[OutlookOut | None]  # of a job with a deadline; of an array, its first task
@@ -54,8 +59,8 @@ class DryRunOut(TypedDict):
     outlook: NotRequired[OutlookOut | None]  # of a job with a deadline
 
 
-async def enqueue(call: Call, body: SubmitIn) -> tuple[JobId, int]:
-    """Queue the job or the tasks of the array; returns the first id and the number of jobs.
+async def enqueue(call: Call, body: SubmitIn) -> tuple[JobId, range]:
+    """Queue the job or the tasks of the array; returns its id, and the ids of the jobs.
 
     Everything is checked before ids are reserved; when this returns, the jobs are on disk.
     """
@@ -63,7 +68,7 @@ async def enqueue(call: Call, body: SubmitIn) -> tuple[JobId, int]:
     if body.interactive and call.pid:
         spec = await run_in_threadpool(_by_process, spec, call.pid)
         if spec.runner and (known := await service.ask(lambda core: _same(core, spec))):
-            return known, 1
+            return known, range(known, known + 1)
     if not (spec.slurm_job and spec.gpus):
         return await _queue(call, body, spec)
     granted_gib = await run_in_threadpool(service.granted_gib, spec.slurm_job)
@@ -74,12 +79,14 @@ async def enqueue(call: Call, body: SubmitIn) -> tuple[JobId, int]:
         return await _queue(call, body, spec)
 
 
-async def _queue(call: Call, body: SubmitIn, spec: JobSpec) -> tuple[JobId, int]:
+async def _queue(call: Call, body: SubmitIn, spec: JobSpec) -> tuple[JobId, range]:
     service, bare = call.service, retention.without_contents(spec)
     await refusals.require_room(call, tasks_of(bare, body.array))
+    own = 0 if body.array is None else 1  # the array's
     count = len(body.array.indices) if body.array else 1
-    first = service.inbox.next_ids(count)  # no `await` since there was room for them
-    specs = tasks_of(bare, body.array, first)
+    name = service.inbox.next_ids(own + count)  # no `await` since there was room for them
+    first = JobId(name + own)
+    specs = tasks_of(bare, body.array, name)
     service.tally.expect(first, specs)
     env, text = spec.env, spec.script.text if spec.script else ""  # stored with the first part
     done = first
@@ -91,11 +98,13 @@ async def _queue(call: Call, body: SubmitIn, spec: JobSpec) -> tuple[JobId, int]
         except CarmaError as error:
             service.tally.give_up(done, (*part, *specs))
             if done > first:
-                tasks = f"only the first {done - first} tasks of array {first}"
+                tasks = f"only the first {done - first} tasks of array {name}"
                 error.message = f"{tasks} are queued: {error}"
             raise
-        done, env, text = JobId(done + sum(each.tasks for each in part)), (), ""
-    return first, count
+        done, text = JobId(done + sum(each.tasks for each in part)), ""
+        if not bare.secrets:  # which go when no job that is stored needs them
+            env = ()
+    return name, range(first, first + count)
 
 
 def _by_process(spec: JobSpec, pid: int) -> JobSpec:
@@ -170,10 +179,12 @@ async def check(call: Call, body: SubmitIn) -> JobSpec:
     after = await dependencies(call, body.after) if body.after else ()
     tasks = len(body.array.indices) if body.array else 1
     refusals.few_waits(tasks, len(after))
-    return job_spec(body, call.peer, after, gpus)
+    return job_spec(body, call.peer, after, gpus, service.settings.submit.env_exclude)
 
 
-def warnings(body: SubmitIn, now: float, limited_by: Collection[str] = (CPU, MEMORY)) -> list[str]:
+def warnings(
+    body: SubmitIn, now: float, limited_by: Collection[str] = (CPU, MEMORY), env_exclude: str = ""
+) -> list[str]:
     """Warnings about what is odd but allowed. `limited_by`: controllers of this server."""
     found = []
     begin_at, deadline_at = body.begin_at, body.deadline_at
@@ -188,6 +199,8 @@ def warnings(body: SubmitIn, now: float, limited_by: Collection[str] = (CPU, MEM
     sizes = body.batch_size, body.array and body.array.params.get("batch_size")
     if not any(sizes) and any(BATCH_SIZE in word for word in body.argv):
         found.append(f"{BATCH_SIZE} in the command is not replaced without --batch-size")
+    if env_exclude and (names := excluded(scrub(body.env), body.export, env_exclude)):
+        found.append(EXCLUDED.format(first_few(", ".join(names)), names[0]))
     for asked, controller in ((body.cpus, CPU), (body.host_memory_mib, MEMORY)):
         if asked is not None and controller not in limited_by:
             what = "--cpus" if controller == CPU else "--mem"
@@ -243,10 +256,11 @@ def _unmet(call: Call, wanted: list[tuple[str, AfterKind]], scene: Scene) -> tup
                     code="not_yours",
                 )
             if not job.ended:
-                kept |= dict.fromkeys(After(JobId(id), kind) for id in job.ids)
+                kept |= dict.fromkeys(After(one.id, kind, label_of(one)) for one in singly([job]))
             elif not kind.accepts(job.state):
                 raise CarmaError(
-                    f"job {label} has already ended as {job.state}: {kind} can never be met",
+                    f"job {label_of(job)} has already ended as {job.state}:"
+                    f" {kind} can never be met",
                     "Leave the dependency out, or requeue that job first.",
                 )
     return tuple(kept)
@@ -257,10 +271,12 @@ def _unmet(call: Call, wanted: list[tuple[str, AfterKind]], scene: Scene) -> tup
 )
 async def submit(call: Caller, body: SubmitIn) -> Response:
     """Submit a job. It is on disk when this answers."""
-    notes = warnings(body, call.service.now(), call.service.limited_by)
+    now, settings = call.service.now(), call.service.settings
+    notes = warnings(body, now, call.service.limited_by, settings.submit.env_exclude)
     if body.dry_run:
         return await _dry_run(call, body, notes)
-    first, count = await enqueue(call, body)
+    name, ids = await enqueue(call, body)
+    first = JobId(ids[0])
     if body.memory_mib is not None and body.gpus:
         job = await call.service.ask(lambda core: core.jobs.get(first))
         if job:  # it has not ended already
@@ -268,9 +284,9 @@ async def submit(call: Caller, body: SubmitIn) -> Response:
             notes += await remarks(call.service, job.spec, known)
     out: SubmittedOut = {
         "schema": SCHEMA,
-        "id": first,
-        "ids": list(range(first, first + count)),
-        "label": str(first),
+        "id": name,
+        "ids": list(ids),
+        "label": str(name),
         "warnings": notes,
     }
     if body.deadline_at is not None:

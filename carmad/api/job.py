@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NotRequired, cast, get_type_hints
 from typing_extensions import TypedDict
 
 from carmad.api.outlook import OutlookOut
-from carmad.api.reasons import short
+from carmad.api.reasons import short, too_large
 from carmad.api.report import ReceiptOut
 from carmad.api.wire import iso, pick, stamp, state_code, with_labels
-from carmad.core import recurrence
+from carmad.core import idling, recurrence
+from carmad.core.attempt import SILENT
 from carmad.core.decision import Placement, Reason
 from carmad.core.layout import Layout, Stage
 from carmad.core.scene import Scene
@@ -49,6 +50,7 @@ _TIMES = tuple(name for name in ANSWERED if name.endswith("_at"))
 
 class AfterOut(TypedDict):
     job: int
+    label: NotRequired[str]  # as people name it; 0.1 has none
     kind: str
 
 
@@ -133,6 +135,7 @@ class PredictionOut(TypedDict):
     source: str
     parts: dict[str, float]  # each feature's contribution, in the source's units
     notes: list[str]
+    is_guess: bool  # what other jobs took: it says nothing of this one
 
 
 class MoveOut(TypedDict):
@@ -195,8 +198,8 @@ else:
 class JobOut(OptionsOut):
     """Non-admins see only the first fields of other users' jobs, and "-" for the name.
 
-    One with `count` is the first of that many tasks of its array: in a folded listing, and in the
-    history, of tasks that were cancelled while they waited."""
+    One with `count` is the first of that many tasks of its array: in a folded listing or history,
+    and in any history of tasks that were cancelled while they waited."""
 
     id: int
     label: str
@@ -210,6 +213,7 @@ class JobOut(OptionsOut):
     started_at: str | None
     elapsed_s: float
     memory: MemoryOut
+    kernelless_s: NotRequired[float]  # how long it has held its GPUs without a kernel, if for long
     count: NotRequired[int]
     tasks: NotRequired[str]  # their indices, as in 2-7,9%4; of many spans only the first
     reason: NotRequired[str | None]
@@ -234,6 +238,7 @@ class JobOut(OptionsOut):
     notes: NotRequired[list[str]]
     # Until it runs: how its script stopped in a trial; completes "its script stops …".
     crash: NotRequired[str | None]
+    too_large: NotRequired[str | None]  # that no GPU has what it needs; completes "it …"
     estimate: NotRequired[NeedOut | None]
     estimating: NotRequired[bool]  # an estimate, or how its script stops, is to follow
     group: NotRequired[str]  # the same for runs of the same job
@@ -298,7 +303,7 @@ class Jobs:
 
     def _public(self, job: Job) -> JobOut:
         seen = dict(job.kernels)
-        return {
+        out: JobOut = {
             "id": job.id,
             "label": label(job),
             "user": job.spec.user,
@@ -313,6 +318,9 @@ class Jobs:
             "elapsed_s": _seconds(job.current.run_s(self._scene.now)) if job.current else 0.0,
             "memory": self._memory(job),
         }
+        if waited_s := idling.kernelless_s(job, self._scene.now):
+            out["kernelless_s"] = _seconds(waited_s)
+        return out
 
     def _add_private(self, out: JobOut, job: Job) -> None:
         spec, usage = job.spec, self._usage(job)
@@ -338,6 +346,7 @@ class Jobs:
         out["advice"] = _advice(job)
         out["notes"] = list(job.notes)
         out["crash"] = job.crash or None if _is_untested(job) else None
+        out["too_large"] = too_large(job.estimate, self._scene) if _is_untested(job) else None
         out["estimate"] = _need(job.estimate) if job.estimate else None
         out["estimating"] = job.awaits_estimate
         out["group"] = job.group
@@ -353,7 +362,10 @@ class Jobs:
         out["script_bytes"] = spec.script.bytes if spec.script else None
         out["cwd"] = spec.cwd
         out["stdout"], out["stderr"] = self._log_paths(job)
-        out["after"] = [{"job": after.job, "kind": after.kind.value} for after in spec.after]
+        out["after"] = [
+            {"job": one.job, "label": one.label or str(one.job), "kind": one.kind.value}
+            for one in spec.after
+        ]
         out["warn"] = asdict(spec.warn) if spec.warn else None
         out["umask"] = f"{spec.umask:04o}"
         out["energy_j"] = round(usage.energy_j, 3) or None
@@ -496,6 +508,11 @@ def _advice(job: Job) -> str | None:
         return (
             "module is a function of login shells: start the script with #!/bin/bash -l, submit"
             " from a shell that has it, or leave it out"
+        )
+    if job.exit and job.shared and job.exit.evidence.startswith(SILENT):
+        return (
+            "if it ran out of GPU memory, run it again alone (--exclusive); CARMA does so by itself"
+            " if the error is in the job's log, and not in another file"
         )
     if job.exit and job.exit.cause is Cause.HOST_OOM and job.spec.host_memory_mib:
         return "ask for more with --mem, or let it use less, as with fewer data-loading processes"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Annotated
 
@@ -30,17 +31,19 @@ from carmad.api.job import JobOut, JobsOut, MoveOut, attempts_out
 from carmad.api.outlook import StartsOut, outlook_out, start_out
 from carmad.api.reporting import receipt_of
 from carmad.api.requests import Body, ParamName, StepStagesIn
-from carmad.api.rows import Pieces, count, fold, row_out
+from carmad.api.rows import Piece, Pieces, Row, count, fold, fold_past, row_out
+from carmad.api.rows import count as count_jobs
 from carmad.api.why import WhyOut, why_out
 from carmad.api.wire import SCHEMA, parse_selection, parse_states, parse_time, pick, stamp
 from carmad.core import control
 from carmad.core.messages import Measured, Stepped
 from carmad.core.outlook import FORESEEN
 from carmad.core.scene import Scene
+from carmad.core.scheduler import Scheduler
 from carmad.core.sharing import label as label_of
 from carmad.core.slowdown import why_no_ratio
 from carmad.core.suspending import never
-from carmad.core.tasks import singly, split
+from carmad.core.tasks import part, singly, split
 from carmad.core.types import ENDED, Job, JobId, JobState, StageTimes
 from carmad.http.problems import Conflict, Forbidden
 from carmad.http.turns import ROWS
@@ -52,6 +55,7 @@ router = resource()
 SHORTEST_STEP_S = 1e-6
 
 PAST_DECISIONS = 20
+MOST_FOLDED, PART = 5000, 500  # jobs that are read for rows of a folded history; at a time
 FAILURES = frozenset({JobState.FAILED, JobState.TIMED_OUT, JobState.OUT_OF_MEMORY})
 
 
@@ -113,7 +117,7 @@ async def jobs(
     else:
         found = sorted(scene.live.rows.values(), key=lambda job: job.id)
 
-    def write() -> list[bytes]:
+    def write() -> list[Piece]:
         chosen = (
             job
             for job in found
@@ -130,19 +134,20 @@ async def jobs(
     return await _send(call, await service.once(scene, asked, write))
 
 
-async def _send(call: Call, pieces: list[bytes]) -> Response:
+async def _send(call: Call, pieces: list[Piece]) -> Response:
     """Two or three pieces are a row."""
-    await call.turn.afford(len(pieces) / (2 * ROWS))
+    rows = sum(0.5 if isinstance(each, bytes) else each.rows for each in pieces)
+    await call.turn.afford(rows / ROWS)
     return Pieces(pieces)
 
 
-def _write(call: Call, scene: Scene, found: Iterable[Job], limit: int, alike: bool) -> list[bytes]:
+def _write(call: Call, scene: Scene, found: Iterable[Job], limit: int, alike: bool) -> list[Piece]:
     """`alike`: one row for all tasks of an array that wait alike. As `carma --json` prints it."""
     one, written = call.renderer(scene), call.service.rows
     if alike:
         rows = fold(found, one)
         more = sum(map(count, rows[limit:]))
-        listed = written.json(rows[:limit], one)
+        listed: list[Piece] = [*written.json(rows[:limit], one)]
     else:
         first, more = split(found, limit)
         listed = written.json_singly(first, one)
@@ -164,18 +169,26 @@ async def history(
     reverse: bool = False,
     first: Annotated[int, Query(ge=0, le=MAX_IDS_EVER)] = 0,
     count: bool = False,
+    fold: bool = False,
 ) -> Response:
     """Jobs that have ended, latest first: the caller's own, or for administrators everyone's.
 
     `before`: only those with a smaller id. `attempts`: each with all its attempts. `text`: all its
     words are in the job's id, name, parameters or command. `order`: the largest or latest first,
-    unless `reverse`. `first`: so many are passed over. `count`: `more` is their number, not 1."""
+    unless `reverse`. `first`: so many are passed over. `count`: `more` is their number, not 1.
+    `fold`: a row, of which there are `limit` at most, stands for all tasks of an array that ended
+    alike: with the first start, the last end, the longest times and the largest memory of one, and
+    the energy of all."""
     before_id = None if before is None else JobId(before)
     span = parse_time(since), parse_time(until)
     search = past_search(call, user, parse_states(states) or ENDED, *span, text, before_id)
     scene = await call.service.scene()
     async with call.service.listings:
-        found, more = await past_jobs(call, search, limit, order, reverse, first, count)
+        if fold:
+            found, more = await past_rows(call, search, limit, order, reverse, first, count)
+        else:
+            jobs, more = await past_jobs(call, search, limit, order, reverse, first, count)
+            found = [[job] for job in jobs]
         return await run_in_threadpool(_past, call, scene, found, more, attempts)
 
 
@@ -188,15 +201,16 @@ async def failures(call: Caller, limit: Limit = 20) -> Response:
         found, more = await run_in_threadpool(
             call.service.store.search, search, "ended", limit=limit
         )
-        return await run_in_threadpool(_past, call, scene, found, more, False)
+        rows = [[job] for job in found]
+        return await run_in_threadpool(_past, call, scene, rows, more, False)
 
 
-def _past(call: Call, scene: Scene, found: Sequence[Job], more: int, attempts: bool) -> Response:
+def _past(call: Call, scene: Scene, rows: Sequence[Row], more: int, attempts: bool) -> Response:
     one = call.renderer(scene)
-    out: JobsOut = {"schema": SCHEMA, "jobs": [row_out([job], one) for job in found], "more": more}
+    out: JobsOut = {"schema": SCHEMA, "jobs": [row_out(row, one) for row in rows], "more": more}
     if attempts:
-        for job, listed in zip(found, out["jobs"], strict=True):
-            listed["attempts"] = attempts_out(job)
+        for row, listed in zip(rows, out["jobs"], strict=True):
+            listed["attempts"] = attempts_out(row[0])
     return answer(out)
 
 
@@ -238,6 +252,29 @@ async def past_jobs(
     store = call.service.store
     found, more = await run_in_threadpool(store.search, search, order, reverse, first, limit, count)
     return [job for job in found if call.may_touch(job)], more
+
+
+async def past_rows(
+    call: Call,
+    search: Search,
+    limit: int,
+    order: Order,
+    reverse: bool,
+    first: int,
+    count: bool,
+) -> tuple[list[Row], int]:
+    """Like `past_jobs`, folded: as many rows as `limit` says, if not too many jobs are in them."""
+    found: list[Job] = []
+    rows: list[Row] = []
+    more = 1
+    while more and len(rows) <= limit and len(found) < MOST_FOLDED:
+        after, part = first + len(found), max(limit, PART) if found else 2 * limit
+        others, more = await run_in_threadpool(
+            call.service.store.search, search, order, reverse, after, part, count
+        )
+        found += others
+        rows = fold_past(job for job in found if call.may_touch(job))
+    return rows[:limit], more + sum(map(count_jobs, rows[limit:]))
 
 
 @router.get("/jobs/{label}", responses={200: {"model": JobOut}})
@@ -374,23 +411,49 @@ async def wait(
     start: bool = False,
 ) -> Response:
     """The job once it has ended, or in its current state when the timeout has passed. `start`: also
-    once it has GPUs."""
-    job, scene = await call.own_job(label)
+    once it has GPUs. Of an array, once that holds for each task: the first that failed, or else the
+    last; before, a task that is awaited."""
+    clock = asyncio.get_running_loop().time
     moments = call.service.starts if start else call.service.endings
-    come = moments.expect(job.id)
-    try:
-        if await call.service.ask(lambda core: _is_to_come(core.jobs.get(job.id), start)):
-            async with call.turn.rest():
-                await _wait_for(request, come, timeout_s)
-    finally:
-        moments.forget(job.id, come)
-    if not call.service.stopping:
-        job, scene = await call.own_job(str(job.id))
-    return answer(call.renderer(scene)(job))
+    until, patient = clock() + timeout_s, True
+    while True:
+        tasks, scene = await call.own_tasks(label)
+        job = _telling(tasks, start)
+        if not (patient and _is_to_come(job, start)):
+            return answer(call.renderer(scene)(job))
+        come = moments.expect(job.id)
+        try:
+            if await call.service.ask(partial(_is_live_to_come, job.id, start)):
+                async with call.turn.rest():
+                    await _wait_for(request, come, until - clock())
+                patient = come.is_set()
+        finally:
+            moments.forget(job.id, come)
+        if call.service.stopping:
+            return answer(call.renderer(scene)(job))
 
 
-def _is_to_come(job: Job | None, start: bool) -> bool:
-    return job is not None and not (start and job.holds_gpus)
+def _telling(tasks: Sequence[Job], start: bool) -> Job:
+    """What `wait` answers of all tasks of an array."""
+    found = [job for job in tasks if _is_to_come(job, start)]
+    if not found:
+        failed = (job for job in tasks if job.state in ENDED - {JobState.SUCCEEDED})
+        found = sorted(failed, key=_first_failure, reverse=True) or [*tasks]
+    return part(found[-1], found[-1].ids[-1:])
+
+
+def _first_failure(job: Job) -> tuple[bool, float]:
+    """Sorts those that were cancelled last: they count if there is no other."""
+    return job.state is JobState.CANCELLED, job.ended_at or 0.0
+
+
+def _is_live_to_come(id: JobId, start: bool, core: Scheduler) -> bool:
+    job = core.jobs.get(id)
+    return job is not None and _is_to_come(job, start)
+
+
+def _is_to_come(job: Job, start: bool) -> bool:
+    return not (job.ended or (start and job.holds_gpus))
 
 
 async def _wait_for(request: Request, come: asyncio.Event, timeout_s: float) -> None:

@@ -81,7 +81,7 @@ def _text(job: Job, found: Outlook, deadline_at: float, scene: Scene) -> str:
     if deadline_at < found.starts_at < inf:
         return f"predicted to miss its deadline{when}"
     unknown = "not known how long it runs: give --expect"
-    if job.expected_s is not None:
+    if job.own_s is not None:
         unknown = "it is not known when the jobs ahead of it end"
     return f"whether it meets its deadline is not predicted: {unknown}"
 

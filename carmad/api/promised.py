@@ -3,13 +3,14 @@ and whether its owner's word counts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from carmad.api.service import Service
 from carmad.core.promises import DAY_S, ENOUGH, WINDOW_S, foresee, size
 from carmad.core.scheduler import Scheduler
 from carmad.core.share import Broken
-from carmad.core.types import Estimate, JobSpec
+from carmad.core.types import Estimate, JobId, JobSpec
+from carmad.store.values import Named
 from carmad.threads import run_in_threadpool
 from carmad.words import clock, first_few
 from estimators.history import unchecked_history
@@ -37,7 +38,9 @@ async def remarks(service: Service, spec: JobSpec, known: Estimate | None) -> li
         return core.shares.broken(spec.user, now), most_mib
 
     broken, most_mib = await service.ask(look)
-    found = [doubt(broken)] if broken else []
+    found = (
+        [doubt(broken, service.store.name_jobs([each.job for each in broken]))] if broken else []
+    )
     if known and (advice := foresee(spec.memory_mib or 0, known, most_mib or None)):
         found.append(advice)
     return found
@@ -50,9 +53,10 @@ def _automatic(known: Estimate | None) -> str:
     return f"{used}: it asks for {size(known.safe_mib)}, if its script is still the same"
 
 
-def doubt(broken: Sequence[Broken]) -> str:
+def doubt(broken: Sequence[Broken], names: Mapping[JobId, Named]) -> str:
     """Why the user's word does not count now, and until when."""
-    jobs = first_few(", ".join(f"job {each.job}" for each in broken))
+    ids = (each.job for each in broken)
+    jobs = first_few(", ".join(f"job {names[id].label if id in names else id}" for id in ids))
     until = clock(broken[-ENOUGH].at + WINDOW_S)
     return (
         f"your --gpu-mem counts until {until} only where nothing higher is measured or estimated:"

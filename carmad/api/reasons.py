@@ -14,8 +14,9 @@ from typing_extensions import TypedDict
 from carmad import registry
 from carmad.api.wire import pick, stamp, with_labels
 from carmad.core.decision import Decision, Placement, Reason
+from carmad.core.idling import SAID_AFTER_S
 from carmad.core.scene import Scene
-from carmad.core.types import Gpu, GpuId
+from carmad.core.types import Estimate, Gpu, GpuId
 from carmad.readable import duration, gib
 from carmad.words import Wording, clock, detail, first_few
 
@@ -79,6 +80,15 @@ def decision_out(decision: Decision, scene: Scene) -> DecisionOut:
     }
 
 
+def too_large(estimate: Estimate | None, scene: Scene) -> str | None:
+    """That even the lower end of an estimate is more than any GPU has; completes "it …". None: it
+    is not."""
+    largest_mib = max((gpu.gpu.memory_mib for gpu in scene.view.gpus), default=0)
+    if estimate is None or not 0 < largest_mib < estimate.least_mib:
+        return None
+    return f"needs at least {gib(estimate.least_mib)}, and the largest GPU has {gib(largest_mib)}"
+
+
 def gpu_ref(id: GpuId, gpus: Mapping[GpuId, Gpu]) -> GpuRefOut:
     return {"id": id, "index": gpus[id].index if id in gpus else None}
 
@@ -129,13 +139,26 @@ def _generic(reason: Reason) -> str:
     return f"{words} ({reason.detail})" if reason.detail else words
 
 
+def _first_kernel(reason: Reason) -> str:
+    whose = reason.detail or "a job"
+    if reason.have < SAID_AFTER_S:
+        return f"no kernel of {whose} has been seen yet"
+    left = duration(reason.need - reason.have)
+    return (
+        f"no kernel of {whose} has been seen there for {duration(reason.have)};"
+        f" the GPU is kept for it for up to {left} more"
+    )
+
+
 def _settling(reason: Reason) -> str:
-    if reason.detail.startswith("job "):
-        return (
-            f"{reason.detail} started computing {reason.have:.0f} s ago;"
+    newest, _, missing = reason.detail.partition("; ")
+    words = f"has been watched for {reason.have:.0f} s of the {reason.need:.0f} s needed"
+    if newest.startswith("job "):
+        words = (
+            f"{newest} started computing {reason.have:.0f} s ago;"
             f" the GPU's load is known after {reason.need:.0f} s"
         )
-    return f"has been watched for {reason.have:.0f} s of the {reason.need:.0f} s needed"
+    return f"{words}; this job cannot join earlier: {missing}" if missing else words
 
 
 def _old(reason: Reason) -> str:
@@ -198,7 +221,7 @@ CORE: dict[str, Wording] = {
     ),
     "first_kernel": Wording(
         "FirstKernel",
-        lambda r: f"no kernel of {r.detail or 'a job'} has been seen yet",
+        _first_kernel,
         detail,
     ),
     "resuming": Wording("Resuming", lambda r: f"{r.detail} is resuming there", detail),

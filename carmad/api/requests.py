@@ -22,13 +22,14 @@ from pydantic import (
 )
 
 from carmad.api.wire import moment
-from carmad.attempt.environment import scrub
+from carmad.attempt.environment import excluded, scrub
 from carmad.core.layout import Layout, Stage
 from carmad.core.tasks import spans
 from carmad.core.types import After, ArrayTask, Gpu, JobId, JobSpec, Script, StageTimes, WarnSignal
 from carmad.errors import CarmaError
 from carmad.http.connections import Peer
 from carmad.options import (
+    JOB,
     MAX_AFTER,
     MAX_GPUS,
     MAX_MIB,
@@ -53,7 +54,8 @@ Name = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$", max
 EnvName = Annotated[str, StringConstraints(pattern=r"^[^=\x00]+$")]
 ParamName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.-]{0,63}$")]
 ParamValue = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=1024)]
-Label = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15}(_[0-9]{1,7})?$")]
+LimitName = Literal["as", "core", "data", "fsize", "nofile", "stack"]
+Names = Annotated[str, StringConstraints(pattern=rf"^{JOB}$", max_length=8000)]
 Umask = Annotated[str, StringConstraints(pattern=r"^0{0,3}[0-7]{1,3}$")]  # octal, as umask prints
 User = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]+$", max_length=256)]
 
@@ -90,11 +92,17 @@ Time = Annotated[
 
 
 class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,  # it may be a secret, and why an entry was refused is kept
+    )
 
 
 class AfterIn(Body):
-    job: Label
+    job: Names
     kind: Literal["afterok", "afterany", "afternotok"] = "afterok"
 
 
@@ -166,9 +174,10 @@ class ScriptIn(Body):
 class JobIn(Body):
     """A job, or with `array` many of them that differ in their index.
 
-    `env` is what the submitter's shell has, and is scrubbed of secrets; `export` is what the
-    submitter named one by one, and is kept. `interactive`: the submitter runs the command itself,
-    once the job has GPUs and they were taken (`/v1/jobs/{label}/take`).
+    `env` is what the submitter's shell has, and is scrubbed of what is of no use in a job; `export`
+    is what the submitter named one by one, and is kept. `interactive`: the submitter runs the
+    command itself, once the job has GPUs and they were taken (`/v1/jobs/{label}/take`). `limits`:
+    soft limits of its processes, by the names of `getrlimit`, in its units; -1: unlimited.
     """
 
     argv: Annotated[list[Text], Field(min_length=1, max_length=MAX_WORDS)]
@@ -184,6 +193,7 @@ class JobIn(Body):
     array: ArrayIn | None = None
     stdout: Path | None = None
     umask: Umask = "022"
+    limits: dict[LimitName, Annotated[int, Field(ge=-1, lt=1 << 63)]] = {}
     held: bool = False
     interactive: bool = False
     dry_run: bool = False
@@ -260,9 +270,15 @@ def _kind(asked: str, names: list[str]) -> str:
 
 
 def job_spec(
-    body: SubmitIn, peer: Peer, after: tuple[After, ...], gpus: tuple[Gpu, ...]
+    body: SubmitIn,
+    peer: Peer,
+    after: tuple[After, ...],
+    gpus: tuple[Gpu, ...],
+    env_exclude: str = "",
 ) -> JobSpec:
-    env = scrub(body.env) | body.export
+    env = scrub(body.env)
+    left_out = excluded(env, body.export, env_exclude)
+    env = {name: value for name, value in env.items() if name not in left_out} | body.export
     plain = {name: getattr(body, name) for name in PLAIN}
     if not body.gpus:  # uncounted, an array of them would start as a whole
         plain["cpus"] = body.cpus or 1
@@ -278,6 +294,7 @@ def job_spec(
         cwd=body.cwd,
         name=body.name or job_name(body.argv),
         env=tuple(env.items()),
+        excluded=left_out,
         script=Script("", 0, body.script.word, body.script.text) if body.script else None,
         stdout=body.stdout or default,
         layout=_layout(body),
@@ -285,13 +302,15 @@ def job_spec(
         warn=WarnSignal(body.warn.signum, body.warn.before_s) if body.warn else None,
         after=after,
         umask=int(body.umask, 8),
+        limits=tuple(body.limits.items()),
         interactive=body.interactive,
     )
 
 
-def tasks_of(spec: JobSpec, array: ArrayIn | None, first: JobId = NO_ID) -> tuple[JobSpec, ...]:
-    """The job, or the tasks of the array. Those of a sweep differ, and so do their estimates; the
-    others are one job as long as they wait, or a few if their indices are not evenly spaced."""
+def tasks_of(spec: JobSpec, array: ArrayIn | None, id: JobId = NO_ID) -> tuple[JobSpec, ...]:
+    """The job, or the tasks of the array with this id. Those of a sweep differ, and so do their
+    estimates; the others are one job as long as they wait, or a few if their indices are not evenly
+    spaced."""
     if array is None:
         return (spec,)
     every, names = array.indices, tuple(array.params)
@@ -299,12 +318,12 @@ def tasks_of(spec: JobSpec, array: ArrayIn | None, first: JobId = NO_ID) -> tupl
     if names:
         rows = zip(*array.params.values(), strict=True)
         tasks = (
-            ArrayTask(first, index, array.limit, *ends, tuple(zip(names, row, strict=True)))
+            ArrayTask(id, index, array.limit, *ends, tuple(zip(names, row, strict=True)))
             for index, row in zip(every, rows, strict=True)
         )
     else:
         tasks = (
-            ArrayTask(first, its.start, array.limit, *ends, more=len(its) - 1, step=its.step)
+            ArrayTask(id, its.start, array.limit, *ends, more=len(its) - 1, step=its.step)
             for its in spans(every)
         )
     return tuple(replace(spec, array=task) for task in tasks)

@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from itertools import count as count_from
+from math import fsum
 from secrets import randbelow
+from typing import TypeVar
 
 from starlette.responses import StreamingResponse
 
@@ -34,6 +36,11 @@ Row = Sequence[Job]  # jobs of one array, or a single one, which may stand for s
 
 PIECES = 256  # written at a time
 
+Numbers = tuple[int, int, int]  # a task's id, index and place in line
+NUMBERS = b"id", b"index", b"place"
+
+P = TypeVar("P")
+
 RECENT_S = 600.0
 MOST = 20  # jobs of a user, and of all users for those who may see them
 MOST_BYTES = 256 << 10  # likewise, of their commands
@@ -51,6 +58,18 @@ def fold(jobs: Iterable[Job], one: Jobs) -> list[Row]:
         else:
             alike = array.array, state_code(job), one.reason(job)
             rows.setdefault(alike, []).append(job)
+    return list(rows.values())
+
+
+def fold_past(jobs: Iterable[Job]) -> list[Row]:
+    """Of jobs that have ended, a row for each, but one for all tasks of an array that ended alike:
+    it stands where the first of them would."""
+    rows: dict[object, list[Job]] = {}
+    for job in jobs:
+        array, exit = job.spec.array, job.exit
+        how = exit and (exit.cause, exit.code, exit.signal)
+        alike = (array.array, job.state, how) if array else job.id
+        rows.setdefault(alike, []).append(job)
     return list(rows.values())
 
 
@@ -80,7 +99,23 @@ def row_out(row: Row, one: Jobs) -> JobOut:
         out["tasks"] = _tasks(row)
         out["params"] = dict.fromkeys(out.get("params", ()), "*")  # they have different ones
         out["label"] = row_label(row)
+        if len(row) > 1 and first.ended:
+            _sum_up(out, [one(job) for job in row])
     return out
+
+
+def _sum_up(out: JobOut, tasks: Sequence[JobOut]) -> None:
+    """When the first of the tasks started and the last ended, the longest times and the largest
+    memory of one, and the energy of all."""
+    started = [task["started_at"] for task in tasks if task["started_at"]]
+    peaks = [task["memory"]["peak_mib"] or 0 for task in tasks]
+    energy = [joules for task in tasks if (joules := task.get("energy_j"))]
+    out["started_at"] = min(started, default=None)
+    out["ended_at"] = max((task.get("ended_at") or "" for task in tasks), default="") or None
+    out["elapsed_s"] = max(task["elapsed_s"] for task in tasks)
+    out["wait_s"] = max(task.get("wait_s", 0.0) for task in tasks)
+    out["memory"] = {**out["memory"], "peak_mib": max(peaks) or None}
+    out["energy_j"] = round(fsum(energy), 3) or None
 
 
 def row_label(row: Row) -> str:
@@ -144,9 +179,9 @@ class Rows:
                 pieces += self._single(row[0], one)
         return _array(pieces)
 
-    def json_singly(self, jobs: Iterable[Job], one: Jobs) -> list[bytes]:
+    def json_singly(self, jobs: Iterable[Job], one: Jobs) -> list[Piece]:
         """Likewise, with a row for each task."""
-        pieces: list[bytes] = []
+        pieces: list[Piece] = []
         for job in jobs:
             pieces += self._single(job, one) if job.tasks == 1 else _alike(job, one)
         return _array(pieces)
@@ -180,27 +215,75 @@ class Rows:
         return row
 
 
-def _array(pieces: list[bytes]) -> list[bytes]:
+def _array(pieces: list[P]) -> list[P | bytes]:
     """Of rows, each with NEXT behind it."""
     return [b"[\n", *pieces[:-1], b"\n]"] if pieces else [b"[]"]
 
 
-def _alike(job: Job, one: Jobs) -> Iterator[bytes]:
+class Alike:
+    """Rows with NEXT between them that differ in three numbers, spelt out only while they are sent:
+    a long array's take megabytes, and many may be reading them slowly."""
+
+    def __init__(self, pattern: _Pattern, ids: range, indices: range, place: int) -> None:
+        self._pattern, self._ids, self._indices, self._place = pattern, ids, indices, place
+        self._bytes = len(pattern.blank) * len(ids) + len(NEXT) * (len(ids) - 1)
+        self._bytes += sum(map(pattern.digits, self._numbers()))
+
+    @property
+    def rows(self) -> int:
+        return len(self._ids)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for at, numbers in enumerate(self._numbers()):
+            if at:
+                yield NEXT
+            yield self._pattern.row(numbers)
+
+    def __len__(self) -> int:
+        """In bytes."""
+        return self._bytes
+
+    def _numbers(self) -> Iterator[Numbers]:
+        return zip(self._ids, self._indices, count_from(self._place), strict=False)
+
+
+Piece = bytes | Alike
+
+
+def _alike(job: Job, one: Jobs) -> tuple[Piece, ...]:
     """The rows of all tasks that the job stands for. Those behind the first, which may head the
     line, differ only in their ids, indices and places, so they are written from one pattern."""
     first, second = (part(job, range(id, id + 1)) for id in job.ids[:2])
-    yield from (as_json(one(first)), NEXT)
     moving = one.moving(second)
-    row = _pattern(second, moving, one)
-    places = count_from(moving["position"] or 0)
-    for id, index, place in zip(job.ids[1:], indices(job)[1:], places, strict=False):
-        yield row % {b"id": id, b"index": index, b"place": place}
-        yield NEXT
+    pattern = _pattern(second, moving, one)
+    others = Alike(pattern, job.ids[1:], indices(job)[1:], moving["position"] or 0)
+    return as_json(one(first)), NEXT, others, NEXT
 
 
-def _pattern(task: Job, moving: MovingOut, one: Jobs) -> bytes:
-    """The task's row with `%(id)d`, `%(index)d` and `%(place)d` where these are, also in the paths
-    of its logs. It is written with numbers that nobody can have guessed, which are then found."""
+class _Pattern:
+    """A row in which three numbers stand that nobody can have guessed, also in the paths of its
+    logs. Others take their place."""
+
+    def __init__(self, row: bytes, numbers: Numbers) -> None:
+        found = [b"%d" % number for number in numbers]
+        self._used = list(map(row.count, found))
+        self._text = row.replace(b"%", b"%%")
+        self.blank = row
+        for number, name in zip(found, NUMBERS, strict=True):
+            self._text = self._text.replace(number, b"%%(%s)d" % name)
+            self.blank = self.blank.replace(number, b"")
+
+    def row(self, numbers: Numbers) -> bytes:
+        return self._text % dict(zip(NUMBERS, numbers, strict=True))
+
+    def digits(self, numbers: Numbers) -> int:
+        """How many it has besides the `blank` part."""
+        return sum(
+            used * len(str(number)) for used, number in zip(self._used, numbers, strict=True)
+        )
+
+
+def _pattern(task: Job, moving: MovingOut, one: Jobs) -> _Pattern:
     assert task.spec.array
     id, index, place = (10**17 + randbelow(10**17) for _ in range(3))
     array = replace(task.spec.array, index=index)
@@ -208,24 +291,22 @@ def _pattern(task: Job, moving: MovingOut, one: Jobs) -> bytes:
     if one.sees(task):
         out["reason"], out["wait_s"] = one.reason(task), moving["wait_s"]
         out["position"] = moving["position"] and place
-    row = as_json(out).replace(b"%", b"%%")
-    for name, number in ((b"id", id), (b"index", index), (b"place", place)):
-        row = row.replace(b"%d" % number, b"%%(%s)d" % name)
-    return row
+    return _Pattern(as_json(out), (id, index, place))
 
 
 class Pieces(StreamingResponse):
     """JSON sent in pieces, never assembled in memory. It has a length, since HTTP/1.0 clients
     cannot read chunks."""
 
-    def __init__(self, pieces: Sequence[bytes]) -> None:
+    def __init__(self, pieces: Sequence[Piece]) -> None:
         length = {"content-length": str(sum(map(len, pieces)))}
         super().__init__(_join(pieces), headers=length, media_type="application/json")
 
 
-async def _join(pieces: Sequence[bytes]) -> AsyncIterator[bytes]:
-    for first in range(0, len(pieces), PIECES):
-        yield b"".join(pieces[first : first + PIECES])
+async def _join(pieces: Sequence[Piece]) -> AsyncIterator[bytes]:
+    spelt = chain.from_iterable((each,) if isinstance(each, bytes) else each for each in pieces)
+    while some := b"".join(islice(spelt, PIECES)):
+        yield some
 
 
 @dataclass(slots=True)

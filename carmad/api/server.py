@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Literal, NotRequired
 
 from starlette.responses import PlainTextResponse, Response
@@ -147,6 +148,7 @@ class ConfigOut(TypedDict):
     settings: dict[str, Any]
     path: str | None
     toml: str | None
+    waiting: NotRequired[list[str]]  # what only a restart changes; none: the file is broken
     advice: NotRequired[AdviceOut | None]  # on the policy, for administrators; null: none yet
 
 
@@ -320,12 +322,17 @@ async def report(call: Caller, since: Moment = None, until: Moment = None) -> Re
 @router.get("/config", responses={200: {"model": ConfigOut}})
 async def config(call: Caller) -> Response:
     service = call.service
+    changes = None
+    with suppress(CarmaError):  # first: it also looks which file there is
+        changes = list(await run_in_threadpool(service.waiting_settings))
     out: ConfigOut = {
         "schema": SCHEMA,
         "settings": as_tree(service.settings),
         "path": service.config_path,
         "toml": service.config_toml,
     }
+    if changes is not None:
+        out["waiting"] = changes
     if call.peer.admin:
         out["advice"] = await run_in_threadpool(service.advice)
     return answer(out)
@@ -348,10 +355,22 @@ async def doctor(call: Caller) -> Response:
     scene = await service.scene()
     async with service.slow:
         found = await run_in_threadpool(service.doctor, scene)
-    where = service.config_path or "no file: the defaults"
-    settings = verdict("settings", True, where)
+    settings = await run_in_threadpool(_check_settings, service)
     out: DoctorOut = {"schema": SCHEMA, "checks": [settings, *found]}
     return answer(out)
+
+
+def _check_settings(service: Service) -> CheckOut:
+    where = service.config_path or "no file: the defaults"
+    try:
+        changes = service.waiting_settings()
+    except CarmaError as error:
+        hint = f"{error.hint} Until then, carmad goes on with the settings it has.".strip()
+        return verdict("settings", False, error.message, hint)
+    if changes:
+        detail = f"{where}; only a restart changes {'; '.join(changes)}"
+        return verdict("settings", None, detail, "Restart carmad: running jobs continue.")
+    return verdict("settings", True, where)
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

@@ -116,6 +116,9 @@ class Service(Follower):
     terminals: Terminals | None = None  # None: jobs are only pretended
     # By its name, and who sets it; slow. None: it cannot be changed here.
     set_policy: Callable[[str, str], None] | None = None
+    # Settings that the file has and only a restart puts in force, with their values. Raises
+    # CarmaError if the file is broken; slow.
+    waiting_settings: Callable[[], Sequence[str]] = tuple
     advice: Callable[[], AdviceOut | None] = lambda: None  # on the policy
     # A mail to this user; why it was not taken, or "". Slow.
     send_test: Callable[[str], str] = lambda user: "this daemon only pretends"

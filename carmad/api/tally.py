@@ -12,7 +12,9 @@ from sys import getsizeof
 from carmad.core.messages import Discovered, Step
 from carmad.core.quota import Limit
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Environment, Gpu, Job, JobId, JobSpec, Script
+from carmad.core.types import Environment, Gpu, Job, JobId, JobSpec, Script, Secrets
+
+Stored = Environment | Script | Secrets
 
 PART_BYTES = 300  # memory per dependency, or per part of a layout
 
@@ -29,7 +31,7 @@ class _Mine:
 
     jobs: int = 0
     bytes: int = 0
-    stored: Counter[Environment | Script] = field(default_factory=Counter)  # by number of jobs
+    stored: Counter[Stored] = field(default_factory=Counter)  # by number of jobs
 
     def add(self, spec: JobSpec) -> None:
         self.jobs += spec.tasks
@@ -130,8 +132,8 @@ def _with_ids(first: JobId, specs: Iterable[JobSpec]) -> Iterator[tuple[JobId, J
         first = JobId(first + spec.tasks)
 
 
-def _common(spec: JobSpec) -> list[Environment | Script]:
-    return [each for each in (spec.environment, spec.script) if each]
+def _common(spec: JobSpec) -> list[Stored]:
+    return [each for each in (spec.environment, spec.script, spec.secrets) if each]
 
 
 def weight(spec: JobSpec) -> int:

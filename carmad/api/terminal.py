@@ -20,6 +20,7 @@ from carmad.attempt.callers import Process, Taken, own_process, title_of
 from carmad.attempt.proc import with_descendants
 from carmad.core.messages import Adopted
 from carmad.core.scene import Scene
+from carmad.core.sharing import label
 from carmad.core.types import GpuId, Job, JobSpec, JobState, Mode, ProcessUse
 from carmad.http.problems import Conflict, Unavailable
 from carmad.readable import job_name
@@ -177,5 +178,6 @@ def _where(tree: set[int], scene: Scene) -> tuple[tuple[GpuId, ...], Sequence[Pr
         hint = "`carma gpus` shows the processes on GPUs; try again in a few seconds."
         raise Conflict("that process, and what it started, is on no GPU", hint)
     if owner := next((use.job for _, use in seen if use.job is not None), None):
-        raise Conflict(f"that process belongs to job {owner}", f"See carma show {owner}.")
+        name = label(scene.live[owner]) if owner in scene.live else owner
+        raise Conflict(f"that process belongs to job {name}", f"See carma show {name}.")
     return tuple(dict.fromkeys(gpu for gpu, _ in seen)), [use for _, use in seen]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NotRequired
 
 from typing_extensions import TypedDict
@@ -27,16 +28,24 @@ from carmad.api.reasons import (
     verdicts_out,
 )
 from carmad.api.wire import SCHEMA, iso, with_labels
+from carmad.attempt.environment import log_paths
+from carmad.core import idling
+from carmad.core.admission import PASSING
 from carmad.core.decision import Decision, Reason, Verdict
+from carmad.core.joining import OWN_MEMORY
 from carmad.core.scene import Scene
 from carmad.core.sharing import label
-from carmad.core.types import Cause, Exit, Gpu, Job, JobId, JobState
+from carmad.core.types import Cause, Exit, Job, JobId, JobState, Mode
 from carmad.readable import duration, gib
 from carmad.words import clock, first_few
 
 GIB = 1024
 MOST_AHEAD = 8
-PASSING = frozenset({"first_kernel", "settling"})  # over soon, whatever people do
+# As Python, Go, Rust and C++ say that a GPU's UUID is no number.
+UUID_IS_NO_NUMBER = re.compile(
+    r"(?:invalid|parse|Atoi|stoi|number|digit)[^\n]{0,80}\b(?:GPU|MIG)-[0-9a-f]{4}", re.IGNORECASE
+)
+PORT_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 FREED_BY_AN_END = frozenset({"busy", "exclusive", "jobs_per_gpu", "mps_user", "memory", "min_free"})
 
 
@@ -85,10 +94,12 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
     looked_at = now is not None or blockers
     behind = _behind(job, scene) if waits and job.spec.gpus and not looked_at else None
     out = jobs(job)
+    failure = scene.failure(job) if job.holds_gpus else ""
     return {
         "schema": SCHEMA,
         "job": out,
-        "headline": _headline(
+        "headline": (f"{failure}; " if failure else "")
+        + _headline(
             job,
             [with_labels(each, scene.live) for each in reasons],
             now,
@@ -98,6 +109,7 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
             away(job, scene, "your" if jobs.owns(job) else "its")
             if job.suspension and waits and not blockers
             else "",
+            idling.kernelless_s(job, scene.now),
         ),
         "position": out.get("position"),
         "behind": behind,
@@ -111,7 +123,9 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
         "grounds": [reason_out(reason, scene) for reason in now.placement.explanation]
         if now
         else [],
-        "remedies": _remedies(job, scene, reasons, now, behind) if waits else _advice(out),
+        "remedies": _remedies(job, scene, reasons, now, behind)
+        if waits
+        else [*_advice(job, out, failure), *_kernelless_advice(job, scene)],
         "chosen": list(now.placement.gpus) if now else [],
         "past": [decision_out(decision, scene) for decision in _earlier(past, now)],
     }
@@ -144,10 +158,13 @@ def _headline(
     kept: Reason | None,
     overtaken: str,
     away: str,
+    kernelless_s: float,
 ) -> str:
     match job.state:
         case JobState.PENDING:
             return "waits: its memory need is not known yet; until then only idle GPUs can take it"
+        case JobState.STARTING if kernelless_s:
+            return f"starting: no kernel of it has been seen for {duration(kernelless_s)}"
         case JobState.STARTING:
             return "starting: no kernel of it has been seen yet" if job.gpus else "starting"
         case JobState.RUNNING:
@@ -208,9 +225,27 @@ def _facts(out: JobOut) -> list[str]:
     """How its last attempt ended, where its logs are."""
     if out["started_at"] is None:
         return []
-    found = [f"attempt {out['attempt']} ran for {duration(out['elapsed_s'])}"]
+    return [f"attempt {out['attempt']} ran for {duration(out['elapsed_s'])}", *_logs(out)]
+
+
+def _logs(out: JobOut) -> list[str]:
     logs = {} if out.get("interactive") else dict.fromkeys((out["stdout"], out["stderr"]))
-    return [*found, *(f"its log: {path}" for path in logs)]
+    return [f"its log: {path}" for path in logs]
+
+
+def explain(job: Job, scene: Scene) -> Iterator[str]:
+    """What a message to its owner says of a job, besides what happened."""
+    why = why_out(job, scene, (), Jobs(scene, log_paths, job.spec.owner, see_all=False))
+    out = why["job"]
+    yield f"command: {shlex.join(job.spec.argv)}"
+    if on := [gpu["id"] if gpu["index"] is None else str(gpu["index"]) for gpu in out["gpus"]]:
+        yield f"on GPU {', '.join(on)}"
+    yield from why["facts"] or _logs(out)
+    if why["tail"]:
+        yield from ("", "its last lines:", *(f"  {line}" for line in why["tail"]), "")
+    if why["remedies"]:
+        yield from ("what would help:", *(f"  {each}" for each in why["remedies"]), "")
+    yield f"more: carma why {out['label']}"
 
 
 def _ahead(job: Job, scene: Scene) -> list[AheadOut]:
@@ -237,7 +272,8 @@ def _does(job: Job, scene: Scene) -> str:
     if job.holds_gpus:
         limit, ran = job.spec.time_limit_s, job.attained_s(scene.now)
         left = "" if limit is None else f", for {duration(limit - ran)} more at most"
-        return f"has run for {duration(ran)}{left}"
+        idle = " without a kernel" if idling.kernelless_s(job, scene.now) else ""
+        return f"has run for {duration(ran)}{idle}{left}"
     wants = _wish(job)
     if job.id == scene.head:
         found = scene.current(job.id)
@@ -273,9 +309,44 @@ def _remedies(
     return list(dict.fromkeys(found))[:8]
 
 
-def _advice(job: JobOut) -> list[str]:
-    advice = job.get("advice")
-    return [advice] if advice else []
+def _advice(job: Job, out: JobOut, failure: str) -> list[str]:
+    """What would help the next run of a job. `failure`: what is wrong with a GPU of it."""
+    advice = out.get("advice")
+    if failure:
+        advice = f"to run it again on another GPU: carma requeue {out['label']}"
+    found = [advice] if advice else []
+    if job.exit and any(map(PORT_IN_USE.search, job.exit.tail)):
+        found.append(
+            "another process has the port that it wanted: have it listen on port $MASTER_PORT,"
+            " which CARMA gives each job, or on port 0, for any that is free"
+        )
+    if job.exit and any(map(UUID_IS_NO_NUMBER.search, job.exit.tail)):
+        found.append(
+            "its program takes the UUIDs in CUDA_VISIBLE_DEVICES for numbers. A job gets them where"
+            " an index might name another GPU (under MPS, with MIG, in a container, while a GPU of"
+            " the server fails) or collocation.visible_devices asks for them. Under MPS,"
+            " --exclusive gives it indices"
+        )
+    if job.spec.excluded and job.state is JobState.FAILED:
+        names = first_few(", ".join(job.spec.excluded))
+        found.append(
+            f"this server did not give it {names}: if it needs one of them, submit it with"
+            f" --export {job.spec.excluded[0]}"
+        )
+    return found
+
+
+def _kernelless_advice(job: Job, scene: Scene) -> list[str]:
+    """What its owner can find out, and until when it keeps its GPUs from others."""
+    waited_s, settings = idling.kernelless_s(job, scene.now), scene.view.settings
+    if not waited_s:
+        return []
+    advice = f"whether it hangs or reads data, its log may say: carma logs {label(job)}"
+    left_s = settings.monitor.first_kernel_timeout_s - waited_s
+    is_alone = job.exclusive or job.mode in (Mode.EXCLUSIVE, Mode.MIG) or job.spec.interactive
+    if left_s > 0 and not is_alone:
+        advice += f"; other jobs may start on its GPUs in {duration(left_s)}"
+    return [advice]
 
 
 def _job_remedy(job: Job, reason: Reason, scene: Scene) -> str | None:
@@ -293,7 +364,7 @@ def _job_remedy(job: Job, reason: Reason, scene: Scene) -> str | None:
             if math.isfinite(at):
                 return f"may start from {clock(at)} on, when earlier use no longer counts"
             return "an administrator can raise the limit: carma limit"
-        case "no_promise" if not scene.view.filling_mib:
+        case "kept" if not scene.view.filling_mib:
             return (
                 "an administrator can let later jobs use the GPUs meanwhile, and be suspended for"
                 ' it: limits.preemption = "suspend", suspend.host_memory_mib'
@@ -310,53 +381,53 @@ def _gpu_remedies(job: Job, verdict: Verdict, scene: Scene) -> list[str]:
     if gpu is None or not verdict.refused:
         return []
     name = f"GPU {gpu.index}"
-    codes = {reason.code for reason in verdict.refused}
+    lasting = [reason for reason in verdict.refused if reason.code not in PASSING]
+    codes = {reason.code for reason in lasting}
     found = []
-    if codes == {"memory"}:
-        (reason,) = verdict.refused
-        if fits := _less(job, reason.have):
+    if "memory" in codes and job.need and job.need.safe_mib > gpu.memory_mib:
+        need, has = gib(job.need.safe_mib), gib(gpu.memory_mib)
+        return [f"{name} can never take it: it needs {need}, and the GPU has {has}"]
+    if codes == {"memory"} and len(lasting) == len(verdict.refused):
+        (reason,) = lasting
+        if fits := _less(job, reason.have, scene):
             found.append(f"fits {name} now with --gpu-mem {fits}")
-    lacks = _no_room(job, gpu, verdict, scene) if codes <= PASSING else ""
-    if lacks:
-        return [f"{name} {lacks}"]
-    if codes <= PASSING:
-        left = max(reason.need - reason.have for reason in verdict.refused)
-        first = "once its newest job has run a kernel"
-        found.append(
-            f"{name} is judged again "
-            + (first if "first_kernel" in codes else f"in about {duration(left)}")
-        )
+    is_unknown = any(reason.detail.endswith(OWN_MEMORY) for reason in verdict.refused)
+    if not codes and is_unknown and job.spec.declared is None and not job.retry:
+        found.append("with --gpu-mem, it may join jobs that have just started")
+    by_s = max((reason.need for reason in lasting), default=0.0)
+    is_long_kept = codes == {"held_for"} and by_s > scene.view.settings.monitor.window_s
+    if is_long_kept and job.at_most_s(scene.now) == math.inf:
+        within = duration(by_s)
+        found.append(f"may start on {name} if it is known to end in {within}: --time, --expect")
     if "drained" in codes:
         found.append(f"{name} takes jobs again after: carma undrain {gpu.index} (administrators)")
     if "reservation_notice" in codes:
         found.append(f"may start on {name} before it is reserved with a time limit: --time")
-    if codes <= FREED_BY_AN_END:
+    # Others are before one that is not the head: mostly one of them gets the GPU.
+    if codes and codes <= FREED_BY_AN_END and scene.head == job.id:
         found += _ends(verdict, scene, name)
     return found
 
 
-def _no_room(job: Job, gpu: Gpu, verdict: Verdict, scene: Scene) -> str:
-    """Why the job does not fit, although that is not what keeps it off now; "" if it fits."""
-    view = next((view for view in scene.view.gpus if view.id == verdict.gpu), None)
-    if view is None or job.need is None or job.need.safe_mib <= view.free_mib:
-        return ""
-    need = gib(job.need.safe_mib)
-    if job.need.safe_mib > gpu.memory_mib:
-        return f"can never take it: it needs {need}, and the GPU has {gib(gpu.memory_mib)}"
-    names = ", ".join(f"job {label(each)}" for each in view.residents) or "external processes"
-    free = f"only {gib(view.free_mib)} are free beside {first_few(names)}"
-    smaller = _less(job, view.free_mib)
-    instead = f", or with --gpu-mem {smaller}" if smaller else ""
-    return f"cannot take it now: it needs {need}, and {free}; it fits when they end{instead}"
-
-
-def _less(job: Job, have: float) -> str | None:
-    """What to ask for instead, if the user's own word asked for more."""
-    if job.spec.declared is None or have < 512:
+def _less(job: Job, have: float, scene: Scene) -> str | None:
+    """What to ask for instead, if the user's own word asked for more than the job is known to need:
+    a size below that would only crash."""
+    need_mib = _known_mib(job, scene)
+    if job.spec.declared is None or not need_mib:
         return None
-    if have >= GIB and math.floor(have / GIB) * GIB >= have * 0.9:
-        return f"{math.floor(have / GIB)}G"
-    return f"{math.floor(have)}M"
+    if have >= GIB and (whole := math.floor(have / GIB)) * GIB >= max(need_mib, have * 0.9):
+        return f"{whole}G"
+    return f"{math.floor(have)}M" if have >= need_mib else None
+
+
+def _known_mib(job: Job, scene: Scene) -> int:
+    """What it needs by earlier runs and by estimates, or has used if that is more; 0: unknown."""
+    profiles = filter(None, (job.profile, scene.view.history.profile(job.group)))
+    known = [profile.peak_mib for profile in profiles]
+    known += [each.safe_mib for each in job.estimate.others] if job.estimate else []
+    alike = [each for each in scene.view.running if each.group == job.group]
+    used = [max(each.usage.peak_mib, scene.memory_mib(each.id) or 0) for each in alike]
+    return max(known, default=0) and max(*known, *used, job.usage.peak_mib)
 
 
 def _ends(verdict: Verdict, scene: Scene, name: str) -> list[str]:
@@ -371,6 +442,7 @@ def _ends(verdict: Verdict, scene: Scene, name: str) -> list[str]:
     named = {
         JobId(int(id))
         for reason in verdict.refused
+        if reason.code not in PASSING
         for id in re.findall(r"\bjob (\d+)", reason.detail)
     }
     residents = [job for job in view.residents if not named or job.id in named] if view else []
@@ -379,6 +451,6 @@ def _ends(verdict: Verdict, scene: Scene, name: str) -> list[str]:
     (resident,) = residents
     limit, started = resident.spec.time_limit_s, resident.started_at
     if limit is None or started is None:
-        return [f"may start on {name} when job {label(resident)} ends"]
+        return [f"{name} can take it when job {label(resident)} ends"]
     left = duration(started + limit - resident.served_s - scene.now)
-    return [f"may start on {name} when job {label(resident)} ends (in {left} at the latest)"]
+    return [f"{name} can take it when job {label(resident)} ends (in {left} at the latest)"]

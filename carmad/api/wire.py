@@ -19,6 +19,7 @@ from carmad.core.sharing import label
 from carmad.core.tasks import ids_of, part
 from carmad.core.types import Job, JobId, JobState
 from carmad.errors import CarmaError
+from carmad.options import COMMA
 
 T = TypeVar("T")
 
@@ -135,11 +136,17 @@ class Selection:
     ranges: tuple[range, ...] = ()
     tasks: tuple[tuple[JobId, range], ...] = ()  # (array, indices)
 
+    def has_array_of(self, job: Job) -> bool:
+        """Whether the job is a task of an array that is named as a whole."""
+        if job.spec.array is None:
+            return False
+        id = job.spec.array.array
+        return id in self.ids or any(id in ids for ids in self.ranges)
+
     def parts(self, job: Job) -> Iterator[Job]:
-        """What is named of the job, which may stand for several tasks of an array; the id of an
-        array's first task names all of the array."""
+        """What is named of the job, which may stand for several tasks of an array."""
         array = job.spec.array
-        if array is not None and array.array in self.ids:
+        if self.has_array_of(job):
             yield job
             return
         within = [each for id in self.ids if (each := _overlap(range(id, id + 1), job.ids))]
@@ -163,7 +170,7 @@ def parse_selection(text: str) -> Selection:
     ids: list[JobId] = []
     ranges: list[range] = []
     tasks: list[tuple[JobId, range]] = []
-    for item in re.split(r",(?![^\[]*\])", text.replace(" ", "")):
+    for item in re.split(COMMA, text.replace(" ", "")):
         found = _ITEM.fullmatch(item)
         if item in ("last", "all"):
             last, everything = last or item == "last", everything or item == "all"

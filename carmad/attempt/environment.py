@@ -6,18 +6,22 @@ Nothing here starts or reads a process; only the passwd database is read.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pwd
 import re
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from carmad import hooks
+from carmad.added import ADDED, take_back
 from carmad.core import recurrence
 from carmad.core.types import Gpu, GpuId, Job, JobSpec, Mode
 from carmad.paths import fill
+from carmad.words import first_few
 
 ATTEMPT_VARIABLE = "CARMA_ATTEMPT_DIR"  # in the job's environment: identifies its processes
 
@@ -34,11 +38,6 @@ BATCH_SIZE = "{batch_size}"  # in the command of a job that declared its batch s
 # default, /tmp/nvidia-mps, it would join whatever server happens to run there.
 NO_MPS = "/nonexistent/carma-without-mps"
 
-_SECRET = re.compile(
-    r"TOKEN(?!IZ|S)|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL"
-    r"|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|^AWS_|^MYSQL_PWD$",
-    re.IGNORECASE,
-)
 _NOT_OURS = re.compile(
     # the login session, which ends before the job does
     r"SSH_.*|.*DISPLAY|XAUTHORITY|XDG_(SESSION|SEAT|VTNR|RUNTIME).*|DBUS_SESSION_BUS_.*"
@@ -46,7 +45,7 @@ _NOT_OURS = re.compile(
     # the choice of GPUs, which is CARMA's
     r"|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|NVIDIA_VISIBLE_DEVICES|CUDA_MPS_.*"
     # another scheduler's job, or the job that submits this one
-    r"|CARMA_.*|(SLURM|SBATCH|SRUN|SALLOC|PBS|PMI|PMIX)_.*"
+    r"|CARMA_.*|(SLURMD?|SBATCH|SRUN|SALLOC|PBS|PMI|PMIX)_.*"
     # a service that submits
     r"|NOTIFY_SOCKET|WATCHDOG_.*|LISTEN_(FDS|PID|FDNAMES)|INVOCATION_ID|JOURNAL_STREAM"
     r"|MAINPID|MANAGERPID|SYSTEMD_EXEC_PID|(RUNTIME|STATE|CACHE|LOGS|CONFIGURATION)_DIRECTORY"
@@ -70,8 +69,12 @@ _PER_JOB = (
 )
 _CHOSEN = re.compile(
     r"(CARMA|SLURMD?)_.*|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|MPS_.*)|PYTHONPATH|KINETO_LOG_LEVEL"
-    r"|XLA_.*|TF_FORCE_GPU_ALLOW_GROWTH|OMP_NUM_THREADS"
+    r"|XLA_.*|TF_FORCE_GPU_ALLOW_GROWTH|OMP_NUM_THREADS|PYTHONUNBUFFERED|(PET_)?MASTER_PORT"
 )
+# The ports that jobs get, below those that the kernel gives to connections and torchrun's default.
+# Jobs in a row are a step apart, as some programs take the next few ports as well. The numbers have
+# no common factor, so only jobs whose ids are a multiple of `_PORTS` apart share one.
+_FIRST_PORT, _PORTS, _PORT_STEP = 20_000, 7_000, 97
 _XLA_MEMORY = (
     "XLA_PYTHON_CLIENT_PREALLOCATE",
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
@@ -96,31 +99,43 @@ exec -- "$@"
 
 
 def scrub(env: Mapping[str, str]) -> dict[str, str]:
-    """The part of a submitter's environment that is stored with the job.
+    """The part of a submitter's environment that the job gets.
 
-    Dropped, because it should not be stored or would be wrong by the time the job runs:
+    Dropped, because it would be wrong by the time the job runs:
 
-    - secrets: names with TOKEN (not TOKENS or TOKENIZER), SECRET, PASSWORD, PASSWD, PASSPHRASE,
-      CREDENTIAL, API_KEY, ACCESS_KEY or PRIVATE_KEY in them, AWS_*, MYSQL_PWD;
     - the login session: SSH_*, *DISPLAY, XAUTHORITY, XDG_SESSION_* and XDG_RUNTIME_DIR, D-Bus,
       gpg-agent, tmux and screen, PWD, OLDPWD, _;
     - the choice of GPUs: CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER, NVIDIA_VISIBLE_DEVICES,
       CUDA_MPS_*;
     - other jobs and services: CARMA_*, SLURM_*, SBATCH_*, SRUN_*, SALLOC_*, PBS_*, PMI_*, PMIX_*,
-      what systemd sets for a service, and the PYTHONPATH entry of `--watch-stages`, if a watched
-      job submits this one.
+      what systemd sets for a service, and what CARMA has added to the job that submits this one.
 
     LD_PRELOAD and LD_LIBRARY_PATH are kept: the job runs as its user, and they select allocators.
     To pass a dropped variable on: `--export NAME=VALUE`.
     """
-    kept = {
+    return {
         name: value
-        for name, value in env.items()
-        if name and "=" not in name and not _SECRET.search(name) and not _NOT_OURS.fullmatch(name)
+        for name, value in take_back(env).items()
+        if name and "=" not in name and not _NOT_OURS.fullmatch(name)
     }
-    if HOOKS in (folders := kept.get("PYTHONPATH", "").split(os.pathsep)):
-        kept["PYTHONPATH"] = os.pathsep.join(each for each in folders if each != HOOKS)
-    return kept
+
+
+def excluded(env: Iterable[str], export: Container[str], patterns: str) -> tuple[str, ...]:
+    """The names in `env` that match one of the patterns, which are those of a shell and separated
+    by commas or spaces; but for what is exported by name."""
+    each = patterns.replace(",", " ").split()
+    return tuple(
+        name for name in env if name not in export and any(fnmatchcase(name, one) for one in each)
+    )
+
+
+def lacking_note(names: Sequence[str]) -> str:
+    """What its owner should know of a job whose secrets are gone."""
+    return (
+        f"has no {first_few(', '.join(names))}: what looks like a secret is stored only until a job"
+        " has ended, and in no backup; submit it again, or requeue it when it has ended, from a"
+        " shell that has it"
+    )
 
 
 def job_environment(
@@ -128,15 +143,19 @@ def job_environment(
     gpus: Sequence[GpuId],
     *,
     indices: Sequence[int] = (),
+    cuda_indices: Mapping[GpuId, int] | None = None,
     mps_pipe: Path | None = None,
     mps_log: Path | None = None,
 ) -> dict[str, str]:
     """The complete environment of the job's current attempt on `gpus`.
 
-    `indices`: of these GPUs, in PCI bus order.
+    `indices`: of these GPUs, in PCI bus order. `cuda_indices`: where they are certain to mean the
+    same GPUs to CUDA. The job's processes have to see all of them: under MPS, in a container and in
+    a job of Slurm's, UUIDs name the GPUs.
     `mps_pipe`: the pipe directory of the MPS daemon that serves these GPUs; None: without MPS.
     HOME and SHELL are the user's own unless the job sets others; USER, LOGNAME and everything
-    about GPUs and ids are set by CARMA. Without `gpus`, the job sees no GPU.
+    about GPUs and ids are set by CARMA. Without `gpus`, the job sees no GPU. What is added unless
+    the user has set it is listed for `carmad.added`.
 
     Of Slurm's variables, those that programs take as a sign that srun has started a process for
     each task are left out: SLURM_NTASKS, SLURM_PROCID, SLURM_LOCALID, SLURM_NODEID (Lightning would
@@ -148,6 +167,17 @@ def job_environment(
     spec = job.spec
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", **_user(spec.uid), **dict(spec.env)}
     env |= recurrence.variables(recurrence.params(spec))
+    added: dict[str, str] = {}
+
+    def add(**variables: str) -> None:
+        for name, value in variables.items():
+            if name not in env:
+                env[name] = added[name] = value
+
+    add(PYTHONUNBUFFERED="1")  # or a log gets its lines late, and never if the job is killed
+    if env.keys().isdisjoint(("MASTER_PORT", "PET_MASTER_PORT")):  # the latter is torchrun's
+        port = str(_FIRST_PORT + job.id * _PORT_STEP % _PORTS)
+        add(MASTER_PORT=port, PET_MASTER_PORT=port)
     for name, value in _ids(job).items():
         env[f"CARMA_{name}"] = env[f"SLURM_{name}"] = value
     host = socket.gethostname()
@@ -160,7 +190,7 @@ def job_environment(
         "SLURMD_NODENAME": host,
         "SLURM_JOB_NUM_NODES": "1",
         "SLURM_NNODES": "1",
-        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+        "CUDA_VISIBLE_DEVICES": ",".join(_visible(job, gpus, cuda_indices or {})),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     env.setdefault("SLURM_SUBMIT_DIR", spec.cwd)
@@ -171,12 +201,13 @@ def job_environment(
             env["SLURM_JOB_GPUS"] = ",".join(map(str, indices))
     if _calls_srun(spec):
         env["PATH"] += os.pathsep + SHIMS
+        added["PATH"] = SHIMS
         env["CARMA_PYTHON"] = sys.executable  # which has what that needs
     if spec.cpus is not None:
         env["CARMA_CPUS"] = str(spec.cpus)
         env.setdefault("SLURM_CPUS_PER_TASK", str(spec.cpus))  # sbatch's: of one of several tasks
         # Most numerical libraries would start a thread for each of the host's CPUs.
-        env.setdefault("OMP_NUM_THREADS", env["SLURM_CPUS_PER_TASK"])
+        add(OMP_NUM_THREADS=env["SLURM_CPUS_PER_TASK"])
     if job.need is not None:
         env["CARMA_GPU_MEM_MB"] = str(job.need.mib)
     if (part := _sub_batch(job)) is not None:
@@ -184,16 +215,25 @@ def job_environment(
         env["CARMA_BATCH_SIZE"] = str(part)
     if spec.watch_stages and gpus:  # without GPUs it is only a trial
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (HOOKS, env.get("PYTHONPATH"))))
+        added["PYTHONPATH"] = HOOKS
         # The last line of the job's standard error may say why it failed, so silence the profiler.
-        env.setdefault("KINETO_LOG_LEVEL", "7")
+        add(KINETO_LOG_LEVEL="7")
     if job.mode not in (Mode.EXCLUSIVE, Mode.MIG) and not job.exclusive:
         # Both take nearly all of the GPU's memory at startup unless told otherwise.
         if not any(name in env for name in _XLA_MEMORY):
-            env["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-        env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+            add(XLA_PYTHON_CLIENT_PREALLOCATE="false")
+        add(TF_FORCE_GPU_ALLOW_GROWTH="true")
     for name in _MPS:
         env.pop(name, None)
+    env[ADDED] = json.dumps(added)
     return env | mps_environment(gpus, mps_pipe, mps_log, job.limit_mib)
+
+
+def _visible(job: Job, gpus: Sequence[GpuId], indices: Mapping[GpuId, int]) -> Sequence[str]:
+    hidden = job.spec.container or job.spec.slurm_job or job.mode is Mode.MPS
+    if hidden or not indices.keys() >= set(gpus):
+        return gpus
+    return [str(indices[gpu]) for gpu in gpus]
 
 
 def at_a_terminal(env: Mapping[str, str]) -> dict[str, str | None]:

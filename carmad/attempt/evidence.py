@@ -34,9 +34,18 @@ Key = tuple[JobId, int]  # a job and the number of its attempt
 
 
 @dataclass(frozen=True, slots=True)
+class FullGpu:
+    """`share` of its memory was used; or of the attempt's own limit there, if one is given."""
+
+    gpu: GpuId
+    share: float
+    limit_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Reading:
     at: float
-    full: bool  # whether one of the GPUs that showed the attempt's processes was full
+    used: Mapping[GpuId, float]  # of the memory of GPUs that showed the attempt's processes, 0–1
     held_mib: Mapping[GpuId, int]  # by these processes
 
 
@@ -155,9 +164,9 @@ class Evidence:
         with self._lock:
             for key, readings in own.items():
                 if attempt := self._attempts.get(key):
-                    full = any(map(_is_full, readings))
+                    used = {each.gpu: _used(each) for each in readings}
                     held_mib = {each.gpu: _held_mib(key, each) for each in readings}
-                    _keep(attempt.readings, _Reading(readings[0].at, full, held_mib))
+                    _keep(attempt.readings, _Reading(readings[0].at, used, held_mib))
             self._forget_ended()
         return tuple(named)
 
@@ -216,22 +225,27 @@ class Evidence:
             processes = dict(known.processes) if known else {}
         return frozenset(pid for pid, start in processes.items() if running(pid, start))
 
-    def was_full(self, attempt: Key, until: float, limits: Iterable[MemoryLimits] = ()) -> bool:
-        """Whether one of its GPUs was full, or its own limit there was reached, in the last reading
-        that showed its processes and was taken before `until` (Unix seconds), when its main process
-        ended."""
+    def full_gpu(
+        self, attempt: Key, until: float, limits: Iterable[MemoryLimits] = ()
+    ) -> FullGpu | None:
+        """The GPU of the attempt that was full, or where its own limit was reached, in the last
+        reading that showed its processes and was taken before `until` (Unix seconds), when its main
+        process ended."""
         with self._lock:
             known = self._attempts.get(attempt)
             readings = list(known.readings) if known else []
         in_time = [reading for reading in readings if reading.at <= until] or readings[:1]
-        return bool(in_time) and (
-            in_time[-1].full
-            or any(
-                each.most_mib is not None
-                and in_time[-1].held_mib.get(each.gpu, 0) > (1 - FULL) * each.most_mib
-                for each in limits
-            )
-        )
+        if not in_time:
+            return None
+        last = in_time[-1]
+        found = [FullGpu(gpu, share) for gpu, share in last.used.items()]
+        found += [
+            FullGpu(its.gpu, last.held_mib.get(its.gpu, 0) / its.most_mib, its.most_mib)
+            for its in limits
+            if its.most_mib
+        ]
+        fullest = max(found, key=lambda its: its.share, default=None)
+        return fullest if fullest and fullest.share > 1 - FULL else None
 
 
 def _without(found: dict[T, Key], attempt: Key) -> dict[T, Key]:
@@ -256,9 +270,9 @@ def _by_ancestors(pid: int, supervisors: dict[int, Key]) -> Key | None:
     return None
 
 
-def _is_full(sample: GpuSample) -> bool:
+def _used(sample: GpuSample) -> float:
     free, used = sample.memory_free_mib, sample.memory_used_mib
-    return free is not None and used is not None and free < FULL * (free + used)
+    return used / (free + used) if free is not None and used else 0.0
 
 
 def _held_mib(attempt: Key, sample: GpuSample) -> int:

@@ -28,6 +28,7 @@ from carmad.attempt.environment import (
     log_paths,
 )
 from carmad.attempt.forks import Forks
+from carmad.core.sharing import label
 from carmad.core.types import FOR_GOOD, Job, JobId, JobSpec
 from carmad.engine.clock import boot_id
 from carmad.errors import CarmaError
@@ -345,7 +346,7 @@ class Launcher:
             # It has podman's files, and would be gone when its user has logged out.
             runtime = f"user-runtime-dir@{job.spec.uid}.service"
             properties |= {"Wants": runtime, "After": runtime}
-        about = f"CARMA job {job.id} of {job.spec.user}, attempt {job.attempt}"
+        about = f"CARMA job {label(job)} of {job.spec.user}, attempt {job.attempt}"
         argv = supervisor.command(str(directory))
         self._ask_systemd(name_of(job.id, job.attempt), about, properties, argv)
 
@@ -406,6 +407,7 @@ def launch_fields(
         ("stderr", stderr),
         ("grace_s", str(grace_s)),
         *(("env", f"{name}={value}") for name, value in env.items()),
+        *(("rlimit", f"{name}={value}") for name, value in spec.limits),
         *_program(job, env, script, cards),
     ]
     if spec.conda_env is not None or spec.container is not None:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 
 LEFTOVER_GRACE_S = 5.0  # for processes that outlive the job's main process
+# Helpers, such as a logger's that still sends what it has, end by themselves within this time.
+HELPERS_END_S = 1.0
 CLEARED_WITHIN_S = 10.0  # what a container's engine has to remove, once all in it is killed
 KILLED_WITHIN_S = 10.0  # what is still there then waits in the kernel, or is started again
 SIGHUP, SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 1, 9, 15, 18, 19  # `signal` is imported only later
@@ -82,7 +84,10 @@ class Tree:
         self._followed: dict[int, int] = {}  # processes that we did not start: pid and start time
         self._strangers = False  # another daemon runs a container for the job
         self.left = 0  # processes that could not be killed
+        # Processes of the main one's session that outlived it; not those that became daemons.
+        self.background = 0
         self._deadline: float | None = None  # monotonic; SIGKILL from then on
+        self._helpers_until: float | None = None  # monotonic; once the main process has ended
         self._pause_s = 0.02
 
     def follow(self, pid: int, start: int) -> None:
@@ -151,7 +156,7 @@ class Tree:
                 return self._have_others_ended()
             if pid == 0:
                 if self.status is not None:
-                    self.end(LEFTOVER_GRACE_S)
+                    self._end_rest()
                 return self._gives_up()
             if pid == self.main:
                 self.status = status
@@ -169,8 +174,20 @@ class Tree:
             left = self._strangers or bool(self.cgroup and cgroups.members(self.cgroup))
         if not left:
             return True
-        self.end(LEFTOVER_GRACE_S)
+        self._end_rest()
         return self._gives_up()
+
+    def _end_rest(self) -> None:
+        """End what outlives the main process, but for helpers that end by themselves."""
+        if self._deadline is None and not (self._followed or self._strangers or self._contained):
+            now = time.monotonic()
+            if self._helpers_until is None:
+                self._helpers_until = now + HELPERS_END_S
+            if now < self._helpers_until:
+                return
+            alive = (pid for pid, start in self.everyone().items() if running(pid, start))
+            self.background = sum(_session(pid) == self.main for pid in alive)
+        self.end(LEFTOVER_GRACE_S)
 
     def _gives_up(self) -> bool:
         """Whether killing has not helped for a while: what is left waits in the kernel and does
@@ -230,7 +247,8 @@ class Tree:
     def press(self) -> float | None:
         """Kill what has outlived its grace. Returns after how many seconds to call this again."""
         if self._deadline is None:
-            return None
+            until = self._helpers_until
+            return None if until is None else max(0.0, until - time.monotonic())
         left = self._deadline - time.monotonic()
         if left > 0 and (self._followed or self._strangers):
             self._hang_up()
@@ -272,6 +290,13 @@ class Tree:
         if self.cgroup is not None:
             tell_kernel(f"{self.cgroup}/cgroup.kill", b"1")
         kill_all(self.everyone)
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:  # it has just ended
+        return 0
 
 
 def kill_all(find: Callable[[], Mapping[int, int]]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import resource
 import select
 import sys
 import time
@@ -45,6 +46,7 @@ class Launch:
         self.argv: list[bytes] = []
         self.env: dict[str, str] = {}
         self.limits: dict[str, bytes] = {}  # of its cgroup, by file
+        self.rlimits: dict[str, int] = {}  # soft ones; -1: unlimited
         fields: dict[bytes, bytes] = {}
         for field in raw.split(b"\0")[:-1]:
             key, _, value = field.partition(b"=")
@@ -56,6 +58,9 @@ class Launch:
             elif key == b"limit":
                 file, _, limit = value.partition(b"=")
                 self.limits[os.fsdecode(file)] = limit
+            elif key == b"rlimit":
+                name, _, soft = os.fsdecode(value).partition("=")
+                self.rlimits[name] = int(soft)
             else:
                 fields[key] = value
         self.uid = int(fields[b"uid"])
@@ -206,6 +211,19 @@ def die_with_parent() -> None:
     libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
 
 
+def limit(rlimits: dict[str, int]) -> None:
+    """Set these soft limits, as far as the hard ones allow."""
+    for name, soft in rlimits.items():
+        which = getattr(resource, f"RLIMIT_{name.upper()}")
+        hard = resource.getrlimit(which)[1]
+        if hard != resource.RLIM_INFINITY and not 0 <= soft <= hard:
+            soft = hard
+        try:
+            resource.setrlimit(which, (soft, hard))
+        except (OSError, ValueError):
+            pass  # the kernel has a limit of its own
+
+
 def readable(name: bytes) -> str:
     return name[:200].decode("utf-8", "replace")
 
@@ -234,6 +252,7 @@ def start_program(launch: Launch, report: int) -> None:
         os.set_inheritable(launch.report_fd, True)
     heed_signals()
     block()
+    limit(launch.rlimits)
     try:
         execute(launch.argv, launch.env)
     except OSError as error:

@@ -22,10 +22,11 @@ directory:
              host_oom_kills, over_limit (how often the job met its own limit of memory, while
              the server may have had more), shared_bytes (of files in /dev/shm when it did),
              stopped (by the daemon), cause (why, if given), interrupted (by a SIGTERM to us: the
-             machine is shutting down), left (processes that could not be killed).
+             machine is shutting down), left (processes that could not be killed), background
+             (processes of the main one's session that outlived it, and were ended).
              Written once no other process of the job is left
 """
-# pathlib and contextlib would take longer to import than this program takes to start a job:
+# pathlib, contextlib and socket would take longer to import than this program takes to start a job:
 # ruff: noqa: PTH104, PTH106, PTH109, PTH110, PTH115, PTH118, PTH119, SIM105
 
 from __future__ import annotations
@@ -38,6 +39,15 @@ import signal
 import stat
 import sys
 import time
+from _socket import (
+    AF_UNIX,
+    CMSG_LEN,
+    MSG_CMSG_CLOEXEC,
+    SCM_RIGHTS,
+    SOCK_STREAM,
+    SOL_SOCKET,
+    socketpair,
+)
 
 from carmad.attempt.cgroup import (
     MemoryEvents,
@@ -68,6 +78,10 @@ from carmad.attempt.starting import (
     write_all,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket
+
 LOCK, LAUNCH, STARTED, CONTROL, STOP, TAIL, EXIT = (
     "lock",
     "launch",
@@ -81,6 +95,7 @@ TAIL_BYTES = 64 * 1024
 TAIL_WITHIN_S = 5.0
 SEALED_WITHIN_S = 2.0
 F_GET_SEALS, F_SEAL_WRITE = 1034, 8  # `fcntl` has them from Python 3.13 on
+FD_BYTES = 4
 LOGS = b"logs"  # the first word of the child's first line
 SIGHUP, SIGINT = 1, 2
 REVOKED = "revoked"  # the cause of a stop: the daemon has given the attempt up
@@ -137,8 +152,34 @@ def attempt_header() -> bytes:
     return f"\n=== carma job {job}, attempt {attempt}, {now} ===\n".encode()
 
 
+def send_logs(link: socket, launch: Launch) -> None:
+    """Pass on the logs, opened for reading: their ends are found even if they have been deleted or
+    moved by then. Raises OSError if one cannot be read: then their paths are used."""
+    fds: list[int] = []
+    for path, target in {launch.stderr: 2, launch.stdout: 1}.items():
+        status = os.fstat(target)
+        is_file = stat.S_ISREG(status.st_mode)
+        fds.insert(0, os.open(path if is_file else b"/dev/null", os.O_RDONLY | os.O_NONBLOCK))
+        if is_file and not os.path.samestat(status, os.fstat(fds[0])):
+            return  # it was replaced just now
+    rights = b"".join(fd.to_bytes(FD_BYTES, sys.byteorder) for fd in fds)
+    link.sendmsg([LOGS], [(SOL_SOCKET, SCM_RIGHTS, rights)])
+
+
+def receive_logs(link: socket) -> list[int]:
+    """The logs that came, if any. Closes `link`."""
+    try:
+        _, sent, *_ = link.recvmsg(len(LOGS), CMSG_LEN(2 * FD_BYTES), MSG_CMSG_CLOEXEC)
+    except OSError:
+        sent = []
+    link.close()
+    rights = sent[0][2] if sent else b""
+    starts = range(0, len(rights), FD_BYTES)
+    return [int.from_bytes(rights[at : at + FD_BYTES], sys.byteorder) for at in starts]
+
+
 def run_job(
-    launch: Launch, cgroup: str | None, oom_score: bytes, header: bytes, report: int
+    launch: Launch, cgroup: str | None, oom_score: bytes, header: bytes, link: socket, report: int
 ) -> None:
     """In the child: become the user, then the user's program. Returns only by raising."""
     os.setsid()
@@ -161,6 +202,10 @@ def run_job(
         begins = [begin]
     else:
         begins = [begin, open_log(launch.stderr, 2, header)]
+    try:
+        send_logs(link, launch)
+    except OSError:
+        pass
     write_all(report, b"%s %s\n" % (LOGS, b" ".join(b"%d" % each for each in begins)))
     start_program(launch, report)
 
@@ -171,10 +216,11 @@ def watch(
     report: int,
     grace_s: float,
     memory: MemoryEvents,
-    followed: bool = False,
-) -> bytes:
-    """Serve the job until none of its processes is left. Returns what came over `report`; if the
-    main process is `followed`, that is a pidfd of it."""
+    link: socket | None = None,
+) -> tuple[bytes, list[int]]:
+    """Serve the job until none of its processes is left. Returns what came over `report`, and the
+    logs that came over `link`. Without that, the main process is followed, and `report` is a pidfd
+    of it."""
     wake_in, wake_out = os.pipe()
     os.set_blocking(wake_in, False)
     os.set_blocking(wake_out, False)
@@ -183,19 +229,24 @@ def watch(
         signal.signal(signum, lambda *_: None)
     block()
     poller = select.poll()
-    for fd in (wake_in, control, report):
+    link_fd = link.fileno() if link else -1
+    for fd in (wake_in, control, report, *([link_fd] if link else [])):
         poller.register(fd, select.POLLIN)
     if memory.fd >= 0:
         poller.register(memory.fd, select.POLLPRI)
-    said = b""
-    lines = b""
+    said = lines = b""
+    logs: list[int] = []
     while not tree.reap():
         pause_s = tree.press()
         for fd, _ in poller.poll(None if pause_s is None else 1 + pause_s * 1000):
             if fd == memory.fd:
                 memory.look()
                 continue
-            if followed and fd == report:
+            if link and fd == link_fd:
+                poller.unregister(fd)
+                logs = receive_logs(link)
+                continue
+            if link is None and fd == report:
                 tree.note_main_end()
                 poller.unregister(report)
                 continue
@@ -211,12 +262,14 @@ def watch(
             elif SIGTERM in data:
                 tree.interrupted = tree.interrupted or tree.status is None
                 tree.end(grace_s)
-    if not followed:
+    if link:
         try:
             said += os.read(report, REPORT_BYTES)
         except BlockingIOError:
             pass
-    return said
+        if link.fileno() >= 0:
+            logs = receive_logs(link)
+    return said, logs
 
 
 def split_report(said: bytes) -> tuple[list[int], bytes]:
@@ -227,21 +280,25 @@ def split_report(said: bytes) -> tuple[list[int], bytes]:
     return [], said
 
 
-def read_tail(path: bytes, begin: int, sealed: bool = False) -> bytes:
-    """The end of a log's part that begins there; of all of it, if the log was truncated since.
-    `sealed`: once its writer has sealed it."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError:
-        return b""
-    if sealed:
-        await_seal(fd)
+def read_tail(fd: int, begin: int) -> bytes:
+    """The end of a log's part that begins there; of all of it, if the log was truncated since."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         return b""
     if begin > status.st_size:
         begin = 0
     return os.pread(fd, TAIL_BYTES, max(begin, status.st_size - TAIL_BYTES))
+
+
+def open_tail(path: bytes, sealed: bool) -> int | None:
+    """`sealed`: once its writer has sealed it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return None
+    if sealed:
+        await_seal(fd)
+    return fd
 
 
 def await_seal(fd: int) -> None:
@@ -255,8 +312,9 @@ def await_seal(fd: int) -> None:
         time.sleep(0.01)
 
 
-def read_tails(launch: Launch, begins: list[int]) -> bytes:
-    """The ends of the job's logs, stdout's first, read by a child that has become the user.
+def read_tails(launch: Launch, begins: list[int], logs: list[int]) -> bytes:
+    """The ends of the job's logs, stdout's first, read by a child that has become the user: of the
+    files that were opened for it, or else of those that have their paths now.
 
     Root could be tricked into reading a file that the user may not read, and cannot read an NFS
     home at all; and a child that hangs on a dead server can be abandoned.
@@ -265,8 +323,10 @@ def read_tails(launch: Launch, begins: list[int]) -> bytes:
     def read(out: int) -> None:
         become_user(launch)
         paths = dict.fromkeys((launch.stdout, launch.stderr))
-        for path, begin in zip(paths, begins, strict=False):
-            write_all(out, read_tail(path, begin, bool(launch.follow)))
+        opened = (open_tail(path, bool(launch.follow)) for path in paths)
+        for fd, begin in zip(logs or opened, begins, strict=False):
+            if fd is not None:
+                write_all(out, read_tail(fd, begin))
 
     return aside(read, TAIL_WITHIN_S, 2 * TAIL_BYTES)[0]
 
@@ -365,7 +425,8 @@ def supervise(directory: str) -> None:
     )
     sync_directory("..")  # the launcher made our directory without syncing it
 
-    said = b""
+    said: bytes = b""
+    logs: list[int] = []
     # `control` is open, so a stop has either left `stop` by now or will come through the FIFO.
     stopped = is_stopped()
     if stopped:
@@ -376,13 +437,16 @@ def supervise(directory: str) -> None:
     elif launch.follow:
         if stopped:
             tree.end(0.0)
-        watch(tree, control, report, launch.grace_s, memory, followed=True)
+        watch(tree, control, report, launch.grace_s, memory)
     elif stopped:
         tree.status = SIGTERM
     else:
         header = attempt_header()
-        tree.main, report = fork(lambda out: run_job(launch, group, oom_score, header, out))
-        said = watch(tree, control, report, launch.grace_s, memory)
+        link, theirs = socketpair(AF_UNIX, SOCK_STREAM)
+        link.setblocking(False)
+        tree.main, report = fork(lambda out: run_job(launch, group, oom_score, header, theirs, out))
+        theirs.close()
+        said, logs = watch(tree, control, report, launch.grace_s, memory, link)
     assert tree.status is not None
     code, killed_by = how_it_ended(tree.status)
     memory.look()
@@ -395,7 +459,7 @@ def supervise(directory: str) -> None:
     begins, error = split_report(said)
     message, _, hint = error.decode("utf-8", "replace").strip().partition("\n")
     try:
-        if tail := read_tails(launch, begins or [0]):
+        if tail := read_tails(launch, begins or [0], logs):
             write_durably(TAIL, tail)
     except OSError:
         pass  # the tail is optional, `exit` is not
@@ -415,6 +479,7 @@ def supervise(directory: str) -> None:
         "cause": tree.cause,
         "interrupted": tree.interrupted,
         "left": tree.left,
+        "background": tree.background,
     }
     keep(EXIT, json.dumps(record).encode() + b"\n")
 

@@ -6,7 +6,7 @@ A rule sees only a job's `Demand`, so equal demands get their verdicts only once
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import inf
 
@@ -14,11 +14,15 @@ from carmad.config import Settings
 from carmad.core.choice import GpuChoice, choice
 from carmad.core.decision import Reason
 from carmad.core.gpuview import GpuView, is_client
+from carmad.core.joining import Known, find_excess, find_unknown, knowledge
 from carmad.core.types import Estimate, Job, JobState, Mode, Retry, Suspension
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from carmad.core.view import NodeView
+
+
+PASSING = frozenset({"first_kernel", "settling", "resuming"})  # over soon, whatever people do
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +40,7 @@ class Demand:
     suspension: Suspension | None = None  # what it needs to resume
     yields: bool = False  # it is suspended when a reservation begins
     choice: GpuChoice | None = None  # None: any GPU
+    known: Known | None = None  # None: it waits until GPUs have settled
 
 
 def demand(
@@ -46,9 +51,9 @@ def demand(
     one_user = under_mps(job, settings) and not settings.collocation.mps_multiuser
     uid = job.spec.uid if one_user else None
     alone = alone_for_now or job.exclusive or job.state is JobState.PENDING
-    wanted = partial(
-        _demand, job.spec.gpus, alone, uid, job.estimate, job.retry, choice=choice(job.spec)
-    )
+    known = knowledge(job) if settings.monitor.known_s < settings.monitor.window_s else None
+    its = job.estimate, job.retry
+    wanted = partial(_demand, job.spec.gpus, alone, uid, *its, choice=choice(job.spec), known=known)
     if reserved_at is None:
         return wanted(suspension=job.suspension)
     yields = settings.limits.preemption == "suspend" and can_be_suspended(job, settings)
@@ -170,7 +175,18 @@ def _exclusive(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | Non
 
 
 def _settling(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
-    return gpu.settling
+    """What is known need not be waited for, once all residents compute."""
+    why, early = gpu.settling, gpu.early
+    if why is None or wanted.known is None or wanted.alone:
+        return why
+    if early is not None and early.code != "settling":
+        return early
+    missing = find_unknown(wanted.known, gpu, settings.monitor)
+    if not missing and early is not None:
+        return early
+    if missing := missing or find_excess(wanted.known, gpu, settings):
+        return replace(why, detail=f"{why.detail}; {missing}")
+    return None
 
 
 def _jobs_per_gpu(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:

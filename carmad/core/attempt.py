@@ -14,6 +14,10 @@ HOUR_S = 3600.0
 KEPT = 100  # attempts of a job: a policy may preempt one any number of times
 
 
+# The evidence of a failure begins with this where a GPU was full and no other cause is known.
+SILENT = "its log does not tell why it failed"
+
+
 class Mode(StrEnum):
     """How a job shares a GPU (CARMA paper, 3.6 and 6)."""
 

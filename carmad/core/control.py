@@ -88,7 +88,10 @@ def update(
 ) -> tuple[Verdict, JobSpec]:
     """Change options of a job that has not ended, each for as long as the table of options says.
     Returns its options as they are to be. `live`: all jobs that have not ended."""
-    spec = replace(job.spec, **{name: getattr(asked.spec, name) for name in asked.names})
+    values = {name: getattr(asked.spec, name) for name in asked.names}
+    if values.get("array") and job.spec.array:  # each task has its own index there
+        values["array"] = replace(job.spec.array, limit=values["array"].limit)
+    spec = replace(job.spec, **values)
     changed = [name for name in asked.names if getattr(spec, name) != getattr(job.spec, name)]
     flags = ", ".join(OPTIONS[name].flag for name in changed)
     if job.ended:
@@ -133,6 +136,7 @@ def changeable(job: Job) -> tuple[str, ...]:
         name
         for name, option in OPTIONS.items()
         if option.change == RUNNING or (option.change and not job.lives)
+        if name != "array" or job.spec.array
     )
 
 
@@ -175,7 +179,7 @@ def requeue(job: Job, ended: Mapping[JobId, JobState]) -> Verdict:
         back = job.stop in SENT_BACK
         return Verdict("is being requeued already" if back else "is being requeued", not back)
     if culprit := unmet_dependency(job, ended):
-        return _refuse(f"depends on job {culprit}, which ended as {_words(ended[culprit])}")
+        return _refuse(f"depends on {culprit}, which ended as {_words(ended[culprit.job])}")
     return Verdict("requeued")
 
 

@@ -12,13 +12,14 @@ from carmad.core.deciders import DECIDE, Calls, describe
 from carmad.core.fleet import Fleet
 from carmad.core.guarantees import STEP_MIB
 from carmad.core.history import past
-from carmad.core.knowledge import Knowledge
+from carmad.core.knowledge import Knowledge, ask_again
 from carmad.core.ledger import Ledger
 from carmad.core.line import unmet_dependency
 from carmad.core.messages import Action, EstimateMemory, Exited
 from carmad.core.ports import Recovery
 from carmad.core.readings import held_mib
 from carmad.core.share import Shares
+from carmad.core.sharing import label
 from carmad.core.states import advance, stopping
 from carmad.core.types import (
     FOR_GOOD,
@@ -71,6 +72,9 @@ class Endings:
         if job.spec.interactive and job.stop is None and _was_interrupted(event.exit):
             stop = Cause.CANCELLED
             event = replace(event, exit=replace(event.exit, evidence=BY_CTRL_C))
+        if event.exit.cause is Cause.FAILURE and (failure := self._fleet.failure(job)):
+            evidence = "; ".join(filter(None, (failure, event.exit.evidence)))
+            event = replace(event, exit=replace(event.exit, evidence=evidence))
         if stop and job.stop not in FOR_GOOD:
             job = stopping(job, stop)
             self._ledger.put(job)
@@ -81,10 +85,12 @@ class Endings:
             self._fleet.usable(job.spec),
         )
         beside = self._fleet.beside(job)
-        end = ending(job, event, beside, retries)
+        end = ending(job, event, beside, retries, self._name)
         actions = self._blame(job, end.exit, beside, event.at)
         if end.state is not JobState.QUEUED:
             self.end(job, end.state, end.exit, end.at)
+            if end.state is JobState.SUCCEEDED:
+                actions += ask_again(self._ledger.alike(job.group))
             return actions
         again = job.stop is Cause.REQUEUED
         barred = end.exit.evidence if end.exit.cause is Cause.NO_ACCOUNT else ""
@@ -101,6 +107,10 @@ class Endings:
             )
         )
         return actions
+
+    def _name(self, id: JobId) -> str:
+        job = self._ledger.jobs.get(id)
+        return label(job) if job else str(id)
 
     def _blame(
         self, victim: Job, exit: Exit, beside: Sequence[GpuSample], now: float
@@ -133,7 +143,7 @@ class Endings:
         over = _with_exit(job, exit, now) if job.lives else job
         ended = advance(over, state, exit=exit, ended_at=now)
         self._record(self._with_advice(ended) if job.lives else ended)
-        self._watch.inform_others(job, now)
+        self._watch.inform_others(ended, now)
         ends = [(job.ids, state)]
         for ids, how in ends:  # it grows while iterating: recursion could exhaust the stack
             for id, waiting in self._ledger.dependents(ids):
@@ -147,7 +157,7 @@ class Endings:
         advice = promises.advise(job, min(gpus, default=None))
         if not advice:
             return job
-        others = (note for note in job.notes if not note.startswith(promises.OVERRUN))
+        others = (note for note in job.notes if not note.startswith(promises.USES_MORE))
         return replace(job, notes=(*others, advice))
 
     def _record(self, job: Job) -> None:
@@ -177,7 +187,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """Whether a job that ran out of memory is retried, and where it may run."""
+    """Whether a job that failed is retried; after running out of memory, also where it may run."""
 
     decide: Callable[[Job, Exit], Retry | None]  # the recovery: foreign code, may raise
     most: int
@@ -185,11 +195,18 @@ class Retries:
     usable: Set[GpuId]  # GPUs that it might get; empty while none are known
 
 
-def ending(job: Job, event: Exited, beside: Sequence[GpuSample], retries: Retries) -> Ending:
-    """`beside`: the readings that show who held memory beside the job, see `Fleet.beside`."""
+def ending(
+    job: Job,
+    event: Exited,
+    beside: Sequence[GpuSample],
+    retries: Retries,
+    name: Callable[[JobId], str] = str,
+) -> Ending:
+    """`beside`: the readings that show who held memory beside the job, see `Fleet.beside`. `name`:
+    what people call a job."""
     exit, at = event.exit, min(event.at, event.ended_at or event.at)
     if exit.cause is Cause.GPU_OOM:
-        exit = _explain_oom(job, exit, beside)
+        exit = _explain_oom(job, exit, beside, name)
     if job.stop is Cause.UNRESTORED and not job.spec.requeue:
         return Ending(JobState.FAILED, replace(exit, cause=Cause.UNRESTORED), at)
     again = job.stop is Cause.REQUEUED  # even if it ended well when it was told to stop
@@ -213,6 +230,8 @@ def ending(job: Job, event: Exited, beside: Sequence[GpuSample], retries: Retrie
         case Cause.NO_ACCOUNT:
             return Ending(JobState.QUEUED, exit, at, job.retry)
         case Cause.UNSTARTED if may_repeat and _count_unstarted(job) < MOST_UNSTARTED:
+            return Ending(JobState.QUEUED, exit, at, job.retry)
+        case Cause.FAILURE if may_repeat and not exit.left and _is_to_repeat(job, exit, retries):
             return Ending(JobState.QUEUED, exit, at, job.retry)
         case Cause.LOST if job.spec.requeue and not (exit.left or _was_lost_before(job)):
             return Ending(JobState.QUEUED, exit, at, job.retry)
@@ -239,11 +258,13 @@ def _send_back(job: Job, exit: Exit, at: float) -> Ending:
     return Ending(JobState.QUEUED, exit, at, job.retry)
 
 
-def _explain_oom(job: Job, exit: Exit, beside: Sequence[GpuSample]) -> Exit:
+def _explain_oom(
+    job: Job, exit: Exit, beside: Sequence[GpuSample], name: Callable[[JobId], str]
+) -> Exit:
     """With the job's own limit, if it ran into that, or else with who held memory beside it."""
     limit_mib = next(filter(None, (_met_limit(job, exit, each) for each in beside)), None)
     if limit_mib is None:
-        return replace(exit, neighbours=_neighbours(job, beside))
+        return replace(exit, neighbours=_neighbours(job, beside, name))
     met = f"it met its own limit of {gib(limit_mib)}, as others were promised the rest"
     evidence = f"{met}: {exit.evidence}" if exit.evidence else met
     return replace(exit, limit_mib=limit_mib, evidence=evidence)
@@ -262,13 +283,15 @@ def _met_limit(job: Job, exit: Exit, reading: GpuSample) -> int | None:
     return most_mib if over or free_mib > max(tried_mib, FULL * all_mib) else None
 
 
-def _neighbours(job: Job, beside: Sequence[GpuSample]) -> tuple[str, ...]:
+def _neighbours(
+    job: Job, beside: Sequence[GpuSample], name: Callable[[JobId], str]
+) -> tuple[str, ...]:
     """Who else held memory, as text. Jobs that did not overlap with this one do not count."""
     found = []
     for reading in beside:
         for p in reading.processes:
             if p.memory_mib and (p.job is None or (p.job != job.id and job.shared)):
-                who = f"job {p.job}" if p.job else f"pid {p.pid} ({p.user or '?'})"
+                who = f"job {name(p.job)}" if p.job else f"pid {p.pid} ({p.user or '?'})"
                 found.append(f"{who} held {p.memory_mib} MiB")
     return tuple(found)
 
@@ -293,6 +316,14 @@ def _decide_retry(job: Job, exit: Exit, retries: Retries) -> Retry | None:
     return retry and retry.placeable(job.spec.gpus, retries.usable)
 
 
+def _is_to_repeat(job: Job, exit: Exit, retries: Retries) -> bool:
+    """Whether its owner wants it to run again after such an end (`--retry-on`)."""
+    code = exit.code if exit.signal is None else 128 + exit.signal
+    if str(code) not in (job.spec.retry_on or "").split(","):
+        return False
+    return sum(failure.cause is Cause.FAILURE for failure in job.failures) < retries.most
+
+
 def _count_unstarted(job: Job) -> int:
     """How many of its last attempts never ran, in a row."""
     unstarted = (failure.cause is Cause.UNSTARTED for failure in reversed(job.failures))
@@ -308,4 +339,4 @@ def dependency_exit(job: Job, ended: Mapping[JobId, JobState]) -> Exit | None:
     culprit = unmet_dependency(job, ended)
     if culprit is None or job.lives:
         return None
-    return Exit(Cause.DEPENDENCY, evidence=f"job {culprit} ended as {ended[culprit]}")
+    return Exit(Cause.DEPENDENCY, evidence=f"{culprit} ended as {ended[culprit.job]}")

@@ -45,6 +45,10 @@ class Estimate:
     def safe_mib(self) -> int:
         return self.mib if self.high is None else self.high
 
+    @property
+    def least_mib(self) -> int:
+        return self.mib if self.low is None else self.low
+
     def accumulating(self, steps: int) -> Estimate:
         """The estimate if the job splits each batch into `steps` parts (gradient accumulation)."""
         if steps == 1 or not self.batch_mib:
@@ -100,6 +104,12 @@ class Profile:
     def mean(self, name: str) -> float | None:
         return next((each.mean for each in self.indicators if each.name == name), None)
 
+    @property
+    def activity(self) -> float | None:
+        """How busy it keeps each of its GPUs."""
+        sm_active = self.mean("sm_active")
+        return self.mean("gpu_utilization") if sm_active is None else sm_active
+
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
@@ -138,3 +148,4 @@ class Prediction:
     parts: tuple[tuple[str, float], ...] = ()  # each feature's contribution, in the source's units
     notes: tuple[str, ...] = ()  # for people: what it is based on
     at_most_s: float | None = None  # nine of ten such jobs took no longer; None: nobody knows
+    is_guess: bool = False  # what other jobs took: it says nothing of this one

@@ -12,7 +12,7 @@ from carmad.core.choice import choice, filter_gpus
 from carmad.core.gpuview import GpuView, free_memory, settling, stale, with_server
 from carmad.core.ledger import Ledger
 from carmad.core.messages import Drain
-from carmad.core.readings import held_mib, memory_of, meter
+from carmad.core.readings import failed_gpu, held_mib, memory_of, meter
 from carmad.core.reservations import Reservation, slots
 from carmad.core.types import Estimate, Gpu, GpuId, GpuSample, Job, JobId, JobSpec, Usage
 from carmad.core.view import NodeView, by_node
@@ -159,6 +159,10 @@ class Fleet:
                 found.append(window.last)
         return tuple(found)
 
+    def failure(self, job: Job) -> str:
+        """Which of the job's GPUs does not work, by its last reading, and why; "" if all do."""
+        return failed_gpu(job, self.gpus, lambda gpu: self._windows[gpu].last)
+
     def growth(self, gpu: GpuId) -> dict[JobId, float]:
         """By how many MiB a second each job's memory grows there, by the last two readings that
         are about a period apart; empty if there are none."""
@@ -232,7 +236,10 @@ class Fleet:
 
     def _view(self, gpu: GpuId, residents: tuple[Job, ...], now: float) -> GpuView:
         window, monitor = self._windows[gpu], self._settings.monitor
-        fresh = settling(gpu, residents, window.since, now, monitor)
+        early, fresh = (
+            settling(gpu, residents, window.since, now, monitor, window_s)
+            for window_s in (monitor.known_s, monitor.window_s)
+        )
         if fresh:
             # Renewed at every call: the view says how long it has been settling. Decisions include
             # that, and must not depend on when the view was last made.
@@ -254,6 +261,7 @@ class Fleet:
             stale(window.last, now, monitor, self._silent.get(gpu, "")),
             drain.reason if drain else None,
             reserved=slots(self.reservations.values(), gpu, now),
+            early=early,
         )
 
 

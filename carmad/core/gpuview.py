@@ -52,6 +52,7 @@ class GpuView:
     mps_leaving: tuple[int, str] | None = None  # likewise, but of a job in `left`
     left: frozenset[JobId] = frozenset()  # jobs that have ended here since the last reading
     reserved: tuple[Slot, ...] = ()  # the present or next time of each of its reservations
+    early: Reason | None = None  # as `settling`, for jobs that need not wait for the window
     memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     @property
@@ -71,7 +72,7 @@ class GpuView:
         residents = tuple(job for job in self.residents if job.id not in gone)
         free_mib = self.gpu.memory_mib - self.external_mib
         if residents:
-            free_mib = self.free_mib + sum(self._counted_mib(job) for job in left)
+            free_mib = self.free_mib + sum(self.counted_mib(job) for job in left)
         by_others = self.settling and self.settling.detail not in {f"job {job.id}" for job in left}
         return replace(
             self,
@@ -81,18 +82,23 @@ class GpuView:
             recent=self.recent.without_samples(),
         )
 
-    def _counted_mib(self, job: Job) -> int:
+    def counted_mib(self, job: Job) -> int:
         """What this resident counts for, as in `free_memory`."""
-        held = held_mib(job.id, self.sample) if self.sample else 0
-        return max(held, promise_mib(job, self.settling is None))
+        return max(self.held_mib(job), promise_mib(job, self.settling is None))
+
+    def held_mib(self, job: Job) -> int:
+        """What this resident holds here, as measured."""
+        return held_mib(job.id, self.sample) if self.sample else 0
 
     def with_resident(self, job: Job) -> GpuView:
         """This GPU just after `job` was placed on it."""
+        starts = Reason("first_kernel", detail=f"job {job.id}")
         return replace(
             self,
             residents=(*self.residents, job),
             free_mib=self.free_mib - (job.need.safe_mib if job.need else 0),
-            settling=Reason("first_kernel", detail=f"job {job.id}"),
+            settling=starts,
+            early=starts,
         )
 
 
@@ -199,24 +205,27 @@ def stale(sample: GpuSample | None, now: float, monitor: Monitor, why: str = "")
 
 
 def settling(
-    gpu: GpuId, residents: tuple[Job, ...], since: float | None, now: float, monitor: Monitor
+    gpu: GpuId,
+    residents: tuple[Job, ...],
+    since: float | None,
+    now: float,
+    monitor: Monitor,
+    window_s: float,
 ) -> Reason | None:
-    """Whether a resident started too recently to judge the GPU's load (CARMA paper, Table 2).
+    """Whether a resident started too recently to judge the GPU's load (CARMA paper, Table 2), which
+    takes `window_s` from its first kernel on.
 
     A job that has run no kernel for `first_kernel_timeout_s` no longer keeps others away; one at a
     terminal, whose owner may be thinking, does so for a window only.
     """
-    window_s = monitor.window_s
     for job in residents:
-        patience_s = window_s if job.spec.interactive else monitor.first_kernel_timeout_s
+        patience_s = monitor.window_s if job.spec.interactive else monitor.first_kernel_timeout_s
         if job.leaves:
             continue
         if job.state is JobState.RESUMING:
             return Reason("resuming", detail=f"job {job.id}")
         waited = 0.0 if job.started_at is None else now - job.started_at
-        seen = dict(job.kernels).get(gpu)
-        if seen is not None and job.current and job.current.resumed_at is not None:
-            seen = max(seen, job.current.resumed_at)
+        seen = computes_since(job, gpu)
         if seen is None and waited < patience_s:
             return Reason("first_kernel", patience_s, waited, "s", f"job {job.id}")
         if seen is not None and now - seen < window_s:
@@ -225,3 +234,11 @@ def settling(
     if residents and watched < window_s:  # after a restart: nothing is known yet
         return Reason("settling", window_s, watched, "s", "watched anew")
     return None
+
+
+def computes_since(job: Job, gpu: GpuId) -> float | None:
+    """When its first kernel there was seen, or it resumed after that."""
+    seen = dict(job.kernels).get(gpu)
+    if seen is not None and job.current and job.current.resumed_at is not None:
+        return max(seen, job.current.resumed_at)
+    return seen

@@ -77,10 +77,10 @@ def happenings(step: Step) -> Iterator[Happening]:
             arrays.setdefault(job.spec.array.array, []).append(job)
         else:
             yield Happening(job.submitted_at, Kind.SUBMITTED, job)
-    for array, tasks in arrays.items():
-        if tasks[0].id == array:  # a long one comes in parts, and counts with the first
-            its = tasks[0].spec.array
-            count = max(len(tasks), its.tasks if its else 0)
+    for tasks in arrays.values():
+        its = tasks[0].spec.array
+        if its and its.index == its.least:  # a long one comes in parts, and counts with the first
+            count = max(len(tasks), its.tasks)
             yield Happening(tasks[0].submitted_at, Kind.SUBMITTED, tasks[0], count=count)
     drained = {drain.gpu: drain for drain in step.drains or ()}
     for event in step.events:
@@ -176,7 +176,8 @@ def words(happening: Happening, gpus: Mapping[GpuId, Gpu], sees: bool = True) ->
         case Kind.LIMIT80:
             return "80 % of its time limit have passed"
         case Kind.IDLE:
-            warnings = (note for note in job.notes if note.startswith(idling.UNUSED))
+            begins = idling.UNUSED, idling.KERNELLESS
+            warnings = (note for note in reversed(job.notes) if note.startswith(begins))
             return next(warnings, idling.UNUSED) if sees else idling.UNUSED
         case Kind.ENDED if sees:
             return "; ".join(filter(None, (how_ended(job), promises.advice_of(job))))
@@ -192,6 +193,13 @@ def words(happening: Happening, gpus: Mapping[GpuId, Gpu], sees: bool = True) ->
             return f"{kind}: {because}"
         case _:
             return kind.value
+
+
+def name_gpus(text: str, gpus: Mapping[GpuId, Gpu]) -> str:
+    """By the indices that they have now, instead of the ids that are stored."""
+    for id, gpu in gpus.items():
+        text = text.replace(id, str(gpu.index))
+    return text
 
 
 def where(job: Job, gpus: Mapping[GpuId, Gpu]) -> str:

@@ -1,7 +1,8 @@
 """Batch jobs that hold GPUs without using them: what is done about them, and when. Pure.
 
 A job is idle while no process of it runs a kernel on any of its GPUs. Time without readings does
-not count (`readings.Idleness`).
+not count (`readings.Idleness`). One that has run none since it started may hang, or read its data:
+nobody can tell which, so that it is said how long that has lasted.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, cast
 
+from carmad.config import Idle
+from carmad.core.sharing import label
 from carmad.core.types import GpuId, Job, JobState
 from carmad.errors import CarmaError
 from carmad.readable import duration
@@ -21,6 +24,8 @@ What = Literal["warn", "suspend", "requeue", "end"]
 UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _STEP = re.compile(r"(warn|suspend|requeue|end) (\d+(?:\.\d+)?)\s?([smhd])")
 UNUSED = "does not use its GPUs"  # how the warning begins
+KERNELLESS = "has run no kernel"  # the same of a job that has not used them yet
+SAID_AFTER_S = 60.0  # most jobs have run one by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +34,13 @@ class Rung:
 
     what: What
     after_s: float
+    setting: str = "batch"
 
 
 @lru_cache(maxsize=16)
-def ladder(text: str) -> tuple[Rung, ...]:
-    """The setting `idle.batch`, such as "warn 30m, suspend 2h", in order of time. Raises CarmaError
-    if it is no such list."""
+def ladder(text: str, setting: str = "batch") -> tuple[Rung, ...]:
+    """A setting of `idle`, such as "warn 30m, suspend 2h", in order of time. Raises CarmaError if
+    it is no such list."""
     rungs = []
     for part in text.split(",") if text.strip() else ():
         step = _STEP.fullmatch(part.strip())
@@ -43,8 +49,31 @@ def ladder(text: str) -> tuple[Rung, ...]:
                 f"{part.strip()!r} is none of warn, suspend, requeue and end with a time",
                 'such as "warn 30m, suspend 2h"',
             )
-        rungs.append(Rung(cast(What, step[1]), float(step[2]) * UNIT_S[step[3]]))
+        rungs.append(Rung(cast(What, step[1]), float(step[2]) * UNIT_S[step[3]], setting))
     return tuple(sorted(rungs, key=lambda rung: rung.after_s))
+
+
+def rungs_of(job: Job, rules: Idle, kept_mib: float) -> tuple[Rung, ...]:
+    """What applies to a job that keeps so much from others, in order of time."""
+    rungs = () if job.kernels else ladder(rules.hung, "hung")
+    if kept_mib >= rules.floor_mib:
+        rungs += ladder(rules.batch)
+    return tuple(sorted(rungs, key=lambda rung: rung.after_s))
+
+
+def first_s(rules: Idle) -> float:
+    """After how many idle seconds the first step applies to any job; infinite: never."""
+    rungs = (*ladder(rules.hung, "hung"), *ladder(rules.batch))
+    return min((rung.after_s for rung in rungs), default=math.inf)
+
+
+def kernelless_s(job: Job, now: float) -> float:
+    """For how long the job has held its GPUs without a kernel on any of them; 0: not for so long
+    that it should be said."""
+    if job.state is not JobState.STARTING or not job.gpus or job.started_at is None:
+        return 0.0
+    waited_s = now - job.started_at
+    return waited_s if waited_s >= SAID_AFTER_S else 0.0
 
 
 def due(rungs: tuple[Rung, ...], idle_s: float) -> Rung | None:
@@ -78,13 +107,16 @@ def is_spared(job: Job) -> bool:
 def warning(job: Job, rung: Rung, then: Rung | None) -> str:
     """The note for the owner of an idle job. `then`: what comes next, if anything does."""
     done = {"suspend": "suspended", "requeue": "requeued", "end": "ended"}
-    follows = "others could use them"
-    if then:
-        follows = f"it will be {done[then.what]} once that lasts {duration(then.after_s)}"
-    reason = f"if it has a reason: carma update {job.id} --idle-ok REASON"
-    return f"{UNUSED} for {duration(rung.after_s)}: {follows} ([idle] batch); {reason}"
+    will = f"it will be {done[then.what]} once that lasts {duration(then.after_s)}" if then else ""
+    if rung.setting == "hung":
+        lacks, follows = KERNELLESS, f"others wait; see carma logs {label(job)}"
+        follows = "; ".join(filter(None, (follows, will)))
+    else:
+        lacks, follows = UNUSED, will or "others could use them"
+    reason = f"if it has a reason: carma update {label(job)} --idle-ok REASON"
+    return f"{lacks} for {duration(rung.after_s)}: {follows} ([idle] {rung.setting}); {reason}"
 
 
 def farewell(rung: Rung) -> str:
     """Why an idle job leaves its GPUs."""
-    return f"it had not used its GPUs for {duration(rung.after_s)} ([idle] batch)"
+    return f"it had not used its GPUs for {duration(rung.after_s)} ([idle] {rung.setting})"

@@ -19,7 +19,7 @@ from carmad.config import Host
 from carmad.core.decision import Reason
 from carmad.core.quota import Quotas
 from carmad.core.share import HostPart, Standing, host_part
-from carmad.core.types import Job, JobId, JobSpec, JobState
+from carmad.core.types import After, Job, JobId, JobSpec, JobState
 from carmad.readable import gib
 
 FEW = 8  # dependencies of a job that are named
@@ -119,7 +119,7 @@ def blockers(
         yield Reason("suspended") if job.suspension else Reason("held")
     if spec.begin_at is not None and now < spec.begin_at:
         yield Reason("begin", spec.begin_at, now, "s")
-    if spec.after and (before := _name_few(a.job for a in spec.after if a.job in live)):
+    if spec.after and (before := _name_few(a for a in spec.after if a.job in live)):
         yield Reason("dependency", detail=before)
     if its := job.suspension:
         if now < its.again_at:
@@ -216,18 +216,18 @@ def _array_limit(limit: int, active: int) -> Reason:
     return Reason("array_limit", limit, active, "tasks")
 
 
-def _name_few(jobs: Iterable[JobId]) -> str:
+def _name_few(jobs: Iterable[After]) -> str:
     """The first few of them, as text: there may be a whole array."""
-    names = [f"job {job}" for job in islice(jobs, FEW + 1)]
+    names = [str(job) for job in islice(jobs, FEW + 1)]
     return ", ".join(names if len(names) <= FEW else [*names[:FEW], "…"])
 
 
-def unmet_dependency(job: Job, ended: Mapping[JobId, JobState]) -> JobId | None:
+def unmet_dependency(job: Job, ended: Mapping[JobId, JobState]) -> After | None:
     """A dependency of the job that ended the wrong way, if any."""
     for after in job.spec.after:
         state = ended.get(after.job)
         if state is not None and not after.kind.accepts(state):
-            return after.job
+            return after
     return None
 
 

@@ -75,6 +75,7 @@ class Estimated:
     note: str = ""  # why there is none
     crash: str = ""  # as in `Refusal`
     late: bool = False  # likewise: another answer follows
+    again: bool = False  # as in `EstimateMemory`: it is for all waiting runs of the job
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,7 @@ class RequeueRequested:
     job: Job  # as it was when this was asked: the core forgets ended jobs
     by: str
     ended: tuple[tuple[JobId, JobState], ...] = ()  # how its dependencies ended
+    secrets: tuple[tuple[str, str], ...] = ()  # variables for the store: see `JobSpec.secrets`
 
 
 CARMAD = "carmad"
@@ -356,7 +358,11 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class EstimateMemory:
+    """`again`: a run of this job has ended, so only measurements are asked for, and no answer is
+    needed if there are none."""
+
     job: Job
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from itertools import chain, islice
 from math import inf
 
 from carmad.core.gpuview import GpuView
+from carmad.core.remaining import left
 from carmad.core.tasks import singly
 from carmad.core.types import Job, JobId
 
@@ -59,12 +60,12 @@ def outlook(
     """`line` has the waiting jobs in order; a job that is not in it comes last. `running` adds the
     jobs that run without GPUs, as others may wait for their end."""
     if job.holds_gpus:
-        return Outlook(job.started_at or now, now + _left_s(job, now))
+        return Outlook(job.started_at or now, now + _own_s(job, now))
     waiting = tuple(singly(line))
     if all(each.id != job.id for each in waiting):
         waiting = (*waiting, job)
-    starts_at = _starts(waiting, gpus, now, running, _at_most_s, until=job.id)[job.id].at
-    return Outlook(starts_at, starts_at + _left_s(job, now))
+    starts_at = _starts(waiting, gpus, now, running, likely_s, until=job.id)[job.id].at
+    return Outlook(starts_at, starts_at + _own_s(job, now))
 
 
 def forecast(
@@ -92,7 +93,8 @@ def forecast(
 
     def middle_s(job: Job, now: float) -> float:
         slower = together.get(job.id, 1)
-        return _within_s(job, now, slower) if slower > 1 else likely_s(job, now)
+        its_s = _within_s(job, now, slower) if slower > 1 else inf
+        return likely_s(job, now) if its_s == inf else its_s
 
     def longest_s(job: Job, now: float) -> float:
         return _within_s(job, now, SLACK * together.get(job.id, 1)) + LAUNCH_S
@@ -189,20 +191,12 @@ def _takes_jobs(gpu: GpuView) -> bool:
     return gpu.drained is None and not (gpu.sample and gpu.sample.fault)
 
 
-def _left_s(job: Job, now: float) -> float:
-    """Its predicted remaining run time; 0 when it has run longer than predicted."""
-    return inf if job.expected_s is None else max(0.0, job.expected_s - job.attained_s(now))
-
-
-def _at_most_s(job: Job, now: float) -> float:
-    """Another job's remaining run time, which its time limit bounds as well."""
-    limit_s = job.spec.time_limit_s
-    left_s = _left_s(job, now)
-    return left_s if limit_s is None else min(left_s, max(0.0, limit_s - job.attained_s(now)))
+def _own_s(job: Job, now: float) -> float:
+    """How long it will still run, by what is said of it alone."""
+    return inf if job.own_s is None else left(job, now).seconds
 
 
 def likely_s(job: Job, now: float) -> float:
-    """How long it will still run, which its time limit bounds. One that has run for longer than
-    predicted is not about to end for that."""
-    left_s, at_most_s = _left_s(job, now), job.at_most_s(now)
-    return min(left_s, at_most_s) if left_s else at_most_s
+    """How long it will still run, most likely."""
+    its = left(job, now)
+    return its.seconds if its.is_said else inf

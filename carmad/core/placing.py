@@ -66,6 +66,7 @@ class Placer:
         self._suspensions = suspensions
         self.last_placed = last_placed
         self._memory: object = None  # the policy's
+        self._blocked_until: dict[int, float] = {}  # of waiting jobs: see `View`
         self._asks_at = inf  # when the last plan asked to be called again
         self._news: list[Decision] = []
         self._room: Room | None = None  # what the host has left; None: outdated
@@ -103,6 +104,7 @@ class Placer:
             preemptible,
             able,
             filling.room_mib(fillers, self._ledger, self._fleet, self._settings),
+            self._blocked_until,
         )
 
     def blocker(self, job: Job, now: float) -> Reason | None:
@@ -122,6 +124,9 @@ class Placer:
         before = self._asks_at
         while self._plan_once(now, actions):
             pass
+        for id in tuple(self._blocked_until):
+            if (row := self._ledger.jobs.row(JobId(id))) is None or not row.waits:
+                del self._blocked_until[id]
         actions += self._start_without_gpus(now)
         suspensions = (job.suspension for job in self._ledger.suspended.values())
         again_at = min(
@@ -152,9 +157,11 @@ class Placer:
         before = 0  # GPUs that they want
         for job in line:
             if quotas.any or job.id in doubtful:
-                if not job.spec.gpus or self._blocker(job, quotas):
+                if not job.spec.gpus:
                     continue
-                if job.state is JobState.PENDING and not free.is_enough(job, before):
+                estimating = job.state is JobState.PENDING and not free.is_enough(job, before)
+                if estimating or self._blocker(job, quotas):
+                    self._blocked_until[job.ids[-1]] = now
                     continue
             ready.append(job)
             before += job.tasks * job.spec.gpus

@@ -18,6 +18,7 @@ from math import ceil, exp, log, sqrt
 from statistics import median
 
 from carmad.core.readings import held_mib
+from carmad.core.sharing import label
 from carmad.core.types import Estimate, Exit, GpuSample, Job, JobState
 from carmad.readable import gib
 
@@ -32,7 +33,7 @@ NORMAL = 1.4826  # standard deviations in a median absolute deviation
 MEASURED = "history"  # the estimator whose answers are earlier runs
 
 # How notes begin that are found again by it.
-OVERRUN = "uses "
+USES_MORE = "uses "
 ASKED = "asked "
 BROKE = "broke its promise: "
 
@@ -153,7 +154,7 @@ def confess(culprit: Job, used_mib: int, victim: Job) -> str:
     asked_mib = culprit.spec.memory_mib or 0
     return (
         f"{BROKE}it held {size(used_mib)} instead of the {size(asked_mib)} that it asked for, and"
-        f" job {victim.id} of {victim.spec.user} ran out of memory beside it"
+        f" job {label(victim)} of {victim.spec.user} ran out of memory beside it"
     )
 
 

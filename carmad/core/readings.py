@@ -6,11 +6,21 @@ A reading describes the time since the previous one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from carmad.config import Monitor, Settings
-from carmad.core.types import GpuId, GpuSample, Indicator, Job, JobId, ProcessUse, Profile, Usage
+from carmad.core.types import (
+    Gpu,
+    GpuId,
+    GpuSample,
+    Indicator,
+    Job,
+    JobId,
+    ProcessUse,
+    Profile,
+    Usage,
+)
 from carmad.readable import duration
 
 FAINT = 0.01  # utilisation that a context without kernels may show for a moment (an H100's did)
@@ -27,6 +37,20 @@ Reading = tuple[GpuSample, float]  # with the seconds that it covers
 def held_mib(job: JobId, sample: GpuSample) -> int:
     """MiB that the job's processes hold on a GPU, by its reading."""
     return sum(process.memory_mib or 0 for process in sample.processes if process.job == job)
+
+
+def failed_gpu(
+    job: Job, gpus: Mapping[GpuId, Gpu], last: Callable[[GpuId], GpuSample | None]
+) -> str:
+    """The first of the job's GPUs that does not work, by its `last` reading, and why; "" if all do,
+    or none are known."""
+    for id in job.gpus if gpus else ():
+        if id not in gpus:
+            return f"a GPU of the job failed: {id} is no longer there"
+        sample = last(id)
+        if sample and sample.fault:
+            return f"GPU {gpus[id].index} failed: {sample.fault}"
+    return ""
 
 
 def memory_of(job: Job, samples: Iterable[GpuSample | None]) -> dict[GpuId, int]:

@@ -11,7 +11,7 @@ from carmad.core.gpuview import GpuView, Memo
 from carmad.core.line import Held, Place, Room, blockers, host_room
 from carmad.core.messages import Drain
 from carmad.core.quota import Limit, Quotas
-from carmad.core.readings import memory_of
+from carmad.core.readings import failed_gpu, memory_of
 from carmad.core.reservations import Reservation
 from carmad.core.share import Shares
 from carmad.core.suspending import refusal
@@ -82,6 +82,10 @@ class Scene:
     def memory_mib(self, job: JobId) -> int | None:
         """The memory that a job holds now, on the GPU where it holds most."""
         return self.memo.recall("used", memory_by_job, self.view.gpus).get(job)
+
+    def failure(self, job: Job) -> str:
+        """Which of the job's GPUs does not work, by its last reading, and why; "" if all do."""
+        return failed_gpu(job, self.gpus, lambda gpu: self.view.gpu(gpu).sample)
 
     def suspension_refusal(self, job: Job) -> str:
         """Why the job cannot be suspended now; "" if it can."""

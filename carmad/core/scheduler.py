@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 
 from carmad.config import Settings
 from carmad.core import promises
@@ -13,7 +14,14 @@ from carmad.core.endings import Endings, dependency_exit
 from carmad.core.fleet import Fleet
 from carmad.core.guarantees import Guarantees
 from carmad.core.history import History
-from carmad.core.knowledge import Knowledge, with_shared_profiles
+from carmad.core.knowledge import (
+    MOST_RENEWED,
+    Knowledge,
+    ask_again,
+    is_new_estimate,
+    takes_measurements,
+    with_shared_profiles,
+)
 from carmad.core.ledger import ENDED_REMEMBERED, Ledger
 from carmad.core.messages import (
     CARMAD,
@@ -67,6 +75,7 @@ from carmad.core.states import advance
 from carmad.core.suspending import Suspensions
 from carmad.core.tasks import JobsById
 from carmad.core.types import (
+    Estimate,
     Gpu,
     GpuId,
     Job,
@@ -125,7 +134,8 @@ class Scheduler:
         for id in self._fleet.over(now):
             self._unreserve(id)
         self._actions += self._watch.expire(now)
-        if self.shares.rerank(now):
+        waiting = (job.spec.user for job in self._ledger.line())
+        if self.shares.rerank(now, waiting, len(self.gpus)):
             self._ledger.rerank()
         if not all(isinstance(event, Submitted) for event in events):
             self._actions += self._placer.plan(now)
@@ -177,7 +187,11 @@ class Scheduler:
         self._fleet.drains = {drain.gpu: drain for drain in drains}
         self._fleet.reservations = {each.id: each for each in reservations}
         self._fleet.look_again()
-        return tuple(action for job in self.jobs.rows.values() for action in due_actions(job))
+        due = [action for job in self.jobs.rows.values() for action in due_actions(job)]
+        for name in dict.fromkeys(job.group for job in ledger.line()):
+            if self.history.by_group.of(name):  # an answer may have been under way
+                due += ask_again(ledger.alike(name))
+        return tuple(due)
 
     # -- read access
 
@@ -369,6 +383,9 @@ class Scheduler:
         """A job that waits may get several answers: its script took long, or its options were
         changed. One that runs gets the answer that it did not wait for; a verdict on its script
         does not stop it."""
+        if event.again:
+            self._share_estimate(event)
+            return
         job = self.jobs.rows.get(event.job)
         if not job or not (job.waits or job.awaits_estimate):  # else: cancelled meanwhile
             return
@@ -376,16 +393,8 @@ class Scheduler:
             job = advance(job, JobState.QUEUED)
         elif job.estimate and not event.estimate:
             return
-        estimate = promises.weigh(job, event.estimate) if job.doubted else event.estimate
-        if estimate and estimate.firm:
-            estimate = self._fleet.with_room(estimate)
-        job = replace(
-            job,
-            estimate=estimate,
-            estimate_late=event.late,
-            crash=event.crash,
-            notes=tuple(note for note in job.notes if not note.startswith(UNESTIMATED)),
-        )
+        job = self._with_estimate(job, event)
+        estimate = job.estimate
         if job.waits and not job.prediction:  # of an earlier release; or nobody could say
             job = self.knowledge.with_history(job, event.at)
         self._ledger.put(job)
@@ -393,6 +402,35 @@ class Scheduler:
             self._ledger.note(event.job, event.note)
         if job.doubted and estimate and not estimate.firm:
             self._ledger.note(event.job, promises.override_note(job, estimate))
+
+    def _with_estimate(self, job: Job, event: Estimated) -> Job:
+        return replace(
+            job,
+            estimate=self._estimate_of(job, event),
+            estimate_late=event.late,
+            crash=event.crash,
+            notes=tuple(note for note in job.notes if not note.startswith(UNESTIMATED)),
+        )
+
+    def _estimate_of(self, job: Job, event: Estimated) -> Estimate | None:
+        estimate = promises.weigh(job, event.estimate) if job.doubted else event.estimate
+        return self._fleet.with_room(estimate) if estimate and estimate.firm else estimate
+
+    def _share_estimate(self, event: Estimated) -> None:
+        """What earlier runs of a job used is news to its runs that wait for the same."""
+        asked = self.jobs.get(event.job)
+        if asked is None:
+            return
+        alike = (
+            job
+            for job in self._ledger.alike(asked.group)
+            if job.spec.memory_mib == asked.spec.memory_mib
+            and takes_measurements(job)
+            and (new := self._estimate_of(job, event))
+            and is_new_estimate(job.estimate, new)
+        )
+        for job in islice(alike, MOST_RENEWED):
+            self._ledger.put(self._with_estimate(job, event))
 
     def _on_drain_requested(self, event: DrainRequested) -> None:
         if event.reason is None:

@@ -11,8 +11,9 @@ otherwise a user could fill the host with such jobs and keep the best rank.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -30,7 +31,6 @@ SAVED_EVERY_S = 60.0
 RANKED_EVERY_S = 10.0  # sorting a long line anew takes milliseconds
 
 Load = tuple[float, float]  # of a user's group and of the user, each divided by its weight
-NONE: Load = (0.0, 0.0)
 Standing = tuple[bool, int]  # of a waiting job: whether it is not urgent, and its user's rank
 Days = tuple[tuple[int, float], ...]  # seconds per day (UTC, since 1970)
 HostPart = tuple[int | None, int | None]  # CPUs and MiB of the host; None: not asked for
@@ -174,6 +174,17 @@ class Rates:
             self.moved[job.spec.user] = None
 
 
+def bands(loads: Mapping[K, float], waiting: Set[K], width: float) -> dict[K, int]:
+    """The band of each load, from 0. The first begins at the least load of those who wait, and each
+    other one at the least that is beyond the one before: so nobody is behind for a difference from
+    the least of less than `width`."""
+    begins: list[float] = []
+    for load in sorted(loads[each] for each in waiting):
+        if not begins or (load > begins[-1] and load - begins[-1] >= width):
+            begins.append(load)
+    return {each: max(0, bisect_right(begins, load) - 1) for each, load in loads.items()}
+
+
 def _count(counts: dict[W, Counter[K]], whose: W, what: K, number: int) -> None:
     its = counts.setdefault(whose, Counter())
     its[what] += number
@@ -185,8 +196,8 @@ def _count(counts: dict[W, Counter[K]], whose: W, what: K, number: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The order of users in line, as of `at`: from 1, the one who has used least. Users who have
-    used nothing are not in it, and count as 0."""
+    """The order of users in line, as of `at`: from 1, those who have used least. Users who have
+    used nothing, and those who count as equal to them, are not in it: they count as 0."""
 
     at: float = 0.0
     of: Mapping[str, int] = field(default_factory=dict)
@@ -267,14 +278,14 @@ class Shares:
         account, most_s = self._of(user, now), self._settings.urgent_gpu_hours * HOUR_S
         return frees_at(lambda day: account.urgent_since(day, now), most_s, WEEK, now)
 
-    def rerank(self, now: float) -> bool:
-        """Rank the users anew, if it is time. True: the line must be sorted anew."""
+    def rerank(self, now: float, waiting: Iterable[str] = (), gpus: int = 1) -> bool:
+        """Rank the users anew, if it is time. True: the line must be sorted anew. `waiting`: the
+        users who have jobs in line; `gpus`: the server's."""
         before = self.ranks
         if now - before.at < RANKED_EVERY_S:
             return False
         loads = {} if self._settings.enabled is False else self.loads(now)
-        places = {load: at for at, load in enumerate(sorted({*loads.values()} - {NONE}), 1)}
-        ranked = {user: places[load] for user, load in loads.items() if load in places}
+        ranked = self._rank(loads, set(waiting), self._settings.band_hours * HOUR_S * max(gpus, 1))
         most_s = self._settings.urgent_gpu_hours * HOUR_S
         spent = frozenset(
             user
@@ -284,6 +295,26 @@ class Shares:
         )
         self.ranks = Ranks(now, ranked, spent)
         return (ranked, spent) != (before.of, before.spent)
+
+    def _rank(self, loads: Mapping[str, Load], waiting: set[str], band_s: float) -> dict[str, int]:
+        """Of users whose group is in another band, the group decides; of others, only those of the
+        same group are compared."""
+        waiting = waiting & loads.keys() or set(loads)
+        groups: dict[str, dict[str, float]] = {}
+        for user, (_, own) in loads.items():
+            groups.setdefault(self.group(user) or user, {})[user] = own
+        totals = {name: loads[next(iter(users))][0] for name, users in groups.items()}
+        lined = {name: waiting & users.keys() for name, users in groups.items()}
+        band = bands(totals, {name for name, users in lined.items() if users}, band_s)
+        places = {
+            user: (band[name], inner)
+            for name, users in groups.items()
+            for user, inner in bands(users, lined[name] or set(users), band_s).items()
+        }
+        least = min((totals[name] for name, users in lined.items() if users), default=0.0)
+        first = 0 if least == 0 or least < band_s else 1
+        ranks = {place: at for at, place in enumerate(sorted({*places.values()}), first)}
+        return {user: ranks[place] for user, place in places.items() if ranks[place]}
 
     def loads(self, now: float) -> Mapping[str, Load]:
         """Each user's load. The lowest goes first: groups are compared, then users within one."""

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Literal
 
 from carmad.core.history import ENOUGH_RUNS
-from carmad.core.sharing import JobSummary, Stay
+from carmad.core.sharing import JobSummary, Stay, label
 from carmad.core.types import (
     Cause,
     Company,
@@ -57,12 +57,12 @@ def why_no_ratio(job: Job, neighbour: Job, gpu: Gpu) -> str:
     """Why a step time of `job` beside `neighbour` does not show how much that slows it; "" if it
     does."""
     if neighbour.state is not JobState.RUNNING:
-        return f"job {neighbour.id}, beside it, has yet to begin, or is ending"
+        return f"job {label(neighbour)}, beside it, has yet to begin, or is ending"
     if job.accumulation > 1 or neighbour.accumulation > 1:  # profiles are of whole batches
-        return f"its batches, or those of job {neighbour.id}, are split"
+        return f"its batches, or those of job {label(neighbour)}, are split"
     for each in (job, neighbour):
         if load(each.profile, gpu.memory_mib) is None:
-            return f"job {each.id} has no profile"
+            return f"job {label(each)} has no profile"
     if not _alone_s(job, gpu):
         return f"no step time of it alone on {gpu.name} is known, to compare with"
     return ""

@@ -89,11 +89,16 @@ class After:
 
     job: JobId
     kind: AfterKind = AfterKind.OK
+    label: str = ""  # what people call the job; "": it was submitted to 0.1
+
+    def __str__(self) -> str:
+        return f"job {self.label or self.job}"
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayTask:
-    """A job's place in an array; `array` is the id of the array's first job."""
+    """A job's place in an array. The array has an id of its own, so that each id names either one
+    job or an array; one that was submitted to 0.1 has that of its first job."""
 
     array: JobId
     index: int
@@ -123,6 +128,16 @@ class Environment:
 
 
 @dataclass(frozen=True, slots=True)
+class Secrets:
+    """A reference to the values of variables that look like secrets: the store keeps them until the
+    job has ended."""
+
+    id: str
+    names: tuple[str, ...]
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Script:
     """A job script as it was at submission. It is in the store, like an environment, and each
     attempt runs a copy of it in place of a word of the command, which is the script's path."""
@@ -143,8 +158,8 @@ class JobSpec(JobOptions):
     `carmad.options`.
 
     `env` has only the variables that identify recurring jobs (`core.recurrence`): the complete
-    environment, up to 1 MiB, is in the store as `environment`, and the text of a job script as
-    `script`. Estimators and the launcher get a spec that has both.
+    environment, up to 1 MiB, is in the store as `environment` and `secrets`, and the text of a job
+    script as `script`. Estimators and the launcher get a spec that has all of it.
     """
 
     argv: tuple[str, ...]
@@ -153,8 +168,10 @@ class JobSpec(JobOptions):
     gid: int
     cwd: str
     name: str
-    env: tuple[tuple[str, str], ...] = ()  # captured at submission, secrets scrubbed
+    env: tuple[tuple[str, str], ...] = ()  # captured at submission
     environment: Environment | None = None  # None: `env` is all there is
+    secrets: Secrets | None = None  # None: no variable looks like one
+    excluded: tuple[str, ...] = ()  # variables that the settings left out
     script: Script | None = None  # None: no job script, or one that is run where it is
     stdout: str = "carma-%j.out"  # relative to cwd
     layout: Layout | None = None  # None: one replica per GPU, with unknown times and sizes
@@ -162,11 +179,18 @@ class JobSpec(JobOptions):
     warn: WarnSignal | None = None
     after: tuple[After, ...] = ()
     array: ArrayTask | None = None
+    limits: tuple[tuple[str, int], ...] = ()  # soft ones of its processes; -1: unlimited
     umask: int = 0o022  # for all files that it creates, including its logs
     interactive: bool = False  # its owner's own process, at a terminal, runs it
     process: tuple[int, int] | None = None  # that process, adopted: its pid and start time
     runner: tuple[int, int] | None = None  # `carma run`, whose end is the job's; likewise
     slurm_job: int | None = None  # that its owner's process is part of
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """If it has all of its environment: the variables whose values are no longer stored."""
+        names, there = self.secrets.names if self.secrets else (), dict(self.env)
+        return tuple(name for name in names if name not in there)
 
     @property
     def owner(self) -> tuple[int, str]:
@@ -437,6 +461,11 @@ class Job:
             return self.spec.expected_s
         return self.prediction.seconds or None
 
+    @property
+    def own_s(self) -> float | None:
+        """The same, unless only other jobs say so."""
+        return None if self.prediction and self.prediction.is_guess else self.expected_s
+
     def at_most_s(self, now: float) -> float:
         """How much longer it runs at most: until its time limit, or as long as nine of ten earlier
         runs of it, or as declared. Infinite: nobody knows, or it has outlived that already."""
@@ -481,6 +510,7 @@ class Gpu:
     island: str = ""  # a node's GPUs with the same value are close: by NVLink, or on one socket
     cpus: tuple[int, ...] = ()  # on its NUMA node; none: all are, or it is not known
     guarantees: bool = False  # its driver can limit a job's memory there, and guarantee it
+    cuda_index: int | None = None  # with CUDA_DEVICE_ORDER=PCI_BUS_ID; None: not known for certain
 
     @property
     def is_mig(self) -> bool:

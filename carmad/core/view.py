@@ -64,6 +64,9 @@ class View:
     # many of `queue` are before it
     fillers: Mapping[JobId, int] = field(default_factory=dict)
     filling_mib: int = 0  # what the host can take of further ones
+    # When something besides the GPUs last kept a job from starting, by the last of its `ids`: a
+    # row of tasks gives the first ones away.
+    blocked_until: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def gpus(self) -> tuple[GpuView, ...]:
@@ -123,12 +126,22 @@ class View:
             preemptible=self.preemptible,
             fillers={id: place - (at < place) for id, place in self.fillers.items()},
             filling_mib=self.filling_mib,
+            blocked_until=self.blocked_until,
         )
 
     def without(self, gone: Set[JobId]) -> View:
         """As if these running jobs had never been on their GPUs."""
         nodes = (NodeView(n.name, tuple(gpu.without(gone) for gpu in n.gpus)) for n in self.nodes)
         return replace(self, nodes=tuple(nodes))
+
+    def waited_s(self, job: Job) -> float:
+        """How long this queued job has waited for nothing but GPUs, in seconds."""
+        since = max(job.submitted_at, self.blocked_until.get(job.ids[-1], 0.0))
+        if job.suspension:
+            since = max(since, job.suspension.at)
+        elif job.attempts:
+            since = max(since, job.attempts[-1].ended_at or since)
+        return self.now - since
 
     def may_fill(self, job: Job) -> bool:
         """Whether this queued job may start before its turn."""

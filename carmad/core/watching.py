@@ -9,10 +9,12 @@ from dataclasses import replace
 from carmad.config import Settings
 from carmad.core import idling
 from carmad.core.fleet import Fleet
+from carmad.core.history import past
 from carmad.core.knowledge import Knowledge, with_report
 from carmad.core.ledger import Ledger
+from carmad.core.line import is_conditional
 from carmad.core.messages import Action, Began, Postponed, Sampled, Signal, Stepped
-from carmad.core.promises import OVERRUN
+from carmad.core.promises import USES_MORE
 from carmad.core.readings import Idleness, has_run_kernel
 from carmad.core.slowdown import with_company
 from carmad.core.states import advance
@@ -131,7 +133,7 @@ class Watch:
             return job
         used_mib = metered.usage.peak_mib
         return metered.with_note(
-            f"{OVERRUN}{used_mib} MiB, more than the {promised_mib} MiB of its --gpu-mem"
+            f"{USES_MORE}{used_mib} MiB, more than the {promised_mib} MiB of its --gpu-mem"
         )
 
     def _with_profile(self, job: Job) -> Job:
@@ -147,37 +149,43 @@ class Watch:
         return replace(job, usage=usage) if grown else job
 
     def inform_others(self, job: Job, now: float) -> None:
-        """Give queued runs of the same job its profile and stage times."""
+        """Renew what waiting jobs know from earlier runs: of runs of the same job, its profile and
+        stage times; once it has ended, of all its owner's jobs, also how long they take."""
         profiled = job.profiled and job.profile is not None and job.profile.of is None
-        if not (profiled or job.stage_times):
+        if profiled or job.stage_times:
+            self._knowledge.history.learn(job)
+        elif not past(job):
             return
-        self._knowledge.history.learn(job)
-        for waiting in self.ledger.alike(job.group):
-            if (profiled and waiting.profile is None) or (
-                job.stage_times and not waiting.stage_times
-            ):
-                self.ledger.put(self._knowledge.with_history(waiting, now))
+        user, waiting = job.spec.user, self.ledger.alike(job.group)
+        if past(job):
+            waiting = tuple(each for each in self.ledger.line() if each.spec.user == user)
+        for renewed in self._knowledge.renew(waiting, job.group, now):
+            self.ledger.put(renewed)
 
     # -- batch jobs that do not use their GPUs
 
     def _curb_idle_jobs(self, now: float) -> list[Action]:
         rules = self.suspensions.settings.idle  # these follow a reload
-        rungs = idling.ladder(rules.batch)
-        if not rungs:
-            return []
         for each in tuple(self.ledger.holders.values()):
-            if each.idle and self._idleness.of(each.id) < rungs[0].after_s:
+            if each.idle and self._idleness.of(each.id) < self._first_s(each):
                 self.ledger.put(each.with_attempt(idle=False))
         actions: list[Action] = []
-        for id in self._idleness.lasting(rungs[0].after_s):
-            job, idle_s = self.ledger.holders.get(id), self._idleness.of(id)
-            if job is None or idling.is_spared(job):
+        for id in self._idleness.lasting(idling.first_s(rules)):
+            job = self.ledger.holders.get(id)
+            if job is None or job.started_at is None or idling.is_spared(job):
                 continue
-            if idling.footprint_mib(job, self._fleet.memory_of(job)) >= rules.floor_mib:
-                own = tuple(each for each in rungs if self._can(job, each))
-                if rung := idling.due(own, idle_s):
-                    actions += self._curb(job, rung, idling.following(own, rung), now)
+            idle_s = min(self._idleness.of(id), now - job.started_at)  # launches may be postponed
+            own = tuple(each for each in self._rungs(job) if self._can(job, each))
+            if rung := idling.due(own, idle_s):
+                actions += self._curb(job, rung, idling.following(own, rung), now)
         return actions
+
+    def _rungs(self, job: Job) -> tuple[idling.Rung, ...]:
+        kept_mib = idling.footprint_mib(job, self._fleet.memory_of(job))
+        return idling.rungs_of(job, self.suspensions.settings.idle, kept_mib)
+
+    def _first_s(self, job: Job) -> float:
+        return next((rung.after_s for rung in self._rungs(job)), math.inf)
 
     def _can(self, job: Job, rung: idling.Rung) -> bool:
         """Whether this may ever be done to the job."""
@@ -191,7 +199,7 @@ class Watch:
         why = idling.farewell(rung)
         match rung.what:
             case "warn":
-                if not job.idle:
+                if not job.idle and (rung.setting != "hung" or self._is_awaited()):
                     warned = job.with_attempt(idle=True)
                     self.ledger.put(warned.with_note(idling.warning(job, rung, then)))
             case "suspend":
@@ -203,6 +211,10 @@ class Watch:
             case "end":
                 return [self.ledger.stop(job.with_note(f"was ended: {why}"), Cause.IDLE)]
         return []
+
+    def _is_awaited(self) -> bool:
+        """Whether any job waits for nothing but GPUs."""
+        return any(not is_conditional(job) for job in self.ledger.line())
 
     # -- time
 

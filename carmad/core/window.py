@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from operator import itemgetter
 from typing import Self
 
@@ -73,6 +74,11 @@ class Recent:
             self._score = self._compute_score()
         return self._score
 
+    def activity(self, begin: float) -> float | None:
+        """The mean activity from then on; None if nothing is known of it."""
+        levels = self._levels("sm_active", begin) or self._levels("utilization", begin)
+        return mean(levels) if levels else None
+
     def risky(self, limits: Risk) -> bool:
         """`score.risky(limits)`, without computing the score if it cannot be that high."""
         if self._score is None:
@@ -97,15 +103,16 @@ class Recent:
             samples=len(self._samples),
         )
 
-    def _levels(self, metric: str) -> list[Level]:
-        """Values with their durations; the oldest is cut off where the window begins."""
+    def _levels(self, metric: str, begin: float = -inf) -> list[Level]:
+        """Values with their durations; the oldest is cut off where the window begins, or at
+        `begin`."""
         if not self._samples:
             return []
-        begin = self._samples[-1][0].at - self._monitor.window_s
+        begin = max(begin, self._samples[-1][0].at - self._monitor.window_s)
         return [
             (value, min(seconds, sample.at - begin))
             for sample, seconds in self._samples
-            if (value := getattr(sample, metric)) is not None
+            if sample.at > begin and (value := getattr(sample, metric)) is not None
         ]
 
     def _risk(self, levels: list[Level]) -> float | None:

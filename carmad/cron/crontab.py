@@ -11,12 +11,16 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from carmad.core.types import JobId
+from carmad.store.secrets import split
 from carmad.store.sql import SqlStore
 from carmad.threads import run_in_threadpool
 
 log = logging.getLogger(__name__)
 
 MOST = 50  # entries of a user
+VARIABLES = ("env", "export")  # of a request
+
+Secrets = dict[str, dict[str, dict[str, str]]]  # by an entry's key, and of `VARIABLES`
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,10 @@ class Entry:
     starting: bool = False  # carmad may have ended between a submission and this being kept
     skipped: int = 0  # times since then, as that run had not ended
     refused: str = ""  # why its latest job was not accepted
+
+    def key(self, place: int) -> str:
+        """Several may differ in their options alone."""
+        return f"{place} {self.schedule} {self.command}"
 
     @property
     def its_jobs(self) -> range:
@@ -64,9 +72,33 @@ class Crontab:
         return _FORM.dump_json(self).decode()
 
     @classmethod
-    def loads(cls, text: str) -> Crontab:
+    def loads(cls, text: str, secrets: Secrets | None = None) -> Crontab:
         """Raises ValueError."""
-        return _FORM.validate_json(text)
+        bare, secrets = _FORM.validate_json(text), secrets or {}
+        entries = (
+            replace(each, job=_merge(each.job, secrets.get(each.key(place), {})))
+            for place, each in enumerate(bare.entries)
+        )
+        return replace(bare, entries=tuple(entries))
+
+    def split(self) -> tuple[Crontab, Secrets]:
+        """Without what looks like a secret in its jobs' variables, and that."""
+        found: Secrets = {}
+        entries = []
+        for place, entry in enumerate(self.entries):
+            job, secrets = dict(entry.job), {}
+            for part in VARIABLES:
+                plain, secret = split(tuple(job.get(part, {}).items()))
+                if secret:
+                    job[part], secrets[part] = dict(plain), dict(secret)
+            if secrets:
+                found[entry.key(place)] = secrets
+            entries.append(replace(entry, job=job))
+        return replace(self, entries=tuple(entries)), found
+
+
+def _merge(job: dict[str, Any], secrets: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    return job | {part: {**job.get(part, {}), **secret} for part, secret in secrets.items()}
 
 
 _FORM = TypeAdapter(Crontab)
@@ -95,16 +127,17 @@ class Crontabs:
 
     async def save(self, crontab: Crontab) -> None:
         known = dict(await self.ready())
-        text = crontab.dumps() if crontab.entries else None
-        await run_in_threadpool(self._store.save_crontab, crontab.uid, text)
+        bare, secrets = crontab.split()
+        text = bare.dumps() if crontab.entries else None
+        await run_in_threadpool(self._store.save_crontab, crontab.uid, text, secrets)
         known[crontab.uid] = crontab
         self._known = {uid: each for uid, each in known.items() if each.entries}
 
     def _read(self) -> dict[int, Crontab]:
         found = {}
-        for uid, text in self._store.crontabs().items():
+        for uid, (text, secrets) in self._store.crontabs().items():
             try:
-                found[uid] = Crontab.loads(text)
-            except ValueError:
+                found[uid] = Crontab.loads(text, secrets)
+            except (ValueError, TypeError, AttributeError):
                 log.error("the crontab of uid %d is damaged, and is left out", uid)
         return found

@@ -24,6 +24,7 @@ from carmad.attempt.environment import HOOKS
 from carmad.config import Settings
 from carmad.core.gpuview import GpuView
 from carmad.core.scene import Scene
+from carmad.core.sharing import label
 from carmad.core.types import Mode
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps, ServerState
@@ -183,7 +184,8 @@ def _gpus(scene: Scene, capabilities: Capabilities) -> Iterator[CheckOut]:
         return
     yield from _telemetry(capabilities)
     if not scene.view.gpus:
-        yield verdict("gpus", False, "there is no GPU", "Does nvidia-smi list any?")
+        hint = "See the notes above." if capabilities.notes else "Does nvidia-smi list any?"
+        yield verdict("gpus", False, "there is no GPU that takes jobs", hint)
     for gpu in scene.view.gpus:
         name = f"gpu {gpu.gpu.index}"
         state, detail = gpu_state(gpu, scene)
@@ -214,8 +216,8 @@ def _islands(scene: Scene) -> Iterator[CheckOut]:
 def _accounts(scene: Scene) -> Iterator[CheckOut]:
     """Jobs that may not start, as their users are not there any more."""
     for job in [job for job in scene.live.rows.values() if job.barred][:MOST_NAMED]:
-        hint = f"carma cancel {job.id}; or repair the user database: then it goes on."
-        yield verdict("accounts", False, f"job {job.id} is held: {job.barred}", hint)
+        hint = f"carma cancel {label(job)}; or repair the user database: then it goes on."
+        yield verdict("accounts", False, f"job {label(job)} is held: {job.barred}", hint)
 
 
 def _mps(settings: Settings, scene: Scene, mps: Mps | None) -> Iterator[CheckOut]:
@@ -411,6 +413,6 @@ def _plugins() -> CheckOut:
     ]
     if wrong:
         detail = f"cannot be loaded: {'; '.join(wrong)}"
-        return verdict("plugins", None, detail, "Install their dependencies.")
+        return verdict("plugins", None, detail, "See `carma extras`, if you want them.")
     counts = ", ".join(f"{len(found[kind])} {kind}" for kind in PLUGINS)
     return verdict("plugins", True, f"all can be loaded: {counts}")

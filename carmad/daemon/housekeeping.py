@@ -262,7 +262,7 @@ def weekly_report(
         if not _is_due(now, since, until, told):
             return
         out = report(store, scene(), since.timestamp(), until.timestamp(), advice=advice())
-        letter = Letter(title(out), as_markdown(out))
+        letter = Letter(title(out), as_markdown(out, titled=False))
         post.send_report(letter, partial(told.write_text, f"{since:%F}"))
 
     return tell

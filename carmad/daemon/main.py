@@ -64,7 +64,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> bool:
         daemon = Daemon(options, state_dir, settings, config, source, listener, stack, reloader)
         daemon.restore()
         daemon.start()
-        reloader.start(settings, lambda: read_settings(options, state_dir)[0], daemon.reconfigure)
+        reloader.start(settings, daemon.read_settings, daemon.reconfigure)
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda *_: daemon.inbox.close())
         gc.freeze()  # this stays for good: looking through it would stop everybody for 40 ms

@@ -91,6 +91,14 @@ class Monitor:
         known = self._found.gpus if self._found else ()
         return tuple(gpu for gpu in known if gpu.id not in self._faulty)
 
+    def cuda_indices(self) -> dict[GpuId, int]:
+        """The indices by which CUDA knows the GPUs. Empty unless all are certain: one that fails
+        may be missing in CUDA, and then the others' indices are lower."""
+        working = self.working()
+        found = {gpu.id: gpu.cuda_index for gpu in working if gpu.cuda_index is not None}
+        every = self._found is not None and len(found) == len(self._found.gpus)
+        return found if every and not self._silent else {}
+
     def _run(self) -> None:
         try:
             self._read_until_stopped()

@@ -19,11 +19,13 @@ from carmad import beats, configfile, paths, registry, units
 from carmad.api.app import create_app
 from carmad.api.checks import CheckOut
 from carmad.api.service import Service
+from carmad.api.why import explain
+from carmad.attempt import environment
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Copies, Launcher
 from carmad.config import Settings
 from carmad.core.history import History
-from carmad.core.messages import CancelRequested, Reconfigured, Step, Trained
+from carmad.core.messages import CancelRequested, Noticed, Reconfigured, Step, Trained
 from carmad.core.ports import Policy
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
@@ -33,7 +35,14 @@ from carmad.daemon.advising import Advising
 from carmad.daemon.housekeeping import Housekeeping, release, weekly_mails, weekly_report
 from carmad.daemon.monitor import Externals, Monitor, MpsWatch
 from carmad.daemon.runners import Runners
-from carmad.daemon.service import Reloader, is_service, listen, watchdog
+from carmad.daemon.service import (
+    Reloader,
+    find_waiting,
+    is_service,
+    listen,
+    read_settings,
+    watchdog,
+)
 from carmad.daemon.slurmnode import SlurmNode, grant_gib
 from carmad.daemon.world import DaemonWorld
 from carmad.engine.clock import Clock, Wall, boot_id, wall_ahead
@@ -48,7 +57,7 @@ from carmad.guards import Trouble
 from carmad.http.server import Server
 from carmad.installed import VERSION
 from carmad.learned import attendant
-from carmad.learned.estimates import Answer, ask_all, decide, patient
+from carmad.learned.estimates import Answer, ask_all, decide, measure, patient
 from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.learned.models import Models
 from carmad.loop import Follower
@@ -90,6 +99,7 @@ class Daemon:
         """`config`: the file that the settings came from. `listener`: systemd's socket, if it has
         opened one. Raises CarmaError."""
         self._state_dir, self._settings, self._config = state_dir, settings, config
+        self._options = options
         self._where = options.socket or paths.daemon_socket()
         self._stack, self._reloader = stack, reloader
         self.again = Event()  # set: carmad is to start again
@@ -132,6 +142,7 @@ class Daemon:
             state_dir=self._state_dir,
             inbox=self.inbox,
             estimate=self._estimate,
+            measured=self._measured,
             whole=self._store.whole,
             launcher=self._launcher,
             evidence=self._evidence,
@@ -142,7 +153,12 @@ class Daemon:
             kill_grace_s=grace_s,
             extra_env=_job_env(settings, self._where),
             take_s=settings.interactive.take_s,
+            cuda_indices=self._cuda_indices,
         )
+
+    def _cuda_indices(self) -> dict[GpuId, int]:
+        wants = self._scheduler.settings.collocation.visible_devices == "index"
+        return self._monitor.cuda_indices() if wants else {}
 
     def _build_service(self) -> None:
         """What requests are answered from."""
@@ -168,6 +184,7 @@ class Daemon:
             timeline=self._timeline,
             terminals=self._world,
             set_policy=self._set_policy,
+            waiting_settings=lambda: find_waiting(self._service.settings, self.read_settings()),
             advice=self._advising.read,
             send_test=lambda user: self._post.send_test(user),
             config_path=str(self._config) if self._config else None,
@@ -193,6 +210,8 @@ class Daemon:
             settings.notify,
             own_units=self._own_units,
             stuck=lambda: find_stuck(self._scene()),
+            explain=lambda job: explain(job, self._scene()),
+            gpus=lambda: self._scene().gpus,
         )
         self._service.events.listeners.append(self._post.note)
         self._runners = Runners(self.inbox)
@@ -217,9 +236,19 @@ class Daemon:
         self._deliver(self._models.load())
         take_over(self._scheduler, self._launcher, self._world)
         self._end_unreadable()
+        self._note_lacking_secrets()
         self._runners.watch(self._scheduler.jobs.rows.values())
         self._mapping.on_reset()
         self._stack.callback(self._world.close)
+
+    def _note_lacking_secrets(self) -> None:
+        """Tell owners of jobs in a backup that was put back, which has none."""
+        names = functools.cache(lambda its: dict(self._store.secrets(its)).keys())
+        for job in self._scheduler.jobs.rows.values():
+            its = job.spec.secrets
+            if its and (lacking := [name for name in its.names if name not in names(its)]):
+                note = environment.lacking_note(lacking)
+                self.inbox.post(Noticed(self._clock(), job.id, note))
 
     def start(self) -> None:
         """Start the threads, and the processes that they keep."""
@@ -241,10 +270,15 @@ class Daemon:
         # First: the others wait for the trials under way.
         self._stack.callback(self._experience.close)
 
+    def read_settings(self) -> Settings:
+        """Those that a start would find. Raises CarmaError, also if there is no such policy."""
+        found, self._config = read_settings(self._options, self._state_dir)
+        self._service.config_path = str(self._config) if self._config else None
+        registry.bare_policy(found)
+        return found
+
     def reconfigure(self, new: Settings) -> None:
-        """From now on, these settings are in effect. For any thread. Raises CarmaError if there is
-        no such policy."""
-        registry.bare_policy(new)
+        """From now on, these settings are in effect. For any thread."""
         self.inbox.post(Reconfigured(self._clock(), new))
         self._service.settings, self._service.config_toml = new, configfile.dump(new)
         self._chores.retention = new.retention
@@ -331,6 +365,13 @@ class Daemon:
             return Refusal(str(error), name)
         chosen = patient(self._settings) if patiently else self._settings
         return decide(chosen, self._experience.server(abandoned=abandoned), whole)
+
+    def _measured(self, spec: JobSpec) -> Answer:
+        """What earlier runs of a job used, if the estimator may use that. Never raises."""
+        try:
+            return measure(self._settings, self._experience.server(), self._store.whole(spec))
+        except CarmaError as error:
+            return Refusal(str(error), self._settings.estimator)
 
     def _deliver(self, models: Mapping[str, Model]) -> None:
         """Hand newly trained models to the core."""

@@ -266,9 +266,14 @@ def _reload(
     if changes := _differences(settings, loaded):
         apply(loaded)
     log.info("settings reloaded: %s", "; ".join(changes) or "nothing changed")
-    if waiting := _differences(loaded, wanted):
+    if waiting := find_waiting(loaded, wanted):
         log.warning("restart carmad to change %s", "; ".join(waiting))
     return loaded
+
+
+def find_waiting(settings: Settings, wanted: Settings) -> list[str]:
+    """What only a restart changes from those in effect to those wanted: names and values."""
+    return _differences(merge(settings, wanted), wanted)
 
 
 def merge(settings: Settings, wanted: Settings) -> Settings:

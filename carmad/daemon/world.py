@@ -18,9 +18,10 @@ from carmad.accounts import NoAccount
 from carmad.attempt import environment
 from carmad.attempt.callers import Process, Taken
 from carmad.attempt.environment import at_a_terminal, command, in_a_slurm_job, job_environment
-from carmad.attempt.evidence import Evidence
+from carmad.attempt.evidence import Evidence, FullGpu
 from carmad.attempt.exits import ExitFacts, exit_of, launch_failure
 from carmad.attempt.launcher import Launcher, NotNow, Stopped
+from carmad.attempt.proc import pid_in_container
 from carmad.attempt.shepherd import Shepherd
 from carmad.config import Suspending
 from carmad.core.messages import (
@@ -42,6 +43,7 @@ from carmad.core.messages import (
     Suspend,
     Wake,
 )
+from carmad.core.sharing import label
 from carmad.core.types import (
     FOR_GOOD,
     Cause,
@@ -63,6 +65,7 @@ from carmad.gpu.limits import Limiter
 from carmad.gpu.mps import Mps
 from carmad.learned.estimates import Estimates
 from carmad.loop import Follower
+from carmad.readable import gib
 from carmad.store.database import StoreFull
 from carmad.threads import Threads
 
@@ -70,9 +73,15 @@ log = logging.getLogger(__name__)
 
 # Delay before a postponed launch is retried: at first, and at most.
 AGAIN_AFTER_S, AGAIN_AFTER_AT_MOST_S = 1.0, 60.0
+
+
 LEFT = (
     "its processes were killed, but some are still there: they wait in the kernel, for a file"
     " system that does not answer, for instance; so it is not tried again"
+)
+BACKGROUND = (
+    "it left {} in the background, which CARMA ended: to wait for such work, end the script with"
+    " the command wait"
 )
 NOT_STARTED = "it had not started yet"
 HANDS_LATE_S = 60.0  # systemd and an MPS daemon may each take half of that
@@ -90,9 +99,11 @@ class DaemonWorld(Follower):
 
     Suspensions have threads of their own, too (`suspender`).
 
-    `estimate` answers for one job, patiently or not, until the event is set; `whole` adds the job's
+    `estimate` answers for one job, patiently or not, until the event is set, and `measured` only by
+    its earlier runs; `whole` adds the job's
     complete environment; `suspending` has the present settings; `extra_env` goes to every job (the
-    directory of the emulated GPUs); `take_s`: how long GPUs wait for a job's owner at a terminal.
+    directory of the emulated GPUs); `take_s`: how long GPUs wait for a job's owner at a terminal;
+    `cuda_indices`: as in `Monitor`.
     """
 
     def __init__(
@@ -101,6 +112,7 @@ class DaemonWorld(Follower):
         state_dir: Path,
         inbox: Inbox,
         estimate: Callable[[JobSpec, bool, Event], Estimate | Refusal],
+        measured: Callable[[JobSpec], Estimate | Refusal],
         whole: Callable[[JobSpec], JobSpec],
         launcher: Launcher,
         evidence: Evidence,
@@ -111,9 +123,12 @@ class DaemonWorld(Follower):
         kill_grace_s: float,
         extra_env: dict[str, str],
         take_s: float = 30.0,
+        cuda_indices: Callable[[], Mapping[GpuId, int]] = dict,
     ) -> None:
         self._inbox = inbox
         self._take_s = take_s
+        self._cuda_indices = cuda_indices
+        self._measured = measured
         self._whole = whole
         self._launcher = launcher
         self._evidence = evidence
@@ -124,6 +139,7 @@ class DaemonWorld(Follower):
         self._hands = Threads(1, "hands", HANDS_LATE_S)
         self._signals = Threads(1, "signals", SIGNALS_LATE_S)
         self._estimates = Estimates(estimate, self._deliver_estimate)
+        self._measuring: set[tuple[str, int | None]] = set()  # questions, by group and word
         self._whose: dict[JobId, int] = {}  # the users of jobs that are being estimated
         self._unlaunched: set[tuple[JobId, int]] = set()  # attempts: nobody watches them yet
         # Launches to retry, and what prevents them. Set only by the thread "hands".
@@ -141,7 +157,9 @@ class DaemonWorld(Follower):
     def perform(self, action: Action) -> None:
         """Never raises: failures come back as events."""
         if isinstance(action, EstimateMemory):
-            if action.job.spec.gpus:
+            if action.again:
+                self._measure_later(action.job)
+            elif action.job.spec.gpus:
                 self._whose[action.job.id] = action.job.spec.uid
                 job = action.job
                 if job.doubted:  # what it asks for is weighed against what is found out
@@ -197,6 +215,19 @@ class DaemonWorld(Follower):
         self._pauses.shutdown()
         self.shepherd.close()
 
+    def _measure_later(self, job: Job) -> None:
+        """A question that nobody has begun to answer serves for later ends, too."""
+        question = job.group, job.spec.memory_mib
+        if question not in self._measuring:
+            self._measuring.add(question)
+            self._estimates.do_aside(partial(self._measure, job))
+
+    def _measure(self, job: Job) -> None:
+        self._measuring.discard((job.group, job.spec.memory_mib))
+        if isinstance(answer := self._measured(job.spec), Estimate):
+            event = Estimated(self._inbox.clock(), job.id, answer, again=True)
+            self._inbox.post(event, user=job.spec.uid)
+
     def _deliver_estimate(self, job: JobId, answer: Estimate | Refusal) -> None:
         if isinstance(answer, Estimate):
             event = Estimated(self._inbox.clock(), job, answer, crash=answer.crash)
@@ -244,9 +275,11 @@ class DaemonWorld(Follower):
         return self._launcher.has_joined(job, process)
 
     def _join(self, job: Job, process: Process) -> Taken:
-        env = self._launcher.mark(job, self._environment(self._with_all(job)))
+        env = self._launcher.mark(job, self._environment(self._with_all(job), process))
         if not self._launcher.join(job, process):
-            raise CarmaError(f"job {job.id} has not begun, or is ending", "Try again in a moment.")
+            raise CarmaError(
+                f"job {label(job)} has not begun, or is ending", "Try again in a moment."
+            )
         return Taken(job, job.spec.argv, env)
 
     def _take(self, asked: Job, process: Process) -> Taken:
@@ -255,7 +288,7 @@ class DaemonWorld(Follower):
             job = asked  # it asks again: a daemon died before it answered
         if job is None:
             hint = "They were taken, or go to others."
-            raise CarmaError(f"job {asked.id} has no GPUs to take", hint)
+            raise CarmaError(f"job {label(asked)} has no GPUs to take", hint)
         env = self._start(job, process)
         self._offers.pop(job.id, None)
         chosen = in_a_slurm_job(env) if job.spec.slurm_job else at_a_terminal(env)
@@ -314,7 +347,9 @@ class DaemonWorld(Follower):
         near = environment.cpus_near(
             job.spec, [self._gpus[gpu] for gpu in job.gpus if gpu in self._gpus]
         )
-        env = self._environment(whole, under_mps)
+        if whole.spec.lacking:
+            self._notice(job.id, environment.lacking_note(whole.spec.lacking))
+        env = self._environment(whole, process, under_mps)
         complete = self._launcher.launch(whole, env, process, near)
         self._unlaunched.discard((job.id, job.attempt))
         self._set_limits(job.id)
@@ -354,14 +389,24 @@ class DaemonWorld(Follower):
         """With its environment and the text of its script."""
         return replace(job, spec=self._whole(job.spec))
 
-    def _environment(self, job: Job, under_mps: bool = True) -> dict[str, str]:
-        """The complete environment of the current attempt of a job that has all of its spec."""
+    def _environment(
+        self, job: Job, process: Process | None = None, under_mps: bool = True
+    ) -> dict[str, str]:
+        """The complete environment of the current attempt of a job that has all of its spec.
+        `process`: its owner's own, that gets it. One in a container may have only some GPUs."""
         pipe = logs = None
         if job.mode is Mode.MPS and self._mps and under_mps:
             pipe, logs = self._mps.pipe(job.gpus[0]), self._mps.log(job.gpus[0])
         gpus = self._gpus
-        indices = [gpus[gpu].index for gpu in job.gpus if gpu in gpus]
-        env = job_environment(job, job.gpus, indices=indices, mps_pipe=pipe, mps_log=logs)
+        sees_all = process is None or pid_in_container(process.pid) is None
+        env = job_environment(
+            job,
+            job.gpus,
+            indices=[gpus[gpu].index for gpu in job.gpus if gpu in gpus],
+            cuda_indices=self._cuda_indices() if sees_all else {},
+            mps_pipe=pipe,
+            mps_log=logs,
+        )
         return env | self._extra_env
 
     def _postpone(self, job: Job, error: CarmaError) -> None:
@@ -472,10 +517,21 @@ class DaemonWorld(Follower):
         if facts.left:
             log.warning("processes of job %d cannot be killed: they wait in the kernel", job.id)
             self._notice(job.id, LEFT)
+        if facts.background:
+            some = "1 process" if facts.background == 1 else f"{facts.background} processes"
+            self._notice(job.id, BACKGROUND.format(some))
         until = facts.main_ended_at or facts.ended_at
         limits = limited.memory_limits if (limited := self._limited.get(job.id)) else ()
-        is_gpu_full = partial(self._evidence.was_full, (job.id, job.attempt), until, limits)
-        self._report(job, exit_of(job, facts, is_gpu_full), facts.ended_at, facts.cause)
+        full = self._evidence.full_gpu((job.id, job.attempt), until, limits)
+        exit = exit_of(job, facts, self._describe(full) if full else "")
+        self._report(job, exit, facts.ended_at, facts.cause)
+
+    def _describe(self, full: FullGpu) -> str:
+        gpu = f"GPU {self._gpus[full.gpu].index}" if full.gpu in self._gpus else "its GPU"
+        share = f"{full.share:.0%}".replace("%", " %")
+        if full.limit_mib:
+            return f"it had {share} of its {gib(full.limit_mib)} on {gpu}"
+        return f"{gpu} was {share} full"
 
     def _report(
         self,

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import pynvml
 
 from carmad import beats
@@ -200,6 +201,47 @@ class Board:
     index: int  # NVML's
     bus: tuple[int, int, int]  # PCI domain, bus, device
     units: tuple[Unit, ...]
+    why_none: str = ""  # it has no units
+
+
+NO_INSTANCE = "MIG is on and it has no instance"
+NO_MEMORY = (
+    "its memory cannot be read: the driver answers Not Supported, and does not say that the GPU"
+    " uses the host's memory (addressing mode ATS)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of a GPU, in bytes. What is reserved is neither used nor free."""
+
+    total: int
+    reserved: int
+    used: int
+    free: int
+
+
+def read_memory(handle: Any) -> Memory:
+    """The memory that a GPU's processes may use: the host's, if the GPU has none of its own (GB10).
+    Raises NVMLError."""
+    try:
+        its = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    except pynvml.NVMLError as error:
+        if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED or not _shares_host_memory(handle):
+            raise
+        host = psutil.virtual_memory()
+        return Memory(host.total, 0, host.total - host.available, host.available)
+    return Memory(its.total, its.reserved, its.used, its.free)
+
+
+def _shares_host_memory(handle: Any) -> bool:
+    """Whether the GPU addresses the host's memory as its own. Some that do, such as GH200, also
+    have memory of their own, which the driver tells."""
+    try:
+        mode = pynvml.nvmlDeviceGetAddressingMode(handle)
+    except (AttributeError, pynvml.NVMLError):  # the binding, or the driver, is older
+        return False
+    return bool(mode == pynvml.NVML_DEVICE_ADDRESSING_MODE_ATS)
 
 
 def connect() -> None:
@@ -232,23 +274,43 @@ def open_board(index: int) -> Board | str:
         return in_words(error)
 
 
-def units_of(boards: Iterable[Board]) -> tuple[Unit, ...]:
-    """All units that take jobs, numbered in the order given."""
+IN_KERNEL = Path("/proc/driver/nvidia/gpus")  # a folder for each
+
+
+def units_of(boards: Sequence[Board]) -> tuple[Unit, ...]:
+    """All units that take jobs, numbered in the order given, which is the PCI bus order.
+
+    CUDA counts the same way if these are all GPUs that the kernel's driver has, and none is divided
+    by MIG. If one is missing, a program may find the others under lower numbers.
+    """
     units = [unit for board in boards for unit in board.units]
+    whole = all(len(b.units) == 1 and not b.units[0].gpu.is_mig for b in boards)
+    certain = whole and len(boards) == _count_in_kernel()
     return tuple(
-        replace(unit, gpu=replace(unit.gpu, index=index)) for index, unit in enumerate(units)
+        replace(unit, gpu=replace(unit.gpu, index=index, cuda_index=index if certain else None))
+        for index, unit in enumerate(units)
     )
+
+
+def _count_in_kernel() -> int | None:
+    """How many GPUs the kernel's driver has, working or not; None if it does not say, as in WSL."""
+    try:
+        return sum(1 for _ in IN_KERNEL.iterdir())
+    except OSError:
+        return None
 
 
 def _board(index: int, handle: Any) -> Board:
     pci = pynvml.nvmlDeviceGetPciInfo(handle)
     where = pci.domain, pci.bus, pci.device
     cpus = cpus_near(*where)
-    units = (replace(unit, gpu=replace(unit.gpu, cpus=cpus)) for unit in _units_on(handle))
-    return Board(GpuId(pynvml.nvmlDeviceGetUUID(handle)), index, where, tuple(units))
+    found, why_none = _units_on(handle)
+    units = tuple(replace(unit, gpu=replace(unit.gpu, cpus=cpus)) for unit in found)
+    return Board(GpuId(pynvml.nvmlDeviceGetUUID(handle)), index, where, units, why_none)
 
 
-def _units_on(handle: Any) -> list[Unit]:
+def _units_on(handle: Any) -> tuple[list[Unit], str]:
+    """Its units, and why there is none."""
     parent = GpuId(pynvml.nvmlDeviceGetUUID(handle))
     try:
         mig_on = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
@@ -257,7 +319,12 @@ def _units_on(handle: Any) -> list[Unit]:
             raise
         mig_on = False
     if not mig_on:
-        return [Unit(replace(_gpu(handle, None), guarantees=limits_memory(handle)))]
+        try:
+            return [Unit(replace(_gpu(handle, None), guarantees=limits_memory(handle)))], ""
+        except pynvml.NVMLError as error:
+            if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED:
+                raise
+            return [], NO_MEMORY  # and it will not be better: nobody needs to wait for it
     units = []
     for slot in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
@@ -273,11 +340,11 @@ def _units_on(handle: Any) -> list[Unit]:
                 pynvml.nvmlDeviceGetComputeInstanceId(instance),
             )
         )
-    return units
+    return units, "" if units else NO_INSTANCE
 
 
 def _gpu(handle: Any, parent: GpuId | None) -> Gpu:
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    memory = read_memory(handle)
     return Gpu(
         id=GpuId(pynvml.nvmlDeviceGetUUID(handle)),
         index=0,

@@ -123,6 +123,7 @@ class EmulatedSource:
                 each.memory_mib,
                 island=str(each.island) if several else "",
                 guarantees=True,
+                cuda_index=each.index,
             )
             for each in found
         )

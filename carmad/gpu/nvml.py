@@ -36,6 +36,7 @@ from carmad.gpu.driver import (
     in_words,
     islands,
     open_board,
+    read_memory,
     units_of,
 )
 from carmad.gpu.events import EventWatcher
@@ -68,7 +69,6 @@ _READINGS = (
 )
 
 _CHECK_DRIVER = "does nvidia-smi answer? See dmesg; if it does not, reboot the machine"
-_NO_INSTANCE = "{} takes no job: MIG is on and it has no instance"
 MPS_SERVER = "nvidia-cuda-mps-server"[:15]  # as the kernel shortens it
 
 
@@ -118,7 +118,10 @@ class NvmlSource:
             here = {board.id for board in boards}
             boards += [board for board in self._boards if board.id not in here]
         self._boards = sorted(boards, key=lambda board: board.bus)
-        self._notes = (*unopened, *(_NO_INSTANCE.format(b.id) for b in boards if not b.units))
+        self._notes = (
+            *unopened,
+            *(f"{board.id} takes no job: {board.why_none}" for board in boards if not board.units),
+        )
         units = self._on_islands(units_of(self._boards))
         if self._watcher is None or units != self._units:
             self._finish()
@@ -291,7 +294,7 @@ class NvmlSource:
             memory = self._ask(
                 gpu.id,
                 "memory",
-                lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2),
+                lambda: read_memory(handle),
                 vital=True,
             )
             processes = self._processes(gpu)

@@ -14,7 +14,8 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from carmad.engine.inbox import Stopping
-from carmad.errors import CarmaError, explain_invalid
+from carmad.errors import CarmaError
+from carmad.http.invalid import explain_invalid
 from carmad.store.database import StoreFull
 
 

@@ -57,11 +57,19 @@ def ask(name: str, settings: Settings, server: Server, spec: JobSpec) -> Answer:
 def decide(settings: Settings, server: Server, spec: JobSpec) -> Answer:
     """The answer by which a job is placed: that of the estimator in the settings. A job that asks
     for what was measured is promised that, if anything was."""
-    if spec.wants_measured:
-        measured = _ask("history", lambda: current_history(settings, server), spec)
-        if isinstance(measured, Estimate):
-            return replace(measured, firm=True)
+    if spec.wants_measured and isinstance(measured := measure(settings, server, spec), Estimate):
+        return measured
     return ask(settings.estimator, settings, server, spec)
+
+
+def measure(settings: Settings, server: Server, spec: JobSpec) -> Answer:
+    """What earlier runs of the job used, if the job or the settings ask for that."""
+    if not spec.wants_measured and settings.estimator not in ("auto", "history"):
+        return Refusal("the estimator does not use earlier runs", settings.estimator)
+    measured = _ask("history", lambda: current_history(settings, server), spec)
+    if isinstance(measured, Estimate):
+        return replace(measured, firm=spec.wants_measured)
+    return measured
 
 
 def _ask(name: str, make: Callable[[], Estimator], spec: JobSpec) -> Answer:
@@ -182,6 +190,7 @@ class Estimates:
         self._ask = ask
         self._tell = tell
         self._declared = Threads(1, "declared", DECLARED_LATE_S)
+        self._measures = Threads(1, "measurements", LATE_S)  # a user's files may be slow
         self._others = Threads(AT_ONCE, "estimates", LATE_S)
         self._patient = Threads(1, "slow-estimates", LATE_S)
         self._lines = {False: _Line(), True: _Line()}  # by whether to be patient
@@ -223,9 +232,14 @@ class Estimates:
             asking = {alike: one for alike, one in self._asked.items() if not one.answer.done()}
             self._asked = asking
 
+    def do_aside(self, call: Callable[[], None]) -> None:
+        """Something short, for which nobody waits."""
+        with contextlib.suppress(RuntimeError):  # the daemon is stopping, and the next one asks
+            self._measures.submit(call)
+
     def close(self) -> None:
         """Jobs without an answer stay as they are: the next daemon requests their estimates."""
-        for pool in (self._declared, self._others, self._patient):
+        for pool in (self._declared, self._measures, self._others, self._patient):
             pool.shutdown(cancel_futures=True)
 
     def _wait(self, job: Job, patient: bool) -> None:

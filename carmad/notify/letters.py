@@ -15,6 +15,10 @@ from carmad.store.values import Notice
 
 MOST_LINES = 50
 MOST_LINE = 300  # characters
+MOST_TITLE = 120
+CUT = "…"
+ENOUGH = 30  # characters at the end of a title that is cut, to find the rest of it by
+MOST_EXPLAINED = 5  # events with more than their line
 REMEMBERED = 4096  # arrays
 
 
@@ -22,6 +26,14 @@ REMEMBERED = 4096  # arrays
 class Letter:
     title: str
     body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An event in one line, and further lines that explain it."""
+
+    line: str
+    more: tuple[str, ...] = ()
 
 
 class ToldOnce:
@@ -45,25 +57,33 @@ def lines(
     jobs: Mapping[JobId, Job],
     tasks: Callable[[JobId], Mapping[JobState, int]],
     once: ToldOnce,
-) -> list[str]:
+    explain: Callable[[Job], Iterable[str]] = lambda job: (),
+) -> list[Item]:
     """What to tell: of an array, its end once all its tasks have ended, and otherwise the first
-    task to start, fail, …. `tasks`: how many of an array's are in each state."""
-    found: dict[str, None] = {}
+    task to start, fail, …. `tasks`: how many of an array's are in each state; `explain`: what is
+    to be known of a job besides."""
+    found: dict[str, Item] = {}
+
+    def tell(line: str, job: Job) -> None:
+        if line not in found:
+            more = explain(job) if len(found) < MOST_EXPLAINED else ()
+            found[line] = Item(line, tuple(more))
+
     for notice in notices:
         job = jobs.get(notice.job)
         if job is None:
             continue
         array = job.spec.array
         if array is None:
-            found[f"job {job.id} {job.spec.name}: {notice.words}"] = None
+            tell(f"job {job.id} {job.spec.name}: {notice.words}", job)
         elif notice.what == "end":
             counts = tasks(array.array)
             if counts.keys() <= ENDED:
-                found[f"array {array.array} {job.spec.name}: {_counts(counts)}"] = None
+                line = f"array {array.array} {job.spec.name}: {_counts(counts)}"
+                found[line] = Item(line, (f"more: carma show {array.array}",))
         elif once.first(array.array, notice.what):
-            first = f"job {label(job)} {job.spec.name}: {notice.words} (its array's first)"
-            found[first] = None
-    return list(found)
+            tell(f"job {label(job)} {job.spec.name}: {notice.words} (its array's first)", job)
+    return list(found.values())
 
 
 def _counts(counts: Mapping[JobState, int]) -> str:
@@ -71,14 +91,32 @@ def _counts(counts: Mapping[JobState, int]) -> str:
     return f"all {sum(counts.values())} tasks have ended: {', '.join(said)}"
 
 
-def letter(said: Sequence[str], where: str) -> Letter:
-    """`where`: this machine. What jobs are called and print is untrusted: no line of it becomes
-    two, and none is long."""
-    short = [clean(line)[:MOST_LINE] for line in said]
-    title = f"[carma {where}] {short[0] if len(short) == 1 else f'{len(short)} events'}"
-    if more := len(short) - MOST_LINES:
-        short = [*short[:MOST_LINES], f"… and {more} more"] if more > 0 else short
-    return Letter(title[:MOST_LINE], "\n".join(short))
+def letter(said: Sequence[Item], where: str, last: Sequence[str] = ()) -> Letter:
+    """`where`: this machine; `last`: lines at the end. What jobs are called and print is untrusted:
+    no line of it becomes two, and none is long. The body repeats no title that says all."""
+    if len(said) == 1:
+        (item,) = said
+        title = _cut(f"[carma {where}] {item.line}", MOST_TITLE)
+        body = [*item.more, *last]
+        is_cut = title.endswith(CUT) and not any(title[-ENOUGH:-1] in line for line in body)
+        if is_cut or not body:
+            body.insert(0, item.line)
+        return Letter(title, _lines(body))
+    body = []
+    for item in said[:MOST_LINES]:
+        body += [item.line, *(f"  {line}" for line in item.more)]
+    if more := len(said[MOST_LINES:]):
+        body.append(f"and {more} more")
+    return Letter(f"[carma {where}] {len(said)} events", _lines([*body, *last]))
+
+
+def _lines(body: Iterable[str]) -> str:
+    return "\n".join(_cut(line, MOST_LINE) for line in body)
+
+
+def _cut(text: str, most: int) -> str:
+    text = clean(text)
+    return text if len(text) <= most else text[: most - 1] + CUT
 
 
 def find_stuck(scene: Scene) -> tuple[JobId, str] | None:
@@ -95,5 +133,5 @@ def find_stuck(scene: Scene) -> tuple[JobId, str] | None:
     ]
     if head is None or len(idle) < head.spec.gpus:
         return None
-    said = f"job {head.id} of {head.spec.user}, the first in line, does not start, and"
-    return head.id, f"{said} {len(idle)} GPUs are idle: see `carma why {head.id}`"
+    said = f"job {label(head)} of {head.spec.user}, the first in line, does not start, and"
+    return head.id, f"{said} {len(idle)} GPUs are idle: see `carma why {label(head)}`"

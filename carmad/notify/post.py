@@ -19,9 +19,9 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event
 
@@ -29,13 +29,14 @@ from carmad import beats, units
 from carmad.accounts import NoAccount, account
 from carmad.attempt.starting import write_all
 from carmad.config import Notify
-from carmad.core.happenings import Happening, words
+from carmad.core.happenings import Happening, name_gpus, words
 from carmad.core.messages import Step
+from carmad.core.sharing import label
 from carmad.core.types import Cause, Gpu, GpuId, Job, JobId
 from carmad.errors import CarmaError
 from carmad.loop import Follower
 from carmad.notify import addresses, mail
-from carmad.notify.letters import Letter, ToldOnce, letter, lines
+from carmad.notify.letters import Item, Letter, ToldOnce, letter, lines
 from carmad.notify.sender import FAILED, SENT, UNUSABLE
 from carmad.store.sql import SqlStore
 
@@ -55,6 +56,7 @@ MOST = 1000  # notices in a message
 STUCK_LOOK_S = 60.0
 NO_MAIL = "this server sends no mail"
 SET_MAIL = 'An administrator sets it: [notify] mail = "sendmail" or "smtp://HOST".'
+ADVICE = "more: carma gpus; carma doctor"  # to administrators
 ADMINS = -1  # in place of a uid
 READERS = -2  # likewise: those who get the week's report
 PASSED_ON = (
@@ -157,7 +159,8 @@ class Recipient:
 
 class Post(Follower):
     """`own_units`: systemd runs the senders, outside this daemon's sandbox, which has no network.
-    `stuck`: the job that does not start although it could, if any, and that in words."""
+    `stuck`: the job that does not start although it could, if any, and that in words. `explain`:
+    what its owner is to know of a job besides what happened. `gpus`: those there are."""
 
     def __init__(
         self,
@@ -166,11 +169,13 @@ class Post(Follower):
         *,
         own_units: bool = False,
         stuck: Callable[[], tuple[JobId, str] | None] = lambda: None,
+        explain: Callable[[Job], Iterable[str]] = lambda job: (),
+        gpus: Callable[[], Mapping[GpuId, Gpu]] = dict,
     ) -> None:
         self._store = store
         self._settings = settings
         self._in_units = own_units and os.geteuid() == 0
-        self._stuck = stuck
+        self._stuck, self._explain, self._gpus = stuck, explain, gpus
         self._where = socket.gethostname()
         self._once = ToldOnce()
         self._users: dict[int, Recipient] = {}
@@ -198,7 +203,7 @@ class Post(Follower):
                 its = gpus[each.gpu].index if each.gpu in gpus else each.gpu
                 self._tell_admins(f"GPU {its}: {words(each, {})}")
             elif each.job is not None and each.cause is Cause.NO_ACCOUNT:
-                self._tell_admins(f"job {each.job.id} is held: {each.job.barred}")
+                self._tell_admins(f"job {label(each.job)} is held: {each.job.barred}")
 
     def on_failed_commit(self, error: CarmaError) -> None:
         if self._settings.administrators:
@@ -227,7 +232,8 @@ class Post(Follower):
     def send_test(self, user: str) -> str:
         """Send a mail to a user now. Returns why it was not taken; "": it was. Raises CarmaError if
         this server sends none."""
-        what = letter(["a test: messages about your jobs arrive here"], self._where)
+        test = Item("a test: messages about your jobs arrive here", ("by carma notify --test",))
+        what = letter([test], self._where)
         order = self._by_mail([user], what, lambda: None)
         if order is None:
             raise CarmaError(NO_MAIL, SET_MAIL)
@@ -348,7 +354,9 @@ class Post(Follower):
         to = next((job.spec.mail_user for job in jobs.values()), None)
         jobs = {id: job for id, job in jobs.items() if job.spec.mail_user == to}  # others follow
         notices = [each for each in notices if each.job in jobs] or notices
-        said = lines(notices, jobs, self._store.tasks, self._once)
+        gpus = self._gpus()
+        notices = [replace(each, words=name_gpus(each.words, gpus)) for each in notices]
+        said = lines(notices, jobs, self._store.tasks, self._once, self._explain)
         ids = tuple(notice.id for notice in notices)
         if not said or its is None:
             self._store.forget_notices(ids)
@@ -393,7 +401,8 @@ class Post(Follower):
         said = list(self._for_admins)
         for line in said:  # the core's thread may be adding some
             del self._for_admins[line]
-        return self._to(self._settings.administrators, letter(said, self._where), lambda: None)
+        what = letter([*map(Item, said)], self._where, (ADVICE,))
+        return self._to(self._settings.administrators, what, lambda: None)
 
     def _to_readers(self) -> Outgoing | None:
         report, self._report = self._report, None

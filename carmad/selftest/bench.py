@@ -9,7 +9,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from carmad.core.types import GpuId, GpuSample, ProcessUse
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
 from carmad.gpu.source import Health, TelemetrySource, Unit
+from carmad.paths import python
 
 T = TypeVar("T")
 
@@ -180,7 +180,7 @@ class Bench:
     ) -> Probe:
         """A process with a context, under `mps` or without any, on `gpu` or else the GPU under
         test. Raises ProbeFailed."""
-        command = [sys.executable, "-m", "carmad.selftest.probe"]
+        command = python("carmad.selftest.probe")
         probe = self.run(command, self.environment(mps, limit_mib, gpu), uid)
         probe.ask("context" if context else "hello")
         return probe

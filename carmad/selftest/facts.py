@@ -67,6 +67,15 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             by_hand="under MPS, and for suspended jobs: `carma show` and `nvidia-smi` of both",
         ),
         Fact(
+            "host_memory",
+            "a GPU without memory of its own (GB10) has the addressing mode ATS, its memory is Not"
+            " Supported, and the host's `MemAvailable` is what can be allocated on it",
+            "gpud#1170, nvitop#208, gpustat#179",
+            "the GPU is left out, which `carma doctor` says, or its free memory is wrong",
+            by_hand="`nvidia-smi -q` and `carma gpus` on a DGX Spark or Jetson Thor, beside a job"
+            " that allocates much",
+        ),
+        Fact(
             "managed_memory",
             "`cudaMallocManaged` memory is mostly not in the list",
             "pynvml#63",

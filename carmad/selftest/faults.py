@@ -13,7 +13,7 @@ from pathlib import Path
 
 from carmad import units
 from carmad.attempt import exits
-from carmad.attempt.exits import classify
+from carmad.attempt.clues import classify
 from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.core.types import Attempt, Job, JobId, JobSpec, JobState
 from carmad.gpu.driver import Board, count_boards, islands, open_board

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 
 import psutil
 
 from carmad.gpu.checkpoint import Moves, State
+from carmad.paths import python
 from carmad.selftest.bench import LISTED_WITHIN_S, NEAR_MIB, Bench, Probe, ProbeFailed
 
 WRITTEN_MIB = 256  # of what a process has
@@ -24,7 +24,7 @@ class Caller:
     def __init__(self, bench: Bench, uid: int | None = None) -> None:
         hidden = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")  # as the daemon's helper: all GPUs
         env = {name: its for name, its in bench.environment().items() if name not in hidden}
-        self._process = bench.run([sys.executable, "-m", "carmad.selftest.caller"], env, uid)
+        self._process = bench.run(python("carmad.selftest.caller"), env, uid)
         self._process.ask("hello")
 
     def open(self) -> None:

@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from carmad.attempt.clues import classify
 from carmad.attempt.environment import HOOKS
-from carmad.attempt.exits import classify
 from carmad.plugin import Cause
 from carmad.selftest.bench import PIDS_HIDDEN, Bench, Probe, ProbeFailed
 from carmad.selftest.report import Seen, judge, unknown

@@ -50,6 +50,7 @@ class Task:
     exclusive: bool = False
     resizable: bool = False  # its batch may be split (gradient accumulation)
     fails: bool = False  # ends with an error of its own, after duration_s
+    has_kernels: bool = True  # False: it holds its memory for duration_s, and never computes
     estimates: tuple[tuple[str, int], ...] = ()  # name of the estimator, estimate in MiB per GPU
 
 
@@ -89,11 +90,12 @@ class Experiment:
     trace: Trace
     cluster: Cluster
     settings: Settings = field(default_factory=Settings)  # policy, recovery, MPS
-    estimator: str = "none"  # none, oracle, or one of the trace's own columns
+    estimator: str = "none"  # none, oracle, history, or one of the trace's own columns
     interference: str = "conserving"  # none, additive, conserving or measured:FILE
     physics: Physics = Physics()
     seed: int = 0
     expected: bool = True  # do users declare expected durations?
+    as_daemon: bool = False  # what is not set is as in the daemon, not as in publications
     models: tuple[tuple[str, Model], ...] = ()  # trained before the trace begins
 
 

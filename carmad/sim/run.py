@@ -167,7 +167,7 @@ def simulate(experiment: Experiment, watch: Watch | None = None) -> Outcome:
     """
     began = perf_counter()
     due = began + REPORTED_S
-    settings = for_simulation(experiment.settings)
+    settings = for_simulation(experiment.settings, experiment.as_daemon)
     scheduler = core(settings)
     clock, workload, recorder = Clock(), Workload(experiment), Recorder()
     model = interference.make(experiment.interference)
@@ -205,11 +205,15 @@ def simulate(experiment: Experiment, watch: Watch | None = None) -> Outcome:
     )
 
 
-def for_simulation(settings: Settings) -> Settings:
-    """The settings, as they apply to modelled GPUs."""
+def for_simulation(settings: Settings, as_daemon: bool = False) -> Settings:
+    """The settings, as they apply to modelled GPUs. Published policies keep arrival order and let
+    nobody pass; `as_daemon`: only where the settings say so."""
     # Modelled GPUs report every change, so a reading is valid until the next one.
     monitor = replace(settings.monitor, stale_s=math.inf)
-    # Published policies have neither, unless it is asked for.
+    if as_daemon:
+        return replace(settings, monitor=monitor)
+    # Published policies have none of these, unless it is asked for.
+    monitor = replace(monitor, known_window_s=monitor.known_window_s or monitor.window_s)
     fairness = replace(settings.fairness, enabled=bool(settings.fairness.enabled))
     limits = replace(settings.limits, backfill=settings.limits.backfill or 0)
     return replace(settings, monitor=monitor, fairness=fairness, limits=limits)

@@ -19,6 +19,7 @@ from random import Random
 from typing import Any
 
 from carmad.core.layout import Layout, iteration_s
+from carmad.core.promises import margin
 from carmad.core.types import Estimate, JobId, JobSpec
 from carmad.errors import CarmaError
 from carmad.gpu.kinds import KINDS, GpuKind
@@ -72,6 +73,14 @@ def not_before(since: float, span_s: float, before_s: float = 0.0) -> float:
     return at
 
 
+HISTORY = "history"  # the estimator that knows what earlier runs of a job used
+
+
+def _recurrence(task: Task) -> tuple[str, str, int]:
+    """Tasks for which this is equal are runs of the same job."""
+    return task.user, task.name, task.gpus
+
+
 class Workload:
     """Jobs are numbered from 1, in the order of their tasks.
 
@@ -82,6 +91,7 @@ class Workload:
         self.tasks = experiment.trace.tasks
         self._estimator = experiment.estimator
         self._declared = experiment.expected
+        self._as_daemon = experiment.as_daemon
         self._physics = experiment.physics
         self._seed = experiment.seed
         nodes = experiment.cluster.nodes
@@ -90,6 +100,7 @@ class Workload:
         self._links = experiment.settings.links
         self._server_gpus = max(node.gpus for node in nodes)
         self._uids: dict[str, int] = {}
+        self._peaks: dict[tuple[str, str, int], list[int]] = {}  # of runs that have ended
         self._iterations: dict[tuple[Layout, tuple[int, ...]], float] = {}
         self._rates: dict[tuple[str, str, str], float] = {}
         for task in self.tasks:
@@ -104,7 +115,9 @@ class Workload:
 
     def spec(self, job: JobId) -> JobSpec:
         task = self.task(job)
-        expected = task.duration_s if task.expected_s is None else task.expected_s
+        expected = task.expected_s
+        if expected is None and not self._as_daemon:
+            expected = task.duration_s
         error = self._error(job, "duration", self._physics.duration_error)
         uid = self._uids.setdefault(task.user, 1000 + len(self._uids))
         return JobSpec(
@@ -118,7 +131,7 @@ class Workload:
             memory_mib=task.declared_mib,
             exclusive=task.exclusive,
             time_limit_s=task.time_limit_s,
-            expected_s=expected * error if self._declared else None,
+            expected_s=None if expected is None or not self._declared else expected * error,
             deadline_at=None if task.deadline_s is None else task.submit_s + task.deadline_s,
             layout=task.layout,
             stage_times=task.stages,
@@ -132,6 +145,8 @@ class Workload:
             mib: int | None = task.load.memory_mib
         elif task.declared_mib:
             return self.spec(job).declared
+        elif self._estimator == HISTORY:
+            return self._measured(task)
         else:
             mib = dict(task.estimates).get(self._estimator)
         if mib is None:
@@ -141,6 +156,18 @@ class Workload:
         return Estimate(
             max(1, round(mib * error)), self._estimator, batch_mib=round(batch_mib * error)
         )
+
+    def learn(self, job: JobId) -> None:
+        """It has run to its end."""
+        task = self.task(job)
+        self._peaks.setdefault(_recurrence(task), []).append(task.load.memory_mib)
+
+    def _measured(self, task: Task) -> Estimate | None:
+        """What earlier runs of the job used at most, as the daemon's `history` says it."""
+        if not (peaks := self._peaks.get(_recurrence(task))):
+            return None
+        most, factor = max(peaks), margin(peaks)
+        return Estimate(most, HISTORY, math.floor(most / factor), math.ceil(most * factor))
 
     def load(self, job: JobId, kind: GpuKind, parts: int = 1) -> Load:
         """The job's load on a GPU of this kind while it trains there alone, with each batch

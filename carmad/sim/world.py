@@ -6,6 +6,7 @@ It knows what jobs really need and do; of policies it knows nothing.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from carmad.config import Settings
 from carmad.core.messages import (
@@ -71,6 +72,8 @@ class World:
         self._estimates: list[Estimated] = []
         self._asked: dict[GpuId, Card] = {}  # to be read at this instant
         self._look = False  # a job that waits may be placeable by now
+        self._as_daemon = experiment.as_daemon  # it looks in every period, too
+        self._looks_at = -math.inf  # when it does so next
         self._limit = False  # a time limit has been reached
         self._wakes = 0  # asked for since something last ran or arrived
         self._wakes_at = math.inf  # when the last of them is; the others are not heeded any more
@@ -111,7 +114,7 @@ class World:
         events: list[Event] = [Sampled(now, tuple(samples))] if samples else []
         events += self._exits
         events += self._moves
-        events += self._estimates
+        events += [replace(each, at=now) for each in self._estimates]  # asked for at an end: late
         if self._limit or (self._look and waiting):
             events.append(Tick(now))
         self._exits, self._moves, self._estimates = [], [], []
@@ -121,6 +124,13 @@ class World:
     def look_ahead(self) -> None:
         """Jobs wait: be awake when a GPU that is too risky for them now no longer is."""
         now, monitor = self._clock.now, self._settings.monitor
+        if self._as_daemon:
+            if not self._executions:
+                self._wakes += 1
+            if self._looks_at <= now and self._wakes <= MOST_WAKES:
+                self._looks_at = now + monitor.period_s
+                self._clock.call_at(self._looks_at, Order.REST, self._look_again)
+            return
         for card in tuple(self._unforeseen.values()):
             if now < card.settles_at:
                 continue
@@ -134,9 +144,11 @@ class World:
 
     def perform(self, action: Action) -> None:
         match action:
-            case EstimateMemory(job):
+            case EstimateMemory(job, again):
                 estimate = self._workload.estimate(job.id)
-                self._estimates.append(Estimated(self._clock.now, job.id, estimate))
+                if estimate or not again:
+                    answer = Estimated(self._clock.now, job.id, estimate, again=again)
+                    self._estimates.append(answer)
             case Launch(job):
                 self._launch(job)
             case Stop(job):
@@ -249,12 +261,8 @@ class World:
         if run.version != version:
             return
         now = self._clock.now
-        for card in run.cards:
-            card.loads[run.job] = run.load
-            card.settles_at = not_before(now, self._settings.monitor.window_s)
-            self._disturbed[card.gpu.id] = card
+        self._train(run)
         self._await_limit(run, now, ran_s)
-        self._grow_later(run)
         self._moves.append(Resumed(now, run.job, run.attempt))
 
     def _stop(self, job: Job) -> None:
@@ -282,10 +290,19 @@ class World:
             return
         if short := self._allocate(run):
             self._crash(run, short[0])
+        else:
+            self._train(run)
+
+    def _train(self, run: Execution) -> None:
+        """It has its memory, and computes, unless it is one that never does."""
+        now = self._clock.now
+        if not self._workload.task(run.job).has_kernels:
+            self._foretell_end(run, now + run.left)
             return
         for card in run.cards:
             card.loads[run.job] = run.load
-            card.settles_at = not_before(self._clock.now, self._settings.monitor.window_s)
+            card.settles_at = not_before(now, self._settings.monitor.known_s)
+            self._disturbed[card.gpu.id] = card
         self._grow_later(run)
 
     def _allocate(self, run: Execution) -> list[Card]:
@@ -293,7 +310,8 @@ class World:
         now, need, lost_mib = self._clock.now, self._need_mib(run), self._physics.fragmentation_mib
         over = run.limit_mib is not None and need > run.limit_mib
         short = [card for card in run.cards if over or not card.fits(run.job, need, lost_mib)]
-        process = ProcessUse(run.job, need, 0.0 if short else 1.0, run.job, attempt=run.attempt)
+        sm = 0.0 if short or not self._workload.task(run.job).has_kernels else 1.0
+        process = ProcessUse(run.job, need, sm, run.job, attempt=run.attempt)
         for card in run.cards:
             if card not in short:
                 card.hold(now, run.job, process)
@@ -342,6 +360,8 @@ class World:
         now = self._clock.now
         run.version += 1
         del self._executions[run.job]
+        if exit.cause is Cause.SUCCESS:
+            self._workload.learn(run.job)
         self._dismiss(run)
         self._exits.append(Exited(now, run.job, run.attempt, exit))
 
@@ -383,24 +403,24 @@ class World:
             if run.pace(now):
                 for card in run.cards:
                     changed[card.gpu.id] = card
-                self._foretell_end(run, now)
-        window_s = self._settings.monitor.window_s
+                self._foretell_end(run, now + run.left / run.rate)
+        window_s, known_s = self._settings.monitor.window_s, self._settings.monitor.known_s
         samples: list[GpuSample] = []
         for gpu, card in changed.items():
             samples.append(card.sample(now, window_s))
             card.relevel(now)
             self._unsettled[gpu] = self._unforeseen[gpu] = card
-        self._clock.call_at(not_before(now, window_s), Order.REST, self._look_again)
+        for settled_s in {known_s, window_s}:
+            self._clock.call_at(not_before(now, settled_s), Order.REST, self._look_again)
         return samples
 
-    def _foretell_end(self, run: Execution, now: float) -> None:
+    def _foretell_end(self, run: Execution, at: float) -> None:
         if run.ending:
             return
         run.version += 1
         failed = self._workload.task(run.job).fails
         exit = Exit(Cause.FAILURE, 1) if failed else Exit(Cause.SUCCESS, 0)
-        end_at = now + run.left / run.rate
-        self._clock.call_at(end_at, Order.ENDS, self._end, run, run.version, exit)
+        self._clock.call_at(at, Order.ENDS, self._end, run, run.version, exit)
 
     def _fresh(self, now: float) -> list[GpuSample]:
         """Readings of the GPUs that look different now from what the core was told last."""
@@ -408,7 +428,7 @@ class World:
         stale = [
             card
             for card in self._unsettled.values()
-            if card.history[-1].at < now and now >= card.settles_at
+            if card.history[-1].at < now and (self._as_daemon or now >= card.settles_at)
         ]
         for card in stale:
             if now - card.changed_at >= window_s:

@@ -52,7 +52,7 @@ def back_up(engine: Engine, state_dir: Path) -> Path:
     copy_database(engine, partial)
     final = directory / f"carma-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}.db"
     partial.rename(final)
-    _sync_directory(directory)
+    sync_directory(directory)
     return final
 
 
@@ -137,7 +137,7 @@ def _backups(state_dir: Path) -> list[Path]:
     return sorted((state_dir / "backups").glob("carma-*.db"))  # names contain the time
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

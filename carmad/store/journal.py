@@ -382,6 +382,8 @@ def _second(counts: Counter[Submission]) -> Submission:
 
 
 def _bare(event: Event) -> Event:
+    if isinstance(event, RequeueRequested):
+        return replace(event, secrets=())
     return replace(event, env=(), script="") if isinstance(event, Submitted) else event
 
 

@@ -26,14 +26,13 @@ from carmad.core.sharing import JobSummary
 from carmad.core.tasks import JobsById
 from carmad.core.types import (
     ENDED,
-    Environment,
     GpuId,
     Job,
     JobId,
     JobSpec,
     JobState,
     Profile,
-    Script,
+    Secrets,
 )
 from carmad.errors import CarmaError
 from carmad.store import codec, queries, retention
@@ -41,6 +40,7 @@ from carmad.store.codec import Row, job_of, transition_of
 from carmad.store.damage import Damage, as_text, expect_live, is_text, set_aside, stand_in
 from carmad.store.database import DatabaseErrors, explain
 from carmad.store.queries import Order, Search
+from carmad.store.secrets import SecretFiles, Variables
 from carmad.store.tables import (
     ACCOUNTS,
     DECISIONS,
@@ -105,7 +105,8 @@ class Reader:
         self._engine = engine
         self._readers = threading.Lock()
         # What `whole` read last: tasks of an array share it.
-        self._last_read: tuple[tuple[Environment | None, Script | None], JobSpec] | None = None
+        self._last_read: tuple[tuple[object, ...], JobSpec] | None = None
+        self._secrets = SecretFiles(path.parent)
 
     def restore(self) -> Restored:
         live = (
@@ -184,16 +185,26 @@ class Reader:
 
     def whole(self, spec: JobSpec) -> JobSpec:
         """The spec as it runs: with its complete environment and script, and the command of its
-        task of a sweep. Raises CarmaError if they are no longer stored."""
+        task of a sweep. Raises CarmaError if they are no longer stored; see `JobSpec.lacking` for
+        secrets."""
         spec = replace(spec, argv=command(spec))
-        key = spec.environment, spec.script
-        if key == (None, None):
+        key = spec.environment, spec.script, spec.secrets
+        if not any(key):
             return spec
         last = self._last_read
         if last is None or last[0] != key:
             with self._transaction() as connection:  # not `_reading`: launches skip that queue
-                last = self._last_read = key, retention.with_contents(connection, spec)
+                found = retention.with_contents(connection, spec)
+            if spec.secrets:
+                found = replace(found, env=found.env + self.secrets(spec.secrets))
+            last = key, found
+            if not found.lacking:  # they may be there again the next time
+                self._last_read = last
         return replace(spec, env=last[1].env, script=last[1].script)
+
+    def secrets(self, its: Secrets) -> Variables:
+        """Those that are still stored."""
+        return tuple((name, value) for name, value in self._secrets.read(its.id) or ())
 
     def job(self, job_id: JobId) -> Job | None:
         """Raises CarmaError if its row cannot be read."""
@@ -258,7 +269,7 @@ class Reader:
         since: float | None = None,
         until: float | None = None,
         states: Collection[JobState] | None = None,
-        array: JobId | None = None,
+        arrays: Collection[JobId] | None = None,
         index: int | None = None,
         before: JobId | None = None,
         limit: int = 100,
@@ -277,8 +288,9 @@ class Reader:
             query = query.where(JOBS.c.submitted_at < until)
         if states is not None:
             query = query.where(JOBS.c.state.in_([state.value for state in states]))
-        if array is not None:
-            query = query.where(JOBS.c.array == array)
+        if arrays is not None:
+            given = func.json_each(json.dumps(list(arrays))).table_valued("value")
+            query = query.where(JOBS.c.array.in_(select(given.c.value)))
         if index is not None:
             first, step = (
                 func.json_extract(JOBS.c.body, f"$.spec.array.{name}") for name in ("index", "step")

@@ -1,18 +1,19 @@
 """What is kept beside the rows of jobs, and when it is deleted: environments and scripts, metrics,
 external processes, and jobs that ended long ago or are too many.
 
-Environments and scripts may contain secrets, so they are only in the database, which root alone can
-read, and in memory only while a job is launched or estimated. Each kind has a table of its own;
-equal ones of a user are stored once.
+Environments and scripts are private, so they are only in the database, which root alone can read,
+and in memory only while a job is launched or estimated. Each kind has a table of its own; equal
+ones of a user are stored once. What looks like a secret is elsewhere: `carmad.store.secrets`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from hashlib import blake2b
+from secrets import token_bytes
 from typing import Any
 
 from pydantic_core import from_json, to_json
@@ -20,10 +21,11 @@ from sqlalchemy import BindParameter, Connection, Table, bindparam, delete, func
 from sqlalchemy.dialects.sqlite import insert
 
 from carmad.config import Retention
-from carmad.core.messages import Event, Measured, Submitted
+from carmad.core.messages import Event, Measured, RequeueRequested, Submitted
 from carmad.core.recurrence import telling_variables
-from carmad.core.types import Environment, JobId, JobSpec, Script
+from carmad.core.types import Environment, JobId, JobSpec, Script, Secrets
 from carmad.errors import CarmaError
+from carmad.store.secrets import Variables, split
 from carmad.store.tables import ENVIRONMENTS, EXTERNALS, GIVEN_IDS, JOBS, METRICS, SCRIPTS
 from carmad.store.values import External, ExternalTotals
 
@@ -31,13 +33,20 @@ _DIGEST_BYTES = 20
 _KINDS = ((ENVIRONMENTS, JOBS.c.environment), (SCRIPTS, JOBS.c.script))
 
 
+# The ids of secrets stay in the database: without it, a weak password could be found by trying.
+_KEY = token_bytes(32)
+
+
 def without_contents(spec: JobSpec) -> JobSpec:
     """The spec as the core and its row have it: with references in place of its environment and
     its script."""
     if spec.env:
-        body = to_json(spec.env)
+        plain, secret = split(spec.env)
+        body = to_json(plain)
         environment = Environment(_digest(spec.uid, body), len(body))
-        spec = replace(spec, env=telling_variables(spec.env), environment=environment)
+        spec = replace(spec, env=telling_variables(plain), environment=environment)
+        if secret:
+            spec = with_secrets(spec, secret, tuple(name for name, _ in secret))
     if spec.script:
         body = spec.script.text.encode()
         script = Script(_digest(spec.uid, body), len(body), spec.script.word)
@@ -45,9 +54,17 @@ def without_contents(spec: JobSpec) -> JobSpec:
     return spec
 
 
-def _digest(uid: int, body: bytes) -> str:
+def with_secrets(spec: JobSpec, variables: Variables, names: tuple[str, ...]) -> JobSpec:
+    """The spec with a reference to these variables. `names`: all that it should have."""
+    assert spec.environment  # only jobs with the same one share secrets
+    body = to_json(variables)
+    id = _digest(spec.uid, spec.environment.id.encode() + body, _KEY)
+    return replace(spec, secrets=Secrets(id, names, len(body)))
+
+
+def _digest(uid: int, body: bytes, key: bytes = b"") -> str:
     # Users do not share equal ones: each counts against its user's quota.
-    return blake2b(b"%d " % uid + body, digest_size=_DIGEST_BYTES).hexdigest()
+    return blake2b(b"%d " % uid + body, digest_size=_DIGEST_BYTES, key=key).hexdigest()
 
 
 def keep_contents(connection: Connection, events: Iterable[Event]) -> None:
@@ -56,9 +73,20 @@ def keep_contents(connection: Connection, events: Iterable[Event]) -> None:
         if isinstance(event, Submitted) and event.specs:
             spec = event.specs[0]  # all tasks of an array share one
             if event.env:
-                _keep(connection, ENVIRONMENTS, spec, spec.environment, to_json(event.env).decode())
+                plain = to_json(split(event.env)[0]).decode()
+                _keep(connection, ENVIRONMENTS, spec, spec.environment, plain)
             if event.script:
                 _keep(connection, SCRIPTS, spec, spec.script, event.script)
+
+
+def new_secrets(events: Iterable[Event]) -> Iterator[tuple[JobSpec, Variables]]:
+    """Secrets that jobs bring, each with a spec that refers to them."""
+    for event in events:
+        if isinstance(event, Submitted) and event.specs and event.specs[0].secrets:
+            if secret := split(event.env)[1]:
+                yield event.specs[0], secret
+        elif isinstance(event, RequeueRequested) and event.secrets:
+            yield event.job.spec, event.secrets
 
 
 def _keep(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from sqlalchemy import (
     Connection,
@@ -27,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.sqlite import Insert, dialect, insert
 
 from carmad.config import Retention
-from carmad.core.messages import Step
+from carmad.core.messages import Event, Step
 from carmad.core.share import Account
 from carmad.core.tasks import part
 from carmad.core.types import ENDED, GpuId, Job, JobId
@@ -113,6 +113,14 @@ def _take_ids(connection: Connection, jobs: Iterable[Job]) -> None:
         connection.execute(_TAKE_IDS, {"last": last})
 
 
+_SECRETS = "CASE WHEN json_valid(body) THEN json_extract(body, '$.spec.secrets.id') END"
+_NEEDED = text(f"SELECT DISTINCT {_SECRETS} FROM jobs WHERE ended_at IS NULL")
+# The newest of the jobs with one environment have ended last.
+_NEEDS = text(
+    f"SELECT 1 FROM jobs WHERE environment = :environment AND ended_at IS NULL"
+    f" AND {_SECRETS} = :id ORDER BY id DESC LIMIT 1"
+)
+
 _VERSION_BYTES = 256  # disk space for the rows that record a change of a job
 SET_S = 1.0  # a smaller difference of the wall clock does not count as a change
 
@@ -153,6 +161,10 @@ _INSERT_RESERVATION = insert(RESERVATIONS)
 _REPLACE_HOUR = insert(TIMELINE).prefix_with("OR REPLACE")
 
 
+def _crontab_name(uid: int) -> str:
+    return f"crontab-{uid}"
+
+
 class SqlStore(Reader):
     """`open` it once, `close` it last."""
 
@@ -160,6 +172,8 @@ class SqlStore(Reader):
         super().__init__(path, engine)
         self._step = 0  # number of the last commit
         self._written: set[str] = set()  # users, for `trim`
+        # Secrets that no job may need any more, with their environment.
+        self._loose: dict[str, str] = {}
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -177,6 +191,7 @@ class SqlStore(Reader):
             store._migrate()
             store._step = store._last_step()
             store._written.update(store.users())
+            store._forget_secrets()
         except BaseException:
             store.close()
             raise
@@ -194,6 +209,7 @@ class SqlStore(Reader):
         last = {job.id: job for job in step.jobs}
         self._written.update(job.spec.user for job in last.values())
         decision_rows = [decision_row(decision) for decision in step.decisions]
+        self._keep_secrets(step.events, last.values())
         with self._transaction() as connection:
             self._step += 1
             retention.keep_contents(connection, step.events)
@@ -224,24 +240,55 @@ class SqlStore(Reader):
                 if step.reservations:
                     kept = [{"id": e.id, "body": codec.encode(e)} for e in step.reservations]
                     connection.execute(_INSERT_RESERVATION, kept)
+            pairs = [{"id": id, "environment": its} for id, its in self._loose.items()]
+            unused = [one["id"] for one in pairs if not connection.scalar(_NEEDS, one)]
+        if unused:
+            self._last_read = None
+            self._secrets.forget(unused)
+        self._loose.clear()
+
+    def _keep_secrets(self, events: Iterable[Event], jobs: Iterable[Job]) -> None:
+        """Before the jobs that need them are written. Raises StoreFull."""
+        live: set[str] = set()
+        for job in jobs:
+            if job.spec.secrets and job.spec.environment:
+                live.add(job.spec.secrets.id)
+                if job.ended:
+                    self._loose[job.spec.secrets.id] = job.spec.environment.id
+        for spec, variables in retention.new_secrets(events) if live else ():
+            if spec.secrets and spec.environment and spec.secrets.id in live:
+                live.remove(spec.secrets.id)  # tasks of an array share them
+                self._loose[spec.secrets.id] = spec.environment.id  # if the commit fails
+                self._secrets.keep(spec.secrets.id, variables)
+
+    def _forget_secrets(self) -> None:
+        """Those of jobs that have ended, and what a daemon that was killed has left."""
+        with self._transaction() as connection:
+            needed = set(connection.scalars(_NEEDED))
+            needed |= {_crontab_name(uid) for uid in connection.scalars(select(CRONTABS.c.uid))}
+        self._secrets.forget_others(needed)
 
     def forget_notices(self, ids: Iterable[int]) -> None:
         """Their owners have been told, or cannot be."""
         with self._transaction() as connection:
             connection.execute(_DELETE_NOTICES, {"ids": json.dumps(list(ids))})
 
-    def crontabs(self) -> dict[int, str]:
-        """By the user's id."""
+    def crontabs(self) -> dict[int, tuple[str, Any]]:
+        """By the user's id, each with its secrets; None: they are not kept."""
         with self._transaction() as connection:
             rows = connection.execute(select(CRONTABS.c.uid, CRONTABS.c.body)).all()
-        return {row.uid: row.body for row in rows}
+        return {row.uid: (row.body, self._secrets.read(_crontab_name(row.uid))) for row in rows}
 
-    def save_crontab(self, uid: int, body: str | None) -> None:
+    def save_crontab(self, uid: int, body: str | None, secrets: object = None) -> None:
         """In place of the user's earlier one. None: there is none any more."""
+        if secrets:
+            self._secrets.keep(_crontab_name(uid), secrets)
         with self._transaction() as connection:
             connection.execute(delete(CRONTABS).where(CRONTABS.c.uid == uid))
             if body is not None:
                 connection.execute(insert(CRONTABS).values(uid=uid, body=body))
+        if not secrets:
+            self._secrets.forget([_crontab_name(uid)])
 
     def timeline(self) -> list[Saved]:
         """All that is recorded, in order of time."""

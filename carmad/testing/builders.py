@@ -102,6 +102,7 @@ def a_gpu_view(index: int = 0, *, at: float = 0.0, **changes: object) -> GpuView
     sample = GpuSample(gpu.id, at, 0, gpu.memory_mib, 0.0, 0.0, 0.0)
     score = changes.pop("score", None) or Score(0.0, 0.0, 0.0, "sm_active")
     recent = Recent.with_score(score)  # type: ignore[arg-type]
+    changes.setdefault("early", changes.get("settling"))
     view = GpuView(gpu, sample, recent, (), gpu.memory_mib, 0, None, None, None)
     return replace(view, **changes)  # type: ignore[arg-type]
 

@@ -78,6 +78,8 @@ class FakeWorld:
 
     def perform(self, action: Action) -> None:
         match action:
+            case EstimateMemory(again=True):
+                pass
             case EstimateMemory(job):
                 self._post(Estimated(self._clock(), job.id, job.spec.declared))
             case Launch(job):

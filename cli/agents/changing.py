@@ -102,7 +102,7 @@ class Changes:
         return self._act(selection)
 
     def requeue(self, selection: Selection) -> ResultsOut:
-        """Run a job that has ended once more."""
+        """Run a job that has ended once more; of an array, the tasks that failed."""
         return self._act(selection)
 
     def prepare(self, verb: str) -> Callable[[Any], Request | Selection]:
@@ -136,6 +136,8 @@ class Changes:
         _refuse_several(label)
         counted_singly = verb in ("release", "requeue")
         found: Jobs = client.get("/v1/jobs", select=label, fold=not counted_singly)["jobs"]
+        if verb == "requeue":
+            found = [job for job in found if not _is_left_alone(job, label)]
         self._limits.check_jobs(found)
         self._limits.check_time(verb, found)
         return Selection(verb, label, found)
@@ -151,6 +153,12 @@ class Changes:
 def _ids(result: ResultOut) -> range:
     """Of the tasks that it stands for."""
     return range(result["id"], result["id"] + result.get("count", 1))
+
+
+def _is_left_alone(job: dict[str, Any], label: str) -> bool:
+    """Whether carmad does not requeue it, as a task of the array `label` that has not failed."""
+    is_task = job["label"].partition("_")[0] == label != job["label"]
+    return is_task and (job["state"] == "succeeded" or not job.get("ended_at"))
 
 
 def _refuse_several(label: str) -> None:
@@ -189,6 +197,7 @@ def _estimate(answer: EstimatesOut, explain: bool) -> AgentEstimateOut:
     whys = (each["why"] for each in answer["estimates"])
     return {
         "crash": answer["crash"],
+        "too_large": answer.get("too_large"),
         "mib": one["mib"] if one else None,
         "safe_mib": safe_mib(one) if one else None,
         "source": one["source"] if one else None,

@@ -107,7 +107,7 @@ def logs(
     its = client.get(f"/v1/jobs/{label_of(job)}")
     if its["interactive"]:
         raise ToolError(elsewhere(its))
-    found = tail(its["stderr" if stderr else "stdout"], its["id"], lines)
+    found = tail(its["stderr" if stderr else "stdout"], its, lines)
     left, at = MOST - BESIDE_LINES, len(found.lines)
     while at and (left := left - len(as_json(found.lines[at - 1])) - 1) >= 0:
         at -= 1

@@ -22,7 +22,7 @@ NAMES = 12  # of your jobs in a state, and of jobs on a GPU, that the status nam
 ROW = (
     *("id", "label", "count", "tasks", "user", "name", "state", "reason", "position", "held"),
     *("gpus", "gpus_wanted", "memory", "submitted_at", "started_at", "ended_at", "elapsed_s"),
-    *("time_limit_s", "params", "exit", "crash", "advice", "retry"),
+    *("time_limit_s", "params", "exit", "crash", "too_large", "advice", "retry"),
 )
 
 if TYPE_CHECKING:
@@ -102,9 +102,10 @@ class UsesOut(TypedDict):
 
 
 class AgentEstimateOut(TypedDict):
-    """`crash` completes "the script stops …"."""
+    """`crash` completes "the script stops …", `too_large` "it …"."""
 
     crash: str | None
+    too_large: str | None  # no GPU has what it needs
     mib: int | None
     safe_mib: int | None  # a GPU with this much free is safe
     source: str | None

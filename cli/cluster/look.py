@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from carma_client.logs import last_lines
+from carma_client.logs import BLOCK, last_lines
 from carmad.readable import clean, gpumem_count
 from cli import output
 from cli.client import SLURM
@@ -22,7 +21,7 @@ from cli.text import NOTHING, Table, columns, heading, in_style, pairs
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import BinaryIO
 
     from cli.text import Block
@@ -269,15 +268,21 @@ def logs(options: Namespace) -> int:
         output.note(f"job {row.label} has no output yet; waiting for it")
         while not os.path.exists(path) and not _has_ended(label):  # noqa: PTH110
             time.sleep(ASK_S)
+    output.write(_texts(row, path, options))
+    return 0
+
+
+def _texts(row: slurm.Row, path: str, options: Namespace) -> Iterator[bytes]:
+    """What is to be printed of a job's log."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - as everywhere that logs are read
             if options.tail is not None:
                 size = os.fstat(file.fileno()).st_size
-                sys.stdout.buffer.write(last_lines(file, [(0, size)], options.tail))
+                yield from last_lines(file, [(0, size)], options.tail)
                 file.seek(size)
-            _copy(file)
+            yield from _rest(file)
             if options.follow:
-                _follow(file, label)
+                yield from _follow(file, str(row.id))
     except FileNotFoundError:
         if row.state.code in ("PD", "H"):
             raise Problem(
@@ -290,7 +295,6 @@ def logs(options: Namespace) -> int:
         ) from None
     except OSError as error:
         raise Problem(f"cannot read {clean(path)}: {error.strerror}") from None
-    return 0
 
 
 def _has_ended(label: str) -> bool:
@@ -303,12 +307,13 @@ def _has_ended(label: str) -> bool:
         return False
 
 
-def _copy(file: BinaryIO) -> None:
-    shutil.copyfileobj(file, sys.stdout.buffer)
-    sys.stdout.buffer.flush()
+def _rest(file: BinaryIO) -> Iterator[bytes]:
+    while block := file.read(BLOCK):
+        yield block
 
 
-def _follow(file: BinaryIO, label: str) -> None:
+def _follow(file: BinaryIO, label: str) -> Iterator[bytes]:
+    yield output.NOW
     asked = 0.0
     ended = False
     while True:
@@ -316,7 +321,8 @@ def _follow(file: BinaryIO, label: str) -> None:
             ended, asked = _has_ended(label), time.monotonic()
         if os.fstat(file.fileno()).st_size < file.tell():  # it was truncated
             file.seek(0)
-        _copy(file)
+        yield from _rest(file)
+        yield output.NOW
         if ended:
             return
         time.sleep(LOOK_S)

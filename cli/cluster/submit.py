@@ -49,6 +49,7 @@ def _submit(args: list[str]) -> int:
     if mails := [*filter(None, (options.notify, options.mail_type))]:
         body["notify"] = ",".join(mails)
     if not options.quiet:
+        here.warn_of_place(options)
         here.warn_of_script(body, in_place="carma submit -- SHELL SCRIPT")
     mib, source = _memory(body, options) if body["gpus"] else (None, "")
     words = request.sbatch_words(body, mib, [*foreign, *_where(foreign)])
@@ -169,8 +170,7 @@ def _whole_gpu_gib() -> int:
 
 
 def environment(body: dict[str, Any]) -> dict[str, str]:
-    """What the job inherits: as from a daemon, no secrets but those that --export names. sbatch's
-    own settings stay, too."""
+    """What the job inherits: as from a daemon. sbatch's own settings stay, too."""
     from carmad.attempt.environment import scrub
 
     own = {

@@ -23,6 +23,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from carmad import paths
+from carmad.paths import python
 from carmad.readable import clean
 from carmad.sim import metrics, shadow
 from carmad.sim.experiment import Outcome, Task
@@ -71,7 +72,7 @@ def argv(task: Task, seed: int, warmup_s: float = WARMUP_S, **more: float) -> li
         **{name: f"{value:.3f}" for name, value in more.items()},
     }
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
-    return [sys.executable, "-m", "carmad.gpu.emulated_job", *words]
+    return [*python("carmad.gpu.emulated_job"), *words]
 
 
 @dataclass(slots=True)
@@ -93,7 +94,7 @@ class Replay:
         shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir(parents=True, mode=0o700)
         settings = {name: value for name, value in os.environ.items() if name[:6] != "CARMA_"}
-        words = [sys.executable, "-P", "-m", "carmad.daemon.main", "--emulated", self.cards]
+        words = [*python("carmad.daemon.main"), "--emulated", self.cards]
         words += ["--state-dir", str(self.directory), "--socket", self.socket]
         words += ["--config", os.devnull]
         with self.log.open("wb") as log:

@@ -19,6 +19,7 @@ from rich.text import Text
 from carmad import paths
 from carmad.gpu.card import Card
 from carmad.gpu.emulated_job import visible_cards
+from carmad.paths import python
 from cli import client, output
 from cli.commands.demo import PATIENCE_S, SETTINGS, SETTLED, Replay
 from cli.parser import Parser
@@ -64,10 +65,9 @@ class Story:
     notebook: subprocess.Popen[str] | None = None
 
     def open_the_notebook(self) -> None:
-        carma = [sys.executable, "-P", "-c", "import cli.main; cli.main.main()"]
-        words = [*carma, "run", "--quiet", "--name", "notebook"]
+        words = [*python("cli.main"), "run", "--quiet", "--name", "notebook"]
         self.notebook = subprocess.Popen(
-            [*words, sys.executable, "-P", "-m", __name__, "notebook"],
+            [*words, *python(__name__), "notebook"],
             stdin=subprocess.PIPE,
             text=True,
             env={**os.environ, "CARMA_SOCKET": self.replay.socket},
@@ -111,7 +111,7 @@ class Story:
 
     def _submit(self, name: str, *words: str, **options: object) -> None:
         body = {
-            "argv": [sys.executable, "-P", "-m", __name__, *words],
+            "argv": [*python(__name__), *words],
             "name": name,
             "cwd": str(self.replay.directory),
             "env": dict(os.environ),

@@ -3,6 +3,7 @@ shows and checks the settings."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,7 @@ from carmad.readable import clean
 from carmad.threads import Threads
 from cli import client, cluster, output
 from cli.options import add_json
-from cli.problems import Usage
+from cli.problems import FORBIDDEN, Refused, Usage
 from cli.text import Table, columns, in_style
 
 if TYPE_CHECKING:
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
 
 LOW_DISK_BYTES = 1 << 30
 NOBODY = 65534  # an ordinary user, on every machine
+OF_ROOT = frozenset(("HOME", "TMPDIR", "USER", "LOGNAME"))  # variables that are not another user's
 PYTHON_WITHIN_S = 20.0
+CONFIG_WITHIN_S = 5.0
 DRIVER_WITHIN_S = 20.0  # without persistence, it takes seconds to wake each GPU
 
 
@@ -124,20 +128,26 @@ def _python() -> CheckOut:
     return verdict("python", sys.version_info >= (3, 11), f"{version} in {sys.prefix}")
 
 
+def _run_as(uid: int, gid: int, code: str, within_s: float) -> subprocess.CompletedProcess[str]:
+    """Run Python code as another user, for root. Raises OSError if root cannot become that user."""
+    return subprocess.run(
+        [sys.executable, "-I", "-B", "-c", code],
+        user=uid,
+        group=gid,
+        extra_groups=[],
+        cwd="/",
+        env={name: its for name, its in os.environ.items() if name not in OF_ROOT},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=within_s,
+    )
+
+
 def _why_unusable() -> str:
     """Why an ordinary user cannot run `carma`; "" if they can, or if root cannot become one."""
     try:
-        ran = subprocess.run(
-            [sys.executable, "-I", "-B", "-c", "import cli.main"],
-            user=NOBODY,
-            group=NOBODY,
-            extra_groups=[],
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PYTHON_WITHIN_S,
-        )
+        ran = _run_as(NOBODY, NOBODY, "import cli.main", PYTHON_WITHIN_S)
     except subprocess.TimeoutExpired as error:
         return str(error)
     except OSError as error:
@@ -226,7 +236,17 @@ def config_check_options(parser: Options) -> None:
 
 def config_check(options: Namespace) -> int:
     print(_check_settings(options.file))
+    _tell_waiting_settings(options.file or Path(paths.config_path()))
     return 0
+
+
+def _tell_waiting_settings(file: Path) -> None:
+    """What carmad, if it runs and reads this file, takes from it only at its next start."""
+    with suppress(CarmaError):
+        answer = client.get("/v1/config", within_s=CONFIG_WITHIN_S)
+        if answer["path"] == str(file.absolute()):
+            for each in answer.get("waiting", ()):  # an older carmad sends none
+                print(f"restart carmad to change {each}; running jobs continue")
 
 
 def config_set_options(parser: Options) -> None:
@@ -299,22 +319,44 @@ def _silent(fact: Fact, found: Finding | None) -> None:
     pass
 
 
-CODE = 42
 # Long enough that the daemon has looked at it again: a job that merely starts proves little.
-RUNS = f"echo began; sleep 2; echo ended; exit {CODE}"
+RUNS = "echo began; sleep 2; echo ended"
 BOTH = ["began", "ended"]
 STARTS_WITHIN_S = 10.0  # then the server is busy
 ENDS_WITHIN_S = 60.0
 LOOK_S = 0.2
+TRY_JOB = "import json; from cli.commands import doctor; print(json.dumps(doctor.try_job()))"
 
 
 def check_job() -> CheckOut:
+    """Root may not submit jobs to a server that others use: then an ordinary user does, or the one
+    whose own daemon it is."""
+    try:
+        return try_job()
+    except CarmaError as error:
+        if os.geteuid() == 0 and isinstance(error, Refused) and error.code in FORBIDDEN:
+            return _check_job_of_another()
+        return _failure(error.message, error.hint)
+
+
+def _check_job_of_another() -> CheckOut:
+    its = Path(paths.socket_path()).stat()
+    uid, gid = (its.st_uid, its.st_gid) if its.st_uid else (NOBODY, NOBODY)
+    try:
+        ran = _run_as(uid, gid, TRY_JOB, PYTHON_WITHIN_S + STARTS_WITHIN_S + 2 * ENDS_WITHIN_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return _failure(f"uid {uid} could not submit one: {error}", "See `python` above.")
+    if ran.returncode:
+        why = (ran.stderr.strip().splitlines() or ["it failed"])[-1]
+        return _failure(f"uid {uid} could not submit one: {why}", "See `python` above.")
+    found: CheckOut = json.loads(ran.stdout)
+    return found
+
+
+def try_job() -> CheckOut:
+    """Raises CarmaError if the daemon does not take it."""
     with tempfile.TemporaryDirectory(prefix="carma-doctor-") as folder:
-        file = Path(folder, "output")
-        try:
-            return _run(Client(), file)
-        except CarmaError as error:
-            return _failure(error.message, error.hint)
+        return _run(Client(), Path(folder, "output"))
 
 
 def _run(client: Client, file: Path) -> CheckOut:
@@ -356,11 +398,9 @@ def _end(job: JobOut, lines: list[str]) -> CheckOut:
         starts = max(lines.count(BOTH[0]), job["attempt"])
         why = f": {job['failures'][0]['evidence']}" if job["failures"] else ""
         return _failure(f"job {label} was started {starts} times{why}", LOG)
-    if exit is None or exit["code"] != CODE:
+    if exit is None or exit["code"] != 0:
         what = (exit["evidence"] or exit["cause"]) if exit else "no exit"
-        return _failure(
-            f"job {label} exits with {CODE}, and CARMA says {job['state']}: {what}", LOG
-        )
+        return _failure(f"job {label} exits with 0, and CARMA says {job['state']}: {what}", LOG)
     if lines != BOTH:
         hint = "Is /tmp another one for jobs than here?"
         return _failure(f"job {label} ended as it should, but its output is not here", hint)

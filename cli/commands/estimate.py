@@ -34,7 +34,8 @@ def estimate(args: list[str]) -> int:
     if options.fit is None:
         answer = estimation.ask(body, explain)
         _tell(options, answer, lambda: view.estimates(answer))
-        good = estimation.choice(answer) is not None and not answer["crash"]
+        good = estimation.choice(answer) is not None
+        good = good and not (answer["crash"] or answer.get("too_large"))
     else:
         found = _fit(body, options.vary or estimation.VARIED, options.fit)
         _tell(options, found.as_json(), lambda: view.fit_view(found))
@@ -60,8 +61,8 @@ def build_parser() -> Parser:
         "Takes the options of `carma submit`, so a submission can be tried without changes."
     )
     parser.epilog = (
-        "Exits with 0 if there is an estimate, with 1 if there is none, nothing fits, or the script"
-        " stops by itself."
+        "Exits with 0 if there is an estimate, with 1 if there is none, nothing fits, no GPU has as"
+        " much, or the script stops by itself."
     )
     add = parser.add_argument_group("estimate").add_argument
     add(

@@ -9,19 +9,19 @@ import re
 import sys
 import time
 
-from carma_client.logs import ASK_S, LOOK_S, Log, elsewhere, last_lines, open_log, texts
+from carma_client.logs import ASK_S, LOOK_S, Log, blocks, elsewhere, has_log, last_lines, open_log
 from carma_client.transport import ENDED
 from carmad.errors import CarmaError
 from carmad.readable import clean
 from cli import client, output, parse
-from cli.client import events, resolve
+from cli.client import events
 from cli.options import add_job, add_user, check, selection, user_of
 from cli.problems import Problem
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any, BinaryIO
 
     from cli.parser import Parser
@@ -37,44 +37,71 @@ def logs_options(parser: Parser) -> None:
 
 
 def logs(options: Namespace) -> int:
-    label = resolve(options.job)
-    answer = client.get(f"/v1/jobs/{label}")
+    """The logs of several jobs, such as an array's, are printed below their labels; `-f` follows
+    one after the other."""
+    answer, jobs = client.named(options.job)
+    if not jobs:
+        _print(answer, options)
+    for job in jobs:
+        print(f"==> {job['label']} {job['state'].replace('_', ' ')} <==", flush=True)
+        if options.follow and job["state"] not in ENDED:
+            output.note(f"following {job['label']}; carma logs -f {jobs[-1]['label']} another one")
+        try:
+            _print(job, options)
+        except Problem as problem:
+            output.note(problem.message)
+    return 0
+
+
+def _print(answer: dict[str, Any], options: Namespace) -> None:
     if answer.get("interactive"):
         raise Problem(elsewhere(answer))
     path: str = answer["stderr" if options.stderr else "stdout"]
     if options.follow:
-        _await_start(answer, path)
+        answer = _await_start(answer, path)
+    output.write(_texts(answer, path, options))
+
+
+def _texts(answer: dict[str, Any], path: str, options: Namespace) -> Iterator[bytes]:
+    """What is to be printed."""
+    label = answer["label"]
     try:
         with open_log(path) as file:
-            _show(file, answer, options.tail, options.follow)
+            yield from _show(file, answer, options.tail, options.follow)
     except OSError as error:
+        if not os.path.exists(path) and has_log(answer):  # noqa: PTH110
+            raise Problem(
+                f"the log of job {label} is gone: {path} was deleted or moved",
+                f"its last lines are kept if it fails: carma why {label}, once it has ended",
+            ) from None
         if answer["started_at"] is None and not os.path.exists(path):  # noqa: PTH110
             raise Problem(
                 f"job {label} has not started: there is no output yet", f"see carma why {label}"
             ) from None
         raise Problem(f"cannot read {path}: {error.strerror}") from None
-    return 0
 
 
-def _await_start(job: dict[str, Any], path: str) -> None:
-    label = job["label"]
-    if not os.path.exists(path) and job["state"] not in ENDED:  # noqa: PTH110
+def _await_start(job: dict[str, Any], path: str) -> dict[str, Any]:
+    """Wait for the log, which a job that begins creates at once."""
+    label, is_late = job["label"], False
+    if not (os.path.exists(path) or job["state"] in ENDED or has_log(job)):  # noqa: PTH110
         output.note(f"job {label} has no output yet; waiting for it")
-    while not os.path.exists(path) and job["state"] not in ENDED:  # noqa: PTH110
+    while not (os.path.exists(path) or job["state"] in ENDED or is_late):  # noqa: PTH110
+        is_late = has_log(job)
         time.sleep(ASK_S)
         job = client.get(f"/v1/jobs/{label}")
+    return job
 
 
-def _show(file: BinaryIO, job: dict[str, Any], lines: int | None, follow: bool) -> None:
+def _show(file: BinaryIO, job: dict[str, Any], lines: int | None, follow: bool) -> Iterator[bytes]:
     log, shown = Log(file), _harmless() if _may_attack(job) else bytes
     own = log.parts(job)
     end = file.tell()
-    for text in texts(file, own) if lines is None else [last_lines(file, own, lines)]:
-        sys.stdout.buffer.write(shown(text))
-    sys.stdout.buffer.flush()
+    for text in blocks(file, own) if lines is None else last_lines(file, own, lines):
+        yield shown(text)
     if follow:
         file.seek(end)
-        _follow(log, job["label"], shown)
+        yield from _follow(log, job["label"], shown)
 
 
 def _may_attack(job: dict[str, Any]) -> bool:
@@ -98,7 +125,8 @@ def _harmless() -> Callable[[bytes], bytes]:
     return show
 
 
-def _follow(log: Log, label: str, shown: Callable[[bytes], bytes]) -> None:
+def _follow(log: Log, label: str, shown: Callable[[bytes], bytes]) -> Iterator[bytes]:
+    yield output.NOW
     asked = 0.0
     while True:
         now = time.monotonic()
@@ -106,8 +134,8 @@ def _follow(log: Log, label: str, shown: Callable[[bytes], bytes]) -> None:
         if now - asked >= ASK_S:
             ended, asked = client.get(f"/v1/jobs/{label}")["state"] in ENDED, now
         for text in log.news():
-            sys.stdout.buffer.write(shown(text))
-        sys.stdout.buffer.flush()
+            yield shown(text)
+        yield output.NOW
         if ended:
             return
         time.sleep(LOOK_S)

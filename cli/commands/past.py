@@ -8,7 +8,7 @@ from argparse import ArgumentTypeError
 from carmad.readable import clean
 from cli import client, output, parse
 from cli.options import add_json, add_states, add_user, check, states_of, user_of
-from cli.overview import HISTORY, ORDERS, job_table, params, with_params
+from cli.overview import HISTORY, ORDERS, job_table, params
 from cli.problems import Problem, Usage
 from cli.text import Table, columns, energy, span
 
@@ -58,8 +58,10 @@ def history_options(parser: Parser) -> None:
     _add_period(parser)
     add("--sort", choices=ORDERS, metavar="BY", help=f"the order: {', '.join(ORDERS)}")
     add("-r", "--reverse", action="store_true", help="the smallest or earliest first")
+    about = "list every task of an array; --json and --csv always do"
+    add("--array", action="store_true", help=about)
     at_least_one = parse.whole(1, 10**9)
-    about = "at most N jobs (default 100; in CSV, all)"
+    about = "at most N rows (default 100; in CSV, all)"
     add("-n", "--limit", type=at_least_one, metavar="N", help=about)
     add_json(parser)
     add("--table", metavar="FILE", help="write all jobs as the table that models are trained on")
@@ -68,6 +70,9 @@ def history_options(parser: Parser) -> None:
 
 
 def history(options: Namespace) -> int:
+    """Tasks of an array that ended alike share a row: with the first start, the longest time and
+    waiting, the largest peak, and the energy of all.
+    """
     query: dict[str, Any] = {"user": user_of(options.user, options.me), **_period(options)}
     if options.export or options.table:
         _check_whole(options)
@@ -85,13 +90,14 @@ def history(options: Namespace) -> int:
         _write_csv(job for job in found if not codes or job["code"] in codes)
         return 0
     query |= {"order": options.sort, "reverse": options.reverse or None}
+    query["fold"] = None if options.array or options.json else True
     answer = client.get("/v1/history", **query, limit=options.limit or SHOWN)
     if codes:
         answer["jobs"] = [job for job in answer["jobs"] if job["code"] in codes]
     if options.json:
         output.print_json(answer)
     else:
-        output.show(job_table(answer["jobs"], with_params(HISTORY, answer["jobs"])))
+        output.show(job_table(answer["jobs"], usual=HISTORY))
         if answer["more"]:
             output.note("there are more jobs: give --limit N, or --csv for all of them")
     return 0
@@ -291,7 +297,7 @@ def _mail(answer: Any) -> int:
     from carmad.report import as_markdown, title
     from cli.messages import send
 
-    return send(title(answer), as_markdown(answer))
+    return send(title(answer), as_markdown(answer, titled=False))
 
 
 def _write_table(name: str, **query: Any) -> None:

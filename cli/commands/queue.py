@@ -6,7 +6,6 @@ import sys
 
 from carmad.errors import CarmaError
 from cli import client, output
-from cli.client import resolve
 from cli.options import add_job, add_json, add_states, add_user, interval, states_of, user_of
 from cli.overview import COLUMNS, QUEUE_LONG, job_table, sort
 from cli.problems import Usage
@@ -156,22 +155,34 @@ show_options = why_options = _job_options
 
 
 def show(options: Namespace) -> int:
-    answer = client.get(f"/v1/jobs/{resolve(options.job)}")
+    """Of several jobs, such as an array's, it shows how many are in each state."""
+    answer, jobs = client.named(options.job)
     if options.json:
-        output.print_json(answer)
-    else:
-        from cli import render
+        output.print_json({"schema": 1, "jobs": jobs} if jobs else answer)
+        return 0
+    from cli import render
 
+    if jobs:
+        failed = render.first_failure(jobs)
+        of = "the first that failed" if failed else "one of them"
+        of += f": carma show {(failed or jobs[0])['label']}"
+        output.show([*render.several(jobs), of])
+    else:
         output.show(render.show(answer))
     return 0
 
 
 def why(options: Namespace) -> int:
-    answer = client.get(f"/v1/jobs/{resolve(options.job)}/why")
-    if options.json:
-        output.print_json(answer)
-    else:
-        from cli import render
+    """Of several jobs, such as an array's, it explains the first that failed, or that waits."""
+    from cli import render
 
-        output.show(render.why(answer))
+    answer, jobs = client.named(options.job, "/why")
+    if jobs:
+        waiting = (job for job in jobs if job["state"] in ("pending", "queued"))
+        one = render.first_failure(jobs) or next(waiting, jobs[0])
+        answer = client.get(f"/v1/jobs/{one['label']}/why")
+    if options.json:
+        output.print_json({"schema": 1, "jobs": jobs, "why": answer} if jobs else answer)
+    else:
+        output.show([*([*render.several(jobs), ""] if jobs else ()), *render.why(answer)])
     return 0

@@ -103,9 +103,7 @@ def results_options(parser: Parser) -> None:
 
 
 def results(options: Namespace) -> int:
-    # Of the last job, all tasks of its array.
-    select = resolve("last").partition("_")[0] if options.jobs == "last" else options.jobs
-    jobs = client.get("/v1/jobs", select=select)["jobs"]
+    jobs = client.get("/v1/jobs", select=resolve(options.jobs))["jobs"]
     if options.sort:
         jobs = sweeps.sort(jobs, options.sort, options.reverse)
     if options.json:

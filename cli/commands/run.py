@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import partial
 
 from carma_client.transport import ENDED
+from carmad.added import take_back
 from carmad.errors import CarmaError
 from cli import client, relay
 from cli.problems import INTERRUPTED, Problem, Refused, Unreachable, Usage, note, report
@@ -292,7 +293,7 @@ def _become(label: str, tell: int, patient: bool) -> NoReturn:
         relay.undo()
         path = f"/v1/jobs/{label}/take"
         taken = _despite(lambda: client.post(path, {})) if patient else client.post(path, {})
-        env = dict(os.environ) | taken["env"]
+        env = take_back(os.environ) | taken["env"]
         argv = taken["argv"]
         try:
             os.execvpe(argv[0], argv, {name: env[name] for name in env if env[name] is not None})

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from carmad import paths
+from carmad.paths import python
 from cli import client, output
 from cli.options import add_json
 from cli.problems import Problem, Unreachable
@@ -176,7 +177,7 @@ def _listen_at(socket: Path | None) -> Path:
 
 
 def _command(options: Namespace, socket: Path, log_file: Path | None) -> list[str]:
-    words = [sys.executable, "-P", "-m", "carmad.daemon.main", "--socket", str(socket)]
+    words = [*python("carmad.daemon.main"), "--socket", str(socket)]
     given = {"state-dir": options.state_dir, "config": options.config, "log-file": log_file}
     for flag, path in given.items():
         if path is not None:

@@ -26,7 +26,8 @@ def share_options(parser: Parser) -> None:
 
 def share(options: Namespace) -> int:
     """A job without GPUs counts as the part of the GPUs that it has of the CPUs or the host memory.
-    HOST: the number of GPUs that the user's running jobs without GPUs count as.
+    HOST: the number of GPUs that the user's running jobs without GPUs count as. Users of the same
+    rank go by arrival.
     """
     answer = client.get("/v1/share")
     if options.json:
@@ -40,6 +41,8 @@ def share(options: Namespace) -> int:
     output.show([made])
     if not answer["enabled"]:
         output.note("jobs start in order of arrival: fairness.enabled is off")
+    elif band := answer.get("band_gpu_hours"):  # an older carmad sends none
+        output.note(f"users whose use differs by less than {band:.4g} GPU-h go by arrival")
     return 0
 
 

@@ -82,7 +82,7 @@ def simulate(
         _option(
             "--estimator",
             metavar="NAME",
-            help="memory estimator: none, oracle (exact), or one with estimates in the trace",
+            help="memory estimator: none, oracle (exact), history, or one that the trace has",
         ),
     ] = None,
     interference: Annotated[
@@ -98,6 +98,12 @@ def simulate(
         _option("--seed", min=0, metavar="N", help="seed for the errors in estimates"),
     ] = None,
     mps: Annotated[bool, _option("--mps", help="share GPUs with MPS")] = False,
+    as_daemon: Annotated[
+        bool,
+        _option(
+            "--as-daemon", help="queue as the daemon does: backfilling, fair share, looks often"
+        ),
+    ] = False,
     recovery: Annotated[
         str | None,
         _option("--recovery", metavar="NAME", help="what to do after an out-of-memory crash"),
@@ -137,6 +143,7 @@ def simulate(
     ] = None,
     no_cache: Annotated[bool, _option("--no-cache", help="do not reuse earlier results")] = False,
 ) -> int:
+    os.environ.pop("PYTHONPATH", None)  # it is not for the processes that do the work
     files = html, csv, csv_jobs, report
     _check_files(json, *files)
     base, results = _source(trace, history, since)
@@ -147,6 +154,7 @@ def simulate(
     words += [] if recovery is None else [f"recovery.name={recovery}"]
     with _as_usage():
         base = _with_settings(base, config, words, gpus, interference)
+        base = replace(base, as_daemon=as_daemon)
         experiments = list(_variants(base, policies, estimators, seeds, tune or ()))
     if report is not None and len(results) + len(experiments) > 1:
         raise Usage("--report is of a single run", "choose one policy, estimator and seed")
@@ -245,7 +253,7 @@ def _variants(
 
     registry.bare_recovery(base.settings)
     of_trace = {name for task in base.trace.tasks for name, _ in task.estimates}
-    known = ["none", "oracle", *sorted(of_trace)]
+    known = ["none", "oracle", "history", *sorted(of_trace)]
     for name in estimators or ():
         if name not in known:
             hint = f"choose one of {', '.join(known)}"
@@ -392,7 +400,7 @@ def note_idle_seeds(seeds: Sequence[int], experiments: Sequence[Experiment]) -> 
 
     def has_errors(experiment: Experiment) -> bool:
         physics = experiment.physics
-        of_memory = physics.estimate_error and experiment.estimator != "none"
+        of_memory = physics.estimate_error and experiment.estimator not in ("none", "history")
         return bool(of_memory or physics.duration_error)
 
     if len(set(seeds)) > 1 and not any(map(has_errors, experiments)):

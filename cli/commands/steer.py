@@ -25,7 +25,7 @@ def _choice_options(parser: Parser) -> None:
     add_json(parser)
 
 
-cancel_options = hold_options = release_options = requeue_options = _choice_options
+cancel_options = hold_options = release_options = _choice_options
 suspend_options = resume_options = _choice_options
 
 
@@ -65,8 +65,17 @@ def move(options: Namespace) -> int:
     return _ask("move", options, {"gpus": options.to.split(",")})
 
 
+def requeue_options(parser: Parser) -> None:
+    _choice_options(parser)
+    about = "of an array, also the tasks that succeeded"
+    parser.add_argument("--all", action="store_true", help=about)
+
+
 def requeue(options: Namespace) -> int:
-    return client.outlive_stop(lambda: _ask("requeue", options))
+    """Of an array, it runs those tasks again that have failed."""
+    return client.outlive_stop(
+        lambda: _ask("requeue", options, {"all": True} if options.all else {})
+    )
 
 
 def update_options(parser: Parser) -> None:
@@ -85,17 +94,25 @@ def update_options(parser: Parser) -> None:
 def update(options: Namespace) -> int:
     """Only administrators can give a running job more time."""
     from carmad.options import OPTIONS
-    from cli.submission import whole
 
     given = {name: value for name, value in vars(options).items() if name in OPTIONS}
     if "after" in given:
-        given["after"] = [{**one, "job": whole(one["job"])} for one in given["after"]]
+        given["after"] = [{**one, "job": client.resolve(one["job"])} for one in given["after"]]
+    if "array" in given:
+        given["array"] = _array_limit(given["array"])
     return _ask("update", options, given)
+
+
+def _array_limit(array: dict[str, Any]) -> dict[str, Any]:
+    """Of `--array %N`."""
+    if array["indices"]:
+        raise Usage("--array: the indices of an array cannot be changed", "give its limit: %N")
+    return {"limit": array["limit"]}
 
 
 def _ask(verb: str, options: Namespace, more: dict[str, Any] | None = None) -> int:
     body = {"select": selection(options.jobs), "user": options.user, **(more or {})}
-    answer = client.post(f"/v1/{verb}", body)
+    answer = client.requeue(body) if verb == "requeue" else client.post(f"/v1/{verb}", body)
     if options.json:
         output.print_json(answer)
     for name, ok, message in client.outcomes(answer["results"]) if not options.json else ():

@@ -25,6 +25,7 @@ from cli.submission import (
     tell_ignored,
     wants_json,
     warn_of_choice,
+    warn_of_input,
     warn_of_script,
 )
 
@@ -40,6 +41,7 @@ def submit(args: list[str]) -> int:
         if not options.quiet:
             warn_of_script(body)
             warn_of_choice(options)
+            warn_of_input()
         settle_messages(options, body)
         refuse_missing(options, body)
         if options.dry_run:
@@ -54,14 +56,21 @@ def _submit(body: dict[str, Any], options: argparse.Namespace) -> int:
     label = answer["label"]
     if not options.quiet:
         _warn(answer)
-    if options.json:
-        print(json.dumps(answer))
-    elif options.parsable:
-        print(label)
-    elif not options.quiet:
-        print(f"Submitted batch job {label}")
-    print(end="", flush=True)  # before anything waits; stdout may be closed
+    try:
+        if options.json:
+            print(json.dumps(answer))
+        elif options.parsable:
+            print(label)
+        elif not options.quiet:
+            print(f"Submitted batch job {label}")
+        print(end="", flush=True)  # before anything waits; stdout may be closed
+    except OSError as error:
+        why = error.strerror or str(error)
+        error.strerror = f"{why}; the job is submitted: {label}"
+        raise
     silent, typed = is_silent(options), _is_typed()
+    if typed and not silent and not options.wait and _is_terminal(sys.stdout):
+        _tell_next(str(answer["ids"][0]))
     if typed and not silent:
         asks = _is_terminal(sys.stdout) and not body["after"]
         if not is_wanted(label, str(answer["ids"][0]), asks):
@@ -69,6 +78,15 @@ def _submit(body: dict[str, Any], options: argparse.Namespace) -> int:
     if not options.wait:
         return 0
     return _wait([str(job) for job in answer["ids"]], label, tells=not silent and not typed)
+
+
+def _tell_next(first: str) -> None:
+    """Where the log goes, and what to type next. `first`: the job, or an array's first task."""
+    with contextlib.suppress(CarmaError):
+        job = client.get(f"/v1/jobs/{first}")
+        log = job["stdout"].removeprefix(f"{os.getcwd()}/")  # noqa: PTH109
+        its = "the first task's" if "_" in job["label"] else "its"
+        note(f"{its} log is {log}; follow it: carma logs -f; why it waits: carma why")
 
 
 def _is_typed() -> bool:
@@ -94,10 +112,10 @@ def _warn(answer: dict[str, Any]) -> None:
 
 def _wait(jobs: list[str], label: str, tells: bool) -> int:
     """The exit code of the job, or of the first task of an array that failed. `tells`: say on
-    stderr if the script stops by itself."""
+    stderr if the script stops by itself, or needs more than a GPU has."""
     try:
         if tells:
-            crash(label, jobs[0])
+            find_doubt(label, jobs[0])
         codes = [exit_code(wait_for(job)) for job in jobs]
     except KeyboardInterrupt:
         hint = f"job {label} continues; `carma wait {label}` waits, `carma cancel {label}` ends it"
@@ -116,9 +134,31 @@ def _dry_run(body: dict[str, Any], options: argparse.Namespace) -> int:
     from cli import output, render
 
     output.show(render.dry_run(answer))
+    if body["gpus"] and body["memory_mib"] is None and not options.quiet:
+        _estimate(body)
     return 0
 
 
+def _estimate(body: dict[str, Any]) -> None:
+    """Say what stands against the job that only a trial of its script shows."""
+    asked = {name: value for name, value in body.items() if name != "script"}
+    with contextlib.suppress(CarmaError):
+        _tell(client.post("/v1/estimate", asked, ESTIMATE_S, again=True))
+
+
+def _tell(answer: dict[str, Any], of: str = "") -> str:
+    """Say what stands against a job or an estimate, and return it; "" if nothing is known."""
+    doubt = ""
+    if answer.get("crash"):
+        doubt = f"your script stops {answer['crash']}"
+    elif answer.get("too_large"):
+        doubt = f"your job {answer['too_large']}"
+    if doubt:
+        note(f"{of}{doubt}")
+    return doubt
+
+
+ESTIMATE_S = 60.0  # of a dry run
 WITHIN_S = 20.0
 QUIET_S = 1.0  # most jobs are known by then: nothing is said
 LATER_S = 600.0
@@ -129,21 +169,21 @@ def is_wanted(label: str, first: str, asks: bool) -> bool:
     """Whether the job shall stay in the queue. `first`: itself, or the first task of the array.
     `asks`: False to warn only."""
     try:
-        stops = crash(label, first, patience=True)
+        doubt = find_doubt(label, first, patience=True)
     except KeyboardInterrupt:
         note(f"job {label} stays in the queue; `carma why {label}` tells more")
         return True
-    if not stops or not asks or _keeps(label):
+    if not doubt or not asks or _keeps(label):
         return True
     client.post("/v1/cancel", {"select": label, "user": None})
     note(f"job {label} is cancelled")
     return False
 
 
-def crash(label: str, first: str, patience: bool = False) -> str:
-    """Say how the script stops, and return it if the job still waits; "" if it does not stop, or if
-    that is not known in time. `patience`: ask for it, if it takes long; but only while the job
-    waits: when it starts, its owner has the terminal back."""
+def find_doubt(label: str, first: str, patience: bool = False) -> str:
+    """Say how the script stops, or that no GPU has what it needs, and return it if the job still
+    waits; "" if there is nothing of that, or it is not known in time. `patience`: ask for it, if it
+    takes long; but only while the job waits: when it starts, its owner has the terminal back."""
     begun = time.monotonic()
     told = not patience
     with contextlib.suppress(CarmaError):
@@ -152,10 +192,8 @@ def crash(label: str, first: str, patience: bool = False) -> str:
             if job["state"] != "pending" and (patience or not job.get("estimating")):
                 if job.get("estimating"):
                     _tell_later(label, first)
-                stops: str = job.get("crash") or ""
-                if stops:
-                    note(f"your script stops {stops}")
-                return stops if job["state"] == "queued" else ""
+                doubt = _tell(job)
+                return doubt if job["state"] == "queued" else ""
             if waited_s > QUIET_S and not told:
                 told = True
                 note("trying its first steps without a GPU; Ctrl-C leaves it to the queue")
@@ -167,7 +205,7 @@ def crash(label: str, first: str, patience: bool = False) -> str:
 
 
 def _tell_later(label: str, first: str) -> None:
-    """Leave a process behind which says how the script stops, once that is known, if the job has
+    """Leave a process behind which says what stands against the job, once that is known, if it has
     not ended by then and the terminal is still there. Its own process group keeps Ctrl-C from it:
     that is for what is typed next."""
     if not _is_terminal(sys.stderr) or os.fork():
@@ -182,8 +220,8 @@ def _tell_later(label: str, first: str) -> None:
             if time.monotonic() > until:
                 return
             time.sleep(POLL_S)
-        if job.get("crash") and not job.get("ended_at"):
-            note(f"job {label}: your script stops {job['crash']}")
+        if not job.get("ended_at"):
+            _tell(job, f"job {label}: ")
     except (CarmaError, OSError):
         pass  # `carma why` tells it, too
     finally:

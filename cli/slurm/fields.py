@@ -98,7 +98,9 @@ def nodes(job: JobOut) -> str:
 
 
 def dependency(job: JobOut) -> str:
-    return ",".join(f"{one['kind']}:{one['job']}(unfulfilled)" for one in job.get("after", ()))
+    return ",".join(
+        f"{one['kind']}:{one.get('label', one['job'])}(unfulfilled)" for one in job.get("after", ())
+    )
 
 
 def features(job: JobOut) -> str:
@@ -203,6 +205,10 @@ def _wait_s(job: JobOut) -> float:
     return job.get("wait_s", 0.0)
 
 
+def comment(job: JobOut) -> str:
+    return clean(job.get("comment") or "")
+
+
 def _nothing(_: JobOut) -> str:
     return ""
 
@@ -239,7 +245,7 @@ FIELDS = (
     Field("qos", "q", "QOS", "QOS", 10, lambda _: "normal"),
     Field("cluster", "", "CLUSTER", "Cluster", 10, lambda _: CLUSTER),
     Field("wckey", "w", "WCKEY", "WCKey", 10, _nothing),
-    Field("comment", "k", "COMMENT", "Comment", 14, _nothing),
+    Field("comment", "k", "COMMENT", "Comment", 14, comment),
     Field("statecompact", "t", "ST", "", 2, lambda j: CODES[state_of(j)]),
     Field("state", "T", "STATE", "", 10, state_of),
     Field("", "", "", "State", 10, accounting_state),

@@ -9,6 +9,7 @@ from cli.slurm import CLUSTER, PARTITION, VERSION
 from cli.slurm.fields import (
     array_of,
     command,
+    comment,
     cpus,
     dependency,
     features,
@@ -90,6 +91,7 @@ def _job(job: JobOut) -> dict[str, Any]:
         "start_time": seconds(job["started_at"]),
         "end_time": seconds(job.get("ended_at")),
         "command": command(job),
+        "comment": comment(job),
         "current_working_directory": job.get("cwd", ""),
         "standard_output": job.get("stdout") or "",
         "standard_error": job.get("stderr") or "",

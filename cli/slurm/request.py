@@ -13,7 +13,15 @@ import re
 from carmad.options import LEAST_HOST_MIB, MAX_AFTER, MAX_CPUS, MAX_GPUS, MAX_MIB, MAX_SCRIPT_BYTES
 from cli import client
 from cli.options import user_of
-from cli.parse import UNIT_MIB, dependency, gpus_of_kind, not_empty, signal_before, whole
+from cli.parse import (
+    UNIT_MIB,
+    dependency,
+    export,
+    gpus_of_kind,
+    not_empty,
+    signal_before,
+    whole,
+)
 from cli.parser import Parser
 from cli.problems import Usage
 from cli.script import Directive, Script, read_script
@@ -29,7 +37,7 @@ if TYPE_CHECKING:
 # What has no effect on one server, and does no harm if it has none. Each has a value.
 HARMLESS = (
     *(("-A", "--account"), ("-p", "--partition"), ("-q", "--qos"), ("--reservation",)),
-    *(("--comment",), ("--wckey",), ("--open-mode",), ("-M", "--clusters", "--cluster")),
+    *(("--wckey",), ("--open-mode",), ("-M", "--clusters", "--cluster")),
     *(("--hint",), ("-m", "--distribution"), ("--cpu-bind",), ("--mem-bind",), ("--cpu-freq",)),
     *(("--gpu-freq",), ("--gpu-bind",), ("--gres-flags",), ("--acctg-freq",)),
     *(("--ntasks-per-core",), ("--ntasks-per-socket",), ("--threads-per-core",), ("--tmp",)),
@@ -42,7 +50,7 @@ HARMLESS = (
 HARMLESS_FLAGS = (
     *(("-O", "--overcommit"), ("-s", "--oversubscribe", "--share"), ("--contiguous",)),
     *(("--ignore-pbs",), ("-k", "--no-kill"), ("--spread-job",), ("--use-min-nodes",)),
-    *(("--reboot",), ("--get-user-env",), ("--propagate",), ("-v", "--verbose")),
+    *(("--reboot",), ("--get-user-env",), ("-v", "--verbose")),
     *(("-I", "--immediate"), ("--bell",), ("--no-bell",)),
 )
 # Variables of the environment that stand for an option. Those that stand for one without effect are
@@ -83,7 +91,7 @@ FLAG_VARIABLES = {  # whatever their values are
     "salloc": {"EXCLUSIVE": "--exclusive"},
     "srun": {},
 }
-UNSAID = ("--comment", "--wckey", "-v", "--verbose", "--open-mode")  # nobody would miss them
+UNSAID = ("--wckey", "-v", "--verbose", "--open-mode")  # nobody would miss them
 REFUSED = {
     "--uid": "a job runs as the user who submits it",
     "--gid": "a job runs as the user who submits it",
@@ -142,8 +150,12 @@ def build_parser(word: str, usage: str, about: str) -> Parser:
     add("--mem-per-gpu", dest="mem_per_gpu", help="memory of the host for each GPU", **size)
     about = "jobs to wait for, as for carma submit; singleton: your others of this name"
     add("-d", "--dependency", type=_dependency, dest="after", metavar="LIST", help=about)
+    about = "NAME=VALUE, or a NAME to pass on if it is set; NONE or NIL: a minimal environment"
+    add("--export", type=_export, action="append", metavar="LIST", help=about)
     add("--exclusive", nargs="?", const=True, default=None, help="do not share the job's GPUs")
     add("--nice", nargs="?", const=USUAL_NICE, type=int, metavar="N", help="yield to others")
+    about = "limits (ulimit) that the job gets from this shell: ALL (default) or NONE"
+    add("--propagate", nargs="?", metavar="LIST", help=about)
     add("--signal", dest="warn", type=signal_before, metavar="[B:]SIG[@SECONDS]", help="a warning")
     add("-w", "--nodelist", type=_here, dest="ignored_node", help=argparse.SUPPRESS)
     add("-x", "--exclude", type=_elsewhere, dest="ignored_node", help=argparse.SUPPRESS)
@@ -178,6 +190,12 @@ def _dependency(text: str) -> list[dict[str, str]]:
     others = [part for part in parts if part != "singleton"]
     found = dependency(",".join(others)) if others else []
     return found if others == parts else [*found, SINGLETON]
+
+
+def _export(text: str) -> list[str]:
+    """Slurm skips what is not set."""
+    words = ["NONE" if word == "NIL" else word for word in export(text)]
+    return [word for word in words if "=" in word or word in ("ALL", "NONE", *os.environ)]
 
 
 def _here(text: str) -> str:
@@ -248,6 +266,8 @@ def job_request(
         body["name"] = name
     if (options.nodes or 1) > 1:
         raise Usage(f"{ONE_NODE}: there is one node, this server")
+    if options.propagate == "NONE":
+        body["limits"] = {}
     if SINGLETON in body["after"]:
         others = [one for one in body["after"] if one != SINGLETON]
         body["after"] = [*others, *_namesakes(body["name"])]

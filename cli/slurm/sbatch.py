@@ -39,6 +39,8 @@ def sbatch(args: list[str]) -> int:
         body[log] = body[log] and fill(body[log], HERE)
     if not options.quiet:
         words.ignore("sbatch", ignored)
+        if options.lost:
+            words.say("sbatch", options.lost)
     settle_messages(options, body)
     if options.dry_run:
         return _test(body)

@@ -37,12 +37,14 @@ CHANGES = {
     "name": ("name", "not_empty"),
     "nice": ("nice", ""),
     "dependency": ("after", "dependency"),
+    "arraytaskthrottle": ("array", ""),
     "starttime": ("begin_at", "moment"),
     "eligibletime": ("begin_at", "moment"),
     "requeue": ("requeue", ""),
     "features": ("constraint", "constraint"),
+    "comment": ("comment", "one_line"),
 }
-HARMLESS = ("partition", "account", "qos", "comment", "wckey", "admincomment")
+HARMLESS = ("partition", "account", "qos", "wckey", "admincomment")
 
 
 def declare(parser: Options) -> None:
@@ -217,6 +219,7 @@ def _job(job: Any, kinds: dict[str, str] | None) -> list[list[tuple[str, Any]]]:
         [("StdErr", job.get("stderr") or "/dev/null")],
         [("StdIn", "/dev/null")],
         [("StdOut", job.get("stdout") or "/dev/null")],
+        *([[("Comment", job["comment"])]] if job.get("comment") else ()),
         *([gpus] if gpus else ()),
     ]
 
@@ -289,12 +292,13 @@ def _act(verb: str, names: Sequence[str]) -> int:
     jobs = ",".join(name.lower().removeprefix("jobid=") for name in names)
     body = {"select": jobs, "user": None}
     if verb == "requeue":
-        return client.outlive_stop(lambda: _ask(verb, body))
+        return client.outlive_stop(lambda: _ask(verb, {**body, "all": True}))
     return _ask(verb, body)
 
 
 def _ask(verb: str, body: dict[str, Any]) -> int:
-    results = client.post(f"/v1/{verb}", body)["results"]
+    answer = client.requeue(body) if verb == "requeue" else client.post(f"/v1/{verb}", body)
+    results = answer["results"]
     for result in results:
         if not result["ok"]:
             words.say("scontrol", f"error: job {result['label']} {result['message']}")
@@ -329,6 +333,8 @@ def _update(pairs: Sequence[str]) -> int:
             raise Usage(f"{name}: {error}") from None
     if "requeue" in changes:
         changes["requeue"] = bool(changes["requeue"])
+    if "array" in changes:
+        changes["array"] = {"limit": changes["array"] or None}
     words.ignore("scontrol", ignored)
     if not changes:
         return 0

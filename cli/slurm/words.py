@@ -9,7 +9,7 @@ import sys
 from carmad.errors import CarmaError
 from carmad.readable import clean_lines
 from cli.plain import read as read_plain
-from cli.problems import INTERRUPTED, Unreachable, Usage
+from cli.problems import INTERRUPTED, Unreachable, Usage, refusal
 from cli.slurm import VERSION
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -43,6 +43,9 @@ def run(word: str, args: list[str]) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # `squeue | head`: the reader is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
+        complain(word, refusal(error))
         return FAILED
     return code
 

@@ -57,8 +57,9 @@ HELP: dict[str, tuple[Reason, str]] = {
         "Wait until that job computes, or `monitor.first_kernel_timeout_s` has passed.",
     ),
     "settling": (
-        Reason("settling", 30, 8, "s", "job 7"),
-        "Wait for the rest of `monitor.window_s`.",
+        Reason("settling", 30, 8, "s", "job 7; the memory of this job is not known"),
+        "Wait for the rest of `monitor.window_s`, or declare `--gpu-mem`: jobs of known memory wait"
+        " for `monitor.known_window_s` only.",
     ),
     "jobs_per_gpu": (
         Reason("jobs_per_gpu", 8, 8, "jobs"),
@@ -216,9 +217,14 @@ HELP: dict[str, tuple[Reason, str]] = {
         "Wait. Later jobs with a `--time` go first if it is known when this one can start.",
     ),
     "no_promise": (
-        Reason("no_promise", detail="job 7"),
-        "Give jobs a `--time` or an `--expect`: others with one can then go first. Or let others"
-        " fill the GPUs meanwhile and be [suspended](../guides/suspend.md) for this one:"
+        Reason("no_promise", 40, unit="s", detail="job 7"),
+        "Wait, and give jobs a `--time` or an `--expect`: then it is known when this one can"
+        " start.",
+    ),
+    "kept": (
+        Reason("kept", have=4, detail="job 7"),
+        "Wait, or give jobs a `--time` or an `--expect`: those that have one can go first. Or let"
+        " others fill the GPUs meanwhile and be [suspended](../guides/suspend.md) for this one:"
         ' `limits.preemption = "suspend"`.',
     ),
     "filled": (
@@ -304,7 +310,7 @@ OF_THE_JOB = (
     *("cpus", "host_memory_mib", "suspended", "resume_failed"),
     *("preempted", "making_room", "not_preemptible", "policy_failed"),
     *("profiling_gpus", "sharing_off", "no_room", "few_idle", "line_held", "better_gpus"),
-    *("holds_line", "no_promise", "filled", "promised"),
+    *("holds_line", "no_promise", "kept", "filled", "promised"),
     *("slices_apart", "reserved", "partner", "no_partner", "planned_start", "deadline"),
 )
 POLICYS = (

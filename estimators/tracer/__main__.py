@@ -58,8 +58,9 @@ def main() -> None:
     def set_environment(options: Options) -> None:
         os.environ.update(ASKED)
         os.environ.update(options.env)
-        made_up = (f"GPU-{n:08x}-0000-0000-0000-000000000000" for n in range(options.gpus))
-        show_to_python(GPUS, os.environ.get(GPUS) or ",".join(made_up))
+        name = "GPU-{:08x}-0000-0000-0000-000000000000" if options.has_uuids else "{}"
+        made_up = ",".join(map(name.format, range(options.gpus)))
+        show_to_python(GPUS, os.environ.get(GPUS) or made_up)
 
     def begin(options: Options, began: float, leave: Callable[[], None] = lambda: None) -> Answer:
         """`began`: when the time began to count."""
@@ -91,11 +92,14 @@ def main() -> None:
     try:
         import torch  # noqa: F401
     except ImportError as error:
+        from . import foreign
         from .blame import missing_torch
 
         how = missing_torch(words[0]) if error.name == "torch" else ""
         if how:
             answer.crash(how)
+        if used := foreign.find_named(words[0]):
+            answer.refuse(f"it uses {used}, and {foreign.ADVICE}")
         answer.refuse(f"its Python cannot import torch: {error}")
     from .fakecuda import Unfit
     from .script import Trace, run

@@ -25,7 +25,9 @@ from .report import Report, refusal
 
 ANSWER_FD = 3
 HIGH = 500  # scripts close low descriptors
+LOOK_S = 0.5  # between two looks whether there is a reason to refuse
 SPARE_S = 0.7  # before the daemon's timeout
+MOST_LETTERS, MOST_LINES = 900, 12  # of a message
 OFFLINE = frozenset(  # exceptions of urllib, requests, httpx and Hugging Face's libraries
     (
         *("URLError", "gaierror", "ConnectionError", "ConnectError", "ConnectTimeout"),
@@ -51,6 +53,7 @@ class Stop:
     progress: int = 0  # operators until then
     reported: bool = False  # it ended by itself, and there is a report
     late: bool = False  # after two steps: there is a report on these
+    assumed: str = ""  # what may have caused it
 
     @property
     def doubtful(self) -> bool:
@@ -117,6 +120,7 @@ class Answer:
         self.clock = clock
         self._note_end = leave
         self.steps = 0  # that the script has taken so far
+        self.find_reason: Callable[[], str] = lambda: ""  # to refuse before the time is up
         self._within_s = options.within_s
         self._longest_s = options.longest_s - SPARE_S
         self._skipped = options.skipped
@@ -198,13 +202,16 @@ class Answer:
         main = threading.get_ident()
 
         def wait() -> None:
-            while (left_s := self._left_s) > 0:
-                time.sleep(left_s)
+            while (left_s := self._left_s) > 0 and not self._leaves:
+                time.sleep(min(left_s, LOOK_S))
+                if not self._leaves and (why := self.find_reason()):
+                    self.refuse(why)
             if self._leaves:
                 return
             if self._ready:
                 self.give(self._ready)
-            place = where(sys._current_frames().get(main))
+            own = own_place(sys._current_frames().get(main))
+            place = f"it was at {own}" if own else "it was loading libraries"
             took = ("no optimizer step", "one optimizer step")[min(self.steps, 1)]
             own_s, all_s = self.clock.own_s, self.clock.seconds
             spent = f"{all_s:.0f} s ({own_s:.0f} s of processor time)"
@@ -213,24 +220,27 @@ class Answer:
         threading.Thread(target=wait, daemon=True).start()
 
 
-def where(frame: FrameType | None) -> str:
-    """The innermost line of the user's own code."""
+def own_place(frame: FrameType | None) -> str:
+    """`train.py:12`: the innermost line of the user's own code that runs; "" if there is none."""
     while frame is not None:
         if is_own(frame):
-            return f"it was at {short_path(frame)}:{frame.f_lineno}"
+            return f"{short_path(frame)}:{frame.f_lineno}"
         frame = frame.f_back
-    return "it was loading libraries"
+    return ""
 
 
 def is_own(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
-    return not name.startswith(_OTHERS) and not _INSTALLED.search(name)
+    return is_own_file(frame.f_code.co_filename)
+
+
+def is_own_file(path: str) -> bool:
+    return not path.startswith(_OTHERS) and not _INSTALLED.search(path)
 
 
 def what_went_wrong(error: BaseException) -> str:
     """`train.py:12: ValueError: …`, in one line."""
     place = place_of(error)
-    return f"{place}: " * bool(place) + f"{type(error).__name__}: {first_line(error)}"
+    return f"{place}: " * bool(place) + f"{type(error).__name__}: {one_line(error)}"
 
 
 def place_of(error: BaseException) -> str:
@@ -267,9 +277,11 @@ def text_of(error: Any) -> str:
         return ""
 
 
-def first_line(error: Any) -> str:
-    lines = [line.strip() for line in text_of(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else "no message"
+def one_line(error: Any) -> str:
+    """The whole message, unless it is a long list."""
+    lines = [line.strip() for line in text_of(error).splitlines() if line.strip()][:MOST_LINES]
+    ended = (line if line[-1] in ".,:;!?" else f"{line};" for line in lines[:-1])
+    return " ".join((*ended, *lines[-1:]))[:MOST_LETTERS] or "no message"
 
 
 def short_path(frame: FrameType) -> str:

@@ -82,7 +82,8 @@ def explore(answer: Answer, run: Callable[[Plan], None]) -> NoReturn:
     proved = proved and not stop.deceived and (stop.firm or not any(stop.asked.values()))
     if stop.crash and (stop.certain or proved):
         answer.crash(stop.crash)
-    answer.refuse(stop.why)
+    doubt = f"; this may be due to the trace: {stop.assumed}" if stop.assumed else ""
+    answer.refuse(f"{stop.why}{doubt}")
 
 
 def _judge_rest(

@@ -17,7 +17,8 @@ import types
 from pathlib import Path
 from typing import Any, Iterator
 
-from .answering import first_line, is_own, place_of, text_of
+from .answering import is_own, one_line, place_of, text_of
+from .foreign import list_imports
 
 _HERE = str(Path(__file__).parent)
 # Found in errors that come from what a trace lacks, or has in another form.
@@ -26,7 +27,7 @@ _OURS = re.compile(
     r"|torch\.(_|cuda|accelerator|backends|distributed)|triton|nccl|nvidia|nvml|driver|libcu|libnv"
     r"|cuda error|no cuda|not compiled with|not implemented|could not run"
     r"|dummy base class|converting to a different layout|not allocated yet|a cuda tensor|\bCARMA_"
-    r"|offline|network is|\bconnect|internet|https?://|not permitted|permission denied"
+    r"|offline|network is|\bconnect|internet|not permitted|permission denied"
     r"|read-?only|(unable|failed) to (open|create|write)|can't start new thread",
     re.IGNORECASE,
 )
@@ -49,16 +50,18 @@ def own_crash(error: BaseException, made_up: bool) -> str:
     if made_up and not _is_certain(error):
         return ""
     if not isinstance(error, SystemExit):
-        said = first_line(error).replace("'FakeTensor'", "'Tensor'")
-        return clause(place_of(error), f"{type(error).__name__}: {said}")
+        said, place = one_line(error).replace("'FakeTensor'", "'Tensor'"), place_of(error)
+        if not place and not isinstance(error, (ImportError, FileNotFoundError)):
+            return ""  # no line of the script's leads to it
+        return clause(place, f"{type(error).__name__}: {said}")
     arguments, cause = _of_arguments(error), error.__context__
     said = str(error.code) if isinstance(error.code, str) else arguments
     if cause is None and "huggingface_hub" in sys.modules and not arguments:
         return ""  # it may leave because it got no model: the hub is offline
     if not said and isinstance(cause, Exception):  # which Hydra, Lightning and others print
-        return clause(place_of(cause), f"{type(cause).__name__}: {first_line(cause)}")
+        return clause(place_of(cause), f"{type(cause).__name__}: {one_line(cause)}")
     status = f"exit status {error.code if isinstance(error.code, int) else 1}"
-    return clause(place_of(error), f"{status}: {first_line(said)}" if said else status)
+    return clause(place_of(error), f"{status}: {one_line(said)}" if said else status)
 
 
 def is_of_shortness(error: BaseException) -> bool:
@@ -77,10 +80,7 @@ def missing_torch(script: str) -> str:
     except (OSError, ValueError, SyntaxError):
         return ""
     for one in body:
-        names = [alias.name for alias in one.names] if isinstance(one, ast.Import) else []
-        if isinstance(one, ast.ImportFrom) and not one.level:
-            names = [one.module or ""]
-        if any(name.partition(".")[0] == "torch" for name in names):
+        if "torch" in list_imports(one):
             what = "ModuleNotFoundError: No module named 'torch'"
             return clause(f"{script}:{one.lineno}", what)
         docstring = isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)

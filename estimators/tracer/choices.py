@@ -18,6 +18,7 @@ import torch
 
 from .made_up import is_loop, is_only_printed, truth_for
 
+GPU = "its model and its memory"  # in place of a line
 TURNS = 4  # of the first loop whose condition is such a value
 _BETWEEN = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__file__))
 
@@ -54,6 +55,12 @@ class Choices:
             turns = self._turns[place] <= TURNS or self._turns[place] % 2
             return other if turns else usual
         return other
+
+    def choose_of_gpu(self, usual: Any, other: Any) -> Any:
+        """What the GPU may be, and how large. All such questions are asked at one place."""
+        if not is_only_printed():
+            self.asked[GPU] = True
+        return other if GPU in self.plan.flipped else usual
 
 
 def _place() -> str:

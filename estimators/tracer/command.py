@@ -60,6 +60,7 @@ class Options:
     host_memory_mib: int
     gpu: str = ""  # the model, as NVML names it; "": an A100
     gpus: int = 1  # the job's
+    has_uuids: bool = False  # the job's GPUs are named to it by UUIDs instead of indices
     processes: int = 0  # that a launcher would start, over all nodes; 0: there is no launcher
     explain: bool = False  # with what, where, and what would help
     env: dict[str, str] = field(default_factory=dict)  # set on top of the job's own

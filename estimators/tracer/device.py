@@ -52,18 +52,12 @@ _NAME, _WORDS = "OutOfMemoryError", "out of memory"
 _NAMES = frozenset((_NAME, "should_reduce_batch_size", "is_oom_error"))  # Accelerate, Lightning
 FULL = "it tries until the GPU is full, as it would on the server: what it takes is what there is"
 _UNKNOWN = ("NVIDIA A100-SXM4-80GB", (8, 0), 80)
+_OTHER = "Tesla T4"  # what it may be instead, if it is not known
 # What these do has no effect on the trace.
 _NOTHING = (
     *("init", "_lazy_init", "_lazy_call", "synchronize", "ipc_collect", "set_device", "set_stream"),
     *("set_sync_debug_mode", "set_per_process_memory_fraction", "reset_accumulated_memory_stats"),
     *("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"),
-)
-# That bfloat16 is supported is guessed as well, but hardly makes a script stop.
-_OF_THE_MODEL = (
-    "get_device_name",
-    "get_device_properties",
-    "get_device_capability",
-    "get_arch_list",
 )
 
 
@@ -125,12 +119,11 @@ class _Properties(SimpleNamespace):
     """A GPU's. The memory is nominal: a script that depends on it may do something else there."""
 
     size: int
-    asked: Callable[[], None]
+    choose: Callable[[Any, Any], Any]
 
     @property
     def total_memory(self) -> int:
-        self.asked()
-        return self.size
+        return int(self.choose(self.size, self.size // 2))
 
 
 def visible(gpus: int) -> int:
@@ -152,28 +145,13 @@ def _cuda(recorder: Recorder, gpu: str, gpus: int) -> None:
     name, capability, size = model(gpu)
     recorder.memory = size
     recorder.full = _raiser(recorder)
-    properties = _Properties(
-        name=name,
-        major=capability[0],
-        minor=capability[1],
-        multi_processor_count=108,
-        max_threads_per_multi_processor=2048,
-        warp_size=32,
-        is_integrated=False,
-        is_multi_gpu_board=False,
-        gcnArchName="",
-        uuid="",
-    )
-    properties.size, properties.asked = size, recorder.deceive
+    properties = _properties(name, capability, size, recorder)
     used, most = (lambda *_, **__: recorder.live), (lambda *_, **__: recorder.peak)
     constants: dict[str, Any] = {
         "is_initialized": True,
         "_is_compiled": True,
         "current_device": 0,
-        "get_device_name": name,
-        "get_device_properties": properties,
-        "get_device_capability": capability,
-        "get_arch_list": [f"sm_{capability[0]}{capability[1]}"],
+        **_of_the_model(name, capability, properties),
         "is_bf16_supported": capability >= (8, 0),
         "is_tf32_supported": capability >= (8, 0),
         "can_device_access_peer": True,
@@ -210,8 +188,41 @@ def _cuda(recorder: Recorder, gpu: str, gpus: int) -> None:
     }
     functions.update((key, _always(value)) for key, value in constants.items())
     if not any(part in gpu for part, _, _ in _MODELS):
-        functions.update((key, _guess(constants[key], recorder)) for key in _OF_THE_MODEL)
+        other = model(_OTHER)
+        others = _of_the_model(*other[:2], _properties(*other, recorder))
+        functions.update((key, _guess(constants[key], others[key], recorder)) for key in others)
     _replace(functions)
+
+
+def _properties(
+    name: str, capability: tuple[int, int], size: int, recorder: Recorder
+) -> _Properties:
+    found = _Properties(
+        name=name,
+        major=capability[0],
+        minor=capability[1],
+        multi_processor_count=108,
+        max_threads_per_multi_processor=2048,
+        warp_size=32,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+        gcnArchName="",
+        uuid="",
+    )
+    found.size, found.choose = size, recorder.choices.choose_of_gpu
+    return found
+
+
+def _of_the_model(
+    name: str, capability: tuple[int, int], properties: _Properties
+) -> dict[str, Any]:
+    """That bfloat16 is supported depends on it as well, but hardly makes a script stop."""
+    return {
+        "get_device_name": name,
+        "get_device_properties": properties,
+        "get_device_capability": capability,
+        "get_arch_list": [f"sm_{capability[0]}{capability[1]}"],
+    }
 
 
 def _replace(functions: dict[str, Any]) -> None:
@@ -222,6 +233,7 @@ def _replace(functions: dict[str, Any]) -> None:
                 setattr(module, key, value)
     for key in ("range_push", "range_pop", "mark"):
         setattr(torch.cuda.nvtx, key, _always(0))
+    torch.cuda.nccl.version = _always((2, 27, 3))
     if not hasattr(torch._C, "_cuda_getCurrentRawStream"):
         torch._C._cuda_getCurrentRawStream = _always(0)
     if torch.version.cuda is None:
@@ -234,12 +246,8 @@ def _always(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
-def _guess(value: Any, recorder: Recorder) -> Callable[..., Any]:
-    def answer(*_: Any, **__: Any) -> Any:
-        recorder.deceive()
-        return value
-
-    return answer
+def _guess(value: Any, other: Any, recorder: Recorder) -> Callable[..., Any]:
+    return lambda *_, **__: recorder.choices.choose_of_gpu(value, other)
 
 
 def _accelerator(gpus: int) -> None:

@@ -91,6 +91,8 @@ def resolve(words: Sequence[str], env: dict[str, str], cwd: str, gpus: int) -> s
             if name == "jupyter":  # its kernels start beside the notebook
                 folder, file = os.path.split(words[-1])
                 cwd, words = os.path.join(cwd, folder), (*words[:-1], file)
+        elif path is None and name:
+            raise Unreadable(f"{name} is not installed: it is in no folder of PATH")
         else:
             before = interpreter(path and os.path.join(cwd, path))
             if not before:

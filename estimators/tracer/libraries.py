@@ -98,6 +98,26 @@ def _never_overflow(module: Any) -> None:
                 setattr(owner, check, lambda *_, **__: False)
 
 
+def _adam(name: str) -> Callable[[Any], None]:
+    """An optimizer that would be compiled: PyTorch's has the same states."""
+
+    class Adam(torch.optim.AdamW):
+        def __init__(
+            self,
+            params: Any,
+            lr: float = 1e-3,
+            bias_correction: bool = True,
+            betas: Any = (0.9, 0.999),
+            eps: float = 1e-8,
+            *_: Any,
+            weight_decay: float = 0.0,
+            **__: Any,
+        ) -> None:
+            super().__init__(params, lr, betas, eps, weight_decay, foreach=False)
+
+    return lambda module: setattr(module, name, Adam)
+
+
 def _bitsandbytes(module: Any) -> None:
     """Weights to quantize that are on the GPU already: its parameters quantize themselves on their
     way there, and a fake tensor cannot become one."""
@@ -193,7 +213,7 @@ def _tensorboard(module: Any) -> None:
     """A graph is drawn of what torch.jit recorded: here the model only runs once for it."""
 
     def add_graph(writer: Any, model: Any, inputs: Any = (), *_: Any, **__: Any) -> None:
-        torch.jit.trace(model, tuple(inputs) if isinstance(inputs, (tuple, list)) else inputs)
+        model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
 
     module.SummaryWriter.add_graph = add_graph
 
@@ -226,6 +246,8 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "bitsandbytes.nn.modules": _bitsandbytes,
     "transformers.generation.utils": _generation,
     "transformers.pytorch_utils": _saving,
+    "deepspeed.ops.adam.cpu_adam": _adam("DeepSpeedCPUAdam"),
+    "deepspeed.ops.adam.fused_adam": _adam("FusedAdam"),
     "deepspeed.runtime.utils": _never_overflow,
     "deepspeed.runtime.zero.stage3": _never_overflow,
     "deepspeed.runtime.zero.stage_1_and_2": _never_overflow,

@@ -27,7 +27,7 @@ from typing import Any, Callable, Iterator
 
 import torch
 from torch.utils._pytree import tree_flatten
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 SAMPLES = 8
@@ -106,6 +106,8 @@ class Loaders:
     def _fetch(self, fetcher: Any, index: Any) -> Any:
         if not fetcher.auto_collation:
             return fetcher.collate_fn(fetcher.dataset[index])
+        if _has_batches_only(fetcher.dataset):
+            return fetcher.collate_fn(fetcher.dataset.__getitems__(index))
         _, samples = self._read.setdefault(id(fetcher.dataset), (fetcher.dataset, []))
         batch = []
         for turn, one in enumerate(index):
@@ -122,6 +124,12 @@ class Loaders:
             alike = len({_size(sample) for sample in samples}) < 2
             self._most[id(dataset)] = None if alike else _find_largest(dataset, samples)
         return self._most[id(dataset)]
+
+
+def _has_batches_only(dataset: Any) -> bool:
+    kind = type(dataset)
+    own = getattr(kind, "__getitem__", Dataset.__getitem__)
+    return hasattr(kind, "__getitems__") and own is Dataset.__getitem__
 
 
 class _Batches:

@@ -165,9 +165,10 @@ class Deceit:
         self._forked = self._forked or mmap.mmap(-1, 1)
 
 
-def watch(deceit: Deceit) -> None:
+def watch(deceit: Deceit, starts: Callable[[], None]) -> None:
     """Programs that libraries start, to ask the machine something, do not count. A forked process
-    does what it would do in a real run, unless it changes a file: that, only it itself sees."""
+    does what it would do in a real run, unless it changes a file: that, only it itself sees.
+    `starts` is called where `multiprocessing` starts a process."""
 
     def noticing(function: Callable[..., Any], by_anyone: bool) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -190,6 +191,7 @@ def watch(deceit: Deceit) -> None:
         return process
 
     def start_process(self: BaseProcess) -> None:
+        starts()
         method = getattr(self, "_start_method", None) or multiprocessing.get_start_method()
         if method != "fork":
             deceit.notice()  # a program, by which the tracer is not inherited

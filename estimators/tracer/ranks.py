@@ -113,7 +113,7 @@ def install(recorder: Recorder) -> None:
     nn.parallel.DistributedDataParallel = DistributedDataParallel
     nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel
     nn.SyncBatchNorm.forward = nn.modules.batchnorm._BatchNorm.forward  # exchanges a few numbers
-    torch.multiprocessing.spawn = _spawn
+    torch.multiprocessing.spawn = torch.multiprocessing.start_processes = _spawn
     if not torch.distributed.is_available():
         return
     start = torch.distributed.init_process_group
@@ -150,7 +150,7 @@ def _gather_objects(objects: Any, value: Any, *_: Any, **__: Any) -> None:
 
 
 class _Joined:
-    """What `spawn` returns with join=False."""
+    """What `spawn` and `start_processes` return with join=False."""
 
     processes: tuple[()] = ()
 

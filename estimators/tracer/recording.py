@@ -7,6 +7,7 @@ storage is tracked until it is freed. Results are cached by operator and shapes,
 are repetitive.
 """
 
+import importlib
 import math
 import threading
 import weakref
@@ -44,6 +45,7 @@ from .values import Values
 GPU = torch.device("cuda:0")
 _DEVICE_OF = torch.ops.prim.device.default
 _PLAIN = torch.Tensor.__torch_dispatch__
+MOST_ZEROS = 1 << 24  # elements
 
 
 def _unwraps(kind: Any) -> bool:
@@ -149,6 +151,8 @@ class Recorder(TorchDispatchMode):
         sample = FakeTensor(self._mode, torch.empty(0, device=META), GPU)
         self._attributes = dict(vars(sample))
 
+    supports_higher_order_operators = True
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Otherwise PyTorch guards each call against its compiler, which it imports for that."""
@@ -194,6 +198,10 @@ class Recorder(TorchDispatchMode):
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+    def note_first(self, text: str) -> None:
+        """Before all others: it decides what the result is worth."""
+        self.notes.insert(0, text)
 
     def label(self, kind: str, tensors: Iterable[Any]) -> None:
         """Set what the storages of these tensors are for. The latest label counts; anything but
@@ -305,6 +313,8 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:
+        if not hasattr(func, "_schema"):
+            return self._higher_order(func, args, kwargs or {})
         if func is _DEVICE_OF:
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         if any(map(_unwraps, types)):
@@ -329,6 +339,17 @@ class Recorder(TorchDispatchMode):
             if not self.made_up:
                 self.failed = error
             raise
+
+    def _higher_order(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+        """One that takes functions, such as flex_attention: by its own rule for fake tensors."""
+        known: Any = importlib.import_module("torch._higher_order_ops.utils")
+        rule = getattr(known, "registered_hop_fake_fns", {}).get(func)
+        if rule is None:
+            raise NotImplementedError(f"{func.name()} cannot be traced")
+        name = func.name().replace("_backward", "")
+        self.note(f"{name} is taken to be one kernel, as torch.compile makes it")
+        with _Inside(self):
+            return rule(*args, **kwargs)
 
     def _on_gpu(
         self, func: Any, args: Any, kwargs: Dict[str, Any], key: List[Any], discrete: bool
@@ -421,7 +442,8 @@ class Recorder(TorchDispatchMode):
 
     def _outputs(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
         """By PyTorch's rules for the meta device, whose tensors have shapes and no data. Where it
-        has no rule, the operator is run on zeros on the CPU."""
+        has no rule, the operator is run on zeros on the CPU; where its rule refuses, too, as it may
+        be stricter than the kernels."""
         place = kwargs.get("device")
         if place is not None:
             kwargs = {**kwargs, "device": META}
@@ -430,6 +452,10 @@ class Recorder(TorchDispatchMode):
                 out = func(*map_tensors(as_meta, args), **kwargs)
         except NotImplementedError:
             out = func(*map_tensors(as_zeros, args), **map_tensors(as_zeros, kwargs))
+        except (RuntimeError, IndexError, TypeError, ValueError):
+            out = _on_zeros(func, args, kwargs)
+            if out is None:
+                raise
         if place is not None and torch.device(place).type != "cuda":
             return map_tensors(lambda tensor: substitutes.stand_in(self, tensor, place), out)
         return map_tensors(self._receive, out)
@@ -443,6 +469,18 @@ class Recorder(TorchDispatchMode):
             tensor = self._fake(tensor)
         self._watch(tensor)
         return tensor
+
+
+def _on_zeros(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    """None if the CPU's kernel refuses as well, or the tensors are large."""
+    sizes: List[int] = []
+    map_tensors(lambda tensor: sizes.append(tensor.numel()), [args, kwargs])
+    if kind_of(func) != "function" or sum(sizes) > MOST_ZEROS:
+        return None
+    try:
+        return func(*map_tensors(as_zeros, args), **map_tensors(as_zeros, kwargs))
+    except Exception:  # noqa: BLE001  what the rule says is told
+        return None
 
 
 def _storages_call_back() -> bool:

@@ -37,6 +37,7 @@ from torch.optim.optimizer import (
 from . import (
     checkpoints,
     device,
+    foreign,
     launching,
     libraries,
     made_up,
@@ -45,7 +46,7 @@ from . import (
     substitutes,
     tensors,
 )
-from .answering import Answer, Clock, Stop, first_line, offline, what_went_wrong
+from .answering import Answer, Clock, Stop, offline, one_line, own_place, what_went_wrong
 from .attempts import explore
 from .blame import is_of_shortness, own_crash
 from .choices import Plan
@@ -58,6 +59,7 @@ from .replay import report as report_of
 from .report import LONGER, Report
 from .rest import Ending, Phases
 from .shortcuts import PASSES, Repeats
+from .swallowed import Swallowed
 
 STEPS = 2
 # What a script hardly raises itself.
@@ -65,7 +67,8 @@ _FIRM = (TypeError, AttributeError, NameError, ImportError, FileNotFoundError)
 ENOUGH = 12
 _OF_SHAPES = re.compile("IndexError: (invalid index of a 0-dim|too many indices for) tensor")
 _TORCH = f"{Path(torch.__file__).parent}/"
-OTHERS = {"jax": "JAX", "tensorflow": "TensorFlow", "cupy": "CuPy", "paddle": "Paddle"}
+ASSUMED = " taken to "  # in notes
+FOREIGN_S = 0.5  # of a processor, without imports, that another framework computes at least
 
 SAME = re.compile(r"%%(time|timeit|capture|prun|memit)\b.*")  # the rest of the cell is Python
 MAGIC = re.compile(r"^(\s*)(?:[%!].*|(?:[\w, ]+=\s*)[!%].*|\?.*|[\w.]+\?+\s*)$", re.MULTILINE)
@@ -123,8 +126,11 @@ class Trace:
         ranks.install(self.recorder)
         self._phases = Phases(self.recorder)
         self._phases.install()
-        made_up.watch(self.recorder.deceived)
-        sockets.install(self.recorder.deceive)
+        self._started = ""  # where the last process was
+        made_up.watch(self.recorder.deceived, self._note_process)
+        self._swallowed = Swallowed(lambda: self.recorder.operators)
+        self._swallowed.install()
+        sockets.install(self._refuse_network)
         kept = checkpoints.Checkpoints(self.recorder)
         kept.install()
         libraries.install({"safetensors.torch": kept.patch_safetensors})
@@ -133,10 +139,18 @@ class Trace:
         register_optimizer_step_pre_hook(lambda *_: self.recorder.mark("optimizer"))
         register_optimizer_step_post_hook(self._after_step)
 
+    def _note_process(self) -> None:
+        self._started = own_place(sys._getframe(1)) or self._started
+
+    def _refuse_network(self) -> None:
+        self.recorder.deceive()
+        self._swallowed.note_network()
+
     def begin(self, answer: Answer, explain: bool, rest_s: float) -> None:
         """`explain`: with where the memory is allocated; `rest_s`: what the rest of the run may
         take of a processor, even if its two steps took less; 0: the trace ends with them."""
         self._answer, self._steps.clock = answer, answer.clock
+        answer.find_reason = self._find_foreign
         self.attribution = Attribution(self.recorder) if explain else None
         self.rest = Ending(self.recorder, self._phases, answer, rest_s)
         self._rest_s = rest_s
@@ -165,20 +179,50 @@ class Trace:
             return
         self.layers.label_gradients()
         if passes > PASSES and self.recorder.events:
-            self.recorder.note(f"there is no optimizer: traced until its backward pass {passes}")
+            self.recorder.note_first(
+                f"there is no optimizer: traced until its backward pass {passes}"
+            )
             self._go_on()
+
+    def _elsewhere(self) -> str:
+        if not self._started:
+            return ""
+        return (
+            f" itself, and the process that it starts at {self._started} is not traced: give"
+            " --gpu-mem, or estimate a script that calls the same function without a process"
+        )
+
+    def _find_foreign(self) -> str:
+        """Why to refuse a script that computes with another framework, and not with torch."""
+        if self.recorder.events or self._answer.clock.own_s < FOREIGN_S:
+            return ""
+        used = foreign.find_imported()
+        return (
+            "" if not used or foreign.is_torch_named() else f"it uses {used}, and {foreign.ADVICE}"
+        )
 
     def finish(self) -> NoReturn:
         """Answer with the report: the script has come to its end."""
         if self.rest.begun:
             self.rest.end()
-        recorder, steps = self.recorder, self._steps.rounds
+        recorder, steps, swallowed = self.recorder, self._steps.rounds, self._swallowed
+        if not steps and (why := swallowed.refusal):
+            self._answer.stop(self.stop(why))
         if not any(isinstance(id_, int) for id_, _ in recorder.events):
-            self._answer.refuse(f"it put nothing on a GPU{_without_torch()}")
+            self._answer.refuse(f"it put nothing on a GPU{_without_torch()}{self._elsewhere()}")
         if not steps:
-            recorder.note("it ended by itself without an optimizer step: traced to its end")
+            lacks = "" if self._repeats.passed else " or a backward pass"
+            recorder.note_first(
+                f"it ended by itself without an optimizer step{lacks}: traced to its end"
+            )
         elif steps < STEPS:
-            recorder.note("it ended by itself after one optimizer step: the second may take more")
+            recorder.note_first(
+                "it ended by itself after one optimizer step: the second may take more"
+            )
+        if not steps and swallowed.note:
+            recorder.note_first(swallowed.note)
+        elif not steps and recorder.refused is not None:
+            recorder.note_first(f"it went on after {what_went_wrong(recorder.refused)}")
         early = steps < STEPS and not self._steps.by_hand
         stop = self.stop("it took no two steps", reported=True) if early else None
         self._answer.report(self._report()[0], stop)
@@ -222,6 +266,7 @@ class Trace:
             deceived=bool(recorder.deceived),
             progress=recorder.operators,
             late=self.rest.begun,
+            assumed="; ".join(note for note in recorder.notes if ASSUMED in note),
             **fields,
         )
 
@@ -239,8 +284,8 @@ def _with_note(report: Report, note: str) -> Report:
 
 
 def _without_torch() -> str:
-    used = [name for module, name in OTHERS.items() if module in sys.modules]
-    return f": it uses {used[0]}, and only PyTorch is traced" if used else ""
+    used = foreign.find_imported()
+    return f": it uses {used}, and {foreign.ADVICE}" if used else ""
 
 
 def run(words: list[str], options: Options, answer: Answer, trace: Trace) -> NoReturn:
@@ -274,7 +319,7 @@ def _attempt(
         if error.code not in (None, 0):
             status, said = error.code, ""
             if not isinstance(status, int):
-                status, said = 1, f": {first_line(error.code)}"
+                status, said = 1, f": {one_line(error.code)}"
             when = "" if trace.rest.begun else " before two optimizer steps"
             trace.fail(_judge(error, f"it left with status {status}{when}{said}", trace))
     except KeyboardInterrupt:
@@ -310,8 +355,8 @@ def _judge(error: BaseException, why: str, trace: Trace) -> Stop:
 
 
 def _short(place: str) -> str:
-    path, _, line = place.rpartition(":")
-    return f"{Path(path).name}:{line}"
+    path, colon, line = place.rpartition(":")
+    return f"{Path(path).name}{colon}{line}"
 
 
 def _short_of_memory(options: Options) -> str:

@@ -10,13 +10,16 @@ torch). Their parents know them no longer than `sys.modules` does.
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import re
 import sys
 import sysconfig
-from typing import Any, Callable, Iterable, NoReturn
+import types
+import warnings
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, NoReturn
 
 _INSTALLED = re.compile(r"(site|dist)-packages/")
 _STANDARD = sysconfig.get_path("stdlib")
@@ -41,6 +44,10 @@ class Shelf(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         library import a module of its own, which has imported another here."""
         self._give_up = give_up
         self._base: dict[str, Any] = dict(sys.modules)
+        self._filters = list(warnings.filters)
+        owners = {id(owner): owner for owner in _namespaces(self._base.values())}  # once each
+        self._before = [(owner, dict(vars(owner))) for owner in owners.values()]
+        self._patches: dict[str, list[_Patch]] = {}  # by the module that they are from
         self._needs: dict[str, set[str]] = {}  # what a module imported, when it was loaded
         self._refused: set[str] = set()  # names that cannot be imported here
         self._hidden: dict[str, Any] = {}
@@ -55,6 +62,8 @@ class Shelf(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def fill(self, names: Iterable[str]) -> None:
         """Import the modules, and note what each of them imports."""
         make, load = builtins.__import__, importlib.import_module
+        machinery: Any = sys.modules["_frozen_importlib"]
+        find = machinery._find_and_load  # the interpreter calls it by this name
 
         def import_(
             name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
@@ -75,7 +84,15 @@ class Shelf(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 self._note(importer, count, getattr(module, "__name__", name))
             return module
 
+        def find_and_load(name: str, *rest: Any) -> Any:
+            """A module in C makes others without an import, and so may any."""
+            count = len(sys.modules)
+            module = find(name, *rest)
+            self._note(name, count)
+            return module
+
         builtins.__import__, importlib.import_module = import_, import_module
+        machinery._find_and_load = find_and_load
         try:
             for name in names:
                 try:
@@ -84,6 +101,13 @@ class Shelf(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                     self._refused.add(name)
         finally:
             builtins.__import__, importlib.import_module = make, load
+            machinery._find_and_load = find
+        self._patches = {}
+        for owner, before in self._before:
+            for name, value in list(vars(owner).items()):
+                old = before.get(name, _NOTHING)
+                if old is not value and (source := _source(value)) not in self._base:
+                    self._patches.setdefault(source, []).append(_Patch(owner, name, old, value))
 
     def _note(self, importer: str, count: int, *names: str) -> None:
         """`count`: how many modules there were before."""
@@ -105,6 +129,9 @@ class Shelf(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 else:
                     sys.modules[name] = own
                     self._attach(name, own)
+        for patch in (one for patches in self._patches.values() for one in patches):
+            patch.undo()
+        warnings.filters[:] = self._filters  # type: ignore[index]
         if self._hidden:
             sys.meta_path.insert(0, self)
 
@@ -116,6 +143,8 @@ class Shelf(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         family = self._family(name)
         if not all(map(self._is_found, {each.partition(".")[0] for each in family})):
             self._give_up()
+        for patch in (one for each in family for one in self._patches.get(each, ())):
+            patch.apply()
         for each in family - {name}:
             module = self._hidden.pop(each)
             if sys.modules.get(each) is self._base.get(each):
@@ -170,6 +199,50 @@ class Shelf(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             if finder is not self and (spec := finder.find_spec(package, None)) is not None:
                 return bool(_place(spec) == _place(own))
         return False
+
+
+_NOTHING = object()
+
+
+class _Patch(NamedTuple):
+    """A name that a library has set in a module or class of another one."""
+
+    owner: Any
+    name: str
+    old: Any  # _NOTHING: there was none
+    new: Any
+
+    def undo(self) -> None:
+        if self.old is _NOTHING:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.old)
+
+    def apply(self) -> None:
+        setattr(self.owner, self.name, self.new)
+
+
+def _namespaces(modules: Iterable[Any]) -> Iterator[Any]:
+    """The modules, and the classes that they define."""
+    for module in modules:
+        if type(module) is types.ModuleType:
+            yield module
+            for value in list(vars(module).values()):
+                if issubclass(type(value), type) and value.__module__ == module.__name__:
+                    yield value
+
+
+def _source(value: Any) -> str:
+    """The name of the module that a function or a class is from; `builtins` for all else."""
+    if isinstance(value, (classmethod, staticmethod)):
+        value = value.__func__
+    elif isinstance(value, property):
+        value = value.fget
+    while isinstance(value, functools._lru_cache_wrapper):
+        value = value.__wrapped__
+    if isinstance(value, types.FunctionType):
+        return str(value.__globals__.get("__name__"))
+    return str(value.__module__) if type(value) is type else "builtins"
 
 
 def _place(spec: Any) -> Any:

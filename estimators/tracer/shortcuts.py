@@ -36,8 +36,8 @@ class Repeats:
         """`calls` is called with a model before it is called; `passed` after a backward pass, with
         how many there have been."""
         self._recorder = recorder
-        self._calls, self._passed = calls, passed
-        self._all = 0  # backward passes
+        self._calls, self._note_pass = calls, passed
+        self.passed = 0  # backward passes
         self._inside = False  # a call of a model
         self._backward = False
         self._passes = 0  # backward passes since the last optimizer step
@@ -67,8 +67,8 @@ class Repeats:
             finally:
                 self._backward = False
                 self._passes += 1
-            self._all += 1
-            self._passed(self._all)
+            self.passed += 1
+            self._note_pass(self.passed)
 
         torch.nn.Module.__call__ = call
         torch.autograd.backward = count

@@ -66,8 +66,23 @@ def install(notice: Callable[[], None]) -> None:
         "getsockname": lambda self: addresses[self],
     }
     kind.__init__ = init
+    for name in ("getaddrinfo", "gethostbyname", "gethostbyname_ex", "gethostbyaddr"):
+        setattr(socket, name, _asking(getattr(socket, name), notice))
     for name, stand_in in stand_ins.items():
         setattr(kind, name, _either(getattr(kind, name), stand_in, addresses))
+
+
+def _asking(resolve: Callable[..., Any], notice: Callable[[], None]) -> Callable[..., Any]:
+    """Names that this machine knows itself have addresses."""
+
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return resolve(*args, **kwargs)
+        except OSError:
+            notice()
+            raise
+
+    return ask
 
 
 def _either(real: Any, stand_in: Any, ours: Any) -> Callable[..., Any]:

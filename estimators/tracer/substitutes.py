@@ -205,7 +205,7 @@ def _nonzero(recorder: Any, tensor: Any) -> Any:
 
 
 def _select_by_mask(recorder: Any, tensor: Any, mask: Any) -> Any:
-    real = recorder.values.of(mask)
+    real = _contents(recorder, mask)
     if real is not None:
         shape = torch.broadcast_shapes(tensor.shape, mask.shape)
         return recorder.new((int(real.expand(shape).sum()),), tensor.dtype)
@@ -247,7 +247,7 @@ def _positions(recorder: Any, indices: Any) -> List[Any]:
     out: List[Any] = []
     for index in indices:
         if _is_mask(index):
-            real = recorder.values.of(index)
+            real = _contents(recorder, index)
             if real is not None:
                 found = real.nonzero().unbind(1)
                 out.extend(
@@ -261,6 +261,11 @@ def _positions(recorder: Any, indices: Any) -> List[Any]:
         else:
             out.append(index)
     return out
+
+
+def _contents(recorder: Any, mask: Any) -> Any:
+    """None if they are not known."""
+    return recorder.values.of(mask) if isinstance(mask, FakeTensor) else mask
 
 
 def _ctc(recorder: Any, logp: Any, targets: Any, *rest: Any) -> Any:

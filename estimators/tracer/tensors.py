@@ -3,14 +3,17 @@ compilers, checks of values."""
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
+from types import FrameType
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import Module, Parameter
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
+from .answering import is_own
 from .recording import Recorder
 
 _TYPES = {
@@ -51,10 +54,31 @@ class _OldType(type):
         return isinstance(thing, torch.Tensor) and thing.is_cuda and thing.dtype is cls.dtype
 
 
-def _tensor_on_gpu(cls: Any, *given: Any, **kwargs: Any) -> Any:
+def _as_subclass(tensor: Any, cls: Any) -> Any:
+    """PyTorch makes an alias first, which comes back from a mode as a plain tensor for good. On the
+    GPU it stays one."""
+    if isinstance(tensor, FakeTensor):
+        return tensor
+    with _disable_current_modes():
+        return torch._C.TensorBase.as_subclass(tensor, cls)
+
+
+def _add_new(cls: Any, /, **_: Any) -> None:
+    if cls.__new__ is torch._C.TensorBase.__new__:
+        cls.__new__ = _new
+
+
+def _new(cls: Any, *given: Any, **kwargs: Any) -> Any:
+    """`Noise(tensor)`, likewise."""
+    if len(given) != 1 or not isinstance(given[0], torch.Tensor):
+        return torch._C.TensorBase.__new__(cls, *given, **kwargs)
+    return _as_subclass(given[0].detach(), cls)
+
+
+def _new_on_gpu(cls: Any, *given: Any, **kwargs: Any) -> Any:
     """`torch.Tensor(…)` follows the default type, but not the default device."""
     if cls is not torch.Tensor or kwargs:
-        return torch._C.TensorBase.__new__(cls, *given, **kwargs)
+        return _new(cls, *given, **kwargs)
     name = str(torch.get_default_dtype())
     kind = next(kind for kind, dtype in _TYPES.items() if str(dtype) == name)
     return getattr(torch.cuda, kind)(*given)
@@ -75,7 +99,7 @@ def _methods() -> None:
             return set_type(kind)
         torch.set_default_dtype(_TYPES[name.rpartition(".")[2]])
         torch.set_default_device("cuda")
-        torch.Tensor.__new__ = _tensor_on_gpu
+        torch.Tensor.__new__ = _new_on_gpu
         return None
 
     torch.set_default_tensor_type = set_default_tensor_type
@@ -91,6 +115,8 @@ def _methods() -> None:
         return convert(self, dtype, *args, **kwargs)
 
     torch.Tensor.type = type_
+    torch.Tensor.as_subclass = _as_subclass
+    torch.Tensor.__init_subclass__ = classmethod(_add_new)
     formatted = torch.Tensor.__format__
 
     def format_(self: Any, spec: str) -> str:
@@ -149,18 +175,72 @@ def _inference_mode(mode: Any = True) -> Any:
 def _one_graph(recorder: Recorder) -> None:
     """Disables compilers: the trace is of the program as written."""
 
-    def skip_compiling(program: Any = None, *_: Any, **__: Any) -> Any:
-        recorder.note("torch.compile and torch.jit are left out: traced in eager mode")
-        return program if program is not None else (lambda wrapped: wrapped)
+    def skip() -> None:
+        if not _is_imported(sys._getframe(2)):
+            recorder.note("torch.compile and torch.jit are left out: traced in eager mode")
 
-    def skip_tracing(program: Any, inputs: Any = (), *_: Any, **__: Any) -> Any:
-        skip_compiling(program)
+    def compile_(program: Any = None, *_: Any, **__: Any) -> Any:
+        skip()
+        if program is None:
+            return compile_
+        return OptimizedModule(program) if isinstance(program, Module) else program
+
+    def script(program: Any, *_: Any, **__: Any) -> Any:
+        skip()
+        return _scripted(program)
+
+    def trace(program: Any, inputs: Any = (), *_: Any, **__: Any) -> Any:
+        skip()
         program(*inputs if isinstance(inputs, tuple) else (inputs,))
-        return program
+        return _scripted(program)
 
-    torch.compile = torch.jit.script = skip_compiling
-    torch.jit.trace = skip_tracing
-    torch.nn.Module.compile = lambda self, *_, **__: skip_compiling(self) and None
+    torch.compile = compile_
+    torch.jit.script, torch.jit.trace = script, trace
+    torch.nn.Module.compile = lambda self, *_, **__: skip()
+
+
+def _is_imported(caller: FrameType) -> bool:
+    """Whether a library decorates its functions, as an import of it may have done before."""
+    return caller.f_code.co_name == "<module>" and not is_own(caller)
+
+
+class OptimizedModule(Module):
+    """What torch.compile makes of a module, which it has as `_orig_mod`."""
+
+    def __init__(self, program: Any) -> None:
+        super().__init__()
+        self._orig_mod = program
+        self.training = program.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._orig_mod(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_orig_mod":
+            return self._modules[name]
+        return getattr(self._orig_mod, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("_orig_mod", "training") or name in vars(self):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._orig_mod, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._orig_mod, name)
+
+    def __len__(self) -> int:
+        return len(self._orig_mod)
+
+
+def _scripted(program: Any) -> Any:
+    """The same module, with what torch.jit adds. What else it may have there is not known: its
+    class is of this package, so what it lacks is not blamed on the script."""
+    if isinstance(program, Module):
+        kind = type(program)
+        added = {"__module__": __name__, "save": lambda *_, **__: None, "code": "", "graph": ""}
+        program.__class__ = type(kind.__name__, (kind,), added)
+    return program
 
 
 def _values() -> None:

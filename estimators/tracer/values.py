@@ -2,7 +2,8 @@
 
 Lengths, labels, masks and flags that a script made from what it has on the CPU decide how often a
 loop turns and how much a mask selects. Operators on them are run on the CPU as well, as long as all
-their operands are known. What a model computes, or what is random, is not.
+their operands are known. What a model computes is not; random integers are drawn here, as one draw
+is as good as another.
 """
 
 from typing import Any, Callable, Dict, List
@@ -20,6 +21,7 @@ _MAKERS = frozenset(
     for name in ("full", "zeros", "ones")
     for before, after in (("", ""), ("new_", ""), ("", "_like"))
 ) | {aten.arange, aten.scalar_tensor}
+_DRAWS = frozenset((aten.randint, aten.randint_like, aten.randperm))
 # What nobody has written to yet is zero.
 _EMPTY = frozenset(
     (aten.empty, aten.empty_strided, aten.empty_like, aten.new_empty, aten.new_empty_strided)
@@ -68,7 +70,7 @@ class Values:
 
     def result(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
         """An operator's result; None if it is not known. What it writes to is changed as well."""
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags and func.overloadpacket not in _DRAWS:
             return None
         try:
             return self._run(func, args, kwargs)
@@ -94,7 +96,7 @@ class Values:
                     self.keep(out, real)
 
     def _run(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
-        made = func.overloadpacket in _MAKERS | _EMPTY
+        made = func.overloadpacket in _MAKERS | _EMPTY | _DRAWS
         if "device" in kwargs:
             kwargs = {**kwargs, "device": _CPU}
         elif not made and not _tensors(args):

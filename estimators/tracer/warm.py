@@ -131,13 +131,14 @@ class Warm:
 
     def _import_more(self) -> None:
         """What the last script has imported. Ends this process if that leaves it unfit: with a
-        thread, a changed file, a tensor on the GPU, or having been told something made up."""
+        thread, a changed file, a tensor on the GPU, a note, or something made up that it was
+        told."""
         new = self._shelf.missing(_read(self._notes).decode().split())
         if not new:
             return
         changes = count_changes()
         self._shelf.fill(new)
-        used = self._seen.events or self._seen.made_up
+        used = self._seen.events or self._seen.made_up or self._seen.notes
         if used or not _is_alone() or count_changes() != changes:
             os._exit(0)
         self._files = _files()

@@ -3,8 +3,9 @@
 WHAT is a stage (facts, cost, memory, loads, pairs, suspend, trace, faults), several with commas
 between, each with its minutes where `plan` says so (facts=5,cost=3.7), or `all` of them in this
 order.
-Without a GPU: `plan`, how a short visit is spent; `page STAGE`, the page made again from what was
-kept; `estimates`, what the memory estimators say of the runs of stage `memory`.
+Without a GPU: `plan`, how a short visit is spent; `carry DIR`, the packages to bring; `page STAGE`,
+the page made again from what was kept; `estimates`, what the memory estimators say of the runs of
+stage `memory`.
 
 Results are added to lab/results/hardware/GPU/STAGE.jsonl at once, and a second run goes on
 where the first ended. `--rehearse` goes through all without a GPU and keeps nothing there.
@@ -28,8 +29,10 @@ stages.bring()
 
 
 def measure(
-    what: Annotated[str, typer.Argument(help="stages, all, plan, page or estimates")],
-    stage: Annotated[str, typer.Argument(help="of page: a stage, or all")] = "all",
+    what: Annotated[str, typer.Argument(help="stages, all, plan, carry, page or estimates")],
+    stage: Annotated[
+        str, typer.Argument(help="of page: a stage, or all; of carry: a folder")
+    ] = "all",
     minutes: Annotated[
         float | None,
         typer.Option(help="begin nothing that would end later: 9.5; of plan: the visit's, 30"),
@@ -46,6 +49,10 @@ def measure(
     try:
         if what == "plan":
             return plan.plan(rehearse, minutes or plan.VISIT_MIN)
+        if what == "carry":
+            from lab.hardware.carry import carry
+
+            return carry(Path("wheels" if stage == "all" else stage))
         if what == "page":
             return campaign.pages(tuple(_stages(stage)), results)
         if what == "estimates":

@@ -315,4 +315,3 @@ CASES: Sequence[Case] = (
     Case("storm of 3", "3 jobs that together do not fit", partial(storm, company=3), 0.7),
     Case("storm of 4", "4 jobs that together do not fit", partial(storm, company=4), 0.9),
 )
-FIRST = CASES[:2]  # of a first visit

@@ -47,7 +47,7 @@ END_WITHIN_S = 120.0
 PARTS = (
     Portion("the daemon stopped and continued", 3.7),  # and 1.2 more with DCGM
     Portion("whole runs, two turns", 2.3),
-    Portion("whole runs, a third turn", 1.2, later=True),
+    Portion("whole runs, a third turn", 1.2),
 )
 LIVE = frozenset(set(JobState) - ENDED)
 RESAMPLED = 4000

@@ -13,7 +13,7 @@ from unittest import mock
 
 from benchmarks.daemon.carmad import NotStarted
 from benchmarks.harness import markdown_table, verdict
-from lab.hardware.cases import CASES, FIRST, Case, Lab, settings
+from lab.hardware.cases import CASES, Case, Lab, settings
 from lab.hardware.machine import fake_driver, refuse_beside_another, running
 from lab.hardware.visit import Entry, Portion, Stage, Visit
 
@@ -100,7 +100,7 @@ def _told(job: Entry) -> tuple[str, str, str, str]:
 STAGE = Stage(
     "faults",
     "OOM storms, crashes beside neighbours, a killed daemon, deaf jobs, host OOM",
-    tuple(Portion(case.name, case.minutes, case not in FIRST) for case in CASES),
+    tuple(Portion(case.name, case.minutes) for case in CASES),
     ("torch",),
     measure,
     blocks,

@@ -8,7 +8,7 @@ import math
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from lab.hardware import loads, pool
 from lab.hardware.pool import KILLED_WITHIN_S, Pool, common
 from lab.hardware.telemetry import Watch
 from lab.hardware.visit import Entry, Portion, Stage, Visit
+from lab.hardware.workloads import WAITING
 
 FAKE_MPS = ROOT / "tests" / "fake_mps" / "nvidia-cuda-mps-control"
 WINDOW_S, REHEARSED_S = 0.7, 0.3  # alone; longer for more
@@ -39,14 +40,30 @@ class Setting:
     mps: bool = False
     percentage: int = 100
     sizes: tuple[int, ...] = (1, 2, 3, 4, 8)  # of the groups that are measured so; 1: alone
-    later: bool = False  # not needed of a first visit
+    groups: tuple[tuple[str, ...], ...] = ()  # (): as `groups` makes them
 
 
+_RESNET, _MOBILENET, _BERT, _MLP, _VIT, _, _GPT = loads.PAIRED[:7]
+_LATE_RESNET, _LATE_MLP = (each.name for each in WAITING)
+# Six that an H100 has measured on streams, and four in which a data loader is waited for.
+FIRST = (
+    (_RESNET, _MOBILENET),
+    (_RESNET, _BERT),
+    (_MOBILENET, _MLP),
+    (_BERT, _VIT),
+    (_VIT, _GPT),
+    (_VIT, _GPT, _RESNET),
+    (_LATE_RESNET, _RESNET),
+    (_LATE_RESNET, _BERT),
+    (_LATE_RESNET, _LATE_MLP),
+    (_LATE_MLP, _MOBILENET),
+)
 SETTINGS = (
+    Setting("mps", mps=True, groups=FIRST),
     Setting("streams"),
-    Setting("mps"),
+    Setting("mps", mps=True),
     Setting("mps 50 %", mps=True, percentage=50, sizes=(2,)),
-    Setting("mps 33 %", mps=True, percentage=33, sizes=(3,), later=True),
+    Setting("mps 33 %", mps=True, percentage=33, sizes=(3,)),
 )
 
 
@@ -95,9 +112,25 @@ def cases(setting: Setting, rehearse: bool, most: int = len(loads.PAIRED)) -> li
     is alone is the denominator of many speeds, so it is measured before the groups and after
     them."""
     pair = loads.REHEARSED
-    some = [*((name,) for name in pair), pair] if rehearse else groups(loads.PAIRED[:most])
+    some: list[tuple[str, ...]]
+    if rehearse:
+        some = [(name,) for name in pair] + [pair]
+        some += [(_LATE_MLP,), (_LATE_MLP, pair[0])] if setting.groups else []
+    elif setting.groups:
+        some = _first(setting.groups, most)
+    else:
+        some = groups(loads.PAIRED[:most])
     wanted = [Case(setting, each) for each in some if len(each) in setting.sizes]
     return wanted + [replace(case, again=True) for case in wanted if len(case.names) == 1]
+
+
+def _first(groups: Iterable[tuple[str, ...]], most: int) -> list[tuple[str, ...]]:
+    """Each alone, then the groups, of `most` runs."""
+    names, found = dict[str, None](), list[tuple[str, ...]]()
+    for group in groups:
+        if len(more := names | dict.fromkeys(group)) <= most:
+            names, found = more, [*found, group]
+    return [*((name,) for name in names), *found]
 
 
 def measure(visit: Visit) -> None:
@@ -200,9 +233,13 @@ def blocks(visit: Visit) -> list[str]:
 STAGE = Stage(
     "pairs",
     "Training runs that share a GPU, beside alone",
-    tuple(Portion(each.name, minutes(each), each.later) for each in SETTINGS),
+    tuple(
+        Portion(
+            f"{each.name}, {len(each.groups)} groups" if each.groups else each.name, minutes(each)
+        )
+        for each in SETTINGS
+    ),
     ("torch", "timm", "transformers"),
     measure,
     blocks,
-    needs=("loads",),
 )

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from benchmarks.harness import Report, bullets, circumstances, columns
@@ -16,6 +17,8 @@ VISIT_MIN = 30.0
 AROUND_MIN = 2.0  # of a visit: to get there, and to copy results back
 COMMAND_MIN = 9.5  # at most
 ENDING_MIN = 0.3  # of a command: it starts, stops processes, and writes pages
+# What is asked for most: the next part of each of these stages, and then all others in their order.
+FIRST = ("suspend", "pairs", "loads", "trace", "trace", "facts")
 
 
 @dataclass(slots=True)
@@ -29,10 +32,10 @@ class Command:
     @property
     def shares(self) -> dict[str, float]:
         """The minutes of its stages, which it runs in their order."""
-        taken = dict.fromkeys(stages.ORDER, 0.0)
+        taken: dict[str, float] = {}
         for stage, part in self.parts:
-            taken[stage.name] += part.minutes
-        return {name: round(minutes, 1) for name, minutes in taken.items() if minutes}
+            taken[stage.name] = taken.get(stage.name, 0.0) + part.minutes
+        return {name: round(minutes, 1) for name, minutes in taken.items()}
 
 
 def plan(rehearse: bool, minutes: float) -> Report:
@@ -51,8 +54,7 @@ def plan(rehearse: bool, minutes: float) -> Report:
             f"```sh\n{words(found)}\n```",
             *_left(left),
             *([_rehearsed(here)] if rehearse else []),
-            "## To bring",
-            f"```\n{stages.METADATA}\n```",
+            "To bring what the machine may lack: `python -m lab.hardware carry wheels`",
             *(["## Cannot be run here", bullets(lacking)] if lacking else []),
         ],
         {},
@@ -63,13 +65,13 @@ def plan(rehearse: bool, minutes: float) -> Report:
 def commands(
     here: Sequence[Stage], minutes: float
 ) -> tuple[list[Command], list[tuple[Stage, Portion]]]:
-    """And the parts that are left. What a first visit needs comes first, in the stages' order; each
-    part goes into the first command that has room for it, if those before it of its stage went
-    somewhere."""
+    """And the parts that are left. Each part goes into the first command that has room for it, if
+    those before it of its stage went somewhere."""
     found: list[Command] = []
     left: list[tuple[Stage, Portion]] = []
-    wanted = [(stage, part) for stage in here for part in stage.parts]
-    for stage, part in sorted(wanted, key=lambda each: each[1].later):
+    wanted = {stage.name: [(stage, part) for part in stage.parts] for stage in here}
+    first = [wanted[name].pop(0) for name in FIRST if wanted.get(name)]
+    for stage, part in chain(first, *wanted.values()):
         command = _room(found, stage, part, minutes - AROUND_MIN)
         if command is None or any(stage is other for other, _ in left):
             left.append((stage, part))
@@ -85,6 +87,8 @@ def _room(found: Sequence[Command], stage: Stage, part: Portion, minutes: float)
     total = sum(each.minutes for each in found)
     before = [n for n, each in enumerate(found) if {*stage.needs, stage.name} & each.shares.keys()]
     for command in found[max(before, default=0) :]:
+        if stage.name in [*command.shares][:-1]:  # it would come before what is asked for more
+            continue
         if round(command.minutes + part.minutes, 1) <= COMMAND_MIN:
             return command if round(total + part.minutes, 1) <= minutes else None
     return Command() if round(total + ENDING_MIN + part.minutes, 1) <= minutes else None

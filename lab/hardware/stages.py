@@ -21,9 +21,6 @@ ORDER = ("facts", "cost", "memory", "loads", "pairs", "suspend", "trace", "fault
 ROOT = Path(__file__).parents[2]
 WHEELS = ROOT / "wheels"  # packages that were carried here, unpacked
 MODULES = {"nvidia-ml-py": "pynvml", "scikit-learn": "sklearn"}  # where it is not the name
-METADATA = """\
-CARMA's own metadata, by which it finds its policies and estimators, goes into wheels/ as well:
-  mkdir -p wheels && cp -r .venv/lib/python3.*/site-packages/carma_gpu-*.dist-info wheels/"""
 
 
 class Lacking(Exception):
@@ -127,39 +124,12 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def _advice(stage: str, missing: Sequence[str]) -> str:
-    """Of `missing`, CARMA itself is no wheel: it comes with the checkout."""
-    own_name = "carma's metadata"
-    names = [own_name if package == DISTRIBUTION else _pinned(package) for package in missing]
-    wheels = " ".join(_pinned(package) for package in missing if package != DISTRIBUTION)
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    install = [
-        f"  pip install --target wheels --python-version {python} --only-binary=:all: "
-        f"--constraint constraints.txt {wheels}"
-    ]
-    own = None if "torch" in missing else _version("torch")
-    if own:  # pip would bring another, which must not come before it
-        release = own.partition("+")[0]
-        install = [
-            "  grep -v ^torch constraints.txt > pins.txt",
-            install[0].replace("constraints.txt", "pins.txt") + f" torch=={release}",
-            "  (cd wheels && rm -rf torch torch-*.dist-info torchgen functorch triton* nvidia*)",
-            f"The last line matters: this machine's own torch {own} must not be replaced.",
-        ]
-    lines = [
-        f"stage {stage} needs packages that this Python lacks, or has too old: {' '.join(names)}",
-        *(["On a machine with a network, in the project's folder:", *install] if wheels else []),
-        *([METADATA] if DISTRIBUTION in missing else []),
-        f"and bring the folder here as {WHEELS}; PYTHONPATH is searched, too.",
-    ]
-    return "\n".join(lines)
-
-
-@cache
-def _pins() -> dict[str, str]:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    return {line.partition("==")[0].lower(): line for line in lines if "==" in line}
-
-
-def _pinned(package: str) -> str:
-    """NAME==VERSION, as CARMA is tested with."""
-    return _pins().get(package.lower(), package)
+    """Of `missing`, CARMA itself is no package: it comes with the checkout."""
+    names = ["carma's metadata" if package == DISTRIBUTION else package for package in missing]
+    return (
+        f"stage {stage} needs packages that this Python lacks, or has too old: {' '.join(names)}\n"
+        "On a machine with a network, where CARMA is installed, in the project's folder:\n"
+        f"  python -m lab.hardware carry {WHEELS.name}\n"
+        f"and bring the folder here as {WHEELS}; PYTHONPATH is searched, too. Torch, timm and"
+        " transformers are not among them: the machine has its own."
+    )

@@ -253,7 +253,6 @@ class Case:
     asked: str  # for the page
     check: Check
     takes_s: float  # on a GPU, by estimate
-    later: bool = False  # not needed of a first visit
 
     @property
     def fact(self) -> Fact:
@@ -261,7 +260,7 @@ class Case:
 
 
 def _sizes() -> Iterator[Case]:
-    for gib, takes_s in zip(SIZES_GIB, (5.0, 15.0, 40.0), strict=True):
+    for gib, takes_s in zip(SIZES_GIB, (8.0, 20.0, 45.0), strict=True):
         asked = f"{gib} GiB: out and in, with the same contents"
         yield Case(f"{gib} GiB", asked, partial(of_size, gib), takes_s)
 
@@ -282,42 +281,36 @@ CASES: Sequence[Case] = (
         "the same without a data loader",
         partial(same_losses, 0, 1),
         30.0,
-        later=True,
     ),
     Case(
         "two processes",
         "two trainings that are suspended together, as processes of one job",
         partial(same_losses, 0, 2),
         35.0,
-        later=True,
     ),
-    Case("MPS", "a client of MPS is refused, and goes on", suspending.mps_client, 8.0, later=True),
+    Case("MPS", "a client of MPS is refused, and goes on", suspending.mps_client, 8.0),
     Case(
         "managed memory",
         "a process with managed memory (UVM) goes on unharmed",
         managed,
         6.0,
-        later=True,
     ),
     Case(
         "another GPU",
         "a process moves to another GPU of its kind",
         suspending.moves,
         8.0,
-        later=True,
     ),
     Case(
         "memory limits",
         "a cgroup's hard limit is kept, can be changed, and its soft limit is left free by others",
         partial(memory_limits.check, False),
         15.0,
-        later=True,
     ),
     Case(
         "memory limits under MPS",
         "the same of a client of MPS",
         partial(memory_limits.check, True),
         20.0,
-        later=True,
     ),
 )

@@ -29,6 +29,7 @@ from lab.hardware.visit import Entry, Portion, Stage, Visit
 PATIENCE_S = 400.0
 GRACE_S = 20.0  # by which a run may outlast the visit's time for the stage
 LOOK_S = 0.2
+SPARE_MIN = 0.2  # a run is not begun if less than it takes is left
 LEFT_MIB = 40 * 1024  # of the GPU: an A100 of the paper
 MPS_MIB = 1024  # what an MPS server may take on top of the ballast
 WARMUP_S = 0.2  # of an emulated job
@@ -45,9 +46,8 @@ class Scale:
     runs: tuple[Run, ...]
 
 
-FIRST = RUNS[:2]  # of a first visit
 VISITED = Scale(len(HEAVY), 4.0, 1.0, RUNS)
-REHEARSED = Scale(3, 0.5, 0.2, (*FIRST, Run("magm", "auto")))  # the last looks at scripts
+REHEARSED = Scale(3, 0.5, 0.2, (*RUNS[:2], Run("magm", "auto")))  # the last looks at scripts
 
 
 def measure(visit: Visit) -> None:
@@ -182,7 +182,7 @@ def entry(job: Any, part: Part, begun: float) -> Entry:
 STAGE = Stage(
     "trace",
     "One job mix under several policies and estimators, and in the simulator",
-    tuple(Portion(run.name, run.minutes, run not in FIRST) for run in RUNS),
+    tuple(Portion(run.name, round(run.minutes + SPARE_MIN, 1)) for run in RUNS),
     ("torch", "timm", "transformers"),
     measure,
     trace_page.blocks,

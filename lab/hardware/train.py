@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from workloads import WORKLOADS, Workload, small  # type: ignore[import-not-found]
+from workloads import ALL, Workload, small  # type: ignore[import-not-found]
 
 WARM_UP = 3  # steps before "ready": the optimizer has its state, and cudnn has chosen
 AHEAD = 2  # steps
@@ -47,11 +47,13 @@ class Training:
         self._optimizer = optimizer(workload, network)
         self._network = torch.compile(network) if workload.compile else network
         self._device = device.type
+        self._wait_s = workload.wait_s
         self._amp = {"": None, "fp16": torch.float16, "bf16": torch.bfloat16}[workload.amp]
         self._scaler = torch.amp.GradScaler(self._device, enabled=workload.amp == "fp16")
 
     def __call__(self) -> torch.Tensor:
         """Returns the loss."""
+        time.sleep(self._wait_s)
         with torch.autocast(self._device, self._amp, enabled=self._amp is not None):
             loss = self._loss()
         self._scaler.scale(loss).backward()
@@ -220,7 +222,7 @@ def without_compiler() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a network on synthetic data.")
-    parser.add_argument("name", choices=WORKLOADS, metavar="NAME")
+    parser.add_argument("name", choices=ALL, metavar="NAME")
     parser.add_argument("--steps", type=int, help="20, unless --seconds is given")
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--held", action="store_true", help="train when told on standard input")
@@ -229,7 +231,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--small", action="store_true", help="the smallest network of its kind")
     chosen = parser.parse_args()
-    workload = WORKLOADS[chosen.name]
+    workload = ALL[chosen.name]
     cuda = chosen.device == "cuda"
     if not cuda:
         torch.set_num_threads(1)

@@ -75,7 +75,6 @@ class Portion:
 
     name: str
     minutes: float  # on a GPU, by estimate
-    later: bool = False  # not needed of a first visit
 
 
 @dataclass(frozen=True, slots=True)

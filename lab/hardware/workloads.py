@@ -27,6 +27,7 @@ class Workload:
     channels_last: bool = False
     benchmark: bool = True  # torch.backends.cudnn.benchmark, as in timm's own script
     options: dict[str, Any] = field(default_factory=dict)  # of the network's configuration
+    wait_s: float = 0.0  # for the data of each step
 
 
 def small(workload: Workload) -> Workload:
@@ -157,3 +158,9 @@ def _in_turn(*kinds: list[Workload]) -> Iterator[Workload]:
 
 
 WORKLOADS = {each.name: each for each in _in_turn(_CNNS, _VITS, _BERTS, _GPTS, _MLPS)}
+# With a data loader that takes at least twice a step's time on an H100.
+WAITING = tuple(
+    replace(WORKLOADS[name], name=f"{name}-wait{wait_ms}ms", wait_s=wait_ms / 1000)
+    for name, wait_ms in (("resnet50-b64", 80), ("mlp1024x4-b128", 10))
+)
+ALL = WORKLOADS | {each.name: each for each in WAITING}

@@ -9,6 +9,7 @@ import pytest
 
 from carmad.core.types import Cause, Mode
 from carmad.gpu import emulated_job
+from carmad.paths import python
 from carmad.sim.conformance import check_interference
 from carmad.sim.experiment import JobOutcome, Load, Task
 from carmad.sim.metrics import figures
@@ -89,7 +90,7 @@ def test_a_profile_is_what_the_emulated_job_asks_for_on_average(
             return 0.0
 
     task = Task(name="train", submit_s=0.0, duration_s=0.01, load=told)
-    options = emulated_job.Options(argv(task, warmup_s=0.0, seed=3)[3:])
+    options = emulated_job.Options(argv(task, warmup_s=0.0, seed=3)[len(python("")) :])
     emulated_job.train(options, [Watched()], 0)  # type: ignore[list-item]
     found = profile(told, seed=3)
     assert len(set(asked)) == emulated_job.EPOCHS

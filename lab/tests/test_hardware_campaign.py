@@ -28,6 +28,8 @@ from carmad.sim.interference import Conserving
 from lab import RESULTS
 from lab.hardware import (
     campaign,
+    carry,
+    facts,
     loads,
     memory,
     pairs,
@@ -35,7 +37,9 @@ from lab.hardware import (
     plan,
     pool,
     stages,
+    suspend,
     telemetry,
+    trace,
     training,
 )
 from lab.hardware.pool import Pool, common
@@ -43,7 +47,7 @@ from lab.hardware.stages import Lacking
 from lab.hardware.telemetry import Watch
 from lab.hardware.training import Window
 from lab.hardware.visit import VISITS, Portion, Stage, Visit
-from lab.hardware.workloads import WORKLOADS
+from lab.hardware.workloads import WAITING, WORKLOADS
 from tests.waiting import PATIENCE_S
 
 pytest_plugins = ("tests.fake_nvml",)
@@ -241,6 +245,10 @@ def test_there_are_enough_runs_of_every_kind() -> None:
     assert {each.optimizer for each in ways} == {"sgd", "adam", "adamw"}
     first = list(WORKLOADS.values())[:5]
     assert {each.kind for each in first} == set(kinds), "a short visit sees all kinds"
+
+
+def test_what_is_called_mps_is_measured_under_it() -> None:
+    assert [each.name for each in pairs.SETTINGS if each.mps != ("mps" in each.name)] == []
 
 
 def test_enough_groups_and_none_of_them_twice() -> None:
@@ -614,21 +622,21 @@ def test_a_measured_load_is_a_row_of_the_catalogue(
 def _stage(
     name: str,
     *minutes: float,
-    later: tuple[float, ...] = (),
     needs: tuple[str, ...] = (),
     measure: Callable[[Visit], None] = print,
 ) -> Stage:
-    portions = [Portion(f"{each:g}", each, each in later) for each in (*minutes, *later)]
+    portions = [Portion(f"{each:g}", each) for each in minutes]
     return Stage(name, "", tuple(portions), (), measure, lambda visit: [], needs)
 
 
-def test_a_visit_has_what_a_first_one_needs_and_names_what_is_left() -> None:
+def test_a_visit_has_what_is_asked_for_most_and_names_what_is_left() -> None:
     here = [
-        _stage("facts", 5),
-        _stage("cost", 3.7, 2.3, later=(1.2,)),
+        _stage("facts", 4),
+        _stage("cost", 3.7, 2.3),
         _stage("memory", 4),
-        _stage("pairs", 8, 6, needs=("memory",)),
-        _stage("faults", 0.5),
+        _stage("pairs", 1, 6),
+        _stage("suspend", 1, 0.5),
+        _stage("trace", 2, needs=("memory",)),
     ]
 
     def planned(minutes: float) -> tuple[list[dict[str, float]], list[str]]:
@@ -637,26 +645,54 @@ def test_a_visit_has_what_a_first_one_needs_and_names_what_is_left() -> None:
         assert sum(command.minutes for command in found) <= minutes - plan.AROUND_MIN
         return [command.shares for command in found], [part.name for _, part in left]
 
-    assert planned(30) == (
-        [{"facts": 5, "cost": 3.7, "faults": 0.5}, {"cost": 3.5, "memory": 4}, {"pairs": 8}],
-        ["6"],
-    )
-    assert planned(10) == ([{"facts": 5, "faults": 0.5}], ["3.7", "2.3", "4", "8", "6", "1.2"])
+    first = {"suspend": 1, "pairs": 1, "trace": 2, "facts": 4}
+    assert planned(12) == ([first, {"suspend": 0.5}], ["3.7", "2.3", "4", "6"])
+    assert [*planned(12)[0][0]] == ["suspend", "pairs", "trace", "facts"], "in this order"
     whole, left = planned(60)
-    assert left == [] and whole[1] == {"cost": 3.5, "memory": 4}
+    assert left == [] and whole[:2] == [first, {"cost": 6.0, "suspend": 0.5}]
 
 
-def test_the_stages_as_they_are_fit_into_a_visit_of_half_an_hour() -> None:
-    found, left = plan.commands([stages.load(name) for name in stages.ORDER], plan.VISIT_MIN)
-    assert sum(command.minutes for command in found) <= 28
-    assert max(command.minutes for command in found) <= 9.5
-    shares = [command.shares for command in found]
-    assert {name for each in shares for name in each} == set(stages.ORDER), "each has begun"
-    whole = ("facts", "memory", "loads")
-    assert not [stage.name for stage, _ in left if stage.name in whole]
-    assert {part.name for stage, part in left if stage.name == "pairs"} == {"mps 33 %"}
-    order = [name for each in shares for name in each]
-    assert order.index("loads") < order.index("pairs") < order.index("trace")
+def test_twelve_minutes_are_for_what_nobody_has_measured() -> None:
+    (first, *others), _ = plan.commands([stages.load(name) for name in stages.ORDER], 12.0)
+    parts = [(stage.name, part.name) for stage, part in first.parts]
+    assert parts == [
+        ("suspend", "1 GiB, 10 GiB"),
+        ("pairs", "mps, 10 groups"),
+        ("loads", "24 training runs"),
+        ("trace", "exclusive, no estimate"),
+        ("trace", "magm, declared"),
+        ("facts", f"{len(facts.NEW)} facts that are new"),
+    ]
+    assert first.minutes + sum(each.minutes for each in others) <= 10.0
+    measured = (RESULTS / "hardware/nvidia-h100-80gb-hbm3/pairs.jsonl").read_text()
+    known = {frozenset(entry["names"]) for entry in map(json.loads, measured.splitlines())}
+    late = {each.name for each in WAITING}
+    assert sum(frozenset(group) in known for group in pairs.FIRST) == 6
+    assert sum(not late.isdisjoint(group) for group in pairs.FIRST) == 4
+
+
+def test_the_plan_of_twelve_minutes_is_rehearsed_in_its_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parts, and of the facts two: their rehearsal has a test of its own."""
+    (first, *_), _ = plan.commands([stages.load(name) for name in stages.ORDER], 12.0)
+    names = tuple(first.shares)
+    monkeypatch.setattr(suspend, "CASES", suspend.CASES[:2])
+    monkeypatch.setattr(pairs, "SETTINGS", pairs.SETTINGS[:1])
+    monkeypatch.setattr(trace, "REHEARSED", replace(trace.REHEARSED, runs=trace.RUNS[:2]))
+    monkeypatch.setattr(facts, "CHECKED", facts.CHECKED[:2])
+    # A slow machine does not get through the two cases of `suspend` in a visit's share.
+    minutes, shares = first.minutes + 4, first.shares | {"suspend": first.shares["suspend"] + 4}
+    campaign.run(names, minutes, rehearse=True, results=tmp_path, shares=shares)
+    kept = {name: visit(tmp_path / "rehearsal", name).entries() for name in (VISITS, *names)}
+    assert [entry["stage"] for entry in kept[VISITS].values()] == [*names]
+    assert all(kept[name] for name in names), "each has kept something"
+    assert set(kept["suspend"]) == {"1 GiB", "10 GiB"}
+    assert set(kept["trace"]) == {run.name for run in trace.RUNS[:2]}
+    late = [key for key in kept["pairs"] if WAITING[1].name in key]
+    assert all(not kept["pairs"][key].get("failed") for key in late)
+    taken = sum(entry["minutes"] for entry in kept[VISITS].values())
+    assert taken <= minutes, "what would take longer is left"
 
 
 def test_stages_share_the_time_and_leave_the_rest_to_the_next(
@@ -686,40 +722,48 @@ def test_what_a_stage_measures_in_a_row_is_short_enough_for_a_command() -> None:
         assert max(each.minutes for each in stages.load(name).parts) <= campaign.STAGE_MIN
 
 
-@pytest.mark.parametrize("missing", ["timm", "torch"])
-def test_a_missing_package_is_told_with_the_wheels_to_carry(
+@pytest.mark.parametrize("missing", ["timm", "fastapi"])
+def test_a_missing_package_is_told_with_what_to_carry(
     missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = stages.find_spec
     monkeypatch.setattr(stages, "find_spec", lambda name: None if name == missing else there(name))
-    _versions(monkeypatch, torch="2.8.0+cu128")
-    with pytest.raises(Lacking) as lacking:
+    _versions(monkeypatch)
+    with pytest.raises(Lacking, match=f"too old: {missing}") as lacking:
         stages.load("memory")
     told = str(lacking.value)
-    pins = (ROOT / "constraints.txt").read_text().splitlines()
-    pinned = next(line for line in pins if line.startswith(f"{missing}=="))
-    assert str(stages.WHEELS) in told and "PYTHONPATH" in told
-    if missing == "torch":
-        assert f"--constraint constraints.txt {pinned}\n" in told and "rm -rf" not in told
-    else:  # one that pip brings must not replace the machine's
-        assert f"--constraint pins.txt {pinned} torch==2.8.0\n" in told
-        assert "(cd wheels && rm -rf torch torch-*.dist-info" in told
+    assert "python -m lab.hardware carry wheels" in told and str(stages.WHEELS) in told
 
 
 def test_a_checkout_without_metadata_is_told_to_bring_it(monkeypatch: pytest.MonkeyPatch) -> None:
     _versions(monkeypatch, **{DISTRIBUTION: None})
-    with pytest.raises(Lacking) as lacking:
+    with pytest.raises(Lacking, match="carma's metadata"):
         stages.load("loads")
-    assert "site-packages/carma_gpu-*.dist-info wheels/" in str(lacking.value)
-    assert "pip install" not in str(lacking.value)
 
 
-@pytest.mark.parametrize(("package", "old"), [("SQLAlchemy", "2.0.9"), ("torch", "1.13.1+cu117")])
+def test_what_to_carry_is_what_carma_needs_and_the_machine_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda argv, check: asked.append(argv))
+    carry.carry(tmp_path)
+    names = {word.partition("==")[0] for word in asked[0] if "==" in word}
+    wanted = {"fastapi", "uvicorn", "httptools", "sqlalchemy", "alembic", "apscheduler", "pydantic"}
+    assert names >= wanted | {"cronsim", "tomlkit", "prometheus-client", "jinja2", "starlette"}
+    assert names.isdisjoint(carry.THERE) and "numpy" not in names
+    assert "--no-deps" in asked[0], "or pip would bring another torch"
+    assert next(each.name for each in tmp_path.iterdir()).startswith("carma_gpu-")
+    (tmp_path / "large").write_bytes(b"0" * ((carry.MOST_MIB << 20) + 1))
+    with pytest.raises(SystemExit, match="64 can be carried"):
+        carry.carry(tmp_path)
+
+
+@pytest.mark.parametrize(("package", "old"), [("sqlalchemy", "2.0.9"), ("torch", "1.13.1+cu117")])
 def test_a_package_that_is_too_old_is_missing(
     package: str, old: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _versions(monkeypatch, **{package.lower(): old})
-    with pytest.raises(Lacking, match=f"too old: {package}=="):
+    with pytest.raises(Lacking, match=f"too old: {package}"):
         stages.load("loads")
     _versions(monkeypatch, **{package.lower(): "900.1"})
     stages.load("loads")
@@ -757,8 +801,8 @@ def test_the_plan_names_commit_results_and_what_to_bring(monkeypatch: pytest.Mon
         assert lines[n].endswith(" --minutes 5.3 --results $OUT")
         assert lines[n + 1].endswith("cp -r $OUT/. lab/results/hardware/")
     assert "Left for the next visit: 25.0 minutes" in told
-    assert "`python -m lab.hardware loads,pairs,suspend,trace,faults --results $OUT`" in told
-    assert "carma_gpu-*.dist-info wheels/" in told
+    assert "`python -m lab.hardware facts,cost,memory,trace,faults --results $OUT`" in told
+    assert "python -m lab.hardware carry wheels" in told
 
 
 def test_a_bare_python_is_told_what_to_bring(tmp_path: Path) -> None:
@@ -770,7 +814,7 @@ def test_a_bare_python_is_told_what_to_bring(tmp_path: Path) -> None:
     command = [sys.executable, "-c", bare, "loads", "--rehearse", f"--results={tmp_path}"]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert told.returncode == 1
-    needed = "stage loads needs packages that this Python lacks, or has too old: SQLAlchemy=="
+    needed = "stage loads needs packages that this Python lacks, or has too old: sqlalchemy"
     assert needed in told.stderr
     assert "Traceback" not in told.stderr
 

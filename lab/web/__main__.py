@@ -145,7 +145,7 @@ def _opened(browser: Browser, web: Web, group: str) -> Iterator[Row]:
     seen, text = [], []
     for _ in range(OPENED):
         with _page(browser, web.link) as page:
-            page.wait_for_selector("#memory-0 canvas")
+            page.wait_for_selector("#spark-0 canvas")
             seen.append(page.evaluate(OPENED_JS))
         with _page(browser, web.link.partition("?")[0]) as page:  # without the token
             text.append(page.evaluate(PAINT_JS))
@@ -174,8 +174,8 @@ def _by_kind(seen: list[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 def _answers(web: Web, group: str) -> Iterator[Row]:
     paths = {"the page": "/", **{f"part {name}": f"/?part={name}" for name in PARTS}}
-    paths["charts"] = "/charts.json?hours=6"
-    paths["charts, what is new"] = f"/charts.json?hours=6&since={int(time.time()) - 60}"
+    paths |= {"the load of all GPUs": "/charts.json", "a GPU's page": "/gpus/0"}
+    paths["a GPU's charts of a day"] = "/gpus/0/timeline.json?hours=24"
     for what, path in paths.items():
         runs = []
         for _ in range(ASKED):
@@ -186,7 +186,7 @@ def _answers(web: Web, group: str) -> Iterator[Row]:
 
 def _kept_up(browser: Browser, daemon: Daemon, web: Web, group: str) -> Iterator[Row]:
     with _page(browser, web.link) as page:
-        page.wait_for_selector("#memory-0 canvas")
+        page.wait_for_selector("#spark-0 canvas")
         for part in ("gpus", "jobs"):
             runs = [page.evaluate(MORPHED_JS, [part, 1 + n % 2]) for n in range(1, OPENED + 1)]
             yield of_runs(group, f"part {part} renewed in the browser", runs, "ms", bound=LONG_MS)

@@ -11,6 +11,9 @@ The rules (what each is worth: docs/policies/carma.md):
 - **Join**, if nobody can be suspended: a busy GPU also takes a job that is short beside all there.
 - **Hold.** The first waiting job that needs empty GPUs is promised those that are expected to be
   empty first. Until then others may use them if they are expected to end in time (EASY).
+- **Nobody starves.** In the daemon (`limits.backfill` not set), what is only guessed keeps nobody
+  off these GPUs, but the wide job that has waited longest, for `limits.overtaken_s` or more, goes
+  first, and GPUs are kept for it, whatever is known.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from carmad.plugin import (
     Demand,
     GpuView,
     Job,
+    Left,
     Placement,
     Preemption,
     Proposal,
@@ -31,10 +35,16 @@ from carmad.plugin import (
     Settings,
     View,
     duration,
+    exactly,
     first_few,
     host_room_mib,
+    left,
     memory_of,
     suspension_cost_s,
+)
+from policies.backfilling import (
+    is_overdue,
+    promise_in_words,
 )
 from policies.builtin import most_free_memory
 from policies.carma.sizes import Sizes, left_s
@@ -46,6 +56,7 @@ from policies.views import Promise, too_large, totals, without_jobs, without_set
 
 SEEN = 64  # waiting jobs per plan
 TRIED = 16  # of them, those for which GPUs are looked for in vain
+SHORTER_FIRST = "shorter jobs may go first"
 EXPLAINED = 4  # the first of them, which get a verdict on each GPU
 
 
@@ -62,11 +73,13 @@ class Rules:
     longer: float = 3.0  # times as much is left of a job that is suspended, …
     repaid: float = 10.0  # … and so many times the cost of suspending it
     hold: int = 2  # jobs from this number of GPUs on always need empty ones; 0: nothing is held
+    has_bound: bool = False  # on how long a job may be overtaken
 
 
 def place(job: Job, now: float, rules: Rules) -> float:
     """In line: lowest first."""
-    return job.submitted_at + rules.ageing * left_s(job, now) * job.spec.gpus
+    guessed = rules.has_bound and not left(job, now).is_known
+    return job.submitted_at + rules.ageing * left_s(job, now) * (1 if guessed else job.spec.gpus)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +101,9 @@ def carma(settings: Settings) -> Carma:
     conditions = settings.preconditions_for("carma")
     memory = fits_memory(conditions, settings), min_free(conditions, settings)
     fits = Ranked("carma", memory, most_free_memory, idle_first=True)
-    return Carma("carma", Rules(fits, not_risky(settings)))
+    return Carma(
+        "carma", Rules(fits, not_risky(settings), has_bound=settings.limits.backfill is None)
+    )
 
 
 class Plan:
@@ -102,13 +117,19 @@ class Plan:
         self._room_mib = host_room_mib(suspended, view.settings)  # of the host's memory
         self._victims: list[Job] = []
         self._promise: Promise | None = None
+        self._settles = False  # what is promised only settles: whoever joins makes it do so anew
         self._proposals: list[Proposal] = []
 
     def make(self) -> Sequence[Proposal]:
         view, usable = self._view, totals(self._view).usable
         refused: dict[Hashable, list[tuple[float, ...]]] = defaultdict(list)  # their sizes
         seen, tried = 0, 0
+        first = self._find_overdue(usable) if self._rules.has_bound else None
+        if first:
+            self._proposals.append(self._turn_overdue(first))
         for job in view.queue:
+            if job is first:
+                continue
             if seen >= SEEN or tried >= TRIED:
                 break
             if job.spec.gpus > usable and seen >= EXPLAINED:
@@ -137,11 +158,48 @@ class Plan:
         elif (joined := self._place(job, self._view, crowds=True)).gpus:
             return self._start(job, joined)
         elif self._promise is None and needs_empty(job, placement, self._rules.hold):
-            self._promise = self._rules.fits.promise(job, self._view, self._sizes.left_s)
-            if self._promise:
-                in_s, gpus = self._promise.at - self._view.now, len(self._promise.gpus)
-                return replace(placement, reasons=(Reason("promised", in_s, gpus, "s"),))
+            return self._hold(job, placement)
         return placement
+
+    def _find_overdue(self, usable: int) -> Job | None:
+        """The job that has waited longest, if that is too long, and nobody is tried again or
+        urgent before."""
+        if any(job.retry or job.spec.urgent for job in self._view.queue[:SEEN]):
+            return None
+        found = (job for job in self._view.queue if job.spec.gpus <= usable)
+        longest = max(found, key=self._view.waited_s, default=None)
+        return longest if longest and is_overdue(longest, self._view) else None
+
+    def _turn_overdue(self, job: Job) -> Placement:
+        """GPUs are kept for it also while they settle."""
+        placement = self._turn(job)
+        if not placement.gpus and self._promise is None:
+            leaving = [each for each in self._view.running if each.leaves]
+            stay = without_jobs(self._view, leaving.__contains__)
+            self._promise = self._rules.fits.settled(job, stay)
+            self._settles = self._promise is not None
+            if self._promise is None and not placement.reasons:
+                return self._hold(job, placement)
+        return placement
+
+    def _hold(self, job: Job, placement: Placement) -> Placement:
+        rules, view = self._rules, self._view
+        fits = rules.fits
+        if rules.has_bound:  # it waits for no more ends than it needs
+            refuse = self._refuse(job, crowds=not self._suspends)
+            fits = replace(fits, filters=(*fits.filters, refuse))
+        promise = fits.promise(job, view, self._lasts, can_share=rules.has_bound)
+        if promise is None:
+            return placement
+        if promise.unknown is None or (rules.has_bound and is_overdue(job, view)):
+            self._promise = promise
+        passing = SHORTER_FIRST if rules.has_bound and not is_overdue(job, view) else ""
+        return replace(placement, reasons=promise_in_words(promise, job, view, passing))
+
+    def _lasts(self, job: Job) -> Left:
+        return (
+            left(job, self._view.now) if self._rules.has_bound else exactly(self._sizes.left_s(job))
+        )
 
     def _start(self, job: Job, placement: Placement) -> Placement:
         self._view = self._view.with_placement(job, placement.gpus)
@@ -155,7 +213,9 @@ class Plan:
         """`crowds`: a short job may join others on a busy GPU."""
         rules, sizes, promise = self._rules, self._sizes, self._promise
         need_mib, left_s, activity = sizes.of(job)
-        outlasts = promise is not None and self._view.now + left_s > promise.at
+        now = self._view.now
+        lasts_s = left(job, now).known_s if rules.has_bound else left_s
+        outlasts = promise is not None and (self._settles or now + lasts_s > promise.at)
 
         def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
             if promise and outlasts and gpu.id in promise.gpus:
@@ -230,4 +290,6 @@ class Plan:
 def _kind(wanted: Demand) -> Hashable:
     """Jobs of one kind fit where one fits that is no smaller in anything."""
     firm = wanted.estimate and wanted.estimate.firm
-    return wanted.gpus, wanted.alone, wanted.mps_uid, wanted.retry, firm, wanted.suspension
+    # Where its memory is not known, what others of its group take tells.
+    like = wanted.known.group if wanted.known and not wanted.known.mib else None
+    return wanted.gpus, wanted.alone, wanted.mps_uid, wanted.retry, firm, wanted.suspension, like

@@ -6,18 +6,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from carmad.plugin import GpuId, GpuView, Job, View
+from carmad.plugin import ASSUMED_ACTIVITY, GpuId, GpuView, Job, View, find_load, predicted_s
 from policies import views
 
 FIRST_S = 3600.0  # a job of unknown duration has as much left as it has run, and this at least, …
 CLASS = 4.0  # … in classes that are so many times as long as the one before
-ACTIVITY = 0.6  # of a job that has never been measured
 
 
 def left_s(job: Job, now: float) -> float:
     """Alone. A job that has run for long will mostly run for long."""
-    if job.expected_s is not None or job.leaves:
-        return views.remaining_s(job, now, math.inf)
+    if job.leaves or job.expected_s is not None:
+        return predicted_s(job, now)
     steps = math.log(max(job.attained_s(now), FIRST_S) / FIRST_S, CLASS)
     return FIRST_S * CLASS ** math.floor(steps)
 
@@ -27,8 +26,8 @@ class Sizes:
 
     def __init__(self, view: View) -> None:
         self._view = view
-        settled = (gpu for gpu in view.gpus if gpu.residents and gpu.settling is None)
-        self._measured: Mapping[GpuId, GpuView] = {gpu.id: gpu for gpu in settled}
+        shows = (gpu for gpu in view.gpus if gpu.residents and not (gpu.settling and gpu.early))
+        self._measured: Mapping[GpuId, GpuView] = {gpu.id: gpu for gpu in shows}
         # A stranger may need as much as the largest job that has been seen here.
         self._largest_mib = views.largest_mib(view) or max(
             (gpu.gpu.memory_mib for gpu in view.gpus), default=0
@@ -46,11 +45,15 @@ class Sizes:
         if (known := views.activity(job)) is not None:
             return known
         there = self._measured.get(job.gpus[0]) if job.gpus else None
-        return there.score.sm_mean if there and len(there.residents) == 1 else ACTIVITY
+        return self._shown(there) if there and len(there.residents) == 1 else ASSUMED_ACTIVITY
 
     def load(self, gpu: GpuView) -> float:
         """The activity there: as measured, if these jobs are those that were."""
         there = self._measured.get(gpu.id)
         if there is not None and there.residents is gpu.residents:
-            return there.score.sm_mean
+            return self._shown(there)
         return sum(map(self.activity, gpu.residents))
+
+    def _shown(self, gpu: GpuView) -> float:
+        load = find_load(gpu, self._view.settings.monitor) if gpu.settling else None
+        return gpu.score.sm_mean if load is None else load

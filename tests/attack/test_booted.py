@@ -279,6 +279,28 @@ def test_systemctl_reload_takes_good_settings_and_refuses_broken_ones(machine: M
     machine.run("rm", "-r", "/etc/carma")
 
 
+def test_the_doctor_of_root_has_an_ordinary_user_submit_its_job(machine: Machine) -> None:
+    """On a server that others use, where root may not submit jobs."""
+    start(machine)  # it makes the emulated GPUs
+    shared = "/etc/systemd/system/carmad.service.d/zz-shared.conf"
+    carmad = Path(sys.executable).with_name("carmad")
+    cards = "Environment=CARMA_MONITOR__SOURCE=emulated:/var/lib/carma/emulated"
+    drop_in = f"[Service]\n{cards}\nExecStart=\nExecStart={carmad}\n"
+    machine.run("tee", shared, stdin=drop_in)
+    try:
+        machine.systemctl("daemon-reload")
+        machine.systemctl("restart", "carmad.service")
+        said = machine.run(*CARMA, "doctor", "--json", check=False)
+        (job,) = (each for each in json.loads(said)["checks"] if each["name"] == "job")
+        assert job["ok"] is True, job
+        history = json.loads(machine.run(*CARMA, "history", "--json", "carma-doctor"))["jobs"]
+        assert (history[0]["user"], history[0]["state"]) == ("nobody", "succeeded")
+    finally:
+        machine.run("rm", shared)
+        machine.systemctl("daemon-reload")
+        machine.systemctl("restart", "carmad.service")
+
+
 def test_systemd_may_be_upgraded_while_jobs_start(machine: Machine) -> None:
     jobs = []
     for _ in range(4):

@@ -80,7 +80,7 @@ class User:
         return self.daemon.submission(*words, **{"cwd": str(self.home), **fields})
 
     def submit(self, *argv: object, **fields: object) -> int:
-        return int(self.call("POST", "/v1/jobs", self.body(*argv, **fields))["id"])
+        return int(self.call("POST", "/v1/jobs", self.body(*argv, **fields))["ids"][0])
 
     def estimated(self, *argv: object, **fields: object) -> str:
         """The answer, without the parts that differ each time."""

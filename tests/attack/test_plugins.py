@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.daemon import NO_KERNELS, Carmad, until
+from tests.daemon import NO_KERNELS, ROOT, Carmad, until
 
 # It does as a file says, which the test writes.
 MODULE = """
@@ -115,7 +118,11 @@ def test_the_fallback_takes_over_and_gives_back(moody: Moody, mode: str) -> None
 
     carmad.stop()
     (segment,) = sorted((carmad.state / "journal").iterdir())
-    assert "decisions of carma_test_moody" in carmad.carma("daemon", "replay", str(segment))
+    # `carma` takes nothing from PYTHONPATH, where this plugin is installed.
+    carma = [sys.executable, "-c", "from cli.main import main; main()"]
+    env = carmad.env | {"PYTHONPATH": f"{moody.site}{os.pathsep}{ROOT}"}
+    argv = [*carma, "daemon", "replay", str(segment)]
+    assert "decisions of carma_test_moody" in subprocess.check_output(argv, env=env, text=True)
 
 
 @pytest.mark.parametrize("moody", [""], indirect=True)

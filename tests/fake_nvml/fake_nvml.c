@@ -11,6 +11,7 @@
  *   compute PID MIB|none | mps PID MIB|none | graphics PID MIB|none
  *   sample PID TIMESTAMP_US SM     per-process utilisation
  *   stale_samples             samples are given again whatever the caller has seen
+ *   addressing MODE           1: HMM, 2: ATS; without it, the call is NotSupported
  *   gpm SM OCCUPANCY DRAM     in percent; without it, no GPM
  *   gpm_metric METRIC VALUE   another metric of GPM's; those that are not given are NotSupported
  *   gpm_fail METRIC CODE      nvmlReturn of one metric
@@ -63,7 +64,7 @@ typedef struct {
     int parent, slot, gi, ci, mig; /* parent: index in the world; slot: -1 for a GPU */
     unsigned domain, bus, device;
     unsigned long long total, reserved, used, energy, event_types;
-    unsigned util, util_memory, power, temperature, recovery;
+    unsigned util, util_memory, power, temperature, recovery, addressing;
     unsigned long long slowed, ecc[2]; /* reasons for slow clocks; corrected and uncorrected errors */
     char ails[128]; /* words, see below */
     int busy, has_util, has_power, has_energy, has_temperature, has_gpm, stale_samples;
@@ -228,6 +229,7 @@ static void read_world(void) {
         else if (IS("energy")) dev->has_energy = 1, dev->energy = NUM(a);
         else if (IS("temperature")) dev->has_temperature = 1, dev->temperature = NUM(a);
         else if (IS("recovery")) dev->recovery = NUM(a);
+        else if (IS("addressing")) dev->addressing = NUM(a);
         else if (IS("slowed")) dev->slowed = HEX(a);
         else if (IS("ecc")) dev->ecc[0] = NUM(a), dev->ecc[1] = NUM(b);
         else if (IS("ails")) sscanf(line, " ails %127[^\n]", dev->ails);
@@ -482,6 +484,13 @@ int nvmlDeviceGetMemoryInfo_v2(Handle *handle, MemoryV2 *out) {
     unsigned long long set_aside = getenv("FAKE_GPU") && deviates("reserved_is_free") ? 0 : dev->reserved;
     *out = (MemoryV2){out->version, dev->total, dev->reserved, dev->total - set_aside - dev->used, dev->used};
     RETURN(OK);
+}
+
+int nvmlDeviceGetAddressingMode(Handle *handle, unsigned out[2]) {
+    DEVICE(handle);
+    if (out[0] != 0x01000008) RETURN(VERSION_MISMATCH);
+    out[1] = dev->addressing;
+    RETURN(dev->addressing ? OK : NOT_SUPPORTED);
 }
 
 int nvmlDeviceGetUtilizationRates(Handle *handle, unsigned out[2]) {

@@ -250,6 +250,7 @@ _READERS: dict[str, Callable[[Row, str], Any]] = {
     "declared_mib": Row.whole,
     "exclusive": _flag,
     "fails": _flag,
+    "has_kernels": _flag,
 }
 _OF_LOAD = {"model", "batch_size", "memory_mib", "sm_active", "sm_occupancy", "dram_active"}
 _BEFORE, _AFTER = "estimate_", "_mib"
