@@ -39,6 +39,21 @@ def test_without_jobs_it_says_how_to_submit_one(web: Web) -> None:
         picture(page, "no-jobs")
 
 
+def test_a_chart_that_is_not_drawn_is_read_out_too(web: Web) -> None:
+    with browsing(web) as page:
+        page.route("**/charts.json*", lambda request: None)  # never answered
+        page.reload()
+        assert page.locator("#spark-0 .plot").get_attribute("aria-label") == "not loaded yet"
+        accessible(page)
+        page.unroute("**/charts.json*")
+        page.route("**/charts.json*", lambda request: request.fulfill(json={"charts": {}}))
+        page.reload()
+        page.locator("#spark-0 [data-empty]").wait_for()
+        said = page.locator("#spark-0 .plot").get_attribute("aria-label")
+        assert said == "nothing is recorded"
+        accessible(page)
+
+
 @pytest.fixture(scope="module")
 def crowd(carmad: Carmad) -> dict[str, int]:
     """A thousand jobs: eight that run, and others that wait."""

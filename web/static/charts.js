@@ -83,6 +83,7 @@ class Chart {
     this.area.className = "plot";
     if (this.kind === "spark") this.area.role = "img";
     else Object.assign(this.area, { tabIndex: 0, role: "group" });
+    this.area.ariaLabel = "not loaded yet";
     this.caption = document.createElement("figcaption");
     figure.append(this.caption, this.area);
     this.area.addEventListener("keydown", (event) => this.pressed(event));
@@ -95,7 +96,7 @@ class Chart {
     const same = this.plot && shape(data) === shape(this.data);
     this.data = data;
     if (this.kind !== "spark") this.caption.textContent = data.title;
-    this.area.setAttribute("aria-label", data.summary ?? data.title);
+    this.area.ariaLabel = data.summary ?? data.title;
     if (same) {
       const { min, max } = this.plot.scales.x;
       const [times] = this.plot.data;
@@ -108,7 +109,9 @@ class Chart {
   }
 
   failed(message) {
-    if (!this.plot) this.area.dataset.empty = message;
+    if (this.plot) return;
+    this.area.dataset.empty = message;
+    this.area.ariaLabel = message;
   }
 
   size() {
