@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,8 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carmad.api.service import Moments
+from carmad.api.stream import Wanted
 from carmad.api.wire import parse_selection
 from carmad.config import Host, Retention, Settings
+from carmad.core.happenings import Happening, Kind
+from carmad.core.ledger import ENDED_REMEMBERED
 from carmad.core.messages import (
     CancelRequested,
     HoldRequested,
@@ -26,13 +30,16 @@ from carmad.core.messages import (
     Tick,
     UpdateRequested,
 )
-from carmad.core.tasks import Ended, JobsById, ids_of, indices, part, singly, spans
+from carmad.core.tasks import Ended, JobsById, Outcome, ids_of, indices, part, singly, spans
 from carmad.core.types import After, ArrayTask, Cause, Exit, Job, JobId, JobState
 from carmad.metrics.declared import ENDED
+from carmad.options import MAX_TASKS
+from carmad.store.journal import Journal, read, segments
 from carmad.store.sql import SqlStore
 from carmad.testing import FakeServer, a_job, a_spec
 from tests.aio import run_async
 from tests.api_server import Daemon, running
+from tests.daemon import ROOT
 
 DAY = 86_400.0
 TASKS = 3000
@@ -106,7 +113,7 @@ def test_the_latest_ends_are_remembered(ends: list[tuple[int, int, JobState | No
         for id in ids:
             plain.pop(JobId(id), None)
         if state:
-            ended.remember(ids, state)
+            ended.remember(Outcome(JobId(first), state, count))
             plain |= {JobId(id): state for id in ids}
         if len(ended) == 12:  # what is forgotten is among the oldest
             plain = {id: state for id, state in plain.items() if id in ended}
@@ -331,7 +338,68 @@ def test_cancelled_tasks_stay_one_row_and_count_as_many(store: SqlStore) -> None
     ended = store.history(states=[JobState.CANCELLED])
     assert [[*job.ids] for job in ended] == [[3, 4, 5]]
     assert dict(store.totals(0.0).overall.jobs) == {JobState.CANCELLED: 3}
-    assert store.restore().ended == tuple((n, JobState.CANCELLED) for n in (3, 4, 5))
+    assert store.restore().ended == (Outcome(JobId(3), JobState.CANCELLED, 3),)
+
+
+def test_arrays_that_ended_are_restored_as_rows(store: SqlStore, tmp_path: Path) -> None:
+    """Also by the journal, and by a reload."""
+    server = FakeServer(gpus=0, settings=Settings(policy="exclusive"))
+    first = 1
+    for _ in range(5):
+        task = ArrayTask(JobId(first), 0, tasks=MAX_TASKS, more=MAX_TASKS - 1)
+        server.tell(Submitted(0.0, JobId(first), (a_spec(array=task),)))
+        server.tell(CancelRequested(1.0, JobId(first), "ada", MAX_TASKS - 1))
+        keep(store, server)
+        first += MAX_TASKS
+    restored = store.restore()
+    assert len(restored.ended) == 5
+    assert [each.jobs for each in store.submissions()] == [MAX_TASKS] * 5
+    server.scheduler.restore(restored.jobs, restored.ended)
+    assert len(server.scheduler.outcomes.rows) == 1
+    assert len(server.scheduler.outcomes) == ENDED_REMEMBERED
+    journal = Journal(tmp_path / "journal", server.scheduler, "0", 1 << 20, store.submissions())
+    journal.on_reset()
+    journal.flush()
+    (segment,) = segments(tmp_path / "journal")
+    begin, _ = read(segment)
+    assert begin.ended == tuple(server.scheduler.outcomes.rows.values())
+    assert sum(each.jobs for each in begin.submissions) == 5 * MAX_TASKS
+    assert len(begin.submissions) == 1
+
+
+def test_a_stream_of_many_arrays_keeps_their_rows() -> None:
+    rows = [an_array(1 + 10_000 * n, 0, 9_999) for n in range(300)]
+    ended = replace(an_array(4_000_001, 0, 9_999), state=JobState.CANCELLED, ended_at=9.0)
+    wanted = Wanted([*rows, ended])
+    assert (len(wanted._jobs.rows), len(wanted._going_on.rows)) == (301, 300)
+    task = next(singly([rows[1]]))
+    over = Happening(1.0, Kind.ENDED, replace(task, state=JobState.SUCCEEDED), None)
+    assert wanted.has(over)
+    assert len(wanted._going_on) == 300 * 9_999 - 1
+    assert not wanted.has(replace(over, job=replace(task, id=JobId(9_000_000))))
+    wanted.look_at(JobsById([part(rows[2], rows[2].ids[5:7]), an_array(5_000_001, 0, 3)]))
+    assert [*wanted._going_on] == [*rows[2].ids[5:7]]
+    wanted.look_at(JobsById())
+    assert wanted.are_over
+
+
+SPELT_OUT = re.compile(
+    r"\bfor \w+ in (?!self|selection)[\w.]+\.ids\b|\*job\.ids\b|\b(set|list|sorted)\([\w.]+\.ids\)"
+)
+
+
+def test_only_one_module_spells_out_the_tasks_of_a_row() -> None:
+    """Elsewhere, an array that waits or has ended would cost what all its tasks cost."""
+    folders = ("carmad", "policies", "recovery", "cli", "web")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    found = {
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in files
+        if path != ROOT / "carmad/core/tasks.py"
+        for line in path.read_text().splitlines()
+        if SPELT_OUT.search(line)
+    }
+    assert not found
 
 
 def test_ids_of_tasks_without_rows_are_never_given_again(store: SqlStore) -> None:

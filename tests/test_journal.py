@@ -128,7 +128,7 @@ def test_begin_says_what_ended_and_is_drained(tmp_path: Path) -> None:
     server.journal.flush()
     begin, _ = journal.read(journal.segments(tmp_path)[-1])
     assert isinstance(begin, Begin)
-    assert begin.ended == ((id, JobState.SUCCEEDED),)
+    assert begin.ended == ((id, JobState.SUCCEEDED, 1),)
     assert [(drain.gpu, drain.reason) for drain in begin.drains] == [(server.gpus[2].id, "a fan")]
     assert begin.gpus == server.gpus
     assert begin.last_placed == server.gpus[0].id

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from carmad.config import Settings
-from carmad.core.history import History
+from carmad.core.history import History, Submission
 from carmad.core.messages import Step, Tick
 from carmad.core.recurrence import group
 from carmad.core.slowdown import beside
@@ -76,10 +76,10 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
 def test_every_interval_that_is_over_is_counted() -> None:
     at = 10 * INTERVAL_S
     found, begin = retraining.count_submissions(
-        [(at + 1, 2), (at + 599, 1), (at + 1300, 4), (at + 2400, 8)], at + 2401
+        [Submission(at + 1, 2), Submission(at + 599, 1, 3), Submission(at + 1300, 4)], at + 2401
     )
     assert begin == at
-    assert found == [(2, 3), (0, 0), (1, 4), (0, 0)]
+    assert found == [(4, 5), (0, 0), (1, 4), (0, 0)]
     assert retraining.count_submissions([], at) == ([], at)
 
 

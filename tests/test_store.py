@@ -140,7 +140,7 @@ def test_restores_what_the_core_needs(store: SqlStore) -> None:
     store.commit(step(job(3), over, runs, sooner, drains=(drain,)))
     restored = reopened(store).restore()
     assert restored.jobs == (runs, job(3))
-    assert restored.ended == ((4, JobState.FAILED), (2, JobState.SUCCEEDED))
+    assert restored.ended == ((4, JobState.FAILED, 1), (2, JobState.SUCCEEDED, 1))
     assert restored.drains == (drain,)
     assert restored.next_id == 5
 

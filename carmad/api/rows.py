@@ -21,7 +21,7 @@ from carmad.api.wire import as_json, state_code
 from carmad.core.messages import Step
 from carmad.core.scene import Scene
 from carmad.core.sharing import label
-from carmad.core.tasks import indices, part
+from carmad.core.tasks import indices, singly
 from carmad.core.types import ENDED, Job, JobId
 from carmad.loop import Follower
 from carmad.store.sql import SqlStore
@@ -253,7 +253,7 @@ Piece = bytes | Alike
 def _alike(job: Job, one: Jobs) -> tuple[Piece, ...]:
     """The rows of all tasks that the job stands for. Those behind the first, which may head the
     line, differ only in their ids, indices and places, so they are written from one pattern."""
-    first, second = (part(job, range(id, id + 1)) for id in job.ids[:2])
+    first, second = islice(singly([job]), 2)
     moving = one.moving(second)
     pattern = _pattern(second, moving, one)
     others = Alike(pattern, job.ids[1:], indices(job)[1:], moving["position"] or 0)

@@ -23,6 +23,7 @@ from carmad.core.ports import Server
 from carmad.core.quota import Limit, limit_of
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
+from carmad.core.tasks import among
 from carmad.core.types import Job, JobId, JobSpec
 from carmad.cron.crontab import Crontabs
 from carmad.engine.inbox import Inbox
@@ -57,7 +58,7 @@ class Moments:
         """Called in the core's thread. Waiters register before asking the core about their job."""
         waiters = self._waiters
         come = (job for job in step.jobs if self._come(job)) if waiters else ()
-        self._call([JobId(id) for job in come for id in job.ids if id in waiters])
+        self._call([id for job in come for id in among(job.ids, waiters)])
 
     def release(self) -> None:
         """Called when the daemon stops, in any thread: all waiters get the current state."""

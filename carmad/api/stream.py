@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Annotated
 
 from fastapi import Header
@@ -13,6 +13,8 @@ from carmad.api.call import Call, Caller, Moment, Select, Word, resource
 from carmad.api.events import Entry, EventOut, Events, sse
 from carmad.api.wire import parse_selection, parse_time, stamp
 from carmad.core.happenings import Happening, Kind
+from carmad.core.tasks import JobsById
+from carmad.core.types import Job
 from carmad.http.problems import TooMany
 
 router = resource()
@@ -56,26 +58,34 @@ async def events(
     if select is not None:
         scene = await call.service.scene()
         found_jobs = await call.select(parse_selection(select), scene)
-        going_on = {id for job in found_jobs if not job.ended for id in job.ids}
-        wanted = Wanted({id for job in found_jobs for id in job.ids}, going_on)
+        wanted = Wanted(found_jobs)
     return EventStream(_stream(call, known, place, lost, user, wanted))
 
 
 class Wanted:
     """The jobs that a stream is about, and those of them that have not ended."""
 
-    def __init__(self, jobs: set[int], going_on: set[int]) -> None:
-        self.jobs = jobs
-        self.going_on = going_on
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self._jobs = JobsById(jobs)
+        self._going_on = JobsById(job for job in self._jobs.rows.values() if not job.ended)
+
+    @property
+    def are_over(self) -> bool:
+        return not self._going_on
 
     def has(self, happening: Happening) -> bool:
         """Notes an end, too."""
         job = happening.job
-        if job is None or self.jobs.isdisjoint(job.ids):
+        if job is None or next(self._jobs.within(job.ids), None) is None:
             return False
         if happening.kind is Kind.ENDED:
-            self.going_on.difference_update(job.ids)
+            self._going_on.forget(job.ids)
         return True
+
+    def look_at(self, live: JobsById) -> None:
+        """Learn from the jobs that have not ended which of these have."""
+        parts = (part for row in self._jobs.rows.values() for part in live.parts(row.ids))
+        self._going_on = JobsById(parts)
 
 
 async def _stream(
@@ -93,7 +103,7 @@ async def _stream(
                     place, lost = begin, False
                     yield sse(_mark(known, place, call, "missed", MISSED))
                     if wanted is not None:  # their ends may be among what is missing
-                        wanted.going_on = wanted.jobs & (await service.scene()).live.keys()
+                        wanted.look_at((await service.scene()).live)
                     continue
                 place = begin + len(found)
                 if piece := b"".join(_render(call, known, begin, found, user, wanted)):
@@ -102,7 +112,7 @@ async def _stream(
                     yield sign_of_life
                 sign_of_life = b""
                 if not found:
-                    if wanted is not None and not wanted.going_on:
+                    if wanted is not None and wanted.are_over:
                         yield sse(_mark(known, place, call, "over"))
                         return
                     try:

@@ -16,7 +16,7 @@ from pydantic_core import to_json
 
 from carmad.core.decision import Reason
 from carmad.core.sharing import label
-from carmad.core.tasks import ids_of, part
+from carmad.core.tasks import ids_of, overlap, part
 from carmad.core.types import Job, JobId, JobState
 from carmad.errors import CarmaError
 from carmad.options import COMMA
@@ -149,8 +149,8 @@ class Selection:
         if self.has_array_of(job):
             yield job
             return
-        within = [each for id in self.ids if (each := _overlap(range(id, id + 1), job.ids))]
-        within += [each for ids in self.ranges if (each := _overlap(ids, job.ids))]
+        within = [each for id in self.ids if (each := overlap(range(id, id + 1), job.ids))]
+        within += [each for ids in self.ranges if (each := overlap(ids, job.ids))]
         if array is not None:
             named = [range_ for id, range_ in self.tasks if id == array.array]
             within += [each for range_ in named if (each := ids_of(job, range_))]
@@ -159,10 +159,6 @@ class Selection:
             if ids.stop > end:
                 yield part(job, range(max(end, ids.start), ids.stop))
                 end = JobId(ids.stop)
-
-
-def _overlap(one: range, other: range) -> range:
-    return range(max(one.start, other.start), min(one.stop, other.stop))
 
 
 def parse_selection(text: str) -> Selection:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from statistics import fmean, median
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from carmad.core.types import Job, JobId, JobState, Profile, StageTimes, StepTime
 
@@ -26,7 +26,12 @@ BINS = 8 * 144  # eight days, so that the same day last week is covered
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
-Submission = tuple[float, int]  # when, and how many GPUs it asked for
+
+
+class Submission(NamedTuple):
+    at: float  # Unix s
+    gpus: int  # of each job
+    jobs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +139,8 @@ class History:
         self._bins: OrderedDict[int, list[int]] = OrderedDict()  # jobs, GPUs
         for run in runs:
             self.remember(run)
-        for at, gpus in submissions:
-            self.note_submission(at, gpus)
+        for each in submissions:
+            self.note_submission(*each)
 
     @property
     def runs(self) -> Iterable[Past]:

@@ -9,8 +9,8 @@ from carmad.core.line import Held, Place, is_conditional, place_in_line
 from carmad.core.messages import Stop
 from carmad.core.share import Rates, Standing
 from carmad.core.states import stopping
-from carmad.core.tasks import Ended, JobsById, part
-from carmad.core.types import Cause, GpuId, Job, JobId, JobState
+from carmad.core.tasks import Ended, JobsById, Outcome, among, part
+from carmad.core.types import Cause, GpuId, Job, JobId
 
 ENDED_REMEMBERED = 4096  # outcomes kept for jobs that are submitted to depend on them
 
@@ -22,7 +22,7 @@ class Ledger:
         self,
         order: Callable[[Job], float],
         jobs: Iterable[Job] = (),
-        ended: Iterable[tuple[JobId, JobState]] = (),
+        ended: Iterable[Outcome] = (),
         standing: Callable[[Job], Standing] = lambda job: (True, 0),
     ) -> None:
         self._order = order
@@ -179,11 +179,7 @@ class Ledger:
     def dependents(self, ids: range) -> Iterator[tuple[JobId, Job]]:
         """Yield each job that waits for one of `ids`, paired with that id, in the order of the ids.
         The caller may end jobs while it iterates."""
-        if len(ids) > len(self._followers):
-            depended_on = sorted(id for id in self._followers if id in ids)
-        else:
-            depended_on = [JobId(id) for id in ids if id in self._followers]
-        for id in depended_on:
+        for id in among(ids, self._followers):
             for job in tuple(self.jobs.rows[each] for each in self._followers.get(id, ())):
                 yield id, job
 
@@ -289,4 +285,4 @@ class Ledger:
     def _end(self, job: Job) -> None:
         self.jobs.remove(job.id)
         self._follow_no_more(job)
-        self.ended.remember(job.ids, job.state)
+        self.ended.remember(Outcome(job.id, job.state, job.tasks))

@@ -115,7 +115,7 @@ class Requests:
         latest = self._ledger.ended
         ended = {id: state for id, state in event.ended if id not in jobs}
         ended |= {one.job: latest[one.job] for one in job.spec.after if one.job in latest}
-        if any(id in jobs for id in job.ids) or not control.requeue(job, ended).acts:
+        if next(jobs.within(job.ids), None) or not control.requeue(job, ended).acts:
             return []
         doubted = self._shares.doubts(job.spec, event.at)
         estimate = job.estimate if doubted == job.doubted else None

@@ -73,7 +73,7 @@ from carmad.core.scene import Scene
 from carmad.core.share import Account, Ranks, Shares, Standing
 from carmad.core.states import advance
 from carmad.core.suspending import Suspensions
-from carmad.core.tasks import JobsById
+from carmad.core.tasks import Ended, JobsById, Outcome
 from carmad.core.types import (
     Estimate,
     Gpu,
@@ -163,7 +163,7 @@ class Scheduler:
     def restore(
         self,
         jobs: Iterable[Job],
-        ended: Iterable[tuple[JobId, JobState]] = (),
+        ended: Iterable[Outcome] = (),
         drains: Iterable[Drain] = (),
         last_placed: GpuId | None = None,
         history: History | None = None,
@@ -206,7 +206,7 @@ class Scheduler:
         return bool(self._ledger.line())
 
     @property
-    def outcomes(self) -> Mapping[JobId, JobState]:
+    def outcomes(self) -> Ended:
         """How the most recent jobs ended."""
         return self._ledger.ended
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Generic, NamedTuple, TypeVar
 
@@ -72,6 +72,17 @@ def spans(every: Sequence[int]) -> Iterator[range]:
         begin = end
 
 
+def among(ids: range, known: Collection[JobId]) -> list[JobId]:
+    """Those of `ids` that are in `known`, in order; each of the shorter of the two is looked at."""
+    if len(ids) > len(known):
+        return sorted(id for id in known if id in ids)
+    return [id for id in map(JobId, ids) if id in known]
+
+
+def overlap(one: range, other: range) -> range:
+    return range(max(one.start, other.start), min(one.stop, other.stop))
+
+
 R = TypeVar("R", "Job", "Outcome")
 V = TypeVar("V")
 
@@ -116,12 +127,28 @@ class Rows(Mapping[JobId, V], Generic[R, V]):
 
     def within(self, ids: range) -> Iterator[R]:
         """The rows that stand for any of these jobs, in order."""
+        if len(ids) > len(self.rows):
+            found = (row for row in self.rows.values() if overlap(row.ids, ids))
+            yield from sorted(found, key=lambda row: row.ids.start)
+            return
         id = ids.start
         while id < ids.stop:
             row = self.row(JobId(id))
             id = row.ids.stop if row else id + 1
             if row:
                 yield row
+
+    def forget(self, ids: range) -> None:
+        """Remove these jobs, and from rows that stand for others too only them."""
+        for row in tuple(self.within(ids)):
+            self.remove(JobId(row.ids.start))
+            for rest in (range(row.ids.start, ids.start), range(ids.stop, row.ids.stop)):
+                if rest:
+                    self.put(self._part(row, rest))
+
+    def _part(self, row: R, ids: range) -> R:
+        """The row that stands for only these jobs of `row`."""
+        raise NotImplementedError
 
     def _value(self, row: R, id: JobId) -> V:
         """What `row` says of the job `id`, which is one of its own."""
@@ -154,10 +181,7 @@ class JobsById(Rows[Job, Job]):
 
     def parts(self, ids: range) -> list[Job]:
         """The rows that hold these jobs, each cut down to `ids`."""
-        return [
-            part(row, range(max(row.ids.start, ids.start), min(row.ids.stop, ids.stop)))
-            for row in self.within(ids)
-        ]
+        return [part(row, overlap(row.ids, ids)) for row in self.within(ids)]
 
     def copy(self) -> JobsById:
         made = JobsById()
@@ -165,13 +189,23 @@ class JobsById(Rows[Job, Job]):
         made._jobs = self._jobs
         return made
 
+    def _part(self, row: Job, ids: range) -> Job:
+        return part(row, ids)
+
     def _value(self, row: Job, id: JobId) -> Job:
         return row if row.tasks == 1 else part(row, range(id, id + 1))
 
 
 class Outcome(NamedTuple):
-    ids: range
+    """How a job ended, and `tasks` - 1 others whose ids follow."""
+
+    id: JobId
     state: JobState
+    tasks: int = 1
+
+    @property
+    def ids(self) -> range:
+        return range(self.id, self.id + self.tasks)
 
 
 class Ended(Rows[Outcome, JobState]):
@@ -179,28 +213,24 @@ class Ended(Rows[Outcome, JobState]):
 
     rows: OrderedDict[JobId, Outcome]  # the latest at the end; a dict is slow to drop its first
 
-    def __init__(self, most: int, ended: Iterable[tuple[JobId, JobState]] = ()) -> None:
+    def __init__(self, most: int, ended: Iterable[Outcome] = ()) -> None:
         super().__init__()
         self.rows = OrderedDict()
         self._most = most
-        for id, state in ended:
-            self.remember(range(id, id + 1), state)
+        for outcome in ended:
+            self.remember(outcome)
 
-    def remember(self, ids: range, state: JobState) -> None:
-        self.put(Outcome(ids, state))
+    def remember(self, outcome: Outcome) -> None:
+        self.put(outcome)
         while len(self) > self._most:
             oldest = next(iter(self.rows.values()))
-            self.remove(JobId(oldest.ids.start))
-            if rest := oldest.ids[len(self) + len(oldest.ids) - self._most :]:
-                self.put(Outcome(rest, oldest.state))
+            self.remove(oldest.id)
+            if rest := oldest.ids[len(self) + oldest.tasks - self._most :]:
+                self.put(self._part(oldest, rest))
                 self.rows.move_to_end(JobId(rest.start), last=False)
 
-    def forget(self, ids: range) -> None:
-        for row in tuple(self.within(ids)):
-            self.remove(JobId(row.ids.start))
-            for rest in (range(row.ids.start, ids.start), range(ids.stop, row.ids.stop)):
-                if rest:
-                    self.put(Outcome(rest, row.state))
+    def _part(self, row: Outcome, ids: range) -> Outcome:
+        return Outcome(JobId(ids.start), row.state, len(ids))
 
     def _value(self, row: Outcome, id: JobId) -> JobState:
         return row.state

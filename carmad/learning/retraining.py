@@ -65,12 +65,12 @@ def count_submissions(
     submission on; and when the first interval began. `submissions` are in order."""
     if not submissions:
         return [], now
-    first, end = (int(at // INTERVAL_S) for at in (submissions[0][0], now))
+    first, end = (int(at // INTERVAL_S) for at in (submissions[0].at, now))
     jobs, gpus = [0] * (end - first), [0] * (end - first)
-    for at, wanted in submissions:
+    for at, wanted, count in submissions:
         if (n := int(at // INTERVAL_S) - first) < len(jobs):
-            jobs[n] += 1
-            gpus[n] += wanted
+            jobs[n] += count
+            gpus[n] += count * wanted
     return list(zip(jobs, gpus, strict=True)), first * INTERVAL_S
 
 

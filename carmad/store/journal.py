@@ -34,7 +34,8 @@ from carmad.core.quota import Limit
 from carmad.core.reservations import Reservation
 from carmad.core.scheduler import Scheduler
 from carmad.core.share import Account, Ranks
-from carmad.core.types import Gpu, GpuId, Job, JobId, JobSpec, JobState
+from carmad.core.tasks import Outcome
+from carmad.core.types import Gpu, GpuId, Job, JobSpec
 from carmad.errors import CarmaError
 from carmad.loop import Follower
 from carmad.models import Model
@@ -61,7 +62,7 @@ class Begin:
     carma: str  # its version
     settings: Settings
     jobs: tuple[Job, ...]  # with their usage so far
-    ended: tuple[tuple[JobId, JobState], ...]
+    ended: tuple[Outcome, ...]
     drains: tuple[Drain, ...]
     runs: tuple[Past, ...] = ()  # the latest ones
     submissions: tuple[Submission, ...] = ()  # of the last days
@@ -112,9 +113,9 @@ class Journal(Follower):
         self._version = version
         self._cap_bytes = cap_bytes
         self._recent: deque[Sampled] = deque()
-        self._submissions: Counter[Submission] = Counter()  # per ten minutes, in order of time
-        for at, gpus in submissions:
-            self._count(at, gpus)
+        self._submissions: Counter[tuple[float, int]] = Counter()  # in order of time
+        for each in submissions:
+            self._count(*each)
         self._now = 0.0  # the core's time
         self._lock = threading.Lock()  # for the next four
         self._pending: list[Begin | Turn] = []
@@ -217,10 +218,10 @@ class Journal(Follower):
                 replace(job, usage=scene.usage[id]) if id in scene.usage else job
                 for id, job in scene.live.rows.items()
             ),
-            tuple(core.outcomes.items()),
+            tuple(core.outcomes.rows.values()),
             tuple(scene.drains.values()),
             tuple(core.history.runs),
-            tuple(self._submissions.elements()),
+            tuple(Submission(*each, jobs) for each, jobs in self._submissions.items()),
             tuple(scene.gpus.values()),
             tuple(self._recent),
             tuple(scene.decisions.values()),
@@ -377,7 +378,7 @@ def _specs_of(event: Event) -> Sequence[JobSpec]:
     return event.specs[:1] if isinstance(event, Submitted) else ()
 
 
-def _second(counts: Counter[Submission]) -> Submission:
+def _second(counts: Counter[tuple[float, int]]) -> tuple[float, int]:
     return next(islice(counts, 1, None))
 
 

@@ -23,7 +23,7 @@ from carmad.core.quota import Limit
 from carmad.core.recurrence import command
 from carmad.core.share import Account
 from carmad.core.sharing import JobSummary
-from carmad.core.tasks import JobsById
+from carmad.core.tasks import JobsById, Outcome
 from carmad.core.types import (
     ENDED,
     GpuId,
@@ -132,11 +132,7 @@ class Reader:
             last_id = connection.scalar(_LAST_ID, {"below": MAX_ID}) or 0
         return Restored(
             jobs=tuple(map(self._live, jobs)),
-            ended=tuple(
-                (JobId(id), JobState(row.state))
-                for row in ends
-                for id in range(row.id, row.id + row.tasks)
-            )[-ENDED_REMEMBERED:],
+            ended=tuple(Outcome(JobId(id), JobState(state), tasks) for id, state, tasks in ends),
             drains=tuple(map(self._drain, drains)),
             next_id=JobId(last_id + 1),
             accounts=tuple(self._accounts(accounts)),
@@ -177,10 +173,9 @@ class Reader:
         with self._reading() as connection:
             rows = connection.execute(query).all()
         return [
-            (at, gpus)
+            Submission(at, gpus, tasks)
             for at, gpus, tasks in rows
             if isinstance(at, float) and isinstance(gpus, int)
-            for _ in range(tasks)
         ]
 
     def whole(self, spec: JobSpec) -> JobSpec:

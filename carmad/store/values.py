@@ -10,6 +10,7 @@ from carmad.core.messages import Drain
 from carmad.core.quota import Limit
 from carmad.core.reservations import Reservation
 from carmad.core.share import Account
+from carmad.core.tasks import Outcome
 from carmad.core.types import GpuId, Job, JobId, JobState
 
 
@@ -18,7 +19,7 @@ class Restored:
     """All that the core needs to continue where it was."""
 
     jobs: tuple[Job, ...]  # not ended, in id order
-    ended: tuple[tuple[JobId, JobState], ...]  # the last few thousand, the latest at the end
+    ended: tuple[Outcome, ...]  # the last few thousand, the latest at the end
     drains: tuple[Drain, ...]
     next_id: JobId
     accounts: tuple[Account, ...] = ()
