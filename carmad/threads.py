@@ -4,7 +4,9 @@ machine's processes, no thread can be started, and the daemon must go on with th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, Future
 from functools import cache, partial
 from queue import Empty, SimpleQueue
@@ -15,6 +17,10 @@ from carmad import beats
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_Line = OrderedDict[int, deque[tuple[Hashable, Callable[[], object]]]]
+
+log = logging.getLogger(__name__)
 
 
 class Threads(Executor):
@@ -76,6 +82,76 @@ class Threads(Executor):
                         future.set_exception(error)
                     beats.idle()
                 del item, future, call  # otherwise they would be kept until the next call
+
+
+class SharedThreads:
+    """Threads for the calls of many users: users in turn, and of each user at most `each` calls at
+    a time, so that calls that hang leave threads to the others."""
+
+    def __init__(self, count: int, name: str, late_s: float, each: int = 1) -> None:
+        self._threads = Threads(count, name, late_s)
+        self._each = each
+        # The calls that wait, by user, the next user first: the urgent ones, and the others.
+        self._lines: tuple[_Line, _Line] = (OrderedDict(), OrderedDict())
+        self._busy: Counter[int] = Counter()  # calls under way, by user
+        self._lock = Lock()
+
+    def submit(
+        self,
+        user: int,
+        call: Callable[[], object],
+        *,
+        key: Hashable = None,
+        urgent: bool = False,
+    ) -> None:
+        """`key`: for `drop`. `urgent`: it goes before all that are not. Raises RuntimeError after
+        the shutdown. What the call raises is logged."""
+        with self._lock:
+            self._lines[not urgent].setdefault(user, deque()).append((key, call))
+        self._threads.submit(self._serve)
+
+    def drop(self, key: Hashable) -> None:
+        """Forget the calls with this key that have not begun."""
+        with self._lock:
+            for line in self._lines:
+                for calls in line.values():
+                    for each in [each for each in calls if each[0] == key]:
+                        calls.remove(each)
+
+    def shutdown(self, wait: bool = True) -> None:
+        """What has not begun is not done any more."""
+        with self._lock:
+            for line in self._lines:
+                line.clear()
+        self._threads.shutdown(wait, cancel_futures=True)
+
+    def _serve(self) -> None:
+        while found := self._next():
+            user, call = found
+            beats.at("a call")
+            try:
+                call()
+            except Exception:
+                log.exception("a call of user %d failed", user)
+            finally:
+                with self._lock:
+                    self._busy[user] -= 1
+
+    def _next(self) -> tuple[int, Callable[[], object]] | None:
+        """Whoever is at the maximum is passed over: a thread that ends one of their calls comes
+        back for the next."""
+        with self._lock:
+            for line in self._lines:
+                for user, calls in tuple(line.items()):
+                    if calls and self._busy[user] >= self._each:
+                        continue
+                    del line[user]
+                    if calls:
+                        _, call = calls.popleft()
+                        line[user] = calls  # behind the other users
+                        self._busy[user] += 1
+                        return user, call
+        return None
 
 
 API_THREADS = 32

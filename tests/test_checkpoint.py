@@ -315,6 +315,7 @@ def test_what_a_killed_helper_has_done_is_found_out(
             begin, goal = CHECKPOINTED, RUNNING
     assert model.all_are(goal if outcome.done else begin)
     assert not outcome.lost or do == "move"
+    assert not outcome.hung or outcome.why == "it was killed"
 
 
 def test_what_has_moved_as_a_whole_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

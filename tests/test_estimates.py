@@ -349,7 +349,7 @@ def test_one_that_says_itself_what_it_needs_does_not_wait_for_others(asked: Aske
 def test_a_cancelled_job_is_not_asked_about(asked: Asked) -> None:
     for id in range(1, 6):
         asked.put(id, f"{id}.py")
-    until(lambda: len(asked.specs) == module.AT_ONCE)
+    until(lambda: len(asked.specs) == module.EACH)
     for id in (3, 4, 99):
         asked.estimates.end(JobId(id))
     asked.go_on.set()
@@ -361,7 +361,7 @@ def test_a_cancelled_job_is_not_asked_about(asked: Asked) -> None:
 def test_closing_leaves_the_rest_to_the_next_daemon(asked: Asked) -> None:
     for id in range(1, 10):
         asked.put(id, f"{id}.py")
-    until(lambda: len(asked.specs) == module.AT_ONCE)
+    until(lambda: len(asked.specs) == module.EACH)
     threading.Timer(0.05, asked.go_on.set).start()
     asked.estimates.close()
     assert len(asked.told) < 9

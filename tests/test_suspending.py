@@ -241,6 +241,24 @@ def test_what_cannot_resume_waits_and_tries_again_ever_later() -> None:
     assert here.job(id).state is S.RUNNING
 
 
+def test_what_the_driver_does_not_answer_twice_waits_for_its_owner() -> None:
+    here = server(1)
+    id = runs(here)
+    suspend(here, id)
+    here.driver_fails, here.driver_hangs = "the driver did not answer", True
+    resume(here, id)
+    assert (here.job(id).state, here.job(id).held) == (S.SUSPENDED, False)
+    here.pass_time(AGAIN_AFTER_S)
+    job = here.job(id)
+    assert (job.state, job.held, job.gpus) == (S.SUSPENDED, True, ())
+    assert "after 2 such attempts it stays suspended until `carma resume`" in job.notes[-1]
+    here.pass_time(3600.0)
+    assert here.job(id).suspension.failures == 2  # type: ignore[union-attr]
+    here.driver_fails, here.driver_hangs = "", False
+    resume(here, id)
+    assert here.job(id).state is S.RUNNING
+
+
 @pytest.mark.parametrize(("requeue", "state"), [(True, S.QUEUED), (False, S.FAILED)])
 @pytest.mark.parametrize("returns", [False, True])
 def test_what_the_driver_lost_starts_anew_or_has_failed(

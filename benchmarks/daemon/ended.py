@@ -1,5 +1,5 @@
-"""What arrays that have ended cost: carmad with 4,096 rows of 10,000 cancelled tasks in its database,
-beside one with as many rows of single jobs, and an empty one."""
+"""What arrays that have ended cost: carmad with 4,096 rows of 10,000 cancelled tasks in its
+database, beside one with as many rows of single jobs, and an empty one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from benchmarks.daemon import http, server
@@ -17,7 +18,7 @@ from carmad.core.types import ArrayTask, Cause, Exit, Job, JobId, JobState
 from carmad.options import MAX_TASKS
 
 ROWS = 4096  # of which the core remembers how they ended
-RUNS = 5
+RUNS = 15
 PATHS = {
     "status": "/v1/status",
     "every job": "/v1/jobs",
@@ -48,8 +49,7 @@ def _figures(rows: int, tasks: int) -> dict[str, float]:
             found = {"start": 1000 * (time.perf_counter() - begun)}
             for what, path in PATHS.items():
                 found[what] = statistics.median(
-                    milliseconds(lambda path=path: http.get(daemon.socket, path))
-                    for _ in range(RUNS)
+                    milliseconds(partial(http.get, daemon.socket, path)) for _ in range(RUNS)
                 )
             return found | {"RSS": daemon.rss_mb(), "RSS, most": daemon.peak_mb()}
 

@@ -113,6 +113,7 @@ class Suspension:
     to: tuple[GpuId, ...] = ()  # it is moving there; once that was tried, anywhere
     failures: int = 0  # of attempts to return
     again_at: float = 0.0  # it does not try before, after such a failure
+    hung: int = 0  # attempts to return that the driver did not answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,13 +204,14 @@ class Suspended:
 @dataclass(frozen=True, slots=True)
 class Resumed:
     """What came of a `Resume`. `why`: it could not be done, and the job is suspended as before; or
-    (`lost`) its processes are of no use any more."""
+    (`lost`) its processes are of no use any more. `hung`: as the driver did not answer."""
 
     at: float
     job: JobId
     attempt: int
     why: str = ""
     lost: bool = False
+    hung: bool = False
 
 
 @dataclass(frozen=True, slots=True)

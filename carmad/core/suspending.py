@@ -40,6 +40,7 @@ from carmad.readable import duration, gib
 
 QUANTUM = 30.0  # a job runs for so many times what suspending it costs, before the next suspension
 AGAIN_AFTER_S, AGAIN_AFTER_AT_MOST_S = 10.0, 600.0  # a failure to resume
+MOST_HUNG = 2  # attempts to resume a job that the driver does not answer, before its owner decides
 
 
 def cost_s(mib: int, settings: Suspending) -> float:
@@ -269,6 +270,10 @@ def _again_later(job: Job, event: Resumed) -> Job:
     its = job.suspension
     assert its
     wait_s = min(AGAIN_AFTER_S * 2**its.failures, AGAIN_AFTER_AT_MOST_S)
-    later = replace(its, failures=its.failures + 1, again_at=event.at + wait_s)
+    hung = its.hung + event.hung
+    later = replace(its, failures=its.failures + 1, again_at=event.at + wait_s, hung=hung)
     job = job.with_attempt(gpus=(), suspension=later)
-    return advance(job.with_note(f"could not resume: {event.why}"), JobState.SUSPENDED)
+    note = f"could not resume: {event.why}"
+    if aside := event.hung and hung % MOST_HUNG == 0:  # it keeps GPUs and a thread from others
+        note += f"; after {MOST_HUNG} such attempts it stays suspended until `carma resume`"
+    return advance(job.with_note(note), JobState.SUSPENDED, held=job.held or aside)

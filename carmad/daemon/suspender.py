@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from carmad import beats
 from carmad.attempt.launcher import Launcher
@@ -12,7 +13,7 @@ from carmad.config import Suspending
 from carmad.core.messages import Resume, Resumed, Suspend, Suspended
 from carmad.core.types import Job
 from carmad.gpu.checkpoint import Checkpoints, Outcome
-from carmad.threads import Threads
+from carmad.threads import SharedThreads
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +24,8 @@ LOOKS = 3  # for processes that a job has started meanwhile: `Checkpoints.suspen
 
 
 class Suspender:
-    """In threads of its own: a large job takes a minute, and one that hangs its whole limit.
-    `report` takes the events."""
+    """In threads of its own: a large job takes a minute, and one that hangs its whole limit. One of
+    each user's at a time, so that those hang that user's alone. `report` takes the events."""
 
     def __init__(
         self,
@@ -39,14 +40,16 @@ class Suspender:
         self._settings = settings
         self._clock = clock
         self._report = report
-        self._threads = Threads(AT_ONCE, "suspender", WITHIN_S)
+        self._threads = SharedThreads(AT_ONCE, "suspender", WITHIN_S)
 
     def close(self) -> None:
         """What hangs is left to the next daemon."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False)
 
     def perform(self, action: Suspend | Resume) -> None:
-        self._threads.submit(self._perform, action)
+        """A job that resumes has its GPUs already, and keeps them from others."""
+        urgent = isinstance(action, Resume)
+        self._threads.submit(action.job.spec.uid, partial(self._perform, action), urgent=urgent)
 
     def _perform(self, action: Suspend | Resume) -> None:
         job = action.job
@@ -60,8 +63,8 @@ class Suspender:
             outcome = Outcome(False, f"{type(error).__name__}: {error}")
         if not outcome.done:
             log.warning("job %d: %s: %s", job.id, type(action).__name__, outcome.why)
-        came = Suspended if suspends else Resumed
-        self._report(came(self._clock(), job.id, job.attempt, outcome.why, outcome.lost))
+        told = self._clock(), job.id, job.attempt, outcome.why, outcome.lost
+        self._report(Suspended(*told) if suspends else Resumed(*told, outcome.hung))
 
     def _within_s(self, job: Job) -> float:
         settings, its = self._settings(), job.suspension

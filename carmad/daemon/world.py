@@ -220,7 +220,7 @@ class DaemonWorld(Follower):
         question = job.group, job.spec.memory_mib
         if question not in self._measuring:
             self._measuring.add(question)
-            self._estimates.do_aside(partial(self._measure, job))
+            self._estimates.do_aside(job.spec.uid, partial(self._measure, job))
 
     def _measure(self, job: Job) -> None:
         self._measuring.discard((job.group, job.spec.memory_mib))

@@ -91,11 +91,12 @@ class Driver(Protocol):
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Not `done` and not `lost`: the job is as it was before. `lost`: it is of no use any more, as
-    not all its processes can be brought to either state."""
+    not all its processes can be brought to either state. `hung`: the driver did not answer."""
 
     done: bool
     why: str = ""
     lost: bool = False
+    hung: bool = False
 
 
 # -- the order of the calls ----------------------------------------------------------------------
@@ -281,7 +282,7 @@ class Checkpoints:
             if found <= {goal}:
                 return Outcome(True)
             if found <= {before}:
-                return Outcome(False, why, lost=has_moved)
+                return Outcome(False, why, lost=has_moved, hung=True)
             if attempt == 0:
                 has_moved = moves
                 all_have = has_moved and found <= {State.LOCKED, State.RUNNING}

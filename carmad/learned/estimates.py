@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import partial
 from hashlib import blake2b
 from threading import Event, Lock
 from typing import Any
@@ -20,14 +20,14 @@ from carmad.core.recurrence import telling_params
 from carmad.core.types import Estimate, Job, JobId, JobSpec, Refusal
 from carmad.errors import CarmaError
 from carmad.options import OPTIONS
-from carmad.threads import Threads
+from carmad.threads import SharedThreads, Threads
 from estimators.history import current_history
 from estimators.tracer.report import Explanation
 from estimators.tracing import explanation
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 2
+EACH = 2  # estimates of one user at a time; one more of others
 DECLARED_LATE_S, LATE_S = 60.0, 600.0  # the latter for a chain of estimators, each with a script
 LAUNCH_S = 0.02  # a job that can start at once is launched by then
 PAUSE_S = 0.25  # before the script of a launched job is tried: many a job is over by then
@@ -144,31 +144,6 @@ class _Asked:
         return self.abandoned.is_set() or (self.answer.done() and now - self.at >= FRESH_S)
 
 
-class _Line:
-    """Waiting jobs, users in turn, each with the time (monotonic) since when it waits."""
-
-    def __init__(self) -> None:
-        # By user; the first user is next.
-        self._waiting: OrderedDict[int, OrderedDict[JobId, tuple[Job, float]]] = OrderedDict()
-
-    def put(self, job: Job) -> None:
-        jobs = self._waiting.setdefault(job.spec.uid, OrderedDict())
-        jobs[job.id] = job, time.monotonic()
-
-    def drop(self, job: JobId) -> None:
-        for jobs in self._waiting.values():
-            jobs.pop(job, None)
-
-    def next(self) -> tuple[Job, float] | None:
-        while self._waiting:
-            uid, jobs = self._waiting.popitem(last=False)
-            if jobs:
-                _, waiting = jobs.popitem(last=False)
-                self._waiting[uid] = jobs  # behind the other users
-                return waiting
-        return None
-
-
 class Estimates:
     """Estimates waiting jobs: a few at a time, users in turn, and identical jobs once.
 
@@ -190,10 +165,10 @@ class Estimates:
         self._ask = ask
         self._tell = tell
         self._declared = Threads(1, "declared", DECLARED_LATE_S)
-        self._measures = Threads(1, "measurements", LATE_S)  # a user's files may be slow
-        self._others = Threads(AT_ONCE, "estimates", LATE_S)
-        self._patient = Threads(1, "slow-estimates", LATE_S)
-        self._lines = {False: _Line(), True: _Line()}  # by whether to be patient
+        # A user's files may be slow, and a script hang.
+        self._measures = SharedThreads(2, "measurements", LATE_S)
+        self._others = SharedThreads(EACH + 1, "estimates", LATE_S, EACH)
+        self._patient = SharedThreads(2, "slow-estimates", LATE_S)
         self._asked: dict[bytes, _Asked] = {}
         self._wanted: dict[JobId, _Asked | None] = {}  # by job that needs an answer: its question
         self._lock = Lock()
@@ -217,8 +192,8 @@ class Estimates:
         """The job needs no answer any more."""
         with self._lock:
             asked = self._wanted.pop(job, None)
-            for line in self._lines.values():
-                line.drop(job)
+            self._others.drop(job)
+            self._patient.drop(job)
             if asked:
                 asked.jobs.discard(job)
                 if not asked.jobs:
@@ -232,31 +207,24 @@ class Estimates:
             asking = {alike: one for alike, one in self._asked.items() if not one.answer.done()}
             self._asked = asking
 
-    def do_aside(self, call: Callable[[], None]) -> None:
+    def do_aside(self, user: int, call: Callable[[], None]) -> None:
         """Something short, for which nobody waits."""
         with contextlib.suppress(RuntimeError):  # the daemon is stopping, and the next one asks
-            self._measures.submit(call)
+            self._measures.submit(user, call)
 
     def close(self) -> None:
         """Jobs without an answer stay as they are: the next daemon requests their estimates."""
-        for pool in (self._declared, self._measures, self._others, self._patient):
-            pool.shutdown(cancel_futures=True)
+        self._declared.shutdown(cancel_futures=True)
+        for pool in (self._measures, self._others, self._patient):
+            pool.shutdown()
 
     def _wait(self, job: Job, patient: bool) -> None:
-        with self._lock:
-            self._lines[patient].put(job)
+        until = time.monotonic() + LAUNCH_S
         pool = self._patient if patient else self._others
         with contextlib.suppress(RuntimeError):  # it is shut down: the daemon is stopping
-            pool.submit(self._one, patient)
+            pool.submit(job.spec.uid, partial(self._answer, job, patient, until), key=job.id)
 
-    def _one(self, patient: bool) -> None:
-        with self._lock:
-            waiting = self._lines[patient].next()
-        if waiting:
-            job, since = waiting
-            self._answer(job, patient, since + LAUNCH_S - time.monotonic())
-
-    def _answer(self, job: Job, patient: bool, launch_s: float) -> None:
+    def _answer(self, job: Job, patient: bool, launched_by: float) -> None:
         asked, new = self._question(job.id, _alike(job.spec, patient))
         if asked is None:
             return
@@ -264,6 +232,7 @@ class Estimates:
         if new:
             beats.at(f"the memory of job {job.id}")
             try:
+                launch_s = launched_by - time.monotonic()
                 if launch_s > 0 and asked.launched.wait(launch_s):
                     asked.abandoned.wait(PAUSE_S)
                 if asked.abandoned.is_set():

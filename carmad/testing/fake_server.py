@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from carmad import registry
 from carmad.config import Settings
@@ -53,7 +54,8 @@ class FakeWorld:
     """Carries out the core's actions. A job's estimate is what it declared; an attempt runs until
     the test ends it, even if it was told to stop. Events go to `post`.
 
-    Suspending and resuming fails for the reason `driver_fails`, if that is set, and is `lost` then.
+    Suspending and resuming fails for the reason `driver_fails`, if that is set, and is `lost` then;
+    with `driver_hangs`, a resume is said to have hung.
 
     What the GPUs show is set by hand: `used_mib` (apart from the jobs'), `sm_active`,
     `dram_active`, `fault`, and `strangers`, processes of no job, on every GPU.
@@ -69,6 +71,7 @@ class FakeWorld:
         self.fault: dict[GpuId, str] = {}
         self.strangers: tuple[ProcessUse, ...] = ()
         self.driver_fails = ""
+        self.driver_hangs = False
         self.lost = False
         self.alive: dict[Key, FakeProcess] = {}
         self.signals: list[tuple[JobId, int]] = []
@@ -94,10 +97,10 @@ class FakeWorld:
             case Suspend(job):
                 self._move(job, (), Suspended)
             case Resume(job):
-                self._move(job, job.gpus, Resumed)
+                self._move(job, job.gpus, partial(Resumed, hung=self.driver_hangs))
 
     def _move(
-        self, job: Job, gpus: tuple[GpuId, ...], came: type[Suspended] | type[Resumed]
+        self, job: Job, gpus: tuple[GpuId, ...], came: Callable[..., Suspended | Resumed]
     ) -> None:
         if not self.driver_fails:
             self.alive[job.id, job.attempt].gpus = gpus
