@@ -197,6 +197,11 @@ class Suspending:
 
     # MiB of the host's memory for what suspended jobs held on GPUs; 0: no job is suspended
     host_memory_mib: AtOnce[Count] = 0
+    # the part of it that jobs which one user has suspended may take together; one may take more
+    per_user: AtOnce[Share] = 0.5
+    # s that a job which somebody has suspended is left alone. Then its time limit goes on, and it
+    # is requeued if its part of the host's memory is needed to suspend others
+    parked_s: AtOnce[Number] = 28800.0
     moves: AtOnce[bool] = False  # let a job resume on another GPU of the same kind
     # for a job's running kernels to finish; one that takes longer is not suspended
     lock_within_s: AtOnce[Positive] = 10.0

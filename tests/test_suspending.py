@@ -184,6 +184,69 @@ def test_the_hosts_memory_is_bounded_for_all_of_them_together() -> None:
     assert here.job(second).state is S.SUSPENDED
 
 
+def test_what_one_user_has_suspended_leaves_room_for_the_others() -> None:
+    here = server(4, host_memory_mib=50_000)
+    mine = [runs(here, exclusive=True) for _ in range(3)]
+    other = runs(here, user="bob", exclusive=True)
+    for id in mine:
+        suspend(here, id)
+    assert [here.job(id).state for id in mine] == [S.SUSPENDED, S.SUSPENDED, S.RUNNING]
+    refusal = here.scene.suspension_refusal(here.job(mine[2]), asked=True)
+    assert refusal == (
+        "holds 9.8G on GPUs, and its owner's suspended jobs have 19.5G of the host's memory, of"
+        " 24.4G at most ([suspend] per_user)"
+    )
+    assert not here.scene.suspension_refusal(here.job(mine[2])), "for others it can be"
+    suspend(here, other, by="bob")
+    assert here.job(other).state is S.SUSPENDED
+
+
+def test_one_job_may_have_more_than_a_users_part() -> None:
+    here = server(1, host_memory_mib=15_000)
+    id = runs(here)
+    suspend(here, id)
+    assert here.job(id).state is S.SUSPENDED
+
+
+def test_the_time_of_a_job_that_is_left_suspended_goes_on_in_the_end() -> None:
+    here = server(2, parked_s=3600.0)
+    limited, other = runs(here, time_limit_s=600.0), runs(here, exclusive=True)
+    for id in (limited, other):
+        suspend(here, id)
+    here.pass_time(3600.0 + 500.0)
+    assert here.job(limited).state is S.SUSPENDED
+    here.pass_time(120.0)
+    job = here.job(limited)
+    assert (job.state, job.stop) == (S.STOPPING, Cause.TIME_LIMIT)
+    assert "its time limit went on" in job.notes[-1]
+    assert here.job(other).state is S.SUSPENDED, "it has no limit"
+
+
+@pytest.mark.parametrize("requeue", [True, False])
+def test_who_is_left_suspended_for_long_makes_room_for_an_urgent_job(requeue: bool) -> None:
+    limits = Limits(preemption="suspend")
+    here = server(2, replace(SETTINGS, limits=limits), host_memory_mib=15_000, parked_s=3600.0)
+    parked = runs(here, requeue=requeue)
+    suspend(here, parked)
+    batch = [runs(here, user="bob", exclusive=True) for _ in range(2)]
+    urgent = here.submit(user="eve", exclusive=True, urgent=True)
+    here.pass_time(60.0)
+    assert here.job(parked).state is S.SUSPENDED and here.job(urgent).state is S.QUEUED
+    assert "mostly by suspended job 1 of ada" in here.job(urgent).notes[-1]
+    here.pass_time(3600.0)
+    if not requeue:
+        assert here.job(parked).state is S.SUSPENDED
+        return
+    job = here.job(parked)
+    assert (job.state, job.stop) == (S.STOPPING, Cause.PREEMPTED)
+    assert f"job {urgent} needed the host's memory" in job.notes[-1]
+    here.exit(parked, Exit(Cause.FAILURE, signal=15))
+    here.pass_time(2)
+    assert (here.job(parked).state, here.job(parked).held) == (S.QUEUED, True)
+    assert here.job(urgent).state in (S.STARTING, S.RUNNING)
+    assert [here.job(id).state for id in batch].count(S.SUSPENDED) == 1
+
+
 def test_a_job_that_was_just_resumed_runs_for_a_while_and_may_not_be_suspended_for_ever() -> None:
     here = server(1, most_per_hour=3)
     id = runs(here)

@@ -150,7 +150,7 @@ async def suspend(call: Caller, body: SelectIn) -> Response:
     scene = await call.service.scene()
 
     def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
-        verdict = control.suspend(job, scene.suspension_refusal(job))
+        verdict = control.suspend(job, scene.suspension_refusal(job, asked=True))
         return verdict, SuspendRequested(now, job.id, by, job.tasks - 1)
 
     return await _change(call, body, act)

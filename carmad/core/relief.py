@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, takewhile
 from math import inf
 from typing import Literal
@@ -59,14 +60,28 @@ class Relief:
                 self._ledger.note(job.id, f"is still on {where}; it is not stopped for that")
         taken: set[GpuId] = set()
         wait = set(self.waiting) if may else set()
+        actions: list[Action] = []
         for job in view.queue:
             if job.id in wait:
-                victims = self._victims(job, view, taken)
+                victims, lack_mib = self._victims(job, view, taken)
                 chosen = {each.id: f"for job {job.id}" for each in victims} | chosen
+                if lack_mib:
+                    actions += self._make_room(job, lack_mib, view.now)
         jobs = ((self._ledger.jobs[id], why) for id, why in chosen.items())
-        return [
+        return actions + [
             action for job, why in jobs for action in self._suspensions.preempt(job, why, view.now)
         ]
+
+    def _make_room(self, job: Job, mib: int, now: float) -> list[Action]:
+        """For so much on the host, so that others can be suspended for the job; it is told who is
+        in the way."""
+        if largest := self._suspensions.largest:
+            self._ledger.note(
+                job.id,
+                "no job is suspended for it while the host's memory for that is taken, mostly by"
+                f" suspended job {largest.id} of {largest.spec.user}",
+            )
+        return self._suspensions.make_room(mib, f"job {job.id}", now)
 
     def avert(self, samples: Iterable[GpuSample], now: float) -> list[Action]:
         """Suspend a job on each shared GPU whose memory, by its last readings, would be full before
@@ -117,29 +132,34 @@ class Relief:
                 return job if full_in_s <= takes_s + settings.monitor.period_s else None
         return None
 
-    def _victims(self, job: Job, view: View, taken: set[GpuId]) -> list[Job]:
+    def _victims(self, job: Job, view: View, taken: set[GpuId]) -> tuple[list[Job], int]:
         """The jobs to suspend for this one: those on the GPUs of a node that are cheapest to free.
-        These are added to `taken`. Empty if that would not help."""
+        These are added to `taken`. None if that would not help; and the memory in MiB that the host
+        would have to have for the least of them, if that is all that is missing."""
+        least_mib = 0
         for node in view.nodes:
             able = [gpu for gpu in node.gpus if gpu.id not in taken and self._frees(gpu, job, view)]
             able.sort(key=_moved_mib)
             its = able[: job.spec.gpus]
             moved_mib = sum(map(_moved_mib, its))
-            if len(its) == job.spec.gpus and moved_mib <= self._suspensions.host_room_mib:
+            if len(its) < job.spec.gpus:
+                continue
+            if moved_mib <= self._suspensions.host_room_mib:
                 taken.update(gpu.id for gpu in its)
-                return [each for gpu in its for each in gpu.residents]
-        return []
+                return [each for gpu in its for each in gpu.residents], 0
+            least_mib = min(least_mib or moved_mib, moved_mib)
+        return [], least_mib
 
     def _frees(self, gpu: GpuView, job: Job, view: View) -> bool:
-        """Whether the GPU could take the job without those that are there, and they can go."""
+        """Whether the GPU could take the job without those that are there, and they can go if the
+        host has room."""
         empty_mib = gpu.gpu.memory_mib - gpu.external_mib
         empty = replace(gpu, residents=(), settling=None, free_mib=empty_mib)
         if (job.need and job.need.safe_mib > empty_mib) or view.refusals(view.demand(job), empty):
             return False
+        way = partial(self._suspensions.way_to_preempt, now=view.now, room=True)
         return all(
-            each.leaves
-            or (not self._goes_first(each) and self._suspensions.way_to_preempt(each, view.now))
-            for each in gpu.residents
+            each.leaves or (not self._goes_first(each) and way(each)) for each in gpu.residents
         )
 
     def _goes_first(self, job: Job) -> bool:

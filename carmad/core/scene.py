@@ -87,12 +87,12 @@ class Scene:
         """Which of the job's GPUs does not work, by its last reading, and why; "" if all do."""
         return failed_gpu(job, self.gpus, lambda gpu: self.view.gpu(gpu).sample)
 
-    def suspension_refusal(self, job: Job) -> str:
-        """Why the job cannot be suspended now; "" if it can."""
+    def suspension_refusal(self, job: Job, asked: bool = False) -> str:
+        """Why the job cannot be suspended now; "" if it can. `asked`: until it is resumed."""
         there = (self.view.gpu(gpu) for gpu in job.gpus if gpu in self.view.node_of)
         mib = memory_of(job, (gpu.sample for gpu in there))
         suspended = (each for each in self.live.rows.values() if each.suspension)
-        return refusal(job, mib, suspended, self.view.settings, self.now)
+        return refusal(job, mib, suspended, self.view.settings, self.now, asked)
 
     def tasks(self, array: JobId) -> Sequence[Job]:
         """The tasks of an array that have not ended; those that wait alike as one job."""

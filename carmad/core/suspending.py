@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from math import inf
 from typing import Literal
 
 from carmad.config import Settings, Suspending
@@ -40,6 +41,7 @@ from carmad.readable import duration, gib
 
 QUANTUM = 30.0  # a job runs for so many times what suspending it costs, before the next suspension
 AGAIN_AFTER_S, AGAIN_AFTER_AT_MOST_S = 10.0, 600.0  # a failure to resume
+OVERSTAYED = "it was suspended for longer than suspend.parked_s"
 MOST_HUNG = 2  # attempts to resume a job that the driver does not answer, before its owner decides
 
 
@@ -54,9 +56,34 @@ def refusal(
     suspended: Iterable[Job],
     settings: Settings,
     now: float,
+    asked: bool = False,
 ) -> str:
     """Why the job cannot be suspended now, for people, after its name; "" if it can. `mib`: what it
-    holds on each of its GPUs that can be read; `suspended`: all jobs with a suspension."""
+    holds on each of its GPUs that can be read; `suspended`: all jobs with a suspension; `asked`:
+    until somebody resumes it."""
+    if why := unfit(job, mib, settings, now):
+        return why
+    suspended = tuple(suspended)
+    holds_mib, all_mib = sum(mib.values()), settings.suspend.host_memory_mib
+    room_mib = host_room_mib(suspended, settings)
+    if holds_mib > room_mib:
+        return (
+            f"holds {gib(holds_mib)} on GPUs, and of the host's memory for suspended jobs"
+            f" {gib(room_mib)} of {gib(all_mib)} are left ([suspend] host_memory_mib)"
+        )
+    theirs = [each for each in suspended if each.held and each.spec.owner == job.spec.owner]
+    parked_mib = all_mib - host_room_mib(theirs, settings)
+    most_mib = int(settings.suspend.per_user * all_mib)
+    if asked and parked_mib and parked_mib + holds_mib > most_mib:
+        return (
+            f"holds {gib(holds_mib)} on GPUs, and its owner's suspended jobs have {gib(parked_mib)}"
+            f" of the host's memory, of {gib(most_mib)} at most ([suspend] per_user)"
+        )
+    return ""
+
+
+def unfit(job: Job, mib: Mapping[GpuId, int], settings: Settings, now: float) -> str:
+    """As `refusal`, if the host had room."""
     its = job.current
     if its is None or job.state is not JobState.RUNNING:
         return f"is {job.state}: only a running job can be suspended"
@@ -69,20 +96,25 @@ def refusal(
         return f"has just resumed: it runs for {duration(quantum_s)} at least"
     if mib.keys() != set(job.gpus):
         return "has a GPU that cannot be read"
-    room_mib = host_room_mib(suspended, settings)
-    if sum(mib.values()) > room_mib:
-        return (
-            f"holds {gib(sum(mib.values()))} on GPUs, and of the host's memory for suspended jobs"
-            f" {gib(room_mib)} of {gib(settings.suspend.host_memory_mib)} are left"
-            " ([suspend] host_memory_mib)"
-        )
     return ""
+
+
+def overstayed_s(job: Job, settings: Settings, now: float) -> float:
+    """How long it has been suspended beyond the time for which it is left alone; 0: it has not, or
+    nobody wants it to be suspended."""
+    its = job.suspension
+    if not its or not job.held or job.state is not JobState.SUSPENDED:
+        return 0.0
+    return max(0.0, now - its.at - settings.suspend.parked_s)
 
 
 def host_room_mib(suspended: Iterable[Job], settings: Settings) -> int:
     """What the host can still take. `suspended`: all jobs with a suspension."""
-    used_mib = sum(each.suspension.host_mib for each in suspended if each.suspension)
-    return max(0, settings.suspend.host_memory_mib - used_mib)
+    return max(0, settings.suspend.host_memory_mib - sum(map(_host_mib, suspended)))
+
+
+def _host_mib(job: Job) -> int:
+    return job.suspension.host_mib if job.suspension else 0
 
 
 def never(job: Job, settings: Settings) -> str:
@@ -113,10 +145,15 @@ class Suspensions:
     def host_room_mib(self) -> int:
         return host_room_mib(self.ledger.suspended.values(), self.settings)
 
-    def refusal(self, job: Job, now: float) -> str:
-        """Why the job cannot be suspended now; "" if it can."""
+    @property
+    def largest(self) -> Job | None:
+        """The suspended job that takes most of the host's memory."""
+        return max(self.ledger.suspended.values(), key=_host_mib, default=None)
+
+    def refusal(self, job: Job, now: float, asked: bool = False) -> str:
+        """Why the job cannot be suspended now; "" if it can. `asked`: see above."""
         suspended = self.ledger.suspended.values()
-        return refusal(job, self._fleet.memory_of(job), suspended, self.settings, now)
+        return refusal(job, self._fleet.memory_of(job), suspended, self.settings, now, asked)
 
     def suspend(
         self,
@@ -145,11 +182,15 @@ class Suspensions:
 
     # -- for others
 
-    def way_to_preempt(self, job: Job, now: float) -> Literal["suspend", "requeue"] | None:
-        """How its GPUs can be taken back now, by `limits.preemption`; None: not at all."""
+    def way_to_preempt(
+        self, job: Job, now: float, room: bool = False
+    ) -> Literal["suspend", "requeue"] | None:
+        """How its GPUs can be taken back now, by `limits.preemption`; None: not at all. `room`: if
+        the host had room."""
         preemption = self.settings.limits.preemption
         if preemption == "suspend":
-            if not self.refusal(job, now):
+            fit = room and not unfit(job, self._fleet.memory_of(job), self.settings, now)
+            if fit or not self.refusal(job, now):
                 return "suspend"
             begins = job.filler and job.state is JobState.STARTING  # nothing is lost yet
             if not begins and not (job.spec.requeue_ok and never(job, self.settings)):
@@ -167,12 +208,43 @@ class Suspensions:
             case None:
                 return []
 
+    # -- those that stay suspended for long
+
+    def expire(self, now: float) -> list[Action]:
+        """Stop those that somebody has left suspended until their time limits have expired."""
+        note = f"{OVERSTAYED}: its time limit went on"
+        return [
+            self.ledger.stop(job.with_note(note), Cause.TIME_LIMIT)
+            for job in tuple(self.ledger.suspended.values())
+            if (over_s := overstayed_s(job, self.settings, now))
+            and not job.spec.slurm_job
+            and job.attained_s(now) + over_s >= (job.spec.time_limit_s or inf)
+        ]
+
+    def make_room(self, mib: int, whose: str, now: float) -> list[Action]:
+        """Requeue those that have been left suspended for too long, the longest first, until the
+        host has room for so much; nobody if that is not enough."""
+        suspended = self.ledger.suspended.values()
+        going = [job for job in suspended if job.state is JobState.STOPPING]
+        left_s = {job.id: overstayed_s(job, self.settings, now) for job in suspended}
+        able = [job for job in suspended if left_s[job.id] and job.spec.requeue]
+        able.sort(key=lambda job: -left_s[job.id])
+        short_mib = mib - self.host_room_mib - sum(map(_host_mib, going))
+        chosen: list[Job] = []
+        while able and short_mib > 0:
+            chosen.append(able.pop(0))
+            short_mib -= _host_mib(chosen[-1])
+        if short_mib > 0:
+            return []
+        note = f"{OVERSTAYED}, and {whose} needed the host's memory: `carma release` starts it anew"
+        return [self.ledger.stop(job.with_note(note), Cause.PREEMPTED) for job in chosen]
+
     # -- what owners ask for
 
     def request(self, event: SuspendRequested) -> list[Action]:
         actions: list[Action] = []
         for job in self._parts(event):
-            if not control.suspend(job, self.refusal(job, event.at)).acts:
+            if not control.suspend(job, self.refusal(job, event.at, asked=True)).acts:
                 continue
             if job.state is JobState.RUNNING:
                 why = f"suspended by {event.by}"

@@ -220,7 +220,7 @@ class Watch:
 
     def expire(self, now: float) -> list[Action]:
         """Time limits and their warnings, ends of profiling runs, and GPUs that are not used."""
-        actions: list[Action] = []
+        actions = self.suspensions.expire(now)
         for job in tuple(self.ledger.watched.values()):
             if job.state is not JobState.STOPPING and job.started_at is not None:
                 actions += self._expire(job, now, now - job.started_at)
