@@ -432,7 +432,7 @@ def test_nonsense_on_the_control_fifo_changes_nothing(bench: Bench) -> None:
 
 
 def test_a_stop_before_the_start_is_not_lost(bench: Bench) -> None:
-    job = bench.launch(bench.job("touch", "ran"))
+    job = bench.launch(bench.job("sleep", "600"))  # it may have started by then
     bench.launcher.stop(job, 0.0)
     end = bench.ended(job)
     assert end["stopped"]

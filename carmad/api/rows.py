@@ -21,7 +21,7 @@ from carmad.api.wire import as_json, state_code
 from carmad.core.messages import Step
 from carmad.core.scene import Scene
 from carmad.core.sharing import label
-from carmad.core.tasks import indices, singly
+from carmad.core.tasks import gapless, indices, singly
 from carmad.core.types import ENDED, Job, JobId
 from carmad.loop import Follower
 from carmad.store.sql import SqlStore
@@ -126,24 +126,13 @@ def row_label(row: Row) -> str:
 
 def _tasks(row: Row) -> str:
     """As squeue writes them: `2-7,9%4`; of many spans the first, and an ellipsis."""
-    found = sorted(chain.from_iterable(map(indices, row)))
-    spans = list(islice(_spans(found), SPANS + 1))
-    words = [f"{low}-{high}" if high > low else f"{low}" for low, high in spans[:SPANS]]
+    spans = list(islice(gapless(row), SPANS + 1))
+    words = [f"{its[0]}-{its[-1]}" if len(its) > 1 else f"{its[0]}" for its in spans[:SPANS]]
     if len(spans) > SPANS:
         words.append("...")
     array = row[0].spec.array
     limit = f"%{array.limit}" if array and array.limit is not None else ""
     return ",".join(words) + limit
-
-
-def _spans(indices: Sequence[int]) -> Iterator[tuple[int, int]]:
-    low = high = indices[0]
-    for index in indices[1:]:
-        if index != high + 1:
-            yield low, high
-            low = index
-        high = index
-    yield low, high
 
 
 @dataclass(slots=True)

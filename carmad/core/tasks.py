@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from heapq import merge
 from typing import Generic, NamedTuple, TypeVar
 
 from carmad.core.types import Job, JobId, JobState
@@ -50,6 +51,24 @@ def indices(job: Job) -> range:
     if array is None:
         return range(0)
     return range(array.index, array.index + job.tasks * array.step, array.step)
+
+
+def gapless(jobs: Iterable[Job]) -> Iterator[range]:
+    """The indices of these jobs as ranges without gaps, in order: the first few cost little,
+    however many tasks there are."""
+
+    def pieces(its: range) -> Iterator[range]:
+        return iter([its]) if its.step == 1 else (range(index, index + 1) for index in its)
+
+    whole = range(0)
+    for piece in merge(*(pieces(indices(job)) for job in jobs), key=lambda its: its.start):
+        if whole and piece.start > whole.stop:
+            yield whole
+            whole = range(0)
+        start = whole.start if whole else piece.start
+        whole = range(start, max(whole.stop, piece.stop))
+    if whole:
+        yield whole
 
 
 def ids_of(job: Job, among: range) -> range:
