@@ -57,7 +57,7 @@ from carmad.core.reservations import Reservation
 from carmad.core.scheduler import Scheduler
 from carmad.core.share import Account
 from carmad.core.states import TRANSITIONS
-from carmad.core.tasks import JobsById, part
+from carmad.core.tasks import JobsById, Outcome, part
 from carmad.core.types import (
     After,
     AfterKind,
@@ -97,7 +97,7 @@ SHARED = Settings(
     monitor=PATIENT,
     host=HOST,
     limits=Limits(backfill=1, gpus_per_user=5),
-    suspend=Suspending(host_memory_mib=500),
+    suspend=Suspending(host_memory_mib=500, parked_s=30),
 )
 UNDER_MPS = Settings(
     monitor=PATIENT, host=HOST, collocation=Collocation(mps=True, max_jobs_per_gpu=2)
@@ -107,7 +107,7 @@ PREEMPTING = replace(SHARED, limits=Limits(preemption=True))
 SUSPENDING = replace(
     SHARED,
     limits=Limits(preemption="suspend"),
-    suspend=Suspending(host_memory_mib=1000, moves=True, most_per_hour=3),
+    suspend=Suspending(host_memory_mib=1000, moves=True, most_per_hour=3, parked_s=15),
     collocation=Collocation(guarantee_memory=True),
 )
 SERVERS = tuple(
@@ -162,10 +162,11 @@ class Disk:
             self.reservations = step.reservations
 
     def restore(self) -> Restored:
-        ended = sorted((j for j in self.jobs.values() if j.ended), key=lambda job: job.ended_at)
+        rows = self.jobs.rows.values()
+        ended = sorted((row for row in rows if row.ended), key=lambda row: row.ended_at)
         return Restored(
-            tuple(job for job in self.jobs.rows.values() if not job.ended),
-            tuple((job.id, job.state) for job in ended[-ENDED_REMEMBERED:]),
+            tuple(row for row in rows if not row.ended),
+            tuple(Outcome(row.id, row.state, row.tasks) for row in ended[-ENDED_REMEMBERED:]),
             self.drains,
             JobId(max(self.jobs, default=0) + 1),
             accounts=tuple(self.accounts.values()),
@@ -362,7 +363,9 @@ class Model:
         elif fails and not attempt.gpus:
             lost = key[0] % 2 == 0
             self.seen["return failed"] += 1
-            self.tell(Resumed(self.now, *key, "no room", lost))
+            hung = key[0] % 3 == 0
+            self.seen["return hung"] += hung
+            self.tell(Resumed(self.now, *key, "no room", lost, hung))
         else:
             self.seen["resumed"] += 1
             self._occupy(attempt, gpus)
