@@ -169,6 +169,7 @@ large,100,600,1,ann,30000,0.7
 other,101,600,1,bob,30000,0.7
 wide,102,600,4,cho,100,0.1
 huge,103,600,1,cho,90000,0.1
+wrong,104,-1,1,cho,100,0.1
 """
 
 
@@ -181,6 +182,7 @@ def test_it_takes_ones_own_jobs_and_names_those_that_would_have_crashed(
     ran = subprocess.run(
         demo, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
     )
+    assert "rows of the trace that are left out: 1; line 6: duration_s is -1" in ran.stderr
     assert "2 jobs do not fit 1xA100-40GB" in ran.stderr
     assert ran.stdout.startswith("2 jobs of "), ran.stdout
     said = " ".join(ran.stdout.split())

@@ -95,8 +95,18 @@ def test_it_has_the_jobs_directory_and_environment_and_no_gpu(folder: Path) -> N
     spec = mine(folder, env=(("MINE", "1"),), memory_mib=9)
     words = 'echo "$PWD $MINE [$CUDA_VISIBLE_DEVICES] $CUDA_DEVICE_ORDER"; pwd; read -r line; nice'
     done = bash(words, spec)
-    assert done.output == f"{folder} 1 [] PCI_BUS_ID\n{folder}\n{NICE}\n"
+    nice = min(19, os.nice(0) + NICE)
+    assert done.output == f"{folder} 1 [] PCI_BUS_ID\n{folder}\n{nice}\n"
     assert not os.environ.get("MINE")
+
+
+def test_a_daemon_of_low_priority_can_try_a_program() -> None:
+    """With `nice -n 19 carma daemon start`, for one: without root, no process raises its own."""
+    words = "import os; os.nice(15); from tests.test_trial import bash; print(bash('nice'))"
+    repository = Path(__file__).parent.parent
+    command = [sys.executable, "-c", words]
+    shown = subprocess.run(command, capture_output=True, text=True, cwd=repository)
+    assert shown.stdout == repr(Trial(b"", "19\n", code=0)) + "\n", shown.stderr
 
 
 def test_its_files_are_made_as_its_owners_umask_says() -> None:

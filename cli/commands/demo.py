@@ -24,7 +24,7 @@ from rich.text import Text
 
 from carmad import paths
 from carmad.paths import python
-from carmad.readable import clean
+from carmad.readable import clean, number
 from carmad.sim import metrics, shadow
 from carmad.sim.experiment import Outcome, Task
 from carmad.sim.metrics import Figures
@@ -188,8 +188,8 @@ def pane(
     lines = [line for gpu in gpus for line in _gpu(gpu, room, plain)]
     states = [_state(job) for job in jobs] + ["to come"] * (total - len(jobs))
     dots, counts = Text("jobs  "), Text()
-    for number, state in enumerate(states, start=1):
-        dots.append(*_mark(state, number, plain))
+    for place, state in enumerate(states, start=1):
+        dots.append(*_mark(state, place, plain))
     for state, (symbol, ascii_symbol, style) in MARKS.items():
         if (count := states.count(state)) and state != "to come":
             counts.append(ascii_symbol if plain else symbol, style)
@@ -292,7 +292,7 @@ def demo(args: list[str]) -> int:
     else:
         tasks = own_jobs(options.trace, options.jobs, options.gpus)
         trace, factor = in_a_minute(tasks, options.gpus)
-        what = f"jobs of {clean(options.trace)}, {factor:,.0f} times as fast"
+        what = f"jobs of {clean(options.trace)}, {number(factor)} times as fast"
     screen.print(f"{len(trace)} {what}, on emulated GPUs: twice at once.\nLogs: {home}\n")
     for signum in (signal.SIGHUP, signal.SIGTERM):  # closing the terminal, too, ends both daemons
         signal.signal(signum, lambda signum, _: sys.exit(128 + signum))

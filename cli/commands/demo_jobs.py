@@ -46,9 +46,8 @@ def own_jobs(source: str, jobs: int, gpus: str) -> tuple[Task, ...]:
     trace = sources.load(source)
     if trace.rejected:
         first = trace.rejected[0]
-        output.note(
-            f"{len(trace.rejected):,} rows are left out; line {first.line}: {clean(first.why)}"
-        )
+        rows = f"rows of the trace that are left out: {len(trace.rejected):,}"
+        output.note(f"{rows}; line {first.line}: {clean(first.why)}")
     most = sum(node.gpus for node in cluster.nodes)
     mib = max(unit.memory_mib for node in cluster.nodes for unit in node.units)
     fitting = [t for t in trace.tasks if t.gpus <= most and t.load.memory_mib <= mib]
