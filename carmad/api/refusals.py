@@ -101,6 +101,11 @@ def fits_a_terminal(body: SubmitIn) -> None:
         raise CarmaError(f"a job at a terminal cannot have {what}", "Submit it as a batch job.")
 
 
+def has_one_name(body: SubmitIn) -> None:
+    if body.unless_running is not None and body.name not in (None, body.unless_running):
+        raise CarmaError("--unless-running and --name give the job two names", "Leave out --name.")
+
+
 def in_time(body: SubmitIn | JobSpec, now: float) -> None:
     if body.warn and body.time_limit_s is None:
         raise CarmaError("--signal needs a time limit", "Add --time.")

@@ -145,6 +145,10 @@ class Service(Follower):
     lengthy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     granting: asyncio.Lock = field(default_factory=asyncio.Lock)
     booking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    # Of each user, one submission `--unless-running` at a time.
+    naming: defaultdict[tuple[int, str], asyncio.Lock] = field(
+        default_factory=lambda: defaultdict(asyncio.Lock)
+    )
     turns: defaultdict[int, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     listings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))  # in memory
     rows: Rows = field(default_factory=Rows)
