@@ -97,7 +97,7 @@ class Body(BaseModel):
         strict=True,
         frozen=True,
         allow_inf_nan=False,
-        hide_input_in_errors=True,  # it may be a secret, and why an entry was refused is kept
+        hide_input_in_errors=True,  # it may be a secret
     )
 
 

@@ -24,7 +24,6 @@ from carmad.core.quota import Limit, limit_of
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Job, JobId, JobSpec
-from carmad.cron.crontab import Crontabs
 from carmad.engine.inbox import Inbox
 from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
@@ -135,7 +134,6 @@ class Service(Follower):
     starts: Moments = field(
         default_factory=lambda: Moments(lambda job: job.ended or job.holds_gpus)
     )
-    crontabs: Crontabs = field(init=False)
     events: Events = field(init=False)
     recent: Recent = field(init=False)
 
@@ -158,7 +156,6 @@ class Service(Follower):
     def __post_init__(self) -> None:
         self.events = Events(str(int(self.started_at * 1000)), self.settings.monitor.external_mib)
         self.recent = Recent(self.store)
-        self.crontabs = Crontabs(self.store)
         self.events.listeners += [self.timeline.note, self.counts.note]
 
     def on_commit(self, step: Step) -> None:

@@ -177,12 +177,14 @@ RESERVATIONS = Table(
     Column("body", Text, nullable=False),
 )
 
-# Users' recurring jobs: see `carmad.cron`.
+# What users had in `carma cron`, which is gone: only to be read.
 CRONTABS = Table(
     "crontabs",
     METADATA,
-    Column("uid", Integer, primary_key=True),
-    Column("body", Text, nullable=False),
+    Column("user", Text, nullable=False),
+    Column("uid", Integer, nullable=False),
+    Column("text", Text, nullable=False),
+    PrimaryKeyConstraint("user", "uid"),
 )
 
 # One row: the clock that the times in the other tables refer to.
