@@ -22,6 +22,7 @@ from carmad.store.sql import SqlStore
 from cli.commands.cron import lines
 from tests import api_server
 from tests.daemon import CARMA, NO_KERNELS, ROOT, Carmad, running
+from tests.schema import undo_accounts
 from tests.waiting import PATIENCE_S
 
 GUIDE = (ROOT / "docs/guides/recurring.md").read_text(encoding="utf-8")
@@ -142,6 +143,7 @@ def test_entries_of_one_name_get_two_and_what_cannot_be_read_stays() -> None:
 
 def of_an_earlier_build(path: Path, *rows: tuple[int, object]) -> None:
     """A database that had crontabs, by uid alone."""
+    undo_accounts(path)
     with contextlib.closing(sqlite3.connect(path)) as database, database:
         database.execute("DROP TABLE crontabs")
         database.execute("CREATE TABLE crontabs (uid INTEGER PRIMARY KEY, body TEXT NOT NULL)")

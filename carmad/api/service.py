@@ -23,7 +23,7 @@ from carmad.core.ports import Server
 from carmad.core.quota import Limit, limit_of
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Job, JobId, JobSpec
+from carmad.core.types import Job, JobId, JobSpec, Owner
 from carmad.engine.inbox import Inbox
 from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
@@ -144,7 +144,7 @@ class Service(Follower):
     granting: asyncio.Lock = field(default_factory=asyncio.Lock)
     booking: asyncio.Lock = field(default_factory=asyncio.Lock)
     # Of each user, one submission `--unless-running` at a time.
-    naming: defaultdict[tuple[int, str], asyncio.Lock] = field(
+    naming: defaultdict[Owner, asyncio.Lock] = field(
         default_factory=lambda: defaultdict(asyncio.Lock)
     )
     turns: defaultdict[int, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
@@ -215,9 +215,9 @@ class Service(Follower):
         if not self.tally.begun:
             await self.ask(self.tally.begin)
 
-    def limit_of(self, user: str) -> Limit:
+    def limit_of(self, owner: Owner) -> Limit:
         """The limit that applies to the user; call `ready` first."""
-        return limit_of(user, self.tally.limits, self.settings.limits)
+        return limit_of(owner, self.tally.limits, self.settings.limits)
 
 
 async def _wait_for(future: Future[T], hint: str) -> T:

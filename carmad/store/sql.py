@@ -131,7 +131,14 @@ def _for_driver(statement: Insert, columns: Iterable[str]) -> str:
 
 _INSERT_JOB = insert(JOBS)
 _NEW = _INSERT_JOB.excluded
-_FIXED = ("id", "user", "array", "environment", "script")  # to set them is to rewrite their indexes
+_FIXED = (
+    "id",
+    "user",
+    "uid",
+    "array",
+    "environment",
+    "script",
+)  # to set them is to rewrite their indexes
 _UPSERT_JOBS = _for_driver(
     _INSERT_JOB.on_conflict_do_update(
         index_elements=[JOBS.c.id],
@@ -367,7 +374,9 @@ class SqlStore(Reader):
         self._keep(connection, map(change, found))
 
     def _keep(self, connection: Connection, accounts: Iterable[Account]) -> None:
-        rows = [{"user": each.user, "body": codec.encode(each)} for each in accounts]
+        rows = [
+            {"user": each.user, "uid": each.uid, "body": codec.encode(each)} for each in accounts
+        ]
         if rows:
             connection.execute(_REPLACE_ACCOUNT, rows)
 
