@@ -30,6 +30,7 @@ class Options(TypedDict, total=False):
     leaves variables out."""
 
     name: str | None
+    unless_running: str | None  # Refused with the code "running" while a job has this name
     cwd: str
     env: Mapping[str, str]
     export: Mapping[str, str]

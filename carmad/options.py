@@ -380,6 +380,16 @@ class JobOptions:
         memory=False,
         help="do not start before `carma release`",
     )
+    unless_running = option(
+        "--unless-running",
+        default=None,
+        section=START,
+        read="not_empty",
+        metavar="NAME",
+        memory=False,
+        help="submit nothing while a job of yours with this name waits or runs; otherwise it is the"
+        " new job's name. For crontabs and timers",
+    )
     nice: int = option(
         "--nice",
         default=0,

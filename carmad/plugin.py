@@ -57,6 +57,7 @@ from carmad.core.types import JobId as JobId
 from carmad.core.types import JobSpec as JobSpec
 from carmad.core.types import JobState as JobState
 from carmad.core.types import Loaded as Loaded
+from carmad.core.types import Owner as Owner
 from carmad.core.types import Prediction as Prediction
 from carmad.core.types import Profile as Profile
 from carmad.core.types import ProfilingRun as ProfilingRun

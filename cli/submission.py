@@ -446,7 +446,7 @@ def _request(
         given = getattr(options, name)
         body[name] = option.default if given is None else given
     return body | {
-        "name": options.name or own_name,
+        "name": options.name or options.unless_running or own_name,
         "gpus": _gpus(options),
         "constraint": _constraint(options),
         "layout": _layout(options),

@@ -25,7 +25,7 @@ SUMMARIES: dict[str, dict[str, str]] = {
         "update": "Change options of waiting jobs; of running ones, --time and --requeue.",
         "notify": "Check where messages about your jobs go (--notify), and send one as a test.",
         "book": "Book GPUs for your own jobs, or list what is booked and reserved.",
-        "cron": "Submit jobs again and again at set times, or show when they run next.",
+        "cron": "Say what to use instead: the system's cron; print the entries you had, for that.",
         "report-step": "Report how long a training step of a running job takes, and its parts.",
         "report-metric": (
             "Report metrics of a running job, such as its accuracy, for `carma results`."

@@ -116,7 +116,7 @@ VERBS = (
     Verb("update", "steer", ARGPARSE),
     Verb("notify", "logs", ARGPARSE),
     Verb("book", "shares", ARGPARSE),
-    Verb("cron", "cron", ARGPARSE),
+    Verb("cron", "cron", ITSELF),
     Verb("report-step", "results", ARGPARSE),
     Verb("report-metric", "results", ARGPARSE),
     Verb("results", "results", ARGPARSE),

@@ -88,7 +88,7 @@ def recurring(job: Job, history: History, models: Mapping[str, Model]) -> Predic
 
 def unheard_of(job: Job, history: History, models: Mapping[str, Model]) -> Prediction | None:
     """Cold start: the prediction for a job that has not run before."""
-    mean_s, gpus = history.by_user.mean(job.spec.user), job.spec.gpus
+    mean_s, gpus = history.by_user.mean(job.spec.owner), job.spec.gpus
     if mean_s is not None:
         of = f"the mean of {job.spec.user}'s latest jobs"
         return Prediction(mean_s, "history", notes=(of,), is_guess=True)
@@ -143,7 +143,7 @@ def _values(job: Job, history: History, exemplars: tuple[str, ...]) -> Mapping[s
         bucket(job.spec.name, exemplars),
         job.spec.gpus,
         job.submitted_at,
-        history.by_user.of(job.spec.user),
+        history.by_user.of(job.spec.owner),
         history.by_group.of(job.group),
         profile,
     )

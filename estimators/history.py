@@ -59,7 +59,7 @@ class History:
 
     def estimate(self, spec: JobSpec) -> Estimate | Refusal:
         wanted = template(spec.argv)
-        runs = [run for run in self.server.runs(spec.uid) if _alike(run, spec)]
+        runs = [run for run in self.server.runs(spec.owner) if _alike(run, spec)]
         same = [run for run in runs if template(run.spec.argv) == wanted]
         if not same:
             return Refusal(_nearest(runs, wanted), self.name)

@@ -21,7 +21,7 @@ from itertools import accumulate, pairwise
 from math import ceil
 from statistics import median
 
-from carmad.plugin import Estimate, JobSpec, Refusal, Run, Server, Settings, template
+from carmad.plugin import Estimate, JobSpec, Owner, Refusal, Run, Server, Settings, template
 from estimators.contexts import find_context
 from estimators.look import look
 from estimators.tracer.command import LAUNCHERS, Unreadable, parse
@@ -90,10 +90,10 @@ class Past:
         return Past(own, [alike(runs) for runs in self.others])
 
 
-def past(server: Server, uid: int, source: str, stack: str) -> Past:
-    others = (server.runs(other) for other in server.users() if other != uid)
+def past(server: Server, owner: Owner, source: str, stack: str) -> Past:
+    others = (server.runs(other) for other in server.users() if other != owner)
     return Past(
-        find_estimates(server.runs(uid), source, stack),
+        find_estimates(server.runs(owner), source, stack),
         [find_estimates(runs, source, stack) for runs in others],
     )
 
@@ -202,7 +202,7 @@ class Trace:
         if report.reserved <= 0:
             return Refusal("it put nothing on a GPU", self.name, report.seconds)
         stack = f"{self.server.gpu} / driver {self.server.driver} / torch {report.torch}"
-        earlier = past(self.server, spec.uid, self.name, stack)
+        earlier = past(self.server, spec.owner, self.name, stack)
         learned = context_mib(earlier)
         context, origin = learned or self._default_context(report.torch)
         traced, floor = ceil(report.reserved / MIB), report.floor // MIB

@@ -130,7 +130,9 @@ def down_the_line(view: View, turn: Callable[[Job, View], Turn]) -> tuple[Propos
 
 
 def _not_own_reservation(wanted: Demand, gpu: GpuView) -> Reason | None:
-    if any(not slot.in_s and wanted.user in slot.of.users for slot in gpu.reserved):
+    if any(
+        not slot.in_s and wanted.owner and slot.of.admits(wanted.owner) for slot in gpu.reserved
+    ):
         return None
     return NOT_RESERVED
 
@@ -192,11 +194,10 @@ class Ranked:
         if not view.reserved:
             return (), view
         plan: list[Placement] = []
-        now = (slot for gpu in view.gpus for slot in gpu.reserved if not slot.in_s)
-        owners = {user for slot in now for user in slot.of.users}
+        now = {slot.of for gpu in view.gpus for slot in gpu.reserved if not slot.in_s}
         on_own = replace(self, filters=(*self.filters, _not_own_reservation))
         for job in view.queue:
-            if job.spec.user in owners:
+            if any(each.admits(job.spec.owner) for each in now):
                 placement = on_own.place(job, view)
                 if placement.gpus:
                     plan.append(placement)

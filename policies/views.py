@@ -117,7 +117,7 @@ def available_s(gpu: GpuView, job: Job, view: View, from_s: float) -> float:
     at_most_s = job.at_most_s(view.now)
     lasts_s = view.settings.limits.reservation_notice_s if at_most_s == inf else at_most_s
     for slot in gpu.reserved:
-        if job.spec.user not in slot.of.users and from_s + lasts_s > slot.in_s:
+        if not slot.of.admits(job.spec.owner) and from_s + lasts_s > slot.in_s:
             from_s = max(from_s, slot.ends_at - view.now)
     return from_s
 

@@ -375,24 +375,6 @@ ANSWERS: dict[tuple[str, str], Any] = {
         "jobs": [ended(), ended(code=None, signal=9)],
         "more": 0,
     },
-    ("GET", "/v1/cron"): {
-        "schema": 1,
-        "user": "ada",
-        "text": "0 3 * * * true\n",
-        "entries": [
-            {
-                "schedule": "0 3 * * *",
-                "command": "true",
-                "next_at": "2026-11-21T03:00:00Z",
-                "ran_at": None,
-                "job": None,
-                "state": None,
-                "skipped": 0,
-                "refused": None,
-            }
-        ],
-    },
-    ("POST", "/v1/cron"): {"schema": 1, "user": "bo", "text": "", "entries": []},
     ("GET", "/v1/reservations"): RESERVATIONS,
     ("POST", "/v1/reservations"): RESERVATIONS,
     ("POST", "/v1/reservations/1/cancel"): {"schema": 1, "reservations": []},

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from carmad.plugin import JobSpec, Run, Trial
+from carmad.plugin import JobSpec, Owner, Run, Trial
 from estimators.look import TRACER
 from tests.warm_tracer import Tracers
 
@@ -40,11 +40,11 @@ class Here:
         self._past = past
         self._looked = looked
 
-    def users(self) -> Sequence[int]:
-        return sorted({run.spec.uid for run in self._past})
+    def users(self) -> Sequence[Owner]:
+        return sorted({run.spec.owner for run in self._past})
 
-    def runs(self, uid: int) -> Sequence[Run]:
-        return [run for run in self._past if run.spec.uid == uid]
+    def runs(self, owner: Owner) -> Sequence[Run]:
+        return [run for run in self._past if run.spec.owner == owner]
 
     def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
         if self._looked and str(TRACER) in argv:

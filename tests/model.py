@@ -71,6 +71,7 @@ from carmad.core.types import (
     JobId,
     JobState,
     MemoryLimits,
+    Owner,
     ProcessUse,
     WarnSignal,
 )
@@ -131,7 +132,7 @@ class Disk:
     def __init__(self) -> None:
         self.jobs = JobsById()
         self.drains: tuple[Any, ...] = ()
-        self.accounts: dict[str, Account] = {}
+        self.accounts: dict[Owner, Account] = {}
         self.reservations: tuple[Reservation, ...] = ()
         self.refuses = 0  # so many changes, for want of room
         self.refused = 0
@@ -145,7 +146,7 @@ class Disk:
             self.refuses -= 1
             self.refused += 1
             raise StoreFull("the disk is full", "make room")
-        self.accounts |= {account.user: account for account in step.accounts}
+        self.accounts |= {account.owner: account for account in step.accounts}
         for job in step.jobs:
             before = self.jobs.get(job.id)
             if before is not None and before.state is not job.state:
@@ -674,14 +675,14 @@ class Model:
         assert set(ledger.running()) == running
         assert set(core.view(self.now).running) == {job for job in running if job.gpus}
         assert all(job.spec.gpus for job in core.view(self.now).queue)
-        holds: Counter[tuple[str, str]] = Counter()
+        holds: Counter[tuple[Owner, str]] = Counter()
         for job in running:
-            whose = job.spec.user, "GPUs"
+            whose = job.spec.owner, "GPUs"
             for gpu_id in job.gpus:
                 holds[whose] += 1 / len(ledger.residents(gpu_id))  # type: ignore[assignment]
             if not job.spec.gpus:
                 part = (job.spec.cpus or 0) / (HOST.cpus or 1)
-                holds[job.spec.user, "host"] += part * len(core.gpus)  # type: ignore[assignment]
+                holds[job.spec.owner, "host"] += part * len(core.gpus)  # type: ignore[assignment]
         for user, account in core.shares.accounts.items():
             for rate, what in ((account.rate, "GPUs"), (account.host_rate, "host")):
                 assert abs(rate - holds[user, what]) < 1e-9, "somebody pays for others"

@@ -49,6 +49,7 @@ from carmad.core.types import (
     JobId,
     JobSpec,
     JobState,
+    Owner,
     Prediction,
     Profile,
     StageTimes,
@@ -208,7 +209,7 @@ def test_a_sweep_that_finds_the_disk_full_says_how_far_it_came(
         f"only the first {queued} tasks of array 1 are queued: cannot write",
     )
     assert len(daemon.call("GET", "/v1/jobs")[1]["jobs"]) == queued
-    assert daemon.service.tally.waiting(os.getuid()).jobs == queued
+    assert daemon.service.tally.waiting(Owner(os.getuid(), user_name())).jobs == queued
 
 
 def test_the_environment_arrives_and_what_is_exported_counts(daemon: Daemon) -> None:

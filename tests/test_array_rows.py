@@ -42,14 +42,14 @@ from carmad.core.tasks import (
     singly,
     spans,
 )
-from carmad.core.types import After, ArrayTask, Cause, Exit, Job, JobId, JobState
+from carmad.core.types import After, ArrayTask, Cause, Exit, Job, JobId, JobState, Owner
 from carmad.metrics.declared import ENDED
 from carmad.options import MAX_TASKS
 from carmad.store.journal import Journal, read, segments
 from carmad.store.sql import SqlStore
 from carmad.testing import FakeServer, a_job, a_spec
 from tests.aio import run_async
-from tests.api_server import Daemon, running
+from tests.api_server import Daemon, running, user_name
 from tests.daemon import ROOT
 
 DAY = 86_400.0
@@ -492,13 +492,13 @@ def test_an_array_is_submitted_and_cancelled_as_one(daemon: Daemon) -> None:
     array = submit(daemon, array={"indices": [*range(TASKS)]})
     assert sum(len(step.jobs) for step in written) <= 2, "submitted, estimated"
     written.clear()
-    assert daemon.service.tally.waiting(os.getuid()).jobs == TASKS
+    assert daemon.service.tally.waiting(Owner(os.getuid(), user_name())).jobs == TASKS
     results = daemon.call("POST", "/v1/cancel", {"select": str(array)})[1]["results"]
     label = f"{array}_[0-{TASKS - 1}]"
     said = {"id": array + 1, "label": label, "ok": True, "message": "cancelled", "count": TASKS}
     assert results == [said]
     assert [len(step.jobs) for step in written if step.jobs][-1] == 1
-    assert daemon.service.tally.waiting(os.getuid()).jobs == 0
+    assert daemon.service.tally.waiting(Owner(os.getuid(), user_name())).jobs == 0
     ends = {labels: n for metric, labels, n in daemon.service.counts.counters() if metric is ENDED}
     assert ends["cancelled",] == TASKS
     past = daemon.call("GET", "/v1/history")[1]["jobs"]

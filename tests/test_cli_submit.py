@@ -1222,7 +1222,6 @@ def test_a_full_disk_is_told(fake: FakeDaemon, words: list[str]) -> None:
         ["submit", "-D", "/tmp", "prog"],
         ["run", "prog"],
         ["estimate", "python3", "train.py"],
-        ["cron", "/dev/null"],
     ],
 )
 def test_a_deleted_directory_is_told(fake: FakeDaemon, tmp_path: Path, words: list[str]) -> None:

@@ -20,7 +20,7 @@ from carmad.store.sql import SqlStore
 from carmad.testing import a_gpu, a_job, a_run, a_spec, changed
 
 SETTINGS = Settings(monitor=Monitor(period_s=1.0))
-UID = a_spec().uid
+OWNER = a_spec().owner
 
 
 def a_past_job(id: int = 1, peak_mib: int = 8_000, **changes: object) -> Job:
@@ -49,8 +49,8 @@ def test_a_job_that_ended_well_teaches() -> None:
     job = a_past_job()
     running = changed(job, state=JobState.RUNNING, ended_at=None)
     experience.on_commit(a_step(running, job))
-    (run,) = experience.server().runs(UID)
-    assert list(experience.server().users()) == [UID]
+    (run,) = experience.server().runs(OWNER)
+    assert list(experience.server().users()) == [OWNER]
     assert run == Run(job.spec, 8_000, job.estimate, a_gpu(0).name, job.started_at, 201.0)
 
 
@@ -71,25 +71,25 @@ def test_what_teaches_nothing(changes: dict[str, object]) -> None:
     experience = Experience(SETTINGS)
     experience.on_commit(a_step(a_past_job(**changes)))
     assert list(experience.users()) == []
-    assert experience.runs(UID) == []
+    assert experience.runs(OWNER) == []
 
 
 def test_the_newest_come_first_and_each_user_has_his_own() -> None:
     experience = Experience(SETTINGS)
     ada, bob = a_spec(uid=1), a_spec(uid=2)
     experience.remember([a_past_job(1, spec=ada), a_past_job(3, spec=ada), a_past_job(2, spec=bob)])
-    assert sorted(experience.users()) == [1, 2]
-    assert [run.ended_at for run in experience.runs(1)] == [203.0, 201.0]
-    assert [run.ended_at for run in experience.runs(2)] == [202.0]
-    assert experience.runs(3) == []
+    assert sorted(experience.users()) == [ada.owner, bob.owner]
+    assert [run.ended_at for run in experience.runs(ada.owner)] == [203.0, 201.0]
+    assert [run.ended_at for run in experience.runs(bob.owner)] == [202.0]
+    assert experience.runs(ada.owner._replace(user="bob")) == []
 
 
 def test_one_users_array_makes_nobody_forget_the_others() -> None:
     experience = Experience(SETTINGS)
     experience.remember([a_past_job(1, spec=a_spec(uid=2))])
     experience.remember(a_past_job(id) for id in range(2, 2 * JOBS_PER_USER))
-    assert len(experience.runs(2)) == 1
-    mine = experience.runs(a_spec().uid)
+    assert len(experience.runs(a_spec(uid=2).owner)) == 1
+    mine = experience.runs(OWNER)
     assert len(mine) == JOBS_PER_USER
     assert mine[0].ended_at == 200.0 + 2 * JOBS_PER_USER - 1
 
@@ -110,9 +110,9 @@ def test_it_is_there_again_after_a_restart(tmp_path: Path) -> None:
     (user,) = store.users()
     second.remember(reversed(store.history(user=user, states=[JobState.SUCCEEDED])))
     store.close()
-    assert second.runs(UID) == first.runs(UID)
-    assert [run.peak_mib for run in second.runs(UID)] == [3_000, 2_000, 1_000]
-    assert second.runs(UID)[0].estimate == a_past_job().estimate
+    assert second.runs(OWNER) == first.runs(OWNER)
+    assert [run.peak_mib for run in second.runs(OWNER)] == [3_000, 2_000, 1_000]
+    assert second.runs(OWNER)[0].estimate == a_past_job().estimate
 
 
 def test_a_question_of_an_early_job_waits_for_the_gpus() -> None:
@@ -241,9 +241,9 @@ def test_the_context_of_each_stack() -> None:
         return judged(peak_mib, Estimate(1_500, "trace", low=1_400, parts=parts, stack=stack))
 
     runs = [traced(1_400 + 10 * n, "A100 / torch 2.9") for n in range(3)] + [traced(1_600, "T4")]
-    assert contexts({UID: runs}, UID) == [
+    assert contexts({OWNER: runs}, OWNER) == [
         {"stack": "A100 / torch 2.9", "jobs": 3, "context_mib": 410},
         {"stack": "T4", "jobs": 1, "context_mib": None},
     ]
-    to_another = contexts({UID: runs}, UID + 1)
+    to_another = contexts({OWNER: runs}, a_spec(uid=4).owner)
     assert [(one["jobs"], one["context_mib"]) for one in to_another] == [(3, None), (1, None)]

@@ -84,7 +84,7 @@ def test_an_entry_is_whole(name: str) -> None:
     if not isinstance(option.default, bool):
         assert option.metavar and callable(getattr(parse, option.read))
     assert name in SubmitIn.model_fields
-    assert name in {field.name for field in fields(JobSpec)} | {"held"}
+    assert name in {field.name for field in fields(JobSpec)} | {"held", "unless_running"}
 
 
 @pytest.mark.parametrize("name", (*ANSWERED, "warn"))

@@ -22,6 +22,7 @@ from carmad.core.scene import Scene
 from carmad.core.tasks import JobsById
 from carmad.core.types import After, ArrayTask, Attempt, Job, JobId, JobState, Prediction
 from carmad.testing import a_gpu_view, a_job, a_spec, a_view
+from tests.owners import who
 
 NOW = 1000.0
 
@@ -161,7 +162,7 @@ def test_those_whose_memory_is_being_estimated_stand_in_line() -> None:
 
 @pytest.mark.parametrize(
     "held",
-    [Held(gpus=Counter({"ada": 1})), Held(tasks=Counter({JobId(4): 1}))],
+    [Held(gpus=Counter({who("ada"): 1})), Held(tasks=Counter({JobId(4): 1}))],
     ids=["quota", "array_limit"],
 )
 def test_who_waits_for_more_than_gpus_is_told_no_start(held: Held) -> None:
@@ -315,7 +316,7 @@ def test_who_has_used_up_a_quota_is_told_so() -> None:
     view = a_view([a_gpu_view(0, residents=(mine,))], (), now=NOW)
     view = replace(view, settings=Settings(limits=Limits(gpus_per_user=1)))
     job = waiting(5)
-    scene = Scene(view, {}, JobsById((mine, job)), {}, (job,), held=Held(Counter(ada=1)))
+    scene = Scene(view, {}, JobsById((mine, job)), {}, (job,), held=Held(Counter({who("ada"): 1})))
     found = start_out(job, scene)
     assert found and found["text"] == "unknown: ada holds 1 GPUs of 1 allowed"
     assert start_out(mine, scene) is None

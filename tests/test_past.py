@@ -53,7 +53,7 @@ def seen(history: History, now: float) -> object:
     return (
         runs,
         [history.by_group.of(run.group) for run in runs],
-        [history.by_user.of(run.user) for run in runs],
+        [history.by_user.of(run.owner) for run in runs],
         [history.by_gpus.median(run.gpus) for run in runs],
         [history.profile(run.group) for run in runs],
         history.traffic(now),

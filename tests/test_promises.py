@@ -36,6 +36,7 @@ from carmad.core.types import (
 from carmad.store.codec import notice_rows
 from carmad.testing import FakeServer, a_job, a_spec
 from tests.daemon import Carmad, Json, running, train
+from tests.owners import who
 from tests.waiting import until
 
 GIB = 1024
@@ -127,15 +128,15 @@ def test_who_is_to_blame(
 def test_a_word_is_doubted_after_the_second_job_within_the_window() -> None:
     shares = Shares(Fairness())
     for job in (1, 1, 1):
-        shares.note_broken("bob", JobId(job), 0.0)
-    assert not shares.broken("bob", 1.0), "one job, however many it ended"
-    shares.note_broken("bob", JobId(2), 1000.0)
-    assert len(shares.broken("bob", 1001.0)) == ENOUGH
+        shares.note_broken(who("bob"), JobId(job), 0.0)
+    assert not shares.broken(who("bob"), 1.0), "one job, however many it ended"
+    shares.note_broken(who("bob"), JobId(2), 1000.0)
+    assert len(shares.broken(who("bob"), 1001.0)) == ENOUGH
     assert shares.doubts(a_spec(user="bob", memory_mib=1), 1001.0)
     assert not shares.doubts(a_spec(user="bob"), 1001.0), "it gives no word"
     assert not shares.doubts(a_spec(user="bob", memory_mib=0), 1001.0)
     assert not shares.doubts(a_spec(user="ada", memory_mib=1), 1001.0)
-    assert not shares.broken("bob", promises.WINDOW_S + 1.0), "the first is long ago"
+    assert not shares.broken(who("bob"), promises.WINDOW_S + 1.0), "the first is long ago"
 
 
 def test_a_doubted_word_counts_where_nothing_higher_is_known() -> None:

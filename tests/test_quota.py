@@ -18,6 +18,7 @@ from carmad.sim.shadow import reproduce
 from carmad.store import journal
 from carmad.store.sql import SqlStore
 from carmad.testing import FakeServer, a_spec
+from tests.owners import UID, who
 from tests.recorded import PLENTY, Recorded
 
 ALONE = Settings(policy="exclusive")
@@ -49,7 +50,7 @@ def states(server: FakeServer, *jobs: JobId) -> list[JobState]:
 def test_ones_own_limit_comes_before_the_default_and_that_before_the_settings() -> None:
     settings = Limits(gpus_per_user=4, queued_per_user=10)
     limits = {"ada": Limit("ada", jobs=99), DEFAULT: Limit(DEFAULT, gpus=2, gpu_hours=1, per="day")}
-    ada, bob = limit_of("ada", limits, settings), limit_of("bob", {}, settings)
+    ada, bob = limit_of(who("ada"), limits, settings), limit_of(who("bob"), {}, settings)
     assert (ada.gpus, ada.gpu_hours, ada.per, ada.jobs) == (2, 1, "day", 99)
     assert (bob.gpus, bob.gpu_hours, bob.jobs) == (4, None, 10)
 
@@ -80,18 +81,18 @@ def test_the_users_of_a_group_share_its_limit() -> None:
 
 def test_gpu_hours_of_the_last_days_count() -> None:
     days = tuple((day, 10 * HOUR_S) for day in (80, 94, 95, 99))
-    ada = Account("ada", groups=("lab",), at=NOON, days=days)
-    bob = Account("bob", groups=("lab",), at=NOON - HOUR_S, rate=2.0)
+    ada = Account("ada", UID, groups=("lab",), at=NOON, days=days)
+    bob = Account("bob", UID, groups=("lab",), at=NOON - HOUR_S, rate=2.0)
     weekly, daily = Limit("ada", gpu_hours=30, per="week"), Limit("ada", gpu_hours=10, per="day")
     found = quotas(weekly, Limit("@lab", gpu_hours=32, per="week"), ada=ada, bob=bob)
-    assert found.refusal("ada", 1) == Reason("gpu_hours", 30, 30, "GPU-h per week", "ada")
-    assert found.frees_at("ada") == 101 * DAY_S  # when day 94 no longer counts
-    assert found.refusal("bob", 1) == Reason("gpu_hours", 32, 32, "GPU-h per week", "@lab")
-    assert quotas(daily, ada=ada).refusal("ada", 1) is None
+    assert found.refusal(who("ada"), 1) == Reason("gpu_hours", 30, 30, "GPU-h per week", "ada")
+    assert found.frees_at(who("ada")) == 101 * DAY_S  # when day 94 no longer counts
+    assert found.refusal(who("bob"), 1) == Reason("gpu_hours", 32, 32, "GPU-h per week", "@lab")
+    assert quotas(daily, ada=ada).refusal(who("ada"), 1) is None
     monthly = replace(weekly, gpu_hours=41, per="month")
-    assert quotas(monthly, ada=ada).refusal("ada", 1) is None
+    assert quotas(monthly, ada=ada).refusal(who("ada"), 1) is None
     none = quotas(replace(weekly, gpu_hours=0), ada=ada)
-    assert none.frees_at("ada") == float("inf")
+    assert none.frees_at(who("ada")) == float("inf")
 
 
 def test_who_has_used_up_the_gpu_hours_starts_nothing_more_but_what_runs_goes_on() -> None:
@@ -130,7 +131,7 @@ def test_limits_are_kept_with_who_set_them_and_when(tmp_path: Path) -> None:
 @pytest.mark.parametrize("jobs", [10_000])
 def test_a_long_line_is_checked_once_per_user_and_size(jobs: int) -> None:
     found = quotas(Limit("ada", gpus=0))
-    reasons = {id(found.refusal("ada", 1)) for _ in range(jobs)}
+    reasons = {id(found.refusal(who("ada"), 1)) for _ in range(jobs)}
     assert len(reasons) == 1
 
 
@@ -151,7 +152,7 @@ def test_every_segment_of_a_journal_has_shares_and_limits_in_it(
             server.journal.flush()
     server.journal.flush()
     assert server.scheduler.shares.ranks.spent
-    assert len({server.scheduler.shares.rank(user) for user in users}) == 3
+    assert len({server.scheduler.shares.rank(who(user)) for user in users}) == 3
     found = [reproduce(path) for path in journal.segments(tmp_path)]
     assert len(found) >= 8
     assert [each.first for each in found] == [None] * len(found)

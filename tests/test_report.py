@@ -22,7 +22,7 @@ from carmad.api.reporting import longest_wait_reason
 from carmad.core.decision import Decision, Placement, Reason, Verdict
 from carmad.core.messages import Step, Tick
 from carmad.core.sharing import EstimateSummary, JobSummary, SpecSummary
-from carmad.core.types import ArrayTask, Cause, Exit, GpuId, JobId, JobState, Usage
+from carmad.core.types import ArrayTask, Cause, Exit, GpuId, JobId, JobSpec, JobState, Owner, Usage
 from carmad.report import as_markdown, as_page, last, sections
 from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import parse
@@ -36,6 +36,7 @@ from cli.main import run
 from tests import outcomes
 from tests.api_server import as_uid, running
 from tests.attack.users import needs_root
+from tests.owners import who
 from tests.test_sharing import HOUR, beside, job, stay
 
 GPUS = {GpuId(f"g{n}"): a_gpu(n, id=GpuId(f"g{n}")) for n in range(2)}
@@ -43,7 +44,7 @@ WEEK = Period(0.0, 100 * HOUR, 100 * HOUR)
 HOSTILE = "<img src=x onerror=alert(1)>|`*[x](javascript:1)\x1b[31m\u202e" + "A" * 10_000
 
 
-def report(*jobs: JobSummary, period: Period = WEEK, user: str | None = None) -> ReportOut:
+def report(*jobs: JobSummary, period: Period = WEEK, user: Owner | None = None) -> ReportOut:
     return report_out(jobs, period, Server(GPUS), lambda one: f"why {one.id}", user)
 
 
@@ -163,7 +164,7 @@ def test_jobs_that_held_gpus_without_using_them() -> None:
 def test_others_are_totals_to_anyone_but_administrators() -> None:
     idle = Usage(gpu_seconds=10 * HOUR)
     jobs = (job(1, stay(0, 10), usage=idle), job(2, stay(0, 10, "g1"), user="eve", usage=idle))
-    out = report(*jobs, waiting(3, 5), user="eve")
+    out = report(*jobs, waiting(3, 5), user=who("eve"))
     assert [(row["user"], row["gpu_hours"]) for row in out["users"]] == [("eve", 10.0), ("", 10.0)]
     assert [row["id"] for row in out["idle"]] == [2]
     assert out["waits"] == []
@@ -398,13 +399,22 @@ def open_folder() -> Iterator[Path]:
         yield Path(made)
 
 
+def spec_of(user: str) -> JobSpec:
+    return a_spec(user=user, uid=pwd.getpwnam(user).pw_uid, name="secret")
+
+
 @needs_root
 def test_what_a_user_gets_of_others() -> None:
     with open_folder() as folder, running(folder) as daemon:
         now = time.time()
         its = {"state": JobState.SUCCEEDED, "started_at": now - 3600, "ended_at": now - 60}
         mine, other = (
-            a_job(n, spec=a_spec(user=user, name="secret"), gpus=(daemon.gpus[n].id,), **its)
+            a_job(
+                n,
+                spec=a_spec(user=user, uid=pwd.getpwnam(user).pw_uid, name="secret"),
+                gpus=(daemon.gpus[n].id,),
+                **its,
+            )
             for n, user in ((1, "nobody"), (2, "root"))
         )
         daemon.store.commit(Step((Tick(now),), (mine, other), (), ()))

@@ -28,6 +28,7 @@ from carmad.http.connections import Peer
 from carmad.store.sql import SqlStore
 from carmad.testing import FakeServer, a_job, a_spec
 from tests.daemon import NO_KERNELS, Carmad, running, until
+from tests.owners import who
 
 HOUR_S, DAY_S, WEEK_S = 3600.0, 86_400.0, 604_800.0
 NOON = 12 * HOUR_S
@@ -203,7 +204,7 @@ def test_what_nine_of_ten_runs_take() -> None:
 
 
 ROOT = Peer(0, 0, "root", admin=True)
-ADA = Peer(1001, 1001, "ada", admin=False, groups=("lab", "staff"))
+ADA = Peer(1000, 1000, "ada", admin=False, groups=("lab", "staff"))
 
 
 def asked(server: FakeServer, peer: Peer = ROOT, **body: object) -> Reservation:
@@ -277,7 +278,7 @@ def test_users_book_for_themselves_within_their_limit() -> None:
     booked(server, lasts_s=1.5 * HOUR_S)  # an hour of the first is over
     assert refused(server, users=["bo"]) == "a booking is for yourself"
     assert refused(server, starts_at=stamp(server.now + 14 * DAY_S)).startswith("it would end in")
-    assert booking_hours("ada", server.scene) == pytest.approx(2.5)
+    assert booking_hours(who("ada"), server.scene) == pytest.approx(2.5)
 
 
 def test_the_users_of_a_group_share_its_bookings() -> None:

@@ -35,6 +35,7 @@ pytest.importorskip("interpret", reason="training needs carma-gpu[policies]")
 
 from carmad.learning import forest, interference, lucid, retraining
 from carmad.learning.retraining import retrain
+from tests.owners import who
 from tests.waiting import PATIENCE_S
 
 DAY_S = 86_400.0
@@ -174,7 +175,7 @@ def test_a_process_of_its_own_trains_what_predicts(store: SqlStore, tmp_path: Pa
     )
     known = History()
     for user, seconds in SECONDS.items():
-        known.by_user.add(user, seconds)
+        known.by_user.add(who(user), seconds)
     of_ada, of_bob = (predictor.predict(job, known, told[0], now) for job in (ada, bob))
     assert of_ada and of_bob
     assert of_ada.source == of_bob.source == "additive"
@@ -426,7 +427,7 @@ def test_without_a_model_the_rules_of_the_history_hold() -> None:
     job = a_job(spec=a_spec(user="ada"))
     known = History()
     assert predictor.predict(job, known, {}, 0.0) is None
-    known.by_user.add("ada", 50.0)
+    known.by_user.add(who("ada"), 50.0)
     said = predictor.predict(job, known, {"duration": LEAF}, 0.0)
     assert said is not None and (said.seconds, said.source) == (50.0, "history")
     sure = a_job(spec=a_spec(user="ada", expected_s=7.0))

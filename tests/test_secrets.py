@@ -261,19 +261,6 @@ def test_a_backup_has_none_and_its_jobs_say_what_they_lack(daemon: Carmad) -> No
     assert "has no HF_TOKEN" in daemon.carma("why", str(id))
 
 
-def test_a_crontab_keeps_its_own_apart(daemon: Carmad) -> None:
-    table = daemon.work / "table"
-    table.write_text("#SCRON --gpus 0\n0 0 1 1 * true\n")
-    carma(daemon, "cron", str(table), **SHELL)
-    daemon.kill()
-    (name,) = holders(daemon)
-    assert name.startswith("secrets/crontab-")
-    daemon.start()
-    assert SECRET not in daemon.carma("cron", "--json")
-    daemon.carma("cron", "--remove")
-    gone(daemon)
-
-
 def test_an_administrator_may_leave_some_out(tmp_path: Path) -> None:
     (tmp_path / "expected").write_text(SECRET)
     with running(tmp_path, CARMA_SUBMIT__ENV_EXCLUDE="*_TOKEN, NO_*", **NO_KERNELS) as daemon:
@@ -292,7 +279,7 @@ def test_an_administrator_may_leave_some_out(tmp_path: Path) -> None:
 def test_what_is_wrong_with_a_request_is_said_without_its_values() -> None:
     found = {"type": "x", "loc": ("body", "env", "T"), "msg": "wrong", "input": SECRET}
     assert SECRET not in explain_invalid([found])
-    request = {"argv": ["true"], "cwd": "/", "env": {"HF_TOKEN": f"{SECRET}\0"}}  # a crontab's
+    request = {"argv": ["true"], "cwd": "/", "env": {"HF_TOKEN": f"{SECRET}\0"}}
     with pytest.raises(ValueError, match="HF_TOKEN") as raised:
         SubmitIn.model_validate(request)
     assert SECRET[:10] not in str(raised.value)

@@ -449,7 +449,7 @@ def test_attempts_of_older_releases_are_told_as_far_as_is_known(tmp_path: Path) 
             connection.execute(f"DROP TABLE {table}")
         for index in ("environment", "user_ended_at_bytes", "script", "search"):
             connection.execute(f"DROP INDEX ix_jobs_{index}")
-        for column in ("environment", "bytes", "script", "tasks", "words"):
+        for column in ("environment", "bytes", "script", "tasks", "words", "uid"):
             connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
         connection.execute("CREATE TABLE events (at FLOAT)")
         connection.execute("CREATE INDEX ix_events_at ON events (at)")

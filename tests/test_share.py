@@ -27,6 +27,7 @@ from carmad.core.types import Cause, Exit, JobId, JobState, Mode
 from carmad.store import codec
 from carmad.store.sql import SqlStore
 from carmad.testing import FakeServer, a_gpu, a_spec
+from tests.owners import UID, who
 
 HOUR_S = 3600.0
 WEEK_S = 7 * DAY_S
@@ -34,18 +35,18 @@ ALONE = Settings(policy="exclusive", fairness=Fairness(band_hours=0.0))
 
 
 def shared(settings: Fairness | None = None, **hours: float) -> Shares:
-    accounts = (Account(user, used_s=used * HOUR_S) for user, used in hours.items())
+    accounts = (Account(user, UID, used_s=used * HOUR_S) for user, used in hours.items())
     return Shares(settings or Fairness(), accounts)
 
 
 def test_use_counts_half_after_a_half_life() -> None:
-    ada = Account("ada", at=0.0, used_s=HOUR_S)
+    ada = Account("ada", UID, at=0.0, used_s=HOUR_S)
     assert ada.as_of(WEEK_S, WEEK_S).used_s == pytest.approx(HOUR_S / 2)
     assert ada.as_of(2 * WEEK_S, WEEK_S).used_s == pytest.approx(HOUR_S / 4)
 
 
 def test_what_is_being_used_counts_exactly_however_often_it_is_settled() -> None:
-    ada = Account("ada", rate=1.5)
+    ada = Account("ada", UID, rate=1.5)
     at_once = ada.as_of(WEEK_S, WEEK_S)
     bit_by_bit = ada
     for day in range(1, 8):
@@ -57,7 +58,7 @@ def test_what_is_being_used_counts_exactly_however_often_it_is_settled() -> None
 
 
 def test_days_are_forgotten() -> None:
-    ada = Account("ada", rate=1.0).as_of(100.5 * DAY_S, WEEK_S)
+    ada = Account("ada", UID, rate=1.0).as_of(100.5 * DAY_S, WEEK_S)
     assert len(ada.days) == 31
     assert ada.since(100, 100.75 * DAY_S) == pytest.approx(0.75 * DAY_S)
     later = replace(ada, rate=0.0).as_of(131 * DAY_S, WEEK_S)
@@ -67,40 +68,40 @@ def test_days_are_forgotten() -> None:
 def test_what_is_being_used_is_saved_every_minute_and_not_more_often() -> None:
     shares, rates = shared(ada=0), Rates()
     shares.follow(rates, 0.0)
-    shares.accounts["ada"] = Account("ada", at=1000.0, rate=1.0)
+    shares.accounts[who("ada")] = Account("ada", UID, at=1000.0, rate=1.0)
     shares.follow(rates, 1000.0)
     shares.follow(rates, 1000.0 + SAVED_EVERY_S - 1)
-    assert shares.accounts["ada"].at == 1000.0
+    assert shares.accounts[who("ada")].at == 1000.0
     shares.follow(rates, 1000.0 + SAVED_EVERY_S)
-    assert shares.accounts["ada"].at == 1000.0 + SAVED_EVERY_S
+    assert shares.accounts[who("ada")].at == 1000.0 + SAVED_EVERY_S
 
 
 def test_who_has_no_urgent_jobs_uses_none_of_the_budget_for_them() -> None:
     shares = shared()
-    shares.note_groups("ada", ("staff",), 0.0)
-    assert shares.urgent_s("ada", DAY_S) == shares.urgent_s("bob", DAY_S) == 0.0
+    shares.note_groups(who("ada"), ("staff",), 0.0)
+    assert shares.urgent_s(who("ada"), DAY_S) == shares.urgent_s(who("bob"), DAY_S) == 0.0
 
 
 def test_weights_divide_what_was_used() -> None:
     shares = shared(Fairness(weights={"ada": 4.0}), ada=30, bob=10)
     assert shares.rerank(20.0)
-    assert (shares.rank("ada"), shares.rank("bob"), shares.rank("new")) == (1, 2, 0)
+    assert (shares.rank(who("ada")), shares.rank(who("bob")), shares.rank(who("new"))) == (1, 2, 0)
 
 
 def test_the_users_of_a_group_with_a_weight_share_it() -> None:
     shares = shared(Fairness(weights={"@lab": 2.0}), ada=1, bob=9, carl=8)
     for user in ("ada", "bob"):
-        shares.note_groups(user, ("staff", "lab"), 0.0)
+        shares.note_groups(who(user), ("staff", "lab"), 0.0)
     shares.rerank(20.0)
-    assert [shares.rank(user) for user in ("ada", "bob", "carl")] == [1, 2, 3]
-    assert shares.group("ada") == "@lab"
+    assert [shares.rank(who(user)) for user in ("ada", "bob", "carl")] == [1, 2, 3]
+    assert shares.group(who("ada")) == "@lab"
 
 
 def test_users_whose_use_differs_by_less_than_a_band_are_equal() -> None:
     """On eight GPUs, a band of an hour is eight GPU-hours."""
     shares = shared(Fairness(weights={"dora": 4.0}), ada=1, bob=8, carl=30, dora=28, eve=200)
-    shares.rerank(20.0, ("ada", "bob", "carl", "dora", "eve"), gpus=8)
-    assert {user: shares.rank(user) for user in (*shares.accounts, "new")} == {
+    shares.rerank(20.0, (who("ada"), who("bob"), who("carl"), who("dora"), who("eve")), gpus=8)
+    assert {owner.user: shares.rank(owner) for owner in (*shares.accounts, who("new"))} == {
         "new": 0,
         "ada": 0,
         "bob": 0,
@@ -112,20 +113,20 @@ def test_users_whose_use_differs_by_less_than_a_band_are_equal() -> None:
 
 def test_a_band_begins_at_the_user_with_the_least_use_who_waits() -> None:
     shares = shared(ada=90, bob=97, carl=99)
-    shares.rerank(20.0, ("bob", "carl"), gpus=8)
-    assert shares.rank("bob") == shares.rank("carl") == 1
-    assert shares.rank("new") == 0, "who has used far less goes first"
-    shares.rerank(40.0, ("ada", "bob", "carl"), gpus=8)
-    assert (shares.rank("ada"), shares.rank("bob"), shares.rank("carl")) == (1, 1, 2)
+    shares.rerank(20.0, (who("bob"), who("carl")), gpus=8)
+    assert shares.rank(who("bob")) == shares.rank(who("carl")) == 1
+    assert shares.rank(who("new")) == 0, "who has used far less goes first"
+    shares.rerank(40.0, (who("ada"), who("bob"), who("carl")), gpus=8)
+    assert (shares.rank(who("ada")), shares.rank(who("bob")), shares.rank(who("carl"))) == (1, 1, 2)
 
 
 def test_within_a_group_bands_count_too_and_between_equal_groups_arrival() -> None:
     weights = {"@lab": 1.0, "@course": 2.0}
     shares = shared(Fairness(weights=weights), ada=2, bob=18, carl=41, dora=60)
     for user, group in (("ada", "lab"), ("bob", "lab"), ("carl", "course"), ("dora", "")):
-        shares.note_groups(user, (group,), 0.0)
+        shares.note_groups(who(user), (group,), 0.0)
     shares.rerank(20.0, gpus=8)
-    assert {user: shares.rank(user) for user in shares.accounts} == {
+    assert {owner.user: shares.rank(owner) for owner in shares.accounts} == {
         "ada": 1,
         "carl": 1,  # the group's 41 of weight 2 are as the lab's 20
         "bob": 2,
@@ -231,11 +232,11 @@ def test_a_shared_gpu_is_divided() -> None:
     second = server.submit(user="bob", memory_mib=1000)
     assert server.job(second).state is JobState.STARTING
     server.pass_time(60)
-    used = {user: server.scheduler.shares.usage_s(user, server.now) for user in ("ada", "bob")}
+    used = {user: server.scheduler.shares.usage_s(who(user), server.now) for user in ("ada", "bob")}
     assert used == pytest.approx({"ada": 130, "bob": 30}, rel=0.01)
     server.exit(first)
-    assert server.scheduler.shares.accounts["bob"].rate == 1.0
-    assert server.scheduler.shares.accounts["ada"].rate == 0.0
+    assert server.scheduler.shares.accounts[who("bob")].rate == 1.0
+    assert server.scheduler.shares.accounts[who("ada")].rate == 0.0
 
 
 def test_shares_survive_a_restart_and_a_reboot_ends_what_was_used(tmp_path: Path) -> None:
@@ -249,7 +250,7 @@ def test_shares_survive_a_restart_and_a_reboot_ends_what_was_used(tmp_path: Path
     for step in server.steps:
         store.commit(step)
     store.close()
-    used_s = server.scheduler.shares.usage_s("ada", server.now + 50)
+    used_s = server.scheduler.shares.usage_s(who("ada"), server.now + 50)
 
     store = SqlStore.open(tmp_path / "carma.db")
     store.keep_time("boot", 0.0)
@@ -257,8 +258,8 @@ def test_shares_survive_a_restart_and_a_reboot_ends_what_was_used(tmp_path: Path
     server.scheduler.restore(saved.jobs, accounts=saved.accounts)
     server.sample(50)
     after = server.scheduler.shares
-    assert after.usage_s("ada", server.now) == pytest.approx(used_s)
-    assert after.accounts["bob"].groups == ("lab",)
+    assert after.usage_s(who("ada"), server.now) == pytest.approx(used_s)
+    assert after.accounts[who("bob")].groups == ("lab",)
     store.keep_time("boot", 1000.0)
     shifted = {each.user: each for each in store.restore().accounts}
     assert shifted["ada"].at == next(a.at for a in saved.accounts if a.user == "ada") + 1000
@@ -296,16 +297,16 @@ def test_urgent_jobs_are_paid_from_a_budget_that_comes_back() -> None:
         server.run_kernel(id)
     server.pass_time(HOUR_S / 2, 600)
     shares = server.scheduler.shares
-    assert shares.urgent_s("ada", server.now) == pytest.approx(HOUR_S / 2)
+    assert shares.urgent_s(who("ada"), server.now) == pytest.approx(HOUR_S / 2)
     carl, urgent = server.submit(user="carl"), server.submit(user="ada", urgent=True)
     assert line(server) == [urgent, carl]
     server.pass_time(HOUR_S / 2, 600)  # what it holds counts while it runs
     assert line(server) == [carl, urgent]
-    assert shares.ranks.spent == {"ada"}
-    assert shares.urgent_again_at("ada", server.now) == 7 * DAY_S
+    assert shares.ranks.spent == {who("ada")}
+    assert shares.urgent_again_at(who("ada"), server.now) == 7 * DAY_S
     server.exit(usual)
     server.exit(paid)
-    ada = shares.accounts["ada"]
+    ada = shares.accounts[who("ada")]
     assert (ada.rate, ada.urgent_rate) == (1.0, 1.0)  # of the one that waited
     server.tell(Reconfigured(server.now, ALONE))
     assert shares.ranks.spent == frozenset()
@@ -354,22 +355,22 @@ def test_it_loses_rank_in_the_line_for_gpus_too() -> None:
 
 def test_a_job_without_gpus_counts_as_the_part_of_the_gpus_that_it_has_of_the_host() -> None:
     server, jobs = flooded()
-    ada = server.scheduler.shares.accounts["ada"]
+    ada = server.scheduler.shares.accounts[who("ada")]
     assert (ada.rate, ada.host_rate) == (0.0, 2.0), "all CPUs: as two GPUs"
-    assert server.scheduler.shares.usage_s("ada", server.now) == pytest.approx(1200, rel=0.01)
+    assert server.scheduler.shares.usage_s(who("ada"), server.now) == pytest.approx(1200, rel=0.01)
     (shown,) = shares_out(server.scene)["users"]
     assert (shown["gpus"], shown["host_gpus"]) == (0.0, 2.0)
     assert shown["gpu_hours"] == pytest.approx(1 / 3, rel=0.01)
     for job in jobs:
         server.exit(job)
-    assert server.scheduler.shares.accounts["ada"].host_rate == 0.0
+    assert server.scheduler.shares.accounts[who("ada")].host_rate == 0.0
 
 
 def test_the_larger_of_its_parts_of_cpus_and_memory_counts() -> None:
     for cpus, memory_mib, gpus in ((1, None, 0.25), (1, 48 * 1024, 1.5), (4, 1024, 1.0)):
         server = FakeServer(gpus=2, settings=HOST)
         server.submit(gpus=0, cpus=cpus, host_memory_mib=memory_mib)
-        assert server.scheduler.shares.accounts["ada"].host_rate == gpus
+        assert server.scheduler.shares.accounts[who("ada")].host_rate == gpus
 
 
 def test_to_split_a_job_into_many_changes_nothing() -> None:
@@ -377,25 +378,25 @@ def test_to_split_a_job_into_many_changes_nothing() -> None:
         server = FakeServer(gpus=3, settings=HOST)
         for _ in range(jobs):
             server.submit(gpus=0, cpus=8 // jobs)
-        assert server.scheduler.shares.accounts["ada"].host_rate == 3.0
+        assert server.scheduler.shares.accounts[who("ada")].host_rate == 3.0
 
 
 def test_what_they_count_as_is_neither_gpus_held_nor_gpu_hours_of_a_limit() -> None:
     server, _ = flooded()
     shares = server.scheduler.shares
-    assert shares.accounts["ada"].since(0, server.now) == 0.0
-    assert shares.accounts["ada"].urgent_since(0, server.now) == 0.0
+    assert shares.accounts[who("ada")].since(0, server.now) == 0.0
+    assert shares.accounts[who("ada")].urgent_since(0, server.now) == 0.0
     quotas = server.scene.quotas
-    assert (quotas.gpus_held("ada"), quotas.hours_used("ada", "day")) == (0, 0.0)
+    assert (quotas.gpus_held(who("ada")), quotas.hours_used(who("ada"), "day")) == (0, 0.0)
 
 
 def test_where_nobody_counts_cpus_or_there_are_no_gpus_they_count_as_nothing() -> None:
     server, _ = flooded(ALONE)
-    assert server.scheduler.shares.usage_s("ada", server.now) == 0.0
+    assert server.scheduler.shares.usage_s(who("ada"), server.now) == 0.0
     server = FakeServer(gpus=0, settings=HOST)
     server.submit(gpus=0, cpus=8)
     server.pass_time(60)
-    assert server.scheduler.shares.usage_s("ada", server.now) == 0.0
+    assert server.scheduler.shares.usage_s(who("ada"), server.now) == 0.0
 
 
 def test_other_settings_and_other_gpus_count_at_once() -> None:
@@ -403,9 +404,9 @@ def test_other_settings_and_other_gpus_count_at_once() -> None:
     shares = server.scheduler.shares
     more = replace(HOST, host=Host(cpus=16))
     server.tell(Reconfigured(server.now, more))
-    assert shares.accounts["ada"].host_rate == 2.0, "four jobs of four CPUs, of sixteen"
+    assert shares.accounts[who("ada")].host_rate == 2.0, "four jobs of four CPUs, of sixteen"
     server.tell(Discovered(server.now, (a_gpu(0),)))
-    assert shares.accounts["ada"].host_rate == 1.0
+    assert shares.accounts[who("ada")].host_rate == 1.0
     made = len(server.steps)
     server.pass_time(10)
     assert not any(step.accounts for step in server.steps[made:]), "no job has started or ended"
@@ -417,11 +418,11 @@ def test_an_account_with_a_part_of_the_host_is_stored(tmp_path: Path) -> None:
     store.keep_time("boot", 0.0)
     for step in server.steps:
         store.commit(step)
-    used_s = server.scheduler.shares.usage_s("ada", server.now + 50)
+    used_s = server.scheduler.shares.usage_s(who("ada"), server.now + 50)
     saved = store.restore()
     server.scheduler.restore(saved.jobs, accounts=saved.accounts)
     server.sample(50)
-    assert server.scheduler.shares.usage_s("ada", server.now) == pytest.approx(used_s)
+    assert server.scheduler.shares.usage_s(who("ada"), server.now) == pytest.approx(used_s)
     store.keep_time("another boot", 5000.0)
     assert {each.host_rate for each in store.restore().accounts} == {0.0}
     store.close()
@@ -436,12 +437,12 @@ def test_an_account_with_a_part_of_the_host_is_stored(tmp_path: Path) -> None:
 
 def test_cancelling_and_submitting_again_gains_neither_use_nor_a_place() -> None:
     server, jobs = flooded()
-    used_s = server.scheduler.shares.usage_s("ada", server.now)
+    used_s = server.scheduler.shares.usage_s(who("ada"), server.now)
     bob = server.submit(user="bob", gpus=0, cpus=4)
     carl = server.submit(user="carl", gpus=0, cpus=4)
     for job in jobs:
         server.tell(CancelRequested(server.now, job, "ada", 0))
-    ada = server.scheduler.shares.accounts["ada"]
+    ada = server.scheduler.shares.accounts[who("ada")]
     assert ada.host_rate == 2.0, "until its processes are gone"
     again = server.submit(user="ada", gpus=0, cpus=4)
     assert line(server) == [bob, carl, again]
@@ -450,7 +451,7 @@ def test_cancelling_and_submitting_again_gains_neither_use_nor_a_place() -> None
     assert line(server) == [carl, bob, again]
     for job in jobs[:2]:
         server.exit(job, Exit(Cause.CANCELLED))
-    assert server.scheduler.shares.usage_s("ada", server.now) == used_s
+    assert server.scheduler.shares.usage_s(who("ada"), server.now) == used_s
 
 
 def test_an_early_arrival_that_was_kept_gains_nothing_against_who_has_used_less() -> None:
@@ -468,7 +469,7 @@ def test_an_early_arrival_that_was_kept_gains_nothing_against_who_has_used_less(
 def test_a_held_job_counts_as_nothing_and_one_that_is_being_preempted_until_it_is_gone() -> None:
     server, jobs = flooded()
     server.tell(HoldRequested(server.now, jobs[2], True, "ada"))
-    assert server.scheduler.shares.accounts["ada"].host_rate == 2.0, "of the two that run"
+    assert server.scheduler.shares.accounts[who("ada")].host_rate == 2.0, "of the two that run"
     server = FakeServer(gpus=1, settings=replace(ALONE, limits=Limits(preemption=True)))
     job = server.submit(user="ada")
     server.run_kernel(job)
@@ -476,9 +477,9 @@ def test_a_held_job_counts_as_nothing_and_one_that_is_being_preempted_until_it_i
     shares, ledger = server.scheduler.shares, server.scheduler._ledger
     ledger.put(stopping(ledger.jobs[job], Cause.PREEMPTED))
     server.pass_time(60)
-    assert shares.accounts["ada"].rate == 1.0
+    assert shares.accounts[who("ada")].rate == 1.0
     server.tell(Exited(server.now, job, 1, Exit(Cause.FAILURE, signal=15)))
-    assert server.scheduler.shares.usage_s("ada", server.now) == pytest.approx(120, rel=0.01)
+    assert server.scheduler.shares.usage_s(who("ada"), server.now) == pytest.approx(120, rel=0.01)
 
 
 def test_an_adopted_job_counts_from_its_adoption_on() -> None:
@@ -487,6 +488,6 @@ def test_an_adopted_job_counts_from_its_adoption_on() -> None:
     gpu = server.gpus[0].id
     spec = a_spec(user="ada", process=(4711, 99), interactive=True)
     server.tell(Adopted(server.now, JobId(50), spec, (gpu,), Mode.STREAMS))
-    assert server.scheduler.shares.accounts["ada"].rate == 1.0
+    assert server.scheduler.shares.accounts[who("ada")].rate == 1.0
     server.pass_time(60)
-    assert server.scheduler.shares.usage_s("ada", server.now) == pytest.approx(60, rel=0.01)
+    assert server.scheduler.shares.usage_s(who("ada"), server.now) == pytest.approx(60, rel=0.01)

@@ -8,6 +8,7 @@ from carmad.api.tally import Tally, Waiting, weight
 from carmad.core.messages import Step, Tick
 from carmad.core.types import Environment, Job, JobId, JobSpec, JobState, Script
 from carmad.testing import a_job, a_spec
+from tests.owners import who
 
 SHARED = Environment("shared", 10_000)
 NOTHING = Waiting(0, 0)
@@ -31,11 +32,11 @@ def test_an_environment_counts_once_however_many_have_it() -> None:
     made, specs = tally(), [spec()] * 100
     made.expect(JobId(1), specs)
     size = 100 * weight(specs[0]) + 10_000
-    assert made.waiting(1000) == Waiting(100, size)
+    assert made.waiting(who("ada")) == Waiting(100, size)
     other = spec(environment=Environment("other", 5))
     more = Waiting(103, size + 3 * weight(other) + 5)
-    assert made.waiting(1000, [other, other, spec()]) == more
-    assert made.waiting(1001) == NOTHING
+    assert made.waiting(who("ada"), [other, other, spec()]) == more
+    assert made.waiting(who("eve")) == NOTHING
     assert Tally.alone([other, other]) == Waiting(2, 2 * weight(other) + 5)
 
 
@@ -44,11 +45,11 @@ def test_what_starts_or_ends_makes_room() -> None:
     jobs = [a_job(n, spec=spec()) for n in (1, 2, 3)]
     made.expect(JobId(1), [each.spec for each in jobs])
     note(made, *jobs)  # the core has them, too: they count once
-    assert made.waiting(1000).jobs == 3
+    assert made.waiting(who("ada")).jobs == 3
     note(made, replace(jobs[0], state=JobState.STARTING), replace(jobs[1], state=JobState.FAILED))
-    assert made.waiting(1000) == Waiting(1, weight(spec()) + 10_000)
+    assert made.waiting(who("ada")) == Waiting(1, weight(spec()) + 10_000)
     made.give_up(JobId(3), [jobs[2].spec])
-    assert made.waiting(1000) == NOTHING
+    assert made.waiting(who("ada")) == NOTHING
 
 
 def test_a_command_weighs_what_its_words_take() -> None:
@@ -62,4 +63,4 @@ def test_a_command_weighs_what_its_words_take() -> None:
 def test_a_script_counts_once_too() -> None:
     made, specs = tally(), [spec(script=Script("shared", 500, 1))] * 10
     made.expect(JobId(1), specs)
-    assert made.waiting(1000, specs).bytes == 20 * weight(specs[0]) + 10_500
+    assert made.waiting(who("ada"), specs).bytes == 20 * weight(specs[0]) + 10_500

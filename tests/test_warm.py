@@ -50,10 +50,10 @@ class Server:
         self._tracers = tracers
         self.last = Trial(b"", "")
 
-    def users(self) -> list[int]:
+    def users(self) -> list[Any]:
         return []
 
-    def runs(self, uid: int) -> list[Any]:
+    def runs(self, owner: object) -> list[Any]:
         return []
 
     def trial(self, spec: JobSpec, argv: Any, within_s: float) -> Trial:

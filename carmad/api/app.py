@@ -52,7 +52,6 @@ def create_app(service: Service) -> FastAPI:
     app.state.owners = Owners()
     app.state.shares = Shares(*FREE)
     state = app.state
-    state.tasks = (cron.keep_time,)  # that run beside the requests
     app.add_middleware(Bounded, peers=state.peers, owners=state.owners, shares=state.shares)
     for kind in (CarmaError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, answer_problem)

@@ -23,7 +23,7 @@ from carmad.core.messages import Event, Submitted
 from carmad.core.scene import Scene
 from carmad.core.sharing import label as label_of
 from carmad.core.tasks import ids_of, part
-from carmad.core.types import ENDED, Job, JobId
+from carmad.core.types import ENDED, Job, JobId, Owner
 from carmad.errors import CarmaError
 from carmad.http.connections import Credentials, Peer, Peers
 from carmad.http.problems import PROBLEMS, Forbidden, NotFound
@@ -186,7 +186,7 @@ def resolve(store: SqlStore, peer: Peer, selection: Selection, scene: Scene) -> 
         rows = scene.live.rows.values()
         whole |= {job.id: job for job in rows if job.spec.owner == peer.owner}
     if selection.last:
-        for job in _newest(store, peer.user):
+        for job in _newest(store, peer.owner):
             whole[job.id] = scene.live.row(job.id) or job
     found = {job.id: job for job in _in_scene(selection, scene)}
     found |= {job.id: job for job in _in_store(store, selection, scene) if job.id not in scene.live}
@@ -209,9 +209,9 @@ def _in_scene(selection: Selection, scene: Scene) -> Iterator[Job]:
         yield from live.rows.values()
 
 
-def _newest(store: SqlStore, user: str) -> list[Job]:
+def _newest(store: SqlStore, owner: Owner) -> list[Job]:
     """The job that a user submitted last; all its tasks if it is an array."""
-    newest = store.history(user=user, limit=1)
+    newest = store.history(user=owner, limit=1)
     array = newest[0].spec.array if newest else None
     return store.history(arrays=[array.array], limit=MAX_IDS) if array else newest
 

@@ -20,7 +20,7 @@ from carmad.api.intake import check, judge, trial
 from carmad.api.reasons import reason_out, too_large, verdicts_out
 from carmad.api.wire import SCHEMA
 from carmad.core.ports import Run
-from carmad.core.types import Estimate, JobSpec
+from carmad.core.types import Estimate, JobSpec, Owner
 from carmad.learned.estimates import Guess, patient
 from carmad.threads import run_in_threadpool
 from estimators.tracer.report import Explanation
@@ -119,7 +119,7 @@ async def estimators(call: Caller) -> Response:
     service = call.service
 
     def render() -> Response:
-        by_user = {uid: service.experience.runs(uid) for uid in service.experience.users()}
+        by_user = {owner: service.experience.runs(owner) for owner in service.experience.users()}
         runs = [run for runs in by_user.values() for run in runs]
         names = [name for name in registry.names("estimators") if name != "auto"]
         out: EstimatorsOut = {
@@ -127,7 +127,7 @@ async def estimators(call: Caller) -> Response:
             "estimator": service.settings.estimator,
             "jobs": len(runs),
             "estimators": calibrations(names, runs),
-            "contexts": contexts(by_user, call.peer.uid),
+            "contexts": contexts(by_user, call.peer.owner),
         }
         return answer(out)
 
@@ -164,7 +164,7 @@ def _calibration(name: str, past: Sequence[tuple[Estimate, int]]) -> Calibration
     }
 
 
-def contexts(runs: Mapping[int, Sequence[Run]], uid: int) -> list[ContextOut]:
+def contexts(runs: Mapping[Owner, Sequence[Run]], owner: Owner) -> list[ContextOut]:
     """What the trace estimator goes by for this user's jobs, on each GPU model, driver and torch.
     `runs` by user."""
     every = [estimate for mine in runs.values() for run in mine for estimate in _estimates_of(run)]
@@ -172,7 +172,7 @@ def contexts(runs: Mapping[int, Sequence[Run]], uid: int) -> list[ContextOut]:
     for stack in sorted({each.stack for each in every if each.source == "trace" and each.stack}):
         past = {user: find_estimates(mine, "trace", stack) for user, mine in runs.items()}
         jobs = sum(map(len, past.values()))
-        learned = context_mib(Past(past.pop(uid, []), list(past.values())))
+        learned = context_mib(Past(past.pop(owner, []), list(past.values())))
         found.append({"stack": stack, "jobs": jobs, "context_mib": learned[0] if learned else None})
     return found
 

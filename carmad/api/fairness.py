@@ -19,11 +19,11 @@ from carmad.api.requests import Body
 from carmad.api.wire import SCHEMA, iso, pick
 from carmad.core.line import Place
 from carmad.core.messages import LimitRequested
-from carmad.core.quota import DEFAULT, Limit, Period
+from carmad.core.quota import DEFAULT, Limit, Period, Subject
 from carmad.core.scene import Scene
-from carmad.core.share import HOUR_S
+from carmad.core.share import HOUR_S, NOBODY
 from carmad.core.sharing import label
-from carmad.core.types import Job
+from carmad.core.types import Job, Owner
 from carmad.errors import CarmaError
 from carmad.http.problems import NotFound
 from carmad.options import MAX_GPUS
@@ -35,7 +35,7 @@ router = resource()
 MAX_GPU_HOURS = 1e9
 MAX_WAITING = 1_000_000_000
 
-Subject = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=256)]
+SubjectName = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=256)]
 
 MOST_CHANGES = 100
 
@@ -94,7 +94,7 @@ class LimitChangesOut(TypedDict):
 class LimitIn(Body):
     """`subject`: a user, "@group" or "default". What is not given stays as it is."""
 
-    subject: Subject
+    subject: SubjectName
     gpus: Annotated[int, Field(ge=0, le=MAX_GPUS)] | None = None
     gpu_hours: Annotated[float, Field(ge=0, le=MAX_GPU_HOURS)] | None = None
     per: Period = "week"
@@ -126,14 +126,13 @@ async def limit(call: Caller, subject: Annotated[str, Path(max_length=256)]) -> 
 async def set_limit(call: Caller, body: LimitIn) -> Response:
     """Set a limit, or clear it. In force at once; for administrators."""
     call.require_admin("set limits")
-    if not body.clear:
-        await run_in_threadpool(_require_subject, body.subject)
+    uid = None if body.clear else await run_in_threadpool(_uid_of, body.subject)
     if body.subject.startswith("@") and body.jobs is not None:
         raise CarmaError(
             "a group has no limit of waiting jobs", "Set it for its users, or for default."
         )
     now = call.service.now()
-    limit = Limit(**body.model_dump(exclude={"clear"}), by=call.peer.user, at=now)
+    limit = Limit(**body.model_dump(exclude={"clear"}), by=call.peer.user, at=now, uid=uid)
     if limit.empty is not body.clear:
         raise CarmaError("a limit is set or cleared", "Give a number, or clear, not both.")
     await call.request(LimitRequested(now, limit, body.clear))
@@ -150,20 +149,22 @@ async def _limit_answer(call: Call, subject: str) -> Response:
     )
     out: LimitChangesOut = {
         "schema": SCHEMA,
-        "limit": limit_status_out(subject, scene),
+        "limit": limit_status_out(await run_in_threadpool(_subject, subject, scene), scene),
         "changes": [limit_out(each) for each in changes],
     }
     return answer(out)
 
 
-def _require_subject(subject: str) -> None:
-    """Raises NotFound for a user or group that this machine does not know."""
+def _uid_of(subject: str) -> int | None:
+    """Of a user: a limit is of the account that has the name when it is set. Raises NotFound for a
+    user or group that this machine does not know."""
     try:
         if subject.startswith("@"):
             grp.getgrnam(subject[1:])
         elif subject != DEFAULT:
-            pwd.getpwnam(subject)
-    except KeyError:
+            return pwd.getpwnam(subject).pw_uid
+        return None
+    except (KeyError, ValueError):
         kind = "group" if subject.startswith("@") else "user"
         raise NotFound(
             f"this machine has no {kind} {subject.removeprefix('@')!r:.80}",
@@ -171,29 +172,41 @@ def _require_subject(subject: str) -> None:
         ) from None
 
 
+def _subject(name: str, scene: Scene) -> Subject:
+    """Of a user, the account that has the name now, or else the one that has the limit."""
+    try:
+        uid = _uid_of(name)
+    except NotFound:
+        known = scene.limits.get(name)
+        uid = known.uid if known else None
+        if uid is None and not name.startswith("@"):
+            uid = NOBODY
+    return name if uid is None else Owner(uid, name)
+
+
 def shares_out(scene: Scene) -> SharesOut:
     settings, shares = scene.view.settings.fairness, scene.shares
-    waiting = Counter[str]()
+    waiting = Counter[Owner]()
     for job in scene.line:
-        waiting[job.spec.user] += job.tasks
+        waiting[job.spec.owner] += job.tasks
     users: list[ShareOut] = [
         {
-            "user": user,
-            "group": shares.group(user).removeprefix("@"),
-            "weight": settings.weights.get(user, 1.0),
-            "gpu_hours": round(shares.usage_s(user, scene.now) / HOUR_S, 3),
+            "user": owner.user,
+            "group": shares.group(owner).removeprefix("@"),
+            "weight": settings.weights.get(owner.user, 1.0),
+            "gpu_hours": round(shares.usage_s(owner, scene.now) / HOUR_S, 3),
             "gpus": round(account.rate, 3),
             "host_gpus": round(account.host_rate, 3),
-            "rank": shares.rank(user),
-            "waiting": waiting[user],
-            "urgent_gpu_hours": round(shares.urgent_s(user, scene.now) / HOUR_S, 3),
+            "rank": shares.rank(owner),
+            "waiting": waiting[owner],
+            "urgent_gpu_hours": round(shares.urgent_s(owner, scene.now) / HOUR_S, 3),
         }
-        for user, account in shares.accounts.items()
+        for owner, account in shares.accounts.items()
         if account.rate
         or account.host_rate
         or account.urgent
-        or waiting[user]
-        or shares.usage_s(user, scene.now) >= SHOWN_S
+        or waiting[owner]
+        or shares.usage_s(owner, scene.now) >= SHOWN_S
     ]
     return {
         "schema": SCHEMA,
@@ -207,17 +220,26 @@ def shares_out(scene: Scene) -> SharesOut:
 
 def limits_out(scene: Scene) -> LimitsOut:
     """The default first, with what the settings say."""
-    named = sorted(scene.limits.keys() - {DEFAULT})
+    named = [_whose(limit) for _, limit in sorted(scene.limits.items()) if limit.subject != DEFAULT]
     return {
         "schema": SCHEMA,
         "limits": [limit_status_out(each, scene) for each in (DEFAULT, *named)],
     }
 
 
-def limit_status_out(subject: str, scene: Scene) -> LimitedOut:
+def _whose(limit: Limit) -> Subject:
+    if limit.subject.startswith("@"):
+        return limit.subject
+    return Owner(NOBODY if limit.uid is None else limit.uid, limit.subject)
+
+
+def limit_status_out(subject: Subject, scene: Scene) -> LimitedOut:
     """The limit that applies to the subject, who set it, and what is used of it."""
     quotas = scene.quotas
-    limit, known = quotas.of(subject), scene.limits.get(subject)
+    limit = quotas.of(subject)
+    known = scene.limits.get(limit.subject)
+    if known and isinstance(subject, Owner) and not known.is_of(subject):
+        known = None
     counted = subject != DEFAULT and limit.gpu_hours is not None
     hours = None if not counted else quotas.hours_used(subject, limit.per)
     return {
@@ -230,9 +252,13 @@ def limit_status_out(subject: str, scene: Scene) -> LimitedOut:
     }
 
 
-def booking_hours(subject: str, scene: Scene) -> float:
+def booking_hours(subject: Subject, scene: Scene) -> float:
     """GPU-hours of the bookings that count against the subject's limit, and are not over."""
-    booked = (each for each in scene.reservations if subject in each.charged)
+    if isinstance(subject, Owner):
+        own = (each for each in scene.reservations if each.admits(subject))
+        booked = (each for each in own if subject.user in each.charged)
+    else:
+        booked = (each for each in scene.reservations if subject in each.charged)
     return sum(each.gpu_s_left(scene.now) for each in booked) / HOUR_S
 
 
@@ -253,10 +279,10 @@ def overtaken(job: Job, scene: Scene) -> str:
     ahead = next((it for it, its in before if _for_its_share(its, mine)), None)
     if ahead is None:
         return ""
-    other, user = ahead.spec.user, job.spec.user
+    other, own = ahead.spec.owner, job.spec.owner
     return (
-        f"job {label(ahead)} goes first: {other} has used {_hours(other, scene)} recently,"
-        f" and {user} {_hours(user, scene)}; that changes while they use GPUs"
+        f"job {label(ahead)} goes first: {other.user} has used {_hours(other, scene)} recently,"
+        f" and {own.user} {_hours(own, scene)}; that changes while they use GPUs"
     )
 
 
@@ -269,5 +295,5 @@ def _for_its_share(first: Place, second: Place) -> bool:
     return equal == its_equal and rank < its_rank and (at, id) > (its_at, its_id)
 
 
-def _hours(user: str, scene: Scene) -> str:
-    return f"{scene.shares.usage_s(user, scene.now) / HOUR_S:.3g} GPU-h"
+def _hours(owner: Owner, scene: Scene) -> str:
+    return f"{scene.shares.usage_s(owner, scene.now) / HOUR_S:.3g} GPU-h"

@@ -30,7 +30,7 @@ from carmad.core.tasks import singly
 from carmad.core.types import After, AfterKind, Estimate, Job, JobId, JobSpec, JobState
 from carmad.engine.inbox import QUANTUM
 from carmad.errors import CarmaError
-from carmad.http.problems import Forbidden
+from carmad.http.problems import Conflict, Forbidden
 from carmad.store import retention
 from carmad.threads import run_in_threadpool
 from carmad.words import first_few
@@ -65,6 +65,15 @@ async def enqueue(call: Call, body: SubmitIn) -> tuple[JobId, range]:
     Everything is checked before ids are reserved; when this returns, the jobs are on disk.
     """
     service, spec = call.service, await check(call, body)
+    if body.unless_running is None:
+        return await _admit(call, body, spec)
+    async with service.naming[spec.owner]:  # of two at once, one comes first
+        await _require_unused(service, spec)
+        return await _admit(call, body, spec)
+
+
+async def _admit(call: Call, body: SubmitIn, spec: JobSpec) -> tuple[JobId, range]:
+    service = call.service
     if body.interactive and call.pid:
         spec = await run_in_threadpool(_by_process, spec, call.pid)
         if spec.runner and (known := await service.ask(lambda core: _same(core, spec))):
@@ -105,6 +114,22 @@ async def _queue(call: Call, body: SubmitIn, spec: JobSpec) -> tuple[JobId, rang
         if not bare.secrets:  # which go when no job that is stored needs them
             env = ()
     return name, range(first, first + count)
+
+
+async def _require_unused(service: Service, spec: JobSpec) -> None:
+    """Raises Conflict while a job of this owner and name waits or runs."""
+    if known := await service.ask(lambda core: _namesake(core, spec)):
+        raise Conflict(
+            f"nothing is submitted: job {label_of(known)}, {spec.name}, has not ended",
+            f"`carma why {label_of(known)}` tells more.",
+            code="running",
+        )
+
+
+def _namesake(core: Scheduler, spec: JobSpec) -> Job | None:
+    its = spec.owner, spec.name
+    rows = core.jobs.rows.values()
+    return next((job for job in rows if its == (job.spec.owner, job.spec.name)), None)
 
 
 def _by_process(spec: JobSpec, pid: int) -> JobSpec:
@@ -161,6 +186,7 @@ async def check(call: Call, body: SubmitIn) -> JobSpec:
     refusals.may_submit(call, body.nice)
     refusals.fits_the_kernel(body)
     refusals.fits_a_terminal(body)
+    refusals.has_one_name(body)
     refusals.in_time(body, service.now())
     await service.ready()
     gpus, unread = service.tally.gpus, service.tally.unread
@@ -296,6 +322,8 @@ async def submit(call: Caller, body: SubmitIn) -> Response:
 
 async def _dry_run(call: Call, body: SubmitIn, notes: list[str]) -> Response:
     spec = await check(call, body)
+    if body.unless_running is not None:
+        await _require_unused(call.service, spec)
     known = None
     if spec.memory_mib is not None and spec.gpus:
         known = await measurement(call.service, spec)

@@ -229,7 +229,7 @@ def past_search(
     if not peer.admin and user not in (None, peer.user):
         raise Forbidden("only administrators may see other users' past jobs", "Leave the user out.")
     return Search(
-        user=user if peer.admin else peer.user,
+        user=user if peer.admin else peer.owner,
         states=states & ENDED,
         since=since,
         until=until,

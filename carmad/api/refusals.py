@@ -15,7 +15,7 @@ from carmad.core.choice import filter_gpus, parse_choice
 from carmad.core.recurrence import fill
 from carmad.core.scene import Scene
 from carmad.core.share import HOUR_S
-from carmad.core.types import Gpu, JobSpec
+from carmad.core.types import Gpu, JobSpec, Owner
 from carmad.errors import CarmaError
 from carmad.http.connections import Peer
 from carmad.http.problems import Conflict, Forbidden, TooLarge
@@ -101,6 +101,11 @@ def fits_a_terminal(body: SubmitIn) -> None:
         raise CarmaError(f"a job at a terminal cannot have {what}", "Submit it as a batch job.")
 
 
+def has_one_name(body: SubmitIn) -> None:
+    if body.unless_running is not None and body.name not in (None, body.unless_running):
+        raise CarmaError("--unless-running and --name give the job two names", "Leave out --name.")
+
+
 def in_time(body: SubmitIn | JobSpec, now: float) -> None:
     if body.warn and body.time_limit_s is None:
         raise CarmaError("--signal needs a time limit", "Add --time.")
@@ -152,7 +157,7 @@ def _choose(body: SubmitIn | JobSpec, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 def within_the_quota(call: Call, body: SubmitIn) -> None:
     limits = call.service.tally.limits
     groups = [limits[name] for group in call.peer.groups if (name := f"@{group}") in limits]
-    for limit in (call.service.limit_of(call.peer.user), *groups):
+    for limit in (call.service.limit_of(call.peer.owner), *groups):
         if limit.gpus is not None and body.gpus > limit.gpus:
             raise CarmaError(
                 f"the job wants {body.gpus} GPUs,"
@@ -188,10 +193,10 @@ def fits_the_host(body: SubmitIn, host: Host) -> None:
 
 def within_the_budget(peer: Peer, scene: Scene) -> None:
     most = scene.view.settings.fairness.urgent_gpu_hours
-    used_s = scene.shares.urgent_s(peer.user, scene.now)
+    used_s = scene.shares.urgent_s(peer.owner, scene.now)
     if used_s < most * HOUR_S:
         return
-    again_at = scene.shares.urgent_again_at(peer.user, scene.now)
+    again_at = scene.shares.urgent_again_at(peer.owner, scene.now)
     again = f" from {clock(again_at)} on, or now" if math.isfinite(again_at) else ""
     raise Conflict(
         f"your urgent jobs have used {used_s / HOUR_S:.3g} GPU-h in the last seven days, and"
@@ -224,7 +229,7 @@ async def require_room(call: Call, specs: Sequence[JobSpec]) -> None:
 
     Until the caller's next `await`, no other request can use up the quota.
     """
-    service, uid = call.service, call.peer.uid
+    service, owner = call.service, call.peer.owner
     limits, alone = service.settings.limits, Tally.alone(specs)
     if alone.bytes > limits.queued_mib_per_user << 20:
         raise TooLarge(
@@ -233,12 +238,12 @@ async def require_room(call: Call, specs: Sequence[JobSpec]) -> None:
             "Submit fewer at once, or put long arguments into a file and pass its name.",
         )
     await service.ready()
-    if not _is_room(service, uid, specs):
+    if not _is_room(service, owner, specs):
         # Steps that freed quota may not have reached the tally yet; by then they have.
         await service.ask(lambda core: None)
-    if _is_room(service, uid, specs):
+    if _is_room(service, owner, specs):
         return
-    waiting, most = service.tally.waiting(uid), service.limit_of(call.peer.user).jobs
+    waiting, most = service.tally.waiting(owner), service.limit_of(owner).jobs
     if most is not None and waiting.jobs + alone.jobs > most:
         raise Conflict(
             f"you have {waiting.jobs} jobs waiting, and at most {most} are"
@@ -254,9 +259,9 @@ async def require_room(call: Call, specs: Sequence[JobSpec]) -> None:
     )
 
 
-def _is_room(service: Service, uid: int, specs: Sequence[JobSpec]) -> bool:
-    limits, then = service.settings.limits, service.tally.waiting(uid, specs)
-    most = service.limit_of(specs[0].user).jobs
+def _is_room(service: Service, owner: Owner, specs: Sequence[JobSpec]) -> bool:
+    limits, then = service.settings.limits, service.tally.waiting(owner, specs)
+    most = service.limit_of(owner).jobs
     return (most is None or then.jobs <= most) and then.bytes <= limits.queued_mib_per_user << 20
 
 

@@ -16,7 +16,7 @@ from carmad.api.advice import AdviceOut
 from carmad.api.wire import SCHEMA, stamp
 from carmad.core.sharing import JobSummary, Overlaps, Stay, label, overlaps
 from carmad.core.slowdown import HOUR_S, Basis, Receipt, Slowdown, receipt, work_s
-from carmad.core.types import ENDED, Cause, Gpu, GpuId, JobId, JobState, Profile
+from carmad.core.types import ENDED, Cause, Gpu, GpuId, JobId, JobState, Owner, Profile
 from carmad.models import Boosted
 
 JOULES_PER_KWH = 3.6e6
@@ -180,7 +180,7 @@ class Entry:
 
 
 def report_out(
-    jobs: Iterable[JobSummary], period: Period, server: Server, why: Why, user: str | None = None
+    jobs: Iterable[JobSummary], period: Period, server: Server, why: Why, user: Owner | None = None
 ) -> ReportOut:
     """Everything but the external processes. `jobs`: all that were there in the period, and
     possibly others. `user`: the reader; None: an administrator."""
@@ -188,8 +188,8 @@ def report_out(
     seen = overlaps(known, period.since, period.until, period.now)
     entries = list(_entries(known, seen, server, period))
     hours = (period.until - period.since) / HOUR_S
-    mine = [job for job in known if user in (None, job.spec.user)]
-    own = [each for each in entries if user in (None, each.job.spec.user)]
+    mine = [job for job in known if user in (None, job.spec.owner)]
+    own = [each for each in entries if user in (None, each.job.spec.owner)]
     return {
         "schema": SCHEMA,
         "since": stamp(period.since),
@@ -266,12 +266,12 @@ def _gpus(seen: Overlaps, server: Server, hours: float) -> Iterator[GpuReportOut
         }
 
 
-def _users(entries: Iterable[Entry], user: str | None) -> list[UserReportOut]:
+def _users(entries: Iterable[Entry], user: Owner | None) -> list[UserReportOut]:
     """By use; to anyone but administrators, all others are one."""
     found: dict[str, list[Entry]] = defaultdict(list)
     for each in entries:
-        name = each.job.spec.user
-        found[name if user in (None, name) else ""].append(each)
+        its = each.job.spec
+        found[its.user if user in (None, its.owner) else ""].append(each)
     whole = math.fsum(each.receipt.share for its in found.values() for each in its)
     out: list[UserReportOut] = [
         {

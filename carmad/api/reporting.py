@@ -21,7 +21,7 @@ from carmad.core.decision import Decision, Reason
 from carmad.core.scene import Scene
 from carmad.core.sharing import JobSummary, overlaps, summarize
 from carmad.core.slowdown import MODEL, receipt
-from carmad.core.types import Job, JobId, Profile
+from carmad.core.types import Job, JobId, Owner, Profile
 from carmad.errors import CarmaError
 from carmad.models import Boosted
 from carmad.store.reading import Reader
@@ -36,7 +36,7 @@ def report(
     scene: Scene,
     since: float,
     until: float,
-    user: str | None = None,
+    user: Owner | None = None,
     advice: AdviceOut | None = None,
 ) -> ReportOut:
     """`user`: the reader; None: an administrator, who gets the `advice`."""
@@ -56,7 +56,7 @@ def report(
     if first == until:  # it is all before that
         out["since"] = stamp(since)
     totals, _ = store.externals(since, until=until)
-    out["external"] = list(_external(totals, user))
+    out["external"] = list(_external(totals, user and user.user))
     if advice and user is None:
         out["advice"] = advice
     return out
@@ -71,7 +71,7 @@ def receipt_of(job: Job, store: Reader, scene: Scene) -> ReceiptOut | None:
     until = scene.now if job.ended_at is None else job.ended_at
     shares = any(each.shared for each in own.attempts)
     jobs = list(_there(store, scene, since, until)) if shares else [own]
-    alike = store.alike(job.spec.user, job.group) if shares else []
+    alike = store.alike(job.spec.owner, job.group) if shares else []
     alone = (each for each in alike if not any(stay.shared for stay in each.attempts))
     seen = overlaps(jobs, since, until, scene.now)
     known = knowledge(jobs, seen, _server(store, scene), since, alone)

@@ -97,7 +97,7 @@ class Body(BaseModel):
         strict=True,
         frozen=True,
         allow_inf_nan=False,
-        hide_input_in_errors=True,  # it may be a secret, and why an entry was refused is kept
+        hide_input_in_errors=True,  # it may be a secret
     )
 
 
@@ -192,6 +192,7 @@ class JobIn(Body):
     after: Annotated[list[AfterIn], Field(max_length=MAX_AFTER)] = []
     array: ArrayIn | None = None
     stdout: Path | None = None
+    unless_running: Name | None = None
     umask: Umask = "022"
     limits: dict[LimitName, Annotated[int, Field(ge=-1, lt=1 << 63)]] = {}
     held: bool = False
@@ -292,7 +293,7 @@ def job_spec(
         uid=peer.uid,
         gid=peer.gid,
         cwd=body.cwd,
-        name=body.name or job_name(body.argv),
+        name=body.name or body.unless_running or job_name(body.argv),
         env=tuple(env.items()),
         excluded=left_out,
         script=Script("", 0, body.script.word, body.script.text) if body.script else None,

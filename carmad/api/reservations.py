@@ -19,11 +19,12 @@ from carmad.api.gpus import is_named
 from carmad.api.requests import Body, Time, User
 from carmad.api.wire import SCHEMA, stamp
 from carmad.core.messages import Reserved, Unreserved
+from carmad.core.quota import Subject
 from carmad.core.reservations import MOST, TIMES, Reservation, is_in_the_way, slots
 from carmad.core.scene import Scene
 from carmad.core.share import DAY_S, HOUR_S
 from carmad.core.sharing import label
-from carmad.core.types import Gpu, GpuId
+from carmad.core.types import Gpu, GpuId, Owner
 from carmad.core.view import by_suitability
 from carmad.errors import CarmaError
 from carmad.http.connections import Peer
@@ -96,10 +97,10 @@ async def reserve(call: Caller, body: ReserveIn) -> Response:
     """Answers with the new reservation. Without `book`, for administrators."""
     if not body.book:
         call.require_admin("reserve GPUs; use `carma book` for yourself")
-    await run_in_threadpool(_require_users, body.users)
+    users = await run_in_threadpool(_owners, tuple(dict.fromkeys(body.users)))
     async with call.service.booking:  # two at once could be within the limit one by one
         scene = await call.service.scene()
-        wanted = await run_in_threadpool(reservation, body, scene, call.peer)
+        wanted = await run_in_threadpool(reservation, body, scene, call.peer, users)
         await call.request(Reserved(call.service.now(), wanted))
         made = (await call.service.scene()).reservations
         if wanted not in (replace(each, idle_since=None) for each in made):
@@ -114,7 +115,7 @@ async def cancel(call: Caller, id: int) -> Response:
     found = next((each for each in scene.reservations if each.id == id), None)
     if found is None:
         raise NotFound(f"there is no reservation {id}", "See `carma reserve`.")
-    if not (found.charged and found.by == call.peer.user):
+    if not (found.charged and found.admits(call.peer.owner)):
         call.require_admin("cancel others' reservations")
     await call.request(Unreserved(call.service.now(), id, call.peer.user))
     return await _reservations_answer(call)
@@ -128,22 +129,32 @@ async def _reservations_answer(call: Call, only: int | None = None) -> Response:
     return answer(out)
 
 
-def _booking_out(subject: str, scene: Scene) -> BookingOut:
-    most, booked = scene.quotas.of(subject).booking or 0.0, booking_hours(subject, scene)
-    return {"subject": subject, "gpu_hours": most, "gpu_hours_booked": round(booked, 4)}
+def _booking_out(subject: Subject, scene: Scene) -> BookingOut:
+    limit, booked = scene.quotas.of(subject), booking_hours(subject, scene)
+    return {
+        "subject": limit.subject,
+        "gpu_hours": limit.booking or 0.0,
+        "gpu_hours_booked": round(booked, 4),
+    }
 
 
-def _require_users(names: Iterable[str]) -> None:
-    """May ask a directory server."""
-    for name in names:
+def _owners(names: Iterable[str]) -> tuple[Owner, ...]:
+    """The accounts that have these names now. May ask a directory server."""
+
+    def owner(name: str) -> Owner:
         try:
-            pwd.getpwnam(name)
+            return Owner(pwd.getpwnam(name).pw_uid, name)
         except KeyError:
             raise CarmaError(f"there is no user {name!r:.80}", "Check the name.") from None
 
+    return tuple(map(owner, names))
 
-def reservation(body: ReserveIn, scene: Scene, peer: Peer) -> Reservation:
-    """What is asked for, on GPUs that no other reservation has then. Raises CarmaError."""
+
+def reservation(
+    body: ReserveIn, scene: Scene, peer: Peer, users: Sequence[Owner] = ()
+) -> Reservation:
+    """What is asked for, on GPUs that no other reservation has then; without `book`, for these
+    users. Raises CarmaError."""
     if body.book and body.users:
         raise CarmaError("a booking is for yourself", "Leave out the users.")
     subjects = _subjects(peer, scene) if body.book else ()
@@ -162,39 +173,52 @@ def reservation(body: ReserveIn, scene: Scene, peer: Peer) -> Reservation:
         raise CarmaError(f"there are {MOST} reservations", "Cancel one: carma reserve --cancel ID.")
     id = max((each.id for each in scene.reservations), default=0) + 1
     starts = _weekly(body.starts_at) if body.weekly else (body.starts_at,)
-    users = (peer.user,) if body.book else tuple(dict.fromkeys(body.users))
-    wish = Reservation(id, (), users, starts, body.lasts_s, peer.user, subjects)
+    whose = (peer.owner,) if body.book else users
+    charged = tuple(scene.quotas.of(one).subject for one in subjects)
+    wish = Reservation(
+        id,
+        gpus=(),
+        users=tuple(one.user for one in whose),
+        starts=starts,
+        lasts_s=body.lasts_s,
+        by=peer.user,
+        charged=charged,
+        uids=tuple(one.uid for one in whose),
+    )
     chosen = _refer(body.on, scene) if body.on else _free(body.gpus or 1, wish, scene)
     made = replace(wish, gpus=chosen)
     if met := [each for each in scene.reservations if made.meets(each)]:
         raise _conflict("these GPUs are reserved then", met)
-    _require_modesty(made, scene)
+    _require_modesty(made, subjects, peer, scene)
     return made
 
 
-def _subjects(peer: Peer, scene: Scene) -> tuple[str, ...]:
+def _subjects(peer: Peer, scene: Scene) -> tuple[Subject, ...]:
     """The user and the groups whose limits of bookings apply to the user."""
     groups = (f"@{group}" for group in peer.groups)
-    subjects = (peer.user, *(group for group in groups if group in scene.limits))
+    limited = (group for group in groups if group in scene.limits)
+    subjects: tuple[Subject, ...] = (peer.owner, *limited)
     return tuple(one for one in subjects if scene.quotas.of(one).booking is not None)
 
 
-def _require_modesty(made: Reservation, scene: Scene) -> None:
+def _require_modesty(
+    made: Reservation, subjects: Iterable[Subject], peer: Peer, scene: Scene
+) -> None:
     """Raises CarmaError if a booking is too early, too much, or one too many."""
     if not made.charged:
         return
     if made.starts[-1] + made.lasts_s > scene.now + AHEAD_S:
         days = AHEAD_S / DAY_S
         raise CarmaError(f"it would end in more than {days:g} days", "Book it later, or for less.")
-    mine = [one for one in scene.reservations if one.by == made.by and one.charged]
+    mine = [one for one in scene.reservations if one.charged and one.admits(peer.owner)]
     if len(mine) >= MOST_EACH:
         raise CarmaError(f"you have {MOST_EACH} bookings", "Cancel one: carma book --cancel ID.")
     hours = made.gpu_s_left(scene.now) / HOUR_S
-    for subject in made.charged:
+    for subject in subjects:
         its = _booking_out(subject, scene)
         if its["gpu_hours_booked"] + hours > its["gpu_hours"]:
             raise CarmaError(
-                f"{subject} may book {its['gpu_hours']:g} GPU-hours, has booked"
+                f"{its['subject']} may book {its['gpu_hours']:g} GPU-hours, has booked"
                 f" {its['gpu_hours_booked']:.4g}, and this takes {hours:.4g}",
                 "Book less, or cancel a booking: see `carma book`.",
             )

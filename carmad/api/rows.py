@@ -22,7 +22,7 @@ from carmad.core.messages import Step
 from carmad.core.scene import Scene
 from carmad.core.sharing import label
 from carmad.core.tasks import gapless, indices, singly
-from carmad.core.types import ENDED, Job, JobId
+from carmad.core.types import ENDED, Job, JobId, Owner
 from carmad.loop import Follower
 from carmad.store.sql import SqlStore
 
@@ -335,14 +335,14 @@ class Recent(Follower):
     def __init__(self, store: SqlStore) -> None:
         self._store = store
         self._begun = False
-        self._of: dict[str | None, _Ends] = {}  # None: of all users
+        self._of: dict[Owner | None, _Ends] = {}  # None: of all users
         self._lock = threading.Lock()
 
     def on_commit(self, step: Step) -> None:
         with self._lock:
             self._add(step.jobs)
 
-    def latest(self, user: str | None, now: float) -> list[Ended]:
+    def latest(self, owner: Owner | None, now: float) -> list[Ended]:
         """The user's, or everybody's, in order of their ids. The first time, it reads those that
         ended before the daemon started."""
         since = now - RECENT_S
@@ -351,7 +351,7 @@ class Recent(Follower):
             with self._lock:
                 self._begin(earlier)
         with self._lock:
-            known = self._of.get(user, _Ends()).jobs.values()
+            known = self._of.get(owner, _Ends()).jobs.values()
             found = [each for each in known if _end(each.job) >= since]
         return sorted(found, key=lambda each: each.job.id)
 
@@ -365,7 +365,7 @@ class Recent(Follower):
         for job in jobs:
             if job.ended:
                 ended = Ended(job)
-                self._of.setdefault(job.spec.user, _Ends()).add(ended)
+                self._of.setdefault(job.spec.owner, _Ends()).add(ended)
                 self._of.setdefault(None, _Ends()).add(ended)
 
 

@@ -183,7 +183,7 @@ def _status(call: Call, scene: Scene) -> Response:
     one = call.renderer(scene)
     waits, more = visible_rows(peer.owner, waiting(scene, one))
     rows: list[Row] = [*([job] for job in scene.running), *waits]
-    recent = service.recent.latest(None if peer.admin else peer.user, scene.now)
+    recent = service.recent.latest(None if peer.admin else peer.owner, scene.now)
     ended = [each for each in recent if each.job.id not in scene.live and call.may_touch(each.job)]
     out: StatusOut = {
         "schema": SCHEMA,
@@ -260,9 +260,10 @@ async def stats(
     if not peer.admin and user not in (None, peer.user):
         raise Forbidden("only administrators may see others' statistics", "Leave the user out.")
     since_at, until_at = parse_time(since), parse_time(until)
-    asked = since_at or 0.0, user if peer.admin else peer.user
-    found = await run_in_threadpool(call.service.store.totals, *asked, until_at)
-    external, latest = await run_in_threadpool(call.service.store.externals, *asked)
+    store, begin, whose = call.service.store, since_at or 0.0, user if peer.admin else peer.owner
+    found = await run_in_threadpool(store.totals, begin, whose, until_at)
+    name = user if peer.admin else peer.user
+    external, latest = await run_in_threadpool(store.externals, begin, name)
     scene = await call.service.scene()
     users, months = (found.users, ()) if by == "user" else ((), found.months)
     out: StatsOut = {
@@ -309,7 +310,7 @@ async def report(call: Caller, since: Moment = None, until: Moment = None) -> Re
     scene = await service.scene()
     until_at = parse_time(until) or scene.now
     since_at = parse_time(since) or until_at - 7 * DAY_S
-    user = None if peer.admin else peer.user
+    user = None if peer.admin else peer.owner
     async with service.slow:
         out = await run_in_threadpool(
             lambda: reporting.report(

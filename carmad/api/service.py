@@ -24,8 +24,7 @@ from carmad.core.quota import Limit, limit_of
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.tasks import among
-from carmad.core.types import Job, JobId, JobSpec
-from carmad.cron.crontab import Crontabs
+from carmad.core.types import Job, JobId, JobSpec, Owner
 from carmad.engine.inbox import Inbox
 from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
@@ -136,7 +135,6 @@ class Service(Follower):
     starts: Moments = field(
         default_factory=lambda: Moments(lambda job: job.ended or job.holds_gpus)
     )
-    crontabs: Crontabs = field(init=False)
     events: Events = field(init=False)
     recent: Recent = field(init=False)
 
@@ -146,6 +144,10 @@ class Service(Follower):
     lengthy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     granting: asyncio.Lock = field(default_factory=asyncio.Lock)
     booking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    # Of each user, one submission `--unless-running` at a time.
+    naming: defaultdict[Owner, asyncio.Lock] = field(
+        default_factory=lambda: defaultdict(asyncio.Lock)
+    )
     turns: defaultdict[int, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     listings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))  # in memory
     rows: Rows = field(default_factory=Rows)
@@ -155,7 +157,6 @@ class Service(Follower):
     def __post_init__(self) -> None:
         self.events = Events(str(int(self.started_at * 1000)), self.settings.monitor.external_mib)
         self.recent = Recent(self.store)
-        self.crontabs = Crontabs(self.store)
         self.events.listeners += [self.timeline.note, self.counts.note]
 
     def on_commit(self, step: Step) -> None:
@@ -215,9 +216,9 @@ class Service(Follower):
         if not self.tally.begun:
             await self.ask(self.tally.begin)
 
-    def limit_of(self, user: str) -> Limit:
+    def limit_of(self, owner: Owner) -> Limit:
         """The limit that applies to the user; call `ready` first."""
-        return limit_of(user, self.tally.limits, self.settings.limits)
+        return limit_of(owner, self.tally.limits, self.settings.limits)
 
 
 async def _wait_for(future: Future[T], hint: str) -> T:

@@ -12,7 +12,7 @@ from sys import getsizeof
 from carmad.core.messages import Discovered, Step
 from carmad.core.quota import Limit
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Environment, Gpu, Job, JobId, JobSpec, Script, Secrets
+from carmad.core.types import Environment, Gpu, Job, JobId, JobSpec, Owner, Script, Secrets
 
 Stored = Environment | Script | Secrets
 
@@ -65,7 +65,7 @@ class Tally:
         self.unread = ""  # why they are not known yet
         self.limits: dict[str, Limit] = {}
         self._specs: dict[JobId, JobSpec] = {}  # of waiting jobs
-        self._by_user: defaultdict[int, _Mine] = defaultdict(_Mine)
+        self._by_user: defaultdict[Owner, _Mine] = defaultdict(_Mine)
         self._lock = threading.Lock()
 
     @staticmethod
@@ -89,10 +89,10 @@ class Tally:
             self.limits |= {limit.subject: limit for limit in step.limits}
             self._count(step.jobs)
 
-    def waiting(self, uid: int, more: Sequence[JobSpec] = ()) -> Waiting:
+    def waiting(self, owner: Owner, more: Sequence[JobSpec] = ()) -> Waiting:
         """The user's waiting jobs, including those being submitted, and `more`."""
         with self._lock:
-            return self._by_user[uid].waiting(more)
+            return self._by_user[owner].waiting(more)
 
     def expect(self, first: JobId, specs: Sequence[JobSpec]) -> None:
         """Count jobs that are being submitted."""
@@ -118,12 +118,12 @@ class Tally:
         if self._specs.get(job) is not spec:
             self._drop(job)
             self._specs[job] = spec
-            self._by_user[spec.uid].add(spec)
+            self._by_user[spec.owner].add(spec)
 
     def _drop(self, job: JobId) -> None:
         spec = self._specs.pop(job, None)
         if spec is not None:
-            self._by_user[spec.uid].drop(spec)
+            self._by_user[spec.owner].drop(spec)
 
 
 def _with_ids(first: JobId, specs: Iterable[JobSpec]) -> Iterator[tuple[JobId, JobSpec]]:

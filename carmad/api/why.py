@@ -299,7 +299,7 @@ def _remedies(
     decision: Decision | None,
     behind: JobRefOut | None,
 ) -> list[str]:
-    spent = job.spec.urgent and job.spec.user in scene.shares.ranks.spent
+    spent = job.spec.urgent and job.spec.owner in scene.shares.ranks.spent
     found = ["its owner's budget for urgent jobs is spent: carma share"] if spent else []
     found += [help for reason in reasons if (help := _job_remedy(job, reason, scene))]
     if behind:
@@ -360,7 +360,8 @@ def _job_remedy(job: Job, reason: Reason, scene: Scene) -> str | None:
         case "quota":
             return f"starts when another job of {reason.detail} ends"
         case "gpu_hours":
-            at = scene.quotas.frees_at(reason.detail)
+            own = reason.detail == job.spec.user
+            at = scene.quotas.frees_at(job.spec.owner if own else reason.detail)
             if math.isfinite(at):
                 return f"may start from {clock(at)} on, when earlier use no longer counts"
             return "an administrator can raise the limit: carma limit"

@@ -15,7 +15,7 @@ from carmad.core.choice import GpuChoice, choice
 from carmad.core.decision import Reason
 from carmad.core.gpuview import GpuView, is_client
 from carmad.core.joining import Known, find_excess, find_unknown, knowledge
-from carmad.core.types import Estimate, Job, JobState, Mode, Retry, Suspension
+from carmad.core.types import Estimate, Job, JobState, Mode, Owner, Retry, Suspension
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ class Demand:
     mps_uid: int | None  # whose MPS server it needs, if a server serves only one user
     estimate: Estimate | None
     retry: Retry | None
-    user: str = ""  # this and the next only matter, and are only set, if a GPU is reserved
+    owner: Owner | None = (
+        None  # this and the next only matter, and are only set, if a GPU is reserved
+    )
     at_most_s: float = inf
     suspension: Suspension | None = None  # what it needs to resume
     yields: bool = False  # it is suspended when a reservation begins
@@ -58,7 +60,7 @@ def demand(
         return wanted(suspension=job.suspension)
     yields = settings.limits.preemption == "suspend" and can_be_suspended(job, settings)
     at_most_s = job.at_most_s(reserved_at)
-    return wanted(job.spec.user, at_most_s, suspension=job.suspension, yields=yields)
+    return wanted(job.spec.owner, at_most_s, suspension=job.suspension, yields=yields)
 
 
 def can_be_suspended(job: Job, settings: Settings) -> bool:
@@ -136,7 +138,7 @@ def _reservation(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | N
     """A job of anyone else must end before the reservation starts, or can be suspended then. One of
     unknown duration may not start within the notice."""
     for slot in gpu.reserved:
-        if wanted.user in slot.of.users:
+        if wanted.owner and slot.of.admits(wanted.owner):
             continue
         whose = slot.of.whose
         if slot.in_s and wanted.yields and not gpu.gpu.is_mig:

@@ -122,14 +122,14 @@ class Endings:
         actions: list[Action] = []
         residents = {each.id: each for gpu in victim.gpus for each in self._ledger.residents(gpu)}
         for culprit, used_mib in promises.culprits(victim, exit, beside, residents.values()):
-            user = culprit.spec.user
-            self._shares.note_broken(user, culprit.id, now)
-            doubted = self._shares.broken(user, now)
+            owner = culprit.spec.owner
+            self._shares.note_broken(owner, culprit.id, now)
+            doubted = self._shares.broken(owner, now)
             confession = promises.confess(culprit, used_mib, victim)
             more = promises.second_time() if doubted else ""
             self._ledger.note(culprit.id, confession + more)
             for job in self._ledger.line() if doubted else ():
-                if job.spec.user == user and job.spec.declared and not (job.doubted or job.lives):
+                if job.spec.owner == owner and job.spec.declared and not (job.doubted or job.lives):
                     anew = replace(job, doubted=True, estimate=None)
                     if job.state is JobState.QUEUED:
                         anew = advance(anew, JobState.PENDING)

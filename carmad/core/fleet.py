@@ -94,8 +94,8 @@ class Fleet:
         for id, each in self.reservations.items():
             if each.charged:
                 residents = (ledger.residents(gpu) for gpu in each.gpus)
-                users = {job.spec.user for job in chain.from_iterable(residents)}
-                self.reservations[id] = noted = each.note_use(users, now)
+                owners = {job.spec.owner for job in chain.from_iterable(residents)}
+                self.reservations[id] = noted = each.note_use(owners, now)
                 changed |= noted is not each
         return changed
 

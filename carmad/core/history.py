@@ -12,7 +12,7 @@ from math import ceil
 from statistics import fmean, median
 from typing import NamedTuple, TypeVar
 
-from carmad.core.types import Job, JobId, JobState, Profile, StageTimes, StepTime
+from carmad.core.types import Job, JobId, JobState, Owner, Profile, StageTimes, StepTime
 
 RUNS = 4096  # ended runs kept, the latest
 PER_KIND = 64  # durations kept per group, per user, and per user and number of GPUs
@@ -50,6 +50,11 @@ class Past:
     profile: Profile | None
     steps: tuple[StepTime, ...]
     stage_times: tuple[StageTimes, ...] = ()
+    uid: int = -1  # of an earlier journal: not known
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.uid, self.user)
 
 
 def past(job: Job) -> Past | None:
@@ -69,6 +74,7 @@ def past(job: Job) -> Past | None:
         job.profile,
         job.steps,
         job.stage_times,
+        job.spec.uid,
     )
 
 
@@ -113,7 +119,7 @@ class Votes:
     def __init__(self) -> None:
         self._kinds: OrderedDict[Hashable, Durations] = OrderedDict()
 
-    def add(self, kind: Hashable, user: str, seconds: float) -> None:
+    def add(self, kind: Hashable, user: Owner, seconds: float) -> None:
         durations = self._kinds.get(kind, Durations(VOTERS))
         durations.add(user, seconds)
         _keep(self._kinds, kind, durations)
@@ -156,8 +162,8 @@ class History:
         if len(self._runs) > RUNS:
             self._runs.popitem(last=False)
         self.by_group.add(run.group, run.duration_s)
-        self.by_user.add(run.user, run.duration_s)
-        self.by_gpus.add(run.gpus, run.user, run.duration_s)
+        self.by_user.add(run.owner, run.duration_s)
+        self.by_gpus.add(run.gpus, run.owner, run.duration_s)
         self._learn(run.job, run)
 
     def learn(self, job: Job) -> None:

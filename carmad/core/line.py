@@ -19,7 +19,7 @@ from carmad.config import Host
 from carmad.core.decision import Reason
 from carmad.core.quota import Quotas
 from carmad.core.share import HostPart, Standing, host_part
-from carmad.core.types import After, Job, JobId, JobSpec, JobState
+from carmad.core.types import After, Job, JobId, JobSpec, JobState, Owner
 from carmad.readable import gib
 
 FEW = 8  # dependencies of a job that are named
@@ -43,18 +43,18 @@ class Held:
     """What running jobs hold: GPUs per user, tasks per array, CPUs and memory of the host.
     Suspended ones keep all but the GPUs."""
 
-    gpus: Counter[str] = field(default_factory=Counter)
+    gpus: Counter[Owner] = field(default_factory=Counter)
     tasks: Counter[JobId] = field(default_factory=Counter)
     host: Counter[str] = field(default_factory=Counter)  # by field of `JobSpec`
     of_host: dict[JobId, JobSpec] = field(default_factory=dict)  # the jobs that have a part of it
 
     def give(self, job: Job) -> None:
         """The job has got GPUs."""
-        _add(self.gpus, job.spec.user, len(job.gpus))
+        _add(self.gpus, job.spec.owner, len(job.gpus))
 
     def take(self, job: Job) -> None:
         """It holds none any more."""
-        _add(self.gpus, job.spec.user, -len(job.gpus))
+        _add(self.gpus, job.spec.owner, -len(job.gpus))
 
     def begin(self, job: Job) -> None:
         """An attempt of it has begun."""
@@ -128,7 +128,7 @@ def blockers(
         active = held.tasks[spec.array.array]
         if active >= spec.array.limit:
             yield _array_limit(spec.array.limit, active)
-    if spec.gpus and quotas.any and (refusal := quotas.refusal(spec.user, spec.gpus)):
+    if spec.gpus and quotas.any and (refusal := quotas.refusal(spec.owner, spec.gpus)):
         yield refusal
     if room and not job.suspension and (lack := room.lack(job)):
         yield lack

@@ -9,7 +9,7 @@ from typing import Protocol
 from carmad.core.decision import Proposal
 from carmad.core.history import History
 from carmad.core.messages import Action, Step
-from carmad.core.types import Estimate, Exit, Job, JobSpec, Prediction, Refusal, Retry
+from carmad.core.types import Estimate, Exit, Job, JobSpec, Owner, Prediction, Refusal, Retry
 from carmad.core.view import View
 from carmad.models import Model
 
@@ -109,11 +109,11 @@ class Server(Protocol):
         """Whether a person wants to know what the memory is for, and waits a little longer."""
         ...
 
-    def users(self) -> Collection[int]:
-        """The uids of users whose jobs succeeded here recently."""
+    def users(self) -> Collection[Owner]:
+        """The users whose jobs succeeded here recently."""
         ...
 
-    def runs(self, uid: int) -> Sequence[Run]:
+    def runs(self, owner: Owner) -> Sequence[Run]:
         """A user's jobs that succeeded here recently, the newest first. Users control what is
         measured of their jobs: give another user no more than one vote among many."""
         ...

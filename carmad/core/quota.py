@@ -10,9 +10,11 @@ from typing import Literal
 
 from carmad.config import Limits
 from carmad.core.decision import Reason
-from carmad.core.share import DAY_S, HOUR_S, Shares, frees_at
+from carmad.core.share import DAY_S, HOUR_S, NOBODY, Shares, frees_at
+from carmad.core.types import Owner
 
 DEFAULT = "default"  # the limit of each user without one
+Subject = Owner | str  # a user; "@group" or `DEFAULT`
 Period = Literal["day", "week", "month"]
 DAYS: dict[Period, int] = {"day": 1, "week": 7, "month": 30}  # with the current one (UTC)
 
@@ -22,7 +24,7 @@ class Limit:
     """None: not limited here, but nobody may book without a limit. The users of a group share its
     limit."""
 
-    subject: str  # a user, "@group" or `DEFAULT`
+    subject: str  # a user's name, "@group" or `DEFAULT`
     gpus: int | None = None  # held at once
     gpu_hours: float | None = None  # used per period; jobs that run then continue
     per: Period = "week"
@@ -30,6 +32,11 @@ class Limit:
     booking: float | None = None  # GPU-hours of bookings that are not over
     by: str = ""  # who set it last
     at: float = 0.0
+    uid: int | None = None  # of the user; None for others, and where an upgrade could not tell
+
+    def is_of(self, owner: Owner) -> bool:
+        """Whoever gets the name later does not get the limit."""
+        return self.subject == owner.user and self.uid in (None, owner.uid)
 
     @property
     def empty(self) -> bool:
@@ -46,10 +53,13 @@ class Limit:
         return replace(self, gpus=gpus, gpu_hours=hours, per=per, jobs=jobs, booking=booking)
 
 
-def limit_of(user: str, limits: Mapping[str, Limit], settings: Limits) -> Limit:
+def limit_of(owner: Owner, limits: Mapping[str, Limit], settings: Limits) -> Limit:
     """The user's own limit, then the default, then the settings."""
     usual = Limit(DEFAULT, settings.gpus_per_user, jobs=settings.queued_per_user)
-    return limits.get(user, Limit(user)).over(limits.get(DEFAULT, usual)).over(usual)
+    own = limits.get(owner.user)
+    if own is None or not own.is_of(owner):
+        own = Limit(owner.user, uid=owner.uid)
+    return own.over(limits.get(DEFAULT, usual)).over(usual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,64 +68,69 @@ class Quotas:
 
     limits: Mapping[str, Limit]
     settings: Limits
-    held: Mapping[str, int]  # GPUs, by user
+    held: Mapping[Owner, int]  # GPUs
     shares: Shares
     now: float
-    _found: dict[tuple[str, int], Reason | None] = field(default_factory=dict)
+    _found: dict[tuple[Owner, int], Reason | None] = field(default_factory=dict)
 
     @property
     def any(self) -> bool:
         """Whether jobs may have to wait for one."""
         return self.settings.gpus_per_user is not None or bool(self.limits)
 
-    def refusal(self, user: str, gpus: int) -> Reason | None:
+    def refusal(self, owner: Owner, gpus: int) -> Reason | None:
         """Why a job of the user may not start now."""
-        if (user, gpus) not in self._found:
-            self._found[user, gpus] = self._refusal(user, gpus)
-        return self._found[user, gpus]
+        if (owner, gpus) not in self._found:
+            self._found[owner, gpus] = self._refusal(owner, gpus)
+        return self._found[owner, gpus]
 
-    def of(self, subject: str) -> Limit:
-        """The limit that applies to this user or "@group"."""
-        if subject.startswith("@"):
-            return self.limits.get(subject, Limit(subject))
-        return limit_of(subject, self.limits, self.settings)
+    def of(self, subject: Subject) -> Limit:
+        """The limit that applies to this subject."""
+        if isinstance(subject, Owner):
+            return limit_of(subject, self.limits, self.settings)
+        if subject == DEFAULT:
+            return limit_of(Owner(NOBODY, DEFAULT), self.limits, self.settings)
+        return self.limits.get(subject, Limit(subject))
 
-    def gpus_held(self, subject: str) -> int:
-        return sum(self.held.get(user, 0) for user in self._users(subject))
+    def gpus_held(self, subject: Subject) -> int:
+        return sum(self.held.get(owner, 0) for owner in self._owners(subject))
 
-    def hours_used(self, subject: str, per: Period) -> float:
+    def hours_used(self, subject: Subject, per: Period) -> float:
         return self._usage_s(subject, self._today - DAYS[per] + 1) / HOUR_S
 
-    def frees_at(self, subject: str) -> float:
+    def frees_at(self, subject: Subject) -> float:
         """When the subject's GPU-hours are below the limit again, if no more are used; infinite:
         never."""
         limit = self.of(subject)
         most_s = (limit.gpu_hours or 0.0) * HOUR_S
         return frees_at(partial(self._usage_s, subject), most_s, DAYS[limit.per], self.now)
 
-    def _refusal(self, user: str, gpus: int) -> Reason | None:
-        account = self.shares.accounts.get(user)
+    def _refusal(self, owner: Owner, gpus: int) -> Reason | None:
+        account = self.shares.accounts.get(owner)
         groups = (f"@{group}" for group in account.groups) if account else ()
-        for subject in (user, *(group for group in groups if group in self.limits)):
+        limited = (group for group in groups if group in self.limits)
+        subjects: tuple[Subject, ...] = (owner, *limited)
+        for subject in subjects:
             limit = self.of(subject)
+            name = limit.subject
             if limit.gpus is not None and (held := self.gpus_held(subject)) + gpus > limit.gpus:
-                return Reason("quota", limit.gpus, held, "GPUs", subject)
+                return Reason("quota", limit.gpus, held, "GPUs", name)
             if limit.gpu_hours is not None:
                 used = self.hours_used(subject, limit.per)
                 if used >= limit.gpu_hours:
                     unit = f"GPU-h per {limit.per}"
-                    return Reason("gpu_hours", limit.gpu_hours, used, unit, subject)
+                    return Reason("gpu_hours", limit.gpu_hours, used, unit, name)
         return None
 
-    def _users(self, subject: str) -> Iterable[str]:
-        if not subject.startswith("@"):
+    def _owners(self, subject: Subject) -> Iterable[Owner]:
+        if isinstance(subject, Owner):
             return (subject,)
         accounts = self.shares.accounts.values()
-        return (each.user for each in accounts if subject[1:] in each.groups)
+        return (each.owner for each in accounts if subject[1:] in each.groups)
 
-    def _usage_s(self, subject: str, day: int) -> float:
+    def _usage_s(self, subject: Subject, day: int) -> float:
         accounts = self.shares.accounts
-        found = (accounts[user] for user in self._users(subject) if user in accounts)
+        found = (accounts[owner] for owner in self._owners(subject) if owner in accounts)
         return math.fsum(each.since(day, self.now) for each in found)
 
     @property

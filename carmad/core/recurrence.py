@@ -180,7 +180,7 @@ def telling_variables(env: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], 
 
 
 def group(spec: JobSpec) -> str:
-    """A short id shared by all runs of the job, stable across restarts."""
+    """A short id shared by all of its owner's runs of the job, stable across restarts."""
     env, params = dict(spec.env), telling_params(spec)
     argv = fill(spec.argv, params)
     silent = tuple(one for one in params if f"{{{one[0]}}}" not in " ".join(spec.argv))
@@ -189,7 +189,8 @@ def group(spec: JobSpec) -> str:
     if spec.container is not None:
         where += (spec.container,)
     digest = _group if ordinary(argv) else _group.__wrapped__
-    return digest((*where, *map("=".join, silent)), argv, spec.gpus, spec.batch_size)
+    its = digest((*where, *map("=".join, silent)), argv, spec.gpus, spec.batch_size)
+    return f"{its}-{spec.uid}"
 
 
 @lru_cache(maxsize=1)  # for the tasks of an array, which come one after the other

@@ -180,7 +180,7 @@ def _out_of_place(gpu: GpuView) -> Iterator[tuple[GpuView, Job, str]]:
     """The jobs that are where a reservation for others has begun, and whose that is."""
     for slot in gpu.reserved:
         for job in gpu.residents:
-            if not slot.in_s and job.spec.user not in slot.of.users:
+            if not slot.in_s and not slot.of.admits(job.spec.owner):
                 yield gpu, job, slot.of.whose
 
 

@@ -9,11 +9,11 @@ could do neither.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from carmad.core.types import GpuId, Job
+from carmad.core.types import GpuId, Job, Owner
 
 MOST = 100  # at a time
 TIMES = 52  # that a weekly one recurs
@@ -33,6 +33,13 @@ class Reservation:
     by: str
     charged: tuple[str, ...] = ()  # of a booking: whose limits it counts against, users and @groups
     idle_since: float | None = None  # of a booking that has begun: its users have no job there
+    uids: tuple[int, ...] = ()  # of `users`; none: an upgrade could not tell
+
+    def admits(self, owner: Owner) -> bool:
+        """Whether the account's jobs may start there. Whoever gets a name later is not admitted."""
+        if not self.uids:
+            return owner.user in self.users
+        return owner in zip(self.uids, self.users, strict=False)
 
     @property
     def whose(self) -> str:
@@ -52,9 +59,9 @@ class Reservation:
         """None: it is in use, has not begun, or is no booking."""
         return None if self.idle_since is None else self.idle_since + LAPSE_S
 
-    def note_use(self, users: Collection[str], now: float) -> Reservation:
+    def note_use(self, owners: Iterable[Owner], now: float) -> Reservation:
         """The reservation, given whose jobs are on its GPUs."""
-        idle = bool(self.charged) and self.is_on(now) and set(users).isdisjoint(self.users)
+        idle = bool(self.charged) and self.is_on(now) and not any(map(self.admits, owners))
         if idle == (self.idle_since is not None):
             return self
         return replace(self, idle_since=now if idle else None)
@@ -99,4 +106,4 @@ def slots(reservations: Iterable[Reservation], gpu: GpuId, now: float) -> tuple[
 
 def is_in_the_way(job: Job, slot: Slot, now: float) -> bool:
     """Whether a running job may still be on the GPU when this begins, or is there meanwhile."""
-    return job.spec.user not in slot.of.users and job.at_most_s(now) > slot.in_s
+    return not slot.of.admits(job.spec.owner) and job.at_most_s(now) > slot.in_s

@@ -134,7 +134,7 @@ class Scheduler:
         for id in self._fleet.over(now):
             self._unreserve(id)
         self._actions += self._watch.expire(now)
-        waiting = (job.spec.user for job in self._ledger.line())
+        waiting = (job.spec.owner for job in self._ledger.line())
         if self.shares.rerank(now, waiting, len(self.gpus)):
             self._ledger.rerank()
         if not all(isinstance(event, Submitted) for event in events):
@@ -360,7 +360,7 @@ class Scheduler:
             self._ledger.put(replace(job, metrics=metrics[:MAX_METRICS]))
 
     def _on_submitted(self, event: Submitted) -> None:
-        self.shares.note_groups(event.specs[0].user, event.groups, event.at)
+        self.shares.note_groups(event.specs[0].owner, event.groups, event.at)
         id = event.first
         for spec in event.specs:
             job = Job(id, spec, JobState.PENDING, event.at, held=event.held, group=group(spec))
@@ -446,7 +446,9 @@ class Scheduler:
 
     def _on_limit_requested(self, event: LimitRequested) -> None:
         subject = event.limit.subject
-        old = self.limits.pop(subject, Limit(subject))
+        old = self.limits.pop(subject, None)
+        if old is None or old.uid not in (None, event.limit.uid):  # it was an earlier account's
+            old = Limit(subject)
         new = event.limit if event.clear else event.limit.over(old)
         if not new.empty:
             self.limits[subject] = new

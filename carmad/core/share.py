@@ -14,12 +14,12 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from carmad.config import Fairness, Host
 from carmad.core.promises import ENOUGH, WINDOW_S
-from carmad.core.types import Job, JobId, JobSpec
+from carmad.core.types import Job, JobId, JobSpec, Owner
 
 K = TypeVar("K")
 W = TypeVar("W")
@@ -35,6 +35,7 @@ Standing = tuple[bool, int]  # of a waiting job: whether it is not urgent, and i
 Days = tuple[tuple[int, float], ...]  # seconds per day (UTC, since 1970)
 HostPart = tuple[int | None, int | None]  # CPUs and MiB of the host; None: not asked for
 WEEK = 7  # days, with the current one
+NOBODY = -1  # as a uid
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Account:
     changes only when jobs start or end."""
 
     user: str
+    uid: int = NOBODY  # of an earlier journal: not known
     groups: tuple[str, ...] = ()  # at the last submission
     at: float = 0.0
     used_s: float = 0.0  # halved with every half-life
@@ -60,6 +62,10 @@ class Account:
     urgent_rate: float = 0.0  # the part of `rate` that is of urgent jobs
     urgent: Days = ()  # used by those
     broken: tuple[Broken, ...] = ()  # false promises, the latest: see `core.promises`
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.uid, self.user)
 
     def as_of(self, now: float, half_life_s: float) -> Account:
         """The same account as of `now`."""
@@ -129,9 +135,9 @@ class Rates:
     the order of changes."""
 
     def __init__(self) -> None:
-        self.moved: dict[str, None] = {}  # users whose rate has changed
-        self._shared: dict[tuple[str, bool], Counter[int]] = {}
-        self._asked: dict[str, Counter[HostPart]] = {}  # of the host, by jobs without GPUs
+        self.moved: dict[Owner, None] = {}  # users whose rate has changed
+        self._shared: dict[tuple[Owner, bool], Counter[int]] = {}
+        self._asked: dict[Owner, Counter[HostPart]] = {}  # of the host, by jobs without GPUs
         self._server = Host(), 0
 
     def convert_by(self, host: Host, gpus: int) -> None:
@@ -142,36 +148,37 @@ class Rates:
 
     def hold(self, job: Job) -> None:
         """A job without GPUs has its part of the host from now on."""
-        _count(self._asked, job.spec.user, host_part(job.spec), 1)
-        self.moved[job.spec.user] = None
+        _count(self._asked, job.spec.owner, host_part(job.spec), 1)
+        self.moved[job.spec.owner] = None
 
     def let_go(self, job: Job) -> None:
-        _count(self._asked, job.spec.user, host_part(job.spec), -1)
-        self.moved[job.spec.user] = None
+        _count(self._asked, job.spec.owner, host_part(job.spec), -1)
+        self.moved[job.spec.owner] = None
 
     def change(self, before: Iterable[Job], after: Iterable[Job]) -> None:
         """The jobs on one GPU."""
         self._share(tuple(before), -1)
         self._share(tuple(after), 1)
 
-    def of(self, user: str) -> float:
-        return self._of(user, False) + self.urgent(user)
+    def of(self, owner: Owner) -> float:
+        return self._of(owner, False) + self.urgent(owner)
 
-    def urgent(self, user: str) -> float:
-        return self._of(user, True)
+    def urgent(self, owner: Owner) -> float:
+        return self._of(owner, True)
 
-    def host(self, user: str) -> float:
-        asked = self._asked.get(user, Counter())
+    def host(self, owner: Owner) -> float:
+        asked = self._asked.get(owner, Counter())
         return math.fsum(jobs * worth(its, *self._server) for its, jobs in asked.items())
 
-    def _of(self, user: str, urgent: bool) -> float:
-        shared = self._shared.get((user, urgent), Counter())
+    def _of(self, owner: Owner, urgent: bool) -> float:
+        shared = self._shared.get((owner, urgent), Counter())
         return math.fsum(jobs / sharing for sharing, jobs in shared.items())
 
     def _share(self, jobs: tuple[Job, ...], sign: int) -> None:
         for job in jobs:
-            _count(self._shared, (job.spec.user, job.spec.urgent), len(jobs), sign)
-            self.moved[job.spec.user] = None
+            owner = job.spec.owner
+            _count(self._shared, (owner, job.spec.urgent), len(jobs), sign)
+            self.moved[owner] = None
 
 
 def bands(loads: Mapping[K, float], waiting: Set[K], width: float) -> dict[K, int]:
@@ -200,8 +207,8 @@ class Ranks:
     used nothing, and those who count as equal to them, are not in it: they count as 0."""
 
     at: float = 0.0
-    of: Mapping[str, int] = field(default_factory=dict)
-    spent: frozenset[str] = frozenset()  # users who have spent their budget for urgent jobs
+    of: tuple[tuple[Owner, int], ...] = ()
+    spent: frozenset[Owner] = frozenset()  # users who have spent their budget for urgent jobs
 
 
 class Shares:
@@ -211,29 +218,30 @@ class Shares:
         self, settings: Fairness, accounts: Iterable[Account] = (), ranks: Ranks | None = None
     ) -> None:
         self._settings = settings
-        self.accounts = {each.user: each for each in accounts}
+        self.accounts = {each.owner: each for each in accounts}
         self.ranks = ranks or Ranks()
-        self.changed: dict[str, Account] = {}
+        self._place = dict(self.ranks.of)
+        self.changed: dict[Owner, Account] = {}
         self._saved_at = -math.inf
 
     def reconfigure(self, settings: Fairness, now: float) -> None:
-        for user in self.accounts:
-            self._settle(user, now)  # until now, the former half-life counts
+        for owner in self.accounts:
+            self._settle(owner, now)  # until now, the former half-life counts
         self._settings = settings
         self.ranks = replace(self.ranks, at=0.0)
 
-    def note_groups(self, user: str, groups: tuple[str, ...], now: float) -> None:
-        old = self.accounts.get(user)
+    def note_groups(self, owner: Owner, groups: tuple[str, ...], now: float) -> None:
+        old = self.accounts.get(owner)
         if old is None or old.groups != groups:
-            self._put(replace(old or Account(user, at=now), groups=groups))
+            self._put(replace(self._of(owner, now), groups=groups))
 
     def follow(self, rates: Rates, now: float) -> None:
         """Take over who holds what from now on."""
-        for user in rates.moved:
-            old = self._of(user, now)
-            rate, host, urgent = rates.of(user), rates.host(user), rates.urgent(user)
+        for owner in rates.moved:
+            old = self._of(owner, now)
+            rate, host, urgent = rates.of(owner), rates.host(owner), rates.urgent(owner)
             if (old.rate, old.host_rate, old.urgent_rate) != (rate, host, urgent):
-                settled = self._settle(user, now)
+                settled = self._settle(owner, now)
                 self._put(replace(settled, rate=rate, host_rate=host, urgent_rate=urgent))
         rates.moved.clear()
         # After a reboot, what was used since then is lost. Simulations need not pay for that.
@@ -242,43 +250,43 @@ class Shares:
 
     def save(self, now: float) -> None:
         self._saved_at = now
-        for user, account in tuple(self.accounts.items()):
+        for owner, account in tuple(self.accounts.items()):
             if account.rate or account.host_rate:
-                self._settle(user, now)
+                self._settle(owner, now)
 
-    def note_broken(self, user: str, job: JobId, now: float) -> None:
+    def note_broken(self, owner: Owner, job: JobId, now: float) -> None:
         """A job's false promise of memory ended a neighbour. Each job counts once."""
-        old = self._of(user, now)
+        old = self._of(owner, now)
         if job not in {each.job for each in old.broken}:
             self._put(replace(old, broken=(*old.broken, Broken(now, job))[-ENOUGH:]))
 
-    def broken(self, user: str, now: float) -> tuple[Broken, ...]:
+    def broken(self, owner: Owner, now: float) -> tuple[Broken, ...]:
         """The false promises for which the user's word on memory is doubted now, if it is."""
-        its = self.accounts[user].broken if user in self.accounts else ()
+        its = self._of(owner, now).broken
         lately = tuple(each for each in its if now - each.at < WINDOW_S)
         return lately if len(lately) >= ENOUGH else ()
 
     def doubts(self, spec: JobSpec, now: float) -> bool:
         """Whether the job asks for memory, and its owner's word is doubted."""
-        return spec.declared is not None and bool(self.broken(spec.user, now))
+        return spec.declared is not None and bool(self.broken(spec.owner, now))
 
-    def rank(self, user: str) -> int:
-        return self.ranks.of.get(user, 0)
+    def rank(self, owner: Owner) -> int:
+        return self._place.get(owner, 0)
 
     def standing(self, job: Job) -> Standing:
-        urgent = job.spec.urgent and job.spec.user not in self.ranks.spent
-        return not urgent, self.rank(job.spec.user)
+        owner = job.spec.owner
+        return not (job.spec.urgent and owner not in self.ranks.spent), self.rank(owner)
 
-    def urgent_s(self, user: str, now: float) -> float:
+    def urgent_s(self, owner: Owner, now: float) -> float:
         """GPU-seconds used by urgent jobs in the last week."""
-        return self._of(user, now).urgent_since(int(now // DAY_S) - WEEK + 1, now)
+        return self._of(owner, now).urgent_since(int(now // DAY_S) - WEEK + 1, now)
 
-    def urgent_again_at(self, user: str, now: float) -> float:
+    def urgent_again_at(self, owner: Owner, now: float) -> float:
         """When the user's budget for urgent jobs is not spent any more; infinite: never."""
-        account, most_s = self._of(user, now), self._settings.urgent_gpu_hours * HOUR_S
+        account, most_s = self._of(owner, now), self._settings.urgent_gpu_hours * HOUR_S
         return frees_at(lambda day: account.urgent_since(day, now), most_s, WEEK, now)
 
-    def rerank(self, now: float, waiting: Iterable[str] = (), gpus: int = 1) -> bool:
+    def rerank(self, now: float, waiting: Iterable[Owner] = (), gpus: int = 1) -> bool:
         """Rank the users anew, if it is time. True: the line must be sorted anew. `waiting`: the
         users who have jobs in line; `gpus`: the server's."""
         before = self.ranks
@@ -288,56 +296,59 @@ class Shares:
         ranked = self._rank(loads, set(waiting), self._settings.band_hours * HOUR_S * max(gpus, 1))
         most_s = self._settings.urgent_gpu_hours * HOUR_S
         spent = frozenset(
-            user
-            for user, account in self.accounts.items()
+            owner
+            for owner, account in self.accounts.items()
             if (account.urgent or account.urgent_rate or not most_s)
-            and self.urgent_s(user, now) >= most_s
+            and self.urgent_s(owner, now) >= most_s
         )
-        self.ranks = Ranks(now, ranked, spent)
-        return (ranked, spent) != (before.of, before.spent)
+        changed = (ranked, spent) != (self._place, before.spent)
+        self.ranks, self._place = Ranks(now, tuple(ranked.items()), spent), ranked
+        return changed
 
-    def _rank(self, loads: Mapping[str, Load], waiting: set[str], band_s: float) -> dict[str, int]:
+    def _rank(
+        self, loads: Mapping[Owner, Load], waiting: set[Owner], band_s: float
+    ) -> dict[Owner, int]:
         """Of users whose group is in another band, the group decides; of others, only those of the
         same group are compared."""
         waiting = waiting & loads.keys() or set(loads)
-        groups: dict[str, dict[str, float]] = {}
-        for user, (_, own) in loads.items():
-            groups.setdefault(self.group(user) or user, {})[user] = own
+        groups: dict[str | Owner, dict[Owner, float]] = {}
+        for owner, (_, own) in loads.items():
+            groups.setdefault(self.group(owner) or owner, {})[owner] = own
         totals = {name: loads[next(iter(users))][0] for name, users in groups.items()}
         lined = {name: waiting & users.keys() for name, users in groups.items()}
         band = bands(totals, {name for name, users in lined.items() if users}, band_s)
         places = {
-            user: (band[name], inner)
+            owner: (band[name], inner)
             for name, users in groups.items()
-            for user, inner in bands(users, lined[name] or set(users), band_s).items()
+            for owner, inner in bands(users, lined[name] or set(users), band_s).items()
         }
         least = min((totals[name] for name, users in lined.items() if users), default=0.0)
         first = 0 if least == 0 or least < band_s else 1
         ranks = {place: at for at, place in enumerate(sorted({*places.values()}), first)}
-        return {user: ranks[place] for user, place in places.items() if ranks[place]}
+        return {owner: ranks[place] for owner, place in places.items() if ranks[place]}
 
-    def loads(self, now: float) -> Mapping[str, Load]:
+    def loads(self, now: float) -> Mapping[Owner, Load]:
         """Each user's load. The lowest goes first: groups are compared, then users within one."""
-        weights, used = self._settings.weights, {u: self.usage_s(u, now) for u in self.accounts}
-        groups = {user: self.group(user) for user in used}
+        weights, used = self._settings.weights, {o: self.usage_s(o, now) for o in self.accounts}
+        groups = {owner: self.group(owner) for owner in used}
         totals: dict[str, float] = {}
-        for user, group in groups.items():
-            totals[group] = totals.get(group, 0.0) + used[user]
+        for owner, group in groups.items():
+            totals[group] = totals.get(group, 0.0) + used[owner]
         loads = {}
-        for user, group in groups.items():
-            own = used[user] / weights.get(user, 1.0)
-            loads[user] = (totals[group] / weights[group] if group else own), own
+        for owner, group in groups.items():
+            own = used[owner] / weights.get(owner.user, 1.0)
+            loads[owner] = (totals[group] / weights[group] if group else own), own
         return loads
 
-    def group(self, user: str) -> str:
+    def group(self, owner: Owner) -> str:
         """The user's first group with a weight, as it is called there; "": none, which counts as
         a group of one."""
-        names = (f"@{name}" for name in self.accounts[user].groups)
+        names = (f"@{name}" for name in self.accounts[owner].groups)
         return next((name for name in names if name in self._settings.weights), "")
 
-    def usage_s(self, user: str, now: float) -> float:
+    def usage_s(self, owner: Owner, now: float) -> float:
         """Usage in GPU-seconds, halved with every half-life."""
-        return self._of(user, now).as_of(now, self._half_life_s).used_s
+        return self._of(owner, now).as_of(now, self._half_life_s).used_s
 
     def copy(self) -> Shares:
         """A copy for other threads."""
@@ -347,12 +358,12 @@ class Shares:
     def _half_life_s(self) -> float:
         return self._settings.half_life_days * DAY_S
 
-    def _of(self, user: str, now: float) -> Account:
-        return self.accounts.get(user) or Account(user, at=now)
+    def _of(self, owner: Owner, now: float) -> Account:
+        return self.accounts.get(owner) or Account(owner.user, owner.uid, at=now)
 
-    def _settle(self, user: str, now: float) -> Account:
-        return self._put(self._of(user, now).as_of(now, self._half_life_s))
+    def _settle(self, owner: Owner, now: float) -> Account:
+        return self._put(self._of(owner, now).as_of(now, self._half_life_s))
 
     def _put(self, account: Account) -> Account:
-        self.accounts[account.user] = self.changed[account.user] = account
+        self.accounts[account.owner] = self.changed[account.owner] = account
         return account

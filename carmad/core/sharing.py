@@ -11,7 +11,7 @@ from operator import itemgetter
 
 from carmad.core.attempt import Cause, GpuId, JobId, Mode
 from carmad.core.findings import Company, Usage
-from carmad.core.types import ArrayTask, Job, JobState
+from carmad.core.types import ArrayTask, Job, JobState, Owner
 
 _LEAVES, _COMES = range(2)  # the order of simultaneous marks
 
@@ -38,6 +38,10 @@ class SpecSummary:
     name: str
     array: ArrayTask | None = None
     begin_at: float | None = None
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.uid, self.user)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from carmad.core.attempt import FOR_GOOD as FOR_GOOD
 from carmad.core.attempt import SENT_BACK as SENT_BACK
@@ -148,6 +148,14 @@ class Script:
     text: str = ""  # only where `JobSpec.env` is complete
 
 
+class Owner(NamedTuple):
+    """The account that something belongs to: both together. Uids are given again, and so are names:
+    whoever has one of them alone is somebody else."""
+
+    uid: int
+    user: str
+
+
 # Not done in `options`: `carma submit` imports that, too, and cannot wait for dataclasses.
 dataclass(frozen=True, kw_only=True)(JobOptions)
 
@@ -193,9 +201,8 @@ class JobSpec(JobOptions):
         return tuple(name for name in names if name not in there)
 
     @property
-    def owner(self) -> tuple[int, str]:
-        """Uids are given again, and names too: whoever has one of them alone is somebody else."""
-        return self.uid, self.user
+    def owner(self) -> Owner:
+        return Owner(self.uid, self.user)
 
     @property
     def tasks(self) -> int:

@@ -185,7 +185,7 @@ def by_suitability(gpus: Iterable[GpuView], wish: Reservation, now: float) -> li
 
     def rank(gpu: GpuView) -> tuple[bool, bool, int]:
         broken = gpu.drained is not None or bool(gpu.sample and gpu.sample.fault)
-        others = [job for job in gpu.residents if job.spec.user not in wish.users]
+        others = [job for job in gpu.residents if not wish.admits(job.spec.owner)]
         latest_s = max((job.at_most_s(now) for job in others), default=-inf)
         return broken, latest_s > in_s, -gpu.gpu.index
 

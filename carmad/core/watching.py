@@ -156,9 +156,9 @@ class Watch:
             self._knowledge.history.learn(job)
         elif not past(job):
             return
-        user, waiting = job.spec.user, self.ledger.alike(job.group)
+        owner, waiting = job.spec.owner, self.ledger.alike(job.group)
         if past(job):
-            waiting = tuple(each for each in self.ledger.line() if each.spec.user == user)
+            waiting = tuple(each for each in self.ledger.line() if each.spec.owner == owner)
         for renewed in self._knowledge.renew(waiting, job.group, now):
             self.ledger.put(renewed)
 

@@ -89,6 +89,7 @@ def checks(
         *_mail(settings),
         *_state(store.path.parent),
         *_damage(store),
+        *_crontabs(store),
         *_records(store),
         _systemd(systemd),
         *_launches(outage),
@@ -322,6 +323,12 @@ def _damage(store: SqlStore) -> Iterator[CheckOut]:
         yield verdict(
             "damage", None, detail, "Let its owner submit it again, then remove the file."
         )
+
+
+def _crontabs(store: SqlStore) -> Iterator[CheckOut]:
+    if users := store.crontabs():
+        told = "entries of `carma cron` run no more; their owners can print them with it"
+        yield verdict("crontabs", True, f"{told}: {', '.join(sorted(set(users)))}")
 
 
 def _records(store: SqlStore) -> Iterator[CheckOut]:

@@ -229,9 +229,11 @@ def weekly_mails(
         first, end = since.timestamp(), until.timestamp()
         for user in store.users():
             jobs = store.history(user=user, since=first, until=end, limit=MOST_OF_USER)
-            week = letter_of(jobs, since, until, now.timestamp(), socket.gethostname())
-            if week:
-                post.send_week(week, jobs[0])
+            for owner in dict.fromkeys(job.spec.owner for job in jobs):
+                own = [job for job in jobs if job.spec.owner == owner]
+                week = letter_of(own, since, until, now.timestamp(), socket.gethostname())
+                if week:
+                    post.send_week(week, own[0])
 
     return tell
 

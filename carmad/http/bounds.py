@@ -22,7 +22,7 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 MAX_BODY = 8 << 20  # of a submission
 MAX_SHORT_BODY = LARGE  # of all other requests: these never wait to be read
-LONG = frozenset({"/v1/jobs", "/v1/estimate", "/v1/cron"})
+LONG = frozenset({"/v1/jobs", "/v1/estimate"})
 FILE_HINT = "Put long data into a file, and pass its name to the job."
 MAX_DISCARDED = 16 << 20  # read and discarded, so that the client reads our answer
 BODY_WITHIN_S = 30.0

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from carmad.accounts import groups_of
+from carmad.core.types import Owner
 from carmad.threads import api_threads, run_in_threadpool
 
 log = logging.getLogger(__name__)
@@ -65,9 +66,9 @@ class Peer:
     groups: tuple[str, ...] = ()  # the names of all its groups, the primary one first
 
     @property
-    def owner(self) -> tuple[int, str]:
+    def owner(self) -> Owner:
         """As `JobSpec.owner`, of its jobs."""
-        return self.uid, self.user
+        return Owner(self.uid, self.user)
 
 
 def user_of(uid: int) -> tuple[str, bool]:

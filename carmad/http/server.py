@@ -234,7 +234,6 @@ class _Uvicorn(uvicorn.Server):
         self._listener = listener
         self._state = state
         self._rounds: RoundRobin = state.shares.rounds
-        self._tasks: list[asyncio.Task[None]] = []
         self._waiting: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -242,11 +241,10 @@ class _Uvicorn(uvicorn.Server):
         self._listener.listen(WAITING)
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
         await super().startup(sockets=[])
-        self._tasks = [asyncio.create_task(task(self._state)) for task in self._state.tasks]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().remove_reader(self._listener)
-        for task in (*self._tasks, *self._waiting):
+        for task in self._waiting:
             task.cancel()
         await super().shutdown(sockets)
 

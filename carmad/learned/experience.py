@@ -28,7 +28,7 @@ from carmad.config import Settings
 from carmad.core.messages import Discovered, Step
 from carmad.core.ports import ANSWER_FD, Run, Server, Trial
 from carmad.core.recurrence import command
-from carmad.core.types import Attempt, Gpu, GpuId, Job, JobId, JobSpec, JobState
+from carmad.core.types import Attempt, Gpu, GpuId, Job, JobId, JobSpec, JobState, Owner
 from carmad.errors import CarmaError
 from carmad.learned.attendant import GRACE_S, make_cgroup, remove_cgroup
 from carmad.learned.tracers import Tracers, request
@@ -255,7 +255,7 @@ class Experience:
         self._gpus: dict[GpuId, Gpu] = {}
         self._discovered = Event()
         self._patience_s = GPUS_WITHIN_S
-        self._jobs: dict[int, deque[Job]] = {}  # by user, the newest last
+        self._jobs: dict[Owner, deque[Job]] = {}  # by user, the newest last
         self._lock = Lock()
         self._closed = Event()
 
@@ -264,7 +264,7 @@ class Experience:
         with self._lock:
             for job in jobs:
                 if self._teaches(job):
-                    mine = self._jobs.setdefault(job.spec.uid, deque(maxlen=JOBS_PER_USER))
+                    mine = self._jobs.setdefault(job.spec.owner, deque(maxlen=JOBS_PER_USER))
                     mine.append(job)
 
     def on_commit(self, step: Step) -> None:
@@ -299,13 +299,13 @@ class Experience:
         models = Counter(gpu.name for gpu in self._gpus.values())
         return models.most_common(1)[0][0] if models else ""
 
-    def users(self) -> Collection[int]:
+    def users(self) -> Collection[Owner]:
         with self._lock:
             return tuple(self._jobs)
 
-    def runs(self, uid: int) -> Sequence[Run]:
+    def runs(self, owner: Owner) -> Sequence[Run]:
         with self._lock:
-            found = list(self._jobs.get(uid, ()))
+            found = list(self._jobs.get(owner, ()))
         found.sort(key=lambda job: job.ended_at or 0.0, reverse=True)
         return [self._run(job) for job in found]
 
@@ -353,12 +353,12 @@ class _OneQuestion:
         self._experience.await_gpus()
         return self._experience.gpu()
 
-    def users(self) -> Collection[int]:
+    def users(self) -> Collection[Owner]:
         return self._experience.users()
 
-    def runs(self, uid: int) -> Sequence[Run]:
+    def runs(self, owner: Owner) -> Sequence[Run]:
         self._experience.await_gpus()
-        return self._experience.runs(uid)
+        return self._experience.runs(owner)
 
     def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
         key = (spec, tuple(argv))

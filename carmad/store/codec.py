@@ -125,6 +125,7 @@ def job_row(job: Job) -> Row:
         "script": job.spec.script.id if job.spec.script else None,
         "tasks": job.tasks,
         "words": _words(job.spec, job.id),
+        "uid": job.spec.uid,
     }
 
 

@@ -33,7 +33,7 @@ from carmad.core.messages import Drain, Event, Failure, RequeueRequested, Sample
 from carmad.core.quota import Limit
 from carmad.core.reservations import Reservation
 from carmad.core.scheduler import Scheduler
-from carmad.core.share import Account, Ranks
+from carmad.core.share import NOBODY, Account, Ranks
 from carmad.core.tasks import Outcome
 from carmad.core.types import Gpu, GpuId, Job, JobSpec
 from carmad.errors import CarmaError
@@ -318,6 +318,17 @@ def _begin(told: Any) -> Begin:
             settings.setdefault("plugins", {})[f"policies.{name}"] = settings.pop(name)
     told["jobs"] = list(map(current_form, told["jobs"]))
     told["runs"] = list(map(rename_fields, told.get("runs", ())))
+    uids = {job["spec"]["user"]: job["spec"]["uid"] for job in told["jobs"]}
+    for each in (*told["runs"], *told.get("accounts", ())):
+        each.setdefault("uid", uids.get(each["user"], NOBODY))
+    for group, each, uid in (
+        *((job.get("group"), job, job["spec"]["uid"]) for job in told["jobs"]),
+        *((run.get("group"), run, run["uid"]) for run in told["runs"]),
+    ):
+        if group and "-" not in group:  # until it was an account's
+            each["group"] = f"{group}-{uid}"
+    if isinstance(told.get("ranks", {}).get("of", ()), dict):  # by name: they are found anew
+        del told["ranks"]
     begin: Begin = _adapter(Begin).validate_python(told)
     return begin
 

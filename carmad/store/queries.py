@@ -11,9 +11,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import Connection, Select, bindparam, case, func, select, text, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    bindparam,
+    case,
+    func,
+    select,
+    text,
+    tuple_,
+)
 
-from carmad.core.types import ENDED, JobId, JobState
+from carmad.core.types import ENDED, JobId, JobState, Owner
 from carmad.store.damage import is_text
 from carmad.store.tables import GIVEN_IDS, JOBS, TRANSITIONS
 from carmad.store.values import Named, Spread, Statistics, Totals
@@ -66,7 +76,7 @@ class Search:
     """Ended jobs that existed at some time in `since` ≤ t < `until`. `text`: all its words are in
     the job's label, name, parameters or command. `before`: only those with a smaller id."""
 
-    user: str | None = None
+    user: str | Owner | None = None  # an account, or all who have had the name
     states: Collection[JobState] = ENDED
     since: float | None = None
     until: float | None = None
@@ -76,13 +86,15 @@ class Search:
     def conditions(self) -> tuple[str, dict[str, object]]:
         """In SQL, with its parameters."""
         given: dict[str, object] = {
-            "user": self.user,
+            "user": self.user.user if isinstance(self.user, Owner) else self.user,
+            "uid": self.user.uid if isinstance(self.user, Owner) else None,
             "since": self.since,
             "until": self.until,
             "before": self.before,
         }
         tests = {
             "user": "user = :user",
+            "uid": "uid = :uid",
             "since": "ended_at >= :since",
             "until": "submitted_at < :until",
             "before": "id < :before",
@@ -143,7 +155,7 @@ _ALIKE = (
     _ROWS.where(
         JOBS.c.id.in_(
             select(JOBS.c.id)
-            .where(JOBS.c.user == bindparam("user"))
+            .where(JOBS.c.user == bindparam("user"), JOBS.c.uid == bindparam("uid"))
             .order_by(JOBS.c.id.desc())
             .limit(LATEST)
         ),
@@ -181,10 +193,10 @@ def read_summaries(reading: Reading, since: float, until: float) -> Iterator[Row
             page |= {"at": rows[-1].ended_at, "id": rows[-1].id}
 
 
-def read_alike(reading: Reading, user: str, group: str) -> Rows:
+def read_alike(reading: Reading, owner: Owner, group: str) -> Rows:
     """The latest runs of the user's job that succeeded, among their latest jobs."""
     with reading() as connection:
-        return connection.execute(_ALIKE, {"user": user, "group": group}).all()
+        return connection.execute(_ALIKE, {**owner._asdict(), "group": group}).all()
 
 
 # -- totals over ended jobs, for `carma stats`
@@ -202,7 +214,16 @@ class _Row(NamedTuple):
     energy_j: float
 
 
-def totals_query(since: float, until: float | None, user: str | None) -> Select[*tuple[Any, ...]]:
+def of_user(user: str | Owner) -> tuple[ColumnElement[bool], ...]:
+    """Whose jobs: an account's, or those of all who have had the name."""
+    if isinstance(user, Owner):
+        return JOBS.c.user == user.user, JOBS.c.uid == user.uid
+    return (JOBS.c.user == user,)
+
+
+def totals_query(
+    since: float, until: float | None, user: str | Owner | None
+) -> Select[*tuple[Any, ...]]:
     """Selects the jobs that ended at some time in `since` ≤ t < `until`, as one `_Row` each."""
     first_start = (
         select(func.min(TRANSITIONS.c.at))
@@ -222,7 +243,7 @@ def totals_query(since: float, until: float | None, user: str | None) -> Select[
     ).where(JOBS.c.ended_at >= since)
     if until is not None:
         rows = rows.where(JOBS.c.ended_at < until)
-    return rows if user is None else rows.where(JOBS.c.user == user)
+    return rows if user is None else rows.where(*of_user(user))
 
 
 def sum_up(rows: Iterable[Sequence[object]]) -> Statistics:

@@ -31,6 +31,7 @@ from carmad.core.types import (
     JobId,
     JobSpec,
     JobState,
+    Owner,
     Profile,
     Secrets,
 )
@@ -43,6 +44,7 @@ from carmad.store.queries import Order, Search
 from carmad.store.secrets import SecretFiles, Variables
 from carmad.store.tables import (
     ACCOUNTS,
+    CRONTABS,
     DECISIONS,
     DRAINS,
     GIVEN_IDS,
@@ -251,8 +253,20 @@ class Reader:
             rows = connection.execute(_STATES, {"ids": json.dumps(list(ids))}).all()
         return {JobId(row.id) for row in rows}
 
+    def crontab(self, user: str, uid: int) -> str:
+        """What an account had in `carma cron`; "": nothing."""
+        its = CRONTABS.c
+        query = select(its.text).where(its.user == user, its.uid == uid)
+        with self._reading() as connection:
+            return connection.scalar(query) or ""
+
+    def crontabs(self) -> list[str]:
+        """The users who had one."""
+        with self._reading() as connection:
+            return list(connection.scalars(select(CRONTABS.c.user).order_by(CRONTABS.c.user)))
+
     def users(self) -> list[str]:
-        """All users who have jobs."""
+        """The names of all users who have jobs."""
         with self._reading() as connection:
             users = connection.scalars(select(JOBS.c.user).distinct()).all()
         return [user for user in users if is_text(user)]
@@ -260,7 +274,7 @@ class Reader:
     def history(
         self,
         *,
-        user: str | None = None,
+        user: str | Owner | None = None,
         since: float | None = None,
         until: float | None = None,
         states: Collection[JobState] | None = None,
@@ -269,14 +283,15 @@ class Reader:
         before: JobId | None = None,
         limit: int = 100,
     ) -> list[Job]:
-        """Jobs that existed at some time in `since` ≤ t < `until`, newest first.
+        """Jobs that existed at some time in `since` ≤ t < `until`, newest first. `user`: an
+        account's, or those of all who have had the name.
 
         `before`: only those submitted before this one, to continue a result cut off by the limit.
         With very long commands, a result may be cut off sooner.
         """
         query = _JOB_ROWS.order_by(JOBS.c.id.desc()).limit(limit)
         if user is not None:
-            query = query.where(JOBS.c.user == user)
+            query = query.where(*queries.of_user(user))
         if since is not None:
             query = query.where(or_(JOBS.c.ended_at.is_(None), JOBS.c.ended_at >= since))
         if until is not None:
@@ -330,9 +345,9 @@ class Reader:
         for rows in queries.read_summaries(self._reading, since, until):
             yield from self._read_ran(rows)
 
-    def alike(self, user: str, group: str) -> list[JobSummary]:
+    def alike(self, owner: Owner, group: str) -> list[JobSummary]:
         """The latest runs of a user's job that succeeded."""
-        return list(self._read_ran(queries.read_alike(self._reading, user, group)))
+        return list(self._read_ran(queries.read_alike(self._reading, owner, group)))
 
     def profiles(self, ids: Collection[JobId]) -> dict[JobId, Profile]:
         """Of those of these jobs that have one; equal ones are the same object."""
@@ -373,7 +388,7 @@ class Reader:
         )
 
     def totals(
-        self, since: float, user: str | None = None, until: float | None = None
+        self, since: float, user: str | Owner | None = None, until: float | None = None
     ) -> Statistics:
         """Totals over the jobs that ended at some time in `since` ≤ t < `until`."""
         with self._reading() as connection:

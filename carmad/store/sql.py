@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from sqlalchemy import (
     Connection,
@@ -39,7 +39,6 @@ from carmad.store.reading import LIVE_JOBS, Reader
 from carmad.store.tables import (
     ACCOUNTS,
     CLOCK,
-    CRONTABS,
     DECISIONS,
     DRAINS,
     GIVEN_IDS,
@@ -132,7 +131,14 @@ def _for_driver(statement: Insert, columns: Iterable[str]) -> str:
 
 _INSERT_JOB = insert(JOBS)
 _NEW = _INSERT_JOB.excluded
-_FIXED = ("id", "user", "array", "environment", "script")  # to set them is to rewrite their indexes
+_FIXED = (
+    "id",
+    "user",
+    "uid",
+    "array",
+    "environment",
+    "script",
+)  # to set them is to rewrite their indexes
 _UPSERT_JOBS = _for_driver(
     _INSERT_JOB.on_conflict_do_update(
         index_elements=[JOBS.c.id],
@@ -159,10 +165,6 @@ _INSERT_LIMIT = insert(LIMITS)
 _DELETE_RESERVATIONS = delete(RESERVATIONS)
 _INSERT_RESERVATION = insert(RESERVATIONS)
 _REPLACE_HOUR = insert(TIMELINE).prefix_with("OR REPLACE")
-
-
-def _crontab_name(uid: int) -> str:
-    return f"crontab-{uid}"
 
 
 class SqlStore(Reader):
@@ -265,30 +267,12 @@ class SqlStore(Reader):
         """Those of jobs that have ended, and what a daemon that was killed has left."""
         with self._transaction() as connection:
             needed = set(connection.scalars(_NEEDED))
-            needed |= {_crontab_name(uid) for uid in connection.scalars(select(CRONTABS.c.uid))}
         self._secrets.forget_others(needed)
 
     def forget_notices(self, ids: Iterable[int]) -> None:
         """Their owners have been told, or cannot be."""
         with self._transaction() as connection:
             connection.execute(_DELETE_NOTICES, {"ids": json.dumps(list(ids))})
-
-    def crontabs(self) -> dict[int, tuple[str, Any]]:
-        """By the user's id, each with its secrets; None: they are not kept."""
-        with self._transaction() as connection:
-            rows = connection.execute(select(CRONTABS.c.uid, CRONTABS.c.body)).all()
-        return {row.uid: (row.body, self._secrets.read(_crontab_name(row.uid))) for row in rows}
-
-    def save_crontab(self, uid: int, body: str | None, secrets: object = None) -> None:
-        """In place of the user's earlier one. None: there is none any more."""
-        if secrets:
-            self._secrets.keep(_crontab_name(uid), secrets)
-        with self._transaction() as connection:
-            connection.execute(delete(CRONTABS).where(CRONTABS.c.uid == uid))
-            if body is not None:
-                connection.execute(insert(CRONTABS).values(uid=uid, body=body))
-        if not secrets:
-            self._secrets.forget([_crontab_name(uid)])
 
     def timeline(self) -> list[Saved]:
         """All that is recorded, in order of time."""
@@ -390,7 +374,9 @@ class SqlStore(Reader):
         self._keep(connection, map(change, found))
 
     def _keep(self, connection: Connection, accounts: Iterable[Account]) -> None:
-        rows = [{"user": each.user, "body": codec.encode(each)} for each in accounts]
+        rows = [
+            {"user": each.user, "uid": each.uid, "body": codec.encode(each)} for each in accounts
+        ]
         if rows:
             connection.execute(_REPLACE_ACCOUNT, rows)
 

@@ -54,6 +54,7 @@ JOBS = Table(
     # Of an array that it stands for: they have this id and the next ones (`core.tasks`).
     Column("tasks", Integer, nullable=False, server_default="1"),
     Column("words", Text, nullable=False, server_default=""),  # that a search looks into
+    Column("uid", Integer, nullable=False, server_default="-1"),  # with `user`, whose it is
     Index(None, "state"),
     Index(None, "user", "id"),
     Index(None, "user", "ended_at", "bytes"),
@@ -65,7 +66,7 @@ JOBS = Table(
     Index(
         "ix_jobs_search",
         *("user", "ended_at", "state", "words"),
-        *("name", "submitted_at", "started_at", "gpu_seconds"),
+        *("name", "submitted_at", "started_at", "gpu_seconds", "uid"),
         sqlite_where=text("ended_at IS NOT NULL"),
     ),
     # Ids are never reused, not even after a purge. A migration that copies this table must carry
@@ -130,8 +131,10 @@ DRAINS = Table(
 ACCOUNTS = Table(
     "accounts",
     METADATA,
-    Column("user", Text, primary_key=True),
+    Column("user", Text, nullable=False),
+    Column("uid", Integer, nullable=False),
     Column("body", Text, nullable=False),
+    PrimaryKeyConstraint("user", "uid"),
 )
 
 # Limits as they were set, in order: a subject's last one counts, and an empty one clears it.
@@ -177,12 +180,14 @@ RESERVATIONS = Table(
     Column("body", Text, nullable=False),
 )
 
-# Users' recurring jobs: see `carmad.cron`.
+# What users had in `carma cron`, which is gone: only to be read.
 CRONTABS = Table(
     "crontabs",
     METADATA,
-    Column("uid", Integer, primary_key=True),
-    Column("body", Text, nullable=False),
+    Column("user", Text, nullable=False),
+    Column("uid", Integer, nullable=False),
+    Column("text", Text, nullable=False),
+    PrimaryKeyConstraint("user", "uid"),
 )
 
 # One row: the clock that the times in the other tables refer to.

@@ -28,6 +28,7 @@ from carmad.core.types import (
     JobId,
     JobSpec,
     JobState,
+    Owner,
     Prediction,
     Profile,
     Retry,
@@ -237,11 +238,11 @@ class ServerStandIn:
     tried: list[tuple[str, ...]] = field(default_factory=list)
     explain: bool = False
 
-    def users(self) -> Collection[int]:
-        return {run.spec.uid for run in self.past}
+    def users(self) -> Collection[Owner]:
+        return {run.spec.owner for run in self.past}
 
-    def runs(self, uid: int) -> Sequence[Run]:
-        return [run for run in self.past if run.spec.uid == uid]
+    def runs(self, owner: Owner) -> Sequence[Run]:
+        return [run for run in self.past if run.spec.owner == owner]
 
     def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
         if tuple(argv) not in self.tried:  # the same question is not asked of the machine twice

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Options of `carma submit` that a cluster has no use for, and what to do.
 REFUSED = {
     "urgent": "Slurm decides whose jobs go first: ask for a QOS with --qos NAME",
+    "unless_running": "sbatch --dependency=singleton waits for jobs of the same name",
     "no_copy": "give the command itself: carma submit -- bash SCRIPT",
 }
 MEMORY_HINT = "give --gpu-mem, such as --gpu-mem 12G; carma estimate says more"

@@ -1,182 +1,109 @@
-"""`carma cron`: jobs that recur, in the format of crontab(5) and of Slurm's scrontab."""
+"""`carma cron`, which is gone: what to do instead, and the entries that a user had, as lines of a
+crontab."""
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
-from carmad.errors import CarmaError
-from carmad.readable import clean
-from cli import client, output
-from cli.options import add_json
-from cli.problems import Problem, Usage
-from cli.text import NOTHING, Table, columns, local_time
+from cli import client
+from cli.problems import Refused, note
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from argparse import Namespace
-    from typing import Any
+    from collections.abc import Iterator
 
-    from cli.parser import Parser
+INSTEAD = """\
+carma cron runs nothing any more. The system's cron and systemd's timers do, with a line such as
 
-PATH = "/v1/cron"
-EMPTY = """\
-# minute hour day month weekday command; the server's clock. Options of `carma submit` before it:
-#SCRON --gpus 1 --gpu-mem 8G --time 2:00:00
-# 30 2 * * mon-fri python evaluate.py
+    30 2 * * *  carma submit -Q --unless-running nightly -- python evaluate.py
+
+in `crontab -e`: nothing is submitted while a job of yours with that name waits or runs.
+"""
+HEAD = """\
+# Your entries of `carma cron`, for `crontab -e`. cron gives a command next to no environment: set
+# what it needs here (PATH=…), or name programs by their paths, such as ~/venv/bin/python. Where you
+# were told if a job failed, add --notify fail.
 """
 OPTIONS = re.compile(r"#\s?(?:SCRON|CARMA)\b\s*(.*)")
-SETTING = re.compile(r"([A-Za-z_]\w*)\s*=\s*(.*)")
+SETTING = re.compile(r"[A-Za-z_]\w*\s*=.*")
 WORD = r"[^\s#]+"
 ENTRY = re.compile(rf"(@\w+|{WORD}(?:\s+{WORD}){{4}})\s+(\S.*)")
 
 
-def cron_options(parser: Parser) -> None:
-    parser.add_argument("file", nargs="?", metavar="FILE", help="your new crontab; - reads stdin")
-    parser.add_argument("-e", "--edit", action="store_true", help="edit it with $EDITOR")
-    parser.add_argument("-l", "--list", action="store_true", help="print it")
-    parser.add_argument("-r", "--remove", action="store_true", help="remove it")
-    parser.add_argument("-u", "--user", metavar="USER", help="another's; for administrators")
-    add_json(parser)
-
-
-def cron(options: Namespace) -> int:
-    """Each command is given to sh, in your home directory and with the environment of this shell.
-    Lines that begin with #SCRON have options of `carma submit` for the next command. An entry runs
-    one job at a time: while that has not ended, the next is left out; what was missed while carmad
-    was down runs once. You get a message if a job fails (`carma notify`). Without words, it shows
-    when each entry runs next, and what became of it.
-    """
-    asked = [options.file is not None, options.edit, options.list, options.remove]
-    if sum(asked) > 1:
-        raise Usage("one thing at a time", "give a file, --edit, --list or --remove")
-    whose = {"user": options.user} if options.user else {}
-    if options.remove:
-        answer = client.post(PATH, {"text": "", "entries": [], **whose})
-    elif options.file is not None:
-        answer = client.post(PATH, read_crontab(_text(options.file)))
-    elif options.edit:
-        answer = _edit(client.get(PATH)["text"])
+def cron(words: list[str]) -> int:
+    if "--help" in words or "-h" in words:
+        print(end=INSTEAD)
+        return 0
+    note(INSTEAD)
+    if text := _earlier():
+        print(HEAD, *lines(text, _carma()), sep="", end="")
     else:
-        answer = client.get(PATH, **whose)
-    if options.json:
-        output.print_json(answer)
-    elif options.list:
-        print(end=answer["text"])
-    elif answer["entries"]:
-        output.show([_table(answer["entries"])])
-    else:
-        print(f"{clean(answer['user'])} has no recurring jobs")
-    return 0
+        note("you have no entries from before")
+    return 2 if words else 0  # what was asked for is not done
 
 
-def _text(file: str) -> str:
+def _earlier() -> str:
+    """The crontab that the user had."""
     try:
-        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Problem(f"{file} cannot be read: {error}", "give a text file") from None
+        return str(client.get("/v1/cron")["text"])
+    except Refused as refused:
+        if refused.code != "not_found":  # by a carmad that has forgotten them
+            raise
+        return ""
 
 
-def _edit(text: str) -> Any:
-    """What is wrong is said, and the text is kept beside."""
-    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
-    descriptor, name = tempfile.mkstemp(prefix="crontab.", text=True)
-    path = Path(name)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text or EMPTY)
-    if code := subprocess.run(["sh", "-c", f'{editor} "$1"', "sh", name], check=False).returncode:
-        path.unlink()
-        raise Problem(f"{editor} ended with {code}: nothing is changed", "set EDITOR to another")
-    try:
-        answer = client.post(PATH, read_crontab(path.read_text(encoding="utf-8")))
-    except CarmaError as error:
-        error.hint = f"{error.hint.rstrip('. ')}; your text is in {name}: carma cron {name}"
-        raise
-    path.unlink()
-    return answer
+def _carma() -> str:
+    """cron looks for programs in few places."""
+    path = os.path.abspath(sys.argv[0])  # noqa: PTH100 - as the other verbs do
+    return path if os.access(path, os.X_OK) else "carma"
 
 
-def read_crontab(text: str) -> dict[str, Any]:
-    """Read a crontab into the request that installs it. Raises Usage, which names the line."""
-    from cli.submission import read, settle_messages
-
-    shell = os.getcwd()  # noqa: PTH109 - as what reads the options does
-    os.chdir(Path.home())
-    entries, words, settings = [], "", {}
-    try:
-        for number, line in _lines(text):
+def lines(text: str, carma: str) -> Iterator[str]:
+    """A crontab of `carma cron` as one that submits its commands."""
+    words, names = "", set[str]()
+    for line in _whole(text):
+        if (found := OPTIONS.fullmatch(line)) is not None:
+            words += f" {found[1]}"
+        elif line.startswith("#") or SETTING.fullmatch(line):
+            yield f"{line}\n"
+        elif (entry := ENTRY.fullmatch(line)) is not None:
             try:
-                if (found := OPTIONS.fullmatch(line)) is not None:
-                    words += f" {found[1]}"
-                elif (setting := SETTING.fullmatch(line)) is not None:
-                    settings[setting[1]] = setting[2].strip("\"'")
-                elif not line.startswith("#"):
-                    entry = ENTRY.fullmatch(line)
-                    if entry is None:
-                        raise Usage("not five fields and a command", "such as 30 2 * * * sh x.sh")
-                    options, body = read([*_split(words), "--", "/bin/sh", "-c", entry[2]])
-                    body["name"] = body.get("name") or _name(entry[2])
-                    body["notify"] = body.get("notify") or "fail"
-                    body["export"] = settings | body["export"]
-                    settle_messages(options, body)
-                    schedule = " ".join(entry[1].split())
-                    entries.append({"schedule": schedule, "command": entry[2], "job": body})
-                    words = ""
-            except CarmaError as error:
-                error.message = f"line {number}: {error.message}"
-                raise
-    finally:
-        os.chdir(shell)
-    if words:
-        raise Usage("no command follows the last #SCRON line", "put it before a command")
-    return {"text": text, "entries": entries}
+                submit = _submit(carma, words, entry[2], names)
+                yield f"{entry[1]}  {submit}\n"
+            except ValueError as error:
+                yield f"# cannot be read ({error}): {words.strip()} {line}\n"
+            words = ""
 
 
-def _lines(text: str) -> list[tuple[int, str]]:
-    """Those that are not empty, with their numbers. One that ends with a backslash goes on."""
-    found, begun, number = [], "", 0
-    for at, line in enumerate(text.splitlines(), 1):
-        number = number if begun else at
-        begun += line.strip()
-        if begun.endswith("\\"):
-            begun = begun[:-1]
-            continue
-        if begun:
-            found.append((number, begun))
-        begun = ""
-    return found
+def _whole(text: str) -> Iterator[str]:
+    """One that ends with a backslash goes on in the next."""
+    for line in re.sub(r"\\\s*\n\s*", "", text).splitlines():
+        if line.strip():
+            yield line.strip()
 
 
-def _split(words: str) -> list[str]:
+def _submit(carma: str, words: str, command: str, names: set[str]) -> str:
+    """Raises ValueError. `names`: those of the other entries."""
     import shlex
 
-    try:
-        return shlex.split(words, comments=True)
-    except ValueError as error:
-        raise Usage(f"these options cannot be read: {error}", "close the quotes") from None
-
-
-def _name(command: str) -> str:
+    from carmad.errors import CarmaError
     from carmad.readable import job_name
+    from cli.submission import build_parser
 
-    return job_name(command.split())
-
-
-def _table(entries: list[dict[str, Any]]) -> Table:
-    made = Table(columns("SCHEDULE NEXT LAST JOB> STATE SKIPPED> COMMAND~"))
-    for one in entries:
-        state = f"refused: {one['refused']}" if one["refused"] else one["state"]
-        made.add(
-            one["schedule"],
-            local_time(one["next_at"]),
-            local_time(one["ran_at"]),
-            str(one["job"] or NOTHING),
-            clean(state or NOTHING),
-            str(one["skipped"] or NOTHING),
-            clean(one["command"]),
-        )
-    return made
+    given = shlex.split(words, comments=True)
+    try:
+        options = build_parser().parse_args(given)
+    except CarmaError as error:
+        raise ValueError(error.message) from None
+    name = base = options.unless_running or options.name or job_name(command.split())
+    number = 1
+    while name in names:
+        number += 1
+        name = f"{base}-{number}"
+    names.add(name)
+    if options.name not in (None, name):
+        given += ["--name", name]  # the last one counts
+    line = shlex.join([carma, "submit", "-Q", "--unless-running", name, *given, "--wrap", command])
+    return line.replace("%", "\\%")  # which cron takes for the end of the command

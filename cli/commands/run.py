@@ -53,7 +53,7 @@ ELSEWHERE = {
     **dict.fromkeys(("stdout", "stderr"), "redirect the output with > in this shell"),
     **dict.fromkeys(("wait", "parsable", "json", "anyway"), "it always waits, here"),
     **dict.fromkeys(("array", "param", "params", "zip"), "use carma submit"),
-    "held": "use carma submit",
+    **dict.fromkeys(("held", "unless_running"), "use carma submit"),
     "dry_run": "use carma submit --dry-run",
     "wrap": "give the command, or run `carma shell`",
     "chdir": "cd there first",

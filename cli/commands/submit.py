@@ -17,7 +17,7 @@ from carmad.errors import CarmaError
 from cli import client
 from cli.client import exit_code, wait_for
 from cli.missing import refuse_missing
-from cli.problems import INTERRUPTED, note, report
+from cli.problems import INTERRUPTED, Refused, note, report
 from cli.submission import (
     is_silent,
     read,
@@ -48,6 +48,8 @@ def submit(args: list[str]) -> int:
             return _dry_run(body, options)
         return _submit(body, options)
     except CarmaError as error:
+        if isinstance(error, Refused) and error.code == "running":  # as `--unless-running` asks
+            return _tell_running(error, options)
         return report(error, as_json=wants_json(args))
 
 
@@ -78,6 +80,15 @@ def _submit(body: dict[str, Any], options: argparse.Namespace) -> int:
     if not options.wait:
         return 0
     return _wait([str(job) for job in answer["ids"]], label, tells=not silent and not typed)
+
+
+def _tell_running(refused: Refused, options: argparse.Namespace) -> int:
+    """Nothing is wrong: cron is not to mail anybody."""
+    if options.json:
+        report(refused, as_json=True)
+    elif not options.quiet:
+        note(refused.message)
+    return 0
 
 
 def _tell_next(first: str) -> None:

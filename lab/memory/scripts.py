@@ -34,7 +34,7 @@ from benchmarks.harness import Report, Row, columns, of_rows, of_runs, until
 from carmad.attempt.proc import descendants
 from carmad.config import Estimation, Settings
 from carmad.core.ports import Run, Trial
-from carmad.core.types import JobSpec
+from carmad.core.types import JobSpec, Owner
 from carmad.learned.experience import try_program
 from estimators.look import TRACER, look
 from estimators.tracer.report import Report as TraceReport
@@ -65,10 +65,10 @@ class Here:
     def __init__(self, tracers: Tracers | None = None) -> None:
         self._tracers = tracers
 
-    def users(self) -> Sequence[int]:
+    def users(self) -> Sequence[Owner]:
         return ()
 
-    def runs(self, uid: int) -> Sequence[Run]:
+    def runs(self, owner: Owner) -> Sequence[Run]:
         return ()
 
     def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:

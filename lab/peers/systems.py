@@ -48,7 +48,6 @@ class Carma(System):
         "kind": "--exclusive --gpus {}:1",
     }
     COMMANDS: ClassVar[Mapping[str, str]] = {
-        "cron": f"{CARMA} cron {{file}}",
         "allow": f"{CARMA} limit nobody --booking 8",
         "book": f"{CARMA} book 1 --for 1h",
         "past": f"{CARMA} history --states failed {{word}}",

@@ -46,7 +46,7 @@ Runs jobs as the submitting user | {user} | {user} | {user}: as the daemon's | P
 Jobs survive kill -9 of the daemon: 8 of 25 s | {killed}: {killed:words} | {killed}: {killed:words}; of 20 of 3 s, {killed short:words}, as it saves its state every five seconds | P†: {killed:words}; with its process executor only | P†: {killed:words}
 MPS; MIG | Y; P: uses instances that exist | Y; P: static | N; N | N; N
 Arrays, dependencies, begin times, hold | Y: also sweeps | Y†: more kinds | P†: also sweeps; 9,000 tasks are too many | P†: dependencies
-Recurring jobs; GPUs booked by users | Y; Y: within limits | Y: `scrontab`; N: operators reserve | N; N | N; N
+Recurring jobs; GPUs booked by users | P: from the system's cron, one at a time; Y: within limits | Y: `scrontab`; N: operators reserve | N; N | N; N
 A kind of GPU is chosen, or refused with what there is; past jobs searched | Y; Y | Y: `--gres=gpu:KIND`; Y: `sacct`, needs slurmdbd | N; P: `gqueue --completed` | N; N
 A command at the terminal; in a running job | {here}; {inside} | {here}; {inside} | {here}; with tmux, its terminal† | {here}; {inside}
 Several servers; AMD GPUs | **N; N** | Y; Y | N; N | N; N

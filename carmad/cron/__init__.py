@@ -1,1 +1,0 @@
-"""Recurring jobs: a user's crontab, each entry of which submits a job at its times."""

@@ -1,0 +1,13 @@
+"""Users of tests, as the core knows them."""
+
+from __future__ import annotations
+
+from carmad.core.types import Owner
+from carmad.testing import a_spec
+
+UID = a_spec().uid
+
+
+def who(user: str) -> Owner:
+    """Whose jobs those of `a_spec(user=…)` are."""
+    return Owner(UID, user)
