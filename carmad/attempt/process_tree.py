@@ -25,6 +25,7 @@ from carmad.attempt.proc import (
     send,
     tell_kernel,
     unkillable,
+    write_file,
 )
 
 TYPE_CHECKING = False
@@ -47,9 +48,17 @@ GONE, LEFT = b"gone", b"left"  # what `sweep` says
 LOOK_S = 0.1  # how often to look for processes that are not our children
 
 
+DONE = "-"  # an answer: what was asked for was done
+
+
 def join_link(pid: int, start: int) -> str:
     """The name of the link that marks this process as followed."""
     return f"joined-{pid}-{start}"
+
+
+def answer_link(name: str) -> str:
+    """The name of the link whose target answers the request of that name."""
+    return f"answer-{name}"
 
 
 class Tree:
@@ -216,9 +225,34 @@ class Tree:
             elif verb == b"follow":
                 pid, start = map(int, value.split())
                 self.follow(pid, start)
-                os.symlink("-", join_link(pid, start))  # even a full disk has room for it
+                os.symlink(DONE, join_link(pid, start))  # even a full disk has room for it
+            elif verb == b"freeze" or verb == b"allow":
+                number, name = value.split()
+                do = self._freeze if verb == b"freeze" else self._allow
+                os.symlink(do(int(number)) or DONE, answer_link(name.decode("ascii")))
         except (ValueError, OSError):
             pass  # whoever wants it followed is told that it is not
+
+    def _freeze(self, frozen: int) -> str:
+        """Let no process of the job run (1), or all again (0). Returns why not, or ""."""
+        if frozen and (self._deadline is not None or self.status is not None):
+            return "it is ending"
+        return self._set("cgroup.freeze", frozen)
+
+    def _allow(self, most: int) -> str:
+        """Let it have that many bytes of the host's memory. Returns why not, or ""."""
+        if self.cgroup is not None and cgroups.static_bytes(self.cgroup) > most:
+            return "it uses more than that now"  # the kernel would end it
+        return self._set("memory.max", most)
+
+    def _set(self, name: str, value: int) -> str:
+        if self.cgroup is None:
+            return "it has no cgroup"
+        try:
+            write_file(f"{self.cgroup}/{name}", b"%d" % value)
+        except OSError as error:
+            return f"the kernel refuses: {error.strerror}"
+        return ""
 
     def signal(self, signum: int) -> None:
         """Signal the processes that catch it; if none does, all.
