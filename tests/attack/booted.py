@@ -11,6 +11,7 @@ import pytest
 from benchmarks.daemon import booted as machines
 from benchmarks.daemon.booted import SOCKET as SOCKET
 from benchmarks.daemon.booted import USERS as USERS
+from benchmarks.daemon.booted import Json as Json
 from benchmarks.daemon.booted import Machine as Machine
 from tests.daemon import NO_KERNELS, QUICK
 
