@@ -25,6 +25,7 @@ from carmad.config import Suspending
 from carmad.core.messages import Launch, LimitMemory
 from carmad.core.types import GpuId, Job, MemoryLimits
 from carmad.daemon.world import DaemonWorld
+from carmad.engine.clock import boottime
 from carmad.gpu.checkpoint import Checkpoints, Outcome, State, is_stopped
 from carmad.gpu.emulated import EmulatedSource, create
 from carmad.gpu.limits import NvmlLimiter
@@ -263,6 +264,16 @@ def test_a_frozen_job_is_killed_after_its_grace(in_groups: Bench) -> None:
     until(lambda: not is_frozen(in_groups, job), "it to be thawed")
     in_groups.launcher.stop(job, 0.2)
     assert in_groups.ended(job)["signal"] == signal.SIGKILL
+
+
+@as_root
+def test_a_frozen_job_ends_when_its_time_is_over(in_groups: Bench) -> None:
+    job = in_groups.launch(in_groups.job("sh", "-c", SAVES, stderr="/dev/null"))
+    until(in_groups.lines, "the job to speak")
+    freeze(in_groups, job)
+    assert in_groups.launcher.keep_time(job, boottime())
+    end = in_groups.ended(job)
+    assert (end["code"], end["cause"]) == (3, "time_limit")
 
 
 @as_root

@@ -83,10 +83,15 @@ class Launcher:
     def has_begun(self, job):
         return self.is_there
 
-    def launch(self, job, env, follow=None, cpus=()):
+    def launch(self, job, env, follow=None, cpus=(), until=None):
+        self.until = until
         self.calls.append(("launch", job.id, env))
         if job.spec.cwd == "/refused":
             raise CarmaError("cannot run jobs as bob", "run carmad as root")
+
+    def keep_time(self, job, until):
+        self.calls.append(("until", job.id, until))
+        return True
 
     def stop(self, job, grace_s):
         self.calls.append(("stop", job.id, grace_s))

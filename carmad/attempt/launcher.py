@@ -7,6 +7,7 @@ for a job, and every call may be repeated after a crash.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import shutil
@@ -174,9 +175,11 @@ class Launcher:
         env: Mapping[str, str],
         follow: Process | None = None,
         cpus: Iterable[int] = (),
+        until: float = math.inf,
     ) -> Mapping[str, str]:
         """Start a supervisor for the job's current attempt, unless one has started it. Returns the
-        attempt's complete environment. `cpus`: those on which it starts; none: any.
+        attempt's complete environment. `cpus`: those on which it starts; none: any. `until`: see
+        `keep_time`.
 
         `follow`: the job's command is run by this process, so the supervisor does not.
         Raises NotNow; Stopped; or another CarmaError if the attempt can never start.
@@ -194,7 +197,7 @@ class Launcher:
             fields += b"stays=\0" if callers.slurm_job_of(follow.pid) else b""
         if listed := ",".join(map(str, cpus)):
             fields += f"cpus={listed}\0".encode()
-        fields += f"boot_id={boot_id()}\0".encode()
+        fields += f"boot_id={boot_id()}\0until={until}\0".encode()
         for name, value in environment.limit_files(job.spec).items():
             fields += f"limit={name}={value}\0".encode()
         if self._group:
@@ -251,6 +254,11 @@ class Launcher:
             if found := exits.read_start(attempt_dir(self._state_dir, job.id, job.attempt)):
                 return found.follows
         return None
+
+    def keep_time(self, job: Job, until: float) -> bool:
+        """Have the supervisor end the job as out of time at `until`, in seconds since boot, unless
+        somebody has ended it before. False: there is none, yet or any more."""
+        return self._tell(job, f"until {until}\n")
 
     def signal(self, job: Job, signum: int) -> bool:
         """Send a signal to the job's processes. False: it has none, yet or any more."""

@@ -58,6 +58,7 @@ from carmad.core.types import (
     Refusal,
 )
 from carmad.daemon.suspender import Suspender
+from carmad.engine.clock import boottime
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.gpu.checkpoint import Checkpoints
@@ -88,6 +89,7 @@ HANDS_LATE_S = 60.0  # systemd and an MPS daemon may each take half of that
 SIGNALS_LATE_S = 10.0
 CLOSE_WITHIN_S = 10.0  # for a launch that hangs: the next daemon repeats it
 BEGINS_S = 0.05  # between two looks whether a supervisor has begun
+OVERTIME_S = 5.0  # after the end of its time, a job's supervisor ends it, if we have not
 BEFORE_THE_KILL_S = 1.0  # an MPS client leaves its server this long before it is killed
 
 
@@ -143,6 +145,7 @@ class DaemonWorld(Follower):
         self._whose: dict[JobId, int] = {}  # the users of jobs that are being estimated
         self._unlaunched: set[tuple[JobId, int]] = set()  # attempts: nobody watches them yet
         # Launches to retry, and what prevents them. Set only by the thread "hands".
+        self._timed: dict[JobId, Job] = {}  # whose supervisors are to know the end of their time
         self._postponed: OrderedDict[JobId, Job] = OrderedDict()
         self.outage: CarmaError | None = None
         self._offers: dict[JobId, Job] = {}  # jobs whose owner is to take their GPUs; likewise
@@ -174,7 +177,7 @@ class DaemonWorld(Follower):
                 self._unlaunched.add((action.job.id, action.job.attempt))
                 self._hands.submit(self._do, action)
             elif isinstance(action, Suspend | Resume):
-                self.shepherd.watch(action.job)  # whose GPUs may be others now
+                self.adopt(action.job)  # whose GPUs may be others now
                 self._suspender.perform(action)
             elif isinstance(action, LimitMemory):
                 self._hands.submit(self._do, action)
@@ -188,6 +191,7 @@ class DaemonWorld(Follower):
         for job in step.jobs:
             if not job.awaits_estimate:
                 self._whose.pop(job.id, None)
+            self._keep_time(job)
             if job.attempts and job.attempts[-1].memory_limits and not job.lives:
                 self._later(partial(self._forget_limits, job))
             if job.ended:
@@ -203,6 +207,8 @@ class DaemonWorld(Follower):
     def adopt(self, job: Job) -> None:
         """Watch an attempt that an earlier daemon launched."""
         self.shepherd.watch(job)
+        self._timed.setdefault(job.id, job)
+        self._signals.submit(self._tell_time, job.id)
 
     def close(self) -> None:
         """Finish what was begun, unless it hangs. Jobs keep running, and the next daemon requests
@@ -214,6 +220,34 @@ class DaemonWorld(Follower):
         self._hands.shutdown(within_s=CLOSE_WITHIN_S)
         self._pauses.shutdown()
         self.shepherd.close()
+
+    def _keep_time(self, job: Job) -> None:
+        """Have its supervisor end it when its time is over, should we not be there."""
+        before = self._timed.pop(job.id, None)
+        if not job.lives or (before is None and job.spec.time_limit_s is None):
+            return
+        self._timed[job.id] = job
+        if before and (before.attempt, before.due_at) != (job.attempt, job.due_at):
+            self._signals.submit(self._tell_time, job.id)
+
+    def _tell_time(self, id: JobId) -> None:
+        job = self._timed.get(id)
+        if job is None or self._launcher.keep_time(job, self._until(job)):
+            return
+        # Before it was launched, `_start` sees to it; after it has begun and cannot be told, it has
+        # ended.
+        if (id, job.attempt) not in self._unlaunched and not self._launcher.has_begun(job):
+            timer = Timer(BEGINS_S, self._tell_time_again, (id,))
+            timer.daemon = True
+            timer.start()
+
+    def _tell_time_again(self, id: JobId) -> None:
+        with contextlib.suppress(RuntimeError):  # closed: the next daemon does it
+            self._signals.submit(self._tell_time, id)
+
+    def _until(self, job: Job) -> float:
+        """When its supervisor is to end it, in seconds since boot."""
+        return boottime() + job.due_at - self._inbox.clock() + OVERTIME_S
 
     def _measure_later(self, job: Job) -> None:
         """A question that nobody has begun to answer serves for later ends, too."""
@@ -350,8 +384,11 @@ class DaemonWorld(Follower):
         if whole.spec.lacking:
             self._notice(job.id, environment.lacking_note(whole.spec.lacking))
         env = self._environment(whole, process, under_mps)
-        complete = self._launcher.launch(whole, env, process, near)
+        begun, timed = self._launcher.has_begun(job), self._timed.get(job.id, job)
+        complete = self._launcher.launch(whole, env, process, near, self._until(timed))
         self._unlaunched.discard((job.id, job.attempt))
+        if begun or self._timed.get(job.id, timed).due_at != timed.due_at:
+            self._tell_time_again(job.id)
         self._set_limits(job.id)
         if job.id in self._offers or job.id in self._postponed or job.started_at is None:
             self._inbox.post(Postponed(self._inbox.clock(), job.id, job.attempt, over=True))

@@ -208,7 +208,8 @@ CLONE_NEWNS, MS_NOSUID, MS_NODEV, MS_REC, MS_SLAVE = 0x20000, 2, 4, 0x4000, 0x80
 def run_program(launch: Launch, report: int) -> None:
     """In the child, within its bounds. Returns only by raising."""
     os.setsid()
-    os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    # carmad itself may be nicer, and only root may be less nice again.
+    os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
     tell_kernel("/proc/self/oom_score_adj", b"1000")  # killed before any job
     become_job(launch)
     os.dup2(1, 2)
