@@ -16,7 +16,6 @@ import pytest
 
 from carmad.attempt import launcher, members, supervisor
 from carmad.attempt.callers import Process
-from carmad.attempt.cgroup import MOUNTS
 from carmad.attempt.environment import job_environment
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher
@@ -29,7 +28,7 @@ from carmad.engine.clock import boottime
 from carmad.gpu.checkpoint import Checkpoints, Outcome, State, is_stopped
 from carmad.gpu.emulated import EmulatedSource, create
 from carmad.gpu.limits import NvmlLimiter
-from tests.attempts import Bench, in_a_unit
+from tests.attempts import Bench, a_cgroup, in_a_unit
 from tests.test_emulated_driver import work_s
 from tests.test_world import Inbox, declared, unmeasured
 from tests.waiting import PATIENCE_S, until
@@ -53,28 +52,9 @@ def bench(tmp_path: Path) -> Bench:
 @pytest.fixture
 def in_groups(bench: Bench) -> Iterator[Bench]:
     """Jobs have cgroups below a delegated one, as without systemd."""
-    root = next((Path(mount) for mount in MOUNTS if Path(mount, "cgroup.procs").exists()), None)
-    if root is None:
-        pytest.skip("no cgroup v2 here")
-    group = root / f"carma-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"cannot make a cgroup: {error}")
-    bench.launcher = Launcher(bench.state, systemd=False, kill_grace_s=60.0, group=str(group))
-    yield bench
-    (group / "cgroup.kill").write_text("1")
-    until(lambda: "populated 0" in (group / "cgroup.events").read_text(), "all to end")
-    for each in (*group.glob("carma-job-*"), group):
-        until(lambda each=each: not each.exists() or _remove(each), "it to be removed")
-
-
-def _remove(group: Path) -> bool:
-    try:
-        group.rmdir()
-    except OSError:
-        return False
-    return True
+    with a_cgroup() as group:
+        bench.launcher = Launcher(bench.state, systemd=False, kill_grace_s=60.0, group=str(group))
+        yield bench
 
 
 def group_of(bench: Bench, job: Job) -> Path:

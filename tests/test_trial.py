@@ -95,7 +95,8 @@ def test_it_has_the_jobs_directory_and_environment_and_no_gpu(folder: Path) -> N
     spec = mine(folder, env=(("MINE", "1"),), memory_mib=9)
     words = 'echo "$PWD $MINE [$CUDA_VISIBLE_DEVICES] $CUDA_DEVICE_ORDER"; pwd; read -r line; nice'
     done = bash(words, spec)
-    assert done.output == f"{folder} 1 [] PCI_BUS_ID\n{folder}\n{NICE}\n"
+    nice = max(NICE, os.nice(0))  # these tests may be nicer
+    assert done.output == f"{folder} 1 [] PCI_BUS_ID\n{folder}\n{nice}\n"
     assert not os.environ.get("MINE")
 
 

@@ -85,6 +85,8 @@ BACKGROUND = (
     " the command wait"
 )
 NOT_STARTED = "it had not started yet"
+UNWARNED = "the signal before its time limit did not reach it"
+NO_SUPERVISOR = "it has no supervisor, yet or any more, that would pass it on"
 HANDS_LATE_S = 60.0  # systemd and an MPS daemon may each take half of that
 SIGNALS_LATE_S = 10.0
 CLOSE_WITHIN_S = 10.0  # for a launch that hangs: the next daemon repeats it
@@ -278,14 +280,19 @@ class DaemonWorld(Follower):
                 case Launch(job):
                     self._launch(job)
                 case Signal(job, signum):
-                    self._launcher.signal(job, signum)
+                    if not self._launcher.signal(job, signum):
+                        self._refuse(job.id, f"{UNWARNED}: {NO_SUPERVISOR}")
                 case LimitMemory(job):
                     self._limit(job)
                 case Stop(job):
                     self._stop(job)
-        except Exception:
+        except Exception as error:
             # Not the action itself: it contains the job's command.
-            log.exception("could not %s job %d", type(action).__name__.lower(), action.job.id)
+            what = type(action).__name__.lower()
+            log.exception("could not %s job %d", what, action.job.id)
+            if not isinstance(action, Launch):  # of which the shepherd tells
+                why = getattr(error, "strerror", None) or type(error).__name__
+                self._notice(action.job.id, f"carmad could not {what} it: {why}")
             if isinstance(action, Launch | Stop):
                 self.shepherd.watch(action.job)  # it reports an attempt that never started
 
@@ -414,7 +421,7 @@ class DaemonWorld(Follower):
             return
         cgroup = self._launcher.cgroup(job) if self._limiter.by_cgroup else None
         if why := self._limiter.limit(self._launcher.name(job), cgroup, job.memory_limits):
-            self._notice(job.id, f"its GPU memory is not guaranteed: {why}")
+            self._refuse(job.id, f"its GPU memory is not guaranteed: {why}")
 
     def _forget_limits(self, job: Job) -> None:
         limited = self._limited.get(job.id)
@@ -580,6 +587,10 @@ class DaemonWorld(Follower):
         now = self._inbox.clock()
         self._unlaunched.discard((job.id, job.attempt))
         self._inbox.post(Exited(now, job.id, job.attempt, exit, at, stop))
+
+    def _refuse(self, job: JobId, note: str) -> None:
+        log.warning("job %d: %s", job, note)
+        self._notice(job, note)
 
     def _notice(self, job: JobId, note: str) -> None:
         self._inbox.post(Noticed(self._inbox.clock(), job, note))

@@ -32,6 +32,7 @@ EXPLAINED = {
     # Where these tests run in a container, systemd itself has less than all rights.
     r"^prlimit64\(0, RLIMIT_NOFILE, {.*}, NULL\)": "systemd, before it executes carmad",
     r"^write\(.*/oom_score_adj>, \"-500\\n\"": "likewise",
+    r"^prctl\(PR_SET_MM, PR_SET_MM_ARG_START,": "likewise",
 }
 
 
