@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from carmad.attempt import supervisor
+from carmad.attempt.cgroup import MOUNTS
 from carmad.attempt.environment import job_environment
 from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.core.types import Attempt, Job, JobId, JobSpec, JobState
@@ -96,10 +97,38 @@ class Bench:
 
 
 @contextmanager
+def a_cgroup() -> Iterator[Path]:
+    """For jobs to have cgroups below it; all in it is killed at the end. Skips the test where there
+    can be none."""
+    root = next((Path(mount) for mount in MOUNTS if Path(mount, "cgroup.procs").exists()), None)
+    if root is None:
+        pytest.skip("no cgroup v2 here")
+    group = root / f"carma-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"cannot make a cgroup: {error}")
+    try:
+        yield group
+    finally:
+        (group / "cgroup.kill").write_text("1")
+        until(lambda: "populated 0" in (group / "cgroup.events").read_text(), "all to end")
+        for each in (*group.glob("carma-job-*"), group):
+            until(lambda each=each: not each.exists() or _remove(each), "it to be removed")
+
+
+def _remove(group: Path) -> bool:
+    try:
+        group.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
 def in_a_unit(bench: Bench, *argv: str, **spec: Any) -> Iterator[tuple[Job, Path]]:
     """A job that runs in a cgroup as that of a unit of its own."""
-    mounts = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
-    root = next((mount for mount in mounts if (mount / "cgroup.procs").exists()), None)
+    root = next((Path(mount) for mount in MOUNTS if Path(mount, "cgroup.procs").exists()), None)
     if root is None:
         pytest.skip("no cgroup v2 here")
     job = bench.job(*argv, id=os.getpid(), stdout="carma-1.out", **spec)

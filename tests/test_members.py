@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import pynvml
 import pytest
 
-from carmad.attempt import members
+from carmad.attempt import launcher, members, supervisor
 from carmad.attempt.callers import Process
-from carmad.attempt.cgroup import MOUNTS
 from carmad.attempt.environment import job_environment
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher
@@ -25,10 +24,11 @@ from carmad.config import Suspending
 from carmad.core.messages import Launch, LimitMemory
 from carmad.core.types import GpuId, Job, MemoryLimits
 from carmad.daemon.world import DaemonWorld
+from carmad.engine.clock import boottime
 from carmad.gpu.checkpoint import Checkpoints, Outcome, State, is_stopped
 from carmad.gpu.emulated import EmulatedSource, create
 from carmad.gpu.limits import NvmlLimiter
-from tests.attempts import Bench, in_a_unit
+from tests.attempts import Bench, a_cgroup, in_a_unit
 from tests.test_emulated_driver import work_s
 from tests.test_world import Inbox, declared, unmeasured
 from tests.waiting import PATIENCE_S, until
@@ -52,28 +52,9 @@ def bench(tmp_path: Path) -> Bench:
 @pytest.fixture
 def in_groups(bench: Bench) -> Iterator[Bench]:
     """Jobs have cgroups below a delegated one, as without systemd."""
-    root = next((Path(mount) for mount in MOUNTS if Path(mount, "cgroup.procs").exists()), None)
-    if root is None:
-        pytest.skip("no cgroup v2 here")
-    group = root / f"carma-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"cannot make a cgroup: {error}")
-    bench.launcher = Launcher(bench.state, systemd=False, kill_grace_s=60.0, group=str(group))
-    yield bench
-    (group / "cgroup.kill").write_text("1")
-    until(lambda: "populated 0" in (group / "cgroup.events").read_text(), "all to end")
-    for each in (*group.glob("carma-job-*"), group):
-        until(lambda each=each: not each.exists() or _remove(each), "it to be removed")
-
-
-def _remove(group: Path) -> bool:
-    try:
-        group.rmdir()
-    except OSError:
-        return False
-    return True
+    with a_cgroup() as group:
+        bench.launcher = Launcher(bench.state, systemd=False, kill_grace_s=60.0, group=str(group))
+        yield bench
 
 
 def group_of(bench: Bench, job: Job) -> Path:
@@ -87,8 +68,8 @@ def is_frozen(bench: Bench, job: Job) -> bool:
 
 
 def freeze(bench: Bench, job: Job) -> None:
-    assert bench.launcher.freeze(job)
-    assert bench.launcher.freeze(job), "as often as you like"
+    assert bench.launcher.freeze(job) == ""
+    assert bench.launcher.freeze(job) == "", "as often as you like"
     until(lambda: is_frozen(bench, job), "it to be frozen")
 
 
@@ -101,9 +82,8 @@ def test_without_a_cgroup_they_are_the_supervisors_descendants(bench: Bench) -> 
     bench.launch(job)
     pids = until(lambda: set(map(int, bench.lines())), "both", wanted=lambda found: len(found) == 2)
     assert bench.launcher.pids(job) == pids
-    assert not bench.launcher.freeze(job)
-    assert not bench.launcher.thaw(job)
-    assert bench.launcher.allow(job, 1000)
+    assert bench.launcher.freeze(job) == bench.launcher.thaw(job) == ""
+    assert bench.launcher.allow(job, 1000) == ""
     bench.launcher.stop(job, 0.0)
     bench.ended(job)
     assert bench.launcher.pids(job) == frozenset()
@@ -188,13 +168,58 @@ def test_a_frozen_job_does_not_run_until_it_is_thawed(in_groups: Bench) -> None:
     freeze(bench, job)
     said = len(bench.lines())
     assert bench.launcher.pids(job), "they are still known"
-    assert bench.launcher.thaw(job)
+    assert bench.launcher.thaw(job) == ""
     until(bench.lines, "it to go on", wanted=lambda lines: len(lines) > said)
     assert not is_frozen(bench, job)
     bench.launcher.stop(job, 0.0)
     bench.ended(job)
-    assert not bench.launcher.freeze(job)
-    assert not bench.launcher.thaw(job)
+    assert "gone" in bench.launcher.freeze(job)
+    assert bench.launcher.thaw(job) == ""
+
+
+@as_root
+def test_a_supervisor_that_does_not_answer_freezes_nothing(
+    in_groups: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was asked meanwhile it does later, in that order."""
+    job = in_groups.launch(in_groups.job("sh", "-c", COUNT))
+    until(in_groups.lines, "the job to speak")
+    pid = in_groups.started(job)["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(launcher, "ANSWERS_WITHIN_S", 0.1)
+    assert in_groups.launcher.freeze(job) == "its supervisor does not answer within 0.1 s"
+    assert in_groups.launcher.thaw(job) == "", "nothing has frozen it yet"
+    monkeypatch.undo()
+    os.kill(pid, signal.SIGCONT)
+    assert in_groups.launcher.thaw(job) == ""
+    assert not is_frozen(in_groups, job)
+    in_groups.launcher.stop(job, 0.0)
+    in_groups.ended(job)
+
+
+@as_root
+def test_a_supervisor_of_an_earlier_release_is_not_asked(in_groups: Bench) -> None:
+    job = in_groups.launch(in_groups.job("sh", "-c", COUNT))
+    until(in_groups.lines, "the job to speak")
+    path = in_groups.directory(job) / supervisor.STARTED
+    path.write_text(path.read_text().replace(', "answers": true', ""))
+    assert "an earlier release" in in_groups.launcher.freeze(job)
+    assert in_groups.launcher.thaw(job) == ""
+    in_groups.launcher.stop(job, 0.0)
+    in_groups.ended(job)
+
+
+@as_root
+def test_its_user_can_neither_thaw_it_nor_ask_for_that(in_groups: Bench) -> None:
+    job = in_groups.launch(in_groups.job("sh", "-c", COUNT))
+    until(in_groups.lines, "the job to speak")
+    group, directory = group_of(in_groups, job), in_groups.directory(job)
+    for path in (group / "cgroup.freeze", group / "cgroup.procs", directory / supervisor.CONTROL):
+        its = path.stat()
+        assert (its.st_uid, its.st_mode & 0o022) == (0, 0), path
+    assert directory.stat().st_mode & 0o077 == 0
+    in_groups.launcher.stop(job, 0.0)
+    in_groups.ended(job)
 
 
 @as_root
@@ -209,18 +234,26 @@ def test_a_frozen_job_still_gets_its_sigterm(in_groups: Bench) -> None:
 
 
 @as_root
-@pytest.mark.parametrize("again", [False, True])
-def test_a_frozen_job_is_killed_after_its_grace(in_groups: Bench, again: bool) -> None:
-    """Also if it has been frozen again meanwhile."""
+def test_a_frozen_job_is_killed_after_its_grace(in_groups: Bench) -> None:
+    """Nobody can freeze it again meanwhile."""
     job = in_groups.launch(in_groups.job("sh", "-c", STUBBORN))
     until(in_groups.lines, "the job to speak")
     freeze(in_groups, job)
-    in_groups.launcher.stop(job, 60.0 if again else 0.2)
-    if again:
-        until(lambda: not is_frozen(in_groups, job), "it to be thawed")
-        freeze(in_groups, job)
-        in_groups.launcher.stop(job, 0.2)
+    in_groups.launcher.stop(job, 60.0)
+    assert in_groups.launcher.freeze(job) == "it is ending"
+    until(lambda: not is_frozen(in_groups, job), "it to be thawed")
+    in_groups.launcher.stop(job, 0.2)
     assert in_groups.ended(job)["signal"] == signal.SIGKILL
+
+
+@as_root
+def test_a_frozen_job_ends_when_its_time_is_over(in_groups: Bench) -> None:
+    job = in_groups.launch(in_groups.job("sh", "-c", SAVES, stderr="/dev/null"))
+    until(in_groups.lines, "the job to speak")
+    freeze(in_groups, job)
+    assert in_groups.launcher.keep_time(job, boottime())
+    end = in_groups.ended(job)
+    assert (end["code"], end["cause"]) == (3, "time_limit")
 
 
 @as_root
@@ -254,7 +287,7 @@ def test_a_job_is_suspended_frozen_and_resumed(in_groups: Bench, tmp_path: Path)
     freeze(bench, job)
     assert all(map(is_stopped, find_pids()))
     assert "frozen" in checkpoints.suspend(find_pids, 1.0, PATIENCE_S).why
-    assert bench.launcher.thaw(job)
+    assert bench.launcher.thaw(job) == ""
     assert checkpoints.suspend(find_pids, 1.0, PATIENCE_S) == Outcome(True)
     freeze(bench, job)
     worked_s = time.monotonic() - began  # at most
@@ -262,7 +295,7 @@ def test_a_job_is_suspended_frozen_and_resumed(in_groups: Bench, tmp_path: Path)
     assert State.CHECKPOINTED in checkpoints.states(find_pids()).values()
     time.sleep(2.0)
     assert "frozen" in checkpoints.resume(find_pids(), (), PATIENCE_S).why
-    assert bench.launcher.thaw(job)
+    assert bench.launcher.thaw(job) == ""
     resumed, said = time.monotonic(), len(bench.lines())
     assert checkpoints.resume(find_pids(), (), PATIENCE_S) == Outcome(True)
     lines = until(bench.lines, "it to go on", wanted=lambda lines: len(lines) > said)
@@ -296,28 +329,35 @@ def test_it_may_have_more_than_its_limit_for_a_while(limited: tuple[Bench, Job, 
     bench, job, own = limited
     most, swap = own / "memory.max", own / "memory.swap.max"
     assert most.read_text() == str(64 << 20)
-    assert bench.launcher.allow(job, 1000)
+    assert bench.launcher.allow(job, 1000) == ""
     assert most.read_text() == str(1064 << 20)
     most.write_text("")  # the kernel replaces it
-    assert bench.launcher.allow(job, 0)
+    assert bench.launcher.allow(job, 0) == ""
     assert (most.read_text(), swap.read_text()) == (str(64 << 20), "0")
 
 
 def test_its_limit_is_not_lowered_below_what_it_uses(limited: tuple[Bench, Job, Path]) -> None:
     """The kernel would end it; but it can take back what is cached of files."""
     bench, job, own = limited
-    assert bench.launcher.allow(job, 1000)
+    assert bench.launcher.allow(job, 1000) == ""
     (own / "memory.current").write_text(str(900 << 20))
-    assert not bench.launcher.allow(job, 0)
+    assert bench.launcher.allow(job, 0) == "it uses more than that now"
     assert (own / "memory.max").read_text() == str(1064 << 20)
     (own / "memory.stat").write_text(f"inactive_file {800 << 20}\nslab_reclaimable {50 << 20}\n")
     (own / "memory.max").write_text("")
-    assert bench.launcher.allow(job, 0)
+    assert bench.launcher.allow(job, 0) == ""
     assert (own / "memory.max").read_text() == str(64 << 20)
+
+
+def test_what_the_kernel_refuses_is_told(limited: tuple[Bench, Job, Path]) -> None:
+    bench, job, own = limited
+    (own / "memory.max").unlink()
+    (own / "memory.max").mkdir()
+    assert bench.launcher.allow(job, 1000) == "the kernel refuses: Is a directory"
 
 
 def test_without_a_limit_there_is_nothing_to_do(limited: tuple[Bench, Job, Path]) -> None:
     bench, job, own = limited
     (own / "memory.max").unlink()
-    assert bench.launcher.allow(job, 1000)
+    assert bench.launcher.allow(job, 1000) == ""
     assert not (own / "memory.max").exists()

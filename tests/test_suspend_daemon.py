@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.attempts import a_cgroup
 from tests.daemon import CARMA, NO_KERNELS, Carmad, Json, running, train, until
 from tests.storm import SUSPENDS
 
@@ -132,6 +133,45 @@ def test_what_is_under_way_when_the_daemon_is_killed_is_finished_by_the_next(
         daemon.start()
         daemon.await_state(id, state)
     assert (daemon.ended(id)["state"], daemon.job(id)["attempt"]) == ("succeeded", 1)
+
+
+def test_a_killed_daemons_successor_thaws_what_that_one_had_frozen(tmp_path: Path) -> None:
+    """Or had not yet; and cancels it, whatever its own daemon had come to."""
+    with a_cgroup() as group:
+        cgroups = {"CARMA_HOST__CGROUP": str(group)}
+        with running(tmp_path, "2xA100-40GB", **NO_KERNELS, **SUSPENDS, **cgroups) as daemon:
+            id = running_job(daemon, seconds=8)
+            frozen = group / f"carma-job-{id}-1" / "cgroup.freeze"
+            for verb, state in (("suspend", "suspended"), ("resume", "running")):
+                ask(daemon, verb, id)
+                daemon.kill()  # at whatever point
+                daemon.start()
+                daemon.await_state(id, state)
+                assert frozen.read_text() == f"{int(state == 'suspended')}\n"
+            ask(daemon, "suspend", id)
+            daemon.kill()
+            daemon.start()
+            daemon.cancel(id)
+            assert daemon.ended(id)["state"] == "cancelled"
+
+
+def test_why_says_what_is_refused(tmp_path: Path) -> None:
+    """A supervisor of an earlier release is asked nothing."""
+    with a_cgroup() as group:
+        cgroups = {"CARMA_HOST__CGROUP": str(group)}
+        with running(tmp_path, "2xA100-40GB", **NO_KERNELS, **SUSPENDS, **cgroups) as daemon:
+            id = running_job(daemon, seconds=600)
+            started = daemon.attempt(id) / "started"
+            started.write_text(started.read_text().replace(', "answers": true', ""))
+            ask(daemon, "suspend", id)
+            daemon.await_state(id, "suspended")
+            said = daemon.carma("why", str(id))
+            assert (
+                "what it does on the CPUs goes on: an earlier release of CARMA started it" in said
+            )
+            ask(daemon, "resume", id)
+            daemon.await_state(id, "running")
+            daemon.cancel(id)
 
 
 def test_a_suspended_job_survives_the_loss_of_its_gpu(daemon: Carmad) -> None:

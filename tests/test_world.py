@@ -83,10 +83,15 @@ class Launcher:
     def has_begun(self, job):
         return self.is_there
 
-    def launch(self, job, env, follow=None, cpus=()):
+    def launch(self, job, env, follow=None, cpus=(), until=None):
+        self.until = until
         self.calls.append(("launch", job.id, env))
         if job.spec.cwd == "/refused":
             raise CarmaError("cannot run jobs as bob", "run carmad as root")
+
+    def keep_time(self, job, until):
+        self.calls.append(("until", job.id, until))
+        return True
 
     def stop(self, job, grace_s):
         self.calls.append(("stop", job.id, grace_s))
@@ -99,6 +104,7 @@ class Launcher:
 
     def signal(self, job, signum):
         self.calls.append(("signal", job.id, signum))
+        return True
 
     def release(self, job):
         self.calls.append(("release", job))
@@ -268,6 +274,24 @@ def test_the_doctor_names_jobs_whose_users_are_gone(tmp_path):
     scene = SimpleNamespace(live=JobsById((job, a_job(4))))
     (found,) = doctor._accounts(scene)
     assert found["ok"] is False and found["detail"] == "job 3 is held: there is no ada"
+
+
+def test_what_is_refused_is_in_the_log_and_its_owner_is_told(tmp_path, caplog, monkeypatch):
+    world, inbox, launcher = a_world(tmp_path, limiter=Limiter("the driver is too old"))
+    launcher.is_there = True
+    monkeypatch.setattr(launcher, "signal", lambda job, signum: False)
+    monkeypatch.setattr(launcher, "stop", lambda job, grace_s: Path("/none").readlink())
+    job = running().with_attempt(memory_limits=(MemoryLimits(GPU, most_mib=9),))
+    performed(world, Signal(job, 10), Stop(job), LimitMemory(job))
+    notes = [event.note for event in inbox.events if isinstance(event, Noticed)]
+    for note in (
+        "the signal before its time limit did not reach it: it has no supervisor, yet or any more,"
+        " that would pass it on",
+        "its GPU memory is not guaranteed: the driver is too old",
+    ):
+        assert note in notes and note in caplog.text
+    assert "carmad could not stop it: No such file or directory" in notes
+    assert "could not stop job 7" in caplog.text
 
 
 def test_what_a_job_was_given_stays_out_of_the_log(tmp_path, caplog, monkeypatch):

@@ -25,6 +25,8 @@ MOUNTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 SERVER = "carma-jobs-"  # the beginning of the name of a fork server's unit
 OURS = "supervisors"
 CONTROLLERS = (b"+memory", b"+cpu")
+# Of memory.stat: what the kernel can take back without ending anybody.
+RECLAIMABLE = (b"active_file", b"inactive_file", b"slab_reclaimable")
 KEPT_BYTES = b"%d" % (16 << 20)  # of memory for a supervisor, or for a server and some of them
 
 
@@ -139,6 +141,24 @@ def move(pid: int, start: int, cgroup: str) -> None:
     stat = process_stat(pid)
     if was and stat is not None and stat[1] != start:  # the kernel takes nothing but the number
         tell_kernel(f"{was}/cgroup.procs", b"%d" % pid)
+
+
+def static_bytes(cgroup: str) -> int:
+    """Bytes of its memory that the kernel cannot take back."""
+    stat = _counts(f"{cgroup}/memory.stat")
+    try:
+        used = int(read_file(f"{cgroup}/memory.current"))
+    except OSError:  # it has just ended
+        return 0
+    return used - sum(stat.get(name, 0) for name in RECLAIMABLE)
+
+
+def is_frozen(cgroup: str) -> bool:
+    """Whether its processes are not to run."""
+    try:
+        return read_file(f"{cgroup}/cgroup.freeze").strip() == b"1"
+    except OSError:  # it has just ended
+        return False
 
 
 def oom_kills(cgroup: str | None) -> int | None:

@@ -69,6 +69,7 @@ class StartRecord:
     at: _Seconds
     follows: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None  # a main process of the owner's
     cgroup: _Text | None = None  # of all that belongs to the attempt
+    answers: bool = False  # it freezes its job, and raises its limit of memory, when asked to
 
 
 @with_config(_SOUND)

@@ -7,10 +7,13 @@ for a job, and every call may be repeated after a crash.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import select
 import shutil
 import struct
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +22,7 @@ from carmad import units
 from carmad.accounts import account
 from carmad.attempt import callers, environment, exits, members, process_tree, supervisor
 from carmad.attempt.callers import Process
-from carmad.attempt.cgroup import SERVER, name_of
+from carmad.attempt.cgroup import SERVER, is_frozen, name_of
 from carmad.attempt.environment import (
     ATTEMPT_VARIABLE,
     REPORT_FD,
@@ -105,6 +108,8 @@ def _share(fd: int, uid: int) -> None:
 
 
 SOCKET = "forkserver"  # in the state directory
+ANSWERS_WITHIN_S = 10.0  # a supervisor has one thread, which waits for nobody
+LOOK_MS = 5.0  # between two looks whether it has answered
 DROP_INS = [
     f"{folder}/{kind}/carma-job-.service.d"
     for folder in ("/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd")
@@ -170,9 +175,11 @@ class Launcher:
         env: Mapping[str, str],
         follow: Process | None = None,
         cpus: Iterable[int] = (),
+        until: float = math.inf,
     ) -> Mapping[str, str]:
         """Start a supervisor for the job's current attempt, unless one has started it. Returns the
-        attempt's complete environment. `cpus`: those on which it starts; none: any.
+        attempt's complete environment. `cpus`: those on which it starts; none: any. `until`: see
+        `keep_time`.
 
         `follow`: the job's command is run by this process, so the supervisor does not.
         Raises NotNow; Stopped; or another CarmaError if the attempt can never start.
@@ -190,7 +197,7 @@ class Launcher:
             fields += b"stays=\0" if callers.slurm_job_of(follow.pid) else b""
         if listed := ",".join(map(str, cpus)):
             fields += f"cpus={listed}\0".encode()
-        fields += f"boot_id={boot_id()}\0".encode()
+        fields += f"boot_id={boot_id()}\0until={until}\0".encode()
         for name, value in environment.limit_files(job.spec).items():
             fields += f"limit={name}={value}\0".encode()
         if self._group:
@@ -248,6 +255,11 @@ class Launcher:
                 return found.follows
         return None
 
+    def keep_time(self, job: Job, until: float) -> bool:
+        """Have the supervisor end the job as out of time at `until`, in seconds since boot, unless
+        somebody has ended it before. False: there is none, yet or any more."""
+        return self._tell(job, f"until {until}\n")
+
     def signal(self, job: Job, signum: int) -> bool:
         """Send a signal to the job's processes. False: it has none, yet or any more."""
         return self._tell(job, f"signal {signum}\n")
@@ -257,18 +269,56 @@ class Launcher:
         the record of its start is damaged."""
         return members.pids(attempt_dir(self._state_dir, job.id, job.attempt), job)
 
-    def freeze(self, job: Job) -> bool:
-        """Let none of the job's processes run until `thaw`, or a stop. False: it has no cgroup."""
-        return members.freeze(attempt_dir(self._state_dir, job.id, job.attempt), job, True)
+    # The job's cgroup is its supervisor's: carmad's sandbox lets it write nothing there. Each of
+    # these three returns why it was not done, for people; "": it was, or there is nothing to do.
+    # They may be repeated, take `ANSWERS_WITHIN_S` at most, and raise ValueError if the record of
+    # the attempt's start is damaged.
 
-    def thaw(self, job: Job) -> bool:
-        """Likewise."""
-        return members.freeze(attempt_dir(self._state_dir, job.id, job.attempt), job, False)
+    def freeze(self, job: Job) -> str:
+        """Let none of the job's processes run until `thaw`, or a stop, if it has a cgroup."""
+        return self._ask(job, "freeze 1") if self.cgroup(job) else ""
 
-    def allow(self, job: Job, extra_mib: int) -> bool:
-        """Let the job have so much of the host's memory beyond its limit, if it has one. False: it
-        uses more than that now; ask again."""
-        return members.allow(attempt_dir(self._state_dir, job.id, job.attempt), job, extra_mib)
+    def thaw(self, job: Job) -> str:
+        """Let them run again. Done, too, where nobody has frozen them."""
+        group = self.cgroup(job)
+        why = self._ask(job, "freeze 0") if group else ""
+        return why if group and is_frozen(group) else ""
+
+    def allow(self, job: Job, extra_mib: int) -> str:
+        """Let the job have so much of the host's memory beyond its limit, if it has one."""
+        group, limit_mib = self.cgroup(job), job.spec.host_memory_mib
+        if limit_mib is None or group is None or not Path(group, "memory.max").exists():
+            return ""
+        return self._ask(job, f"allow {(limit_mib + extra_mib) << 20}")
+
+    def _ask(self, job: Job, request: str) -> str:
+        """Have its supervisor do that; returns why it did not."""
+        directory = attempt_dir(self._state_dir, job.id, job.attempt)
+        started = exits.read_start(directory)
+        if started is None or not started.answers:
+            return "an earlier release of CARMA started it, which did not know how"
+        name = os.urandom(8).hex()
+        control = self._open_control(job)
+        if control is None:
+            return "its supervisor is gone"
+        answer = directory / process_tree.answer_link(name)
+        late = time.monotonic() + ANSWERS_WITHIN_S
+        gone = select.poll()
+        gone.register(control, 0)  # which leaves POLLERR: nobody reads it any more
+        try:
+            os.write(control, f"{request} {name}\n".encode())
+            while not answer.is_symlink():
+                if gone.poll(LOOK_MS):
+                    return "its supervisor is gone"
+                if time.monotonic() > late:
+                    return f"its supervisor does not answer within {ANSWERS_WITHIN_S:g} s"
+            said = str(answer.readlink())
+            answer.unlink()
+        except OSError as error:
+            return f"its supervisor cannot be asked: {error.strerror}"
+        finally:
+            os.close(control)
+        return "" if said == process_tree.DONE else said
 
     def mark(self, job: Job, env: Mapping[str, str]) -> Mapping[str, str]:
         """With the variable that tells whose processes they are."""
@@ -309,11 +359,17 @@ class Launcher:
         """The jobs that have directories of attempts."""
         return set(exits.attempt_folders(self._state_dir / "jobs").values())
 
-    def _tell(self, job: Job, line: str) -> bool:
+    def _open_control(self, job: Job) -> int | None:
+        """To write to its supervisor. None: there is none, yet or any more."""
         path = attempt_dir(self._state_dir, job.id, job.attempt) / supervisor.CONTROL
         try:
-            control = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         except OSError:  # ENXIO: nobody reads it; ENOENT: never launched
+            return None
+
+    def _tell(self, job: Job, line: str) -> bool:
+        control = self._open_control(job)
+        if control is None:
             return False
         try:
             os.write(control, line.encode())

@@ -25,6 +25,7 @@ from carmad.attempt.proc import (
     send,
     tell_kernel,
     unkillable,
+    write_file,
 )
 
 TYPE_CHECKING = False
@@ -47,9 +48,18 @@ GONE, LEFT = b"gone", b"left"  # what `sweep` says
 LOOK_S = 0.1  # how often to look for processes that are not our children
 
 
+TIME_LIMIT = "time_limit"  # `Cause.TIME_LIMIT`
+DONE = "-"  # an answer: what was asked for was done
+
+
 def join_link(pid: int, start: int) -> str:
     """The name of the link that marks this process as followed."""
     return f"joined-{pid}-{start}"
+
+
+def answer_link(name: str) -> str:
+    """The name of the link whose target answers the request of that name."""
+    return f"answer-{name}"
 
 
 class Tree:
@@ -74,6 +84,7 @@ class Tree:
         self.main_ended_boot_s: float | None = None
         self.stopped = False
         self.cause = ""  # why it was stopped, as given by the daemon
+        self.until = float("inf")  # in seconds since boot: the end of its time
         self.interrupted = False
         self._contained = contained
         self._emptied = False  # the container, by us
@@ -145,7 +156,7 @@ class Tree:
     def note_main_end(self) -> None:
         """The main process, which we did not start, has ended."""
         self.status = end_of(self.main, self._followed[self.main])
-        self.main_ended_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.main_ended_boot_s = boottime()
 
     def reap(self) -> bool:
         """Reap ended processes. True when none is left alive, or what is left cannot be killed."""
@@ -160,7 +171,7 @@ class Tree:
                 return self._gives_up()
             if pid == self.main:
                 self.status = status
-                self.main_ended_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+                self.main_ended_boot_s = boottime()
 
     def _have_others_ended(self) -> bool:
         """Whether the main process and those that are not our children have all ended."""
@@ -213,12 +224,39 @@ class Tree:
                 self.end(float(value))
             elif verb == b"signal":
                 self.signal(int(value))
+            elif verb == b"until":
+                self.until = float(value)
             elif verb == b"follow":
                 pid, start = map(int, value.split())
                 self.follow(pid, start)
-                os.symlink("-", join_link(pid, start))  # even a full disk has room for it
+                os.symlink(DONE, join_link(pid, start))  # even a full disk has room for it
+            elif verb == b"freeze" or verb == b"allow":
+                number, name = value.split()
+                do = self._freeze if verb == b"freeze" else self._allow
+                os.symlink(do(int(number)) or DONE, answer_link(name.decode("ascii")))
         except (ValueError, OSError):
             pass  # whoever wants it followed is told that it is not
+
+    def _freeze(self, frozen: int) -> str:
+        """Let no process of the job run (1), or all again (0). Returns why not, or ""."""
+        if frozen and (self._deadline is not None or self.status is not None):
+            return "it is ending"
+        return self._set("cgroup.freeze", frozen)
+
+    def _allow(self, most: int) -> str:
+        """Let it have that many bytes of the host's memory. Returns why not, or ""."""
+        if self.cgroup is not None and cgroups.static_bytes(self.cgroup) > most:
+            return "it uses more than that now"  # the kernel would end it
+        return self._set("memory.max", most)
+
+    def _set(self, name: str, value: int) -> str:
+        if self.cgroup is None:
+            return "it has no cgroup"
+        try:
+            write_file(f"{self.cgroup}/{name}", b"%d" % value)
+        except OSError as error:
+            return f"the kernel refuses: {error.strerror}"
+        return ""
 
     def signal(self, signum: int) -> None:
         """Signal the processes that catch it; if none does, all.
@@ -244,11 +282,19 @@ class Tree:
             self._deadline = time.monotonic() + grace_s
         self._deadline = min(self._deadline, time.monotonic() + grace_s)
 
+    def keep_time(self, grace_s: float) -> None:
+        """End the job when its time is over: the daemon has not, as it hangs, or does not run."""
+        if self._deadline is None and self.status is None and boottime() >= self.until:
+            self.stopped, self.cause = True, self.cause or TIME_LIMIT
+            self.end(grace_s)
+
     def press(self) -> float | None:
         """Kill what has outlived its grace. Returns after how many seconds to call this again."""
         if self._deadline is None:
-            until = self._helpers_until
-            return None if until is None else max(0.0, until - time.monotonic())
+            if self._helpers_until is not None:
+                return max(0.0, self._helpers_until - time.monotonic())
+            left = self.until - boottime()
+            return min(max(0.0, left), 3600.0) if left < float("inf") else None
         left = self._deadline - time.monotonic()
         if left > 0 and (self._followed or self._strangers):
             self._hang_up()
@@ -290,6 +336,10 @@ class Tree:
         if self.cgroup is not None:
             tell_kernel(f"{self.cgroup}/cgroup.kill", b"1")
         kill_all(self.everyone)
+
+
+def boottime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _session(pid: int) -> int:

@@ -71,6 +71,7 @@ class Launch:
         self.stdout = fields[b"stdout"]
         self.stderr = fields[b"stderr"]
         self.grace_s = float(fields[b"grace_s"])
+        self.until = float(fields.get(b"until", b"inf"))  # in seconds since boot: then it is ended
         # A process that the job's owner started: pid and start time. Then nothing else is run.
         self.follow = tuple(map(int, fields[b"follow"].split())) if b"follow" in fields else None
         # Slurm's limits hold for it, so it stays in its cgroup.

@@ -8,11 +8,16 @@ directory:
 - `lock`     held (flock) for as long as a supervisor lives
 - `started`  JSON: pid, start_ticks, boot_id (as the daemon that launched it sees it), at; cgroup
              (of all that belongs to the attempt, null if it has none); `follows`: the pid of the
-             main process, if the job's owner started it. On disk before the job is forked; if it
-             exists, no supervisor starts the job again
+             main process, if the job's owner started it; `answers`: true, as it knows the requests
+             that have an answer. On disk before the job is forked; if it exists, no supervisor
+             starts the job again
 - `control`  FIFO; lines `signal NUMBER`, `stop GRACE_S` and, before a stop, `because CAUSE`: a
-             separate line, as supervisors of 0.1.0 ignore lines that they do not know. `follow PID
-             START_TICKS`: another process that the owner started; answered by a link (`joined`)
+             separate line, as supervisors of 0.1.0 ignore lines that they do not know. `until
+             BOOT_S`: when to end the job as out of time, in seconds since boot. `follow PID
+             START_TICKS`: another process that the owner started; answered by a link (`joined`).
+             `freeze 1 NAME`, `freeze 0 NAME`: let none of the job's processes run, or all again;
+             `allow BYTES NAME`: of the host's memory. Both are answered by a dangling link
+             (`answer-NAME`), whose target is `-`, or why it was not done
 - `stop`     if it exists, the job is not started: a stop that came before we read `control`, or
              the attempt was revoked. A dangling symbolic link whose target is the cause: even a
              full disk has room for one
@@ -58,7 +63,7 @@ from carmad.attempt.cgroup import (
     unit_cgroup,
 )
 from carmad.attempt.proc import UNKNOWN, process_stat, read_file, tell_kernel, write_file
-from carmad.attempt.process_tree import SIGTERM, Tree
+from carmad.attempt.process_tree import SIGTERM, Tree, boottime
 from carmad.attempt.starting import (
     REPORT_BYTES,
     SIG_IGN,
@@ -237,6 +242,7 @@ def watch(
     said = lines = b""
     logs: list[int] = []
     while not tree.reap():
+        tree.keep_time(grace_s)
         pause_s = tree.press()
         for fd, _ in poller.poll(None if pause_s is None else 1 + pause_s * 1000):
             if fd == memory.fd:
@@ -411,6 +417,7 @@ def supervise(directory: str) -> None:
             group = create(f"{whole}/job", launch.limits)
     memory = MemoryEvents(group)
     tree = Tree(0, group, launch.uid, os.fsencode(directory), launch.contained)
+    tree.until = launch.until
     report, follows = -1, "null"
     if launch.follow:
         tree.main, start = launch.follow
@@ -421,7 +428,7 @@ def supervise(directory: str) -> None:
         STARTED,
         f'{{"pid": {os.getpid()}, "start_ticks": {own[1]}, "boot_id": "{launch.boot_id}", '
         f'"at": {started_at}, "follows": {follows}, '
-        f'"cgroup": {quote(group and whole)}}}\n'.encode(),
+        f'"cgroup": {quote(group and whole)}, "answers": true}}\n'.encode(),
     )
     sync_directory("..")  # the launcher made our directory without syncing it
 
@@ -470,7 +477,7 @@ def supervise(directory: str) -> None:
         "hint": hint,
         "started_at": started_at,
         "ended_at": time.time(),
-        "ended_boot_s": time.clock_gettime(time.CLOCK_BOOTTIME),
+        "ended_boot_s": boottime(),
         "main_ended_boot_s": tree.main_ended_boot_s,
         "host_oom_kills": memory.count(b"oom_kill"),
         "over_limit": memory.count(b"oom"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal, NewType
@@ -164,6 +165,13 @@ class Attempt:
     def attained_s(self, now: float) -> float:
         """Its run time, plus that of earlier attempts whose work is not lost."""
         return self.served_s + self.run_s(now)
+
+    def due_at(self, limit_s: float) -> float:
+        """When it will have attained that much. Infinite: never, as it is suspended, or has not
+        begun."""
+        if self.started_at is None or self.suspension:
+            return math.inf
+        return self.started_at + self.suspended_s + limit_s - self.served_s
 
     def shift(self, by_s: float) -> Attempt:
         """The attempt with all times moved `by_s` later."""

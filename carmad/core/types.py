@@ -344,6 +344,13 @@ class Job:
         running = self.current if self.lives else None
         return running.attained_s(now) if running else self.served_s
 
+    @property
+    def due_at(self) -> float:
+        """When it reaches its time limit. Infinite: it does not, as things are."""
+        limit_s = None if self.spec.slurm_job else self.spec.time_limit_s
+        running = self.current if self.lives else None
+        return math.inf if limit_s is None or running is None else running.due_at(limit_s)
+
     # -- of the current attempt
 
     @property

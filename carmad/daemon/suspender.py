@@ -10,9 +10,9 @@ from functools import partial
 from carmad import beats
 from carmad.attempt.launcher import Launcher
 from carmad.config import Suspending
-from carmad.core.messages import Resume, Resumed, Suspend, Suspended
+from carmad.core.messages import Noticed, Resume, Resumed, Suspend, Suspended
 from carmad.core.types import Job
-from carmad.gpu.checkpoint import Checkpoints, Outcome
+from carmad.gpu.checkpoint import Checkpoints, Outcome, State
 from carmad.threads import SharedThreads
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Suspender:
         checkpoints: Checkpoints,
         settings: Callable[[], Suspending],
         clock: Callable[[], float],
-        report: Callable[[Suspended | Resumed], object],
+        report: Callable[[Suspended | Resumed | Noticed], object],
     ) -> None:
         self._launcher = launcher
         self._checkpoints = checkpoints
@@ -74,27 +74,49 @@ class Suspender:
 
     def _suspend(self, job: Job, within_s: float) -> Outcome:
         assert job.suspension
-        self._launcher.thaw(job)  # an earlier daemon may have got as far as that
-        self._launcher.allow(job, job.suspension.host_mib)
+        why = self._launcher.thaw(job)  # an earlier daemon may have frozen it
+        why = why or self._launcher.allow(job, job.suspension.host_mib)
+        if why and not self._has_begun(job):
+            self._launcher.allow(job, 0)  # it may only have been too late
+            return Outcome(False, why)
         outcome = self._checkpoints.suspend(
             lambda: self._launcher.pids(job), self._settings().lock_within_s, within_s
         )
         if not outcome.done:
-            self._launcher.allow(job, 0)
-        elif not job.spec.interactive:  # whoever is at its terminal shall have an answer
-            self._launcher.freeze(job)
+            self._lower(job)
+        else:
+            self._freeze(job)
         return outcome
+
+    def _has_begun(self, job: Job) -> bool:
+        """Whether an earlier daemon, which was allowed to, has begun to suspend it."""
+        states = self._checkpoints.states(self._launcher.pids(job))
+        return not {State.LOCKED, State.CHECKPOINTED}.isdisjoint(states.values())
+
+    def _freeze(self, job: Job) -> None:
+        if job.spec.interactive:  # whoever is at its terminal shall have an answer
+            return
+        if why := self._launcher.freeze(job):
+            self._note(job, f"has left its GPUs, but what it does on the CPUs goes on: {why}")
+
+    def _lower(self, job: Job) -> None:
+        if why := self._launcher.allow(job, 0):
+            self._note(job, f"its limit of the host's memory (--mem) stays raised: {why}")
+
+    def _note(self, job: Job, note: str) -> None:
+        log.warning("job %d: %s", job.id, note)
+        self._report(Noticed(self._clock(), job.id, note))
 
     def _resume(self, job: Job, within_s: float) -> Outcome:
         """The driver does not restore a process that cannot run."""
         assert job.suspension
-        self._launcher.thaw(job)
+        if why := self._launcher.thaw(job):
+            return Outcome(False, why)
         pairs = tuple(zip(job.suspension.gpus, job.gpus, strict=True))
         moves = pairs if any(old != new for old, new in pairs) else ()
         outcome = self._checkpoints.resume(self._launcher.pids(job), moves, within_s)
         if outcome.done:
-            if not self._launcher.allow(job, 0):
-                log.warning("job %d uses more of the host's memory than its --mem", job.id)
-        elif not outcome.lost and not job.spec.interactive:
-            self._launcher.freeze(job)
+            self._lower(job)
+        elif not outcome.lost:
+            self._freeze(job)
         return outcome

@@ -58,6 +58,7 @@ from carmad.core.types import (
     Refusal,
 )
 from carmad.daemon.suspender import Suspender
+from carmad.engine.clock import boottime
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.gpu.checkpoint import Checkpoints
@@ -84,10 +85,13 @@ BACKGROUND = (
     " the command wait"
 )
 NOT_STARTED = "it had not started yet"
+UNWARNED = "the signal before its time limit did not reach it"
+NO_SUPERVISOR = "it has no supervisor, yet or any more, that would pass it on"
 HANDS_LATE_S = 60.0  # systemd and an MPS daemon may each take half of that
 SIGNALS_LATE_S = 10.0
 CLOSE_WITHIN_S = 10.0  # for a launch that hangs: the next daemon repeats it
 BEGINS_S = 0.05  # between two looks whether a supervisor has begun
+OVERTIME_S = 5.0  # after the end of its time, a job's supervisor ends it, if we have not
 BEFORE_THE_KILL_S = 1.0  # an MPS client leaves its server this long before it is killed
 
 
@@ -143,6 +147,7 @@ class DaemonWorld(Follower):
         self._whose: dict[JobId, int] = {}  # the users of jobs that are being estimated
         self._unlaunched: set[tuple[JobId, int]] = set()  # attempts: nobody watches them yet
         # Launches to retry, and what prevents them. Set only by the thread "hands".
+        self._timed: dict[JobId, Job] = {}  # whose supervisors are to know the end of their time
         self._postponed: OrderedDict[JobId, Job] = OrderedDict()
         self.outage: CarmaError | None = None
         self._offers: dict[JobId, Job] = {}  # jobs whose owner is to take their GPUs; likewise
@@ -174,7 +179,7 @@ class DaemonWorld(Follower):
                 self._unlaunched.add((action.job.id, action.job.attempt))
                 self._hands.submit(self._do, action)
             elif isinstance(action, Suspend | Resume):
-                self.shepherd.watch(action.job)  # whose GPUs may be others now
+                self.adopt(action.job)  # whose GPUs may be others now
                 self._suspender.perform(action)
             elif isinstance(action, LimitMemory):
                 self._hands.submit(self._do, action)
@@ -188,6 +193,7 @@ class DaemonWorld(Follower):
         for job in step.jobs:
             if not job.awaits_estimate:
                 self._whose.pop(job.id, None)
+            self._keep_time(job)
             if job.attempts and job.attempts[-1].memory_limits and not job.lives:
                 self._later(partial(self._forget_limits, job))
             if job.ended:
@@ -203,6 +209,8 @@ class DaemonWorld(Follower):
     def adopt(self, job: Job) -> None:
         """Watch an attempt that an earlier daemon launched."""
         self.shepherd.watch(job)
+        self._timed.setdefault(job.id, job)
+        self._signals.submit(self._tell_time, job.id)
 
     def close(self) -> None:
         """Finish what was begun, unless it hangs. Jobs keep running, and the next daemon requests
@@ -214,6 +222,34 @@ class DaemonWorld(Follower):
         self._hands.shutdown(within_s=CLOSE_WITHIN_S)
         self._pauses.shutdown()
         self.shepherd.close()
+
+    def _keep_time(self, job: Job) -> None:
+        """Have its supervisor end it when its time is over, should we not be there."""
+        before = self._timed.pop(job.id, None)
+        if not job.lives or (before is None and job.spec.time_limit_s is None):
+            return
+        self._timed[job.id] = job
+        if before and (before.attempt, before.due_at) != (job.attempt, job.due_at):
+            self._signals.submit(self._tell_time, job.id)
+
+    def _tell_time(self, id: JobId) -> None:
+        job = self._timed.get(id)
+        if job is None or self._launcher.keep_time(job, self._until(job)):
+            return
+        # Before it was launched, `_start` sees to it; after it has begun and cannot be told, it has
+        # ended.
+        if (id, job.attempt) not in self._unlaunched and not self._launcher.has_begun(job):
+            timer = Timer(BEGINS_S, self._tell_time_again, (id,))
+            timer.daemon = True
+            timer.start()
+
+    def _tell_time_again(self, id: JobId) -> None:
+        with contextlib.suppress(RuntimeError):  # closed: the next daemon does it
+            self._signals.submit(self._tell_time, id)
+
+    def _until(self, job: Job) -> float:
+        """When its supervisor is to end it, in seconds since boot."""
+        return boottime() + job.due_at - self._inbox.clock() + OVERTIME_S
 
     def _measure_later(self, job: Job) -> None:
         """A question that nobody has begun to answer serves for later ends, too."""
@@ -244,14 +280,19 @@ class DaemonWorld(Follower):
                 case Launch(job):
                     self._launch(job)
                 case Signal(job, signum):
-                    self._launcher.signal(job, signum)
+                    if not self._launcher.signal(job, signum):
+                        self._refuse(job.id, f"{UNWARNED}: {NO_SUPERVISOR}")
                 case LimitMemory(job):
                     self._limit(job)
                 case Stop(job):
                     self._stop(job)
-        except Exception:
+        except Exception as error:
             # Not the action itself: it contains the job's command.
-            log.exception("could not %s job %d", type(action).__name__.lower(), action.job.id)
+            what = type(action).__name__.lower()
+            log.exception("could not %s job %d", what, action.job.id)
+            if not isinstance(action, Launch):  # of which the shepherd tells
+                why = getattr(error, "strerror", None) or type(error).__name__
+                self._notice(action.job.id, f"carmad could not {what} it: {why}")
             if isinstance(action, Launch | Stop):
                 self.shepherd.watch(action.job)  # it reports an attempt that never started
 
@@ -350,8 +391,11 @@ class DaemonWorld(Follower):
         if whole.spec.lacking:
             self._notice(job.id, environment.lacking_note(whole.spec.lacking))
         env = self._environment(whole, process, under_mps)
-        complete = self._launcher.launch(whole, env, process, near)
+        begun, timed = self._launcher.has_begun(job), self._timed.get(job.id, job)
+        complete = self._launcher.launch(whole, env, process, near, self._until(timed))
         self._unlaunched.discard((job.id, job.attempt))
+        if begun or self._timed.get(job.id, timed).due_at != timed.due_at:
+            self._tell_time_again(job.id)
         self._set_limits(job.id)
         if job.id in self._offers or job.id in self._postponed or job.started_at is None:
             self._inbox.post(Postponed(self._inbox.clock(), job.id, job.attempt, over=True))
@@ -377,7 +421,7 @@ class DaemonWorld(Follower):
             return
         cgroup = self._launcher.cgroup(job) if self._limiter.by_cgroup else None
         if why := self._limiter.limit(self._launcher.name(job), cgroup, job.memory_limits):
-            self._notice(job.id, f"its GPU memory is not guaranteed: {why}")
+            self._refuse(job.id, f"its GPU memory is not guaranteed: {why}")
 
     def _forget_limits(self, job: Job) -> None:
         limited = self._limited.get(job.id)
@@ -543,6 +587,10 @@ class DaemonWorld(Follower):
         now = self._inbox.clock()
         self._unlaunched.discard((job.id, job.attempt))
         self._inbox.post(Exited(now, job.id, job.attempt, exit, at, stop))
+
+    def _refuse(self, job: JobId, note: str) -> None:
+        log.warning("job %d: %s", job, note)
+        self._notice(job, note)
 
     def _notice(self, job: JobId, note: str) -> None:
         self._inbox.post(Noticed(self._inbox.clock(), job, note))

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack.booted import SOCKET, USERS, Machine, booted
-from tests.daemon import CARMA, ROOT, until
+from tests.attack.booted import SOCKET, USERS, Json, Machine, booted
+from tests.daemon import CARMA, ROOT, train, until
 from tests.here import shebang
 from tests.messages import Target
+from tests.storm import SUSPENDS
 from tests.test_metrics_served import free_port, got
 
 TRAIN = """
@@ -41,7 +42,7 @@ WAITS = "echo up; while [ ! -e ~/go ]; do sleep 0.1; done; exit 42"
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     folder = tmp_path_factory.mktemp("booted")
-    with booted(folder, CARMA_ESTIMATION__WITHIN_S="100") as machine:
+    with booted(folder, **SUSPENDS, CARMA_ESTIMATION__WITHIN_S="100") as machine:
         yield machine
 
 
@@ -208,6 +209,56 @@ def test_a_stop_leaves_jobs_and_the_next_request_finds_them(machine: Machine) ->
     ended = machine.await_end(job)
     assert (ended["exit"]["code"], ended["attempt"]) == (42, 1)
     machine.run("rm", "/home/ada/go")
+
+
+def test_a_suspended_job_is_frozen_and_may_have_its_memory_on_the_host(machine: Machine) -> None:
+    """By its supervisor, as carmad's sandbox has all cgroups read-only; and by nobody else."""
+
+    def ask(verb: str) -> None:
+        (said,) = machine.call("POST", f"/v1/{verb}", {"select": str(id), "user": None})["results"]
+        assert said["ok"], said
+
+    def await_state(state: str) -> Json:
+        def there() -> Json | None:
+            job = machine.call("GET", f"/v1/jobs/{id}")
+            return job if job["state"] == state else None
+
+        found: Json = until(there, f"job {id} to be {state}: {machine.log()}")
+        return found
+
+    def is_frozen() -> bool:
+        return "frozen 1" in machine.read(f"{cgroup}/cgroup.events")
+
+    def limit_mib() -> int:
+        return int(machine.read(f"{cgroup}/memory.max")) >> 20
+
+    argv = train(memory_mib=2000, seconds=600, warmup=0)
+    body = {"argv": argv, "cwd": "/home/ada", "env": {"PYTHONPATH": str(ROOT)}}
+    id = machine.call("POST", "/v1/jobs", {**body, "host_memory_mib": 512})["id"]
+    until(lambda: machine.call("GET", f"/v1/jobs/{id}")["memory"]["peak_mib"] == 2000, "its memory")
+    cgroup = cgroup_of(machine, id)
+    limited = "memory" in machine.read(f"{cgroup.rpartition('/')[0]}/cgroup.controllers").split()
+    ask("suspend")
+    await_state("suspended")
+    until(is_frozen, "it to be frozen")
+    assert not limited or limit_mib() == 2512
+    for path in (f"{cgroup}/cgroup.freeze", f"/var/lib/carma/jobs/{id}.1/control"):
+        said = machine.run("sh", "-c", f"echo 0 2>&1 >{path} || :", user="ada")
+        assert "Permission denied" in said, said
+    before = main_pid(machine)
+    machine.systemctl("kill", "--signal=KILL", "carmad.service")
+    until(lambda: main_pid(machine) not in ("0", before), "systemd to start it again")
+    await_state("suspended")
+    assert is_frozen()
+    ask("resume")
+    job = await_state("running")
+    assert not is_frozen() and (not limited or limit_mib() == 512)
+    assert not [note for note in job["notes"] if "refuse" in note or "suspend" in note], job
+    ask("suspend")
+    await_state("suspended")
+    until(is_frozen, "it to be frozen again")
+    machine.call("POST", "/v1/cancel", {"select": str(id)})
+    assert machine.await_end(id)["state"] == "cancelled"
 
 
 def server_unit(machine: Machine) -> str:

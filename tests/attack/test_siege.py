@@ -15,6 +15,7 @@ from benchmarks.daemon.siege.__main__ import besiege
 from benchmarks.daemon.siege.cases import AT_ONCE, CASES, Case
 from benchmarks.daemon.siege.field import Field, open_field
 from tests.attack.booted import skipped
+from tests.attack.refused import recorded
 
 TOGETHER = {*AT_ONCE, cases.array}
 SMALL = {"TASKS": 300, "SUBUIDS": 10, "EACH": 50, "STREAMS": 80, "FORKS": 50, "KILLS": 1}
@@ -23,7 +24,7 @@ SMALL = {"TASKS": 300, "SUBUIDS": 10, "EACH": 50, "STREAMS": 80, "FORKS": 50, "K
 @pytest.fixture(scope="module")
 def field() -> Iterator[Field]:
     """One machine for all: what a case leaves behind, the next one meets."""
-    with skipped(), open_field() as field:
+    with skipped(), open_field() as field, recorded(field.machine):
         yield field
 
 
