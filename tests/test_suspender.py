@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 
 from carmad.config import Suspending
 from carmad.core.messages import Noticed, Resume, Resumed, Suspend, Suspended
-from carmad.core.types import GpuId, Job, Suspension
+from carmad.core.types import GpuId, Job, JobId, Suspension
 from carmad.daemon.suspender import Suspender
 from carmad.gpu.checkpoint import Outcome, State
 from tests.attempts import make_job
+from tests.waiting import until
 
 REFUSED = "the kernel refuses: Read-only file system"
 GPU = GpuId("GPU-1")
@@ -124,3 +126,26 @@ def test_who_is_at_its_terminal_is_not_frozen() -> None:
     here = Machine()
     here.do(Suspend, interactive=True)
     assert "freeze" not in here.did
+
+
+def test_a_user_with_whose_jobs_the_driver_hangs_holds_up_nobody_else() -> None:
+    """Six jobs of one user, then one of another's."""
+    here, lets_go = Machine(), threading.Event()
+    its: Any = here
+
+    def hang_with_the_first(pids: object, *_: object) -> Outcome:
+        assert pids == {8} or lets_go.wait(60)
+        return Outcome(True)
+
+    its.resume = hang_with_the_first
+    its.pids = lambda job: frozenset({8 if job.spec.uid == 2 else 7})
+    suspender = Suspender(its, its, Suspending, lambda: 1.0, here.report)
+    gone = Suspension(0.0, "for others", (GPU,), "A100", "0", 900, 900)
+    for id, uid in [*((id, 1) for id in range(1, 7)), (7, 2)]:
+        job = make_job(Path("/"), "sh", uid=uid).with_attempt(gpus=(GPU,), suspension=gone)
+        suspender.perform(Resume(replace(job, id=JobId(id))))
+    assert here.over.wait(60)
+    assert here.said == [Resumed(1.0, 7, 1)]
+    lets_go.set()
+    until(lambda: len(here.said) == 7, "the others to resume")
+    suspender.close()
