@@ -42,6 +42,7 @@ from carmad.testing import (
 )
 from carmad.testing.builders import random_view
 from policies import builtin
+from tests.owners import who
 
 SETTINGS = {
     "default": Settings(),
@@ -412,7 +413,7 @@ NUMBERS = itertools.count(1)
         (lambda history: Prediction(1.0, ""), "says whose it is"),
         (lambda history: Prediction(next(NUMBERS), "wrong"), "same answer"),
         (lambda history: history.by_user.of("nobody")[0], "does not raise: IndexError"),
-        (lambda history: history.by_user.add("eve", 1.0), "does not change the history"),
+        (lambda history: history.by_user.add(who("eve"), 1.0), "does not change the history"),
     ],
 )
 def test_wrong_predictors(answer: Callable[[History], object], rule: str) -> None:

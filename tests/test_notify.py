@@ -34,6 +34,7 @@ from carmad.core.types import (
     Job,
     JobId,
     JobState,
+    Owner,
     Usage,
 )
 from carmad.daemon.housekeeping import weekly_mails, weekly_report
@@ -265,6 +266,10 @@ def an_end(base: Path, id: int = 1, state: JobState = JobState.FAILED, **spec: A
     return Step((Tick(2.0),), (ended,), (), (), before=(running,))
 
 
+def myself() -> Owner:
+    return Owner(os.getuid(), pwd.getpwuid(os.getuid()).pw_name)
+
+
 @pytest.fixture
 def told(store: SqlStore) -> Iterator[Post]:
     thread = Post(store, Notify())
@@ -317,6 +322,19 @@ def test_a_target_that_does_not_take_it_is_tried_later_and_given_up(
         until(lambda: not store.to_tell(), "it to be given up")
         thread.stop()
         assert target.failing == 10**6 - 2
+
+
+def test_the_messages_of_who_had_the_uid_before_keep_nobody_waiting(
+    store: SqlStore, told: Post, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(post, "FIRST_PAUSE_S", 3600.0)
+    configured(tmp_path, target.url)
+    store.commit(an_end(tmp_path, 1, user="gone"))
+    commit(store, told, an_end(tmp_path, 2))
+    until(lambda: target.got, "a message")
+    until(lambda: myself() not in store.to_tell(), "it to be forgotten")
+    assert store.to_tell() == [myself()._replace(user="gone")], "tried again, and then given up"
+    assert len(target.got) == 1 and "job 2" in str(target.got[0])
 
 
 def test_who_cannot_be_found_for_a_while_is_told_later(
@@ -374,10 +392,10 @@ def test_a_user_gets_so_many_messages_an_hour_and_then_one_with_all(
     for n in (3, 4, 5):
         commit(store, thread, an_end(tmp_path, n))
     until(lambda: any(each.waits for each in thread._users.values()))
-    assert len(store.notices(os.getuid(), 10)) == 3
+    assert len(store.notices(myself(), 10)) == 3
     monkeypatch.setattr(post, "PER_HOUR", 3)
-    until(lambda: not thread._users[os.getuid()].sender)
-    thread._users[os.getuid()].due = 0.0  # the hour is over
+    until(lambda: not thread._users[myself()].sender)
+    thread._users[myself()].due = 0.0  # the hour is over
     thread._news.set()
     until(lambda: len(target.got) == 3)
     assert "3 events" in target.got[2]["title"]
@@ -668,7 +686,7 @@ def test_each_user_gets_a_mail_of_their_week(
         file.touch()
         told.unlink()
         look()
-        until(lambda: not thread._waiting() and not thread._users[os.getuid()].waits)
+        until(lambda: not thread._waiting() and not thread._users[myself()].waits)
         file.unlink()
         configured(tmp_path, target.url)
         told.unlink()

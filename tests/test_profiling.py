@@ -453,8 +453,8 @@ def test_history_is_bounded_and_counts_each_attempt_once():
     for number in range(2, RUNS + 10):
         history.remember(replace(run, job=JobId(number), duration_s=float(number)))
     assert len(history.runs) == RUNS
-    assert len(history.by_user.of("ada")) == PER_KIND
-    assert history.by_user.of("ada")[-1] == RUNS + 9
+    assert len(history.by_user.of(run.owner)) == PER_KIND
+    assert history.by_user.of(run.owner)[-1] == RUNS + 9
 
 
 def test_traffic_is_of_whole_bins_with_the_empty_ones():

@@ -228,6 +228,7 @@ def status_of(daemon: api_server.Daemon, verb: str, target: str) -> int:
 def test_no_nul_in_a_target_makes_the_daemon_fail(tmp_path: Path) -> None:
     """Where C reads a name, a NUL ends it: look-ups in the user database raise ValueError."""
     with api_server.running(tmp_path) as daemon:
+        assert status_of(daemon, "GET", "/v1/cron?user=%00") == 200, "it was a 500"
         paths = daemon.call("GET", "/v1/openapi.json")[1]["paths"]
         for path, verbs in paths.items():
             where, known = re.sub(r"\{\w+\}", "%00", path), re.sub(r"\{\w+\}", "1", path)

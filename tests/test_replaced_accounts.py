@@ -130,7 +130,8 @@ def test_a_limit_is_not_inherited_and_can_be_set_anew(accounts: Accounts, newcom
     accounts.replace(newcomer)
     accounts.submit(gpus=2)
     (default, known) = accounts.call("GET", "/v1/limits")[1]["limits"]
-    assert (default["subject"], known["subject"], known["gpus"]) == ("default", "ada", 1)
+    assert (default["subject"], default["uid"]) == ("default", None)
+    assert (known["subject"], known["uid"], known["gpus"]) == (*reversed(ADA), 1)
     its = accounts.call("GET", f"/v1/limits/{newcomer.user}")[1]["limit"]
     assert (its["gpus"], its["jobs"], its["set_by"]) == (None, 2, None)
     accounts.call("POST", "/v1/limits", {"subject": newcomer.user, "gpus": 1}, admin=True)

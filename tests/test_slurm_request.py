@@ -76,8 +76,8 @@ def test_the_node_is_told_what_slurm_does_not_know() -> None:
 
 def test_every_option_is_slurms_or_the_nodes() -> None:
     """Whichever `carma run` refuses must have a form for sbatch, or the script does it. A
-    container is refused."""
-    at_a_terminal_only = {"conda_env", "container"}
+    container is refused, and so is --unless-running."""
+    at_a_terminal_only = {"conda_env", "container", "unless_running"}
     left = {name for name in OPTIONS if name in ELSEWHERE and not OPTIONS[name].slurm}
     assert left == at_a_terminal_only
 
@@ -165,6 +165,7 @@ SAMPLES = {  # of each option, as it must change what is submitted
     "--retry-on": "75",
     "--wrap": "true",
     "--container": "image",
+    "--unless-running": "nightly",
 }
 HERE = {  # they change nothing in the job
     *("--help", "--wait", "--anyway", "--parsable", "--quiet", "--json", "--dry-run"),

@@ -65,6 +65,7 @@ class SharesOut(TypedDict):
 
 class LimitOut(TypedDict):
     subject: str  # a user, "@group" or "default"
+    uid: int | None  # of the user: a later one of the name has no part in it
     gpus: int | None
     gpu_hours: float | None
     per: str  # of the GPU-hours: day, week or month

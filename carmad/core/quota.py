@@ -10,7 +10,7 @@ from typing import Literal
 
 from carmad.config import Limits
 from carmad.core.decision import Reason
-from carmad.core.share import DAY_S, HOUR_S, NOBODY, Shares, frees_at
+from carmad.core.share import DAY_S, HOUR_S, Shares, frees_at
 from carmad.core.types import Owner
 
 DEFAULT = "default"  # the limit of each user without one
@@ -55,11 +55,15 @@ class Limit:
 
 def limit_of(owner: Owner, limits: Mapping[str, Limit], settings: Limits) -> Limit:
     """The user's own limit, then the default, then the settings."""
-    usual = Limit(DEFAULT, settings.gpus_per_user, jobs=settings.queued_per_user)
     own = limits.get(owner.user)
     if own is None or not own.is_of(owner):
         own = Limit(owner.user, uid=owner.uid)
-    return own.over(limits.get(DEFAULT, usual)).over(usual)
+    return own.over(default_limit(limits, settings))
+
+
+def default_limit(limits: Mapping[str, Limit], settings: Limits) -> Limit:
+    usual = Limit(DEFAULT, settings.gpus_per_user, jobs=settings.queued_per_user)
+    return limits.get(DEFAULT, usual).over(usual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class Quotas:
         if isinstance(subject, Owner):
             return limit_of(subject, self.limits, self.settings)
         if subject == DEFAULT:
-            return limit_of(Owner(NOBODY, DEFAULT), self.limits, self.settings)
+            return default_limit(self.limits, self.settings)
         return self.limits.get(subject, Limit(subject))
 
     def gpus_held(self, subject: Subject) -> int:

@@ -32,7 +32,7 @@ from carmad.config import Notify
 from carmad.core.happenings import Happening, name_gpus, words
 from carmad.core.messages import Step
 from carmad.core.sharing import label
-from carmad.core.types import Cause, Gpu, GpuId, Job, JobId
+from carmad.core.types import Cause, Gpu, GpuId, Job, JobId, Owner
 from carmad.errors import CarmaError
 from carmad.loop import Follower
 from carmad.notify import addresses, mail
@@ -57,8 +57,8 @@ STUCK_LOOK_S = 60.0
 NO_MAIL = "this server sends no mail"
 SET_MAIL = 'An administrator sets it: [notify] mail = "sendmail" or "smtp://HOST".'
 ADVICE = "more: carma gpus; carma doctor"  # to administrators
-ADMINS = -1  # in place of a uid
-READERS = -2  # likewise: those who get the week's report
+ADMINS = Owner(-1, "")  # in place of a user
+READERS = Owner(-2, "")  # likewise: those who get the week's report
 PASSED_ON = (
     *("HOME", "LANG", "PATH", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS"),
     *("DISPLAY", "WAYLAND_DISPLAY", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY"),
@@ -178,10 +178,10 @@ class Post(Follower):
         self._stuck, self._explain, self._gpus = stuck, explain, gpus
         self._where = socket.gethostname()
         self._once = ToldOnce()
-        self._users: dict[int, Recipient] = {}
+        self._users: dict[Owner, Recipient] = {}
         self._for_admins: dict[str, None] = {}  # lines, each once
         self._report: tuple[Letter, Callable[[], object]] | None = None  # to be sent
-        self._weeks: dict[int, tuple[Letter, Job]] = {}  # likewise, with a job of the user's
+        self._weeks: dict[Owner, tuple[Letter, Job]] = {}  # likewise, with a job of the user's
         self._stuck_job: JobId | None = None
         self._tell_stuck_at = 0.0
         self._look_at = 0.0
@@ -224,7 +224,7 @@ class Post(Follower):
     def send_week(self, week: Letter, latest: Job) -> None:
         """To the owner of this job, whose environment says where their files are. Not kept on
         disk."""
-        self._weeks[latest.spec.uid] = week, latest
+        self._weeks[latest.spec.owner] = week, latest
         self._news.set()
 
     # -- in a request's thread
@@ -291,30 +291,30 @@ class Post(Follower):
 
     def _go_on(self) -> None:
         now = time.monotonic()
-        for uid, each in self._users.items():
+        for whom, each in self._users.items():
             if each.sender:
-                self._look(uid, each, each.sender, now)
+                self._look(whom, each, each.sender, now)
         if self._settings.administrators and now >= self._look_at:
             self._look_at = now + STUCK_LOOK_S
             self._look_at_queue()
-        for uid in self._waiting():
-            each = self._users.setdefault(uid, Recipient())
+        for whom in self._waiting():
+            each = self._users.setdefault(whom, Recipient())
             if not each.waits:
                 each.waits, each.due = True, each.next_at(now)
-        for uid, each in list(self._users.items()):
+        for whom, each in list(self._users.items()):
             busy = sum(1 for one in self._users.values() if one.sender)
             if each.waits and not each.sender and each.due <= now and busy < AT_ONCE:
                 try:
-                    self._send(uid, each, now)
+                    self._send(whom, each, now)
                 except NoAccount:  # for good, or a directory server is down: nobody can tell
-                    self._over(uid, each, FAILED, now)
+                    self._over(whom, each, FAILED, now)
                 except Exception:  # whatever it is, others are to be told
-                    log.exception("cannot tell uid %d", uid)
-                    self._over(uid, each, FAILED, now)
+                    log.exception("cannot tell %s (uid %d)", whom.user, whom.uid)
+                    self._over(whom, each, FAILED, now)
             elif not each.waits and each.next_at(now) and not each.sent:
-                del self._users[uid]
+                del self._users[whom]
 
-    def _waiting(self) -> list[int]:
+    def _waiting(self) -> list[Owner]:
         others = {ADMINS: self._for_admins, READERS: self._report}
         users = dict.fromkeys((*self._store.to_tell(), *tuple(self._weeks)))
         return [*users, *(who for who, what in others.items() if what)]
@@ -327,10 +327,10 @@ class Post(Follower):
             self._for_admins[found[1]] = None
             self._tell_stuck_at = math.inf
 
-    def _send(self, uid: int, each: Recipient, now: float) -> None:
+    def _send(self, whom: Owner, each: Recipient, now: float) -> None:
         if each.outgoing is None:
             known = {ADMINS: self._to_admins, READERS: self._to_readers}
-            users = known.get(uid) or (lambda: self._to_user(uid, each) or self._to_week(uid))
+            users = known.get(whom) or (lambda: self._to_user(whom, each) or self._to_week(whom))
             each.outgoing = users()
         if each.outgoing is None:
             each.tries, each.waits = 0, False
@@ -338,19 +338,17 @@ class Post(Follower):
         each.sent.append(now)
         each.sender = Sender(each.outgoing, self._in_units)
 
-    def _to_user(self, uid: int, each: Recipient) -> Outgoing | None:
+    def _to_user(self, whom: Owner, each: Recipient) -> Outgoing | None:
         """Raises NoAccount if a later try may find it."""
-        notices = self._store.notices(uid, MOST)
+        notices = self._store.notices(whom, MOST)
         jobs = {job.id: job for job in self._store.jobs({notice.job for notice in notices})}
         its = None
-        for user in {job.spec.user for job in jobs.values()}:
-            try:
-                its = account(user, uid)
-            except NoAccount:
-                if each.tries + 1 < TRIES:
-                    raise
-                # The uid is another user's by now, who is not told, or nobody's.
-                jobs = {id: job for id, job in jobs.items() if job.spec.user != user}
+        try:
+            its = account(whom.user, whom.uid) if jobs else None
+        except NoAccount:
+            if each.tries + 1 < TRIES:
+                raise
+            jobs = {}  # the account is gone: whoever has its name or uid now is not told
         to = next((job.spec.mail_user for job in jobs.values()), None)
         jobs = {id: job for id, job in jobs.items() if job.spec.mail_user == to}  # others follow
         notices = [each for each in notices if each.job in jobs] or notices
@@ -369,17 +367,17 @@ class Post(Follower):
         identity = spec.uid, its.gid, list(its.groups)
         return _outgoing(what, over, identity, dict(spec.env), instead=by_mail)
 
-    def _to_week(self, uid: int) -> Outgoing | None:
-        if uid not in self._weeks:
+    def _to_week(self, whom: Owner) -> Outgoing | None:
+        if whom not in self._weeks:
             return None
-        what, latest = self._weeks.pop(uid)
+        what, latest = self._weeks.pop(whom)
         try:
-            its = account(latest.spec.user, uid)
+            its = account(whom.user, whom.uid)
             env = dict(self._store.whole(latest.spec).env)
         except CarmaError:  # the user is gone; or the job is, which takes a moment of bad luck
             return None
-        by_mail = self._by_mail([latest.spec.user], what, lambda: None)
-        identity = uid, its.gid, list(its.groups)
+        by_mail = self._by_mail([whom.user], what, lambda: None)
+        identity = whom.uid, its.gid, list(its.groups)
         return _outgoing(what, lambda: None, identity, env, instead=by_mail, week=True)
 
     def _by_mail(
@@ -415,15 +413,17 @@ class Post(Follower):
         urls = _addresses(whom)
         return _outgoing(what, over, _nobody(), {}, urls) if urls else None
 
-    def _look(self, uid: int, each: Recipient, sender: Sender, now: float) -> None:
+    def _look(self, whom: Owner, each: Recipient, sender: Sender, now: float) -> None:
         code = sender.outcome()
         if code is None and now < sender.deadline:
             return
         sender.close()
         each.sender = None
-        self._over(uid, each, code, now, sender.why)
+        self._over(whom, each, code, now, sender.why)
 
-    def _over(self, uid: int, each: Recipient, code: int | None, now: float, why: str = "") -> None:
+    def _over(
+        self, whom: Owner, each: Recipient, code: int | None, now: float, why: str = ""
+    ) -> None:
         """What follows from an outcome; None: it took too long."""
         outgoing = each.outgoing
         if code == UNUSABLE and outgoing and outgoing.instead:
@@ -435,8 +435,9 @@ class Post(Follower):
             return
         if code != SENT:
             log.warning(
-                "uid %d could not be told%s; `carma notify --test` shows why",
-                uid,
+                "%s (uid %d) could not be told%s; `carma notify --test` shows why",
+                whom.user,
+                whom.uid,
                 f": {why}" if why else "",
             )
         each.outgoing, each.tries, each.waits = None, 0, False

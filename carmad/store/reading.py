@@ -221,16 +221,18 @@ class Reader:
         """The rows that hold these jobs, in id order; a row may hold more tasks of an array."""
         return self._read_jobs(_GIVEN_ROWS, {"ids": json.dumps(list(ids))})
 
-    def to_tell(self) -> list[int]:
-        """The uids of users for whom there are notices, the one who waits longest first."""
-        query = select(NOTICES.c.uid).group_by(NOTICES.c.uid).order_by(func.min(NOTICES.c.id))
+    def to_tell(self) -> list[Owner]:
+        """The users for whom there are notices, the one who waits longest first."""
+        whose = NOTICES.c.uid, JOBS.c.user
+        query = select(*whose).join(JOBS).group_by(*whose).order_by(func.min(NOTICES.c.id))
         with self._reading() as connection:
-            return list(connection.scalars(query).all())
+            return [Owner(*row) for row in connection.execute(query).all()]
 
-    def notices(self, uid: int, limit: int) -> list[Notice]:
+    def notices(self, owner: Owner, limit: int) -> list[Notice]:
         """A user's, in order."""
         its = (NOTICES.c.id, NOTICES.c.job, NOTICES.c.at, NOTICES.c.what, NOTICES.c.words)
-        query = select(*its).where(NOTICES.c.uid == uid).order_by(NOTICES.c.id).limit(limit)
+        query = select(*its).join(JOBS).order_by(NOTICES.c.id).limit(limit)
+        query = query.where(NOTICES.c.uid == owner.uid, JOBS.c.user == owner.user)
         with self._reading() as connection:
             rows = connection.execute(query).all()
         return [Notice(*row) for row in rows]

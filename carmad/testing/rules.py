@@ -404,11 +404,12 @@ def _runs() -> Iterator[Past]:
     for n, seconds in enumerate((0.0, 30.0, 3600.0, 3700.0, 400_000.0)):
         user, state = ("ada", "bob")[n % 2], (JobState.SUCCEEDED, JobState.FAILED)[n // 4]
         begun = 1000.0 * n
-        yield Past(JobId(n + 1), 1, "known", user, "train", 1, begun, seconds, state, PROFILE, ())
+        its = ("known", user, "train", 1, begun, seconds, state, PROFILE, ())
+        yield Past(JobId(n + 1), 1, *its, uid=a_spec().uid)
 
 
 def _show(history: History) -> list[object]:
-    users = ("ada", "bob", "eve")
-    of_users = [tuple(history.by_user.of(user)) for user in users]
+    users = (a_spec(user=user).owner for user in ("ada", "bob", "eve"))
+    of_users = [tuple(history.by_user.of(owner)) for owner in users]
     of_groups = [tuple(history.by_group.of(group)) for group in GROUPS]
     return [*of_users, *of_groups, *history.runs]
