@@ -272,7 +272,7 @@ def test_a_suspension_that_takes_too_long_is_undone(bench: Bench) -> None:
     (bench.directory / SPEED).write_text("0.01")
     pids = sorted([small.pid, large.pid])
     why = f"the driver did not answer within {LATE_S:g} s"
-    assert bench.suspend(small, large, within_s=LATE_S) == Outcome(False, why)
+    assert bench.suspend(small, large, within_s=LATE_S) == Outcome(False, why, hung=True)
     states = bench.checkpoints.states(pids)
     assert states == dict.fromkeys(pids, State.RUNNING)
 
@@ -282,7 +282,7 @@ def test_a_resume_that_takes_too_long_is_undone(bench: Bench) -> None:
     assert bench.suspend(small, large) == DONE
     (bench.directory / SPEED).write_text("0.01")
     why = f"the driver did not answer within {LATE_S:g} s"
-    assert bench.resume(small, large, within_s=LATE_S) == Outcome(False, why)
+    assert bench.resume(small, large, within_s=LATE_S) == Outcome(False, why, hung=True)
     assert bench.used()[0] == 0
 
 

@@ -262,7 +262,7 @@ def test_a_newer_driver_may_be_in_the_middle_of_it(monkeypatch: pytest.MonkeyPat
 def test_a_suspension_that_hangs_with_one_process_is_undone(bench: Bench, call: str) -> None:
     first, second = bench.start(), bench.start()
     bench.plan(f"{call}=hangs {max(first.pid, second.pid)}")
-    assert bench.suspend(first, second, within_s=LATE_S) == Outcome(False, LATE)
+    assert bench.suspend(first, second, within_s=LATE_S) == Outcome(False, LATE, hung=True)
     assert bench.states(first, second) == [State.RUNNING] * 2
 
 
@@ -271,7 +271,7 @@ def test_a_resume_that_hangs_with_one_process_is_undone(bench: Bench, call: str)
     first, second = bench.start(), bench.start()
     assert bench.suspend(first, second) == DONE
     bench.plan(f"{call}=hangs {max(first.pid, second.pid)}")
-    assert bench.resume(first, second, within_s=LATE_S) == Outcome(False, LATE)
+    assert bench.resume(first, second, within_s=LATE_S) == Outcome(False, LATE, hung=True)
     assert bench.states(first, second) == [State.CHECKPOINTED] * 2
 
 
@@ -281,7 +281,7 @@ def test_what_was_done_when_the_helper_died_is_done(bench: Bench) -> None:
     bench.plan(f"unlock=dies {probe.pid}")
     outcome = bench.resume(probe)
     why = f"the helper that calls the driver ended with {-signal.SIGABRT}"
-    assert outcome == Outcome(False, why)
+    assert outcome == Outcome(False, why, hung=True)
     assert bench.states(probe) == [State.CHECKPOINTED]
     assert bench.suspend(probe) == DONE
 

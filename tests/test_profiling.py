@@ -24,6 +24,7 @@ from carmad.core.messages import CancelRequested, Discovered, HoldRequested, Ste
 from carmad.core.readings import UsageProfiler
 from carmad.core.recurrence import group
 from carmad.core.slowdown import beside, load, with_company
+from carmad.core.tasks import Outcome
 from carmad.core.types import (
     Cause,
     Estimate,
@@ -488,7 +489,7 @@ def test_history_and_models_outlive_a_commit_that_failed():
     world = FakeServer(gpus=1, settings=SETTINGS)
     id = world.submit()
     world.exit(id)
-    world.scheduler.restore([], ((id, S.SUCCEEDED),))
+    world.scheduler.restore([], [Outcome(id, S.SUCCEEDED)])
     assert [run.job for run in world.scheduler.history.runs] == [id]
     world.scheduler.restore([], history=History())
     assert not world.scheduler.view(0.0).history.runs

@@ -12,7 +12,7 @@ from carmad.api import rows as recent
 from carmad.api.job import JobOut, Jobs
 from carmad.api.rows import Ended, Recent
 from carmad.core.messages import Step, Tick
-from carmad.core.types import Job, JobState
+from carmad.core.types import Job, JobState, Owner
 from carmad.store.sql import SqlStore
 from carmad.testing import a_job
 from tests import api_server
@@ -23,6 +23,10 @@ NOW = 10_000.0
 def ended(id: int, user: str = "ada", at: float = NOW, name: str = "train") -> Job:
     job = a_job(id, state=JobState.SUCCEEDED, ended_at=at)
     return replace(job, spec=replace(job.spec, user=user, name=name))
+
+
+def owner(user: str) -> Owner:
+    return ended(0, user).spec.owner
 
 
 def step(*jobs: Job) -> Step:
@@ -47,17 +51,17 @@ def test_it_is_a_user_s_own_and_everybody_s_in_order_of_ids(store: SqlStore) -> 
     known = Recent(store)
     known.on_commit(step(ended(3), ended(2, "bob"), a_job(4, state=JobState.QUEUED)))
     known.on_commit(step(ended(1), ended(5, at=NOW - recent.RECENT_S - 1)))
-    assert ids(known.latest("ada", NOW)) == [1, 3]
-    assert ids(known.latest("bob", NOW)) == [2]
+    assert ids(known.latest(owner("ada"), NOW)) == [1, 3]
+    assert ids(known.latest(owner("bob"), NOW)) == [2]
     assert ids(known.latest(None, NOW)) == [1, 2, 3]
-    assert known.latest("eve", NOW) == []
+    assert known.latest(owner("eve"), NOW) == []
 
 
 def test_a_job_that_ended_twice_is_there_once_as_it_is_now(store: SqlStore) -> None:
     known = Recent(store)
     known.on_commit(step(ended(1, name="before")))
     known.on_commit(step(ended(1, name="after")))
-    assert [each.job.spec.name for each in known.latest("ada", NOW)] == ["after"]
+    assert [each.job.spec.name for each in known.latest(owner("ada"), NOW)] == ["after"]
 
 
 def test_it_is_limited_by_number_and_by_length_and_no_user_pushes_out_another_s(
@@ -67,9 +71,9 @@ def test_it_is_limited_by_number_and_by_length_and_no_user_pushes_out_another_s(
     known.on_commit(step(ended(1)))
     known.on_commit(step(*(ended(id, "bob") for id in range(2, 2 * recent.MOST))))
     known.on_commit(step(*(ended(id, "eve", name="x" * recent.MOST_BYTES) for id in (901, 902))))
-    assert ids(known.latest("ada", NOW)) == [1]
-    assert ids(known.latest("bob", NOW)) == list(range(recent.MOST, 2 * recent.MOST))
-    assert ids(known.latest("eve", NOW)) == [902]
+    assert ids(known.latest(owner("ada"), NOW)) == [1]
+    assert ids(known.latest(owner("bob"), NOW)) == list(range(recent.MOST, 2 * recent.MOST))
+    assert ids(known.latest(owner("eve"), NOW)) == [902]
 
 
 def test_the_status_reads_the_disk_once_and_not_for_every_user(

@@ -196,6 +196,28 @@ def a_world(tmp_path, mps=None, grace_s=30.0, estimate=declared, limiter=None):
     return world, inbox, launcher
 
 
+def test_an_adopted_process_that_is_cancelled_at_once_is_ended_by_its_supervisor(tmp_path):
+    """Nobody else ends it: what has not been launched yet runs all the same."""
+    world, inbox, launcher = a_world(tmp_path)
+    world.shepherd.start()
+    goes_on, launch = threading.Event(), launcher.launch
+
+    def slow(job, *rest, **named):
+        assert goes_on.wait(PATIENCE_S)
+        return launch(job, *rest, **named)
+
+    launcher.launch = slow
+    job = a_job(7, state=JobState.STARTING, attempt=1, gpus=(GPU,), spec=a_spec(process=(1, 1)))
+    world.perform(Launch(job))
+    world.perform(Stop(job))
+    world.release(JobId(8))  # what follows a stop in its thread
+    until(lambda: world._hands._calls.qsize() >= 2, "the stop to wait for the launch")
+    goes_on.set()
+    world.close()
+    assert [call[0] for call in launcher.calls][:2] == ["launch", "stop"]
+    assert not [event for event in inbox.events if isinstance(event, Exited)]
+
+
 def performed(world, *actions):
     world.shepherd.start()
     for action in actions:

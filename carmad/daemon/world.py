@@ -511,6 +511,13 @@ class DaemonWorld(Follower):
             self._hands.submit(do)
 
     def _stop(self, job: Job) -> None:
+        if job.spec.process and (job.id, job.attempt) in self._unlaunched:
+            # It runs already, and only a supervisor can end it.
+            self._later(partial(self._stop_late, job))
+        else:
+            self._stop_now(job)
+
+    def _stop_now(self, job: Job) -> None:
         unlaunched = (job.id, job.attempt) in self._unlaunched
         try:
             self._launcher.stop(job, self._kill_grace_s)
@@ -540,7 +547,7 @@ class DaemonWorld(Follower):
         if self._forget(job) and not self._launcher.has_begun(job):
             self._report_unstarted(job)
         else:
-            self._stop(job)
+            self._stop_now(job)
 
     def _report_unstarted(self, job: Job) -> None:
         stop = job.stop if job.stop in FOR_GOOD else None

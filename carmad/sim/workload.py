@@ -17,6 +17,7 @@ from enum import IntEnum
 from heapq import heappop, heappush
 from random import Random
 from typing import Any
+from zlib import crc32
 
 from carmad.core.layout import Layout, iteration_s
 from carmad.core.promises import margin
@@ -81,6 +82,12 @@ def _recurrence(task: Task) -> tuple[str, str, int]:
     return task.user, task.name, task.gpus
 
 
+def uid_of(user: str) -> int:
+    """Of a user of a trace: the same in every simulation, as runs of the same job have the same
+    group (`core.recurrence`)."""
+    return 1000 + crc32(user.encode()) % (1 << 30)
+
+
 class Workload:
     """Jobs are numbered from 1, in the order of their tasks.
 
@@ -99,7 +106,6 @@ class Workload:
         self._kinds = {**KINDS, **there, "": nodes[0].kind}
         self._links = experiment.settings.links
         self._server_gpus = max(node.gpus for node in nodes)
-        self._uids: dict[str, int] = {}
         self._peaks: dict[tuple[str, str, int], list[int]] = {}  # of runs that have ended
         self._iterations: dict[tuple[Layout, tuple[int, ...]], float] = {}
         self._rates: dict[tuple[str, str, str], float] = {}
@@ -119,7 +125,7 @@ class Workload:
         if expected is None and not self._as_daemon:
             expected = task.duration_s
         error = self._error(job, "duration", self._physics.duration_error)
-        uid = self._uids.setdefault(task.user, 1000 + len(self._uids))
+        uid = uid_of(task.user)
         return JobSpec(
             argv=(task.name,),
             user=task.user,

@@ -42,6 +42,7 @@ from carmad.learning import forest
 from carmad.models import Lookup
 from carmad.sim.experiment import Task, Trace
 from carmad.sim.traces.public import philly
+from carmad.sim.workload import uid_of
 from lab.asrpt.layouts import drawn
 from lab.data import DATA
 from policies.asrpt.heavy_edge import extremes
@@ -94,9 +95,10 @@ class Jobs:
 
     def _spec(self, g: int) -> JobSpec:
         """As the simulator submits it."""
-        name = self.name(g)
+        name, user = self.name(g), self.users[g]
+        uid = uid_of(user)
         return JobSpec(
-            argv=(name,), user=self.users[g], uid=0, gid=0, cwd="/", name=name, gpus=self.demands[g]
+            argv=(name,), user=user, uid=uid, gid=uid, cwd="/", name=name, gpus=self.demands[g]
         )
 
 
