@@ -576,6 +576,29 @@ def test_nobody_is_suspended_where_the_host_has_room_for_a_part_only() -> None:
     assert [here.job(id).attempts[-1].suspended_at for id in ids] == [(), ()]
 
 
+def test_a_job_moves_with_all_its_memory_so_another_makes_room_if_that_is_too_much() -> None:
+    """On each of its GPUs the larger one holds less than the smaller one does on its only one."""
+    here = server(3, ROOM, host_memory_mib=15_000)
+    large = runs(here, 10_000, exclusive=True, gpus=2)
+    small = runs(here, 12_000, exclusive=True)
+    id = here.submit(exclusive=True, urgent=True)
+    here.pass_time(2)
+    assert here.job(small).state is S.SUSPENDED and here.job(large).state is S.RUNNING
+    assert here.job(id).state is S.STARTING
+
+
+def test_who_is_in_the_way_of_an_urgent_job_is_told_by_all_the_memory_that_would_move() -> None:
+    here = server(3, ROOM, host_memory_mib=30_000)
+    parked, large = runs(here, 25_000, exclusive=True), runs(here, 10_000, exclusive=True, gpus=2)
+    suspend(here, parked)
+    here.pass_time(2)
+    other = runs(here, exclusive=True, urgent=True)
+    id = here.submit(exclusive=True, urgent=True)
+    here.pass_time(2)
+    assert here.job(large).state is here.job(other).state is S.RUNNING
+    assert f"mostly by suspended job {parked} " in here.job(id).notes[-1]
+
+
 def test_a_reservation_suspends_the_others_when_it_begins_and_lets_them_back() -> None:
     here = server(1, ROOM)
     id = here.submit(user="bob")
