@@ -222,6 +222,25 @@ def test_the_time_of_a_job_that_is_left_suspended_goes_on_in_the_end() -> None:
     assert here.job(other).state is S.SUSPENDED, "it has no limit"
 
 
+def test_to_wait_in_line_suspended_is_not_to_be_left_suspended() -> None:
+    """Who was suspended for others, and then by its owner, is left alone as long as anybody."""
+    here = server(1, replace(SETTINGS, limits=Limits(preemption="suspend")), parked_s=3600.0)
+    id = runs(here, time_limit_s=600.0)
+    other = here.submit(user="eve", exclusive=True, urgent=True)
+    here.pass_time(5000.0)
+    assert here.job(other).holds_gpus and here.job(id).state is S.SUSPENDED
+    suspend(here, id)
+    here.pass_time(3600.0)
+    assert here.job(id).state is S.SUSPENDED
+    resume(here, id)
+    here.pass_time(5000.0)
+    suspend(here, id)  # which does not begin anew
+    here.pass_time(500.0)
+    assert here.job(id).state is S.SUSPENDED
+    here.pass_time(120.0)
+    assert (here.job(id).state, here.job(id).stop) == (S.STOPPING, Cause.TIME_LIMIT)
+
+
 @pytest.mark.parametrize("requeue", [True, False])
 def test_who_is_left_suspended_for_long_makes_room_for_an_urgent_job(requeue: bool) -> None:
     limits = Limits(preemption="suspend")
@@ -485,6 +504,8 @@ def test_times_are_moved_with_the_clock() -> None:
     suspend(here, id)
     job = here.job(id).shift(100.0)
     assert job.suspension and job.suspension.at == here.now + 100
+    again = replace(job.suspension, parked_at=job.suspension.at)
+    assert again.shift(7.0).has_parked_s(here.now + 110) == 3.0
     assert job.attempts[-1].suspended_at == (here.now + 100,)
     assert job.attained_s(here.now + 200) == here.job(id).attained_s(here.now)
     resume(here, id)

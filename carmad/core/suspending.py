@@ -105,7 +105,7 @@ def overstayed_s(job: Job, settings: Settings, now: float) -> float:
     its = job.suspension
     if not its or not job.held or job.state is not JobState.SUSPENDED:
         return 0.0
-    return max(0.0, now - its.at - settings.suspend.parked_s)
+    return max(0.0, its.has_parked_s(now) - settings.suspend.parked_s)
 
 
 def host_room_mib(suspended: Iterable[Job], settings: Settings) -> int:
@@ -250,13 +250,13 @@ class Suspensions:
                 why = f"suspended by {event.by}"
                 actions.append(self.suspend(job, why, event.at, held=True))
             else:
-                self.ledger.put(replace(job, held=True))
+                self.ledger.put(_parked(job, True, event.at))
         return actions
 
     def request_return(self, event: ResumeRequested) -> None:
         for job in self._parts(event):
             if control.resume(job).acts:
-                self.ledger.put(replace(job, held=False))
+                self.ledger.put(_parked(job, False, event.at))
 
     def move(self, event: MoveRequested) -> list[Action]:
         job = self.ledger.jobs.get(event.job)
@@ -337,6 +337,11 @@ def _on_gpus(job: Job, now: float) -> Job:
     return advance(job, JobState.RUNNING)
 
 
+def _parked(job: Job, held: bool, now: float) -> Job:
+    its = job.suspension
+    return replace(job.with_attempt(suspension=its and its.parked(held, now)), held=held)
+
+
 def _again_later(job: Job, event: Resumed) -> Job:
     """Suspended as before, for a while that doubles with each failure."""
     its = job.suspension
@@ -346,6 +351,7 @@ def _again_later(job: Job, event: Resumed) -> Job:
     later = replace(its, failures=its.failures + 1, again_at=event.at + wait_s, hung=hung)
     job = job.with_attempt(gpus=(), suspension=later)
     note = f"could not resume: {event.why}"
-    if aside := event.hung and hung % MOST_HUNG == 0:  # it keeps GPUs and a thread from others
+    if event.hung and hung % MOST_HUNG == 0:  # it keeps GPUs and a thread from others
         note += f"; after {MOST_HUNG} such attempts it stays suspended until `carma resume`"
-    return advance(job.with_note(note), JobState.SUSPENDED, held=job.held or aside)
+        job = _parked(job, True, event.at)
+    return advance(job.with_note(note), JobState.SUSPENDED)
