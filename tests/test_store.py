@@ -870,6 +870,24 @@ def test_columns_that_are_no_text_break_nothing(path: Path) -> None:
     store.close()
 
 
+def test_what_stands_in_for_a_damaged_job_is_its_accounts(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has the name by now has nothing to do with it."""
+    store = SqlStore.open(path)
+    first = job(1)
+    store.commit(step(first))
+    store.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE jobs SET body = 'no job'")
+        connection.commit()
+    newcomer = types.SimpleNamespace(pw_uid=first.spec.uid + 1, pw_gid=7)
+    monkeypatch.setattr("pwd.getpwnam", lambda _: newcomer)
+    with closing(SqlStore.open(path)) as store:
+        (instead,) = store.restore().jobs
+        assert instead.spec.owner == first.spec.owner
+
+
 # -- a user's share of the disk --------------------------------------------------------------------
 
 
