@@ -193,12 +193,26 @@ def test_what_one_user_has_suspended_leaves_room_for_the_others() -> None:
     assert [here.job(id).state for id in mine] == [S.SUSPENDED, S.SUSPENDED, S.RUNNING]
     refusal = here.scene.suspension_refusal(here.job(mine[2]), asked=True)
     assert refusal == (
-        "holds 9.8G on GPUs, and its owner's suspended jobs have 19.5G of the host's memory, of"
-        " 24.4G at most ([suspend] per_user)"
+        "takes 9.8G, and its owner's suspended jobs have 19.5G of the host's memory, of 24.4G"
+        " at most ([suspend] per_user)"
     )
     assert not here.scene.suspension_refusal(here.job(mine[2])), "for others it can be"
     suspend(here, other, by="bob")
     assert here.job(other).state is S.SUSPENDED
+
+
+def test_what_was_suspended_for_others_is_not_kept_beyond_a_users_part() -> None:
+    limits = Limits(preemption="suspend")
+    here = server(3, replace(SETTINGS, limits=limits), host_memory_mib=50_000)
+    mine = [runs(here, exclusive=True) for _ in range(3)]
+    here.submit(user="bob", gpus=3, urgent=True)
+    here.pass_time(2)
+    for id in mine:
+        suspend(here, id)
+    assert [here.job(id).held for id in mine] == [True, True, False]
+    assert {here.job(id).state for id in mine} == {S.SUSPENDED}
+    why = here.scene.suspension_refusal(here.job(mine[2]), asked=True)
+    assert "takes 9.8G, and its owner's suspended jobs have 19.5G" in why
 
 
 def test_one_job_may_have_more_than_a_users_part() -> None:

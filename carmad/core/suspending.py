@@ -60,7 +60,9 @@ def refusal(
 ) -> str:
     """Why the job cannot be suspended now, for people, after its name; "" if it can. `mib`: what it
     holds on each of its GPUs that can be read; `suspended`: all jobs with a suspension; `asked`:
-    until somebody resumes it."""
+    until somebody resumes it, as it may be already, for others."""
+    if asked and job.state in (JobState.SUSPENDING, JobState.SUSPENDED):
+        return _over_share(job, _host_mib(job), suspended, settings)
     if why := unfit(job, mib, settings, now):
         return why
     suspended = tuple(suspended)
@@ -71,12 +73,19 @@ def refusal(
             f"holds {gib(holds_mib)} on GPUs, and of the host's memory for suspended jobs"
             f" {gib(room_mib)} of {gib(all_mib)} are left ([suspend] host_memory_mib)"
         )
+    return _over_share(job, holds_mib, suspended, settings) if asked else ""
+
+
+def _over_share(job: Job, mib: int, suspended: Iterable[Job], settings: Settings) -> str:
+    """Why its owner's suspended jobs may not take so much more of the host's memory; "": they
+    may."""
     theirs = [each for each in suspended if each.held and each.spec.owner == job.spec.owner]
+    all_mib = settings.suspend.host_memory_mib
     parked_mib = all_mib - host_room_mib(theirs, settings)
     most_mib = int(settings.suspend.per_user * all_mib)
-    if asked and parked_mib and parked_mib + holds_mib > most_mib:
+    if parked_mib and parked_mib + mib > most_mib:
         return (
-            f"holds {gib(holds_mib)} on GPUs, and its owner's suspended jobs have {gib(parked_mib)}"
+            f"takes {gib(mib)}, and its owner's suspended jobs have {gib(parked_mib)}"
             f" of the host's memory, of {gib(most_mib)} at most ([suspend] per_user)"
         )
     return ""
