@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, Future
 from functools import cache, partial
@@ -18,7 +18,7 @@ from carmad import beats
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_Line = OrderedDict[int, deque[tuple[Hashable, Callable[[], object]]]]
+_Line = OrderedDict[int, OrderedDict[Hashable, Callable[[], object]]]  # by user and key
 
 log = logging.getLogger(__name__)
 
@@ -104,10 +104,12 @@ class SharedThreads:
         key: Hashable = None,
         urgent: bool = False,
     ) -> None:
-        """`key`: for `drop`. `urgent`: it goes before all that are not. Raises RuntimeError after
-        the shutdown. What the call raises is logged."""
+        """`key`: for `drop`; of two calls with one key that wait, only the later is made. `urgent`:
+        it goes before all that are not. Raises RuntimeError after the shutdown. What the call
+        raises is logged."""
         with self._lock:
-            self._lines[not urgent].setdefault(user, deque()).append((key, call))
+            calls = self._lines[not urgent].setdefault(user, OrderedDict())
+            calls[object() if key is None else key] = call
         self._threads.submit(self._serve)
 
     def drop(self, key: Hashable) -> None:
@@ -115,8 +117,7 @@ class SharedThreads:
         with self._lock:
             for line in self._lines:
                 for calls in line.values():
-                    for each in [each for each in calls if each[0] == key]:
-                        calls.remove(each)
+                    calls.pop(key, None)
 
     def shutdown(self, wait: bool = True) -> None:
         """What has not begun is not done any more."""
@@ -147,7 +148,7 @@ class SharedThreads:
                         continue
                     del line[user]
                     if calls:
-                        _, call = calls.popleft()
+                        _, call = calls.popitem(last=False)
                         line[user] = calls  # behind the other users
                         self._busy[user] += 1
                         return user, call

@@ -13,7 +13,7 @@ import pytest
 from carmad.attempt.environment import job_environment
 from carmad.attempt.process_tree import TIME_LIMIT, Tree
 from carmad.core.messages import Launch, Step, Suspend
-from carmad.core.types import Cause, GpuId, Job, JobState, Suspension
+from carmad.core.types import Cause, GpuId, Job, JobId, JobState, Suspension
 from carmad.daemon import world
 from carmad.engine.clock import boottime
 from carmad.testing import a_job, a_spec
@@ -111,6 +111,32 @@ def test_each_change_is_told_and_nothing_else(
     its.on_commit(Step((), (replace(longer, spec=free), replace(job, spec=free)), (), ()))
     later, never = 1000.0 + 202.0 - 5.0 + world.OVERTIME_S, float("inf")
     assert launcher.calls == [("until", 1, each) for each in (later, never, later, never)]
+    performed(its)
+
+
+def test_a_limit_that_comes_later_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "boottime", lambda: 1000.0)
+    its, _, launcher = a_world(tmp_path)
+    launcher.is_there = True
+    job = a_timed_job(None)
+    its.on_commit(Step((), (job,), (), ()))
+    its.on_commit(Step((), (replace(job, spec=replace(job.spec, time_limit_s=100.0)),), (), ()))
+    performed(its)
+    assert ("until", 1, 1000.0 + 102.0 - 5.0 + world.OVERTIME_S) in launcher.calls
+
+
+def test_a_job_that_lives_is_known_all_the_time(tmp_path: Path) -> None:
+    """The thread "signals" comes whenever it likes: a change that it missed would be lost."""
+    its, *_ = a_world(tmp_path)
+
+    class Known(dict[JobId, Job]):
+        def pop(self, id: JobId, *default: Any) -> Any:
+            raise AssertionError("nobody is told meanwhile")
+
+    its._timed = Known()
+    job = a_timed_job()
+    for version in (job, job.with_note("of no interest")):
+        its.on_commit(Step((), (version,), (), ()))
     performed(its)
 
 

@@ -199,6 +199,22 @@ def test_an_upgrade_keeps_the_text_for_its_account_alone(carmad: Carmad) -> None
     assert not any("/private" in row[2] for row in kept)
 
 
+def test_an_upgrade_survives_damaged_crontabs(tmp_path: Path) -> None:
+    me, path = os.getuid(), tmp_path / "carma.db"
+    SqlStore.open(path).close()
+    body = {"uid": me, "gid": me, "text": "@daily mine\n", "entries": [entry(1 << 70), entry(5)]}
+    odd = [None, ["@daily"], 7]
+    of_an_earlier_build(
+        path,
+        (me, body),
+        *((2 + n, body | {"text": text}) for n, text in enumerate(odd)),
+        *((10 + n, text) for n, text in enumerate(["", "[]", "7", '{"text": "x"}'])),
+        (1 << 62, body),
+    )
+    with contextlib.closing(SqlStore.open(path)) as store:
+        assert store.crontabs() == [pwd.getpwuid(me).pw_name]
+
+
 def test_who_has_the_uid_or_the_name_alone_reads_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,10 +16,13 @@ import pytest
 
 from carmad.api.wire import stamp
 from carmad.config import Access, Limits, Settings
+from carmad.core.messages import Step, Tick
+from carmad.core.recurrence import group
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Cause, Exit, JobId, Owner
+from carmad.core.types import Cause, Exit, JobId, JobState, Owner
 from carmad.http.connections import Peer
 from carmad.store.sql import SqlStore
+from carmad.testing import a_job, a_spec
 from tests import api_server
 from tests.api_server import Daemon
 from tests.attempts import until
@@ -226,3 +229,27 @@ def test_an_upgrade_finds_whose_a_row_is(tmp_path: Path, monkeypatch: pytest.Mon
         assert not found.reservations[0].admits(NAMESAKE)
         assert job.group == replace(job, group=job.group).group and job.group.endswith("-1001")
         assert store.history(user=ADA) == [job] and store.history(user=NAMESAKE) == []
+
+
+def test_an_upgrade_survives_damage(tmp_path: Path) -> None:
+    path, count = tmp_path / "carma.db", 14
+    spec = a_spec(user="ada", uid=ADA.uid)
+    with contextlib.closing(SqlStore.open(path)) as store:
+        job = a_job(spec=spec, state=JobState.FAILED, ended_at=2.0, group=group(spec))
+        every = tuple(replace(job, id=JobId(id)) for id in range(1, count + 1))
+        store.commit(Step((Tick(2.0),), every, (), ()))
+    undo_accounts(path)
+    odd: list[object] = [b"\x00\xff", b"{}", 7, 1.5, "", "{", "[]", "{,}", '{"spec": 3}']
+    odd += [f'{{"spec": {{"uid": {uid}}}}}' for uid in ('"1"', "1e400", 1 << 70, "true")]
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        assert count == 1 + len(odd)
+        for id, body in enumerate(odd, 2):
+            database.execute("UPDATE jobs SET body = ? WHERE id = ?", (body, id))
+        for name, row in (("ada", "{"), ("eve", "[]"), ("zoe", b"\xff")):
+            database.execute("INSERT OR REPLACE INTO accounts VALUES (?, ?)", (name, row))
+        for text in ("{", "[]", '{"subject": 3}', "{}", b"\xff", '{"users": [3, null]}'):
+            database.execute("INSERT INTO limits (subject, body) VALUES ('x', ?)", (text,))
+            database.execute("INSERT INTO reservations (body) VALUES (?)", (text,))
+    with contextlib.closing(SqlStore.open(path)) as store:
+        assert store.history(user=ADA) == [replace(job, id=JobId(1))]
+        store.restore()

@@ -870,6 +870,38 @@ def test_columns_that_are_no_text_break_nothing(path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("tasks", ["0", "-5", "'x'", str(1 << 62)])
+def test_a_row_that_stands_for_a_damaged_number_stands_for_one(path: Path, tasks: str) -> None:
+    """The core would look for the next row for ever, or not start."""
+    store = SqlStore.open(path)
+    store.commit(step(*(job(number, JobState.FAILED, ended_at=3.0) for number in (1, 2, 3))))
+    store.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"UPDATE jobs SET tasks = {tasks} WHERE id = 2")
+        connection.commit()
+    with closing(SqlStore.open(path)) as store:
+        assert [one.tasks for one in store.restore().ended] == [1, 1, 1]
+        assert [one.jobs for one in store.submissions()] == [1, 1, 1]
+
+
+def test_what_stands_in_for_a_damaged_job_is_its_accounts(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has the name by now has nothing to do with it."""
+    store = SqlStore.open(path)
+    first = job(1)
+    store.commit(step(first))
+    store.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE jobs SET body = 'no job'")
+        connection.commit()
+    newcomer = types.SimpleNamespace(pw_uid=first.spec.uid + 1, pw_gid=7)
+    monkeypatch.setattr("pwd.getpwnam", lambda _: newcomer)
+    with closing(SqlStore.open(path)) as store:
+        (instead,) = store.restore().jobs
+        assert instead.spec.owner == first.spec.owner
+
+
 # -- a user's share of the disk --------------------------------------------------------------------
 
 

@@ -82,6 +82,19 @@ def test_a_job_leaves_its_gpu_and_goes_on_where_it_was(daemon: Carmad) -> None:
     assert states[-5:] == ["suspending", "suspended", "resuming", "running", "succeeded"]
 
 
+def test_a_job_that_is_suspended_for_another_can_be_kept_so(daemon: Carmad) -> None:
+    id = running_job(daemon, memory_mib=4000, seconds=60)
+    other = 1 - daemon.job(id)["gpus"][0]["index"]
+    daemon.post(f"/v1/gpus/{other}/drain", {"reason": "dust"})
+    urgent = daemon.submit(*train(memory_mib=30_000, seconds=60), exclusive=True, urgent=True)
+    job = daemon.await_state(id, "suspended")
+    assert job["actions"] == ["suspend", "cancel"]
+    assert ask(daemon, "suspend", id) == "stays suspended"
+    assert daemon.job(id)["actions"] == ["resume", "cancel"]
+    for each in (id, urgent):
+        ask(daemon, "cancel", each)
+
+
 def test_it_moves_and_its_program_does_not_notice(daemon: Carmad) -> None:
     id = running_job(daemon)
     (gpu,) = daemon.job(id)["gpus"]

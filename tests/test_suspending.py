@@ -193,12 +193,26 @@ def test_what_one_user_has_suspended_leaves_room_for_the_others() -> None:
     assert [here.job(id).state for id in mine] == [S.SUSPENDED, S.SUSPENDED, S.RUNNING]
     refusal = here.scene.suspension_refusal(here.job(mine[2]), asked=True)
     assert refusal == (
-        "holds 9.8G on GPUs, and its owner's suspended jobs have 19.5G of the host's memory, of"
-        " 24.4G at most ([suspend] per_user)"
+        "takes 9.8G, and its owner's suspended jobs have 19.5G of the host's memory, of 24.4G"
+        " at most ([suspend] per_user)"
     )
     assert not here.scene.suspension_refusal(here.job(mine[2])), "for others it can be"
     suspend(here, other, by="bob")
     assert here.job(other).state is S.SUSPENDED
+
+
+def test_what_was_suspended_for_others_is_not_kept_beyond_a_users_part() -> None:
+    limits = Limits(preemption="suspend")
+    here = server(3, replace(SETTINGS, limits=limits), host_memory_mib=50_000)
+    mine = [runs(here, exclusive=True) for _ in range(3)]
+    here.submit(user="bob", gpus=3, urgent=True)
+    here.pass_time(2)
+    for id in mine:
+        suspend(here, id)
+    assert [here.job(id).held for id in mine] == [True, True, False]
+    assert {here.job(id).state for id in mine} == {S.SUSPENDED}
+    why = here.scene.suspension_refusal(here.job(mine[2]), asked=True)
+    assert "takes 9.8G, and its owner's suspended jobs have 19.5G" in why
 
 
 def test_one_job_may_have_more_than_a_users_part() -> None:
@@ -220,6 +234,25 @@ def test_the_time_of_a_job_that_is_left_suspended_goes_on_in_the_end() -> None:
     assert (job.state, job.stop) == (S.STOPPING, Cause.TIME_LIMIT)
     assert "its time limit went on" in job.notes[-1]
     assert here.job(other).state is S.SUSPENDED, "it has no limit"
+
+
+def test_to_wait_in_line_suspended_is_not_to_be_left_suspended() -> None:
+    """Who was suspended for others, and then by its owner, is left alone as long as anybody."""
+    here = server(1, replace(SETTINGS, limits=Limits(preemption="suspend")), parked_s=3600.0)
+    id = runs(here, time_limit_s=600.0)
+    other = here.submit(user="eve", exclusive=True, urgent=True)
+    here.pass_time(5000.0)
+    assert here.job(other).holds_gpus and here.job(id).state is S.SUSPENDED
+    suspend(here, id)
+    here.pass_time(3600.0)
+    assert here.job(id).state is S.SUSPENDED
+    resume(here, id)
+    here.pass_time(5000.0)
+    suspend(here, id)  # which does not begin anew
+    here.pass_time(500.0)
+    assert here.job(id).state is S.SUSPENDED
+    here.pass_time(120.0)
+    assert (here.job(id).state, here.job(id).stop) == (S.STOPPING, Cause.TIME_LIMIT)
 
 
 @pytest.mark.parametrize("requeue", [True, False])
@@ -485,6 +518,8 @@ def test_times_are_moved_with_the_clock() -> None:
     suspend(here, id)
     job = here.job(id).shift(100.0)
     assert job.suspension and job.suspension.at == here.now + 100
+    again = replace(job.suspension, parked_at=job.suspension.at)
+    assert again.shift(7.0).has_parked_s(here.now + 110) == 3.0
     assert job.attempts[-1].suspended_at == (here.now + 100,)
     assert job.attained_s(here.now + 200) == here.job(id).attained_s(here.now)
     resume(here, id)
@@ -574,6 +609,29 @@ def test_nobody_is_suspended_where_the_host_has_room_for_a_part_only() -> None:
     here.submit(gpus=2, urgent=True)
     here.pass_time(2)
     assert [here.job(id).attempts[-1].suspended_at for id in ids] == [(), ()]
+
+
+def test_a_job_moves_with_all_its_memory_so_another_makes_room_if_that_is_too_much() -> None:
+    """On each of its GPUs the larger one holds less than the smaller one does on its only one."""
+    here = server(3, ROOM, host_memory_mib=15_000)
+    large = runs(here, 10_000, exclusive=True, gpus=2)
+    small = runs(here, 12_000, exclusive=True)
+    id = here.submit(exclusive=True, urgent=True)
+    here.pass_time(2)
+    assert here.job(small).state is S.SUSPENDED and here.job(large).state is S.RUNNING
+    assert here.job(id).state is S.STARTING
+
+
+def test_who_is_in_the_way_of_an_urgent_job_is_told_by_all_the_memory_that_would_move() -> None:
+    here = server(3, ROOM, host_memory_mib=30_000)
+    parked, large = runs(here, 25_000, exclusive=True), runs(here, 10_000, exclusive=True, gpus=2)
+    suspend(here, parked)
+    here.pass_time(2)
+    other = runs(here, exclusive=True, urgent=True)
+    id = here.submit(exclusive=True, urgent=True)
+    here.pass_time(2)
+    assert here.job(large).state is here.job(other).state is S.RUNNING
+    assert f"mostly by suspended job {parked} " in here.job(id).notes[-1]
 
 
 def test_a_reservation_suspends_the_others_when_it_begins_and_lets_them_back() -> None:

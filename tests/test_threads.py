@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -123,3 +124,32 @@ def test_what_has_not_begun_ends_with_the_shutdown(calls: Calls) -> None:
     calls.end("a1")
     until(lambda: not named("shared"), "the thread to end")
     assert calls.begun == ["a1"]
+
+
+@dataclass(frozen=True)
+class Key:
+    """Counts with how many others it is compared."""
+
+    number: int
+    compared: list[int]
+
+    def __eq__(self, other: object) -> bool:
+        self.compared.append(self.number)
+        return isinstance(other, Key) and self.number == other.number
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
+
+def test_to_drop_a_call_costs_nothing_for_those_that_wait(calls: Calls) -> None:
+    """Jobs end while thousands wait for an estimate, and the core's thread drops each."""
+    threads, compared = SharedThreads(1, "shared", 60.0), list[int]()
+    put(threads, calls, "a1")
+    calls.await_begun("a1")
+    for number in range(1000):
+        threads.submit(7, lambda: None, key=Key(number, compared))
+    for number in range(1000, 2000):
+        threads.drop(Key(number, compared))
+    assert not compared
+    calls.end("a1")
+    threads.shutdown()

@@ -290,7 +290,7 @@ def _details(call: Call, job: Job, scene: Scene) -> Response:
     out["outlook"] = outlook_out(job, scene)
     out["receipt"] = receipt_of(job, call.service.store, scene)
     out["attempts"] = attempts_out(job)
-    refusal = scene.suspension_refusal(job)
+    refusal = scene.suspension_refusal(job, asked=True)
     out["actions"] = list(control.actions(job, refusal))
     out["changeable"] = list(control.changeable(job))
     if job.lives and job.gpus:

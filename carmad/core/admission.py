@@ -35,9 +35,8 @@ class Demand:
     mps_uid: int | None  # whose MPS server it needs, if a server serves only one user
     estimate: Estimate | None
     retry: Retry | None
-    owner: Owner | None = (
-        None  # this and the next only matter, and are only set, if a GPU is reserved
-    )
+    # This and the next only matter, and are only set, if a GPU is reserved.
+    owner: Owner | None = None
     at_most_s: float = inf
     suspension: Suspension | None = None  # what it needs to resume
     yields: bool = False  # it is suspended when a reservation begins

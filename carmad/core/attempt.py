@@ -115,6 +115,25 @@ class Suspension:
     failures: int = 0  # of attempts to return
     again_at: float = 0.0  # it does not try before, after such a failure
     hung: int = 0  # attempts to return that the driver did not answer
+    # Since when somebody wants it, not only others' jobs; None: since `at`. Before that, for so
+    # long in all: who waits in line is not parked.
+    parked_at: float | None = None
+    parked_s: float = 0.0
+
+    def parked(self, held: bool, now: float) -> Suspension:
+        """The suspension, as somebody wants it from now on, or does not any more."""
+        if held:
+            return replace(self, parked_at=now)
+        return replace(self, parked_at=None, parked_s=self.has_parked_s(now))
+
+    def has_parked_s(self, now: float) -> float:
+        """For how long in all somebody has wanted it, who still does."""
+        return self.parked_s + now - (self.at if self.parked_at is None else self.parked_at)
+
+    def shift(self, by_s: float) -> Suspension:
+        parked_at = None if self.parked_at is None else self.parked_at + by_s
+        again_at = self.again_at + by_s
+        return replace(self, at=self.at + by_s, again_at=again_at, parked_at=parked_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +200,7 @@ class Attempt:
             started_at=None if self.started_at is None else self.started_at + by_s,
             kernels=tuple((gpu, at + by_s) for gpu, at in self.kernels),
             profiling=run and replace(run, until=run.until + by_s),
-            suspension=gone and replace(gone, at=gone.at + by_s, again_at=gone.again_at + by_s),
+            suspension=gone and gone.shift(by_s),
             suspended_at=tuple(at + by_s for at in self.suspended_at),
             resumed_at=None if back_at is None else back_at + by_s,
             ended_at=None if self.ended_at is None else self.ended_at + by_s,

@@ -46,14 +46,14 @@ def hold(job: Job, held: bool) -> Verdict:
 
 
 def suspend(job: Job, refusal: str) -> Verdict:
-    """Suspend a running job, or keep a suspended one from resuming. `refusal`: why it cannot be
-    suspended now; "" if it can."""
+    """Suspend a running job, or keep a suspended one from resuming. `refusal`: why that cannot be
+    now; "" if it can."""
     if job.ended:
         return _refuse(_end_words(job))
     if job.state in (JobState.SUSPENDING, JobState.SUSPENDED):
         if job.held:
             return Verdict("is suspended already", acts=False)
-        return Verdict("stays suspended")
+        return _refuse(refusal) if refusal else Verdict("stays suspended")
     return _refuse(refusal) if refusal else Verdict("is being suspended")
 
 

@@ -139,9 +139,9 @@ class Relief:
         least_mib = 0
         for node in view.nodes:
             able = [gpu for gpu in node.gpus if gpu.id not in taken and self._frees(gpu, job, view)]
-            able.sort(key=_moved_mib)
+            able.sort(key=lambda gpu: self._moved_mib([gpu]))
             its = able[: job.spec.gpus]
-            moved_mib = sum(map(_moved_mib, its))
+            moved_mib = self._moved_mib(its)
             if len(its) < job.spec.gpus:
                 continue
             if moved_mib <= self._suspensions.host_room_mib:
@@ -161,6 +161,11 @@ class Relief:
         return all(
             each.leaves or (not self._goes_first(each) and way(each)) for each in gpu.residents
         )
+
+    def _moved_mib(self, gpus: Iterable[GpuView]) -> int:
+        """What is to be moved to the host to free them: of each job all, also from other GPUs."""
+        stay = {job.id: job for gpu in gpus for job in gpu.residents if not job.leaves}
+        return sum(sum(self._fleet.memory_of(job).values()) for job in stay.values())
 
     def _goes_first(self, job: Job) -> bool:
         usual, _ = self._ledger.standing(job)
@@ -182,9 +187,3 @@ def _out_of_place(gpu: GpuView) -> Iterator[tuple[GpuView, Job, str]]:
         for job in gpu.residents:
             if not slot.in_s and not slot.of.admits(job.spec.owner):
                 yield gpu, job, slot.of.whose
-
-
-def _moved_mib(gpu: GpuView) -> int:
-    """What is to be moved to the host to free it."""
-    stay = [job for job in gpu.residents if not job.leaves]
-    return sum(held_mib(job.id, gpu.sample) for job in stay) if gpu.sample else 0

@@ -60,7 +60,9 @@ def refusal(
 ) -> str:
     """Why the job cannot be suspended now, for people, after its name; "" if it can. `mib`: what it
     holds on each of its GPUs that can be read; `suspended`: all jobs with a suspension; `asked`:
-    until somebody resumes it."""
+    until somebody resumes it, as it may be already, for others."""
+    if asked and job.state in (JobState.SUSPENDING, JobState.SUSPENDED):
+        return _over_share(job, _host_mib(job), suspended, settings)
     if why := unfit(job, mib, settings, now):
         return why
     suspended = tuple(suspended)
@@ -71,12 +73,19 @@ def refusal(
             f"holds {gib(holds_mib)} on GPUs, and of the host's memory for suspended jobs"
             f" {gib(room_mib)} of {gib(all_mib)} are left ([suspend] host_memory_mib)"
         )
+    return _over_share(job, holds_mib, suspended, settings) if asked else ""
+
+
+def _over_share(job: Job, mib: int, suspended: Iterable[Job], settings: Settings) -> str:
+    """Why its owner's suspended jobs may not take so much more of the host's memory; "": they
+    may."""
     theirs = [each for each in suspended if each.held and each.spec.owner == job.spec.owner]
+    all_mib = settings.suspend.host_memory_mib
     parked_mib = all_mib - host_room_mib(theirs, settings)
     most_mib = int(settings.suspend.per_user * all_mib)
-    if asked and parked_mib and parked_mib + holds_mib > most_mib:
+    if parked_mib and parked_mib + mib > most_mib:
         return (
-            f"holds {gib(holds_mib)} on GPUs, and its owner's suspended jobs have {gib(parked_mib)}"
+            f"takes {gib(mib)}, and its owner's suspended jobs have {gib(parked_mib)}"
             f" of the host's memory, of {gib(most_mib)} at most ([suspend] per_user)"
         )
     return ""
@@ -105,7 +114,7 @@ def overstayed_s(job: Job, settings: Settings, now: float) -> float:
     its = job.suspension
     if not its or not job.held or job.state is not JobState.SUSPENDED:
         return 0.0
-    return max(0.0, now - its.at - settings.suspend.parked_s)
+    return max(0.0, its.has_parked_s(now) - settings.suspend.parked_s)
 
 
 def host_room_mib(suspended: Iterable[Job], settings: Settings) -> int:
@@ -250,13 +259,13 @@ class Suspensions:
                 why = f"suspended by {event.by}"
                 actions.append(self.suspend(job, why, event.at, held=True))
             else:
-                self.ledger.put(replace(job, held=True))
+                self.ledger.put(_parked(job, True, event.at))
         return actions
 
     def request_return(self, event: ResumeRequested) -> None:
         for job in self._parts(event):
             if control.resume(job).acts:
-                self.ledger.put(replace(job, held=False))
+                self.ledger.put(_parked(job, False, event.at))
 
     def move(self, event: MoveRequested) -> list[Action]:
         job = self.ledger.jobs.get(event.job)
@@ -337,6 +346,11 @@ def _on_gpus(job: Job, now: float) -> Job:
     return advance(job, JobState.RUNNING)
 
 
+def _parked(job: Job, held: bool, now: float) -> Job:
+    its = job.suspension
+    return replace(job.with_attempt(suspension=its and its.parked(held, now)), held=held)
+
+
 def _again_later(job: Job, event: Resumed) -> Job:
     """Suspended as before, for a while that doubles with each failure."""
     its = job.suspension
@@ -346,6 +360,7 @@ def _again_later(job: Job, event: Resumed) -> Job:
     later = replace(its, failures=its.failures + 1, again_at=event.at + wait_s, hung=hung)
     job = job.with_attempt(gpus=(), suspension=later)
     note = f"could not resume: {event.why}"
-    if aside := event.hung and hung % MOST_HUNG == 0:  # it keeps GPUs and a thread from others
+    if event.hung and hung % MOST_HUNG == 0:  # it keeps GPUs and a thread from others
         note += f"; after {MOST_HUNG} such attempts it stays suspended until `carma resume`"
-    return advance(job.with_note(note), JobState.SUSPENDED, held=job.held or aside)
+        job = _parked(job, True, event.at)
+    return advance(job.with_note(note), JobState.SUSPENDED)

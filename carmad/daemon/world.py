@@ -146,8 +146,8 @@ class DaemonWorld(Follower):
         self._measuring: set[tuple[str, int | None]] = set()  # questions, by group and word
         self._whose: dict[JobId, int] = {}  # the users of jobs that are being estimated
         self._unlaunched: set[tuple[JobId, int]] = set()  # attempts: nobody watches them yet
+        self._timed: dict[JobId, Job] = {}  # that live: what their supervisors are told
         # Launches to retry, and what prevents them. Set only by the thread "hands".
-        self._timed: dict[JobId, Job] = {}  # whose supervisors are to know the end of their time
         self._postponed: OrderedDict[JobId, Job] = OrderedDict()
         self.outage: CarmaError | None = None
         self._offers: dict[JobId, Job] = {}  # jobs whose owner is to take their GPUs; likewise
@@ -225,10 +225,11 @@ class DaemonWorld(Follower):
 
     def _keep_time(self, job: Job) -> None:
         """Have its supervisor end it when its time is over, should we not be there."""
-        before = self._timed.pop(job.id, None)
-        if not job.lives or (before is None and job.spec.time_limit_s is None):
+        before = self._timed.get(job.id)
+        if not job.lives:
+            self._timed.pop(job.id, None)
             return
-        self._timed[job.id] = job
+        self._timed[job.id] = job  # "signals" may look for it at any time
         if before and (before.attempt, before.due_at) != (job.attempt, job.due_at):
             self._signals.submit(self._tell_time, job.id)
 

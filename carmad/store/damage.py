@@ -8,6 +8,7 @@ import logging
 import pwd
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -31,6 +32,7 @@ FOLDER = "set-aside"  # beside the database: unreadable rows of jobs that had no
 MOST_NAMED = 100  # longer lists are of no use to people
 NOTE = "its record in the database was damaged: its command is no longer known"
 NOBODY = 65534
+UNKNOWN_UID = -1  # of a row that was damaged before it had one
 _NO_COMMAND = ("(unknown: the job's record was damaged)",)  # not a program, so it can never run
 
 
@@ -123,7 +125,7 @@ def stand_in(row: Mapping[str, Any]) -> Job:
         stop=Cause.CANCELLED if stopping else None,
     )
     user = as_text(row["user"])
-    uid, gid = _ids(user)
+    uid, gid = _ids(user, int(_number(row["uid"])))
     tasks = int(_number(row["tasks"]))
     return Job(
         JobId(row["id"]),
@@ -152,12 +154,13 @@ def stands_in(job: Job) -> bool:
     return job.spec.argv == _NO_COMMAND
 
 
-def _ids(user: str) -> tuple[int, int]:
-    try:
+def _ids(user: str, uid: int) -> tuple[int, int]:
+    """Those of the account that the row belongs to, also if another one has the name by now."""
+    with suppress(KeyError, ValueError):
         entry = pwd.getpwnam(user)
-    except (KeyError, ValueError):
-        return NOBODY, NOBODY
-    return entry.pw_uid, entry.pw_gid
+        if uid in (entry.pw_uid, UNKNOWN_UID):
+            return entry.pw_uid, entry.pw_gid
+    return (NOBODY if uid == UNKNOWN_UID else uid), NOBODY
 
 
 def _number(value: object) -> float:

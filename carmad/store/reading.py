@@ -36,6 +36,7 @@ from carmad.core.types import (
     Secrets,
 )
 from carmad.errors import CarmaError
+from carmad.options import MAX_TASKS
 from carmad.store import codec, queries, retention
 from carmad.store.codec import Row, job_of, transition_of
 from carmad.store.damage import Damage, as_text, expect_live, is_text, set_aside, stand_in
@@ -98,6 +99,11 @@ _ROWS_IN_ORDER = text(
 LIVE_JOBS = _JOB_ROWS.where(JOBS.c.state.in_(_LIVE)).order_by(JOBS.c.id)
 
 
+def _count(tasks: object) -> int:
+    """How many jobs a row stands for; one, if its column is damaged."""
+    return tasks if isinstance(tasks, int) and 0 < tasks <= MAX_TASKS else 1
+
+
 class Reader:
     """Readers take turns with the one connection. Unreadable rows are recorded in `damage`."""
 
@@ -134,7 +140,9 @@ class Reader:
             last_id = connection.scalar(_LAST_ID, {"below": MAX_ID}) or 0
         return Restored(
             jobs=tuple(map(self._live, jobs)),
-            ended=tuple(Outcome(JobId(id), JobState(state), tasks) for id, state, tasks in ends),
+            ended=tuple(
+                Outcome(JobId(id), JobState(state), _count(tasks)) for id, state, tasks in ends
+            ),
             drains=tuple(map(self._drain, drains)),
             next_id=JobId(last_id + 1),
             accounts=tuple(self._accounts(accounts)),
@@ -175,7 +183,7 @@ class Reader:
         with self._reading() as connection:
             rows = connection.execute(query).all()
         return [
-            Submission(at, gpus, tasks)
+            Submission(at, gpus, _count(tasks))
             for at, gpus, tasks in rows
             if isinstance(at, float) and isinstance(gpus, int)
         ]

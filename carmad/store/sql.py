@@ -131,14 +131,8 @@ def _for_driver(statement: Insert, columns: Iterable[str]) -> str:
 
 _INSERT_JOB = insert(JOBS)
 _NEW = _INSERT_JOB.excluded
-_FIXED = (
-    "id",
-    "user",
-    "uid",
-    "array",
-    "environment",
-    "script",
-)  # to set them is to rewrite their indexes
+# To set them is to rewrite their indexes.
+_FIXED = ("id", "user", "uid", "array", "environment", "script")
 _UPSERT_JOBS = _for_driver(
     _INSERT_JOB.on_conflict_do_update(
         index_elements=[JOBS.c.id],

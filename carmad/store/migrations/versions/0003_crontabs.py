@@ -4,6 +4,7 @@ owner of its latest jobs, or else whoever has the uid now."""
 from __future__ import annotations
 
 import pwd
+from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
@@ -35,14 +36,16 @@ def upgrade() -> None:
             user = _owner(connection, uid, jobs)
         except (ValueError, LookupError, TypeError, AttributeError):
             continue  # it is damaged, or nobody's
-        connection.execute(sa.insert(kept), {"user": user, "uid": uid, "text": text})
+        if isinstance(text, str):
+            connection.execute(sa.insert(kept), {"user": user, "uid": uid, "text": text})
 
 
 def _owner(connection: sa.Connection, uid: int, jobs: list[Any]) -> str:
     """Raises KeyError if there is none."""
-    ids = [id for id in jobs if isinstance(id, int)]
+    ids = [id for id in jobs if isinstance(id, int) and 0 < id < 1 << 63]
     query = sa.select(JOBS.c.user, JOBS.c.body).where(JOBS.c.id.in_(ids)).order_by(JOBS.c.id.desc())
     for user, body in connection.execute(query):
-        if from_json(body)["spec"]["uid"] == uid:
-            return str(user)
+        with suppress(ValueError, LookupError, TypeError):  # this one is damaged
+            if from_json(body)["spec"]["uid"] == uid:
+                return str(user)
     return pwd.getpwuid(uid).pw_name
