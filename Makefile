@@ -28,6 +28,7 @@ lint: .venv/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python .ci/budget.py
 
 bench: .venv/installed-test
 	$(BIN)/python -m benchmarks.daemon
