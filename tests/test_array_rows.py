@@ -520,6 +520,27 @@ def test_who_waits_for_one_task_is_told_when_all_are_cancelled() -> None:
     assert run_async(told()) == [False, True, False]
 
 
+def test_requests_come_and_go_while_a_step_is_noted() -> None:
+    """In another thread than the core's. A step that raised was missed by the whole API."""
+    moments = Moments(lambda job: job.ended)
+    array = replace(an_array(10), state=JobState.CANCELLED)
+
+    class Busy(dict[JobId, set[asyncio.Event]]):
+        def __iter__(self) -> Iterator[JobId]:
+            for id in super().__iter__():
+                yield id
+                self[JobId(100)] = set()
+
+    async def told() -> bool:
+        event = moments.expect(JobId(12))
+        moments._waiters = Busy(moments._waiters)
+        moments.note(Step((Tick(0.0),), (array,), (), ()))
+        await asyncio.sleep(0)
+        return event.is_set()
+
+    assert run_async(told())
+
+
 def test_tasks_that_ended_alike_share_a_row_of_the_history(tmp_path: Path) -> None:
     with running(tmp_path) as daemon:
         body = {"argv": ["train"], "cwd": "/tmp", "env": {}, "gpus": 0}

@@ -55,7 +55,7 @@ class Moments:
 
     def note(self, step: Step) -> None:
         """Called in the core's thread. Waiters register before asking the core about their job."""
-        waiters = self._waiters
+        waiters = self._waiters.copy()  # requests come and go meanwhile, in the loop's thread
         come = (job for job in step.jobs if self._come(job)) if waiters else ()
         self._call([id for job in come for id in among(job.ids, waiters)])
 
