@@ -127,9 +127,8 @@ async def _require_unused(service: Service, spec: JobSpec) -> None:
 
 
 def _namesake(core: Scheduler, spec: JobSpec) -> Job | None:
-    its = spec.owner, spec.name
-    rows = core.jobs.rows.values()
-    return next((job for job in rows if its == (job.spec.owner, job.spec.name)), None)
+    rows = (job for job in core.jobs.rows.values() if job.spec.name == spec.name)
+    return next((job for job in rows if job.spec.owner == spec.owner), None)
 
 
 def _by_process(spec: JobSpec, pid: int) -> JobSpec:
