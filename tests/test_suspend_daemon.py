@@ -199,6 +199,19 @@ def test_a_suspended_job_survives_the_loss_of_its_gpu(daemon: Carmad) -> None:
     assert daemon.ended(id)["state"] == "succeeded"
 
 
+def test_a_suspended_job_survives_that_its_gpu_vanishes_for_a_while(daemon: Carmad) -> None:
+    id = running_job(daemon)
+    (gpu,) = daemon.job(id)["gpus"]
+    ask(daemon, "suspend", id)
+    daemon.await_state(id, "suspended")
+    card = daemon.cards()[gpu["index"]]
+    card.set_lost(True)
+    until(lambda: daemon.gpus()[gpu["index"]]["state"] == "faulty", "its GPU to be missed")
+    card.set_lost(False)
+    ask(daemon, "resume", id)
+    assert (daemon.ended(id)["state"], daemon.job(id)["attempt"]) == ("succeeded", 1)
+
+
 def test_an_idle_session_is_suspended_and_resumes_when_it_is_used(tmp_path: Path) -> None:
     idle = {"CARMA_INTERACTIVE__IDLE_S": "1", "CARMA_LIMITS__PREEMPTION": "suspend"}
     with running(tmp_path, "1xA100-40GB", **NO_KERNELS, **SUSPENDS, **idle) as daemon:

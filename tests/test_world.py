@@ -598,7 +598,9 @@ def test_only_what_is_not_owed_anything_is_adopted_at_the_start():
     ]
     scheduler = SimpleNamespace(outcomes={}, jobs=JobsById(jobs))
     world = SimpleNamespace(
-        adopt=lambda job: adopted.append(job.id), shepherd=SimpleNamespace(start=lambda: None)
+        adopt=lambda job: adopted.append(job.id),
+        compare=list,
+        shepherd=SimpleNamespace(start=lambda: None),
     )
     take_over(scheduler, SimpleNamespace(jobs_on_disk=set), world)
     assert adopted == [2]

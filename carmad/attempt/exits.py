@@ -11,7 +11,9 @@ expect an odd one. What the log says is in `clues`.
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,9 +29,10 @@ from carmad.core.types import FOR_GOOD, Cause, Exit, Job, JobId
 # -- directories of attempts, named ID.ATTEMPT, and records in them
 
 
-def attempt_folders(jobs: Path) -> dict[Path, JobId]:
-    """The directories of attempts in `jobs`, with the job of each."""
-    return {path: job for path in sorted(jobs.glob("*")) if (job := _job_of(path.name)) is not None}
+def attempt_folders(jobs: Path, which: str = "*") -> dict[Path, JobId]:
+    """The directories of attempts in `jobs` whose names match, with the job of each."""
+    found = sorted(jobs.glob(which))
+    return {path: job for path in found if (job := _job_of(path.name)) is not None}
 
 
 def strange_entries(jobs: Path) -> list[Path]:
@@ -107,6 +110,22 @@ def read_start(directory: Path) -> StartRecord | None:
 def read_exit(directory: Path) -> ExitRecord | None:
     """None if there is no record. Raises ValueError if it is invalid."""
     return _read(directory / supervisor.EXIT, _EXITED)
+
+
+def is_alive(directory: Path) -> bool:
+    """Whether the attempt's supervisor, which has started, lives. Raises OSError if that is
+    unknown."""
+    try:
+        lock = os.open(directory / supervisor.LOCK, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 def tail(directory: Path) -> str:

@@ -359,6 +359,18 @@ class Launcher:
         """The jobs that have directories of attempts."""
         return set(exits.attempt_folders(self._state_dir / "jobs").values())
 
+    def runs(self, job: JobId) -> bool:
+        """Whether any of its attempts has a supervisor that lives, whatever the database has."""
+        return any(map(exits.is_alive, self._attempts(job)))
+
+    def has_later(self, job: Job) -> bool:
+        """Whether it has begun again since its current attempt: the database is older than that,
+        from a backup that was put back."""
+        return any(int(path.suffix[1:]) > job.attempt for path in self._attempts(job.id))
+
+    def _attempts(self, job: JobId) -> Iterable[Path]:
+        return exits.attempt_folders(self._state_dir / "jobs", f"{job}.*")
+
     def _open_control(self, job: Job) -> int | None:
         """To write to its supervisor. None: there is none, yet or any more."""
         path = attempt_dir(self._state_dir, job.id, job.attempt) / supervisor.CONTROL

@@ -11,7 +11,6 @@ running. Nothing here waits for a process of a user's.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import queue
@@ -169,7 +168,7 @@ class Shepherd:
             attempt.pidfd = _open_pidfd(started)
         # A reader of logs on a dead file server, left by a supervisor of 0.1.0, may hold the lock.
         over = attempt.pidfd is None and (attempt.directory / supervisor.EXIT).exists()
-        if over or not _is_alive(attempt.directory):
+        if over or not exits.is_alive(attempt.directory):
             if attempt.pidfd is not None:  # it is just ending, or that process is another one
                 ending = select.poll()
                 ending.register(attempt.pidfd, select.POLLIN)
@@ -259,6 +258,8 @@ class Shepherd:
 
     def _read_end(self, attempt: _Attempt) -> ExitFacts:
         started = attempt.started
+        if self._launcher.has_later(attempt.job):  # which it was stopped for: it goes on as that
+            return ExitFacts(lost=True, ended_at=self._clock())
         try:
             record = exits.read_exit(attempt.directory)
         except ValueError as error:
@@ -310,22 +311,6 @@ def _open_pidfd(started: exits.StartRecord) -> int | None:
         os.close(pidfd)
         return None
     return pidfd
-
-
-def _is_alive(directory: Path) -> bool:
-    """Whether the attempt's supervisor, which has started, lives. Raises OSError if that is
-    unknown."""
-    try:
-        lock = os.open(directory / supervisor.LOCK, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
 
 
 def _cgroup(started: exits.StartRecord, job: Job) -> str | None:

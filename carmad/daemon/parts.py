@@ -445,10 +445,13 @@ def take_over(scheduler: Scheduler, launcher: Launcher, world: DaemonWorld) -> N
     """Take over running attempts from an earlier daemon, and remove records of ended ones. Attempts
     for which an action is due are watched once that has been repeated."""
     for ended in launcher.jobs_on_disk() & scheduler.outcomes.keys():
-        world.release(ended)
-    for job in scheduler.jobs.rows.values():
-        if job.state in (JobState.RUNNING, JobState.SUSPENDED):
-            world.adopt(job)
+        if not launcher.runs(ended):  # it was requeued after the backup that was put back
+            world.release(ended)
+    there = (JobState.RUNNING, JobState.SUSPENDED)
+    jobs = [job for job in scheduler.jobs.rows.values() if job.state in there]
+    for job in jobs:
+        world.adopt(job)
+    world.compare(jobs)
     world.shepherd.start()
 
 

@@ -4,14 +4,14 @@ needs. Everything may be repeated, from wherever an earlier daemon was killed.""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from carmad import beats
 from carmad.attempt.launcher import Launcher
 from carmad.config import Suspending
 from carmad.core.messages import Noticed, Resume, Resumed, Suspend, Suspended
-from carmad.core.types import Job
+from carmad.core.types import Job, JobId, JobState
 from carmad.gpu.checkpoint import Checkpoints, Outcome, State
 from carmad.threads import SharedThreads
 
@@ -41,6 +41,7 @@ class Suspender:
         self._clock = clock
         self._report = report
         self._threads = SharedThreads(AT_ONCE, "suspender", WITHIN_S)
+        self._adopted: dict[JobId, Job] = {}  # of which nothing has been asked since
 
     def close(self) -> None:
         """What hangs is left to the next daemon."""
@@ -48,8 +49,49 @@ class Suspender:
 
     def perform(self, action: Suspend | Resume) -> None:
         """A job that resumes has its GPUs already, and keeps them from others."""
+        self._adopted.pop(action.job.id, None)
         urgent = isinstance(action, Resume)
         self._threads.submit(action.job.spec.uid, partial(self._perform, action), urgent=urgent)
+
+    def adopt(self, jobs: Sequence[Job]) -> None:
+        """Bring those of an earlier daemon to where the database has them. After a backup has been
+        put back, what it has as running may have been suspended since, and the other way round."""
+        if jobs and self._settings().host_memory_mib:
+            self._adopted.update((job.id, job) for job in jobs)
+            self._threads.submit(0, partial(self._compare, jobs))
+
+    def _compare(self, jobs: Sequence[Job]) -> None:
+        beats.at("what the driver says of running jobs", 2 * WITHIN_S)
+        pids = {job.id: self._pids(job) for job in jobs}
+        states = self._checkpoints.states(frozenset().union(*pids.values()))
+        for job in jobs:
+            found = {states.get(pid) for pid in pids[job.id]}
+            suspended = not {State.LOCKED, State.CHECKPOINTED}.isdisjoint(found)
+            if job.state is JobState.RUNNING and suspended:
+                self._threads.submit(job.spec.uid, partial(self._bring_back, job))
+            elif job.state is JobState.SUSPENDED and State.RUNNING in found:
+                self._threads.submit(job.spec.uid, partial(self._send_away, job))
+
+    def _pids(self, job: Job) -> frozenset[int]:
+        try:
+            return self._launcher.pids(job)
+        except ValueError:  # the record of its start is damaged
+            return frozenset()
+
+    def _bring_back(self, job: Job) -> None:
+        if self._adopted.pop(job.id, None) is None:
+            return
+        within_s = self._within_s(job)
+        beats.at(f"resume job {job.id}", 2 * LOOKS * within_s)
+        why = self._launcher.thaw(job)
+        why = why or self._checkpoints.resume(self._launcher.pids(job), (), within_s).why
+        self._note(job, f"was suspended, and the database has it as running: {why or 'it resumes'}")
+        if not why:
+            self._lower(job)
+
+    def _send_away(self, job: Job) -> None:
+        if self._adopted.pop(job.id, None):
+            self._perform(Suspend(job))
 
     def _perform(self, action: Suspend | Resume) -> None:
         job = action.job

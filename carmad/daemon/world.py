@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -211,6 +211,10 @@ class DaemonWorld(Follower):
         self.shepherd.watch(job)
         self._timed.setdefault(job.id, job)
         self._signals.submit(self._tell_time, job.id)
+
+    def compare(self, jobs: Sequence[Job]) -> None:
+        """Have those that were adopted run, or not, as the database has it."""
+        self._suspender.adopt([job for job in jobs if job.spec.gpus])
 
     def close(self) -> None:
         """Finish what was begun, unless it hangs. Jobs keep running, and the next daemon requests

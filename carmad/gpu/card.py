@@ -336,7 +336,8 @@ class Card:
             if hold == MOVED:
                 self._follow()
             else:
-                self._refuse_if_lost()
+                if hold != CHECKPOINTED:  # its memory is not on the card
+                    self._refuse_if_lost()
                 sleep(WAIT_S)
 
     def _own_hold(self) -> int:

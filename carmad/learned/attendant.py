@@ -202,7 +202,8 @@ def _share(pid: int) -> int:
 
 GRACE_S = 0.5  # for processes that the program leaves behind, to clean up
 NICE = 10
-CLONE_NEWNS, MS_NOSUID, MS_NODEV, MS_REC, MS_SLAVE = 0x20000, 2, 4, 0x4000, 0x80000
+CLONE_NEWNS, CLONE_NEWIPC = 0x20000, 0x8000000
+MS_NOSUID, MS_NODEV, MS_REC, MS_SLAVE = 2, 4, 0x4000, 0x80000
 
 
 def run_program(launch: Launch, report: int) -> None:
@@ -216,12 +217,15 @@ def run_program(launch: Launch, report: int) -> None:
 
 
 def mount_shared_memory(memory: int) -> bool:
-    """Mount an empty /dev/shm that disappears with the trial's last process. Only root can do that.
+    """Mount an empty /dev/shm that disappears with the trial's last process, as do queues,
+    semaphores and shared memory that have no file. Only root can do that.
 
     As a slave, the namespace receives mounts but does not propagate its own: automounters still
     work.
     """
     size = b"mode=1777,size=%d" % memory
+    if os.geteuid() == 0:
+        libc.unshare(CLONE_NEWIPC)  # which the unit of an earlier release forbids
     return bool(
         os.geteuid() == 0
         and libc.unshare(CLONE_NEWNS) == 0

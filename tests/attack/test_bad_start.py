@@ -129,8 +129,8 @@ def test_a_job_that_runs_on_a_gpu_that_cannot_be_read_yet_goes_on(
     driver.install()
     driver.show(gpu(A, IDLE))
     with on_real_gpus(tmp_path, **driver.env) as daemon:
-        runs = daemon.sh("echo up; read go < fifo; exit 3", exclusive=True)
         os.mkfifo(daemon.work / "fifo")
+        runs = daemon.sh("echo up; read go < fifo; exit 3", exclusive=True)
         daemon.await_output(runs, "up")
         daemon.kill()
         driver.show(f"init {NOT_LOADED}")
@@ -238,8 +238,8 @@ def test_bad_rows_of_jobs_that_wait_end_those_jobs_and_no_other(daemon: Carmad) 
 
 def test_a_bad_row_of_a_job_that_runs_frees_no_gpu_before_its_end(tmp_path: Path) -> None:
     with running(tmp_path, "1xA100-40GB", **NO_KERNELS) as daemon:
-        runs = daemon.sh("echo up; read go < fifo; exit 3", exclusive=True)
         os.mkfifo(daemon.work / "fifo")
+        runs = daemon.sh("echo up; read go < fifo; exit 3", exclusive=True)
         daemon.await_output(runs, "up")
         waits = daemon.sh("true", exclusive=True)
         daemon.kill()

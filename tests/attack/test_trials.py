@@ -33,6 +33,7 @@ for i in 1 2 3 4 5 6; do
 done
 wait
 """
+LEAVES = "#!/bin/sh\nipcmk -M 1048576 -Q -S 1 > made\n"
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +110,15 @@ def test_processes_that_take_too_much_memory_together_are_ended(tried: Tried) ->
     assert tried(HOG) == "it used more than 2112 MiB of memory, with all that it started"
     assert not tried.left()
     assert tried.answers()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a trial a namespace")
+def test_shared_memory_without_a_file_goes_with_its_trial(tried: Tried) -> None:
+    def held() -> list[int]:
+        kinds = ("shm", "msg", "sem")
+        return [len(Path("/proc/sysvipc", kind).read_text().splitlines()) for kind in kinds]
+
+    before = held()
+    tried(LEAVES)
+    assert (tried.home / "made").read_text().count("id:") == 3
+    assert held() == before
