@@ -162,7 +162,7 @@ def _is_new_profile(old: Profile | None, new: Profile) -> bool:
 
 
 def _is_new_prediction(old: Prediction | None, new: Prediction | None) -> bool:
-    """Its grounds count, whatever the numbers in them."""
+    """Only its grounds are compared, not the numbers in their words."""
     if old is None or new is None:
         return old is not new
     if (old.source, old.is_guess, _words(old)) != (new.source, new.is_guess, _words(new)):

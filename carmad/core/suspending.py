@@ -226,7 +226,6 @@ class Suspensions:
             self.ledger.stop(job.with_note(note), Cause.TIME_LIMIT)
             for job in tuple(self.ledger.suspended.values())
             if (over_s := overstayed_s(job, self.settings, now))
-            and not job.spec.slurm_job
             and job.attained_s(now) + over_s >= (job.spec.time_limit_s or inf)
         ]
 
@@ -259,13 +258,13 @@ class Suspensions:
                 why = f"suspended by {event.by}"
                 actions.append(self.suspend(job, why, event.at, held=True))
             else:
-                self.ledger.put(_parked(job, True, event.at))
+                self.ledger.put(_with_hold(job, True, event.at))
         return actions
 
     def request_return(self, event: ResumeRequested) -> None:
         for job in self._parts(event):
             if control.resume(job).acts:
-                self.ledger.put(_parked(job, False, event.at))
+                self.ledger.put(_with_hold(job, False, event.at))
 
     def move(self, event: MoveRequested) -> list[Action]:
         job = self.ledger.jobs.get(event.job)
@@ -346,7 +345,7 @@ def _on_gpus(job: Job, now: float) -> Job:
     return advance(job, JobState.RUNNING)
 
 
-def _parked(job: Job, held: bool, now: float) -> Job:
+def _with_hold(job: Job, held: bool, now: float) -> Job:
     its = job.suspension
     return replace(job.with_attempt(suspension=its and its.parked(held, now)), held=held)
 
@@ -362,5 +361,5 @@ def _again_later(job: Job, event: Resumed) -> Job:
     note = f"could not resume: {event.why}"
     if event.hung and hung % MOST_HUNG == 0:  # it keeps GPUs and a thread from others
         note += f"; after {MOST_HUNG} such attempts it stays suspended until `carma resume`"
-        job = _parked(job, True, event.at)
+        job = _with_hold(job, True, event.at)
     return advance(job.with_note(note), JobState.SUSPENDED)

@@ -17,6 +17,7 @@ from carmad.threads import SharedThreads
 
 log = logging.getLogger(__name__)
 
+AWAY = {State.LOCKED, State.CHECKPOINTED}  # of a process that is suspended, or nearly
 AT_ONCE = 2  # more would share the bandwidth
 SLACK = 4.0  # times what moving the memory should take
 WITHIN_S = 60.0  # besides
@@ -66,8 +67,7 @@ class Suspender:
         states = self._checkpoints.states(frozenset().union(*pids.values()))
         for job in jobs:
             found = {states.get(pid) for pid in pids[job.id]}
-            suspended = not {State.LOCKED, State.CHECKPOINTED}.isdisjoint(found)
-            if job.state is JobState.RUNNING and suspended:
+            if job.state is JobState.RUNNING and not AWAY.isdisjoint(found):
                 self._threads.submit(job.spec.uid, partial(self._bring_back, job))
             elif job.state is JobState.SUSPENDED and State.RUNNING in found:
                 self._threads.submit(job.spec.uid, partial(self._send_away, job))
@@ -131,9 +131,9 @@ class Suspender:
         return outcome
 
     def _has_begun(self, job: Job) -> bool:
-        """Whether an earlier daemon, which was allowed to, has begun to suspend it."""
+        """Whether an earlier daemon has already begun to suspend the job."""
         states = self._checkpoints.states(self._launcher.pids(job))
-        return not {State.LOCKED, State.CHECKPOINTED}.isdisjoint(states.values())
+        return not AWAY.isdisjoint(states.values())
 
     def _freeze(self, job: Job) -> None:
         if job.spec.interactive:  # whoever is at its terminal shall have an answer

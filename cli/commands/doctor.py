@@ -241,7 +241,7 @@ def config_check(options: Namespace) -> int:
 
 
 def _tell_waiting_settings(file: Path) -> None:
-    """What carmad, if it runs and reads this file, takes from it only at its next start."""
+    """The settings in this file that a running carmad applies only when it restarts."""
     with suppress(CarmaError):
         answer = client.get("/v1/config", within_s=CONFIG_WITHIN_S)
         if answer["path"] == str(file.absolute()):
