@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -457,7 +458,8 @@ def test_the_estimator_that_decides_is_the_chosen_one(monkeypatch: pytest.Monkey
 
 def test_an_explanation_that_fails_costs_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     Scripted(horus=Estimate(9_000, "horus")).install(monkeypatch)
-    monkeypatch.setattr(module, "explanation", lambda *asked: 1 // 0)
+    broken = SimpleNamespace(explain=lambda spec: 1 // 0)
+    monkeypatch.setattr(module.registry, "estimators_that", lambda *asked: [broken])
     found, explanation = ask_all(
         Settings(estimator="horus"), replace(a_server(), explain=True), a_spec()
     )

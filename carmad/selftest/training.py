@@ -15,10 +15,10 @@ from typing import Any
 
 from carmad.attempt.clues import classify
 from carmad.attempt.environment import HOOKS
+from carmad.contexts import Context, find_context
 from carmad.plugin import Cause
 from carmad.selftest.bench import PIDS_HIDDEN, Bench, Probe, ProbeFailed
 from carmad.selftest.report import Seen, judge, unknown
-from estimators.contexts import Context, find_context
 
 SCRIPT = Path(__file__).with_name("with_torch.py")
 WITHIN_S = 90.0  # importing torch takes long where its files are not cached
@@ -52,7 +52,7 @@ def context(bench: Bench) -> Seen:
     return judge(
         abs(constant - expected) <= CONTEXT_OFF * expected,
         f"PyTorch {version} takes {constant} MiB beside its tensors; {expected} MiB are reckoned"
-        f" with. As a row of estimators/contexts.csv: {here.row}",
+        f" with. As a row of carmad/contexts.csv: {here.row}",
         {"estimation.context_mib": constant},
         context_mib=constant,
         cublas_mib=here.cublas_mib,

@@ -13,7 +13,7 @@ from carmad.core import suspending
 from carmad.core.decision import Reason
 from carmad.core.gpuview import GpuView, with_server
 from carmad.core.history import History
-from carmad.core.ports import Run, Trial
+from carmad.core.ports import Run, Trial, Warm
 from carmad.core.readings import memory_of
 from carmad.core.types import (
     Attempt,
@@ -244,7 +244,9 @@ class ServerStandIn:
     def runs(self, owner: Owner) -> Sequence[Run]:
         return [run for run in self.past if run.spec.owner == owner]
 
-    def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
+    def trial(
+        self, spec: JobSpec, argv: Sequence[str], within_s: float, warm: Warm | None = None
+    ) -> Trial:
         if tuple(argv) not in self.tried:  # the same question is not asked of the machine twice
             self.tried.append(tuple(argv))
         return self.outcome

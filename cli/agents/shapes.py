@@ -10,11 +10,12 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from carmad.api.gpus import GpuOut
-from carmad.api.guesses import EstimateOut, ExplanationOut, FitOut, HeldOut, RemedyOut
+from carmad.api.guesses import EstimateOut, FitOut
 from carmad.api.job import JobOut
 from carmad.api.server import CountsOut, StatusOut
 from carmad.api.why import WhyOut
 from carmad.api.wire import pick
+from carmad.explanation import ExplanationOut, HeldOut, RemedyOut
 from cli.agents.short import LEFT_OUT
 from cli.vary import Fit
 
