@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from carma_testing import FakeServer
 from carmad.api.advice import AdviceOut, command, sentence, words
 from carmad.config import Settings
 from carmad.core.messages import Reconfigured
@@ -25,7 +26,6 @@ from carmad.sim import advice
 from carmad.sim.experiment import Outcome
 from carmad.sim.shadow import reproduce
 from carmad.store import journal
-from carmad.testing import FakeServer
 from cli import advise
 from tests.api_server import as_uid
 from tests.attack.users import HOSTILE, needs_root

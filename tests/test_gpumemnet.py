@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from carma_testing import a_server, a_spec, check_estimator
 from carmad.config import Estimation, Settings
 from carmad.plugin import Estimate, Refusal, Trial
-from carmad.testing import a_report, a_server, a_spec, check_estimator
 from estimators.gpumemnet import answer, gpumemnet
 from estimators.gpumemnet.features import (
     END,
@@ -26,6 +26,7 @@ from estimators.gpumemnet.features import (
 from estimators.gpumemnet.files import WEIGHTS, Origin, Sample, read_card, write_samples
 from estimators.gpumemnet.files import read_samples as read_data
 from estimators.tracer.report import Layer
+from tests.reports import ANSWERS, a_report
 
 CONTEXT_MIB = 544
 
@@ -210,7 +211,7 @@ def test_the_look_at_the_script_is_what_it_judges() -> None:
 
 
 def test_it_is_a_sound_estimator() -> None:
-    check_estimator(gpumemnet)
+    check_estimator(gpumemnet, answers=ANSWERS)
 
 
 def test_the_daemon_loads_neither_numpy_nor_torch_with_it() -> None:

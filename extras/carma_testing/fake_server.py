@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from carma_testing.builders import a_gpu, a_spec
 from carmad import registry
 from carmad.config import Settings
 from carmad.core.messages import (
@@ -33,7 +34,6 @@ from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Cause, Exit, Gpu, GpuId, GpuSample, Job, JobId, ProcessUse
 from carmad.loop import turn
-from carmad.testing.builders import a_gpu, a_spec
 
 Key = tuple[JobId, int]  # a job's attempt
 

@@ -3,12 +3,24 @@ public methods, the rules. A rule that is broken raises AssertionError."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
+from carma_testing.builders import (
+    a_gpu,
+    a_gpu_view,
+    a_job,
+    a_server,
+    a_spec,
+    a_view,
+    histories,
+    outcomes,
+    random_view,
+    specs,
+)
 from carmad.config import Settings
 from carmad.core.decision import AskAgain, Placement, Preemption, Proposal, Remember
 from carmad.core.history import History, Past
@@ -28,18 +40,6 @@ from carmad.core.types import (
     Retry,
 )
 from carmad.core.view import View
-from carmad.testing.builders import (
-    a_gpu,
-    a_gpu_view,
-    a_job,
-    a_server,
-    a_spec,
-    a_view,
-    histories,
-    outcomes,
-    random_view,
-    specs,
-)
 from carmad.validation import is_answer, is_prediction, is_proposal, is_retry
 
 # -- policies
@@ -266,9 +266,15 @@ class EstimateCase(NamedTuple):
 class EstimatorRules:
     """Jobs of many kinds, on servers where running a program fails in every way."""
 
-    def __init__(self, make: Callable[[Settings, Server], Estimator], settings: Settings) -> None:
+    def __init__(
+        self,
+        make: Callable[[Settings, Server], Estimator],
+        settings: Settings,
+        answers: Collection[bytes],
+    ) -> None:
         self._make = make
         self._settings = settings
+        self._answers = answers
 
     def _estimator(self, server: Server) -> Estimator:
         return self._make(self._settings, server)
@@ -277,7 +283,7 @@ class EstimatorRules:
     def all(self) -> list[EstimateCase]:
         return [
             EstimateCase(outcome, runs, spec, self._ask(a_server(outcome, runs), spec))
-            for outcome, runs, spec in product(outcomes(), histories(), specs())
+            for outcome, runs, spec in product(outcomes(self._answers), histories(), specs())
         ]
 
     def _ask(self, server: Server, spec: JobSpec) -> Answer:

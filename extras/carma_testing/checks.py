@@ -6,15 +6,15 @@ functions run them all and stop at the first that fails. CARMA's own plugins pas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from inspect import isfunction
 from typing import ParamSpec
 
+from carma_testing.rules import EstimatorRules, PolicyRules, PredictorRules, RecoveryRules
 from carmad.config import Settings
 from carmad.core.ports import Estimator, Policy, Predictor, Recovery, Server
-from carmad.testing.rules import EstimatorRules, PolicyRules, PredictorRules, RecoveryRules
 
 P = ParamSpec("P")
 
@@ -64,10 +64,14 @@ def estimator_checks(
     make: Callable[[Settings, Server], Estimator],
     settings: Settings | None = None,
     expected_failures: Failures | None = None,
+    answers: Collection[bytes] = (),
 ) -> Iterator[Check]:
     """Checks of an estimator's factory, on jobs of many kinds and on servers where programs fail
-    in every way."""
-    rules = EstimatorRules(make, settings or Settings())
+    in every way.
+
+    `answers`: what the program that the estimator runs may answer. Those are tried as well.
+    """
+    rules = EstimatorRules(make, settings or Settings(), answers)
     return checks_of(rules, expected_failures)
 
 

@@ -9,6 +9,20 @@ from importlib.metadata import entry_points
 
 import pytest
 
+from carma_testing import (
+    Check,
+    a_gpu,
+    a_server,
+    check_estimator,
+    check_policy,
+    check_predictor,
+    check_recovery,
+    estimator_checks,
+    policy_checks,
+    predictor_checks,
+    recovery_checks,
+)
+from carma_testing.builders import random_view
 from carmad import registry
 from carmad.config import Collocation, Limits, Profiling, Recovery, Settings
 from carmad.plugin import (
@@ -27,22 +41,9 @@ from carmad.plugin import (
     Server,
     View,
 )
-from carmad.testing import (
-    Check,
-    a_gpu,
-    a_server,
-    check_estimator,
-    check_policy,
-    check_predictor,
-    check_recovery,
-    estimator_checks,
-    policy_checks,
-    predictor_checks,
-    recovery_checks,
-)
-from carmad.testing.builders import random_view
 from policies import builtin
 from tests.owners import who
+from tests.reports import ANSWERS
 
 SETTINGS = {
     "default": Settings(),
@@ -84,7 +85,7 @@ def test_built_in_recoveries(name: str) -> None:
 @pytest.mark.parametrize("name", registry.names("estimators"))
 def test_built_in_estimators(name: str) -> None:
     (point,) = entry_points(group="carma.estimators", name=name)
-    run(estimator_checks(point.load()))
+    run(estimator_checks(point.load(), answers=ANSWERS))
 
 
 @pytest.mark.parametrize("name", registry.names("predictors"))
