@@ -133,7 +133,6 @@ def sources() -> list[Path]:
         "carmad",
         "carma_client",
         "cli",
-        "web",
         "estimators",
         "extras",
         "policies",
