@@ -1,4 +1,4 @@
-"""The classifiers' forward pass in numpy: `training` has the same ones in torch, with the same
+"""The classifiers' forward pass in numpy: `lab.gpumemnet.training` has the same ones in torch, with the same
 weight names."""
 
 from __future__ import annotations

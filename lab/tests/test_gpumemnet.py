@@ -11,12 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from carmad.installed import how_to_add
-from cli.main import run
-from estimators.gpumemnet import files, network
+from estimators.gpumemnet import network
 from estimators.gpumemnet.features import FAMILIES, TYPE_OF, TYPES, family, features, kinds
-from estimators.gpumemnet.files import Origin, Sample, read_card
-from estimators.gpumemnet.synthesis import BLOCKS, INPUTS, Cnn, Mlp, Stage, Transformer, synthesise
+from estimators.gpumemnet.files import Origin, read_card
+from lab.gpumemnet.data import Sample, read_samples, write_samples
+from lab.gpumemnet.synthesis import BLOCKS, INPUTS, Cnn, Mlp, Stage, Transformer, synthesise
 from estimators.tracer.report import Layer
 
 pytest.importorskip("torch")
@@ -24,8 +23,9 @@ pytest.importorskip("sklearn")
 
 import torch
 
-from estimators.gpumemnet import networks, training
-from estimators.gpumemnet.networks import build
+from lab.gpumemnet import networks, training
+from lab.gpumemnet.__main__ import run
+from lab.gpumemnet.networks import build
 from estimators.tracer import fakecuda
 
 fakecuda.install()  # PyTorch makes its threads in the first backward pass, real or fake, for good
@@ -254,6 +254,24 @@ def test_bins_begin_where_the_paper_has_them() -> None:
     assert training.labels(made, 8, 40).tolist() == [0, 0, 1, 4, 5, 5]
 
 
+# -- data
+
+
+def test_data_are_read_as_they_were_written(tmp_path: Path) -> None:
+    origin = Origin("mlp", 3, "traced", "2.13.0", 544)
+    samples = [Sample(16, tuple([Layer("Linear", 8, 64)]), 900), Sample(32, tuple([Layer("ReLU", 8, 0)]), 560)]
+    write_samples(tmp_path / "data.jsonl.gz", origin, samples)
+    assert read_samples(tmp_path / "data.jsonl.gz") == (origin, samples)
+    assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl.gz"]
+
+
+@pytest.mark.parametrize("content", [b"", b"no gzip", b"\x1f\x8b\x08\x00cut"])
+def test_a_file_of_something_else_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "data.jsonl.gz").write_bytes(content)
+    with pytest.raises(ValueError, match="not labelled networks"):
+        read_samples(tmp_path / "data.jsonl.gz")
+
+
 # -- the command
 
 
@@ -261,23 +279,23 @@ def test_generate_train_evaluate(
     tmp_path: Path, short: None, samples: list[Sample], capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = tmp_path / "few.jsonl.gz"
-    words = ["gpumemnet", "generate", str(few), "--family", "mlp", "--count", "3", "--seed", "5"]
-    assert run(words) == 0
-    origin, labelled = files.read_samples(few)
+    words = ["generate", str(few), "--family", "mlp", "--count", "3", "--seed", "5"]
+    run(words)
+    origin, labelled = read_samples(few)
     assert (origin.family, origin.seed, len(labelled)) == ("mlp", 5, 3)
 
     many, folder = tmp_path / "many.jsonl.gz", tmp_path / "weights"
-    files.write_samples(many, ORIGIN, samples)
-    assert run(["gpumemnet", "train", str(many), "--to", str(folder)]) == 0
-    assert run(["gpumemnet", "evaluate", "--weights", str(folder)]) == 0
+    write_samples(many, ORIGIN, samples)
+    run(["train", str(many), "--to", str(folder)])
+    run(["evaluate", "--weights", str(folder)])
     trained = capsys.readouterr().out
     assert "0.97 0.96" in trained  # of the paper, at 2 GB
-    assert run(["gpumemnet", "evaluate", str(few), "--weights", str(folder)]) == 0
+    run(["evaluate", str(few), "--weights", str(folder)])
     assert "3" in capsys.readouterr().out.splitlines()[-1].split()
 
 
 def test_what_ships_is_shown_beside_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["gpumemnet", "evaluate"]) == 0
+    run(["evaluate"])
     out = capsys.readouterr().out
     assert {line.split()[0] for line in out.splitlines()[1:]} == set(FAMILIES)
     assert out.count(" yes") == len(FAMILIES)
@@ -302,17 +320,9 @@ def test_what_can_go_wrong_is_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    files.write_samples(Path("twice.gz"), ORIGIN, samples[:3])
-    assert run(["gpumemnet", *words]) == 1
-    assert problem in capsys.readouterr().err
-
-
-def test_without_torch_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("cli.commands.models.find_spec", lambda name: None)
-    assert run(["gpumemnet", "generate", str(tmp_path / "x"), "--family", "mlp"]) == 1
-    assert how_to_add("estimators") in capsys.readouterr().err
+    write_samples(Path("twice.gz"), ORIGIN, samples[:3])
+    with pytest.raises((OSError, RuntimeError, ValueError), match=problem):
+        run(words)
 
 
 def test_every_type_of_layer_has_a_place_in_a_token() -> None:

@@ -25,7 +25,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from estimators.gpumemnet import network
 from estimators.gpumemnet.features import TENSORS, TOKENS, TYPES, Features, features, kinds
-from estimators.gpumemnet.files import GB, Card, Origin, Sample, Score, span_values
+from estimators.gpumemnet.files import GB, Card, Origin, Score, span_values
+from lab.gpumemnet.data import Sample
 
 Labels = NDArray[np.int64]
 Indices = NDArray[np.intp]

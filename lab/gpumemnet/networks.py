@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from estimators.gpumemnet.files import Origin, Sample
-from estimators.gpumemnet.synthesis import Cnn, Mlp, Network, Transformer, synthesise
+from estimators.gpumemnet.files import Origin
+from lab.gpumemnet.data import Sample
+from lab.gpumemnet.synthesis import Cnn, Mlp, Network, Transformer, synthesise
 from estimators.tracer.modules import Layers
 from estimators.tracer.recording import Recorder
 from estimators.tracer.replay import replay
