@@ -72,6 +72,7 @@ ELSEWHERE = {
 
 # Verbs that went after version 0.1, and what does that now.
 FORMER = {
+    "client-wheel": "it is in share/carma of CARMA's environment: docs/guides/python.md",
     "gpumemnet": "use `python -m lab.gpumemnet`, of CARMA's repository",
 }
 

@@ -323,11 +323,6 @@ SECTIONS: dict[str, tuple[Verb | Group, ...]] = {
             ITSELF,
         ),
         Verb(
-            "client-wheel",
-            "client_wheel",
-            "Make a wheel of the Python client for other environments; print its path.",
-        ),
-        Verb(
             "completion",
             "completion",
             'Print a completion script: eval "$(carma completion bash)" in ~/.bashrc.',

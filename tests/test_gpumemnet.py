@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from math import expm1, hypot
-from pathlib import Path
 
 import pytest
 

@@ -31,6 +31,7 @@ from tests.shared import made_once
 CLEAN = os.environ.get("CARMA_CLEAN_SYSTEM", "")
 WAITS = "echo up; while [ ! -e ~/go ]; do sleep 0.1; done; rm ~/go; exit 42"
 ADA = "/home/ada"
+CLIENT_WHEEL = f"carma_client-{VERSION}-py3-none-any.whl"  # for programs in other environments
 BUILD_WITHIN_S = 3000.0  # half a minute of two cores that it may have to share with twenty others
 pytestmark = pytest.mark.timeout(2 * BUILD_WITHIN_S)
 
@@ -165,6 +166,7 @@ def test_the_wheel_has_what_runs_and_whose_it_is_and_nothing_else(
         f"{own}.data",
     }
     assert f"{own}.dist-info/licenses/LICENSE" in names
+    assert f"{own}.data/data/share/carma/{CLIENT_WHEEL}" in names
     vendored = {name.rpartition("/")[0] for name in names if ".min." in name or "vendor" in name}
     for folder in vendored:
         assert any(name.startswith(f"{folder}/") and "LICENSE" in name for name in names), folder
@@ -227,6 +229,7 @@ def test_the_package_has_all_that_a_server_needs(debs: list[Path]) -> None:
         assert f"/usr/share/man/man{name[-1]}/{name}.gz" in files
     assert {"/usr/bin/carma", "/usr/bin/carmad", "/etc/carma/"} <= files
     assert "/usr/share/zsh/vendor-completions/_carma" in files
+    assert f"/usr/lib/carma-gpu/share/carma/{CLIENT_WHEEL}" in files
     assert not {name for name in files if name.endswith(".pyc") or "site-packages/torch/" in name}
     about = {name for name in files if name.endswith(".dist-info/")}
     assert len(about) > 20

@@ -91,9 +91,7 @@ def evaluate(options: Namespace) -> None:
     if options.data:
         data = _datasets(options.data)
         cards = [read_card(origin.family, folder) for origin, _ in data]
-        scores = [
-            training.test(card, folder, *its) for card, its in zip(cards, data, strict=True)
-        ]
+        scores = [training.test(card, folder, *its) for card, its in zip(cards, data, strict=True)]
         _show(zip(cards, scores, strict=True))
         return
     known = [family for family in FAMILIES if (folder / f"{family}.json").exists()]

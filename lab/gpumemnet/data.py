@@ -1,5 +1,5 @@
-"""Labelled networks (gzipped JSON lines, the first of which has their origin), and the accuracy that
-the paper has."""
+"""Labelled networks (gzipped JSON lines, the first of which has their origin), and the paper's
+accuracy."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from estimators.gpumemnet.files import Origin
-from lab.gpumemnet.data import Sample
-from lab.gpumemnet.synthesis import Cnn, Mlp, Network, Transformer, synthesise
 from estimators.tracer.modules import Layers
 from estimators.tracer.recording import Recorder
 from estimators.tracer.replay import replay
 from estimators.tracer.report import Report
+from lab.gpumemnet.data import Sample
+from lab.gpumemnet.synthesis import Cnn, Mlp, Network, Transformer, synthesise
 
 IN_PLACE = frozenset({"ReLU", "ReLU6", "LeakyReLU", "ELU", "SiLU", "Hardswish", "Mish"})
 PATCH = 16  # pixels on a side

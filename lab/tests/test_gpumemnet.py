@@ -14,19 +14,19 @@ import pytest
 from estimators.gpumemnet import network
 from estimators.gpumemnet.features import FAMILIES, TYPE_OF, TYPES, family, features, kinds
 from estimators.gpumemnet.files import Origin, read_card
+from estimators.tracer.report import Layer
 from lab.gpumemnet.data import Sample, read_samples, write_samples
 from lab.gpumemnet.synthesis import BLOCKS, INPUTS, Cnn, Mlp, Stage, Transformer, synthesise
-from estimators.tracer.report import Layer
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 import torch
 
+from estimators.tracer import fakecuda
 from lab.gpumemnet import networks, training
 from lab.gpumemnet.__main__ import run
 from lab.gpumemnet.networks import build
-from estimators.tracer import fakecuda
 
 fakecuda.install()  # PyTorch makes its threads in the first backward pass, real or fake, for good
 
@@ -259,7 +259,8 @@ def test_bins_begin_where_the_paper_has_them() -> None:
 
 def test_data_are_read_as_they_were_written(tmp_path: Path) -> None:
     origin = Origin("mlp", 3, "traced", "2.13.0", 544)
-    samples = [Sample(16, tuple([Layer("Linear", 8, 64)]), 900), Sample(32, tuple([Layer("ReLU", 8, 0)]), 560)]
+    linear, relu = Layer("Linear", 8, 64), Layer("ReLU", 8, 0)
+    samples = [Sample(16, (linear, relu), 900), Sample(32, (linear,), 560)]
     write_samples(tmp_path / "data.jsonl.gz", origin, samples)
     assert read_samples(tmp_path / "data.jsonl.gz") == (origin, samples)
     assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl.gz"]
