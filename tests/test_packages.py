@@ -31,7 +31,6 @@ from tests.shared import made_once
 CLEAN = os.environ.get("CARMA_CLEAN_SYSTEM", "")
 WAITS = "echo up; while [ ! -e ~/go ]; do sleep 0.1; done; rm ~/go; exit 42"
 ADA = "/home/ada"
-CLIENT_WHEEL = f"carma_client-{VERSION}-py3-none-any.whl"  # for programs in other environments
 BUILD_WITHIN_S = 3000.0  # half a minute of two cores that it may have to share with twenty others
 pytestmark = pytest.mark.timeout(2 * BUILD_WITHIN_S)
 
@@ -62,6 +61,7 @@ exec env -i container=carma PATH=/usr/sbin:/usr/bin:/sbin:/bin \
 
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+CLIENT_WHEEL = f"carma_client-{VERSION}-py3-none-any.whl"  # for programs in other environments
 # What must make no difference: the folder, the umask and the time zone.
 DIFFERENTLY = (("one", 0o077, "UTC"), ("two/deeper", 0o022, "Asia/Tokyo"))
 KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Known limits"}
