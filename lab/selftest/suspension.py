@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import psutil
 
 from carmad.gpu.checkpoint import Moves, State
 from carmad.paths import python
+from carmad.selftest import suspending
 from carmad.selftest.bench import LISTED_WITHIN_S, NEAR_MIB, Bench, Probe, ProbeFailed
+from carmad.selftest.suspending import LOCK_WITHIN_S, fill
+from lab.selftest.memory import lists_pids
 
-WRITTEN_MIB = 256  # of what a process has
 CALL_WITHIN_S = 60.0  # of a few GiB; one that takes longer hangs
-LOCK_WITHIN_S = 5.0
-ON_MIG = "jobs on a MIG instance cannot be suspended"
-NOT_ROOT = "only root may suspend processes"
 
 
 class Caller:
@@ -24,7 +22,7 @@ class Caller:
     def __init__(self, bench: Bench, uid: int | None = None) -> None:
         hidden = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")  # as the daemon's helper: all GPUs
         env = {name: its for name, its in bench.environment().items() if name not in hidden}
-        self._process = bench.run(python("carmad.selftest.caller"), env, uid)
+        self._process = bench.run(python("lab.selftest.caller"), env, uid)
         self._process.ask("hello")
 
     def open(self) -> None:
@@ -58,10 +56,8 @@ class Caller:
 
 def refusal(bench: Bench) -> str:
     """Why nothing can be told of suspending here; "" if it can."""
-    if bench.gpu.is_mig:
-        return ON_MIG
-    if os.geteuid() != 0:
-        return NOT_ROOT
+    if why := suspending.refusal(bench):
+        return why
     caller = Caller(bench)
     try:
         caller.open()
@@ -112,8 +108,8 @@ class Cycle:
 
 
 def run_cycle(bench: Bench, mib: int) -> Cycle:
-    """Of a process that has allocated so much, at least WRITTEN_MIB. Raises ProbeFailed."""
-    lists_pids = bench.lists_pids()
+    """Of a process that has allocated so much, at least that of `fill`. Raises ProbeFailed."""
+    has_pids = lists_pids(bench)
     before = bench.memory()[0]
     probe, crc = fill(bench, mib)
     held_mib = bench.memory()[0] - before
@@ -124,22 +120,13 @@ def run_cycle(bench: Bench, mib: int) -> Cycle:
     host_mib, taken_mib = _resident_mib(probe) - resident, available - available_mib()
     gone = bench.until(lambda its: (its.memory_used_mib or 0) <= before + NEAR_MIB, LISTED_WITHIN_S)
     left_mib = 0 if gone else bench.memory()[0] - before
-    listed = bench.use(probe) is not None if lists_pids else None
+    listed = bench.use(probe) is not None if has_pids else None
     in_s = (caller.restore(probe), caller.unlock(probe))
     same = probe.ask("read")["crc"] == crc
     caller.end()
     probe.end()
     bench.until(lambda its: (its.memory_used_mib or 0) <= before + NEAR_MIB, LISTED_WITHIN_S)
     return Cycle(held_mib, left_mib, listed, host_mib, taken_mib, same, *out_s, *in_s)
-
-
-def fill(bench: Bench, mib: int) -> tuple[Probe, int]:
-    """A probe that has allocated so much, and the checksum of what it has written there."""
-    probe = bench.probe()
-    crc: int = probe.ask("write", mib=WRITTEN_MIB)["crc"]
-    if mib > WRITTEN_MIB:
-        probe.ask("allocate", mib=mib - WRITTEN_MIB)
-    return probe, crc
 
 
 def _resident_mib(probe: Probe) -> int:

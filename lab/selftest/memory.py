@@ -9,12 +9,20 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 from carmad.attempt import cgroup
 from carmad.attempt.proc import tell_kernel
 from carmad.core.types import MemoryLimits
 from carmad.gpu.limits import set_limits
-from carmad.selftest.bench import NEAR_MIB, PIDS_HIDDEN, Bench, Probe, ProbeFailed
+from carmad.selftest.bench import (
+    ENDED_WITHIN_S,
+    LISTED_WITHIN_S,
+    NEAR_MIB,
+    Bench,
+    Probe,
+    ProbeFailed,
+)
 from carmad.selftest.report import Seen, judge, unknown
 
 LARGE_MIB = 4096
@@ -28,6 +36,20 @@ NO_LIMITS = (
     " this process may not set them: only root may"
 )
 NO_CGROUP = "no cgroup (version 2) can be created here"
+PIDS_HIDDEN = "the driver does not list our processes by their pids: is this a container?"
+
+
+@cache
+def lists_pids(bench: Bench) -> bool:
+    """Whether the driver lists a process with a context by the pid that it has here. In a container
+    it may list those of the host, or none."""
+    before = bench.memory()[0]
+    probe = bench.probe()
+    found = bench.until(lambda sample: bench.use(probe, sample), LISTED_WITHIN_S)
+    probe.end()
+    back = before + NEAR_MIB
+    bench.until(lambda sample: (sample.memory_used_mib or 0) <= back, ENDED_WITHIN_S)
+    return found is not None
 
 
 def totals(bench: Bench) -> Seen:
@@ -97,7 +119,7 @@ def _nvidia_smi(bench: Bench) -> int | None:
 
 
 def of_process(bench: Bench) -> Seen:
-    if not bench.lists_pids():
+    if not lists_pids(bench):
         return unknown(PIDS_HIDDEN)
     before = bench.memory()[0]
     probe = bench.probe()
@@ -120,7 +142,7 @@ def of_process(bench: Bench) -> Seen:
 
 
 def leaves(bench: Bench) -> Seen:
-    if not bench.lists_pids():
+    if not lists_pids(bench):
         return unknown(PIDS_HIDDEN)
     before = bench.memory()[0]
     probe = bench.probe()
@@ -157,7 +179,7 @@ def leaves(bench: Bench) -> Seen:
 
 
 def mps_lists(bench: Bench) -> Seen:
-    if not bench.lists_pids():
+    if not lists_pids(bench):
         return unknown(PIDS_HIDDEN)
     mps = bench.serve()
     before = bench.memory()[0]

@@ -1,8 +1,8 @@
-"""A process that suspends others: `python -m carmad.selftest.caller`. Each call of CUDA's process
+"""A process that suspends others: `python -m lab.selftest.caller`. Each call of CUDA's process
 checkpoint (`carmad.gpu.libcuda`) by itself, where the daemon's helper makes all that a job needs.
 
-Requests and answers are lines of JSON, as of `probe`. An answer has `s`, the seconds that the call
-took, or the driver's `error` as a number, and the `call` that it came from.
+Requests and answers are lines of JSON, as of `carmad.selftest.probe`. An answer has `s`, the
+seconds that the call took, or the driver's `error` as a number, and the `call` that it came from.
 
     hello                        has it come up?
     open                         are the calls there?

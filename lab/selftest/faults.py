@@ -42,7 +42,8 @@ def kills(bench: Bench) -> Seen:
         return unknown("an illegal address was no error")
     except ProbeFailed:
         faulty.end()
-    news = bench.news(NEWS_WITHIN_S)
+    time.sleep(NEWS_WITHIN_S)
+    news = [each for each in bench.source.health() if each.gpu == bench.gpu.id]
     if not news:
         return unknown("an illegal address caused no Xid: the driver tells this process of none")
     drained = [each.message for each in news if each.drain]

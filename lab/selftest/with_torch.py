@@ -1,7 +1,6 @@
 """What a check asks of PyTorch: `PYTHON with_torch.py WHAT`, in the Python that has it (3.8 or
 newer). Prints a line of JSON. Imports nothing of CARMA.
 
-    context     a first tensor, a matrix product, a convolution; waits for a line after each
     allocator   what is reserved for tensors of some sizes
     oom         allocates until it is refused, and lets the error end it
     stages      a small training, with the time of a step by the GPU's own events
@@ -24,25 +23,11 @@ def main(what: str) -> None:
     if not torch.cuda.is_available():
         tell(error="no GPU", call="PyTorch " + torch.__version__ + " finds no GPU")
         return
-    {"context": context, "allocator": allocator, "oom": oom, "stages": stages}[what](torch)
+    {"allocator": allocator, "oom": oom, "stages": stages}[what](torch)
 
 
 def tell(**found: object) -> None:
     print(json.dumps(found), flush=True)
-
-
-def context(torch: Any) -> None:
-    one = torch.ones(1024, 1024, device="cuda")
-    picture, kernel = (torch.ones(1, 1, size, size, device="cuda") for size in (64, 3))
-    for run, tensors in (
-        (torch.add, (one, one)),
-        (torch.matmul, (one, one)),  # by cuBLAS
-        (torch.conv2d, (picture, kernel)),  # by cuDNN
-    ):
-        run(*tensors)
-        torch.cuda.synchronize()
-        tell(reserved_mib=torch.cuda.memory_reserved() / MIB, version=torch.__version__)
-        sys.stdin.readline()
 
 
 def allocator(torch: Any) -> None:
