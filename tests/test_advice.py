@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from carma_testing import FakeServer
-from carmad.api.advice import AdviceOut, command, sentence, words
+from carmad.api.advice import AdviceOut, command, read_advice, sentence, words
 from carmad.config import Settings
 from carmad.core.messages import Reconfigured
 from carmad.core.types import Cause, JobState
@@ -167,15 +167,15 @@ def test_the_last_month_is_replayed_apart_and_once_a_week(
     file = carmad.state / "advice.json"
     asked = Advising(file, carmad.socket, lambda: "magm")
     asked.advise_if_due()
-    found = asked.read()
+    found = read_advice(file.parent, "magm")
     assert found and found["why_not"] == "3 past jobs can be compared, and it takes 100"
     file.write_text(json.dumps({**found, "why_not": "mine"}))
     asked.advise_if_due()
-    assert asked.read() == {**found, "why_not": "mine"}, "it is of this week"
+    assert read_advice(file.parent, "magm") == {**found, "why_not": "mine"}, "it is of this week"
     os.utime(file, (0, file.stat().st_mtime - EVERY_S))
     asked.advise_if_due()
-    assert asked.read() != {**found, "why_not": "mine"}
-    assert Advising(file, carmad.socket, lambda: "rr").read() is None, "it is of another policy"
+    assert read_advice(file.parent, "magm") != {**found, "why_not": "mine"}
+    assert read_advice(file.parent, "rr") is None, "it is of another policy"
 
     monkeypatch.setattr(advice, "LEAST_JOBS", 3)
     monkeypatch.setenv("CARMA_SOCKET", carmad.socket)
@@ -188,7 +188,7 @@ def test_what_cannot_be_told_is_not_tried_again_at_once(tmp_path: Path) -> None:
     file = tmp_path / "advice.json"
     asked = Advising(file, str(tmp_path / "nobody"), lambda: "magm")
     asked.advise_if_due()
-    assert file.read_text() == "" and asked.read() is None
+    assert file.read_text() == "" and read_advice(file.parent, "magm") is None
     os.utime(file, (0, 1e9))
     Advising(file, "", lambda: "carma").advise_if_due()
     assert file.stat().st_mtime == 1e9, "it is in force already"

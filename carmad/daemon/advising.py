@@ -49,11 +49,6 @@ class Advising:
             draft.write_text(said[-1] if said and not code else "", encoding="utf-8")
             draft.replace(self._file)
 
-    def read(self) -> AdviceOut | None:
-        """The latest, if it is about the policy in force."""
-        last = self._read()
-        return last if last and last["policy"] == self._policy() else None
-
     def _read(self) -> AdviceOut | None:
         try:
             return cast(AdviceOut, json.loads(self._file.read_text(encoding="utf-8")))
