@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from carma_testing import a_gpu
+from carma_testing.fake_server import FakeWorld
 from carmad.api.app import create_app
 from carmad.api.service import Service
 from carmad.attempt.callers import Process, Taken
@@ -38,8 +40,6 @@ from carmad.learned.estimates import Guess
 from carmad.learned.experience import Experience
 from carmad.learned.models import Models
 from carmad.store.sql import SqlStore
-from carmad.testing import a_gpu
-from carmad.testing.fake_server import FakeWorld
 from carmad.timeline.recorder import Timeline
 from estimators.declared import Declared
 from estimators.tracer.report import Explanation, Held, Moment, Remedy

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from carma_testing import changed
 from carmad.added import ADDED
 from carmad.attempt.environment import (
     NO_MPS,
@@ -24,7 +25,6 @@ from carmad.attempt.environment import (
     scrub,
 )
 from carmad.core.types import ArrayTask, Estimate, GpuId, Job, JobId, Mode, Retry, Script
-from carmad.testing import changed
 from tests.attempts import ME, Bench, make_job
 
 GPUS = (GpuId("GPU-aaa"), GpuId("GPU-bbb"))

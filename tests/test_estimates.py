@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from carma_testing import a_job, a_server, a_spec
 from carmad import registry
 from carmad.config import Estimation, Settings
 from carmad.core.layout import Layout, Stage
@@ -30,7 +31,6 @@ from carmad.errors import CarmaError
 from carmad.learned import estimates as module
 from carmad.learned.estimates import Answer, Estimates, ask, ask_all, guesses, patient
 from carmad.options import OPTIONS, Option
-from carmad.testing import a_job, a_server, a_spec
 from tests.waiting import PATIENCE_S, until
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from carma_testing import a_gpu, a_job, a_run, a_server, a_spec, changed
 from carmad.api.estimates import calibrations
 from carmad.config import Monitor, Settings
 from carmad.core.messages import Discovered, Step, Tick
@@ -17,7 +18,6 @@ from carmad.core.types import Cause, Estimate, Exit, Gpu, Job, JobState, Usage
 from carmad.learned import experience as module
 from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.store.sql import SqlStore
-from carmad.testing import a_gpu, a_job, a_run, a_server, a_spec, changed
 from estimators.tracing import trace
 
 SETTINGS = Settings(monitor=Monitor(period_s=1.0))

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from carma_testing import a_gpu_view, a_view
 from carmad.attempt.callers import slurm_job_in
 from carmad.config import Cluster
 from carmad.core.messages import Drain
 from carmad.core.scene import Scene
 from carmad.core.tasks import JobsById
 from carmad.daemon.slurmnode import Node, Wanted, changes, goal, grant_gib, node_in
-from carmad.testing import a_gpu_view, a_view
 from cli.cluster import checks as slurm_checks
 from tests import slurm
 from tests.daemon import CARMA, NO_KERNELS, OVER, Carmad, Json, train, until

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -271,6 +271,7 @@ def run_selftest(device: str, json: bool, write: bool) -> int:
     from carmad import configfile
     from carmad.configwriting import settings_text, write_settings
     from carmad.selftest import run as selftest
+    from carmad.selftest.facts import FACTS
 
     path = Path(paths.config_path())
     in_effect = configfile.load(path if path.exists() else None, os.environ)
@@ -278,7 +279,7 @@ def run_selftest(device: str, json: bool, write: bool) -> int:
     if json:
         print(report.to_json())
     else:
-        output.show(findings_table(report))
+        output.show(findings_table(report, FACTS))
         if report.settings and not write:
             print("\nSettings that fit what was found (--write puts them into the file):\n")
             print(settings_text(report.settings).rstrip())
@@ -288,12 +289,11 @@ def run_selftest(device: str, json: bool, write: bool) -> int:
     return int(bool(report.differs))
 
 
-def findings_table(report: Report) -> list[Block]:
+def findings_table(report: Report, facts: Iterable[Fact]) -> list[Block]:
     from carmad.readable import clean
-    from carmad.selftest.facts import FACTS
     from cli.text import Table, columns, in_style
 
-    followed = {fact.name: fact.otherwise for fact in FACTS}
+    followed = {fact.name: fact.otherwise for fact in facts}
     made = Table(columns("- - -*"), header=False)
     for found in report.findings:
         text = clean(found.detail)
@@ -303,15 +303,15 @@ def findings_table(report: Report) -> list[Block]:
         made.add(in_style(found.verdict.value, style), found.fact, text)
     head = (
         f"{report.gpu}, driver {report.driver}, CUDA {report.cuda}, as {report.user};"
-        f" CARMA {report.carma} {report.commit}".rstrip()
+        f" CARMA {report.carma}"
     )
     return [head, "", made]
 
 
 def _tell(fact: Fact, found: Finding | None) -> None:
-    if found is None and fact.check is not None:
+    if found is None:
         print(f"\r\x1b[K{fact.name} …", end="", file=sys.stderr, flush=True)
-    elif found is not None:
+    else:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
