@@ -30,10 +30,10 @@ def advise(days: int) -> AdviceOut:
     """Raises CarmaError, also if no past job can be simulated."""
     from dataclasses import replace
 
+    from carma_simulator import shadow
+    from carma_simulator.advice import compare
+    from carma_simulator.run import simulate
     from carmad.api.advice import OWN
-    from carmad.sim import shadow
-    from carmad.sim.advice import compare
-    from carmad.sim.run import simulate
     from cli import client, parse
 
     past = shadow.from_history(client.get, since=parse.since(f"{days}d"))

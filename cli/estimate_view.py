@@ -311,9 +311,9 @@ def page(one: EstimateOut, found: ExplanationOut, argv: list[str]) -> str:
     """HTML without scripts or links; the drawing is in it. Needs matplotlib."""
     from matplotlib import rc_context
 
+    from carma_simulator.report.gantt import RC
+    from carma_simulator.report.gantt import image as embedded
     from carmad.html import environment
-    from carmad.sim.report.gantt import RC
-    from carmad.sim.report.gantt import image as embedded
 
     total = one["mib"] or 1
     with rc_context(RC):
@@ -352,7 +352,7 @@ def image(one: EstimateOut, found: ExplanationOut, argv: list[str], form: str) -
     """An SVG or a PNG, in the style of the simulator's charts. Needs matplotlib."""
     from matplotlib import rc_context
 
-    from carmad.sim.report.gantt import RC
+    from carma_simulator.report.gantt import RC
 
     written = BytesIO()
     with rc_context(RC):
@@ -366,7 +366,7 @@ def _figure(one: EstimateOut, found: ExplanationOut, argv: list[str]) -> Figure:
     """The memory in use over two steps, stacked by part, and what the allocator holds."""
     from matplotlib.figure import Figure
 
-    from carmad.sim.report.gantt import WIDTH_IN, legend
+    from carma_simulator.report.gantt import WIDTH_IN, legend
 
     title = command(argv)
     stacks = [parts_at(moment, one["parts"].get("context", 0)) for moment in found["moments"]]

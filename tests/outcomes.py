@@ -8,9 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from carmad.config import Settings
-from carmad.core.types import Cause, GpuId, JobId, JobState, Mode
-from carmad.sim.experiment import (
+from carma_simulator.experiment import (
     Attempt,
     Experiment,
     GpuTotals,
@@ -21,7 +19,9 @@ from carmad.sim.experiment import (
     Timeline,
     Trace,
 )
-from carmad.sim.hardware import Cluster, parse
+from carma_simulator.hardware import Cluster, parse
+from carmad.config import Settings
+from carmad.core.types import Cause, GpuId, JobId, JobState, Mode
 
 FIELDS = tuple(field.name for field in fields(Timeline) if field.name != "at")
 TOTALS = tuple(

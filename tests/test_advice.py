@@ -14,6 +14,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from carma_simulator import advice
+from carma_simulator.experiment import Outcome
+from carma_simulator.shadow import reproduce
 from carmad.api.advice import AdviceOut, command, sentence, words
 from carmad.config import Settings
 from carmad.core.messages import Reconfigured
@@ -21,9 +24,6 @@ from carmad.core.types import Cause, JobState
 from carmad.daemon import doctor
 from carmad.daemon.advising import EVERY_S, Advising
 from carmad.report import as_markdown
-from carmad.sim import advice
-from carmad.sim.experiment import Outcome
-from carmad.sim.shadow import reproduce
 from carmad.store import journal
 from carmad.testing import FakeServer
 from cli import advise

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carma_simulator.experiment import Experiment, Physics, Task, Trace
+from carma_simulator.hardware import parse
+from carma_simulator.run import simulate
 from carmad import registry
 from carmad.config import Limits, Links, Settings
 from carmad.core.types import Prediction, Retry
 from carmad.plugin import AskAgain, Layout, Reason, Remember, Stage
-from carmad.sim.experiment import Experiment, Physics, Task, Trace
-from carmad.sim.hardware import parse
-from carmad.sim.run import simulate
 from carmad.testing import a_gpu, a_view, changed, check_policy
 from policies.asrpt import REASONS
 from policies.asrpt.heavy_edge import extremes

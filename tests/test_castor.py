@@ -6,6 +6,11 @@ from importlib.resources import files
 
 import pytest
 
+from carma_simulator import interference as simulated
+from carma_simulator.experiment import Experiment, Load, Physics, Task, Trace
+from carma_simulator.hardware import Cluster, Node
+from carma_simulator.run import simulate
+from carma_simulator.workload import Workload
 from carmad import registry
 from carmad.config import Collocation, Limits, Preconditions, Profiling, Settings
 from carmad.core.recurrence import group
@@ -22,11 +27,6 @@ from carmad.core.types import (
 from carmad.gpu.kinds import GpuKind
 from carmad.models import Boosted, Stage
 from carmad.plugin import Loaded, Placement, Reason, Remember, Verdict
-from carmad.sim import interference as simulated
-from carmad.sim.experiment import Experiment, Load, Physics, Task, Trace
-from carmad.sim.hardware import Cluster, Node
-from carmad.sim.run import simulate
-from carmad.sim.workload import Workload
 from carmad.store.codec import decode_model
 from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed, check_policy
 from policies.castor.interference import Predicted, load_shipped, ratios

@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
+from carma_simulator import shadow, sweep
+from carma_simulator.experiment import Experiment
+from carma_simulator.hardware import parse
+from carma_simulator.recorded import History
+from carma_simulator.run import simulate
+from carma_simulator.traces import sources
 from carmad import registry
 from carmad.config import Monitor, Settings
 from carmad.core.ports import Policy
 from carmad.errors import CarmaError
-from carmad.sim import shadow, sweep
-from carmad.sim.experiment import Experiment
-from carmad.sim.hardware import parse
-from carmad.sim.recorded import History
-from carmad.sim.run import simulate
-from carmad.sim.traces import sources
 from cli import client
 from cli.commands.simulate import POLICIES
 from cli.main import run
@@ -531,7 +531,7 @@ def test_interrupted(
 def test_other_commands_do_not_wait_for_the_simulator() -> None:
     code = (
         "import sys, cli.main, cli.help;"
-        "print([m for m in sys.modules if m.startswith('carmad.sim')])"
+        "print([m for m in sys.modules if m.startswith('carma_simulator')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

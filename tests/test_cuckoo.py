@@ -9,6 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carma_simulator import interference as simulated
+from carma_simulator.experiment import Experiment, Load, Physics, Task, Trace
+from carma_simulator.hardware import Cluster, Node
+from carma_simulator.run import simulate
 from carmad import registry
 from carmad.config import Collocation, Limits, Links, Preconditions, Profiling, Settings
 from carmad.core.types import (
@@ -26,10 +30,6 @@ from carmad.core.types import (
 )
 from carmad.gpu.kinds import GpuKind
 from carmad.plugin import AskAgain, Reason, Remember, StageTimes
-from carmad.sim import interference as simulated
-from carmad.sim.experiment import Experiment, Load, Physics, Task, Trace
-from carmad.sim.hardware import Cluster, Node
-from carmad.sim.run import simulate
 from carmad.testing import a_gpu, a_view, changed, check_policy
 from lab.cuckoo.muri import Exclusive, earliest_deadline_first, first_in_first_out
 from policies.cuckoo import CuckooSettings

@@ -16,8 +16,8 @@ import psutil
 import pytest
 from rich.console import Console
 
+from carma_simulator import metrics
 from carmad.attempt.proc import own_environment
-from carmad.sim import metrics
 from cli.commands.demo import Replay, picture, sentence
 from cli.commands.demo_jobs import GPUS, demo_trace, loss
 from cli.main import run

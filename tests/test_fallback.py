@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from carma_simulator import shadow
 from carmad import configfile, guards, registry
 from carmad.config import Settings
 from carmad.core import deciders
@@ -19,7 +20,6 @@ from carmad.core.types import Cause, Exit, JobState
 from carmad.daemon import doctor
 from carmad.errors import CarmaError
 from carmad.guards import GuardedPolicy, GuardedPredictor, GuardedRecovery, Trouble
-from carmad.sim import shadow
 from carmad.testing import FakeServer, a_job
 from policies import builtin
 from tests.waiting import PATIENCE_S

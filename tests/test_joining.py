@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from carma_simulator.experiment import Experiment, Load, Physics, Task, Trace
+from carma_simulator.hardware import parse
+from carma_simulator.run import simulate
 from carmad.api import why as whys
 from carmad.api.reasons import phrase
 from carmad.config import Monitor, Settings
 from carmad.core.admission import demand, refusals
 from carmad.core.types import Cause, Estimate, Exit, Indicator, JobState, Profile
 from carmad.readable import gib
-from carmad.sim.experiment import Experiment, Load, Physics, Task, Trace
-from carmad.sim.hardware import parse
-from carmad.sim.run import simulate
 from carmad.testing import FakeServer
 
 POLICIES = ("magm", "lug", "rr", "best_fit", "carma")

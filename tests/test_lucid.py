@@ -7,6 +7,9 @@ from itertools import pairwise
 
 import pytest
 
+from carma_simulator.experiment import Experiment, Load, Task, Trace
+from carma_simulator.hardware import parse
+from carma_simulator.run import simulate
 from carmad.config import Collocation, Limits, Preconditions, Profiling, Settings
 from carmad.core.history import History
 from carmad.core.messages import Trained
@@ -25,9 +28,6 @@ from carmad.core.types import (
 from carmad.core.window import Score
 from carmad.models import Additive, Node, Tree
 from carmad.plugin import AskAgain, Placement, Preemption, ProfilingRun, Reason
-from carmad.sim.experiment import Experiment, Load, Task, Trace
-from carmad.sim.hardware import parse
-from carmad.sim.run import simulate
 from carmad.store import codec
 from carmad.testing import FakeServer, a_gpu, a_view, changed, check_policy
 from policies.lucid import LucidSettings, traits

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from carma_simulator.shadow import reproduce
 from carmad import registry
 from carmad.config import Settings
 from carmad.core.decision import Placement, Proposal, Reason
@@ -27,7 +28,6 @@ from carmad.core.types import (
 )
 from carmad.core.view import View
 from carmad.models import Node, Tree
-from carmad.sim.shadow import reproduce
 from carmad.store import codec, journal
 from carmad.store.sql import SqlStore
 from carmad.store.values import table_row

@@ -17,6 +17,11 @@ from typing import Any
 
 import pytest
 
+from carma_simulator.experiment import Experiment
+from carma_simulator.hardware import parse
+from carma_simulator.report.export import report_of as simulated
+from carma_simulator.run import simulate
+from carma_simulator.traces import sources
 from carmad.api.report import Period, ReportOut, Server, report_out
 from carmad.api.reporting import longest_wait_reason
 from carmad.core.decision import Decision, Placement, Reason, Verdict
@@ -24,11 +29,6 @@ from carmad.core.messages import Step, Tick
 from carmad.core.sharing import EstimateSummary, JobSummary, SpecSummary
 from carmad.core.types import ArrayTask, Cause, Exit, GpuId, JobId, JobSpec, JobState, Owner, Usage
 from carmad.report import as_markdown, as_page, last, sections
-from carmad.sim.experiment import Experiment
-from carmad.sim.hardware import parse
-from carmad.sim.report.export import report_of as simulated
-from carmad.sim.run import simulate
-from carmad.sim.traces import sources
 from carmad.store import queries
 from carmad.store.values import External
 from carmad.testing import a_gpu, a_job, a_spec

@@ -13,19 +13,19 @@ from urllib.parse import urlencode
 import pytest
 from pydantic_core import from_json, to_json
 
+from carma_simulator import past, recorded, shadow
+from carma_simulator.experiment import Attempt, Load
+from carma_simulator.metrics import figures
+from carma_simulator.past import Ran
+from carma_simulator.run import simulate
+from carma_simulator.traces import rows
+from carma_simulator.workload import Workload
 from carmad.api.job import AttemptOut, attempts_out
 from carmad.api.wire import iso, stamp
 from carmad.config import Monitor, Settings
 from carmad.core.messages import Step
 from carmad.core.types import Cause, GpuId, Job, JobId, JobState, Mode
 from carmad.errors import CarmaError
-from carmad.sim import past, recorded, shadow
-from carmad.sim.experiment import Attempt, Load
-from carmad.sim.metrics import figures
-from carmad.sim.past import Ran
-from carmad.sim.run import simulate
-from carmad.sim.traces import rows
-from carmad.sim.workload import Workload
 from carmad.store import journal
 from carmad.store.sql import SqlStore
 from cli.main import run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from carmad.sim.catalogue import PROFILES, Profile, activity, find
+from carma_simulator.catalogue import PROFILES, Profile, activity, find
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public data are not there")

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carma_simulator.hardware import parse
+from carma_simulator.report.measures import gpus
 from carmad.errors import CarmaError
 from carmad.gpu.kinds import KINDS, GpuKind
-from carmad.sim.hardware import parse
-from carmad.sim.report.measures import gpus
 
 A100 = KINDS["A100-40GB"]
 fractions = st.floats(0, 1)

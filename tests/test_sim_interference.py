@@ -12,13 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carmad.config import Collocation, Settings
-from carmad.core.types import Mode
-from carmad.errors import CarmaError
-from carmad.sim.conformance import check_interference, interference_checks
-from carmad.sim.experiment import Experiment, Load, Outcome
-from carmad.sim.hardware import parse
-from carmad.sim.interference import (
+from carma_simulator.conformance import check_interference, interference_checks
+from carma_simulator.experiment import Experiment, Load, Outcome
+from carma_simulator.hardware import parse
+from carma_simulator.interference import (
     Additive,
     Conserving,
     Interference,
@@ -27,9 +24,12 @@ from carmad.sim.interference import (
     make,
     speeds_by_mode,
 )
-from carmad.sim.metrics import figures
-from carmad.sim.run import simulate
-from carmad.sim.traces.sources import load as load_trace
+from carma_simulator.metrics import figures
+from carma_simulator.run import simulate
+from carma_simulator.traces.sources import load as load_trace
+from carmad.config import Collocation, Settings
+from carmad.core.types import Mode
+from carmad.errors import CarmaError
 from carmad.testing import Check
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -287,7 +287,9 @@ class TestMake:
 
 
 class TestCoefficients:
-    shipped = json.loads(files("carmad.sim").joinpath("coefficients/interference.json").read_text())
+    shipped = json.loads(
+        files("carma_simulator").joinpath("coefficients/interference.json").read_text()
+    )
 
     @pytest.mark.parametrize("mode", SHARED)
     def test_they_say_where_they_are_from(self, mode: Mode) -> None:

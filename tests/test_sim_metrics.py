@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from carmad.core.types import Cause, JobState
-from carmad.sim.hardware import parse
-from carmad.sim.metrics import (
+from carma_simulator.hardware import parse
+from carma_simulator.metrics import (
     Bounds,
     Spread,
     Times,
@@ -21,6 +20,7 @@ from carmad.sim.metrics import (
     spread,
     times,
 )
+from carmad.core.types import Cause, JobState
 from tests.outcomes import attempt, gpu, job, made_up, outcome, timeline
 
 PLAIN = job(0, attempt(0, 120), alone_s=100.0)

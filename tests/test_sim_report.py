@@ -16,17 +16,12 @@ import numpy as np
 import pytest
 from matplotlib import rc_context
 
-from carmad.config import Collocation, Settings
-from carmad.core.types import Cause, JobId, JobState
-from carmad.errors import CarmaError
-from carmad.installed import how_to_add
-from carmad.readable import change, number, time_unit
-from carmad.sim.experiment import Outcome, Rejected
-from carmad.sim.hardware import parse
-from carmad.sim.report import charts, export, gantt
-from carmad.sim.report.charts import cdfs, means
-from carmad.sim.report.gantt import BAD, RC, image
-from carmad.sim.report.measures import (
+from carma_simulator.experiment import Outcome, Rejected
+from carma_simulator.hardware import parse
+from carma_simulator.report import charts, export, gantt
+from carma_simulator.report.charts import cdfs, means
+from carma_simulator.report.gantt import BAD, RC, image
+from carma_simulator.report.measures import (
     MEASURES,
     SIMULATOR,
     Row,
@@ -36,7 +31,12 @@ from carmad.sim.report.measures import (
     measure_rows,
     runs,
 )
-from carmad.sim.report.table import Comparison, Overview, comparison
+from carma_simulator.report.table import Comparison, Overview, comparison
+from carmad.config import Collocation, Settings
+from carmad.core.types import Cause, JobId, JobState
+from carmad.errors import CarmaError
+from carmad.installed import how_to_add
+from carmad.readable import change, number, time_unit
 from tests.outcomes import attempt, experiment, gpu, job, made_up, outcome
 from tests.terminal import plain_rich
 
@@ -522,7 +522,7 @@ def test_the_page_has_a_thousand_of_the_rows_that_were_left_out(no_charts: None)
 
 
 def test_without_matplotlib_the_page_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "carmad.sim.report.charts", raising=False)
+    monkeypatch.delitem(sys.modules, "carma_simulator.report.charts", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(CarmaError) as failed:
         export.page(of(SLOW))
@@ -532,6 +532,6 @@ def test_without_matplotlib_the_page_says_what_to_install(monkeypatch: pytest.Mo
 
 def test_only_the_page_loads_what_draws() -> None:
     modules = "export, table"
-    code = f"import sys; from carmad.sim.report import {modules}; print(*sys.modules)"
+    code = f"import sys; from carma_simulator.report import {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"matplotlib", "numpy", "jinja2"} & set(done.stdout.split())

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from carma_simulator import run, sweep
+from carma_simulator.experiment import Experiment, Outcome, Physics, Rejected, Task, Timeline, Trace
+from carma_simulator.hardware import Cluster, Node
+from carma_simulator.run import Progress
+from carma_simulator.sweep import KEPT_DAYS, Cache, cache_keys
 from carmad.config import Collocation, Settings
 from carmad.errors import CarmaError
 from carmad.gpu.kinds import GpuKind
-from carmad.sim import run, sweep
-from carmad.sim.experiment import Experiment, Outcome, Physics, Rejected, Task, Timeline, Trace
-from carmad.sim.hardware import Cluster, Node
-from carmad.sim.run import Progress
-from carmad.sim.sweep import KEPT_DAYS, Cache, cache_keys
 from cli.commands import simulate
 
 CARD = GpuKind("card", memory_mib=40_960, idle_w=50, max_w=400, speed=1.0)

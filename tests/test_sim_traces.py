@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from carma_simulator.catalogue import Profile, find, load_of
+from carma_simulator.experiment import Load, Rejected, Task, Trace
+from carma_simulator.traces import public
+from carma_simulator.traces import rows as native
+from carma_simulator.traces.generators import GENERATORS
+from carma_simulator.traces.sources import assign, load
 from carmad.core.layout import Layout, Stage
 from carmad.core.types import StageTimes
 from carmad.errors import CarmaError
 from carmad.installed import how_to_add
 from carmad.options import MAX_TIME_S
-from carmad.sim.catalogue import Profile, find, load_of
-from carmad.sim.experiment import Load, Rejected, Task, Trace
-from carmad.sim.traces import public
-from carmad.sim.traces import rows as native
-from carmad.sim.traces.generators import GENERATORS
-from carmad.sim.traces.sources import assign, load
 
 PROJECT = Path(__file__).parent.parent
 LAB_DAY = PROJECT / "examples" / "traces" / "lab_day.csv"
@@ -586,7 +586,7 @@ def test_another_package_can_bring_a_kind_of_trace(tmp_path, monkeypatch):
     file(info, "METADATA", "Name: my_traces\nVersion: 1\n")
     entries = "[carma.traces]\nmine = my_traces:read\nbroken = my_traces.missing:read\n"
     file(info, "entry_points.txt", entries)
-    code = "from carmad.sim.traces.public import philly as read\n"
+    code = "from carma_simulator.traces.public import philly as read\n"
     file(tmp_path, "my_traces.py", code)
     monkeypatch.syspath_prepend(tmp_path)
     row = "2017-10-09 07:00:00,60.0,1,60.0,vc\n"

@@ -14,6 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carma_simulator import interference
+from carma_simulator.experiment import Experiment, Load, Physics, Task, Trace
+from carma_simulator.hardware import Cluster, Node, parse
+from carma_simulator.run import simulate
+from carma_simulator.workload import Clock, Workload, not_before, submit_in_time
+from carma_simulator.world import World
 from carmad import registry
 from carmad.config import Collocation, Limits, Settings
 from carmad.core.decision import AskAgain, Placement, Preemption, Reason
@@ -22,12 +28,6 @@ from carmad.core.messages import Tick, Wake
 from carmad.core.types import Cause, Estimate, JobId, JobState, Mode
 from carmad.errors import CarmaError
 from carmad.gpu.kinds import KINDS, GpuKind
-from carmad.sim import interference
-from carmad.sim.experiment import Experiment, Load, Physics, Task, Trace
-from carmad.sim.hardware import Cluster, Node, parse
-from carmad.sim.run import simulate
-from carmad.sim.workload import Clock, Workload, not_before, submit_in_time
-from carmad.sim.world import World
 
 FAST = GpuKind("fast", 40_960, 50.0, 400.0, 1.0)
 SLOW = GpuKind("slow", 40_960, 30.0, 300.0, 0.5, speeds=(("vgg16", 0.25),))
@@ -464,7 +464,7 @@ class Restless(LatestFirst):
 
 def test_a_policy_that_gets_nowhere_ends_the_simulation(monkeypatch):
     monkeypatch.setattr(registry, "bare_policy", lambda settings: Restless())
-    monkeypatch.setattr("carmad.sim.world.MOST_ATTEMPTS", 50)
+    monkeypatch.setattr("carma_simulator.world.MOST_ATTEMPTS", 50)
     settings = Settings(limits=Limits(preemption=True))
     with pytest.raises(CarmaError, match="over and over"):
         run(a_task(), a_task(), settings=settings, physics=Physics(checkpoint_s=1e9))
@@ -491,7 +491,7 @@ class Patient(LatestFirst):
 def test_a_policy_is_asked_again_when_it_wants_to_be(monkeypatch):
     """As often as it likes while a job runs; not more than so often in a row while none does."""
     monkeypatch.setattr(registry, "bare_policy", lambda settings: Patient(10.0))
-    monkeypatch.setattr("carmad.sim.world.MOST_WAKES", 15)
+    monkeypatch.setattr("carma_simulator.world.MOST_WAKES", 15)
     jobs = run(a_task(), a_task()).jobs
     assert [job.attempts[0].launched_at for job in jobs] == [100.0, 300.0]
 
@@ -499,7 +499,7 @@ def test_a_policy_is_asked_again_when_it_wants_to_be(monkeypatch):
 def test_a_policy_that_asks_for_ever_does_not_keep_the_simulation_from_its_end(monkeypatch):
     policy = Patient(0.0)
     monkeypatch.setattr(registry, "bare_policy", lambda settings: policy)
-    monkeypatch.setattr("carmad.sim.world.MOST_WAKES", 15)
+    monkeypatch.setattr("carma_simulator.world.MOST_WAKES", 15)
     assert run(a_task()).jobs[0].state is JobState.QUEUED
     assert policy.asked_at == [float(at) for at in range(16)]  # once per period of the monitor
 

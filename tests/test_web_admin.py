@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from carmad.sim.report.measures import runs
+from carma_simulator.report.measures import runs
 from tests.api_server import as_user
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import NO_KERNELS, Carmad, running, train
@@ -323,7 +323,7 @@ def test_others_see_shares_and_nothing_for_administrators(
 def test_the_table_comes_without_what_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    monkeypatch.delitem(sys.modules, "carmad.sim.report.charts", raising=False)
+    monkeypatch.delitem(sys.modules, "carma_simulator.report.charts", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     made = made_up(10, "3xA100-40GB", 2, policy="magm")
     found = runs([(experiment(made), made)])

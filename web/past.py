@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from carmad.errors import CarmaError
 
 if TYPE_CHECKING:
-    from carmad.sim.experiment import Experiment
-    from carmad.sim.report.measures import Run
-    from carmad.sim.run import Progress
+    from carma_simulator.experiment import Experiment
+    from carma_simulator.report.measures import Run
+    from carma_simulator.run import Progress
 
 PROCESSES = 1  # jobs need the others
 LOWEST_PRIORITY = 19
@@ -54,10 +54,10 @@ def _simulate(days: str, policies: Sequence[str]) -> tuple[Sequence[Run], Sequen
     from dataclasses import replace
     from pathlib import Path
 
+    from carma_simulator import shadow
+    from carma_simulator.report.measures import runs
+    from carma_simulator.sweep import Cache, sweep
     from carmad import paths
-    from carmad.sim import shadow
-    from carmad.sim.report.measures import runs
-    from carmad.sim.sweep import Cache, sweep
     from cli import client, parse
 
     past = shadow.from_history(client.get, since=parse.since(f"{days}d"))
@@ -94,7 +94,7 @@ def _row(run: Run) -> dict[str, Any]:
 
 
 def _report(found: Sequence[Run]) -> dict[str, str]:
-    from carmad.sim.report.export import page
+    from carma_simulator.report.export import page
 
     try:
         return {"report": page(found)}

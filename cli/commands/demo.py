@@ -22,12 +22,12 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
+from carma_simulator import metrics, shadow
+from carma_simulator.experiment import Outcome, Task
+from carma_simulator.metrics import Figures
 from carmad import paths
 from carmad.paths import python
 from carmad.readable import clean, number
-from carmad.sim import metrics, shadow
-from carmad.sim.experiment import Outcome, Task
-from carmad.sim.metrics import Figures
 from cli import client, output, parse
 from cli.commands.demo_jobs import GPUS, demo_trace, in_a_minute, loss, own_jobs
 from cli.parser import Parser

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from carma_simulator import hardware
+from carma_simulator.experiment import Experiment, Task, Trace
+from carma_simulator.run import simulate
+from carma_simulator.traces import generators, sources
 from carmad.config import Recovery, Settings
 from carmad.core.types import JobState
 from carmad.errors import CarmaError
 from carmad.readable import clean
-from carmad.sim import hardware
-from carmad.sim.experiment import Experiment, Task, Trace
-from carmad.sim.run import simulate
-from carmad.sim.traces import generators, sources
 from cli import output
 from cli.problems import Problem
 
@@ -28,8 +28,8 @@ def demo_trace(seed: int = 11, jobs: int = 20, compress: float = 440.0) -> tuple
     `compress` times as fast as the paper's.
 
     Durations, numbers of GPUs and memory are published. The load on the GPUs is read off the
-    paper's figures for the larger models, and assumed for the light ones (`carmad.sim.catalogue`):
-    do not quote the latter as measured.
+    paper's figures for the larger models, and assumed for the light ones
+    (`carma_simulator.catalogue`): do not quote the latter as measured.
 
     With the defaults and one job per GPU, the paper's three A100s take three quarters of a minute.
     Simulated with 120 seeds, magm saved 22 % of that in the median, as it does with the default

@@ -148,9 +148,9 @@ def _export(file: str, **query: Any) -> None:
     import shlex
     from pathlib import Path
 
-    from carmad.sim.report.measures import gpus
-    from carmad.sim.shadow import from_history
-    from carmad.sim.traces.rows import write_csv, write_trace
+    from carma_simulator.report.measures import gpus
+    from carma_simulator.shadow import from_history
+    from carma_simulator.traces.rows import write_csv, write_trace
 
     history = from_history(client.get, **query)
     experiment, physics = history.experiment, history.experiment.physics

@@ -154,7 +154,7 @@ def daemon_replay_options(parser: Options) -> None:
 
 
 def daemon_replay(options: Namespace) -> int:
-    from carmad.sim import shadow
+    from carma_simulator import shadow
 
     differs = False
     for segment in options.segments:

@@ -1,6 +1,6 @@
 """`carma simulate`: runs a trace under one or more policies on modelled GPUs.
 
-`carmad.sim` simulates the runs, and formats and writes the results.
+`carma_simulator` simulates the runs, and formats and writes the results.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from cli.problems import Problem, Usage
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from carmad.sim.experiment import Experiment, Load, Outcome, Physics
-    from carmad.sim.recorded import History
-    from carmad.sim.run import Progress as Now
-    from carmad.sim.sweep import Watch
+    from carma_simulator.experiment import Experiment, Load, Outcome, Physics
+    from carma_simulator.recorded import History
+    from carma_simulator.run import Progress as Now
+    from carma_simulator.sweep import Watch
 
     Ran = tuple[Experiment, Outcome]
 
@@ -183,7 +183,7 @@ def _source(source: str | None, history: bool, since: str | None) -> tuple[Exper
 
 def _history(since: str | None) -> History:
     """What this server ran, with its current settings."""
-    from carmad.sim import shadow
+    from carma_simulator import shadow
     from cli import client, parse
 
     past = shadow.from_history(client.get, since=check(parse.since, since))
@@ -194,9 +194,9 @@ def _history(since: str | None) -> History:
 
 def _trace(source: str) -> Experiment:
     """The trace with default settings, ignoring the server's file and the environment."""
-    from carmad.sim import hardware
-    from carmad.sim.experiment import Experiment
-    from carmad.sim.traces import sources
+    from carma_simulator import hardware
+    from carma_simulator.experiment import Experiment
+    from carma_simulator.traces import sources
 
     trace = sources.load(source)
     if rows := trace.rejected:
@@ -225,9 +225,9 @@ def _with_settings(
     interference: str | None,
 ) -> Experiment:
     """The experiment with what all variants have in common."""
+    from carma_simulator import hardware
+    from carma_simulator import interference as models
     from carmad import configfile
-    from carmad.sim import hardware
-    from carmad.sim import interference as models
 
     settings = base.settings if config is None else configfile.load(config, {})
     if interference is not None:
@@ -322,7 +322,7 @@ def _check_files(json: bool, *files: Path | None) -> None:
 
 
 def _sweep(experiments: Sequence[Experiment], jobs: int | None, cached: bool) -> list[Ran]:
-    from carmad.sim.sweep import Cache, sweep
+    from carma_simulator.sweep import Cache, sweep
 
     cache = Cache(Path(paths.user_cache_dir()) / "simulations") if cached else None
     processes = jobs or len(os.sched_getaffinity(0))
@@ -340,9 +340,9 @@ def _report(
     tuned: bool,
 ) -> int:
     """Returns the exit code. Files come first: they exist even if `| less` is left early."""
-    from carmad.sim.report import export, table
-    from carmad.sim.report.export import page
-    from carmad.sim.report.measures import runs
+    from carma_simulator.report import export, table
+    from carma_simulator.report.export import page
+    from carma_simulator.report.measures import runs
 
     found = runs(results)
     if csv is not None:
@@ -372,8 +372,8 @@ def _report(
 
 
 def _tell(outcome: Outcome, path: Path) -> None:
+    from carma_simulator.report.export import report_of
     from carmad.report import as_markdown, as_page
-    from carmad.sim.report.export import report_of
 
     page = as_page if path.suffix == ".html" else as_markdown
     text = page(report_of(outcome))
@@ -413,8 +413,8 @@ def note_idle_seeds(seeds: Sequence[int], experiments: Sequence[Experiment]) -> 
 
 def note_missing_pairs(base: Experiment) -> None:
     """Note how much of the trace a file of measured pairs covers."""
+    from carma_simulator import interference as models
     from carmad.core.types import Mode
-    from carmad.sim import interference as models
 
     model = models.make(base.interference)
     if isinstance(model, models.Measured):

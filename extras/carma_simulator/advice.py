@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from carmad.sim.experiment import JobOutcome, Outcome
-from carmad.sim.metrics import crashes, has_finished, times
+from carma_simulator.experiment import JobOutcome, Outcome
+from carma_simulator.metrics import crashes, has_finished, times
 
 LEAST_JOBS = 100
 LEAST_SAVED = 0.05  # of the mean time: less is within what the simulation can be wrong by

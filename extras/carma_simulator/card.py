@@ -10,13 +10,13 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
+from carma_simulator.experiment import GpuTotals, Load
+from carma_simulator.interference import Interference, speeds_by_mode
 from carmad.config import Monitor, Risk
 from carmad.core.types import Gpu, GpuSample, Job, JobId, Mode, ProcessUse
 from carmad.core.window import Score, Window
 from carmad.gpu.kinds import GpuKind
 from carmad.gpu.source import utilization
-from carmad.sim.experiment import GpuTotals, Load
-from carmad.sim.interference import Interference, speeds_by_mode
 
 
 class Gauges:

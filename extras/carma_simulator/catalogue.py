@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Literal, cast
 
+from carma_simulator.experiment import Load
 from carmad.gpu.source import MOST_DRAM, SM_EXPONENT
-from carmad.sim.experiment import Load
 
 Size = Literal["light", "medium", "heavy"]
 
@@ -83,7 +83,7 @@ def activity(gpu_util: float, gmem_util: float) -> tuple[float, float, float]:
 
 
 def _profiles() -> tuple[Profile, ...]:
-    text = files("carmad.sim").joinpath("coefficients/catalogue.csv").read_text()
+    text = files("carma_simulator").joinpath("coefficients/catalogue.csv").read_text()
     return tuple(_profile(row) for row in csv.DictReader(text.splitlines()))
 
 

@@ -9,9 +9,9 @@ from itertools import product
 from math import fsum
 from random import Random
 
+from carma_simulator.experiment import Load
+from carma_simulator.interference import Interference, speeds_by_mode
 from carmad.core.types import Mode
-from carmad.sim.experiment import Load
-from carmad.sim.interference import Interference, speeds_by_mode
 from carmad.testing.checks import Check, Failures, checks_of
 
 SHARED = (Mode.STREAMS, Mode.MPS)

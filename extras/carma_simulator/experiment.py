@@ -7,11 +7,11 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+from carma_simulator.hardware import Cluster
 from carmad.config import Settings
 from carmad.core.layout import Layout
 from carmad.core.types import Cause, GpuId, JobId, JobState, Mode, StageTimes
 from carmad.models import Model
-from carmad.sim.hardware import Cluster
 
 
 @dataclass(frozen=True, slots=True)

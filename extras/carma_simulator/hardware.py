@@ -1,5 +1,5 @@
 """The GPUs of a simulated cluster: how many of which kind (`carmad.gpu.kinds`) on which node, and
-how MIG divides them. The speed of a job on a MIG instance is in `carmad.sim.workload`.
+how MIG divides them. The speed of a job on a MIG instance is in `carma_simulator.workload`.
 
 MIG profiles: memory as `nvidia-smi mig -lgip` prints it, in GiB (published listings: H200 in issue
 120 of NVIDIA/mig-parted; another driver may have 1/8 GiB more or less); slices by the MIG User

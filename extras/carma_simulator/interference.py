@@ -19,11 +19,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Protocol
 
+from carma_simulator.catalogue import key
+from carma_simulator.experiment import Load
+from carma_simulator.traces.rows import Row, Unusable, read_rows
 from carmad.core.types import Mode
 from carmad.errors import CarmaError
-from carmad.sim.catalogue import key
-from carmad.sim.experiment import Load
-from carmad.sim.traces.rows import Row, Unusable, read_rows
 
 _COLUMNS = ("model1", "batchsize1", "speed1", "model2", "batchsize2", "speed2")
 _SHARED = {mode.value: mode for mode in (Mode.STREAMS, Mode.MPS)}
@@ -106,7 +106,7 @@ def _sm(loads: Sequence[Load], without: int) -> Iterator[float]:
 
 
 def _load_coefficients() -> dict[Mode, float]:
-    text = files("carmad.sim").joinpath("coefficients/interference.json").read_text()
+    text = files("carma_simulator").joinpath("coefficients/interference.json").read_text()
     return {Mode(mode): fit["sm"] for mode, fit in json.loads(text)["modes"].items()}
 
 

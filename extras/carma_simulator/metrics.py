@@ -1,6 +1,6 @@
 """Metrics of a simulated run, and lower bounds to compare them with.
 
-Pure arithmetic on an `Outcome`; `carmad.sim.report` displays and exports the numbers.
+Pure arithmetic on an `Outcome`; `carma_simulator.report` displays and exports the numbers.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median, quantiles
 
+from carma_simulator import past
+from carma_simulator.experiment import JobOutcome, Outcome
+from carma_simulator.past import Ran
 from carmad.core.types import ENDED, Cause, JobState
-from carmad.sim import past
-from carmad.sim.experiment import JobOutcome, Outcome
-from carmad.sim.past import Ran
 
 MJ = 1e6  # joules
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from carma_simulator.experiment import Attempt, Load
+from carma_simulator.interference import Interference, speeds_by_mode
 from carmad.core.types import Cause, GpuId
-from carmad.sim.experiment import Attempt, Load
-from carmad.sim.interference import Interference, speeds_by_mode
 
 _SWEEPS = 50
 _LEAVES, _COMES, _TRAINS = range(3)  # the order of simultaneous events

@@ -13,13 +13,8 @@ from operator import attrgetter, itemgetter
 from statistics import median
 from typing import TYPE_CHECKING
 
-from carmad.api.wire import moment
-from carmad.config import Settings
-from carmad.core.types import Cause, GpuId, JobId, JobState, Mode
-from carmad.errors import CarmaError
-from carmad.gpu.kinds import KINDS, GpuKind
-from carmad.sim import interference, past
-from carmad.sim.experiment import (
+from carma_simulator import interference, past
+from carma_simulator.experiment import (
     Attempt,
     Experiment,
     GpuTotals,
@@ -31,8 +26,13 @@ from carmad.sim.experiment import (
     Timeline,
     Trace,
 )
-from carmad.sim.hardware import Cluster, Node
-from carmad.sim.past import Ran, Stretch
+from carma_simulator.hardware import Cluster, Node
+from carma_simulator.past import Ran, Stretch
+from carmad.api.wire import moment
+from carmad.config import Settings
+from carmad.core.types import Cause, GpuId, JobId, JobState, Mode
+from carmad.errors import CarmaError
+from carmad.gpu.kinds import KINDS, GpuKind
 
 if TYPE_CHECKING:
     from carmad.api.gpus import GpuOut
@@ -57,7 +57,7 @@ class History:
 
     Measured: submissions, launches, first kernels, ends, crashes, peak memory, and the energy
     of GPUs with jobs. Modelled: SM activity and duration alone, of jobs that shared
-    (`carmad.sim.past`); SM occupancy and DRAM activity of all jobs, in proportion to the SM
+    (`carma_simulator.past`); SM occupancy and DRAM activity of all jobs, in proportion to the SM
     activity; the power of idle GPUs; and, in the timeline, how a job's usage was spread over its
     run time. A job counts as submitted when it could first have started: after its dependencies and
     its begin time. One that was cancelled or timed out ends with an error at that time.

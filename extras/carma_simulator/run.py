@@ -12,6 +12,11 @@ from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple
 
+from carma_simulator import interference
+from carma_simulator.card import Gauges
+from carma_simulator.experiment import Attempt, Experiment, JobOutcome, Outcome, Timeline
+from carma_simulator.workload import Clock, Workload, submit_in_time
+from carma_simulator.world import World
 from carmad import registry
 from carmad.config import Settings
 from carmad.core.deciders import ORDER
@@ -20,11 +25,6 @@ from carmad.core.scheduler import Scheduler
 from carmad.core.types import ENDED, Job, JobId, JobState
 from carmad.errors import CarmaError
 from carmad.loop import turn
-from carmad.sim import interference
-from carmad.sim.card import Gauges
-from carmad.sim.experiment import Attempt, Experiment, JobOutcome, Outcome, Timeline
-from carmad.sim.workload import Clock, Workload, submit_in_time
-from carmad.sim.world import World
 
 IN_LINE = (JobState.QUEUED, JobState.SUSPENDED)
 

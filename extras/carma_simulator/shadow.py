@@ -1,5 +1,5 @@
 """Replays real servers: repeats a journal's decisions step by step, and fetches the daemon's
-history to try other policies on it (`carmad.sim.recorded`)."""
+history to try other policies on it (`carma_simulator.recorded`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from carma_simulator import recorded
+from carma_simulator.recorded import History
 from carmad import registry
 from carmad.configfile import from_tree
 from carmad.core.deciders import DECIDE, FALLBACK, ORDER, PLAN, PREDICT
@@ -20,8 +22,6 @@ from carmad.core.scheduler import Scheduler
 from carmad.core.types import Exit, Job, JobId, Prediction, Retry
 from carmad.core.view import View
 from carmad.models import Model
-from carmad.sim import recorded
-from carmad.sim.recorded import History
 from carmad.store import journal
 
 # -- plugins that fail at exactly the calls that failed when the journal was recorded, and answer

@@ -1,8 +1,8 @@
 """Runs many experiments in parallel processes, except those whose outcome is cached.
 
-The caller makes the experiments; `carmad.sim.run` runs one. Outcomes are cached by what determines
-them: the experiment and the code that simulates it. Entries may be lost or damaged at any time;
-then they are computed again.
+The caller makes the experiments; `carma_simulator.run` runs one. Outcomes are cached by what
+determines them: the experiment and the code that simulates it. Entries may be lost or damaged at
+any time; then they are computed again.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
+from carma_simulator.experiment import Experiment, Outcome, Trace
+from carma_simulator.run import Progress, simulate
 from carmad.errors import CarmaError
-from carmad.sim.experiment import Experiment, Outcome, Trace
-from carmad.sim.run import Progress, simulate
 
 # -- the cache
 
@@ -102,9 +102,9 @@ def _words(trace: Trace) -> Iterator[bytes]:
 
 
 def _sources() -> Iterator[bytes]:
-    """CARMA's own source and data files, and those of plugins that the core may call."""
+    """The simulator's and the core's source and data files, and those of plugins that the core may call."""
     yield sys.version.encode()
-    packages = {"carmad"}
+    packages = {"carma_simulator", "carmad"}
     for group in ("carma.policies", "carma.recoveries"):
         packages |= {point.module.partition(".")[0] for point in entry_points(group=group)}
     for package in sorted(packages):

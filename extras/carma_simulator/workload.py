@@ -19,13 +19,13 @@ from random import Random
 from typing import Any
 from zlib import crc32
 
+from carma_simulator.catalogue import key
+from carma_simulator.experiment import Experiment, Load, Task
 from carmad.core.layout import Layout, iteration_s
 from carmad.core.promises import margin
 from carmad.core.types import Estimate, JobId, JobSpec
 from carmad.errors import CarmaError
 from carmad.gpu.kinds import KINDS, GpuKind
-from carmad.sim.catalogue import key
-from carmad.sim.experiment import Experiment, Load, Task
 
 # -- virtual time: a queue of calls, independent of jobs and GPUs
 

@@ -8,6 +8,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from carma_simulator.card import Card, Execution, Gauges, relief
+from carma_simulator.experiment import Experiment, Physics
+from carma_simulator.hardware import Cluster
+from carma_simulator.interference import Interference
+from carma_simulator.workload import Clock, Order, Workload, not_before
 from carmad.config import Settings
 from carmad.core.messages import (
     Action,
@@ -30,11 +35,6 @@ from carmad.core.messages import (
 )
 from carmad.core.types import Cause, Exit, Gpu, GpuId, GpuSample, Job, JobId, ProcessUse
 from carmad.errors import CarmaError
-from carmad.sim.card import Card, Execution, Gauges, relief
-from carmad.sim.experiment import Experiment, Physics
-from carmad.sim.hardware import Cluster
-from carmad.sim.interference import Interference
-from carmad.sim.workload import Clock, Order, Workload, not_before
 
 AT_FIRST = 0.25  # of its memory, which a job has with its first kernel if that grows
 MOST_ATTEMPTS = 10_000  # of one job: preempted that often, it will never get anywhere

@@ -11,12 +11,12 @@ from statistics import fmean, stdev
 
 import pytest
 
+from carma_simulator.conformance import check_interference
+from carma_simulator.experiment import Trace
+from carma_simulator.hardware import parse
+from carma_simulator.traces.generators import cuckoo as cuckoo_trace
 from carmad.config import Settings
 from carmad.core.types import Mode, StageTimes
-from carmad.sim.conformance import check_interference
-from carmad.sim.experiment import Trace
-from carmad.sim.hardware import parse
-from carmad.sim.traces.generators import cuckoo as cuckoo_trace
 from lab.cuckoo import pairs, truth
 from lab.cuckoo.page import report
 from lab.cuckoo.paper import PREDICTED, TABLES

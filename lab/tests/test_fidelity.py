@@ -7,12 +7,12 @@ from statistics import fmean
 
 import pytest
 
+from carma_simulator.conformance import check_interference
+from carma_simulator.experiment import JobOutcome, Load, Task
+from carma_simulator.metrics import figures
 from carmad.core.types import Cause, Mode
 from carmad.gpu import emulated_job
 from carmad.paths import python
-from carmad.sim.conformance import check_interference
-from carmad.sim.experiment import JobOutcome, Load, Task
-from carmad.sim.metrics import figures
 from cli.commands.demo import argv
 from lab.simulator import fidelity
 from lab.simulator.emulation import (

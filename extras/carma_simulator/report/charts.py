@@ -21,10 +21,9 @@ from matplotlib.ticker import (
 )
 from numpy.typing import NDArray
 
-from carmad.readable import TimeUnit, number
-from carmad.sim.metrics import Times, has_finished, times
-from carmad.sim.report import gantt
-from carmad.sim.report.gantt import (
+from carma_simulator.metrics import Times, has_finished, times
+from carma_simulator.report import gantt
+from carma_simulator.report.gantt import (
     RC,
     WIDTH_IN,
     colour,
@@ -35,7 +34,8 @@ from carmad.sim.report.gantt import (
     time_axis,
     time_label,
 )
-from carmad.sim.report.measures import Run
+from carma_simulator.report.measures import Run
+from carmad.readable import TimeUnit, number
 
 POINTS = 400  # per curve: more jobs than that are drawn as so many evenly spaced quantiles
 LOG_FROM = 10.0  # slowdowns beyond it need a logarithmic axis

@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TextIO, TypeVar
 
+from carma_simulator.experiment import Attempt, JobOutcome, Outcome, Rejected
+from carma_simulator.metrics import crashes, has_finished, in_time, preemptions, times
+from carma_simulator.report.measures import MEASURES, SIMULATOR, Run, measure_notes, measure_rows
 from carmad.api.report import Period, ReportOut, Server, report_out
 from carmad.core.sharing import (
     AttemptSummary,
@@ -28,9 +31,6 @@ from carmad.errors import CarmaError
 from carmad.html import environment, style
 from carmad.installed import how_to_add
 from carmad.readable import clean, duration
-from carmad.sim.experiment import Attempt, JobOutcome, Outcome, Rejected
-from carmad.sim.metrics import crashes, has_finished, in_time, preemptions, times
-from carmad.sim.report.measures import MEASURES, SIMULATOR, Run, measure_notes, measure_rows
 
 # -- the page
 
@@ -45,13 +45,13 @@ def page(runs: Sequence[Run], made_at: str = "") -> str:
     Raises CarmaError if a library that it needs is not installed.
     """
     try:
-        from carmad.sim.report.charts import charts
-        from carmad.sim.report.gantt import colour
+        from carma_simulator.report.charts import charts
+        from carma_simulator.report.gantt import colour
     except ModuleNotFoundError as error:
         message = f"an HTML report needs {error.name}, which is not installed"
         raise CarmaError(message, how_to_add("sim")) from None
     found = [row for row in measure_rows(runs) if row.measure.group != SIMULATOR]
-    template = environment("carmad.sim.report").get_template("page.html.j2")
+    template = environment("carma_simulator.report").get_template("page.html.j2")
     return template.render(
         style=style(),
         title=f"CARMA: {_describe(runs, _trace)}, simulated",

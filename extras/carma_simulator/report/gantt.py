@@ -21,9 +21,9 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
+from carma_simulator.experiment import Attempt, Outcome
 from carmad.core.types import Cause, GpuId, JobId
 from carmad.readable import TimeUnit, time_unit
-from carmad.sim.experiment import Attempt, Outcome
 
 # -- style: colours, sizes, time axes, and embedding in a page
 

@@ -10,12 +10,12 @@ from itertools import count, groupby
 from statistics import median
 from typing import Any, Literal
 
+from carma_simulator.experiment import Experiment, Outcome, Physics
+from carma_simulator.hardware import Cluster, Node
+from carma_simulator.metrics import Bounds, Figures, bounds, figures
 from carmad.config import Settings
 from carmad.configfile import by_name
 from carmad.readable import change, clean, number, time_unit
-from carmad.sim.experiment import Experiment, Outcome, Physics
-from carmad.sim.hardware import Cluster, Node
-from carmad.sim.metrics import Bounds, Figures, bounds, figures
 
 # -- runs: each with a unique name, its figures and its settings
 

@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from carmad.sim.report.measures import Cell, Row, Run, measure_notes, measure_rows
+from carma_simulator.report.measures import Cell, Row, Run, measure_notes, measure_rows
 
 _GAP = 2
 _BEST = "*"  # visible without colour, too

@@ -12,9 +12,9 @@ from itertools import accumulate, pairwise
 from random import Random
 from statistics import NormalDist
 
-from carmad.sim.catalogue import PROFILES, Profile, load_of
-from carmad.sim.experiment import Task, Trace
-from carmad.sim.traces.rows import configuration, in_order
+from carma_simulator.catalogue import PROFILES, Profile, load_of
+from carma_simulator.experiment import Task, Trace
+from carma_simulator.traces.rows import configuration, in_order
 
 Points = tuple[tuple[float, float], ...]  # of a quantile function: a share, 0–1, and its value
 

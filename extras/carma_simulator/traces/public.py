@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from carmad.sim.experiment import Rejected, Task, Trace
-from carmad.sim.traces.rows import Row, Unusable, collect, read_rows
+from carma_simulator.experiment import Rejected, Task, Trace
+from carma_simulator.traces.rows import Row, Unusable, collect, read_rows
 
 _PHILLY = ("timestamp", "duration", "num_gpus", "cluster")
 

@@ -18,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
+from carma_simulator.experiment import Load, Rejected, Task, Trace
 from carmad import layout_text
 from carmad.core.layout import Layout, Stage
 from carmad.core.types import StageTimes
@@ -25,7 +26,6 @@ from carmad.errors import CarmaError
 from carmad.installed import how_to_add
 from carmad.layout_text import BETWEEN, OF_STAGE, OF_TIMES
 from carmad.options import MAX_TIME_S
-from carmad.sim.experiment import Load, Rejected, Task, Trace
 
 LATEST_S = 1e10  # Unix time in the year 2286
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from carmad.sim.experiment import Task, Trace
-from carmad.sim.traces.rows import Row, Unusable, collect, read_rows
+from carma_simulator.experiment import Task, Trace
+from carma_simulator.traces.rows import Row, Unusable, collect, read_rows
 
 _COLUMNS = ("JobName", "User", "Submit", "ElapsedRaw", "State", "AllocTRES")
 _GPUS = re.compile(r"(?:^|,)gres/gpu(?::[^=,]*)?=(\d{1,6})(?=,|$)")

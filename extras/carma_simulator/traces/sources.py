@@ -16,13 +16,13 @@ from random import Random
 from typing import cast
 from urllib.parse import parse_qsl
 
+from carma_simulator.catalogue import PROFILES, Profile
+from carma_simulator.experiment import Load, Task, Trace
+from carma_simulator.traces import rows
+from carma_simulator.traces.generators import GENERATORS
+from carma_simulator.traces.rows import configuration, in_order
 from carmad import registry
 from carmad.errors import CarmaError
-from carmad.sim.catalogue import PROFILES, Profile
-from carmad.sim.experiment import Load, Task, Trace
-from carmad.sim.traces import rows
-from carmad.sim.traces.generators import GENERATORS
-from carmad.sim.traces.rows import configuration, in_order
 
 # -- models from the catalogue, by size, for tasks of traces that do not name any. Lucid (4.1) makes
 # long tasks on many GPUs more likely large models; A-SRPT (V-A) gives one model to all jobs of a
