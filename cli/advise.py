@@ -30,13 +30,13 @@ def advise(days: int) -> AdviceOut:
     """Raises CarmaError, also if no past job can be simulated."""
     from dataclasses import replace
 
-    from carma_simulator import shadow
+    from carma_simulator import recorded
     from carma_simulator.advice import compare
     from carma_simulator.run import simulate
     from carmad.api.advice import OWN
     from cli import client, parse
 
-    past = shadow.from_history(client.get, since=parse.since(f"{days}d"))
+    past = recorded.from_history(client.get, since=parse.since(f"{days}d"))
     own = past.experiment
     present = simulate(own)
     instead = simulate(replace(own, settings=replace(own.settings, policy=OWN)))

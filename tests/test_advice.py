@@ -16,13 +16,13 @@ import pytest
 
 from carma_simulator import advice
 from carma_simulator.experiment import Outcome
-from carma_simulator.shadow import reproduce
 from carmad.api.advice import AdviceOut, command, sentence, words
 from carmad.config import Settings
 from carmad.core.messages import Reconfigured
 from carmad.core.types import Cause, JobState
 from carmad.daemon import doctor
 from carmad.daemon.advising import EVERY_S, Advising
+from carmad.replay import reproduce
 from carmad.report import as_markdown
 from carmad.store import journal
 from carmad.testing import FakeServer

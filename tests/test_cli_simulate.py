@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from carma_simulator import shadow, sweep
+from carma_simulator import recorded, sweep
 from carma_simulator.experiment import Experiment
 from carma_simulator.hardware import parse
 from carma_simulator.recorded import History
@@ -269,7 +269,7 @@ def test_history(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
         asked.append(since)
         return History(past, outcome, ("7 jobs that run or wait are left out",))
 
-    monkeypatch.setattr(shadow, "from_history", from_history)
+    monkeypatch.setattr(recorded, "from_history", from_history)
     words = ["simulate", "--history", "-S", "2026-11-01T00:00+00:00", "-p", "exclusive"]
     words += ["--json", "--jobs", "1"]
     assert run(words) == 0

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from carma_simulator import shadow
-from carmad import configfile, guards, registry
+from carmad import configfile, guards, registry, replay
 from carmad.config import Settings
 from carmad.core import deciders
 from carmad.core.decision import Placement
@@ -433,13 +432,13 @@ def replayed(server: FakeServer, settings: Settings, policy, fallback) -> list[S
     from carmad.core.scheduler import Scheduler
     from recovery import ladder
 
-    script = shadow.Script()
+    script = replay.Script()
     core = Scheduler(
         settings,
-        shadow.FailingPolicy(policy, script),
-        shadow.FailingRecovery(ladder.exclusive(settings), script),
+        replay.FailingPolicy(policy, script),
+        replay.FailingRecovery(ladder.exclusive(settings), script),
         None,
-        shadow.failing_fallback(fallback, script),
+        replay.failing_fallback(fallback, script),
     )
     made = []
     for step in server.steps:

@@ -16,7 +16,6 @@ from typing import Any, cast
 import pytest
 from pydantic_core import to_json, to_jsonable_python
 
-from carma_simulator.shadow import reproduce
 from carmad import registry
 from carmad.config import Monitor, Settings
 from carmad.core.history import BIN_S, History
@@ -41,6 +40,7 @@ from carmad.engine.clock import Clock
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
 from carmad.loop import Follower
+from carmad.replay import reproduce
 from carmad.store import journal
 from carmad.store.database import StoreFull
 from carmad.store.journal import Begin, Journal

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from carma_simulator.shadow import reproduce
 from carmad import registry
 from carmad.config import Settings
 from carmad.core.decision import Placement, Proposal, Reason
@@ -28,6 +27,7 @@ from carmad.core.types import (
 )
 from carmad.core.view import View
 from carmad.models import Node, Tree
+from carmad.replay import reproduce
 from carmad.store import codec, journal
 from carmad.store.sql import SqlStore
 from carmad.store.values import table_row

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from carma_simulator.shadow import reproduce
 from carmad.config import Fairness, Limits, Settings
 from carmad.core.decision import Reason
 from carmad.core.messages import LimitRequested, Submitted
 from carmad.core.quota import DEFAULT, Limit, Quotas, limit_of
 from carmad.core.share import DAY_S, Account, Shares
 from carmad.core.types import JobId, JobState
+from carmad.replay import reproduce
 from carmad.store import journal
 from carmad.store.sql import SqlStore
 from carmad.testing import FakeServer, a_spec

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from carma_simulator.shadow import reproduce
 from carmad.config import Collocation, Limits, Settings, at_once
 from carmad.core.messages import Reconfigured
 from carmad.core.types import JobState
 from carmad.daemon.service import merge
+from carmad.replay import reproduce
 from carmad.store import journal
 from carmad.testing import FakeServer
 from tests.daemon import NO_KERNELS, Carmad, until

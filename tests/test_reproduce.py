@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from carma_simulator.shadow import reproduce
 from carmad.core.messages import Event
 from carmad.core.scheduler import Scheduler
 from carmad.errors import CarmaError
+from carmad.replay import reproduce
 from carmad.store import journal
 from cli.main import run
 from tests.recorded import Recorded

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import pytest
 from pydantic_core import from_json, to_json
 
-from carma_simulator import past, recorded, shadow
+from carma_simulator import past, recorded
 from carma_simulator.experiment import Attempt, Load
 from carma_simulator.metrics import figures
 from carma_simulator.past import Ran
@@ -26,6 +26,7 @@ from carmad.config import Monitor, Settings
 from carmad.core.messages import Step
 from carmad.core.types import Cause, GpuId, Job, JobId, JobState, Mode
 from carmad.errors import CarmaError
+from carmad.replay import reproduce
 from carmad.store import journal
 from carmad.store.sql import SqlStore
 from cli.main import run
@@ -386,7 +387,7 @@ def test_what_an_unknown_gpu_trained_is_as_fast_there_again() -> None:
 
 
 def test_history_is_asked_for_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shadow, "PAGE", 2)
+    monkeypatch.setattr(recorded, "PAGE", 2)
     jobs = [past_job(id, id, tried(id, id, id + 1)) for id in (5, 4, 3, 2, 1)]
     asked: list[Json] = []
 
@@ -398,7 +399,7 @@ def test_history_is_asked_for_page_by_page(monkeypatch: pytest.MonkeyPatch) -> N
         gpus = [{"id": A, "name": "A100-40GB", "memory_mib": 40_960}]
         return {"jobs": [], "gpus": gpus, "settings": {"policy": "rr"}}
 
-    found = shadow.from_history(get, user="ada", since="S", until="U")
+    found = recorded.from_history(get, user="ada", since="S", until="U")
     assert [task.name for task in found.experiment.trace.tasks] == [f"job{n}" for n in range(1, 6)]
     assert [each.get("before") for each in asked] == [None, 4, 2, 1]
     assert all((each["user"], each["since"], each["until"]) == ("ada", "S", "U") for each in asked)
@@ -526,11 +527,11 @@ def test_what_a_daemon_decided_is_decided_again_and_what_it_ran_can_be_simulated
         daemon.ended(jobs[-1])
         told = daemon.carma("history", "--export", "day.csv")
         on_stdout = daemon.carma("history", "--export", "-")
-        found = shadow.from_history(asker(daemon))
+        found = recorded.from_history(asker(daemon))
         daemon.stop()
 
     segments = journal.segments(tmp_path / "state" / "journal")
-    replayed = [shadow.reproduce(segment) for segment in segments]
+    replayed = [reproduce(segment) for segment in segments]
     assert [each.first for each in replayed] == [None, None]
     assert sum(each.decisions for each in replayed) >= len(jobs)
     assert all(each.steps > 5 for each in replayed)

@@ -54,13 +54,13 @@ def _simulate(days: str, policies: Sequence[str]) -> tuple[Sequence[Run], Sequen
     from dataclasses import replace
     from pathlib import Path
 
-    from carma_simulator import shadow
+    from carma_simulator import recorded
     from carma_simulator.report.measures import runs
     from carma_simulator.sweep import Cache, sweep
     from carmad import paths
     from cli import client, parse
 
-    past = shadow.from_history(client.get, since=parse.since(f"{days}d"))
+    past = recorded.from_history(client.get, since=parse.since(f"{days}d"))
     own = past.experiment
     named = dict.fromkeys([own.settings.policy, *policies])
     experiments = [replace(own, settings=replace(own.settings, policy=name)) for name in named]

@@ -22,7 +22,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from carma_simulator import metrics, shadow
+from carma_simulator import metrics, recorded
 from carma_simulator.experiment import Outcome, Task
 from carma_simulator.metrics import Figures
 from carmad import paths
@@ -145,7 +145,7 @@ class Replay:
 
     def outcome(self) -> Outcome:
         """The jobs' outcome; raises CarmaError if none has run."""
-        return shadow.from_history(self.get).outcome
+        return recorded.from_history(self.get).outcome
 
     @property
     def ends(self) -> int:

@@ -148,8 +148,8 @@ def _export(file: str, **query: Any) -> None:
     import shlex
     from pathlib import Path
 
+    from carma_simulator.recorded import from_history
     from carma_simulator.report.measures import gpus
-    from carma_simulator.shadow import from_history
     from carma_simulator.traces.rows import write_csv, write_trace
 
     history = from_history(client.get, **query)

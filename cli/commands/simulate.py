@@ -183,10 +183,10 @@ def _source(source: str | None, history: bool, since: str | None) -> tuple[Exper
 
 def _history(since: str | None) -> History:
     """What this server ran, with its current settings."""
-    from carma_simulator import shadow
+    from carma_simulator import recorded
     from cli import client, parse
 
-    past = shadow.from_history(client.get, since=check(parse.since, since))
+    past = recorded.from_history(client.get, since=check(parse.since, since))
     for note in past.notes:
         output.note(note)
     return past

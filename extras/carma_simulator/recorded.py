@@ -1,5 +1,5 @@
-"""Converts a server's history to a trace that can be simulated, and to the outcome that was
-recorded, in the form of a simulated run. Works on the API's answers, which `shadow` requests."""
+"""Fetches a server's history from its API, and converts it to a trace that can be simulated, and
+to the outcome that was recorded, in the form of a simulated run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from carma_simulator import interference, past
 from carma_simulator.experiment import (
@@ -30,6 +30,7 @@ from carma_simulator.hardware import Cluster, Node
 from carma_simulator.past import Ran, Stretch
 from carmad.api.wire import moment
 from carmad.config import Settings
+from carmad.configfile import from_tree
 from carmad.core.types import Cause, GpuId, JobId, JobState, Mode
 from carmad.errors import CarmaError
 from carmad.gpu.kinds import KINDS, GpuKind
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from carmad.api.gpus import GpuOut
     from carmad.api.job import AttemptOut, JobOut
 
+PAGE = 2000  # jobs requested at a time
 ESTIMATE = "recorded"  # the column of the trace with the estimates that were used
 
 _STAND_IN = "A100-40GB"  # for a GPU not in the table
@@ -68,6 +70,28 @@ class History:
     experiment: Experiment
     outcome: Outcome
     notes: tuple[str, ...]  # for people: what was left out or modelled
+
+
+def from_history(
+    get: Callable[..., Any],
+    user: str | None = None,
+    since: str | None = None,
+    until: str | None = None,
+) -> History:
+    """The jobs that have ended, as a workload and a recorded outcome.
+
+    `get(path, **query)` queries the daemon's API, like `cli.client.get`; `since` and `until` are
+    times in the API's format. Users who are not administrators get only their own jobs. Raises
+    CarmaError if no job has run yet, and whatever `get` raises.
+    """
+    ended: list[Any] = []
+    query: dict[str, Any] = {"user": user, "since": since, "until": until, "attempts": True}
+    while page := get("/v1/history", **query, limit=PAGE)["jobs"]:
+        ended += page
+        query["before"] = page[-1]["id"]
+    settings = from_tree(get("/v1/config")["settings"])
+    live = get("/v1/jobs")["jobs"]
+    return history(ended, live, get("/v1/gpus")["gpus"], settings)
 
 
 def history(

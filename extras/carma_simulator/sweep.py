@@ -102,7 +102,8 @@ def _words(trace: Trace) -> Iterator[bytes]:
 
 
 def _sources() -> Iterator[bytes]:
-    """The simulator's and the core's source and data files, and those of plugins that the core may call."""
+    """The simulator's and carmad's source and data files, and those of plugins that the core may
+    call."""
     yield sys.version.encode()
     packages = {"carma_simulator", "carmad"}
     for group in ("carma.policies", "carma.recoveries"):

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.daemon.carmad import Daemon
-from carma_simulator import interference, shadow
+from carma_simulator import interference, recorded
 from carma_simulator.experiment import Experiment, Load, Outcome, Physics, Task, Trace
 from carma_simulator.hardware import parse
 from carma_simulator.interference import Sharing
@@ -90,7 +90,7 @@ class Emulation(Daemon):
 
     def record(self) -> Outcome:
         """What the daemon's history says."""
-        return shadow.from_history(self.get).outcome
+        return recorded.from_history(self.get).outcome
 
 
 @dataclass(frozen=True, slots=True)

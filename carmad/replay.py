@@ -1,5 +1,4 @@
-"""Replays real servers: repeats a journal's decisions step by step, and fetches the daemon's
-history to try other policies on it (`carma_simulator.recorded`)."""
+"""Replays a journal: feeds a new core the events of an old one, and compares their decisions."""
 
 from __future__ import annotations
 
@@ -7,12 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from carma_simulator import recorded
-from carma_simulator.recorded import History
 from carmad import registry
-from carmad.configfile import from_tree
 from carmad.core.deciders import DECIDE, FALLBACK, ORDER, PLAN, PREDICT
 from carmad.core.decision import Decision, Proposal
 from carmad.core.history import History as CoreHistory
@@ -97,9 +93,6 @@ class FailingPredictor:
         self, job: Job, history: CoreHistory, models: Mapping[str, Model], now: float
     ) -> Prediction | None:
         return self.script.ask(PREDICT, lambda: self.predictor.predict(job, history, models, now))
-
-
-PAGE = 2000  # jobs requested at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,25 +192,3 @@ def _forget(told: dict[JobId, Decision], jobs: tuple[Job, ...]) -> None:
     for job in jobs:
         if job.ended:
             told.pop(job.id, None)
-
-
-def from_history(
-    get: Callable[..., Any],
-    user: str | None = None,
-    since: str | None = None,
-    until: str | None = None,
-) -> History:
-    """The jobs that have ended, as a workload and a recorded outcome.
-
-    `get(path, **query)` queries the daemon's API, like `cli.client.get`; `since` and `until` are
-    times in the API's format. Users who are not administrators get only their own jobs. Raises
-    CarmaError if no job has run yet, and whatever `get` raises.
-    """
-    ended: list[Any] = []
-    query: dict[str, Any] = {"user": user, "since": since, "until": until, "attempts": True}
-    while page := get("/v1/history", **query, limit=PAGE)["jobs"]:
-        ended += page
-        query["before"] = page[-1]["id"]
-    settings = from_tree(get("/v1/config")["settings"])
-    live = get("/v1/jobs")["jobs"]
-    return recorded.history(ended, live, get("/v1/gpus")["gpus"], settings)
