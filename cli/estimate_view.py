@@ -12,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from carmad.readable import clean
+from cli.charts import RC, WIDTH_IN, legend
+from cli.charts import image as embedded
 from cli.estimation import choice
 from cli.render import refusal
 from cli.text import GIB, NOTHING, command, memory, number
@@ -311,8 +313,6 @@ def page(one: EstimateOut, found: ExplanationOut, argv: list[str]) -> str:
     """HTML without scripts or links; the drawing is in it. Needs matplotlib."""
     from matplotlib import rc_context
 
-    from carma_simulator.report.gantt import RC
-    from carma_simulator.report.gantt import image as embedded
     from carmad.html import environment
 
     total = one["mib"] or 1
@@ -352,8 +352,6 @@ def image(one: EstimateOut, found: ExplanationOut, argv: list[str], form: str) -
     """An SVG or a PNG, in the style of the simulator's charts. Needs matplotlib."""
     from matplotlib import rc_context
 
-    from carma_simulator.report.gantt import RC
-
     written = BytesIO()
     with rc_context(RC):
         figure = _figure(one, found, argv)
@@ -365,8 +363,6 @@ def image(one: EstimateOut, found: ExplanationOut, argv: list[str], form: str) -
 def _figure(one: EstimateOut, found: ExplanationOut, argv: list[str]) -> Figure:
     """The memory in use over two steps, stacked by part, and what the allocator holds."""
     from matplotlib.figure import Figure
-
-    from carma_simulator.report.gantt import WIDTH_IN, legend
 
     title = command(argv)
     stacks = [parts_at(moment, one["parts"].get("context", 0)) for moment in found["moments"]]

@@ -20,7 +20,7 @@ from carma_simulator.experiment import Outcome, Rejected
 from carma_simulator.hardware import parse
 from carma_simulator.report import charts, export, gantt
 from carma_simulator.report.charts import cdfs, means
-from carma_simulator.report.gantt import BAD, RC, image
+from carma_simulator.report.gantt import BAD
 from carma_simulator.report.measures import (
     MEASURES,
     SIMULATOR,
@@ -37,6 +37,7 @@ from carmad.core.types import Cause, JobId, JobState
 from carmad.errors import CarmaError
 from carmad.installed import how_to_add
 from carmad.readable import change, number, time_unit
+from cli.charts import RC, image
 from tests.outcomes import attempt, experiment, gpu, job, made_up, outcome
 from tests.terminal import plain_rich
 

@@ -24,18 +24,15 @@ from numpy.typing import NDArray
 from carma_simulator.metrics import Times, has_finished, times
 from carma_simulator.report import gantt
 from carma_simulator.report.gantt import (
-    RC,
-    WIDTH_IN,
     colour,
     dash,
-    image,
-    legend,
     log_time_axis,
     time_axis,
     time_label,
 )
 from carma_simulator.report.measures import Run
 from carmad.readable import TimeUnit, number
+from cli.charts import RC, WIDTH_IN, image, legend
 
 POINTS = 400  # per curve: more jobs than that are drawn as so many evenly spaced quantiles
 LOG_FROM = 10.0  # slowdowns beyond it need a logarithmic axis

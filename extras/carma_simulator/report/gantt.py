@@ -1,15 +1,12 @@
 """Charts of which jobs were on which GPU when: bars if there are few enough, else a heat map; and
-the style of all charts."""
+the colours and time axes of all charts."""
 
 from __future__ import annotations
 
-import base64
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from math import ceil
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -24,37 +21,14 @@ from numpy.typing import NDArray
 from carma_simulator.experiment import Attempt, Outcome
 from carmad.core.types import Cause, GpuId, JobId
 from carmad.readable import TimeUnit, time_unit
+from cli.charts import WIDTH_IN
 
-# -- style: colours, sizes, time axes, and embedding in a page
-
-WIDTH_IN = 10.0
-DPI = 144  # of pixel graphics: twice a screen's 72 points
+# -- colours and time axes
 
 # Okabe and Ito's colour-blind safe palette, without the yellow, which is too pale for lines.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", "--", ":", "-.")  # used when the colours repeat
 BAD = "#B00020"  # attempts that ran out of memory
-
-RC: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
-    "font.size": 9,
-    "figure.labelsize": 9,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#555555",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e3e3e3",
-    "grid.linewidth": 0.7,
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "savefig.dpi": DPI,
-    "text.parse_math": False,  # names may contain dollar signs
-    "svg.fonttype": "path",  # text that looks the same everywhere
-    "svg.hashsalt": "carma",  # reproducible output
-}
 
 _ROUND = {
     1: "1 s",
@@ -78,13 +52,6 @@ def dash(run: int) -> str:
     return _DASHES[run // len(_COLOURS) % len(_DASHES)]
 
 
-def image(figure: Figure) -> str:
-    """An SVG as a data URI: self-contained, and its ids do not clash with other charts'."""
-    written = BytesIO()
-    figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(written.getvalue()).decode()
-
-
 def log_time_axis(axes: Axes, shortest_s: float, longest_s: float) -> None:
     """A logarithmic x axis in seconds, labelled in readable units."""
     axes.set_xscale("log")
@@ -103,13 +70,6 @@ def time_axis(axes: Axes, end_s: float) -> TimeUnit:
 
 def time_label(unit: TimeUnit) -> str:
     return f"time since the first submission [{unit.name}]"
-
-
-def legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
-    """Above the chart, in rows of as many as fit."""
-    longest = max(map(len, labels))
-    columns = max(1, min(len(labels), int(110 / (longest + 7))))
-    figure.legend(handles, labels, loc="outside upper left", ncols=columns)
 
 
 MOST_GPUS = 64  # with bars
