@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carma_simulator.conformance import check_interference, interference_checks
+from carma_simulator.conformance import InterferenceRules
 from carma_simulator.experiment import Experiment, Load, Outcome
 from carma_simulator.hardware import parse
 from carma_simulator.interference import (
@@ -30,7 +30,7 @@ from carma_simulator.traces.sources import load as load_trace
 from carmad.config import Collocation, Settings
 from carmad.core.types import Mode
 from carmad.errors import CarmaError
-from carmad.testing import Check
+from carmad.testing import Check, check_rules, checks_of
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public pairs are not there")
@@ -62,7 +62,13 @@ NOT_CONSERVED = "an upper bound: it makes work out of nothing"
 
 
 @pytest.mark.parametrize(
-    "check", [*interference_checks(Additive()), *interference_checks(Conserving())], ids=str
+    "check",
+    [
+        check
+        for model in (Additive(), Conserving())
+        for check in checks_of(InterferenceRules(model))
+    ],
+    ids=str,
 )
 def test_the_models_keep_the_rules(check: Check) -> None:
     check()
@@ -70,7 +76,7 @@ def test_the_models_keep_the_rules(check: Check) -> None:
 
 def test_without_slowdown_work_is_made_out_of_nothing() -> None:
     names = ("work_is_conserved", "work_is_conserved_in_mixed_company")
-    check_interference(Unslowed(), dict.fromkeys(names, NOT_CONSERVED))
+    check_rules(InterferenceRules(Unslowed()), dict.fromkeys(names, NOT_CONSERVED))
 
 
 class Regression:
@@ -85,7 +91,7 @@ class Regression:
 
 def test_a_regression_on_pairs_that_knows_no_capacity_is_found_out() -> None:
     busy = [load(share / 10) for share in range(1, 11)]
-    checks = {check.name: check for check in interference_checks(Regression(), loads=busy)}
+    checks = {check.name: check for check in checks_of(InterferenceRules(Regression(), busy))}
     with pytest.raises(AssertionError, match=r"keep 1\.\d\d times the GPU's sm_active busy"):
         checks["work_is_conserved"]()
 

@@ -16,6 +16,8 @@ from carmad.testing.checks import check_estimator as check_estimator
 from carmad.testing.checks import check_policy as check_policy
 from carmad.testing.checks import check_predictor as check_predictor
 from carmad.testing.checks import check_recovery as check_recovery
+from carmad.testing.checks import check_rules as check_rules
+from carmad.testing.checks import checks_of as checks_of
 from carmad.testing.checks import estimator_checks as estimator_checks
 from carmad.testing.checks import policy_checks as policy_checks
 from carmad.testing.checks import predictor_checks as predictor_checks

@@ -1,8 +1,8 @@
-"""What every model of interference must do, as named checks, like those of `carmad.testing`."""
+"""What every model of interference must do, as rules for `carmad.testing.check_rules`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import product
@@ -12,7 +12,6 @@ from random import Random
 from carma_simulator.experiment import Load
 from carma_simulator.interference import Interference, speeds_by_mode
 from carmad.core.types import Mode
-from carmad.testing.checks import Check, Failures, checks_of
 
 SHARED = (Mode.STREAMS, Mode.MPS)
 SETS = 300  # of loads
@@ -22,30 +21,13 @@ ROUNDING = 1e-9
 Loads = tuple[Load, ...]
 
 
-def interference_checks(
-    model: Interference,
-    expected_failures: Failures | None = None,
-    loads: Sequence[Load] = (),
-) -> Iterator[Check]:
-    """Checks of a model, on random sets of loads, under MPS, on streams, and mixed.
+class InterferenceRules:
+    """Rules of a model, on random sets of loads, under MPS, on streams, and mixed.
 
     `loads`: those of which the sets are made, for a model that does not know all; by default any.
     """
-    return checks_of(InterferenceRules(model, loads), expected_failures)
 
-
-def check_interference(
-    model: Interference,
-    expected_failures: Failures | None = None,
-    loads: Sequence[Load] = (),
-) -> None:
-    """Runs the checks and stops at the first that fails."""
-    for check in interference_checks(model, expected_failures, loads):
-        check()
-
-
-class InterferenceRules:
-    def __init__(self, model: Interference, loads: Sequence[Load]) -> None:
+    def __init__(self, model: Interference, loads: Sequence[Load] = ()) -> None:
         self._model = model
         self._loads = loads
 

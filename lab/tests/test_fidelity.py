@@ -7,12 +7,13 @@ from statistics import fmean
 
 import pytest
 
-from carma_simulator.conformance import check_interference
+from carma_simulator.conformance import InterferenceRules
 from carma_simulator.experiment import JobOutcome, Load, Task
 from carma_simulator.metrics import figures
 from carmad.core.types import Cause, Mode
 from carmad.gpu import emulated_job
 from carmad.paths import python
+from carmad.testing import check_rules
 from cli.commands.demo import argv
 from lab.simulator import fidelity
 from lab.simulator.emulation import (
@@ -68,7 +69,7 @@ def test_the_emulated_cards_law() -> None:
     assert speeds == pytest.approx((1 / (1.25 * 1.1), 1 / (1.25 * 1.02)))
     small = Load(sm_active=0.25, dram_active=0.0)
     assert EmulatedCard().speeds((one, small), Mode.STREAMS) == pytest.approx((1.0, 1 / 1.02))
-    check_interference(EmulatedCard())
+    check_rules(InterferenceRules(EmulatedCard()))
 
 
 def test_a_profile_is_what_the_emulated_job_asks_for_on_average(
