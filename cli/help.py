@@ -6,24 +6,21 @@ from carmad import DISTRIBUTION
 from cli import output
 from cli.parser import Parser
 from cli.problems import Usage
-from cli.summaries import BELOW, FIRST, SUMMARIES, summary
-from cli.verbs import BY_NAME, GROUPS
+from cli.verbs import FIRST, OWN, Group, Verb, find, sections
 
 ABOUT = (
     "CARMA runs jobs on the GPUs of a server, several on one GPU where they fit and do not slow"
     " each other down too much."
 )
-ALL = f"list all {sum(map(len, SUMMARIES.values()))} verbs"
 
 
 def run_without_verb(words: list[str]) -> int:
     """Raises Usage for a verb that does not exist."""
-    if words and words[0] in GROUPS:
-        return _run_without_command(words[0], words[1:])
     if words and not words[0].startswith("-"):
-        raise Usage(
-            f"no such command '{words[0]}'", _nearest(words[0], [*BY_NAME, *GROUPS], "carma")
-        )
+        if isinstance(group := find(words[0]), Group):
+            return _run_without_command(group, words[1:])
+        names = [*OWN, *(each.name for verbs in sections().values() for each in verbs)]
+        raise Usage(f"no such command '{words[0]}'", _nearest(words[0], names, "carma"))
     parser = build_parser()
     options = parser.parse_args(words)
     if options.version:
@@ -35,21 +32,22 @@ def run_without_verb(words: list[str]) -> int:
     return 0 if options.help or options.all else Usage.exit_code
 
 
-def _run_without_command(group: str, words: list[str]) -> int:
+def _run_without_command(group: Group, words: list[str]) -> int:
     """`carma daemon`, perhaps with a command that does not exist."""
+    below = {verb.name.partition(" ")[2]: verb.summary for verb in group.verbs}
     if words and not words[0].startswith("-"):
-        hint = _nearest(words[0], list(BELOW[group]), f"carma {group}")
-        raise Usage(f"no such command 'carma {group} {words[0]}'", hint)
+        hint = _nearest(words[0], list(below), f"carma {group.name}")
+        raise Usage(f"no such command 'carma {group.name} {words[0]}'", hint)
     parser = Parser(
-        f"carma {group}",
-        usage=f"carma {group} COMMAND [WORD…]",
-        description=summary(group),
+        f"carma {group.name}",
+        usage=f"carma {group.name} COMMAND [WORD…]",
+        description=group.summary,
         allow_abbrev=False,
         add_help=False,
     )
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
     options = parser.parse_args(words)
-    list_verbs(parser, "commands", BELOW[group])
+    list_verbs(parser, "commands", below)
     parser.print_help()
     return 0 if options.help else Usage.exit_code
 
@@ -83,13 +81,26 @@ def _nearest(word: str, names: list[str], command: str) -> str:
     near = get_close_matches(word, names, n=1)
     if not near:
         return f"see `{command} --help`"
-    verb = BY_NAME.get(near[0]) if command == "carma" else None
+    verb = OWN.get(near[0]) if command == "carma" else None
     return f"did you mean `{command} {verb.name if verb else near[0]}`?"
 
 
 def _explain(verb: str) -> str:
-    said = summary(verb).partition(".")[0]
+    said = _summary(verb).partition(".")[0]
     return f"`carma {verb}`: {said[0].lower()}{said[1:]}"
+
+
+def _summary(name: str) -> str:
+    first, _, below = name.partition(" ")
+    found: Verb | Group | None = OWN[first]
+    if isinstance(found, Group):
+        found = found.find(below)
+    assert found is not None, name
+    return found.summary
+
+
+def _list_all() -> str:
+    return f"list all {sum(map(len, sections().values()))} verbs"
 
 
 def build_parser() -> Parser:
@@ -103,7 +114,7 @@ def build_parser() -> Parser:
     )
     own = parser.add_argument_group("options")
     own.add_argument("-h", "--help", action="store_true", help="show this help; also after a verb")
-    own.add_argument("--all", action="store_true", help=ALL)
+    own.add_argument("--all", action="store_true", help=_list_all())
     own.add_argument("--version", action="store_true", help="print the version and exit")
     own.add_argument(
         "--color",
@@ -117,10 +128,10 @@ def build_parser() -> Parser:
 def _first_screen() -> Parser:
     """What most people need, on 24 lines."""
     parser = Parser("carma", usage="carma VERB [WORD…]", description=ABOUT, add_help=False)
-    list_verbs(parser, "start with", {verb: summary(verb) for verb in FIRST})
+    list_verbs(parser, "start with", {verb: OWN[verb].summary for verb in FIRST})
     more = {
         "help VERB": "All that VERB can do. `carma VERB --help` is the same.",
-        "help --all": f"{ALL[0].upper()}{ALL[1:]}, with those for administrators.",
+        "help --all": f"{_list_all().capitalize()}, with those for administrators.",
         "demo": "See what CARMA does, on emulated GPUs.",
     }
     list_verbs(parser, "more", more)
@@ -128,8 +139,8 @@ def _first_screen() -> Parser:
 
 
 def _every_verb(parser: Parser) -> Parser:
-    for section, verbs in SUMMARIES.items():
-        list_verbs(parser, section, verbs)
+    for section, verbs in sections().items():
+        list_verbs(parser, section, {each.name: each.summary for each in verbs})
     return parser
 
 

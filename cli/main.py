@@ -8,20 +8,18 @@ import sys
 from carmad import paths
 from carmad.errors import CarmaError
 from cli.problems import INTERRUPTED, refusal, report
-from cli.slurm import WORDS
-from cli.verbs import BY_NAME, GROUPS, ITSELF, TYPER
+from cli.verbs import ITSELF, TYPER, Group, elsewhere, find, find_word
 
 PIPE_CLOSED = 141  # what a shell reports for a program killed by SIGPIPE
+OURS = ("carma", "main.py")  # `python -m cli.main`
 
 
 def main() -> None:
     if sys.stdout is None:  # closed: `carma estimate … >&-`
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - light; open until it ends
     name = os.path.basename(sys.argv[0])  # noqa: PTH119 - pathlib is slow to import
-    if name in WORDS:  # a link to this program, which `carma slurm-commands` has made
-        from cli.slurm.words import run as run_word
-
-        sys.exit(run_word(name, sys.argv[1:]))
+    if name not in OURS and (word := find_word(name)):  # a link to this program, such as sbatch
+        sys.exit(word.run(sys.argv[1:]))
     sys.exit(run(sys.argv[1:]))
 
 
@@ -50,18 +48,15 @@ def dispatch(args: list[str]) -> int:
 
         output.choose_color(color)
     words = _ask_for_help(words)
-    name, left = " ".join(words[:1]), words[1:]
-    if name in GROUPS:
-        name, left = " ".join(words[:2]), words[2:]
-    verb = BY_NAME.get(name)
-    if verb is not None and not paths.is_served():
-        from cli import cluster
-
-        verb = cluster.verb(verb)
+    verb, left = find(words[0]) if words and not words[0].startswith("-") else None, words[1:]
+    if isinstance(verb, Group):
+        verb, left = verb.find(" ".join(words[1:2])), words[2:]
     if verb is None:
         from cli.help import run_without_verb
 
         return run_without_verb(words)
+    if not paths.is_served():
+        verb = elsewhere(verb)
     if verb.reads == TYPER:
         from cli.app import run_typer
 
@@ -71,9 +66,11 @@ def dispatch(args: list[str]) -> int:
 
 def _ask_for_help(words: list[str]) -> list[str]:
     """`help VERB` and `daemon help VERB` as `VERB --help`."""
-    group = words[:1] if words and words[0] in GROUPS else []
-    rest = words[len(group) :]
-    return [*group, *rest[1:], "--help"] if rest[:1] == ["help"] else words
+    if words[:1] == ["help"]:
+        return [*words[1:], "--help"]
+    if words[1:2] == ["help"] and isinstance(find(words[0]), Group):
+        return [words[0], *words[2:], "--help"]
+    return words
 
 
 def _color(args: list[str]) -> tuple[str, list[str]]:

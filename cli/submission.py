@@ -13,7 +13,7 @@ from cli.client import resolve
 from cli.parser import Parser
 from cli.problems import Usage, note
 from cli.script import Directive, Script, find_script, runnable, sweep
-from cli.verbs import BY_NAME
+from cli.verbs import OWN
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def read(
         earlier = _take_repeated(before)
         options = parser.parse_args(words, before)
         _override(earlier, options)
-    if not marked and command[:1] and command[0] in BY_NAME and not os.path.exists(command[0]):  # noqa: PTH110 - pathlib is slow to import
+    if not marked and command[:1] and command[0] in OWN and not os.path.exists(command[0]):  # noqa: PTH110 - pathlib is slow to import
         raise Usage(
             f"`{parser.prog} {command[0]}` would start a job that runs `{command[0]}`",
             f"did you mean `carma {command[0]}`? if not, put -- in front of the command",

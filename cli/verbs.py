@@ -1,7 +1,8 @@
-"""Every verb of `carma`, and how its words are read. Imports stay light: each command starts here.
+"""Every verb of `carma`, what it is for, and how its words are read. Imports stay light: each
+command starts here.
 
-A verb is the function of its name in its module: of `daemon start`, `daemon_start`. Its help begins
-with its line in `cli.summaries`; what follows is the function's docstring.
+CARMA's own verbs are in `SECTIONS`; packages add theirs by entry points of the group
+`carma.commands`, each named as what is typed: a `Verb`, a `Group` of them, or a `Word`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from cli.plain import read
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from importlib.metadata import EntryPoints
     from typing import Any
 
     from cli.parser import Parser
@@ -22,19 +24,26 @@ ITSELF = "itself"  # `NAME` gets all words: a command of the user's follows its 
 
 
 class Verb:
+    """A verb is the function of its name in its module: of `daemon start`, `daemon_start`. Its help
+    begins with its summary; what follows is the function's docstring."""
+
     def __init__(
         self,
         name: str,
         module: str,
-        reads: str,
+        summary: str,
+        reads: str = ARGPARSE,
         aliases: tuple[str, ...] = (),
-        package: str = "cli.commands",
+        section: str = "More",
     ) -> None:
+        """`module`: "package.module", or one of `cli.commands`. `section`: of all verbs' help, for
+        verbs that are not in `SECTIONS`."""
         self.name = name
-        self.module = self.options_module = f"{package}.{module}"
+        self.module = self.options_module = module if "." in module else f"cli.commands.{module}"
+        self.summary = summary
         self.reads = reads
         self.aliases = aliases
-        self._summary = ""  # if not the table's
+        self.section = section
 
     def in_module(self, module: str, summary: str = "") -> Verb:
         """The same verb, with the same options, as another module does it. `summary`: if it is not
@@ -42,19 +51,13 @@ class Verb:
         from copy import copy
 
         other = copy(self)
-        other.module, other._summary = module, summary
+        other.module, other.summary = module, summary or self.summary
         return other
-
-    def summary(self) -> str:
-        """The first line of its help."""
-        from cli.summaries import summary
-
-        return self._summary or summary(self.name)
 
     def about(self) -> str:
         """What its help says of it, in paragraphs."""
         lines = (self.function().__doc__ or "").splitlines()
-        return "\n".join((self.summary(), "", *map(str.strip, lines))).strip()
+        return "\n".join((self.summary, "", *map(str.strip, lines))).strip()
 
     def function(self) -> Callable[..., Any]:
         """What it does."""
@@ -90,73 +93,351 @@ class Verb:
         return self.name.replace("-", "_").replace(" ", "_")
 
 
+class Group:
+    """Verbs of two words that begin with the same one, such as `daemon start`."""
+
+    def __init__(
+        self, name: str, summary: str, verbs: tuple[Verb, ...], section: str = "More"
+    ) -> None:
+        self.name = name
+        self.summary = summary
+        self.verbs = verbs
+        self.section = section
+
+    def find(self, below: str) -> Verb | None:
+        return next((verb for verb in self.verbs if verb.name == f"{self.name} {below}"), None)
+
+
+class Word:
+    """Another program's name, for links to `carma`: what it does is a function that gets the name
+    and the words after it, and returns the exit code."""
+
+    def __init__(self, name: str, function: str) -> None:
+        """`function`: "package.module:function"."""
+        self.name = name
+        self._function = function
+
+    def run(self, words: list[str]) -> int:
+        code: int = _find(*self._function.split(":"))(self.name, words)
+        return code
+
+
 def _find(module: str, name: str) -> Any:
     return getattr(__import__(module, fromlist=(name,)), name)  # importlib takes longer
 
 
-VERBS = (
-    Verb("submit", "submit", ITSELF, ("sub",)),
-    Verb("run", "run", ITSELF),
-    Verb("shell", "run", ITSELF),
-    Verb("attach", "join", ITSELF),
-    Verb("exec", "join", ITSELF),
-    Verb("adopt", "join", ARGPARSE),
-    Verb("queue", "queue", ARGPARSE, ("ps",)),
-    Verb("show", "queue", ARGPARSE),
-    Verb("why", "queue", ARGPARSE, ("explain",)),
-    Verb("logs", "logs", ARGPARSE),
-    Verb("wait", "steer", ARGPARSE),
-    Verb("cancel", "steer", ARGPARSE, ("kill",)),
-    Verb("hold", "steer", ARGPARSE),
-    Verb("release", "steer", ARGPARSE),
-    Verb("suspend", "steer", ARGPARSE),
-    Verb("resume", "steer", ARGPARSE),
-    Verb("move", "steer", ARGPARSE),
-    Verb("requeue", "steer", ARGPARSE),
-    Verb("update", "steer", ARGPARSE),
-    Verb("notify", "logs", ARGPARSE),
-    Verb("book", "shares", ARGPARSE),
-    Verb("cron", "cron", ITSELF),
-    Verb("report-step", "results", ARGPARSE),
-    Verb("report-metric", "results", ARGPARSE),
-    Verb("results", "results", ARGPARSE),
-    Verb("estimate", "estimate", ITSELF),
-    Verb("status", "gpus", ARGPARSE),
-    Verb("top", "gpus", ARGPARSE),
-    Verb("watch", "logs", ARGPARSE),
-    Verb("web", "command", ARGPARSE, package="web"),
-    Verb("gpus", "gpus", ARGPARSE),
-    Verb("history", "past", ARGPARSE),
-    Verb("stats", "past", ARGPARSE),
-    Verb("report", "past", ARGPARSE),
-    Verb("share", "shares", ARGPARSE),
-    Verb("estimators", "models", ARGPARSE),
-    Verb("models", "models", ARGPARSE),
-    Verb("drain", "gpus", ARGPARSE),
-    Verb("undrain", "gpus", ARGPARSE),
-    Verb("limit", "shares", ARGPARSE),
-    Verb("reserve", "shares", ARGPARSE),
-    Verb("doctor", "doctor", ARGPARSE),
-    Verb("extras", "extras", ARGPARSE),
-    Verb("daemon start", "server", ARGPARSE),
-    Verb("daemon run", "server", ARGPARSE),
-    Verb("daemon stop", "server", ARGPARSE),
-    Verb("daemon status", "server", ARGPARSE),
-    Verb("daemon install", "server", ARGPARSE),
-    Verb("daemon replay", "server", ARGPARSE),
-    Verb("config show", "doctor", ARGPARSE),
-    Verb("config check", "doctor", ARGPARSE),
-    Verb("config set", "doctor", ARGPARSE),
-    Verb("slurm-commands install", "slurm_commands", ARGPARSE),
-    Verb("slurm-commands remove", "slurm_commands", ARGPARSE),
-    Verb("simulate", "simulate", TYPER),
-    Verb("demo", "demo", ITSELF),
-    Verb("mcp", "mcp", ARGPARSE),
-    Verb("client-wheel", "client_wheel", ARGPARSE),
-    Verb("completion", "completion", ARGPARSE),
-    Verb("gpumemnet generate", "models", ARGPARSE),
-    Verb("gpumemnet train", "models", ARGPARSE),
-    Verb("gpumemnet evaluate", "models", ARGPARSE),
-)
-BY_NAME = {name: verb for verb in VERBS for name in (verb.name, *verb.aliases)}
-GROUPS = frozenset(verb.name.partition(" ")[0] for verb in VERBS if " " in verb.name)
+SECTIONS: dict[str, tuple[Verb | Group, ...]] = {
+    "Jobs": (
+        Verb("submit", "submit", "Put a command or a job script in the queue.", ITSELF, ("sub",)),
+        Verb("run", "run", "Wait for GPUs, then run a command in this terminal, as a job.", ITSELF),
+        Verb("shell", "run", "Wait for GPUs, then start a shell here, as a job.", ITSELF),
+        Verb(
+            "attach",
+            "join",
+            "Start a shell in the environment of a running job, on its GPUs.",
+            ITSELF,
+        ),
+        Verb(
+            "exec",
+            "join",
+            "Run a command in the environment of a running job, on its GPUs.",
+            ITSELF,
+        ),
+        Verb("adopt", "join", "Make a job of a process of yours that already runs on a GPU."),
+        Verb("queue", "queue", "List running and waiting jobs.", aliases=("ps",)),
+        Verb("show", "queue", "Show everything about one of your jobs."),
+        Verb(
+            "why",
+            "queue",
+            "Explain why a job waits, or what became of it, with numbers.",
+            aliases=("explain",),
+        ),
+        Verb("logs", "logs", "Print the output of all attempts of a job; -f follows it."),
+        Verb(
+            "wait",
+            "steer",
+            "Wait for jobs to end. Exits with the exit code of the first that failed, or 0.",
+        ),
+        Verb(
+            "cancel",
+            "steer",
+            "Cancel jobs. Running ones get SIGTERM, then SIGKILL.",
+            aliases=("kill",),
+        ),
+        Verb("hold", "steer", "Keep waiting jobs from starting."),
+        Verb("release", "steer", "Release held jobs."),
+        Verb(
+            "suspend",
+            "steer",
+            "Take running jobs off their GPUs until they are resumed; nothing is lost.",
+        ),
+        Verb("resume", "steer", "Let suspended jobs go on, as soon as there are GPUs for them."),
+        Verb(
+            "move", "steer", "Move a running job to other GPUs of the same kind; nothing is lost."
+        ),
+        Verb("requeue", "steer", "Run ended jobs again, under their old ids."),
+        Verb(
+            "update",
+            "steer",
+            "Change options of waiting jobs; of running ones, --time and --requeue.",
+        ),
+        Verb(
+            "notify",
+            "logs",
+            "Check where messages about your jobs go (--notify), and send one as a test.",
+        ),
+        Verb("book", "shares", "Book GPUs for your own jobs, or list what is booked and reserved."),
+        Verb(
+            "cron",
+            "cron",
+            "Say what to use instead: the system's cron; print the entries you had, for that.",
+            ITSELF,
+        ),
+        Verb(
+            "report-step",
+            "results",
+            "Report how long a training step of a running job takes, and its parts.",
+        ),
+        Verb(
+            "report-metric",
+            "results",
+            "Report metrics of a running job, such as its accuracy, for `carma results`.",
+        ),
+        Verb(
+            "results",
+            "results",
+            "Show the parameters of a sweep's tasks, and the metrics that they reported.",
+        ),
+        Verb(
+            "estimate",
+            "estimate",
+            "Predict how much GPU memory a command needs. It runs on no GPU.",
+            ITSELF,
+        ),
+    ),
+    "Monitoring": (
+        Verb("status", "gpus", "Show the GPUs, the jobs on them, and the queue."),
+        Verb("top", "gpus", "Watch the GPUs, the jobs on them, and the queue, live."),
+        Verb(
+            "watch",
+            "logs",
+            "Print what happens, as it happens: jobs that start, run, end, are "
+            "retried; GPUs that are lost or drained.",
+        ),
+        Verb(
+            "web",
+            "web.command",
+            "Serve a page of the server: its GPUs, the queue, and your jobs, live.",
+        ),
+        Verb("gpus", "gpus", "Show each GPU's collocation risk, and the limits that apply to it."),
+        Verb("history", "past", "List ended jobs, newest first."),
+        Verb("stats", "past", "Add up jobs, GPU hours, energy and waiting, by user or by month."),
+        Verb(
+            "report",
+            "past",
+            "Report what the last whole week or month was used for, as one page of Markdown.",
+        ),
+        Verb(
+            "share",
+            "shares",
+            "Show each user's recent use of the server. Users who have used far less go first.",
+        ),
+        Verb(
+            "estimators",
+            "models",
+            "Compare each memory estimator with what jobs were measured to use.",
+        ),
+        Verb(
+            "models",
+            "models",
+            "List the models that policies and predictors use, and their accuracy.",
+        ),
+    ),
+    "Administration": (
+        Verb(
+            "drain",
+            "gpus",
+            "Start no more jobs on these GPUs; running jobs continue, or move. For administrators.",
+        ),
+        Verb("undrain", "gpus", "Start jobs on drained GPUs again. For administrators."),
+        Verb(
+            "limit",
+            "shares",
+            "List limits, or set one: in force at once, and kept. Setting is for administrators.",
+        ),
+        Verb("reserve", "shares", "Reserve GPUs (administrators), or list the reservations."),
+        Verb(
+            "doctor",
+            "doctor",
+            "Check this machine and, if one is running, the daemon. Exits with 1 if a check fails.",
+        ),
+        Verb("extras", "extras", "List CARMA's optional parts, or install some where CARMA runs."),
+        Group(
+            "daemon",
+            "Start, stop and install carmad.",
+            (
+                Verb(
+                    "daemon start", "server", "Start a daemon for your own jobs, in the background."
+                ),
+                Verb("daemon run", "server", "Run the daemon in the foreground."),
+                Verb(
+                    "daemon stop",
+                    "server",
+                    "Stop the daemon. Running jobs continue; the next daemon takes them over.",
+                ),
+                Verb("daemon status", "server", "Show whether the daemon is running, and where."),
+                Verb("daemon install", "server", "Install the systemd units of carmad. For root."),
+                Verb(
+                    "daemon replay",
+                    "server",
+                    "Replay a daemon's journal, and check that every decision comes out the same.",
+                ),
+            ),
+        ),
+        Group(
+            "config",
+            "Show the daemon's settings, or check a settings file.",
+            (
+                Verb("config show", "doctor", "Print the settings in effect."),
+                Verb(
+                    "config check",
+                    "doctor",
+                    "Check a settings file, together with the CARMA_… variables set here. "
+                    "Starts nothing.",
+                ),
+                Verb(
+                    "config set",
+                    "doctor",
+                    "Change a setting, in the settings file and at once. For administrators.",
+                ),
+            ),
+        ),
+    ),
+    "More": (
+        Verb(
+            "simulate",
+            "simulate",
+            "Simulate a trace of jobs under one or more policies, and compare the results.",
+            TYPER,
+        ),
+        Verb(
+            "demo",
+            "demo",
+            "Run the same jobs on emulated GPUs twice at once, one job per GPU and "
+            "shared by CARMA.",
+            ITSELF,
+        ),
+        Verb(
+            "mcp",
+            "mcp",
+            "Let an agent look at the queue, its GPUs and your jobs, by the Model "
+            "Context Protocol.",
+        ),
+        Verb(
+            "client-wheel",
+            "client_wheel",
+            "Make a wheel of the Python client for other environments; print its path.",
+        ),
+        Verb(
+            "completion",
+            "completion",
+            'Print a completion script: eval "$(carma completion bash)" in ~/.bashrc.',
+        ),
+        Group(
+            "gpumemnet",
+            "Train the memory estimator gpumemnet.",
+            (
+                Verb(
+                    "gpumemnet generate",
+                    "models",
+                    "Generate random networks of a family, labelled with the GPU memory "
+                    "that training needs.",
+                ),
+                Verb(
+                    "gpumemnet train",
+                    "models",
+                    "Train the classifiers of each family, and print their accuracy.",
+                ),
+                Verb(
+                    "gpumemnet evaluate",
+                    "models",
+                    "Print the accuracy of the classifiers next to Table 3 of the CARMA paper.",
+                ),
+            ),
+        ),
+    ),
+}
+
+OWN: dict[str, Verb | Group] = {
+    name: each
+    for section in SECTIONS.values()
+    for each in section
+    for name in (each.name, *(each.aliases if isinstance(each, Verb) else ()))
+}
+
+# What most people need: all that `carma` alone lists.
+FIRST = ("submit", "run", "queue", "why", "logs", "cancel", "top", "estimate")
+NO_DAEMON = "no-daemon"  # names, in the group of entry points, what `elsewhere` asks
+
+
+def find(name: str) -> Verb | Group | None:
+    """What the first word of a command line names. Raises Problem if a package fails."""
+    found = OWN.get(name) or _load(name)
+    return found if isinstance(found, (Verb, Group)) else None
+
+
+def find_word(name: str) -> Word | None:
+    """Raises Problem if a package fails."""
+    found = _load(name)
+    return found if isinstance(found, Word) else None
+
+
+def elsewhere(verb: Verb) -> Verb:
+    """What a verb is on a machine without a daemon: the same, unless a package says otherwise.
+    Raises Problem if that fails."""
+    change = _load(NO_DAEMON)
+    return change(verb) if change else verb
+
+
+def sections() -> dict[str, list[Verb | Group]]:
+    """All verbs, with those of packages that can be loaded, by the section of the help."""
+    found = {section: list(verbs) for section, verbs in SECTIONS.items()}
+    for each in _added():
+        found.setdefault(each.section, []).append(each)
+    return found
+
+
+def every() -> Iterator[Verb]:
+    """All verbs, those of groups, too, in the order of the help."""
+    for section in sections().values():
+        for each in section:
+            yield from each.verbs if isinstance(each, Group) else (each,)
+
+
+def _added() -> Iterator[Verb | Group]:
+    for point in sorted(_points(), key=lambda point: point.name):
+        if point.name == NO_DAEMON:
+            continue
+        try:
+            found = point.load()
+        except Exception:  # noqa: BLE001 - foreign code: `carma doctor` names it
+            continue
+        if isinstance(found, (Verb, Group)) and found.name not in OWN:
+            yield found
+
+
+def _load(name: str) -> Any:
+    for point in _points().select(name=name):
+        try:
+            return point.load()
+        except Exception as error:  # foreign code
+            from cli.problems import Problem
+
+            raise Problem(f"{name} cannot be loaded from {point.value}: {error}") from error
+    return None
+
+
+def _points() -> EntryPoints:
+    from carmad import installed
+
+    return installed.points("carma.commands")

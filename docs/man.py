@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from carmad.daemon.main import build_parser
-from cli.summaries import SUMMARIES
-from cli.verbs import Verb
+from cli.verbs import Verb, sections
 from docs.pages import commands, settings
 from docs.pages.commands import Word
 from docs.pages.text import one_line
@@ -51,7 +50,7 @@ def _carma(every: list[tuple[str, Verb]]) -> str:
     out = [_head("carma", "1", "runs jobs on the shared GPUs of a server")]
     out += [".SH SYNOPSIS", "\\fBcarma\\fR [\\fB\\-\\-color\\fR \\fIWHEN\\fR] \\fIVERB\\fR …"]
     out += [".SH DESCRIPTION", _text(commands.ABOUT), ".SH COMMANDS"]
-    for section in SUMMARIES:
+    for section in sections():
         out.append(f".SS {section}")
         for its, one in every:
             if its == section:

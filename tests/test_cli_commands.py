@@ -26,9 +26,7 @@ from cli.commands import past
 from cli.help import ELSEWHERE
 from cli.main import run
 from cli.output import AUTO
-from cli.summaries import BELOW, FIRST, SUMMARIES
-from cli.verbs import ARGPARSE, BY_NAME, ITSELF
-from cli.verbs import VERBS as LISTED
+from cli.verbs import ARGPARSE, FIRST, ITSELF, OWN, Group, Verb, every, sections
 from tests.attack.users import needs_root
 from tests.fake_daemon import ANSWERS, FakeDaemon, ended, job
 
@@ -37,6 +35,10 @@ CARMA = [sys.executable, "-c", "from cli.main import main; main()"]
 
 # words, what is asked, a piece of what is printed
 ALONE = "estimate prog"  # works without a daemon, too
+NAMED: dict[str, Verb] = {name: verb for verb in every() for name in (verb.name, *verb.aliases)}
+GROUPS = {
+    each.name: each for verbs in sections().values() for each in verbs if isinstance(each, Group)
+}
 VERBS: list[tuple[str, tuple[str, str], str]] = [
     ("status", ("GET", "/v1/status"), "policy magm"),
     ("queue", ("GET", "/v1/jobs"), "JOBID"),
@@ -211,14 +213,10 @@ def test_errors_for_programs(
     assert json.loads(capsys.readouterr().out) == error
 
 
-def test_every_verb_has_one_summary_in_the_order_of_the_verbs() -> None:
-    below = {name: [f"{name} {each}" for each in BELOW[name]] for name in BELOW}
-    named = [name for verbs in SUMMARIES.values() for name in verbs]
-    assert [each for name in named for each in below.get(name, [name])] == [v.name for v in LISTED]
-    usual = {name: line for verbs in SUMMARIES.values() for name, line in verbs.items()}
+def test_the_verbs_of_a_login_node_say_what_differs() -> None:
     others = cluster.SUMMARIES
     assert others.keys() <= cluster.MODULES.keys()
-    assert not [name for name, line in others.items() if line == usual[name]]
+    assert not [name for name, line in others.items() if line == OWN[name].summary]
 
 
 def listed(screen: str) -> list[str]:
@@ -228,7 +226,7 @@ def listed(screen: str) -> list[str]:
 def test_all_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["help", "--all"]) == 0
     out = capsys.readouterr().out
-    assert listed(out) == [name for verbs in SUMMARIES.values() for name in verbs]
+    assert listed(out) == [each.name for verbs in sections().values() for each in verbs]
     assert f"list all {len(listed(out))} verbs" in out
     for words in (["--help", "--all"], ["--all"]):
         assert run(words) == 0
@@ -248,15 +246,16 @@ def test_the_first_screen_has_what_matters_and_says_where_the_rest_is(
         assert capsys.readouterr().out == out
 
 
-@pytest.mark.parametrize("group", sorted(BELOW))
+@pytest.mark.parametrize("group", GROUPS)
 def test_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str], group: str) -> None:
+    below = [verb.name.split()[1] for verb in GROUPS[group].verbs]
     assert run([group]) == 2
     out = capsys.readouterr().out
-    assert out.startswith(f"Usage: carma {group} COMMAND") and listed(out) == list(BELOW[group])
+    assert out.startswith(f"Usage: carma {group} COMMAND") and listed(out) == below
     for words in ([group, "-h"], [group, "--help"], [group, "help"], ["help", group]):
         assert run(words) == 0
         assert capsys.readouterr().out == out
-    first = next(iter(BELOW[group]))
+    first = below[0]
     assert run([group, "help", first]) == 0
     assert capsys.readouterr().out.startswith(f"Usage: carma {group} {first}")
 
@@ -294,8 +293,8 @@ def test_what_other_programs_call_a_verb_leads_to_it(
 
 def test_no_word_of_other_programs_is_a_verb_and_each_leads_to_one() -> None:
     words = " ".join(ELSEWHERE.values()).split()
-    assert not set(words) & set(BY_NAME)
-    assert set(ELSEWHERE) <= set(BY_NAME)
+    assert not set(words) & set(OWN)
+    assert {name.split()[0] for name in ELSEWHERE} <= set(OWN)
 
 
 @pytest.mark.parametrize("verb", ["show", "why", "logs"])
@@ -319,13 +318,13 @@ def test_all_help_looks_alike(capsys: pytest.CaptureFixture[str], words: str) ->
     assert capsys.readouterr().out == out
 
 
-@pytest.mark.parametrize("verb", sorted(set(BY_NAME) - {"demo"}))
+@pytest.mark.parametrize("verb", sorted(set(NAMED) - {"demo"}))
 def test_each_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> None:
     assert run([*verb.split(), "--help"]) == 0
     out = capsys.readouterr().out
-    if BY_NAME[verb].reads != ITSELF:  # these have pages of their own
-        assert BY_NAME[verb].summary() in " ".join(out.split())
-    assert f"carma {BY_NAME[verb].name}" in out or f"carma {verb}" in out
+    if NAMED[verb].reads != ITSELF:  # these have pages of their own
+        assert NAMED[verb].summary in " ".join(out.split())
+    assert f"carma {NAMED[verb].name}" in out or f"carma {verb}" in out
 
 
 def test_usage_errors_exit_with_2(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
@@ -930,7 +929,7 @@ HEAVY_VERBS = {"config", "daemon", "doctor", "estimators", "gpumemnet", "models"
 DAILY = [
     words
     for words in ASKING
-    if (first := words.split()[0]) not in HEAVY_VERBS and BY_NAME[first].reads == ARGPARSE
+    if (first := words.split()[0]) not in HEAVY_VERBS and NAMED[first].reads == ARGPARSE
 ]
 DAILY += ["completion ids", "queue --json"]
 HEAVY = {"typer", "rich", "pydantic", "typing", "dataclasses", "inspect", "asyncio", "http.client"}

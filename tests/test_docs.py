@@ -20,7 +20,7 @@ from carmad.config import Preconditions, Settings
 from carmad.configfile import dump, load
 from cli.commands import simulate
 from cli.submission import build_parser, read
-from cli.verbs import VERBS
+from cli.verbs import every
 from docs import generate, screenshots
 from docs.pages import http_api, reasons, settings
 from docs.publish import FENCE, links
@@ -51,7 +51,7 @@ def test_no_generated_page_is_left_over() -> None:
 
 def test_every_command_is_documented() -> None:
     page = (REFERENCE / "commands.md").read_text(encoding="utf-8")
-    for verb in VERBS:
+    for verb in every():
         assert f"### `carma {verb.name}`\n" in page
         for alias in verb.aliases:
             assert f"`carma {alias}`" in page
@@ -159,7 +159,7 @@ def _make_targets() -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=_ids)
 def test_shell_lines_name_what_there_is(page: Path) -> None:
-    verbs = {verb.name for verb in VERBS}
+    verbs = {verb.name for verb in every()}
     text = page.read_text(encoding="utf-8")
     for words in _shell_lines(page):
         program = Path(words[0]).name

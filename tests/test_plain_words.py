@@ -6,7 +6,7 @@ import pytest
 
 from cli import plain
 from cli.problems import Usage
-from cli.verbs import ARGPARSE, BY_NAME, VERBS
+from cli.verbs import ARGPARSE, every
 
 WORDS = [
     "",
@@ -40,11 +40,13 @@ WORDS = [
     "--since 7d --json",
 ]
 
+NAMED = {verb.name: verb for verb in every()}
 
-@pytest.mark.parametrize("name", [verb.name for verb in VERBS if verb.reads == ARGPARSE])
+
+@pytest.mark.parametrize("name", [verb.name for verb in every() if verb.reads == ARGPARSE])
 @pytest.mark.parametrize("words", WORDS)
 def test_plain_words_are_read_as_argparse_reads_them(name: str, words: str) -> None:
-    verb = BY_NAME[name]
+    verb = NAMED[name]
     found = plain.read(verb._declare, words.split())
     if found is not None:
         assert vars(found) == vars(verb.parser().parse_args(words.split()))
@@ -68,15 +70,15 @@ def test_plain_words_are_read_as_argparse_reads_them(name: str, words: str) -> N
 )
 def test_daily_words_are_plain(words: str) -> None:
     verb, *rest = words.split()
-    assert plain.read(BY_NAME[verb]._declare, rest) is not None
+    assert plain.read(NAMED[verb]._declare, rest) is not None
 
 
 @pytest.mark.parametrize("words", ["queue --watch", "queue 42", "show 1 2", "cancel"])
 def test_what_is_not_plain_is_left_to_argparse(words: str) -> None:
     verb, *rest = words.split()
-    assert plain.read(BY_NAME[verb]._declare, rest) is None
+    assert plain.read(NAMED[verb]._declare, rest) is None
 
 
 def test_a_wrong_word_is_told_as_before() -> None:
     with pytest.raises(Usage, match="carma queue has no option --jsn"):
-        BY_NAME["queue"].read(["--jsn"])
+        NAMED["queue"].read(["--jsn"])

@@ -11,7 +11,7 @@ import pytest
 
 from cli.cluster import MODULES, jobs, slurm
 from cli.problems import Problem, Unknown, Unreachable
-from cli.verbs import BY_NAME, Verb
+from cli.verbs import OWN, Verb
 
 SBATCH = "/usr/bin/sbatch --parsable --export=ALL --open-mode=append --chdir=/w --gres=gpumem:1"
 NEED = "billing=1,cpu=1,mem=1M,node=1"
@@ -82,7 +82,9 @@ def says(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
 
 
 def on_a_login_node(verb: str) -> Verb:
-    return BY_NAME[verb].in_module(f"cli.cluster.{MODULES[verb]}")
+    own = OWN[verb]
+    assert isinstance(own, Verb)
+    return own.in_module(f"cli.cluster.{MODULES[verb]}")
 
 
 def carma(capsys: Any, verb: str, *words: str) -> tuple[int, str]:

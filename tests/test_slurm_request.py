@@ -21,7 +21,7 @@ from cli.commands.run import ELSEWHERE, parser_of
 from cli.problems import Unknown, Unreachable, Usage
 from cli.script import read_script
 from cli.submission import build_parser, read
-from cli.verbs import VERBS
+from cli.verbs import every
 from tests.slurm import HOSTILE
 
 
@@ -204,7 +204,7 @@ def test_no_option_is_dropped(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_
 def test_every_verb_works_or_says_what_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARMA_CLUSTER__ENGINE", "slurm")
     refused = {}
-    for verb in VERBS:
+    for verb in every():
         if verb.name.partition(" ")[0] in LOCAL:
             assert cluster.verb(verb) is verb
         elif verb.name in MODULES:
@@ -215,7 +215,7 @@ def test_every_verb_works_or_says_what_does(monkeypatch: pytest.MonkeyPatch) -> 
             refused[verb.name] = said.value.hint
     assert all(refused.values()) and "agents" in refused["mcp"]
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    run = next(verb for verb in VERBS if verb.name == "run")
+    run = next(verb for verb in every() if verb.name == "run")
     assert cluster.verb(run) is run, "in a job, whose carmad is away, it waits"
 
 

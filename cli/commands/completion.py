@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from carmad.errors import CarmaError
 from cli import client
-from cli.summaries import BELOW
-from cli.verbs import BY_NAME, ITSELF
+from cli.verbs import ITSELF, Group, sections
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -69,11 +68,14 @@ def _words() -> dict[str, list[str]]:
         "shell": lambda: parser_of("shell"),
         "estimate": estimate.build_parser,
     }
-    words = {group: sorted(below) for group, below in BELOW.items()}
-    for name, verb in BY_NAME.items():
-        if " " not in name:
-            made = own.get(verb.name, verb.parser if verb.reads != ITSELF else None)
-            words[name] = _options(made()) if made else []
+    words: dict[str, list[str]] = {}
+    for each in (each for section in sections().values() for each in section):
+        if isinstance(each, Group):
+            words[each.name] = sorted(verb.name.partition(" ")[2] for verb in each.verbs)
+        else:
+            made = own.get(each.name, each.parser if each.reads != ITSELF else None)
+            options = _options(made()) if made else []
+            words |= dict.fromkeys((each.name, *each.aliases), options)
     words["completion"] = list(SHELLS)
     return words
 

@@ -32,7 +32,7 @@ from cli import client, output, parse
 from cli.commands.demo_jobs import GPUS, demo_trace, in_a_minute, loss, own_jobs
 from cli.parser import Parser
 from cli.problems import Problem, Unreachable
-from cli.summaries import summary as summary_of
+from cli.verbs import OWN
 
 SETTINGS = {  # the paper's times, compressed like the trace as far as real processes allow
     "CARMA_ESTIMATOR": "declared",  # and nothing is declared, as in the paper's runs (4.3)
@@ -305,7 +305,7 @@ def demo(args: list[str]) -> int:
 
 
 def demo_parser() -> Parser:
-    parser = Parser("carma demo", description=summary_of("demo"), allow_abbrev=False)
+    parser = Parser("carma demo", description=OWN["demo"].summary, allow_abbrev=False)
     parser.epilog = (
         "`carma demo suspend` shows jobs that make room for others. The columns of a CSV file:"
         " name, submit_s, duration_s and, where known, gpus, user, memory_mib, sm_active,"

@@ -8,19 +8,18 @@ from dataclasses import dataclass
 
 from cli.commands import estimate
 from cli.submission import build_parser
-from cli.summaries import BELOW, SUMMARIES
-from cli.verbs import BY_NAME, ITSELF, Verb
+from cli.verbs import ITSELF, Group, Verb, sections
 from docs.pages.text import cell, one_line
 
 
 def commands() -> list[tuple[str, Verb]]:
     """Every command of `carma`, those of its groups too, each with the title of its section."""
-    found = []
-    for section, names in SUMMARIES.items():
-        for name in names:
-            below = [f"{name} {each}" for each in BELOW.get(name, ())]
-            found += [(section, BY_NAME[each]) for each in below or [name]]
-    return found
+    return [
+        (section, verb)
+        for section, verbs in sections().items()
+        for each in verbs
+        for verb in (each.verbs if isinstance(each, Group) else (each,))
+    ]
 
 
 @dataclass(frozen=True, slots=True)
