@@ -132,8 +132,9 @@ def _first_screen() -> Parser:
     more = {
         "help VERB": "All that VERB can do. `carma VERB --help` is the same.",
         "help --all": f"{_list_all().capitalize()}, with those for administrators.",
-        "demo": "See what CARMA does, on emulated GPUs.",
     }
+    if find("demo"):
+        more["demo"] = "See what CARMA does, on emulated GPUs."
     list_verbs(parser, "more", more)
     return parser
 

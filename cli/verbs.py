@@ -315,19 +315,6 @@ SECTIONS: dict[str, tuple[Verb | Group, ...]] = {
     ),
     "More": (
         Verb(
-            "simulate",
-            "simulate",
-            "Simulate a trace of jobs under one or more policies, and compare the results.",
-            TYPER,
-        ),
-        Verb(
-            "demo",
-            "demo",
-            "Run the same jobs on emulated GPUs twice at once, one job per GPU and "
-            "shared by CARMA.",
-            ITSELF,
-        ),
-        Verb(
             "mcp",
             "mcp",
             "Let an agent look at the queue, its GPUs and your jobs, by the Model "

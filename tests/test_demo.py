@@ -17,9 +17,9 @@ import pytest
 from rich.console import Console
 
 from carma_simulator import metrics
+from carma_simulator.demo.jobs import GPUS, demo_trace, loss
+from carma_simulator.demo.sharing import Replay, picture, sentence
 from carmad.attempt.proc import own_environment
-from cli.commands.demo import Replay, picture, sentence
-from cli.commands.demo_jobs import GPUS, demo_trace, loss
 from cli.main import run
 from tests.waiting import PATIENCE_S
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from carma_simulator.demo.jobs import demo_trace
+from carma_simulator.demo.sharing import argv
 from carmad.core.types import GpuSample
 from carmad.errors import CarmaError
 from carmad.gpu import card as card_module
@@ -23,8 +25,6 @@ from carmad.gpu.emulated import EmulatedSource, create
 from carmad.gpu.kinds import KINDS
 from carmad.gpu.source import utilization
 from carmad.paths import python
-from cli.commands.demo import argv
-from cli.commands.demo_jobs import demo_trace
 from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).resolve().parent.parent

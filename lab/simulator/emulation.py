@@ -16,6 +16,7 @@ from unittest import mock
 
 from benchmarks.daemon.carmad import Daemon
 from carma_simulator import interference, recorded
+from carma_simulator.demo.sharing import argv
 from carma_simulator.experiment import Experiment, Load, Outcome, Physics, Task, Trace
 from carma_simulator.hardware import parse
 from carma_simulator.interference import Sharing
@@ -25,7 +26,6 @@ from carmad.config import Limits, Monitor, Settings
 from carmad.core.types import Mode
 from carmad.gpu.card import DRAM_CONTENTION
 from carmad.gpu.emulated_job import EPOCHS, noise
-from cli.commands.demo import argv
 
 COMPRESSION = 10.0  # times as fast as CARMA's defaults
 LOOK_EVERY_S = 0.5  # to see whether all is done: seldom, for the jobs need the processor

@@ -8,13 +8,13 @@ from statistics import fmean
 import pytest
 
 from carma_simulator.conformance import InterferenceRules
+from carma_simulator.demo.sharing import argv
 from carma_simulator.experiment import JobOutcome, Load, Task
 from carma_simulator.metrics import figures
 from carmad.core.types import Cause, Mode
 from carmad.gpu import emulated_job
 from carmad.paths import python
 from carmad.testing import check_rules
-from cli.commands.demo import argv
 from lab.simulator import fidelity
 from lab.simulator.emulation import (
     PLAIN,

@@ -23,16 +23,16 @@ from rich.panel import Panel
 from rich.text import Text
 
 from carma_simulator import metrics, recorded
+from carma_simulator.demo.jobs import GPUS, demo_trace, in_a_minute, loss, own_jobs
 from carma_simulator.experiment import Outcome, Task
 from carma_simulator.metrics import Figures
+from carma_simulator.verbs import DEMO
 from carmad import paths
 from carmad.paths import python
 from carmad.readable import clean, number
 from cli import client, output, parse
-from cli.commands.demo_jobs import GPUS, demo_trace, in_a_minute, loss, own_jobs
 from cli.parser import Parser
 from cli.problems import Problem, Unreachable
-from cli.verbs import OWN
 
 SETTINGS = {  # the paper's times, compressed like the trace as far as real processes allow
     "CARMA_ESTIMATOR": "declared",  # and nothing is declared, as in the paper's runs (4.3)
@@ -280,7 +280,7 @@ Show = Callable[[float], None]  # called with the seconds so far
 
 def demo(args: list[str]) -> int:
     if args[:1] == ["suspend"]:
-        from cli.commands.demo_suspend import demo_suspend
+        from carma_simulator.demo.suspend import demo_suspend
 
         return demo_suspend(args[1:])
     options = demo_parser().parse_args(args)
@@ -305,7 +305,7 @@ def demo(args: list[str]) -> int:
 
 
 def demo_parser() -> Parser:
-    parser = Parser("carma demo", description=OWN["demo"].summary, allow_abbrev=False)
+    parser = Parser("carma demo", description=DEMO.summary, allow_abbrev=False)
     parser.epilog = (
         "`carma demo suspend` shows jobs that make room for others. The columns of a CSV file:"
         " name, submit_s, duration_s and, where known, gpus, user, memory_mib, sm_active,"

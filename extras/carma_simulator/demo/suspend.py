@@ -16,12 +16,12 @@ from typing import Any
 
 from rich.text import Text
 
+from carma_simulator.demo.sharing import PATIENCE_S, SETTINGS, SETTLED, Replay
 from carmad import paths
 from carmad.gpu.card import Card
 from carmad.gpu.emulated_job import visible_cards
 from carmad.paths import python
 from cli import client, output
-from cli.commands.demo import PATIENCE_S, SETTINGS, SETTLED, Replay
 from cli.parser import Parser
 from cli.problems import Problem
 
