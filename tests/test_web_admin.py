@@ -235,7 +235,7 @@ def _simulation(web: Web) -> int:
         with contextlib.suppress(OSError):  # processes end at any time
             # Its parent first: another process's command line may keep whoever reads it waiting.
             its = _parent(pid) == web.pid and os.getpriority(os.PRIO_PROCESS, pid) == 19
-            if its and b"'web.past'" in (each / "cmdline").read_bytes():
+            if its and b"what-if" in (each / "cmdline").read_bytes():
                 return pid
     return 0
 

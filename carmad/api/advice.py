@@ -3,9 +3,14 @@ past jobs, simulated under both."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import cast
+
 from typing_extensions import TypedDict
 
 OWN = "carma"  # the policy that is tried
+FILE = "advice.json"  # in the state directory; the simulator writes it
 
 
 class AdviceOut(TypedDict):
@@ -17,6 +22,15 @@ class AdviceOut(TypedDict):
     longer: bool  # some user would have waited longer, but hardly
     why_not: str  # "": it is recommended
     made_at: str
+
+
+def read_advice(state_dir: Path, policy: str) -> AdviceOut | None:
+    """The latest, if it is about this policy, which is in force."""
+    try:
+        last: AdviceOut = cast(AdviceOut, json.loads((state_dir / FILE).read_text("utf-8")))
+    except (OSError, ValueError):  # there is none
+        return None
+    return last if last["policy"] == policy else None
 
 
 def words(advice: AdviceOut) -> str:

@@ -1,6 +1,7 @@
 """A child of carmad: what CARMA's own policy would have made of this server's last month.
 
-`python -m cli.advise DAYS` asks the daemon, simulates its past jobs, and prints an `AdviceOut`."""
+`python -m carma_simulator.advice DAYS` asks the daemon, simulates its past jobs, and prints an
+`AdviceOut`."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def advise(days: int) -> AdviceOut:
     from dataclasses import replace
 
     from carma_simulator import recorded
-    from carma_simulator.advice import compare
+    from carma_simulator.advice.compare import compare
     from carma_simulator.run import simulate
     from carmad.api.advice import OWN
     from cli import client, parse

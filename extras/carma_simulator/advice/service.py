@@ -1,5 +1,5 @@
-"""Finds out, once a week, whether another policy would have been better for the last month's jobs:
-a process apart simulates them (`cli.advise`), and a file keeps what it found."""
+"""A service of the daemon. Once a week it finds out whether another policy would have been better
+for the last month's jobs: a process apart simulates them, and a file keeps what it found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from carmad import apart, beats
-from carmad.api.advice import OWN, AdviceOut
+from carmad.api.advice import FILE, OWN, AdviceOut
 from carmad.core.share import DAY_S
 
 log = logging.getLogger(__name__)
@@ -22,37 +22,35 @@ EVERY_S = 7 * DAY_S
 
 
 class Advising:
-    """`where`: this daemon's socket; `policy`: the one in force."""
+    """`socket`: this daemon's; `policy`: the one in force."""
 
-    def __init__(self, file: Path, where: str, policy: Callable[[], str]) -> None:
-        self._file = file
-        self._where = where
+    def __init__(self, state_dir: Path, socket: str, policy: Callable[[], str]) -> None:
+        self._file = state_dir / FILE
+        self._socket = socket
         self._policy = policy
         self._stopping = threading.Event()
+
+    def start(self) -> None:
+        """The daemon's housekeeping does the rest."""
 
     def advise_if_due(self) -> None:
         """Call it regularly."""
         policy, last = self._policy(), self._read()
         changed = last is not None and last["policy"] != policy
         if policy != OWN and (changed or self._age_s() >= EVERY_S):
-            self.advise()
+            self._advise()
 
-    def advise(self) -> None:
+    def _advise(self) -> None:
         """Takes as long as the simulations. What it cannot tell, it tries again a week later."""
         beats.at("a simulation", 2 * apart.WITHIN_S)
-        env = {"CARMA_SOCKET": self._where}
-        code, said, alarms = apart.run("cli.advise", str(DAYS), stopping=self._stopping, env=env)
+        env = {"CARMA_SOCKET": self._socket}
+        code, said, alarms = apart.run("carma_simulator.advice", str(DAYS), stopping=self._stopping, env=env)
         if code and not self._stopping.is_set():
             log.info("no advice on the policy: %s", (alarms or [f"it ended with {code}"])[-1])
         if not self._stopping.is_set():
             draft = self._file.with_suffix(".new")
             draft.write_text(said[-1] if said and not code else "", encoding="utf-8")
             draft.replace(self._file)
-
-    def read(self) -> AdviceOut | None:
-        """The latest, if it is about the policy in force."""
-        last = self._read()
-        return last if last and last["policy"] == self._policy() else None
 
     def _read(self) -> AdviceOut | None:
         try:

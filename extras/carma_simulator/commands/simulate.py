@@ -1,12 +1,13 @@
 """`carma simulate`: runs a trace under one or more policies on modelled GPUs.
 
-`carma_simulator` simulates the runs, and formats and writes the results.
+The rest of `carma_simulator` simulates the runs, and formats and writes the results.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -59,6 +60,12 @@ def simulate(
         _option(
             "-S", "--since", metavar="TIME", help="with --history: only jobs since 7d or 12h ago"
         ),
+    ] = None,
+    until: Annotated[
+        str | None, _option("-E", "--until", metavar="TIME", help="with --history: up to this time")
+    ] = None,
+    user: Annotated[
+        str | None, _option("-u", "--user", metavar="USER", help="with --history: only their jobs")
     ] = None,
     policies: Annotated[
         list[str] | None,
@@ -137,6 +144,10 @@ def simulate(
         Path | None,
         _option("--report", help="of a single run: write what `carma report` says, .md or .html"),
     ] = None,
+    export: Annotated[
+        Path | None,
+        _option("--export", help="simulate nothing: write the trace, as .csv or .parquet"),
+    ] = None,
     jobs: Annotated[
         int | None,
         _option("--jobs", min=1, metavar="N", help="parallel processes (default: one per CPU)"),
@@ -146,7 +157,10 @@ def simulate(
     os.environ.pop("PYTHONPATH", None)  # it is not for the processes that do the work
     files = html, csv, csv_jobs, report
     _check_files(json, *files)
-    base, results = _source(trace, history, since)
+    base, results = _source(trace, history, user=user, since=since, until=until)
+    if export is not None:
+        _export(base, export, of_history=history)
+        return 0
     if history:
         policies = [base.settings.policy, *(policies or ())]
     words = list(changes or ())
@@ -169,24 +183,29 @@ def simulate(
 # -- experiments
 
 
-def _source(source: str | None, history: bool, since: str | None) -> tuple[Experiment, list[Ran]]:
-    """What to simulate; with `history`, also how this server ran it."""
+def _source(
+    source: str | None, history: bool, **chosen: str | None
+) -> tuple[Experiment, list[Ran]]:
+    """What to simulate; with `history`, also how this server ran it. `chosen`: options that say
+    which of its jobs."""
     if (source is None) is not history:
         raise Usage("give either TRACE or --history", "see `carma simulate --help`")
-    if since is not None and not history:
-        raise Usage("--since goes with --history", "see `carma simulate --help`")
+    if not history and (given := [name for name, value in chosen.items() if value is not None]):
+        raise Usage(f"--{given[0]} goes with --history", "see `carma simulate --help`")
     if source is None:
-        past = _history(since)
+        past = _history(**chosen)
         return past.experiment, [(past.experiment, past.outcome)]
     return _trace(source), []
 
 
-def _history(since: str | None) -> History:
+def _history(user: str | None, since: str | None, until: str | None) -> History:
     """What this server ran, with its current settings."""
     from carma_simulator import recorded
     from cli import client, parse
 
-    past = recorded.from_history(client.get, since=check(parse.since, since))
+    past = recorded.from_history(
+        client.get, user, check(parse.since, since), check(parse.since, until)
+    )
     for note in past.notes:
         output.note(note)
     return past
@@ -304,6 +323,27 @@ def _physics(base: Physics, words: Iterable[str]) -> Physics:
         if not 0 <= values[key] < math.inf:
             raise CarmaError(f"--set {name} should be a number of 0 or more, not {text!r}")
     return replace(base, **values)
+
+
+def _export(base: Experiment, file: Path, of_history: bool) -> None:
+    """Writes the trace; of a server's own jobs, also says how to simulate them."""
+    from carma_simulator.report.measures import gpus
+    from carma_simulator.traces.rows import write_csv, write_trace
+
+    words = ""
+    if of_history:
+        words = (
+            f" --gpus {gpus(base.cluster)} --estimator {base.estimator}"
+            f" --set physics.first_kernel_s={base.physics.first_kernel_s:.3g}"
+            f" --set physics.oom_s={base.physics.oom_s:.3g}"
+        )
+    if file == STDOUT:
+        write_csv(base.trace, sys.stdout)
+        output.note(f"to simulate it: carma simulate FILE{words}")
+        return
+    write_trace(base.trace, file)
+    print(f"wrote {len(base.trace.tasks)} jobs; to simulate them:")
+    print(f"carma simulate {shlex.quote(str(file))}{words}")
 
 
 # -- checks

@@ -1,36 +1,45 @@
-"""A child of `carma web`: what other policies would have made of the server's last days, simulated.
-
-python -m web.past DAYS POLICY… prints a line of JSON whenever there is something new: `share`,
-how far it is (0 to 1); `runs` and `notes`; the `report`, which takes longest on small traces, or a
-`hint` why there is none; or `error` and `hint`. It ends with its parent, whose end of its standard
-input it sees.
-"""
+"""`carma what-if`: what other policies would have made of the server's last days, for programs,
+such as the page. It ends with its parent, whose end of its standard input it sees."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from carmad.errors import CarmaError
+from cli import parse
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from carma_simulator.experiment import Experiment
     from carma_simulator.report.measures import Run
     from carma_simulator.run import Progress
+    from cli.plain import Options
 
 PROCESSES = 1  # jobs need the others
 LOWEST_PRIORITY = 19
 
 
-def main(days: str, *policies: str) -> int:
+def what_if_options(parser: Options) -> None:
+    days = parse.whole(1, 10_000)
+    parser.add_argument("days", type=days, metavar="DAYS", help="how many days of past jobs")
+    about = "policies to compare with the one in force"
+    parser.add_argument("policies", nargs="*", metavar="POLICY", help=about)
+
+
+def what_if(options: Namespace) -> int:
+    """It prints a line of JSON whenever there is something new: `share`, how far it is (0 to 1);
+    `runs` and `notes`; the `report`, an HTML page, or a `hint` why there is none; or `error` and
+    `hint`. It has the lowest priority, and ends when its standard input is closed.
+    """
     os.nice(LOWEST_PRIORITY)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        found, notes = _simulate(days, policies)
+        found, notes = _simulate(options.days, options.policies)
         tell(runs=[_row(run) for run in found], notes=notes)
         tell(**_report(found))
     except CarmaError as error:
@@ -49,7 +58,7 @@ def tell(**said: Any) -> None:
     print(json.dumps(said), flush=True)
 
 
-def _simulate(days: str, policies: Sequence[str]) -> tuple[Sequence[Run], Sequence[str]]:
+def _simulate(days: int, policies: Sequence[str]) -> tuple[Sequence[Run], Sequence[str]]:
     """How it was, then each policy, the one in force first; and what is to be said about them."""
     from dataclasses import replace
     from pathlib import Path
@@ -58,7 +67,7 @@ def _simulate(days: str, policies: Sequence[str]) -> tuple[Sequence[Run], Sequen
     from carma_simulator.report.measures import runs
     from carma_simulator.sweep import Cache, sweep
     from carmad import paths
-    from cli import client, parse
+    from cli import client
 
     past = recorded.from_history(client.get, since=parse.since(f"{days}d"))
     own = past.experiment
@@ -100,7 +109,3 @@ def _report(found: Sequence[Run]) -> dict[str, str]:
         return {"report": page(found)}
     except CarmaError as error:  # what draws is not installed
         return {"hint": f"{error.message}: {error.hint}"}
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
