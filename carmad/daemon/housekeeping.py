@@ -46,7 +46,6 @@ _BY = "carmad: the account is there again"
 _SAVE_MIN = 5  # what a daemon that is killed may lose of the timeline
 _PURGE_H = 1
 _TRAIN_H = 1  # how often to check whether training is due
-_ADVISE_H = 1  # likewise
 _BACKUP_HOUR = 3  # local time
 _SOON = timedelta(minutes=2)  # a daemon that never lives an hour has to purge, too
 _LOG_BYTES = 16 * 1024**2
@@ -69,7 +68,6 @@ class Housekeeping:
         report: Callable[[], None] | None = None,
         save: Callable[[], None] | None = None,
         release: Callable[[], None] | None = None,
-        advise: Callable[[], None] | None = None,
         mails: Callable[[], None] | None = None,
     ) -> None:
         self._store = store
@@ -80,7 +78,6 @@ class Housekeeping:
         self._report = report
         self._save = save
         self._release = release
-        self._advise = advise
         self._mails = mails
         # No misfire limit, as the default of one second skips runs when the machine is busy;
         # coalesce, as a laptop that slept for a week needs no week of purges.
@@ -103,8 +100,6 @@ class Housekeeping:
             add("release", self._release, "interval", minutes=_RELEASE_MIN)
         if self._train is not None:
             add("train", self._train, "interval", hours=_TRAIN_H)
-        if self._advise is not None:
-            add("advise", self._advise, "interval", hours=_ADVISE_H)
         if self.retention.backups:
             add("backup", self.backup, "cron", hour=_BACKUP_HOUR)
         if self._report is not None:

@@ -16,6 +16,7 @@ from threading import Event
 from typing import Protocol
 
 from carmad import beats, configfile, paths, registry, units
+from carmad.api.advice import AdviceOut, read_advice
 from carmad.api.app import create_app
 from carmad.api.checks import CheckOut
 from carmad.api.service import Service
@@ -31,7 +32,6 @@ from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import GpuId, JobId, JobSpec, JobState, Refusal
 from carmad.daemon import doctor
-from carmad.daemon.advising import Advising
 from carmad.daemon.housekeeping import Housekeeping, release, weekly_mails, weekly_report
 from carmad.daemon.monitor import Externals, Monitor, MpsWatch
 from carmad.daemon.runners import Runners
@@ -167,8 +167,6 @@ class Daemon:
         self._models = Models(self._state_dir / "models", store, retrain_days, self._deliver)
         self._timeline = Timeline(self._scheduler)
         self._timeline.load(store.timeline(), self._clock())
-        advice = self._state_dir / "advice.json"
-        self._advising = Advising(advice, self._where, lambda: self._service.settings.policy)
         self._service = Service(
             inbox=self.inbox,
             store=store,
@@ -185,7 +183,7 @@ class Daemon:
             terminals=self._world,
             set_policy=self._set_policy,
             waiting_settings=lambda: find_waiting(self._service.settings, self.read_settings()),
-            advice=self._advising.read,
+            advice=self._read_advice,
             send_test=lambda user: self._post.send_test(user),
             config_path=str(self._config) if self._config else None,
             config_toml=configfile.dump(settings),
@@ -259,7 +257,6 @@ class Daemon:
             self._start(MpsWatch(self._mps, self.inbox, self._evidence))
         self._chores = self._housekeeping()
         self._start(self._chores)
-        self._stack.callback(self._advising.stop)
         self._stack.callback(self._models.stop)
         self._start(self._post)
         self._start(self._server)
@@ -326,12 +323,11 @@ class Daemon:
             self._state_dir,
             functools.partial(flush, self._journal, store, self._externals),
             self._models.train_if_due,
-            weekly_report(store, self._scene, self._advising.read, self._post, sent)
+            weekly_report(store, self._scene, self._read_advice, self._post, sent)
             if wants_report
             else None,
             lambda: self._timeline.save(store.record_timeline, self._clock()),
             functools.partial(release, self.inbox),
-            self._advising.advise_if_due,
             weekly_mails(store, self._post, self._state_dir / "weeks.sent")
             if self._settings.notify.mail and self._settings.notify.week
             else None,
@@ -339,6 +335,9 @@ class Daemon:
 
     def _scene(self) -> Scene:
         return self.inbox.ask(lambda core: core.snapshot(self.inbox.clock())).result(ANSWER_S)
+
+    def _read_advice(self) -> AdviceOut | None:
+        return read_advice(self._state_dir, self._service.settings.policy)
 
     def _examine(self, scene: Scene) -> Sequence[CheckOut]:
         return doctor.checks(
@@ -350,7 +349,7 @@ class Daemon:
             self._mps,
             self._troubles(),
             self._world.outage,
-            self._advising.read(),
+            self._read_advice(),
         )
 
     def _estimate(self, spec: JobSpec, patiently: bool, abandoned: Event) -> Answer:

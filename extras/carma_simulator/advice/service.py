@@ -44,7 +44,9 @@ class Advising:
         """Takes as long as the simulations. What it cannot tell, it tries again a week later."""
         beats.at("a simulation", 2 * apart.WITHIN_S)
         env = {"CARMA_SOCKET": self._socket}
-        code, said, alarms = apart.run("carma_simulator.advice", str(DAYS), stopping=self._stopping, env=env)
+        code, said, alarms = apart.run(
+            "carma_simulator.advice", str(DAYS), stopping=self._stopping, env=env
+        )
         if code and not self._stopping.is_set():
             log.info("no advice on the policy: %s", (alarms or [f"it ended with {code}"])[-1])
         if not self._stopping.is_set():
