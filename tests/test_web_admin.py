@@ -16,15 +16,12 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from carma_simulator.report.measures import runs
 from tests.api_server import as_user
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import NO_KERNELS, Carmad, running, train
-from tests.outcomes import experiment, made_up
 from tests.test_advice import an_advice
 from tests.waiting import PATIENCE_S, until
 from tests.web import PHONE, Web, accessible, browsing, needs_browser, picture, serving
-from web import past
 from web.app import base_of, build
 from web.share import DAY, LABEL, Calendar
 
@@ -198,7 +195,7 @@ def test_a_simulation_is_alone_can_be_cancelled_and_ends_with_its_server(
             assert _post(web, "/what-if/cancel", "") == 303
             until(lambda: not _alive(child), "the child to be ended")
             second = _begun(web)
-            assert os.getpriority(os.PRIO_PROCESS, second) == past.LOWEST_PRIORITY
+            assert os.getpriority(os.PRIO_PROCESS, second) == 19, "the lowest"
             os.kill(_parent(second), signal.SIGKILL)
             until(lambda: not _alive(second), "the child to end with its parent")
         finally:
@@ -318,19 +315,6 @@ def test_others_see_shares_and_nothing_for_administrators(
 
         assert look()[0] == (200, True, True), "and all is loaded that others may not read"
         assert as_user(HOSTILE[0], look) == [[200, False, False], [403, True], [403, True]]
-
-
-def test_the_table_comes_without_what_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.delitem(sys.modules, "carma_simulator.report.charts", raising=False)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    made = made_up(10, "3xA100-40GB", 2, policy="magm")
-    found = runs([(experiment(made), made)])
-    report = past._report(found)
-    assert "report" not in report and "carma extras install" in report["hint"]
-    row = past._row(found[0])
-    assert row["policy"] == "magm" and row["jct_s"] > 0 and row["makespan_s"] > 0
 
 
 def test_a_weekly_reservation_keeps_its_hour_in_the_calendar() -> None:

@@ -26,7 +26,7 @@ from lab.simulator.emulation import (
     profile,
 )
 from lab.simulator.fidelity import Comparison
-from tests.outcomes import attempt, job, outcome
+from tests.extras.carma_simulator.outcomes import attempt, job, outcome
 
 MEASURED = Overheads(first_kernel_s=0.9, end_s=0.0, oom_s=0.1)
 

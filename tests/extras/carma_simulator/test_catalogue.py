@@ -9,7 +9,7 @@ import pytest
 
 from carma_simulator.catalogue import PROFILES, Profile, activity, find
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
+DATA = Path(__file__).parents[4] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public data are not there")
 MURI = ("dqn", "a2c", "bert", "gpt2", "resnet18", "vgg16", "vgg19", "shufflenet_v2_x1_0")
 SIA = ("cifar10", "bert", "deepspeech2", "yolov3", "imagenet", "ncf")

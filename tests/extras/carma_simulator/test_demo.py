@@ -18,8 +18,9 @@ from rich.console import Console
 
 from carma_simulator import metrics
 from carma_simulator.demo.jobs import GPUS, demo_trace, loss
-from carma_simulator.demo.sharing import Replay, picture, sentence
+from carma_simulator.demo.sharing import Replay, argv, picture, sentence
 from carmad.attempt.proc import own_environment
+from carmad.gpu.emulated import create
 from cli.main import run
 from tests.waiting import PATIENCE_S
 
@@ -159,6 +160,27 @@ def test_the_sentence() -> None:
     )
     assert "44 s instead of 40 s (10 % more)" in sentence(figures(40, 1), figures(44, 1))
     assert sentence(figures(1, 1), figures(1, 1, finished=18)).endswith("2 of them failed.")
+
+
+# the paper's jobs
+
+
+def test_a_trace_is_repeatable_and_compressed() -> None:
+    assert demo_trace() == demo_trace() != demo_trace(1)
+    slow, fast = demo_trace(3, compress=10.0), demo_trace(3, compress=20.0)
+    assert len(slow) == 20
+    for one, other in zip(slow, fast, strict=True):
+        assert (one.name, one.load, one.gpus) == (other.name, other.load, other.gpus)
+        assert one.submit_s == pytest.approx(2 * other.submit_s)
+        assert one.duration_s == pytest.approx(2 * other.duration_s)
+
+
+def test_a_traced_job_runs(tmp_path: Path) -> None:
+    create(tmp_path, "2xA100-40GB")
+    task = min(demo_trace(compress=10_000.0), key=lambda each: each.duration_s)
+    env = os.environ | {"CARMA_EMULATED_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"}
+    ran = subprocess.run(argv(task, seed=1), env=env, capture_output=True, text=True, check=True)
+    assert task.name in ran.stdout
 
 
 # jobs of one's own

@@ -32,7 +32,7 @@ from carmad.core.types import Mode
 from carmad.errors import CarmaError
 from carmad.testing import Check, check_rules, checks_of
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
+DATA = Path(__file__).parents[4] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public pairs are not there")
 
 SHARED = (Mode.STREAMS, Mode.MPS)

@@ -21,7 +21,7 @@ from carma_simulator.metrics import (
     times,
 )
 from carmad.core.types import Cause, JobState
-from tests.outcomes import attempt, gpu, job, made_up, outcome, timeline
+from tests.extras.carma_simulator.outcomes import attempt, gpu, job, made_up, outcome, timeline
 
 PLAIN = job(0, attempt(0, 120), alone_s=100.0)
 CRASHED = job(10, attempt(20, 30, cause=Cause.GPU_OOM), attempt(50, 150), alone_s=80.0)

@@ -38,7 +38,7 @@ from carmad.errors import CarmaError
 from carmad.installed import how_to_add
 from carmad.readable import change, number, time_unit
 from cli.charts import RC, image
-from tests.outcomes import attempt, experiment, gpu, job, made_up, outcome
+from tests.extras.carma_simulator.outcomes import attempt, experiment, gpu, job, made_up, outcome
 from tests.terminal import plain_rich
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.commands.simulate import POLICIES
 
 from carma_simulator import recorded, sweep
 from carma_simulator.experiment import Experiment
@@ -28,11 +29,10 @@ from carmad.config import Monitor, Settings
 from carmad.core.ports import Policy
 from carmad.errors import CarmaError
 from cli import client
-from cli.commands.simulate import POLICIES
 from cli.main import run
 from tests.waiting import PATIENCE_S, until
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 
 # Each may share a GPU: together they load neither its SMs nor its memory.
 TRACE = """\
@@ -77,7 +77,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_the_help_names_the_policies() -> None:
     """Other people's plugins need not be named."""
-    with (Path(__file__).parent.parent / "pyproject.toml").open("rb") as file:
+    with (ROOT / "pyproject.toml").open("rb") as file:
         ours = tomllib.load(file)["project"]["entry-points"]["carma.policies"]
     assert sorted(ours) == POLICIES
 

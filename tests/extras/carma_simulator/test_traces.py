@@ -22,7 +22,7 @@ from carmad.errors import CarmaError
 from carmad.installed import how_to_add
 from carmad.options import MAX_TIME_S
 
-PROJECT = Path(__file__).parent.parent
+PROJECT = Path(__file__).parents[3]
 LAB_DAY = PROJECT / "examples" / "traces" / "lab_day.csv"
 
 words = st.text(st.characters(exclude_categories=["C"], include_characters="\n"))
