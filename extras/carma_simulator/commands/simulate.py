@@ -203,9 +203,8 @@ def _history(user: str | None, since: str | None, until: str | None) -> History:
     from carma_simulator import recorded
     from cli import client, parse
 
-    past = recorded.from_history(
-        client.get, user, check(parse.since, since), check(parse.since, until)
-    )
+    period = {"since": check(parse.since, since), "until": check(parse.since, until)}
+    past = recorded.from_history(client.get, user, **period)
     for note in past.notes:
         output.note(note)
     return past

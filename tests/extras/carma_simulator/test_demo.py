@@ -217,6 +217,7 @@ def test_it_takes_ones_own_jobs_and_names_those_that_would_have_crashed(
     ("words", "piece"),
     [
         (["/nonexistent.csv"], "/nonexistent.csv"),
+        (["--jobs", "0"], "--jobs"),
         (["generate:lab", "--gpus", "4xA1000"], "no GPU is called 'A1000'"),
     ],
 )

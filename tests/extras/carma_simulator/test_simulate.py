@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.commands.simulate import POLICIES
 
 from carma_simulator import recorded, sweep
+from carma_simulator.commands.simulate import POLICIES
 from carma_simulator.experiment import Experiment
 from carma_simulator.hardware import parse
 from carma_simulator.recorded import History
@@ -247,6 +247,16 @@ def test_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "carma: wrote runs.csv\n" in capsys.readouterr().err
 
 
+def test_a_trace_is_written_instead_of_simulated(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, trace: Path
+) -> None:
+    assert run(["simulate", "two.csv", "--export", "again.csv"]) == 0
+    assert "carma simulate again.csv\n" in capsys.readouterr().out
+    assert sources.load("again.csv").tasks == sources.load("two.csv").tasks
+    assert run(["simulate", "two.csv", "--export", "-"]) == 0
+    assert capsys.readouterr().out == (tmp_path / "again.csv").read_text(encoding="utf-8")
+
+
 def test_a_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="reports with charts need it")
     assert run(["simulate", "two.csv", *ONE_GPU, "--html", "report.html"]) == 0
@@ -264,9 +274,9 @@ def test_history(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     outcome = replace(simulate(past), policy="recorded", makespan_s=1000.0)
     asked: list[str | None] = []
 
-    def from_history(get: Callable[..., Any], since: str | None = None) -> History:
+    def from_history(get: Callable[..., Any], user: str | None, **period: str | None) -> History:
         assert get is client.get
-        asked.append(since)
+        asked.append(period["since"])
         return History(past, outcome, ("7 jobs that run or wait are left out",))
 
     monkeypatch.setattr(recorded, "from_history", from_history)
@@ -321,6 +331,7 @@ def test_nothing_is_simulated_twice(
         ("", "give either TRACE or --history"),
         ("two.csv --history", "give either TRACE or --history"),
         ("two.csv --since 7d", "--since goes with --history"),
+        ("two.csv --user ada", "--user goes with --history"),
         ("two.csv --policy nope", "choose one of asrpt, best_fit, carma, castor, "),
         ("two.csv --recovery nope", "among the installed recoveries"),
         ("two.csv --gpus 3xAbacus", "A100-40GB"),
@@ -526,6 +537,24 @@ def test_interrupted(
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(carma.pid, signal.SIGKILL)
+
+
+def test_its_help_looks_like_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["help", "simulate"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Usage: carma simulate")
+    assert not set(out) & set("╭─│")
+    assert " [-" not in out.partition("\n\n")[0]
+    assert run(["simulate", "--help"]) == 0
+    assert capsys.readouterr().out == out
+
+
+def test_the_shell_completes_policies(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    words = "COMP_WORDS=(carma simulate --policy ma); COMP_CWORD=3; _carma; echo ${COMPREPLY[@]}"
+    told = subprocess.run(["bash", "-c", f"{script}\n{words}"], capture_output=True, text=True)
+    assert told.stdout.split() == ["magm"]
 
 
 def test_other_commands_do_not_wait_for_the_simulator() -> None:

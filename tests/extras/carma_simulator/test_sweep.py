@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from carma_simulator import run, sweep
+from carma_simulator.commands import simulate
 from carma_simulator.experiment import Experiment, Outcome, Physics, Rejected, Task, Timeline, Trace
 from carma_simulator.hardware import Cluster, Node
 from carma_simulator.run import Progress
@@ -22,7 +23,6 @@ from carma_simulator.sweep import KEPT_DAYS, Cache, cache_keys
 from carmad.config import Collocation, Settings
 from carmad.errors import CarmaError
 from carmad.gpu.kinds import GpuKind
-from cli.commands import simulate
 
 CARD = GpuKind("card", memory_mib=40_960, idle_w=50, max_w=400, speed=1.0)
 CLUSTER = Cluster((Node("node", CARD, 2),))
