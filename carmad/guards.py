@@ -7,18 +7,33 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from carmad import beats
 from carmad.core.decision import Proposal
+from carmad.core.happenings import Happening
 from carmad.core.history import History
+from carmad.core.messages import Event, Step
 from carmad.core.ports import Estimator, Policy, Predictor, Recovery
-from carmad.core.types import Estimate, Exit, Job, JobSpec, Prediction, Refusal, Retry
+from carmad.core.types import (
+    Estimate,
+    Exit,
+    Gpu,
+    GpuId,
+    Job,
+    JobSpec,
+    Prediction,
+    Refusal,
+    Retry,
+)
 from carmad.core.view import View
+from carmad.edge import Follower
+from carmad.errors import CarmaError
 from carmad.models import Model
 from carmad.validation import is_answer, is_prediction, is_proposal, is_retry
 
@@ -330,3 +345,42 @@ class GuardedEstimator:
         if isinstance(found, Estimate | Refusal) and is_answer(found):
             return found
         raise TypeError(f"it answered {found!r:.200}")
+
+
+class GuardedFollower(Follower):
+    """If it raises, that is logged, and the core goes on; after a step that it has missed, it is
+    reset."""
+
+    def __init__(self, name: str, follower: Follower) -> None:
+        self._name = name
+        self._follower = follower
+
+    def hear(self, events: Sequence[Event]) -> None:
+        with self._guard():
+            self._follower.hear(events)
+
+    def on_timing(self, step: Step, core_s: float, commit_s: float) -> None:
+        with self._guard():
+            self._follower.on_timing(step, core_s, commit_s)
+
+    def on_commit(self, step: Step) -> None:
+        self._follower.on_commit(step)  # the engine resets who raises
+
+    def on_failed_commit(self, error: CarmaError) -> None:
+        with self._guard():
+            self._follower.on_failed_commit(error)
+
+    def on_reset(self, jobs: Iterable[Job]) -> None:
+        with self._guard():
+            self._follower.on_reset(jobs)
+
+    def on_happenings(self, happenings: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
+        with self._guard():
+            self._follower.on_happenings(happenings, gpus)
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            log.exception("the follower %s has failed", self._name)

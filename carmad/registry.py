@@ -4,18 +4,24 @@ what they declare: their settings, and the wording of their reasons."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from carmad import DISTRIBUTION, installed
 from carmad.config import Preconditions, Settings
 from carmad.core.ports import Estimator, Policy, Predictor, Recovery, Server
+from carmad.edge import BackgroundService, Follower, Host
 from carmad.errors import CarmaError
-from carmad.guards import GuardedEstimator, GuardedPolicy, GuardedPredictor, GuardedRecovery
+from carmad.guards import (
+    GuardedEstimator,
+    GuardedPolicy,
+    GuardedPredictor,
+    GuardedRecovery,
+)
 from carmad.words import Wording
 
 log = logging.getLogger(__name__)
@@ -84,6 +90,36 @@ def names(kind: str) -> list[str]:
 def own_names(kind: str) -> list[str]:
     """CARMA's own plugins of a kind, as help and reference list them."""
     return [point.name for point in _points(kind) if not _is_foreign(point)]
+
+
+def services(host: Host) -> dict[str, BackgroundService]:
+    """The installed services that have something to do, by name. Raises CarmaError if one of
+    CARMA's own cannot be built; one of others' is logged and left out."""
+    return {name: cast(BackgroundService, made) for name, made in _build("services", host)}
+
+
+def followers(host: Host) -> dict[str, Follower]:
+    """The installed followers, by name; failing ones as `services`."""
+    return {name: cast(Follower, made) for name, made in _build("followers", host)}
+
+
+def routers() -> list[Any]:
+    """FastAPI's routers of packages; a failing one is logged and left out."""
+    return [made for _, made in _build("routes")]
+
+
+def _build(group: str, *given: object) -> Iterator[tuple[str, object]]:
+    for name, point in {point.name: point for point in reversed(_points(group))}.items():
+        try:
+            found = point.load()
+            made = found(*given) if given else found
+        except Exception as error:  # foreign code
+            if isinstance(error, CarmaError) and not _is_foreign(point):
+                raise
+            log.exception("%s cannot be built, and is left out: %s", name, point.value)
+        else:
+            if made is not None:
+                yield name, made
 
 
 @cache

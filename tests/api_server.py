@@ -86,7 +86,7 @@ class Daemon:
         self.gpus = tuple(a_gpu(n) for n in range(gpus))
         self.world = FakeWorld(self.gpus, self.inbox.clock, self.inbox.post)
         scheduler = Scheduler(settings, builtin.magm(settings), ladder.exclusive(settings))
-        timeline = Timeline(scheduler)
+        timeline = Timeline(settings.monitor.period_s)
         self.service = Service(
             inbox=self.inbox,
             store=self.store,
@@ -102,6 +102,7 @@ class Daemon:
             timeline=timeline,
             terminals=NoProcesses(),
         )
+        self.service.events.listeners.append(timeline.on_happenings)
         self.app = create_app(self.service)
         self.path = str(folder / "carmad.sock")
         sock = socket.socket(socket.AF_UNIX)

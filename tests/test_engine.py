@@ -22,11 +22,11 @@ from carmad.core.messages import (
 )
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Cause, Exit, GpuSample, JobId, JobState, ProcessUse
+from carmad.edge import Follower
 from carmad.engine import engine
 from carmad.engine.clock import Clock
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Delivery, Inbox, Stopping
-from carmad.loop import Follower
 from carmad.store.database import StoreFull
 from carmad.store.sql import SqlStore
 from carmad.testing import a_gpu, a_job, a_spec

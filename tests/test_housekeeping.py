@@ -22,6 +22,7 @@ from carmad.core.tasks import JobsById
 from carmad.core.types import JobSpec, JobState
 from carmad.daemon import housekeeping
 from carmad.daemon.housekeeping import Housekeeping, release, remove_attempts, shorten_logs
+from carmad.edge import Chore
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.store.sql import SqlStore
@@ -159,28 +160,23 @@ def test_every_chore_is_scheduled_patiently(store: SqlStore, tmp_path: Path) -> 
         assert all(job.coalesce and job.misfire_grace_time is None for job in jobs)
 
 
-def test_training_is_a_chore_where_there_is_something_to_train(
-    store: SqlStore, tmp_path: Path
-) -> None:
-    keeper = Housekeeping(store, Retention(backups=0), tmp_path, lambda: None, lambda: None)
-    keeper.start()
-    names = {job.name for job in keeper._scheduler.get_jobs()}
-    keeper.stop()
-    assert names == {"flush", "trim", "purge", "train"}
-
-
-def test_a_report_is_considered_every_hour(store: SqlStore, tmp_path: Path) -> None:
-    made: list[int] = []
-    keeper = Housekeeping(
-        store, Retention(backups=0), tmp_path, lambda: None, report=lambda: made.append(1)
+def test_others_chores_are_done_when_they_ask_for_it(store: SqlStore, tmp_path: Path) -> None:
+    made: list[str] = []
+    chores = (
+        Chore("report", lambda: made.append("report"), "cron", {"minute": 0}, at_start=True),
+        Chore("save", lambda: made.append("save"), "interval", {"minutes": 5}, at_stop=True),
     )
+    keeper = Housekeeping(store, Retention(backups=0), tmp_path, lambda: None, chores)
     keeper.start()
-    (chore,) = (job for job in keeper._scheduler.get_jobs() if job.name == "report")
-    assert chore.next_run_time - datetime.now(UTC) <= timedelta(minutes=2), "one may be due"
-    assert {str(each) for each in chore.trigger.fields if each.name == "minute"} == {"0"}
-    chore.func()
+    jobs = {job.name: job for job in keeper._scheduler.get_jobs()}
+    assert jobs.keys() == {"flush", "trim", "purge", "report", "save"}
+    report = jobs["report"]
+    assert report.next_run_time - datetime.now(UTC) <= timedelta(minutes=2), "one may be due"
+    assert {str(each) for each in report.trigger.fields if each.name == "minute"} == {"0"}
+    assert jobs["save"].trigger.interval == timedelta(minutes=5)
+    report.func()
     keeper.stop()
-    assert made == [1]
+    assert made == ["report", "save"]
 
 
 def test_backups_are_pruned(store: SqlStore, tmp_path: Path) -> None:

@@ -36,10 +36,10 @@ from carmad.core.scheduler import Scheduler
 from carmad.core.types import ArrayTask, Estimate, GpuSample, JobId, JobState
 from carmad.daemon.monitor import Externals
 from carmad.daemon.parts import flush
+from carmad.edge import Follower
 from carmad.engine.clock import Clock
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
-from carmad.loop import Follower
 from carmad.replay import reproduce
 from carmad.store import journal
 from carmad.store.database import StoreFull
@@ -124,7 +124,7 @@ def test_begin_says_what_ended_and_is_drained(tmp_path: Path) -> None:
     id = server.submit()
     server.exit(id)
     server.tell(DrainRequested(server.now, server.gpus[2].id, "a fan", "root"))
-    server.journal.on_reset()
+    server.journal.on_reset(())
     server.journal.flush()
     begin, _ = journal.read(journal.segments(tmp_path)[-1])
     assert isinstance(begin, Begin)
@@ -138,7 +138,7 @@ def test_begin_counts_each_task_of_an_array(tmp_path: Path) -> None:
     server = Recorded(tmp_path)
     array = a_spec(array=ArrayTask(JobId(1), 0, tasks=5, more=4))
     server.tell(Submitted(server.now, JobId(1), (array,)))
-    server.journal.on_reset()
+    server.journal.on_reset(())
     server.journal.flush()
     begin, _ = journal.read(journal.segments(tmp_path)[-1])
     assert isinstance(begin, Begin)
@@ -151,7 +151,7 @@ def test_no_environment_gets_in(tmp_path: Path) -> None:
     id = server.submit(env=(("TOKEN", "hush-hush"),))
     server.exit(id)
     server.tell(RequeueRequested(server.now, server.last(id), "ada"))
-    server.journal.on_reset()  # the job is live, and in what a segment begins with
+    server.journal.on_reset(())  # the job is live, and in what a segment begins with
     server.journal.flush()
     text = plain(tmp_path)
     assert "train.py" in text and '"env":[]' in text
@@ -186,7 +186,7 @@ def test_none_is_kept_when_it_may_take_no_room(tmp_path: Path) -> None:
     server = Recorded(tmp_path)
     server.journal.flush()
     off = Journal(tmp_path, server.scheduler, "1.2.3", 0)
-    off.on_reset()
+    off.on_reset(())
     off.on_commit(server.tell(Tick(1.0)))
     off.flush()
     assert journal.segments(tmp_path) == []
@@ -211,7 +211,7 @@ def test_the_newest_are_kept_when_the_clock_was_set_back(
     cap = 6 * journal.segments(tmp_path)[0].stat().st_size
     for _ in range(10):
         server.journal = Journal(tmp_path, server.scheduler, "1.2.3", cap)  # a new daemon's
-        server.journal.on_reset()
+        server.journal.on_reset(())
         server.sample(1.0)
         server.journal.flush()
         *older, newest = journal.segments(tmp_path)
@@ -290,7 +290,7 @@ def test_a_core_that_was_put_back_begins_a_segment(tmp_path: Path) -> None:
     server.journal.flush()
     for _ in range(5):  # commits fail again and again
         server.scheduler.restore([])
-        server.journal.on_reset()
+        server.journal.on_reset(())
         server.sample(1.0)
     server.submit(memory_mib=1000)
     server.journal.flush()
@@ -455,7 +455,7 @@ def test_samples_that_the_core_did_not_get_to_are_not_among_them(tmp_path: Path)
     with pytest.raises(TypeError):
         server.tell(early, nonsense, late)
     server.scheduler.restore([])
-    server.journal.on_reset()
+    server.journal.on_reset(())
     server.tell(early, again)
     server.tell(late)
     server.journal.flush()
@@ -468,16 +468,18 @@ def test_samples_that_the_core_did_not_get_to_are_not_among_them(tmp_path: Path)
 
 def told(*followers: Any) -> Callable[[Step], None]:
     """Notifies followers of a step, like the engine."""
-    engine = Engine(*[cast("Any", None)] * 4, followers)
+    core = SimpleNamespace(jobs=SimpleNamespace(rows={}))
+    engine = Engine(cast("Any", None), cast("Any", core), *[cast("Any", None)] * 2, followers)
     return lambda step: engine._notify(step, 0.0, 0.0)
 
 
 def test_a_step_that_another_could_not_be_told_of_is_in_the_journal(tmp_path: Path) -> None:
     server = FakeServer()
     log = Journal(tmp_path, server.scheduler, "1.2.3", PLENTY)
-    log.on_reset()
+    log.on_reset(())
     committed = told(
-        SimpleNamespace(on_timing=lambda *_: None, on_commit=broken, on_reset=lambda: None), log
+        SimpleNamespace(on_timing=lambda *_: None, on_commit=broken, on_reset=lambda jobs: None),
+        log,
     )
     committed(server.tell(Tick(1.0)))
     log.flush()
@@ -487,7 +489,7 @@ def test_a_step_that_another_could_not_be_told_of_is_in_the_journal(tmp_path: Pa
 def test_a_segment_begins_after_a_step_that_the_journal_could_not_take(tmp_path: Path) -> None:
     server = FakeServer()
     log = Journal(tmp_path, server.scheduler, "1.2.3", PLENTY)
-    log.on_reset()
+    log.on_reset(())
     committed = told(log)
     committed(server.tell(Tick(1.0)))
     log.flush()
@@ -506,7 +508,7 @@ def test_the_engine_tells_of_each_time_that_it_puts_the_core_back(tmp_path: Path
     restored: list[tuple[JobId, ...]] = []
 
     class Restored(Follower):
-        def on_reset(self) -> None:
+        def on_reset(self, jobs: object) -> None:
             restored.append(tuple(core.jobs))
 
     engine = Engine(inbox, core, store, Idle(), (Restored(),))

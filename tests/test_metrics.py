@@ -76,7 +76,7 @@ class Counted(FakeServer):
 
     def commit(self, step: Any) -> None:
         super().commit(step)
-        self.counts.note(list(happenings(step)), {})
+        self.counts.on_happenings(list(happenings(step)), {})
 
     @property
     def page(self) -> Page:
@@ -154,7 +154,7 @@ def succeeded(*estimates: Estimate, peak_mib: int = 1000) -> Counts:
     (end,) = [each for step in server.steps[-1:] for each in happenings(step)]
     for each in estimates:
         job = replace(server.last(id), estimate=each, usage=Usage(peak_mib=peak_mib))
-        counts.note([replace(end, job=job)], {})
+        counts.on_happenings([replace(end, job=job)], {})
     return counts
 
 
@@ -465,7 +465,7 @@ def test_series_of_jobs_are_bounded_and_only_if_wanted(monkeypatch: pytest.Monke
 
 class Mapped(FakeServer):
     def __init__(self, folder: Path, **options: Any) -> None:
-        self.mapping = JobMapping(folder, lambda: self.scheduler.jobs.rows.values())
+        self.mapping = JobMapping(folder)
         super().__init__(**options)
 
     def commit(self, step: Any) -> None:
@@ -499,7 +499,7 @@ def test_files_of_an_earlier_daemon_are_replaced(tmp_path: Path) -> None:
     server.submit(exclusive=True)
     assert files(folder) == {"0": ["1"]}
     server.mapping._on.clear()
-    server.mapping.on_reset()
+    server.mapping.on_reset(server.scheduler.jobs.rows.values())
     assert files(folder) == {"0": ["1"]}
 
 

@@ -37,7 +37,7 @@ from carmad.core.types import (
     Owner,
     Usage,
 )
-from carmad.daemon.housekeeping import weekly_mails, weekly_report
+from carmad.daemon.notices import weekly_mails, weekly_report
 from carmad.errors import CarmaError
 from carmad.notify import addresses, mail, post, sender
 from carmad.notify.letters import Item, ToldOnce, letter, lines
@@ -410,10 +410,10 @@ def test_administrators_are_told_of_the_server(
     file.chmod(0o600)
     stuck = [(JobId(7), "job 7 does not start")]
     thread = Post(store, Notify(str(file), stuck_s=0.0), stuck=lambda: stuck[0])
-    thread.note([Happening(1.0, Kind.GPU_LOST, gpu="GPU-1", detail="Xid 79")], {})
-    thread.note([Happening(1.0, Kind.HELD, a_job())], {})
+    thread.on_happenings([Happening(1.0, Kind.GPU_LOST, gpu="GPU-1", detail="Xid 79")], {})
+    thread.on_happenings([Happening(1.0, Kind.HELD, a_job())], {})
     barred = a_job(5, held=True, barred="there is no ada")
-    thread.note([Happening(1.0, Kind.RETRIED, barred, cause=Cause.NO_ACCOUNT)], {})
+    thread.on_happenings([Happening(1.0, Kind.RETRIED, barred, cause=Cause.NO_ACCOUNT)], {})
     thread.on_failed_commit(StoreFull("the disk is full"))
     thread.start()
     until(lambda: target.got)
@@ -438,7 +438,7 @@ def test_a_file_of_administrators_that_others_may_read_is_not_used(
     file.write_text("json://secret")
     file.chmod(0o644)
     thread = Post(store, Notify(str(file)))
-    thread.note([Happening(1.0, Kind.GPU_LOST, gpu="GPU-1", detail="Xid 79")], {})
+    thread.on_happenings([Happening(1.0, Kind.GPU_LOST, gpu="GPU-1", detail="Xid 79")], {})
     thread.start()
     until(lambda: "nobody is told by" in caplog.text)
     thread.stop()
@@ -587,7 +587,7 @@ def test_administrators_may_be_mail_addresses(store: SqlStore) -> None:
     with Mail() as served:
         settings = Notify(mail=served.way, administrators="root@lab.org, ann@lab.org")
         thread = Post(store, settings)
-        thread.note([Happening(1.0, Kind.GPU_LOST, gpu="GPU-1", detail="Xid 79")], {})
+        thread.on_happenings([Happening(1.0, Kind.GPU_LOST, gpu="GPU-1", detail="Xid 79")], {})
         thread.start()
         until(lambda: served.got, "a mail")
         thread.stop()

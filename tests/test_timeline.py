@@ -18,7 +18,6 @@ from carmad.config import Settings
 from carmad.core.decision import Decision, Placement, Reason, Verdict
 from carmad.core.happenings import happenings
 from carmad.core.messages import Discovered, Event, Sampled, Step
-from carmad.core.scheduler import Scheduler
 from carmad.core.types import (
     Cause,
     Estimate,
@@ -51,8 +50,6 @@ from carmad.timeline.hours import (
     Saved,
 )
 from carmad.timeline.recorder import Timeline
-from policies import builtin
-from recovery import ladder
 
 GPU, OTHER = a_gpu(0), a_gpu(1)
 NOON = 1_800_000_000 // HOUR_S * HOUR_S
@@ -159,8 +156,7 @@ class Recorded:
     """A timeline that is told of steps."""
 
     def __init__(self, settings: Settings = Settings()) -> None:  # noqa: B008 - it is frozen
-        core = Scheduler(settings, builtin.magm(settings), ladder.exclusive(settings))
-        self.timeline = Timeline(core)
+        self.timeline = Timeline(settings.monitor.period_s)
         self.jobs: dict[JobId, Job] = {}
         self.step(Discovered(NOON, (GPU, OTHER)))
 
@@ -171,7 +167,7 @@ class Recorded:
         step = Step(events, jobs, decisions, (), before=before)
         self.jobs |= {job.id: job for job in jobs}
         self.timeline.on_commit(step)
-        self.timeline.note(list(happenings(step)), {})
+        self.timeline.on_happenings(list(happenings(step)), {})
 
     def read(self, at: float, *uses: ProcessUse, gpu: GpuId = GPU.id, **its: object) -> None:
         sample = GpuSample(gpu, NOON + at, 5000, 1, 0.5, processes=uses)

@@ -38,6 +38,7 @@ from carmad.core.messages import Action, Estimated, EstimateMemory, Launch, Step
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Estimate, Gpu, GpuId, GpuSample, JobId
 from carmad.daemon.monitor import Monitor as MonitorThread
+from carmad.edge import Follower
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
 from carmad.gpu.source import Capabilities, Health
@@ -45,7 +46,6 @@ from carmad.http.server import Server
 from carmad.learned.estimates import Answer, Estimates, ask
 from carmad.learned.experience import Experience
 from carmad.learned.models import Models
-from carmad.loop import Follower
 from carmad.store.journal import Journal
 from carmad.store.sql import SqlStore
 from carmad.testing.fake_server import FIRST_PID, FakeWorld
@@ -130,7 +130,7 @@ class Pretended(Follower):
         self.inbox = Inbox(self.clock, 1)  # type: ignore[arg-type]
         self.world = FakeWorld(server.CARDS, self.clock, self.inbox.post)
         core = Scheduler(settings, registry.policy(settings), registry.recovery(settings))
-        self.timeline = Timeline(core)
+        self.timeline = Timeline(settings.monitor.period_s)
         experience = Experience(settings)
         self.monitor = MonitorThread(
             Cards(self.world), settings.monitor, self.inbox, Owners(self.world)
@@ -152,6 +152,7 @@ class Pretended(Follower):
             models=Models(folder / "models", self.store, 0.0, lambda models: None),
             timeline=self.timeline,
         )
+        self.service.events.listeners.append(self.timeline.on_happenings)
         self.journal = Journal(folder / "journal", core, "0", 64 << 20)
         engine = Engine(
             self.inbox,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from collections.abc import Sequence
+
+from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
@@ -36,7 +38,8 @@ RESOURCES = (  # in the order of the reference
 )
 
 
-def create_app(service: Service) -> FastAPI:
+def create_app(service: Service, plugged: Sequence[APIRouter] = ()) -> FastAPI:
+    """`plugged`: routers of packages; what they add is below /v1, and never instead of ours."""
     app = FastAPI(
         title="CARMA",
         version=VERSION,
@@ -47,6 +50,8 @@ def create_app(service: Service) -> FastAPI:
         # Of one that is included, FastAPI makes all routes again when the first request comes.
         routes=[route for each in RESOURCES for route in each.router.routes],
     )
+    for router in plugged:
+        app.include_router(router, prefix="/v1")
     app.state.service = service
     app.state.peers = Peers(service.settings.access.admin_group)
     app.state.owners = Owners()

@@ -22,7 +22,7 @@ from carmad.api.wire import as_json, stamp, state_code
 from carmad.core.happenings import Happening, Kind, happenings, words
 from carmad.core.messages import Discovered, Sampled, Step
 from carmad.core.types import Gpu, GpuId, GpuSample, Job
-from carmad.loop import Follower
+from carmad.edge import Follower
 from carmad.readable import gib
 
 KEPT = 4096

@@ -23,7 +23,7 @@ from carmad.core.scene import Scene
 from carmad.core.sharing import label
 from carmad.core.tasks import gapless, indices, singly
 from carmad.core.types import ENDED, Job, JobId, Owner
-from carmad.loop import Follower
+from carmad.edge import Follower
 from carmad.store.sql import SqlStore
 
 FIRST_ROWS = 50  # of the line, for everybody

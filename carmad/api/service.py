@@ -25,6 +25,7 @@ from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.tasks import among
 from carmad.core.types import Job, JobId, JobSpec, Owner
+from carmad.edge import Follower
 from carmad.engine.inbox import Inbox
 from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
@@ -32,7 +33,6 @@ from carmad.http.problems import Unavailable
 from carmad.learned.estimates import Guess
 from carmad.learned.experience import Experience
 from carmad.learned.models import Models
-from carmad.loop import Follower
 from carmad.metrics.figures import Counts
 from carmad.store.sql import SqlStore
 from carmad.threads import run_in_threadpool
@@ -157,7 +157,7 @@ class Service(Follower):
     def __post_init__(self) -> None:
         self.events = Events(str(int(self.started_at * 1000)), self.settings.monitor.external_mib)
         self.recent = Recent(self.store)
-        self.events.listeners += [self.timeline.note, self.counts.note]
+        self.events.listeners.append(self.counts.on_happenings)
 
     def on_commit(self, step: Step) -> None:
         self._scene = None

@@ -1,16 +1,13 @@
-"""Regular chores: deleting old jobs, backups, keeping the daemon's files small, and the week's
-report."""
+"""Regular chores: deleting old jobs, backups, keeping the daemon's files small, and others'."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shutil
-import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,21 +16,14 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from carmad import beats
 from carmad.accounts import barring
-from carmad.api.advice import AdviceOut
-from carmad.api.reporting import report
 from carmad.attempt import exits
 from carmad.config import Retention
 from carmad.core.messages import HoldRequested
-from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Job
+from carmad.edge import Chore
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
-from carmad.notify.letters import Letter
-from carmad.notify.post import Post
-from carmad.notify.week import letter_of
-from carmad.report import as_markdown, last, title
-from carmad.store.reading import Reader
 from carmad.store.sql import SqlStore
 from carmad.threads import Threads
 
@@ -41,11 +31,8 @@ _log = logging.getLogger(__name__)
 
 _FLUSH_S = 30
 _TRIM_MIN = 1
-_RELEASE_MIN = 1
 _BY = "carmad: the account is there again"
-_SAVE_MIN = 5  # what a daemon that is killed may lose of the timeline
 _PURGE_H = 1
-_TRAIN_H = 1  # how often to check whether training is due
 _BACKUP_HOUR = 3  # local time
 _SOON = timedelta(minutes=2)  # a daemon that never lives an hour has to purge, too
 _LOG_BYTES = 16 * 1024**2
@@ -64,21 +51,14 @@ class Housekeeping:
         retention: Retention,
         state_dir: Path,
         flush: Callable[[], None],
-        train: Callable[[], None] | None = None,
-        report: Callable[[], None] | None = None,
-        save: Callable[[], None] | None = None,
-        release: Callable[[], None] | None = None,
-        mails: Callable[[], None] | None = None,
+        chores: Sequence[Chore] = (),
     ) -> None:
+        """`chores`: others', besides."""
         self._store = store
         self.retention = retention
         self._state_dir = state_dir
         self._flush = flush
-        self._train = train
-        self._report = report
-        self._save = save
-        self._release = release
-        self._mails = mails
+        self._chores = chores
         # No misfire limit, as the default of one second skips runs when the machine is busy;
         # coalesce, as a laptop that slept for a week needs no week of purges.
         self._scheduler = BackgroundScheduler(
@@ -87,33 +67,27 @@ class Housekeeping:
         )
 
     def start(self) -> None:
-        def add(chore: str, do: Callable[[], object], trigger: str, **when: object) -> None:
-            self._scheduler.add_job(_guard(chore, do), trigger, name=chore, **when)
+        def add(name: str, do: Callable[[], object], trigger: str, **when: object) -> None:
+            self._scheduler.add_job(_guard(name, do), trigger, name=name, **when)
 
         soon = datetime.now().astimezone() + _SOON
         add("flush", self._flush, "interval", seconds=_FLUSH_S)
         add("trim", self.trim, "interval", minutes=_TRIM_MIN)
         add("purge", self.purge, "interval", hours=_PURGE_H, next_run_time=soon)
-        if self._save is not None:
-            add("save", self._save, "interval", minutes=_SAVE_MIN)
-        if self._release is not None:
-            add("release", self._release, "interval", minutes=_RELEASE_MIN)
-        if self._train is not None:
-            add("train", self._train, "interval", hours=_TRAIN_H)
         if self.retention.backups:
             add("backup", self.backup, "cron", hour=_BACKUP_HOUR)
-        if self._report is not None:
-            add("report", self._report, "cron", minute=0, next_run_time=soon)
-        if self._mails is not None:
-            add("mails", self._mails, "cron", minute=0, next_run_time=soon)
+        for chore in self._chores:
+            its = {"next_run_time": soon} if chore.at_start else {}
+            add(chore.name, chore.do, chore.trigger, **its, **chore.when)
         self._scheduler.start()
 
     def stop(self) -> None:
-        """Wait for the current chore, flush and save once more. Then the store may be closed."""
+        """Wait for the current chore, and do once more what is to be on disk."""
         self._scheduler.shutdown(wait=True)
         _guard("flush", self._flush)()
-        if self._save is not None:
-            _guard("save", self._save)()
+        for chore in self._chores:
+            if chore.at_stop:
+                _guard(chore.name, chore.do)()
 
     def purge(self) -> None:
         purged = self._store.purge(time.time(), self.retention)
@@ -204,62 +178,3 @@ def _guard(chore: str, do: Callable[[], object]) -> Callable[[], None]:
             _log.exception("%s failed", chore)
 
     return run
-
-
-def weekly_mails(
-    store: Reader,
-    post: Post,
-    told: Path,
-    clock: Callable[[], datetime] = datetime.now,
-) -> Callable[[], None]:
-    """A chore for every hour: has each user who held GPUs in the last whole week told of it, unless
-    that was done before. The file `told` says which week was the last."""
-
-    def tell() -> None:
-        now = clock()
-        since, until = last("week", now.date())
-        if not _is_due(now, since, until, told):
-            return
-        told.write_text(f"{since:%F}")  # first: rather none than one every hour
-        first, end = since.timestamp(), until.timestamp()
-        for user in store.users():
-            jobs = store.history(user=user, since=first, until=end, limit=MOST_OF_USER)
-            for owner in dict.fromkeys(job.spec.owner for job in jobs):
-                own = [job for job in jobs if job.spec.owner == owner]
-                week = letter_of(own, since, until, now.timestamp(), socket.gethostname())
-                if week:
-                    post.send_week(week, own[0])
-
-    return tell
-
-
-def _is_due(now: datetime, since: datetime, until: datetime, told: Path) -> bool:
-    before = told.read_text(errors="replace") if told.exists() else ""
-    return now.astimezone() >= until + SENT_AFTER and before != f"{since:%F}"
-
-
-MOST_OF_USER = 2000  # jobs of a week, the latest
-SENT_AFTER = timedelta(hours=7)  # from the end of the week
-
-
-def weekly_report(
-    store: Reader,
-    scene: Callable[[], Scene],
-    advice: Callable[[], AdviceOut | None],
-    post: Post,
-    told: Path,
-    clock: Callable[[], datetime] = datetime.now,
-) -> Callable[[], None]:
-    """A chore for every hour: makes the report of the last whole week, and has it sent, unless it
-    was before. The file `told` says which week's was the last."""
-
-    def tell() -> None:
-        now = clock()
-        since, until = last("week", now.date())
-        if not _is_due(now, since, until, told):
-            return
-        out = report(store, scene(), since.timestamp(), until.timestamp(), advice=advice())
-        letter = Letter(title(out), as_markdown(out, titled=False))
-        post.send_report(letter, partial(told.write_text, f"{since:%F}"))
-
-    return tell

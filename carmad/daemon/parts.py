@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import Protocol
+from typing import Protocol, cast
 
 from carmad import beats, configfile, paths, registry, units
 from carmad.api.advice import AdviceOut, read_advice
@@ -32,7 +32,8 @@ from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import GpuId, JobId, JobSpec, JobState, Refusal
 from carmad.daemon import doctor
-from carmad.daemon.housekeeping import Housekeeping, release, weekly_mails, weekly_report
+from carmad.daemon.host import DaemonHost
+from carmad.daemon.housekeeping import Housekeeping, release
 from carmad.daemon.monitor import Externals, Monitor, MpsWatch
 from carmad.daemon.runners import Runners
 from carmad.daemon.service import (
@@ -43,8 +44,9 @@ from carmad.daemon.service import (
     read_settings,
     watchdog,
 )
-from carmad.daemon.slurmnode import SlurmNode, grant_gib
+from carmad.daemon.slurmnode import grant_gib
 from carmad.daemon.world import DaemonWorld
+from carmad.edge import BackgroundService, Chore, Follower
 from carmad.engine.clock import Clock, Wall, boot_id, wall_ahead
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
@@ -53,18 +55,14 @@ from carmad.gpu.checkpoint import Checkpoints
 from carmad.gpu.limits import EmulatedLimiter, NvmlLimiter
 from carmad.gpu.mps import Mps
 from carmad.gpu.source import TelemetrySource
-from carmad.guards import Trouble
+from carmad.guards import GuardedFollower, Trouble
 from carmad.http.server import Server
 from carmad.installed import VERSION
 from carmad.learned import attendant
 from carmad.learned.estimates import Answer, ask_all, decide, measure, patient
 from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.learned.models import Models
-from carmad.loop import Follower
-from carmad.metrics.keeper import Keeper
-from carmad.metrics.mapping import JobMapping
 from carmad.models import Model
-from carmad.notify.letters import find_stuck
 from carmad.notify.post import Post
 from carmad.store.damage import stands_in
 from carmad.store.journal import Journal
@@ -99,6 +97,7 @@ class Daemon:
         """`config`: the file that the settings came from. `listener`: systemd's socket, if it has
         opened one. Raises CarmaError."""
         self._state_dir, self._settings, self._config = state_dir, settings, config
+        self._in_force = settings
         self._options = options
         self._where = options.socket or paths.daemon_socket()
         self._stack, self._reloader = stack, reloader
@@ -106,7 +105,9 @@ class Daemon:
         self._build_core(emulated=bool(options.emulated))
         self._build_world(source)
         self._build_service()
-        self._server = Server(listener or listen(self._where), create_app(self._service))
+        self._server = Server(
+            listener or listen(self._where), create_app(self._service, registry.routers())
+        )
         self._build_engine()
 
     def _build_core(self, emulated: bool) -> None:
@@ -165,8 +166,7 @@ class Daemon:
         settings, store = self._settings, self._store
         retrain_days = settings.models.retrain_days
         self._models = Models(self._state_dir / "models", store, retrain_days, self._deliver)
-        self._timeline = Timeline(self._scheduler)
-        self._timeline.load(store.timeline(), self._clock())
+        self._build_plugged()
         self._service = Service(
             inbox=self.inbox,
             store=store,
@@ -179,18 +179,42 @@ class Daemon:
             ),
             doctor=self._examine,
             models=self._models,
-            timeline=self._timeline,
+            timeline=cast(Timeline, self._followers["timeline"]),
             terminals=self._world,
             set_policy=self._set_policy,
             waiting_settings=lambda: find_waiting(self._service.settings, self.read_settings()),
             advice=self._read_advice,
-            send_test=lambda user: self._post.send_test(user),
+            send_test=cast(Post, self._services["notices"]).send_test,
             config_path=str(self._config) if self._config else None,
             config_toml=configfile.dump(settings),
             troubles=self._troubles,
             limited_by=self._launcher.limited_by,
             granted_gib=lambda job: grant_gib(settings.cluster, job),
         )
+
+    def _build_plugged(self) -> None:
+        """What packages add, and those of CARMA's own parts that plug in the same way."""
+        self._added: list[Chore] = []
+        host = DaemonHost(
+            settings=lambda: self._in_force,
+            state_dir=self._state_dir,
+            socket=self._where,
+            has_units=self._own_units,
+            records=self._store,
+            clock=self._clock,
+            scene=self._scene,
+            explain=lambda job: explain(job, self._scene()),
+            add_chore=self._added.append,
+            store=self._store,
+        )
+        self._services = registry.services(host)
+        self._followers = registry.followers(host)
+        for name, service in self._services.items():
+            if isinstance(service, Follower):
+                self._followers[name] = service
+
+    def _read_advice(self) -> AdviceOut | None:
+        return read_advice(self._state_dir, self._in_force.policy)
 
     def _build_engine(self) -> None:
         """What drives the core, and those that follow its steps."""
@@ -203,28 +227,12 @@ class Daemon:
             settings.retention.journal_mib << 20,
             self._past.submissions,
         )
-        self._post = Post(
-            store,
-            settings.notify,
-            own_units=self._own_units,
-            stuck=lambda: find_stuck(self._scene()),
-            explain=lambda job: explain(job, self._scene()),
-            gpus=lambda: self._scene().gpus,
-        )
-        self._service.events.listeners.append(self._post.note)
         self._runners = Runners(self.inbox)
-        folder = self._state_dir / "gpu-jobs"
-        self._mapping = JobMapping(folder, lambda: scheduler.jobs.rows.values())
+        plugged = [GuardedFollower(name, its) for name, its in self._followers.items()]
+        self._service.events.listeners += [its.on_happenings for its in plugged]
         followers = (
-            InvalidChoices(),
-            self._timeline,
-            self._service,
-            self._service.counts,
-            self._world,
-            self._journal,
-            self._post,
-            self._runners,
-            self._mapping,
+            *(InvalidChoices(), self._service, self._service.counts, self._world),
+            *(self._journal, self._runners, *plugged),
         )
         self.engine = Engine(self.inbox, scheduler, store, self._world, followers)
 
@@ -236,7 +244,6 @@ class Daemon:
         self._end_unreadable()
         self._note_lacking_secrets()
         self._runners.watch(self._scheduler.jobs.rows.values())
-        self._mapping.on_reset()
         self._stack.callback(self._world.close)
 
     def _note_lacking_secrets(self) -> None:
@@ -250,7 +257,6 @@ class Daemon:
 
     def start(self) -> None:
         """Start the threads, and the processes that they keep."""
-        settings = self._settings
         self._start(beats.Watcher(self._watchdog(), self._monitor.hangs))
         self._start(self._monitor)
         if self._mps:
@@ -258,12 +264,9 @@ class Daemon:
         self._chores = self._housekeeping()
         self._start(self._chores)
         self._stack.callback(self._models.stop)
-        self._start(self._post)
         self._start(self._server)
-        if settings.cluster.engine:
-            self._start(SlurmNode(self._scene, settings.cluster.node))
-        if settings.metrics.listen:
-            self._start(Keeper(settings.metrics.listen, self._where, self._own_units))
+        for name, service in self._services.items():
+            self._start_plugged(name, service)
         # First: the others wait for the trials under way.
         self._stack.callback(self._experience.close)
 
@@ -277,7 +280,8 @@ class Daemon:
     def reconfigure(self, new: Settings) -> None:
         """From now on, these settings are in effect. For any thread."""
         self.inbox.post(Reconfigured(self._clock(), new))
-        self._service.settings, self._service.config_toml = new, configfile.dump(new)
+        self._in_force = self._service.settings = new
+        self._service.config_toml = configfile.dump(new)
         self._chores.retention = new.retention
 
     def _set_policy(self, name: str, by: str) -> None:
@@ -293,6 +297,14 @@ class Daemon:
         self._config, self._service.config_path = file, str(file)
         log.info("%s sets the policy: %s", by, name)
         self._reloader.ask().result(ANSWER_S)
+
+    def _start_plugged(self, name: str, service: BackgroundService) -> None:
+        try:
+            service.start()
+        except Exception:  # foreign code
+            log.exception("the service %s did not start", name)
+            return
+        self._stack.push(functools.partial(_stop, name, service))
 
     def _start(self, part: Startable) -> None:
         """Start `part`, and stop it when the stack closes."""
@@ -315,22 +327,18 @@ class Daemon:
         self.inbox.close()
 
     def _housekeeping(self) -> Housekeeping:
-        store, sent = self._store, self._state_dir / "report.sent"
-        wants_report = self._settings.notify.report
+        held = functools.partial(release, self.inbox)
+        every_hour = {"hours": 1}
         return Housekeeping(
-            store,
+            self._store,
             self._settings.retention,
             self._state_dir,
-            functools.partial(flush, self._journal, store, self._externals),
-            self._models.train_if_due,
-            weekly_report(store, self._scene, self._read_advice, self._post, sent)
-            if wants_report
-            else None,
-            lambda: self._timeline.save(store.record_timeline, self._clock()),
-            functools.partial(release, self.inbox),
-            weekly_mails(store, self._post, self._state_dir / "weeks.sent")
-            if self._settings.notify.mail and self._settings.notify.week
-            else None,
+            functools.partial(flush, self._journal, self._store, self._externals),
+            (
+                Chore("release", held, "interval", {"minutes": 1}),
+                Chore("train", self._models.train_if_due, "interval", every_hour),
+                *self._added,
+            ),
         )
 
     def _scene(self) -> Scene:
@@ -491,6 +499,13 @@ def flush(journal: Journal, store: SqlStore, externals: Externals) -> None:
         journal.flush()
     finally:
         store.record_externals(externals.take())
+
+
+def _stop(name: str, service: BackgroundService, *_: object) -> None:
+    try:
+        service.stop()
+    except Exception:  # foreign code
+        log.exception("the service %s did not stop", name)
 
 
 class InvalidChoices(Follower):

@@ -14,8 +14,8 @@ from carmad.attempt.proc import running
 from carmad.attempt.supervisor import open_followed
 from carmad.core.messages import CancelRequested, Step
 from carmad.core.types import Job, JobId
+from carmad.edge import Follower
 from carmad.engine.inbox import Inbox
-from carmad.loop import Follower
 
 LATE_S = 10.0
 BY = "carmad: its `carma run` is gone"

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from carmad import beats
 from carmad.config import Cluster
 from carmad.core.scene import Scene
+from carmad.edge import Host
 from carmad.readable import clean, count, gpumem_count
 
 LOOK_S = 1.0
@@ -154,6 +155,11 @@ def ask(*words: str) -> tuple[str, str]:
     if ran.returncode != 0:
         raise SlurmFailed((ran.stderr or ran.stdout).strip()[:MOST_SAID])
     return ran.stdout, ran.stderr
+
+
+def slurm_node(host: Host) -> SlurmNode | None:
+    cluster = host.settings().cluster
+    return SlurmNode(host.scene, cluster.node) if cluster.engine else None
 
 
 class SlurmNode:

@@ -58,6 +58,7 @@ from carmad.core.types import (
     Refusal,
 )
 from carmad.daemon.suspender import Suspender
+from carmad.edge import Follower
 from carmad.engine.clock import boottime
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
@@ -65,7 +66,6 @@ from carmad.gpu.checkpoint import Checkpoints
 from carmad.gpu.limits import Limiter
 from carmad.gpu.mps import Mps
 from carmad.learned.estimates import Estimates
-from carmad.loop import Follower
 from carmad.readable import gib
 from carmad.store.database import StoreFull
 from carmad.threads import Threads

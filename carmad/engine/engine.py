@@ -23,9 +23,10 @@ from carmad.core.messages import (
 from carmad.core.ports import World
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import FOR_GOOD, Cause, Exit, JobId
+from carmad.edge import Follower
 from carmad.engine.inbox import Delivery, Inbox, Question
 from carmad.errors import CarmaError
-from carmad.loop import Follower, turn
+from carmad.loop import turn
 from carmad.store.database import StoreFull
 from carmad.store.sql import SqlStore
 
@@ -175,7 +176,7 @@ class Engine:
                 follower.on_commit(step)
             except Exception:
                 log.exception("%s missed a committed step", type(follower).__name__)
-                follower.on_reset()
+                follower.on_reset(self._scheduler.jobs.rows.values())
 
     def _stop_uncommitted(self, stops: Sequence[Stop]) -> None:
         """Carry out each stop once, although every retry of the step repeats it."""
@@ -243,7 +244,7 @@ class Engine:
             reservations=saved.reservations,
         )
         for follower in self._followers:
-            follower.on_reset()
+            follower.on_reset(self._scheduler.jobs.rows.values())
         return owed
 
     def _answer(self, question: Question) -> None:

@@ -21,7 +21,7 @@ from carmad.core.readings import memory_of
 from carmad.core.scene import Scene
 from carmad.core.sharing import label
 from carmad.core.types import ENDED, Cause, Gpu, GpuId, GpuSample, Job, JobState
-from carmad.loop import Follower
+from carmad.edge import Follower
 from carmad.metrics import declared
 from carmad.metrics.declared import Metric
 from carmad.notify.letters import find_stuck
@@ -210,13 +210,13 @@ class Counts(Follower):
             if step.to_write:
                 self._commit_s.observe(commit_s)
 
-    def on_reset(self) -> None:
+    def on_reset(self, jobs: Iterable[Job]) -> None:
         if self._under_way:
             self._under_way = False
             with self._lock:
                 self._count(declared.STEPS_FAILED)
 
-    def note(self, happened: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
+    def on_happenings(self, happened: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
         with self._lock:
             for each in happened:
                 if each.job is not None:

@@ -18,6 +18,7 @@ from threading import Event, Thread
 from time import monotonic
 
 from carmad import beats, configfile, units
+from carmad.edge import Host
 from carmad.errors import CarmaError
 from carmad.metrics import LISTENING
 
@@ -49,6 +50,11 @@ def _installation() -> dict[str, str]:
     folders = (str(Path(__file__).parents[2]), sys.prefix, sys.base_prefix)
     hidden = [each for each in folders if each.startswith(("/tmp/", "/var/tmp/"))]
     return {"BindReadOnlyPaths": " ".join(hidden)} if hidden else {}
+
+
+def keep_exporter(host: Host) -> Keeper | None:
+    listen = host.settings().metrics.listen
+    return Keeper(listen, host.socket, host.has_units) if listen else None
 
 
 class Keeper:

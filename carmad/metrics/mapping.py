@@ -6,23 +6,26 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from carmad.core.messages import Discovered, Step
 from carmad.core.sharing import label
 from carmad.core.types import Gpu, GpuId, Job, JobId
-from carmad.loop import Follower
+from carmad.edge import Follower, Host
 
 log = logging.getLogger(__name__)
 
 
-class JobMapping(Follower):
-    """In the core's thread. `jobs`: those of the core. An earlier daemon's files are replaced."""
+def map_jobs(host: Host) -> JobMapping:
+    return JobMapping(host.state_dir / "gpu-jobs")
 
-    def __init__(self, folder: Path, jobs: Callable[[], Iterable[Job]]) -> None:
+
+class JobMapping(Follower):
+    """An earlier daemon's files are replaced."""
+
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._jobs = jobs
         self._numbers: dict[GpuId, int] = {}  # DCGM's, of the physical GPU
         self._on: dict[JobId, tuple[str, tuple[GpuId, ...]]] = {}  # label and GPUs
         self._written: dict[int, str] = {}
@@ -36,9 +39,9 @@ class JobMapping(Follower):
         if self._note(step.jobs) or found or self._failed:
             self._write()
 
-    def on_reset(self) -> None:
+    def on_reset(self, jobs: Iterable[Job]) -> None:
         self._on.clear()
-        self._note(self._jobs())
+        self._note(jobs)
         self._write()
 
     def _note(self, jobs: Iterable[Job]) -> bool:

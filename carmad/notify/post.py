@@ -33,8 +33,8 @@ from carmad.core.happenings import Happening, name_gpus, words
 from carmad.core.messages import Step
 from carmad.core.sharing import label
 from carmad.core.types import Cause, Gpu, GpuId, Job, JobId, Owner
+from carmad.edge import Follower
 from carmad.errors import CarmaError
-from carmad.loop import Follower
 from carmad.notify import addresses, mail
 from carmad.notify.letters import Item, Letter, ToldOnce, letter, lines
 from carmad.notify.sender import FAILED, SENT, UNUSABLE
@@ -196,7 +196,7 @@ class Post(Follower):
         if any(job.spec.notify or job.idle for job in step.jobs):
             self._news.set()
 
-    def note(self, happenings: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
+    def on_happenings(self, happenings: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
         """What happened to the GPUs, and jobs whose users are not there any more."""
         for each in happenings if self._settings.administrators else ():
             if each.gpu is not None:

@@ -36,8 +36,8 @@ from carmad.core.scheduler import Scheduler
 from carmad.core.share import NOBODY, Account, Ranks
 from carmad.core.tasks import Outcome
 from carmad.core.types import Gpu, GpuId, Job, JobSpec
+from carmad.edge import Follower
 from carmad.errors import CarmaError
-from carmad.loop import Follower
 from carmad.models import Model
 from carmad.store.codec import current_form, in_current_names, rename_fields
 
@@ -129,7 +129,7 @@ class Journal(Follower):
         if self._cap_bytes:
             self._remember(events)
 
-    def on_reset(self) -> None:
+    def on_reset(self, jobs: Iterable[Job]) -> None:
         """Begin a new segment."""
         if self._cap_bytes:
             self._forget_unseen()

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from carmad.core.gpuview import free_memory
 from carmad.core.happenings import Happening
 from carmad.core.messages import Discovered, Sampled, Step
-from carmad.core.scheduler import Scheduler
 from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId
-from carmad.loop import Follower
+from carmad.edge import Follower
 from carmad.timeline.hours import (
     COARSE_S,
     FINE_S,
@@ -41,9 +40,8 @@ RISKY_S = 60.0
 class Timeline(Follower):
     """Filled by the core's thread with every committed step, read by others."""
 
-    def __init__(self, core: Scheduler) -> None:
-        self._core = core
-        period_s = core.settings.monitor.period_s
+    def __init__(self, period_s: float) -> None:
+        """`period_s`: of the samples."""
         self._fine_s = next((step for step in FINE_S if step >= period_s), COARSE_S)
         self._lock = threading.Lock()  # for the next four
         self._hours: dict[GpuId, deque[Hour]] = {}  # of each, in order; the last one is filled
@@ -55,8 +53,8 @@ class Timeline(Follower):
 
     # -- in the core's thread
 
-    def on_reset(self) -> None:
-        self._residents = {job.id: job for job in self._core.jobs.rows.values() if job.holds_gpus}
+    def on_reset(self, jobs: Iterable[Job]) -> None:
+        self._residents = {job.id: job for job in jobs if job.holds_gpus}
 
     def on_commit(self, step: Step) -> None:
         new = [*self._slowdowns(step), *self._risks(step)]
@@ -74,7 +72,7 @@ class Timeline(Follower):
                     self._present = frozenset(gpu.id for gpu in event.gpus)
             self._mark(new)
 
-    def note(self, new: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
+    def on_happenings(self, new: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
         with self._lock:
             self._mark(each for happening in new for each in marks(happening))
 

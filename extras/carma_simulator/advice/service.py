@@ -14,11 +14,18 @@ from typing import cast
 from carmad import apart, beats
 from carmad.api.advice import FILE, OWN, AdviceOut
 from carmad.core.share import DAY_S
+from carmad.edge import Chore, Host
 
 log = logging.getLogger(__name__)
 
 DAYS = 30
 EVERY_S = 7 * DAY_S
+
+
+def advising(host: Host) -> Advising:
+    found = Advising(host.state_dir, host.socket, lambda: host.settings().policy)
+    host.add_chore(Chore("advise", found.advise_if_due, "interval", {"hours": 1}))
+    return found
 
 
 class Advising:
@@ -31,7 +38,7 @@ class Advising:
         self._stopping = threading.Event()
 
     def start(self) -> None:
-        """The daemon's housekeeping does the rest."""
+        """Nothing: it is a chore."""
 
     def advise_if_due(self) -> None:
         """Call it regularly."""
