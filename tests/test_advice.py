@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from carmad.api.advice import AdviceOut, command, read_advice, sentence, words
+from carmad.api.advice import AdviceOut, command, sentence, words
 from carmad.config import Settings
 from carmad.core.messages import Reconfigured
 from carmad.core.types import JobState

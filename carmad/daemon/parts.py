@@ -344,9 +344,6 @@ class Daemon:
     def _scene(self) -> Scene:
         return self.inbox.ask(lambda core: core.snapshot(self.inbox.clock())).result(ANSWER_S)
 
-    def _read_advice(self) -> AdviceOut | None:
-        return read_advice(self._state_dir, self._service.settings.policy)
-
     def _examine(self, scene: Scene) -> Sequence[CheckOut]:
         return doctor.checks(
             self._service.settings,

@@ -19,5 +19,5 @@ DEMO = Verb(
 WHAT_IF = Verb(
     "what-if",
     "carma_simulator.commands.what_if",
-    "Simulate the last days' jobs under other policies, for programs: it prints lines of JSON.",
+    "Simulate the last days' jobs under other policies, for programs such as the page.",
 )

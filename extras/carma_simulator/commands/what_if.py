@@ -32,7 +32,7 @@ def what_if_options(parser: Options) -> None:
 
 
 def what_if(options: Namespace) -> int:
-    """It prints a line of JSON whenever there is something new: `share`, how far it is (0 to 1);
+    """Prints a line of JSON whenever there is something new: `share`, how far it is (0 to 1);
     `runs` and `notes`; the `report`, an HTML page, or a `hint` why there is none; or `error` and
     `hint`. It has the lowest priority, and ends when its standard input is closed.
     """

@@ -6,15 +6,19 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from carma_simulator.advice import compare
 from carma_simulator.advice.__main__ import advise
-from carma_simulator.advice.service import EVERY_S, Advising
+from carma_simulator.advice.service import EVERY_S, Advising, advising
 from carma_simulator.experiment import Outcome
-from carmad.api.advice import AdviceOut, read_advice
+from carmad.api.advice import OWN, AdviceOut, read_advice
+from carmad.config import Settings
 from carmad.core.types import Cause, JobState
+from carmad.edge import Chore
 from tests.daemon import NO_KERNELS, Carmad, running, train
 from tests.extras.carma_simulator.outcomes import attempt, job, outcome
 
@@ -96,6 +100,21 @@ def _replay_last_month(carmad: Carmad, monkeypatch: pytest.MonkeyPatch) -> None:
     again = advise(30)
     assert (again["policy"], again["instead"], again["jobs"]) == ("magm", "carma", 3)
     assert again["saved"] is not None
+
+
+def test_the_daemon_looks_every_hour(tmp_path: Path) -> None:
+    chores: list[Chore] = []
+    host: Any = SimpleNamespace(
+        state_dir=tmp_path,
+        socket="",
+        settings=lambda: Settings(policy=OWN),
+        add_chore=chores.append,
+    )
+    advising(host)
+    (chore,) = chores
+    assert (chore.trigger, chore.when) == ("interval", {"hours": 1})
+    chore.do()
+    assert not list(tmp_path.iterdir()), "its own policy is in force"
 
 
 def test_what_cannot_be_told_is_not_tried_again_at_once(tmp_path: Path) -> None:
