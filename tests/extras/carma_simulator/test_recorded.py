@@ -549,6 +549,12 @@ def test_what_a_daemon_decided_is_decided_again_and_what_it_ran_can_be_simulated
     assert (again.jobs, again.finished, again.oom_lost) == (5, 4, 1)
 
 
+def test_jobs_without_gpus_are_left_out(tmp_path: Path) -> None:
+    with running(tmp_path, "1xA100-40GB") as daemon:
+        daemon.ended(daemon.submit("true", gpus=0))
+        assert "no past job" in daemon.carma("simulate", "--history", rc=None)
+
+
 def asker(daemon: Carmad) -> Callable[..., Json]:
     def get(path: str, **query: object) -> Json:
         given = urlencode({key: value for key, value in query.items() if value is not None})
