@@ -47,7 +47,8 @@ class BackgroundService(Protocol):
     gets each step."""
 
     def start(self) -> None:
-        """All parts are built, and the core knows its jobs. Must return at once."""
+        """All parts are built, and the core knows its jobs, but it does not answer before all
+        services have started."""
 
     def stop(self) -> None:
         """The core has stopped; the store is open. Takes a few seconds at most."""

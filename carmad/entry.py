@@ -11,17 +11,24 @@ import sys
 
 
 def carma() -> None:
-    _clear_path()
+    _prepare_path()
     from cli.main import main
 
     main()
 
 
 def carmad() -> int:
-    _clear_path()
+    _prepare_path()
     from carmad.daemon.main import main
 
     return main()
+
+
+def _prepare_path() -> None:
+    _clear_path()
+    from carmad.paths import find_own
+
+    find_own()
 
 
 def _clear_path() -> None:

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 
 MOST_DIGITS = 10  # as Slurm's
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+_OWN = f"{HOME}/carmad/own"  # where the wheel has them
+# Where `cli`, `estimators`, `policies` and `recovery` are: others' packages may have these names.
+OWN = _OWN if os.path.isdir(_OWN) else HOME  # noqa: PTH112
+# Code with which another Python finds CARMA, and ours before others' of the same name.
+FIND = f"import sys; sys.path.insert(0, {OWN!r}); sys.path.append({HOME!r})"
 SYSTEM_SOCKET = "/run/carma/carmad.sock"
 
 
@@ -79,6 +84,12 @@ def scripts_dir(state_dir: str) -> str:
     return "/run/carma/scripts" if os.geteuid() == 0 else f"{state_dir}/scripts"
 
 
+def find_own() -> None:
+    """Have this Python find what is in `OWN`, before others' of the same name."""
+    if OWN not in sys.path[:1]:
+        sys.path.insert(0, OWN)
+
+
 def config_path() -> str:
     if given := os.environ.get("CARMA_CONFIG"):
         return given
@@ -112,8 +123,5 @@ def fill(pattern: str, values: Mapping[str, str]) -> str:
 def python(module: str) -> list[str]:
     """The argv that runs a module of CARMA's as a program of its own: `python -m`, but for what the
     environment and the current directory would add to its path."""
-    code = (
-        f"import sys; sys.path.append({HOME!r}); from runpy import run_module;"
-        f" run_module({module!r}, run_name='__main__', alter_sys=True)"
-    )
-    return [sys.executable, "-E", "-P", "-c", code]
+    code = f"run_module({module!r}, run_name='__main__', alter_sys=True)"
+    return [sys.executable, "-E", "-P", "-c", f"{FIND}; from runpy import run_module; {code}"]

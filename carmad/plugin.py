@@ -67,6 +67,12 @@ from carmad.core.types import StageTimes as StageTimes
 from carmad.core.types import StepTime as StepTime
 from carmad.core.view import NodeView as NodeView
 from carmad.core.view import View as View
+from carmad.edge import API_VERSION as API_VERSION
+from carmad.edge import BackgroundService as BackgroundService
+from carmad.edge import Chore as Chore
+from carmad.edge import Follower as Follower
+from carmad.edge import Host as Host
+from carmad.edge import Records as Records
 from carmad.models import Additive as Additive
 from carmad.models import Boosted as Boosted
 from carmad.models import Lookup as Lookup

@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, cast
 
-from carmad import DISTRIBUTION, installed
+from carmad import DISTRIBUTION, installed, paths
 from carmad.config import Preconditions, Settings
 from carmad.core.ports import Estimator, Policy, Predictor, Recovery, Server
 from carmad.edge import BackgroundService, Follower, Host
@@ -25,6 +25,8 @@ from carmad.guards import (
 from carmad.words import Wording
 
 log = logging.getLogger(__name__)
+
+paths.find_own()  # other programs load our plugins, too
 
 KINDS = ("policies", "recoveries", "estimators", "predictors")
 _EVERY_POLICYS = {field.name for field in fields(Preconditions)}

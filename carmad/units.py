@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from carmad.paths import FIND
+
 WITHIN_S = 30.0  # how long systemd may take to answer
 
 
@@ -28,9 +30,7 @@ def manager() -> list[str]:
 
 def program(module: str) -> list[str]:
     """The command that runs `main` of one of CARMA's modules, in an isolated Python."""
-    root = str(Path(__file__).parents[1])
-    code = f"import sys; sys.path.append({root!r}); from {module} import main; main()"
-    return [sys.executable, "-I", "-c", code]
+    return [sys.executable, "-I", "-c", f"{FIND}; from {module} import main; main()"]
 
 
 def start(

@@ -15,7 +15,7 @@ import zlib
 from pathlib import Path
 
 from carmad.errors import CarmaError
-from carmad.paths import python, user_runtime_dir
+from carmad.paths import HOME, OWN, python, user_runtime_dir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 START_WITHIN_S = 10.0
 LOOK_S = 0.01
-ROOT = Path(__file__).parents[1]
 _started: list[subprocess.Popen[bytes]] = []  # nobody waits for it
 
 
@@ -81,7 +80,7 @@ def _connect() -> socket.socket | None:
 def _start(argv: list[str]) -> subprocess.Popen[bytes]:
     null = subprocess.DEVNULL
     return subprocess.Popen(
-        argv, cwd=ROOT, stdin=null, stdout=null, stderr=null, start_new_session=True
+        argv, cwd=HOME, stdin=null, stdout=null, stderr=null, start_new_session=True
     )
 
 
@@ -100,8 +99,8 @@ def _private_folder() -> Path | None:
 def _fingerprint() -> str:
     """Of what would run: this Python and this code, and its plugins."""
     found = [sys.executable, sys.version]
-    for package in ("carmad", "estimators"):
-        for path in sorted((ROOT / package).rglob("*.py")):
+    for package in (Path(HOME, "carmad"), Path(OWN, "estimators")):
+        for path in sorted(package.rglob("*.py")):
             status = path.stat()
             found.append(f"{path} {status.st_mtime_ns} {status.st_size}")
     return f"{zlib.crc32(chr(10).join(found).encode('utf-8', 'surrogateescape')):08x}"

@@ -50,31 +50,100 @@ def test_the_wheel_has_all_that_the_packages_have(wheel: Path) -> None:
     assert dict(points["console_scripts"]) == project["project"]["scripts"]
     for group, declared in project["project"]["entry-points"].items():
         assert dict(points[group]) == declared
-    for package in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
+    target = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    for package in target["packages"]:
+        place = target["sources"].get(package, Path(package).name)
         for file in (ROOT / package).rglob("*.*"):  # templates, static files, models, tables, …
             if file.is_file() and "__pycache__" not in file.parts:
-                assert str(file.relative_to((ROOT / package).parent)) in names
+                assert str(place / file.relative_to(ROOT / package)) in names
     for unit in (ROOT / "systemd").iterdir():
         assert f"{info}.data/data/share/carma/systemd/{unit.name}" in names
 
 
-def test_the_wheel_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
-    env, root = tmp_path / "env", tmp_path / "root"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(env)], check=True)
-    install = ["--python", str(env / "bin/python"), "install", "--no-compile", *OFFLINE, str(wheel)]
-    subprocess.run([*PIP, *install], check=True, timeout=PATIENCE_S)
-    (packages,) = env.glob("lib/python*/site-packages")
-    (packages / "needs.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
+class Environment:
+    """A virtual environment, which has what CARMA needs but not CARMA."""
 
-    def run(*argv: str) -> str:
-        done = subprocess.run(argv, cwd=tmp_path, check=True, capture_output=True, text=True)
+    def __init__(self, folder: Path) -> None:
+        self.python = folder / "bin/python"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+        (self.packages,) = folder.glob("lib/python*/site-packages")
+        needs = sysconfig.get_path("purelib")
+        (self.packages / "needs.pth").write_text(needs, encoding="utf-8")
+
+    def install(self, *what: str | Path) -> None:
+        into = ["--python", str(self.python), "install", "--no-compile"]
+        run = subprocess.run([*PIP, *into, *OFFLINE, *map(str, what)], timeout=PATIENCE_S)
+        assert run.returncode == 0
+
+    def run(self, program: str, *words: str) -> str:
+        done = subprocess.run(
+            [str(self.python.parent / program), *words],
+            cwd=self.packages.parent,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
         return done.stdout
 
-    where = run(str(env / "bin/python"), "-c", "import carmad; print(carmad.__file__)")
-    assert where.startswith(str(packages))
-    assert run(str(env / "bin/carma"), "--version").startswith("carma ")
-    run(str(env / "bin/carma"), "daemon", "install", "--root", str(root))
+
+def test_the_wheel_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
+    env, root = Environment(tmp_path / "env"), tmp_path / "root"
+    env.install(wheel)
+    where = env.run("python", "-c", "import carmad; print(carmad.__file__)")
+    assert where.startswith(str(env.packages))
+    assert env.run("carma", "--version").startswith("carma ")
+    env.run("carma", "daemon", "install", "--root", str(root))
     assert "ExecStart=" in (root / "etc/systemd/system/carmad.service").read_text(encoding="utf-8")
+
+
+THEIRS = ("cli", "estimators", "policies", "recovery")
+OF_THEIRS = "; ".join(f"import {name}; assert {name}.WHOSE == 'theirs'" for name in THEIRS)
+OWN_AND_THEIRS = """
+from carmad import registry
+from carmad.config import Settings
+
+assert registry.policy(Settings()).name == "magm"
+assert registry.recovery(Settings()).name == "exclusive"
+assert registry.bare_policy(Settings(policy="theirs")).name == "theirs"
+"""
+POLICY = """
+class Theirs:
+    name = "theirs"
+
+def make(settings):
+    return Theirs()
+"""
+PROJECT = f"""
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "theirs"
+version = "1"
+[project.entry-points."carma.policies"]
+theirs = "their_policy:make"
+[tool.hatch.build.targets.wheel]
+include = {[*THEIRS, "their_policy.py"]}
+"""
+
+
+@pytest.mark.parametrize("first", ["theirs", "ours"])
+def test_others_packages_may_have_the_names_of_our_folders(
+    wheel: Path, tmp_path: Path, first: str
+) -> None:
+    project = tmp_path / "project"
+    for name in THEIRS:
+        (project / name).mkdir(parents=True)
+        (project / name / "__init__.py").write_text("WHOSE = 'theirs'\n")
+    (project / "their_policy.py").write_text(POLICY)
+    (project / "pyproject.toml").write_text(PROJECT)
+    env = Environment(tmp_path / "env")
+    for each in (project, wheel) if first == "theirs" else (wheel, project):
+        env.install("--no-build-isolation", each)
+    env.run("python", "-c", OF_THEIRS)
+    env.run("python", "-c", OWN_AND_THEIRS)
+    assert "List running and waiting jobs" in env.run("carma", "queue", "--help")
+    assert "theirs" in env.run("carma", "completion", "bash")
 
 
 @pytest.fixture

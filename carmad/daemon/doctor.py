@@ -51,7 +51,10 @@ LOAD_PLUGINS = """
 import json
 from importlib.metadata import entry_points
 found, installed = {}, entry_points()
-for kind in ("policies", "recoveries", "predictors", "estimators", "settings", "reasons"):
+for kind in (
+    "policies", "recoveries", "predictors", "estimators", "settings", "reasons",
+    "commands", "routes", "followers", "services", "submissions",
+):
     found[kind] = {}
     for point in installed.select(group="carma." + kind):
         try:

@@ -1,0 +1,254 @@
+"""A package outside the tree that plugs in everywhere at once, and one whose parts all fail."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.main import main, run
+from cli.verbs import find_word
+from tests.daemon import NO_KERNELS, Carmad
+from tests.waiting import until
+
+VERBS = """
+from cli.verbs import Group, Verb, Word
+
+HEARD = Verb("heard", "lab_extra.command", "Say what was heard.", section="Monitoring")
+LAB = Group("lab", "Of the lab.", (Verb("lab open", "lab_extra.command", "Open it."),))
+HELLO = Word("hello", "lab_extra.command:hello")
+"""
+
+COMMAND = """
+from cli import client
+
+def heard_options(parser):
+    parser.add_argument("--loud", action="store_true", help="in capitals")
+
+def heard(options):
+    said = str(client.get("/v1/heard"))
+    print(said.upper() if options.loud else said)
+    return 0
+
+def lab_open_options(parser):
+    parser.add_argument("DOOR")
+
+def lab_open(options):
+    print("opened", options.DOOR)
+    return 0
+
+def hello(name, words):
+    print(name, *words)
+    return 7
+"""
+
+DAEMON = """
+import threading
+
+from fastapi import APIRouter
+
+from carmad.api.call import Caller, answer
+from carmad.edge import Chore, Follower, Host
+
+router = APIRouter()
+heard = {"steps": 0, "resets": 0, "happenings": []}
+
+@router.get("/heard")
+async def get_heard(call: Caller):
+    return answer({**heard, "for": call.peer.uid})
+
+@router.get("/gpus")
+async def of_ours(call: Caller):
+    return answer("not ours")
+
+class Hears(Follower):
+    def on_commit(self, step):
+        heard["steps"] += 1
+
+    def on_reset(self, jobs):
+        heard["resets"] += 1
+
+    def on_happenings(self, happenings, gpus):
+        heard["happenings"] += [each.kind.value for each in happenings]
+
+def hears(host: Host):
+    return Hears()
+
+class Writes:
+    def __init__(self, host: Host):
+        self.host = host
+        host.add_chore(Chore("last", self.last, "interval", {"hours": 1}, at_stop=True))
+
+    def last(self):
+        (self.host.state_dir / "last").write_text("done")
+
+    def start(self):
+        threading.Thread(target=self.look).start()
+
+    def look(self):
+        users, gpus = len(self.host.records.users()), len(self.host.scene().gpus)
+        (self.host.state_dir / "started").write_text(f"{users} {gpus}")
+
+    def stop(self):
+        (self.host.state_dir / "stopped").write_text(self.host.settings().policy)
+
+class AtEnds(Writes, Follower):
+    \"\"\"A service that follows the core.\"\"\"
+
+    def on_commit(self, step):
+        ended = [job.id for job in step.jobs if job.ended]
+        for job in ended:
+            (self.host.state_dir / f"ended-{job}").touch()
+
+def nothing(host):
+    return None
+"""
+
+BROKEN = """
+from carmad.edge import Follower
+
+class Raises(Follower):
+    def __getattribute__(self, name):
+        if name.startswith("__"):
+            return object.__getattribute__(self, name)
+        raise RuntimeError(f"a bug in {name}")
+
+def raises(host):
+    return Raises()
+
+def cannot(host):
+    raise KeyError("no such thing")
+"""
+
+POINTS = """
+[carma.commands]
+heard = lab_extra.verbs:HEARD
+lab = lab_extra.verbs:LAB
+hello = lab_extra.verbs:HELLO
+queue = lab_extra.verbs:HEARD
+[carma.routes]
+heard = lab_extra.daemon:router
+[carma.followers]
+heard = lab_extra.daemon:hears
+timeline = lab_extra.daemon:hears
+[carma.services]
+writes = lab_extra.daemon:AtEnds
+nothing = lab_extra.daemon:nothing
+"""
+
+BROKEN_POINTS = """
+[carma.commands]
+gone = lab_broken.nowhere:GONE
+bare = lab_broken:NO_SUCH
+[carma.routes]
+gone = lab_broken.nowhere:router
+[carma.followers]
+raises = lab_broken:raises
+cannot = lab_broken:cannot
+[carma.services]
+starts = lab_broken:raises
+cannot = lab_broken:cannot
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Both packages, as installed by pip."""
+    folder = tmp_path / "packages"
+    package = folder / "lab_extra"
+    package.mkdir(parents=True)
+    for name, text in (
+        ("__init__", ""),
+        ("verbs", VERBS),
+        ("command", COMMAND),
+        ("daemon", DAEMON),
+    ):
+        (package / f"{name}.py").write_text(text)
+    (folder / "lab_broken.py").write_text(BROKEN)
+    for name, points in (("lab_extra", POINTS), ("lab_broken", BROKEN_POINTS)):
+        info = folder / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(folder)
+    yield folder
+    for name in [each for each in sys.modules if each.startswith(("lab_extra", "lab_broken"))]:
+        del sys.modules[name]
+
+
+def test_a_daemon_runs_the_parts_of_packages_and_survives_broken_ones(
+    installed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    carmad = Carmad(tmp_path, PYTHONPATH=str(installed), **NO_KERNELS)
+    try:
+        carmad.start()
+        until((carmad.state / "started").exists, "the service to look")
+        job = carmad.sh("true")
+        carmad.ended(job)
+        until(lambda: (carmad.state / f"ended-{job}").exists(), "the service to follow")
+        heard = carmad.get("/v1/heard")
+        assert heard["steps"] > 0 and heard["resets"] == 1
+        assert heard["happenings"][-1] == "ended"
+        assert isinstance(carmad.get("/v1/gpus"), dict), "no package takes a route of ours"
+        assert carmad.get("/v1/timeline")["gpus"], "nor a follower"
+
+        monkeypatch.setenv("CARMA_SOCKET", carmad.socket)
+        assert run(["heard", "--loud"]) == 0
+        assert "'ENDED'" in capsys.readouterr().out
+        assert run(["queue"]) == 0
+        assert "steps" not in capsys.readouterr().out, "no package takes a verb of ours"
+        carmad.stop()
+    finally:
+        carmad.clear_away()
+    assert (carmad.state / "started").read_text().split()[0] == "0"
+    assert (carmad.state / "stopped").read_text() == "magm"
+    assert (carmad.state / "last").read_text() == "done"
+    log = carmad.log.read_text()
+    for told in (
+        "cannot cannot be built, and is left out: lab_broken:cannot",
+        "gone cannot be built, and is left out: lab_broken.nowhere:router",
+        "the follower raises has failed",
+        "the service starts did not start",
+    ):
+        assert told in log
+
+
+def test_verbs_of_packages_are_listed_and_explained_as_others(
+    installed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["help", "--all"]) == 0
+    out = capsys.readouterr().out
+    assert "heard" in out.partition("Monitoring")[2].partition("Administration")[0]
+    assert "Of the lab." in out and "hello" not in out
+    assert run(["heard", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("Usage: carma heard")
+    assert run(["lab", "open", "door"]) == 0
+    assert capsys.readouterr().out == "opened door\n"
+    assert run(["lab"]) == 2
+    assert "Open it." in capsys.readouterr().out
+    assert run(["haerd"]) == 2
+    assert "did you mean `carma heard`?" in capsys.readouterr().err
+
+
+def test_a_verb_whose_package_is_broken_says_so(
+    installed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("gone", "lab_broken.nowhere:GONE"), ("bare", "lab_broken:NO_SUCH")):
+        assert run([name]) == 1
+        assert f"carma: {name} cannot be loaded from {value}: " in capsys.readouterr().err
+
+
+def test_a_link_with_the_name_of_a_word_is_that_word(
+    installed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/hello", "you", "all"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 7 and capsys.readouterr().out == "hello you all\n"
+    assert find_word("heard") is None, "it is a verb"
+    assert run(["hello"]) == 2, "it is no verb"
