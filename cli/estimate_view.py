@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from carmad.charts import RC, WIDTH_IN, legend
+from carmad.charts import image as embedded
 from carmad.readable import clean
-from cli.charts import RC, WIDTH_IN, legend
-from cli.charts import image as embedded
 from cli.estimation import choice
 from cli.render import refusal
 from cli.text import GIB, NOTHING, command, memory, number

@@ -31,8 +31,8 @@ from carma_simulator.report.gantt import (
     time_label,
 )
 from carma_simulator.report.measures import Run
+from carmad.charts import RC, WIDTH_IN, image, legend
 from carmad.readable import TimeUnit, number
-from cli.charts import RC, WIDTH_IN, image, legend
 
 POINTS = 400  # per curve: more jobs than that are drawn as so many evenly spaced quantiles
 LOG_FROM = 10.0  # slowdowns beyond it need a logarithmic axis

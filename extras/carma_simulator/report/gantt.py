@@ -19,9 +19,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
 from carma_simulator.experiment import Attempt, Outcome
+from carmad.charts import WIDTH_IN
 from carmad.core.types import Cause, GpuId, JobId
 from carmad.readable import TimeUnit, time_unit
-from cli.charts import WIDTH_IN
 
 # -- colours and time axes
 

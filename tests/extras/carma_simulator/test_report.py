@@ -32,12 +32,12 @@ from carma_simulator.report.measures import (
     runs,
 )
 from carma_simulator.report.table import Comparison, Overview, comparison
+from carmad.charts import RC, image
 from carmad.config import Collocation, Settings
 from carmad.core.types import Cause, JobId, JobState
 from carmad.errors import CarmaError
 from carmad.installed import how_to_add
 from carmad.readable import change, number, time_unit
-from cli.charts import RC, image
 from tests.extras.carma_simulator.outcomes import attempt, experiment, gpu, job, made_up, outcome
 from tests.terminal import plain_rich
 
