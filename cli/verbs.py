@@ -8,11 +8,11 @@ CARMA's own verbs are in `SECTIONS`; packages add theirs by entry points of the 
 from __future__ import annotations
 
 from cli.plain import read
+from cli.plugged import point, points
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from importlib.metadata import EntryPoints
     from typing import Any
 
     from cli.parser import Parser
@@ -377,7 +377,8 @@ OWN: dict[str, Verb | Group] = {
 
 # What most people need: all that `carma` alone lists.
 FIRST = ("submit", "run", "queue", "why", "logs", "cancel", "top", "estimate")
-NO_DAEMON = "no-daemon"  # names, in the group of entry points, what `elsewhere` asks
+COMMANDS = "carma.commands"  # the group of entry points
+NO_DAEMON = "no-daemon"  # names, in that group, what `elsewhere` asks
 
 
 def find(name: str) -> Verb | Group | None:
@@ -415,11 +416,11 @@ def every() -> Iterator[Verb]:
 
 
 def _added() -> Iterator[Verb | Group]:
-    for point in sorted(_points(), key=lambda point: point.name):
-        if point.name == NO_DAEMON:
+    for each in points(COMMANDS):
+        if each.name == NO_DAEMON:
             continue
         try:
-            found = point.load()
+            found = each.load()
         except Exception:  # noqa: BLE001 - foreign code: `carma doctor` names it
             continue
         if isinstance(found, (Verb, Group)) and found.name not in OWN:
@@ -427,17 +428,12 @@ def _added() -> Iterator[Verb | Group]:
 
 
 def _load(name: str) -> Any:
-    for point in _points().select(name=name):
-        try:
-            return point.load()
-        except Exception as error:  # foreign code
-            from cli.problems import Problem
+    found = point(COMMANDS, name)
+    if found is None:
+        return None
+    try:
+        return found.load()
+    except Exception as error:  # foreign code
+        from cli.problems import Problem
 
-            raise Problem(f"{name} cannot be loaded from {point.value}: {error}") from error
-    return None
-
-
-def _points() -> EntryPoints:
-    from carmad import installed
-
-    return installed.points("carma.commands")
+        raise Problem(f"{name} cannot be loaded from {found.value}: {error}") from error
