@@ -157,7 +157,7 @@ def test_the_wheel_has_what_runs_and_whose_it_is_and_nothing_else(
 ) -> None:
     with zipfile.ZipFile(dists[0][0]) as wheel:
         names = wheel.namelist()
-    packages = {"carma_client", "carmad", "web", "hydra_plugins"}
+    packages = {"carma_client", "carma_slurm", "carmad", "web", "hydra_plugins"}
     own_names = {name.split("/")[2] for name in names if name.startswith("carmad/own/")}
     assert own_names == {"cli", "estimators", "policies", "recovery"}
     own = f"carma_gpu-{VERSION}"

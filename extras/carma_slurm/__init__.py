@@ -1,7 +1,8 @@
 """Slurm's commands, done by CARMA on its one server, for tools and scripts that know only these.
 
 A link to `carma` that has the name of one of `WORDS` is that command: `cli.main` comes here then.
-`carma slurm-commands` makes the links. `cli.cluster` is the opposite: CARMA's verbs, done by Slurm.
+`carma slurm-commands` makes the links. `carma_slurm.login` is the opposite: CARMA's verbs, done by
+Slurm.
 Imports stay light.
 """
 

@@ -6,8 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from carma_slurm import WORDS
 from cli.problems import Problem
-from cli.slurm import WORDS
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:

@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from carmad import beats
-from carmad.config import Cluster
 from carmad.core.scene import Scene
 from carmad.edge import Host
-from carmad.readable import clean, count, gpumem_count
+from carmad.readable import clean, count
 
 LOOK_S = 1.0
 ASK_S = 60.0  # `scontrol reconfigure` restores what slurm.conf says, for instance
@@ -100,21 +99,6 @@ def configuration_gib(name: str) -> int:
     _, said = ask("slurmd", "-G", "-N", name)
     found = re.search(r"Name=gpumem .*?Count=(\d+[KMGTP]?)", said)
     return count(found[1]) if found else 0
-
-
-def grant_gib(cluster: Cluster, job: int) -> int | None:
-    """The GPU memory that Slurm gave a job on each of its nodes; None: gpumem is not counted here,
-    or Slurm does not answer."""
-    if not cluster.engine:
-        return None
-    try:
-        said, _ = ask("squeue", "--noheader", f"--jobs={job}", "--format=%b")
-        if (granted := gpumem_count(said.strip())) is not None:
-            return granted
-        return 0 if configuration_gib(name_of(cluster.node)) else None
-    except SlurmFailed as error:
-        log.warning("not known how much GPU memory Slurm gave its job %d: %s", job, error)
-        return None
 
 
 def changes(node: Node, want: Wanted) -> Iterator[dict[str, str]]:

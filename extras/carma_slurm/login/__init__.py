@@ -87,5 +87,5 @@ def verb(asked: Verb) -> Verb:
     if asked.name not in MODULES:
         instead = INSTEAD.get(asked.name, IN_THE_JOB).format(verb=asked.name)
         raise Usage(f"carma {asked.name} is for a node, where a carmad runs", instead)
-    module = f"cli.cluster.{MODULES[asked.name]}"
+    module = f"carma_slurm.login.{MODULES[asked.name]}"
     return asked.in_module(module, SUMMARIES.get(asked.name, ""))

@@ -7,13 +7,13 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 
+from carma_slurm.login import setting
+from carma_slurm.node import GPUMEM, MIB_PER_GIB, OURS, SlurmFailed, look, name_of, scontrol
 from carmad import paths
 from carmad.api.checks import CheckOut, verdict
-from carmad.daemon.slurmnode import GPUMEM, MIB_PER_GIB, OURS, SlurmFailed, look, name_of, scontrol
 from carmad.errors import CarmaError
 from carmad.readable import count
 from cli import client
-from cli.cluster import setting
 
 SHORT_S = 5  # a job that saves its work when it is stopped needs longer
 

@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from carma_slurm.login import slurm
+from carma_slurm.login.slurm import Gone, Row, state_of, why_of
 from carmad.errors import CarmaError
 from cli import output
 from cli.client import SLURM, outcomes
-from cli.cluster import slurm
-from cli.cluster.slurm import Gone, Row, state_of, why_of
 from cli.problems import Problem, Unknown, Unreachable, Usage
 
 if TYPE_CHECKING:

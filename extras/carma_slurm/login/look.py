@@ -10,10 +10,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from carma_client.logs import BLOCK, last_lines
+from carma_slurm.login import jobs, slurm
 from carmad.readable import clean, gpumem_count
 from cli import output
 from cli.client import SLURM
-from cli.cluster import jobs, slurm
 from cli.options import states_of, user_of
 from cli.overview import STATE_STYLE
 from cli.problems import Problem, Unreachable, Usage

@@ -1,7 +1,7 @@
 """A request as `carma submit` makes it, as sbatch's options and the script that sbatch is given.
 
-Pure. Which option is whose is stated once, by `Option.slurm` in the table of options: Slurm's go
-to sbatch, all others to the `carma run` that the script calls on the node. The time limit goes to
+Pure. Which option is whose is stated once, in `SBATCH`: Slurm's go to sbatch, all others to the
+`carma run` that the script calls on the node. The time limit goes to
 both: Slurm enforces it, and policies on the node plan with it.
 """
 
@@ -24,6 +24,24 @@ from carmad.readable import job_name
 from cli.client import spans
 from cli.problems import Usage
 
+SBATCH = {  # what sbatch calls options; all others are for the `carma run` on the node
+    "constraint": "--constraint",
+    "cpus": "--cpus-per-task",
+    "host_memory_mib": "--mem",
+    "time_limit_s": "--time",
+    "array": "--array",
+    "after": "--dependency",
+    "begin_at": "--begin",
+    "held": "--hold",
+    "nice": "--nice",
+    "name": "--job-name",
+    "stdout": "--output",
+    "stderr": "--error",
+    "requeue": "--requeue",
+    "notify": "--mail-type",
+    "mail_user": "--mail-user",
+    "comment": "--comment",
+}
 BOTH = ("time_limit_s",)
 COUNTED = ("gpus", "memory_mib")  # what the gres is made of, and `carma run` is always told
 MAILS = {"start": "BEGIN", "end": "END", "fail": "FAIL", "oom": "FAIL", "limit80": "TIME_LIMIT_80"}
@@ -50,24 +68,22 @@ def sbatch_words(body: Request, mib: int | None, foreign: Iterable[str] = ()) ->
     words.append(f"--chdir={body['cwd']}")
     if mib is not None and body["gpus"]:
         words.append(f"--gres={gres(body['gpus'], mib)}")
-    for option in OPTIONS.values():
-        if option.slurm:
-            words += _for_slurm(option, body)
+    for name, flag in SBATCH.items():
+        words += _for_slurm(name, flag, body[name])
     words.append(f"--job-name={body['name'] or job_name(body['argv'])}")
     if body["stdout"] is None:
         words.append(f"--output=carma-{'%A_%a' if body['array'] else '%j'}.out")
     return [*words, *_own(foreign)]
 
 
-def _for_slurm(option: Option, body: Request) -> list[str]:
-    value = body[option.name]
-    if option.name == "requeue":
+def _for_slurm(name: str, flag: str, value: Any) -> list[str]:
+    if name == "requeue":
         return ["--requeue" if value else "--no-requeue"]
-    if not value or option.name == "name":
+    if not value or name == "name":
         return []
     if value is True:
-        return [option.slurm]
-    return [f"{option.slurm}={_slurm_forms().get(option.name, _slurm_form(option.name))(value)}"]
+        return [flag]
+    return [f"{flag}={_slurm_forms().get(name, _slurm_form(name))(value)}"]
 
 
 def _slurm_forms() -> dict[str, Callable[[Any], str]]:
@@ -136,7 +152,7 @@ def step_words(body: Request) -> list[str]:
     for option in OPTIONS.values():
         if option.name in COUNTED or option.name == "conda_env":
             continue
-        if not option.slurm or option.name in BOTH:
+        if option.name not in SBATCH or option.name in BOTH:
             words += _for_carma(option, body[option.name])
     return words
 

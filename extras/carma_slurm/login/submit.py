@@ -8,12 +8,13 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
+from carma_slurm import login
+from carma_slurm.login import jobs, request, slurm
 from carmad.core.recurrence import fill, tells, variables
 from carmad.errors import CarmaError
 from carmad.readable import clean, gib
-from cli import cluster, output
+from cli import output
 from cli import submission as here
-from cli.cluster import jobs, request, slurm
 from cli.problems import INTERRUPTED, Problem, Unknown, Usage, report
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def _submit(args: list[str]) -> int:
     script = request.script(body, os.path.abspath(sys.argv[0]))  # noqa: PTH100
     answer = {
         "schema": 1,
-        "engine": cluster.setting("engine"),
+        "engine": login.setting("engine"),
         "gres": request.gres(body["gpus"], mib) if mib else None,
         "memory_mib": mib,
         "memory_source": source,
@@ -164,7 +165,7 @@ def _estimate(known: dict[str, Any], options: Namespace) -> tuple[int, str]:
 
 
 def _whole_gpu_gib() -> int:
-    given = cluster.setting("gpu_gib") or 0
+    given = login.setting("gpu_gib") or 0
     if not str(given).isdecimal():
         raise Usage(f"cluster.gpu_gib is {given!r}, but should be a whole number of GiB")
     return int(given)

@@ -6,11 +6,11 @@ from __future__ import annotations
 import os
 import sys
 
+from carma_slurm import VERSION
 from carmad.errors import CarmaError
 from carmad.readable import clean_lines
 from cli.plain import read as read_plain
 from cli.problems import INTERRUPTED, Unreachable, Usage, refusal
-from cli.slurm import VERSION
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def run(word: str, args: list[str]) -> int:
     if args[:1] in (["--version"], ["-V"]):
         print(VERSION)
         return 0
-    module = __import__(f"cli.slurm.{word}", fromlist=(word,))
+    module = __import__(f"carma_slurm.words.{word}", fromlist=(word,))
     try:
         code: int = getattr(module, word)(args)
         sys.stdout.flush()

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import os
 
+from carma_slurm import CLUSTER, PARTITION
+from carma_slurm.words.states import CODES, exit_code, reason_of, state_of
 from carmad.readable import clean
-from cli.slurm import CLUSTER, PARTITION
-from cli.slurm.states import CODES, exit_code, reason_of, state_of
 from cli.text import clock
 
 TYPE_CHECKING = False  # importing typing takes 2 ms

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+from carma_slurm.words.fields import HOST
 from cli import client
-from cli.slurm.fields import HOST
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import json
 
-from cli.slurm import CLUSTER, PARTITION, VERSION
-from cli.slurm.fields import (
+from carma_slurm import CLUSTER, PARTITION, VERSION
+from carma_slurm.words.fields import (
     array_of,
     command,
     comment,
@@ -20,7 +20,7 @@ from cli.slurm.fields import (
     tres,
     uid,
 )
-from cli.slurm.states import exit_code, reason_of, state_of
+from carma_slurm.words.states import exit_code, reason_of, state_of
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:

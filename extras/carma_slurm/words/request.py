@@ -10,6 +10,8 @@ import argparse
 import os
 import re
 
+from carma_slurm import CLUSTER, PARTITION, VERSION
+from carma_slurm.words.fields import HOST, names_this_node
 from carmad.options import LEAST_HOST_MIB, MAX_AFTER, MAX_CPUS, MAX_GPUS, MAX_MIB, MAX_SCRIPT_BYTES
 from cli import client
 from cli.options import user_of
@@ -25,8 +27,6 @@ from cli.parse import (
 from cli.parser import Parser
 from cli.problems import Usage
 from cli.script import Directive, Script, read_script
-from cli.slurm import CLUSTER, PARTITION, VERSION
-from cli.slurm.fields import HOST, names_this_node
 from cli.submission import Ignored, add_job_options, read
 
 TYPE_CHECKING = False  # importing typing takes 2 ms

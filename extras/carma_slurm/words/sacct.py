@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 
+from carma_slurm import words
+from carma_slurm.words.fields import TITLES, gid, group
+from carma_slurm.words.formats import delimit, lay_out, parse_titles, show
+from carma_slurm.words.squeue import jobs_of
+from carma_slurm.words.states import carma_states, parse_states, state_of
 from cli.options import user_of
 from cli.problems import Usage
-from cli.slurm import words
-from cli.slurm.fields import TITLES, gid, group
-from cli.slurm.formats import delimit, lay_out, parse_titles, show
-from cli.slurm.squeue import jobs_of
-from cli.slurm.states import carma_states, parse_states, state_of
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from typing import Any
 
+    from carma_slurm.words.formats import Column
     from carmad.api.job import JobOut
     from cli.plain import Options
-    from cli.slurm.formats import Column
 
 ABOUT = "List jobs, also those that have ended. Steps of jobs are not recorded, so none is listed."
 USUAL = "JobID,JobName,Partition,Account,AllocCPUS,State,ExitCode"
@@ -81,7 +81,7 @@ def sacct(args: list[str]) -> int:
     columns = parse_titles(options.format or usual, TITLES)
     found = select(options)
     if options.json:
-        from cli.slurm.records import print_accounts
+        from carma_slurm.words.records import print_accounts
 
         print_accounts(found)
     elif options.parsable or options.parsable2:

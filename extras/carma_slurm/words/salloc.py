@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
+from carma_slurm import words
+from carma_slurm.words.request import build_parser, job_request
+from carma_slurm.words.srun import run_at_terminal
 from cli.problems import Usage
-from cli.slurm import words
-from cli.slurm.request import build_parser, job_request
-from cli.slurm.srun import run_at_terminal
 
 USAGE = "salloc [OPTION…] [COMMAND [ARG…]]"
 ABOUT = (

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from carma_slurm import words
+from carma_slurm.words.fields import HOST
+from carma_slurm.words.request import batch_script, build_parser, job_request
 from carmad.paths import fill
 from cli import client
 from cli.client import exit_code, wait_for
-from cli.slurm import words
-from cli.slurm.fields import HOST
-from cli.slurm.request import batch_script, build_parser, job_request
 from cli.submission import settle_messages
 
 TYPE_CHECKING = False  # importing typing takes 2 ms

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import sys
 
+from carma_slurm import PARTITION, STEP_PID, words
+from carma_slurm.words.fields import HOST, has_started, names_this_node, uid
+from carma_slurm.words.states import carma_states, parse_states
 from carmad.paths import socket_path
 from carmad.readable import clean
 from cli import client
 from cli.options import user_of
 from cli.problems import FORBIDDEN, Problem, Refused, Unreachable, Usage
-from cli.slurm import PARTITION, STEP_PID, words
-from cli.slurm.fields import HOST, has_started, names_this_node, uid
-from cli.slurm.states import carma_states, parse_states
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:

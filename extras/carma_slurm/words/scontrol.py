@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
+from carma_slurm import CLUSTER, FORGETS_S, PARTITION, VERSION, words
+from carma_slurm.words.fields import HOST, names_this_node
+from carma_slurm.words.node import read_node
 from carmad.readable import clean
 from cli import client
 from cli.problems import Problem, Usage
-from cli.slurm import CLUSTER, FORGETS_S, PARTITION, VERSION, words
-from cli.slurm.fields import HOST, names_this_node
-from cli.slurm.node import read_node
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _expand_one(text: str) -> list[str]:
 
 
 def _jobs(names: Sequence[str], details: bool) -> list[list[list[tuple[str, Any]]]]:
-    from cli.slurm.squeue import INVALID
+    from carma_slurm.words.squeue import INVALID
 
     if names:
         found = client.get("/v1/jobs", select=",".join(names))["jobs"]
@@ -153,8 +153,8 @@ def _gres(job: Any, kinds: dict[str, str]) -> list[list[tuple[str, Any]]]:
 
 def _job(job: Any, kinds: dict[str, str] | None) -> list[list[tuple[str, Any]]]:
     """`kinds`: of the server's GPUs, if those of the job are to be shown."""
-    from cli.slurm import fields
-    from cli.slurm.states import exit_code, reason_of, state_of
+    from carma_slurm.words import fields
+    from carma_slurm.words.states import exit_code, reason_of, state_of
 
     array, index = fields.array_of(job)
     where = fields.nodes(job)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import os
 
+from carma_slurm import CLUSTER, PARTITION, words
+from carma_slurm.words.fields import names_this_node
+from carma_slurm.words.formats import lay_out, parse_names, parse_percent, show
+from carma_slurm.words.node import read_node
 from cli.problems import Usage
-from cli.slurm import CLUSTER, PARTITION, words
-from cli.slurm.fields import names_this_node
-from cli.slurm.formats import lay_out, parse_names, parse_percent, show
-from cli.slurm.node import read_node
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from carma_slurm.words.node import Node
     from cli.plain import Options
-    from cli.slurm.node import Node
 
 ABOUT = "Show this server as Slurm shows a partition of one node."
 SHORT = "%9P %.5a %.10l %.6D %.6t %N"

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 
+from carma_slurm import FORGETS_S, words
+from carma_slurm.words.fields import HOST, LETTERS, NAMES, has_started, names_this_node, uid
+from carma_slurm.words.formats import lay_out, parse_names, parse_percent, show
+from carma_slurm.words.states import ENDED, LIVE, carma_states, parse_states, state_of
 from cli import client
 from cli.options import user_of
 from cli.problems import Usage
-from cli.slurm import FORGETS_S, words
-from cli.slurm.fields import HOST, LETTERS, NAMES, has_started, names_this_node, uid
-from cli.slurm.formats import lay_out, parse_names, parse_percent, show
-from cli.slurm.states import ENDED, LIVE, carma_states, parse_states, state_of
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from typing import Any
 
+    from carma_slurm.words.formats import Column
     from carmad.api.job import JobOut
     from cli.plain import Options
-    from cli.slurm.formats import Column
 
 ABOUT = "List jobs that have not ended, as CARMA has them on this server."
 SHORT = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
@@ -77,7 +77,7 @@ def _show(options: Any) -> int:
     columns, after = _columns(options)
     chosen = select(options)
     if options.json:
-        from cli.slurm.records import print_jobs
+        from carma_slurm.words.records import print_jobs
 
         print_jobs(chosen)
         return 0

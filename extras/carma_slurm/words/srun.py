@@ -8,12 +8,9 @@ import os
 import shutil
 import sys
 
-from carmad.options import MAX_CPUS, MAX_TIME_S
-from cli.parse import whole
-from cli.problems import Usage
-from cli.slurm import words
-from cli.slurm.fields import HOST
-from cli.slurm.request import (
+from carma_slurm import words
+from carma_slurm.words.fields import HOST
+from carma_slurm.words.request import (
     ONE_GROUP,
     SEVERAL_GROUPS,
     Refused,
@@ -21,7 +18,10 @@ from cli.slurm.request import (
     job_request,
     unsaid,
 )
-from cli.slurm.step import Step, run_step
+from carma_slurm.words.step import Step, run_step
+from carmad.options import MAX_CPUS, MAX_TIME_S
+from cli.parse import whole
+from cli.problems import Usage
 from cli.submission import Ignored
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -162,7 +162,7 @@ def _job(args: list[str]) -> int:
 
 
 def run_at_terminal(body: dict[str, Any], quiet: bool, granted: Any = None) -> int:
-    from cli.commands.run import run_job
+    from cli.interactive import run_job
 
     if body["array"]:
         raise Usage("--array is not supported", "use sbatch")

@@ -10,10 +10,10 @@ import signal
 import sys
 import time
 
+from carma_slurm import STEP_PID, words
+from carma_slurm.words.fields import HOST
 from carmad.paths import fill
 from cli import relay
-from cli.slurm import STEP_PID, words
-from cli.slurm.fields import HOST
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def run_step(step: Step) -> int:
 
 
 def _run_tasks(step: Step, own: dict[str, str]) -> int:
-    from cli.slurm import streams
+    from carma_slurm.words import streams
 
     # What is typed is for none of several.
     copies = step.stdin in (None, "all") and step.tasks > 1 and not os.isatty(0)
