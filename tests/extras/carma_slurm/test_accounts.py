@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli.cluster import MODULES, jobs, slurm
+from carma_slurm.login import MODULES, jobs, slurm
 from cli.problems import Problem, Unknown, Unreachable
 from cli.verbs import OWN, Verb
 
@@ -84,7 +84,7 @@ def says(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
 def on_a_login_node(verb: str) -> Verb:
     own = OWN[verb]
     assert isinstance(own, Verb)
-    return own.in_module(f"cli.cluster.{MODULES[verb]}")
+    return own.in_module(f"carma_slurm.login.{MODULES[verb]}")
 
 
 def carma(capsys: Any, verb: str, *words: str) -> tuple[int, str]:

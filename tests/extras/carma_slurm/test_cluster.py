@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import slurm
+from tests.extras.carma_slurm import slurm
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason=f"needs {slurm.missing()}")

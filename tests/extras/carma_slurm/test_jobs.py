@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from cli.slurm import WORDS
-from cli.slurm.fields import HOST
+from carma_slurm import WORDS
+from carma_slurm.words.fields import HOST
 from tests.daemon import CARMA, NO_KERNELS, Carmad, running, train
 from tests.functions import add
 from tests.waiting import PATIENCE_S, until

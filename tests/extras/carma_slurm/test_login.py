@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from tests import slurm as real
 from tests.alone import end_alone
 from tests.daemon import CARMA, NO_KERNELS, Carmad
-from tests.slurm import HOSTILE
+from tests.extras.carma_slurm import slurm as real
+from tests.extras.carma_slurm.slurm import HOSTILE
 from tests.waiting import until
 
 TRAINING = """\
@@ -326,7 +326,7 @@ def test_one_server_imports_nothing_of_it(tmp_path: Path) -> None:
         return set(ran.stdout.split())
 
     served = loaded(CARMA_SOCKET=str(tmp_path / "sock"))
-    assert not [name for name in served if name.startswith(("cli.cluster", "tomllib"))]
-    assert not {"cli.cluster.look", "tomllib"} & loaded(CARMA_CONFIG=str(config))
+    assert not [name for name in served if name.startswith(("carma_slurm.login", "tomllib"))]
+    assert not {"carma_slurm.login.look", "tomllib"} & loaded(CARMA_CONFIG=str(config))
     config.write_text('[cluster]\nengine = "slurm"\n')
-    assert "cli.cluster.look" in loaded(CARMA_CONFIG=str(config))
+    assert "carma_slurm.login.look" in loaded(CARMA_CONFIG=str(config))

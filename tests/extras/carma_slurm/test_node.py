@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from carmad.attempt.callers import slurm_job_in
+from carma_slurm.grants import grant_gib
+from carma_slurm.login import checks as slurm_checks
+from carma_slurm.node import Node, Wanted, changes, goal, node_in
 from carmad.config import Cluster
 from carmad.core.messages import Drain
 from carmad.core.scene import Scene
 from carmad.core.tasks import JobsById
-from carmad.daemon.slurmnode import Node, Wanted, changes, goal, grant_gib, node_in
 from carmad.testing import a_gpu_view, a_view
-from cli.cluster import checks as slurm_checks
-from tests import slurm
 from tests.daemon import CARMA, NO_KERNELS, OVER, Carmad, Json, train, until
+from tests.extras.carma_slurm import slurm
 
 URGENT = """\
 PreemptType=preempt/partition_prio
@@ -267,31 +267,6 @@ def test_with_cgroups_too_a_command_hears_each_signal_once(tmp_path: Path) -> No
         job = site.job(number, *HELD)  # known by its cgroup: it has left its parents
         site.slurm.run("scancel", str(number))
         assert site.node.ended(job["id"])["state"] == "cancelled"
-
-
-@pytest.mark.parametrize(
-    "cgroup",
-    [
-        "5:memory:/slurm/uid_1000/job_17/step_0/task_0",
-        "5:freezer:/slurm_node3/uid_1000/job_17/step_batch",
-        "0::/system.slice/slurmstepd.scope/job_17/step_0/user/task_0",
-        "0::/system.slice/node3_slurmstepd.scope/job_17/step_batch/user/task_special",
-    ],
-)
-def test_a_slurm_job_is_known_by_its_cgroup(cgroup: str) -> None:
-    assert slurm_job_in(f"1:name=systemd:/\n{cgroup}\n".encode()) == 17
-
-
-@pytest.mark.parametrize(
-    "cgroup",
-    [
-        "0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_17/step_0",
-        "0::/user.slice/slurm/uid_1000/job_17",
-        "0::/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0",  # Slurm 26.05
-    ],
-)
-def test_other_cgroups_say_nothing(cgroup: str) -> None:
-    assert slurm_job_in(f"{cgroup}\n".encode()) is None
 
 
 def test_a_job_that_is_cancelled_in_carma_ends_its_slurm_job(site: Site) -> None:

@@ -11,18 +11,19 @@ from typing import Any
 
 import pytest
 
+from carma_slurm import login
+from carma_slurm.login import LOCAL, MODULES, jobs, request, slurm
+from carma_slurm.login.request import step_words
+from carma_slurm.login.slurm import state_of, why_of
+from carma_slurm.login.submit import environment, submit
 from carmad.options import OPTIONS
 from carmad.readable import gpumem_count
-from cli import cluster
-from cli.cluster import LOCAL, MODULES, jobs, request, slurm
-from cli.cluster.slurm import state_of, why_of
-from cli.cluster.submit import environment, submit
 from cli.commands.run import ELSEWHERE, parser_of
 from cli.problems import Unknown, Unreachable, Usage
 from cli.script import read_script
 from cli.submission import build_parser, read
-from cli.verbs import every
-from tests.slurm import HOSTILE
+from cli.verbs import OWN, every
+from tests.extras.carma_slurm.slurm import HOSTILE
 
 
 def body_of(*words: str) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def test_every_option_is_slurms_or_the_nodes() -> None:
     """Whichever `carma run` refuses must have a form for sbatch, or the script does it. A
     container is refused, and so is --unless-running."""
     at_a_terminal_only = {"conda_env", "container", "unless_running"}
-    left = {name for name in OPTIONS if name in ELSEWHERE and not OPTIONS[name].slurm}
+    left = {name for name in OPTIONS if name in ELSEWHERE and name not in request.SBATCH}
     assert left == at_a_terminal_only
 
 
@@ -206,17 +207,17 @@ def test_every_verb_works_or_says_what_does(monkeypatch: pytest.MonkeyPatch) -> 
     refused = {}
     for verb in every():
         if verb.name.partition(" ")[0] in LOCAL:
-            assert cluster.verb(verb) is verb
+            assert login.verb(verb) is verb
         elif verb.name in MODULES:
-            assert callable(cluster.verb(verb).function())
+            assert callable(login.verb(verb).function())
         else:
             with pytest.raises(Usage, match="is for a node") as said:
-                cluster.verb(verb)
+                login.verb(verb)
             refused[verb.name] = said.value.hint
     assert all(refused.values()) and "agents" in refused["mcp"]
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     run = next(verb for verb in every() if verb.name == "run")
-    assert cluster.verb(run) is run, "in a job, whose carmad is away, it waits"
+    assert login.verb(run) is run, "in a job, whose carmad is away, it waits"
 
 
 def test_lines_of_sbatch_reach_it_word_by_word(tmp_path: Path) -> None:
@@ -418,3 +419,14 @@ def test_who_interrupts_a_request_is_told_that_it_may_have_been_done(
     with pytest.raises(KeyboardInterrupt):
         slurm.ask("sbatch")
     assert "interrupted while sbatch ran: nobody knows" in capsys.readouterr().err
+
+
+def test_a_login_node_refuses_containers() -> None:
+    with pytest.raises(Usage, match="not for a cluster"):
+        step_words({"container": "torch"})
+
+
+def test_the_verbs_of_a_login_node_say_what_differs() -> None:
+    others = login.SUMMARIES
+    assert others.keys() <= login.MODULES.keys()
+    assert not [name for name, line in others.items() if line == OWN[name].summary]

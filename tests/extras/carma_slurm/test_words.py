@@ -18,23 +18,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carma_slurm import VERSION, WORDS
+from carma_slurm import words as slurm_words
+from carma_slurm.links import slurm_commands_install, slurm_commands_remove
+from carma_slurm.words import run
+from carma_slurm.words.fields import FIELDS, HOST, LETTERS, NAMES, TITLES
+from carma_slurm.words.formats import parse_names, parse_percent, parse_titles
+from carma_slurm.words.request import MAX_AFTER, read_variables
+from carma_slurm.words.sacct import moment
+from carma_slurm.words.scontrol import expand
+from carma_slurm.words.states import CODES, STATES, exit_code, parse_states, reason_of, state_of
+from carma_slurm.words.step import file_name
 from cli import client
-from cli.commands.slurm_commands import slurm_commands_install, slurm_commands_remove
 from cli.problems import Problem, Refused, Usage
-from cli.slurm import VERSION, WORDS
-from cli.slurm import words as slurm_words
-from cli.slurm.fields import FIELDS, HOST, LETTERS, NAMES, TITLES
-from cli.slurm.formats import parse_names, parse_percent, parse_titles
-from cli.slurm.request import MAX_AFTER, read_variables
-from cli.slurm.sacct import moment
-from cli.slurm.scontrol import expand
-from cli.slurm.states import CODES, STATES, exit_code, parse_states, reason_of, state_of
-from cli.slurm.step import file_name
-from cli.slurm.words import run
 from tests.fake_daemon import FakeDaemon, ended, job, private, serving, waiting
 from tests.waiting import PATIENCE_S
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 HOSTILE = "a|b\nc\x1b[2J"
 
 
@@ -879,7 +879,7 @@ def test_a_signal_to_a_job_that_has_ended(
 def step(*words: str) -> str:
     """What srun says on standard error in a job."""
     env = {**os.environ, "CARMA_JOB_ID": "7", "SLURM_JOB_ID": "7"}
-    code = "import sys; from cli.slurm.words import run; sys.exit(run('srun', sys.argv[1:]))"
+    code = "import sys; from carma_slurm.words import run; sys.exit(run('srun', sys.argv[1:]))"
     argv = [sys.executable, "-c", code, *words]
     return subprocess.run(
         argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE_S
@@ -998,12 +998,13 @@ HEAVY = {"typer", "rich", "pydantic", "typing", "dataclasses", "inspect", "async
 def test_squeue_is_light(fake: FakeDaemon, words: list[str]) -> None:
     jobs(fake, job())
     code = (
-        "import sys; before = set(sys.modules); from cli.slurm.words import run;"
+        "import sys; before = set(sys.modules); from carma_slurm.words import run;"
         f"code = run({words[0]!r}, {words[1:]});"
         "print('', *sorted(set(sys.modules) - before)); sys.exit(code)"
     )
     argv = [sys.executable, "-S", "-c", code]
-    found = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "extras")}  # `-S` leaves it out
+    found = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     loaded = {*found.stdout.splitlines()[-1].split()}
     assert not HEAVY & loaded
     assert not {"re", "argparse", "json", "enum", "collections"} & loaded
