@@ -16,8 +16,8 @@ from typing import ClassVar
 from carmad.gpu import emulated
 from carmad.sim.experiment import Task
 from cli.commands.demo import argv
-from tests import slurm
 from tests.daemon import Carmad
+from tests.extras.carma_slurm import slurm
 
 NODES = 4
 GPUS = 2  # of each node
