@@ -16,7 +16,7 @@ def main() -> int:
     budget = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["carma"]["budget"]
     for part, its in budget.items():
         lines, most = sum(map(count_lines, its["of"])), its["lines"]
-        print(f"{part:8} {lines:>7,} of {most:>7,} lines")
+        print(f"{part:15} {lines:>7,} of {most:>7,} lines")
         if lines > most:
             over.append(part)
     if over:

@@ -4,6 +4,7 @@ from carmad.config import Estimation as Estimation
 from carmad.config import Links as Links
 from carmad.config import Preconditions as Preconditions
 from carmad.config import Settings as Settings
+from carmad.contexts import find_context as find_context
 from carmad.core import suspending
 from carmad.core.admission import PASSING as PASSING
 from carmad.core.admission import Demand as Demand
@@ -35,6 +36,7 @@ from carmad.core.ports import Recovery as Recovery
 from carmad.core.ports import Run as Run
 from carmad.core.ports import Server as Server
 from carmad.core.ports import Trial as Trial
+from carmad.core.ports import Warm as Warm
 from carmad.core.promises import margin as margin
 from carmad.core.readings import held_mib as held_mib
 from carmad.core.readings import memory_of as memory_of
@@ -78,6 +80,9 @@ from carmad.edge import Host as Host
 from carmad.edge import Records as Records
 from carmad.edge import SubmissionCheck as SubmissionCheck
 from carmad.errors import CarmaError as CarmaError
+from carmad.explanation import ContextOut as ContextOut
+from carmad.explanation import ExplanationOut as ExplanationOut
+from carmad.explanation import HeldOut as HeldOut
 from carmad.models import Additive as Additive
 from carmad.models import Boosted as Boosted
 from carmad.models import Lookup as Lookup

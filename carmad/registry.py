@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from carmad import DISTRIBUTION, installed, paths
 from carmad.config import Preconditions, Settings
@@ -26,6 +27,7 @@ from carmad.guards import (
 from carmad.words import Wording
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 paths.find_own()  # other programs load our plugins, too
 
@@ -75,6 +77,16 @@ def bare_recovery(settings: Settings) -> Recovery:
 def estimator(name: str, settings: Settings, server: Server) -> Estimator:
     plugin = cast(Estimator, _load("estimators", name, settings, server))
     return GuardedEstimator(plugin, settings.estimation.longest_s + ESTIMATE_SPARE_S)
+
+
+def estimators_that(can: type[T], settings: Settings, server: Server) -> Iterator[T]:
+    """The installed estimators that can do more than estimate: `can` is one of the protocols
+    `Explains`, `Learns` and `Measures`. One that cannot be loaded cannot."""
+    for name in names("estimators"):
+        with suppress(CarmaError):
+            found = _load("estimators", name, settings, server)
+            if isinstance(found, can):
+                yield found
 
 
 def trace_importer(kind: str) -> Callable[[Path], object]:

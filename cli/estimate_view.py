@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 
-    from carmad.api.guesses import EstimateOut, EstimatesOut, ExplanationOut, FitOut, MomentOut
+    from carmad.api.guesses import EstimateOut, EstimatesOut, FitOut
     from carmad.api.reasons import VerdictOut
+    from carmad.explanation import ExplanationOut, MomentOut
     from cli.vary import Fit
 
 BAR_WIDTH = 60

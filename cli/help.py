@@ -70,11 +70,19 @@ ELSEWHERE = {
     "daemon stop": "stop down",
 }
 
+# Verbs that went after version 0.1, and what does that now.
+FORMER = {
+    "client-wheel": "it is in share/carma of CARMA's environment: docs/guides/python.md",
+    "gpumemnet": "use `python -m lab.gpumemnet`, of CARMA's repository",
+}
+
 
 def _nearest(word: str, names: list[str], command: str) -> str:
     """A hint. An alias stands for its verb, which is what there is help for."""
     from difflib import get_close_matches
 
+    if word in FORMER and command == "carma":
+        return FORMER[word]
     own = [verb for verb, others in ELSEWHERE.items() if word.lower() in others.split()]
     if own and command == "carma":
         return f"use {'; or '.join(map(_explain, own))}"

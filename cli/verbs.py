@@ -224,11 +224,6 @@ SECTIONS: dict[str, tuple[Verb | Group, ...]] = {
             "Print what happens, as it happens: jobs that start, run, end, are "
             "retried; GPUs that are lost or drained.",
         ),
-        Verb(
-            "web",
-            "web.command",
-            "Serve a page of the server: its GPUs, the queue, and your jobs, live.",
-        ),
         Verb("gpus", "gpus", "Show each GPU's collocation risk, and the limits that apply to it."),
         Verb("history", "past", "List ended jobs, newest first."),
         Verb("stats", "past", "Add up jobs, GPU hours, energy and waiting, by user or by month."),
@@ -328,42 +323,9 @@ SECTIONS: dict[str, tuple[Verb | Group, ...]] = {
             ITSELF,
         ),
         Verb(
-            "mcp",
-            "mcp",
-            "Let an agent look at the queue, its GPUs and your jobs, by the Model "
-            "Context Protocol.",
-        ),
-        Verb(
-            "client-wheel",
-            "client_wheel",
-            "Make a wheel of the Python client for other environments; print its path.",
-        ),
-        Verb(
             "completion",
             "completion",
             'Print a completion script: eval "$(carma completion bash)" in ~/.bashrc.',
-        ),
-        Group(
-            "gpumemnet",
-            "Train the memory estimator gpumemnet.",
-            (
-                Verb(
-                    "gpumemnet generate",
-                    "models",
-                    "Generate random networks of a family, labelled with the GPU memory "
-                    "that training needs.",
-                ),
-                Verb(
-                    "gpumemnet train",
-                    "models",
-                    "Train the classifiers of each family, and print their accuracy.",
-                ),
-                Verb(
-                    "gpumemnet evaluate",
-                    "models",
-                    "Print the accuracy of the classifiers next to Table 3 of the CARMA paper.",
-                ),
-            ),
         ),
     ),
 }

@@ -1,5 +1,5 @@
-"""Generates pages of docs from the code, and hardware.md also from the reports in
-lab/results/hardware: `python docs/generate.py`; `--check` only compares.
+"""Generates pages of docs from the code, hardware.md also from the reports in lab/results/hardware,
+and the client's stubs: `python docs/generate.py`; `--check` only compares.
 
 Each page is a module in `docs/pages`, which also has the text that is not in the code, such as
 the remedy for each reason. `tests/test_docs` checks that nothing is missing.
@@ -13,10 +13,19 @@ import sys
 import time
 from pathlib import Path
 
-from docs.pages import commands, hardware, http_api, metrics, reasons, settings, states
+from docs.pages import (
+    client_stubs,
+    commands,
+    hardware,
+    http_api,
+    metrics,
+    reasons,
+    settings,
+    states,
+)
 
 DOCS = Path(__file__).parent
-NOTICE = "<!-- Written by docs/generate.py from the code. Do not edit. -->\n\n"
+NOTICE = "Written by docs/generate.py from the code. Do not edit."
 
 
 PAGES = {  # by their paths below docs
@@ -27,6 +36,7 @@ PAGES = {  # by their paths below docs
     "reference/reasons.md": reasons.page,
     "reference/states.md": states.page,
     "hardware.md": hardware.page,
+    **{f"../packaging/client/stubs/{name}": stub for name, stub in client_stubs.STUBS.items()},
 }
 
 
@@ -34,7 +44,8 @@ def page(name: str) -> str:
     """The text of a generated page."""
     os.environ["TZ"] = "UTC"  # one of the examples has a time of day
     time.tzset()
-    return NOTICE + PAGES[name]().rstrip() + "\n"
+    notice = f"<!-- {NOTICE} -->\n\n" if name.endswith(".md") else f"# {NOTICE}\n"
+    return notice + PAGES[name]().rstrip() + "\n"
 
 
 def main() -> int:

@@ -76,6 +76,9 @@ class History:
             notes.append(f"{what} was changed after {_runs(same[-left:])}")
         return Estimate(mib, self.name, floor(mib / factor), ceil(mib * factor), notes=tuple(notes))
 
+    def measured(self, spec: JobSpec, looks: bool) -> Estimate | Refusal:
+        return replace(self, outdated=not looks, asks=looks).estimate(spec)
+
     def _last_change(self, spec: JobSpec, wanted: Template) -> tuple[float, str]:
         """Modification time and name of the newest file that the command names; 0 for names that
         are not files, or not accessible to the user."""

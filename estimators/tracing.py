@@ -14,18 +14,30 @@ live at once (its `low`, minus the context) is not counted at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import accumulate, pairwise
 from math import ceil
 from statistics import median
 
-from carmad.plugin import Estimate, JobSpec, Owner, Refusal, Run, Server, Settings, template
-from estimators.contexts import find_context
+from carmad.plugin import (
+    ContextOut,
+    Estimate,
+    ExplanationOut,
+    HeldOut,
+    JobSpec,
+    Owner,
+    Refusal,
+    Run,
+    Server,
+    Settings,
+    find_context,
+    template,
+)
 from estimators.look import look
 from estimators.tracer.command import LAUNCHERS, Unreadable, parse
-from estimators.tracer.report import PARTS, TIME_UP, Explanation, Report, Rest
+from estimators.tracer.report import PARTS, TIME_UP, Explanation, Held, Report, Rest
 
 ENOUGH_FOR_CONTEXT = 3  # runs: the median of three survives one that is far off
 ENOUGH_FOR_MARGIN = 10
@@ -232,6 +244,32 @@ class Trace:
             crash=report.rest.crash if report.rest else "",
         )
 
+    def explain(self, spec: JobSpec) -> ExplanationOut | None:
+        """What its trace has found out, if there is one and the server wants it explained."""
+        report = look(spec, self.settings, self.server)
+        if isinstance(report, Refusal) or report.explanation is None:
+            return None
+        return explanation_out(report.explanation)
+
+    def contexts(self, runs: Mapping[Owner, Sequence[Run]], owner: Owner) -> list[ContextOut]:
+        """What it goes by for this user's jobs, on each GPU model, driver and torch."""
+        stacks = {
+            estimate.stack
+            for mine in runs.values()
+            for run in mine
+            if run.estimate
+            for estimate in (run.estimate, *run.estimate.others)
+            if estimate.source == self.name and estimate.stack
+        }
+        found: list[ContextOut] = []
+        for stack in sorted(stacks):
+            past = {user: find_estimates(mine, self.name, stack) for user, mine in runs.items()}
+            jobs = sum(map(len, past.values()))
+            learned = context_mib(Past(past.pop(owner, []), list(past.values())))
+            mib = learned[0] if learned else None
+            found.append({"stack": stack, "jobs": jobs, "context_mib": mib})
+        return found
+
     def _default_context(self, torch: str) -> tuple[int, str]:
         """Until it is learned, in MiB; and where it is from."""
         chosen = self.settings.estimation
@@ -241,10 +279,33 @@ class Trace:
         return measured.mib, f"as measured elsewhere on {measured.gpu}"
 
 
-def explanation(spec: JobSpec, settings: Settings, server: Server) -> Explanation | None:
-    """Of a job's trace, if there is one and `server` wants it explained."""
-    report = look(spec, settings, server)
-    return None if isinstance(report, Refusal) else report.explanation
+def explanation_out(found: Explanation) -> ExplanationOut:
+    def holders(ones: Sequence[Held]) -> list[HeldOut]:
+        return [
+            {"name": one.name, "kind": one.kind, "count": one.count, "mib": one.nbytes >> 20}
+            for one in ones
+        ]
+
+    return {
+        "modules": holders(found.modules),
+        "lines": holders(found.lines),
+        "remedies": [
+            {"what": one.what, "saved_mib": one.saved >> 20, "exact": one.exact}
+            for one in found.remedies
+        ],
+        "moments": [
+            {
+                "in_use": {
+                    part: nbytes >> 20
+                    for part, nbytes in zip(PARTS, one.in_use, strict=True)
+                    if part != "cached"
+                },
+                "held_mib": one.reserved >> 20,
+                "mark": one.mark,
+            }
+            for one in found.moments
+        ],
+    }
 
 
 def _shape(report: Report) -> str:

@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from carma_testing import a_gpu
+from carma_testing.fake_server import FakeWorld
 from carmad.api.app import create_app
 from carmad.api.service import Service
 from carmad.attempt.callers import Process, Taken
@@ -30,6 +32,7 @@ from carmad.engine.clock import Clock
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
+from carmad.explanation import ExplanationOut
 from carmad.gpu.source import Capabilities
 from carmad.http.connections import Credentials
 from carmad.http.server import Server as HttpServer
@@ -37,11 +40,10 @@ from carmad.learned.estimates import Guess
 from carmad.learned.experience import Experience
 from carmad.learned.models import Models
 from carmad.store.sql import SqlStore
-from carmad.testing import a_gpu
-from carmad.testing.fake_server import FakeWorld
 from carmad.timeline.recorder import Timeline
 from estimators.declared import Declared
 from estimators.tracer.report import Explanation, Held, Moment, Remedy
+from estimators.tracing import explanation_out
 from policies import builtin
 from recovery import ladder
 from tests.attempts import until
@@ -153,7 +155,7 @@ class Daemon:
         return request(self.path, method, path, data)
 
 
-def an_explanation() -> Explanation:
+def an_explanation() -> ExplanationOut:
     """Of a trace, as if a model of twelve blocks were trained."""
     mib = 2**20
     held = Held("blocks.*", "Linear", 12, 900 * mib)
@@ -164,12 +166,12 @@ def an_explanation() -> Explanation:
     )
     first = Moment((400 * mib, 0, 0, 500 * mib, 0, 100 * mib), 1_200 * mib, "step1")
     fullest = Moment((400 * mib, 400 * mib, 800 * mib, 1000 * mib, 0, 100 * mib), 3_000 * mib, "")
-    return Explanation((held,), (line,), remedies, (first, fullest))
+    return explanation_out(Explanation((held,), (line,), remedies, (first, fullest)))
 
 
 def _guesses(
     spec: JobSpec, within_s: float | None, server: Server
-) -> tuple[list[Guess], Explanation | None]:
+) -> tuple[list[Guess], ExplanationOut | None]:
     answer = Declared().estimate(spec)
     other = Estimate(9_000, "guess", 8_000, 12_000, notes=("a guess",), parts=(("all", 9_000),))
     guesses = [

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks import ROOT
 
-CARMA = tuple(f"{ROOT}/{name}/" for name in ("carmad", "cli", "carma_client", "recovery", "web"))
+CARMA = tuple(f"{ROOT}/{name}/" for name in ("carmad", "cli", "carma_client", "extras", "recovery"))
 OF_A_PROCESS = re.compile(
     r"/proc/(\d+)/(?:task/\d+/)?(?:environ|cmdline|maps|smaps\w*|numa_maps|map_files|cwd|exe|fd|fdinfo)\b"
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+from carma_testing import FakeServer, a_spec
 from carmad.core.messages import (
     CancelRequested,
     DrainRequested,
@@ -15,7 +16,6 @@ from carmad.core.messages import (
 )
 from carmad.core.types import Cause, Exit, JobId
 from carmad.store import retention
-from carmad.testing import FakeServer, a_spec
 
 OOM = Exit(Cause.GPU_OOM, 1, evidence="CUDA out of memory", tried_mib=2000, free_mib=100)
 

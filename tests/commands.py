@@ -15,7 +15,7 @@ RUNS = 'if __name__ == "__main__":'
 def written(package: str) -> set[str]:
     """In the documentation, in tests, and in what is shipped; but `speed` is a test's invention."""
     pages = [ROOT / "Makefile", *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
-    pages += [*ROOT.glob("*/README.md"), *ROOT.glob("tests/*.py"), *ROOT.glob("lab/tests/*.py")]
+    pages += [*ROOT.glob("*/README.md"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("lab/tests/*.py")]
     pages.append(ROOT / "carmad/sim/coefficients/interference.json")
     named = rf"-m ({package}[.\w]*\w)"
     found = {name for page in pages for name in re.findall(named, page.read_text())}

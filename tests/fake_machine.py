@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
 
 from carmad.config import Settings
 from carmad.gpu import events
-from carmad.selftest import faults, run, training
-from carmad.selftest.facts import FACTS
+from carmad.selftest import run, training
+from carmad.selftest.bench import PROBE, Probe
+from carmad.selftest.facts import FACTS, Fact
 from carmad.selftest.report import Finding
 from tests import fake_gpu
 
 BUSY_S = 0.7
+TORCH = Path(__file__).with_name("fake_torch")
 
 
 class Machine:
     """With one GPU, two, or one that is cut into MIG instances."""
 
     busy_s = BUSY_S
+    facts: Sequence[Fact] = FACTS
+    probe = PROBE
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -48,8 +55,9 @@ class Machine:
         return [int(path.name) for path in (self.folder / "processes").glob("[0-9]*")]
 
     def check(self, name: str, settings: Settings | None = None) -> Finding:
-        fact = next(fact for fact in FACTS if fact.name == name)
-        (found,) = run.run(settings or Settings(), facts=[fact], busy_s=BUSY_S).findings
+        few = [fact for fact in self.facts if fact.name == name]
+        made = run.run(settings or Settings(), facts=few, busy_s=BUSY_S, probe=self.probe)
+        (found,) = made.findings
         return found
 
 
@@ -65,7 +73,6 @@ def libraries() -> Iterator[Path]:
 @pytest.fixture
 def machine(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(events, "_WAIT_MS", 20)
-    monkeypatch.setattr(faults, "NEWS_WITHIN_S", 0.7)
     monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(libraries / "libnvidia-ml.so.1")))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     monkeypatch.delenv("PYTHONPATH", raising=False)
@@ -77,3 +84,22 @@ def machine(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machin
         made = Machine(folder, monkeypatch)
         made.have()
         yield made
+
+
+@pytest.fixture
+def two_users(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user may not run this Python: the process only says that it is the other's."""
+    if os.geteuid() != 0:
+        pytest.skip("only root runs these checks")
+    start = Probe.__init__
+
+    def as_if(probe: Probe, command: Any, env: dict[str, str], uid: int | None = None) -> None:
+        start(probe, command, env | ({} if uid is None else {"FAKE_UID": str(uid)}))
+
+    monkeypatch.setattr(Probe, "__init__", as_if)
+
+
+@pytest.fixture
+def torch(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TORCH))
+    monkeypatch.setattr(training, "python", lambda: sys.executable)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any
 
+from carma_testing import a_gpu, a_spec
 from carmad import registry
 from carmad.config import Collocation, Host, Limits, Monitor, Settings, Suspending
 from carmad.core.gpuview import GpuView
@@ -79,7 +80,6 @@ from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
 from carmad.store.database import StoreFull
 from carmad.store.values import Restored
-from carmad.testing import a_gpu, a_spec
 
 GPUS = tuple(a_gpu(n, guarantees=True) for n in range(3))
 EXITS = (

@@ -50,8 +50,8 @@ def carma(*words: str) -> str:
 
 
 def found(folder: Path) -> dict[str, Any]:
+    from carma_testing import a_spec
     from carmad.learned.estimates import _alike
-    from carmad.testing import a_spec
     from docs import generate
     from tests.api_server import running
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from carma_testing import a_spec
 from carmad.core.types import Owner
-from carmad.testing import a_spec
 
 UID = a_spec().uid
 

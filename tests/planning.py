@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from carma_testing import a_gpu, a_gpu_view, a_job, a_spec
 from carmad.core.gpuview import GpuView
 from carmad.core.types import Attempt, Gpu, Job, JobSpec, JobState
 from carmad.plugin import Placement, Policy, Proposal, View
-from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec
 
 OF_SPEC = {field.name for field in fields(JobSpec)} - {
     field.name for field in (*fields(Job), *fields(Attempt))

@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from carma_testing import FakeServer, a_spec
 from carmad.attempt.callers import own_process
 from carmad.core.messages import Adopted
 from carmad.core.types import JobId, Mode
 from carmad.errors import CarmaError
-from carmad.testing import FakeServer, a_spec
 from tests.daemon import NO_KERNELS, Carmad, running, train, until
 
 

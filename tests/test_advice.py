@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import tempfile
@@ -10,10 +9,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
+from carma_testing import FakeServer
 from carmad.api.advice import AdviceOut, command, read_advice, sentence, words
 from carmad.config import Settings
 from carmad.core.messages import Reconfigured
@@ -25,14 +24,11 @@ from carmad.sim import advice
 from carmad.sim.experiment import Outcome
 from carmad.sim.shadow import reproduce
 from carmad.store import journal
-from carmad.testing import FakeServer
 from cli import advise
 from tests.api_server import as_uid
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import NO_KERNELS, Carmad, running, train
 from tests.outcomes import attempt, job, outcome
-from tests.waiting import PATIENCE_S, until
-from tests.web import serving
 
 RUN_S = 100.0
 
@@ -252,24 +248,3 @@ def test_only_administrators_set_it_and_read_it() -> None:
             assert status == 200 and "advice" not in answer
             assert "advice" not in as_uid(uid, where, "GET", "/v1/report")[1]
             assert carmad.get("/v1/status")["server"]["policy"] == "magm"
-
-
-def test_the_page_has_a_button_for_administrators(carmad: Carmad) -> None:
-    with serving(carmad) as web:
-        assert "Use the policy" not in web.get("/admin")
-        advise_on(carmad)
-        page = web.get("/admin")
-        assert "412 jobs of the last 30 days" in page and "Use the policy carma" in page
-        status, where = web.post("/admin/policy", policy="carma")
-        assert status == 303 and "/admin" in where
-        until(lambda: carmad.get("/v1/status")["server"]["policy"] == "carma", "it")
-        assert "Use the policy" not in web.get("/admin")
-        bare = http.client.HTTPConnection(urlsplit(web.origin).netloc, timeout=PATIENCE_S)
-        bare.request(
-            "POST", f"{web.base}/admin/policy", "policy=rr", {"Cookie": f"carma={web.token}"}
-        )
-        assert bare.getresponse().status == 403, "another site's page sent it"
-        bare.close()
-    with serving(carmad, "--read-only") as web:
-        assert web.post("/admin/policy", policy="magm")[0] == 404
-    assert carmad.get("/v1/status")["server"]["policy"] == "carma"

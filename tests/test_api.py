@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 import pytest
 
+from carma_testing import a_gpu, a_job
 from carmad import accounts, beats
 from carmad.accounts import Account, NoAccount
 from carmad.api import intake
@@ -65,7 +66,6 @@ from carmad.http.turns import Share
 from carmad.learned.estimates import Guess
 from carmad.store.database import StoreFull
 from carmad.store.sql import SqlStore
-from carmad.testing import a_gpu, a_job
 from tests.aio import run_async
 from tests.api_server import ROOT_JOBS, Connection, Daemon, as_uid, request, running, user_name
 from tests.waiting import PATIENCE_S, until

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carma_testing import FakeServer, a_job, a_spec
 from carmad.api.service import Moments
 from carmad.api.stream import Wanted
 from carmad.api.wire import parse_selection
@@ -47,7 +48,6 @@ from carmad.metrics.declared import ENDED
 from carmad.options import MAX_TASKS
 from carmad.store.journal import Journal, read, segments
 from carmad.store.sql import SqlStore
-from carmad.testing import FakeServer, a_job, a_spec
 from tests.aio import run_async
 from tests.api_server import Daemon, running, user_name
 from tests.daemon import ROOT
@@ -411,7 +411,7 @@ SPELT_OUT = re.compile(
 
 def test_only_one_module_spells_out_the_tasks_of_a_row() -> None:
     """Elsewhere, an array that waits or has ended would cost what all its tasks cost."""
-    folders = ("carmad", "policies", "recovery", "cli", "web")
+    folders = ("carmad", "policies", "recovery", "cli", "extras")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     found = {
         f"{path.relative_to(ROOT)}: {line.strip()}"

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carma_testing import a_gpu, a_view, changed, check_policy
 from carmad import registry
 from carmad.config import Limits, Links, Settings
 from carmad.core.types import Prediction, Retry
@@ -14,7 +15,6 @@ from carmad.plugin import AskAgain, Layout, Reason, Remember, Stage
 from carmad.sim.experiment import Experiment, Physics, Task, Trace
 from carmad.sim.hardware import parse
 from carmad.sim.run import simulate
-from carmad.testing import a_gpu, a_view, changed, check_policy
 from policies.asrpt import REASONS
 from policies.asrpt.heavy_edge import extremes
 from policies.asrpt.machine import Machine, rebuild

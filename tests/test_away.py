@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from carma_testing import FakeServer
 from carmad.api import why
 from carmad.api.job import Jobs
 from carmad.api.outlook import foresee
 from carmad.core.messages import SuspendRequested
 from carmad.core.types import JobId, JobState
-from carmad.testing import FakeServer
 from carmad.words import clock
 from tests.test_filling import ALONE, GIB, SETTINGS
 

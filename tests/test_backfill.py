@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from carma_testing import FakeServer
 from carmad.config import Limits, Settings
 from carmad.core.history import History
 from carmad.core.messages import DrainRequested
 from carmad.core.types import Job, JobId, JobState, Prediction
 from carmad.models import Model
-from carmad.testing import FakeServer
 from policies import builtin
 from policies.backfilling import SEEN
 from tests.daemon import NO_KERNELS, running

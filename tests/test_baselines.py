@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from carma_testing import FakeServer, a_gpu, a_gpu_view, a_view, check_policy
 from carmad.config import Collocation, Limits, Monitor, Preconditions, Settings
 from carmad.core.messages import DrainRequested, Tick, Wake
 from carmad.core.types import Cause, Estimate, Exit, JobState, ProcessUse, Retry
 from carmad.core.window import Score
 from carmad.plugin import AskAgain, Placement, Preemption
-from carmad.testing import FakeServer, a_gpu, a_gpu_view, a_view, check_policy
 from policies import baselines
 from policies.preemptive import Preemptive
 from policies.views import without_jobs

@@ -26,8 +26,6 @@ def test_a_part_that_grows_beyond_its_budget_fails(tmp_path: Path, lines: int, c
     argv = [sys.executable, ROOT / ".ci/budget.py"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == code
-    assert (
-        f"middle         {3 + lines} of       5 lines\ntests          9 of       9 lines"
-        in done.stdout
-    )
+    shown = [line.split()[:2] for line in done.stdout.splitlines()]
+    assert shown == [["middle", str(3 + lines)], ["tests", "9"]]
     assert ("over their budgets: middle" in done.stderr) == (code == 1)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from carma_testing import FakeServer, a_gpu, a_view
 from carmad.api.job import Jobs
 from carmad.api.outlook import start_out
 from carmad.api.reasons import phrase
@@ -24,7 +25,6 @@ from carmad.core.types import (
 )
 from carmad.core.window import Score
 from carmad.plugin import LEAST_S, Placement, Preemption, Reason
-from carmad.testing import FakeServer, a_gpu, a_view
 from policies.carma.policy import EXPLAINED, SEEN, SHORTER_FIRST, TRIED, carma
 from policies.carma.sizes import CLASS, FIRST_S, left_s
 from tests.planning import gpu_views, half_free, placements, queued, refused, running_on, where

@@ -6,6 +6,7 @@ from importlib.resources import files
 
 import pytest
 
+from carma_testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed, check_policy
 from carmad import registry
 from carmad.config import Collocation, Limits, Preconditions, Profiling, Settings
 from carmad.core.recurrence import group
@@ -28,7 +29,6 @@ from carmad.sim.hardware import Cluster, Node
 from carmad.sim.run import simulate
 from carmad.sim.workload import Workload
 from carmad.store.codec import decode_model
-from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed, check_policy
 from policies.castor.interference import Predicted, load_shipped, ratios
 from policies.castor.neighbours import OVERRUN, Pace, Paces, left_s
 from policies.castor.pairing import FIXED_SHARE, StepModel

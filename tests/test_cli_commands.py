@@ -918,7 +918,7 @@ def test_ids_for_completion(
 
 # starting quickly
 
-HEAVY_VERBS = {"config", "daemon", "doctor", "estimators", "gpumemnet", "models", "simulate"}
+HEAVY_VERBS = {"config", "daemon", "doctor", "estimators", "models", "simulate"}
 DAILY = [
     words
     for words in ASKING

@@ -1,4 +1,4 @@
-"""The client alone: a wheel of its own, in older Pythons, typed."""
+"""The client alone: a distribution of its own (packaging/client), in older Pythons, typed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from carmad import installed
-from cli.commands.client_wheel import write_wheel
+from carmad import CLIENT, installed
 from tests.daemon import NO_KERNELS, ROOT, running
 from tests.pythons import find_python
 from tests.waiting import PATIENCE_S
@@ -22,7 +21,15 @@ OLDEST = next(filter(None, (find_python(f"3.{minor}", "pip") for minor in (8, 9,
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_wheel(tmp_path_factory.mktemp("wheel"))
+    """As `pip install ./packaging/client` makes it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    argv = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    client = ROOT / "packaging/client"
+    done = subprocess.run([*argv, "-w", str(folder), str(client)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (made,) = folder.iterdir()
+    assert made.name.startswith(CLIENT.replace("-", "_"))
+    return made
 
 
 def install(wheel: Path, folder: Path, python: str) -> None:

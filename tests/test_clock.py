@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from carma_testing import a_gpu, a_job, a_spec, changed
 from carmad.config import Settings
 from carmad.core.messages import Discovered, Sampled, Step, Submitted, Tick
 from carmad.core.reservations import Reservation
@@ -18,7 +19,6 @@ from carmad.engine import clock as module
 from carmad.engine.clock import Clock, Wall
 from carmad.store.database import StoreFull
 from carmad.store.sql import SET_S, SqlStore
-from carmad.testing import a_gpu, a_job, a_spec, changed
 from policies import builtin
 from recovery import ladder
 

@@ -21,11 +21,11 @@ from typing import Any
 import psutil
 import pytest
 
+from carma_testing.builders import a_job, a_spec
 from carmad.attempt import containers
 from carmad.attempt.environment import ATTEMPT_VARIABLE, HOOKS, MPS_PIPE
 from carmad.core.types import Job
 from carmad.errors import CarmaError
-from carmad.testing.builders import a_job, a_spec
 from cli.missing import refuse_missing_image
 from cli.problems import Usage
 from tests.api_server import as_uid

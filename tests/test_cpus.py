@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from carma_testing import FakeServer, a_gpu, a_spec
 from carmad import registry
 from carmad.api.reasons import phrase
 from carmad.attempt import environment
@@ -21,7 +22,6 @@ from carmad.core.messages import CancelRequested, Discovered, Reconfigured, Step
 from carmad.core.types import Cause, Exit, Job, JobId, JobState
 from carmad.core.view import View
 from carmad.gpu.driver import cpus_near
-from carmad.testing import FakeServer, a_gpu, a_spec
 from tests.attempts import Bench
 from tests.daemon import Carmad, running, until
 

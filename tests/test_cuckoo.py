@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carma_testing import a_gpu, a_view, changed, check_policy
 from carmad import registry
 from carmad.config import Collocation, Limits, Links, Preconditions, Profiling, Settings
 from carmad.core.types import (
@@ -30,7 +31,6 @@ from carmad.sim import interference as simulated
 from carmad.sim.experiment import Experiment, Load, Physics, Task, Trace
 from carmad.sim.hardware import Cluster, Node
 from carmad.sim.run import simulate
-from carmad.testing import a_gpu, a_view, changed, check_policy
 from lab.cuckoo.muri import Exclusive, earliest_deadline_first, first_in_first_out
 from policies.cuckoo import CuckooSettings
 from policies.cuckoo.groups import _Known, best_edges, matching, take_apart

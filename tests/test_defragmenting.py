@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from carma_testing import FakeServer
 from carmad.config import Limits, Monitor, Settings, Suspending
 from carmad.core.types import JobId, JobState
-from carmad.testing import FakeServer
 
 S = JobState
 SETTINGS = Settings(

@@ -17,9 +17,9 @@ import pytest
 from markdown_it import MarkdownIt
 
 from docs import publish
+from tests.browser import chromium, needs_browser
 from tests.shared import made_once
 from tests.waiting import PATIENCE_S
-from tests.web import chromium, needs_browser
 
 ROOT = Path(__file__).parents[1]
 SHOWN = ("h1", "h2", "h3", "h4", "p", "li", "table", "tr", "pre", "img")

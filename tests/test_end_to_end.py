@@ -532,7 +532,7 @@ def test_a_job_has_the_limits_of_its_submitters_shell(daemon: Carmad) -> None:
     assert files == its_hard == hard, "never above the hard limit"
 
 
-TAKEN = ("cli", "policies", "estimators", "web", "recovery")  # names of ours that others have, too
+TAKEN = ("cli", "policies", "estimators", "recovery")  # names of ours that others have, too
 SHADOWS = ("types", "logging", "json", "socket", "re", "typing", "asyncio", "starlette", "yaml")
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from carma_testing import a_gpu, a_job, a_spec, changed
 from carmad.core import control
 from carmad.core.attempt import KEPT, Attempt, append
 from carmad.core.control import Verdict
@@ -25,7 +26,6 @@ from carmad.core.types import (
     ProcessUse,
     Retry,
 )
-from carmad.testing import a_gpu, a_job, a_spec, changed
 from recovery import ladder
 
 GPU = a_gpu().id

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from carma_testing import a_gpu, a_job, a_spec
+from carma_testing.fake_server import FakeWorld
 from carmad.config import Settings
 from carmad.core import endings
 from carmad.core.endings import Endings
@@ -29,8 +31,6 @@ from carmad.engine.engine import Engine
 from carmad.engine.inbox import Delivery, Inbox, Stopping
 from carmad.store.database import StoreFull
 from carmad.store.sql import SqlStore
-from carmad.testing import a_gpu, a_job, a_spec
-from carmad.testing.fake_server import FakeWorld
 from policies import builtin
 from recovery import ladder
 from tests.attempts import until

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from carma_testing import changed
 from carmad.added import ADDED
 from carmad.attempt.environment import (
     NO_MPS,
@@ -32,7 +33,6 @@ from carmad.core.types import (
     Retry,
     Script,
 )
-from carmad.testing import changed
 from tests.attempts import ME, Bench, make_job
 
 GPUS = (GpuId("GPU-aaa"), GpuId("GPU-bbb"))

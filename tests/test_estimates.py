@@ -7,9 +7,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import pytest
 
+from carma_testing import a_job, a_server, a_spec
 from carmad import registry
 from carmad.config import Estimation, Settings
 from carmad.core.layout import Layout, Stage
@@ -29,7 +31,6 @@ from carmad.errors import CarmaError
 from carmad.learned import estimates as module
 from carmad.learned.estimates import Answer, Estimates, ask, ask_all, guesses, patient
 from carmad.options import OPTIONS, Option
-from carmad.testing import a_job, a_server, a_spec
 from tests.waiting import PATIENCE_S, until
 
 
@@ -457,7 +458,8 @@ def test_the_estimator_that_decides_is_the_chosen_one(monkeypatch: pytest.Monkey
 
 def test_an_explanation_that_fails_costs_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     Scripted(horus=Estimate(9_000, "horus")).install(monkeypatch)
-    monkeypatch.setattr(module, "explanation", lambda *asked: 1 // 0)
+    broken = SimpleNamespace(explain=lambda spec: 1 // 0)
+    monkeypatch.setattr(module.registry, "estimators_that", lambda *asked: [broken])
     found, explanation = ask_all(
         Settings(estimator="horus"), replace(a_server(), explain=True), a_spec()
     )

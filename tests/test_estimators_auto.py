@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 import estimators.auto as module
+from carma_testing import a_run, a_server, a_spec
 from carmad.config import Settings
 from carmad.plugin import Estimate, JobSpec, Refusal, Server, Trial
-from carmad.testing import a_report, a_run, a_server, a_spec
 from estimators.auto import auto
 from estimators.history import WRITTEN
 from estimators.tracer.report import refusal
 from tests.here import Here
+from tests.reports import a_report
 
 GOOD = Trial(a_report().dumps(), "", code=0)
 

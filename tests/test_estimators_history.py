@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from carma_testing import a_run, a_server, a_spec
 from carmad.config import Settings
 from carmad.core.recurrence import template
 from carmad.plugin import Estimate, JobSpec, Refusal, Run
-from carmad.testing import a_run, a_server, a_spec
 from estimators.history import current_history, history, unchecked_history
 from tests.here import Here
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from carma_testing import a_server, a_spec
 from carmad.config import Estimation, Settings
 from carmad.plugin import Estimate, Refusal, Trial
-from carmad.testing import a_report, a_server, a_spec
 from estimators.faketensor import faketensor
 from estimators.horus import formula, horus
 from estimators.summary import computes, parse
 from estimators.tracer.report import Layer
+from tests.reports import a_report
 
 TASKS = Path(__file__).parents[1] / "../shared/data/carma/tasks.csv"
 

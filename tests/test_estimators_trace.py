@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carma_testing import a_run, a_server, a_spec
 from carmad.config import Estimation, Settings
+from carmad.contexts import find_context
 from carmad.plugin import Estimate, Refusal, Run, Trial
-from carmad.testing import a_report, a_run, a_server, a_spec
-from estimators.contexts import find_context
 from estimators.tracer.command import Program
 from estimators.tracing import CONTEXT_MIB, Judged, Past, context_mib, script, shortfall_mib, trace
+from tests.reports import a_report
 
 MIB = 2**20
 ME = a_spec().uid

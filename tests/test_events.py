@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from carma_testing import a_job
 from carmad.api import events as kept
 from carmad.api.events import event_out
 from carmad.core.happenings import Happening, Kind
 from carmad.core.messages import DrainRequested, Sampled
 from carmad.core.types import Cause, Condition, Exit, JobState, ProcessUse
-from carmad.testing import a_job
 from cli.client import events
 from cli.commands.logs import line
 from tests import api_server

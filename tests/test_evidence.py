@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from carma_testing import a_gpu, a_job
 from carmad.attempt import evidence as module
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.proc import process_stat
 from carmad.core.types import GpuSample, JobId, MemoryLimits, ProcessUse
-from carmad.testing import a_gpu, a_job
 from tests.attempts import until
 
 GPU = a_gpu(0).id

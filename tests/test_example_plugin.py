@@ -20,7 +20,7 @@ AT_WORK = SEE_IT_AT_WORK.split("```python\n")[1].split("```")[0]
 FOUND = """
 from carmad import registry
 from carmad.config import Settings
-from carmad.testing import check_policy
+from carma_testing import check_policy
 
 settings = Settings(policy="least_jobs")
 assert "least_jobs" in registry.names("policies")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from carmad.api.estimates import calibrations, contexts
+from carma_testing import a_gpu, a_job, a_run, a_server, a_spec, changed
+from carmad.api.estimates import calibrations
 from carmad.config import Monitor, Settings
 from carmad.core.messages import Discovered, Step, Tick
 from carmad.core.ports import Run, Trial
@@ -17,7 +18,7 @@ from carmad.core.types import Cause, Estimate, Exit, Gpu, Job, JobState, Usage
 from carmad.learned import experience as module
 from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.store.sql import SqlStore
-from carmad.testing import a_gpu, a_job, a_run, a_spec, changed
+from estimators.tracing import trace
 
 SETTINGS = Settings(monitor=Monitor(period_s=1.0))
 OWNER = a_spec().owner
@@ -241,9 +242,9 @@ def test_the_context_of_each_stack() -> None:
         return judged(peak_mib, Estimate(1_500, "trace", low=1_400, parts=parts, stack=stack))
 
     runs = [traced(1_400 + 10 * n, "A100 / torch 2.9") for n in range(3)] + [traced(1_600, "T4")]
-    assert contexts({OWNER: runs}, OWNER) == [
+    assert trace(Settings(), a_server()).contexts({OWNER: runs}, OWNER) == [
         {"stack": "A100 / torch 2.9", "jobs": 3, "context_mib": 410},
         {"stack": "T4", "jobs": 1, "context_mib": None},
     ]
-    to_another = contexts({OWNER: runs}, a_spec(uid=4).owner)
+    to_another = trace(Settings(), a_server()).contexts({OWNER: runs}, a_spec(uid=4).owner)
     assert [(one["jobs"], one["context_mib"]) for one in to_another] == [(3, None), (1, None)]

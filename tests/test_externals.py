@@ -6,13 +6,13 @@ import json
 import os
 from pathlib import Path
 
+from carma_testing import a_gpu
 from carmad.config import Retention
 from carmad.core.types import GpuSample, JobId, ProcessUse
 from carmad.daemon.monitor import Externals
 from carmad.store.retention import KEPT_PER_USER
 from carmad.store.sql import SqlStore
 from carmad.store.values import External, ExternalTotals
-from carmad.testing import a_gpu
 from tests.daemon import NO_KERNELS, Carmad, running, until
 from tests.test_adopt import outsider
 

@@ -129,7 +129,16 @@ def test_no_message_has_pip_install_carma_by_name() -> None:
 
 def sources() -> list[Path]:
     """All that people read: the product's text, its documentation and its packaging."""
-    folders = ("carmad", "carma_client", "cli", "web", "estimators", "policies", "recovery", "docs")
+    folders = (
+        "carmad",
+        "carma_client",
+        "cli",
+        "estimators",
+        "extras",
+        "policies",
+        "recovery",
+        "docs",
+    )
     return [
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "demo.py")),
         *(path for name in folders for path in (ROOT / name).rglob("*") if path.suffix in READ),

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from carma_testing import FakeServer, a_job
 from carmad import configfile, guards, registry
 from carmad.config import Settings
 from carmad.core import deciders
@@ -20,7 +21,6 @@ from carmad.daemon import doctor
 from carmad.errors import CarmaError
 from carmad.guards import GuardedPolicy, GuardedPredictor, GuardedRecovery, Trouble
 from carmad.sim import shadow
-from carmad.testing import FakeServer, a_job
 from policies import builtin
 from tests.waiting import PATIENCE_S
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from carma_testing import FakeServer
 from carmad.config import Limits, Monitor, Settings, Suspending
 from carmad.core.types import Allocation, Cause, Exit, JobId, JobState
-from carmad.testing import FakeServer
 
 S = JobState
 GIB = 1024

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from carma_testing import FakeServer, a_job
 from carmad.config import Collocation, Monitor, Settings
 from carmad.core.readings import Reading, has_run_kernel
 from carmad.core.types import GpuId, GpuSample, Job, JobId, JobState, ProcessUse
-from carmad.testing import FakeServer, a_job
 
 SETTINGS = Settings(monitor=Monitor(window_s=5.0))
 HERE = GpuId("GPU-a")

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from carma_testing import a_job, a_spec
 from carmad.api.models import detail_out
 from carmad.config import Settings
 from carmad.core.history import History
 from carmad.errors import CarmaError
 from carmad.models import Lookup, Model
 from carmad.store import codec
-from carmad.testing import a_job, a_spec
 from cli.commands.models import model_details, model_list
 from estimators import duration
 from tests.test_models_shown import plain

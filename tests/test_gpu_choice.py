@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from carma_testing import a_spec
 from carmad.api.refusals import fits_the_server
 from carmad.core.choice import filter_gpus, parse_choice
 from carmad.core.types import Gpu, GpuId
 from carmad.errors import CarmaError
-from carmad.testing import a_spec
 from cli.submission import read
 
 CARDS = (

@@ -5,13 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from math import expm1, hypot
-from pathlib import Path
 
 import pytest
 
+from carma_testing import a_server, a_spec, check_estimator
 from carmad.config import Estimation, Settings
 from carmad.plugin import Estimate, Refusal, Trial
-from carmad.testing import a_report, a_server, a_spec, check_estimator
 from estimators.gpumemnet import answer, gpumemnet
 from estimators.gpumemnet.features import (
     END,
@@ -23,9 +22,9 @@ from estimators.gpumemnet.features import (
     family,
     features,
 )
-from estimators.gpumemnet.files import WEIGHTS, Origin, Sample, read_card, write_samples
-from estimators.gpumemnet.files import read_samples as read_data
+from estimators.gpumemnet.files import WEIGHTS, read_card
 from estimators.tracer.report import Layer
+from tests.reports import ANSWERS, a_report
 
 CONTEXT_MIB = 544
 
@@ -210,7 +209,7 @@ def test_the_look_at_the_script_is_what_it_judges() -> None:
 
 
 def test_it_is_a_sound_estimator() -> None:
-    check_estimator(gpumemnet)
+    check_estimator(gpumemnet, answers=ANSWERS)
 
 
 def test_the_daemon_loads_neither_numpy_nor_torch_with_it() -> None:
@@ -236,21 +235,3 @@ def test_a_card_says_what_the_weights_rest_on(name: str) -> None:
 
 def test_weights_are_small() -> None:
     assert sum(path.stat().st_size for path in WEIGHTS.iterdir()) < 2e6
-
-
-# -- data
-
-
-def test_data_are_read_as_they_were_written(tmp_path: Path) -> None:
-    origin = Origin("mlp", 3, "traced", "2.13.0", CONTEXT_MIB)
-    samples = [Sample(16, tuple(an_mlp()), 900), Sample(32, tuple(an_mlp(64)), 560)]
-    write_samples(tmp_path / "data.jsonl.gz", origin, samples)
-    assert read_data(tmp_path / "data.jsonl.gz") == (origin, samples)
-    assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl.gz"]
-
-
-@pytest.mark.parametrize("content", [b"", b"no gzip", b"\x1f\x8b\x08\x00cut"])
-def test_a_file_of_something_else_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "data.jsonl.gz").write_bytes(content)
-    with pytest.raises(ValueError, match="not labelled networks"):
-        read_data(tmp_path / "data.jsonl.gz")

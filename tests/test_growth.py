@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from carma_testing import a_job, a_spec
 from carmad.config import Settings
 from carmad.core.admission import demand
 from carmad.core.messages import Submitted
 from carmad.core.recurrence import group, template
 from carmad.core.types import Estimate, JobId
 from carmad.store import journal
-from carmad.testing import a_job, a_spec
 from tests.test_past import PLENTY, Recorded
 
 MIB = 1 << 20

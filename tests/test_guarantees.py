@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carma_testing import FakeServer
 from carmad.config import Collocation, Monitor, Preconditions, Settings, Suspending
 from carmad.core.guarantees import STEP_MIB, Claim, share_out
 from carmad.core.messages import (
@@ -21,7 +22,6 @@ from carmad.core.messages import (
     due_actions,
 )
 from carmad.core.types import Estimate, JobId, JobState, MemoryLimits, ProcessUse, Retry
-from carmad.testing import FakeServer
 
 GIB = 1024
 CARD = 40 * GIB

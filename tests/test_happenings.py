@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from carma_testing import FakeServer
 from carmad.core.happenings import Kind, happenings, notices, words
 from carmad.core.messages import Step
 from carmad.core.types import Cause, Exit, JobId
-from carmad.testing import FakeServer
 
 OOM = Exit(Cause.GPU_OOM, 1, evidence="CUDA out of memory")
 LOST = Exit(Cause.LOST, evidence="a reboot")

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from carma_testing import a_job
 from carmad import accounts
 from carmad.accounts import Account, NoAccount
 from carmad.config import Retention
@@ -26,7 +27,6 @@ from carmad.edge import Chore
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.store.sql import SqlStore
-from carmad.testing import a_job
 from tests.waiting import PATIENCE_S, until
 
 SPEC = JobSpec(argv=("true",), user="ada", uid=1000, gid=1000, cwd="/", name="true")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from carma_testing import FakeServer, a_job, a_spec
 from carmad import configfile
 from carmad.api.gpus import gpu_out
 from carmad.api.job import Jobs
@@ -19,7 +20,6 @@ from carmad.core.messages import Reconfigured, UpdateRequested
 from carmad.core.types import After, ArrayTask, Cause, Estimate, Exit, GpuId, JobId, JobState
 from carmad.errors import CarmaError
 from carmad.store.codec import notice_rows
-from carmad.testing import FakeServer, a_job, a_spec
 from cli.overview import gpu_report, where
 from tests.daemon import running, train
 from tests.waiting import until

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from carma_testing import FakeServer
 from carmad.config import Interactive, Settings
 from carmad.core.happenings import how_ended
 from carmad.core.messages import RequeueRequested, Sampled, UpdateRequested
 from carmad.core.types import Allocation, Cause, Exit, JobState
-from carmad.testing import FakeServer
 
 S = JobState
 QUICK = Settings(interactive=Interactive(idle_s=100))

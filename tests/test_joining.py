@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from carma_testing import FakeServer
 from carmad.api import why as whys
 from carmad.api.reasons import phrase
 from carmad.config import Monitor, Settings
@@ -13,7 +14,6 @@ from carmad.readable import gib
 from carmad.sim.experiment import Experiment, Load, Physics, Task, Trace
 from carmad.sim.hardware import parse
 from carmad.sim.run import simulate
-from carmad.testing import FakeServer
 
 POLICIES = ("magm", "lug", "rr", "best_fit", "carma")
 EARLY = Settings(monitor=Monitor(known_window_s=5.0))

@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 from pydantic_core import to_json, to_jsonable_python
 
+from carma_testing import FakeServer, a_gpu, a_spec
 from carmad import registry
 from carmad.config import Monitor, Settings
 from carmad.core.history import BIN_S, History
@@ -45,7 +46,6 @@ from carmad.store import journal
 from carmad.store.database import StoreFull
 from carmad.store.journal import Begin, Journal
 from carmad.store.sql import SqlStore
-from carmad.testing import FakeServer, a_gpu, a_spec
 from policies import builtin
 from recovery import ladder
 from tests.recorded import PLENTY, Recorded

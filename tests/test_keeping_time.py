@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from carma_testing import a_job, a_spec
 from carmad.attempt.environment import job_environment
 from carmad.attempt.process_tree import TIME_LIMIT, Tree
 from carmad.core.messages import Launch, Step, Suspend
 from carmad.core.types import Allocation, Cause, GpuId, Job, JobId, JobState, Suspension
 from carmad.daemon import world
 from carmad.engine.clock import boottime
-from carmad.testing import a_job, a_spec
 from tests.attempts import Bench
 from tests.daemon import NO_KERNELS, Carmad, until
 from tests.test_world import a_world, performed

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from carma_testing import changed
 from carmad import accounts, units
 from carmad.accounts import NoAccount
 from carmad.attempt import launcher as launcher_module
@@ -31,7 +32,6 @@ from carmad.attempt.launcher import Launcher, NotNow, Stopped, launch_fields
 from carmad.attempt.shepherd import Shepherd
 from carmad.core.types import Cause, Job, JobId
 from carmad.errors import CarmaError
-from carmad.testing import changed
 from tests.attempts import EXIT_0_1_0, Bench, in_a_unit, is_gone, until
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a unit's cgroup")

@@ -170,7 +170,7 @@ def test_without_room_it_stays_suspended(bench: Bench) -> None:
     outcome = bench.resume(probe)
     assert (outcome.done, outcome.lost) == (False, False)
     assert "not enough free memory" in outcome.why
-    other.ask("free")
+    other.end()
     assert bench.resume(probe) == DONE
 
 

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import pytest
 
+from carma_testing import FakeServer
 from carmad import registry
 from carmad.config import Limits, Monitor, Settings
 from carmad.core.messages import HoldRequested
 from carmad.core.types import After, JobState
-from carmad.testing import FakeServer
 
 BOUND_S = Limits().overtaken_s
 SHARING = ("magm", "lug", "rr", "first_fit", "best_fit", "horus", "carma")

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from carma_testing import a_gpu_view, a_job, a_spec, a_view
 from carmad.api import actions, call, service
 from carmad.api import job as api_job
 from carmad.api.job import Jobs
@@ -40,7 +41,6 @@ from carmad.core.scheduler import Scheduler
 from carmad.core.tasks import JobsById, singly, split
 from carmad.core.types import ArrayTask, Attempt, Estimate, Job, JobId, JobState, Prediction
 from carmad.store.database import StoreFull
-from carmad.testing import a_gpu_view, a_job, a_spec, a_view
 from cli.output import print_json
 from tests.aio import run_async
 from tests.api_server import ROOT_JOBS, Daemon, as_uid, request, running

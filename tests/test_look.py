@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from carma_testing import a_server, a_spec
 from carmad.config import Estimation
 from carmad.plugin import JobSpec, Refusal, Settings, Trial
-from carmad.testing import a_report, a_server, a_spec
 from estimators.look import TRACER, look, parse
 from estimators.tracer import command
 from estimators.tracer.command import FIND, Unreadable
 from estimators.tracer.find import resolve, shebang
 from estimators.tracer.report import Explanation, Held, Report, loads, refusal
 from tests.here import Here
+from tests.reports import a_report
 
 
 def spec(*argv: str, **fields: object) -> JobSpec:

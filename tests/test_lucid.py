@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from carma_testing import FakeServer, a_gpu, a_view, changed, check_policy
 from carmad.config import Collocation, Limits, Preconditions, Profiling, Settings
 from carmad.core.history import History
 from carmad.core.messages import Trained
@@ -29,7 +30,6 @@ from carmad.sim.experiment import Experiment, Load, Task, Trace
 from carmad.sim.hardware import parse
 from carmad.sim.run import simulate
 from carmad.store import codec
-from carmad.testing import FakeServer, a_gpu, a_view, changed, check_policy
 from policies.lucid import LucidSettings, traits
 from policies.lucid.policy import REPORTED, VERDICTS, Lucid
 from tests.planning import gpu_views, queued, running_on, where

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from carma_testing import FakeServer, a_gpu, a_gpu_view, a_job, a_spec, a_view
 from carmad import configfile
 from carmad.config import Metrics, Monitor, Settings
 from carmad.core.happenings import happenings
@@ -32,7 +33,6 @@ from carmad.metrics.declared import METRICS
 from carmad.metrics.figures import MOST_ESTIMATORS, OTHER, Counts, Histogram
 from carmad.metrics.mapping import JobMapping, number
 from carmad.store.database import StoreFull
-from carmad.testing import FakeServer, a_gpu, a_gpu_view, a_job, a_spec, a_view
 from tests.api_server import Connection, as_user, running
 from tests.attack.users import HOSTILE, needs_root
 from tests.waiting import PATIENCE_S

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from carma_testing import a_job, a_spec, changed
 from carmad.core.decision import Decision, Placement, Reason
 from carmad.core.messages import Step, Tick, Trained
 from carmad.core.types import (
@@ -25,7 +26,6 @@ from carmad.core.types import (
 from carmad.installed import how_to_add
 from carmad.learned import models as daemon_models
 from carmad.models import Additive, Bins, Model, Node, Shape, Tree
-from carmad.testing import a_job, a_spec, changed
 from cli import render
 from cli.commands import models
 from cli.main import run

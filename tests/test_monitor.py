@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from carma_testing import a_gpu, a_job, a_spec
 from carmad import registry
 from carmad.attempt.evidence import Evidence
 from carmad.config import Monitor as Settings
@@ -33,7 +34,6 @@ from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.gpu.source import Capabilities, Health
 from carmad.store.sql import SqlStore
-from carmad.testing import a_gpu, a_job, a_spec
 from tests.daemon import until
 from tests.waiting import PATIENCE_S
 

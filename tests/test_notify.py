@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from carma_testing import a_job, a_spec
 from carmad import configfile, units
 from carmad.accounts import Account, NoAccount, account
 from carmad.config import Notify, Settings
@@ -46,7 +47,6 @@ from carmad.notify.week import letter_of
 from carmad.store.database import StoreFull
 from carmad.store.sql import SqlStore
 from carmad.store.values import Notice
-from carmad.testing import a_job, a_spec
 from cli.main import run
 from policies import builtin
 from recovery import ladder

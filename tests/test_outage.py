@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from carma_testing import changed
 from carmad.attempt import launcher as launcher_module
 from carmad.attempt import shepherd, supervisor
 from carmad.attempt.evidence import Evidence
@@ -24,7 +25,6 @@ from carmad.daemon import world as world_module
 from carmad.daemon.world import DaemonWorld
 from carmad.gpu.checkpoint import Checkpoints
 from carmad.gpu.limits import NvmlLimiter
-from carmad.testing import changed
 from tests.attempts import EXIT_0_1_0, make_job, until
 from tests.test_world import Inbox, declared, unmeasured
 from tests.waiting import PATIENCE_S

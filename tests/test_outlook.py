@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carma_testing import a_gpu_view, a_job, a_spec, a_view
 from carmad.api.outlook import foresee, outlook_out, start_out
 from carmad.api.wire import iso
 from carmad.config import Limits, Settings
@@ -21,7 +22,6 @@ from carmad.core.reservations import Reservation, slots
 from carmad.core.scene import Scene
 from carmad.core.tasks import JobsById
 from carmad.core.types import After, ArrayTask, Attempt, Job, JobId, JobState, Prediction
-from carmad.testing import a_gpu_view, a_job, a_spec, a_view
 from tests.owners import who
 
 NOW = 1000.0

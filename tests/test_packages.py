@@ -61,6 +61,7 @@ exec env -i container=carma PATH=/usr/sbin:/usr/bin:/sbin:/bin \
 
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+CLIENT_WHEEL = f"carma_client-{VERSION}-py3-none-any.whl"  # for programs in other environments
 # What must make no difference: the folder, the umask and the time zone.
 DIFFERENTLY = (("one", 0o077, "UTC"), ("two/deeper", 0o022, "Asia/Tokyo"))
 KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Known limits"}
@@ -157,7 +158,8 @@ def test_the_wheel_has_what_runs_and_whose_it_is_and_nothing_else(
 ) -> None:
     with zipfile.ZipFile(dists[0][0]) as wheel:
         names = wheel.namelist()
-    packages = {"carma_client", "carma_slurm", "carmad", "web", "hydra_plugins"}
+    packages = {"carma_client", "carmad", "hydra_plugins"}
+    packages |= {path.parent.name for path in ROOT.glob("extras/*/__init__.py")}
     own_names = {name.split("/")[2] for name in names if name.startswith("carmad/own/")}
     assert own_names == {"cli", "estimators", "policies", "recovery"}
     own = f"carma_gpu-{VERSION}"
@@ -166,6 +168,7 @@ def test_the_wheel_has_what_runs_and_whose_it_is_and_nothing_else(
         f"{own}.data",
     }
     assert f"{own}.dist-info/licenses/LICENSE" in names
+    assert f"{own}.data/data/share/carma/{CLIENT_WHEEL}" in names
     vendored = {name.rpartition("/")[0] for name in names if ".min." in name or "vendor" in name}
     for folder in vendored:
         assert any(name.startswith(f"{folder}/") and "LICENSE" in name for name in names), folder
@@ -228,6 +231,7 @@ def test_the_package_has_all_that_a_server_needs(debs: list[Path]) -> None:
         assert f"/usr/share/man/man{name[-1]}/{name}.gz" in files
     assert {"/usr/bin/carma", "/usr/bin/carmad", "/etc/carma/"} <= files
     assert "/usr/share/zsh/vendor-completions/_carma" in files
+    assert f"/usr/lib/carma-gpu/share/carma/{CLIENT_WHEEL}" in files
     assert not {name for name in files if name.endswith(".pyc") or "site-packages/torch/" in name}
     about = {name for name in files if name.endswith(".dist-info/")}
     assert len(about) > 20

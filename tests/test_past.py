@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from carma_testing import FakeServer, a_job, a_spec, changed
 from carmad import registry
 from carmad.config import Settings
 from carmad.core.decision import Placement, Proposal, Reason
@@ -31,7 +32,6 @@ from carmad.sim.shadow import reproduce
 from carmad.store import codec, journal
 from carmad.store.sql import SqlStore
 from carmad.store.values import table_row
-from carmad.testing import FakeServer, a_job, a_spec, changed
 from policies import builtin
 from tests.busy import Busy
 from tests.daemon import Carmad, train

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carma_testing import FakeServer, a_gpu, a_job, a_spec, changed
 from carmad.config import Limits, Monitor, Profiling, Settings
 from carmad.core.decision import Placement
 from carmad.core.history import (
@@ -43,7 +44,6 @@ from carmad.core.types import (
 from carmad.guards import GuardedPolicy, GuardedPredictor
 from carmad.models import Boosted
 from carmad.store.codec import encode_job
-from carmad.testing import FakeServer, a_gpu, a_job, a_spec, changed
 from estimators import duration
 from policies import builtin
 from recovery import ladder

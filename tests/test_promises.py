@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from carma_testing import FakeServer, a_job, a_spec
 from carmad.config import Fairness
 from carmad.core import promises
 from carmad.core.happenings import Kind, happenings, notices, words
@@ -34,7 +35,6 @@ from carmad.core.types import (
     Usage,
 )
 from carmad.store.codec import notice_rows
-from carmad.testing import FakeServer, a_job, a_spec
 from tests.daemon import Carmad, Json, running, train
 from tests.owners import who
 from tests.waiting import until

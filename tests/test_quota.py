@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from carma_testing import FakeServer, a_spec
 from carmad.config import Fairness, Limits, Settings
 from carmad.core.decision import Reason
 from carmad.core.messages import LimitRequested, Submitted
@@ -17,7 +18,6 @@ from carmad.core.types import JobId, JobState
 from carmad.sim.shadow import reproduce
 from carmad.store import journal
 from carmad.store.sql import SqlStore
-from carmad.testing import FakeServer, a_spec
 from tests.owners import UID, who
 from tests.recorded import PLENTY, Recorded
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from carma_testing import a_job
 from carmad.api import rows as recent
 from carmad.api.job import JobOut, Jobs
 from carmad.api.rows import Ended, Recent
 from carmad.core.messages import Step, Tick
 from carmad.core.types import Job, JobState, Owner
 from carmad.store.sql import SqlStore
-from carmad.testing import a_job
 from tests import api_server
 
 NOW = 10_000.0

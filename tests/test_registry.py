@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from carma_testing import a_gpu_view, a_job, a_server, a_spec, a_view
 from carmad import guards, registry
 from carmad.api.reasons import phrase, short, wordings
 from carmad.config import Recovery, Settings
@@ -18,7 +19,6 @@ from carmad.core.types import Cause, Estimate, Exit, Job, Refusal
 from carmad.core.view import View
 from carmad.errors import CarmaError
 from carmad.guards import GuardedEstimator, GuardedPolicy, GuardedRecovery
-from carmad.testing import a_gpu_view, a_job, a_server, a_spec, a_view
 from policies import builtin
 from tests.waiting import PATIENCE_S
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from carma_testing import FakeServer
 from carmad.config import Collocation, Limits, Settings, at_once
 from carmad.core.messages import Reconfigured
 from carmad.core.types import JobState
 from carmad.daemon.service import merge
 from carmad.sim.shadow import reproduce
 from carmad.store import journal
-from carmad.testing import FakeServer
 from tests.daemon import NO_KERNELS, Carmad, until
 
 ONE = "[collocation]\nmax_jobs_per_gpu = 1\n"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from carma_testing import FakeServer, a_spec
 from carmad import registry
 from carmad.config import Settings
 from carmad.core.messages import Action, Estimated, EstimateMemory, Submitted
 from carmad.core.types import Estimate, JobId, JobState
-from carmad.testing import FakeServer, a_spec
 from tests.daemon import running, train
 from tests.waiting import until
 

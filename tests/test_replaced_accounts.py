@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from carma_testing import a_job, a_spec
 from carmad.api.wire import stamp
 from carmad.config import Access, Limits, Settings
 from carmad.core.messages import Step, Tick
@@ -22,7 +23,6 @@ from carmad.core.scheduler import Scheduler
 from carmad.core.types import Cause, Exit, JobId, JobState, Owner
 from carmad.http.connections import Peer
 from carmad.store.sql import SqlStore
-from carmad.testing import a_job, a_spec
 from tests import api_server
 from tests.api_server import Daemon
 from tests.attempts import until

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from carma_testing import a_gpu, a_job, a_spec
 from carmad.api.report import Period, ReportOut, Server, report_out
 from carmad.api.reporting import longest_wait_reason
 from carmad.core.decision import Decision, Placement, Reason, Verdict
@@ -31,7 +32,6 @@ from carmad.sim.run import simulate
 from carmad.sim.traces import sources
 from carmad.store import queries
 from carmad.store.values import External
-from carmad.testing import a_gpu, a_job, a_spec
 from cli.main import run
 from tests import outcomes
 from tests.api_server import as_uid, running

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from carma_testing import FakeServer, a_job, a_spec
 from carmad.api import reservations as api
 from carmad.api.fairness import booking_hours
 from carmad.api.reservations import ReserveIn
@@ -26,7 +27,6 @@ from carmad.core.types import JobId, JobState, Prediction
 from carmad.errors import CarmaError
 from carmad.http.connections import Peer
 from carmad.store.sql import SqlStore
-from carmad.testing import FakeServer, a_job, a_spec
 from tests.daemon import NO_KERNELS, Carmad, running, until
 from tests.owners import who
 

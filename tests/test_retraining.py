@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from carma_testing import a_job, a_spec, changed
 from carmad.config import Settings
 from carmad.core.history import History, Submission
 from carmad.core.messages import Step, Tick
@@ -28,7 +29,6 @@ from carmad.models import Additive, Boosted, Lookup, Model, Node, Tree
 from carmad.models.features import INTERVAL_S
 from carmad.store import codec
 from carmad.store.sql import SqlStore
-from carmad.testing import a_job, a_spec, changed
 from estimators.duration import additive
 
 pytest.importorskip("interpret", reason="training needs carma-gpu[policies]")

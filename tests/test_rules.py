@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from carma_testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed
 from carmad.config import Collocation, Limits, Settings
 from carmad.core.admission import demand, refusals
 from carmad.core.deciders import FIRST_TRY_S, LAST_TRY_S, Calls, Deciders
@@ -34,7 +35,6 @@ from carmad.core.types import (
     StepTime,
 )
 from carmad.core.view import NodeView, View
-from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed
 from policies.ranked import down_the_line
 from tests.planning import queued, running_on
 

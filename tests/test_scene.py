@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from carma_testing import a_gpu_view, a_job, a_spec, a_view
 from carmad.core.decision import Decision, Placement
 from carmad.core.gpuview import GpuView
 from carmad.core.scene import Scene, memory_by_job
 from carmad.core.tasks import JobsById
 from carmad.core.types import GpuSample, JobId, ProcessUse
-from carmad.testing import a_gpu_view, a_job, a_spec, a_view
 
 FIRST, SECOND = a_job(1), a_job(2)
 

@@ -5,6 +5,8 @@ from math import inf
 
 import pytest
 
+from carma_testing import FakeServer, a_gpu, a_gpu_view, a_job, a_spec, a_view
+from carma_testing.fake_server import FakeProcess
 from carmad.api import why
 from carmad.api.job import attempts_out
 from carmad.config import Collocation, Limits, Monitor, Recovery, Settings
@@ -49,8 +51,6 @@ from carmad.core.types import (
 )
 from carmad.core.view import NodeView
 from carmad.guards import GuardedPolicy, GuardedRecovery
-from carmad.testing import FakeServer, a_gpu, a_gpu_view, a_job, a_spec, a_view
-from carmad.testing.fake_server import FakeProcess
 from policies import baselines, builtin
 from recovery import ladder
 

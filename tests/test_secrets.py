@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from carma_testing import a_job, a_spec
 from carmad.api.requests import SubmitIn
 from carmad.core.messages import Step, Submitted
 from carmad.core.types import JobId
@@ -21,7 +22,6 @@ from carmad.store import retention
 from carmad.store.database import StoreFull
 from carmad.store.secrets import SecretFiles, looks_secret, split
 from carmad.store.sql import SqlStore
-from carmad.testing import a_job, a_spec
 from tests.daemon import NO_KERNELS, Carmad, running
 from tests.waiting import until
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from carma_testing import FakeServer, a_gpu, a_spec
 from carmad.api.fairness import overtaken, shares_out
 from carmad.config import Fairness, Host, Limits, Settings
 from carmad.core.messages import (
@@ -26,7 +27,6 @@ from carmad.core.states import stopping
 from carmad.core.types import Cause, Exit, JobId, JobState, Mode
 from carmad.store import codec
 from carmad.store.sql import SqlStore
-from carmad.testing import FakeServer, a_gpu, a_spec
 from tests.owners import UID, who
 
 HOUR_S = 3600.0

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carma_testing import a_job
 from carmad.core.sharing import (
     AttemptSummary,
     ExitSummary,
@@ -37,7 +38,6 @@ from carmad.core.types import (
 )
 from carmad.models import LEAF, Boosted, Stage
 from carmad.store import codec
-from carmad.testing import a_job
 
 HOUR = 3600.0
 FOREVER = 1e12

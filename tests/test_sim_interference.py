@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carma_testing import Check
 from carmad.config import Collocation, Settings
 from carmad.core.types import Mode
 from carmad.errors import CarmaError
@@ -30,7 +31,6 @@ from carmad.sim.interference import (
 from carmad.sim.metrics import figures
 from carmad.sim.run import simulate
 from carmad.sim.traces.sources import load as load_trace
-from carmad.testing import Check
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public pairs are not there")

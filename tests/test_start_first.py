@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from carma_testing import FakeServer, a_spec
 from carmad.api import why
 from carmad.api.job import Jobs
 from carmad.config import Collocation, Limits, Settings
@@ -26,7 +27,6 @@ from carmad.core.messages import (
 )
 from carmad.core.reservations import Reservation
 from carmad.core.types import ArrayTask, Cause, Estimate, Exit, JobId, JobState
-from carmad.testing import FakeServer, a_spec
 from tests.daemon import running, until
 
 OOM = Exit(Cause.GPU_OOM, 1, evidence="CUDA out of memory")

@@ -31,6 +31,7 @@ from hypothesis import strategies as st
 from pydantic_core import from_json
 from sqlalchemy import Connection, create_engine, text
 
+from carma_testing import changed
 from carmad.config import Retention
 from carmad.core.decision import Decision, Placement, Reason, Verdict
 from carmad.core.messages import (
@@ -66,7 +67,6 @@ from carmad.store.database import StoreFull, connect
 from carmad.store.queries import Search
 from carmad.store.sql import SqlStore
 from carmad.store.values import Spread, Transition
-from carmad.testing import changed
 from tests.waiting import PATIENCE_S
 
 DAY = 86_400.0

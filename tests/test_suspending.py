@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from carma_testing import FakeServer, a_job, a_spec
 from carmad.config import Collocation, Interactive, Limits, Monitor, Settings, Suspending
 from carmad.core import control
 from carmad.core.decision import Move, Placement, Proposal, Reason
@@ -40,7 +41,6 @@ from carmad.core.types import (
     Suspension,
 )
 from carmad.core.view import View
-from carmad.testing import FakeServer, a_job, a_spec
 from policies.baselines import FIRST_QUEUE_GPU_S
 
 S = JobState

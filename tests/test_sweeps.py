@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from carma_testing import a_spec
 from carmad.core import recurrence
 from carmad.core.recurrence import group
 from carmad.core.types import ArrayTask, JobId, JobSpec
 from carmad.learned.estimates import _alike
-from carmad.testing import a_spec
 from cli.commands.submit import submit
 from cli.main import run
 from tests.daemon import CARMA, NO_KERNELS, Carmad, running

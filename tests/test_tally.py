@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from carma_testing import a_job, a_spec
 from carmad.api.tally import Tally, Waiting, weight
 from carmad.core.messages import Step, Tick
 from carmad.core.types import Environment, Job, JobId, JobSpec, JobState, Script
-from carmad.testing import a_job, a_spec
 from tests.owners import who
 
 SHARED = Environment("shared", 10_000)

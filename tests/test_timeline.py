@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pydantic_core import to_json
 
+from carma_testing import a_gpu, a_job, changed
 from carmad.api.timeline import MOST_POINTS, Span, draw, gpu_timeline_out, namer
 from carmad.config import Settings
 from carmad.core.decision import Decision, Placement, Reason, Verdict
@@ -33,7 +34,6 @@ from carmad.errors import CarmaError
 from carmad.store.database import StoreFull
 from carmad.store.sql import SqlStore
 from carmad.store.values import Named
-from carmad.testing import a_gpu, a_job, changed
 from carmad.timeline.hours import (
     CELLS,
     HOUR_S,

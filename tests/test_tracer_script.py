@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
+from carma_testing import a_spec
 from carmad.config import Collocation, Estimation, Settings
 from carmad.plugin import Refusal
-from carmad.testing import a_spec
 from estimators.look import look
 from estimators.tracer.report import Report, loads
 from tests.here import Here
@@ -1043,7 +1043,7 @@ import sys, time
 sys.path.insert(0, {root!r})
 from estimators.tracer.answering import Answer, Clock
 from estimators.tracer.command import Options
-from carmad.testing import a_report
+from tests.reports import a_report
 answer = Answer(Clock(time.monotonic()), Options(3600, 0.8, 0.3, 1000))
 answer.keep(a_report(notes=("kept",)))
 answer.before_the_deadline()

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from carma_testing import a_spec
 from carmad.attempt.forks import Child, Forks, helpers
 from carmad.attempt.launcher import Copies
 from carmad.core.ports import Trial
@@ -24,7 +25,6 @@ from carmad.learned import attendant
 from carmad.learned import experience as trial_module
 from carmad.learned.attendant import NICE
 from carmad.learned.experience import MOST_ANSWER_BYTES, TAIL_BYTES, try_program
-from carmad.testing import a_spec
 from tests.waiting import PATIENCE_S, until
 
 ROOT = os.geteuid() == 0

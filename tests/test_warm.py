@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
+from carma_testing import a_spec
 from carmad.attempt.proc import descendants, process_stat, running
 from carmad.config import Estimation, Settings
-from carmad.core.ports import Trial
+from carmad.core.ports import Trial, Warm
 from carmad.learned.experience import try_program
 from carmad.learned.tracers import Tracers
 from carmad.plugin import JobSpec, Refusal
-from carmad.testing import a_spec
 from estimators.look import TRACER, look
 from estimators.tracer.report import Report
 from tests.waiting import until
@@ -56,8 +56,10 @@ class Server:
     def runs(self, owner: object) -> list[Any]:
         return []
 
-    def trial(self, spec: JobSpec, argv: Any, within_s: float) -> Trial:
-        self.last = try_program(spec, argv, within_s, lambda: False, tracers=self._tracers)
+    def trial(self, spec: JobSpec, argv: Any, within_s: float, warm: Warm | None = None) -> Trial:
+        self.last = try_program(
+            spec, argv, within_s, lambda: False, tracers=self._tracers, warm=warm
+        )
         return self.last
 
 

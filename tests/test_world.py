@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from carma_testing import a_gpu_view, a_job, a_spec
+from carma_testing.builders import changed
 from carmad.accounts import NoAccount
 from carmad.attempt import exits
 from carmad.attempt.callers import Process
@@ -51,8 +53,6 @@ from carmad.errors import CarmaError
 from carmad.gpu.checkpoint import Checkpoints
 from carmad.gpu.mps import ServerState
 from carmad.gpu.source import Capabilities
-from carmad.testing import a_gpu_view, a_job, a_spec
-from carmad.testing.builders import changed
 from tests.waiting import PATIENCE_S, until
 
 GPU, OTHER_GPU = GpuId("GPU-0"), GpuId("GPU-1")

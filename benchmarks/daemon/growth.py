@@ -28,6 +28,7 @@ from pathlib import Path
 from benchmarks.daemon import http, server
 from benchmarks.daemon.carmad import memory_mb
 from benchmarks.harness import Report, columns, main
+from carma_testing.fake_server import FIRST_PID, FakeWorld
 from carmad import registry
 from carmad.api.app import create_app
 from carmad.api.service import Service
@@ -48,7 +49,6 @@ from carmad.learned.experience import Experience
 from carmad.learned.models import Models
 from carmad.store.journal import Journal
 from carmad.store.sql import SqlStore
-from carmad.testing.fake_server import FIRST_PID, FakeWorld
 from carmad.timeline.recorder import Timeline
 
 JOBS = 20_000

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.daemon.carmad import GPUS
+from carma_testing import a_gpu, a_job, a_spec
 from carmad import registry
 from carmad.config import Limits, Settings
 from carmad.core.messages import Discovered, Event, Exited, Sampled, Step, Submitted, Tick
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Cause, Estimate, Exit, GpuId, GpuSample, Job, JobState, ProcessUse
 from carmad.store.sql import SqlStore
-from carmad.testing import a_gpu, a_job, a_spec
 
 BEGUN = 1_000_000.0
 CARDS = tuple(a_gpu(index) for index in range(GPUS))

@@ -22,12 +22,12 @@ from typing import NamedTuple
 
 from benchmarks.daemon import server
 from benchmarks.harness import Row, of_runs
+from carma_testing import a_spec
 from carmad.core.messages import Action, Launch, Sampled
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Estimate, Job
 from carmad.loop import turn
 from carmad.store.sql import SqlStore
-from carmad.testing import a_spec
 
 GROUP = "planning, 2,048 queued"
 QUEUED = 2048

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import ceil
 from statistics import median
 from threading import Event
@@ -19,12 +19,11 @@ from carmad.api.guesses import EstimateIn, EstimatesOut, FitOut, estimates_out
 from carmad.api.intake import check, judge, trial
 from carmad.api.reasons import reason_out, too_large, verdicts_out
 from carmad.api.wire import SCHEMA
-from carmad.core.ports import Run
-from carmad.core.types import Estimate, JobSpec, Owner
+from carmad.core.ports import Learns, Run
+from carmad.core.types import Estimate, JobSpec
+from carmad.explanation import ContextOut, ExplanationOut
 from carmad.learned.estimates import Guess, patient
 from carmad.threads import run_in_threadpool
-from estimators.tracer.report import Explanation
-from estimators.tracing import Past, context_mib, find_estimates
 
 router = resource()
 
@@ -41,14 +40,6 @@ class CalibrationOut(TypedDict):
     recent_p50_mib: int | None  # of the newer half
     untaught_p50_mib: int | None  # without what similar jobs have taught
     under: float | None  # share of jobs that used more than `high`
-
-
-class ContextOut(TypedDict):
-    """What the trace estimator adds to what it can trace."""
-
-    stack: str  # GPU, driver, torch
-    jobs: int
-    context_mib: int | None  # null: too few to tell, and the setting holds
 
 
 class EstimatorsOut(TypedDict):
@@ -94,7 +85,7 @@ async def estimate(
 
 async def _ask_estimators(
     request: Request, call: Call, spec: JobSpec, within_s: float | None, explain: bool
-) -> tuple[Sequence[Guess], Explanation | None]:
+) -> tuple[Sequence[Guess], ExplanationOut | None]:
     """Given up when the client has gone."""
     service, abandoned = call.service, Event()
     server = service.experience.server(explain, abandoned)
@@ -122,12 +113,16 @@ async def estimators(call: Caller) -> Response:
         by_user = {owner: service.experience.runs(owner) for owner in service.experience.users()}
         runs = [run for runs in by_user.values() for run in runs]
         names = [name for name in registry.names("estimators") if name != "auto"]
+        server = service.experience.server()
+        able = registry.estimators_that(Learns, service.settings, server)
         out: EstimatorsOut = {
             "schema": SCHEMA,
             "estimator": service.settings.estimator,
             "jobs": len(runs),
             "estimators": calibrations(names, runs),
-            "contexts": contexts(by_user, call.peer.owner),
+            "contexts": [
+                context for each in able for context in each.contexts(by_user, call.peer.owner)
+            ],
         }
         return answer(out)
 
@@ -162,19 +157,6 @@ def _calibration(name: str, past: Sequence[tuple[Estimate, int]]) -> Calibration
         "untaught_p50_mib": _percentile(untaught, 0.50),
         "under": round(under / len(past), 4) if past else None,
     }
-
-
-def contexts(runs: Mapping[Owner, Sequence[Run]], owner: Owner) -> list[ContextOut]:
-    """What the trace estimator goes by for this user's jobs, on each GPU model, driver and torch.
-    `runs` by user."""
-    every = [estimate for mine in runs.values() for run in mine for estimate in _estimates_of(run)]
-    found: list[ContextOut] = []
-    for stack in sorted({each.stack for each in every if each.source == "trace" and each.stack}):
-        past = {user: find_estimates(mine, "trace", stack) for user, mine in runs.items()}
-        jobs = sum(map(len, past.values()))
-        learned = context_mib(Past(past.pop(owner, []), list(past.values())))
-        found.append({"stack": stack, "jobs": jobs, "context_mib": learned[0] if learned else None})
-    return found
 
 
 def _estimates_of(run: Run) -> Iterator[Estimate]:

@@ -15,17 +15,17 @@ from typing_extensions import TypedDict
 
 from carmad.api.reasons import ReasonOut, VerdictOut
 from carmad.api.requests import SubmitIn, job_spec
-from carmad.api.wire import SCHEMA, pick
+from carmad.api.wire import SCHEMA
 from carmad.config import Settings
 from carmad.core.messages import Discovered, Step
 from carmad.core.types import Estimate
 from carmad.errors import CarmaError
+from carmad.explanation import ExplanationOut
 from carmad.http.connections import Peer, user_of
 from carmad.http.invalid import explain_invalid
 from carmad.learned.estimates import Guess, ask_all, patient
 from carmad.learned.experience import Experience
 from carmad.options import MAX_WITHIN_S
-from estimators.tracer.report import PARTS, Explanation, Held
 
 
 class EstimateOut(TypedDict):
@@ -49,36 +49,6 @@ class FitOut(TypedDict):
     fits: bool | None
 
 
-class HeldOut(TypedDict):
-    name: str  # of modules that differ only in numbers: encoder.layer.*.attention; or a line
-    kind: str  # the modules' class
-    count: int  # of these modules
-    mib: int
-
-
-class RemedyOut(TypedDict):
-    what: str
-    saved_mib: int
-    exact: bool  # as exact as the trace; else an approximation
-
-
-class MomentOut(TypedDict):
-    """When most is in use among several successive allocations."""
-
-    in_use: dict[str, int]  # MiB, by part
-    held_mib: int  # by the caching allocator, which includes these
-    mark: str  # "step1" if that step ended then
-
-
-class ExplanationOut(TypedDict):
-    """What a trace found out about the memory, without the CUDA context."""
-
-    modules: list[HeldOut]  # the largest holders of activations when most is in use
-    lines: list[HeldOut]
-    remedies: list[RemedyOut]  # the best first
-    moments: list[MomentOut]  # from the first layer to the end of the second step
-
-
 class EstimatesOut(TypedDict):
     schema: int
     crash: str | None  # how the script stops by itself; completes "your script stops …"
@@ -99,7 +69,7 @@ class EstimateIn(SubmitIn):  # type: ignore[misc]  # it is frozen
 
 def estimates_out(
     guesses: Sequence[Guess],
-    explained: Explanation | None,
+    explained: ExplanationOut | None,
     too_large: str | None = None,
     fits: Sequence[FitOut] = (),
     verdicts: Sequence[VerdictOut] = (),
@@ -113,7 +83,7 @@ def estimates_out(
         "fits": list(fits),
         "verdicts": list(verdicts),
         "reasons": list(reasons),
-        "explanation": explanation_out(explained) if explained else None,
+        "explanation": explained,
     }
 
 
@@ -131,32 +101,6 @@ def guess_out(guess: Guess) -> EstimateOut:
         "notes": list(found.notes) if found else [],
         "parts": dict(found.parts) if found else {},
         "phases": dict(found.phases) if found else {},
-    }
-
-
-def explanation_out(found: Explanation) -> ExplanationOut:
-    def holders(ones: Sequence[Held]) -> list[HeldOut]:
-        return [pick(HeldOut, one, mib=one.nbytes >> 20) for one in ones]
-
-    return {
-        "modules": holders(found.modules),
-        "lines": holders(found.lines),
-        "remedies": [
-            {"what": one.what, "saved_mib": one.saved >> 20, "exact": one.exact}
-            for one in found.remedies
-        ],
-        "moments": [
-            {
-                "in_use": {
-                    part: nbytes >> 20
-                    for part, nbytes in zip(PARTS, one.in_use, strict=True)
-                    if part != "cached"
-                },
-                "held_mib": one.reserved >> 20,
-                "mark": one.mark,
-            }
-            for one in found.moments
-        ],
     }
 
 

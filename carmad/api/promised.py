@@ -10,18 +10,17 @@ from carmad.core.promises import DAY_S, ENOUGH, WINDOW_S, foresee, size
 from carmad.core.scheduler import Scheduler
 from carmad.core.share import Broken
 from carmad.core.types import Estimate, JobId, JobSpec
+from carmad.learned.estimates import measured
 from carmad.store.values import Named
 from carmad.threads import run_in_threadpool
 from carmad.words import clock, first_few
-from estimators.history import unchecked_history
 
 
 async def measurement(service: Service, spec: JobSpec) -> Estimate | None:
     """What earlier runs of it used; None: no run is known. Starts no process."""
 
     def look() -> Estimate | None:
-        history = unchecked_history(service.settings, service.experience.server())
-        found = history.estimate(spec)
+        found = measured(service.settings, service.experience.server(), spec, looks=False)
         return found if isinstance(found, Estimate) else None
 
     return await run_in_threadpool(look)

@@ -27,6 +27,7 @@ from carmad.core.tasks import among
 from carmad.core.types import Job, JobId, JobSpec, Owner
 from carmad.edge import Follower, SubmissionCheck
 from carmad.engine.inbox import Inbox
+from carmad.explanation import ExplanationOut
 from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
 from carmad.http.problems import Unavailable
@@ -37,7 +38,6 @@ from carmad.metrics.figures import Counts
 from carmad.store.sql import SqlStore
 from carmad.threads import run_in_threadpool
 from carmad.timeline.recorder import Timeline
-from estimators.tracer.report import Explanation
 
 T = TypeVar("T")
 
@@ -109,7 +109,9 @@ class Service(Follower):
     capabilities: Callable[[], Capabilities]
     experience: Experience
     # Slow; called in a thread. With the time for a script (None: the usual).
-    estimate: Callable[[JobSpec, float | None, Server], tuple[Sequence[Guess], Explanation | None]]
+    estimate: Callable[
+        [JobSpec, float | None, Server], tuple[Sequence[Guess], ExplanationOut | None]
+    ]
     doctor: Callable[[Scene], Sequence[CheckOut]]  # slow, too
     models: Models
     timeline: Timeline

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from carmad.core.decision import Proposal
 from carmad.core.history import History
 from carmad.core.messages import Action, Step
 from carmad.core.types import Estimate, Exit, Job, JobSpec, Owner, Prediction, Refusal, Retry
 from carmad.core.view import View
+from carmad.explanation import ContextOut, ExplanationOut
 from carmad.models import Model
 
 
@@ -91,6 +92,19 @@ class Trial:
 ANSWER_FD = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """How a trial is run by a process that waits for it, which has imported what takes long.
+
+    `start` starts one. It runs no code of the job's itself. For each trial, it is sent an order on
+    file descriptor 3: a packet, and the descriptors of a file with the order, of the output, and of
+    the answer; `estimators/tracer/warm.py` is one.
+    """
+
+    start: tuple[str, ...]  # equal for trials that the same process can run
+    words: tuple[str, ...]  # of the order: what to run
+
+
 class Server(Protocol):
     """What an estimator may use of the machine that a job will run on."""
 
@@ -118,10 +132,39 @@ class Server(Protocol):
         measured of their jobs: give another user no more than one vote among many."""
         ...
 
-    def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
+    def trial(
+        self, spec: JobSpec, argv: Sequence[str], within_s: float, warm: Warm | None = None
+    ) -> Trial:
         """Run a program as the job's user, in the job's directory and environment, without access
         to GPUs, and kill all that is left of it after `within_s`. Never raises. The result is
-        cached: the same question is not run again."""
+        cached: the same question is not run again. `warm`: how a process that waits could do it,
+        if one is kept."""
+        ...
+
+
+@runtime_checkable
+class Measures(Protocol):
+    """An estimator that knows what earlier runs of the same command used."""
+
+    def measured(self, spec: JobSpec, looks: bool) -> Estimate | Refusal:
+        """`looks`: a process of the user's looks whether the job's files were changed since; runs
+        from before do not count then. Otherwise no process is started, and all runs count."""
+        ...
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """An estimator that finds out what a job's memory is for."""
+
+    def explain(self, spec: JobSpec) -> ExplanationOut | None: ...
+
+
+@runtime_checkable
+class Learns(Protocol):
+    """An estimator that learns from measured runs how much memory every process takes."""
+
+    def contexts(self, runs: Mapping[Owner, Sequence[Run]], owner: Owner) -> list[ContextOut]:
+        """What it goes by for this user's jobs. `runs`: of each user."""
         ...
 
 

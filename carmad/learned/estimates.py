@@ -15,15 +15,13 @@ from typing import Any
 
 from carmad import beats, registry
 from carmad.config import Settings
-from carmad.core.ports import Estimator, Server
+from carmad.core.ports import Explains, Measures, Server
 from carmad.core.recurrence import telling_params
 from carmad.core.types import Estimate, Job, JobId, JobSpec, Refusal
 from carmad.errors import CarmaError
+from carmad.explanation import ExplanationOut
 from carmad.options import OPTIONS
 from carmad.threads import SharedThreads, Threads
-from estimators.history import current_history
-from estimators.tracer.report import Explanation
-from estimators.tracing import explanation
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +46,7 @@ Answer = Estimate | Refusal
 def ask(name: str, settings: Settings, server: Server, spec: JobSpec) -> Answer:
     """Ask one estimator about one job. Never raises. If auto has no estimate, declared memory is
     used."""
-    answer = _ask(name, lambda: registry.estimator(name, settings, server), spec)
+    answer = _try(name, lambda: registry.estimator(name, settings, server).estimate(spec))
     if name == "auto" and isinstance(answer, Refusal) and spec.declared:
         return replace(spec.declared, seconds=answer.seconds, notes=(answer.why,))
     return answer
@@ -57,8 +55,8 @@ def ask(name: str, settings: Settings, server: Server, spec: JobSpec) -> Answer:
 def decide(settings: Settings, server: Server, spec: JobSpec) -> Answer:
     """The answer by which a job is placed: that of the estimator in the settings. A job that asks
     for what was measured is promised that, if anything was."""
-    if spec.wants_measured and isinstance(measured := measure(settings, server, spec), Estimate):
-        return measured
+    if spec.wants_measured and isinstance(found := measure(settings, server, spec), Estimate):
+        return found
     return ask(settings.estimator, settings, server, spec)
 
 
@@ -66,16 +64,27 @@ def measure(settings: Settings, server: Server, spec: JobSpec) -> Answer:
     """What earlier runs of the job used, if the job or the settings ask for that."""
     if not spec.wants_measured and settings.estimator not in ("auto", "history"):
         return Refusal("the estimator does not use earlier runs", settings.estimator)
-    measured = _ask("history", lambda: current_history(settings, server), spec)
-    if isinstance(measured, Estimate):
-        return replace(measured, firm=spec.wants_measured)
-    return measured
+    found = measured(settings, server, spec, looks=True)
+    if isinstance(found, Estimate):
+        return replace(found, firm=spec.wants_measured)
+    return found
 
 
-def _ask(name: str, make: Callable[[], Estimator], spec: JobSpec) -> Answer:
+def measured(settings: Settings, server: Server, spec: JobSpec, looks: bool) -> Answer:
+    """What earlier runs of the job used. `looks`: as of `Measures`. Never raises."""
+
+    def ask() -> Answer:
+        for each in registry.estimators_that(Measures, settings, server):
+            return each.measured(spec, looks)
+        return Refusal("no estimator measures", "history")
+
+    return _try("history", ask)
+
+
+def _try(name: str, ask: Callable[[], Answer]) -> Answer:
     begun = time.perf_counter()
     try:
-        return make().estimate(spec)
+        return ask()
     except (CarmaError, TimeoutError) as error:
         why = str(error)
     except Exception as error:
@@ -122,11 +131,12 @@ def guesses(settings: Settings, server: Server, spec: JobSpec) -> list[Guess]:
 
 def ask_all(
     settings: Settings, server: Server, spec: JobSpec
-) -> tuple[list[Guess], Explanation | None]:
-    """The same, and what the trace has found out about the memory if `server` wants to know."""
+) -> tuple[list[Guess], ExplanationOut | None]:
+    """The same, and what a trial has found out about the memory if `server` wants to know."""
     found = guesses(settings, server, spec)
     try:
-        return found, explanation(spec, settings, server) if server.explain else None
+        able = registry.estimators_that(Explains, settings, server) if server.explain else ()
+        return found, next(filter(None, (each.explain(spec) for each in able)), None)
     except Exception:  # it is made of what the user's process has sent
         log.exception("an explanation failed")
         return found, None

@@ -26,7 +26,7 @@ from carmad.attempt.forks import helpers
 from carmad.attempt.launcher import Copies, launch_fields
 from carmad.config import Settings
 from carmad.core.messages import Discovered, Step
-from carmad.core.ports import ANSWER_FD, Run, Server, Trial
+from carmad.core.ports import ANSWER_FD, Run, Server, Trial, Warm
 from carmad.core.recurrence import command
 from carmad.core.types import Attempt, Gpu, GpuId, Job, JobId, JobSpec, JobState, Owner
 from carmad.errors import CarmaError
@@ -56,15 +56,16 @@ def try_program(
     home: str | None = None,
     copies: Copies | None = None,
     tracers: Tracers | None = None,
+    warm: Warm | None = None,
 ) -> Trial:
     """Run `argv`, and return the outcome. Never raises; returns at most 1 s after `within_s`, and
     soon after `stop` is true. `home`: the cgroup below which to create the trial's. `copies`: where
-    to put the job script that `argv` contains; None: the original is run. `tracers`: to have a
-    tracer forked, where one can be."""
+    to put the job script that `argv` contains; None: the original is run. `tracers`: to have
+    it done as `warm` says, where it can be."""
     if spec.container is not None:
         return _failure(IN_CONTAINER)
     if copies and spec.script:
-        return _of_copy(spec, argv, within_s, stop, memory_mib, home, copies, tracers)
+        return _of_copy(spec, argv, within_s, stop, memory_mib, home, copies, tracers, warm)
     spec = replace(spec, argv=tuple(argv), script=None)
     job = Job(JobId(0), spec, JobState.STARTING, 0.0, attempts=(Attempt(1, ()),))
     deadline = time.monotonic() + within_s + GRACE_S + KILLED_WITHIN_S
@@ -77,8 +78,9 @@ def try_program(
         def listen(answer: int, output: int, verdict: int) -> Trial | None:
             return _listen(answer, output, verdict, deadline, stop)
 
-        if tracers and (warm := request(job, env)):
-            if trial := tracers.trial(warm, within_s, memory_mib, listen):
+        if tracers and warm:
+            asked = request(job, env, warm)
+            if trial := tracers.trial(asked, within_s, memory_mib, listen):
                 return trial
             within_s = deadline - GRACE_S - KILLED_WITHIN_S - time.monotonic()
         with _limits(home, memory_mib << 20) as bound, _attend(fields, within_s, bound) as pipes:
@@ -98,6 +100,7 @@ def _of_copy(
     home: str | None,
     copies: Copies,
     tracers: Tracers | None,
+    warm: Warm | None,
 ) -> Trial:
     """The trial of a copy of the job's script; it is told as if it were of the original."""
     assert spec.script
@@ -106,7 +109,10 @@ def _of_copy(
     try:
         copies.write(name, spec)
         words = [copy if word == original else word for word in argv]
-        trial = try_program(spec, words, within_s, stop, memory_mib, home, None, tracers)
+        if warm:
+            its = tuple(copy if word == original else word for word in warm.words)
+            warm = replace(warm, words=its)
+        trial = try_program(spec, words, within_s, stop, memory_mib, home, None, tracers, warm)
     except OSError as error:
         return _failure(f"cannot copy the job script: {error.strerror or error}")
     finally:
@@ -360,7 +366,9 @@ class _OneQuestion:
         self._experience.await_gpus()
         return self._experience.runs(owner)
 
-    def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
+    def trial(
+        self, spec: JobSpec, argv: Sequence[str], within_s: float, warm: Warm | None = None
+    ) -> Trial:
         key = (spec, tuple(argv))
         with self._one_at_a_time:
             if key not in self._trials:
@@ -373,6 +381,7 @@ class _OneQuestion:
                     self._experience.trials,
                     self._experience.copies,
                     self._experience.tracers,
+                    warm,
                 )
             return self._trials[key]
 

@@ -1,14 +1,14 @@
 """The warm tracers of this process: one for each environment of a user's, while it is used.
 
-Each is a process of the user's in which a job's Python has imported torch
-(`estimators.tracer.warm`), under a keeper of ours (`keeper`), and serves one trial at a time. It
-ends with this process. What cannot be forked is left to a new process, as is what a warm one could
-not do: shells, launchers, conda's environments, a Python without torch.
+Each is a process of the user's in which a job's Python has imported what takes long
+(`ports.Warm`), under a keeper of ours (`keeper`), and serves one trial at a time. It ends with this
+process. What cannot be forked is left to a new process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import socket
@@ -21,12 +21,9 @@ from threading import Lock
 
 from carmad.attempt.forks import Child, helpers
 from carmad.attempt.launcher import launch_fields
-from carmad.core.ports import Trial
+from carmad.core.ports import Trial, Warm
 from carmad.core.types import Job
 from carmad.learned.attendant import GRACE_S, make_cgroup, remove_cgroup
-from estimators.look import TRACER
-from estimators.tracer.command import PYTHON, WARM, Options
-from estimators.tracer.warm import Order
 
 MOST = 4  # that wait for a script
 UNFIT_S = 60.0  # how long an environment is not tried again that has failed
@@ -47,7 +44,7 @@ class Request:
     """A trial for a warm tracer."""
 
     launch: bytes  # how the tracer is started
-    order: Order
+    order: bytes  # in JSON
 
     @property
     def key(self) -> bytes:
@@ -55,31 +52,25 @@ class Request:
         return blake2b(self.launch, digest_size=20).digest()
 
 
-def request(job: Job, env: Mapping[str, str]) -> Request | None:
-    """For the trial of a job whose command is the tracer's; None if it needs a new process."""
+def request(job: Job, env: Mapping[str, str], warm: Warm) -> Request:
+    """For the trial of a job."""
     spec = job.spec
-    argv = list(spec.argv)
-    if str(TRACER) not in argv or spec.conda_env is not None or not PYTHON.fullmatch(_name(argv)):
-        return None
-    at = argv.index(str(TRACER))
-    options = Options.loads(argv[at + 1])
-    if options.processes or options.env or options.skipped:
-        return None
-    same = Options(0.0, 0.0, 0.0, 0, gpu=options.gpu, gpus=options.gpus)
     steady = {name: value for name, value in env.items() if not VARYING.fullmatch(name)}
-    warm = replace(
+    waits = replace(
         spec,
-        argv=(*argv[:at], str(TRACER), WARM, same.dumps()),
-        cwd=spec.cwd if _depends_on_folder(argv[0], env) else "/",
+        argv=warm.start,
+        cwd=spec.cwd if _depends_on_folder(warm.start[0], env) else "/",
         umask=0o077,
     )
-    launch = launch_fields(replace(job, spec=warm), steady, GRACE_S)
-    order = Order(argv[at + 1 :], spec.cwd, dict(env), spec.umask, time.monotonic())
-    return Request(launch, order)
-
-
-def _name(argv: Sequence[str]) -> str:
-    return argv[0].rpartition("/")[2]
+    launch = launch_fields(replace(job, spec=waits), steady, GRACE_S)
+    order = {
+        "words": warm.words,
+        "cwd": spec.cwd,
+        "env": dict(env),
+        "umask": spec.umask,
+        "began": time.monotonic(),
+    }
+    return Request(launch, json.dumps(order).encode())
 
 
 def _depends_on_folder(python: str, env: Mapping[str, str]) -> bool:
@@ -99,11 +90,11 @@ class _Keeper:
     def has_ended(self) -> bool:
         return self.process.has_ended()
 
-    def give(self, order: Order, deadline: float, fds: Sequence[int]) -> None:
+    def give(self, order: bytes, deadline: float, fds: Sequence[int]) -> None:
         """`fds`: for the output, the answer and the outcome. Raises OSError."""
         request = os.memfd_create("carma-order")
         try:
-            os.write(request, order.dumps())
+            os.write(request, order)
             socket.send_fds(self.socket, [str(deadline).encode()], [request, *fds])
         finally:
             os.close(request)
@@ -162,7 +153,7 @@ class Tracers:
             one.close()
         return found
 
-    def _use(self, keeper: _Keeper, order: Order, deadline: float, listen: Listen) -> Trial | None:
+    def _use(self, keeper: _Keeper, order: bytes, deadline: float, listen: Listen) -> Trial | None:
         trial = None
         try:
             with contextlib.ExitStack() as readers:

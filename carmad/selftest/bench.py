@@ -23,17 +23,19 @@ from carmad.config import Settings
 from carmad.core.types import GpuId, GpuSample, ProcessUse
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
-from carmad.gpu.source import Health, TelemetrySource, Unit
+from carmad.gpu.source import TelemetrySource, Unit
 from carmad.paths import python
 
 T = TypeVar("T")
 
+PROBE = "carmad.selftest.probe"
 ANSWER_WITHIN_S = 30.0  # a first context may take many seconds without persistence mode
 ENDED_WITHIN_S = 10.0
 LISTED_WITHIN_S = 2.0
 POLL_S = 0.1
 NEAR_MIB = 64  # what the driver may round or keep; contexts and allocations are larger
-PIDS_HIDDEN = "the driver does not list our processes by their pids: is this a container?"
+NOBODY = 65534
+ONE_GPU = "no second GPU is idle"
 MARK = "CARMA_SELFTEST"  # in the environment of every process of the self-test: its folder
 
 
@@ -155,16 +157,17 @@ class Bench:
         settings: Settings,
         folder: Path,
         busy_s: float = 4.0,
+        probe: str = PROBE,
     ) -> None:
         """`folder`: short, and open to every user. `busy_s`: how long a process runs kernels, or
-        none, for the driver to notice."""
+        none, for the driver to notice. `probe`: the module that processes run."""
         self.unit = unit
         self.gpu = unit.gpu
         self.source = source
         self.settings = settings
         self.folder = folder
         self.busy_s = busy_s
-        self._lists_pids: bool | None = None  # not looked yet
+        self._probe = probe
         self._probes: list[Probe] = []
         self._served: list[tuple[Mps, GpuId]] = []
 
@@ -180,7 +183,7 @@ class Bench:
     ) -> Probe:
         """A process with a context, under `mps` or without any, on `gpu` or else the GPU under
         test. Raises ProbeFailed."""
-        command = python("carmad.selftest.probe")
+        command = python(self._probe)
         probe = self.run(command, self.environment(mps, limit_mib, gpu), uid)
         probe.ask("context" if context else "hello")
         return probe
@@ -285,24 +288,6 @@ class Bench:
         """The probe's line in the list of processes."""
         its = (sample or self.sample()).processes
         return next((use for use in its if use.pid == probe.pid), None)
-
-    def lists_pids(self) -> bool:
-        """Whether the driver lists a process with a context by the pid that it has here. In a
-        container it may list those of the host, or none."""
-        if self._lists_pids is None:
-            before = self.memory()[0]
-            probe = self.probe()
-            found = self.until(lambda sample: self.use(probe, sample), LISTED_WITHIN_S)
-            self._lists_pids = found is not None
-            probe.end()
-            back = before + NEAR_MIB
-            self.until(lambda sample: (sample.memory_used_mib or 0) <= back, ENDED_WITHIN_S)
-        return self._lists_pids
-
-    def news(self, seconds: float) -> list[Health]:
-        """Xids and other events of this GPU."""
-        time.sleep(seconds)
-        return [news for news in self.source.health() if news.gpu == self.gpu.id]
 
     def mib(self, wanted: int) -> int:
         """`wanted`, or less on a GPU that has little."""

@@ -7,14 +7,10 @@ ends with its input, and with its parent.
 
     hello                   without the driver: has it come up?
     context                 the context alone; also what a first request makes
-    memory                  `free_mib` and `total_mib`, as the driver tells this process
-    allocate {mib}, free
+    allocate {mib}
     write {mib}             allocates it and writes to all of it; `crc` of that
-    managed {mib}           likewise, of managed memory (UVM)
     read                    `crc` of what is there now
-    spin {s}, copy {s}      kernels, or copies to the device at `mib_s`, for so long
-    hold {s}                one kernel that takes so long: an answer when it has been launched, and
-                            another when it has ended, with how long it took (`s`)
+    spin {s}                kernels, for so long
     fault                   an illegal address
 """
 
@@ -29,16 +25,13 @@ import signal
 import struct
 import sys
 import time
-import uuid
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 MIB = 1 << 20
 KERNEL_S = 0.02  # of one launch: whoever waits for it can stop soon
-COPIED_MIB = 256  # per call
-WRITTEN_MIB = 16  # likewise
-MANAGED_EVERYWHERE = 1  # CU_MEM_ATTACH_GLOBAL
+WRITTEN_MIB = 16  # per call
 THREADS, BLOCKS_PER_SM = 128, 4
 SM_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
@@ -97,48 +90,52 @@ class Cuda:
 
     def __init__(self) -> None:
         self._c = ctypes.CDLL("libcuda.so.1")
-        self._blocks: list[ctypes.c_uint64] = []
-        self._written: list[tuple[ctypes.c_uint64, int]] = []  # with MiB
+        self.blocks: list[ctypes.c_uint64] = []
+        self.written: list[tuple[ctypes.c_uint64, int]] = []  # with MiB
         self._functions: dict[str, ctypes.c_void_p] = {}
-        self._call("cuInit", ctypes.c_uint(0))
-        self._device = ctypes.c_int()
-        self._call("cuDeviceGet", ctypes.byref(self._device), ctypes.c_int(0))
+        self.call("cuInit", ctypes.c_uint(0))
+        self.device = ctypes.c_int()
+        self.call("cuDeviceGet", ctypes.byref(self.device), ctypes.c_int(0))
         context = ctypes.c_void_p()
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
-        self._call("cuCtxSetCurrent", context)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self.device)
+        self.call("cuCtxSetCurrent", context)
 
-    def uuid(self) -> str:
-        """Without NVML's prefix (GPU- or MIG-)."""
-        its = (ctypes.c_ubyte * 16)()
-        self._call("cuDeviceGetUuid_v2", its, self._device)
-        return str(uuid.UUID(bytes=bytes(its)))
+    def do(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Carry out a request. Returns what was found."""
+        match request:
+            case {"do": "context"}:
+                return {"pid": os.getpid()}
+            case {"do": "allocate", "mib": mib}:
+                self.allocate(mib)
+            case {"do": "write", "mib": mib}:
+                return {"crc": self.write(mib)}
+            case {"do": "read"}:
+                return {"crc": self.read()}
+            case {"do": "spin", "s": seconds}:
+                self.spin(seconds)
+            case {"do": "fault"}:
+                self.fault()
+            case _:
+                raise ValueError(f"no such request: {request}")
+        return {}
 
-    def memory_mib(self) -> tuple[int, int]:
-        """Free and total, as the driver tells this process."""
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
-        return free.value // MIB, total.value // MIB
-
-    def allocate(self, mib: int, managed: bool = False) -> ctypes.c_uint64:
+    def allocate(self, mib: int) -> ctypes.c_uint64:
         block = ctypes.c_uint64()
-        size = ctypes.c_size_t(mib * MIB)
-        if managed:
-            everywhere = ctypes.c_uint(MANAGED_EVERYWHERE)
-            self._call("cuMemAllocManaged", ctypes.byref(block), size, everywhere)
-        else:
-            self._call("cuMemAlloc_v2", ctypes.byref(block), size)
-        self._blocks.append(block)
+        self.call("cuMemAlloc_v2", ctypes.byref(block), ctypes.c_size_t(mib * MIB))
+        self.blocks.append(block)
         return block
 
-    def write(self, mib: int, managed: bool = False) -> int:
+    def write(self, mib: int) -> int:
         """Allocate that much and write to all of it. Returns the checksum of what was written."""
-        block = self.allocate(mib, managed)
-        self._written.append((block, mib))
+        return self.fill(self.allocate(mib), mib)
+
+    def fill(self, block: ctypes.c_uint64, mib: int) -> int:
+        self.written.append((block, mib))
         content = bytearray(random.Random(block.value).randbytes(WRITTEN_MIB * MIB))
         buffer, crc = (ctypes.c_char * len(content)).from_buffer(content), 0
         for n, part, size in _parts(block, mib):
             struct.pack_into("<Q", content, 0, n)  # each is different
-            self._call("cuMemcpyHtoD_v2", part, buffer, size)
+            self.call("cuMemcpyHtoD_v2", part, buffer, size)
             crc = zlib.crc32(content[: size.value], crc)
         return crc
 
@@ -146,53 +143,28 @@ class Cuda:
         """The checksum of what was written, as it is now."""
         content = bytearray(WRITTEN_MIB * MIB)
         buffer, crc = (ctypes.c_char * len(content)).from_buffer(content), 0
-        for block, mib in self._written:
+        for block, mib in self.written:
             for _, part, size in _parts(block, mib):
-                self._call("cuMemcpyDtoH_v2", buffer, part, size)
+                self.call("cuMemcpyDtoH_v2", buffer, part, size)
                 crc = zlib.crc32(content[: size.value], crc)
         return crc
-
-    def free(self) -> None:
-        """Everything allocated."""
-        self._written.clear()
-        while self._blocks:
-            self._call("cuMemFree_v2", self._blocks.pop())
 
     def spin(self, seconds: float) -> None:
         """Keep every SM busy; of memory and its bandwidth it takes next to nothing."""
         sms = ctypes.c_int()
-        self._call("cuDeviceGetAttribute", ctypes.byref(sms), ctypes.c_int(SM_COUNT), self._device)
+        self.call("cuDeviceGetAttribute", ctypes.byref(sms), ctypes.c_int(SM_COUNT), self.device)
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             wanted = ctypes.c_uint64(round(min(left, KERNEL_S) * 1e9))
-            self._launch("spin", sms.value * BLOCKS_PER_SM, wanted)
-            self._call("cuCtxSynchronize")
-
-    def hold(self, seconds: float, launched: Callable[[], None]) -> float:
-        """Run one kernel for so long. Returns how long it took."""
-        self._launch("spin", 1, ctypes.c_uint64(round(seconds * 1e9)))
-        launched()
-        begun = time.monotonic()
-        self._call("cuCtxSynchronize")
-        return time.monotonic() - begun
+            self.launch("spin", sms.value * BLOCKS_PER_SM, wanted)
+            self.call("cuCtxSynchronize")
 
     def fault(self) -> None:
         """Raises CudaError; the context is of no use any more."""
-        self._launch("fault", 1)
-        self._call("cuCtxSynchronize")
+        self.launch("fault", 1)
+        self.call("cuCtxSynchronize")
 
-    def copy(self, seconds: float) -> float:
-        """Copy to the device. Returns at how many MiB/s."""
-        source = ctypes.create_string_buffer(COPIED_MIB * MIB)
-        size = ctypes.c_size_t(COPIED_MIB * MIB)
-        block = self.allocate(COPIED_MIB)
-        begun, copied = time.monotonic(), 0
-        while (elapsed := time.monotonic() - begun) < seconds:
-            self._call("cuMemcpyHtoD_v2", block, source, size)
-            copied += COPIED_MIB
-        return copied / elapsed
-
-    def _launch(self, name: str, blocks: int, *parameters: ctypes.c_uint64) -> None:
+    def launch(self, name: str, blocks: int, *parameters: ctypes.c_uint64) -> None:
         if name not in self._functions:
             self._load()
         words = (ctypes.c_void_p * max(1, len(parameters)))()
@@ -201,19 +173,19 @@ class Cuda:
         one, none = ctypes.c_uint(1), ctypes.c_uint(0)
         grid = (ctypes.c_uint(blocks), one, one)
         block = (ctypes.c_uint(THREADS if parameters else 1), one, one)
-        self._call("cuLaunchKernel", self._functions[name], *grid, *block, none, None, words, None)
+        self.call("cuLaunchKernel", self._functions[name], *grid, *block, none, None, words, None)
 
     def _load(self) -> None:
         """Only for the first kernel: loading takes memory that a context alone does not."""
         module = ctypes.c_void_p()
-        self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(PTX))
+        self.call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(PTX))
         for name in ("spin", "fault"):
             function = ctypes.c_void_p()
             named = ctypes.c_char_p(name.encode())
-            self._call("cuModuleGetFunction", ctypes.byref(function), module, named)
+            self.call("cuModuleGetFunction", ctypes.byref(function), module, named)
             self._functions[name] = function
 
-    def _call(self, function: str, *arguments: object) -> None:
+    def call(self, function: str, *arguments: object) -> None:
         code = getattr(self._c, function)(*arguments)
         if code:
             name = ctypes.c_char_p()
@@ -233,52 +205,23 @@ def _parts(
 PR_SET_PDEATHSIG = 1
 
 
-def main() -> None:
+def main(make: Callable[[], Cuda] = Cuda) -> None:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the self-test ends its probes itself
     cuda: Cuda | None = None
     for line in sys.stdin:
         request = json.loads(line)
-        if request["do"] == "hello":
-            print("{}", flush=True)
-            continue
+        answer: dict[str, Any] = {}
         try:
-            cuda = cuda or Cuda()
-            answer = _do(cuda, request)
+            if request["do"] != "hello":
+                cuda = cuda or make()
+                answer = cuda.do(request)
         except CudaError as error:
             answer = {"error": error.name, "call": str(error)}
         except OSError as error:
             answer = {"error": str(error), "call": "libcuda.so.1"}
         print(json.dumps(answer), flush=True)
-
-
-def _do(cuda: Cuda, request: dict[str, Any]) -> dict[str, Any]:
-    match request:
-        case {"do": "context"}:
-            return {"pid": os.getpid(), "uuid": cuda.uuid()}
-        case {"do": "memory"}:
-            free, total = cuda.memory_mib()
-            return {"free_mib": free, "total_mib": total}
-        case {"do": "allocate", "mib": mib}:
-            cuda.allocate(mib)
-        case {"do": "free"}:
-            cuda.free()
-        case {"do": "write" | "managed" as how, "mib": mib}:
-            return {"crc": cuda.write(mib, managed=how == "managed")}
-        case {"do": "read"}:
-            return {"crc": cuda.read()}
-        case {"do": "spin", "s": seconds}:
-            cuda.spin(seconds)
-        case {"do": "hold", "s": seconds}:
-            return {"s": cuda.hold(seconds, lambda: print("{}", flush=True))}
-        case {"do": "copy", "s": seconds}:
-            return {"mib_s": cuda.copy(seconds)}
-        case {"do": "fault"}:
-            cuda.fault()
-        case _:
-            raise ValueError(f"no such request: {request}")
-    return {}
 
 
 if __name__ == "__main__":

@@ -47,7 +47,6 @@ class Report:
     cuda: str
     date: str  # ISO 8601, UTC
     carma: str
-    commit: str  # "": not from a checkout
     user: str  # root or user
     findings: tuple[Finding, ...]
     schema: int = SCHEMA

@@ -3,29 +3,26 @@ fails."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pynvml
 
-from carmad import DISTRIBUTION
 from carmad.config import Settings
 from carmad.configfile import by_name
 from carmad.core.types import GpuId, GpuSample
 from carmad.errors import CarmaError
 from carmad.gpu.nvml import NvmlSource, choose
 from carmad.gpu.source import Unit
+from carmad.installed import VERSION
 from carmad.selftest import bench as benches
-from carmad.selftest.bench import Bench, ProbeFailed
+from carmad.selftest.bench import PROBE, Bench, ProbeFailed
 from carmad.selftest.facts import FACTS, Fact
-from carmad.selftest.report import Finding, Report, Seen, incomplete, unknown
+from carmad.selftest.report import Finding, Report, Seen, incomplete
 
 WITHIN_S = 300.0
 SOURCE = "auto"
@@ -41,15 +38,17 @@ def run(
     told: Told = lambda *_: None,
     within_s: float = WITHIN_S,
     busy_s: float = 4.0,
+    probe: str = PROBE,
 ) -> Report:
     """Raises CarmaError if there is no GPU that is idle. `device`: its index in CARMA or its UUID.
+    `probe`: the module of the checks' processes.
 
     Whatever has been started is gone when this returns or raises; a Ctrl-C or SIGTERM makes it
     raise KeyboardInterrupt. The last check may take longer than `within_s` is."""
     with benches.orderly(), _open(settings) as source, benches.folder() as folder:
         unit = _idle(source, device)
         report = _blank(unit)  # now: a driver may be lost on the way
-        bench = Bench(unit, source, settings, folder, busy_s)
+        bench = Bench(unit, source, settings, folder, busy_s, probe)
         try:
             found = tuple(_findings(bench, facts, told, time.monotonic() + within_s))
         finally:
@@ -114,8 +113,6 @@ def _findings(
 
 
 def _observe(bench: Bench, fact: Fact, deadline: float) -> Seen:
-    if fact.check is None:
-        return unknown(f"by hand: {fact.by_hand}")
     if time.monotonic() > deadline:
         return incomplete("no time was left for it")
     try:
@@ -140,35 +137,7 @@ def _blank(unit: Unit) -> Report:
         driver=pynvml.nvmlSystemGetDriverVersion(),
         cuda=f"{version // 1000}.{version % 1000 // 10}",
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        carma=_version(),
-        commit=_commit(),
+        carma=VERSION,
         user="root" if os.geteuid() == 0 else "user",
         findings=(),
     )
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return "source"
-
-
-def _commit() -> str:
-    """Of the checkout that this is run from; "" without one. CARMA_COMMIT names that of a copy
-    without its repository."""
-    if told := os.environ.get("CARMA_COMMIT"):
-        return told
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        return ""  # installed; git might find somebody else's repository further up
-    try:
-        asked = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return asked.stdout.strip() if asked.returncode == 0 else ""

@@ -1,47 +1,47 @@
-"""Checks with PyTorch, in whatever Python has it: its context, allocator, errors and profiler."""
+"""A check with PyTorch, in whatever Python has it: how much memory its context takes."""
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import socket
 import subprocess
 import sys
-import threading
 from functools import cache
-from pathlib import Path
-from typing import Any
 
-from carmad.attempt.clues import classify
-from carmad.attempt.environment import HOOKS
-from carmad.plugin import Cause
-from carmad.selftest.bench import PIDS_HIDDEN, Bench, Probe, ProbeFailed
+from carmad.contexts import Context, find_context
+from carmad.selftest.bench import Bench, Probe, ProbeFailed
 from carmad.selftest.report import Seen, judge, unknown
-from estimators.contexts import Context, find_context
 
-SCRIPT = Path(__file__).with_name("with_torch.py")
 WITHIN_S = 90.0  # importing torch takes long where its files are not cached
 SOURCE = "carma doctor --gpu"
 CONTEXT_OFF = 0.25  # of the constant that estimates reckon with
-RESERVED_MIB = (2.0, 20.0, 102.0)  # for SIZES_MIB of with_torch.py; see docs/estimators
-STEP_OFF = 0.30
-JOB = "1"
 HAS_TORCH = "import importlib.util, sys; sys.exit(not importlib.util.find_spec('torch'))"
 FINDS_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+# A first tensor, a matrix product (cuBLAS), a convolution (cuDNN): it waits for a line after each.
+CONTEXT = """\
+import json, sys, torch
+if not torch.cuda.is_available():
+    sys.exit(f"PyTorch {torch.__version__} finds no GPU")
+one = torch.ones(1024, 1024, device="cuda")
+picture, kernel = (torch.ones(1, 1, size, size, device="cuda") for size in (64, 3))
+pairs = (one, one), (one, one), (picture, kernel)
+for run, tensors in zip((torch.add, torch.matmul, torch.conv2d), pairs):
+    run(*tensors)
+    torch.cuda.synchronize()
+    found = {"mib": torch.cuda.memory_reserved() / 2**20, "version": torch.__version__}
+    print(json.dumps(found), flush=True)
+    sys.stdin.readline()
+"""
 
 
 def context(bench: Bench) -> Seen:
-    if not bench.lists_pids():
-        return unknown(PIDS_HIDDEN)
-    program = _start(bench, "context")
+    program = start(bench, "-c", CONTEXT)
     beside: list[int] = []  # the tensors: with the context, with cuBLAS too, and with cuDNN too
     for _ in range(3):
         found = program.answer(WITHIN_S)
         use = bench.use(program)
         if use is None or use.memory_mib is None:
-            return judge(False, "the process is not listed with its memory")
-        beside.append(round(use.memory_mib - found["reserved_mib"]))
+            return unknown("the driver does not list the process by its pid, or not its memory")
+        beside.append(round(use.memory_mib - found["mib"]))
         program.begin("go on")
     bare, with_cublas, constant = beside
     card, version = bench.gpu.name, found["version"]
@@ -52,7 +52,7 @@ def context(bench: Bench) -> Seen:
     return judge(
         abs(constant - expected) <= CONTEXT_OFF * expected,
         f"PyTorch {version} takes {constant} MiB beside its tensors; {expected} MiB are reckoned"
-        f" with. As a row of estimators/contexts.csv: {here.row}",
+        f" with. As a row of carmad/contexts.csv: {here.row}",
         {"estimation.context_mib": constant},
         context_mib=constant,
         cublas_mib=here.cublas_mib,
@@ -61,77 +61,12 @@ def context(bench: Bench) -> Seen:
     )
 
 
-def allocator(bench: Bench) -> Seen:
-    found = _start(bench, "allocator").answer(WITHIN_S)
-    got = tuple(found["reserved_mib"])
-    said = ", ".join(f"{mib:g} MiB" for mib in got)
-    expected = ", ".join(f"{mib:g}" for mib in RESERVED_MIB)
-    return judge(
-        got == RESERVED_MIB,
-        f"for tensors of 0.5, 1.5 and 100.5 MiB it reserves {said}; expected are {expected}",
-        torch=found["version"],
-        **{f"reserved_{n}_mib": mib for n, mib in enumerate(got, 1)},
-    )
-
-
-def oom_text(bench: Bench) -> Seen:
-    program = _start(bench, "oom")
-    program.answer(WITHIN_S)
-    end = classify(program.code(WITHIN_S), None, program.errors())
-    line = program.errors().rpartition("\n")[2]
-    return judge(
-        end.cause is Cause.GPU_OOM and end.tried_mib == 1024,
-        f"read as {end.cause.value}: {line}",
-        cause=end.cause.value,
-        tried_mib=end.tried_mib,
-        free_mib=end.free_mib,
-        text=line,
-    )
-
-
-def profiler(bench: Bench) -> Seen:
-    """Of a training with the hook that `--watch-stages` puts into it."""
-    told: list[dict[str, Any]] = []
-    path = bench.folder / "socket"
-    path.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        listener.settimeout(WITHIN_S)
-        threading.Thread(target=_listen, args=(listener, told), daemon=True).start()
-        folders = os.pathsep.join(filter(None, (HOOKS, os.environ.get("PYTHONPATH"))))
-        hook = {"CARMA_JOB_ID": JOB, "CARMA_SOCKET": str(path), "PYTHONPATH": folders}
-        program = _start(bench, "stages", hook)
-        found = program.answer(WITHIN_S)
-    said = program.errors()
-    if not told:
-        return judge(False, f"nothing was measured: {said or 'nothing is said'}", text=said)
-    parts = told[0]["stages"]
-    kernels = parts["forward_s"] + parts["backward_s"]
-    step = found["step_s"]
-    return judge(
-        abs(kernels - step) <= STEP_OFF * step,
-        f"a step took {1000 * step:.1f} ms by the GPU's clock; its kernels take"
-        f" {1000 * kernels:.1f} ms by the profiler",
-        step_ms=1000 * step,
-        forward_ms=1000 * parts["forward_s"],
-        backward_ms=1000 * parts["backward_s"],
-        torch=found["version"],
-    )
-
-
-def _listen(listener: socket.socket, told: list[dict[str, Any]]) -> None:
-    """As carmad: takes one report."""
-    try:
-        connection = listener.accept()[0]
-    except OSError:  # nobody came
-        return
-    with connection:
-        request = b""
-        while (part := connection.recv(65536)) and not (request := request + part).endswith(b"}"):
-            pass
-        told.append(json.loads(request.partition(b"\r\n\r\n")[2]))
-        connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n{}")
+def start(bench: Bench, *words: str, more: dict[str, str] | None = None) -> Probe:
+    """A program for a Python with PyTorch, as a probe. Raises ProbeFailed."""
+    program = python()
+    if not program:
+        raise ProbeFailed("no Python on PATH has a PyTorch that finds a GPU")
+    return bench.run([program, *words], bench.environment() | (more or {}))
 
 
 @cache
@@ -152,11 +87,3 @@ def _says(program: str, code: str, within_s: float) -> bool:
     except (OSError, subprocess.SubprocessError):
         return False
     return tried.returncode == 0
-
-
-def _start(bench: Bench, what: str, more: dict[str, str] | None = None) -> Probe:
-    """Raises ProbeFailed."""
-    program = python()
-    if not program:
-        raise ProbeFailed("no Python on PATH has a PyTorch that finds a GPU")
-    return bench.run([program, str(SCRIPT), what], bench.environment() | (more or {}))

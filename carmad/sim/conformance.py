@@ -1,4 +1,4 @@
-"""What every model of interference must do, as named checks, like those of `carmad.testing`."""
+"""What every model of interference must do, as named checks, like those of `carma_testing`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from itertools import product
 from math import fsum
 from random import Random
 
+from carma_testing.checks import Check, Failures, checks_of
 from carmad.core.types import Mode
 from carmad.sim.experiment import Load
 from carmad.sim.interference import Interference, speeds_by_mode
-from carmad.testing.checks import Check, Failures, checks_of
 
 SHARED = (Mode.STREAMS, Mode.MPS)
 SETS = 300  # of loads

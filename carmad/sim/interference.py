@@ -1,7 +1,7 @@
 """How much jobs that share a GPU slow each other down: the protocol, and the models by name.
 
 Every model but `none`, the bound, conserves work: together, jobs never keep more SMs or more DRAM
-busy than the GPU has (`carmad.testing.check_interference`). Processes on streams take turns; under
+busy than the GPU has (`carma_testing.check_interference`). Processes on streams take turns; under
 MPS their kernels run side by side, but on the same SMs. On the A100s of CARMA's authors, sharing
 under MPS keeps 98.4 to 99.8 % of the SM-busy seconds that the jobs take alone.
 `python -m lab.simulator.interference` fits `Conserving` and measures the models' errors.

@@ -268,6 +268,7 @@ def run_selftest(device: str, json: bool, write: bool) -> int:
     from carmad import configfile
     from carmad.configwriting import settings_text, write_settings
     from carmad.selftest import run as selftest
+    from carmad.selftest.facts import FACTS
 
     path = Path(paths.config_path())
     in_effect = configfile.load(path if path.exists() else None, os.environ)
@@ -275,7 +276,7 @@ def run_selftest(device: str, json: bool, write: bool) -> int:
     if json:
         print(report.to_json())
     else:
-        output.show(findings_table(report))
+        output.show(findings_table(report, FACTS))
         if report.settings and not write:
             print("\nSettings that fit what was found (--write puts them into the file):\n")
             print(settings_text(report.settings).rstrip())
@@ -285,12 +286,11 @@ def run_selftest(device: str, json: bool, write: bool) -> int:
     return int(bool(report.differs))
 
 
-def findings_table(report: Report) -> list[Block]:
+def findings_table(report: Report, facts: Iterable[Fact]) -> list[Block]:
     from carmad.readable import clean
-    from carmad.selftest.facts import FACTS
     from cli.text import Table, columns, in_style
 
-    followed = {fact.name: fact.otherwise for fact in FACTS}
+    followed = {fact.name: fact.otherwise for fact in facts}
     made = Table(columns("- - -*"), header=False)
     for found in report.findings:
         text = clean(found.detail)
@@ -300,15 +300,15 @@ def findings_table(report: Report) -> list[Block]:
         made.add(in_style(found.verdict.value, style), found.fact, text)
     head = (
         f"{report.gpu}, driver {report.driver}, CUDA {report.cuda}, as {report.user};"
-        f" CARMA {report.carma} {report.commit}".rstrip()
+        f" CARMA {report.carma}"
     )
     return [head, "", made]
 
 
 def _tell(fact: Fact, found: Finding | None) -> None:
-    if found is None and fact.check is not None:
+    if found is None:
         print(f"\r\x1b[K{fact.name} …", end="", file=sys.stderr, flush=True)
-    elif found is not None:
+    else:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 

@@ -16,7 +16,8 @@ from cli.problems import Problem, Usage
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from carmad.api.guesses import EstimateOut, EstimatesOut, ExplanationOut
+    from carmad.api.guesses import EstimateOut, EstimatesOut
+    from carmad.explanation import ExplanationOut
     from cli.vary import Fit
 
 TERMINAL = Path("-")

@@ -1,22 +1,16 @@
-"""What was learned: the `models` of policies and predictors, how accurate the `estimators` of
-memory are, and `gpumemnet`, which labels generated networks, trains classifiers on them and
-evaluates them."""
+"""What was learned: the `models` of policies and predictors, and how accurate the `estimators` of
+memory are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from enum import StrEnum
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from carmad.readable import clean
 from cli import client, output
 from cli.options import add_json
-from cli.parse import whole
-from cli.problems import Problem, Usage
+from cli.problems import Usage
 from cli.text import NOTHING, Table, bar, columns, heading, in_style, local_time, pairs, span
 
 if TYPE_CHECKING:
@@ -26,7 +20,6 @@ if TYPE_CHECKING:
     from carmad.api.models import BinOut, ModelDetailOut, ModelOut, ModelsOut, TrainingOut
     from cli.plain import Options
     from cli.text import Block
-    from estimators.gpumemnet.files import Card, Origin, Sample, Score
 
 
 def models_options(parser: Options) -> None:
@@ -195,169 +188,3 @@ def accuracy_table(answer: EstimatorsOut) -> list[Block]:
         context = memory(learned["context_mib"])
         parts.append(f"  {clean(learned['stack'])}: {context}, {learned['jobs']} jobs")
     return parts
-
-
-T = TypeVar("T")
-
-NEEDED = {"torch": "torch", "sklearn": "scikit-learn", "numpy": "numpy"}
-MOST = 1 << 32  # of a seed, or of networks
-
-
-class Family(StrEnum):
-    MLP = "mlp"
-    CNN = "cnn"
-    TRANSFORMER = "transformer"
-
-
-def gpumemnet_generate_options(parser: Options) -> None:
-    parser.add_argument("to", metavar="FILE", type=Path, help="output file (.jsonl.gz)")
-    families = [family.value for family in Family]
-    about = "family of networks"
-    parser.add_argument("--family", required=True, choices=families, help=about)
-    about = "number of networks (default %(default)s)"
-    parser.add_argument("--count", metavar="N", type=whole(1, MOST), default=1500, help=about)
-    about = "random seed (default %(default)s)"
-    parser.add_argument("--seed", metavar="N", type=whole(0, MOST), default=0, help=about)
-    about = "measure on this machine's GPU instead of tracing"
-    parser.add_argument("--measure", action="store_true", help=about)
-
-
-def gpumemnet_generate(options: Namespace) -> int:
-    _check_installed()
-    import torch
-
-    from estimators.gpumemnet import files, networks
-
-    if options.measure and not torch.cuda.is_available():
-        raise Problem("torch finds no GPU here", "leave out --measure to trace the networks")
-    torch.set_num_threads(1)  # more would only wait
-    label = networks.label_by_run if options.measure else networks.label_by_trace
-    with _report_errors():
-        origin = networks.origin(options.family, options.seed, options.measure)
-        samples = networks.samples(options.family, options.seed, options.count, label)
-        files.write_samples(options.to, origin, _track(samples, options.count))
-    print(f"{options.count} networks, {origin.label}, in {options.to}")
-    return 0
-
-
-def gpumemnet_train_options(parser: Options) -> None:
-    about = "files written by generate"
-    parser.add_argument("data", metavar="DATA", nargs="+", type=Path, help=about)
-    about = "output folder for the weights"
-    parser.add_argument("--to", metavar="FOLDER", type=Path, required=True, help=about)
-
-
-def gpumemnet_train(options: Namespace) -> int:
-    _check_installed()
-    import torch
-
-    from estimators.gpumemnet.training import train as trained
-
-    torch.set_num_threads(1)  # more would only wait
-    cards = []
-    for origin, samples in _datasets(options.data):
-        output.note(f"{origin.family}: training on {len(samples)} networks")
-        with _report_errors():
-            made = trained(origin, samples)
-            made.save(options.to)
-        cards.append(made.card)
-    output.show(_table((card, score) for card in cards for score in card.scores))
-    return 0
-
-
-def gpumemnet_evaluate_options(parser: Options) -> None:
-    about = "evaluate on these instead of the test split"
-    parser.add_argument("data", metavar="DATA", nargs="*", type=Path, help=about)
-    about = "default: the weights that come with CARMA"
-    parser.add_argument("--weights", metavar="FOLDER", type=Path, help=about)
-
-
-def gpumemnet_evaluate(options: Namespace) -> int:
-    """Without DATA, the accuracy recorded in training. Of DATA that they were trained on, only the
-    test split is used.
-    """
-    from estimators.gpumemnet.files import WEIGHTS, read_card
-
-    folder = options.weights or WEIGHTS
-    rows: list[tuple[Card, Score]] = []
-    with _report_errors():
-        if not options.data:
-            cards = [read_card(str(each), folder) for each in Family if _is_there(each, folder)]
-            if not cards:
-                raise Problem(f"no weights in {folder}", "create some with `carma gpumemnet train`")
-            rows = [(card, score) for card in cards for score in card.scores]
-        else:
-            _check_installed()
-            from estimators.gpumemnet.training import test
-
-            for origin, samples in _datasets(options.data):
-                card = read_card(origin.family, folder)
-                rows += [(card, test(card, folder, origin, samples))]
-    output.show(_table(rows))
-    return 0
-
-
-def _is_there(family: Family, folder: Path) -> bool:
-    return (folder / f"{family}.json").exists()
-
-
-def _check_installed() -> None:
-    missing = [package for module, package in NEEDED.items() if find_spec(module) is None]
-    if missing:
-        what = f"this needs {', '.join(missing)}, which CARMA's Python does not have"
-        from carmad.installed import how_to_add
-
-        raise Problem(what, how_to_add("estimators"))
-
-
-@contextmanager
-def _report_errors() -> Iterator[None]:
-    try:
-        yield
-    except (OSError, RuntimeError, ValueError) as error:
-        raise Problem(str(error)) from error
-
-
-def _datasets(paths: Iterable[Path]) -> list[tuple[Origin, list[Sample]]]:
-    from estimators.gpumemnet.files import read_samples
-
-    with _report_errors():
-        read_in = [read_samples(path) for path in paths]
-    families = [origin.family for origin, _ in read_in]
-    if twice := {family for family in families if families.count(family) > 1}:
-        raise Problem(f"two files of {', '.join(sorted(twice))}", "give one file per family")
-    return [(origin, list(samples)) for origin, samples in read_in]
-
-
-def _track(things: Iterable[T], total: int) -> Iterator[T]:
-    """The things, with a progress bar."""
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeRemainingColumn
-
-    screen = Console(stderr=True)
-    columns = SpinnerColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(
-        *columns, console=screen, transient=True, disable=not screen.is_terminal
-    ) as progress:
-        yield from progress.track(things, total=total)
-
-
-def _table(rows: Iterable[tuple[Card, Score]]) -> list[Block]:
-    from cli.text import NOTHING, Table, columns, fraction
-    from estimators.gpumemnet.files import TABLE_3
-
-    made = Table(columns("FAMILY CLASSIFIERS BIN> NETWORKS> VALIDATED> ACCURACY> F1> PAPER> USED"))
-    for card, score in rows:
-        paper = TABLE_3.get((card.origin.family, score.ensemble, score.range_gb))
-        made.add(
-            card.origin.family,
-            score.ensemble,
-            f"{score.range_gb} GB",
-            str(score.tested),
-            fraction(score.validation),
-            fraction(score.accuracy),
-            fraction(score.f1),
-            NOTHING if paper is None else f"{fraction(paper[0])} {fraction(paper[1])}",
-            "yes" if (score.ensemble, score.range_gb) == ("both", card.range_gb) else "",
-        )
-    return [made]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from carmad.selftest.facts import SECTIONS, Fact
 from carmad.selftest.report import Verdict
 from docs.pages.text import cell
 from lab.hardware.visit import Entry, Visit
+from lab.selftest.facts import SECTIONS, Assumption
 
 REPORTS = Path(__file__).parents[2] / "lab/results/hardware"
 
@@ -20,10 +20,13 @@ HEAD = """\
 What CARMA assumes about NVIDIA's software comes from headers, manuals and reports. The tables list
 these assumptions, and on which GPUs each was seen to hold, or not to.
 
-Most can be checked on an idle GPU in a few minutes, as root or as a user, without a daemon:
+Most can be checked on an idle GPU in a few minutes, as root or as a user, without a daemon: those
+on which settings depend by the first command, the others by the second, in a copy of the
+repository.
 
 ```sh
 carma doctor --gpu
+python -m lab.selftest
 ```
 
 The column *Check* has the name that a fact has there. Where a self-test on one server cannot tell,
@@ -61,7 +64,7 @@ def _entries(reports: Path) -> Iterator[Entry]:
         yield from Visit(folder, "facts", rehearse=False).entries().values()
 
 
-def _row(fact: Fact, entries: Iterable[Entry]) -> str:
+def _row(fact: Assumption, entries: Iterable[Entry]) -> str:
     check = f"`{fact.name}`" if fact.check else ""
     check += f"{'; ' if fact.check and fact.by_hand else ''}{fact.by_hand}"
     where = [_verified(each) for each in entries if each["verdict"] != Verdict.UNKNOWN]

@@ -1,8 +1,8 @@
 """GPUMemNet (CARMA paper, 2.3): classifiers, trained on generated networks, which predict the bin
 of a network's memory need.
 
-`features` and `network` (numpy) evaluate them; `synthesis`, `networks` (torch) and `training` make
-the weights; `files` has the file formats.
+`features` and `network` (numpy) evaluate them; `files` has the card of the weights, which
+`lab.gpumemnet` makes.
 """
 
 from __future__ import annotations

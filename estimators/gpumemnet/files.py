@@ -1,38 +1,19 @@
-"""GPUMemNet's files: labelled networks (gzipped JSON lines, the first of which has their origin),
-and the card stored with trained weights.
-
-A card says which networks the weights do not apply to (CARMA paper, 2.3: such estimators
-extrapolate poorly).
-"""
+"""The card that is stored with GPUMemNet's weights. It says which networks the weights do not apply
+to (CARMA paper, 2.3: such estimators extrapolate poorly)."""
 
 from __future__ import annotations
 
-import gzip
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
 from estimators.gpumemnet.features import SIZES, Features
-from estimators.tracer.report import Layer
 
 WEIGHTS = Path(__file__).parent / "weights"
 GB = 1000  # MiB; the unit of the paper's bins
 SLACK = 2.0  # factor beyond the training data up to which the weights are used
-
-# The CARMA paper's (appendix A.2), by family, kind of ensemble, and width of a bin in GB: accuracy
-# and F1.
-TABLE_3 = {
-    ("mlp", "mlp", 1): (0.95, 0.93),
-    ("mlp", "mlp", 2): (0.97, 0.96),
-    ("mlp", "transformer", 1): (0.97, 0.96),
-    ("mlp", "transformer", 2): (0.98, 0.97),
-    ("cnn", "mlp", 8): (0.83, 0.83),
-    ("cnn", "transformer", 8): (0.81, 0.81),
-    ("transformer", "mlp", 8): (0.88, 0.88),
-    ("transformer", "transformer", 8): (0.86, 0.86),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,45 +25,6 @@ class Origin:
     label: str  # "traced", or "measured on" a GPU
     torch: str  # its version
     context_mib: int  # CUDA context and libraries, part of each label
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A network that was briefly trained, or traced."""
-
-    batch: int
-    layers: tuple[Layer, ...]
-    mib: int  # the peak of its process on the GPU
-
-
-def write_samples(path: Path, origin: Origin, samples: Iterable[Sample]) -> None:
-    """`path` appears only when all samples are written."""
-    unfinished = path.with_name(path.name + ".part")
-    with gzip.open(unfinished, "wt", encoding="utf-8") as file:
-        print(json.dumps(asdict(origin)), file=file)
-        for sample in samples:
-            layers = [[each.kind, each.activations, each.parameters] for each in sample.layers]
-            row = {"batch": sample.batch, "mib": sample.mib, "layers": layers}
-            print(json.dumps(row, separators=(",", ":")), file=file)
-    unfinished.replace(path)
-
-
-def read_samples(path: Path) -> tuple[Origin, Sequence[Sample]]:
-    """Raises OSError, or ValueError for a file that `write` did not write."""
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            origin = Origin(**json.loads(next(file)))
-            return origin, [_sample(json.loads(line)) for line in file]
-    except (EOFError, KeyError, StopIteration, TypeError, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path}: not labelled networks of `carma gpumemnet`: {error}") from error
-
-
-def _sample(row: dict[str, object]) -> Sample:
-    return Sample(
-        int(row["batch"]),  # type: ignore[call-overload]
-        tuple(Layer(*layer) for layer in row["layers"]),  # type: ignore[attr-defined]
-        int(row["mib"]),  # type: ignore[call-overload]
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,9 +44,6 @@ class Order:
     umask: int
     began: float  # by the monotonic clock
 
-    def dumps(self) -> bytes:
-        return json.dumps(self.__dict__).encode()
-
     @classmethod
     def loads(cls, text: bytes) -> Order:
         return cls(**json.loads(text))

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import circumstances
 from carmad import paths
 from carmad.configfile import load
 from carmad.errors import CarmaError
@@ -24,6 +25,7 @@ from carmad.selftest.facts import Fact
 from carmad.selftest.report import Verdict
 from carmad.selftest.run import run
 from lab.hardware.visit import Visit
+from lab.selftest import PROBE
 
 END_S = 40.0  # for the child to end its own processes, MPS last
 BUSY_S = 4.0
@@ -96,12 +98,12 @@ def answer(fact: Fact, busy_s: float, device: str) -> dict[str, Any]:
     path = Path(paths.config_path())
     settings = load(path if path.exists() else None, os.environ)
     try:
-        report = run(settings, device, facts=[fact], busy_s=busy_s)
+        report = run(settings, device, facts=[fact], busy_s=busy_s, probe=PROBE)
     except CarmaError as error:
         return {"error": error.message, "call": f"{error.message}; {error.hint}"}
     except Exception as error:  # noqa: BLE001 - the driver is foreign code
         return {"error": type(error).__name__, "call": f"{type(error).__name__}: {error}"}
     (finding,) = report.findings
-    found = asdict(report) | asdict(finding)
+    found = asdict(report) | asdict(finding) | {"commit": circumstances()["commit"]}
     del found["findings"], found["failed"]
     return found | ({"failed": finding.detail} if finding.failed else {})

@@ -9,9 +9,9 @@ import pwd
 from collections.abc import Sequence
 from dataclasses import replace
 
+from carma_testing import a_run, a_server, a_spec
 from carmad.core.types import JobSpec
 from carmad.plugin import Estimate, Refusal
-from carmad.testing import a_run, a_server, a_spec
 from estimators.gpumemnet import answer
 from estimators.history import History
 from estimators.horus import formula

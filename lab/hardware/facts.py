@@ -1,25 +1,25 @@
-"""Stage `facts`: the self-test of `carma doctor --gpu`, an entry per fact."""
+"""Stage `facts`: the self-tests of `carma doctor --gpu` and `lab.selftest`, an entry per fact."""
 
 from __future__ import annotations
 
 import json
 
-from carmad.selftest.facts import FACTS, Fact
 from lab import RESULTS
 from lab.hardware import child
 from lab.hardware.visit import Portion, Stage, Visit
+from lab.selftest.facts import CHECKED as ALL
+from lab.selftest.facts import Assumption
 
 FACT_S = 180.0  # the longest takes half a minute; a first import of PyTorch some more
 SECONDS = 4.0  # that one takes, by estimate
 
 
-def _checked() -> tuple[list[Fact], list[Fact]]:
+def _checked() -> tuple[list[Assumption], list[Assumption]]:
     """Those that no GPU has been asked for, and the others."""
     lines = (line for kept in KEPT.glob("*/facts.jsonl") for line in kept.read_text().splitlines())
     known = {json.loads(line)["key"] for line in lines}
-    checked = [fact for fact in FACTS if fact.check is not None]
-    new = [fact for fact in checked if fact.name not in known]
-    return new, [fact for fact in checked if fact.name in known]
+    new = [each for each in ALL if each.name not in known]
+    return new, [each for each in ALL if each.name in known]
 
 
 KEPT = RESULTS / "hardware"
@@ -33,7 +33,7 @@ PARTS = tuple(
 
 
 def measure(visit: Visit) -> None:
-    child.measure(visit, CHECKED, "lab.hardware.facts", FACT_S)
+    child.measure(visit, [each.fact for each in CHECKED], "lab.hardware.facts", FACT_S)
 
 
 def blocks(visit: Visit) -> list[str]:
@@ -64,4 +64,4 @@ STAGE = Stage(
 )
 
 if __name__ == "__main__":
-    child.serve(CHECKED)
+    child.serve([each.fact for each in CHECKED])

@@ -12,8 +12,8 @@ import pynvml
 
 from carmad.attempt import cgroup
 from carmad.selftest.bench import Bench, Probe, ProbeFailed
-from carmad.selftest.memory import NO_CGROUP, OOM
 from carmad.selftest.report import Seen, judge, unknown
+from lab.selftest.memory import NO_CGROUP, OOM
 
 HARD_MIB = 2048
 STEP_MIB, STEPS_OF_OTHERS_MIB = 128, 512

@@ -12,12 +12,15 @@ from functools import partial
 import psutil
 
 from carmad.gpu.checkpoint import Checkpoints, State
-from carmad.selftest import suspending, suspension
+from carmad.selftest import suspending as ours
 from carmad.selftest.bench import NEAR_MIB, Bench, Probe, ProbeFailed
 from carmad.selftest.facts import Check, Fact
 from carmad.selftest.report import Seen, judge, unknown
-from carmad.selftest.suspension import Caller, refusal
+from carmad.selftest.suspending import fill
 from lab.hardware import memory_limits, training
+from lab.selftest import suspending, suspension
+from lab.selftest.memory import lists_pids
+from lab.selftest.suspension import Caller, refusal
 
 SIZES_GIB = (1, 10, 40)
 GIB = 1024  # MiB
@@ -188,7 +191,7 @@ def managed(bench: Bench) -> Seen:
     if why := refusal(bench):
         return unknown(why)
     probe, caller = bench.probe(), Caller(bench)
-    crc = probe.ask("managed", mib=suspension.WRITTEN_MIB)["crc"]
+    crc = probe.ask("managed", mib=ours.WRITTEN_MIB)["crc"]
     before = bench.memory()[0]
     said = ""
     try:
@@ -218,9 +221,9 @@ def managed(bench: Bench) -> Seen:
 def killed(bench: Bench) -> Seen:
     if why := refusal(bench) or lack_of_room(bench, bench.mib(KILLED_MIB)):
         return unknown(why)
-    lists_pids = bench.lists_pids()
+    has_pids = lists_pids(bench)
     before = bench.memory()[0]
-    probe, _ = suspension.fill(bench, bench.mib(KILLED_MIB))
+    probe, _ = fill(bench, bench.mib(KILLED_MIB))
     caller = Caller(bench)
     caller.lock(probe)
     caller.checkpoint(probe)
@@ -229,7 +232,7 @@ def killed(bench: Bench) -> Seen:
     ended_s = time.monotonic() - begun
     back = before + NEAR_MIB
     free = bench.until(lambda its: (its.memory_used_mib or 0) <= back, GONE_WITHIN_S)
-    listed = lists_pids and bench.use(probe) is not None
+    listed = has_pids and bench.use(probe) is not None
     state = caller.state(probe)
     other = bench.probe()
     other.ask("spin", s=0.1)
@@ -256,7 +259,7 @@ class Case:
 
     @property
     def fact(self) -> Fact:
-        return Fact(self.name, self.asked, "", "", self.check)
+        return Fact(self.name, "", self.check)
 
 
 def _sizes() -> Iterator[Case]:
@@ -298,7 +301,7 @@ CASES: Sequence[Case] = (
     Case(
         "another GPU",
         "a process moves to another GPU of its kind",
-        suspending.moves,
+        ours.moves,
         8.0,
     ),
     Case(

@@ -79,7 +79,7 @@ class Driver:
     """By the driver's API alone: a rehearsal's fake driver knows no more."""
 
     def __init__(self) -> None:
-        from carmad.selftest.probe import Cuda
+        from lab.selftest.probe import Cuda
 
         self._cuda = Cuda()
         self._held_mib = 0

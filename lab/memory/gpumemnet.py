@@ -17,10 +17,11 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.harness import Report, Row, columns, milliseconds, of_rows, percentile
-from estimators.gpumemnet import answer, files
+from estimators.gpumemnet import answer
 from estimators.gpumemnet.features import FAMILIES, features
-from estimators.gpumemnet.files import TABLE_3, WEIGHTS, Sample, Score, read_card
+from estimators.gpumemnet.files import WEIGHTS, Score, read_card
 from estimators.tracer.report import Layer
+from lab.gpumemnet.data import TABLE_3, Sample, read_samples
 from lab.main import main
 from lab.memory.truth import MLPS, networks
 
@@ -60,7 +61,7 @@ def measured() -> list[Row]:
     """Trained and tested on real measurements: 2,146 MLPs on an A100."""
     import torch
 
-    from estimators.gpumemnet.training import cross_validate, labels
+    from lab.gpumemnet.training import cross_validate, labels
 
     torch.set_num_threads(1)  # for networks this small, more threads only wait
     samples = mlp_runs()
@@ -122,9 +123,9 @@ def shipped() -> list[Row]:
 def _bins(group: str, family: str, score: Score) -> list[Row]:
     """How far the accuracy owes to the mix of bins, which is not the same in the paper's data."""
     from estimators.gpumemnet.network import load
-    from estimators.gpumemnet.training import LIMITS_GB, labels, split_test
+    from lab.gpumemnet.training import LIMITS_GB, labels, split_test
 
-    _, samples = files.read_samples(SYNTHESISED / f"{family}.jsonl.gz")
+    _, samples = read_samples(SYNTHESISED / f"{family}.jsonl.gz")
     truth = labels(samples, score.range_gb, LIMITS_GB[family])
     ensemble = load(WEIGHTS / f"{family}.npz")
     right: dict[int, list[bool]] = defaultdict(list)

@@ -25,7 +25,7 @@ from pathlib import Path
 from benchmarks.harness import Report, Row, columns, of_rows, of_runs
 from carmad.learned.experience import try_program
 from carmad.learned.tracers import Tracers
-from carmad.plugin import JobSpec, Trial
+from carmad.plugin import JobSpec, Trial, Warm
 from estimators.look import look
 from estimators.tracer.report import Report as TraceReport
 from lab.main import main
@@ -107,18 +107,20 @@ def _timed(path: Path, runs: int) -> Timed:
     return Timed(path.name, *map(statistics.median, (looks, alone, warm)))
 
 
-class Warm(Here):
+class WarmHere(Here):
     def __init__(self, tracers: Tracers | None) -> None:
         super().__init__()
         self._warm = tracers
 
-    def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
-        return try_program(spec, argv, within_s, never, tracers=self._warm)
+    def trial(
+        self, spec: JobSpec, argv: Sequence[str], within_s: float, warm: Warm | None = None
+    ) -> Trial:
+        return try_program(spec, argv, within_s, never, tracers=self._warm, warm=warm)
 
 
 def _look_s(argv: tuple[str, ...], folder: str, tracers: Tracers | None = None) -> float:
     before = processor_s()
-    answer = look(spec_of(argv, folder), PATIENT, Warm(tracers))
+    answer = look(spec_of(argv, folder), PATIENT, WarmHere(tracers))
     if not isinstance(answer, TraceReport):
         sys.exit(f"{' '.join(argv)}: {answer.why}")
     return processor_s() - before

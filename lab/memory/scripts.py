@@ -33,7 +33,7 @@ from benchmarks import ROOT
 from benchmarks.harness import Report, Row, columns, of_rows, of_runs, until
 from carmad.attempt.proc import descendants
 from carmad.config import Estimation, Settings
-from carmad.core.ports import Run, Trial
+from carmad.core.ports import Run, Trial, Warm
 from carmad.core.types import JobSpec, Owner
 from carmad.learned.experience import try_program
 from estimators.look import TRACER, look
@@ -71,7 +71,9 @@ class Here:
     def runs(self, owner: Owner) -> Sequence[Run]:
         return ()
 
-    def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
+    def trial(
+        self, spec: JobSpec, argv: Sequence[str], within_s: float, warm: Warm | None = None
+    ) -> Trial:
         if self._tracers is None or str(TRACER) != argv[1]:
             return try_program(spec, argv, within_s, never)
         with tempfile.TemporaryDirectory() as folder:

@@ -262,7 +262,7 @@ def _seen(run: Run, report: TraceReport) -> Seen:
 def _gpumemnet(report: TraceReport, batch: int) -> float | None:
     try:
         said = answer(report.layers, batch, context_mib=0)
-    except OSError:  # its weights are made by `carma gpumemnet train`
+    except OSError:  # its weights are made by `lab.gpumemnet`
         return None
     return said.mib if isinstance(said, Estimate) else None
 

@@ -13,22 +13,22 @@ from carmad.attempt.proc import own_environment
 from carmad.selftest import bench as benches
 from carmad.selftest import report
 from carmad.selftest.bench import Probe
-from carmad.selftest.facts import FACTS
 from carmad.selftest.report import Finding, Verdict
 from docs.pages import hardware
 from lab.hardware import child, facts
 from lab.hardware.visit import Visit
+from lab.selftest.facts import ASSUMPTIONS
 
 pytest_plugins = ("tests.fake_machine",)
 
-ISLANDS = next(fact for fact in FACTS if fact.name == "islands")
+ISLANDS = next(fact for fact in ASSUMPTIONS if fact.name == "islands").fact
 
 
 def test_the_stage_keeps_an_entry_per_fact_and_goes_on_where_it_ended(
     libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = ("context_unsampled", "mps_uuid", "islands")
-    monkeypatch.setattr(facts, "CHECKED", [fact for fact in FACTS if fact.name in few])
+    monkeypatch.setattr(facts, "CHECKED", [fact for fact in ASSUMPTIONS if fact.name in few])
     visit = Visit(tmp_path / "h100", "facts", rehearse=True)
     visit.keep("mps_uuid", {"verdict": "differs", "detail": "as | it was"})
     facts.measure(visit)
@@ -54,7 +54,9 @@ def test_a_fact_whose_check_hangs_is_tried_again(
     """One that hangs in the driver, as nothing else of the child's does: neither the next fact nor
     the next command waits for it, and nothing of it is left."""
     few = ("context_unsampled", "energy")
-    chosen = sorted((fact for fact in FACTS if fact.name in few), key=lambda f: few.index(f.name))
+    chosen = sorted(
+        (fact for fact in ASSUMPTIONS if fact.name in few), key=lambda f: few.index(f.name)
+    )
     monkeypatch.setattr(facts, "CHECKED", chosen)
     monkeypatch.setattr(facts, "FACT_S", 2.0)
     monkeypatch.setattr(child, "END_S", 0.0)
@@ -112,7 +114,9 @@ def test_a_fact_whose_check_breaks_costs_no_other_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = ("context_unsampled", "islands", "energy")
-    chosen = sorted((fact for fact in FACTS if fact.name in few), key=lambda f: few.index(f.name))
+    chosen = sorted(
+        (fact for fact in ASSUMPTIONS if fact.name in few), key=lambda f: few.index(f.name)
+    )
     monkeypatch.setattr(facts, "CHECKED", chosen)
     ended: list[Path] = []
     kill_leftovers = benches.kill_leftovers
@@ -140,7 +144,7 @@ def _mark(process: psutil.Process) -> str:
 
 
 def test_a_check_that_was_not_completed_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    where = report.Report("NVIDIA H200", 1, "580.1", "13.0", "", "", "", "root", ())
+    where = report.Report("NVIDIA H200", 1, "580.1", "13.0", "", "", "root", ())
     broken = Finding(Verdict.UNKNOWN, "it hangs", fact="islands", failed=True)
     told = dataclasses.replace(where, findings=(broken,))
     monkeypatch.setattr(child, "run", lambda *_, **__: told)

@@ -13,13 +13,14 @@ import pytest
 
 from benchmarks import ROOT
 from carmad.config import Settings
-from carmad.selftest import suspension
+from carmad.selftest import suspending
 from carmad.selftest.bench import Bench
 from carmad.selftest.report import Finding, Verdict
 from carmad.selftest.run import run
 from lab.hardware import memory_limits, suspend, suspend_cases
 from lab.hardware.suspend_cases import CASES, Run
 from lab.hardware.visit import Visit
+from lab.selftest import PROBE, suspension
 from lab.tests.test_hardware_campaign import page_of, rehearsed
 
 if TYPE_CHECKING:
@@ -37,13 +38,13 @@ HELD |= {"unlock_s": 0.001, "host_mib": 1400, "taken_mib": 1401}
 def as_root(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("FAKE_UID", "0")
-    monkeypatch.setattr(suspension, "WRITTEN_MIB", 40)
+    monkeypatch.setattr(suspending, "WRITTEN_MIB", 40)
     monkeypatch.setattr(suspension, "LISTED_WITHIN_S", 0.3)
 
 
 def check(machine: Machine, name: str) -> Finding:
     case = next(case for case in CASES if case.name == name)
-    (found,) = run(Settings(), facts=[case.fact], busy_s=machine.busy_s).findings
+    (found,) = run(Settings(), facts=[case.fact], busy_s=machine.busy_s, probe=PROBE).findings
     assert machine.pids() == []
     return found
 

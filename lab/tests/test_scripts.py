@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from carma_testing import a_spec
 from carmad.plugin import Refusal
-from carmad.testing import a_spec
 from estimators.look import look
 from estimators.tracer.report import Report
 from lab.memory.scripts import PATIENT, SCRIPTS, Here

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from carma_testing import changed
 from carmad.attempt import cgroup, process_tree, starting, supervisor
 from carmad.attempt.environment import job_environment
 from carmad.attempt.launcher import ATTEMPT_VARIABLE, launch_fields
@@ -34,7 +35,6 @@ from carmad.core.types import (
 )
 from carmad.gpu.emulated import KINDS, uuid_of
 from carmad.store.sql import SqlStore
-from carmad.testing import changed
 
 HERE = Path(__file__).parent
 ROOT = "/carma-release"

@@ -31,7 +31,7 @@ SUMMARIES = {  # of those whose help does not begin as on a server
     "requeue": "Run jobs again, under their old numbers.",
 }
 LOCAL = frozenset(
-    {"estimate", "simulate", "demo", "completion", "gpumemnet", "doctor", "config", "daemon"}
+    {"estimate", "simulate", "demo", "completion", "doctor", "config", "daemon"}
 )  # these do without a daemon, or say themselves that they need one
 
 IN_THE_JOB = "run it in the job's allocation: srun --jobid JOB --overlap --pty carma {verb} …"

@@ -8,10 +8,10 @@ import pytest
 
 from carma_slurm import grants
 from carma_slurm.grants import Grants, job_in
+from carma_testing import a_spec
 from carmad.config import Cluster
 from carmad.core.types import Allocation, JobSpec
 from carmad.errors import CarmaError
-from carmad.testing import a_spec
 
 ITS = Allocation("Slurm", 17)
 

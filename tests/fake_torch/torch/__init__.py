@@ -1,6 +1,6 @@
-"""As much of PyTorch as carmad/selftest/with_torch.py uses, on the fake GPU. $FAKE_TORCH has the
-words of what it does otherwise than expected: no_gpu, small_segments, reworded, heavy, unwatched,
-host_times."""
+"""As much of PyTorch as carmad/selftest/training.py and lab/selftest/with_torch.py use, on the fake
+GPU. $FAKE_TORCH has the words of what it does otherwise than expected: no_gpu, small_segments,
+reworded, heavy, unwatched, host_times."""
 
 import json
 import os

@@ -1,0 +1,30 @@
+# Written by docs/generate.py from the code. Do not edit.
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from typing_extensions import NotRequired, TypedDict
+
+
+class EventOut(TypedDict):
+    id: str
+    at: str
+    event: str
+    text: str
+    job: NotRequired[EventJobOut]
+    gpu: NotRequired[EventGpuOut]
+    count: NotRequired[int]
+    cause: NotRequired[str]
+
+class EventJobOut(TypedDict):
+    id: int
+    label: str
+    user: str
+    name: str
+    state: str
+    code: str
+    attempt: int
+    gpus: list[str]
+
+class EventGpuOut(TypedDict):
+    id: str
+    index: int | None
