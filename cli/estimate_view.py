@@ -11,6 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from carmad.charts import RC, WIDTH_IN, legend
+from carmad.charts import image as embedded
 from carmad.readable import clean
 from cli.estimation import choice
 from cli.render import refusal
@@ -313,8 +315,6 @@ def page(one: EstimateOut, found: ExplanationOut, argv: list[str]) -> str:
     from matplotlib import rc_context
 
     from carmad.html import environment
-    from carmad.sim.report.gantt import RC
-    from carmad.sim.report.gantt import image as embedded
 
     total = one["mib"] or 1
     with rc_context(RC):
@@ -353,8 +353,6 @@ def image(one: EstimateOut, found: ExplanationOut, argv: list[str], form: str) -
     """An SVG or a PNG, in the style of the simulator's charts. Needs matplotlib."""
     from matplotlib import rc_context
 
-    from carmad.sim.report.gantt import RC
-
     written = BytesIO()
     with rc_context(RC):
         figure = _figure(one, found, argv)
@@ -366,8 +364,6 @@ def image(one: EstimateOut, found: ExplanationOut, argv: list[str], form: str) -
 def _figure(one: EstimateOut, found: ExplanationOut, argv: list[str]) -> Figure:
     """The memory in use over two steps, stacked by part, and what the allocator holds."""
     from matplotlib.figure import Figure
-
-    from carmad.sim.report.gantt import WIDTH_IN, legend
 
     title = command(argv)
     stacks = [parts_at(moment, one["parts"].get("context", 0)) for moment in found["moments"]]

@@ -140,8 +140,9 @@ def _first_screen() -> Parser:
     more = {
         "help VERB": "All that VERB can do. `carma VERB --help` is the same.",
         "help --all": f"{_list_all().capitalize()}, with those for administrators.",
-        "demo": "See what CARMA does, on emulated GPUs.",
     }
+    if any(each.name == "demo" for verbs in sections().values() for each in verbs):
+        more["demo"] = "See what CARMA does, on emulated GPUs."
     list_verbs(parser, "more", more)
     return parser
 

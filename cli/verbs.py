@@ -310,19 +310,6 @@ SECTIONS: dict[str, tuple[Verb | Group, ...]] = {
     ),
     "More": (
         Verb(
-            "simulate",
-            "simulate",
-            "Simulate a trace of jobs under one or more policies, and compare the results.",
-            TYPER,
-        ),
-        Verb(
-            "demo",
-            "demo",
-            "Run the same jobs on emulated GPUs twice at once, one job per GPU and "
-            "shared by CARMA.",
-            ITSELF,
-        ),
-        Verb(
             "completion",
             "completion",
             'Print a completion script: eval "$(carma completion bash)" in ~/.bashrc.',

@@ -30,9 +30,9 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from carma_simulator.demo import sharing
+from carma_simulator.demo.jobs import demo_trace
 from cli import client, output, overview, render
-from cli.commands import demo
-from cli.commands.demo_jobs import demo_trace
 
 IMAGES = Path(__file__).parent / "images"
 WIDTH = 124
@@ -94,16 +94,16 @@ def of_the_demo(home: Path) -> None:
     trace = demo_trace()
     frames: list[RenderableType] = []
     last: RenderableType = ""
-    with demo.replays(home / "demo") as both:
+    with sharing.replays(home / "demo") as both:
 
         def keep(now: float) -> None:
             nonlocal last
-            last = demo.picture(now, both, len(trace), FILM_WIDTH)
+            last = sharing.picture(now, both, len(trace), FILM_WIDTH)
             if now >= len(frames) * FRAME_S:
                 frames.append(last)
 
-        demo.play(trace, both, keep)
-        frames.append(Group(last, Text(f"\n{demo.summary(both)}", "bold")))
+        sharing.play(trace, both, keep)
+        frames.append(Group(last, Text(f"\n{sharing.summary(both)}", "bold")))
     film("demo", "carma demo", frames)
 
 

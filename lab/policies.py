@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
+from carma_simulator.experiment import Experiment, Outcome
+from carma_simulator.run import simulate
 from carmad import registry
 from carmad.core.decision import Proposal
 from carmad.core.ports import Policy
 from carmad.core.types import Job
 from carmad.core.view import View
-from carmad.sim.experiment import Experiment, Outcome
-from carmad.sim.run import simulate
 
 
 @dataclass(slots=True)

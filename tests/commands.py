@@ -16,7 +16,7 @@ def written(package: str) -> set[str]:
     """In the documentation, in tests, and in what is shipped; but `speed` is a test's invention."""
     pages = [ROOT / "Makefile", *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
     pages += [*ROOT.glob("*/README.md"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("lab/tests/*.py")]
-    pages.append(ROOT / "carmad/sim/coefficients/interference.json")
+    pages += ROOT.glob("extras/*/coefficients/*.json")
     named = rf"-m ({package}[.\w]*\w)"
     found = {name for page in pages for name in re.findall(named, page.read_text())}
     return found - {f"{package}.speed"}

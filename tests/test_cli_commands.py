@@ -299,7 +299,7 @@ def test_without_an_id_it_is_the_last(fake: FakeDaemon, verb: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["queue", "submit", "run", "attach", "simulate", "config", "daemon start", "doctor"]
+    "words", ["queue", "submit", "run", "attach", "config", "daemon start", "doctor"]
 )
 def test_all_help_looks_alike(capsys: pytest.CaptureFixture[str], words: str) -> None:
     assert run(["help", *words.split()]) == 0
@@ -330,7 +330,7 @@ def test_usage_errors_exit_with_2(fake: FakeDaemon, capsys: pytest.CaptureFixtur
         "top -w x",
         "queue -t purple",
     )
-    wrong += ("queue -o nope", "queue -S x", "history --since yesteryear", "demo --jobs 0")
+    wrong += ("queue -o nope", "queue -S x", "history --since yesteryear")
     for words in wrong:
         assert run(words.split()) == 2, words
         out, err = capsys.readouterr()
@@ -903,7 +903,6 @@ def test_completion_in_bash(capsys: pytest.CaptureFixture[str]) -> None:
     assert complete(script, "carma", "submit", "--gpu-") == ["--gpu-mem"]
     assert complete(script, "carma", "cancel", "4") == ["42"]
     assert complete(script, "carma", "daemon", "sta") == ["start", "status"]
-    assert complete(script, "carma", "simulate", "--policy", "ma") == ["magm"]
 
 
 def test_ids_for_completion(

@@ -15,10 +15,10 @@ from xml.etree import ElementTree
 import pytest
 from rich.text import Text
 
+from carmad import registry
 from carmad.api.wire import CODES
 from carmad.config import Preconditions, Settings
 from carmad.configfile import dump, load
-from cli.commands import simulate
 from cli.submission import build_parser, read
 from cli.verbs import every
 from docs import generate, screenshots
@@ -84,7 +84,7 @@ def test_help_and_reference_name_every_policy_and_other_plugin_of_carma() -> Non
     for key, kind in settings.PLUGINS.items():
         for name in declared[f"carma.{kind}"]:
             assert f"`{name}`" in meanings[key]
-    assert sorted(declared["carma.policies"]) == simulate.POLICIES
+    assert sorted(declared["carma.policies"]) == registry.own_names("policies")
 
 
 def test_every_reason_has_an_example_and_a_word() -> None:

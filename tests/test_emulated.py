@@ -1,4 +1,4 @@
-"""Emulated GPUs, the source that reads them, the job that uses them, and the demo's trace."""
+"""Emulated GPUs, the source that reads them, and the job that uses them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,6 @@ from carmad.gpu.card import DRAM_CONTENTION, SUFFIX, Card, CardLost, OutOfMemory
 from carmad.gpu.emulated import EmulatedSource, create
 from carmad.gpu.kinds import KINDS
 from carmad.gpu.source import utilization
-from carmad.paths import python
-from cli.commands.demo import argv
-from cli.commands.demo_jobs import demo_trace
 from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -353,28 +350,6 @@ def test_a_lost_card_is_reported_once_and_fails_its_jobs(
     card.set_lost(False)
     assert source.sample(3.0)[1].fault is None
     card.close()
-
-
-# The demo's trace.
-
-
-def test_a_trace_is_repeatable_and_compressed() -> None:
-    assert demo_trace() == demo_trace() != demo_trace(1)
-    slow, fast = demo_trace(3, compress=10.0), demo_trace(3, compress=20.0)
-    assert len(slow) == 20
-    for one, other in zip(slow, fast, strict=True):
-        assert (one.name, one.load, one.gpus) == (other.name, other.load, other.gpus)
-        assert one.submit_s == pytest.approx(2 * other.submit_s)
-        assert one.duration_s == pytest.approx(2 * other.duration_s)
-
-
-@pytest.mark.usefixtures("source")
-def test_a_traced_job_runs(tmp_path: Path) -> None:
-    task = min(demo_trace(compress=10_000.0), key=lambda each: each.duration_s)
-    process = start_job(tmp_path, *argv(task, seed=1)[len(python("")) :])
-    stdout, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0
-    assert task.name in stdout
 
 
 @pytest.mark.parametrize("python", ["/usr/bin/python3", sys.executable])

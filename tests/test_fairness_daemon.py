@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from carmad.sim.shadow import reproduce
+from carmad.replay import reproduce
 from carmad.store import journal
 from tests.api_server import as_uid
 from tests.attack.users import needs_root

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from carma_testing import FakeServer, a_job
-from carmad import configfile, guards, registry
+from carmad import configfile, guards, registry, replay
 from carmad.config import Settings
 from carmad.core import deciders
 from carmad.core.decision import Placement
@@ -20,7 +20,6 @@ from carmad.core.types import Cause, Exit, JobState
 from carmad.daemon import doctor
 from carmad.errors import CarmaError
 from carmad.guards import GuardedPolicy, GuardedPredictor, GuardedRecovery, Trouble
-from carmad.sim import shadow
 from policies import builtin
 from tests.waiting import PATIENCE_S
 
@@ -433,13 +432,13 @@ def replayed(server: FakeServer, settings: Settings, policy, fallback) -> list[S
     from carmad.core.scheduler import Scheduler
     from recovery import ladder
 
-    script = shadow.Script()
+    script = replay.Script()
     core = Scheduler(
         settings,
-        shadow.FailingPolicy(policy, script),
-        shadow.FailingRecovery(ladder.exclusive(settings), script),
+        replay.FailingPolicy(policy, script),
+        replay.FailingRecovery(ladder.exclusive(settings), script),
         None,
-        shadow.failing_fallback(fallback, script),
+        replay.failing_fallback(fallback, script),
     )
     made = []
     for step in server.steps:

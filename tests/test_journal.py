@@ -41,7 +41,7 @@ from carmad.edge import Follower
 from carmad.engine.clock import Clock
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
-from carmad.sim.shadow import reproduce
+from carmad.replay import reproduce
 from carmad.store import journal
 from carmad.store.database import StoreFull
 from carmad.store.journal import Begin, Journal

@@ -28,7 +28,7 @@ from carmad.core.types import (
 )
 from carmad.core.view import View
 from carmad.models import Node, Tree
-from carmad.sim.shadow import reproduce
+from carmad.replay import reproduce
 from carmad.store import codec, journal
 from carmad.store.sql import SqlStore
 from carmad.store.values import table_row

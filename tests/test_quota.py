@@ -15,7 +15,7 @@ from carmad.core.messages import LimitRequested, Submitted
 from carmad.core.quota import DEFAULT, Limit, Quotas, limit_of
 from carmad.core.share import DAY_S, Account, Shares
 from carmad.core.types import JobId, JobState
-from carmad.sim.shadow import reproduce
+from carmad.replay import reproduce
 from carmad.store import journal
 from carmad.store.sql import SqlStore
 from tests.owners import UID, who

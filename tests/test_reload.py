@@ -14,7 +14,7 @@ from carmad.config import Collocation, Limits, Settings, at_once
 from carmad.core.messages import Reconfigured
 from carmad.core.types import JobState
 from carmad.daemon.service import merge
-from carmad.sim.shadow import reproduce
+from carmad.replay import reproduce
 from carmad.store import journal
 from tests.daemon import NO_KERNELS, Carmad, until
 

@@ -25,15 +25,8 @@ from carmad.core.messages import Step, Tick
 from carmad.core.sharing import EstimateSummary, JobSummary, SpecSummary
 from carmad.core.types import ArrayTask, Cause, Exit, GpuId, JobId, JobSpec, JobState, Owner, Usage
 from carmad.report import as_markdown, as_page, last, sections
-from carmad.sim.experiment import Experiment
-from carmad.sim.hardware import parse
-from carmad.sim.report.export import report_of as simulated
-from carmad.sim.run import simulate
-from carmad.sim.traces import sources
 from carmad.store import queries
 from carmad.store.values import External
-from cli.main import run
-from tests import outcomes
 from tests.api_server import as_uid, running
 from tests.attack.users import needs_root
 from tests.owners import who
@@ -294,48 +287,6 @@ def test_what_sharing_gave_in_a_sentence() -> None:
     neither = as_markdown(report(replace(one, company=()), replace(two, company=())))
     assert "shared 100% of the time, by 2 jobs.\n" in neither
     assert "How much they were slowed is not known: they saved 10.0 GPU-hours" in neither
-
-
-# simulated runs
-
-
-def test_a_simulated_run_is_reported_by_the_same_code() -> None:
-    """Two jobs of 1 h alone take 1.5 h together."""
-    hour = int(HOUR)
-    made = outcomes.outcome(
-        outcomes.job(0, outcomes.attempt(0, 1.5 * hour), alone_s=hour, user="ada"),
-        outcomes.job(0, outcomes.attempt(0, 1.5 * hour), alone_s=hour, id=2, user="ben"),
-        cluster=parse("1xA100-40GB"),
-        gpus=(outcomes.gpu("g0"),),
-    )
-    out = simulated(made)
-    assert (out["since"], out["hours"], out["jobs"]) == (None, 1.5, 2)
-    assert (out["sharing"]["saved_gpu_hours"], out["sharing"]["slowdown"]) == (0.5, 1.5)
-    assert as_markdown(out).startswith("# by hand under magm, simulated: 1.5 h\n")
-
-
-def test_savings_add_up_to_what_jobs_take_alone_less_the_busy_time() -> None:
-    made = simulate(
-        Experiment(sources.load("generate:carma-1?seed=68&tasks=40"), parse("3xA100-40GB"))
-    )
-    out = simulated(made)
-    alone_h = sum(one.alone_s * len(one.attempts[-1].gpus) for one in made.jobs) / HOUR
-    busy_h = sum(gpu["busy_hours"] for gpu in out["gpus"])
-    assert out["sharing"]["known"] == 1.0 and out["ooms"]["saved"] > 0
-    assert out["sharing"]["saved_gpu_hours"] > 1.0
-    assert out["sharing"]["saved_gpu_hours"] == pytest.approx(alone_h - busy_h, abs=0.01)
-
-
-def test_simulate_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["simulate", "generate:lab?tasks=5", "--no-cache"]
-    page = tmp_path / "run.html"
-    assert run([*words, "--report", str(page)]) == 0
-    assert page.read_text().startswith("<!doctype html>")
-    capsys.readouterr()
-    assert run([*words, "--report", "-"]) == 0
-    assert capsys.readouterr().out.startswith("# lab-0 under magm, simulated")
-    assert run([*words, "--report", str(page), "-p", "magm", "-p", "exclusive"]) == 2
-    assert "single run" in capsys.readouterr().err
 
 
 # the daemon's

@@ -11,7 +11,7 @@ import pytest
 from carmad.core.messages import Event
 from carmad.core.scheduler import Scheduler
 from carmad.errors import CarmaError
-from carmad.sim.shadow import reproduce
+from carmad.replay import reproduce
 from carmad.store import journal
 from cli.main import run
 from tests.recorded import Recorded

@@ -16,7 +16,6 @@ from threading import Event
 from typing import Protocol, cast
 
 from carmad import beats, configfile, paths, registry, units
-from carmad.api import advice as advising
 from carmad.api.advice import AdviceOut, read_advice
 from carmad.api.app import create_app
 from carmad.api.checks import CheckOut
@@ -34,7 +33,6 @@ from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import GpuId, JobId, JobSpec, JobState, Refusal
 from carmad.daemon import doctor
-from carmad.daemon.advising import Advising
 from carmad.daemon.host import DaemonHost
 from carmad.daemon.housekeeping import Housekeeping, release
 from carmad.daemon.monitor import Externals, Monitor, MpsWatch
@@ -170,8 +168,6 @@ class Daemon:
         retrain_days = settings.models.retrain_days
         self._models = Models(self._state_dir / "models", store, retrain_days, self._deliver)
         self._build_plugged()
-        advice = self._state_dir / advising.FILE
-        self._advising = Advising(advice, self._where, lambda: self._service.settings.policy)
         self._service = Service(
             inbox=self.inbox,
             store=store,
@@ -269,7 +265,6 @@ class Daemon:
             self._start(MpsWatch(self._mps, self.inbox, self._evidence))
         self._chores = self._housekeeping()
         self._start(self._chores)
-        self._stack.callback(self._advising.stop)
         self._stack.callback(self._models.stop)
         self._start(self._server)
         for name, service in self._services.items():
@@ -344,7 +339,6 @@ class Daemon:
             (
                 Chore("release", held, "interval", {"minutes": 1}),
                 Chore("train", self._models.train_if_due, "interval", every_hour),
-                Chore("advise", self._advising.advise_if_due, "interval", every_hour),
                 *self._added,
             ),
         )

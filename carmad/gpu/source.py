@@ -10,7 +10,7 @@ from typing import Protocol
 from carmad.core.types import Gpu, GpuId, GpuSample
 
 # NVML's utilisation counts the time in which any kernel runs, SMACT the SMs that have work; how one
-# follows from the other is fitted in `carmad.sim.catalogue`.
+# follows from the other is fitted in `carma_simulator.catalogue`.
 SM_EXPONENT = 1.5
 MOST_DRAM = 0.8  # DRAM activity that is reached in practice
 

@@ -73,13 +73,13 @@ def history(options: Namespace) -> int:
     """Tasks of an array that ended alike share a row: with the first start, the longest time and
     waiting, the largest peak, and the energy of all.
     """
-    query: dict[str, Any] = {"user": user_of(options.user, options.me), **_period(options)}
     if options.export or options.table:
         _check_whole(options)
-        if options.export:
-            _export(options.export, **query)
-        else:
-            _write_table(options.table, **query)
+    if options.export:
+        return _export(options)
+    query: dict[str, Any] = {"user": user_of(options.user, options.me), **_period(options)}
+    if options.table:
+        _write_table(options.table, **query)
         return 0
     query["text"] = " ".join(options.words) or None
     query["states"], codes = states_of(options.states)
@@ -144,30 +144,15 @@ def _write_csv(jobs: Iterable[Any]) -> None:
         )
 
 
-def _export(file: str, **query: Any) -> None:
-    import shlex
-    from pathlib import Path
+def _export(options: Namespace) -> int:
+    """The simulator does it, if it is installed."""
+    from cli.main import dispatch
 
-    from carmad.sim.report.measures import gpus
-    from carmad.sim.shadow import from_history
-    from carmad.sim.traces.rows import write_csv, write_trace
-
-    history = from_history(client.get, **query)
-    experiment, physics = history.experiment, history.experiment.physics
-    for note in history.notes:
-        output.note(note)
-    words = (
-        f"--gpus {gpus(experiment.cluster)} --estimator {experiment.estimator}"
-        f" --set physics.first_kernel_s={physics.first_kernel_s:.3g}"
-        f" --set physics.oom_s={physics.oom_s:.3g}"
-    )
-    if file == "-":
-        write_csv(experiment.trace, sys.stdout)
-        output.note(f"to simulate it: carma simulate FILE {words}")
-        return
-    write_trace(experiment.trace, Path(file))
-    print(f"wrote {len(experiment.trace.tasks)} jobs; to simulate them:")
-    print(f"carma simulate {shlex.quote(file)} {words}")
+    words = ["simulate", "--history", "--export", options.export]
+    chosen = {"user": user_of(options.user, options.me)}
+    chosen |= {"since": options.since, "until": options.until}
+    words += [f"--{name}={value}" for name, value in chosen.items() if value is not None]
+    return dispatch(words)
 
 
 def stats_options(parser: Parser) -> None:

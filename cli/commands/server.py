@@ -154,11 +154,11 @@ def daemon_replay_options(parser: Options) -> None:
 
 
 def daemon_replay(options: Namespace) -> int:
-    from carmad.sim import shadow
+    from carmad.replay import reproduce
 
     differs = False
     for segment in options.segments:
-        made = shadow.reproduce(segment)
+        made = reproduce(segment)
         print(f"{segment.name}: {made.decisions} decisions of {made.policy} in {made.steps} steps")
         if first := made.first:
             differs = True

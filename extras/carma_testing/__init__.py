@@ -15,6 +15,8 @@ from carma_testing.checks import check_estimator as check_estimator
 from carma_testing.checks import check_policy as check_policy
 from carma_testing.checks import check_predictor as check_predictor
 from carma_testing.checks import check_recovery as check_recovery
+from carma_testing.checks import check_rules as check_rules
+from carma_testing.checks import checks_of as checks_of
 from carma_testing.checks import estimator_checks as estimator_checks
 from carma_testing.checks import policy_checks as policy_checks
 from carma_testing.checks import predictor_checks as predictor_checks

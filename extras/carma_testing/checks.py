@@ -82,6 +82,17 @@ def predictor_checks(
     return checks_of(PredictorRules(predictor), expected_failures)
 
 
+def checks_of(rules: object, expected_failures: Failures | None = None) -> Iterator[Check]:
+    """A check per rule, with its name: a method of `rules` that asserts it. They share the cases
+    that were tried."""
+    names = [name for name, its in vars(type(rules)).items() if isfunction(its) and name[0] != "_"]
+    expected = dict(expected_failures or {})
+    checks = [Check(name, expected.pop(name, ""), getattr(rules, name)) for name in names]
+    if expected:
+        raise ValueError(f"there is no check {min(expected)}: {', '.join(names)}")
+    return iter(checks)
+
+
 def _all_of(checks: Callable[P, Iterator[Check]]) -> Callable[P, None]:
     """Runs the checks and stops at the first that fails."""
 
@@ -97,13 +108,4 @@ check_policy = _all_of(policy_checks)
 check_recovery = _all_of(recovery_checks)
 check_estimator = _all_of(estimator_checks)
 check_predictor = _all_of(predictor_checks)
-
-
-def checks_of(rules: object, expected_failures: Failures | None) -> Iterator[Check]:
-    """A check per rule, with its name. They share the cases that were tried."""
-    names = [name for name, its in vars(type(rules)).items() if isfunction(its) and name[0] != "_"]
-    expected = dict(expected_failures or {})
-    checks = [Check(name, expected.pop(name, ""), getattr(rules, name)) for name in names]
-    if expected:
-        raise ValueError(f"there is no check {min(expected)}: {', '.join(names)}")
-    return iter(checks)
+check_rules = _all_of(checks_of)

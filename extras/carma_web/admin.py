@@ -1,6 +1,6 @@
 """For administrators: drains, processes outside of the queue, settings, the doctor; and what
 another policy would have done with the last days: one simulation at a time, in a child at the
-lowest priority (`carma_web.past`)."""
+lowest priority, by `carma what-if`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Simulation:
         self.days = days
         self.said: dict[str, Any] = {"share": 0}
         self._cancelled = False
-        words = [*python("carma_web.past"), str(days), *policies]
+        words = [*python("cli.main"), "what-if", str(days), *policies]
         self._child = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

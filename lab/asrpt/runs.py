@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean
 
+from carma_simulator.experiment import Experiment, Outcome, Physics, Task, Trace
+from carma_simulator.hardware import parse
+from carma_simulator.metrics import Times, has_finished, times
 from carmad.config import Links, Monitor, Settings
 from carmad.core.ports import Policy
 from carmad.core.types import Job
 from carmad.learning import forest
 from carmad.models import Lookup
-from carmad.sim.experiment import Experiment, Outcome, Physics, Task, Trace
-from carmad.sim.hardware import parse
-from carmad.sim.metrics import Times, has_finished, times
 from lab.asrpt.workload import LINKS, SERVERS, SIZE, learned, load, made
 from lab.policies import Timed, simulate_with
 from lab.processes import in_processes

@@ -34,15 +34,15 @@ from typing import Any
 
 import numpy as np
 
+from carma_simulator.experiment import Task, Trace
+from carma_simulator.traces.public import philly
+from carma_simulator.workload import uid_of
 from carmad.config import Links
 from carmad.core.layout import Layout
 from carmad.core.recurrence import group
 from carmad.core.types import JobSpec
 from carmad.learning import forest
 from carmad.models import Lookup
-from carmad.sim.experiment import Task, Trace
-from carmad.sim.traces.public import philly
-from carmad.sim.workload import uid_of
 from lab.asrpt.layouts import drawn
 from lab.data import DATA
 from policies.asrpt.heavy_edge import extremes

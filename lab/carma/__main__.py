@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 
 from benchmarks.harness import Report, bullets, columns
-from carmad.sim import metrics
-from carmad.sim.experiment import GpuTotals, Outcome, Trace
-from carmad.sim.traces.sources import load
+from carma_simulator import metrics
+from carma_simulator.experiment import GpuTotals, Outcome, Trace
+from carma_simulator.traces.sources import load
 from lab import compare
 from lab.carma import figures
 from lab.carma.paper import (

@@ -13,12 +13,12 @@ from itertools import product
 from statistics import median
 
 from benchmarks.harness import Report, columns
+from carma_simulator import metrics
+from carma_simulator.experiment import Experiment, Outcome, Physics, Trace
+from carma_simulator.hardware import parse
+from carma_simulator.run import simulate
+from carma_simulator.traces.sources import load
 from carmad.config import Collocation, Settings, Suspending
-from carmad.sim import metrics
-from carmad.sim.experiment import Experiment, Outcome, Physics, Trace
-from carmad.sim.hardware import parse
-from carmad.sim.run import simulate
-from carmad.sim.traces.sources import load
 from lab.carma.paper import DEFAULT, GPUS, MAGM, ORDERS, RR, TRACE, Run, in_orders
 from lab.data import DATA
 from lab.main import main

@@ -15,13 +15,13 @@ from functools import partial
 from statistics import median
 
 from benchmarks.harness import Report, columns
+from carma_simulator import metrics
+from carma_simulator.experiment import Outcome, Trace
+from carma_simulator.traces.sources import load
 from carmad.config import Collocation, Limits, Monitor, Settings, Suspending
 from carmad.gpu.emulated_driver import SPEED
 from carmad.metrics import exporter
 from carmad.metrics.declared import SUSPENSIONS
-from carmad.sim import metrics
-from carmad.sim.experiment import Outcome, Trace
-from carmad.sim.traces.sources import load
 from lab.carma.averted import AMPLE_MIB, TRACES, at_first
 from lab.carma.paper import RR, in_orders
 from lab.main import main

@@ -5,8 +5,8 @@ A task's SM-busy seconds are its SMACT times its duration while it has a GPU alo
 heavy-60. They are taken to be the same in the paper's Table 4, whose durations the catalogue has:
 the kernels are the same, and only the CPU is faster or slower at feeding them. What the figures do
 not show is derived: Xception at smaller batch sizes from its busy time at 128, SMOCC and DRAMA from
-SMACT (`carmad.sim.catalogue.activity`). Tasks without a figure keep what was assumed of them.
-Nothing here has seen a makespan. Writes the rows into `carmad/sim/coefficients/catalogue.csv`.
+SMACT (`carma_simulator.catalogue.activity`). Tasks without a figure keep what was assumed of them.
+Nothing here has seen a makespan. Writes the rows into the simulator's `coefficients/catalogue.csv`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from statistics import fmean
 import numpy as np
 
 from benchmarks.harness import Report, columns
+from carma_simulator import catalogue
 from carmad.gpu.card import POWER_EXPONENT
 from carmad.gpu.kinds import KINDS
 from carmad.gpu.source import utilization
-from carmad.sim import catalogue
 from lab.carma import figures
 from lab.data import read
 from lab.main import main

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from benchmarks.harness import Report, markdown_table
-from carmad.sim import metrics
-from carmad.sim.experiment import Trace
-from carmad.sim.traces.sources import load
+from carma_simulator import metrics
+from carma_simulator.experiment import Trace
+from carma_simulator.traces.sources import load
 from lab import RESULTS
 from lab.carma.paper import FREE_5GB, GPUS, KNOWN, TRACE, in_orders, simulated
 from lab.carma.paper import Run as Simulated

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from benchmarks.harness import Report, bullets, columns
-from carmad.sim.catalogue import PROFILES
-from carmad.sim.experiment import Task, Trace
-from carmad.sim.traces.sources import load
+from carma_simulator.catalogue import PROFILES
+from carma_simulator.experiment import Task, Trace
+from carma_simulator.traces.sources import load
 from lab import compare
 from lab.carma import figures
 from lab.carma.paper import (

@@ -11,12 +11,12 @@ from unittest import mock
 
 import numpy as np
 
+from carma_simulator import catalogue, metrics
+from carma_simulator.experiment import Experiment, Load, Outcome, Physics, Task, Trace
+from carma_simulator.hardware import parse
+from carma_simulator.interference import MODELS
+from carma_simulator.run import simulate
 from carmad.config import Collocation, Preconditions, Settings
-from carmad.sim import catalogue, metrics
-from carmad.sim.experiment import Experiment, Load, Outcome, Physics, Task, Trace
-from carmad.sim.hardware import parse
-from carmad.sim.interference import MODELS
-from carmad.sim.run import simulate
 from lab.carma.catalogue import MEMORY_OVER_GPU
 from lab.carma.figures import power_by_smact
 from lab.data import DATA

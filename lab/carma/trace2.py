@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from benchmarks.harness import Report, columns
-from carmad.sim.traces.sources import load
+from carma_simulator.traces.sources import load
 from lab import compare
 from lab.carma.paper import (
     BAND,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from benchmarks.harness import Report, columns
-from carmad.sim.experiment import Task, Trace
-from carmad.sim.traces.public import philly
+from carma_simulator.experiment import Task, Trace
+from carma_simulator.traces.public import philly
 from lab.castor.runs import FAMILIES, FEW, LARGE
 from lab.castor.workload import sampled
 from lab.data import DATA

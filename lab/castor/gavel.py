@@ -17,14 +17,14 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
+from carma_simulator.catalogue import Profile, Size
+from carma_simulator.experiment import Load, Task, Trace
+from carma_simulator.traces.sources import assign
 from carmad.core.findings import Indicator, Loaded
 from carmad.core.slowdown import beside
 from carmad.gpu.kinds import KINDS
 from carmad.learning.interference import Beside, train
 from carmad.models import Boosted
-from carmad.sim.catalogue import Profile, Size
-from carmad.sim.experiment import Load, Task, Trace
-from carmad.sim.traces.sources import assign
 from lab.simulator.interference import gavel
 
 GPU = "V100-32GB"

@@ -9,11 +9,11 @@ from math import exp, log, sqrt
 from random import Random
 from statistics import fmean
 
+from carma_simulator import catalogue
+from carma_simulator.experiment import Load
+from carma_simulator.interference import Additive
 from carmad.core.types import Mode
 from carmad.learning.interference import Beside, train
-from carmad.sim import catalogue
-from carmad.sim.experiment import Load
-from carmad.sim.interference import Additive
 from lab.castor.theorem import best_start, sharing_benefit
 from lab.data import SEEDS, folds
 from lab.pairs import gavel_rates, lucid_alone

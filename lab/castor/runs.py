@@ -9,15 +9,15 @@ from math import hypot
 from statistics import fmean
 from typing import Any
 
+from carma_simulator import interference
+from carma_simulator.experiment import Experiment, Load, Outcome, Trace
+from carma_simulator.hardware import parse
+from carma_simulator.interference import Interference
+from carma_simulator.metrics import crashes, has_finished, preemptions, times
+from carma_simulator.run import simulate
 from carmad.config import Collocation, Limits, Settings
 from carmad.core.types import Mode
 from carmad.models import Boosted
-from carmad.sim import interference
-from carmad.sim.experiment import Experiment, Load, Outcome, Trace
-from carmad.sim.hardware import parse
-from carmad.sim.interference import Interference
-from carmad.sim.metrics import crashes, has_finished, preemptions, times
-from carmad.sim.run import simulate
 from lab.castor import gavel
 from lab.castor.sharing import crowded, decisions
 from lab.castor.workload import (

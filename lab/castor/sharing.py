@@ -16,9 +16,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from carma_simulator.experiment import Attempt, Experiment, JobOutcome, Load, Outcome
+from carma_simulator.interference import Interference, make
 from carmad.core.types import GpuId, JobId, Mode
-from carmad.sim.experiment import Attempt, Experiment, JobOutcome, Load, Outcome
-from carmad.sim.interference import Interference, make
 from lab.castor.theorem import sharing_benefit
 
 LEAST_S = 1e-6  # of work: less is a float's doing

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from benchmarks.harness import percentile
+from carma_simulator.experiment import Experiment
+from carma_simulator.hardware import parse
 from carmad import registry
 from carmad.config import Settings
-from carmad.sim.experiment import Experiment
-from carmad.sim.hardware import parse
 from lab.castor.workload import profiled_before, sampled
 from lab.policies import Timed, simulate_with
 

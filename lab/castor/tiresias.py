@@ -14,10 +14,10 @@ from statistics import median
 from unittest.mock import patch
 
 from benchmarks.harness import Report, markdown_table
+from carma_simulator.experiment import Experiment, Outcome, Physics, Trace
+from carma_simulator.run import simulate
 from carmad.config import Settings
 from carmad.plugin import GpuId, Job, JobId, Reason, View
-from carmad.sim.experiment import Experiment, Outcome, Physics, Trace
-from carmad.sim.run import simulate
 from lab.castor.found import Runs, named, relative
 from lab.castor.paper import SIMULATED
 from lab.castor.runs import FAMILIES, FEW, UNHELD, Case, Result, experiment, result

@@ -23,11 +23,11 @@ from pathlib import Path
 from random import Random
 from statistics import linear_regression, median
 
+from carma_simulator.catalogue import PROFILES, key
+from carma_simulator.experiment import Load, Task, Trace
+from carma_simulator.traces.rows import in_order
+from carma_simulator.traces.sources import assign, load
 from carmad.gpu.kinds import KINDS
-from carmad.sim.catalogue import PROFILES, key
-from carmad.sim.experiment import Load, Task, Trace
-from carmad.sim.traces.rows import in_order
-from carmad.sim.traces.sources import assign, load
 from lab.data import DATA, read
 from lab.pairs import lucid_alone
 from policies.castor.pairing import FIXED_SHARE

@@ -18,14 +18,14 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.harness import Report, columns
+from carma_simulator import metrics
+from carma_simulator.experiment import Experiment, Outcome, Task, Trace
+from carma_simulator.hardware import parse
+from carma_simulator.run import simulate
+from carma_simulator.traces.public import philly
+from carma_simulator.traces.rows import in_order
+from carma_simulator.traces.sources import assign
 from carmad.config import Settings
-from carmad.sim import metrics
-from carmad.sim.experiment import Experiment, Outcome, Task, Trace
-from carmad.sim.hardware import parse
-from carmad.sim.run import simulate
-from carmad.sim.traces.public import philly
-from carmad.sim.traces.rows import in_order
-from carmad.sim.traces.sources import assign
 from lab.cluster.stages import First, simulate_staged
 from lab.data import DATA
 from lab.main import main

@@ -15,17 +15,24 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Literal
 
+from carma_simulator import interference
+from carma_simulator.experiment import Experiment, Outcome, Timeline
+from carma_simulator.hardware import Cluster, Node
+from carma_simulator.interference import Interference
+from carma_simulator.run import (
+    Recorder,
+    catch_up,
+    core,
+    for_simulation,
+    job_outcome,
+    without_collection,
+)
+from carma_simulator.workload import Clock, Order, Workload, submit_in_time
+from carma_simulator.world import World
 from carmad.config import Settings
 from carmad.core.messages import Step
 from carmad.core.types import JobId, JobState
 from carmad.loop import turn
-from carmad.sim import interference
-from carmad.sim.experiment import Experiment, Outcome, Timeline
-from carmad.sim.hardware import Cluster, Node
-from carmad.sim.interference import Interference
-from carmad.sim.run import Recorder, catch_up, core, for_simulation, job_outcome, without_collection
-from carmad.sim.workload import Clock, Order, Workload, submit_in_time
-from carmad.sim.world import World
 
 # Among the nodes where a job's sum fits: `least`, the one whose jobs asked for the fewest GPUs
 # (Slurm's CR_LLN, with CPUs in proportion to GPUs); `packed`, the first; `measured`, the one that

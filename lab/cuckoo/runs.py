@@ -8,6 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
+from carma_simulator import interference, metrics
+from carma_simulator.experiment import Experiment, Outcome, Physics
+from carma_simulator.hardware import parse
+from carma_simulator.workload import Workload
 from carmad import registry
 from carmad.config import Monitor, Settings
 from carmad.core.decision import Placement, Proposal
@@ -15,10 +19,6 @@ from carmad.core.ports import Policy
 from carmad.core.types import Job, JobId
 from carmad.core.view import View
 from carmad.gpu.kinds import GpuKind
-from carmad.sim import interference, metrics
-from carmad.sim.experiment import Experiment, Outcome, Physics
-from carmad.sim.hardware import parse
-from carmad.sim.workload import Workload
 from lab.cuckoo.muri import Exclusive, earliest_deadline_first, first_in_first_out
 from lab.cuckoo.truth import LAMBDA_GPU, FreeRunning, InStep, Truth
 from lab.cuckoo.workload import GPUS, LONGER, load, trace

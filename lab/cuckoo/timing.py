@@ -12,13 +12,13 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.harness import Report, columns, verdict
+from carma_simulator.experiment import Experiment, Trace
+from carma_simulator.hardware import parse
 from carmad import registry
 from carmad.config import Settings
 from carmad.core.decision import Proposal
 from carmad.core.view import View
 from carmad.errors import CarmaError
-from carmad.sim.experiment import Experiment, Trace
-from carmad.sim.hardware import parse
 from lab import policies
 from lab.cuckoo.workload import GPUS, trace
 from lab.data import DATA

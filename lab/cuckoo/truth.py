@@ -16,9 +16,9 @@ from functools import cache
 from math import fsum
 from statistics import fmean
 
+from carma_simulator.experiment import Load, Trace
+from carma_simulator.interference import Sharing
 from carmad.core.types import Mode, StageTimes
-from carmad.sim.experiment import Load, Trace
-from carmad.sim.interference import Sharing
 from lab.cuckoo.workload import alone_s, named
 from policies.cuckoo.interleaving import Asynchronous, Phases, rounds, standalone
 

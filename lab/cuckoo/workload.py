@@ -27,11 +27,11 @@ from functools import cache
 from statistics import fmean
 from typing import Literal
 
+from carma_simulator.catalogue import activity
+from carma_simulator.experiment import Load, Task, Trace
+from carma_simulator.traces.generators import cuckoo
 from carmad.core.types import StageTimes
 from carmad.gpu.kinds import KINDS
-from carmad.sim.catalogue import activity
-from carmad.sim.experiment import Load, Task, Trace
-from carmad.sim.traces.generators import cuckoo
 from lab.data import DATA, read
 
 # Table 7. An A800 is an A100 with slower links between servers, which no job here needs. The first

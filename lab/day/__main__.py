@@ -20,10 +20,10 @@ from typing import Annotated, NamedTuple
 import typer
 
 from benchmarks.harness import Report, markdown_table
+from carma_simulator.experiment import Experiment, Physics
+from carma_simulator.hardware import parse
+from carma_simulator.run import simulate
 from carmad.config import Fairness, Settings
-from carmad.sim.experiment import Experiment, Physics
-from carmad.sim.hardware import parse
-from carmad.sim.run import simulate
 from lab.day import figures, play, statements, workload
 from lab.day.figures import ROWS, Figures
 from lab.day.statements import Tally

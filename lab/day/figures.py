@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from benchmarks.harness import percentile
+from carma_simulator.experiment import Outcome
 from carmad.core.types import Cause
-from carmad.sim.experiment import Outcome
 from lab.day.workload import DAY_S, MEMORY_MIB, SETS_UP_S, Submission
 
 GPUS = 8

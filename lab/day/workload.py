@@ -14,7 +14,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from carmad.sim.experiment import Load, Task, Trace
+from carma_simulator.experiment import Load, Task, Trace
 from lab.data import DATA, read
 
 ARRIVALS = "sia/workloads/philly-workload-1.csv"

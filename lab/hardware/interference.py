@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
+from carma_simulator.experiment import Load
+from carma_simulator.interference import Conserving, Interference
 from carmad.core.types import Mode
-from carmad.sim.experiment import Load
-from carmad.sim.interference import Conserving, Interference
 from lab.hardware import loads
 from lab.hardware.pairs_page import Group, groups, samples
 from lab.hardware.visit import Visit

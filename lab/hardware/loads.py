@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from benchmarks.harness import bullets, columns
+from carma_simulator.catalogue import activity
+from carma_simulator.experiment import Load
 from carmad.gpu.source import utilization
-from carmad.sim.catalogue import activity
-from carmad.sim.experiment import Load
 from lab.hardware import pool
 from lab.hardware.pool import Pool
 from lab.hardware.telemetry import Watch
@@ -155,7 +155,7 @@ def _notes(visit: Visit, good: Sequence[tuple[str, Entry]]) -> list[str]:
         known = sum(bool(_activity(entry)) for name, entry in good if name in derived)
         notes.append(
             f"The driver tells no SMACT, SMOCC and DRAMA of {len(derived)} runs. Those of {known} "
-            "are derived from NVML's utilisation (`carmad.sim.catalogue.activity`)."
+            "are derived from NVML's utilisation (`carma_simulator.catalogue.activity`)."
         )
     if hidden := [name for name, entry in good if entry.get("memory_mib") is None]:
         in_memory = visit.entries("memory")
@@ -200,8 +200,8 @@ def _number(value: float | None, form: str) -> str:
 
 
 def catalogue_rows(visit: Visit) -> str:
-    """CSV rows for `carmad/sim/coefficients/catalogue.csv`, with where they are from; "" if the GPU
-    told no activity. What NVML's utilisation would be follows from it, as in the emulation."""
+    """CSV rows for the simulator's `coefficients/catalogue.csv`, with where they are from; "" if
+    the GPU told no activity. What NVML's utilisation would be follows, as in the emulation."""
     lines = io.StringIO()
     table = csv.writer(lines, lineterminator="\n")
     source, entries = provenance(visit), visit.entries("loads")

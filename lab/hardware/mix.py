@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from carmad.sim.experiment import Load, Task
+from carma_simulator.experiment import Load, Task
 
 GPUS = 4  # of the machine that the trace was recorded on, A100 of 40 GB
 WORK_S, SPAN_S = 144_179.0, 8_966.0  # of all 60 tasks: GPU seconds alone, first to last submission

@@ -8,9 +8,9 @@ from math import sqrt
 from statistics import fmean, median
 
 from benchmarks.harness import bullets, columns, percentile
+from carma_simulator.experiment import Load
+from carma_simulator.interference import Additive, Conserving, Interference, Unslowed
 from carmad.core.types import Mode
-from carmad.sim.experiment import Load
-from carmad.sim.interference import Additive, Conserving, Interference, Unslowed
 from lab.data import SEEDS, folds
 from lab.hardware import loads
 from lab.hardware.visit import Entry, Visit
@@ -155,7 +155,7 @@ def _judged(found: Sequence[Group], known: Mapping[str, Load]) -> list[str]:
         f"in turn, seeds {SEEDS.start}–{SEEDS[-1]}.",
         interference.table(rows),
         f"The coefficient of `conserving` from all pairs: {fitted}. Shipped: see "
-        "`carmad/sim/coefficients/interference.json`.",
+        "`extras/carma_simulator/coefficients/interference.json`.",
         *_larger(found, known, coefficients),
     ]
 

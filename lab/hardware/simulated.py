@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from statistics import median
 from unittest import mock
 
+from carma_simulator import interference
+from carma_simulator.experiment import Experiment, Load, Outcome, Physics, Task, Trace
+from carma_simulator.hardware import Cluster, Node
+from carma_simulator.recorded import kind_of
+from carma_simulator.run import simulate
 from carmad.core.types import Cause, JobState
-from carmad.sim import interference
-from carmad.sim.experiment import Experiment, Load, Outcome, Physics, Task, Trace
-from carmad.sim.hardware import Cluster, Node
-from carmad.sim.recorded import kind_of
-from carmad.sim.run import simulate
 from lab.hardware import policies
 from lab.hardware.interference import Chosen
 from lab.hardware.policies import Run

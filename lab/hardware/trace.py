@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks import ROOT
 from benchmarks.daemon.carmad import Daemon
+from carma_simulator.demo.sharing import argv
 from carmad.api.wire import moment
-from cli.commands.demo import argv
 from lab.hardware import loads, policies, trace_page, training
 from lab.hardware.interference import EMULATED
 from lab.hardware.machine import ballast, has_mps, its_gpu, refuse_beside_another, running

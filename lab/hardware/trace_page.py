@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from benchmarks.harness import bullets, columns, markdown_table
+from carma_simulator.experiment import Outcome
+from carma_simulator.metrics import figures
 from carmad.core.types import Cause, JobState
-from carmad.sim.experiment import Outcome
-from carmad.sim.metrics import figures
 from lab.hardware import interference, simulated
 from lab.hardware.policies import RUNS, Run
 from lab.hardware.simulated import attempts, overheads

@@ -21,8 +21,8 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 
 from benchmarks.harness import Report, columns, markdown_table
+from carma_simulator.experiment import Task
 from carmad.config import Profiling
-from carmad.sim.experiment import Task
 from lab.data import DATA
 from lab.lucid import runs
 from lab.lucid.runs import BUSY, HOUR, PREEMPTION_S, Case, Given, Known, cluster, settings

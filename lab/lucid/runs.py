@@ -11,11 +11,11 @@ from statistics import fmean
 from typing import Any, Literal, cast
 from unittest import mock
 
+from carma_simulator import metrics
+from carma_simulator.experiment import Experiment, JobOutcome, Outcome, Physics, Trace
+from carma_simulator.hardware import parse
 from carmad import registry
 from carmad.config import Limits, Profiling, Settings
-from carmad.sim import metrics
-from carmad.sim.experiment import Experiment, JobOutcome, Outcome, Physics, Trace
-from carmad.sim.hardware import parse
 from lab.lucid import packing
 from lab.lucid.consolidate import consolidate, consolidating
 from lab.lucid.workload import (

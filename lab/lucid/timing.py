@@ -13,6 +13,7 @@ from random import Random
 from statistics import median
 
 from benchmarks.harness import percentile
+from carma_simulator.catalogue import activity
 from carma_testing import a_gpu, a_job, a_spec
 from carmad import registry
 from carmad.config import Settings
@@ -29,7 +30,6 @@ from carmad.core.types import (
     ProcessUse,
     Profile,
 )
-from carmad.sim.catalogue import activity
 from lab.policies import Timed
 
 NODES, PER_NODE, CARD_MIB = 16, 8, 24_576

@@ -4,8 +4,8 @@ speeds of measured pairs, and models trained on the weeks afterwards.
 Lucid (4.1) lets long jobs on many GPUs more likely be large models, by "hierarchical sampling" that
 it does not describe. Here: the configurations that its authors measured, in thirds by how busy they
 keep a GPU; jobs are put in the order of their GPU time and draw a third by their place, then a
-configuration (`carmad.sim.traces.sources`, whose shares of 30, 60 and 10 % are CARMA's). Each job
-has a name of its own, so that each is profiled, as in the paper's simulation.
+configuration (`carma_simulator.traces.sources`, whose shares of 30, 60 and 10 % are CARMA's). Each
+job has a name of its own, so that each is profiled, as in the paper's simulation.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal, get_args
 
+from carma_simulator.catalogue import Profile, Size, activity
+from carma_simulator.experiment import Load, Task, Trace
+from carma_simulator.traces.public import philly
+from carma_simulator.traces.rows import in_order, read_rows
+from carma_simulator.traces.sources import assign
 from carmad.gpu.source import utilization
 from carmad.learning import lucid
 from carmad.learning.lucid import Origin
 from carmad.models import Model
-from carmad.sim.catalogue import Profile, Size, activity
-from carmad.sim.experiment import Load, Task, Trace
-from carmad.sim.traces.public import philly
-from carmad.sim.traces.rows import in_order, read_rows
-from carmad.sim.traces.sources import assign
 from lab.data import DATA
 from lab.traces import muri
 

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+from carma_simulator.experiment import Experiment, Task
+from carma_simulator.workload import Workload
 from carmad.core.types import JobId
-from carmad.sim.experiment import Experiment, Task
-from carmad.sim.workload import Workload
 from lab.own.families import Case
 
 

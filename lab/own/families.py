@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from carmad.sim.experiment import Trace
-from carmad.sim.hardware import Cluster, parse
-from carmad.sim.traces.rows import in_order
-from carmad.sim.traces.sources import assign, load
+from carma_simulator.experiment import Trace
+from carma_simulator.hardware import Cluster, parse
+from carma_simulator.traces.rows import in_order
+from carma_simulator.traces.sources import assign, load
 from lab.asrpt import workload as asrpt
 from lab.carma.paper import shuffled
 from lab.cuckoo import workload as cuckoo

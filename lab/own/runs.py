@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
+from carma_simulator import metrics
+from carma_simulator.experiment import Experiment, Outcome
 from carmad import registry
 from carmad.config import Collocation, Limits, Settings, Suspending
 from carmad.core.ports import Policy
-from carmad.sim import metrics
-from carmad.sim.experiment import Experiment, Outcome
 from lab.castor import gavel
 from lab.lucid.runs import PHYSICS
 from lab.own.families import Case

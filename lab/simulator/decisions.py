@@ -22,9 +22,9 @@ from typing import Annotated
 import typer
 
 from benchmarks.harness import Report, markdown_table
+from carma_simulator.experiment import Load, Outcome, Physics, Task, Trace
 from carmad.config import Profiling, Settings
 from carmad.core.types import StageTimes
-from carmad.sim.experiment import Load, Outcome, Physics, Task, Trace
 from lab.main import main
 from lab.simulator import emulation
 from lab.simulator.emulation import (

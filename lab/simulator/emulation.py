@@ -15,17 +15,17 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.daemon.carmad import Daemon
+from carma_simulator import interference, recorded
+from carma_simulator.demo.sharing import argv
+from carma_simulator.experiment import Experiment, Load, Outcome, Physics, Task, Trace
+from carma_simulator.hardware import parse
+from carma_simulator.interference import Sharing
+from carma_simulator.run import simulate
 from carmad.api.wire import iso
 from carmad.config import Limits, Monitor, Settings
 from carmad.core.types import Mode
 from carmad.gpu.card import DRAM_CONTENTION
 from carmad.gpu.emulated_job import EPOCHS, noise
-from carmad.sim import interference, shadow
-from carmad.sim.experiment import Experiment, Load, Outcome, Physics, Task, Trace
-from carmad.sim.hardware import parse
-from carmad.sim.interference import Sharing
-from carmad.sim.run import simulate
-from cli.commands.demo import argv
 
 COMPRESSION = 10.0  # times as fast as CARMA's defaults
 LOOK_EVERY_S = 0.5  # to see whether all is done: seldom, for the jobs need the processor
@@ -90,7 +90,7 @@ class Emulation(Daemon):
 
     def record(self) -> Outcome:
         """What the daemon's history says."""
-        return shadow.from_history(self.get).outcome
+        return recorded.from_history(self.get).outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from statistics import fmean, median
 from typing import ClassVar
 
 from benchmarks.harness import Report, markdown_table, verdict
+from carma_simulator.experiment import Outcome, Physics, Trace
+from carma_simulator.metrics import figures
+from carma_simulator.traces import generators
+from carma_simulator.traces.generators import log_normal, scale, strata
 from carmad.config import Preconditions, Settings
-from carmad.sim.experiment import Outcome, Physics, Trace
-from carmad.sim.metrics import figures
-from carmad.sim.traces import generators
-from carmad.sim.traces.generators import log_normal, scale, strata
 from lab.main import main
 from lab.simulator import emulation
 from lab.simulator.emulation import (

@@ -26,10 +26,10 @@ import numpy as np
 
 from benchmarks import ROOT
 from benchmarks.harness import Report, bullets, columns
+from carma_simulator import catalogue
+from carma_simulator.experiment import Load
+from carma_simulator.interference import Additive, Conserving, Interference, Unslowed
 from carmad.core.types import Mode
-from carmad.sim import catalogue
-from carmad.sim.experiment import Load
-from carmad.sim.interference import Additive, Conserving, Interference, Unslowed
 from lab.data import DATA, FOLDS, SEEDS, Row, folds, read
 from lab.main import main
 from lab.pairs import (
@@ -44,7 +44,7 @@ from lab.pairs import (
     lucid_pairs,
 )
 
-SHIPPED = ROOT / "carmad" / "sim" / "coefficients" / "interference.json"
+SHIPPED = ROOT / "extras" / "carma_simulator" / "coefficients" / "interference.json"
 COMMAND = "python -m lab.simulator.interference"
 
 SATURATED = 0.85  # of the best rate over all batch sizes

@@ -9,10 +9,10 @@ from statistics import median
 from typing import Literal
 
 from benchmarks.harness import Report, columns
+from carma_simulator import metrics
+from carma_simulator.experiment import Experiment
+from carma_simulator.run import simulate
 from carmad.config import Collocation, Limits, Settings, Suspending
-from carmad.sim import metrics
-from carmad.sim.experiment import Experiment
-from carmad.sim.run import simulate
 from lab.data import DATA
 from lab.lucid.runs import PHYSICS, PREEMPTION_S
 from lab.main import main

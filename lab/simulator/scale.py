@@ -15,12 +15,12 @@ import time
 from dataclasses import dataclass, replace
 
 from benchmarks.harness import Report, columns, verdict
+from carma_simulator import metrics
+from carma_simulator.experiment import Experiment, Trace
+from carma_simulator.hardware import parse
+from carma_simulator.run import simulate
+from carma_simulator.traces.sources import load
 from carmad.config import Settings
-from carmad.sim import metrics
-from carmad.sim.experiment import Experiment, Trace
-from carmad.sim.hardware import parse
-from carmad.sim.run import simulate
-from carmad.sim.traces.sources import load
 from lab.data import DATA
 from lab.main import main
 

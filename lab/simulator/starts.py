@@ -9,16 +9,16 @@ from math import inf
 from statistics import median
 
 from benchmarks.harness import Report, columns
+from carma_simulator import hardware, interference
+from carma_simulator.experiment import Experiment, Physics
+from carma_simulator.run import Recorder, catch_up, core, for_simulation, without_collection
+from carma_simulator.traces import sources
+from carma_simulator.workload import Clock, Workload, submit_in_time
+from carma_simulator.world import World
 from carmad.api.outlook import foresee
 from carmad.config import Settings
 from carmad.core.types import JobId
 from carmad.loop import turn
-from carmad.sim import hardware, interference
-from carmad.sim.experiment import Experiment, Physics
-from carmad.sim.run import Recorder, catch_up, core, for_simulation, without_collection
-from carmad.sim.traces import sources
-from carmad.sim.workload import Clock, Workload, submit_in_time
-from carmad.sim.world import World
 from lab.main import main
 from lab.processes import in_processes
 

@@ -11,8 +11,8 @@ from statistics import fmean, median
 
 import psutil
 
-from carmad.sim.experiment import Task
-from carmad.sim.traces import generators
+from carma_simulator.experiment import Task
+from carma_simulator.traces import generators
 from lab.slurm.ways import GPUS, NODES, Way
 
 PAPERS_GPUS = 3  # the trace is for as many

@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import ClassVar
 
+from carma_simulator.demo.sharing import argv
+from carma_simulator.experiment import Task
 from carmad.gpu import emulated
-from carmad.sim.experiment import Task
-from cli.commands.demo import argv
 from tests.daemon import Carmad
 from tests.extras.carma_slurm import slurm
 

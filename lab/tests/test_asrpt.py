@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("sklearn", reason="carma-gpu[policies] is not installed")
 
 from benchmarks import harness
+from carma_simulator.experiment import JobOutcome, Task, Trace
 from carmad.core.layout import Layout, Stage
 from carmad.models import Lookup
-from carmad.sim.experiment import JobOutcome, Task, Trace
 from lab import RESULTS
 from lab.asrpt import claims, large, layouts, runs, testbed, workload
 from lab.asrpt.page import report

@@ -9,10 +9,10 @@ from statistics import fmean, median
 
 import pytest
 
+from carma_simulator.experiment import Experiment
+from carma_simulator.hardware import parse
+from carma_simulator.workload import Workload
 from carmad.core.recurrence import group
-from carmad.sim.experiment import Experiment
-from carmad.sim.hardware import parse
-from carmad.sim.workload import Workload
 
 pytest.importorskip("sklearn", reason="training needs carma-gpu[policies]")
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from carma_simulator import metrics
+from carma_simulator.catalogue import find
+from carma_simulator.demo.jobs import GPUS, demo_trace
+from carma_simulator.experiment import Load, Physics, Task, Trace
+from carma_simulator.traces.sources import load
 from carmad.config import Monitor, Settings
-from carmad.sim import metrics
-from carmad.sim.catalogue import find
-from carmad.sim.experiment import Load, Physics, Task, Trace
-from carmad.sim.traces.sources import load
-from cli.commands.demo_jobs import GPUS, demo_trace
 from lab.carma import figures, heavy60
 from lab.carma.catalogue import ROWS, from_figures, rewritten
 from lab.carma.paper import MAGM, before_the_figures, compared, light_times, wide_alone

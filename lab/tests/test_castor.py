@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from carma_simulator.experiment import Experiment, Load, Task, Trace
+from carma_simulator.hardware import parse
+from carma_simulator.interference import Conserving, make
+from carma_simulator.run import simulate
+from carma_simulator.traces.sources import load
+from carma_simulator.workload import Workload
 from carmad.config import Limits, Settings
 from carmad.core.recurrence import group
 from carmad.core.types import JobId, Mode
-from carmad.sim.experiment import Experiment, Load, Task, Trace
-from carmad.sim.hardware import parse
-from carmad.sim.interference import Conserving, make
-from carmad.sim.run import simulate
-from carmad.sim.traces.sources import load
-from carmad.sim.workload import Workload
 from lab.castor import gavel, tiresias
 from lab.castor.busiest import busiest
 from lab.castor.page import report

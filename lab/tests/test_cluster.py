@@ -1,8 +1,8 @@
+from carma_simulator.experiment import Experiment, Load, Task, Trace
+from carma_simulator.hardware import parse
+from carma_simulator.run import simulate
+from carma_simulator.traces.sources import load
 from carmad.config import Settings
-from carmad.sim.experiment import Experiment, Load, Task, Trace
-from carmad.sim.hardware import parse
-from carmad.sim.run import simulate
-from carmad.sim.traces.sources import load
 from lab.cluster.stages import First, simulate_staged
 
 

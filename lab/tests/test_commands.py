@@ -11,10 +11,10 @@ import pytest
 
 from benchmarks import harness
 from benchmarks.harness import Report
+from carma_simulator.experiment import Experiment, Task, Trace
+from carma_simulator.hardware import parse
 from carmad import registry
 from carmad.config import Settings
-from carmad.sim.experiment import Experiment, Task, Trace
-from carmad.sim.hardware import parse
 from lab.data import folds
 from lab.main import main
 from lab.policies import Timed, simulate_with

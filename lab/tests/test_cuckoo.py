@@ -11,12 +11,13 @@ from statistics import fmean, stdev
 
 import pytest
 
+from carma_simulator.conformance import InterferenceRules
+from carma_simulator.experiment import Trace
+from carma_simulator.hardware import parse
+from carma_simulator.traces.generators import cuckoo as cuckoo_trace
 from carmad.config import Settings
 from carmad.core.types import Mode, StageTimes
-from carmad.sim.conformance import check_interference
-from carmad.sim.experiment import Trace
-from carmad.sim.hardware import parse
-from carmad.sim.traces.generators import cuckoo as cuckoo_trace
+from carmad.testing import check_rules
 from lab.cuckoo import pairs, truth
 from lab.cuckoo.page import report
 from lab.cuckoo.paper import PREDICTED, TABLES
@@ -167,7 +168,8 @@ def test_pairs_of_the_simulated_world_are_those_of_its_stages() -> None:
     assert world.speeds((*loads, loads[1]), Mode.STREAMS)[0] <= first
     no_server = {"work_is_conserved_in_mixed_company": "it knows jobs, and no MPS server"}
     for each in (world, truth.InStep(jobs)):
-        check_interference(each, no_server, [load(task, kind) for task in jobs.tasks])
+        rules = InterferenceRules(each, [load(task, kind) for task in jobs.tasks])
+        check_rules(rules, no_server)
 
 
 def test_the_page_tells_of_every_run_and_how_far_it_is_from_the_paper() -> None:

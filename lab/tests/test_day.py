@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from carma_simulator.experiment import Experiment
+from carma_simulator.hardware import parse
+from carma_simulator.run import simulate
 from carmad.config import Settings
-from carmad.sim.experiment import Experiment
-from carmad.sim.hardware import parse
-from carmad.sim.run import simulate
 from lab.day import figures
 from lab.day.figures import Played, Span, of_day, unused_room
 from lab.day.statements import (

@@ -7,13 +7,14 @@ from statistics import fmean
 
 import pytest
 
+from carma_simulator.conformance import InterferenceRules
+from carma_simulator.demo.sharing import argv
+from carma_simulator.experiment import JobOutcome, Load, Task
+from carma_simulator.metrics import figures
 from carmad.core.types import Cause, Mode
 from carmad.gpu import emulated_job
 from carmad.paths import python
-from carmad.sim.conformance import check_interference
-from carmad.sim.experiment import JobOutcome, Load, Task
-from carmad.sim.metrics import figures
-from cli.commands.demo import argv
+from carmad.testing import check_rules
 from lab.simulator import fidelity
 from lab.simulator.emulation import (
     PLAIN,
@@ -25,7 +26,7 @@ from lab.simulator.emulation import (
     profile,
 )
 from lab.simulator.fidelity import Comparison
-from tests.outcomes import attempt, job, outcome
+from tests.extras.carma_simulator.outcomes import attempt, job, outcome
 
 MEASURED = Overheads(first_kernel_s=0.9, end_s=0.0, oom_s=0.1)
 
@@ -68,7 +69,7 @@ def test_the_emulated_cards_law() -> None:
     assert speeds == pytest.approx((1 / (1.25 * 1.1), 1 / (1.25 * 1.02)))
     small = Load(sm_active=0.25, dram_active=0.0)
     assert EmulatedCard().speeds((one, small), Mode.STREAMS) == pytest.approx((1.0, 1 / 1.02))
-    check_interference(EmulatedCard())
+    check_rules(InterferenceRules(EmulatedCard()))
 
 
 def test_a_profile_is_what_the_emulated_job_asks_for_on_average(

@@ -20,11 +20,11 @@ import psutil
 import pytest
 
 from benchmarks import ROOT
+from carma_simulator import catalogue
+from carma_simulator.interference import Conserving
 from carmad import DISTRIBUTION
 from carmad.core.types import GpuId, GpuSample, Mode
 from carmad.errors import CarmaError
-from carmad.sim import catalogue
-from carmad.sim.interference import Conserving
 from lab import RESULTS
 from lab.hardware import (
     campaign,

@@ -12,10 +12,10 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.daemon.carmad import Daemon
+from carma_simulator.experiment import Load
+from carma_simulator.interference import Conserving
 from carmad.config import Settings
 from carmad.core.types import Mode
-from carmad.sim.experiment import Load
-from carmad.sim.interference import Conserving
 from lab.data import DATA, read
 from lab.hardware import interference, loads, machine, simulated, trace
 from lab.hardware.mix import GPUS, HEAVY, LOAD, Measured, as_published, nearest, parts

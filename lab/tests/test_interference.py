@@ -7,9 +7,9 @@ from statistics import fmean, pvariance
 
 import pytest
 
+from carma_simulator.experiment import Load
+from carma_simulator.interference import Additive, Conserving
 from carmad.core.types import Mode
-from carmad.sim.experiment import Load
-from carmad.sim.interference import Additive, Conserving
 from lab.data import DATA
 from lab.simulator.interference import SHIPPED, Sample, fit, lucid, saturating
 

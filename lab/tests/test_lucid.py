@@ -14,9 +14,9 @@ pytest.importorskip("interpret", reason="needs carma-gpu[policies]")
 
 from sklearn.tree import DecisionTreeClassifier
 
+from carma_simulator import interference
+from carma_simulator.experiment import Attempt, JobOutcome, Load, Task, Trace
 from carmad.core.types import Cause, JobId, JobState, Mode
-from carmad.sim import interference
-from carmad.sim.experiment import Attempt, JobOutcome, Load, Task, Trace
 from lab.data import DATA
 from lab.lucid import packing, packing_tree, page, runs, sensitivity_page, timing, workload
 from lab.lucid.findings import Runs

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("interpret", reason="needs carma-gpu[policies]")
 
-from carmad.sim.experiment import Load, Task, Trace
+from carma_simulator.experiment import Load, Task, Trace
 from lab.data import DATA
 from lab.lucid import authors, runs, weeks
 from lab.lucid.consolidate import pick

@@ -2,8 +2,8 @@
 
 import pytest
 
-from carmad.sim.experiment import Load, Task, Trace
-from carmad.sim.hardware import parse
+from carma_simulator.experiment import Load, Task, Trace
+from carma_simulator.hardware import parse
 from lab.own import bound
 from lab.own.families import Case
 from lab.own.runs import KNOWN, longest_wait, run

@@ -6,14 +6,14 @@ import json
 import pytest
 from rich.console import Console
 
+from carma_simulator.experiment import Experiment
+from carma_simulator.hardware import parse
+from carma_simulator.metrics import bounds, figures
+from carma_simulator.report import export, table
+from carma_simulator.report.measures import runs
+from carma_simulator.run import simulate
+from carma_simulator.traces.sources import load
 from carmad.config import Settings
-from carmad.sim.experiment import Experiment
-from carmad.sim.hardware import parse
-from carmad.sim.metrics import bounds, figures
-from carmad.sim.report import export, table
-from carmad.sim.report.measures import runs
-from carmad.sim.run import simulate
-from carmad.sim.traces.sources import load
 from lab.data import DATA
 
 SOURCES = [

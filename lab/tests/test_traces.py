@@ -2,13 +2,13 @@
 
 import pytest
 
+from carma_simulator.catalogue import find
+from carma_simulator.experiment import Experiment, Load, Rejected
+from carma_simulator.hardware import parse
+from carma_simulator.run import simulate
+from carma_simulator.traces.sources import load
 from carmad.config import Settings
 from carmad.errors import CarmaError
-from carmad.sim.catalogue import find
-from carmad.sim.experiment import Experiment, Load, Rejected
-from carmad.sim.hardware import parse
-from carmad.sim.run import simulate
-from carmad.sim.traces.sources import load
 from lab.data import DATA
 from lab.traces import carma, muri, sia
 

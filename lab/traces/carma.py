@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from carma_simulator.catalogue import load_of
+from carma_simulator.experiment import Task, Trace
+from carma_simulator.traces.rows import Row, Unusable, collect, read_rows
 from carmad.errors import CarmaError
-from carmad.sim.catalogue import load_of
-from carmad.sim.experiment import Task, Trace
-from carmad.sim.traces.rows import Row, Unusable, collect, read_rows
 
 _TABLE_4: tuple[str, ...] = (
     *("task", "model", "dataset", "batch_size", "gpus", "duration_s", "mem_mib"),

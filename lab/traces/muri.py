@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from carmad.sim.catalogue import load_of
-from carmad.sim.experiment import Task, Trace
-from carmad.sim.traces.rows import Row, collect, configuration, read_rows
+from carma_simulator.catalogue import load_of
+from carma_simulator.experiment import Task, Trace
+from carma_simulator.traces.rows import Row, collect, configuration, read_rows
 
 _COLUMNS = ("num_gpu", "submit_time", "model_name", "batch_size", "duration")
 _REFERENCE = "V100-32GB"  # 8 nodes of 8 V100 (the artifact's cluster_exp/README.md)

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
+from carma_simulator.catalogue import load_of
+from carma_simulator.experiment import Task, Trace
+from carma_simulator.traces.rows import Row, Unusable, collect, configuration, read_rows
 from carmad.errors import CarmaError
-from carmad.sim.catalogue import load_of
-from carmad.sim.experiment import Task, Trace
-from carmad.sim.traces.rows import Row, Unusable, collect, configuration, read_rows
 
 _COLUMNS = ("time", "application", "num_replicas", "batch_size")
 _STEPS = {

@@ -1,0 +1,1 @@
+"""Tests of the packages that plug into CARMA from outside, each in a folder of its name."""

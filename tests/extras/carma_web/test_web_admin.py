@@ -17,16 +17,13 @@ from urllib.parse import urlsplit
 import pytest
 from starlette.testclient import TestClient
 
-from carma_web import past
 from carma_web.app import base_of, build
 from carma_web.share import DAY, LABEL, Calendar
-from carmad.sim.report.measures import runs
 from tests.api_server import as_user
 from tests.attack.users import HOSTILE, needs_root
 from tests.browser import needs_browser
 from tests.daemon import NO_KERNELS, Carmad, running, train
 from tests.extras.carma_web.web import PHONE, Web, accessible, browsing, picture, serving
-from tests.outcomes import experiment, made_up
 from tests.waiting import PATIENCE_S, until
 
 HOSTILE_NAME = "<b>x</b>\u202e" + "y" * 900
@@ -240,7 +237,7 @@ def test_a_simulation_is_alone_can_be_cancelled_and_ends_with_its_server(
             assert _post(web, "/what-if/cancel", "") == 303
             until(lambda: not _alive(child), "the child to be ended")
             second = _begun(web)
-            assert os.getpriority(os.PRIO_PROCESS, second) == past.LOWEST_PRIORITY
+            assert os.getpriority(os.PRIO_PROCESS, second) == 19, "the lowest"
             os.kill(_parent(second), signal.SIGKILL)
             until(lambda: not _alive(second), "the child to end with its parent")
         finally:
@@ -277,7 +274,7 @@ def _simulation(web: Web) -> int:
         with contextlib.suppress(OSError):  # processes end at any time
             # Its parent first: another process's command line may keep whoever reads it waiting.
             its = _parent(pid) == web.pid and os.getpriority(os.PRIO_PROCESS, pid) == 19
-            if its and b"'carma_web.past'" in (each / "cmdline").read_bytes():
+            if its and b"what-if" in (each / "cmdline").read_bytes():
                 return pid
     return 0
 
@@ -360,19 +357,6 @@ def test_others_see_shares_and_nothing_for_administrators(
 
         assert look()[0] == (200, True, True), "and all is loaded that others may not read"
         assert as_user(HOSTILE[0], look) == [[200, False, False], [403, True], [403, True]]
-
-
-def test_the_table_comes_without_what_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.delitem(sys.modules, "carmad.sim.report.charts", raising=False)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    made = made_up(10, "3xA100-40GB", 2, policy="magm")
-    found = runs([(experiment(made), made)])
-    report = past._report(found)
-    assert "report" not in report and "carma extras install" in report["hint"]
-    row = past._row(found[0])
-    assert row["policy"] == "magm" and row["jct_s"] > 0 and row["makespan_s"] > 0
 
 
 def test_a_weekly_reservation_keeps_its_hour_in_the_calendar() -> None:

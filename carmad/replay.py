@@ -1,0 +1,194 @@
+"""Replays a journal: feeds a new core the events of an old one, and compares their decisions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from carmad import registry
+from carmad.core.deciders import DECIDE, FALLBACK, ORDER, PLAN, PREDICT
+from carmad.core.decision import Decision, Proposal
+from carmad.core.history import History as CoreHistory
+from carmad.core.messages import Discovered, Failure, Trained
+from carmad.core.ports import Policy, Predictor, Recovery
+from carmad.core.scheduler import Scheduler
+from carmad.core.types import Exit, Job, JobId, Prediction, Retry
+from carmad.core.view import View
+from carmad.models import Model
+from carmad.store import journal
+
+# -- plugins that fail at exactly the calls that failed when the journal was recorded, and answer
+# all others
+
+T = TypeVar("T")
+
+
+class Again(Exception):
+    """An error that a plugin raised, with its message."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class Script:
+    """Which calls fail in the current step."""
+
+    def __init__(self) -> None:
+        self._due: dict[tuple[str, int], str] = {}
+        self._numbers: Counter[str] = Counter()
+
+    def begin(self, failures: Sequence[Failure]) -> None:
+        self._due = {(each.question, each.number): each.error for each in failures}
+        self._numbers.clear()
+
+    def ask(self, question: str, put: Callable[[], T]) -> T:
+        self._numbers[question] += 1
+        error = self._due.get((question, self._numbers[question]))
+        if error is not None:
+            raise Again(error)
+        return put()
+
+
+@dataclass(frozen=True, slots=True)
+class FailingPolicy:
+    policy: Policy
+    script: Script
+    whose: str = ""  # or FALLBACK
+
+    @property
+    def name(self) -> str:
+        return self.policy.name
+
+    def order(self, job: Job) -> float:
+        return self.script.ask(self.whose + ORDER, lambda: self.policy.order(job))
+
+    def plan(self, view: View) -> tuple[Proposal, ...]:
+        return self.script.ask(self.whose + PLAN, lambda: self.policy.plan(view))
+
+
+def failing_fallback(policy: Policy | None, script: Script) -> FailingPolicy | None:
+    return FailingPolicy(policy, script, FALLBACK) if policy else None
+
+
+@dataclass(frozen=True, slots=True)
+class FailingRecovery:
+    recovery: Recovery
+    script: Script
+    name: str = "recorded"
+
+    def decide(self, job: Job, exit: Exit) -> Retry | None:
+        return self.script.ask(DECIDE, lambda: self.recovery.decide(job, exit))
+
+
+@dataclass(frozen=True, slots=True)
+class FailingPredictor:
+    predictor: Predictor
+    script: Script
+    name: str = "recorded"
+
+    def predict(
+        self, job: Job, history: CoreHistory, models: Mapping[str, Model], now: float
+    ) -> Prediction | None:
+        return self.script.ask(PREDICT, lambda: self.predictor.predict(job, history, models, now))
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A step at which the core's output differs from the journal."""
+
+    step: int  # counted from 1, in the segment
+    at: float
+    recorded: tuple[Decision, ...]
+    made: tuple[Decision, ...]
+    error: str = ""  # what the core raised, if it did
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    carma: str  # the version that recorded it
+    policy: str
+    steps: int  # replayed
+    decisions: int  # repeated, equal in every number
+    first: Difference | None  # the replay stops there, as the core is in another state
+
+
+def reproduce(segment: Path) -> Reproduction:
+    """Feeds a new core the journal's events, under the same settings and plugins.
+
+    The decisions are equal in every number, since the core is a function of its events. Some
+    differences do not indicate a fault, in segments that do not begin with the daemon: the usage of
+    a running job (`Job.usage`) may be up to a minute newer than it was, for policies that use it;
+    measurements of a job that was being profiled are missing, and so is the policy's memory; the
+    history has only the latest runs (`carmad.core.history.RUNS`), while the daemon may know older
+    runs of rare jobs; and the effect that a failing plugin had had on the queue is missing. Every
+    call to a plugin that failed fails again, including timeouts.
+
+    Raises CarmaError if the file is not a segment, or a plugin is missing.
+    """
+    begin, turns = journal.read(segment)
+    script = Script()
+    core = _core(begin, script)
+    told = {decision.placement.job: decision for decision in begin.decisions}
+    steps = decisions = 0
+    for steps, turn in enumerate(turns, 1):
+        made: tuple[Decision, ...] = ()
+        error = ""
+        script.begin(turn.failures)
+        try:
+            step = core.handle(*turn.events)
+            _forget(told, step.jobs)
+            made = tuple(_news(step.decisions, told))
+        except Exception as raised:  # noqa: BLE001 - the file may contain anything
+            error = repr(raised)
+        if error or made != turn.decisions:
+            first = Difference(steps, turn.events[-1].at, turn.decisions, made, error)
+            return Reproduction(begin.carma, begin.settings.policy, steps, decisions, first)
+        decisions += len(made)
+    return Reproduction(begin.carma, begin.settings.policy, steps, decisions, None)
+
+
+def _core(begin: journal.Begin, script: Script) -> Scheduler:
+    """A core in the segment's initial state: its windows are filled before it has any jobs."""
+    settings = begin.settings
+    core = Scheduler(
+        settings,
+        FailingPolicy(registry.policy(settings), script),
+        FailingRecovery(registry.recovery(settings), script),
+        FailingPredictor(registry.predictor(settings), script),
+        failing_fallback(registry.fallback(settings), script),
+        lambda new: FailingPolicy(registry.policy(new), script),
+    )
+    core.handle(Discovered(0.0, begin.gpus, begin.unread))
+    for sampled in begin.samples:
+        core.handle(sampled)
+    core.handle(Trained(0.0, begin.models))
+    history = CoreHistory(begin.runs, begin.submissions)
+    core.restore(
+        begin.jobs,
+        begin.ended,
+        begin.drains,
+        begin.last_placed,
+        history,
+        begin.accounts,
+        begin.ranks,
+        begin.limits,
+        begin.reservations,
+    )
+    return core
+
+
+def _news(made: tuple[Decision, ...], told: dict[JobId, Decision]) -> Iterator[Decision]:
+    """Without decisions made before the segment began, which a new core repeats."""
+    for decision in made:
+        before = told.pop(decision.placement.job, None)
+        if before is None or not before.same_story(decision):
+            yield decision
+
+
+def _forget(told: dict[JobId, Decision], jobs: tuple[Job, ...]) -> None:
+    for job in jobs:
+        if job.ended:
+            told.pop(job.id, None)

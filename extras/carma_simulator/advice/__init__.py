@@ -1,0 +1,1 @@
+"""Advice on the policy, once a week: whether another would have been better for the past jobs."""
