@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from functools import cache
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from carmad import DISTRIBUTION, installed, paths
+from carmad import installed, paths
 from carmad.config import Preconditions, Settings
 from carmad.core.ports import Estimator, Policy, Predictor, Recovery, Server
-from carmad.edge import BackgroundService, Follower, Host
+from carmad.edge import BackgroundService, Follower, Host, SubmissionCheck
 from carmad.errors import CarmaError
 from carmad.guards import (
+    GuardedCheck,
     GuardedEstimator,
     GuardedPolicy,
     GuardedPredictor,
@@ -103,7 +103,7 @@ def names(kind: str) -> list[str]:
 
 def own_names(kind: str) -> list[str]:
     """CARMA's own plugins of a kind, as help and reference list them."""
-    return [point.name for point in _points(kind) if not _is_foreign(point)]
+    return [point.name for point in installed.own_first(kind) if not installed.is_foreign(point)]
 
 
 def services(host: Host) -> dict[str, BackgroundService]:
@@ -122,13 +122,34 @@ def routers() -> list[Any]:
     return [made for _, made in _build("routes")]
 
 
+def checks(host: Host) -> list[SubmissionCheck]:
+    """The installed checks of submissions, in the order of their names. Raises CarmaError if one
+    cannot be built: what it is there to prevent must not happen."""
+    found: list[SubmissionCheck] = []
+    for name in names("submissions"):
+        try:
+            made = _factory("submissions", name)(host)
+        except CarmaError:
+            raise
+        except Exception as error:  # foreign code
+            raise CarmaError(
+                f"the check {name} of submissions cannot be built: {error!r:.200}",
+                "Mend the package that has it, or uninstall that.",
+            ) from error
+        if made is not None:
+            found.append(GuardedCheck(name, cast(SubmissionCheck, made)))
+    return found
+
+
 def _build(group: str, *given: object) -> Iterator[tuple[str, object]]:
-    for name, point in {point.name: point for point in reversed(_points(group))}.items():
+    for name, point in {
+        point.name: point for point in reversed(installed.own_first(group))
+    }.items():
         try:
             found = point.load()
             made = found(*given) if given else found
         except Exception as error:  # foreign code
-            if isinstance(error, CarmaError) and not _is_foreign(point):
+            if isinstance(error, CarmaError) and not installed.is_foreign(point):
                 raise
             log.exception("%s cannot be built, and is left out: %s", name, point.value)
         else:
@@ -144,7 +165,7 @@ def settings_of_plugins() -> Mapping[tuple[str, str], type]:
     and skipped: it must not keep a daemon from starting that does not use it.
     """
     found: dict[tuple[str, str], type] = {}
-    for point in _points("settings"):
+    for point in installed.own_first("settings"):
         kind, _, name = point.name.partition(".")
         try:
             declared = point.load()
@@ -167,7 +188,7 @@ def wordings() -> Mapping[str, Wording]:
     """The wording of the reasons of all installed plugins, by code: entry points of the group
     `carma.reasons`. If two declare the same code, CARMA's own wins."""
     found: dict[str, Wording] = {}
-    for point in _points("reasons"):
+    for point in installed.own_first("reasons"):
         try:
             for code, wording in point.load().items():
                 if not isinstance(wording, Wording):
@@ -176,15 +197,6 @@ def wordings() -> Mapping[str, Wording]:
         except Exception:  # foreign code
             log.exception("the reasons of %s cannot be loaded", point.value)
     return found
-
-
-def _points(group: str) -> list[EntryPoint]:
-    points = installed.points(f"carma.{group}")
-    return sorted(points, key=lambda point: (_is_foreign(point), point.name))
-
-
-def _is_foreign(point: EntryPoint) -> bool:
-    return point.dist is None or point.dist.name != DISTRIBUTION
 
 
 def _load(kind: str, name: str, settings: Settings, *given: object) -> object:

@@ -12,7 +12,7 @@ from cli.plain import read
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from importlib.metadata import EntryPoints
+    from importlib.metadata import EntryPoint
     from typing import Any
 
     from cli.parser import Parser
@@ -326,7 +326,8 @@ OWN: dict[str, Verb | Group] = {
 
 # What most people need: all that `carma` alone lists.
 FIRST = ("submit", "run", "queue", "why", "logs", "cancel", "top", "estimate")
-NO_DAEMON = "no-daemon"  # names, in the group of entry points, what `elsewhere` asks
+COMMANDS = "carma.commands"  # the group of entry points
+NO_DAEMON = "no-daemon"  # names, in that group, what `elsewhere` asks
 
 
 def find(name: str) -> Verb | Group | None:
@@ -364,11 +365,11 @@ def every() -> Iterator[Verb]:
 
 
 def _added() -> Iterator[Verb | Group]:
-    for point in sorted(_points(), key=lambda point: point.name):
-        if point.name == NO_DAEMON:
+    for each in _points():
+        if each.name == NO_DAEMON:
             continue
         try:
-            found = point.load()
+            found = each.load()
         except Exception:  # noqa: BLE001 - foreign code: `carma doctor` names it
             continue
         if isinstance(found, (Verb, Group)) and found.name not in OWN:
@@ -376,17 +377,18 @@ def _added() -> Iterator[Verb | Group]:
 
 
 def _load(name: str) -> Any:
-    for point in _points().select(name=name):
-        try:
-            return point.load()
-        except Exception as error:  # foreign code
-            from cli.problems import Problem
+    for point in _points():
+        if point.name == name:
+            try:
+                return point.load()
+            except Exception as error:  # foreign code
+                from cli.problems import Problem
 
-            raise Problem(f"{name} cannot be loaded from {point.value}: {error}") from error
+                raise Problem(f"{name} cannot be loaded from {point.value}: {error}") from error
     return None
 
 
-def _points() -> EntryPoints:
-    from carmad import installed
+def _points() -> list[EntryPoint]:
+    from carmad import installed  # takes longer to import than most verbs
 
-    return installed.points("carma.commands")
+    return installed.own_first(COMMANDS)

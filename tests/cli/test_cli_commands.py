@@ -21,7 +21,6 @@ import pynvml
 import pytest
 
 from carmad.paths import python
-from cli import cluster
 from cli.commands import past
 from cli.help import ELSEWHERE
 from cli.main import run
@@ -211,12 +210,6 @@ def test_errors_for_programs(
     assert run(with_json(words)) == 1
     error = {"error": "no", "hint": "ask nicely", "code": "conflict"}
     assert json.loads(capsys.readouterr().out) == error
-
-
-def test_the_verbs_of_a_login_node_say_what_differs() -> None:
-    others = cluster.SUMMARIES
-    assert others.keys() <= cluster.MODULES.keys()
-    assert not [name for name, line in others.items() if line == OWN[name].summary]
 
 
 def listed(screen: str) -> list[str]:
@@ -975,7 +968,7 @@ def test_help_the_version_and_a_misspelt_verb_import_no_verb(words: list[str]) -
     loaded = modules_after(words)
     assert "cli.help" in loaded
     assert not HEAVY & loaded - {"typing"}  # importlib.metadata has it
-    assert not [name for name in loaded if name.startswith(("cli.commands", "cli.cluster"))]
+    assert not [name for name in loaded if name.startswith(("cli.commands", "carma_slurm.login"))]
 
 
 def test_help_of_one_verb_imports_no_other_verb() -> None:

@@ -26,7 +26,6 @@ from carmad.attempt import containers
 from carmad.attempt.environment import ATTEMPT_VARIABLE, HOOKS, MPS_PIPE
 from carmad.core.types import Job
 from carmad.errors import CarmaError
-from cli.cluster.request import step_words
 from cli.missing import refuse_missing_image
 from cli.problems import Usage
 from tests.api_server import as_uid
@@ -138,11 +137,6 @@ def test_an_image_that_is_not_there_is_refused_at_submission(
     monkeypatch.setattr("cli.missing.PODMAN_S", 0.2)
     podman.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     refuse_missing_image("torch")  # nor if it hangs, as with a home directory that is away
-
-
-def test_a_login_node_refuses_containers() -> None:
-    with pytest.raises(Usage, match="not for a cluster"):
-        step_words({"container": "torch"})
 
 
 # with podman, of a user who is not root

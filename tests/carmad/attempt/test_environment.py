@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,17 @@ from carmad.attempt.environment import (
     log_paths,
     scrub,
 )
-from carmad.core.types import ArrayTask, Estimate, GpuId, Job, JobId, Mode, Retry, Script
+from carmad.core.types import (
+    Allocation,
+    ArrayTask,
+    Estimate,
+    GpuId,
+    Job,
+    JobId,
+    Mode,
+    Retry,
+    Script,
+)
 from tests.attempts import ME, Bench, make_job
 
 GPUS = (GpuId("GPU-aaa"), GpuId("GPU-bbb"))
@@ -111,44 +119,6 @@ def test_only_jobs_that_call_srun_get_ours_and_last() -> None:
     assert "PATH" not in at_a_terminal(job_environment(job(env=env), GPUS)), "the shell's own stays"
 
 
-def srun(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    env = {"PATH": f"/usr/bin:/bin:{SHIMS}", "KEPT": "1", "CARMA_PYTHON": sys.executable}
-    env |= {"CARMA_JOB_ID": "7", "SLURM_JOB_ID": "7"}
-    return subprocess.run(
-        ["srun", *words],
-        executable=f"{SHIMS}/srun",
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        **options,
-    )
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        *("", "-n 1", "-n1", "--ntasks=1", "--ntasks 1 --cpus-per-task 4", "-c4 -u", "--"),
-        *("--mpi=pmix --export=ALL", "--kill-on-bad-exit", "-p gpu --gres=gpu:1 --pty"),
-        *("-G 1 -N 1 -t 10 -J name", "--cpu-bind none --gpus-per-task 1", "--propagate --x11"),
-    ],
-)
-def test_srun_runs_the_command_whatever_its_options(options: str) -> None:
-    ran = srun(*options.split(), "sh", "-c", "echo $1:$PATH; exit 7", "x", "--a b")
-    assert (ran.returncode, ran.stdout) == (7, "--a b:/usr/bin:/bin\n"), ran
-    assert not ran.stderr or (
-        ran.stderr.startswith("srun: ignored: ") and ran.stderr.count("\n") == 1
-    )
-
-
-def test_srun_heeds_what_changes_the_command() -> None:
-    options = ("--chdir=/tmp", "--export=ALL,A=b c", "-n", "2")
-    ran = srun(*options, "sh", "-c", "echo $PWD $A $KEPT")
-    assert ran.stdout == "/tmp b c 1\n" * 2, ran
-    for words in ((), ("-n",), ("--ntasks",), ("--multi-prog", "x"), ("-n2", "--mpi=pmix", "x")):
-        assert srun(*words).returncode == 1
-
-
 def test_the_user_is_itself() -> None:
     env = job_environment(job(env=(("USER", "root?"), ("PWD", "/elsewhere"))), GPUS)
     assert (env["USER"], env["LOGNAME"]) == (ME.pw_name, ME.pw_name)
@@ -172,7 +142,8 @@ def test_only_the_jobs_gpus_are_visible(gpus: tuple[GpuId, ...], visible: str) -
         ({}, Mode.EXCLUSIVE, "3,1"),
         ({}, Mode.MPS, "GPU-aaa,GPU-bbb"),  # the server has a numbering of its own
         ({"container": "torch"}, Mode.STREAMS, "GPU-aaa,GPU-bbb"),  # it has only its own GPUs
-        ({"slurm_job": 7}, Mode.STREAMS, "GPU-aaa,GPU-bbb"),  # a cgroup may hide the others
+        # a cgroup may hide the others
+        ({"allocation": Allocation("Slurm", 7)}, Mode.STREAMS, "GPU-aaa,GPU-bbb"),
     ],
 )
 def test_indices_name_gpus_only_where_all_are_seen(

@@ -14,7 +14,7 @@ from carma_testing import a_job, a_spec
 from carmad.attempt.environment import job_environment
 from carmad.attempt.process_tree import TIME_LIMIT, Tree
 from carmad.core.messages import Launch, Step, Suspend
-from carmad.core.types import Cause, GpuId, Job, JobId, JobState, Suspension
+from carmad.core.types import Allocation, Cause, GpuId, Job, JobId, JobState, Suspension
 from carmad.daemon import world
 from carmad.engine.clock import boottime
 from tests.attempts import Bench
@@ -91,9 +91,10 @@ def test_when_it_is_due(its: dict[str, Any], due_at: float) -> None:
         assert job.attained_s(due_at) == 100.0
 
 
-def test_a_slurm_jobs_time_is_slurms() -> None:
+def test_the_time_of_an_allocation_is_its_systems() -> None:
     job = a_timed_job()
-    assert replace(job, spec=replace(job.spec, slurm_job=17)).due_at == float("inf")
+    its = replace(job.spec, allocation=Allocation("Slurm", 17))
+    assert replace(job, spec=its).due_at == float("inf")
 
 
 def test_each_change_is_told_and_nothing_else(

@@ -9,7 +9,7 @@ import pytest
 
 from carma_testing import FakeServer
 from carmad.config import Limits, Monitor, Settings, Suspending
-from carmad.core.types import Cause, Exit, JobId, JobState
+from carmad.core.types import Allocation, Cause, Exit, JobId, JobState
 
 S = JobState
 GIB = 1024
@@ -89,7 +89,13 @@ def test_without_suspension_nobody_fills(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", [{"gpus": 2}, {"requeue": False}, {"interactive": True, "nice": 1}, {"slurm_job": 7}]
+    "spec",
+    [
+        {"gpus": 2},
+        {"requeue": False},
+        {"interactive": True, "nice": 1},
+        {"allocation": Allocation("Slurm", 7)},
+    ],
 )
 def test_who_may_not_be_suspendable_does_not_fill(spec: dict[str, object]) -> None:
     here = FakeServer(3, ALONE)

@@ -8,7 +8,7 @@ from carma_testing import FakeServer
 from carmad.config import Interactive, Settings
 from carmad.core.happenings import how_ended
 from carmad.core.messages import RequeueRequested, Sampled, UpdateRequested
-from carmad.core.types import Cause, Exit, JobState
+from carmad.core.types import Allocation, Cause, Exit, JobState
 
 S = JobState
 QUICK = Settings(interactive=Interactive(idle_s=100))
@@ -72,10 +72,10 @@ def test_ctrl_c_is_its_owners_cancel(how: Exit, interactive: bool, state: JobSta
     assert ("Ctrl-C" in job.exit.evidence) is (state is S.CANCELLED)
 
 
-def test_a_run_in_a_slurm_job_is_not_ended_at_its_time_limit():
+def test_a_run_in_an_allocation_is_not_ended_at_its_time_limit():
     """Slurm does that, as a timeout; or not yet, if the limit was raised there."""
     server = FakeServer(gpus=1)
-    id = server.submit(interactive=True, time_limit_s=60, slurm_job=7)
+    id = server.submit(interactive=True, time_limit_s=60, allocation=Allocation("Slurm", 7))
     server.run_kernel(id)
     server.pass_time(300)
     assert server.job(id).state is S.RUNNING and server.job(id).stop is None

@@ -29,7 +29,17 @@ from carmad.core.messages import (
 from carmad.core.reservations import Reservation
 from carmad.core.states import advance
 from carmad.core.suspending import AGAIN_AFTER_S, cost_s, never
-from carmad.core.types import Cause, Exit, GpuId, Job, JobId, JobState, ProfilingRun, Suspension
+from carmad.core.types import (
+    Allocation,
+    Cause,
+    Exit,
+    GpuId,
+    Job,
+    JobId,
+    JobState,
+    ProfilingRun,
+    Suspension,
+)
 from carmad.core.view import View
 from policies.baselines import FIRST_QUEUE_GPU_S
 
@@ -152,7 +162,7 @@ def test_it_resumes_only_where_its_memory_fits() -> None:
     [
         ({}, replace(SETTINGS, suspend=Suspending()), "this server suspends no jobs"),
         ({}, replace(SETTINGS, collocation=Collocation(mps=True)), "it runs under MPS"),
-        ({"slurm_job": 7}, SETTINGS, "part of a job of Slurm's"),
+        ({"allocation": Allocation("Slurm", 7)}, SETTINGS, "part of a job of Slurm's"),
         ({"gpus": 0}, SETTINGS, "has no GPUs"),
     ],
 )

@@ -163,20 +163,6 @@ def test_equal_scripts_are_stored_once_and_read_for_an_estimate(tmp_path: Path) 
         assert rows == [(len(SCRIPT), SCRIPT)]
 
 
-def test_a_script_of_slurm_runs_with_srun(daemon: Carmad) -> None:
-    written(
-        daemon,
-        "#!/bin/bash\n#SBATCH -J slurm -p gpu --nodes=1 --gres=gpu:2 -o said-%j\n"
-        'srun -n 1 --mpi=none sh -c \'echo "$SLURM_JOB_NAME $SLURM_GPUS_ON_NODE $0"\' "a b"\n',
-    )
-    path = daemon.folder / "without-slurm"
-    path.mkdir()
-    (path / "sh").symlink_to("/bin/sh")
-    id = int(daemon.carma("submit", "--parsable", "--export", f"PATH={path}", "job.sh"))
-    daemon.ended(id)
-    assert said(daemon, id) == "slurm 2 a b\n"
-
-
 def test_a_script_without_module_gets_advice(daemon: Carmad) -> None:
     written(daemon, "#!/bin/bash\nset -e\nmodule load cuda\n")
     id = int(daemon.carma("submit", "--parsable", "job.sh"))

@@ -45,6 +45,7 @@ from carmad.core.messages import (
     Tick,
 )
 from carmad.core.types import (
+    Allocation,
     ArrayTask,
     Cause,
     Exit,
@@ -1045,6 +1046,21 @@ def test_any_decision_round_trips(value: Decision) -> None:
 def test_any_event_round_trips_through_the_journal(value: Event) -> None:
     line = b"".join(journal._encode(journal.Turn((value,), ())))
     assert journal._turn(from_json(line)).events == (value,)
+
+
+def test_a_job_of_slurms_is_an_allocation_now() -> None:
+    """In rows, and in lines of the journal."""
+    its = Allocation("Slurm", 17)
+    spec = JobSpec(
+        argv=("a",), user="ada", uid=1, gid=1, cwd="/", name='"slurm_job":7', allocation=its
+    )
+    job = Job(JobId(7), spec, JobState.QUEUED, 1.0)
+    text = codec.encode_job(job)
+    old = text.replace('"allocation":{"system":"Slurm","id":17}', '"slurm_job":17')
+    assert old != text and codec.decode_job(old) == job
+    assert codec.in_current_names(old.encode()) == text.encode()
+    before = codec.encode_job(replace(job, spec=replace(spec, allocation=None)))
+    assert codec.decode_job(before.replace('"allocation"', '"slurm_job"')).spec.allocation is None
 
 
 def test_rows_of_older_and_newer_releases_can_be_read() -> None:
