@@ -6,7 +6,14 @@ import re
 import sys
 from contextlib import suppress
 from functools import lru_cache
-from importlib.metadata import EntryPoints, PackageNotFoundError, entry_points, requires, version
+from importlib.metadata import (
+    EntryPoint,
+    EntryPoints,
+    PackageNotFoundError,
+    entry_points,
+    requires,
+    version,
+)
 from typing import Any
 
 from carmad import CLIENT, DISTRIBUTION
@@ -23,6 +30,19 @@ def points(group: str) -> EntryPoints:
     are installed later, only after `look_again`."""
     found: EntryPoints = _points(tuple(sys.path)).select(group=group)
     return found
+
+
+def by_name(group: str) -> dict[str, EntryPoint]:
+    """Those of a group. Of several packages' with the same name, CARMA's own counts."""
+    found: dict[str, EntryPoint] = {}
+    for point in points(group):
+        if point.name not in found or is_own(point):
+            found[point.name] = point
+    return found
+
+
+def is_own(point: EntryPoint) -> bool:
+    return point.dist is not None and point.dist.name == DISTRIBUTION
 
 
 @lru_cache(maxsize=1)  # it reads a file of each installed package

@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from carmad import DISTRIBUTION, installed, paths
+from carmad import installed, paths
 from carmad.config import Preconditions, Settings
 from carmad.core.ports import Estimator, Policy, Predictor, Recovery, Server
 from carmad.edge import BackgroundService, Follower, Host
@@ -103,7 +103,7 @@ def names(kind: str) -> list[str]:
 
 def own_names(kind: str) -> list[str]:
     """CARMA's own plugins of a kind, as help and reference list them."""
-    return [point.name for point in _points(kind) if not _is_foreign(point)]
+    return [point.name for point in _points(kind) if installed.is_own(point)]
 
 
 def services(host: Host) -> dict[str, BackgroundService]:
@@ -128,7 +128,7 @@ def _build(group: str, *given: object) -> Iterator[tuple[str, object]]:
             found = point.load()
             made = found(*given) if given else found
         except Exception as error:  # foreign code
-            if isinstance(error, CarmaError) and not _is_foreign(point):
+            if isinstance(error, CarmaError) and installed.is_own(point):
                 raise
             log.exception("%s cannot be built, and is left out: %s", name, point.value)
         else:
@@ -179,12 +179,9 @@ def wordings() -> Mapping[str, Wording]:
 
 
 def _points(group: str) -> list[EntryPoint]:
+    """CARMA's own first."""
     points = installed.points(f"carma.{group}")
-    return sorted(points, key=lambda point: (_is_foreign(point), point.name))
-
-
-def _is_foreign(point: EntryPoint) -> bool:
-    return point.dist is None or point.dist.name != DISTRIBUTION
+    return sorted(points, key=lambda point: (not installed.is_own(point), point.name))
 
 
 def _load(kind: str, name: str, settings: Settings, *given: object) -> object:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from carmad.installed import look_again
 from cli.main import main, run
 from cli.verbs import find_word
 from tests.daemon import NO_KERNELS, Carmad
@@ -19,6 +20,9 @@ from cli.verbs import Group, Verb, Word
 HEARD = Verb("heard", "lab_extra.command", "Say what was heard.", section="Monitoring")
 LAB = Group("lab", "Of the lab.", (Verb("lab open", "lab_extra.command", "Open it."),))
 HELLO = Word("hello", "lab_extra.command:hello")
+SIMULATE = Verb("simulate", "lab_extra.command", "Not ours.", aliases=("listen",))
+MISNAMED = Verb("other", "lab_extra.command", "Called by another name.")
+OPEN = Verb("open-up", "lab_extra.command", "Open it.", aliases=("sesame",))
 """
 
 COMMAND = """
@@ -37,6 +41,13 @@ def lab_open_options(parser):
 
 def lab_open(options):
     print("opened", options.DOOR)
+    return 0
+
+def open_up_options(parser):
+    pass
+
+def open_up(options):
+    print("opened all")
     return 0
 
 def hello(name, words):
@@ -122,12 +133,21 @@ def cannot(host):
     raise KeyError("no such thing")
 """
 
+LOST = """
+from cli.verbs import Verb
+
+LOST = Verb("lost", "lab_broken.nowhere", "Its module is not there.")
+"""
+
 POINTS = """
 [carma.commands]
 heard = lab_extra.verbs:HEARD
 lab = lab_extra.verbs:LAB
 hello = lab_extra.verbs:HELLO
 queue = lab_extra.verbs:HEARD
+simulate = lab_extra.verbs:SIMULATE
+misnamed = lab_extra.verbs:MISNAMED
+open-up = lab_extra.verbs:OPEN
 [carma.routes]
 heard = lab_extra.daemon:router
 [carma.followers]
@@ -142,6 +162,8 @@ BROKEN_POINTS = """
 [carma.commands]
 gone = lab_broken.nowhere:GONE
 bare = lab_broken:NO_SUCH
+exits = lab_broken_exits:VERB
+lost = lab_broken_lost:LOST
 [carma.routes]
 gone = lab_broken.nowhere:router
 [carma.followers]
@@ -167,6 +189,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     ):
         (package / f"{name}.py").write_text(text)
     (folder / "lab_broken.py").write_text(BROKEN)
+    (folder / "lab_broken_exits.py").write_text("raise SystemExit(3)")
+    (folder / "lab_broken_lost.py").write_text(LOST)
     for name, points in (("lab_extra", POINTS), ("lab_broken", BROKEN_POINTS)):
         info = folder / f"{name}-1.0.dist-info"
         info.mkdir()
@@ -225,10 +249,14 @@ def test_verbs_of_packages_are_listed_and_explained_as_others(
     out = capsys.readouterr().out
     assert "heard" in out.partition("Monitoring")[2].partition("Administration")[0]
     assert "Of the lab." in out and "hello" not in out
+    assert out.count(" simulate ") == 1 and "Not ours." not in out, "ours counts"
+    assert "Called by another name." not in out, "nobody can call it so"
     assert run(["heard", "--help"]) == 0
     assert capsys.readouterr().out.startswith("Usage: carma heard")
     assert run(["lab", "open", "door"]) == 0
     assert capsys.readouterr().out == "opened door\n"
+    assert run(["sesame"]) == 0, "its other name"
+    assert capsys.readouterr().out == "opened all\n"
     assert run(["lab"]) == 2
     assert "Open it." in capsys.readouterr().out
     assert run(["haerd"]) == 2
@@ -236,11 +264,36 @@ def test_verbs_of_packages_are_listed_and_explained_as_others(
 
 
 def test_a_verb_whose_package_is_broken_says_so(
-    installed: Path, capsys: pytest.CaptureFixture[str]
+    installed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in (("gone", "lab_broken.nowhere:GONE"), ("bare", "lab_broken:NO_SUCH")):
+    for name, value in (
+        ("gone", "lab_broken.nowhere:GONE"),
+        ("bare", "lab_broken:NO_SUCH"),
+        ("exits", "lab_broken_exits:VERB"),
+    ):
         assert run([name]) == 1
         assert f"carma: {name} cannot be loaded from {value}: " in capsys.readouterr().err
+        monkeypatch.setattr(sys, "argv", [f"/usr/bin/{name}"])
+        with pytest.raises(SystemExit, match="1"):
+            main()
+        assert f"carma: {name} cannot be loaded from {value}: " in capsys.readouterr().err
+
+
+def test_a_broken_package_takes_no_completion_and_no_verb_of_others(
+    installed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["completion", "bash"]) == 0
+    out = capsys.readouterr().out
+    assert " lost)" in out and " heard) words='--help --loud'" in out
+    points = installed / "lab_broken-1.0.dist-info/entry_points.txt"
+    points.write_text("[carma.commands]\nno-daemon = lab_broken.nowhere:verb\n")
+    monkeypatch.setattr("carmad.installed.DISTRIBUTION", "lab_broken")  # ours has one, too
+    monkeypatch.setattr("carmad.paths.is_served", lambda: False)
+    look_again()
+    assert run(["help", "queue"]) == 0
 
 
 def test_a_link_with_the_name_of_a_word_is_that_word(
