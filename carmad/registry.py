@@ -107,28 +107,38 @@ def own_names(kind: str) -> list[str]:
 
 
 def services(host: Host) -> dict[str, BackgroundService]:
-    """The installed services that have something to do, by name. Raises CarmaError if one of
-    CARMA's own cannot be built; one of others' is logged and left out."""
+    """The installed services that have something to do, by name, CARMA's own first. Raises what one
+    of these raises when it is built; another's failure is logged, and it is left out, as is what is
+    not installed whole."""
     return {name: cast(BackgroundService, made) for name, made in _build("services", host)}
 
 
 def followers(host: Host) -> dict[str, Follower]:
     """The installed followers, by name; failing ones as `services`."""
-    return {name: cast(Follower, made) for name, made in _build("followers", host)}
+    found = {}
+    for name, made in _build("followers", host):
+        if isinstance(made, Follower):
+            found[name] = made
+        else:
+            log.error("%s is left out, as it is not a Follower: %.200r", name, made)
+    return found
 
 
-def routers() -> list[Any]:
-    """FastAPI's routers of packages; a failing one is logged and left out."""
-    return [made for _, made in _build("routes")]
+def routers() -> dict[str, Any]:
+    """FastAPI's routers of packages, by name; a failing one is logged and left out."""
+    return dict(_build("routes"))
 
 
 def _build(group: str, *given: object) -> Iterator[tuple[str, object]]:
-    for name, point in {point.name: point for point in reversed(_points(group))}.items():
+    points: dict[str, EntryPoint] = {}
+    for point in _points(group):
+        points.setdefault(point.name, point)
+    for name, point in points.items():
         try:
             found = point.load()
             made = found(*given) if given else found
-        except Exception as error:  # foreign code
-            if isinstance(error, CarmaError) and installed.is_own(point):
+        except (Exception, SystemExit) as error:  # foreign code
+            if installed.is_own(point) and not isinstance(error, ModuleNotFoundError):
                 raise
             log.exception("%s cannot be built, and is left out: %s", name, point.value)
         else:

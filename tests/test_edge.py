@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from carmad.daemon import parts
+from carmad.errors import Hopeless
 from carmad.installed import look_again
 from cli.main import main, run
 from cli.verbs import find_word
@@ -115,6 +118,9 @@ class AtEnds(Writes, Follower):
 
 def nothing(host):
     return None
+
+def badly_planned(host):
+    host.add_chore(Chore("never", print, "no such trigger", {}))
 """
 
 BROKEN = """
@@ -131,6 +137,24 @@ def raises(host):
 
 def cannot(host):
     raise KeyError("no such thing")
+
+class Exits(Follower):
+    def on_commit(self, step):
+        raise SystemExit("at a step")
+
+    def start(self):
+        raise SystemExit("at its start")
+
+def exits(host):
+    return Exits()
+
+def gives_up(host):
+    raise SystemExit("when it is built")
+
+def no_follower(host):
+    return "nobody"
+
+no_router = 7
 """
 
 LOST = """
@@ -156,6 +180,9 @@ timeline = lab_extra.daemon:hears
 [carma.services]
 writes = lab_extra.daemon:AtEnds
 nothing = lab_extra.daemon:nothing
+planned = lab_extra.daemon:badly_planned
+mapping = lab_extra.daemon:AtEnds
+timeline = lab_extra.daemon:AtEnds
 """
 
 BROKEN_POINTS = """
@@ -166,10 +193,15 @@ exits = lab_broken_exits:VERB
 lost = lab_broken_lost:LOST
 [carma.routes]
 gone = lab_broken.nowhere:router
+odd = lab_broken:no_router
 [carma.followers]
 raises = lab_broken:raises
 cannot = lab_broken:cannot
+exits = lab_broken:exits
+odd = lab_broken:no_follower
 [carma.services]
+gives-up = lab_broken:gives_up
+exits = lab_broken:exits
 starts = lab_broken:raises
 cannot = lab_broken:cannot
 """
@@ -238,8 +270,35 @@ def test_a_daemon_runs_the_parts_of_packages_and_survives_broken_ones(
         "gone cannot be built, and is left out: lab_broken.nowhere:router",
         "the follower raises has failed",
         "the service starts did not start",
+        "gives-up cannot be built, and is left out: lab_broken:gives_up",
+        "the service exits did not start",
+        "the follower exits has failed",
+        "odd is left out, as it is not a Follower",
+        "the routes odd cannot be added, and are left out",
+        "never cannot be planned, and is left out",
     ):
         assert told in log
+
+
+def test_a_service_that_hangs_does_not_keep_the_daemon_from_stopping(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(parts, "PLUGGED_WITHIN_S", 0.1)
+    done = threading.Event()
+
+    class Hangs:
+        def start(self) -> None: ...
+        def stop(self) -> None:
+            done.wait(60.0)
+
+    parts._stop("lab", Hangs())
+    done.set()
+    assert "the service lab has not stopped in 0.1 s" in caplog.text and "done.wait" in caplog.text
+
+
+def test_an_installation_that_is_older_than_its_code_is_named() -> None:
+    with pytest.raises(Hopeless, match="'timeline' is not among the installed followers"):
+        parts._own("followers", "timeline", {})
 
 
 def test_verbs_of_packages_are_listed_and_explained_as_others(
