@@ -119,6 +119,15 @@ class AtEnds(Writes, Follower):
 def nothing(host):
     return None
 
+class Namesake(Follower):
+    def start(self):
+        pass
+
+    stop = start
+
+def namesake(host):
+    return Namesake()
+
 def badly_planned(host):
     host.add_chore(Chore("never", print, "no such trigger", {}))
 """
@@ -181,8 +190,7 @@ timeline = lab_extra.daemon:hears
 writes = lab_extra.daemon:AtEnds
 nothing = lab_extra.daemon:nothing
 planned = lab_extra.daemon:badly_planned
-mapping = lab_extra.daemon:AtEnds
-timeline = lab_extra.daemon:AtEnds
+timeline = lab_extra.daemon:namesake
 """
 
 BROKEN_POINTS = """
