@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from functools import cache
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -32,6 +31,7 @@ paths.find_own()  # other programs load our plugins, too
 
 KINDS = ("policies", "recoveries", "estimators", "predictors")
 _EVERY_POLICYS = {field.name for field in fields(Preconditions)}
+_ABLE: dict[tuple[type, str], bool] = {}  # which estimator can what: asked for each job
 ESTIMATE_SPARE_S = 10.0  # for an estimator, on top of the time that a script may take
 
 
@@ -79,13 +79,14 @@ def estimator(name: str, settings: Settings, server: Server) -> Estimator:
 
 
 def estimators_that(can: type[T], settings: Settings, server: Server) -> Iterator[T]:
-    """The installed estimators that can do more than estimate: `can` is one of the protocols
-    `Explains`, `Learns` and `Measures`. One that cannot be loaded cannot."""
-    for name in names("estimators"):
-        with suppress(CarmaError):
-            found = _load("estimators", name, settings, server)
-            if isinstance(found, can):
-                yield found
+    """The installed estimators that can do more than estimate, CARMA's own first: `can` is one of
+    the protocols `Explains`, `Learns` and `Measures`. One that cannot be loaded cannot."""
+    for name in installed.by_name("carma.estimators"):
+        if _ABLE.get((can, name), True):
+            with suppress(CarmaError):
+                found = _load("estimators", name, settings, server)
+                if _ABLE.setdefault((can, name), isinstance(found, can)):
+                    yield cast(T, found)
 
 
 def trace_importer(kind: str) -> Callable[[Path], object]:
@@ -103,7 +104,7 @@ def names(kind: str) -> list[str]:
 
 def own_names(kind: str) -> list[str]:
     """CARMA's own plugins of a kind, as help and reference list them."""
-    return [point.name for point in _points(kind) if installed.is_own(point)]
+    return [each.name for each in installed.points(f"carma.{kind}") if installed.is_own(each)]
 
 
 def services(host: Host) -> dict[str, BackgroundService]:
@@ -130,10 +131,7 @@ def routers() -> dict[str, Any]:
 
 
 def _build(group: str, *given: object) -> Iterator[tuple[str, object]]:
-    points: dict[str, EntryPoint] = {}
-    for point in _points(group):
-        points.setdefault(point.name, point)
-    for name, point in points.items():
+    for name, point in installed.by_name(f"carma.{group}").items():
         try:
             found = point.load()
             made = found(*given) if given else found
@@ -154,7 +152,7 @@ def settings_of_plugins() -> Mapping[tuple[str, str], type]:
     and skipped: it must not keep a daemon from starting that does not use it.
     """
     found: dict[tuple[str, str], type] = {}
-    for point in _points("settings"):
+    for point in installed.points("carma.settings"):
         kind, _, name = point.name.partition(".")
         try:
             declared = point.load()
@@ -177,7 +175,7 @@ def wordings() -> Mapping[str, Wording]:
     """The wording of the reasons of all installed plugins, by code: entry points of the group
     `carma.reasons`. If two declare the same code, CARMA's own wins."""
     found: dict[str, Wording] = {}
-    for point in _points("reasons"):
+    for point in installed.points("carma.reasons"):
         try:
             for code, wording in point.load().items():
                 if not isinstance(wording, Wording):
@@ -188,12 +186,6 @@ def wordings() -> Mapping[str, Wording]:
     return found
 
 
-def _points(group: str) -> list[EntryPoint]:
-    """CARMA's own first."""
-    points = installed.points(f"carma.{group}")
-    return sorted(points, key=lambda point: (not installed.is_own(point), point.name))
-
-
 def _load(kind: str, name: str, settings: Settings, *given: object) -> object:
     own = settings_of_plugins().get((kind, name))
     try:
@@ -201,7 +193,7 @@ def _load(kind: str, name: str, settings: Settings, *given: object) -> object:
         plugin = _factory(kind, name)(settings, *given, *more)
     except CarmaError:
         raise
-    except Exception as error:  # foreign code
+    except (Exception, SystemExit) as error:  # foreign code
         raise CarmaError(
             f"{name!r} of {kind} cannot be loaded: {error}",
             "are its dependencies installed? `carma extras` lists those of CARMA's own",
