@@ -96,6 +96,14 @@ def test_the_wheel_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Pat
     assert "ExecStart=" in (root / "etc/systemd/system/carmad.service").read_text(encoding="utf-8")
 
 
+def test_the_wheel_works_as_it_is(wheel: Path, tmp_path: Path) -> None:
+    """As a zip on Python's path, beside others' packages."""
+    env = Environment(tmp_path / "env")
+    (env.packages.parent / "cli.py").write_text("raise SystemExit('theirs')")
+    code = f"import sys; sys.path.insert(1, {str(wheel)!r}); from carmad.entry import carma; carma()"
+    assert env.run("python", "-c", code, "--version").startswith("carma ")
+
+
 CHECKED = """
 import subprocess
 
