@@ -366,7 +366,10 @@ class GuardedFollower(Follower):
             self._follower.on_timing(step, core_s, commit_s)
 
     def on_commit(self, step: Step) -> None:
-        self._follower.on_commit(step)  # the engine resets who raises
+        try:
+            self._follower.on_commit(step)
+        except (Exception, SystemExit) as error:  # the engine logs it, and resets who raises
+            raise RuntimeError(f"the follower {self._name} has failed") from error
 
     def on_failed_commit(self, error: CarmaError) -> None:
         with self._guard():
@@ -384,7 +387,7 @@ class GuardedFollower(Follower):
     def _guard(self) -> Iterator[None]:
         try:
             yield
-        except Exception:
+        except (Exception, SystemExit):  # foreign code may call sys.exit
             log.exception("the follower %s has failed", self._name)
 
 

@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import (
+    Distribution,
     EntryPoint,
     EntryPoints,
     PackageNotFoundError,
@@ -27,18 +28,26 @@ except PackageNotFoundError:
 
 def points(group: str) -> EntryPoints:
     """The entry points of a group, of packages that are found on Python's path now; of those that
-    are installed later, only after `look_again`."""
-    found: EntryPoints = _points(tuple(sys.path)).select(group=group)
+    are installed later, only after `look_again`. CARMA's own come first."""
+    return _of_group(tuple(sys.path), group)
+
+
+def by_name(group: str) -> dict[str, EntryPoint]:
+    """Those of a group. Of several packages' with the same name, CARMA's own counts."""
+    found: dict[str, EntryPoint] = {}
+    for point in points(group):
+        found.setdefault(point.name, point)
     return found
 
 
-def own_first(group: str) -> list[EntryPoint]:
-    """The same, in an order in which CARMA's own come before others of the same name."""
-    return sorted(points(group), key=lambda point: (is_foreign(point), point.name))
+def is_own(point: EntryPoint) -> bool:
+    return point.dist is not None and _name(point.dist) == DISTRIBUTION
 
 
-def is_foreign(point: EntryPoint) -> bool:
-    return point.dist is None or point.dist.name != DISTRIBUTION
+@lru_cache(maxsize=32)  # asked for each job's estimate
+def _of_group(path: tuple[str, ...], group: str) -> EntryPoints:
+    found = _points(path).select(group=group)
+    return EntryPoints(sorted(found, key=lambda point: (not is_own(point), point.name)))
 
 
 @lru_cache(maxsize=1)  # it reads a file of each installed package
@@ -46,8 +55,14 @@ def _points(path: tuple[str, ...]) -> Any:
     return entry_points()  # of Python 3.11 no EntryPoints, but it has `select`
 
 
+@lru_cache(maxsize=32)  # it reads a file
+def _name(distribution: Distribution) -> str:
+    return distribution.name
+
+
 def look_again() -> None:
     _points.cache_clear()
+    _of_group.cache_clear()
 
 
 def how_to_add(extra: str) -> str:

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 MOST_DIGITS = 10  # as Slurm's
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
-_OWN = f"{HOME}/carmad/own"  # where the wheel has them
+_OWN = f"{HOME}/carmad/own"  # where the wheel has them, installed or as it is: a zip
 # Where `cli`, `estimators`, `policies` and `recovery` are: others' packages may have these names.
-OWN = _OWN if os.path.isdir(_OWN) else HOME  # noqa: PTH112
+OWN = _OWN if os.path.isdir(_OWN) or not os.path.isdir(HOME) else HOME  # noqa: PTH112
 # Code with which another Python finds CARMA, and ours before others' of the same name.
 FIND = f"import sys; sys.path.insert(0, {OWN!r}); sys.path.append({HOME!r})"
 SYSTEM_SOCKET = "/run/carma/carmad.sock"

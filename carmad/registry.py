@@ -32,6 +32,7 @@ paths.find_own()  # other programs load our plugins, too
 
 KINDS = ("policies", "recoveries", "estimators", "predictors")
 _EVERY_POLICYS = {field.name for field in fields(Preconditions)}
+_ABLE: dict[tuple[type, str], bool] = {}  # which estimator can what: asked for each job
 ESTIMATE_SPARE_S = 10.0  # for an estimator, on top of the time that a script may take
 
 
@@ -79,13 +80,14 @@ def estimator(name: str, settings: Settings, server: Server) -> Estimator:
 
 
 def estimators_that(can: type[T], settings: Settings, server: Server) -> Iterator[T]:
-    """The installed estimators that can do more than estimate: `can` is one of the protocols
-    `Explains`, `Learns` and `Measures`. One that cannot be loaded cannot."""
-    for name in names("estimators"):
-        with suppress(CarmaError):
-            found = _load("estimators", name, settings, server)
-            if isinstance(found, can):
-                yield found
+    """The installed estimators that can do more than estimate, CARMA's own first: `can` is one of
+    the protocols `Explains`, `Learns` and `Measures`. One that cannot be loaded cannot."""
+    for name in installed.by_name("carma.estimators"):
+        if _ABLE.get((can, name), True):
+            with suppress(CarmaError):
+                found = _load("estimators", name, settings, server)
+                if _ABLE.setdefault((can, name), isinstance(found, can)):
+                    yield cast(T, found)
 
 
 def trace_importer(kind: str) -> Callable[[Path], object]:
@@ -103,23 +105,30 @@ def names(kind: str) -> list[str]:
 
 def own_names(kind: str) -> list[str]:
     """CARMA's own plugins of a kind, as help and reference list them."""
-    return [point.name for point in installed.own_first(kind) if not installed.is_foreign(point)]
+    return [each.name for each in installed.points(f"carma.{kind}") if installed.is_own(each)]
 
 
 def services(host: Host) -> dict[str, BackgroundService]:
-    """The installed services that have something to do, by name. Raises CarmaError if one of
-    CARMA's own cannot be built; one of others' is logged and left out."""
+    """The installed services that have something to do, by name, CARMA's own first. Raises what one
+    of these raises when it is built; another's failure is logged, and it is left out, as is what is
+    not installed whole."""
     return {name: cast(BackgroundService, made) for name, made in _build("services", host)}
 
 
 def followers(host: Host) -> dict[str, Follower]:
     """The installed followers, by name; failing ones as `services`."""
-    return {name: cast(Follower, made) for name, made in _build("followers", host)}
+    found = {}
+    for name, made in _build("followers", host):
+        if isinstance(made, Follower):
+            found[name] = made
+        else:
+            log.error("%s is left out, as it is not a Follower: %.200r", name, made)
+    return found
 
 
-def routers() -> list[Any]:
-    """FastAPI's routers of packages; a failing one is logged and left out."""
-    return [made for _, made in _build("routes")]
+def routers() -> dict[str, Any]:
+    """FastAPI's routers of packages, by name; a failing one is logged and left out."""
+    return dict(_build("routes"))
 
 
 def checks(host: Host) -> list[SubmissionCheck]:
@@ -142,14 +151,12 @@ def checks(host: Host) -> list[SubmissionCheck]:
 
 
 def _build(group: str, *given: object) -> Iterator[tuple[str, object]]:
-    for name, point in {
-        point.name: point for point in reversed(installed.own_first(group))
-    }.items():
+    for name, point in installed.by_name(f"carma.{group}").items():
         try:
             found = point.load()
             made = found(*given) if given else found
-        except Exception as error:  # foreign code
-            if isinstance(error, CarmaError) and not installed.is_foreign(point):
+        except (Exception, SystemExit) as error:  # foreign code
+            if installed.is_own(point) and not isinstance(error, ModuleNotFoundError):
                 raise
             log.exception("%s cannot be built, and is left out: %s", name, point.value)
         else:
@@ -165,7 +172,7 @@ def settings_of_plugins() -> Mapping[tuple[str, str], type]:
     and skipped: it must not keep a daemon from starting that does not use it.
     """
     found: dict[tuple[str, str], type] = {}
-    for point in installed.own_first("settings"):
+    for point in installed.points("carma.settings"):
         kind, _, name = point.name.partition(".")
         try:
             declared = point.load()
@@ -188,7 +195,7 @@ def wordings() -> Mapping[str, Wording]:
     """The wording of the reasons of all installed plugins, by code: entry points of the group
     `carma.reasons`. If two declare the same code, CARMA's own wins."""
     found: dict[str, Wording] = {}
-    for point in installed.own_first("reasons"):
+    for point in installed.points("carma.reasons"):
         try:
             for code, wording in point.load().items():
                 if not isinstance(wording, Wording):
@@ -206,7 +213,7 @@ def _load(kind: str, name: str, settings: Settings, *given: object) -> object:
         plugin = _factory(kind, name)(settings, *given, *more)
     except CarmaError:
         raise
-    except Exception as error:  # foreign code
+    except (Exception, SystemExit) as error:  # foreign code
         raise CarmaError(
             f"{name!r} of {kind} cannot be loaded: {error}",
             "are its dependencies installed? `carma extras` lists those of CARMA's own",

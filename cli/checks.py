@@ -30,7 +30,7 @@ def added() -> dict[str, Checks]:
     from carmad import installed
 
     found = {}
-    for point in installed.own_first("carma.checks"):
+    for point in installed.by_name("carma.checks").values():
         try:
             its = point.load()
         except Exception:  # noqa: BLE001 - foreign code

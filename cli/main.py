@@ -18,9 +18,11 @@ def main() -> None:
     if sys.stdout is None:  # closed: `carma estimate … >&-`
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - light; open until it ends
     name = os.path.basename(sys.argv[0])  # noqa: PTH119 - pathlib is slow to import
-    if name not in OURS and (word := find_word(name)):  # a link to this program, such as sbatch
-        sys.exit(word.run(sys.argv[1:]))
-    sys.exit(run(sys.argv[1:]))
+    try:
+        word = None if name in OURS else find_word(name)  # a link to this program, such as sbatch
+    except CarmaError as error:
+        sys.exit(report(error, as_json=False))
+    sys.exit(word.run(sys.argv[1:]) if word else run(sys.argv[1:]))
 
 
 def run(args: list[str]) -> int:

@@ -326,14 +326,16 @@ OWN: dict[str, Verb | Group] = {
 
 # What most people need: all that `carma` alone lists.
 FIRST = ("submit", "run", "queue", "why", "logs", "cancel", "top", "estimate")
-COMMANDS = "carma.commands"  # the group of entry points
 NO_DAEMON = "no-daemon"  # names, in that group, what `elsewhere` asks
 
 
 def find(name: str) -> Verb | Group | None:
     """What the first word of a command line names. Raises Problem if a package fails."""
     found = OWN.get(name) or _load(name)
-    return found if isinstance(found, (Verb, Group)) else None
+    if isinstance(found, (Verb, Group)):
+        return found
+    verbs = (each for each in _added() if isinstance(each, Verb))
+    return next((verb for verb in verbs if name in verb.aliases), None)
 
 
 def find_word(name: str) -> Word | None:
@@ -343,9 +345,14 @@ def find_word(name: str) -> Word | None:
 
 
 def elsewhere(verb: Verb) -> Verb:
-    """What a verb is on a machine without a daemon: the same, unless a package says otherwise.
-    Raises Problem if that fails."""
-    change = _load(NO_DAEMON)
+    """What a verb is on a machine without a daemon: the same, unless a package says otherwise. One
+    that is broken says nothing: it must not take `carma doctor`, which names it."""
+    from carmad.errors import CarmaError
+
+    try:
+        change = _load(NO_DAEMON)
+    except CarmaError:
+        return verb
     return change(verb) if change else verb
 
 
@@ -365,30 +372,30 @@ def every() -> Iterator[Verb]:
 
 
 def _added() -> Iterator[Verb | Group]:
-    for each in _points():
-        if each.name == NO_DAEMON:
+    """Those that can be loaded, and are called as their entry points are."""
+    for name, point in sorted(_points().items()):
+        if name == NO_DAEMON or name in OWN:
             continue
         try:
-            found = each.load()
-        except Exception:  # noqa: BLE001 - foreign code: `carma doctor` names it
+            found = point.load()
+        except (Exception, SystemExit):  # noqa: BLE001 - foreign code: `carma doctor` names it
             continue
-        if isinstance(found, (Verb, Group)) and found.name not in OWN:
+        if isinstance(found, (Verb, Group)) and found.name == name:
             yield found
 
 
 def _load(name: str) -> Any:
-    for point in _points():
-        if point.name == name:
-            try:
-                return point.load()
-            except Exception as error:  # foreign code
-                from cli.problems import Problem
+    if (point := _points().get(name)) is None:
+        return None
+    try:
+        return point.load()
+    except (Exception, SystemExit) as error:  # foreign code
+        from cli.problems import Problem
 
-                raise Problem(f"{name} cannot be loaded from {point.value}: {error}") from error
-    return None
+        raise Problem(f"{name} cannot be loaded from {point.value}: {error}") from error
 
 
-def _points() -> list[EntryPoint]:
-    from carmad import installed  # takes longer to import than most verbs
+def _points() -> dict[str, EntryPoint]:
+    from carmad import installed
 
-    return installed.own_first(COMMANDS)
+    return installed.by_name("carma.commands")

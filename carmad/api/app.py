@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -32,14 +33,17 @@ from carmad.http.problems import answer_problem
 from carmad.http.turns import Shares
 from carmad.installed import VERSION
 
+log = logging.getLogger(__name__)
+
 RESOURCES = (  # in the order of the reference
     *(intake, jobs, terminal, stream, actions, estimates, gpus, reservations, cron, models),
     *(fairness, timeline, mail, server),
 )
 
 
-def create_app(service: Service, plugged: Sequence[APIRouter] = ()) -> FastAPI:
-    """`plugged`: routers of packages; what they add is below /v1, and never instead of ours."""
+def create_app(service: Service, plugged: Mapping[str, APIRouter] | None = None) -> FastAPI:
+    """`plugged`: routers of packages, by name; what they add is below /v1, and never instead of
+    ours. One that FastAPI does not take is logged and left out."""
     app = FastAPI(
         title="CARMA",
         version=VERSION,
@@ -50,8 +54,11 @@ def create_app(service: Service, plugged: Sequence[APIRouter] = ()) -> FastAPI:
         # Of one that is included, FastAPI makes all routes again when the first request comes.
         routes=[route for each in RESOURCES for route in each.router.routes],
     )
-    for router in plugged:
-        app.include_router(router, prefix="/v1")
+    for name, router in (plugged or {}).items():
+        try:
+            app.include_router(router, prefix="/v1")
+        except Exception:  # foreign code
+            log.exception("the routes %s cannot be added, and are left out", name)
     app.state.service = service
     app.state.peers = Peers(service.settings.access.admin_group)
     app.state.owners = Owners()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from statistics import median
 from threading import Event
@@ -20,10 +21,12 @@ from carmad.api.intake import check, judge, trial
 from carmad.api.reasons import reason_out, too_large, verdicts_out
 from carmad.api.wire import SCHEMA
 from carmad.core.ports import Learns, Run
-from carmad.core.types import Estimate, JobSpec
+from carmad.core.types import Estimate, JobSpec, Owner
 from carmad.explanation import ContextOut, ExplanationOut
 from carmad.learned.estimates import Guess, patient
 from carmad.threads import run_in_threadpool
+
+log = logging.getLogger(__name__)
 
 router = resource()
 
@@ -120,9 +123,7 @@ async def estimators(call: Caller) -> Response:
             "estimator": service.settings.estimator,
             "jobs": len(runs),
             "estimators": calibrations(names, runs),
-            "contexts": [
-                context for each in able for context in each.contexts(by_user, call.peer.owner)
-            ],
+            "contexts": [*_contexts(able, by_user, call.peer.owner)],
         }
         return answer(out)
 
@@ -157,6 +158,16 @@ def _calibration(name: str, past: Sequence[tuple[Estimate, int]]) -> Calibration
         "untaught_p50_mib": _percentile(untaught, 0.50),
         "under": round(under / len(past), 4) if past else None,
     }
+
+
+def _contexts(
+    able: Iterable[Learns], runs: Mapping[Owner, Sequence[Run]], owner: Owner
+) -> Iterator[ContextOut]:
+    for each in able:
+        try:
+            yield from each.contexts(runs, owner)
+        except Exception:  # foreign code
+            log.exception("%s cannot tell what it has learned", type(each).__name__)
 
 
 def _estimates_of(run: Run) -> Iterator[Estimate]:

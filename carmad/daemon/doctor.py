@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from carmad import beats
+from carmad import beats, paths
 from carmad.api.advice import AdviceOut, command, words
 from carmad.api.checks import CheckOut, verdict
 from carmad.api.gpus import gpu_state
@@ -405,7 +405,7 @@ def _clock(now: float) -> CheckOut:
 def _plugins() -> CheckOut:
     try:
         child = subprocess.run(
-            [sys.executable, "-I", "-c", LOAD_PLUGINS],
+            [sys.executable, "-I", "-c", f"{paths.FIND}\n{LOAD_PLUGINS}"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -39,6 +39,7 @@ _LOG_BYTES = 16 * 1024**2
 _SETTLED_S = 86_400.0
 _AT_ONCE = 4  # a training takes long
 _LATE_S = 1800.0  # a backup, a purge
+_END_WITHIN_S = 10.0  # each of these, when the daemon stops
 
 
 class Housekeeping:
@@ -78,11 +79,15 @@ class Housekeeping:
             add("backup", self.backup, "cron", hour=_BACKUP_HOUR)
         for chore in self._chores:
             its = {"next_run_time": soon} if chore.at_start else {}
-            add(chore.name, chore.do, chore.trigger, **its, **chore.when)
+            try:
+                add(chore.name, chore.do, chore.trigger, **its, **chore.when)
+            except Exception:  # noqa: BLE001 - a package's trigger
+                _log.exception("%s cannot be planned, and is left out", chore.name)
         self._scheduler.start()
 
     def stop(self) -> None:
-        """Wait for the current chore, and do once more what is to be on disk."""
+        """Wait for the current chores, but not for one that hangs, and do once more what is to be
+        on disk."""
         self._scheduler.shutdown(wait=True)
         _guard("flush", self._flush)()
         for chore in self._chores:
@@ -106,6 +111,9 @@ class Housekeeping:
 class _Hands(BasePoolExecutor):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__(Threads(_AT_ONCE, "housekeeping", _LATE_S))
+
+    def shutdown(self, wait: bool = True) -> None:
+        self._pool.shutdown(wait, within_s=_END_WITHIN_S)
 
 
 def release(inbox: Inbox) -> None:
@@ -174,7 +182,7 @@ def _guard(chore: str, do: Callable[[], object]) -> Callable[[], None]:
             do()
         except CarmaError as error:
             _log.error("%s: %s. %s", chore, error, error.hint)
-        except Exception:  # noqa: BLE001 - the top of a thread's work
+        except (Exception, SystemExit):  # noqa: BLE001 - the top of a thread's work
             _log.exception("%s failed", chore)
 
     return run

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
-from typing import Protocol, cast
+from threading import Event, Thread
+from typing import Protocol, TypeVar, cast
 
 from carmad import beats, configfile, paths, registry, units
 from carmad.api.advice import AdviceOut, read_advice
@@ -70,8 +70,10 @@ from carmad.store.sql import SqlStore
 from carmad.timeline.recorder import Timeline
 
 log = logging.getLogger("carmad")
+T = TypeVar("T")
 
 ANSWER_S = 30.0  # of the core
+PLUGGED_WITHIN_S = 10.0  # a service starts or stops
 
 
 class Startable(Protocol):
@@ -180,12 +182,12 @@ class Daemon:
             ),
             doctor=self._examine,
             models=self._models,
-            timeline=cast(Timeline, self._followers["timeline"]),
+            timeline=self._timeline,
             terminals=self._world,
             set_policy=self._set_policy,
             waiting_settings=lambda: find_waiting(self._service.settings, self.read_settings()),
             advice=self._read_advice,
-            send_test=cast(Post, self._services["notices"]).send_test,
+            send_test=self._post.send_test,
             config_path=str(self._config) if self._config else None,
             config_toml=configfile.dump(settings),
             troubles=self._troubles,
@@ -209,11 +211,14 @@ class Daemon:
             store=self._store,
         )
         self._checks = _checks(host)
+        followers = registry.followers(host)  # first: theirs are the first chores when it stops
         self._services = registry.services(host)
-        self._followers = registry.followers(host)
-        for name, service in self._services.items():
-            if isinstance(service, Follower):
-                self._followers[name] = service
+        self._post = cast(Post, _own("services", "notices", self._services))
+        self._timeline = cast(Timeline, _own("followers", "timeline", followers))
+        named = (*followers.items(), *self._services.items())
+        self._plugged = [
+            GuardedFollower(name, its) for name, its in named if isinstance(its, Follower)
+        ]
 
     def _read_advice(self) -> AdviceOut | None:
         return read_advice(self._state_dir, self._in_force.policy)
@@ -230,11 +235,10 @@ class Daemon:
             self._past.submissions,
         )
         self._runners = Runners(self.inbox)
-        plugged = [GuardedFollower(name, its) for name, its in self._followers.items()]
-        self._service.events.listeners += [its.on_happenings for its in plugged]
+        self._service.events.listeners += [its.on_happenings for its in self._plugged]
         followers = (
             *(InvalidChoices(), self._service, self._service.counts, self._world),
-            *(self._journal, self._runners, *plugged),
+            *(self._journal, self._runners, *self._plugged),
         )
         self.engine = Engine(self.inbox, scheduler, store, self._world, followers)
 
@@ -301,12 +305,14 @@ class Daemon:
         self._reloader.ask().result(ANSWER_S)
 
     def _start_plugged(self, name: str, service: BackgroundService) -> None:
-        try:
-            service.start()
-        except Exception:  # foreign code
-            log.exception("the service %s did not start", name)
-            return
-        self._stack.push(functools.partial(_stop, name, service))
+        with beats.beating(f"service-{name}", PLUGGED_WITHIN_S):  # if it hangs, the log tells where
+            beats.at("its start")
+            try:
+                service.start()
+            except (Exception, SystemExit):  # foreign code
+                log.exception("the service %s did not start", name)
+                return
+        self._stack.callback(_stop, name, service)
 
     def _start(self, part: Startable) -> None:
         """Start `part`, and stop it when the stack closes."""
@@ -505,11 +511,28 @@ def flush(journal: Journal, store: SqlStore, externals: Externals) -> None:
         store.record_externals(externals.take())
 
 
-def _stop(name: str, service: BackgroundService, *_: object) -> None:
-    try:
-        service.stop()
-    except Exception:  # foreign code
-        log.exception("the service %s did not stop", name)
+def _own(kind: str, name: str, installed: Mapping[str, T]) -> T:
+    if name not in installed:
+        hint = "The installation is older than its code: install CARMA again."
+        raise Hopeless(f"CARMA's own {name!r} is not among the installed {kind}", hint)
+    return installed[name]
+
+
+def _stop(name: str, service: BackgroundService) -> None:
+    """Nobody waits for one that hangs: what is still in memory has to get to disk."""
+
+    def stop() -> None:
+        try:
+            service.stop()
+        except (Exception, SystemExit):  # foreign code
+            log.exception("the service %s did not stop", name)
+
+    thread = Thread(target=stop, name=f"stop-{name}", daemon=True)
+    thread.start()
+    thread.join(PLUGGED_WITHIN_S)
+    if thread.is_alive():
+        where = beats.stack(thread.ident or 0)
+        log.error("the service %s has not stopped in %g s: %s", name, PLUGGED_WITHIN_S, where)
 
 
 class InvalidChoices(Follower):

@@ -74,7 +74,10 @@ def _words() -> dict[str, list[str]]:
             words[each.name] = sorted(verb.name.partition(" ")[2] for verb in each.verbs)
         else:
             made = own.get(each.name, each.parser if each.reads != ITSELF else None)
-            options = _options(made()) if made else []
+            try:
+                options = _options(made()) if made else []
+            except (Exception, SystemExit):  # noqa: BLE001 - foreign code: complete the others
+                options = []
             words |= dict.fromkeys((each.name, *each.aliases), options)
     words["completion"] = list(SHELLS)
     return words

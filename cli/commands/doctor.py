@@ -128,7 +128,7 @@ def _python() -> CheckOut:
 def _run_as(uid: int, gid: int, code: str, within_s: float) -> subprocess.CompletedProcess[str]:
     """Run Python code as another user, for root. Raises OSError if root cannot become that user."""
     return subprocess.run(
-        [sys.executable, "-I", "-B", "-c", code],
+        [sys.executable, "-I", "-B", "-c", f"{paths.FIND}; {code}"],
         user=uid,
         group=gid,
         extra_groups=[],

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from carmad.daemon import parts
+from carmad.errors import Hopeless
+from carmad.installed import look_again
 from cli.main import main, run
 from cli.verbs import find_word
 from tests.daemon import NO_KERNELS, Carmad
@@ -19,6 +23,9 @@ from cli.verbs import Group, Verb, Word
 HEARD = Verb("heard", "lab_extra.command", "Say what was heard.", section="Monitoring")
 LAB = Group("lab", "Of the lab.", (Verb("lab open", "lab_extra.command", "Open it."),))
 HELLO = Word("hello", "lab_extra.command:hello")
+SIMULATE = Verb("simulate", "lab_extra.command", "Not ours.", aliases=("listen",))
+MISNAMED = Verb("other", "lab_extra.command", "Called by another name.")
+OPEN = Verb("open-up", "lab_extra.command", "Open it.", aliases=("sesame",))
 """
 
 COMMAND = """
@@ -37,6 +44,13 @@ def lab_open_options(parser):
 
 def lab_open(options):
     print("opened", options.DOOR)
+    return 0
+
+def open_up_options(parser):
+    pass
+
+def open_up(options):
+    print("opened all")
     return 0
 
 def hello(name, words):
@@ -104,6 +118,18 @@ class AtEnds(Writes, Follower):
 
 def nothing(host):
     return None
+
+class Namesake(Follower):
+    def start(self):
+        pass
+
+    stop = start
+
+def namesake(host):
+    return Namesake()
+
+def badly_planned(host):
+    host.add_chore(Chore("never", print, "no such trigger", {}))
 """
 
 BROKEN = """
@@ -120,6 +146,30 @@ def raises(host):
 
 def cannot(host):
     raise KeyError("no such thing")
+
+class Exits(Follower):
+    def on_commit(self, step):
+        raise SystemExit("at a step")
+
+    def start(self):
+        raise SystemExit("at its start")
+
+def exits(host):
+    return Exits()
+
+def gives_up(host):
+    raise SystemExit("when it is built")
+
+def no_follower(host):
+    return "nobody"
+
+no_router = 7
+"""
+
+LOST = """
+from cli.verbs import Verb
+
+LOST = Verb("lost", "lab_broken.nowhere", "Its module is not there.")
 """
 
 POINTS = """
@@ -128,6 +178,9 @@ heard = lab_extra.verbs:HEARD
 lab = lab_extra.verbs:LAB
 hello = lab_extra.verbs:HELLO
 queue = lab_extra.verbs:HEARD
+simulate = lab_extra.verbs:SIMULATE
+misnamed = lab_extra.verbs:MISNAMED
+open-up = lab_extra.verbs:OPEN
 [carma.routes]
 heard = lab_extra.daemon:router
 [carma.followers]
@@ -136,18 +189,27 @@ timeline = lab_extra.daemon:hears
 [carma.services]
 writes = lab_extra.daemon:AtEnds
 nothing = lab_extra.daemon:nothing
+planned = lab_extra.daemon:badly_planned
+timeline = lab_extra.daemon:namesake
 """
 
 BROKEN_POINTS = """
 [carma.commands]
 gone = lab_broken.nowhere:GONE
 bare = lab_broken:NO_SUCH
+exits = lab_broken_exits:VERB
+lost = lab_broken_lost:LOST
 [carma.routes]
 gone = lab_broken.nowhere:router
+odd = lab_broken:no_router
 [carma.followers]
 raises = lab_broken:raises
 cannot = lab_broken:cannot
+exits = lab_broken:exits
+odd = lab_broken:no_follower
 [carma.services]
+gives-up = lab_broken:gives_up
+exits = lab_broken:exits
 starts = lab_broken:raises
 cannot = lab_broken:cannot
 """
@@ -167,6 +229,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     ):
         (package / f"{name}.py").write_text(text)
     (folder / "lab_broken.py").write_text(BROKEN)
+    (folder / "lab_broken_exits.py").write_text("raise SystemExit(3)")
+    (folder / "lab_broken_lost.py").write_text(LOST)
     for name, points in (("lab_extra", POINTS), ("lab_broken", BROKEN_POINTS)):
         info = folder / f"{name}-1.0.dist-info"
         info.mkdir()
@@ -214,8 +278,35 @@ def test_a_daemon_runs_the_parts_of_packages_and_survives_broken_ones(
         "gone cannot be built, and is left out: lab_broken.nowhere:router",
         "the follower raises has failed",
         "the service starts did not start",
+        "gives-up cannot be built, and is left out: lab_broken:gives_up",
+        "the service exits did not start",
+        "the follower exits has failed",
+        "odd is left out, as it is not a Follower",
+        "the routes odd cannot be added, and are left out",
+        "never cannot be planned, and is left out",
     ):
         assert told in log
+
+
+def test_a_service_that_hangs_does_not_keep_the_daemon_from_stopping(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(parts, "PLUGGED_WITHIN_S", 0.1)
+    done = threading.Event()
+
+    class Hangs:
+        def start(self) -> None: ...
+        def stop(self) -> None:
+            done.wait(60.0)
+
+    parts._stop("lab", Hangs())
+    done.set()
+    assert "the service lab has not stopped in 0.1 s" in caplog.text and "done.wait" in caplog.text
+
+
+def test_an_installation_that_is_older_than_its_code_is_named() -> None:
+    with pytest.raises(Hopeless, match="'timeline' is not among the installed followers"):
+        parts._own("followers", "timeline", {})
 
 
 def test_verbs_of_packages_are_listed_and_explained_as_others(
@@ -225,10 +316,14 @@ def test_verbs_of_packages_are_listed_and_explained_as_others(
     out = capsys.readouterr().out
     assert "heard" in out.partition("Monitoring")[2].partition("Administration")[0]
     assert "Of the lab." in out and "hello" not in out
+    assert out.count(" simulate ") == 1 and "Not ours." not in out, "ours counts"
+    assert "Called by another name." not in out, "nobody can call it so"
     assert run(["heard", "--help"]) == 0
     assert capsys.readouterr().out.startswith("Usage: carma heard")
     assert run(["lab", "open", "door"]) == 0
     assert capsys.readouterr().out == "opened door\n"
+    assert run(["sesame"]) == 0, "its other name"
+    assert capsys.readouterr().out == "opened all\n"
     assert run(["lab"]) == 2
     assert "Open it." in capsys.readouterr().out
     assert run(["haerd"]) == 2
@@ -236,11 +331,36 @@ def test_verbs_of_packages_are_listed_and_explained_as_others(
 
 
 def test_a_verb_whose_package_is_broken_says_so(
-    installed: Path, capsys: pytest.CaptureFixture[str]
+    installed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in (("gone", "lab_broken.nowhere:GONE"), ("bare", "lab_broken:NO_SUCH")):
+    for name, value in (
+        ("gone", "lab_broken.nowhere:GONE"),
+        ("bare", "lab_broken:NO_SUCH"),
+        ("exits", "lab_broken_exits:VERB"),
+    ):
         assert run([name]) == 1
         assert f"carma: {name} cannot be loaded from {value}: " in capsys.readouterr().err
+        monkeypatch.setattr(sys, "argv", [f"/usr/bin/{name}"])
+        with pytest.raises(SystemExit, match="1"):
+            main()
+        assert f"carma: {name} cannot be loaded from {value}: " in capsys.readouterr().err
+
+
+def test_a_broken_package_takes_no_completion_and_no_verb_of_others(
+    installed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["completion", "bash"]) == 0
+    out = capsys.readouterr().out
+    assert " lost)" in out and " heard) words='--help --loud'" in out
+    points = installed / "lab_broken-1.0.dist-info/entry_points.txt"
+    points.write_text("[carma.commands]\nno-daemon = lab_broken.nowhere:verb\n")
+    monkeypatch.setattr("carmad.installed.DISTRIBUTION", "lab_broken")  # ours has one, too
+    monkeypatch.setattr("carmad.paths.is_served", lambda: False)
+    look_again()
+    assert run(["help", "queue"]) == 0
 
 
 def test_a_link_with_the_name_of_a_word_is_that_word(

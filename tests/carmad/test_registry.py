@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -15,6 +16,7 @@ from carmad import guards, registry
 from carmad.api.reasons import phrase, short, wordings
 from carmad.config import Recovery, Settings
 from carmad.core.decision import Placement, Reason
+from carmad.core.ports import Estimator, Measures
 from carmad.core.types import Cause, Estimate, Exit, Job, Refusal
 from carmad.core.view import View
 from carmad.errors import CarmaError
@@ -55,6 +57,13 @@ def refuses(settings):
     raise ValueError("min_free_mib is too large")
 def nameless(settings):
     return object()
+class Knows:
+    name = "a-first"
+    def estimate(self, spec):
+        raise NotImplementedError
+    measured = estimate
+def knows(settings, server):
+    return Knows()
 """
 ENTRY_POINTS = """
 [carma.policies]
@@ -64,6 +73,8 @@ carma_test_misspelt = carma_test_plugin:no_such_name
 carma_test_needs_things = carma_test_plugin:needs_things
 carma_test_refuses = carma_test_plugin:refuses
 carma_test_nameless = carma_test_plugin:nameless
+[carma.estimators]
+a-first = carma_test_plugin:knows
 [carma.settings]
 policies.carma_test_good = carma_test_plugin:Knobs
 policies.carma_test_refuses = carma_test_plugin:WithoutDefaults
@@ -126,6 +137,12 @@ def test_unknown_recoveries_and_estimators() -> None:
 def test_a_plugin_that_cannot_be_loaded(installed: None, name: str, says: str) -> None:
     with pytest.raises(CarmaError, match=f"'{name}' of policies cannot be loaded.*{says}"):
         registry.policy(Settings(policy=name))
+
+
+def test_what_earlier_runs_used_is_asked_of_our_own_estimator_first(installed: None) -> None:
+    for _ in range(2):
+        able = registry.estimators_that(Measures, Settings(), a_server())
+        assert [each.name for each in cast(Iterator[Estimator], able)] == ["history", "a-first"]
 
 
 def test_settings_that_are_declared_wrongly_are_left_out(installed: None, caplog) -> None:

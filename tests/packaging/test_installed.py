@@ -96,6 +96,37 @@ def test_the_wheel_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Pat
     assert "ExecStart=" in (root / "etc/systemd/system/carmad.service").read_text(encoding="utf-8")
 
 
+def test_the_wheel_works_as_it_is(wheel: Path, tmp_path: Path) -> None:
+    """As a zip on Python's path, beside others' packages."""
+    env = Environment(tmp_path / "env")
+    (env.packages.parent / "cli.py").write_text("raise SystemExit('theirs')")
+    code = (
+        f"import sys; sys.path.insert(1, {str(wheel)!r}); from carmad.entry import carma; carma()"
+    )
+    assert env.run("python", "-c", code, "--version").startswith("carma ")
+
+
+CHECKED = """
+import subprocess
+
+from carmad.daemon import doctor
+
+assert doctor._plugins()["ok"], doctor._plugins()["detail"]
+
+from cli.commands import doctor
+
+run = subprocess.run
+doctor.subprocess.run = lambda argv, **_: run(argv, cwd="/")  # only root can become another user
+assert doctor._run_as(0, 0, "import cli.main", 60.0).returncode == 0
+"""
+
+
+def test_the_doctor_finds_what_is_in_our_folder(wheel: Path, tmp_path: Path) -> None:
+    env = Environment(tmp_path / "env")
+    env.install(wheel)
+    env.run("python", "-c", f"from carmad import registry\n{CHECKED}")
+
+
 THEIRS = ("cli", "estimators", "policies", "recovery")
 OF_THEIRS = "; ".join(f"import {name}; assert {name}.WHOSE == 'theirs'" for name in THEIRS)
 OWN_AND_THEIRS = """

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -59,6 +60,7 @@ from carmad.core.types import (
 from carmad.core.view import View
 from carmad.engine.inbox import QUANTUM
 from carmad.errors import CarmaError
+from carmad.explanation import ContextOut
 from carmad.http import bounds, connections
 from carmad.http import server as server_module
 from carmad.http.connections import Credentials, Peer, Peers
@@ -524,6 +526,19 @@ def test_estimators_are_held_against_what_was_measured(open_path: Path) -> None:
     }
     assert out["jobs"] == 1
     assert {one["name"] for one in out["estimators"]} >= {"history", "trace"}, "unjudged so far"
+
+
+def test_an_estimator_that_cannot_tell_what_it_learned_leaves_the_others(
+    open_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned: ContextOut = {"stack": "A100", "jobs": 3, "context_mib": 500}
+    able = [
+        SimpleNamespace(contexts=lambda runs, owner: 1 // 0),
+        SimpleNamespace(contexts=lambda runs, owner: [learned]),
+    ]
+    monkeypatch.setattr("carmad.registry.estimators_that", lambda *asked: able)
+    with running(open_path, ROOT_JOBS) as daemon:
+        assert daemon.call("GET", "/v1/estimators")[1]["contexts"] == [learned]
 
 
 # -- looking ----------------------------------------------------------------------------------

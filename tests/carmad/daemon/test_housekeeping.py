@@ -179,6 +179,25 @@ def test_others_chores_are_done_when_they_ask_for_it(store: SqlStore, tmp_path: 
     assert made == ["report", "save"]
 
 
+def test_a_chore_that_hangs_keeps_nothing_from_the_disk(
+    store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(housekeeping, "_END_WITHIN_S", 0.1)
+    begun, done, made = threading.Event(), threading.Event(), list[str]()
+
+    def hang() -> None:
+        begun.set()
+        done.wait(PATIENCE_S)
+
+    chores = (Chore("hang", hang, "interval", {"seconds": 0.05}),)
+    keeper = Housekeeping(store, Retention(), tmp_path, lambda: made.append("flush"), chores)
+    keeper.start()
+    assert begun.wait(PATIENCE_S)
+    keeper.stop()
+    assert made == ["flush"] and not done.is_set()
+    done.set()
+
+
 def test_backups_are_pruned(store: SqlStore, tmp_path: Path) -> None:
     keeper = Housekeeping(store, Retention(backups=2), tmp_path, lambda: None)
     for _ in range(3):
