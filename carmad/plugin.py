@@ -30,6 +30,9 @@ from carmad.core.layout import iteration_s as iteration_s
 from carmad.core.layout import slowest_s as slowest_s
 from carmad.core.ports import ANSWER_FD as ANSWER_FD
 from carmad.core.ports import Estimator as Estimator
+from carmad.core.ports import Explains as Explains
+from carmad.core.ports import Learns as Learns
+from carmad.core.ports import Measures as Measures
 from carmad.core.ports import Policy as Policy
 from carmad.core.ports import Predictor as Predictor
 from carmad.core.ports import Recovery as Recovery
