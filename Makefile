@@ -52,7 +52,7 @@ deb:
 CLEAN := /var/tmp/carma-clean-system
 deb-life: .venv/installed-test
 	test -d $(CLEAN) || mmdebstrap --variant=minbase --include=systemd,python3 bookworm $(CLEAN)
-	CARMA_CLEAN_SYSTEM=$(CLEAN) $(BIN)/pytest tests/test_packages.py -k "life or package"
+	CARMA_CLEAN_SYSTEM=$(CLEAN) $(BIN)/pytest tests/packaging/test_packages.py -k "life or package"
 
 .venv/installed-docs: pyproject.toml constraints.txt
 	$(VENV)

@@ -11,7 +11,7 @@ from carmad.config import Settings
 from carmad.core.happenings import Happening
 from carmad.core.messages import Event, Step
 from carmad.core.scene import Scene
-from carmad.core.types import Gpu, GpuId, Job, JobState
+from carmad.core.types import Allocation, Gpu, GpuId, Job, JobSpec, JobState
 from carmad.errors import CarmaError
 
 API_VERSION = 1  # of what plugins may use: raised by one when something in it changes or goes
@@ -54,6 +54,39 @@ class BackgroundService(Protocol):
         """The core has stopped; the store is open. Takes a few seconds at most."""
 
 
+# Asked with the jobs that have not ended. Raises CarmaError to refuse the submission.
+Condition = Callable[[Sequence[JobSpec]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A submission that a check lets pass. `condition`: unless other jobs are in the way, which is
+    asked of one submission after the other, and should be quick."""
+
+    spec: JobSpec  # with what the check has added
+    condition: Condition | None = None
+
+
+class SubmissionCheck:
+    """Asked before a job or an array is stored; may refuse it, or complete it. It may take a while,
+    as each submission waits for its own answer alone: several threads call it at once. By default
+    it lets everything pass as it is."""
+
+    __slots__ = ()
+
+    def allocation(self, pid: int) -> Allocation | None:
+        """Another resource manager's, that a user's process is part of, which is to run a job: then
+        the job is part of it, too. Asked when that is submitted, and when the process begins it. By
+        what the kernel says: users choose their processes' variables. None: of none that it knows.
+        """
+        return None
+
+    def check(self, spec: JobSpec) -> Checked:
+        """Raises CarmaError to refuse it: its message and its hint are for the submitter. `spec`:
+        of an array, that of any task; with its complete environment."""
+        return Checked(spec)
+
+
 class Records(Protocol):
     """Reads the jobs on disk. Raises CarmaError."""
 
@@ -85,8 +118,8 @@ class Chore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What a daemon gives to each service and follower when it is built, before the core knows any
-    job. The functions are for later, and for any thread but the core's."""
+    """What a daemon gives to each service, follower and check when it is built, before the core
+    knows any job. The functions are for later, and for any thread but the core's."""
 
     settings: Callable[[], Settings]  # those in force
     state_dir: Path

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -21,6 +22,7 @@ from carmad.core.history import History
 from carmad.core.messages import Event, Step
 from carmad.core.ports import Estimator, Policy, Predictor, Recovery
 from carmad.core.types import (
+    Allocation,
     Estimate,
     Exit,
     Gpu,
@@ -32,7 +34,7 @@ from carmad.core.types import (
     Retry,
 )
 from carmad.core.view import View
-from carmad.edge import Follower
+from carmad.edge import Checked, Condition, Follower, SubmissionCheck
 from carmad.errors import CarmaError
 from carmad.models import Model
 from carmad.validation import is_answer, is_prediction, is_proposal, is_retry
@@ -387,3 +389,43 @@ class GuardedFollower(Follower):
             yield
         except (Exception, SystemExit):  # foreign code may call sys.exit
             log.exception("the follower %s has failed", self._name)
+
+
+class GuardedCheck(SubmissionCheck):
+    """One that fails refuses the submission: what it is there to prevent must not happen. All of
+    its methods raise CarmaError."""
+
+    __slots__ = ("_check", "_name")
+
+    def __init__(self, name: str, check: SubmissionCheck) -> None:
+        self._name = name
+        self._check = check
+
+    def allocation(self, pid: int) -> Allocation | None:
+        with self._guard():
+            return self._check.allocation(pid)
+
+    def check(self, spec: JobSpec) -> Checked:
+        with self._guard():
+            found = self._check.check(spec)
+            if not isinstance(found, Checked) or found.spec.owner != spec.owner:
+                raise TypeError(f"it answered {found!r:.200}")
+        condition = found.condition
+        return replace(found, condition=partial(self._require, condition) if condition else None)
+
+    def _require(self, condition: Condition, others: Sequence[JobSpec]) -> None:
+        with self._guard():
+            condition(others)
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except CarmaError:
+            raise
+        except Exception as error:
+            log.exception("the check %s of submissions has failed", self._name)
+            raise CarmaError(
+                f"the check {self._name} of submissions fails: {error!r:.200}",
+                "Ask your administrator; the daemon's log has more.",
+            ) from error

@@ -72,7 +72,6 @@ class Option:
         memory: bool = True,
         repeated: bool = False,
         change: str = "",
-        slurm: str = "",
     ) -> None:
         self.flags = flags
         self.default = default  # a bool makes the option a switch
@@ -85,7 +84,6 @@ class Option:
         self.memory = memory  # False: it does not affect how much GPU memory the job needs
         self.repeated = repeated  # each use of the flag adds a value to a list
         self.change = change  # `WAITING`, `RUNNING`; "": it cannot be changed
-        self.slurm = slurm  # what sbatch calls it; "": in a cluster, it is for the node's carmad
 
     @property
     def flag(self) -> str:
@@ -142,7 +140,6 @@ class JobOptions:
         "--constraint",
         default=None,
         section=RESOURCES,
-        slurm="--constraint",
         read="constraint",
         metavar="LIST",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9.|&-]{0,127}$",
@@ -205,7 +202,6 @@ class JobOptions:
         "--cpus-per-task",
         default=None,
         section=RESOURCES,
-        slurm="--cpus-per-task",
         read="whole",
         metavar="N",
         ge=1,
@@ -219,7 +215,6 @@ class JobOptions:
         "--mem",
         default=None,
         section=RESOURCES,
-        slurm="--mem",
         read="host_memory",
         metavar="SIZE",
         ge=LEAST_HOST_MIB,
@@ -242,7 +237,6 @@ class JobOptions:
         "--time",
         default=None,
         section=RESOURCES,
-        slurm="--time",
         read="seconds",
         metavar="TIME",
         gt=0,
@@ -339,7 +333,6 @@ class JobOptions:
         "--array",
         default=None,
         section=START,
-        slurm="--array",
         read="array",
         metavar="LIST",
         memory=False,
@@ -351,7 +344,6 @@ class JobOptions:
         "--dependency",
         default=(),
         section=START,
-        slurm="--dependency",
         read="dependency",
         metavar="LIST",
         memory=False,
@@ -363,7 +355,6 @@ class JobOptions:
         "--begin",
         default=None,
         section=START,
-        slurm="--begin",
         read="moment",
         metavar="TIME",
         memory=False,
@@ -376,7 +367,6 @@ class JobOptions:
         "--hold",
         default=False,
         section=START,
-        slurm="--hold",
         memory=False,
         help="do not start before `carma release`",
     )
@@ -394,7 +384,6 @@ class JobOptions:
         "--nice",
         default=0,
         section=START,
-        slurm="--nice",
         read="whole",
         metavar="N",
         ge=-MAX_NICE,
@@ -419,7 +408,6 @@ class JobOptions:
         "--name",
         default=None,
         section=RUN,
-        slurm="--job-name",
         read="not_empty",
         metavar="NAME",
         memory=False,
@@ -431,7 +419,6 @@ class JobOptions:
         "--output",
         default=None,
         section=RUN,
-        slurm="--output",
         read="not_empty",
         metavar="FILE",
         memory=False,
@@ -443,7 +430,6 @@ class JobOptions:
         "--error",
         default=None,
         section=RUN,
-        slurm="--error",
         read="not_empty",
         metavar="FILE",
         memory=False,
@@ -472,7 +458,6 @@ class JobOptions:
         "--requeue",
         default=True,
         section=RUN,
-        slurm="--requeue",
         memory=False,
         show="requeue",
         change=RUNNING,
@@ -505,7 +490,6 @@ class JobOptions:
         "--notify",
         default=None,
         section=RUN,
-        slurm="--mail-type",
         read="happenings",
         metavar="LIST",
         pattern=f"^({'|'.join(TOLD_OF)})(,({'|'.join(TOLD_OF)}))*$",
@@ -518,7 +502,6 @@ class JobOptions:
         "--mail-user",
         default=None,
         section=RUN,
-        slurm="--mail-user",
         read="mail_address",
         metavar="ADDRESS",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}(@[A-Za-z0-9][A-Za-z0-9.-]{0,253})?$",
@@ -531,7 +514,6 @@ class JobOptions:
         "--comment",
         default=None,
         section=RUN,
-        slurm="--comment",
         read="one_line",
         metavar="TEXT",
         pattern=r"^[^\x00-\x1f\x7f]{1,1024}$",

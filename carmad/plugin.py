@@ -49,6 +49,7 @@ from carmad.core.remaining import exactly as exactly
 from carmad.core.remaining import left as left
 from carmad.core.remaining import predicted_s as predicted_s
 from carmad.core.slowdown import beside as beside
+from carmad.core.types import Allocation as Allocation
 from carmad.core.types import Cause as Cause
 from carmad.core.types import Estimate as Estimate
 from carmad.core.types import Exit as Exit
@@ -71,10 +72,14 @@ from carmad.core.view import NodeView as NodeView
 from carmad.core.view import View as View
 from carmad.edge import API_VERSION as API_VERSION
 from carmad.edge import BackgroundService as BackgroundService
+from carmad.edge import Checked as Checked
 from carmad.edge import Chore as Chore
+from carmad.edge import Condition as Condition
 from carmad.edge import Follower as Follower
 from carmad.edge import Host as Host
 from carmad.edge import Records as Records
+from carmad.edge import SubmissionCheck as SubmissionCheck
+from carmad.errors import CarmaError as CarmaError
 from carmad.explanation import ContextOut as ContextOut
 from carmad.explanation import ExplanationOut as ExplanationOut
 from carmad.explanation import HeldOut as HeldOut

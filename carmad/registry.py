@@ -14,9 +14,10 @@ from typing import Any, TypeVar, cast
 from carmad import installed, paths
 from carmad.config import Preconditions, Settings
 from carmad.core.ports import Estimator, Policy, Predictor, Recovery, Server
-from carmad.edge import BackgroundService, Follower, Host
+from carmad.edge import BackgroundService, Follower, Host, SubmissionCheck
 from carmad.errors import CarmaError
 from carmad.guards import (
+    GuardedCheck,
     GuardedEstimator,
     GuardedPolicy,
     GuardedPredictor,
@@ -128,6 +129,25 @@ def followers(host: Host) -> dict[str, Follower]:
 def routers() -> dict[str, Any]:
     """FastAPI's routers of packages, by name; a failing one is logged and left out."""
     return dict(_build("routes"))
+
+
+def checks(host: Host) -> list[SubmissionCheck]:
+    """The installed checks of submissions, in the order of their names. Raises CarmaError if one
+    cannot be built: what it is there to prevent must not happen."""
+    found: list[SubmissionCheck] = []
+    for name in names("submissions"):
+        try:
+            made = _factory("submissions", name)(host)
+        except CarmaError:
+            raise
+        except Exception as error:  # foreign code
+            raise CarmaError(
+                f"the check {name} of submissions cannot be built: {error!r:.200}",
+                "Mend the package that has it, or uninstall that.",
+            ) from error
+        if made is not None:
+            found.append(GuardedCheck(name, cast(SubmissionCheck, made)))
+    return found
 
 
 def _build(group: str, *given: object) -> Iterator[tuple[str, object]]:

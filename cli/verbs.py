@@ -326,7 +326,8 @@ OWN: dict[str, Verb | Group] = {
 
 # What most people need: all that `carma` alone lists.
 FIRST = ("submit", "run", "queue", "why", "logs", "cancel", "top", "estimate")
-NO_DAEMON = "no-daemon"  # names, in the group of entry points, what `elsewhere` asks
+COMMANDS = "carma.commands"  # the group of entry points
+NO_DAEMON = "no-daemon"  # names, in that group, what `elsewhere` asks
 
 
 def find(name: str) -> Verb | Group | None:
@@ -396,6 +397,6 @@ def _load(name: str) -> Any:
 
 
 def _points() -> dict[str, EntryPoint]:
-    from carmad import installed
+    from carmad import installed  # takes longer to import than most verbs
 
-    return installed.by_name("carma.commands")
+    return installed.by_name(COMMANDS)

@@ -2,7 +2,7 @@
 and the client's stubs: `python docs/generate.py`; `--check` only compares.
 
 Each page is a module in `docs/pages`, which also has the text that is not in the code, such as
-the remedy for each reason. `tests/test_docs` checks that nothing is missing.
+the remedy for each reason. `tests/docs/test_docs` checks that nothing is missing.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def _has_uuids(spec: JobSpec, settings: Settings) -> bool:
     """Whether the job will see its GPUs named by UUIDs, as far as that is known before it runs."""
     shared = settings.collocation
     under_mps = shared.mps and not spec.exclusive
-    return bool(shared.visible_devices == "uuid" or under_mps or spec.container or spec.slurm_job)
+    return bool(shared.visible_devices == "uuid" or under_mps or spec.container or spec.allocation)
 
 
 @dataclass(frozen=True, slots=True)

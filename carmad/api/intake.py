@@ -10,6 +10,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from carmad.api import refusals
+from carmad.api.admission import admission
 from carmad.api.call import Call, Caller, answer, resolve, resource
 from carmad.api.outlook import OutlookOut, outlook_out
 from carmad.api.promised import measurement, remarks
@@ -17,7 +18,7 @@ from carmad.api.reasons import ReasonOut, VerdictOut, reason_out, verdicts_out
 from carmad.api.requests import AfterIn, SubmitIn, job_spec, tasks_of
 from carmad.api.service import Service
 from carmad.api.wire import SCHEMA, parse_selection
-from carmad.attempt.callers import own_process, slurm_job_of
+from carmad.attempt.callers import allocation_of, own_process
 from carmad.attempt.environment import BATCH_SIZE, CPU, MEMORY, excluded, scrub
 from carmad.core.decision import Placement, Reason
 from carmad.core.messages import Submitted
@@ -75,16 +76,10 @@ async def enqueue(call: Call, body: SubmitIn) -> tuple[JobId, range]:
 async def _admit(call: Call, body: SubmitIn, spec: JobSpec) -> tuple[JobId, range]:
     service = call.service
     if body.interactive and call.pid:
-        spec = await run_in_threadpool(_by_process, spec, call.pid)
+        spec = await run_in_threadpool(_by_process, service, spec, call.pid)
         if spec.runner and (known := await service.ask(lambda core: _same(core, spec))):
             return known, range(known, known + 1)
-    if not (spec.slurm_job and spec.gpus):
-        return await _queue(call, body, spec)
-    granted_gib = await run_in_threadpool(service.granted_gib, spec.slurm_job)
-    async with service.granting:  # what its other runs ask for is known then
-        if granted_gib is not None:
-            others = await service.ask(lambda core: _runs(core, spec.slurm_job))
-            refusals.within_grant(granted_gib, spec, others)
+    async with admission(service, spec) as spec:
         return await _queue(call, body, spec)
 
 
@@ -131,17 +126,12 @@ def _namesake(core: Scheduler, spec: JobSpec) -> Job | None:
     return next((job for job in rows if job.spec.owner == spec.owner), None)
 
 
-def _by_process(spec: JobSpec, pid: int) -> JobSpec:
+def _by_process(service: Service, spec: JobSpec, pid: int) -> JobSpec:
     """With what is known of the process that is to run the job."""
-    process, slurm_job = own_process(pid, spec.uid), slurm_job_of(pid)
-    watched = spec.requeue or slurm_job
+    process, allocation = own_process(pid, spec.uid), allocation_of(service.checks, pid)
+    watched = spec.requeue or allocation
     runner = (process.pid, process.start_ticks) if watched else None
-    return replace(spec, runner=runner, slurm_job=slurm_job)
-
-
-def _runs(core: Scheduler, slurm_job: int | None) -> list[JobSpec]:
-    specs = (job.spec for job in core.jobs.rows.values())
-    return [one for one in specs if one.slurm_job == slurm_job]
+    return replace(spec, runner=runner, allocation=allocation)
 
 
 def _same(core: Scheduler, spec: JobSpec) -> JobId | None:
@@ -323,6 +313,8 @@ async def _dry_run(call: Call, body: SubmitIn, notes: list[str]) -> Response:
     spec = await check(call, body)
     if body.unless_running is not None:
         await _require_unused(call.service, spec)
+    async with admission(call.service, spec) as spec:
+        pass  # nothing is stored
     known = None
     if spec.memory_mib is not None and spec.gpus:
         known = await measurement(call.service, spec)

@@ -43,6 +43,7 @@ ANSWERED = tuple(name for name in PLAIN if name not in ("gpus", "memory_mib", "s
 
 LogPaths = Callable[[Job], tuple[str, str]]  # stdout, stderr
 
+SLURM = "Slurm"  # an allocation of its has a name of its own in answers: `slurm_job`
 _NO_MODULE = re.compile(r"\bmodule: (command )?not found")  # as bash and dash say it
 _ANSWERED = attrgetter(*ANSWERED)
 _TIMES = tuple(name for name in ANSWERED if name.endswith("_at"))
@@ -337,7 +338,8 @@ class Jobs:
         out["recovering"] = job.retry is not None and not job.ended
         out["held"] = job.held
         out["interactive"] = spec.interactive
-        out["slurm_job"] = spec.slurm_job
+        its = spec.allocation
+        out["slurm_job"] = its.id if its and its.system == SLURM else None
         out["exclusive"] = job.exclusive
         out["shared"] = job.shared
         out["exit"] = exit_out(job.exit) if job.exit else None

@@ -27,7 +27,7 @@ from carmad.api.call import (
     disconnection,
     resource,
 )
-from carmad.api.job import JobOut, JobsOut, MoveOut, attempts_out
+from carmad.api.job import SLURM, JobOut, JobsOut, MoveOut, attempts_out
 from carmad.api.outlook import StartsOut, outlook_out, start_out
 from carmad.api.reporting import receipt_of
 from carmad.api.requests import Body, ParamName, StepStagesIn
@@ -44,7 +44,7 @@ from carmad.core.sharing import label as label_of
 from carmad.core.slowdown import why_no_ratio
 from carmad.core.suspending import never
 from carmad.core.tasks import part, singly, split
-from carmad.core.types import ENDED, Job, JobId, JobState, StageTimes
+from carmad.core.types import ENDED, Allocation, Job, JobId, JobState, StageTimes
 from carmad.http.problems import Conflict, Forbidden
 from carmad.http.turns import ROWS
 from carmad.options import MAX_METRICS, MAX_TASKS, MAX_TIME_S
@@ -101,6 +101,7 @@ async def jobs(
     of the caller's that run in this Slurm job; administrators see everybody's."""
     wanted = parse_states(states)
     since_at = parse_time(since)
+    of_slurm = Allocation(SLURM, slurm_job) if slurm_job else None
     service = call.service
     scene = await service.scene()
     found: Iterable[Job]
@@ -123,7 +124,7 @@ async def jobs(
             for job in found
             if (user is None or job.spec.user == user)
             and (wanted is None or job.state in wanted)
-            and (slurm_job is None or (job.spec.slurm_job == slurm_job and call.may_touch(job)))
+            and (of_slurm is None or (job.spec.allocation == of_slurm and call.may_touch(job)))
         )
         return _write(call, scene, chosen, limit, fold)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from carmad.api.call import Call
 from carmad.api.requests import SubmitIn
@@ -203,25 +203,6 @@ def within_the_budget(peer: Peer, scene: Scene) -> None:
         f" {most:g} are allowed",
         f"Submit it{again} without --urgent.",
     )
-
-
-def within_grant(granted_gib: int, spec: JobSpec, others: Iterable[JobSpec]) -> None:
-    """The runs of a Slurm job ask for no more together than Slurm gave it, as Slurm goes by that:
-    for accounts, fair share, and what else fits on the node. `others`: that have not ended."""
-    taken = sum(_gpu_memory_mib(one) for one in others)
-    asked = math.ceil((taken + _gpu_memory_mib(spec)) / 1024)
-    if 0 < granted_gib >= asked:
-        return
-    runs = "its runs here ask" if taken else "this run asks"
-    raise CarmaError(
-        f"Slurm gave job {spec.slurm_job} {granted_gib} GiB of GPU memory, and {runs}"
-        f" for {asked or 'some'}",
-        f"Ask Slurm for what they need together: --gres=gpumem:{asked or 'GIB'}.",
-    )
-
-
-def _gpu_memory_mib(spec: JobSpec) -> int:
-    return spec.gpus * (spec.memory_mib or 0)
 
 
 async def require_room(call: Call, specs: Sequence[JobSpec]) -> None:

@@ -25,7 +25,7 @@ from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.tasks import among
 from carmad.core.types import Job, JobId, JobSpec, Owner
-from carmad.edge import Follower
+from carmad.edge import Follower, SubmissionCheck
 from carmad.engine.inbox import Inbox
 from carmad.explanation import ExplanationOut
 from carmad.gpu.source import Capabilities
@@ -128,8 +128,7 @@ class Service(Follower):
     config_toml: str | None = None
     troubles: Callable[[], Sequence[Trouble]] = tuple  # with plugins, including past ones
     limited_by: Collection[str] = (CPU, MEMORY)  # controllers: see `carmad.attempt.environment`
-    # The GPU memory in GiB that Slurm gave a job of its own; None: it does not count. Slow.
-    granted_gib: Callable[[int], int | None] = lambda _: None
+    checks: Sequence[SubmissionCheck] = ()
     uid: int = field(default_factory=os.geteuid)
     tally: Tally = field(default_factory=Tally)
     counts: Counts = field(default_factory=Counts)  # a follower of its own
@@ -144,7 +143,8 @@ class Service(Follower):
     # Estimates: at a time, of them with more time for a script than usual, and of each user.
     estimating: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
     lengthy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-    granting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    # Of submissions that a check lets pass unless other jobs are in the way, one at a time.
+    admitting: asyncio.Lock = field(default_factory=asyncio.Lock)
     booking: asyncio.Lock = field(default_factory=asyncio.Lock)
     # Of each user, one submission `--unless-running` at a time.
     naming: defaultdict[Owner, asyncio.Lock] = field(

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from carmad.attempt.forks import ask
-from carmad.attempt.proc import process_stat, read_file, uids
-from carmad.core.types import Job
+from carmad.attempt.proc import process_stat, uids
+from carmad.core.types import Allocation, Job
+from carmad.edge import SubmissionCheck
 from carmad.errors import CarmaError
 
-# Only root can make cgroups of these names: below /slurm (v1), or in a scope of its own (v2). Where
-# several slurmds may share a machine, as in Debian, the node's name is in both. Slurm 26.05 has no
-# number there by default.
-_SLURM_CGROUP = re.compile(
-    rb"^\d+:[^:]*:/(?:slurm(?:_[^/]*)?|system\.slice/[^/]*slurmstepd\.scope)/(?:uid_\d+/)?job_(\d+)\b",
-    re.MULTILINE,
-)
 TITLE_WITHIN_S = 5.0
-_SLURMSTEPD = re.compile(rb"slurmstepd: \[(\d+)\.")  # its title; it starts a step's processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,31 +46,9 @@ def own_process(pid: int, uid: int) -> Process:
     return Process(pid, before[1])
 
 
-def slurm_job_of(pid: int) -> int | None:
-    """The Slurm job that this process is part of; None: of none.
-
-    By its cgroup, or, where that does not say, by a slurmstepd of root's among its ancestors: not
-    by its environment, as whoever is left to Slurm is not moved into CARMA's unit. Of a process
-    that is not root's through and through, not even the title is read: it could make that hang.
-    """
-    try:
-        if (job := slurm_job_in(read_file(f"/proc/{pid}/cgroup"))) is not None:
-            return job
-        while pid > 1 and (stat := process_stat(pid)):
-            pid = stat[0]
-            if uids(pid) not in ({0}, {os.geteuid()}):
-                continue
-            if found := _SLURMSTEPD.match(read_file(f"/proc/{pid}/cmdline")):
-                return int(found[1])
-    except OSError:
-        pass  # it has ended
-    return None
-
-
-def slurm_job_in(cgroups: bytes) -> int | None:
-    """Likewise, of a process with these cgroups, as in /proc/PID/cgroup."""
-    found = _SLURM_CGROUP.search(cgroups)
-    return int(found[1]) if found else None
+def allocation_of(checks: Iterable[SubmissionCheck], pid: int) -> Allocation | None:
+    """Another resource manager's, that this process is part of. Raises CarmaError."""
+    return next(filter(None, (each.allocation(pid) for each in checks)), None)
 
 
 def title_of(pid: int) -> tuple[list[str], str]:

@@ -151,7 +151,7 @@ def job_environment(
 
     `indices`: of these GPUs, in PCI bus order. `cuda_indices`: where they are certain to mean the
     same GPUs to CUDA. The job's processes have to see all of them: under MPS, in a container and in
-    a job of Slurm's, UUIDs name the GPUs.
+    another system's allocation, UUIDs name the GPUs.
     `mps_pipe`: the pipe directory of the MPS daemon that serves these GPUs; None: without MPS.
     HOME and SHELL are the user's own unless the job sets others; USER, LOGNAME and everything
     about GPUs and ids are set by CARMA. Without `gpus`, the job sees no GPU. What is added unless
@@ -161,8 +161,8 @@ def job_environment(
     each task are left out: SLURM_NTASKS, SLURM_PROCID, SLURM_LOCALID, SLURM_NODEID (Lightning would
     refuse several GPUs, timm and others would start distributed training), and SLURM_JOBID and
     SLURM_NODELIST (MPI would ask Slurm to start its processes). A job of CARMA's own sbatch has
-    them: SLURM_SUBMIT_HOST and those that depend on its options are among its variables then
-    (`cli.slurm.request`), and there is an srun for what MPI asks.
+    them: SLURM_SUBMIT_HOST and those that depend on its options are among its variables then,
+    and there is an srun for what MPI asks.
     """
     spec = job.spec
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", **_user(spec.uid), **dict(spec.env)}
@@ -230,7 +230,7 @@ def job_environment(
 
 
 def _visible(job: Job, gpus: Sequence[GpuId], indices: Mapping[GpuId, int]) -> Sequence[str]:
-    hidden = job.spec.container or job.spec.slurm_job or job.mode is Mode.MPS
+    hidden = job.spec.container or job.spec.allocation or job.mode is Mode.MPS
     if hidden or not indices.keys() >= set(gpus):
         return gpus
     return [str(indices[gpu]) for gpu in gpus]
@@ -245,8 +245,8 @@ def at_a_terminal(env: Mapping[str, str]) -> dict[str, str | None]:
     return dict.fromkeys(_PER_JOB) | ours
 
 
-def in_a_slurm_job(env: Mapping[str, str]) -> dict[str, str | None]:
-    """Likewise; but Slurm's variables, and its srun, are real there."""
+def in_an_allocation(env: Mapping[str, str]) -> dict[str, str | None]:
+    """Likewise; but Slurm's variables, and its srun, are real there, if there are any."""
     ours = at_a_terminal(env)
     ours.pop("PATH", None)
     return {name: value for name, value in ours.items() if not name.startswith("SLURM")}

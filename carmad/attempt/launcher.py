@@ -14,13 +14,13 @@ import shutil
 import struct
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from carmad import units
 from carmad.accounts import account
-from carmad.attempt import callers, environment, exits, members, process_tree, supervisor
+from carmad.attempt import environment, exits, members, process_tree, supervisor
 from carmad.attempt.callers import Process
 from carmad.attempt.cgroup import SERVER, is_frozen, name_of
 from carmad.attempt.environment import (
@@ -154,13 +154,16 @@ class Launcher:
         kill_grace_s: float,
         group: str = "",
         cards: str = "",
+        stays: Callable[[int], bool] = lambda pid: False,
     ) -> None:
+        """`stays`: whether a user's process is left in its cgroup: another system's limits hold."""
         self._state_dir = state_dir.absolute()
         self._copies = copies or Copies(self._state_dir / "scripts")
         self._systemd = systemd
         self._kill_grace_s = kill_grace_s
         self._group = "" if systemd else group
         self._cards = cards
+        self._stays = stays
         self.limited_by = environment.controllers(systemd, group)
         self._forks = Forks(self._state_dir / SOCKET, self._run_server if systemd else None)
         jobs = self._state_dir / "jobs"
@@ -194,7 +197,7 @@ class Launcher:
         fields = launch_fields(job, {} if follow else env, self._kill_grace_s, script, self._cards)
         if follow:
             fields += f"follow={follow.pid} {follow.start_ticks}\0".encode()
-            fields += b"stays=\0" if callers.slurm_job_of(follow.pid) else b""
+            fields += b"stays=\0" if self._stays(follow.pid) else b""
         if listed := ",".join(map(str, cpus)):
             fields += f"cpus={listed}\0".encode()
         fields += f"boot_id={boot_id()}\0until={until}\0".encode()

@@ -74,7 +74,7 @@ class Launch:
         self.until = float(fields.get(b"until", b"inf"))  # in seconds since boot: then it is ended
         # A process that the job's owner started: pid and start time. Then nothing else is run.
         self.follow = tuple(map(int, fields[b"follow"].split())) if b"follow" in fields else None
-        # Slurm's limits hold for it, so it stays in its cgroup.
+        # Another system's limits hold for it, so it stays in its cgroup.
         self.stays = b"stays" in fields
         # On which it starts; none: any.
         self.cpus = {int(cpu) for cpu in fields.get(b"cpus", b"").split(b",") if cpu}

@@ -64,7 +64,7 @@ def demand(
 
 def can_be_suspended(job: Job, settings: Settings) -> bool:
     """Whether that is to be expected, once it runs."""
-    can = settings.suspend.host_memory_mib and not job.unsuspendable and not job.spec.slurm_job
+    can = settings.suspend.host_memory_mib and not job.unsuspendable and not job.spec.allocation
     return bool(can) and not under_mps(job, settings)
 
 

@@ -248,7 +248,7 @@ def _was_interrupted(exit: Exit) -> bool:
 def _send_back(job: Job, exit: Exit, at: float) -> Ending:
     """Requeue a job that was stopped for that, unless it was preempted and its time limit has
     expired."""
-    limit_s = None if job.spec.slurm_job else job.spec.time_limit_s
+    limit_s = job.spec.enforced_limit_s
     if job.stop is Cause.PREEMPTED and limit_s is not None and job.attained_s(at) >= limit_s:
         return Ending(JobState.TIMED_OUT, replace(exit, cause=Cause.TIME_LIMIT), at)
     if exit.cause is not Cause.GPU_OOM and job.stop:

@@ -135,8 +135,8 @@ def never(job: Job, settings: Settings) -> str:
     if job.mode in (Mode.MPS, Mode.MIG, None):
         where = "on a MIG instance" if job.mode is Mode.MIG else "under MPS"
         return f"cannot be suspended: it runs {where}, where the driver cannot do that"
-    if job.spec.slurm_job:
-        return "cannot be suspended: it is part of a job of Slurm's, whose time goes on"
+    if its := job.spec.allocation:
+        return f"cannot be suspended: it is part of a job of {its.system}'s, whose time goes on"
     if job.unsuspendable:
         return f"cannot be suspended: {job.unsuspendable}"
     return ""

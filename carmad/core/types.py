@@ -138,6 +138,16 @@ class Secrets:
 
 
 @dataclass(frozen=True, slots=True)
+class Allocation:
+    """What another resource manager has given the process of a job, such as a job of Slurm's. The
+    process stays in that one's cgroup; that one ends it when its time is over, whatever the job's
+    own time limit says, and counts on while the job is suspended: so it never is."""
+
+    system: str  # as people call it
+    id: int  # of the allocation, there
+
+
+@dataclass(frozen=True, slots=True)
 class Script:
     """A job script as it was at submission. It is in the store, like an environment, and each
     attempt runs a copy of it in place of a word of the command, which is the script's path."""
@@ -192,7 +202,7 @@ class JobSpec(JobOptions):
     interactive: bool = False  # its owner's own process, at a terminal, runs it
     process: tuple[int, int] | None = None  # that process, adopted: its pid and start time
     runner: tuple[int, int] | None = None  # `carma run`, whose end is the job's; likewise
-    slurm_job: int | None = None  # that its owner's process is part of
+    allocation: Allocation | None = None  # that its owner's process is part of
 
     @property
     def lacking(self) -> tuple[str, ...]:
@@ -208,6 +218,11 @@ class JobSpec(JobOptions):
     def tasks(self) -> int:
         """How many jobs it counts as: see `core.tasks`."""
         return 1 + self.array.more if self.array else 1
+
+    @property
+    def enforced_limit_s(self) -> float | None:
+        """The time limit, if it is ours to enforce."""
+        return None if self.allocation else self.time_limit_s
 
     def tells(self, what: str) -> bool:
         """Whether its owner wants to be notified of this, which is in `options.TOLD_OF`."""
@@ -347,7 +362,7 @@ class Job:
     @property
     def due_at(self) -> float:
         """When it reaches its time limit. Infinite: it does not, as things are."""
-        limit_s = None if self.spec.slurm_job else self.spec.time_limit_s
+        limit_s = self.spec.enforced_limit_s
         running = self.current if self.lives else None
         return math.inf if limit_s is None or running is None else running.due_at(limit_s)
 

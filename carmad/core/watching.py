@@ -231,7 +231,7 @@ class Watch:
         spec, elapsed_s = job.spec, job.attained_s(now)
         new = self._with_untouched(job, run_s)
         left_s = math.inf if spec.time_limit_s is None else spec.time_limit_s - elapsed_s
-        if left_s <= 0 and not spec.slurm_job:  # Slurm ends those, or has given them more time
+        if left_s <= 0 and not spec.allocation:  # those have been given more time, or are ended
             return [self.ledger.stop(new, Cause.TIME_LIMIT)]
         actions: list[Action] = []
         new = _with_nearing(new, elapsed_s)

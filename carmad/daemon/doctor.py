@@ -53,7 +53,7 @@ from importlib.metadata import entry_points
 found, installed = {}, entry_points()
 for kind in (
     "policies", "recoveries", "predictors", "estimators", "settings", "reasons",
-    "commands", "routes", "followers", "services", "submissions",
+    "commands", "routes", "followers", "services", "submissions", "checks",
 ):
     found[kind] = {}
     for point in installed.select(group="carma." + kind):

@@ -22,6 +22,7 @@ from carmad.api.checks import CheckOut
 from carmad.api.service import Service
 from carmad.api.why import explain
 from carmad.attempt import environment
+from carmad.attempt.callers import allocation_of
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Copies, Launcher
 from carmad.config import Settings
@@ -44,9 +45,8 @@ from carmad.daemon.service import (
     read_settings,
     watchdog,
 )
-from carmad.daemon.slurmnode import grant_gib
 from carmad.daemon.world import DaemonWorld
-from carmad.edge import BackgroundService, Chore, Follower
+from carmad.edge import BackgroundService, Chore, Follower, Host, SubmissionCheck
 from carmad.engine.clock import Clock, Wall, boot_id, wall_ahead
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
@@ -133,6 +133,7 @@ class Daemon:
             kill_grace_s=grace_s,
             group=settings.host.cgroup,
             cards=_cards(settings),
+            stays=lambda pid: allocation_of(self._checks, pid) is not None,
         )
         self.inbox = Inbox(self._clock, _next_id(self._store, self._launcher))
         self._evidence = Evidence()
@@ -191,7 +192,7 @@ class Daemon:
             config_toml=configfile.dump(settings),
             troubles=self._troubles,
             limited_by=self._launcher.limited_by,
-            granted_gib=lambda job: grant_gib(settings.cluster, job),
+            checks=self._checks,
         )
 
     def _build_plugged(self) -> None:
@@ -209,6 +210,7 @@ class Daemon:
             add_chore=self._added.append,
             store=self._store,
         )
+        self._checks = _checks(host)
         followers = registry.followers(host)  # first: theirs are the first chores when it stops
         self._services = registry.services(host)
         self._post = cast(Post, _own("services", "notices", self._services))
@@ -426,6 +428,11 @@ def _core(
 
     scheduler = Scheduler(settings, policy, recovery, predictor, fallback, succeed)
     return scheduler, lambda: [each.trouble for each in guarded if each.trouble]
+
+
+def _checks(host: Host) -> list[SubmissionCheck]:
+    with for_a_person():
+        return registry.checks(host)
 
 
 @contextlib.contextmanager

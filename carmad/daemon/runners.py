@@ -1,4 +1,5 @@
-"""Watches those `carma run` without which a job is over: that can repeat it, or are Slurm's."""
+"""Watches those `carma run` without which a job is over: they can repeat it, or are in another
+system's allocation."""
 
 from __future__ import annotations
 

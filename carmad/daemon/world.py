@@ -17,7 +17,7 @@ from carmad import beats
 from carmad.accounts import NoAccount
 from carmad.attempt import environment
 from carmad.attempt.callers import Process, Taken
-from carmad.attempt.environment import at_a_terminal, command, in_a_slurm_job, job_environment
+from carmad.attempt.environment import at_a_terminal, command, in_an_allocation, job_environment
 from carmad.attempt.evidence import Evidence, FullGpu
 from carmad.attempt.exits import ExitFacts, exit_of, launch_failure
 from carmad.attempt.launcher import Launcher, NotNow, Stopped
@@ -337,7 +337,7 @@ class DaemonWorld(Follower):
             raise CarmaError(f"job {label(asked)} has no GPUs to take", hint)
         env = self._start(job, process)
         self._offers.pop(job.id, None)
-        chosen = in_a_slurm_job(env) if job.spec.slurm_job else at_a_terminal(env)
+        chosen = in_an_allocation(env) if job.spec.allocation else at_a_terminal(env)
         return Taken(job, command(job), chosen)
 
     def _offer(self, job: Job) -> None:

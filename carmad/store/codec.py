@@ -6,6 +6,7 @@ defaults; fields that were removed are ignored.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Annotated, Any
@@ -36,14 +37,15 @@ _FORMER = (
     (b'"code":"outsiders"', b'"code":"external"'),
     (b'"outsider_mib":', b'"external_mib":'),
 )
+_SLURM_JOB = re.compile(rb'"slurm_job":(\d+)')
 
 # All decoding raises ValueError.
-decode_job = TypeAdapter(Job).validate_json
 decode_account = TypeAdapter(Account).validate_json
 decode_limit = TypeAdapter(Limit).validate_json
 decode_reservation = TypeAdapter(Reservation).validate_json
 drain_of = TypeAdapter(Drain).validate_python  # from a table's row
 _decode_decision = TypeAdapter(Decision).validate_json
+_decode_job = TypeAdapter(Job).validate_json
 _MODEL: TypeAdapter[Model] = TypeAdapter(Annotated[Model, Discriminator("kind")])
 
 
@@ -53,6 +55,10 @@ _MODEL: TypeAdapter[Model] = TypeAdapter(Annotated[Model, Discriminator("kind")]
 
 def encode_job(job: Job) -> str:
     return _JOB_AS_IS.dump_json(job).decode()
+
+
+def decode_job(text: str) -> Job:
+    return _decode_job(_with_allocation(text.encode()) if '"slurm_job":' in text else text)
 
 
 def encode(value: Account | Decision | Limit | Model | Reservation) -> str:
@@ -86,7 +92,12 @@ def in_current_names(text: bytes) -> bytes:
     quotes in them are escaped."""
     for former, name in _FORMER:
         text = text.replace(former, name)
-    return text
+    return _with_allocation(text)
+
+
+def _with_allocation(text: bytes) -> bytes:
+    """JSON of jobs from when an allocation could only be a job of Slurm's."""
+    return _SLURM_JOB.sub(rb'"allocation":{"system":"Slurm","id":\1}', text)
 
 
 # -- as rows

@@ -1,4 +1,4 @@
-"""`doctor` checks this machine and the daemon, `--gpu` the GPU, `--slurm` the cluster; `config`
+"""`doctor` checks this machine and the daemon, `--gpu` the GPU, and what packages add; `config`
 shows and checks the settings."""
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from carmad.api.checks import CheckOut, verdict
 from carmad.errors import CarmaError
 from carmad.readable import clean
 from carmad.threads import Threads
-from cli import client, cluster, output
+from cli import checks, client, output
+from cli.checks import Checks
 from cli.options import add_json
 from cli.problems import FORBIDDEN, Refused, Usage
 from cli.text import Table, columns, in_style
@@ -51,8 +52,8 @@ def doctor_options(parser: Options) -> None:
     parser.add_argument("--device", metavar="GPU", help=about)
     about = "with --gpu: write the proposed settings to the settings file"
     parser.add_argument("--write", action="store_true", help=about)
-    about = "check instead that Slurm and CARMA fit each other"
-    parser.add_argument("--slurm", action="store_true", help=about)
+    for name, its in checks.added().items():
+        parser.add_argument(f"--{name}", action="store_true", help=its.summary)
     add_json(parser)
 
 
@@ -61,13 +62,15 @@ def doctor(options: Namespace) -> int:
         return run_selftest(options.device or "", options.json, options.write)
     if options.device or options.write:
         raise Usage("--device and --write need --gpu")
-    checks = list(_of_slurm() if options.slurm else _all())
-    answer = {"schema": 1, "checks": checks}
+    added = checks.added()
+    asked = next((its for name, its in added.items() if getattr(options, name)), None)
+    found = list(asked.run() if asked else _all(added.values()))
+    answer: DoctorOut = {"schema": 1, "checks": found}
     if options.json:
         output.print_json(answer)
     else:
-        output.show(check_table({"schema": 1, "checks": checks}))
-    return int(any(check["ok"] is False for check in checks))
+        output.show(check_table(answer))
+    return int(any(check["ok"] is False for check in found))
 
 
 CHECK_STYLE = {True: ("ok", "green"), None: ("warn", "yellow"), False: ("FAIL", "bold red")}
@@ -84,10 +87,10 @@ def check_table(answer: DoctorOut) -> list[Block]:
     return [made]
 
 
-def _all() -> Iterator[CheckOut]:
-    if not paths.is_served() and cluster.setting("engine"):  # a login node
+def _all(added: Iterable[Checks]) -> Iterator[CheckOut]:
+    if not paths.is_served() and (its := next((each for each in added if each.take_over()), None)):
         yield _python()
-        yield from _of_slurm()
+        yield from its.run()
         return
     yield from _local()
     try:
@@ -98,12 +101,6 @@ def _all() -> Iterator[CheckOut]:
         return
 
     yield check_job()
-
-
-def _of_slurm() -> Iterator[CheckOut]:
-    from cli.cluster.checks import checks
-
-    yield from checks()
 
 
 def _local() -> Iterator[CheckOut]:

@@ -1,7 +1,7 @@
 """`carma submit`: the one verb that a script may call a thousand times.
 
 It imports next to nothing: typer alone takes longer than this whole command may
-(tests/test_cli_submit.py keeps the imports light).
+(tests/cli/test_cli_submit.py keeps the imports light).
 """
 
 from __future__ import annotations

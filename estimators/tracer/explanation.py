@@ -2,8 +2,8 @@
 
 For the remedies, the recording is changed and replayed. `expandable_segments` is as exact as the
 trace itself, because nothing else changes. The others are approximations; each function says what
-it leaves out. `tests/test_tracer_what_if.py` compares each with a trace of a script that really
-does it.
+it leaves out. `tests/estimators/tracer/test_tracer_what_if.py` compares each with a trace of a
+script that really does it.
 """
 
 from __future__ import annotations

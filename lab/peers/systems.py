@@ -25,7 +25,7 @@ from cli.main import run
 from cli.verbs import every
 from lab.peers.system import LONG, SHORT, System, wait_for
 from tests import fake_gpu
-from tests.slurm import free_ports
+from tests.extras.carma_slurm.slurm import free_ports
 
 MOST_QUEUED = 10_000  # by the defaults of CARMA and Slurm: a few more do not fit
 SETTINGS = Settings(limits=Limits(queued_per_user=4 * MOST_QUEUED))

@@ -26,7 +26,7 @@ from lab.slurm import ends as of_slurm
 from lab.slurm.faults import all_of_them
 from lab.slurm.runs import COMPRESSED, Ran, ratio, run
 from lab.slurm.ways import WAYS, Exclusive, Way, WithCarma
-from tests import slurm
+from tests.extras.carma_slurm import slurm
 
 SEEDS = 5
 JOBS = 200

@@ -16,8 +16,8 @@ from typing import ClassVar
 from carma_simulator.demo.sharing import argv
 from carma_simulator.experiment import Task
 from carmad.gpu import emulated
-from tests import slurm
 from tests.daemon import Carmad
+from tests.extras.carma_slurm import slurm
 
 NODES = 4
 GPUS = 2  # of each node

@@ -10,12 +10,12 @@ from operator import truediv
 from statistics import fmean, stdev
 
 import pytest
-from carmad.testing import check_rules
 
 from carma_simulator.conformance import InterferenceRules
 from carma_simulator.experiment import Trace
 from carma_simulator.hardware import parse
 from carma_simulator.traces.generators import cuckoo as cuckoo_trace
+from carma_testing import check_rules
 from carmad.config import Settings
 from carmad.core.types import Mode, StageTimes
 from lab.cuckoo import pairs, truth

@@ -6,12 +6,12 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
-from carmad.testing import check_rules
 
 from carma_simulator.conformance import InterferenceRules
 from carma_simulator.demo.sharing import argv
 from carma_simulator.experiment import JobOutcome, Load, Task
 from carma_simulator.metrics import figures
+from carma_testing import check_rules
 from carmad.core.types import Cause, Mode
 from carmad.gpu import emulated_job
 from carmad.paths import python

@@ -27,7 +27,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from benchmarks.harness import Report, columns
-from cli.slurm import WORDS
+from carma_slurm import WORDS
 from lab.main import main
 from lab.tools import suite
 from lab.tools.known import TOOLS, Tool

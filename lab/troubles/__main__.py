@@ -20,7 +20,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from benchmarks.harness import Report, columns
-from cli.slurm import WORDS
+from carma_slurm import WORDS
 from lab.main import main
 from tests.daemon import CARMA, NO_KERNELS, Carmad, running
 

@@ -15,9 +15,9 @@ import pytest
 
 from carmad.daemon.main import EX_CONFIG
 from carmad.store.sql import SqlStore
+from tests.carmad.gpu.test_nvml import A, gpu
 from tests.daemon import CARMAD, NO_KERNELS, Carmad, run_carmad, running, until
 from tests.fake_nvml import nvml_library
-from tests.test_nvml import A, gpu
 
 __all__ = ["nvml_library"]
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.attack.booted import SOCKET, USERS, Json, Machine, booted
+from tests.carmad.metrics.test_metrics_served import free_port, got
 from tests.daemon import CARMA, ROOT, train, until
 from tests.here import shebang
 from tests.messages import Target
 from tests.storm import SUSPENDS
-from tests.test_metrics_served import free_port, got
 
 TRAIN = """
     import _socket, contextlib, os, sys, tempfile, torch

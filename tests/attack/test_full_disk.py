@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.carmad.daemon.test_chaos import fill, small_file_system
 from tests.daemon import NO_KERNELS, Carmad, Json, running, until
-from tests.test_chaos import fill, small_file_system
 
 
 @pytest.fixture

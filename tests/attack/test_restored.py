@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.attack.test_bad_start import back_up
+from tests.carmad.daemon.test_suspend_daemon import ask, running_job, steps, used_mib
 from tests.daemon import NO_KERNELS, Carmad, running, until
 from tests.storm import SUSPENDS
-from tests.test_suspend_daemon import ask, running_job, steps, used_mib
 
 WAITS = "echo $CARMA_RESTART_COUNT $$; while [ ! -e go ]; do sleep 0.05; done"
 

@@ -4,7 +4,7 @@
 #
 #   apt-get install qemu-system-x86 busybox-static
 #   apt-get download linux-image-6.1.0-50-cloud-amd64; dpkg -x linux-image-*.deb kernel
-#   benchmarks/daemon/siege/vm.sh kernel .venv/bin/pytest tests/test_supervisor.py -k memory
+#   benchmarks/daemon/siege/vm.sh kernel .venv/bin/pytest tests/carmad/attempt/test_supervisor.py -k memory
 #
 # For root, from the checkout, best with /dev/kvm; ACCEL=tcg emulates, where that does not work: then,
 # carmad takes minutes to start. The command's output is the console's.

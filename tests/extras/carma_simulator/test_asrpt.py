@@ -9,7 +9,7 @@ from carma_simulator.hardware import parse
 from carma_simulator.run import simulate
 from carmad.plugin import Layout, Stage
 from policies.asrpt.heavy_edge import extremes
-from tests.test_asrpt import LINKS, SETTINGS
+from tests.policies.test_asrpt import LINKS, SETTINGS
 
 
 def task(name, submit_s, duration_s, gpus=1, layout=None):

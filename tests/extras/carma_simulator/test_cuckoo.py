@@ -9,7 +9,7 @@ from carma_simulator.run import simulate
 from carmad import registry
 from carmad.gpu.kinds import GpuKind
 from lab.cuckoo.muri import first_in_first_out
-from tests.test_cuckoo import COMPUTES, LOADS, NOTHING_LEFT, PARTNERS, SETTINGS, in_turns
+from tests.policies.test_cuckoo import COMPUTES, LOADS, NOTHING_LEFT, PARTNERS, SETTINGS, in_turns
 
 A100 = GpuKind("a100", 40_960, 50.0, 400.0, 1.0)
 

@@ -9,7 +9,7 @@ from carmad.config import Profiling, Settings
 from carmad.core.types import (
     Cause,
 )
-from tests.test_lucid import TREE
+from tests.policies.test_lucid import TREE
 
 
 def task(name, submit_s, duration_s, gpus=1, sm_active=0.3):

@@ -13,8 +13,8 @@ from carma_simulator.run import simulate
 from carma_simulator.traces import sources
 from carmad.report import as_markdown
 from cli.main import run
+from tests.carmad.core.test_sharing import HOUR
 from tests.extras.carma_simulator import outcomes
-from tests.test_sharing import HOUR
 
 
 def test_a_simulated_run_is_reported_by_the_same_code() -> None:

@@ -1,0 +1,40 @@
+"""Checks that packages add to `carma doctor`, by entry points of the group `carma.checks`: each is
+named as the option that asks for it alone. Imports stay light."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from carmad.api.checks import CheckOut
+
+
+class Checks:
+    """`summary`: the help of the option. `run`: does the checks, one after the other.
+    `take_over`: whether they are what to check on this machine, which has no daemon."""
+
+    def __init__(
+        self,
+        summary: str,
+        run: Callable[[], Iterable[CheckOut]],
+        take_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.summary = summary
+        self.run = run
+        self.take_over = take_over
+
+
+def added() -> dict[str, Checks]:
+    """By name. What cannot be loaded is left out."""
+    from carmad import installed
+
+    found = {}
+    for name, point in installed.by_name("carma.checks").items():
+        try:
+            its = point.load()
+        except (Exception, SystemExit):  # noqa: BLE001 - foreign code
+            continue
+        if isinstance(its, Checks):
+            found[name] = its
+    return found
