@@ -25,8 +25,11 @@ class Checks:
         self.take_over = take_over
 
 
+OWN = frozenset(("device", "gpu", "help", "json", "write"))  # options of `carma doctor` itself
+
+
 def added() -> dict[str, Checks]:
-    """By name. What cannot be loaded is left out."""
+    """By name. What cannot be loaded is left out, as is what would take an option of ours."""
     from carmad import installed
 
     found = {}
@@ -35,6 +38,14 @@ def added() -> dict[str, Checks]:
             its = point.load()
         except (Exception, SystemExit):  # noqa: BLE001 - foreign code
             continue
-        if isinstance(its, Checks):
+        if isinstance(its, Checks) and name not in OWN:
             found[name] = its
     return found
+
+
+def takes_over(its: Checks) -> bool:
+    """False, too, if that cannot be told."""
+    try:
+        return its.take_over()
+    except (Exception, SystemExit):  # noqa: BLE001 - foreign code
+        return False
