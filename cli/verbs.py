@@ -326,7 +326,6 @@ OWN: dict[str, Verb | Group] = {
 
 # What most people need: all that `carma` alone lists.
 FIRST = ("submit", "run", "queue", "why", "logs", "cancel", "top", "estimate")
-COMMANDS = "carma.commands"  # the group of entry points
 NO_DAEMON = "no-daemon"  # names, in that group, what `elsewhere` asks
 
 
@@ -399,4 +398,4 @@ def _load(name: str) -> Any:
 def _points() -> dict[str, EntryPoint]:
     from carmad import installed  # takes longer to import than most verbs
 
-    return installed.by_name(COMMANDS)
+    return installed.by_name("carma.commands")

@@ -100,9 +100,10 @@ def test_the_wheel_works_as_it_is(wheel: Path, tmp_path: Path) -> None:
     """As a zip on Python's path, beside others' packages."""
     env = Environment(tmp_path / "env")
     (env.packages.parent / "cli.py").write_text("raise SystemExit('theirs')")
-    code = "from carmad.entry import carma; carma()"
-    find = f"import sys; sys.path.insert(1, {str(wheel)!r})"
-    assert env.run("python", "-c", f"{find}; {code}", "--version").startswith("carma ")
+    code = (
+        f"import sys; sys.path.insert(1, {str(wheel)!r}); from carmad.entry import carma; carma()"
+    )
+    assert env.run("python", "-c", code, "--version").startswith("carma ")
 
 
 CHECKED = """
