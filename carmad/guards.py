@@ -423,7 +423,7 @@ class GuardedCheck(SubmissionCheck):
             yield
         except CarmaError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             log.exception("the check %s of submissions has failed", self._name)
             raise CarmaError(
                 f"the check {self._name} of submissions fails: {error!r:.200}",

@@ -140,7 +140,7 @@ def checks(host: Host) -> list[SubmissionCheck]:
             made = _factory("submissions", name)(host)
         except CarmaError:
             raise
-        except Exception as error:  # foreign code
+        except (Exception, SystemExit) as error:  # foreign code
             raise CarmaError(
                 f"the check {name} of submissions cannot be built: {error!r:.200}",
                 "Mend the package that has it, or uninstall that.",

@@ -25,16 +25,27 @@ class Checks:
         self.take_over = take_over
 
 
+OWN = frozenset(("device", "gpu", "help", "json", "write"))  # options of `carma doctor` itself
+
+
 def added() -> dict[str, Checks]:
-    """By name. What cannot be loaded is left out."""
+    """By name. What cannot be loaded is left out, as is what would take an option of ours."""
     from carmad import installed
 
     found = {}
-    for point in installed.by_name("carma.checks").values():
+    for name, point in installed.by_name("carma.checks").items():
         try:
             its = point.load()
-        except Exception:  # noqa: BLE001 - foreign code
+        except (Exception, SystemExit):  # noqa: BLE001 - foreign code
             continue
-        if isinstance(its, Checks):
-            found[point.name] = its
+        if isinstance(its, Checks) and name not in OWN:
+            found[name] = its
     return found
+
+
+def takes_over(its: Checks) -> bool:
+    """False, too, if that cannot be told."""
+    try:
+        return its.take_over()
+    except (Exception, SystemExit):  # noqa: BLE001 - foreign code
+        return False

@@ -396,6 +396,6 @@ def _load(name: str) -> Any:
 
 
 def _points() -> dict[str, EntryPoint]:
-    from carmad import installed
+    from carmad import installed  # takes longer to import than most verbs
 
     return installed.by_name("carma.commands")

@@ -63,7 +63,9 @@ def doctor(options: Namespace) -> int:
     if options.device or options.write:
         raise Usage("--device and --write need --gpu")
     added = checks.added()
-    asked = next((its for name, its in added.items() if getattr(options, name)), None)
+    asked = next(
+        (its for name, its in added.items() if getattr(options, name.replace("-", "_"))), None
+    )
     found = list(asked.run() if asked else _all(added.values()))
     answer: DoctorOut = {"schema": 1, "checks": found}
     if options.json:
@@ -88,7 +90,7 @@ def check_table(answer: DoctorOut) -> list[Block]:
 
 
 def _all(added: Iterable[Checks]) -> Iterator[CheckOut]:
-    if not paths.is_served() and (its := next((each for each in added if each.take_over()), None)):
+    if not paths.is_served() and (its := next(filter(checks.takes_over, added), None)):
         yield _python()
         yield from its.run()
         return

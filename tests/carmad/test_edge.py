@@ -18,6 +18,7 @@ from tests.daemon import NO_KERNELS, Carmad
 from tests.waiting import until
 
 VERBS = """
+from cli.checks import Checks
 from cli.verbs import Group, Verb, Word
 
 HEARD = Verb("heard", "lab_extra.command", "Say what was heard.", section="Monitoring")
@@ -25,6 +26,8 @@ LAB = Group("lab", "Of the lab.", (Verb("lab open", "lab_extra.command", "Open i
 HELLO = Word("hello", "lab_extra.command:hello")
 SIMULATE = Verb("simulate", "lab_extra.command", "Not ours.", aliases=("listen",))
 MISNAMED = Verb("other", "lab_extra.command", "Called by another name.")
+ROOF = Checks("the roof", lambda: [{"name": "roof", "ok": True, "detail": "on", "hint": ""}])
+LEAKS = Checks("the roof", lambda: [], take_over=lambda: 1 / 0)
 OPEN = Verb("open-up", "lab_extra.command", "Open it.", aliases=("sesame",))
 """
 
@@ -181,6 +184,10 @@ queue = lab_extra.verbs:HEARD
 simulate = lab_extra.verbs:SIMULATE
 misnamed = lab_extra.verbs:MISNAMED
 open-up = lab_extra.verbs:OPEN
+[carma.checks]
+the-roof = lab_extra.verbs:ROOF
+leaks = lab_extra.verbs:LEAKS
+gpu = lab_extra.verbs:LEAKS
 [carma.routes]
 heard = lab_extra.daemon:router
 [carma.followers]
@@ -328,6 +335,20 @@ def test_verbs_of_packages_are_listed_and_explained_as_others(
     assert "Open it." in capsys.readouterr().out
     assert run(["haerd"]) == 2
     assert "did you mean `carma heard`?" in capsys.readouterr().err
+
+
+def test_the_doctor_does_what_packages_add_and_survives_broken_ones(
+    installed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["doctor", "--the-roof"]) == 0
+    assert capsys.readouterr().out.split() == ["ok", "roof", "on"]
+    monkeypatch.setattr("carmad.paths.is_served", lambda: False)
+    monkeypatch.setattr("cli.commands.doctor._local", list)
+    monkeypatch.setattr("cli.commands.doctor._without_daemon", list)
+    assert run(["doctor"]) == 1
+    assert "no answer" in capsys.readouterr().out
+    assert run(["doctor", "--help"]) == 0
+    assert "--the-roof" in capsys.readouterr().out
 
 
 def test_a_verb_whose_package_is_broken_says_so(

@@ -17,10 +17,11 @@ from carmad.api.reasons import phrase, short, wordings
 from carmad.config import Recovery, Settings
 from carmad.core.decision import Placement, Reason
 from carmad.core.ports import Estimator, Measures
-from carmad.core.types import Cause, Estimate, Exit, Job, Refusal
+from carmad.core.types import Cause, Estimate, Exit, Job, JobSpec, Refusal
 from carmad.core.view import View
+from carmad.edge import Checked, SubmissionCheck
 from carmad.errors import CarmaError
-from carmad.guards import GuardedEstimator, GuardedPolicy, GuardedRecovery
+from carmad.guards import GuardedCheck, GuardedEstimator, GuardedPolicy, GuardedRecovery
 from policies import builtin
 from tests.waiting import PATIENCE_S
 
@@ -143,6 +144,15 @@ def test_what_earlier_runs_used_is_asked_of_our_own_estimator_first(installed: N
     for _ in range(2):
         able = registry.estimators_that(Measures, Settings(), a_server())
         assert [each.name for each in cast(Iterator[Estimator], able)] == ["history", "a-first"]
+
+
+def test_a_check_of_submissions_that_exits_refuses_the_job() -> None:
+    class Exits(SubmissionCheck):
+        def check(self, spec: JobSpec) -> Checked:
+            raise SystemExit(3)
+
+    with pytest.raises(CarmaError, match="the check lab of submissions fails"):
+        GuardedCheck("lab", Exits()).check(a_spec())
 
 
 def test_settings_that_are_declared_wrongly_are_left_out(installed: None, caplog) -> None:

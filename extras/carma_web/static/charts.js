@@ -1,6 +1,6 @@
 // Draws every <figure data-chart="URL#NAME"> by uPlot from the JSON at that URL, and keeps it up to
 // date: {charts: {NAME: {title, summary, unit, times, series: [{name, values, kind, colour, dash,
-// words}]}}}, as `web/charts.py` makes it. `values` has one for each of `times`, null for a gap.
+// words}]}}}, as `carma_web/charts.py` makes it. `values` has one for each of `times`, null for a gap.
 "use strict";
 
 const AGAIN_MS = 10_000;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from carma_slurm import VERSION
-from tests.test_installed import Environment, wheel
+from tests.packaging.test_installed import Environment, wheel
 
 __all__ = ["wheel"]  # a fixture
 
