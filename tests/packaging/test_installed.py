@@ -136,6 +136,8 @@ from carmad.config import Settings
 assert registry.policy(Settings()).name == "magm"
 assert registry.recovery(Settings()).name == "exclusive"
 assert registry.bare_policy(Settings(policy="theirs")).name == "theirs"
+
+from carma_testing.training import assert_fits, trace
 """
 POLICY = """
 class Theirs:

@@ -12,8 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from carma_testing.training import assert_fits  # noqa: E402
 from carmad.config import CONTEXT_MIB as DAEMONS_CONTEXT_MIB  # noqa: E402
-from estimators.testing import assert_fits  # noqa: E402
 from estimators.tracer.report import CONTEXT_MIB, _bytes  # noqa: E402
 
 
@@ -42,7 +42,7 @@ def test_the_context_is_the_daemons() -> None:
 
 def test_the_page_says_what_its_lines_print() -> None:
     """The example of docs/guides/fits.md, as it stands there."""
-    page = (Path(__file__).parents[2] / "docs/guides/fits.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/guides/fits.md").read_text()
     lines, printed = (
         block.split("```")[0] for block in re.split(r"```(?:python|text)\n", page)[1:3]
     )

@@ -1,6 +1,6 @@
 """For a repository's own tests: does its training still fit on the GPU that it is meant for?
 
-    from estimators.testing import assert_fits
+    from carma_testing.training import assert_fits
 
     def test_training_fits():
         assert_fits("24GB", make_model, torch.empty(64, 3, 224, 224))
@@ -13,7 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from estimators.tracer.report import CONTEXT_MIB, Report
+from carmad.paths import find_own
+
+find_own()  # the tracer is in a folder of ours
+
+from estimators import trace as trace  # noqa: E402
+from estimators.tracer.report import CONTEXT_MIB, Report  # noqa: E402
 
 MIB = 1 << 20
 
@@ -30,14 +35,12 @@ def assert_fits(
     """Trace two training steps, and raise AssertionError if a GPU may be too small for them.
 
     memory: of the GPU, as for `Report.fits`, which judges.
-    model, inputs, optimizer, loss: as for `estimators.trace`.
+    model, inputs, optimizer, loss: as for `trace`.
     context_mib: what CUDA and its libraries take besides.
 
     The message names who holds the memory and what would help. Returns the report. Raises
     ValueError if `memory` is not a size.
     """
-    from estimators import trace
-
     report = trace(model, inputs, optimizer, loss=loss, explain=True)
     if not report.fits(memory, context_mib):
         raise AssertionError(_message(report, memory, report.safe + context_mib * MIB))
