@@ -113,6 +113,12 @@ def array_of(job: JobOut) -> tuple[str, str]:
     return array, index
 
 
+def raw_id(job: JobOut) -> str:
+    """Of one task of an array, it is the array's, as in Slurm: tools look for that."""
+    array, index = array_of(job)
+    return array if index and job["id"] == int(array) + 1 else str(job["id"])
+
+
 def tasks_of(job: JobOut) -> str:
     """The index of the task, or of all that wait: 0-3%1."""
     return array_of(job)[1].replace("[", "").replace("]", "")
@@ -232,7 +238,7 @@ NEVER = (
 )
 FIELDS = (
     Field("jobarrayid", "i", "JOBID", "JobID", -12, lambda j: j["label"]),
-    Field("jobid", "A", "JOBID", "JobIDRaw", -12, lambda j: str(j["id"])),
+    Field("jobid", "A", "JOBID", "JobIDRaw", -12, raw_id),
     Field("arrayjobid", "F", "ARRAY_JOB_ID", "", 12, lambda j: array_of(j)[0]),
     Field("arraytaskid", "K", "ARRAY_TASK_ID", "", 12, lambda j: tasks_of(j) or "N/A"),
     Field("name", "j", "NAME", "JobName", 10, lambda j: clean(j["name"])),

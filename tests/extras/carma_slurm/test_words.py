@@ -146,6 +146,15 @@ def test_sacct_prints_a_table(fake: FakeDaemon, capsys: pytest.CaptureFixture[st
     assert row == "      42 42           FAILED   (n+ "
 
 
+def test_one_task_of_an_array_has_the_array_s_own_id_for_programs(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in Slurm. Snakemake's executor asks for nothing else of an array that it has submitted."""
+    jobs(fake, *(ended(0, id=65 + n, label=f"64_{n + 1}") for n in range(3)), ended(0))
+    assert run("sacct", ["-X", "--parsable2", "-n", "--format=JobIdRaw,JobID"]) == 0
+    assert sorted(lines(capsys)) == ["42|42", "64|64_1", "66|64_2", "67|64_3"]
+
+
 def test_what_programs_read_has_a_line_for_each_job_whatever_its_name(
     fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
