@@ -28,8 +28,10 @@ pytest: .venv/installed-test
 ifeq ($(APART),)
 	$(BIN)/pytest $(PYTEST_OPTIONS)
 else
-	$(BIN)/python .ci/apart.py $(APART) $(PYTEST_OPTIONS) $(MIDDLE)
-	$(BIN)/pytest $(PYTEST_OPTIONS) $(addprefix --ignore=,$(MIDDLE))
+	failed=0; \
+	$(BIN)/python .ci/apart.py $(APART) $(PYTEST_OPTIONS) $(MIDDLE) || failed=1; \
+	$(BIN)/pytest $(PYTEST_OPTIONS) $(addprefix --ignore=,$(MIDDLE)) || failed=1; \
+	exit $$failed
 endif
 
 lint: .venv/installed-test
