@@ -230,7 +230,7 @@ def test_every_assumption_has_a_check_or_says_how_to_find_out() -> None:
     assert len({each.name for each in ASSUMPTIONS}) == len(ASSUMPTIONS)
     assert all(each.check or each.by_hand for each in ASSUMPTIONS)
     assert {fact.name for fact in FACTS} <= {each.name for each in ASSUMPTIONS}, "the product's"
-    from lab.tests.carmad.selftest.test_selftest_suspending import SUSPENDING
+    from lab.tests.test_selftest_suspending import SUSPENDING
 
     tried = {name for name, _ in BOTH_WAYS} | {
         *("mps_two_users", "dcgm_traffic", "allocator", "oom_text", "profiler", "index_order"),

@@ -50,7 +50,7 @@ def test_the_client_alone_does_all_that_it_can_with_an_older_python(
         env = {name: word for name, word in os.environ.items() if not name.startswith("PYTHON")}
         env |= {"PYTHONPATH": str(tmp_path / "alone"), "CARMA_SOCKET": carmad.socket}
         env |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-        argv = [python, "-s", str(ROOT / "tests/client_program.py")]
+        argv = [python, "-s", str(ROOT / "tests/packaging/client_program.py")]
         ran = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == [
