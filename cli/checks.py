@@ -28,7 +28,7 @@ class Checks:
 OWN = frozenset(("device", "gpu", "help", "json", "write"))  # options of `carma doctor` itself
 
 
-def added() -> dict[str, Checks]:
+def load_checks() -> dict[str, Checks]:
     """By name. What cannot be loaded is left out, as is what would take an option of ours."""
     from carmad import installed
 

@@ -334,7 +334,7 @@ def find(name: str) -> Verb | Group | None:
     found = OWN.get(name) or _load(name)
     if isinstance(found, (Verb, Group)):
         return found
-    verbs = (each for each in _added() if isinstance(each, Verb))
+    verbs = (each for each in _load_others() if isinstance(each, Verb))
     return next((verb for verb in verbs if name in verb.aliases), None)
 
 
@@ -359,7 +359,7 @@ def elsewhere(verb: Verb) -> Verb:
 def sections() -> dict[str, list[Verb | Group]]:
     """All verbs, with those of packages that can be loaded, by the section of the help."""
     found = {section: list(verbs) for section, verbs in SECTIONS.items()}
-    for each in _added():
+    for each in _load_others():
         found.setdefault(each.section, []).append(each)
     return found
 
@@ -371,7 +371,7 @@ def every() -> Iterator[Verb]:
             yield from each.verbs if isinstance(each, Group) else (each,)
 
 
-def _added() -> Iterator[Verb | Group]:
+def _load_others() -> Iterator[Verb | Group]:
     """Those that can be loaded, and are called as their entry points are."""
     for name, point in sorted(_points().items()):
         if name == NO_DAEMON or name in OWN:

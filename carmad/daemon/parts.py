@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 from carmad import beats, configfile, paths, registry, units
 from carmad.api.advice import AdviceOut, read_advice
@@ -74,11 +74,6 @@ T = TypeVar("T")
 
 ANSWER_S = 30.0  # of the core
 PLUGGED_WITHIN_S = 10.0  # a service starts or stops
-
-
-class Startable(Protocol):
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
 
 
 class Daemon:
@@ -272,7 +267,7 @@ class Daemon:
         self._stack.callback(self._models.stop)
         self._start(self._server)
         for name, service in self._services.items():
-            self._start_plugged(name, service)
+            self._start_service(name, service)
         # First: the others wait for the trials under way.
         self._stack.callback(self._experience.close)
 
@@ -304,7 +299,7 @@ class Daemon:
         log.info("%s sets the policy: %s", by, name)
         self._reloader.ask().result(ANSWER_S)
 
-    def _start_plugged(self, name: str, service: BackgroundService) -> None:
+    def _start_service(self, name: str, service: BackgroundService) -> None:
         with beats.beating(f"service-{name}", PLUGGED_WITHIN_S):  # if it hangs, the log tells where
             beats.at("its start")
             try:
@@ -314,7 +309,7 @@ class Daemon:
                 return
         self._stack.callback(_stop, name, service)
 
-    def _start(self, part: Startable) -> None:
+    def _start(self, part: BackgroundService) -> None:
         """Start `part`, and stop it when the stack closes."""
         part.start()
         self._stack.callback(part.stop)

@@ -52,7 +52,7 @@ def doctor_options(parser: Options) -> None:
     parser.add_argument("--device", metavar="GPU", help=about)
     about = "with --gpu: write the proposed settings to the settings file"
     parser.add_argument("--write", action="store_true", help=about)
-    for name, its in checks.added().items():
+    for name, its in checks.load_checks().items():
         parser.add_argument(f"--{name}", action="store_true", help=its.summary)
     add_json(parser)
 
@@ -62,7 +62,7 @@ def doctor(options: Namespace) -> int:
         return run_selftest(options.device or "", options.json, options.write)
     if options.device or options.write:
         raise Usage("--device and --write need --gpu")
-    added = checks.added()
+    added = checks.load_checks()
     asked = next(
         (its for name, its in added.items() if getattr(options, name.replace("-", "_"))), None
     )
